@@ -1,0 +1,3 @@
+"""brt: language models that read long documents segment by segment."""
+
+__version__ = "0.1.0"

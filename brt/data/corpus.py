@@ -1,0 +1,140 @@
+"""A corpus: a source, the vocabulary it is read with, and the folder of its token stores."""
+
+import fcntl
+import json
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+import gin
+from absl import logging
+
+from brt.data.sources import Source
+from brt.data.store_writer import vocabulary_entry
+from brt.data.token_store import TokenStore, write_store
+from brt.data.vocabularies import Vocabulary
+
+
+class StoreMissing(FileNotFoundError):
+    """The token store of a split has not been prepared."""
+
+
+@gin.configurable
+class Corpus:
+    """Prepares and opens the token stores of a source, one a split.
+
+    Args:
+        store: folder that holds the stores, `<store>/<split>`; `~` and environment variables are
+            expanded.
+        source: where documents come from; only `prepare` reads them.
+        vocabulary: how they become ids. None takes the vocabulary the source brings along.
+
+    Raises:
+        ValueError: neither a vocabulary nor a source that has one.
+    """
+
+    def __init__(self, store: str, source: Source, vocabulary: Vocabulary | None = None):
+        self.store = Path(os.path.expanduser(os.path.expandvars(store)))
+        self.source = source
+        self.vocabulary = vocabulary or getattr(source, "vocabulary", None)
+        if self.vocabulary is None:
+            raise ValueError(
+                f"{type(source).__name__} yields text and needs a vocabulary; bind "
+                "Corpus.vocabulary, to @ByteVocabulary() for example"
+            )
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids; may open the vocabulary's file."""
+        return self.vocabulary.size
+
+    def path(self, split: str) -> Path:
+        """Folder of a split's store, whether it exists or not."""
+        return self.store / split
+
+    def exists(self, split: str) -> bool:
+        """Whether a split has been prepared."""
+        return self.path(split).is_dir()
+
+    def prepare(self, split: str, quiet: bool = False) -> None:
+        """Makes a split's store, unless there is one that fits.
+
+        When several processes ask at once, one works and the others wait for its store.
+
+        Raises:
+            ValueError: there is a store, but of another source or vocabulary; or as `write_store`.
+            OSError: the source cannot be read, or the store not be written.
+        """
+        if not self.exists(split):
+            vocabulary = _named(vocabulary_entry(self.vocabulary))  # fails before any work
+            with _one_at_a_time(self.store / f".{split}.lock"):
+                if not self.exists(split):
+                    logging.info("preparing %s with %s", self.path(split), vocabulary)
+                    write_store(
+                        self.path(split),
+                        self.source.documents(split),
+                        self.vocabulary,
+                        self.source.description(split),
+                        total=self.source.count(split),
+                        quiet=quiet,
+                    )
+                    return
+        manifest = self.open(split).manifest
+        logging.info("%s is prepared: %d tokens", self.path(split), manifest["tokens"])
+
+    def open(self, split: str) -> TokenStore:
+        """Opens a split's store. The source itself need not be on this machine.
+
+        Raises:
+            StoreMissing: the split has not been prepared.
+            ValueError: the store was made with another vocabulary or from another source, or it
+                is damaged.
+            FileNotFoundError: a file of the store, or of the vocabulary, is missing.
+        """
+        if not self.exists(split):
+            raise StoreMissing(
+                f"no token store at {self.path(split)}; make it with `python -m brt.prepare` and "
+                "the --gin_file and --gin flags of this run"
+            )
+        store = TokenStore(self.path(split))
+        made_with, have = store.manifest["vocabulary"], vocabulary_entry(self.vocabulary)
+        if made_with["fingerprint"] != have["fingerprint"]:
+            raise ValueError(
+                f"{store.folder} was made with another tokenizer, {_named(made_with)}, and the "
+                f"config has {_named(have)}; bind the one it was made with, or Corpus.store to a "
+                "new folder"
+            )
+        changes = _changes(store.manifest["source"], self.source.description(split))
+        if changes:
+            raise ValueError(
+                f"{store.folder} was made from another source: {changes}; restore these settings, "
+                "or bind Corpus.store to a new folder"
+            )
+        return store
+
+
+def _named(entry):
+    return "{name} of size {size} ({fingerprint:.12})".format(**entry)
+
+
+def _changes(stored, configured):
+    """What differs between two descriptions, in words; empty when nothing does."""
+    configured = json.loads(json.dumps(configured))  # as a manifest would have it
+    return ", ".join(
+        f"{key} is {stored.get(key)!r} in the store and {configured.get(key)!r} in the config"
+        for key in sorted(stored.keys() | configured.keys())
+        if stored.get(key) != configured.get(key)
+    )
+
+
+@contextmanager
+def _one_at_a_time(path):
+    """Holds a lock that ends with the process; the file stays behind, empty."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logging.info("another process is preparing %s; waiting for it", path.parent)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

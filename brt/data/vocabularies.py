@@ -1,0 +1,173 @@
+"""Vocabularies: from the bytes of a document to token ids and back.
+
+Ids run from 0 to size - 1 and all of them are text. The id that opens a document is `BEGIN`,
+which lies outside every vocabulary and has its own embedding row in the model.
+"""
+
+import hashlib
+import os
+from typing import Protocol
+
+import gin
+import numpy as np
+
+BEGIN = -1
+"""The id fed to a model before a document's first token; never a target, never stored."""
+
+
+class Vocabulary(Protocol):
+    """What the rest of brt asks of a vocabulary.
+
+    Attributes:
+        size: number of ids; every id lies in [0, size).
+        name: short text for messages and manifests.
+        fingerprint: sha256, in hex, of whatever decides the mapping. Two vocabularies with the
+            same fingerprint encode every document alike.
+    """
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def encode(self, data: bytes, title: str) -> np.ndarray:
+        """Token ids of one whole document, int32 (tokens,); `title` is used in errors."""
+
+    def decode(self, ids) -> str:
+        """The text of `ids`, integers (tokens,), as well as it can be rendered.
+
+        Raises:
+            ValueError: an id outside [0, size).
+        """
+
+
+@gin.configurable
+class ByteVocabulary:
+    """Ids are the 256 bytes: any file can be encoded, and nothing is lost."""
+
+    size = 256
+    name = "bytes"
+    fingerprint = hashlib.sha256(b"brt vocabulary: bytes").hexdigest()
+
+    def encode(self, data: bytes, title: str) -> np.ndarray:
+        """The bytes of `data` as int32 (len(data),)."""
+        return np.frombuffer(data, np.uint8).astype(np.int32)
+
+    def decode(self, ids) -> str:
+        """UTF-8 text; bytes that are not UTF-8 (a character cut in half) become U+FFFD.
+
+        Raises:
+            ValueError: an id outside [0, 256).
+        """
+        ids = checked_ids(ids, self.size, self.name)
+        return ids.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+
+@gin.configurable
+class SentencePieceVocabulary:
+    """The pieces of a trained SentencePiece model.
+
+    The file is opened when something in it is first asked for, not before, so that an experiment
+    can be built and checked on a machine that does not hold it.
+
+    Args:
+        model_file: path of the `.model` file; `~` and environment variables are expanded.
+
+    Raises:
+        FileNotFoundError, ValueError: on first use, when the file is missing or is not a model.
+    """
+
+    def __init__(self, model_file: str):
+        self.model_file = os.path.expanduser(os.path.expandvars(model_file))
+        self._loaded = None
+
+    @property
+    def size(self) -> int:
+        """Number of pieces."""
+        return self._load()[0].get_piece_size()
+
+    @property
+    def name(self) -> str:
+        """`sentencepiece:` and the name of the file."""
+        return f"sentencepiece:{os.path.basename(self.model_file)}"
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the model file: pieces and text normalisation are both inside."""
+        return self._load()[1]
+
+    def encode(self, data: bytes, title: str) -> np.ndarray:
+        """Piece ids of a whole UTF-8 document, int32 (tokens,).
+
+        Raises:
+            ValueError: `data` is not UTF-8.
+        """
+        processor = self._load()[0]
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"document {title!r} is not UTF-8 (byte {error.start} is "
+                f"0x{data[error.start]:02x}); convert it to UTF-8, or use ByteVocabulary"
+            ) from None
+        return np.array(processor.encode(text, out_type=int), np.int32)
+
+    def decode(self, ids) -> str:
+        """The text of the pieces; what the model's normalisation dropped does not come back.
+
+        Raises:
+            ValueError: an id outside [0, size).
+        """
+        processor = self._load()[0]
+        return processor.decode(checked_ids(ids, self.size, self.name).tolist())
+
+    def _load(self):
+        if self._loaded is None:
+            self._loaded = _read_sentencepiece(self.model_file)
+        return self._loaded
+
+
+def checked_ids(ids, size: int, name: str) -> np.ndarray:
+    """`ids` as an int64 array (tokens,), all of them in [0, size).
+
+    Raises:
+        ValueError: an id outside that range; the sentence names the first one and `name`.
+    """
+    ids = np.asarray(ids, np.int64).reshape(-1)
+    outside = ids[(ids < 0) | (ids >= size)]
+    if len(outside):
+        raise ValueError(f"token id {outside[0]} is not in vocabulary {name!r} of size {size}")
+    return ids
+
+
+def _read_sentencepiece(path: str):
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"no SentencePiece model at {path}: put the file there, or bind "
+            "SentencePieceVocabulary.model_file to where it is"
+        ) from None
+    except (IsADirectoryError, PermissionError) as error:
+        raise type(error)(
+            f"cannot read the SentencePiece model {path} ({error.strerror.lower()}); bind "
+            "SentencePieceVocabulary.model_file to a readable file"
+        ) from None
+    not_a_model = ValueError(
+        f"{path} is not a SentencePiece model ({len(data)} bytes); bind "
+        "SentencePieceVocabulary.model_file to a file made by SentencePiece's trainer"
+    )
+    if not data:  # the library takes an empty model for "none yet" and does not complain
+        raise not_a_model
+    try:
+        processor = SentencePieceProcessor(model_proto=data)
+    except RuntimeError:
+        raise not_a_model from None
+    return processor, hashlib.sha256(data).hexdigest()

@@ -1,0 +1,58 @@
+"""Block feedback: the whole stack runs block by block, and every layer reads the state.
+
+The one model whose stack is sequential: before each block, the keys and values of the
+highest recurrent layer's state are handed to all layers without a cell, above and below.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from brt.models.recurrent_cell import BlockStates
+
+
+def state_source(layers) -> int:
+    """Index of the layer whose state feeds the others: the highest recurrent one."""
+    return max(i for i, layer in enumerate(layers) if layer.cell is not None)
+
+
+def run_blocks(layers, x_BTD, caches, tables, key=None, remat=False):
+    """A segment of every row through the stack, one block at a time.
+
+    Args:
+        layers: the stack; each reads states, at least one has a cell.
+        x_BTD: (B, T, D) activations of the segment, T a multiple of W.
+        caches: one segment-form cache a layer.
+        tables: each layer's `window_table()`, computed once outside the loop.
+        key: dropout key or None.
+        remat: recompute each block in the backward pass.
+
+    Returns:
+        (B, T, D), the caches after the segment, and a list of each layer's monitors.
+
+    Source: Block-Recurrent, section 4.4 and appendix E.
+    """
+    B, T, D = x_BTD.shape
+    W, source = layers[0].window, state_source(layers)
+
+    def block(caches, inputs):
+        x_BWD, index = inputs
+        k_BSHK, v_BSHK = layers[source].cell.keys_values(caches[source].states_BSD, x_BTD.dtype)
+        given = BlockStates(k_BSHK[:, None], v_BSHK[:, None])
+        new_caches, monitors = [], []
+        for i, (layer, cache, table) in enumerate(zip(layers, caches, tables, strict=True)):
+            layer_key = key if key is None else jax.random.fold_in(key, index * len(layers) + i)
+            read = given if layer.cell is None or i == source else None
+            x_BWD, cache, monitor = layer(x_BWD, cache, table, read, layer_key)
+            new_caches.append(cache)
+            monitors.append(monitor)
+        return tuple(new_caches), (x_BWD, monitors)
+
+    if remat:
+        block = jax.checkpoint(block)
+    x_GBWD = jnp.moveaxis(x_BTD.reshape(B, T // W, W, D), 1, 0)
+    caches, (x_GBWD, monitors) = jax.lax.scan(block, caches, (x_GBWD, jnp.arange(T // W)))
+    return (
+        jnp.moveaxis(x_GBWD, 0, 1).reshape(B, T, D),
+        caches,
+        jax.tree.map(jnp.mean, monitors),
+    )

@@ -1,0 +1,139 @@
+"""What a layer remembers between segments, as values that go in and come out.
+
+The segment form is carried from segment to segment: a segment ends on a block border, so
+it holds whole blocks. The decoding form is carried from token to token: it also holds the
+block being filled and says, per row, how far. A layer's `init_cache` is the only
+definition of "empty"; every function here works on whole trees and knows no layer.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class WindowCache(NamedTuple):
+    """Keys and values of the last block: what the next block sees to its left.
+
+    keys_BWHK, values_BWHK: (B, W, H, K) in the activations' type. Empty: zeros, visible.
+    """
+
+    keys_BWHK: jax.Array
+    values_BWHK: jax.Array
+
+    def clear_state(self, empty):
+        return self
+
+
+class RecurrentCache(NamedTuple):
+    """A recurrent layer's window and its state vectors.
+
+    states_BSD: (B, S, D), float32 or wider: a long sum of small changes. Empty: learned.
+    """
+
+    window: WindowCache
+    states_BSD: jax.Array
+
+    def clear_state(self, empty):
+        return self._replace(states_BSD=empty.states_BSD)
+
+
+class DecodingWindow(NamedTuple):
+    """The window while a block is being filled.
+
+    keys_BJHK, values_BJHK: (B, 2W, H, K), the previous block and the current one; what
+        lies beyond the fill is hidden by the mask, whatever it holds.
+    fill_B: (B,) int32, tokens of the current block read so far, 0 ... W - 1.
+    """
+
+    keys_BJHK: jax.Array
+    values_BJHK: jax.Array
+    fill_B: jax.Array
+
+
+class DecodingRecurrent(NamedTuple):
+    """A recurrent layer's window and state while a block is being filled.
+
+    states_BSD: (B, S, D), fixed inside a block.
+    state_keys_BSHK, state_values_BSHK: (B, S, H, K), computed from the states once a block.
+    """
+
+    window: DecodingWindow
+    states_BSD: jax.Array
+    state_keys_BSHK: jax.Array
+    state_values_BSHK: jax.Array
+
+
+def select_rows(rows_B, chosen, others):
+    """Rows where `rows_B` is true from `chosen`, the others from `others`; any two equal trees."""
+
+    def pick(new, old):
+        return jnp.where(rows_B.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
+
+    return jax.tree.map(pick, chosen, others)
+
+
+def reset_rows(caches, empty, starts_B):
+    """Rows that begin a document take `empty`; the others keep their cache.
+
+    Call it inside the differentiated function: `empty` may hold learned values.
+
+    Args:
+        caches: the model's caches, in either form.
+        empty: the caches of a fresh start, same form, from `init_caches`.
+        starts_B: (B,) bool.
+    """
+    return select_rows(starts_B, empty, caches)
+
+
+def clear_state(caches, empty):
+    """Forgets every long-term state and keeps the windows (Block-Recurrent, appendix G.1)."""
+    return tuple(cache.clear_state(fresh) for cache, fresh in zip(caches, empty, strict=True))
+
+
+def fill_window(window: WindowCache) -> DecodingWindow:
+    """The decoding form at a block border: the last block to the left, nothing filled."""
+
+    def buffer(x_BWHK):
+        return jnp.concatenate([x_BWHK, jnp.zeros_like(x_BWHK)], axis=1)
+
+    rows = window.keys_BWHK.shape[0]
+    return DecodingWindow(
+        buffer(window.keys_BWHK), buffer(window.values_BWHK), jnp.zeros(rows, jnp.int32)
+    )
+
+
+def write_token(window: DecodingWindow, k_BHK, v_BHK) -> DecodingWindow:
+    """Puts one token's key and value at each row's fill; the fill itself is advanced later."""
+    rows = jnp.arange(window.fill_B.shape[0])
+    place = window.keys_BJHK.shape[1] // 2 + window.fill_B
+    return window._replace(
+        keys_BJHK=window.keys_BJHK.at[rows, place].set(k_BHK),
+        values_BJHK=window.values_BJHK.at[rows, place].set(v_BHK),
+    )
+
+
+def advance(window: DecodingWindow) -> DecodingWindow:
+    """Counts the token just written; a full block becomes the previous one."""
+    W = window.keys_BJHK.shape[1] // 2
+    full_B = window.fill_B + 1 == W
+
+    def shift(window):
+        def roll(x_BJHK):
+            return jnp.concatenate([x_BJHK[:, W:], jnp.zeros_like(x_BJHK[:, W:])], axis=1)
+
+        shifted = DecodingWindow(
+            roll(window.keys_BJHK), roll(window.values_BJHK), jnp.zeros_like(window.fill_B)
+        )
+        return select_rows(full_B, shifted, window._replace(fill_B=window.fill_B + 1))
+
+    def count(window):
+        return window._replace(fill_B=window.fill_B + 1)
+
+    return jax.lax.cond(jnp.any(full_B), shift, count, window)
+
+
+def last_block(window: DecodingWindow) -> WindowCache:
+    """The segment form of a window whose rows all stand at a block border (fill 0)."""
+    W = window.keys_BJHK.shape[1] // 2
+    return WindowCache(window.keys_BJHK[:, :W], window.values_BJHK[:, :W])

@@ -1,0 +1,20 @@
+"""How parameters begin."""
+
+from jax.nn import initializers
+
+from flax import nnx
+
+DENSE = initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+"""Truncated normal of variance 1 / fan-in: every matrix outside the gates."""
+
+SMALL = initializers.variance_scaling(0.1, "fan_in", "truncated_normal")
+"""Truncated normal of variance 0.1 / fan-in: gate matrices (Block-Recurrent, appendix B)."""
+
+
+def normal(stddev):
+    return initializers.normal(stddev)
+
+
+def parameter(rngs: nnx.Rngs, initializer, *shape) -> nnx.Param:
+    """A float32 parameter drawn by `initializer`."""
+    return nnx.Param(initializer(rngs.params(), shape, "float32"))

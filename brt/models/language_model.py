@@ -1,0 +1,224 @@
+"""The language model: embed, a stack of layers with their caches, logits.
+
+    logits_BTV, caches = model(tokens_BT, caches)
+
+Letters as in `brt.models`.
+"""
+
+import math
+
+import gin
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from brt.data.vocabularies import BEGIN
+from brt.models.block_feedback import run_blocks, state_source
+from brt.models.dropout import dropout
+from brt.models.initializers import normal, parameter
+from brt.models.layer import Layer
+from brt.models.norms import RMSNorm, wide
+from brt.models.recurrent_cell import BlockStates, RecurrentCell
+from brt.models.shape_letters import constrain
+
+DIVISORS = ("vocabulary", "width")
+REMATS = ("none", "layer", "block")
+
+
+@gin.configurable(denylist=["rngs", "cell"])
+class LanguageModel(nnx.Module):
+    """XL, Slide, Rec and Feedback, which differ in their bindings only.
+
+    Args:
+        vocabulary_size: V, rows of the embedding table; at least the vocabulary's size.
+        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F.
+        window: W in tokens, the block and the reach of attention. XL: equal to the
+            segment length. Segments are any multiple of it.
+        recurrent_layers: indices, counted from 0 (or from the end, negative), of the
+            layers with a `RecurrentCell`.
+        feedback: block feedback: all other layers read the highest cell's state too.
+        dropout: rate of every published place.
+        logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").
+        activation_dtype: "float32" or "bfloat16"; parameters stay float32.
+        remat: "none"; "layer" recomputes each layer in the backward pass; "block" only
+            what is computed block by block: attention, cell steps, feedback blocks.
+        cell: builds the cell of a recurrent layer; gin configures the default.
+
+    Raises:
+        ValueError: a recurrent layer out of range, feedback without one, a bad choice.
+
+    Source: Block-Recurrent, sections 3 and 4.1.
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        vocabulary_size: int = gin.REQUIRED,
+        num_layers: int = gin.REQUIRED,
+        width: int = gin.REQUIRED,
+        num_heads: int = gin.REQUIRED,
+        head_size: int = gin.REQUIRED,
+        feed_forward_size: int = gin.REQUIRED,
+        window: int = gin.REQUIRED,
+        recurrent_layers: tuple[int, ...] = (),
+        feedback: bool = False,
+        dropout: float = 0.0,
+        logits_divisor: str = "vocabulary",
+        activation_dtype: str = "float32",
+        remat: str = "none",
+        cell=RecurrentCell,
+    ):
+        for name, value, choices in (
+            ("logits_divisor", logits_divisor, DIVISORS),
+            ("remat", remat, REMATS),
+        ):
+            if value not in choices:
+                raise ValueError(f"LanguageModel.{name} = {value!r}: choose one of {choices}.")
+        for index in recurrent_layers:
+            if not -num_layers <= index < num_layers:
+                raise ValueError(
+                    f"LanguageModel.recurrent_layers = {tuple(recurrent_layers)}: layer {index} "
+                    f"does not exist in a stack of {num_layers}; use 0 ... {num_layers - 1}."
+                )
+        if feedback and not recurrent_layers:
+            raise ValueError(
+                "LanguageModel.feedback = True needs a state to feed back: "
+                "bind LanguageModel.recurrent_layers, for example (9,)."
+            )
+        recurrent = {index % num_layers for index in recurrent_layers}
+        self.window, self.feedback, self.dropout = window, feedback, dropout
+        self.num_heads, self.remat = num_heads, remat
+        self.dtype = jnp.dtype(activation_dtype)
+        self.vocabulary_size = vocabulary_size
+        self.logits_divisor = math.sqrt(
+            vocabulary_size if logits_divisor == "vocabulary" else width
+        )
+        self.embedding_VD = parameter(rngs, normal(1.0), vocabulary_size, width)
+        self.begin_D = parameter(rngs, normal(1.0), width)
+        sizes = (width, num_heads, head_size, feed_forward_size)
+        self.layers = nnx.List(
+            Layer(
+                rngs,
+                *sizes,
+                window,
+                dropout,
+                cell=cell(rngs, *sizes) if i in recurrent else None,
+                reads_states=feedback,
+                remat_blocks=remat == "block",
+            )
+            for i in range(num_layers)
+        )
+        self.final_norm = RMSNorm(rngs, width)
+
+    def init_caches(self, rows: int):
+        """The caches of `rows` documents that have not begun, one a layer (segment form)."""
+        return tuple(layer.init_cache(rows, self.dtype) for layer in self.layers)
+
+    def embed(self, tokens_BT):
+        """(B, T) ids, `BEGIN` before a document's first token, to (B, T, D) activations."""
+        x_BTD = self.embedding_VD[...].astype(self.dtype)[jnp.maximum(tokens_BT, 0)]
+        begin_D = self.begin_D[...].astype(self.dtype)
+        return constrain(jnp.where((tokens_BT == BEGIN)[..., None], begin_D, x_BTD), "BTD")
+
+    def stack(self, x_BTD, caches, key=None):
+        """Embedded tokens through all layers and the final norm.
+
+        Args:
+            x_BTD: (B, T, D) activations, T a positive multiple of the window.
+            caches: one segment-form cache a layer, from `init_caches` or the last segment.
+            key: dropout key; None turns dropout off.
+
+        Returns:
+            (B, T, D), the caches after the segment, and a dict of scalar monitors.
+        """
+        T, W = x_BTD.shape[1], self.window
+        if T < W or T % W:
+            raise ValueError(
+                f"A segment of {T} tokens does not consist of whole blocks of "
+                f"LanguageModel.window = {W}: make the segment length a multiple of {W}."
+            )
+        keys = [None] * (len(self.layers) + 1)
+        if key is not None and self.dropout:
+            keys = list(jax.random.split(key, len(keys)))
+        if self.feedback:
+            tables = [layer.window_table() for layer in self.layers]
+            x_BTD, caches, monitors = run_blocks(
+                self.layers, x_BTD, caches, tables, keys[0], self.remat != "none"
+            )
+        else:
+            new_caches, monitors = [], []
+            for layer, cache, layer_key in zip(self.layers, caches, keys[:-1], strict=True):
+                x_BTD, cache, monitor = self._layer(layer)(x_BTD, cache, layer_key)
+                new_caches.append(cache)
+                monitors.append(monitor)
+            caches = tuple(new_caches)
+        x_BTD = dropout(self.final_norm(x_BTD), self.dropout, keys[-1])
+        return x_BTD, caches, _by_layer(monitors)
+
+    def _layer(self, layer):
+        def call(x_BTD, cache, key):
+            return layer(x_BTD, cache, key=key)
+
+        return jax.checkpoint(call) if self.remat == "layer" else call
+
+    def logits(self, x_BTD):
+        """(..., D) outputs of the stack to (..., V) logits, float32 or wider."""
+        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
+        logits_BTV = x_BTD @ self.embedding_VD[...].astype(self.dtype).T
+        return wide(logits_BTV) / self.logits_divisor
+
+    def __call__(self, tokens_BT, caches, key=None):
+        """One segment of every row.
+
+        Args:
+            tokens_BT: (B, T) int32 ids as read; the target of each is the next token.
+            caches: from `init_caches(B)` or the segment before.
+            key: dropout key or None.
+
+        Returns:
+            (B, T, V) logits and the caches after the segment.
+        """
+        x_BTD, caches, _ = self.stack(self.embed(tokens_BT), caches, key)
+        return self.logits(x_BTD), caches
+
+    def begin_decoding(self, caches):
+        """The decoding form of segment-form caches, for `decode`."""
+        return tuple(
+            layer.begin_decoding(cache) for layer, cache in zip(self.layers, caches, strict=True)
+        )
+
+    def end_decoding(self, caches):
+        """The segment form again; every row must stand at a block border (fill 0)."""
+        return tuple(
+            layer.end_decoding(cache) for layer, cache in zip(self.layers, caches, strict=True)
+        )
+
+    def decode(self, tokens_B, caches):
+        """One token of every row, each row at its own place in its own block.
+
+        Args:
+            tokens_B: (B,) int32 ids.
+            caches: the decoding form.
+
+        Returns:
+            (B, V) logits of the next token and the caches after this one.
+        """
+        x_BD = self.embed(tokens_B[:, None])[:, 0]
+        given = None
+        if self.feedback:
+            cache = caches[state_source(self.layers)]
+            given = BlockStates(cache.state_keys_BSHK[:, None], cache.state_values_BSHK[:, None])
+        new_caches = []
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x_BD, cache = layer.decode(x_BD, cache, given)
+            new_caches.append(cache)
+        return self.logits(self.final_norm(x_BD)), tuple(new_caches)
+
+
+def _by_layer(monitors):
+    """Block feedback's plain layers have a share too; one name a layer that reports."""
+    return {
+        f"layer{i}/{name}": value
+        for i, monitor in enumerate(monitors)
+        for name, value in monitor.items()
+    }

@@ -1,0 +1,188 @@
+"""Reads parameters of google-research/meliad into brt's models.
+
+meliad's parameter tree says almost everything about its model: how many layers, which are
+recurrent, how they are gated, whether there is block feedback. Only the window does not
+show in it. The loaded model uses the gate form "meliad" and logits over the root of D.
+"""
+
+import functools
+import json
+import re
+
+import numpy as np
+from flax import nnx
+
+from brt.models.language_model import LanguageModel
+from brt.models.recurrent_cell import RecurrentCell
+
+LAYER = "transformer{}/"
+TOKENS = "tbase/"
+STATES = "recurrent_tbase/"
+
+
+class UnsupportedCheckpoint(ValueError):
+    """The checkpoint holds something brt has no counterpart for; the message names it."""
+
+
+def load(params: dict, window: int) -> LanguageModel:
+    """A model with meliad's parameters.
+
+    Args:
+        params: from paths joined with "/" (`transformer0/tbase/...`) to arrays.
+        window: W in tokens (meliad's WINDOW_LENGTH).
+
+    Returns:
+        A float32 `LanguageModel`. Its `begin_D` is zero: meliad has no begin token.
+
+    Raises:
+        UnsupportedCheckpoint: for a parameter that has no place in brt's model.
+    """
+    params = {path: np.asarray(value, np.float32) for path, value in params.items()}
+    model = nnx.eval_shape(lambda: _build(params, window))
+    graph, shapes = nnx.split(model, nnx.Param)
+    left = dict(params)
+    left["begin"] = np.zeros_like(params["final_layernorm/scale"])
+
+    def take(path, shape):
+        source = _source(path)
+        if source not in left:
+            raise UnsupportedCheckpoint(f"The checkpoint has no {source!r} for brt's {path!r}.")
+        value = left.pop(source)
+        if value.shape != shape.shape:
+            raise UnsupportedCheckpoint(
+                f"{source!r} has shape {value.shape}; brt's {path!r} needs {shape.shape}."
+            )
+        return value
+
+    flat = {path: take("/".join(map(str, path)), leaf) for path, leaf in _flat(shapes)}
+    if left:
+        raise UnsupportedCheckpoint(f"brt has no counterpart for {sorted(left)[:5]}.")
+    return nnx.merge(graph, nnx.State.from_flat_path({k: nnx.Param(v) for k, v in flat.items()}))
+
+
+def load_recording(recording) -> LanguageModel:
+    """The model of a recording in meliad's format: `params/...` and `config_json`.
+
+    Args:
+        recording: a mapping such as `numpy.load(file, allow_pickle=False)`.
+
+    Raises:
+        UnsupportedCheckpoint: when it uses what brt lacks, or `config_json` and the
+            parameters disagree.
+    """
+    config = json.loads(str(recording["config_json"]))
+    bindings = dict(binding.split("=", 1) for binding in config["gin_bindings"])
+    names = [key for key in recording if key.startswith("params/")]
+    model = load(
+        {name.removeprefix("params/"): recording[name] for name in names},
+        window=int(bindings["WINDOW_LENGTH"]),
+    )
+    for macro, found in (
+        ("NUM_LAYERS", len(model.layers)),
+        ("NUM_HEADS", model.num_heads),
+        ("NUM_EMBEDDINGS", model.vocabulary_size),
+    ):
+        if macro in bindings and int(bindings[macro]) != found:
+            raise UnsupportedCheckpoint(
+                f"config_json says {macro}={bindings[macro]}, the parameters say {found}."
+            )
+    return model
+
+
+def from_brt_path(path) -> str:
+    """meliad's name of a brt parameter: `("layers", 0, "keys_DA")` to `transformer0/...`."""
+    return _source("/".join(map(str, path)))
+
+
+def _build(params, window):
+    count = len({match[0] for path in params if (match := re.match(r"transformer\d+/", path))})
+    recurrent = [i for i in range(count) if f"{LAYER.format(i)}recurrent_initial_state" in params]
+    heads = params[f"{LAYER.format(0)}{TOKENS}_kvq/attention_scale"].shape[0]
+    D, A = params[f"{LAYER.format(0)}{TOKENS}_kvq/queries_layer/kernel"].shape
+    crossing = [
+        i for i in range(count) if f"{LAYER.format(i)}{TOKENS}attention_scale2" in params
+    ]
+    cell = {}
+    if recurrent:
+        prefix = LAYER.format(recurrent[0])
+        projects = f"{prefix}{STATES}post_attn_mlp/output_layer/kernel" in params
+        feeds = f"{prefix}{STATES}ffn/output_layer/kernel" in params
+        cell = {
+            "num_states": params[f"{prefix}recurrent_initial_state"].shape[0],
+            "arrangement": {(True, True): "dual", (False, True): "single", (True, False): "skip"}[
+                projects, feeds
+            ],
+            "gate": "fixed"
+            if any(re.match(f"{prefix}{STATES}.*/gate_bias$", path) for path in params)
+            else "lstm",
+            "gate_form": "meliad",
+        }
+    return LanguageModel(
+        nnx.Rngs(0),
+        vocabulary_size=params["embed/embedding"].shape[0],
+        num_layers=count,
+        width=D,
+        num_heads=heads,
+        head_size=A // heads,
+        feed_forward_size=params[f"{LAYER.format(0)}{TOKENS}ffn/hidden0/kernel"].shape[1],
+        window=window,
+        recurrent_layers=tuple(recurrent),
+        feedback=len(crossing) > len(recurrent),
+        logits_divisor="width",
+        cell=functools.partial(RecurrentCell, **cell),
+    )
+
+
+_ATTENTION = {
+    r"queries_DA": "_kvq/queries_layer/kernel",
+    r"keys_DA": "_kvq/keys_layer/kernel",
+    r"values_DA": "_kvq/values_layer/kernel",
+    r"cross_queries_DA": "_kvq/queries2_layer/kernel",
+    r"attention_scale_H": "_kvq/attention_scale",
+    r"cross_scale_H": "attention_scale2",
+    r"(attention_norm|norm)/scale_D": "_kvq/pre_attn_layernorm/scale",
+    r"feed_forward_norm/scale_D": "pre_ffn_layernorm/scale",
+    r"output_[AC]D": "post_attn_mlp/output_layer/kernel",
+    r"(feed_forward/)?hidden_[DC]F": "ffn/hidden0/kernel",
+    r"feed_forward/output_FD": "ffn/output_layer/kernel",
+    r"state_ids_SD": "_kvq/position_embeddings",
+}
+_GATE = {
+    "candidate_.D": "output_layer/kernel",
+    "keep_bias_D": "gate_bias",
+    "input_.D": "input_gate/kernel",
+    "input_bias_D": "input_gate/bias",
+    "forget_.D": "forget_gate/kernel",
+    "forget_bias_D": "forget_gate/bias",
+}
+_GATE_PLACES = {"attention_gate/": "post_attn_mlp/", "feed_forward_gate/": "ffn/"}
+_TOP = {"embedding_VD": "embed/embedding", "begin_D": "begin"}
+_TOP["final_norm/scale_D"] = "final_layernorm/scale"
+
+
+def _source(path: str) -> str:
+    if path in _TOP:
+        return _TOP[path]
+    _, layer, rest = path.split("/", 2)
+    prefix = LAYER.format(layer)
+    if rest == "relative_bias/table_HR":
+        return prefix + "relative_positions/rel_embedding"
+    if rest == "cell/initial_states_SD":
+        return prefix + "recurrent_initial_state"
+    side = STATES if rest.startswith("cell/") else TOKENS
+    rest = rest.removeprefix("cell/")
+    for place, source in _GATE_PLACES.items():
+        if rest.startswith(place):
+            return prefix + side + source + _translate(_GATE, rest.removeprefix(place))
+    return prefix + side + _translate(_ATTENTION, rest)
+
+
+def _translate(table, name):
+    for pattern, source in table.items():
+        if re.fullmatch(pattern, name):
+            return source
+    raise UnsupportedCheckpoint(f"meliad has no counterpart for brt's {name!r}.")
+
+
+def _flat(state):
+    return sorted(state.flat_state(), key=lambda item: tuple(map(str, item[0])))

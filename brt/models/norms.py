@@ -1,0 +1,40 @@
+"""Root-mean-square norm of width D, and the unit-length heads of query-key normalisation."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from brt.models.initializers import parameter
+
+EPSILON = 1e-6
+
+
+def wide(x):
+    """`x` in at least float32, for sums of squares, softmax and losses."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) * scale: no mean is subtracted, nothing is added.
+
+    Args:
+        width: D, the size of the last axis.
+
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+    """
+
+    def __init__(self, rngs: nnx.Rngs, width: int):
+        self.scale_D = parameter(rngs, jax.nn.initializers.ones, width)
+
+    def __call__(self, x_BTD):
+        """(..., D) of any float type; the same shape and type."""
+        x = wide(x_BTD)
+        x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
+        return (x * self.scale_D[...]).astype(x_BTD.dtype)
+
+
+def unit_heads(x_BTHK):
+    """Each head's vector divided by its length (Block-Recurrent, section 3.2)."""
+    x = wide(x_BTHK)
+    x = x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
+    return x.astype(x_BTHK.dtype)
