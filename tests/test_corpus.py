@@ -1,0 +1,213 @@
+"""Corpora: prepared once, opened anywhere, and refused when they do not fit the config."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import gin
+import numpy as np
+import pytest
+
+from brt.data.corpus import Corpus, StoreMissing
+from brt.data.recall_task import RecallTask
+from brt.data.sources import Document, SourceTree, TextFiles
+from brt.data.vocabularies import ByteVocabulary, SentencePieceVocabulary
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Upper(ByteVocabulary):
+    name = "upper"
+    fingerprint = "0" * 64
+
+
+class Lines:
+    """A source of one document, which counts how often it was read."""
+
+    def __init__(self, text=b"text", **extra):
+        self.text = text
+        self.extra = extra
+        self.read = 0
+
+    def documents(self, split):
+        self.read += 1
+        yield Document(split, self.text)
+
+    def description(self, split):
+        return {"source": "Lines", "split": split, **self.extra}
+
+    def count(self, split):
+        return 1
+
+
+def test_a_split_is_prepared_then_opened(tmp_path):
+    corpus = Corpus(str(tmp_path / "stores"), Lines(b"hello"), ByteVocabulary())
+    assert corpus.path("train") == tmp_path / "stores" / "train"
+    assert not corpus.exists("train")
+    corpus.prepare("train", quiet=True)
+    assert corpus.exists("train") and not corpus.exists("test")
+    store = corpus.open("train")
+    assert bytes(store.tokens(0).tolist()) == b"hello"
+    assert store.manifest["source"] == {"source": "Lines", "split": "train"}
+    assert corpus.vocabulary_size == 256
+
+
+def test_preparing_again_reads_nothing(tmp_path):
+    source = Lines()
+    corpus = Corpus(str(tmp_path), source, ByteVocabulary())
+    for _ in range(3):
+        corpus.prepare("train", quiet=True)
+    assert source.read == 1
+
+
+def test_a_missing_store_gives_the_command(tmp_path):
+    with pytest.raises(StoreMissing, match=r"python -m brt\.prepare") as caught:
+        Corpus(str(tmp_path), Lines(), ByteVocabulary()).open("train")
+    assert str(tmp_path / "train") in str(caught.value)
+    assert isinstance(caught.value, FileNotFoundError)
+
+
+@pytest.mark.parametrize("method", ["open", "prepare"])
+def test_a_store_of_another_tokenizer_is_refused_naming_both(tmp_path, method):
+    Corpus(str(tmp_path), Lines(), ByteVocabulary()).prepare("train", quiet=True)
+    other = Corpus(str(tmp_path), Lines(), Upper())
+    with pytest.raises(ValueError, match=r"another tokenizer, bytes of size 256 .* upper of size"):
+        getattr(other, method)("train")
+
+
+@pytest.mark.parametrize("method", ["open", "prepare"])
+def test_a_store_of_another_source_is_refused_saying_what_changed(tmp_path, method):
+    Corpus(str(tmp_path), Lines(a=(1,), b=2, c=3), Upper()).prepare("train", quiet=True)
+    Corpus(str(tmp_path), Lines(a=(1,), b=2, c=3), Upper()).open("train")
+    other = Corpus(str(tmp_path), Lines(a=(1,), b=4, d=5), Upper())
+    with pytest.raises(ValueError, match="another source") as caught:
+        getattr(other, method)("train")
+    sentence = str(caught.value)
+    assert "b is 2 in the store and 4 in the config" in sentence
+    assert "c is 3 in the store and None in the config" in sentence
+    assert "d is None in the store and 5 in the config" in sentence
+    assert "a is" not in sentence
+
+
+def test_a_store_opens_where_its_source_is_gone(tmp_path):
+    (tmp_path / "books").mkdir()
+    for n in range(3):
+        (tmp_path / "books" / f"{n}.txt").write_text("text")
+    for source in [
+        TextFiles(str(tmp_path / "books")),
+        SourceTree(str(tmp_path / "books"), suffixes=(".txt",)),
+    ]:
+        corpus = Corpus(str(tmp_path / type(source).__name__), source, ByteVocabulary())
+        corpus.prepare("train", quiet=True)
+    for path in (tmp_path / "books").iterdir():
+        path.unlink()
+    for source in [
+        TextFiles(str(tmp_path / "books")),
+        SourceTree(str(tmp_path / "books"), suffixes=[".txt"]),
+    ]:
+        store = str(tmp_path / type(source).__name__)
+        Corpus(store, source, ByteVocabulary()).open("train")
+
+
+def test_an_interrupted_copy_says_how_to_repeat(tmp_path):
+    (tmp_path / "train").mkdir()
+    corpus = Corpus(str(tmp_path), Lines(), ByteVocabulary())
+    for method in [corpus.open, corpus.prepare]:
+        with pytest.raises(FileNotFoundError, match="delete the folder and prepare it again"):
+            method("train")
+
+
+def test_a_vocabulary_without_its_file_says_so_before_any_work(tmp_path):
+    source = Lines()
+    vocabulary = SentencePieceVocabulary(str(tmp_path / "absent.model"))
+    corpus = Corpus(str(tmp_path), source, vocabulary)
+    with pytest.raises(FileNotFoundError, match=r"absent\.model"):
+        corpus.prepare("train")
+    assert source.read == 0
+
+
+def test_a_source_may_bring_its_vocabulary(tmp_path):
+    task = RecallTask(num_documents=3)
+    corpus = Corpus(str(tmp_path), task)
+    corpus.prepare("train", quiet=True)
+    assert corpus.vocabulary_size == task.vocabulary.size
+    store = corpus.open("train")
+    for d, document in enumerate(task.documents("train")):
+        assert np.array_equal(store.tokens(d), document.tokens)
+        assert np.array_equal(store.weights(d), document.weights)
+    with pytest.raises(ValueError, match=r"Lines yields text .* bind Corpus\.vocabulary"):
+        Corpus(str(tmp_path), Lines())
+
+
+def test_the_home_folder_and_variables_are_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("STORES", str(tmp_path))
+    for store in ["~/a", "$STORES/a"]:
+        assert Corpus(store, Lines(), Upper()).path("x") == tmp_path / "a" / "x"
+
+
+def test_a_second_process_waits_and_uses_the_first_ones_store(tmp_path):
+    reading, go_on = threading.Event(), threading.Event()
+
+    class Slow(Lines):
+        def documents(self, split):
+            reading.set()
+            assert go_on.wait(30)
+            yield from super().documents(split)
+
+    first, second = Slow(b"first"), Lines(b"second")
+    threads = [
+        threading.Thread(
+            target=Corpus(str(tmp_path), source, ByteVocabulary()).prepare, args=("train", True)
+        )
+        for source in [first, second]
+    ]
+    threads[0].start()
+    assert reading.wait(30)
+    threads[1].start()
+    threads[1].join(0.2)
+    assert threads[1].is_alive() and second.read == 0
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert (first.read, second.read) == (1, 0)
+    corpus = Corpus(str(tmp_path), Lines(), ByteVocabulary())
+    assert bytes(corpus.open("train").tokens(0).tolist()) == b"first"
+
+
+def test_processes_that_prepare_at_once_leave_one_good_store(tmp_path):
+    (tmp_path / "books").mkdir()
+    for n in range(300):
+        (tmp_path / "books" / f"{n:03}.txt").write_text(f"book {n}" * 50)
+    program = (
+        "import sys; from brt.data.corpus import *; from brt.data.sources import *; "
+        "from brt.data.vocabularies import *; "
+        "Corpus(sys.argv[1], TextFiles(sys.argv[2]), ByteVocabulary()).prepare('train'); "
+        "assert not {'jax', 'tensorflow'} & set(sys.modules)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "stores"), str(tmp_path / "books")]
+    processes = [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    store = Corpus(
+        str(tmp_path / "stores"), TextFiles(str(tmp_path / "books")), ByteVocabulary()
+    ).open("train")
+    assert store.titles() == [f"{n:03}" for n in range(300)]
+    assert {path.name for path in (tmp_path / "stores").iterdir()} == {"train", ".train.lock"}
+
+
+def test_gin_builds_a_corpus_without_touching_a_file():
+    bindings = """
+        Corpus.store = "~/stores/absent"
+        Corpus.source = @TextFiles()
+        TextFiles.path = "~/absent/{split}"
+        Corpus.vocabulary = @SentencePieceVocabulary()
+        SentencePieceVocabulary.model_file = "~/absent.model"
+    """
+    try:
+        gin.parse_config(bindings)
+        corpus = Corpus()
+    finally:
+        gin.clear_config()
+    assert corpus.source.description("test")["path"] == "~/absent/{split}"
+    assert not corpus.exists("train")

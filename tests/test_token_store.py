@@ -1,0 +1,312 @@
+"""Token stores: what is written is what is read, whole or not at all."""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import random
+
+import numpy as np
+import pytest
+
+from brt.data import progress
+from brt.data.sources import Document
+from brt.data.token_store import TokenStore, write_store
+from brt.data.vocabularies import ByteVocabulary
+
+SOURCE = {"source": "test"}
+TEXTS = ["one two", " three\n\nfour\tfive ", "é€𝄞", "x"]
+
+
+class Ids:
+    """A vocabulary of any size, for documents that bring their tokens."""
+
+    name = "ids"
+    fingerprint = "f" * 64
+
+    def __init__(self, size):
+        self.size = size
+
+
+def texts():
+    return [Document(f"book {n}", text.encode()) for n, text in enumerate(TEXTS)]
+
+
+def ids(*tokens, weights=None):
+    return Document("ids", tokens=np.array(tokens), weights=weights)
+
+
+def write(folder, documents, vocabulary=None, **options):
+    vocabulary = vocabulary or ByteVocabulary()
+    return write_store(folder, documents, vocabulary, SOURCE, quiet=True, **options)
+
+
+@pytest.fixture
+def store(tmp_path):
+    write(tmp_path / "train", texts())
+    return TokenStore(tmp_path / "train")
+
+
+def test_every_document_comes_back(store):
+    data = [text.encode() for text in TEXTS]
+    assert [store.tokens(d).tobytes() for d in range(4)] != data  # two bytes a token
+    assert [bytes(store.tokens(d).tolist()) for d in range(4)] == data
+    assert store.lengths_D.tolist() == [len(d) for d in data]
+    assert store.lengths_D.dtype == np.int64
+    assert store.titles() == ["book 0", "book 1", "book 2", "book 3"]
+    assert (store.num_documents, store.num_tokens) == (4, sum(len(d) for d in data))
+
+
+def test_ranges_are_cut_at_the_document(store):
+    data = TEXTS[1].encode()
+    for start in range(len(data) + 2):
+        assert bytes(store.tokens(1, start).tolist()) == data[start:]
+        for stop in range(start, len(data) + 3):
+            assert bytes(store.tokens(1, start, stop).tolist()) == data[start:stop]
+            assert store.weights(1, start, stop).tolist() == [1] * len(data[start:stop])
+    for absent in [-1, 4]:
+        with pytest.raises(IndexError, match=f"no document {absent}, only 4"):
+            store.tokens(absent)
+
+
+def test_the_manifest_counts_and_identifies(store):
+    data = b"".join(text.encode() for text in TEXTS)
+    assert store.manifest == {
+        "format": 1,
+        "source": SOURCE,
+        "vocabulary": {
+            "name": "bytes",
+            "size": 256,
+            "fingerprint": ByteVocabulary().fingerprint,
+        },
+        "dtype": "uint16",
+        "weighted": False,
+        "documents": 4,
+        "tokens": len(data),
+        "bytes": len(data),
+        "words": 2 + 3 + 1 + 1,
+        "content": hashlib.sha256(np.frombuffer(data, np.uint8).astype("<u2")).hexdigest(),
+    }
+    lines = (store.folder / "documents.jsonl").read_text().splitlines()
+    assert json.loads(lines[1]) == {"title": "book 1", "tokens": 18, "bytes": 18, "words": 3}
+
+
+def test_words_are_those_of_bytes_split(tmp_path):
+    random.seed(0)
+    documents = [
+        Document("a", bytes(random.choices(b" \t\n\r\v\fab\xc3\x00", k=length)))
+        for length in range(1, 200)
+    ]
+    manifest = write(tmp_path / "train", documents)
+    assert manifest["words"] == sum(len(document.data.split()) for document in documents)
+
+
+@pytest.mark.parametrize("size, dtype", [(65536, "uint16"), (65537, "uint32")])
+def test_ids_are_two_bytes_while_the_vocabulary_allows(tmp_path, size, dtype):
+    write(tmp_path / "train", [ids(0, size - 1)], Ids(size))
+    store = TokenStore(tmp_path / "train")
+    assert store.tokens(0).dtype == dtype
+    assert store.tokens(0).tolist() == [0, size - 1]
+    assert os.path.getsize(tmp_path / "train" / "tokens.bin") == 2 * np.dtype(dtype).itemsize
+
+
+def test_weights_are_kept_and_are_ones_where_a_document_has_none(tmp_path):
+    some = np.array([0, 0.5, 2], np.float32)
+    documents = [ids(1, 2), ids(1, 2, 3, weights=some), ids(4)]
+    assert write(tmp_path / "train", documents, Ids(9))["weighted"]
+    store = TokenStore(tmp_path / "train")
+    assert store.has_weights
+    assert [store.weights(d).tolist() for d in range(3)] == [[1, 1], [0, 0.5, 2], [1]]
+    assert store.weights(1, 1, 9).tolist() == [0.5, 2]
+    assert store.weights(1).dtype == np.float32
+
+
+def test_weights_take_no_room_when_no_document_has_any(store):
+    assert not store.has_weights
+    assert not (store.folder / "weights.bin").exists()
+
+
+def test_documents_are_taken_one_at_a_time(tmp_path):
+    alive = []
+
+    class Watched(bytes):
+        def __init__(self, _):
+            alive.append(self)
+            assert len(alive) <= 2  # the one being written, and the one that replaces it
+
+        def __del__(self):
+            alive.pop()
+
+    write(tmp_path / "train", (Document("a", Watched(b"text")) for _ in range(20)))
+
+
+def test_the_tokens_cannot_be_written_to(store):
+    with pytest.raises(ValueError, match="read-only"):
+        store.tokens(0)[0] = 1
+
+
+# Writing that fails
+
+
+@pytest.mark.parametrize(
+    "document, sentence",
+    [
+        (Document("Blank"), r"'Blank' has no tokens \(0 bytes\)"),
+        (Document("Blank", tokens=np.zeros(0, int)), "'Blank' has no tokens"),
+        (ids(3, 9, 4), "token id 9, outside vocabulary 'ids' of size 9"),
+        (ids(3, -1), "token id -1, outside vocabulary 'ids' of size 9"),
+        (ids(3, 4, weights=np.ones(3)), r"2 tokens but weights of shape \(3,\)"),
+        (ids(3, 4, weights=np.ones((2, 1))), r"2 tokens but weights of shape \(2, 1\)"),
+    ],
+)
+def test_a_document_that_cannot_be_stored_is_named_and_leaves_nothing(tmp_path, document, sentence):
+    vocabulary = Ids(9)
+    vocabulary.encode = lambda data, title: np.frombuffer(data, np.uint8)
+    with pytest.raises(ValueError, match=sentence):
+        write(tmp_path / "train", [ids(1), document], vocabulary)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_documents_at_all_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="no documents for train"):
+        write(tmp_path / "train", [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_store_is_left_alone(store):
+    before = (store.folder / "tokens.bin").read_bytes()
+    with pytest.raises(FileExistsError, match="exists; delete it"):
+        write(store.folder, [Document("other", b"other")])
+    assert (store.folder / "tokens.bin").read_bytes() == before
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_says_how_far_it_came_and_leaves_nothing(tmp_path, monkeypatch, number):
+    def full(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"the disk was full after \d+ bytes of store .*/train") as e:
+        write(tmp_path / "train", texts())
+    assert e.value.errno == number
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_the_source_passes_through_and_leaves_nothing(tmp_path):
+    def documents():
+        yield Document("a", b"text")
+        raise FileNotFoundError("book 2 is gone")
+
+    with pytest.raises(FileNotFoundError, match="^book 2 is gone$"):
+        write(tmp_path / "train", documents())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_store_has_its_name_only_when_it_is_complete(tmp_path):
+    def documents():
+        for document in texts():
+            assert [path.name for path in tmp_path.iterdir()] == ["train.partial"]
+            assert not (tmp_path / "train.partial" / "manifest.json").exists()
+            yield document
+
+    write(tmp_path / "train", documents())
+    assert [path.name for path in tmp_path.iterdir()] == ["train"]
+
+
+def test_what_an_interrupted_run_left_is_replaced(tmp_path):
+    left = tmp_path / "train.partial"
+    left.mkdir()
+    (left / "weights.bin").write_bytes(b"half")
+    write(tmp_path / "train", texts())
+    assert [path.name for path in tmp_path.iterdir()] == ["train"]
+    assert not (tmp_path / "train" / "weights.bin").exists()
+
+
+# Reading what is damaged
+
+
+def test_a_missing_store_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"no token store at {tmp_path}/absent"):
+        TokenStore(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "offsets.npy", "tokens.bin"])
+def test_a_store_without_one_of_its_files_says_how_to_repeat_it(store, name):
+    (store.folder / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"has no {name}.* delete the folder and prepare"):
+        TokenStore(store.folder)
+
+
+@pytest.mark.parametrize("change", [-2, -1, 2])
+def test_a_tokens_file_of_another_size_names_both_sizes(store, change):
+    path, size = store.folder / "tokens.bin", 2 * store.num_tokens
+    with open(path, "r+b") as file:
+        file.truncate(size + change)
+    with pytest.raises(ValueError, match=f"should have {size} bytes and has {size + change}"):
+        TokenStore(store.folder)
+
+
+def test_a_weights_file_cut_short_is_an_error(tmp_path):
+    write(tmp_path / "train", [ids(1, 2, weights=np.ones(2))], Ids(9))
+    os.truncate(tmp_path / "train" / "weights.bin", 7)
+    with pytest.raises(ValueError, match=r"weights\.bin should have 8 bytes and has 7"):
+        TokenStore(tmp_path / "train")
+
+
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        ("", "is not a manifest"),
+        ('{"format": 1, ', "is not a manifest"),
+        ("[]", "store format None"),
+        ('{"format": 2}', "store format 2, this version of brt reads 1"),
+    ],
+)
+def test_a_manifest_that_cannot_be_used_is_an_error(store, content, sentence):
+    (store.folder / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match=sentence):
+        TokenStore(store.folder)
+
+
+@pytest.mark.parametrize(
+    "offsets", [[0, 34], [0, 7, 25, 34, 35], [0, 7, 7, 34, 35], [1, 7, 25, 34]]
+)
+def test_offsets_that_contradict_the_manifest_are_an_error(store, offsets):
+    np.save(store.folder / "offsets.npy", np.array(offsets, np.int64))
+    with pytest.raises(ValueError, match=r"offsets\.npy does not describe 4 documents"):
+        TokenStore(store.folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"text"])
+def test_offsets_that_are_no_array_are_an_error(store, content):
+    (store.folder / "offsets.npy").write_bytes(content)
+    with pytest.raises(ValueError, match=r"offsets\.npy cannot be read"):
+        TokenStore(store.folder)
+
+
+def test_pickled_offsets_are_not_unpickled(store):
+    np.save(store.folder / "offsets.npy", np.array([{}], object), allow_pickle=True)
+    with pytest.raises(ValueError, match=r"offsets\.npy cannot be read"):
+        TokenStore(store.folder)
+
+
+# Progress
+
+
+def test_a_terminal_gets_a_bar_with_a_rate(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert list(progress.reported("abc", "stores/train", 3)) == ["a", "b", "c"]
+    shown = capsys.readouterr().err
+    assert "stores/train" in shown and "3/3" in shown and "document/s" in shown
+
+
+def test_elsewhere_there_is_a_line_now_and_then(monkeypatch, caplog):
+    clock = iter(range(0, 1000, 4))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with caplog.at_level(logging.INFO, "absl"):
+        assert len(list(progress.reported(range(6), "stores/train", 6))) == 6
+    assert [record.message for record in caplog.records] == [
+        "stores/train: 3 of 6 documents, 0.25 documents/s",
+        "stores/train: 6 of 6 documents, 0.25 documents/s",
+    ]
