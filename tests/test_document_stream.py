@@ -98,7 +98,7 @@ def read_row(store, batches, row, length, count):
         first = next(ahead)
         document = document_of[int(first[1][0])]
         expected = plain_segments(store, document, length)
-        for found, wanted in zip(itertools.chain([first], ahead), expected):
+        for wanted, found in zip(expected, itertools.chain([first], ahead)):
             assert found[0].tolist() == wanted[0]
             assert found[1].tolist() == wanted[1]
             assert found[2].tolist() == wanted[2]
@@ -210,7 +210,10 @@ def test_epochs_rows_and_seeds_have_orders_of_their_own(store_of):
 
 def test_the_order_is_fixed_for_good(store_of):
     """A checkpoint is a step, so the stream must be the same in every version of NumPy."""
-    assert orders(store_of([7] * 6), seed=3, epochs=2) == FIXED
+    assert orders(store_of([7] * 6), seed=3, epochs=2) == [
+        [(1, 3, 0), (0, 3, 1)],
+        [(5, 4, 2), (5, 4, 2)],
+    ]
 
 
 @pytest.mark.parametrize("kind", [DocumentStream, DocumentPass])
@@ -242,7 +245,7 @@ def test_a_pass_scores_every_token_once_and_stops(store_of, lengths, rows, lengt
     for step in range(reader.num_steps):
         batch = reader.batch(step)
         documents_B, offsets_B = reader.places(step)
-        assert (batch.weights_KBT.sum() > 0) == (documents_B.max() >= 0) == True  # noqa: E712
+        assert batch.weights_KBT.any()  # no step without a token to score
         for row, (document, offset) in enumerate(zip(documents_B, offsets_B)):
             targets = batch.targets_KBT[0, row][batch.weights_KBT[0, row] > 0]
             if document < 0:

@@ -4,6 +4,7 @@
 """
 
 import hashlib
+import io
 import json
 import os
 from contextlib import ExitStack
@@ -18,7 +19,6 @@ FORMAT = 1
 
 DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 WEIGHT = np.dtype("<f4")
-IS_SPACE = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 
 
 class StoreWriter:
@@ -148,6 +148,5 @@ def vocabulary_entry(vocabulary: Vocabulary) -> dict:
 
 
 def _count_words(data):
-    """Runs of bytes other than ASCII white space."""
-    space = IS_SPACE[np.frombuffer(data, np.uint8)]
-    return int(np.count_nonzero(~space[1:] & space[:-1])) + int(len(space) > 0 and not space[0])
+    """Runs of anything but white space, Unicode's included; line by line to bound the memory."""
+    return sum(len(line.decode("utf-8", errors="replace").split()) for line in io.BytesIO(data))

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from brt.data.progress import reported
 from brt.data.sources import Document
 from brt.data.store_writer import DTYPES, FORMAT, WEIGHT, StoreWriter
 from brt.data.vocabularies import Vocabulary
+from brt.progress import reported
 
 HOW_TO_REPEAT = "delete the folder and prepare it again"
 

@@ -24,7 +24,9 @@ def attend(q_QHK, k_JHK, v_JHK, scale_H, table_HQJ=None, keep_HQJ=None):
 
     Source: Block-Recurrent, section 3.2 (normalised queries and keys, learned scale).
     """
-    scores = jnp.einsum("...QHK,...JHK->...HQJ", q_QHK, k_JHK, preferred_element_type=wide(q_QHK).dtype)
+    scores = jnp.einsum(
+        "...QHK,...JHK->...HQJ", q_QHK, k_JHK, preferred_element_type=wide(q_QHK).dtype
+    )
     scores = scores * jnp.abs(scale_H)[:, None, None]
     if table_HQJ is not None:
         scores = scores + table_HQJ

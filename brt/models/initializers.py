@@ -1,8 +1,7 @@
 """How parameters begin."""
 
-from jax.nn import initializers
-
 from flax import nnx
+from jax.nn import initializers
 
 DENSE = initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 """Truncated normal of variance 1 / fan-in: every matrix outside the gates."""

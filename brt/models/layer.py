@@ -200,9 +200,7 @@ class Layer(nnx.Module):
         def read_states(q_BTHK):
             return read(q_BTHK, *given, self.cross_scale_H[...], None, states_key)
 
-        x_BTD, share = self._project_and_feed(
-            x_BTD, normed_BTD, self_BTHK, read_states, output_key
-        )
+        x_BTD, share = self._project_and_feed(x_BTD, normed_BTD, self_BTHK, read_states, output_key)
         if share is not None:
             monitors["state_share"] = share
         return x_BTD, new_cache, monitors

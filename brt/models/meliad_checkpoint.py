@@ -99,9 +99,7 @@ def _build(params, window):
     recurrent = [i for i in range(count) if f"{LAYER.format(i)}recurrent_initial_state" in params]
     heads = params[f"{LAYER.format(0)}{TOKENS}_kvq/attention_scale"].shape[0]
     D, A = params[f"{LAYER.format(0)}{TOKENS}_kvq/queries_layer/kernel"].shape
-    crossing = [
-        i for i in range(count) if f"{LAYER.format(i)}{TOKENS}attention_scale2" in params
-    ]
+    crossing = [i for i in range(count) if f"{LAYER.format(i)}{TOKENS}attention_scale2" in params]
     cell = {}
     if recurrent:
         prefix = LAYER.format(recurrent[0])

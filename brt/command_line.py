@@ -1,0 +1,65 @@
+"""Flags and start-up that the commands share."""
+
+import sys
+
+import jax
+from absl import app, flags, logging
+
+from brt import config
+from brt.data.corpus import StoreMissing  # noqa: F401  (an OSError with a message of its own)
+from brt.training.checkpoint import CheckpointError
+from brt.training.trainer import ChangedConfig, NonFiniteLoss
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_multi_string("gin_file", [], "A gin file; may be repeated, later ones override.")
+flags.DEFINE_multi_string(
+    "gin_bindings", [], "A gin line, 'NAME = VALUE'; --gin.NAME=VALUE says the same."
+)
+flags.DEFINE_multi_string("gin_search_paths", [], "Further folders to find included files in.")
+flags.DEFINE_string("workdir", None, "The run folder.")
+flags.DEFINE_bool(
+    "distributed", False, "Join the other processes of a TPU pod or a Slurm job (found by JAX)."
+)
+flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0, to join by hand.")
+flags.DEFINE_integer("num_processes", None, "Number of processes, to join by hand.")
+flags.DEFINE_integer("process_id", None, "Number of this process, to join by hand.")
+
+EXPLAINED = (config.ConfigError, CheckpointError, ChangedConfig, NonFiniteLoss, OSError, ValueError)
+"""Errors whose message is written for the person at the terminal."""
+
+
+def run(main):
+    """Runs `main()` after parsing flags; explained errors end in their message and status 1.
+
+    With -v=1 their traceback is shown as well.
+    """
+
+    def explained(_):
+        try:
+            main()
+        except EXPLAINED as error:
+            logging.debug("traceback", exc_info=True)
+            print(f"\nError: {error}", file=sys.stderr)
+            sys.exit(1)
+
+    logging.set_verbosity(logging.WARNING)
+    app.run(explained, flags_parser=lambda argv: FLAGS(config.split_flags(argv)))
+
+
+def start():
+    """Joins the other processes, if there are any, and reads the gin files and bindings."""
+    if FLAGS.coordinator_address:
+        jax.distributed.initialize(FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)
+    elif FLAGS.distributed:
+        jax.distributed.initialize()
+    config.parse(FLAGS.gin_file, FLAGS.gin_bindings, FLAGS.gin_search_paths)
+
+
+def gin_flags() -> list[str]:
+    """The gin flags of this command, to hand to another one."""
+    return [
+        f"--{name}={value}"
+        for name in ("gin_file", "gin_bindings", "gin_search_paths")
+        for value in getattr(FLAGS, name)
+    ]

@@ -1,0 +1,156 @@
+"""Gin: parsing, checking and describing what an experiment is bound to.
+
+Gin lets three mistakes pass in silence, or nearly: a binding that nothing reads, a macro
+that nothing reads, and a string without quotes. Here each ends in one clear sentence.
+"""
+
+import difflib
+import inspect
+import os
+
+import gin
+
+import brt
+
+
+class ConfigError(ValueError):
+    """A gin file or binding is wrong; the message names it and says what to do."""
+
+
+def split_flags(argv):
+    """Turns `--gin.NAME=VALUE` into `--gin_bindings=NAME = VALUE`, which absl can parse."""
+    prefix = "--gin."
+    return [
+        "--gin_bindings=" + argument.removeprefix(prefix).replace("=", " = ", 1)
+        if argument.startswith(prefix)
+        else argument
+        for argument in argv
+    ]
+
+
+def parse(gin_files=(), bindings=(), search_paths=()):
+    """Clears gin, then reads files in order and bindings after them.
+
+    Args:
+        gin_files: paths; their includes are looked up from the working directory, the
+            folder that holds `configs/`, and `search_paths`.
+        bindings: lines such as `RecurrentCell.gate = "lstm"`.
+
+    Raises:
+        ConfigError: a missing file, a wrong name (with the nearest right one), a value
+            that is not gin syntax (with the quoted form, where quotes are missing).
+    """
+    gin.clear_config()
+    # Gin also looks into importable packages, and stumbles over a folder named configs.
+    gin.config._FILE_READERS[:] = [(open, os.path.isfile)]
+    root = os.path.dirname(os.path.dirname(os.path.abspath(brt.__file__)))
+    for path in (root, *search_paths):
+        gin.add_config_file_search_path(path)
+    for file in gin_files:
+        _explained(lambda file=file: gin.parse_config_file(file), f"In {file}")
+    for binding in bindings:
+        _explained(lambda line=binding: gin.parse_config(line), f"In the binding {binding!r}")
+    _explained(gin.finalize, "In the configuration")
+
+
+def _explained(call, where):
+    try:
+        call()
+    except (SyntaxError, ValueError, TypeError, OSError, RuntimeError) as error:
+        raise ConfigError(_explain(str(error), where)) from error
+    except Exception as error:  # tokenize errors share no better base class
+        raise ConfigError(f"{where}: {error}. Is a bracket or a quote left open?") from error
+
+
+def _explain(message, where):
+    first = message.strip().split("\n")[0]
+    if "malformed node" in message or "Failed to parse token" in message:
+        token = message.split("Failed to parse token '")[-1].split("'")[0]
+        return (
+            f"{where}: {token} is not a gin value. If it is meant as a string, quote it: "
+            f'NAME = "{token}", on a command line --gin.NAME=\'"{token}"\'.'
+        )
+    if "Unable to open file" in message:
+        return f"{where}: the file does not exist; {first.rstrip('.')}."
+    if "No configurable matching" in message:
+        wanted = message.split("'")[1].strip("@%").split("(")[0]
+        return f"{where}: nothing is called {wanted}.{_nearest(wanted, known_names())}"
+    if "doesn't have a parameter named" in message:
+        configurable, parameter = message.split("'")[1], message.split("named '")[1].split("'")[0]
+        own = [f"{configurable}.{name}" for name in known_names().get(configurable, ())]
+        nearest = _nearest(f"{configurable}.{parameter}", own or known_parameters())
+        return f"{where}: {configurable} has no parameter {parameter}.{nearest}"
+    if "No bindings specified for" in message:
+        macro = message.split("'")[1].removesuffix("/gin.macro")
+        return f"{where}: the macro {macro} has no value; add a line {macro} = ... ."
+    return f"{where}: {message.strip()}"
+
+
+def _nearest(name, candidates):
+    found = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.0)
+    return f" The nearest valid name is {found[0]}." if found else ""
+
+
+def known_names() -> dict[str, list[str]]:
+    """brt's configurables, each with the parameters gin may bind."""
+    names = {}
+    for selector, entry in gin.config._REGISTRY.items():  # no public listing in gin 0.5
+        if entry.module and entry.module.split(".")[0] == "brt":
+            parameters = inspect.signature(entry.wrapped).parameters
+            names[selector.rsplit(".", 1)[-1]] = [
+                p for p in parameters if p != "self" and p not in (entry.denylist or ())
+            ]
+    return names
+
+
+def known_parameters() -> list[str]:
+    return [f"{name}.{p}" for name, parameters in known_names().items() for p in parameters]
+
+
+def read_bindings() -> dict[str, str]:
+    """Everything read so far, bound or default: `RecurrentCell.gate` to `'fixed'`."""
+    return _flatten(gin.config._OPERATIVE_CONFIG)
+
+
+def check_all_read():
+    """Refuses bindings and macros that a full build has not read.
+
+    Call it once everything the experiment may use has been built.
+
+    Raises:
+        ConfigError: naming each of them and the nearest name that was read.
+    """
+    read = read_bindings()
+    left = [name for name in _flatten(gin.config._CONFIG) if name not in read]
+    if left:
+        lines = [f"{name} is bound, but nothing reads it.{_nearest(name, read)}" for name in left]
+        raise ConfigError("\n".join(lines))
+
+
+def missing(error: Exception) -> ConfigError:
+    """Says which REQUIRED binding a failed build lacks."""
+    text = str(error).strip().split("\n")[0]
+    return ConfigError(f"{text}. Bind it in a gin file or with --gin.NAME=VALUE.")
+
+
+def _flatten(bindings):
+    flat = {}
+    for (scope, selector), parameters in bindings.items():
+        name = selector.rsplit(".", 1)[-1]
+        for parameter, value in parameters.items():
+            if selector == "gin.macro":
+                flat[scope] = repr(value)
+            else:
+                flat[f"{scope}/{name}.{parameter}" if scope else f"{name}.{parameter}"] = repr(
+                    value
+                )
+    return flat
+
+
+def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
+    """One line for each binding that differs: `RecurrentCell.gate: 'fixed' -> 'lstm'`."""
+    return [
+        f"{name}: {old.get(name, '(not bound)')} -> {new.get(name, '(not bound)')}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]

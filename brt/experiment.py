@@ -1,0 +1,212 @@
+"""An experiment: what a gin configuration describes, built as far as shapes.
+
+    experiment = Experiment.from_gin()         # after brt.config.parse(...)
+    model, params = ...
+
+Building reads every binding any mode of a run may use, so what is left unread is a mistake.
+"""
+
+import functools
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from brt import config
+from brt.data.document_stream import Batch
+from brt.evaluation import recall  # noqa: F401  (registers with gin)
+from brt.models.counts import count_parameters, flops_per_token
+from brt.models.language_model import LanguageModel
+from brt.training import optimizers, schedules  # noqa: F401  (register with gin)
+from brt.training.checkpoint import Checkpoints
+from brt.training.sharding import check_divisible, shardings
+from brt.training.train_step import TrainState, make_train_step
+from brt.training.trainer import Trainer
+
+
+class Experiment:
+    """The model, the optimizer and the settings a configuration describes.
+
+    Attributes:
+        trainer: the `Trainer` settings, with the corpus and the evaluation.
+        model: the model with shapes instead of arrays.
+        abstract_params: its parameters as a nested dictionary of shapes.
+        bindings: every binding read, as text.
+    """
+
+    def __init__(self, trainer: Trainer):
+        self.trainer = trainer
+        self.model = nnx.eval_shape(lambda: LanguageModel(nnx.Rngs(0)))
+        self._graph, state = nnx.split(self.model, nnx.Param)
+        self.abstract_params = nnx.to_pure_dict(state)
+        schedule = functools.partial(trainer.schedule, total_steps=trainer.steps)
+        self.optimizer = trainer.optimizer(schedule)
+        self.train_step = make_train_step(
+            self.bind,
+            self.optimizer,
+            schedule,
+            seed=trainer.seed,
+            dropout=self.model.dropout > 0,
+            clear=trainer.clear_state,
+            skip_nonfinite=trainer.skip_nonfinite,
+        )
+
+    @classmethod
+    def from_gin(cls):
+        """Builds what gin is bound to, and refuses bindings that nothing reads.
+
+        Raises:
+            brt.config.ConfigError: a REQUIRED value is missing, or a binding is not read.
+            ValueError: values that contradict one another, named.
+        """
+        try:
+            experiment = cls(Trainer())
+            jax.eval_shape(
+                experiment.train_step, experiment.abstract_state(), experiment.abstract_batch()
+            )
+        except RuntimeError as error:
+            if "Required bindings" in str(error):
+                raise config.missing(error) from error
+            raise
+        config.check_all_read()
+        experiment.bindings = config.read_bindings()
+        return experiment
+
+    # From parameters to values.
+
+    def bind(self, params) -> LanguageModel:
+        """The model with these parameters, a nested dictionary of arrays."""
+        flat = {
+            tuple(key.key for key in path): nnx.Param(leaf)
+            for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
+        }
+        return nnx.merge(self._graph, nnx.State.from_flat_path(flat))
+
+    def init_params(self, seed: int | None = None):
+        """Fresh parameters; `seed` defaults to the trainer's."""
+        seed = self.trainer.seed if seed is None else seed
+        return nnx.to_pure_dict(nnx.state(LanguageModel(nnx.Rngs(seed)), nnx.Param))
+
+    def init_state(self, params=None) -> TrainState:
+        """The train state of step 0."""
+        params = self.init_params() if params is None else params
+        caches = self.bind(params).init_caches(self.trainer.rows)
+        return TrainState(jnp.int32(0), params, self.optimizer.init(params), caches)
+
+    def abstract_state(self, mesh=None) -> TrainState:
+        """Shapes of the train state, with shardings if there is a mesh."""
+        state = jax.eval_shape(self.init_state)
+        if mesh is None:
+            return state
+        return jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+            state,
+            shardings(state, mesh),
+        )
+
+    def abstract_batch(self) -> Batch:
+        """Shapes of a batch."""
+        trainer = self.trainer
+        K, B, T = trainer.segments_per_step, trainer.rows, trainer.segment_length
+        return Batch(
+            jax.ShapeDtypeStruct((K, B, T), np.int32),
+            jax.ShapeDtypeStruct((K, B, T), np.int32),
+            jax.ShapeDtypeStruct((K, B, T), np.float32),
+            jax.ShapeDtypeStruct((K, B), np.bool_),
+        )
+
+    # Checks that need more than gin.
+
+    def check_mesh(self, mesh):
+        """Refuses a mesh the model or the batch cannot be divided over."""
+        model = self.model
+        sizes = {
+            "LanguageModel.num_heads": model.num_heads,
+            "LanguageModel.feed_forward_size": model.layers[0].feed_forward.hidden_DF.shape[1],
+            "LanguageModel.vocabulary_size": model.vocabulary_size,
+        }
+        check_divisible(mesh, self.trainer.rows, sizes)
+
+    def open_store(self, split):
+        """The token store of a split, whose vocabulary must fit the model's table."""
+        store = self.trainer.corpus.open(split)
+        size = store.manifest["vocabulary"]["size"]
+        if size > self.model.vocabulary_size:
+            raise ValueError(
+                f"The vocabulary of {store.folder} has {size} ids and the model's table only "
+                f"{self.model.vocabulary_size} rows: bind LanguageModel.vocabulary_size = {size} "
+                "or more."
+            )
+        return store
+
+    # Descriptions.
+
+    def describe(self, mesh) -> str:
+        """Parameters, operations, bytes per device and tokens per step, as aligned lines."""
+        counts = count_parameters(self.abstract_params)
+        state = self.abstract_state(mesh)
+        flops = flops_per_token(self.model)
+        rows = [
+            ("parameters, embedding", f"{_millions(counts.embedding)}"),
+            ("parameters, layers", f"{_millions(counts.layers)}"),
+            ("parameters, recurrence", f"{_millions(counts.recurrence)}"),
+            ("parameters, non-embedding", f"{_millions(counts.non_embedding)}"),
+            ("FLOPs per token, forward", f"{flops / 1e6:,.1f} M"),
+            ("FLOPs per token, training", f"{3 * flops / 1e6:,.1f} M"),
+            ("bytes per device, parameters", _bytes_per_device(state.params)),
+            ("bytes per device, optimizer", _bytes_per_device(state.optimizer)),
+            ("bytes per device, caches", _bytes_per_device(state.caches)),
+            ("tokens per step", f"{self.trainer.tokens_per_step:,} ({self.trainer.rows} rows)"),
+            ("devices, data x model", f"{mesh.shape['data']} x {mesh.shape['model']}"),
+        ]
+        return "\n".join(f"{name:<30} {value:>24}" for name, value in rows)
+
+
+def load_run(folder: str, bindings=()):
+    """The experiment of a run folder and its newest sound parameters.
+
+    Args:
+        folder: a run folder of `brt.train`.
+        bindings: further gin lines, read after the run's own.
+
+    Returns:
+        (experiment, params, step): params a nested dictionary on the default device.
+
+    Raises:
+        FileNotFoundError: if it is no run folder or holds no checkpoint.
+    """
+    folder = os.path.abspath(folder)
+    if not os.path.isfile(os.path.join(folder, "config.gin")):
+        raise FileNotFoundError(f"{folder} is not a run folder: it has no config.gin.")
+    config.parse([os.path.join(folder, "config.gin")], bindings)
+    experiment = Experiment.from_gin()
+    state, _ = load_params(folder, experiment.abstract_state())
+    return experiment, state.params, int(state.step)
+
+
+def load_params(folder: str, abstract: TrainState):
+    """Step and parameters of a run folder's newest sound checkpoint."""
+    path = os.path.join(folder, "checkpoints")
+    if not os.path.isdir(path):
+        raise FileNotFoundError(f"{folder} holds no checkpoints/ folder: has the run begun?")
+    checkpoints = Checkpoints(path)
+    found = checkpoints.restore_latest(abstract, parts=("step", "params"))
+    checkpoints.close()
+    if found is None:
+        raise FileNotFoundError(f"{path} holds no complete checkpoint yet.")
+    return found
+
+
+def _millions(count):
+    return f"{count / 1e6:,.1f}M ({count:,})"
+
+
+def _bytes_per_device(tree):
+    def size(leaf):
+        shape = leaf.sharding.shard_shape(leaf.shape)
+        return int(np.prod(shape)) * leaf.dtype.itemsize
+
+    total = sum(size(leaf) for leaf in jax.tree.leaves(tree))
+    return f"{total / 2**20:,.1f} MiB"

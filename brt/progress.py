@@ -1,0 +1,72 @@
+"""Tells a person how far something has come: a live bar on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+
+from tqdm import tqdm
+
+SECONDS = 10.0
+"""Least time between plain lines, so that the log of a batch job stays short."""
+
+
+class Progress:
+    """Progress of counted work, on stderr.
+
+    Args:
+        label: what is counted.
+        total: how many there are, or None where that is not known.
+        start: how many were done before this process began.
+    """
+
+    def __init__(self, label: str, total: int | None, start: int = 0):
+        self.label, self.total, self.start = label, total, start
+        self.begun = self.last = time.monotonic()
+        self.bar = None
+        if sys.stderr.isatty():
+            self.bar = tqdm(desc=label, total=total, initial=start, dynamic_ncols=True)
+
+    def update(self, done: int, text: str | None = None):
+        """Shows that `done` are done.
+
+        text: a line of its own where there is no live bar, however short ago the last was.
+        """
+        if self.bar is not None:
+            if text is not None:
+                self.bar.set_postfix_str(text, refresh=False)
+            self.bar.update(done - self.bar.n)
+            return
+        now = time.monotonic()
+        if text is None and now - self.last < SECONDS:
+            return
+        self.last = now
+        total = "" if self.total is None else f"/{self.total:,}"
+        parts = [f"{self.label} {done:,}{total}", text or "", self._rate(done, now)]
+        print("  ".join(part for part in parts if part), file=sys.stderr, flush=True)
+
+    def _rate(self, done, now):
+        rate = (done - self.start) / max(now - self.begun, 1e-9)
+        if self.total is None or not rate:
+            return f"{rate:.3g}/s"
+        seconds = int((self.total - done) / rate)
+        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left"
+
+    def note(self, text: str):
+        """Prints a line of its own, above the bar."""
+        if self.bar is None:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self.bar.write(text, file=sys.stderr)
+
+    def close(self):
+        if self.bar is not None:
+            self.bar.close()
+
+
+def reported(documents: Iterable, label: str, total: int | None = None) -> Iterator:
+    """Passes documents on and shows how many have passed."""
+    progress = Progress(label, total)
+    for number, document in enumerate(documents, 1):
+        yield document
+        progress.update(number)
+    progress.close()

@@ -1,0 +1,83 @@
+"""Trains a model, or goes on training it.
+
+python -m brt.train --gin_file=configs/quickstart.gin --workdir=runs/quickstart
+"""
+
+import subprocess
+import sys
+
+import gin
+import jax
+from absl import flags
+from jax.experimental import multihost_utils
+
+from brt import command_line
+from brt.experiment import Experiment, load_params
+from brt.training.sharding import make_mesh
+from brt.training.trainer import TrainingRun
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("load_dir", None, "Begin with the parameters of this run folder.")
+flags.DEFINE_bool("eval_only", False, "Evaluate the newest checkpoint of --workdir and stop.")
+flags.DEFINE_bool("dry_run", False, "Build the shapes, print what would run, and stop.")
+flags.DEFINE_bool(
+    "allow_changes", False, "Resume although the bindings differ from the run folder's."
+)
+
+
+def main():
+    command_line.start()
+    experiment = Experiment.from_gin()
+    mesh = make_mesh(*experiment.trainer.mesh)
+    experiment.check_mesh(mesh)
+    with jax.set_mesh(mesh):
+        if jax.process_index() == 0:
+            print(experiment.describe(mesh), flush=True)
+        if FLAGS.dry_run:
+            return
+        if not FLAGS.workdir:
+            raise ValueError("--workdir is missing: name a folder for checkpoints and records.")
+        if FLAGS.eval_only:
+            from brt import evaluate
+
+            evaluate.evaluate(experiment, mesh, FLAGS.workdir)
+            return
+        prepare_missing(experiment)
+        train(experiment, mesh)
+
+
+def train(experiment, mesh):
+    params = None
+    if FLAGS.load_dir:
+        state, _ = load_params(FLAGS.load_dir, experiment.abstract_state(mesh))
+        params = state.params
+    config = gin.config_str()
+    run = TrainingRun(experiment, mesh, FLAGS.workdir, params, FLAGS.allow_changes)
+    done = run.start >= experiment.trainer.steps
+    if jax.process_index() == 0:
+        if done:
+            print(f"{FLAGS.workdir} is trained to its last step, {run.start:,}.")
+        elif run.resumed:
+            print(f"Going on in {FLAGS.workdir} from step {run.start:,}.", flush=True)
+    if not done:
+        run.folder.describe(config)
+        run.run()
+    run.close()
+
+
+def prepare_missing(experiment):
+    """Has missing token stores made by another process, which may need TensorFlow."""
+    trainer = experiment.trainer
+    splits = ["train"] + ([trainer.evaluation.split] if trainer.eval_every else [])
+    missing = [split for split in splits if not trainer.corpus.exists(split)]
+    if missing and jax.process_index() == 0:
+        command = [sys.executable, "-m", "brt.prepare", *command_line.gin_flags()]
+        status = subprocess.run([*command, f"--splits={','.join(missing)}"], check=False)
+        if status.returncode:
+            raise ValueError("The token stores could not be prepared; the reason stands above.")
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("token stores")
+
+
+if __name__ == "__main__":
+    command_line.run(main)

@@ -1,0 +1,201 @@
+"""Checkpoints: the one place that knows Orbax.
+
+A checkpoint holds parameters, optimizer, caches and step, and a JSON record with a
+fingerprint of each array. It is written in the background and appears under its final
+name only when complete; one that does not read back with the same fingerprints is damaged
+and is never loaded.
+"""
+
+import os
+
+import gin
+import jax
+import jax.numpy as jnp
+from absl import logging
+
+from brt.training.train_step import TrainState
+
+
+class CheckpointError(RuntimeError):
+    """No checkpoint can be read, or one cannot be written; the message says which and why."""
+
+
+@gin.configurable
+class CheckpointPolicy:
+    """When checkpoints are written and which are kept.
+
+    Args:
+        every: steps between checkpoints.
+        keep_last: the newest ones to keep.
+        keep_every: also keep every checkpoint at a multiple of this many steps, or None.
+    """
+
+    def __init__(self, every: int = 1000, keep_last: int = 3, keep_every: int | None = None):
+        if every < 1 or keep_last < 1:
+            raise ValueError(
+                f"CheckpointPolicy.every = {every} and keep_last = {keep_last} must be at least 1."
+            )
+        self.every, self.keep_last, self.keep_every = every, keep_last, keep_every
+
+
+class Checkpoints:
+    """The checkpoints of one folder.
+
+    Args:
+        folder: absolute path; created when first written to.
+        policy: what to keep.
+    """
+
+    def __init__(self, folder: str, policy: CheckpointPolicy | None = None):
+        import orbax.checkpoint as ocp  # takes a second, and only runs that save need it
+
+        policy = policy or CheckpointPolicy()
+        self._ocp, self.folder = ocp, os.path.abspath(folder)
+        self._manager = ocp.CheckpointManager(
+            self.folder,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=policy.keep_last,
+                keep_period=policy.keep_every,
+                enable_async_checkpointing=True,
+            ),
+        )
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, oldest first."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, state: TrainState, record: dict):
+        """Begins to write a checkpoint; waits only for the copy off the devices.
+
+        Args:
+            state: the train state; may be donated as soon as this returns.
+            record: json-able values to find again on restore.
+
+        Raises:
+            CheckpointError: if an earlier write failed (a full disk, say).
+        """
+        ocp, step = self._ocp, int(state.step)
+        if step in self._manager.all_steps():
+            return
+        record = {**record, "fingerprints": _fingerprints(state)}
+        # A copy, because a backend may hand out views of buffers that the next step reuses.
+        state = jax.tree.map(jnp.copy, state)
+        try:
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    **{name: ocp.args.StandardSave(part) for name, part in _parts(state).items()},
+                    record=ocp.args.JsonSave(record),
+                ),
+                force=True,
+            )
+        except Exception as error:
+            raise self._failed("write", step, error) from error
+
+    def wait(self):
+        """Returns when everything begun is on disk."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise self._failed("finish", "the newest step", error) from error
+
+    def _failed(self, verb, step, error):
+        return CheckpointError(
+            f"Could not {verb} the checkpoint of {step} in {self.folder} ({error}). "
+            f"Complete checkpoints: {self.steps() or 'none'}. Free some space, or check the "
+            "permissions, and run the same command again."
+        )
+
+    def record(self, step: int) -> dict:
+        """The JSON record of one checkpoint."""
+        ocp = self._ocp
+        args = ocp.args.Composite(record=ocp.args.JsonRestore())
+        return self._manager.restore(step, args=args)["record"]
+
+    def restore_latest(self, abstract: TrainState, parts=TrainState._fields):
+        """The newest checkpoint that reads back sound.
+
+        Args:
+            abstract: shapes, types and shardings to restore into.
+            parts: fields of the state to read; the others come back None.
+
+        Returns:
+            (state, record), or None if the folder holds no checkpoint at all.
+
+        Raises:
+            CheckpointError: if there are checkpoints, but none is sound.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                return self._restore(step, abstract, parts)
+            except Exception as error:  # a damaged file shows itself in many ways
+                logging.warning(
+                    "Checkpoint %d in %s is damaged and was skipped: %s",
+                    *(step, self.folder, str(error).strip().split("\n")[0][:300]),
+                )
+        if steps:
+            raise CheckpointError(
+                f"None of the checkpoints {steps} in {self.folder} can be read into this model. "
+                "If the config is right, remove the damaged ones or start in a new --workdir."
+            )
+        return None
+
+    def _restore(self, step, abstract, parts):
+        ocp = self._ocp
+        wanted = {name: part for name, part in _parts(abstract).items() if name in parts}
+        restored = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                **{name: ocp.args.StandardRestore(part) for name, part in wanted.items()},
+                record=ocp.args.JsonRestore(),
+            ),
+        )
+        record = restored["record"]
+        found = TrainState(
+            *(restored[name][name] if name in parts else None for name in TrainState._fields)
+        )
+        saved = record["fingerprints"]
+        bad = [name for name, value in _fingerprints(found).items() if saved.get(name) != value]
+        if bad:
+            raise CheckpointError(f"the contents of {bad[:3]} are not what was written")
+        return found, record
+
+    def remove_after(self, step: int):
+        """Deletes newer checkpoints than `step`: damaged ones that were skipped."""
+        for newer in [s for s in self.steps() if s > step]:
+            self._manager.delete(newer)
+
+    def close(self):
+        self.wait()
+        self._manager.close()
+
+
+def _parts(state):
+    return {name: {name: value} for name, value in state._asdict().items()}
+
+
+@jax.jit
+def _sums(leaves):
+    """A 32-bit sum over the bits of each array, weighted by place; the same on any mesh."""
+
+    def add(x):
+        size = x.dtype.itemsize
+        x = jax.lax.bitcast_convert_type(
+            x, {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint32"}[size]
+        )
+        x = x.astype(jnp.uint32)
+        weight = jnp.ones(x.shape, jnp.uint32)
+        for axis in range(x.ndim):
+            place = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+            weight = weight * jnp.uint32(2654435761) + 2 * place + 1
+        return jnp.sum(x * weight, dtype=jnp.uint32)
+
+    return [add(x) for x in leaves]
+
+
+def _fingerprints(state) -> dict[str, int]:
+    flat = jax.tree_util.tree_flatten_with_path(state)[0]
+    names = [jax.tree_util.keystr(path) for path, _ in flat]
+    sums = jax.device_get(_sums([leaf for _, leaf in flat]))
+    return {name: int(value) for name, value in zip(names, sums, strict=True)}

@@ -1,0 +1,63 @@
+"""What a run reports: sums over the steps since the last report, and device peaks."""
+
+import math
+
+import jax
+
+PEAK_FLOPS = {
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5": 459e12,
+    "TPU v6 lite": 918e12,
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+}
+"""Dense bfloat16 operations per second of one device, from the makers' data sheets."""
+
+
+def device_peak() -> float | None:
+    """Peak operations per second of one device, or None where it is not known."""
+    kind = jax.devices()[0].device_kind
+    matches = [name for name in PEAK_FLOPS if kind.startswith(name)]
+    return PEAK_FLOPS[max(matches, key=len)] if matches else None
+
+
+class Interval:
+    """Sums of step metrics since the last report; part of a checkpoint, so that a resumed
+    run reports the same numbers as one that was never stopped."""
+
+    def __init__(self, saved: dict | None = None):
+        self.sums = dict(saved or {})
+
+    def add(self, metrics):
+        """Adds a step's `StepMetrics`, fetched to the host."""
+        values = {
+            "nats": metrics.nats,
+            "weight": metrics.weight,
+            "correct": metrics.correct,
+            "steps": 1.0,
+            "skipped": 0.0 if metrics.finite else 1.0,
+        }
+        if metrics.finite:
+            values |= {f"mean/{name}": value for name, value in metrics.means.items()}
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(value)
+
+    def report(self) -> dict[str, float]:
+        """Scalars `train/*` of the interval (loss in nats per scored token), which ends."""
+        sums, self.sums = self.sums, {}
+        weight, finite = max(sums["weight"], 1e-6), max(sums["steps"] - sums["skipped"], 1.0)
+        loss = sums["nats"] / weight
+        return {
+            "train/loss": loss,
+            "train/bits_per_token": loss / math.log(2),
+            "train/accuracy": sums["correct"] / weight,
+            "train/scored_tokens": sums["weight"],
+            "train/skipped_steps": sums["skipped"],
+            **{
+                f"train/{name.removeprefix('mean/')}": value / finite
+                for name, value in sums.items()
+                if name.startswith("mean/")
+            },
+        }

@@ -1,0 +1,135 @@
+"""The run folder: what was run, with what, and every number it reported.
+
+config.gin, operative_config.gin, command.txt, environment.json, metrics.jsonl,
+events.out.tfevents.*, checkpoints/
+"""
+
+import glob
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import sys
+import tempfile
+
+import gin
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gin-config", "numpy", "brt")
+
+
+class RunFolder:
+    """Writes a run's records; only process 0 of a run should have one that `writes`.
+
+    Args:
+        path: the folder, created if `writes`.
+        writes: whether this process writes anything.
+
+    Raises:
+        PermissionError: if the folder cannot be written.
+    """
+
+    def __init__(self, path: str, writes: bool = True):
+        self.path, self.writes = os.path.abspath(path), writes
+        self._metrics = self._events = None
+        if writes:
+            try:
+                os.makedirs(self.path, exist_ok=True)
+                tempfile.TemporaryFile(dir=self.path).close()
+            except OSError as error:
+                raise type(error)(
+                    error.errno, f"Cannot write to --workdir {self.path} ({error.strerror})"
+                ) from error
+
+    def file(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def describe(self, config: str):
+        """Writes the config, as bound and as read, the command and the environment."""
+        if not self.writes:
+            return
+        import jax
+
+        environment = {
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "devices": [str(device.device_kind) for device in jax.devices()],
+            "processes": jax.process_count(),
+            "packages": {name: _version(name) for name in PACKAGES},
+            "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        }
+        self._write("config.gin", config)
+        self._write("operative_config.gin", gin.operative_config_str())
+        self._write("command.txt", shlex.join(sys.orig_argv) + "\n")
+        self._write("environment.json", json.dumps(environment, indent=2) + "\n")
+
+    def _write(self, name, text):
+        with open(self.file(name) + ".new", "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(self.file(name) + ".new", self.file(name))
+
+    def open_metrics(self, step: int):
+        """Opens the records for writing after `step`; what lies beyond it is cut off."""
+        if not self.writes:
+            return
+        from tensorboardX import SummaryWriter
+
+        kept = [record for record in read_metrics(self.path) if record["step"] <= step]
+        self._write("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+        self._metrics = open(self.file("metrics.jsonl"), "a", encoding="utf-8")  # noqa: SIM115
+        for events in glob.glob(self.file("events.out.tfevents.*")):
+            os.remove(events)
+        self._events = SummaryWriter(logdir=self.path, flush_secs=30)
+        for record in kept:
+            self._to_tensorboard(record)
+
+    def record(self, step: int, scalars: dict[str, float]):
+        """Appends one line to metrics.jsonl and the same scalars to TensorBoard."""
+        if self._metrics is None:
+            return
+        record = {"step": step, **scalars}
+        self._metrics.write(json.dumps(record) + "\n")
+        self._metrics.flush()
+        self._to_tensorboard(record)
+
+    def _to_tensorboard(self, record):
+        for name, value in record.items():
+            if name != "step":
+                self._events.add_scalar(name, value, record["step"])
+
+    def sync(self):
+        """Returns when the records are on disk: before a checkpoint that comes after them."""
+        if self._metrics is not None:
+            self._metrics.flush()
+            os.fsync(self._metrics.fileno())
+            self._events.flush()
+
+    def close(self):
+        if self._metrics is not None:
+            self.sync()
+            self._metrics.close()
+            self._events.close()
+
+
+def read_metrics(path: str) -> list[dict]:
+    """The records of a run folder, oldest first; a torn last line is left out."""
+    try:
+        with open(os.path.join(path, "metrics.jsonl"), encoding="utf-8") as file:
+            lines = file.read().split("\n")
+    except FileNotFoundError:
+        return []
+    records = []
+    for line in lines:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records
+
+
+def _version(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,101 @@
+"""The device mesh, and where each array of a tree lives on it."""
+
+import re
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from brt.models.shape_letters import RULES, spec
+
+SUFFIX = re.compile(r"_([A-Z]+)$")
+
+
+def make_mesh(data: int = -1, model: int = 1):
+    """A (data, model) mesh over all devices of all processes; -1 takes what the other leaves.
+
+    Raises:
+        ValueError: if the two do not multiply to the number of devices.
+    """
+    devices = jax.device_count()
+    shape = [data, model]
+    if shape.count(-1) == 2 or any(n == 0 or n < -1 for n in shape):
+        raise ValueError(f"Trainer.mesh = {(data, model)}: use positive numbers, at most one -1.")
+    if -1 in shape:
+        shape[shape.index(-1)] = max(devices // -int(np.prod(shape)), 1)
+    if np.prod(shape) != devices:
+        raise ValueError(
+            f"Trainer.mesh = {(data, model)} does not fit {devices} devices: "
+            "data x model must be their number (-1 takes what is left)."
+        )
+    return jax.make_mesh(tuple(shape), ("data", "model"), (AxisType.Auto, AxisType.Auto))
+
+
+def shardings(tree, mesh):
+    """A `NamedSharding` for each array of a tree, by the letters at the end of its name.
+
+    Names are dictionary keys or named-tuple fields (`queries_DA`, `keys_BWHK`), at any
+    depth, so the optimizer's copies of a parameter follow it. What has no letters, one
+    axis, another number of axes (factored moments) or an axis that does not divide is kept
+    whole on every device; `check_divisible` refuses the cases where that would be a mistake.
+    """
+
+    def place(path, leaf):
+        name = next((str(_key(key)) for key in reversed(path) if isinstance(_key(key), str)), "")
+        match = SUFFIX.search(name)
+        if not match or len(match[1]) != leaf.ndim or (leaf.ndim < 2 and match[1] != "B"):
+            return NamedSharding(mesh, PartitionSpec())
+        axes = [
+            axis if axis and size % mesh.shape[axis] == 0 else None
+            for axis, size in zip(spec(match[1]), leaf.shape, strict=True)
+        ]
+        return NamedSharding(mesh, PartitionSpec(*axes))
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def _key(key):
+    return getattr(key, "key", getattr(key, "name", getattr(key, "idx", None)))
+
+
+def check_divisible(mesh, rows: int, model_sizes: dict[str, int]):
+    """Refuses meshes that would leave devices with nothing, or with copies, to work on.
+
+    Args:
+        rows: rows of the batch.
+        model_sizes: binding names to sizes that must divide by the model axis.
+
+    Raises:
+        ValueError: naming the binding and the axis.
+    """
+    if rows % mesh.shape["data"]:
+        raise ValueError(
+            f"A batch of {rows} rows cannot be divided over {mesh.shape['data']} data-parallel "
+            "devices: change Trainer.tokens_per_step, Trainer.segment_length or Trainer.mesh."
+        )
+    for name, size in model_sizes.items():
+        if size % mesh.shape["model"]:
+            raise ValueError(
+                f"{name} = {size} cannot be divided over {mesh.shape['model']} model-parallel "
+                "devices: change it, or the second number of Trainer.mesh."
+            )
+
+
+def put_rows(mesh, shape, dtype, letters, rows_of):
+    """A global array built from the rows this process needs, whatever the number of hosts.
+
+    Args:
+        shape: the global shape, with the row axis where `letters` has a B.
+        rows_of: from (first row, number of rows) to that part as a NumPy array.
+    """
+    axis = letters.index("B")
+    axes = [
+        name if letter == "B" else None for letter, name in zip(letters, map(RULES.get, letters))
+    ]
+    sharding = NamedSharding(mesh, PartitionSpec(*axes))
+
+    def part(index):
+        start, stop, _ = index[axis].indices(shape[axis])
+        return rows_of(start, stop - start)
+
+    return jax.make_array_from_callback(shape, sharding, part, dtype=dtype)

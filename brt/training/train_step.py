@@ -1,0 +1,157 @@
+"""The step: a pure function of the train state and a batch.
+
+state, metrics = train_step(state, batch)
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from brt.models.caches import clear_state, reset_rows
+from brt.training.losses import token_losses
+
+
+class TrainState(NamedTuple):
+    """Everything a run carries from step to step.
+
+    step: () int32, updates done.
+    params: nested dictionary of float32 arrays.
+    optimizer: optax state.
+    caches: the model's caches in segment form, what each row remembers of its document.
+    """
+
+    step: jax.Array
+    params: Any
+    optimizer: Any
+    caches: Any
+
+
+class StepMetrics(NamedTuple):
+    """What one step reports, all scalars on the device.
+
+    nats, weight: sums over the scored tokens; their ratio is the loss.
+    correct: weighted sum of targets that had the highest logit.
+    finite: false if loss, gradient or update is not.
+    means: a dictionary of what is averaged over steps (rates, norms, monitors).
+    """
+
+    nats: jax.Array
+    weight: jax.Array
+    correct: jax.Array
+    finite: jax.Array
+    means: dict[str, jax.Array]
+
+
+def segment_sums(model, batch, caches, key=None, clear=False):
+    """Reads one segment and scores it.
+
+    Args:
+        model: the language model.
+        batch: inputs (B, T), targets (B, T), weights (B, T), starts (B,), without a K axis.
+        caches: segment form.
+        key: dropout key or None.
+        clear: forget the long-term state before the segment, whatever the document.
+
+    Returns:
+        The caches after the segment; nats (B, T); correct (B, T) bool; monitors.
+    """
+    inputs_BT, targets_BT, _, starts_B = batch
+    empty = model.init_caches(inputs_BT.shape[0])
+    if clear:
+        caches = clear_state(caches, empty)
+    caches = reset_rows(caches, empty, starts_B)
+    x_BTD, caches, monitors = model.stack(model.embed(inputs_BT), caches, key)
+    nats_BT, correct_BT = token_losses(model.logits(x_BTD), targets_BT)
+    return caches, nats_BT, correct_BT, monitors
+
+
+def make_loss(bind, clear=False):
+    """The loss of one step, a mean over its scored tokens in nats.
+
+    Args:
+        bind: from parameters to a model.
+        clear: clear the state at every segment (Block-Recurrent, appendix G.1).
+
+    Returns:
+        loss(params, caches, batch, key) -> (loss, (caches, sums and monitors)). Gradients
+        cross the K segments of the batch, never its border: the caches come in as data.
+    """
+
+    def loss(params, caches, batch, key):
+        model = bind(params)
+
+        def segment(caches, inputs):
+            segment_batch, index = inputs
+            segment_key = None if key is None else jax.random.fold_in(key, index)
+            caches, nats_BT, correct_BT, monitors = segment_sums(
+                model, segment_batch, caches, segment_key, clear
+            )
+            weights_BT = segment_batch.weights_KBT
+            sums = (nats_BT * weights_BT).sum(), weights_BT.sum(), (correct_BT * weights_BT).sum()
+            return caches, (sums, monitors)
+
+        K = batch.inputs_KBT.shape[0]
+        caches, (sums, monitors) = jax.lax.scan(
+            segment, caches, (batch, jnp.arange(K)), unroll=K == 1
+        )
+        nats, weight, correct = (s.sum() for s in sums)
+        value = nats / jnp.maximum(weight, 1e-6)
+        return value, (caches, (nats, weight, correct), jax.tree.map(jnp.mean, monitors))
+
+    return loss
+
+
+def make_train_step(
+    bind, optimizer, schedule, seed=0, dropout=False, clear=False, skip_nonfinite=False
+):
+    """Builds the step for `jax.jit`, which should donate the state.
+
+    Args:
+        bind: from parameters to a model.
+        optimizer: an optax transformation.
+        schedule: from step to learning rate, to report it.
+        seed: with the step, decides every dropout mask.
+        dropout: whether the model drops anything.
+        clear: clear the state at every segment.
+        skip_nonfinite: keep parameters and optimizer when loss, gradient or update is not
+            finite, and begin the caches anew if they are not.
+    """
+    loss = make_loss(bind, clear)
+
+    def train_step(state: TrainState, batch):
+        key = jax.random.fold_in(jax.random.key(seed), state.step) if dropout else None
+        (value, (caches, sums, monitors)), grads = jax.value_and_grad(loss, has_aux=True)(
+            state.params, state.caches, batch, key
+        )
+        updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, updates)
+        grad_norm, update_norm = optax.global_norm(grads), optax.global_norm(updates)
+        finite = jnp.isfinite(value) & jnp.isfinite(grad_norm) & jnp.isfinite(update_norm)
+        if skip_nonfinite:
+            keep = functools.partial(jax.tree.map, functools.partial(jnp.where, finite))
+            params = keep(params, state.params)
+            optimizer_state = keep(optimizer_state, state.optimizer)
+            sound = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(caches)]))
+            fresh = bind(params).init_caches(batch.inputs_KBT.shape[1])
+            caches = jax.tree.map(functools.partial(jnp.where, sound), caches, fresh)
+            # A skipped step scores nothing, or one bad value would hide all others' mean.
+            sums = tuple(jnp.where(finite, s, 0.0) for s in sums)
+        means = {
+            "learning_rate": schedule(state.step),
+            "grad_norm": grad_norm,
+            "update_norm": update_norm,
+            **monitors,
+            **{f"layer{i}/cell_grad_norm": norm for i, norm in _cell_norms(grads).items()},
+        }
+        metrics = StepMetrics(*sums, finite, means)
+        return TrainState(state.step + 1, params, optimizer_state, caches), metrics
+
+    return train_step
+
+
+def _cell_norms(grads):
+    layers = grads.get("layers", {})
+    return {i: optax.global_norm(layer["cell"]) for i, layer in layers.items() if "cell" in layer}
