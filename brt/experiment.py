@@ -78,11 +78,11 @@ class Experiment:
 
     def bind(self, params) -> LanguageModel:
         """The model with these parameters, a nested dictionary of arrays."""
-        flat = {
-            tuple(key.key for key in path): nnx.Param(leaf)
+        flat = [
+            (tuple(key.key for key in path), nnx.Param(leaf))
             for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
-        }
-        return nnx.merge(self._graph, nnx.State.from_flat_path(flat))
+        ]
+        return nnx.merge(self._graph, nnx.from_flat_state(flat))
 
     def init_params(self, seed: int | None = None):
         """Fresh parameters; `seed` defaults to the trainer's."""

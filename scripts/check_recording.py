@@ -72,7 +72,7 @@ def gradient_error(recording, model, caches, segment, prefix):
 
     value, grads = jax.jit(jax.value_and_grad(loss))(params)
     errors = [abs(float(value) - float(recording[f"{prefix}_loss"]))]
-    for path, leaf in grads.flat_state():
+    for path, leaf in nnx.to_flat_state(grads):
         name = meliad_checkpoint.from_brt_path(path)
         if name == "begin":
             continue

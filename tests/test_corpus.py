@@ -180,15 +180,26 @@ def test_processes_that_prepare_at_once_leave_one_good_store(tmp_path):
     (tmp_path / "books").mkdir()
     for n in range(300):
         (tmp_path / "books" / f"{n:03}.txt").write_text(f"book {n}" * 50)
-    program = (
-        "import sys; from brt.data.corpus import *; from brt.data.sources import *; "
-        "from brt.data.vocabularies import *; "
-        "Corpus(sys.argv[1], TextFiles(sys.argv[2]), ByteVocabulary()).prepare('train'); "
-        "assert not {'jax', 'tensorflow'} & set(sys.modules)"
-    )
+    program = """if True:
+        import sys
+        from brt.data.corpus import Corpus
+        from brt.data.sources import TextFiles
+        from brt.data.vocabularies import ByteVocabulary
+        print("ready", flush=True)
+        sys.stdin.readline()
+        Corpus(sys.argv[1], TextFiles(sys.argv[2]), ByteVocabulary()).prepare("train")
+        assert not {"jax", "tensorflow", "sentencepiece"} & set(sys.modules)
+    """
     command = [sys.executable, "-c", program, str(tmp_path / "stores"), str(tmp_path / "books")]
-    processes = [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]
-    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(3)]
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 3
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate(timeout=60)
+    assert [process.returncode for process in processes] == [0, 0, 0]
     store = Corpus(
         str(tmp_path / "stores"), TextFiles(str(tmp_path / "books")), ByteVocabulary()
     ).open("train")

@@ -230,10 +230,16 @@ def test_loss_weights_pass_through(store_of, kind):
 def test_rows_are_balanced_to_within_the_longest_document(segments, rows, order):
     shuffled = list(range(len(segments)))
     order.shuffle(shuffled)
-    hands = deal(np.array(segments), rows, np.array(shuffled))
+    hands = [hand.tolist() for hand in deal(np.array(segments), rows, np.array(shuffled))]
     loads = [sum(segments[d] for d in hand) for hand in hands]
     assert sorted(d for hand in hands for d in hand) == list(range(len(segments)))
     assert max(loads) - min(loads) <= max(segments)
+
+    plain = [[] for _ in range(rows)]
+    for document in sorted(shuffled, key=lambda d: -segments[d]):
+        lightest = min(range(rows), key=lambda r: sum(segments[d] for d in plain[r]))
+        plain[lightest].append(document)
+    assert hands == plain
 
 
 @properties

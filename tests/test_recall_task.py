@@ -200,6 +200,7 @@ def test_descriptions_change_with_every_setting():
     [
         ({"num_facts": 0}, "at least one document, fact, value and filler"),
         ({"num_values": 0}, "at least one"),
+        ({"seed": -1}, "seed = -1 is negative"),
         ({"num_keys": 3}, "num_keys = 3 is below num_facts = 4"),
         ({"min_distance": 2}, "the shortest possible is 3"),
         ({"min_distance": 900}, "distances run from 900 to 768"),

@@ -3,14 +3,13 @@
 import errno
 import hashlib
 import json
-import logging
 import os
 import random
 
 import numpy as np
 import pytest
 
-from brt.data import progress
+from brt import progress
 from brt.data.sources import Document
 from brt.data.token_store import TokenStore, write_store
 from brt.data.vocabularies import ByteVocabulary
@@ -270,7 +269,7 @@ def test_a_manifest_that_cannot_be_used_is_an_error(store, content, sentence):
 
 
 @pytest.mark.parametrize(
-    "offsets", [[0, 34], [0, 7, 25, 34, 36], [0, 7, 7, 34, 35], [1, 7, 25, 34]]
+    "offsets", [[0, 34], [0, 7, 25, 34, 36], [0, 7, 7, 34, 35], [1, 7, 25, 34, 35]]
 )
 def test_offsets_that_contradict_the_manifest_are_an_error(store, offsets):
     np.save(store.folder / "offsets.npy", np.array(offsets, np.int64))
@@ -294,19 +293,13 @@ def test_pickled_offsets_are_not_unpickled(store):
 # Progress
 
 
-def test_a_terminal_gets_a_bar_with_a_rate(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    assert list(progress.reported("abc", "stores/train", 3)) == ["a", "b", "c"]
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown_unless_quiet(tmp_path, monkeypatch, capsys, terminal):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(progress, "SECONDS", 0)
+    vocabulary = ByteVocabulary()
+    write_store(tmp_path / "loud", texts(), vocabulary, SOURCE, total=4)
     shown = capsys.readouterr().err
-    assert "stores/train" in shown and "3/3" in shown and "document/s" in shown
-
-
-def test_elsewhere_there_is_a_line_now_and_then(monkeypatch, caplog):
-    clock = iter(range(0, 1000, 4))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with caplog.at_level(logging.INFO, "absl"):
-        assert len(list(progress.reported(range(6), "stores/train", 6))) == 6
-    assert [record.message for record in caplog.records] == [
-        "stores/train: 3 of 6 documents, 0.25 documents/s",
-        "stores/train: 6 of 6 documents, 0.25 documents/s",
-    ]
+    assert str(tmp_path / "loud") in shown and "4/4" in shown
+    write_store(tmp_path / "quiet", texts(), vocabulary, SOURCE, total=4, quiet=True)
+    assert capsys.readouterr().err == ""

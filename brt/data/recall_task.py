@@ -112,6 +112,8 @@ class RecallTask:
                 "RecallTask needs at least one document, fact, value and filler; bind all of "
                 "num_documents, num_held_out, num_facts, num_values, num_fillers to 1 or more"
             )
+        if seed < 0:
+            raise ValueError(f"RecallTask.seed = {seed} is negative; bind it to 0 or more")
         if num_keys < num_facts:
             raise ValueError(
                 f"RecallTask.num_keys = {num_keys} is below num_facts = {num_facts}; each fact of "
@@ -170,8 +172,8 @@ class RecallTask:
 
     def _document(self, split, number):
         """The tokens of one document and the positions of its answers."""
-        key = [self.seed, number, *split.encode()]
-        random = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+        bits = np.random.Philox(np.random.SeedSequence([self.seed, number, *split.encode()]))
+        random = np.random.Generator(bits)
         length = int(random.integers(self.lengths[0], self.lengths[1], endpoint=True))
         ids = self.vocabulary
         tokens = random.integers(ids.first_filler, ids.size, length, np.int32)
@@ -190,11 +192,11 @@ class RecallTask:
         return tokens, np.sort(answers)
 
     def _distances(self, random):
-        """One distance a fact, in random order, spread evenly on a logarithmic scale."""
+        """One distance a fact, spread evenly on a logarithmic scale."""
         shares = (np.arange(self.num_facts) + random.random(self.num_facts)) / self.num_facts
         ratio = (self.max_distance + 1) / self.min_distance
         distances = np.floor(self.min_distance * ratio**shares).astype(int)
-        return random.permutation(np.minimum(distances, self.max_distance))
+        return np.minimum(distances, self.max_distance)
 
     def _place(self, random, free, distance):
         """A position for a value such that its definition and its question fall on filler."""

@@ -9,6 +9,7 @@ import functools
 import json
 import re
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -54,10 +55,13 @@ def load(params: dict, window: int) -> LanguageModel:
             )
         return value
 
-    flat = {path: take("/".join(map(str, path)), leaf) for path, leaf in _flat(shapes)}
+    flat = [
+        (path, nnx.Param(jnp.asarray(take("/".join(map(str, path)), leaf))))
+        for path, leaf in nnx.to_flat_state(shapes)
+    ]
     if left:
         raise UnsupportedCheckpoint(f"brt has no counterpart for {sorted(left)[:5]}.")
-    return nnx.merge(graph, nnx.State.from_flat_path({k: nnx.Param(v) for k, v in flat.items()}))
+    return nnx.merge(graph, nnx.from_flat_state(flat))
 
 
 def load_recording(recording) -> LanguageModel:
@@ -181,6 +185,3 @@ def _translate(table, name):
             return source
     raise UnsupportedCheckpoint(f"meliad has no counterpart for brt's {name!r}.")
 
-
-def _flat(state):
-    return sorted(state.flat_state(), key=lambda item: tuple(map(str, item[0])))

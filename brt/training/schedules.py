@@ -54,6 +54,6 @@ def linear(step, total_steps, maximum=0.01, minimum=0.0, warmup_steps=1000):
 
 
 @gin.configurable(denylist=["step", "total_steps"])
-def constant(step, total_steps, value=0.001, warmup_steps=1000):
+def constant_rate(step, total_steps, value=0.001, warmup_steps=1000):
     """`value`, after the ramp."""
     return _ramp(step, warmup_steps)[0] * value

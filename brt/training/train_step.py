@@ -128,7 +128,7 @@ def make_train_step(
         )
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        grad_norm, update_norm = optax.global_norm(grads), optax.global_norm(updates)
+        grad_norm, update_norm = optax.tree.norm(grads), optax.tree.norm(updates)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm) & jnp.isfinite(update_norm)
         if skip_nonfinite:
             keep = functools.partial(jax.tree.map, functools.partial(jnp.where, finite))
@@ -154,4 +154,4 @@ def make_train_step(
 
 def _cell_norms(grads):
     layers = grads.get("layers", {})
-    return {i: optax.global_norm(layer["cell"]) for i, layer in layers.items() if "cell" in layer}
+    return {i: optax.tree.norm(layer["cell"]) for i, layer in layers.items() if "cell" in layer}

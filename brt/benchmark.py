@@ -1,0 +1,201 @@
+"""Times training steps of several configs side by side, and the input alone.
+
+    python -m brt.benchmark --configs=FIRST.gin,SECOND.gin
+
+Every config takes one step in turn, over and over, so that a busy machine slows all of
+them alike; what counts is the ratio to the baseline, the first config unless named.
+"""
+
+import json
+import os
+import tempfile
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from absl import flags
+
+from brt import command_line, config
+from brt.data.document_stream import Batch, DocumentStream
+from brt.data.sources import Document
+from brt.data.token_store import TokenStore, write_store
+from brt.data.vocabularies import ByteVocabulary
+from brt.experiment import Experiment
+from brt.models.counts import flops_per_token
+from brt.progress import Progress
+from brt.training.metrics import device_peak
+from brt.training.sharding import make_mesh, shardings
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("configs", [], "Gin files to compare; --gin bindings apply to all of them.")
+flags.DEFINE_string("baseline", None, "Name of the config that counts as 1.00.")
+flags.DEFINE_integer("rounds", 20, "Timed steps of each config.")
+flags.DEFINE_string("json", None, "Also write the figures to this file.")
+
+
+class Candidate(NamedTuple):
+    """A config, compiled: `step(state, batch) -> (state, metrics)`."""
+
+    name: str
+    step: object
+    state: object
+    batch: Batch
+    facts: dict
+
+
+def build(file) -> Candidate:
+    """Compiles the training step of one config at once: gin will be bound anew for the next."""
+    config.parse([file], FLAGS.gin_bindings, FLAGS.gin_search_paths)
+    experiment = Experiment.from_gin()
+    mesh = make_mesh(*experiment.trainer.mesh)
+    experiment.check_mesh(mesh)
+    with jax.set_mesh(mesh):
+        abstract = experiment.abstract_state(mesh)
+        place = shardings(abstract, mesh)
+        state = jax.jit(experiment.init_state, out_shardings=place)()
+        batch = jax.device_put(
+            _random_batch(experiment), shardings(experiment.abstract_batch(), mesh)
+        )
+        begun = time.perf_counter()
+        step = jax.jit(experiment.train_step, donate_argnums=0).lower(state, batch).compile()
+        seconds = time.perf_counter() - begun
+    memory = step.memory_analysis()
+    peak = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    peak += memory.temp_size_in_bytes - memory.alias_size_in_bytes
+    facts = {
+        "compile_seconds": seconds,
+        "peak_bytes": peak,
+        "flops_per_token": 3 * flops_per_token(experiment.model),
+        "tokens_per_step": experiment.trainer.tokens_per_step,
+        "rows": experiment.trainer.rows,
+        "segment_length": experiment.trainer.segment_length,
+        "segments_per_step": experiment.trainer.segments_per_step,
+    }
+    name = os.path.splitext(os.path.basename(file))[0]
+    return Candidate(name, step, state, batch, facts)
+
+
+def _random_batch(experiment):
+    shapes, rng = experiment.abstract_batch(), np.random.default_rng(0)
+    tokens = rng.integers(0, experiment.model.vocabulary_size, (2, *shapes.inputs_KBT.shape))
+    return Batch(
+        *tokens.astype(np.int32),
+        np.ones(shapes.weights_KBT.shape, np.float32),
+        np.zeros(shapes.starts_KB.shape, bool),
+    )
+
+
+def time_steps(candidates, rounds):
+    """Seconds of each step, (rounds, candidates), after one round to warm up."""
+    states = [candidate.state for candidate in candidates]
+    seconds, progress = np.zeros((rounds, len(candidates))), Progress("rounds", rounds)
+    for number in range(-1, rounds):
+        for i, candidate in enumerate(candidates):
+            begun = time.perf_counter()
+            states[i], metrics = candidate.step(states[i], candidate.batch)
+            jax.block_until_ready(metrics)
+            if number >= 0:
+                seconds[number, i] = time.perf_counter() - begun
+        progress.update(max(number + 1, 0))
+    progress.close()
+    return seconds
+
+
+def time_input(rows, segment_length, segments_per_step, steps=200):
+    """Tokens per second of the input alone, from a warm store of random documents."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(segment_length // 2, 40 * segment_length, 2 * rows)
+    documents = (
+        Document(str(i), rng.integers(0, 256, size, np.uint8).tobytes())
+        for i, size in enumerate(lengths)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "store")
+        write_store(path, documents, ByteVocabulary(), {"source": "random"}, quiet=True)
+        stream = DocumentStream(TokenStore(path), rows, segment_length, segments_per_step)
+        stream.batch(0)
+        begun = time.perf_counter()
+        for step in range(1, steps + 1):
+            stream.batch(step)
+        seconds = time.perf_counter() - begun
+    return rows * segment_length * segments_per_step * steps / seconds
+
+
+def table(candidates, seconds, baseline):
+    """One dictionary of figures for each config."""
+    base = [candidate.name for candidate in candidates].index(baseline)
+    rows = []
+    for i, candidate in enumerate(candidates):
+        facts, median = candidate.facts, float(np.median(seconds[:, i]))
+        shape = facts["rows"], facts["segment_length"], facts["segments_per_step"]
+        tokens_per_second = facts["tokens_per_step"] / median
+        row = {
+            "name": candidate.name,
+            # Of pairs from the same round, which shared whatever else the machine was doing.
+            "ratio": float(np.median(seconds[:, i] / seconds[:, base])),
+            "step_seconds": median,
+            "tokens_per_second": tokens_per_second,
+            **facts,
+            "input_tokens_per_second": time_input(*shape),
+        }
+        row["input_times_faster"] = row["input_tokens_per_second"] / tokens_per_second
+        if peak := device_peak():
+            devices = jax.device_count()
+            row["mfu"] = facts["flops_per_token"] * tokens_per_second / (peak * devices)
+        rows.append(row)
+    return rows
+
+
+def show(rows):
+    columns = (
+        ("ratio", "ratio", "{:.3f}", 1),
+        ("step_seconds", "step s", "{:.3f}", 1),
+        ("tokens_per_second", "tokens/s", "{:,.0f}", 1),
+        ("compile_seconds", "compile s", "{:.1f}", 1),
+        ("peak_bytes", "peak MiB", "{:,.0f}", 2**20),
+        ("flops_per_token", "MFLOP/token", "{:,.1f}", 1e6),
+        ("mfu", "MFU", "{:.1%}", 1),
+        ("input_times_faster", "input x", "{:,.0f}", 1),
+    )
+    columns = [column for column in columns if column[0] in rows[0]]
+    width = max(len(row["name"]) for row in rows)
+    print(" " * width, *(f"{title:>12}" for _, title, _, _ in columns))
+    for row in rows:
+        cells = (form.format(row[key] / unit) for key, _, form, unit in columns)
+        print(f"{row['name']:<{width}}", *(f"{cell:>12}" for cell in cells))
+
+
+def main():
+    files = FLAGS.configs or FLAGS.gin_file
+    if not files:
+        raise ValueError("--configs is empty: name the gin files to compare, separated by commas.")
+    candidates = []
+    for file in files:
+        print(f"compiling {file}", flush=True)
+        candidates.append(build(file))
+    names = [candidate.name for candidate in candidates]
+    baseline = FLAGS.baseline or names[0]
+    if baseline not in names:
+        raise ValueError(f"--baseline = {baseline}: choose one of {', '.join(names)}.")
+    budgets = {candidate.facts["tokens_per_step"] for candidate in candidates}
+    if len(budgets) > 1:
+        raise ValueError(
+            f"The configs take {sorted(budgets)} tokens per step, and only equal budgets can be "
+            "compared: add --gin.Trainer.tokens_per_step=NUMBER."
+        )
+    seconds = time_steps(candidates, FLAGS.rounds)
+    rows = table(candidates, seconds, baseline)
+    device = jax.devices()[0].device_kind
+    print(
+        f"\n{jax.device_count()} x {device}, {budgets.pop():,} tokens per step, median of "
+        f"{FLAGS.rounds} interleaved steps, ratio to {baseline}"
+    )
+    show(rows)
+    if FLAGS.json:
+        with open(FLAGS.json, "w", encoding="utf-8") as file:
+            json.dump({"device": device, "devices": jax.device_count(), "configs": rows}, file)
+
+
+if __name__ == "__main__":
+    command_line.run(main)

@@ -1,0 +1,165 @@
+"""Kills a training run at random moments, resumes it each time, and demands the same result.
+
+    python scripts/kill_and_resume.py [--kills 20] [--seed 0]
+
+Two runs of one small config, on text made here: one undisturbed, one that gets SIGKILL at
+random moments, start-up and checkpoint writing included. At the end parameters, optimizer,
+caches and all train/* and eval/* records must be equal bit for bit. Exit status 0 if so.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from brt import config
+from brt.experiment import Experiment
+from brt.training.checkpoint import Checkpoints
+from brt.training.run_folder import read_metrics
+
+CONFIG = """
+Trainer.corpus = @Corpus()
+Corpus.store = "{folder}/store"
+Corpus.source = @TextFiles()
+Corpus.vocabulary = @ByteVocabulary()
+TextFiles.path = "{folder}/text/{{split}}"
+Trainer.optimizer = @adafactor
+Trainer.schedule = @rsqrt
+rsqrt.warmup_steps = 50
+Trainer.evaluation = @Evaluation()
+Evaluation.max_steps = 3
+Trainer.checkpoints = @CheckpointPolicy()
+CheckpointPolicy.every = 7
+Trainer.steps = {steps}
+Trainer.segment_length = 64
+Trainer.tokens_per_step = 512
+Trainer.log_every = 3
+Trainer.eval_every = 25
+LanguageModel.vocabulary_size = 256
+LanguageModel.num_layers = 2
+LanguageModel.width = 64
+LanguageModel.num_heads = 2
+LanguageModel.head_size = 16
+LanguageModel.feed_forward_size = 128
+LanguageModel.window = 16
+LanguageModel.recurrent_layers = (1,)
+LanguageModel.dropout = 0.1
+RecurrentCell.num_states = 16
+"""
+
+
+def make_text(folder, seed):
+    rng = np.random.default_rng(seed)
+    words = ["".join(rng.choice(list("etaoinshr"), rng.integers(1, 8))) for _ in range(300)]
+    for split, count in (("train", 20), ("validation", 8)):
+        (folder / "text" / split).mkdir(parents=True)
+        for number in range(count):
+            text = " ".join(rng.choice(words, rng.integers(20, 1500)))
+            (folder / "text" / split / f"{number:02d}.txt").write_text(text)
+
+
+def begin(folder, name):
+    """Starts or resumes the run `name`; every process compiles to the same cached code."""
+    command = [sys.executable, "-m", "brt.train", f"--gin_file={folder}/config.gin"]
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
+    with open(folder / f"{name}.log", "a", encoding="utf-8") as log:
+        return subprocess.Popen(
+            [*command, f"--workdir={folder}/{name}"], stdout=log, stderr=log, env=environment
+        )
+
+
+def steps_done(folder, name):
+    return max((record["step"] for record in read_metrics(str(folder / name))), default=0)
+
+
+def undisturbed(folder):
+    """Runs to the end; returns seconds until the first record, and from there to the end."""
+    begun, process, first = time.monotonic(), begin(folder, "whole"), None
+    while process.poll() is None:
+        if first is None and steps_done(folder, "whole"):
+            first = time.monotonic()
+        time.sleep(0.05)
+    if process.returncode or first is None:
+        sys.exit((folder / "whole.log").read_text())
+    return first - begun, time.monotonic() - first
+
+
+def kill_often(folder, kills, start_up, running, rng):
+    """Kills the run `killed` so often; prints where each kill fell; then lets it finish."""
+    during_writing = 0
+    for number in range(1, kills + 1):
+        process = begin(folder, "killed")
+        # Often enough in the middle of training, and now and then while it starts up.
+        early = rng.random() < 0.2
+        time.sleep(
+            rng.uniform(0, start_up) if early else start_up + rng.uniform(0, 1.5 * running / kills)
+        )
+        if process.poll() is not None:
+            sys.exit(f"The run ended before kill {number}; use more --steps.")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        unfinished = list((folder / "killed" / "checkpoints").glob("*tmp*"))
+        during_writing += bool(unfinished)
+        step, state = steps_done(folder, "killed"), "writing a checkpoint" if unfinished else ""
+        print(f"kill {number:2d} of {kills} at step {step:4d}  {state}", flush=True)
+    print(f"{during_writing} of {kills} kills fell into the writing of a checkpoint")
+    if begin(folder, "killed").wait():
+        sys.exit((folder / "killed.log").read_text())
+
+
+def compare(folder):
+    """Prints what differs; true if nothing does."""
+    config.parse([str(folder / "config.gin")])
+    abstract = Experiment.from_gin().abstract_state()
+    states, records = [], []
+    for name in ("whole", "killed"):
+        checkpoints = Checkpoints(str(folder / name / "checkpoints"))
+        states.append(checkpoints.restore_latest(abstract)[0])
+        checkpoints.close()
+        records.append(
+            [
+                {key: value for key, value in record.items() if not key.startswith("perf/")}
+                for record in read_metrics(str(folder / name))
+            ]
+        )
+    same = True
+    flat = [jax.tree_util.tree_flatten_with_path(state)[0] for state in states]
+    for (path, a), (_, b) in zip(*flat, strict=True):
+        if np.asarray(a).tobytes() != np.asarray(b).tobytes():
+            print(f"differs: {jax.tree_util.keystr(path)}")
+            same = False
+    if records[0] != records[1]:
+        print("the train/* and eval/* records differ")
+        same = False
+    print(f"{len(flat[0])} arrays and {len(records[0])} records compared: ", end="")
+    print("equal bit for bit" if same else "NOT equal")
+    return same
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_text(folder, arguments.seed)
+        text = CONFIG.format(folder=folder, steps=arguments.steps)
+        (folder / "config.gin").write_text(text)
+        start_up, running = undisturbed(folder)
+        print(f"undisturbed: {start_up:.1f} s to the first record, then {running:.1f} s")
+        kill_often(folder, arguments.kills, start_up, running, random.Random(arguments.seed))
+        return 0 if compare(folder) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Packaging of brt; the extras name what they are for."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+REQUIRED = [
+    "jax>=0.10,<0.13",
+    "flax>=0.12,<0.14",
+    "optax>=0.2.6,<0.4",
+    "orbax-checkpoint>=0.11.30,<0.14",
+    "gin-config>=0.5,<0.6",
+    "absl-py>=2.1,<3",
+    "numpy>=2.0,<3",
+    "sentencepiece>=0.2,<0.3",
+    "safetensors>=0.5,<1",
+    "tensorboardX>=2.6,<3",
+    "tqdm>=4.66,<5",
+]
+EXTRAS = {
+    "data": ["tensorflow-datasets>=4.9.7,<5", "seqio>=0.0.20,<0.1"],
+    "gpu": ["jax[cuda13]>=0.10,<0.13"],
+    "tpu": ["jax[tpu]>=0.10,<0.13"],
+    "dev": [
+        "pytest>=8.3,<10",
+        "pytest-xdist>=3.6,<4",
+        "hypothesis>=6.120,<7",
+        "ruff>=0.9,<0.18",
+    ],
+}
+
+setup(
+    name="brt",
+    version="0.1.0",
+    description="Language models that read long documents segment by segment",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["brt", "brt.*"]),
+    install_requires=REQUIRED,
+    extras_require=EXTRAS,
+)

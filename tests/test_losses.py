@@ -1,0 +1,68 @@
+"""Token losses, against sums of exponentials written out one token at a time."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from brt.training.losses import token_losses
+
+
+def plain(logits, target):
+    """-log p(target) of one token, with every exponential spelled out."""
+    return math.log(sum(math.exp(x) for x in logits)) - logits[target]
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2), (3, 4, 17), (5, 100)])
+@pytest.mark.parametrize("scale", [0.1, 3.0, 30.0])
+def test_each_token_costs_minus_the_log_of_its_probability(shape, scale):
+    rng = np.random.default_rng(0)
+    logits = (scale * rng.normal(size=shape)).astype(np.float32)
+    targets = rng.integers(0, shape[-1], shape[:-1])
+    nats, correct = jax.jit(token_losses)(logits, targets.astype(np.int32))
+    assert nats.shape == correct.shape == targets.shape
+    for place in np.ndindex(targets.shape):
+        row = logits[place].astype(np.float64).tolist()
+        assert float(nats[place]) == pytest.approx(plain(row, targets[place]), rel=1e-5, abs=1e-5)
+        assert bool(correct[place]) == (max(row) == row[targets[place]])
+
+
+@pytest.mark.parametrize(
+    ("logits", "target", "expected"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], 2, math.log(4)),
+        ([math.log(3.0), 0.0], 0, math.log(4 / 3)),
+        ([math.log(3.0), 0.0], 1, math.log(4)),
+        ([5.0, 5.0, -1e30], 1, math.log(2)),
+        ([0.0], 0, 0.0),
+    ],
+)
+def test_losses_one_can_work_out_by_hand(logits, target, expected):
+    nats, _ = token_losses(jnp.array(logits), jnp.int32(target))
+    assert float(nats) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("shift", [-1e4, 1e4])
+def test_a_constant_added_to_all_logits_changes_nothing_and_overflows_nothing(shift):
+    logits = np.random.default_rng(1).integers(-8, 8, (6, 9)).astype(np.float32)
+    targets = np.arange(6, dtype=np.int32)
+    nats, correct = token_losses(logits, targets)
+    shifted_nats, shifted_correct = token_losses(logits + np.float32(shift), targets)
+    np.testing.assert_allclose(shifted_nats, nats, atol=2e-3)  # one unit in the last place of 1e4
+    np.testing.assert_array_equal(shifted_correct, correct)
+
+
+def test_the_gradient_is_the_softmax_minus_the_target():
+    rng = np.random.default_rng(2)
+    logits, targets = rng.normal(size=(4, 7)).astype(np.float32), np.array([0, 3, 3, 6], np.int32)
+    gradient = jax.grad(lambda x: token_losses(x, targets)[0].sum())(logits)
+    probabilities = np.exp(logits.astype(np.float64))
+    probabilities /= probabilities.sum(-1, keepdims=True)
+    np.testing.assert_allclose(gradient, probabilities - np.eye(7)[targets], atol=1e-6)
+
+
+def test_the_first_of_equal_logits_is_the_prediction():
+    _, correct = token_losses(jnp.zeros((3, 4)), jnp.array([0, 1, 3], jnp.int32))
+    assert correct.tolist() == [True, False, False]

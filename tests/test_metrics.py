@@ -1,0 +1,108 @@
+"""Interval reports: ratios of sums, whatever the run was interrupted by."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from brt.training.metrics import PEAK_FLOPS, Interval, device_peak
+from brt.training.train_step import StepMetrics
+
+
+def metrics(seed, finite=True, weight=None):
+    rng = np.random.default_rng(seed)
+    weight = float(rng.integers(1, 200)) if weight is None else weight
+    means = {"learning_rate": rng.random(), "layer1/kept": rng.random()}
+    if not finite:
+        means = {name: math.nan for name in means}
+    return StepMetrics(
+        nats=np.float32(rng.random() * 5 * weight),
+        weight=np.float32(weight),
+        correct=np.float32(rng.random() * weight),
+        finite=np.bool_(finite),
+        means=means,
+    )
+
+
+def filled(steps, interval=None):
+    interval = interval or Interval()
+    for step in steps:
+        interval.add(step)
+    return interval
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_an_interval_reports_ratios_of_sums_and_not_means_of_ratios(count):
+    steps = [metrics(seed, weight=[200.0, 1.0][seed % 2]) for seed in range(count)]
+    report = filled(steps).report()
+    nats = sum(float(step.nats) for step in steps)
+    weight = sum(float(step.weight) for step in steps)
+    assert report["train/loss"] == pytest.approx(nats / weight, rel=1e-12)
+    assert report["train/bits_per_token"] == pytest.approx(nats / weight / math.log(2), rel=1e-12)
+    correct = sum(float(step.correct) for step in steps)
+    assert report["train/accuracy"] == pytest.approx(correct / weight, rel=1e-12)
+    assert report["train/scored_tokens"] == weight
+    assert report["train/skipped_steps"] == 0
+    for name in ("learning_rate", "layer1/kept"):
+        expected = sum(step.means[name] for step in steps) / count
+        assert report[f"train/{name}"] == pytest.approx(expected, rel=1e-12)
+    if count > 1:
+        mean_of_ratios = np.mean([step.nats / step.weight for step in steps])
+        assert abs(report["train/loss"] - mean_of_ratios) > 0.01
+
+
+def test_a_report_begins_a_new_interval():
+    interval = filled([metrics(0), metrics(1)])
+    interval.report()
+    interval.add(metrics(2))
+    assert interval.report() == filled([metrics(2)]).report()
+
+
+@pytest.mark.parametrize("cut", range(6))
+def test_an_interval_saved_as_json_and_restored_reports_the_same_bits(cut):
+    steps = [metrics(seed, finite=seed != 3) for seed in range(6)]
+    whole = filled(steps).report()
+    first = filled(steps[:cut])
+    restored = Interval(json.loads(json.dumps(first.sums)))
+    assert filled(steps[cut:], restored).report() == whole
+
+
+def test_what_is_saved_does_not_change_when_the_run_goes_on():
+    interval = filled([metrics(0)])
+    saved = Interval(interval.sums)
+    interval.add(metrics(1))
+    assert saved.report() == filled([metrics(0)]).report()
+
+
+def test_skipped_steps_are_counted_and_left_out_of_the_means():
+    sound, skipped = [metrics(0), metrics(2)], metrics(1, finite=False, weight=0.0)
+    report = filled([sound[0], skipped, sound[1]]).report()
+    without = filled(sound).report()
+    assert report.pop("train/skipped_steps") == 1 and without.pop("train/skipped_steps") == 0
+    assert report == without
+
+
+def test_an_interval_of_skipped_steps_only_can_still_be_reported():
+    report = filled([metrics(0, finite=False, weight=0.0)] * 2).report()
+    assert report["train/skipped_steps"] == 2
+    assert all(math.isfinite(value) for value in report.values())
+    json.dumps(report)
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [
+        ("TPU v5 lite", 197e12),
+        ("TPU v5p", 459e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("cpu", None),
+    ],
+)
+def test_the_peak_is_that_of_the_longest_name_that_fits(kind, peak, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
+    assert device_peak() == peak
+    assert peak is None or peak in PEAK_FLOPS.values()

@@ -1,0 +1,209 @@
+"""Optimizers, against the published updates written out in NumPy, float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from brt.training.optimizers import adafactor, adamw
+
+SHAPES = {"large_VD": (256, 256), "long_DF": (512, 16), "small_DF": (5, 7), "bias_D": (9,)}
+"""Only the first has both sides of 128 or more, and so a factored second moment."""
+
+
+def rms(x):
+    return np.sqrt(np.mean(np.square(x)))
+
+
+def draw(seed, scale=1.0):
+    rng = np.random.default_rng(seed)
+    return {name: scale * rng.normal(size=shape) for name, shape in SHAPES.items()}
+
+
+class PaperAdafactor:
+    """Algorithms 4 and 5 of the Adafactor paper, relative steps, with momentum."""
+
+    def __init__(self, params, rate, momentum=0.9, power=0.8, clip=1.0):
+        self.params, self.rate, self.power, self.clip = params, rate, power, clip
+        self.momentum = momentum
+        self.rows = {name: 0.0 for name in params}
+        self.columns = {name: 0.0 for name in params}
+        self.squares = {name: 0.0 for name in params}
+        self.moving = {name: 0.0 for name in params}
+        self.t = 0
+
+    def step(self, gradients):
+        self.t += 1
+        keep = 1 - self.t**-self.power
+        for name, g in gradients.items():
+            square = g**2 + 1e-30
+            if g.ndim == 2 and min(g.shape) >= 128:
+                self.rows[name] = keep * self.rows[name] + (1 - keep) * square.sum(1)
+                self.columns[name] = keep * self.columns[name] + (1 - keep) * square.sum(0)
+                outer = np.outer(self.rows[name], self.columns[name])
+                v = outer / self.rows[name].sum()
+            else:
+                v = self.squares[name] = keep * self.squares[name] + (1 - keep) * square
+            update = g / np.sqrt(v)
+            update /= max(1.0, rms(update) / self.clip)
+            update *= max(1e-3, rms(self.params[name])) * self.rate(self.t - 1)
+            self.moving[name] = self.momentum * self.moving[name] + (1 - self.momentum) * update
+            self.params[name] = self.params[name] - self.moving[name]
+
+
+class PaperAdam:
+    """Adam with decoupled weight decay, and the two clips that may come before it."""
+
+    def __init__(self, params, rate, b1=0.9, b2=0.999, eps=1e-8, decay=0.0, norm=None, value=None):
+        self.params, self.rate, self.b1, self.b2, self.eps = params, rate, b1, b2, eps
+        self.decay, self.norm, self.value = decay, norm, value
+        self.m = {name: 0.0 for name in params}
+        self.v = {name: 0.0 for name in params}
+        self.t = 0
+
+    def step(self, gradients):
+        rate = self.rate(self.t)
+        self.t += 1
+        if self.value is not None:
+            gradients = {name: np.clip(g, -self.value, self.value) for name, g in gradients.items()}
+        if self.norm is not None:
+            norm = np.sqrt(sum((g**2).sum() for g in gradients.values()))
+            gradients = {name: g * min(1.0, self.norm / norm) for name, g in gradients.items()}
+        for name, g in gradients.items():
+            self.m[name] = self.b1 * self.m[name] + (1 - self.b1) * g
+            self.v[name] = self.b2 * self.v[name] + (1 - self.b2) * g**2
+            m, v = self.m[name] / (1 - self.b1**self.t), self.v[name] / (1 - self.b2**self.t)
+            update = m / (np.sqrt(v) + self.eps) + self.decay * self.params[name]
+            self.params[name] = self.params[name] - rate * update
+
+
+def rate(step):
+    return 0.01 * (step + 1)
+
+
+def fold(optimizer, params, gradients):
+    """Parameters after each of a list of gradients, in float32, compiled."""
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+
+    @jax.jit
+    def step(params, state, gradient):
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state, trail = optimizer.init(params), []
+    for gradient in gradients:
+        gradient = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), gradient)
+        params, state = step(params, state, gradient)
+        trail.append(jax.tree.map(np.asarray, params))
+    return trail
+
+
+def assert_same_trail(found, witness, gradients, params):
+    """The moves since the first parameters agree, after every step and in every array."""
+    for step, gradient in enumerate(gradients):
+        witness.step(gradient)
+        for name, start in params.items():
+            moved = witness.params[name] - start
+            np.testing.assert_allclose(
+                (found[step][name] - np.float32(start)) / rms(moved),
+                moved / rms(moved),
+                atol=1e-3,
+                err_msg=f"{name} after step {step + 1}",
+            )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"momentum": 0.5}, {"decay_rate": 0.5}, {"clip_update": 0.25}],
+    ids=["defaults", "momentum", "decay", "clip"],
+)
+def test_adafactor_is_the_published_update(settings):
+    params = draw(0) | {"bias_D": np.zeros(9)}
+    # Gradients of very different sizes, so that the clip of later updates does bind.
+    gradients = [draw(seed, 10.0 ** (seed % 3)) for seed in range(1, 6)]
+    names = {"momentum": "momentum", "decay_rate": "power", "clip_update": "clip"}
+    witness = PaperAdafactor(
+        dict(params), rate, **{names[name]: value for name, value in settings.items()}
+    )
+    found = fold(adafactor(rate, **settings), params, gradients)
+    assert_same_trail(found, witness, gradients, params)
+
+
+def test_only_matrices_with_two_long_sides_are_factored():
+    params = jax.tree.map(jnp.float32, draw(0))
+    sizes = {
+        name: sorted(
+            leaf.shape
+            for path, leaf in jax.tree_util.tree_flatten_with_path(adafactor(rate).init(params))[0]
+            if name in jax.tree_util.keystr(path) and leaf.size > 1
+        )
+        for name in SHAPES
+    }
+    assert sizes["large_VD"] == [(256,), (256,), (256, 256)]  # rows, columns, momentum
+    for name in ("long_DF", "small_DF", "bias_D"):
+        assert sizes[name] == [SHAPES[name]] * 2  # second moment, momentum
+
+
+def test_a_parameter_that_begins_at_zero_takes_small_steps():
+    zero = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    gradients = [draw(seed, 100.0) for seed in range(8)]
+    trail = [zero, *fold(adafactor(lambda step: 0.5), zero, gradients)]
+    for before, after in zip(trail, trail[1:]):
+        for name in SHAPES:
+            # The floor of the parameter scale, until the parameter has outgrown it.
+            floor = max(1e-3, rms(before[name]), rms(after[name]))
+            assert 0 < rms(after[name] - before[name]) <= 0.5 * floor * (1 + 1e-5)
+    first = {name: rms(trail[1][name]) for name in SHAPES}
+    # One tenth of the update enters a momentum that begins at 0 and is not corrected.
+    assert all(value == pytest.approx(0.5e-3 * 0.1, rel=1e-3) for value in first.values())
+
+
+@pytest.mark.parametrize("factor", [1e-3, 131_072.0])
+def test_adafactor_takes_the_same_steps_for_a_sum_and_a_mean_loss(factor):
+    params, gradients = draw(0), [draw(seed) for seed in range(1, 5)]
+    scaled = [{name: factor * g for name, g in gradient.items()} for gradient in gradients]
+    mean, total = (fold(adafactor(rate), params, given)[-1] for given in (gradients, scaled))
+    for name in SHAPES:
+        size = rms(mean[name] - np.float32(params[name]))
+        assert size > 1e-3
+        np.testing.assert_allclose(total[name], mean[name], atol=1e-4 * size)
+
+
+@pytest.mark.parametrize(
+    ("ours", "paper"),
+    [
+        ({}, {}),
+        ({"weight_decay": 0.1}, {"decay": 0.1}),
+        ({"b1": 0.5, "b2": 0.9, "eps": 1e-2}, {"b1": 0.5, "b2": 0.9, "eps": 1e-2}),
+        ({"clip_norm": 3.0, "eps": 1e-2}, {"norm": 3.0, "eps": 1e-2}),
+        ({"clip_value": 0.5, "eps": 1e-2}, {"value": 0.5, "eps": 1e-2}),
+        (
+            {"clip_value": 0.5, "clip_norm": 3.0, "eps": 1e-2},
+            {"value": 0.5, "norm": 3.0, "eps": 1e-2},
+        ),
+    ],
+    ids=["defaults", "weight_decay", "constants", "clip_norm", "clip_value", "both clips"],
+)
+def test_adamw_is_the_published_update(ours, paper):
+    params = draw(0)
+    gradients = [draw(seed, 10.0 ** (seed % 3 - 2)) for seed in range(1, 6)]
+    found = fold(adamw(rate, **ours), params, gradients)
+    assert_same_trail(found, PaperAdam(dict(params), rate, **paper), gradients, params)
+
+
+def test_a_gradient_below_both_clips_passes_unchanged():
+    params, gradients = draw(0), [draw(1, 1e-3)]
+    clipped = fold(adamw(rate, clip_norm=100.0, clip_value=1.0), params, gradients)
+    free = fold(adamw(rate), params, gradients)
+    for name in SHAPES:
+        np.testing.assert_array_equal(clipped[0][name], free[0][name])
+
+
+@pytest.mark.parametrize("optimizer", [adafactor, adamw])
+def test_the_learning_rate_is_that_of_the_step_counted_from_zero(optimizer):
+    params, gradient = draw(0), draw(1)
+    still = fold(optimizer(lambda step: jnp.where(step == 0, 0.0, 0.1)), params, [gradient] * 2)
+    for name in SHAPES:
+        np.testing.assert_array_equal(still[0][name], np.float32(params[name]))
+        assert rms(still[1][name] - still[0][name]) > 0

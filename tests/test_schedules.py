@@ -1,0 +1,122 @@
+"""Learning rates, against the published formulas worked out in plain Python."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from brt.training import schedules
+
+TOTALS = (100, 2_000, 500_000)
+
+
+def ramp_and_held(step, warmup):
+    return (min(step, warmup) / warmup if warmup else 1.0), max(step, warmup)
+
+
+def rsqrt(step, total, warmup=1000, multiplier=1.0):
+    ramp, held = ramp_and_held(step, warmup)
+    return multiplier * ramp / math.sqrt(max(held, 100))
+
+
+def rescaled_rsqrt(step, total, warmup=1000, low=0.001, high=0.05):
+    ramp, held = ramp_and_held(step, warmup)
+    return ramp * min(high, low / math.sqrt(max(held, 1) / total))
+
+
+def cosine(step, total, warmup=1000, high=0.01, low=0.001, tail=True):
+    ramp, held = ramp_and_held(step, warmup)
+    if held < total:
+        return ramp * (low + (high - low) * (1 + math.cos(math.pi * held / total)) / 2)
+    return ramp * (2 * low * 2 ** (-held / total) if tail else low)
+
+
+def linear(step, total, warmup=1000, high=0.01, low=0.0):
+    ramp, held = ramp_and_held(step, warmup)
+    return ramp * (high + (low - high) * min(held, total) / total)
+
+
+FORMULAS = {
+    "rsqrt": (rsqrt, {}),
+    "rsqrt, half": (rsqrt, {"multiplier": 0.5}),
+    "rescaled_rsqrt": (rescaled_rsqrt, {}),
+    "cosine": (cosine, {}),
+    "cosine without tail": (cosine, {"tail": False}),
+    "linear": (linear, {}),
+    "linear to a rest": (linear, {"low": 0.004}),
+}
+NAMES = {"high": "maximum", "low": "minimum", "warmup": "warmup_steps"}
+
+
+def ours(formula, steps, total, **constants):
+    constants = {NAMES.get(name, name): value for name, value in constants.items()}
+    schedule = getattr(schedules, formula.__name__)
+    return [float(schedule(step, total, **constants)) for step in steps]
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("total", TOTALS)
+@pytest.mark.parametrize("warmup", [1, 40, 1000])
+def test_each_schedule_is_its_formula(name, total, warmup):
+    formula, constants = FORMULAS[name]
+    steps = sorted(
+        {0, 1, warmup // 2, warmup, warmup + 1, total // 2, total - 1, total, total + 1, 2 * total}
+    )
+    expected = [formula(step, total, warmup=warmup, **constants) for step in steps]
+    found = ours(formula, steps, total, warmup=warmup, **constants)
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=3e-9)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "total", "rate"),
+    [
+        # The published peaks and ends, and values one can work out by hand.
+        ("rsqrt", 1_000, 500_000, 0.0316228),
+        ("rsqrt", 500_000, 500_000, 0.00141421),
+        ("rsqrt", 500, 500_000, 0.0158114),
+        ("cosine", 1_000, 10**9, 0.01),
+        ("cosine", 250_000, 500_000, 0.0055),
+        ("cosine", 499_999, 500_000, 0.001),
+        ("cosine", 500_000, 500_000, 0.001),
+        ("cosine", 1_000_000, 500_000, 0.0005),
+        ("cosine", 1_500_000, 500_000, 0.00025),
+        ("rescaled_rsqrt", 500_000, 500_000, 0.001),
+        ("rescaled_rsqrt", 125_000, 500_000, 0.002),
+        ("rescaled_rsqrt", 1_000, 500_000, 0.001 * math.sqrt(500)),
+        ("rescaled_rsqrt", 1_000, 10_000_000, 0.05),
+        ("linear", 250_000, 500_000, 0.005),
+        ("linear", 600_000, 500_000, 0.0),
+    ],
+)
+def test_the_defaults_pass_through_known_points(schedule, step, total, rate):
+    assert float(getattr(schedules, schedule)(step, total)) == pytest.approx(rate, rel=2e-5)
+
+
+@pytest.mark.parametrize("step", [0, 1, 500, 999, 1000, 1001, 10**6])
+def test_the_constant_schedule_is_a_ramp_and_then_its_value(step):
+    expected = 0.003 * min(step, 1000) / 1000
+    assert float(schedules.constant(step, 5, value=0.003)) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_without_warm_up_the_first_step_has_its_full_rate(name):
+    formula, constants = FORMULAS[name]
+    steps = [0, 1, 50, 2000]
+    expected = [formula(step, 2000, warmup=0, **constants) for step in steps]
+    np.testing.assert_allclose(ours(formula, steps, 2000, warmup=0, **constants), expected, 2e-6)
+
+
+def test_the_tail_of_the_cosine_joins_its_end():
+    before, after = ours(cosine, [499_999, 500_001], 500_000)
+    assert before == pytest.approx(after, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["rsqrt", "rescaled_rsqrt", "cosine", "linear", "constant"])
+def test_a_traced_step_gives_the_same_rate(name):
+    schedule = getattr(schedules, name)
+    traced = jax.jit(lambda step: schedule(step, 2000))
+    for step in (0, 7, 1000, 1999, 2000, 5000):
+        rate = traced(np.int32(step))
+        assert rate.dtype == np.float32 and rate.shape == ()
+        np.testing.assert_allclose(rate, schedule(step, 2000), rtol=1e-5, atol=3e-9)

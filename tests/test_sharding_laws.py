@@ -1,0 +1,156 @@
+"""Sharding is invisible: one device, eight devices in several meshes, two processes."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from brt import config
+from brt.data.document_stream import DocumentStream
+from brt.experiment import Experiment
+from brt.training.prefetch import device_batch
+from brt.training.sharding import shardings
+
+STEPS = 3
+MODELS = {
+    "slide": [],
+    "rec": ["LanguageModel.recurrent_layers = (1,)", "RecurrentCell.num_states = 4"],
+    "rec_lstm_dual": [
+        "LanguageModel.recurrent_layers = (0, 1)",
+        "RecurrentCell.num_states = 4",
+        'RecurrentCell.gate = "lstm"',
+        'RecurrentCell.arrangement = "dual"',
+    ],
+    "feedback": [
+        "LanguageModel.recurrent_layers = (1,)",
+        "LanguageModel.feedback = True",
+        "RecurrentCell.num_states = 4",
+    ],
+}
+CONFIG = """
+Trainer.corpus = @Corpus()
+Corpus.store = "{folder}/store"
+Corpus.source = @TextFiles()
+Corpus.vocabulary = @ByteVocabulary()
+TextFiles.path = "{folder}/text"
+Trainer.optimizer = @adafactor
+Trainer.schedule = @constant_rate
+constant_rate.value = 0.01
+constant_rate.warmup_steps = 0
+Trainer.evaluation = @Evaluation()
+Evaluation.split = "train"
+Evaluation.max_steps = 2
+Trainer.steps = 3
+Trainer.segment_length = 16
+Trainer.tokens_per_step = 128
+Trainer.log_every = 1
+Trainer.eval_every = 3
+LanguageModel.vocabulary_size = 256
+LanguageModel.num_layers = 2
+LanguageModel.width = 16
+LanguageModel.num_heads = 4
+LanguageModel.head_size = 8
+LanguageModel.feed_forward_size = 32
+LanguageModel.window = 8
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sharding")
+    (folder / "text").mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(11):
+        text = rng.integers(97, 123, rng.integers(1, 200)).astype(np.uint8).tobytes()
+        (folder / "text" / f"{number}.txt").write_bytes(text)
+    (folder / "config.gin").write_text(CONFIG.format(folder=folder))
+    config.parse([str(folder / "config.gin")])
+    Experiment.from_gin().trainer.corpus.prepare("train")
+    return folder
+
+
+def losses_on(folder, model, mesh_shape, devices):
+    """The losses of the first steps on a mesh of some of the devices, and what was read."""
+    config.parse([str(folder / "config.gin")], MODELS[model])
+    experiment = Experiment.from_gin()
+    mesh = jax.sharding.Mesh(
+        np.array(jax.devices()[:devices]).reshape(mesh_shape), ("data", "model")
+    )
+    trainer = experiment.trainer
+    stream = DocumentStream(experiment.open_store("train"), trainer.rows, trainer.segment_length)
+    with jax.set_mesh(mesh):
+        abstract = experiment.abstract_state(mesh)
+        state = jax.jit(experiment.init_state, out_shardings=shardings(abstract, mesh))()
+        step = jax.jit(experiment.train_step, donate_argnums=0)
+        losses, batches = [], []
+        for number in range(STEPS):
+            batch = device_batch(stream, mesh, number)
+            batches.append(jax.tree.map(np.asarray, batch))
+            state, metrics = step(state, batch)
+            losses.append(float(metrics.nats / metrics.weight))
+        assert step._cache_size() == 1, "the second step compiled again"
+    return losses, batches, state
+
+
+@pytest.mark.parametrize("mesh_shape", [(8, 1), (1, 4), (2, 4)])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_mesh_changes_no_batch_and_no_loss(folder, model, mesh_shape):
+    expected, batches, _ = losses_on(folder, model, (1, 1), 1)
+    devices = mesh_shape[0] * mesh_shape[1]
+    found, sharded_batches, state = losses_on(folder, model, mesh_shape, devices)
+    jax.tree.map(np.testing.assert_array_equal, sharded_batches, batches)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    # And the mesh is really used: rows and heads of the caches, matrices of the parameters.
+    keys_BWHK = jax.tree.leaves(state.caches)[0]
+    part = keys_BWHK.sharding.shard_shape(keys_BWHK.shape)
+    assert part[0] == keys_BWHK.shape[0] // mesh_shape[0]
+    assert part[2] == keys_BWHK.shape[2] // mesh_shape[1]
+    queries_DA = state.params["layers"][0]["queries_DA"]
+    shard = queries_DA.sharding.shard_shape(queries_DA.shape)
+    assert np.prod(shard) * devices == queries_DA.size
+
+
+def test_two_processes_train_as_one(folder, tmp_path):
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        port = found.getsockname()[1]
+    common = [
+        *(sys.executable, "-m", "brt.train", f"--gin_file={folder}/config.gin"),
+        *(f"--gin_bindings={line}" for line in MODELS["rec"]),
+    ]
+    environment = {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"}
+    one = subprocess.run(
+        [*common, f"--workdir={tmp_path}/one"], capture_output=True, text=True, env=environment
+    )
+    assert one.returncode == 0, one.stderr
+    processes = [
+        subprocess.Popen(
+            [
+                *common,
+                f"--workdir={tmp_path}/two",
+                f"--coordinator_address=localhost:{port}",
+                "--num_processes=2",
+                f"--process_id={number}",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        for number in range(2)
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
+    records = [
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    assert len(records[0]) == len(records[1]) == STEPS + 1
+    for a, b in zip(*records, strict=True):
+        for key in ("train/loss", "train/scored_tokens", "eval/loss", "eval/scored_tokens"):
+            if key in a:
+                np.testing.assert_allclose(a[key], b[key], rtol=1e-5)

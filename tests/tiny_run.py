@@ -1,0 +1,237 @@
+"""A tiny run: a ragged corpus of text files, a config of a few lines, and ways to train on it.
+
+Two layers, one of them recurrent, read four rows of 16 bytes a step.
+"""
+
+import atexit
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from absl import flags
+from jax.sharding import AxisType
+
+from brt import command_line, config, evaluate, prepare, train
+from brt.experiment import Experiment
+from brt.training.trainer import TrainingRun
+
+ROOT = Path(__file__).resolve().parent.parent
+LENGTHS = {
+    "train": (1, 7, 8, 9, 16, 53, 120, 31, 90),
+    "validation": (1, 7, 8, 9, 16, 53, 100),
+    "test": (40, 3),
+}
+"""Bytes of each document: around every border there is, and several segments long."""
+
+LINES = """
+Trainer.corpus = @Corpus()
+Trainer.optimizer = @adamw
+Trainer.schedule = @linear
+Trainer.evaluation = @Evaluation()
+Trainer.checkpoints = @CheckpointPolicy()
+Trainer.steps = 6
+Trainer.segment_length = 16
+Trainer.tokens_per_step = 64
+Trainer.log_every = 2
+Trainer.eval_every = 0
+CheckpointPolicy.every = 100
+Corpus.source = @TextFiles()
+Corpus.vocabulary = @ByteVocabulary()
+linear.maximum = 0.02
+linear.minimum = 0.02
+linear.warmup_steps = 2
+LanguageModel.vocabulary_size = 256
+LanguageModel.num_layers = 2
+LanguageModel.width = 16
+LanguageModel.num_heads = 2
+LanguageModel.head_size = 4
+LanguageModel.feed_forward_size = 24
+LanguageModel.window = 8
+LanguageModel.recurrent_layers = (1,)
+LanguageModel.logits_divisor = "width"
+RecurrentCell.num_states = 5
+"""
+
+PLAIN = ("LanguageModel.recurrent_layers = ()", "LanguageModel.num_layers = 1")
+"""Bindings of the smallest model, without a state; for a file without `RecurrentCell` lines."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_compilation():
+    """Import it to compile in a hurry, and each program once for all tests and subprocesses."""
+    names = (
+        "jax_disable_most_optimizations",
+        "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+    )
+    before = {name: getattr(jax.config, name) for name in names}
+    for name, value in zip(names, (True, _programs(), 0.2)):
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def _programs(made=[]):  # noqa: B006  (one folder a process)
+    if not made:
+        made.append(tempfile.mkdtemp(prefix="brt-programs-"))
+        atexit.register(shutil.rmtree, made[0], ignore_errors=True)
+    return made[0]
+
+
+def write_corpus(folder: Path, lengths=LENGTHS, seed=0):
+    """Writes `<split>/<number>.txt`; letters are drawn with unequal odds, which can be learned."""
+    rng = np.random.default_rng(seed)
+    for split, sizes in lengths.items():
+        (folder / split).mkdir(parents=True)
+        for number, size in enumerate(sizes):
+            letters = rng.choice(list(b"aaaaeeetthn \n"), size).astype(np.uint8)
+            (folder / split / f"{number:02}.txt").write_bytes(letters.tobytes())
+
+
+def write_config(folder: Path, *lines: str, without=()) -> Path:
+    """Writes a corpus and a gin file that reads it.
+
+    Args:
+        lines: come after the file's own, so they override them.
+        without: beginnings of lines to leave out.
+    """
+    if not (folder / "texts").exists():
+        write_corpus(folder / "texts")
+    own = [line for line in LINES.split("\n") if not line.startswith(tuple(without))]
+    places = [f'TextFiles.path = "{folder}/texts/{{split}}"', f'Corpus.store = "{folder}/stores"']
+    path = folder / "tiny.gin"
+    path.write_text("\n".join([*own, *places, *lines]) + "\n")
+    return path
+
+
+def one_device():
+    """A mesh of the first device only, however many there are."""
+    return mesh_of(1, 1)
+
+
+def mesh_of(data: int, model: int):
+    """A (data, model) mesh of the first devices."""
+    axes = AxisType.Auto, AxisType.Auto
+    devices = jax.devices()[: data * model]
+    return jax.make_mesh((data, model), ("data", "model"), axes, devices=devices)
+
+
+class Tiny(NamedTuple):
+    """An experiment and what it was built from, to bind gin to it again."""
+
+    path: Path
+    bindings: tuple[str, ...]
+    experiment: Experiment
+
+    def bind(self):
+        config.parse([str(self.path)], self.bindings)
+        return self.experiment
+
+
+def build(path: Path, *bindings: str) -> Tiny:
+    """The experiment of a gin file and bindings, its token stores prepared."""
+    config.parse([str(path)], bindings)
+    experiment = Experiment.from_gin()
+    for split in LENGTHS:
+        experiment.trainer.corpus.prepare(split, quiet=True)
+    return Tiny(path, bindings, experiment)
+
+
+def train_here(tiny: Tiny, workdir, stop_after=None, mesh=None, hook=None, **options):
+    """Trains in this process, as `brt.train` does, and returns the closed `TrainingRun`.
+
+    Args:
+        stop_after: the step during which the run is asked to stop.
+        hook: called with (step, state, batch) before each step; returns both.
+        options: of `TrainingRun`.
+    """
+    tiny.bind()
+    mesh = mesh or one_device()
+    with jax.set_mesh(mesh):
+        run = TrainingRun(tiny.experiment, mesh, str(workdir), **options)
+        step_function, calls = run.step_function, []
+
+        def step(state, batch):
+            calls.append(run.start + len(calls) + 1)
+            if calls[-1] == stop_after:
+                run.request_stop()
+            if hook:
+                state, batch = hook(calls[-1], state, batch)
+            return step_function(state, batch)
+
+        run.step_function = step
+        try:
+            run.run()
+        finally:
+            run.close()
+    run.step_function = step_function
+    return run
+
+
+def command(monkeypatch, module, *arguments) -> int:
+    """Runs a command of brt in this process, on one device; its exit status."""
+    for name in flags.FLAGS:
+        flags.FLAGS[name].unparse()
+    for place in (train, evaluate):
+        monkeypatch.setattr(place, "make_mesh", lambda data, model: one_device())
+    monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
+    try:
+        command_line.run(module.main)
+    except SystemExit as end:
+        return end.code or 0
+
+
+def start(module: str, *arguments, **options) -> subprocess.Popen:
+    """Starts `python -m <module>` on one device, with its output as text in pipes."""
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
+    line = [sys.executable, "-m", module, *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(line, cwd=ROOT, env=environment, **pipes, **options)
+
+
+def leaves(tree) -> dict[str, np.ndarray]:
+    """The arrays of a tree by name, on the host."""
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in flat}
+
+
+def differing(first, second) -> list[str]:
+    """Names of the arrays of two trees that are not the same, bit for bit."""
+    first, second = leaves(first), leaves(second)
+    assert first.keys() == second.keys() and first
+    return [
+        name
+        for name, x in first.items()
+        if x.dtype != second[name].dtype or x.tobytes() != second[name].tobytes()
+    ]
+
+
+__all__ = [
+    "build",
+    "command",
+    "differing",
+    "evaluate",
+    "leaves",
+    "mesh_of",
+    "one_device",
+    "prepare",
+    "quick_compilation",
+    "start",
+    "train",
+    "train_here",
+    "write_config",
+    "write_corpus",
+]
