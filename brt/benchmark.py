@@ -51,14 +51,12 @@ def build(file) -> Candidate:
     mesh = make_mesh(*experiment.trainer.mesh)
     experiment.check_mesh(mesh)
     with jax.set_mesh(mesh):
-        abstract = experiment.abstract_state(mesh)
-        place = shardings(abstract, mesh)
-        state = jax.jit(experiment.init_state, out_shardings=place)()
+        state = experiment.jit_init(mesh)()
         batch = jax.device_put(
             _random_batch(experiment), shardings(experiment.abstract_batch(), mesh)
         )
         begun = time.perf_counter()
-        step = jax.jit(experiment.train_step, donate_argnums=0).lower(state, batch).compile()
+        step = experiment.jit_step(mesh).lower(state, batch).compile()
         seconds = time.perf_counter() - begun
     memory = step.memory_analysis()
     peak = memory.argument_size_in_bytes + memory.output_size_in_bytes

@@ -39,8 +39,9 @@ def evaluate(experiment, mesh, workdir):
     experiment.trainer.corpus.prepare(split)
     evaluator = Evaluator(experiment, experiment.open_store(split), mesh)
     state, _ = load_params(workdir, experiment.abstract_state(mesh))
-    scalars = evaluator.run(state.params, f"evaluating {split}, segments")
-    if jax.process_index():
+    first = jax.process_index() == 0
+    scalars = evaluator.run(state.params, f"evaluating {split}, segments" if first else None)
+    if not first:
         return
     print(f"\n{workdir} at step {int(state.step):,}, {split}, every document once")
     for name, value in scalars.items():

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from brt import config
 from brt.data.document_stream import Batch
@@ -105,6 +106,16 @@ class Experiment:
             state,
             shardings(state, mesh),
         )
+
+    def jit_init(self, mesh):
+        """`init_state` compiled to make each array where it belongs."""
+        return jax.jit(self.init_state, out_shardings=shardings(self.abstract_state(), mesh))
+
+    def jit_step(self, mesh):
+        """`train_step` compiled: the state comes back where it was, and its memory is reused."""
+        place = shardings(self.abstract_state(), mesh)
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        return jax.jit(self.train_step, donate_argnums=0, out_shardings=(place, everywhere))
 
     def abstract_batch(self) -> Batch:
         """Shapes of a batch."""

@@ -17,13 +17,14 @@ class Progress:
         label: what is counted.
         total: how many there are, or None where that is not known.
         start: how many were done before this process began.
+        quiet: show nothing, as all processes but the first of a run do.
     """
 
-    def __init__(self, label: str, total: int | None, start: int = 0):
-        self.label, self.total, self.start = label, total, start
+    def __init__(self, label: str, total: int | None, start: int = 0, quiet: bool = False):
+        self.label, self.total, self.start, self.quiet = label, total, start, quiet
         self.begun = self.last = time.monotonic()
         self.bar = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not quiet:
             self.bar = tqdm(desc=label, total=total, initial=start, dynamic_ncols=True)
 
     def update(self, done: int, text: str | None = None):
@@ -37,7 +38,7 @@ class Progress:
             self.bar.update(done - self.bar.n)
             return
         now = time.monotonic()
-        if text is None and now - self.last < SECONDS:
+        if self.quiet or (text is None and now - self.last < SECONDS):
             return
         self.last = now
         total = "" if self.total is None else f"/{self.total:,}"
@@ -53,6 +54,8 @@ class Progress:
 
     def note(self, text: str):
         """Prints a line of its own, above the bar."""
+        if self.quiet:
+            return
         if self.bar is None:
             print(text, file=sys.stderr, flush=True)
         else:
@@ -66,7 +69,9 @@ class Progress:
 def reported(documents: Iterable, label: str, total: int | None = None) -> Iterator:
     """Passes documents on and shows how many have passed."""
     progress = Progress(label, total)
-    for number, document in enumerate(documents, 1):
-        yield document
-        progress.update(number)
-    progress.close()
+    try:
+        for number, document in enumerate(documents, 1):
+            yield document
+            progress.update(number)
+    finally:
+        progress.close()

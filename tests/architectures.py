@@ -60,11 +60,10 @@ def build(name, seed=0, dtype="float32", **overrides) -> LanguageModel:
 
 
 def _assemble(rngs, name, dtype, overrides):
-    settings = SIZES | CELL_SIZES | ARCHITECTURES[name] | overrides
+    settings = dict(activation_dtype=dtype) | SIZES | CELL_SIZES | ARCHITECTURES[name] | overrides
     cell = {key: settings.pop(key) for key in CELL_SETTINGS if key in settings}
     return LanguageModel(
         rngs,
-        activation_dtype=dtype,
         cell=functools.partial(RecurrentCell, **cell),
         **settings,
     )
@@ -72,11 +71,12 @@ def _assemble(rngs, name, dtype, overrides):
 
 def random_model(name, seed=1, dtype="float32", **overrides) -> LanguageModel:
     """`cast(randomised(build(name)))`, sooner: nothing is drawn only to be replaced."""
-    shapes = nnx.eval_shape(lambda: _assemble(_OneKey(), name, "float32", overrides))
-    return cast(randomised(shapes, seed), dtype)
+    shapes = nnx.eval_shape(lambda: _assemble(OneKey(), name, "float32", overrides))
+    model = randomised(shapes, seed)
+    return model if dtype == "float32" else cast(model, dtype)
 
 
-class _OneKey:
+class OneKey:
     """Stands in for `nnx.Rngs`, whose counters are slow to trace, where no draw matters."""
 
     def params(self):
@@ -125,8 +125,10 @@ QUICK = {
 }
 """Compiler options for tests, which spend their time compiling, not running: a quarter of it."""
 
+quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+
+@functools.partial(quick_jit, static_argnums=0)
 def _read(graph, params, tokens_BT, starts_B, caches):
     model = nnx.merge(graph, params)
     return model(tokens_BT, reset_rows(caches, model.init_caches(len(starts_B)), starts_B))

@@ -1,8 +1,14 @@
-"""Eight devices on one machine, so that sharding is tested everywhere."""
+"""Eight devices on one machine, so that sharding is tested everywhere; and quick compilation,
+because the models here are tiny and run once."""
 
 import os
 
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+    ]
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from architectures import quick_jit
 from flax import nnx
 
 from brt.models.gates import FORMS, KINDS, Gate
@@ -56,7 +57,7 @@ def test_a_gate_computes_one_number_at_a_time_what_its_equations_say(kind, form,
             i = sigmoid(dot("input_CD") + p["input_bias_D"][d] - 1)
             f = sigmoid(dot("forget_CD") + p["forget_bias_D"][d] + 1)
             expected[b, s, d] = c_BSD[b, s, d] * f + z * i
-    found, keep = module(jnp.asarray(c_BSD, jnp.float32), jnp.asarray(h_BSC, jnp.float32))
+    found, keep = quick_jit(module)(np.float32(c_BSD), np.float32(h_BSC))
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     assert np.broadcast_shapes(keep.shape, found.shape) == found.shape

@@ -43,18 +43,25 @@ def tiny(name, dtype="float64"):
         return cast(randomised(build(name), seed=1), dtype)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def segment(graph, params, tokens_BT, caches, starts_B):
+    model = nnx.merge(graph, params)
+    return model(tokens_BT, reset_rows(caches, model.init_caches(len(starts_B)), starts_B))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def token(graph, params, tokens_B, caches, starts_B):
+    model = nnx.merge(graph, params)
+    empty = model.begin_decoding(model.init_caches(len(starts_B)))
+    return model.decode(tokens_B, reset_rows(caches, empty, starts_B))
+
+
 def segment_pass(model, tokens, starts):
     """Folds a model over segments (steps, B, N); returns logits (B, steps * N, V) and caches."""
-    graph, params = nnx.split(model, nnx.Param)
-
-    @jax.jit
-    def segment(params, tokens_BT, caches, starts_B):
-        model = nnx.merge(graph, params)
-        return model(tokens_BT, reset_rows(caches, model.init_caches(len(starts_B)), starts_B))
-
+    split = nnx.split(model, nnx.Param)
     caches, logits = model.init_caches(tokens.shape[1]), []
     for tokens_BT, starts_B in zip(tokens, starts, strict=True):
-        logits_BTV, caches = segment(params, tokens_BT, caches, jnp.asarray(starts_B))
+        logits_BTV, caches = segment(*split, jnp.asarray(tokens_BT), caches, jnp.asarray(starts_B))
         logits.append(np.asarray(logits_BTV))
     return np.concatenate(logits, axis=1), caches
 
@@ -96,19 +103,12 @@ def test_decoding_token_by_token_is_the_segment_pass(name, dtype, tolerance):
     model = tiny(name, dtype)
     ragged = ragged_segments(WINDOW, SEGMENT, VOCABULARY, ROWS, seed=3)
     expected, caches = segment_pass(model, ragged.tokens, ragged.starts)
-    graph, params = nnx.split(model, nnx.Param)
-
-    @jax.jit
-    def step(params, tokens_B, caches, starts_B):
-        model = nnx.merge(graph, params)
-        empty = model.begin_decoding(model.init_caches(ROWS))
-        return model.decode(tokens_B, reset_rows(caches, empty, starts_B))
-
+    split = nnx.split(model, nnx.Param)
     decoding, found = model.begin_decoding(model.init_caches(ROWS)), []
     for tokens_BT, starts_B in zip(ragged.tokens, ragged.starts, strict=True):
         for t in range(SEGMENT):
             begins = jnp.asarray(starts_B & (t == 0))
-            logits_BV, decoding = step(params, tokens_BT[:, t], decoding, begins)
+            logits_BV, decoding = token(*split, jnp.asarray(tokens_BT[:, t]), decoding, begins)
             found.append(np.asarray(logits_BV))
     tolerance *= largest(expected)
     np.testing.assert_allclose(np.stack(found, axis=1), expected, rtol=0, atol=tolerance)
@@ -120,42 +120,40 @@ def test_rows_decode_at_their_own_pace_and_documents_may_end_mid_block(name):
     # Row r begins a new document after lengths[r] tokens, wherever in a block that is: the
     # memory of the first must leave no trace, whatever the other rows do meanwhile.
     model, rng = tiny(name), np.random.default_rng(4)
-    graph, params = nnx.split(model, nnx.Param)
+    split = nnx.split(model, nnx.Param)
     lengths, total = np.array([1, WINDOW + 1, 2 * WINDOW - 1]), 3 * WINDOW
     tokens = rng.integers(0, VOCABULARY, (ROWS, total))
     tokens[:, 0] = BEGIN
     tokens[np.arange(ROWS), lengths] = BEGIN
 
-    @jax.jit
-    def step(params, tokens_B, caches, starts_B):
-        model = nnx.merge(graph, params)
-        empty = model.begin_decoding(model.init_caches(len(starts_B)))
-        return model.decode(tokens_B, reset_rows(caches, empty, starts_B))
-
     caches, found = model.begin_decoding(model.init_caches(ROWS)), []
     for t in range(total):
-        logits_BV, caches = step(params, tokens[:, t], caches, jnp.asarray(lengths == t))
+        begins = jnp.asarray(lengths == t)
+        logits_BV, caches = token(*split, jnp.asarray(tokens[:, t], jnp.int32), caches, begins)
         found.append(np.asarray(logits_BV))
     found = np.stack(found, axis=1)
+    alone = np.zeros((2, ROWS, total), np.int32)
     for row, length in enumerate(lengths):
-        for part in (slice(0, length), slice(length, total)):
-            alone = tokens[row : row + 1, part]
-            padded = np.zeros((1, 3 * WINDOW), int)
-            padded[:, : alone.shape[1]] = alone
-            expected, _ = segment_pass(model, padded[None], np.array([[True]]))
-            np.testing.assert_allclose(
-                found[row, part], expected[0, : alone.shape[1]], rtol=0, atol=1e-9
-            )
+        alone[0, row, :length] = tokens[row, :length]
+        alone[1, row, : total - length] = tokens[row, length:]
+    both = np.ones((1, ROWS), bool)
+    first, second = (segment_pass(model, alone[i : i + 1], both)[0] for i in range(2))
+    for row, length in enumerate(lengths):
+        np.testing.assert_allclose(found[row, :length], first[row, :length], rtol=0, atol=1e-9)
+        rest = second[row, : total - length]
+        np.testing.assert_allclose(found[row, length:], rest, rtol=0, atol=1e-9)
 
 
 @every_architecture
 def test_a_row_holds_still_while_others_decode(name):
     model = tiny(name)
-    caches = model.begin_decoding(model.init_caches(2))
-    rng, still = np.random.default_rng(5), jnp.array([False, True])
+    caches = model.begin_decoding(model.init_caches(ROWS))
+    rng, still = np.random.default_rng(5), jnp.array([False, True, True])
     before = jax.tree.map(lambda x: np.asarray(x[0]), caches)
+    split, none = nnx.split(model, nnx.Param), jnp.zeros(ROWS, bool)
     for _ in range(WINDOW + 1):
-        _, new = model.decode(jnp.asarray(rng.integers(0, VOCABULARY, 2)), caches)
+        tokens_B = jnp.asarray(rng.integers(0, VOCABULARY, ROWS), jnp.int32)
+        _, new = token(*split, tokens_B, caches, none)
         caches = select_rows(still, new, caches)
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[0], y), caches, before)
 
@@ -203,14 +201,14 @@ def test_a_row_that_starts_a_document_is_a_fresh_model(name):
 @every_architecture
 def test_logits_depend_on_all_of_the_past_they_may_see_and_on_nothing_else(name):
     model, length = tiny(name), 4 * WINDOW
-    rng = np.random.default_rng(11)
-    x_BTD = model.embed(jnp.asarray(rng.integers(0, VOCABULARY, (1, length))))
-    caches = model.init_caches(1)
+    x_BTD = jnp.asarray(np.random.default_rng(11).normal(size=(1, length, 12)))
 
+    @jax.jit
+    @jax.jacobian
     def outputs(x_BTD):
-        return model.stack(x_BTD, caches)[0][0].sum(axis=-1)
+        return model.stack(x_BTD, model.init_caches(1))[0][0].sum(axis=-1)
 
-    jacobian = np.abs(jax.jacobian(outputs)(x_BTD))[:, 0].max(axis=-1)
+    jacobian = np.abs(outputs(x_BTD))[:, 0].max(axis=-1)
     reach = WINDOW * len(model.layers)
     recurrent = any(layer.cell is not None for layer in model.layers)
     for t in range(length):
@@ -240,12 +238,14 @@ def test_the_receptive_field_is_exactly_n_windows():
 @every_architecture
 def test_clearing_the_state_at_each_segment_spares_the_first_segment_and_the_windows(name):
     model = tiny(name)
-    tokens = np.random.default_rng(13).integers(0, VOCABULARY, (2, ROWS, SEGMENT))
-    empty = model.init_caches(ROWS)
-    first, kept = model(tokens[0], empty)
-    again, _ = model(tokens[0], clear_state(empty, empty))
+    rng = np.random.default_rng(13)
+    tokens = jnp.asarray(rng.integers(0, VOCABULARY, (2, ROWS, SEGMENT)), jnp.int32)
+    empty, none = model.init_caches(ROWS), jnp.zeros(ROWS, bool)
+    read = functools.partial(segment, *nnx.split(model, nnx.Param))
+    first, kept = read(tokens[0], empty, none)
+    again, _ = read(tokens[0], clear_state(empty, empty), none)
     np.testing.assert_array_equal(first, again)
-    with_state, _ = model(tokens[1], kept)
-    without, _ = model(tokens[1], clear_state(kept, empty))
+    with_state, _ = read(tokens[1], kept, none)
+    without, _ = read(tokens[1], clear_state(kept, empty), none)
     recurrent = any(layer.cell is not None for layer in model.layers)
     assert np.array_equal(with_state, without) is not recurrent

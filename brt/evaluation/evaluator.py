@@ -4,16 +4,17 @@ The devices return each token's loss; sums are kept in float64 on the host, so t
 does not depend on how documents were batched.
 """
 
-import functools
 import math
 
 import gin
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
 
 from brt.data.document_stream import DocumentPass
 from brt.models.caches import clear_state
+from brt.models.shape_letters import spec
 from brt.progress import Progress
 from brt.training.prefetch import Prefetch
 from brt.training.sharding import check_divisible, shardings
@@ -105,18 +106,23 @@ class Evaluator:
         self.stream = DocumentPass(store, rows, self.segment_length)
         self.scores = [TokenSums()] + ([evaluation.score] if evaluation.score else [])
 
-        @functools.partial(jax.jit, static_argnames="clear", donate_argnames="caches")
+        def init(params):
+            return bind(params).init_caches(rows)
+
         def step(params, caches, batch, clear):
             one = jax.tree.map(lambda x: x[0], batch)
             caches, nats_BT, correct_BT, _ = segment_sums(bind(params), one, caches, clear=clear)
             return caches, nats_BT, correct_BT
 
-        def init(params):
-            return bind(params).init_caches(rows)
-
         abstract = jax.eval_shape(init, experiment.abstract_params)
-        self._init = jax.jit(init, out_shardings=shardings(abstract, mesh))
-        self._step = step
+        place, by_row = shardings(abstract, mesh), NamedSharding(mesh, spec("BT"))
+        self._init = jax.jit(init, out_shardings=place)
+        self._step = jax.jit(
+            step,
+            static_argnames="clear",
+            donate_argnames="caches",
+            out_shardings=(place, by_row, by_row),
+        )
         # Clearing leaves a cache without a long-term state as it is.
         cleared = clear_state(abstract, abstract)
         self.has_state = any(x is not y for x, y in zip(cleared, abstract, strict=True))
@@ -143,7 +149,7 @@ class Evaluator:
     def _pass(self, params, clear, progress_label, max_steps):
         steps = min(self.stream.num_steps, max_steps or self.stream.num_steps)
         prefetch = Prefetch(self.stream, self.mesh, 0, steps)
-        progress = Progress(progress_label, steps) if progress_label else None
+        progress = Progress(progress_label or "", steps, quiet=not progress_label)
         sums, pending, caches = {}, None, self._init(params)
         try:
             for step in range(steps):
@@ -152,13 +158,11 @@ class Evaluator:
                 if pending:
                     self._add(sums, *pending)
                 pending = step, tokens
-                if progress:
-                    progress.update(step + 1)
+                progress.update(step + 1)
             self._add(sums, *pending)
         finally:
             prefetch.close()
-            if progress:
-                progress.close()
+            progress.close()
         scalars = {}
         for score in self.scores:
             scalars |= score.scalars(sums, self.store, steps == self.stream.num_steps)

@@ -17,7 +17,6 @@ from brt.training.checkpoint import CheckpointPolicy, Checkpoints
 from brt.training.metrics import Interval, device_peak
 from brt.training.prefetch import Prefetch
 from brt.training.run_folder import RunFolder
-from brt.training.sharding import shardings
 
 FREE_TO_CHANGE = (
     *("Trainer.steps:", "Trainer.log_every:", "Trainer.eval_every:", "Trainer.mesh:"),
@@ -129,11 +128,10 @@ class TrainingRun:
             self.checkpoints.remove_after(int(self.state.step))
             self.interval = Interval(record["interval"])
         else:
-            init = jax.jit(experiment.init_state, out_shardings=shardings(abstract, mesh))
-            self.state, self.interval = init(params), Interval()
+            self.state, self.interval = experiment.jit_init(mesh)(params), Interval()
         self.start = int(self.state.step)
         self.resumed = restored is not None
-        self.step_function = jax.jit(experiment.train_step, donate_argnums=0)
+        self.step_function = experiment.jit_step(mesh)
         self._stop = False
 
     def _refuse_changes(self, allow_changes):
@@ -174,7 +172,7 @@ class TrainingRun:
         """
         trainer = self.trainer
         self.folder.open_metrics(self.start)
-        progress = Progress("step", trainer.steps, self.start)
+        progress = Progress("step", trainer.steps, self.start, quiet=jax.process_index() > 0)
         previous = signal.signal(signal.SIGTERM, self.request_stop)
         prefetch = Prefetch(self.stream, self.mesh, self.start, trainer.steps)
         self._clock, self._timed, last_evaluation, pending = time.perf_counter(), 0, {}, None

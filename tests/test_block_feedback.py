@@ -1,0 +1,162 @@
+"""Block feedback: every layer reads the state of the highest recurrent one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import (
+    ARCHITECTURES,
+    VOCABULARY,
+    WINDOW,
+    parameters,
+    quick_jit,
+    random_model,
+    read_segment,
+)
+
+from brt.models.block_feedback import run_blocks, state_source
+from brt.models.layer import Layer
+
+B, W, D, A = 2, WINDOW, 12, 8
+FEEDBACK = [name for name in ARCHITECTURES if name.startswith("feedback")]
+
+
+def tokens(blocks=2, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, VOCABULARY, (B, blocks * W)).astype(np.int32)
+
+
+def draw(length):
+    return np.random.default_rng(length).normal(size=(B, length, D)).astype(np.float32)
+
+
+def read(model, tokens_BT, caches=None):
+    caches = model.init_caches(B) if caches is None else caches
+    return read_segment(model, tokens_BT, np.zeros(B, bool), caches)
+
+
+def moved(before, after):
+    return np.abs(np.asarray(before) - np.asarray(after)).max()
+
+
+@pytest.mark.parametrize("name", FEEDBACK)
+def test_every_layer_has_a_second_query_and_a_projection_of_double_width(name):
+    for layer in parameters(random_model(name))["layers"].values():
+        assert layer["cross_queries_DA"].shape == (D, A)
+        assert layer["output_CD"].shape == (2 * A, D)
+        assert "output_AD" not in layer
+    # Without feedback only recurrent layers have.
+    plain = parameters(random_model(name, feedback=False))["layers"]
+    assert ["cross_queries_DA" in layer for layer in plain.values()] == [
+        "cell" in layer for layer in plain.values()
+    ]
+
+
+def test_of_several_states_the_highest_is_fed_back():
+    layers = random_model("feedback_two_cells").layers
+    assert state_source(layers) == 2
+    assert state_source(layers[:2]) == 0
+    assert state_source(random_model("feedback_fixed_skip").layers) == 1
+
+
+def test_the_state_after_a_block_moves_every_layer_of_the_next():
+    """A layer's keys tell of all layers below it, so each is looked at through the next."""
+    model = random_model("feedback_fixed_skip", recurrent_layers=(2,))
+    empty, top = model.init_caches(B), state_source(model.layers)
+    _, caches = read(model, tokens(1), empty)
+    states_BSD = caches[top].states_BSD
+    changed = list(caches)
+    changed[top] = caches[top]._replace(states_BSD=states_BSD + 1.0)
+    before_BTV, before = read(model, tokens(1, seed=1), caches)
+    after_BTV, after = read(model, tokens(1, seed=1), tuple(changed))
+    # The lowest layer's keys are made of the embeddings alone.
+    assert moved(window(before[0]).keys_BWHK, window(after[0]).keys_BWHK) == 0
+    for i in (1, 2):
+        assert moved(window(before[i]).keys_BWHK, window(after[i]).keys_BWHK) > 1e-3
+    assert (np.abs(np.asarray(before_BTV) - after_BTV).max(axis=-1) > 1e-4).all()
+
+
+def window(cache):
+    return getattr(cache, "window", cache)
+
+
+def test_a_lower_layer_with_a_cell_of_its_own_reads_its_own():
+    model = random_model("feedback_two_cells")
+    empty = model.init_caches(B)
+    _, before = read(model, tokens(1), empty)
+    # Nothing above it but through layer 1: its own block's states do not hear of the top.
+    changed = (*empty[:2], empty[2]._replace(states_BSD=empty[2].states_BSD + 1.0))
+    _, after = read(model, tokens(1), changed)
+    np.testing.assert_array_equal(after[0].states_BSD, before[0].states_BSD)
+    assert moved(after[1].keys_BWHK, before[1].keys_BWHK) == 0  # of layer 0's output
+    assert moved(after[2].window.keys_BWHK, before[2].window.keys_BWHK) > 1e-3  # of layer 1's
+    changed = (empty[0]._replace(states_BSD=empty[0].states_BSD + 1.0), *empty[1:])
+    _, after = read(model, tokens(1), changed)
+    assert moved(after[1].keys_BWHK, before[1].keys_BWHK) > 1e-3
+
+
+@pytest.mark.parametrize("name", FEEDBACK)
+def test_without_the_states_half_in_plain_layers_feedback_is_recurrence(name):
+    """The same layers, not driven block by block."""
+    model = random_model(name)
+    plain = random_model(name, feedback=False)
+    for i, layer in enumerate(model.layers):
+        if layer.cell is not None:
+            plain.layers[i] = layer
+            continue
+        layer.output_CD[...] = layer.output_CD[...].at[A:].set(0.0)
+        plain.layers[i].output_AD[...] = layer.output_CD[...][:A]
+        for key in ("queries_DA", "keys_DA", "values_DA", "attention_scale_H"):
+            getattr(plain.layers[i], key)[...] = getattr(layer, key)[...]
+        for key in ("attention_norm", "feed_forward_norm", "feed_forward", "relative_bias"):
+            setattr(plain.layers[i], key, getattr(layer, key))
+    for key in ("embedding_VD", "begin_D"):
+        getattr(plain, key)[...] = getattr(model, key)[...]
+    plain.final_norm = model.final_norm
+    logits_BTV, caches = read(model, tokens(3))
+    expected_BTV, expected = read(plain, tokens(3))
+    np.testing.assert_allclose(logits_BTV, expected_BTV, rtol=0, atol=2e-5)
+    for found, cache in zip(jax.tree.leaves(caches), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(found, cache, rtol=0, atol=5e-5)
+
+
+def test_every_layer_reports_and_the_segment_reports_the_mean_of_its_blocks():
+    model = random_model("feedback_fixed_skip")
+    stack = quick_jit(model.stack)
+    caches, x_BTD = model.init_caches(B), draw(2 * W)
+    _, _, whole = stack(x_BTD, caches)
+    assert set(whole) == {f"layer{i}/state_share" for i in range(3)} | {
+        "layer1/kept",
+        "layer1/state_norm",
+    }
+    _, caches, first = stack(x_BTD[:, :W], caches)
+    _, _, second = stack(x_BTD[:, W:], caches)
+    for name, value in whole.items():
+        np.testing.assert_allclose(value, (first[name] + second[name]) / 2, rtol=1e-5)
+
+
+def test_the_bias_tables_are_made_once_outside_the_loop(monkeypatch):
+    model, made = random_model("feedback_fixed_skip"), []
+    table = Layer.window_table
+
+    def count(layer):
+        made.append(layer)
+        return table(layer)
+
+    monkeypatch.setattr(Layer, "window_table", count)
+    trace = str(jax.make_jaxpr(model)(jnp.asarray(tokens(3)), model.init_caches(B)))
+    assert len(made) == 3
+    assert trace.count("scan[") >= 1
+
+
+def test_each_block_drops_in_its_own_way():
+    """Equal tokens, attention that adds nothing: the masks of the network's output remain."""
+    model = random_model("feedback_fixed_skip", dropout=0.5, num_layers=1, recurrent_layers=(0,))
+    (layer,) = model.layers
+    layer.output_CD[...] = jnp.zeros_like(layer.output_CD[...])
+    x_BTD = np.repeat(draw(1), 2 * W, axis=1)
+    run = quick_jit(lambda key: run_blocks(model.layers, x_BTD, caches, [table], key)[0])
+    caches, table = model.init_caches(B), layer.window_table()
+    kept = np.abs(run(jax.random.key(0)) - x_BTD)[0] > 1e-4
+    assert 0.1 < kept.mean() < 0.9
+    assert (kept[:W] != kept[W:]).any()

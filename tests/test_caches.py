@@ -1,0 +1,187 @@
+"""What a layer remembers: empty, reset, cleared, and while a block is being filled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import (
+    ARCHITECTURES,
+    STATES,
+    WINDOW,
+    parameters,
+    quick_jit,
+    random_model,
+    read_segment,
+)
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brt.models.caches import (
+    DecodingRecurrent,
+    DecodingWindow,
+    RecurrentCache,
+    WindowCache,
+    advance,
+    clear_state,
+    fill_window,
+    last_block,
+    reset_rows,
+    select_rows,
+    write_token,
+)
+
+B, W, H, K, D = 3, WINDOW, 2, 4, 12
+
+
+def filled(model, rows=B, seed=0):
+    """Caches of the model's shape with nothing at a special value."""
+    rng = np.random.default_rng(seed)
+    empty = model.init_caches(rows)
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), empty)
+
+
+def assert_same(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize("name", ["slide", "rec_two_layers", "feedback_fixed_skip"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_empty_cache_is_zeros_and_learned_states(name, dtype):
+    model = random_model(name, activation_dtype=dtype)
+    caches = model.init_caches(B)
+    assert len(caches) == 3
+    for i, cache in enumerate(caches):
+        if i in [layer % 3 for layer in ARCHITECTURES[name].get("recurrent_layers", ())]:
+            assert isinstance(cache, RecurrentCache)
+            learned = model.layers[i].cell.initial_states_SD[...]
+            assert cache.states_BSD.dtype == jnp.float32  # whatever the activations
+            assert cache.states_BSD.shape == (B, STATES, D)
+            assert (cache.states_BSD == learned).all()
+            cache = cache.window
+        assert isinstance(cache, WindowCache)
+        for x_BWHK in cache:
+            assert x_BWHK.shape == (B, W, H, K) and x_BWHK.dtype == dtype
+            assert not x_BWHK.any()
+
+
+def test_rows_that_start_take_the_empty_cache_and_the_others_keep_theirs():
+    model = random_model("rec_fixed_skip")
+    caches, empty = filled(model), model.init_caches(B)
+    found = reset_rows(caches, empty, jnp.array([False, True, False]))
+    for leaves in zip(*map(jax.tree.leaves, (found, caches, empty)), strict=True):
+        new, old, fresh = map(np.asarray, leaves)
+        np.testing.assert_array_equal(new[[0, 2]], old[[0, 2]])
+        np.testing.assert_array_equal(new[1], fresh[1])
+        assert (old[1] != fresh[1]).any()
+    decoding = model.begin_decoding(caches), model.begin_decoding(empty)
+    starts_B = jnp.array([True, True, False])
+    found = reset_rows(*decoding, starts_B)
+    assert_same(found, select_rows(~starts_B, *decoding))
+
+
+def test_learned_states_learn_from_rows_that_start_only():
+    model = random_model("rec_fixed_skip")
+    caches = filled(model)
+
+    graph, params = nnx.split(model)
+
+    def loss(params, starts_B):
+        fresh = nnx.merge(graph, params).init_caches(B)
+        return sum(jnp.sum(x**2) for x in jax.tree.leaves(reset_rows(caches, fresh, starts_B)))
+
+    slope = quick_jit(jax.grad(loss))
+    for starts_B in np.eye(B, dtype=bool):
+        found = parameters(nnx.merge(graph, slope(params, starts_B)))
+        cell = found["layers"][1].pop("cell")
+        np.testing.assert_allclose(
+            cell.pop("initial_states_SD"), 2 * model.layers[1].cell.initial_states_SD[...]
+        )
+        assert not any(leaf.any() for leaf in jax.tree.leaves((found, cell)))
+    carried = parameters(nnx.merge(graph, slope(params, np.zeros(B, bool))))
+    assert not any(leaf.any() for leaf in jax.tree.leaves(carried))
+
+
+def test_clearing_forgets_states_and_keeps_windows():
+    model = random_model("rec_two_layers")
+    caches, empty = filled(model), model.init_caches(B)
+    found = clear_state(caches, empty)
+    assert_same(found[1], caches[1])
+    for i in (0, 2):
+        assert_same(found[i].window, caches[i].window)
+        assert_same(found[i].states_BSD, empty[i].states_BSD)
+
+
+def test_clearing_changes_nothing_in_a_first_segment_and_something_in_the_next():
+    model, tokens_BT = random_model("rec_fixed_skip"), np.arange(24).reshape(3, 8) % 17
+    empty, no_starts_B = model.init_caches(B), np.zeros(B, bool)
+    first, caches = read_segment(model, tokens_BT, no_starts_B, empty)
+    again, _ = read_segment(model, tokens_BT, no_starts_B, clear_state(empty, empty))
+    np.testing.assert_array_equal(first, again)
+    kept, _ = read_segment(model, tokens_BT, no_starts_B, caches)
+    cleared, _ = read_segment(model, tokens_BT, no_starts_B, clear_state(caches, empty))
+    assert np.abs(np.asarray(kept) - cleared).max(axis=(1, 2)).min() > 1e-3
+
+
+# While a block is being filled
+
+
+@pytest.mark.parametrize("name", ["slide", "rec_lstm_dual", "feedback_two_cells"])
+def test_at_a_block_border_the_decoding_form_is_the_segment_form(name):
+    model = random_model(name)
+    caches = filled(model)
+    decoding = model.begin_decoding(caches)
+    assert_same(model.end_decoding(decoding), caches)
+    for layer, cache in zip(model.layers, decoding, strict=True):
+        window = cache
+        if layer.cell is not None:
+            assert isinstance(cache, DecodingRecurrent)
+            expected = layer.cell.keys_values(cache.states_BSD, jnp.float32)
+            assert_same(tuple(cache[2:]), expected)
+            window = cache.window
+        assert isinstance(window, DecodingWindow)
+        assert window.keys_BJHK.shape == window.values_BJHK.shape == (B, 2 * W, H, K)
+        assert window.fill_B.dtype == jnp.int32 and not window.fill_B.any()
+
+
+@quick_jit
+def read_token(window, k_BHK, reads_B, factor=-1.0):
+    """The rows that read write a key, and a value that is a multiple of it."""
+    return select_rows(reads_B, advance(write_token(window, k_BHK, factor * k_BHK)), window)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(st.booleans(), min_size=B, max_size=B), max_size=12), st.integers(0, 99))
+def test_a_window_being_filled_is_a_list_that_forgets_whole_blocks(steps, seed):
+    """Rows read at their own pace; a row that pauses keeps its window as it is."""
+    rng = np.random.default_rng(seed)
+    size = 3
+    previous = rng.normal(size=(2, B, size, 1, 1)).astype(np.float32)
+    window = fill_window(WindowCache(*map(jnp.asarray, previous)))
+    lists = [list(previous[0, b, :, 0, 0]) for b in range(B)]
+    for reads_B in steps:
+        k_BHK = rng.normal(size=(B, 1, 1)).astype(np.float32)
+        window = read_token(window, k_BHK, np.array(reads_B))
+        for b in range(B):
+            if reads_B[b]:
+                lists[b].append(k_BHK[b, 0, 0])
+            if len(lists[b]) == 2 * size:
+                lists[b] = lists[b][size:]
+    for b in range(B):
+        fill = int(window.fill_B[b])
+        assert 0 <= fill < size and size + fill == len(lists[b])
+        np.testing.assert_array_equal(window.keys_BJHK[b, : size + fill, 0, 0], lists[b])
+        written = window.values_BJHK[b, size : size + fill, 0, 0]
+        np.testing.assert_array_equal(written, [-x for x in lists[b][size:]])
+
+
+def test_a_full_block_becomes_the_previous_one():
+    window = fill_window(WindowCache(*jnp.zeros((2, 1, W, H, K))))
+    tokens = jnp.arange(1.0, W * H * K + 1).reshape(W, 1, H, K)
+    for token in tokens:
+        window = read_token(window, token, np.array([True]), 2.0)
+    assert not window.fill_B.any()
+    block = last_block(window)
+    np.testing.assert_array_equal(block.keys_BWHK[0], tokens[:, 0])
+    np.testing.assert_array_equal(block.values_BWHK[0], 2 * tokens[:, 0])
+    assert not window.keys_BJHK[:, W:].any()

@@ -1,0 +1,293 @@
+"""Configuration: what gin would let pass, or say badly, ends in one clear sentence."""
+
+import inspect
+
+import gin
+import pytest
+from tiny_run import PLAIN, write_config
+
+from brt import config
+from brt.config import ConfigError
+from brt.experiment import Experiment
+from brt.models.language_model import LanguageModel
+from brt.models.recurrent_cell import RecurrentCell
+
+
+@pytest.fixture(autouse=True)
+def gin_afterwards():
+    yield
+    gin.clear_config()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("config")
+
+
+def plain_config(folder, *lines, without=()):
+    return write_config(folder, *PLAIN, *lines, without=("RecurrentCell", *without))
+
+
+def built(path, *bindings):
+    config.parse([str(path)], bindings)
+    return Experiment.from_gin()
+
+
+def message(call, *arguments, **options):
+    with pytest.raises(ConfigError) as caught:
+        call(*arguments, **options)
+    return str(caught.value)
+
+
+# What a full build does not read.
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "nearest"),
+    [
+        ("rsqrt.warmup_steps = 3", "rsqrt.warmup_steps", "linear.warmup_steps"),
+        ("SourceTree.path = 'x'", "SourceTree.path", "TextFiles.path"),
+        ("other/TextFiles.path = 'x'", "other/TextFiles.path", "TextFiles.path"),
+        ("adafactor.momentum = 0.5", "adafactor.momentum", ""),
+        ("RecurrentCell.gate = 'lstm'", "RecurrentCell.gate", ""),
+        ("NUM_LAYERS = 9", "NUM_LAYERS", ""),
+    ],
+)
+def test_what_nothing_reads_is_an_error_that_names_it(folder, line, name, nearest):
+    sentence = message(built, plain_config(folder), line)
+    assert f"{name} is bound, but nothing reads it." in sentence
+    assert f"The nearest valid name is {nearest}" in sentence
+
+
+def test_every_unread_name_is_listed_in_one_error(folder):
+    path = plain_config(folder, "rsqrt.multiplier = 2.0", "RecurrentCell.gate = 'lstm'", "X = 1")
+    sentence = message(built, path)
+    for name in ("rsqrt.multiplier", "RecurrentCell.gate", "X"):
+        assert f"{name} is bound" in sentence
+    assert sentence.count("\n") == 2
+
+
+def test_a_recurrent_layer_reads_the_bindings_of_the_cell(folder):
+    lines = ["LanguageModel.recurrent_layers = (0,)", "RecurrentCell.gate = 'lstm'"]
+    experiment = built(plain_config(folder, *lines))
+    assert experiment.bindings["RecurrentCell.gate"] == "'lstm'"
+
+
+def test_bindings_for_evaluation_count_as_read_although_training_never_evaluates(folder):
+    path = plain_config(folder)
+    experiment = built(path, "Trainer.eval_every = 0", "Evaluation.max_steps = 3")
+    assert experiment.bindings["Evaluation.max_steps"] == "3"
+
+
+def test_a_macro_that_is_used_counts_as_read(folder):
+    path = plain_config(folder, "HEADS = 4", "LanguageModel.num_heads = %HEADS")
+    assert built(path).model.num_heads == 4
+
+
+def test_nothing_is_left_of_the_configuration_before(folder):
+    built(plain_config(folder))
+    config.parse(bindings=["Trainer.steps = 3"])
+    assert config.read_bindings() == {}
+    with pytest.raises(ConfigError, match="corpus"):
+        Experiment.from_gin()
+
+
+# Names and values that do not exist.
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted", "nearest"),
+    [
+        ("RecurentCell.gate = 'fixed'", "RecurentCell", "RecurrentCell."),
+        ("Trainer.optimizer = @adafactr", "adafactr", "adafactor."),
+        ("Trainer.corpus = @Corpu()", "Corpu", "Corpus."),
+        ("RecurrentCell.gat = 'fixed'", "RecurrentCell has no parameter gat", "RecurrentCell.gate."),
+        ("LanguageModel.windows = 8", "no parameter windows", "LanguageModel.window."),
+        ("Trainer.step = 8", "Trainer has no parameter step", "Trainer.steps."),
+        ("RelativeBias.buckets = 8", "no parameter buckets", "RelativeBias.num_buckets."),
+        ("cosine.warmup = 8", "cosine has no parameter warmup", "cosine.warmup_steps."),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(line, wanted, nearest):
+    sentence = message(config.parse, bindings=[line])
+    assert line in sentence and wanted in sentence
+    assert sentence.endswith(f"The nearest valid name is {nearest}")
+
+
+def test_a_misspelt_name_in_a_file_names_the_file(folder):
+    path = plain_config(folder, "Trainer.stops = 8")
+    sentence = message(config.parse, [str(path)])
+    assert f"In {path}" in sentence and sentence.endswith("Trainer.steps.")
+
+
+def test_known_names_are_the_arguments_gin_may_bind():
+    names = config.known_names()
+    for configurable, hidden in ((LanguageModel, {"rngs", "cell"}), (RecurrentCell, {"rngs"})):
+        own = set(inspect.signature(configurable.__init__).parameters) - {"self"}
+        found = set(names[configurable.__name__])
+        assert found <= own - hidden and "args" not in found
+    assert "window" in names["LanguageModel"] and "gate" in names["RecurrentCell"]
+    assert "width" not in names["RecurrentCell"]
+
+
+@pytest.mark.parametrize("name", sorted(config.known_names()))
+def test_every_configurable_can_be_named_in_a_config(name):
+    config.parse(bindings=[f"Trainer.optimizer = @{name}"])
+
+
+@pytest.mark.parametrize(
+    ("line", "quoted"),
+    [
+        ("RecurrentCell.gate = lstm", '"lstm"'),
+        ("LanguageModel.activation_dtype = float32", '"float32"'),
+        ("Corpus.store = stores/books", '"stores/books"'),
+        ("Corpus.store = /data/books", '"/data/books"'),
+        ("TextFiles.path = ~/books", '"~/books"'),
+        ("TextFiles.path = books/{split}", '"books/{split}"'),
+    ],
+)
+def test_an_unquoted_string_is_answered_with_its_quoted_form(folder, line, quoted):
+    sentence = message(config.parse, bindings=[line])
+    assert f"--gin.NAME='{quoted}'" in sentence and line in sentence
+    path = plain_config(folder, line)
+    sentence = message(config.parse, [str(path)])
+    assert f"NAME = {quoted}" in sentence and str(path) in sentence
+
+
+@pytest.mark.parametrize(
+    "without", ["Trainer.steps", "Trainer.corpus", "LanguageModel.window", "Trainer.optimizer"]
+)
+def test_a_required_value_that_is_not_bound_is_named(folder, without):
+    path = plain_config(folder, without=[without])
+    configurable, parameter = without.split(".")
+    sentence = message(built, path)
+    assert configurable in sentence and f"'{parameter}'" in sentence
+    assert "--gin.NAME=VALUE" in sentence
+
+
+@pytest.mark.parametrize("without", ["TextFiles.path", "Corpus.store", "Corpus.source"])
+def test_a_required_value_of_the_data_that_is_not_bound_is_named(folder, without):
+    path = plain_config(folder)
+    lines = [line for line in path.read_text().split("\n") if not line.startswith(without)]
+    path.write_text("\n".join(lines))
+    configurable, parameter = without.split(".")
+    sentence = message(built, path)
+    assert configurable in sentence and f"'{parameter}'" in sentence
+    assert "--gin.NAME=VALUE" in sentence
+
+
+def test_a_required_value_of_an_evaluation_is_asked_for_before_training(folder):
+    path = plain_config(folder, "Evaluation.score = @RecallScore()", "RecallScore.far = 3")
+    assert "segment_length" in message(built, path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Trainer.steps = 'ten'", "LanguageModel.num_layers = 'two'", "LanguageModel.width = 8.5"],
+)
+def test_a_value_of_another_type_is_an_error_that_names_the_configurable(folder, line):
+    assert line.split(".")[0] in message(built, plain_config(folder), line)
+
+
+def test_a_macro_without_a_value_is_named():
+    sentence = message(config.parse, bindings=["LanguageModel.width = %WIDTH"])
+    assert "the macro WIDTH has no value" in sentence
+
+
+# Files.
+
+
+def test_a_missing_file_is_named(folder):
+    assert "nowhere.gin: the file does not exist" in message(config.parse, ["nowhere.gin"])
+    path = plain_config(folder)
+    path.write_text('include "configs/parts/nowhere.gin"\n' + path.read_text())
+    sentence = message(config.parse, [str(path)])
+    assert str(path) in sentence and "configs/parts/nowhere.gin" in sentence
+
+
+@pytest.mark.parametrize(
+    "line", ["LanguageModel.recurrent_layers = (1,", "LanguageModel.recurrent_layers = [1"]
+)
+def test_an_open_bracket_is_suspected(folder, line):
+    assert "bracket" in message(config.parse, bindings=[line])
+    path = plain_config(folder, line)
+    sentence = message(config.parse, [str(path)])
+    assert "bracket" in sentence and str(path) in sentence
+
+
+@pytest.mark.parametrize("line", ["Trainer.steps", "Trainer.steps =", "= 5", "Trainer.steps = = 5"])
+def test_half_a_binding_is_shown(line):
+    assert repr(line) in message(config.parse, bindings=[line])
+
+
+def test_includes_are_found_from_anywhere_and_in_the_given_folders(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "extra").mkdir(exist_ok=True)
+    (folder / "extra" / "part.gin").write_text("Trainer.seed = 7\n")
+    path = folder / "whole.gin"
+    path.write_text('include "configs/parts/small_run.gin"\ninclude "part.gin"\n')
+    config.parse([str(path)], search_paths=[str(folder / "extra")])
+    assert gin.query_parameter("Trainer.seed") == 7
+    assert gin.query_parameter("LanguageModel.activation_dtype") == "float32"
+
+
+def test_later_files_and_bindings_override_earlier_ones(folder):
+    first, second = folder / "first.gin", folder / "second.gin"
+    first.write_text("Trainer.seed = 1\nTrainer.steps = 1\nTrainer.log_every = 1\n")
+    second.write_text("Trainer.seed = 2\nTrainer.steps = 2\n")
+    config.parse([str(first), str(second)], ["Trainer.seed = 3", "Trainer.seed = 4"])
+    found = [gin.query_parameter(f"Trainer.{name}") for name in ("seed", "steps", "log_every")]
+    assert found == [4, 2, 1]
+
+
+# Flags.
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("--gin.Trainer.steps=5", "--gin_bindings=Trainer.steps = 5"),
+        ("--gin.a/b.c=@f()", "--gin_bindings=a/b.c = @f()"),
+        ("--gin.TextFiles.path='a=b'", "--gin_bindings=TextFiles.path = 'a=b'"),
+        ("--gin.X='a == b'", "--gin_bindings=X = 'a == b'"),
+        ("--gin_bindings=Trainer.steps=5", "--gin_bindings=Trainer.steps=5"),
+        ("--gin_file=--gin.x=1", "--gin_file=--gin.x=1"),
+        ("--workdir=runs/a=b", "--workdir=runs/a=b"),
+        ("positional", "positional"),
+    ],
+)
+def test_gin_flags_become_bindings_and_other_flags_stay(flag, expected):
+    assert config.split_flags(["brt.train", flag, "last"]) == ["brt.train", expected, "last"]
+
+
+@pytest.mark.parametrize("value", ["a=b", "=", "a == b = c"])
+def test_a_value_with_equal_signs_arrives_whole(value):
+    (flag,) = config.split_flags([f"--gin.TextFiles.path='{value}'"])
+    config.parse(bindings=[flag.removeprefix("--gin_bindings=")])
+    assert gin.query_parameter("TextFiles.path") == value
+
+
+# Comparing two configurations.
+
+
+def test_differences_name_each_binding_once_in_order():
+    old = {"b.x": "1", "a.x": "'fixed'", "c.x": "None", "same.x": "3"}
+    new = {"b.x": "2", "a.x": "'fixed'", "d.x": "True", "same.x": "3"}
+    assert config.differences(old, new) == [
+        "b.x: 1 -> 2",
+        "c.x: None -> (not bound)",
+        "d.x: (not bound) -> True",
+    ]
+    assert config.differences(old, dict(reversed(old.items()))) == []
+
+
+def test_a_configuration_differs_from_another_by_what_was_changed(folder):
+    path = plain_config(folder)
+    first = built(path).bindings
+    again = built(path).bindings
+    assert first == again and len(first) > 30
+    changed = built(path, "LanguageModel.width = 24", "Trainer.optimizer = @adafactor").bindings
+    lines = config.differences(first, changed)
+    assert "LanguageModel.width: 16 -> 24" in lines
+    assert "Trainer.optimizer: @adamw -> @adafactor" in lines
+    assert all(line.split(":")[0].startswith(("LanguageM", "Trainer.opt", "ada")) for line in lines)

@@ -1,0 +1,199 @@
+"""One layer: what it weighs, what its tokens see, and what it says of its states."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import paper_numpy as paper
+import pytest
+from architectures import parameters, quick_jit, random_model
+from flax import nnx
+
+from brt.models.layer import Layer
+
+D, H, K, F, W, S, B = 12, 2, 4, 10, 4, 3, 2
+A = H * K
+
+
+def random_layer(**settings):
+    recurrent = settings.pop("recurrent", ())
+    return random_model("slide", num_layers=1, recurrent_layers=recurrent, **settings).layers[0]
+
+
+def draw(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng((seed, *shape)).normal(size=shape), jnp.float32)
+
+
+@quick_jit
+def run(graph_and_params, x_BTD, cache):
+    return nnx.merge(*graph_and_params)(x_BTD, cache)
+
+
+def read(layer, x_BTD, cache=None):
+    cache = layer.init_cache(len(x_BTD), x_BTD.dtype) if cache is None else cache
+    return run(nnx.split(layer), x_BTD, cache)
+
+
+def weights(layer):
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters(layer))
+
+
+# What it weighs
+
+
+def test_a_plain_layer_weighs_four_attention_matrices_and_two_of_the_network():
+    sizes = [leaf.size for leaf in jax.tree.leaves(parameters(random_layer())) if leaf.ndim == 2]
+    assert sum(sizes) == 4 * D * A + 2 * D * F + H * 32
+    published = nnx.eval_shape(lambda: Layer(nnx.Rngs(0), 1024, 8, 128, 4096, 512))
+    sizes = [leaf.size for leaf in jax.tree.leaves(parameters(published)) if leaf.ndim == 2]
+    assert sum(sizes) - 8 * 32 == 12_582_912
+
+
+def test_matrices_begin_with_variance_one_over_their_input():
+    layer = Layer(nnx.Rngs(0), 320, 4, 100, 500, W, reads_states=True)
+    for matrix, fan_in in (
+        (layer.queries_DA, 320),
+        (layer.keys_DA, 320),
+        (layer.values_DA, 320),
+        (layer.cross_queries_DA, 320),
+        (layer.output_CD, 800),
+        (layer.feed_forward.hidden_DF, 320),
+        (layer.feed_forward.output_FD, 500),
+    ):
+        assert matrix.shape[0] == fan_in
+        assert abs(float(matrix[...].std()) * fan_in**0.5 - 1) < 0.02
+    for scale in (layer.attention_scale_H, layer.cross_scale_H):
+        assert (scale[...] == 1).all()
+
+
+# What its tokens see
+
+
+def network(layer, x_TD):
+    p = weights(layer)
+    h_TF = paper.rms_norm(x_TD, p["feed_forward_norm"]) @ p["feed_forward"]["hidden_DF"]
+    return x_TD + np.maximum(h_TF, 0) @ p["feed_forward"]["output_FD"]
+
+
+def test_the_first_token_of_a_document_attends_to_nothing():
+    """Not even to itself: what attention adds to it is zero."""
+    layer, x_BTD = random_layer(), draw(B, 2 * W, D)
+    y_BTD, _, monitors = read(layer, x_BTD)
+    for b in range(B):
+        alone_TD = network(layer, np.asarray(x_BTD[b], np.float64))
+        np.testing.assert_allclose(y_BTD[b, 0], alone_TD[0], rtol=1e-4, atol=1e-4)
+        assert (np.abs(y_BTD[b, 1:] - alone_TD[1:]).max(axis=-1) > 1e-2).all()
+    assert monitors == {}
+
+
+def test_a_token_reaches_itself_and_the_next_W_tokens_only():
+    layer, x_BTD = random_layer(), draw(1, 4 * W, D)
+    before, _, _ = read(layer, x_BTD)
+    for j in range(4 * W):
+        after, _, _ = read(layer, x_BTD.at[0, j].add(1.0))
+        moved = np.flatnonzero((np.asarray(before) != after).any(axis=(0, 2)))
+        assert moved.tolist() == list(range(j, min(j + W + 1, 4 * W)))
+
+
+def test_nothing_depends_on_where_in_a_stream_a_window_lies():
+    """Once the cache is warm: the same tokens one block later give the same outputs."""
+    layer, x_BTD = random_layer(), draw(B, 5 * W, D)
+    whole, last, _ = read(layer, x_BTD)
+    later, last_later, _ = read(layer, x_BTD[:, W:])
+    np.testing.assert_allclose(later[:, W:], whole[:, 2 * W :], rtol=1e-5, atol=1e-5)
+    assert np.abs(later[:, : W - 1] - whole[:, W : 2 * W - 1]).max() > 1e-2  # not yet warm
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), last, last_later)
+
+
+def test_the_cache_is_the_keys_and_values_of_the_last_block():
+    layer, x_BTD = random_layer(), draw(B, 3 * W, D)
+    _, cache, _ = read(layer, x_BTD)
+    p = weights(layer)
+    for b in range(B):
+        y_WD = paper.rms_norm(np.asarray(x_BTD[b, 2 * W :], np.float64), p["attention_norm"])
+        k_WHK = paper.unit_length((y_WD @ p["keys_DA"]).reshape(W, H, K))
+        np.testing.assert_allclose(cache.keys_BWHK[b], k_WHK, atol=1e-5)
+        v_WHK = (y_WD @ p["values_DA"]).reshape(W, H, K)
+        np.testing.assert_allclose(cache.values_BWHK[b], v_WHK, atol=1e-5)
+
+
+# What it says of its states
+
+
+@pytest.mark.parametrize("order", ["parallel", "sequential"])
+def test_without_the_states_half_of_its_projection_a_recurrent_layer_is_a_plain_one(order):
+    recurrent, x_BTD = random_layer(recurrent=(0,), order=order), draw(B, 2 * W, D)
+    y_BTD, _, monitors = read(recurrent, x_BTD)
+    assert 0.01 < monitors["state_share"] < 0.99
+    plain = random_layer()
+    plain.output_AD[...] = recurrent.output_CD[...][:A]
+    for name in ("queries_DA", "keys_DA", "values_DA", "attention_scale_H"):
+        getattr(plain, name)[...] = getattr(recurrent, name)[...]
+    for name in ("attention_norm", "feed_forward_norm", "feed_forward", "relative_bias"):
+        setattr(plain, name, getattr(recurrent, name))
+    expected, _, _ = read(plain, x_BTD)
+    assert np.abs(y_BTD - expected).max() > 0.1
+    recurrent.output_CD[...] = recurrent.output_CD[...].at[A:].set(0.0)
+    y_BTD, _, monitors = read(recurrent, x_BTD)
+    np.testing.assert_allclose(y_BTD, expected, rtol=1e-5, atol=1e-5)
+    assert monitors["state_share"] == 0
+
+
+def test_monitors_say_how_large_states_are_and_how_much_was_kept():
+    layer, x_BTD = random_layer(recurrent=(0,), gate="fixed", arrangement="skip"), draw(B, W, D)
+    layer.cell.attention_gate.keep_bias_D[...] = jnp.full(D, np.log(4.0))
+    _, cache, monitors = read(layer, x_BTD)
+    assert set(monitors) == {"kept", "state_norm", "state_share"}
+    np.testing.assert_allclose(monitors["kept"], 0.8, rtol=1e-6)
+    rms = np.sqrt(np.mean(np.square(np.asarray(cache.states_BSD, np.float64))))
+    np.testing.assert_allclose(monitors["state_norm"], rms, rtol=1e-5)
+
+
+def test_the_states_share_compares_what_the_two_halves_add():
+    layer, x_BTD = random_layer(recurrent=(0,)), draw(1, W, D)
+    # With no network and one half at a time, what is added is what that half gives.
+    layer.feed_forward.output_FD[...] = jnp.zeros((F, D))
+    whole_CD, added = layer.output_CD[...], []
+    _, _, monitors = read(layer, x_BTD)
+    for half in (slice(0, A), slice(A, 2 * A)):
+        layer.output_CD[...] = jnp.zeros_like(whole_CD).at[half].set(whole_CD[half])
+        added.append(np.sqrt(np.mean(np.square(read(layer, x_BTD)[0] - x_BTD))))
+    np.testing.assert_allclose(monitors["state_share"], added[1] / sum(added), rtol=1e-4)
+
+
+# Variants
+
+
+def test_sequential_tokens_query_the_states_after_their_own_attention():
+    """Section 3.1 gives no equations: two attentions, each with its projection and residual."""
+    layer, x_BTD = (
+        random_layer(recurrent=(0,), order="sequential", arrangement="dual"),
+        draw(B, W, D),
+    )
+    y_BTD, _, _ = read(layer, x_BTD)
+    p, told = weights(layer), paper.Settings(H, K, W)
+    read_states = paper.state_keys_and_values(p["cell"], told, p["cell"]["initial_states_SD"])
+    for b in range(B):
+        x_WD = np.asarray(x_BTD[b], np.float64)
+        y_WD = paper.rms_norm(x_WD, p["attention_norm"])
+        zeros = np.zeros((W, H, K))
+        q_WHK = paper.unit_length(paper.heads(y_WD, p["queries_DA"], told))
+        k_WHK = paper.unit_length(paper.heads(y_WD, p["keys_DA"], told))
+        k_XHK = np.concatenate([zeros, k_WHK])
+        v_XHK = np.concatenate([zeros, paper.heads(y_WD, p["values_DA"], told)])
+        self_WA = paper.windowed_attention(p, told, q_WHK, k_XHK, v_XHK)
+        x_WD = x_WD + self_WA @ p["output_CD"][:A]
+        y_WD = paper.rms_norm(x_WD, p["cross_norm"])
+        q_WHK = paper.unit_length(paper.heads(y_WD, p["cross_queries_DA"], told))
+        x_WD = (
+            x_WD
+            + paper.full_attention(q_WHK, *read_states, p["cross_scale_H"]) @ (p["output_CD"][A:])
+        )
+        np.testing.assert_allclose(y_BTD[b], network(layer, x_WD), rtol=1e-4, atol=1e-4)
+
+
+def test_a_table_given_is_the_table_made():
+    layer, x_BTD = random_layer(), draw(B, 2 * W, D)
+    cache = layer.init_cache(B, x_BTD.dtype)
+    given, _, _ = layer(x_BTD, cache, layer.window_table())
+    made, _, _ = layer(x_BTD, cache)
+    np.testing.assert_array_equal(given, made)

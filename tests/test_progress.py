@@ -1,0 +1,135 @@
+"""Progress: a live bar on a terminal, few plain lines elsewhere."""
+
+import os
+import pty
+import sys
+import termios
+from contextlib import contextmanager
+
+import pytest
+
+from brt import progress
+from brt.progress import Progress, reported
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that moves only when told to."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+
+    def wait(seconds):
+        now[0] += seconds
+
+    return wait
+
+
+@contextmanager
+def terminal(monkeypatch):
+    """Makes stderr a terminal; yields a function that reads what has appeared on it."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    os.set_blocking(ours, False)
+    with monkeypatch.context() as patch, open(theirs, "w") as stderr:
+        patch.setattr(sys, "stderr", stderr)
+
+        def shown():
+            stderr.flush()
+            return os.read(ours, 65536).decode()
+
+        yield shown
+    os.close(ours)
+
+
+def lines(capsys):
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()
+
+
+def test_plain_lines_come_at_most_every_so_many_seconds(capsys, clock):
+    shown = Progress("step", 1000)
+    for done in range(1, 101):
+        clock(1.0)
+        shown.update(done)
+    found = lines(capsys)
+    assert len(found) == 100 // progress.SECONDS
+    assert [line.split("  ")[0] for line in found] == [
+        f"step {done}/1,000" for done in range(10, 101, 10)
+    ]
+
+
+def test_a_line_with_a_text_comes_at_once_and_starts_the_wait_again(capsys, clock):
+    shown = Progress("step", 10)
+    clock(9.0)
+    shown.update(1, "loss 5.0")
+    clock(9.0)
+    shown.update(2)
+    clock(1.0)
+    shown.update(3)
+    assert [line.split("  ")[:2] for line in lines(capsys)] == [
+        ["step 1/10", "loss 5.0"],
+        ["step 3/10", "0:00:44 left"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("start", "done", "total", "seconds", "text"),
+    [
+        (0, 10, 40, 10.0, "step 10/40  0:00:30 left"),
+        (30, 40, 50, 10.0, "step 40/50  0:00:10 left"),  # what was done before is no speed
+        (0, 1, 3601, 1.0, "step 1/3,601  1:00:00 left"),
+        (0, 1, 100_000, 1.0, "step 1/100,000  27:46:39 left"),
+        (0, 40, 40, 10.0, "step 40/40  0:00:00 left"),
+        (0, 50, None, 20.0, "step 50  2.5/s"),
+        (0, 0, 40, 10.0, "step 0/40  0/s"),
+    ],
+)
+def test_a_plain_line_tells_what_is_done_and_what_is_left(
+    capsys, clock, start, done, total, seconds, text
+):
+    shown = Progress("step", total, start)
+    clock(seconds)
+    shown.update(done, "")
+    assert lines(capsys) == [text]
+
+
+def test_notes_stand_on_lines_of_their_own(capsys):
+    shown = Progress("step", 3)
+    shown.note("saved")
+    shown.close()
+    assert lines(capsys) == ["saved"]
+
+
+def test_reported_passes_everything_on_and_counts_it(capsys, clock):
+    def slow():
+        for item in "abcd":
+            clock(6.0)
+            yield item
+
+    assert list(reported(slow(), "documents", 4)) == list("abcd")
+    assert [line.split("  ")[0] for line in lines(capsys)] == ["documents 2/4", "documents 4/4"]
+
+
+def test_a_terminal_shows_one_live_bar_with_the_last_text(monkeypatch):
+    with terminal(monkeypatch) as read:
+        shown = Progress("step", 8, start=2)
+        for done in range(3, 9):
+            shown.update(done, f"loss {done / 2}")
+        shown.note("eval: fine")
+        shown.close()
+        text = read()
+    assert "8/8" in text and "100%" in text and "step" in text
+    assert "loss 4.0" in text.rstrip().split("\r")[-1]
+    assert text.count("\n") == 2  # the note's, and the one after the bar
+    assert text.count("eval: fine") == 1
+
+
+def test_a_terminal_bar_never_counts_beyond_what_was_done(monkeypatch):
+    with terminal(monkeypatch) as read:
+        shown = Progress("documents", None)
+        for done in (1, 5, 5, 7):
+            shown.update(done)
+        assert shown.bar.n == 7
+        shown.close()
+        assert "documents: 7" in read()

@@ -1,0 +1,145 @@
+"""The run folder: what is read back is what was recorded, up to the step a run goes on from."""
+
+import glob
+import json
+import os
+import struct
+
+import gin
+import jax
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+from brt.training.run_folder import RunFolder, read_metrics
+
+
+def scalars(step):
+    return {"train/loss": 1 / (step + 3), "train/scored_tokens": 100.0 * step, "perf/x": 1e-9}
+
+
+def recorded(path, steps, start=0):
+    """A folder that recorded at each of the steps, closed."""
+    folder = RunFolder(str(path))
+    folder.open_metrics(start)
+    for step in steps:
+        folder.record(step, scalars(step))
+    folder.close()
+    return folder
+
+
+def events(path):
+    """(step, name, value) of every scalar in the folder's event files, read byte by byte."""
+    found = []
+    for name in sorted(glob.glob(os.path.join(str(path), "events.out.tfevents.*"))):
+        with open(name, "rb") as file:
+            while header := file.read(12):  # a length and its checksum
+                event = Event.FromString(file.read(struct.unpack("<Q", header[:8])[0]))
+                file.read(4)
+                found += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
+    return found
+
+
+def flat(records):
+    return [
+        (record["step"], name, np.float32(value))
+        for record in records
+        for name, value in record.items()
+        if name != "step"
+    ]
+
+
+def test_records_come_back_exactly_and_in_order(tmp_path):
+    recorded(tmp_path, [2, 4, 6])
+    assert read_metrics(str(tmp_path)) == [{"step": s, **scalars(s)} for s in (2, 4, 6)]
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 3, 4, 6, 99])
+def test_going_on_cuts_the_records_back_to_the_step_it_starts_from(tmp_path, start):
+    recorded(tmp_path, [2, 4, 6])
+    recorded(tmp_path, [], start)
+    kept = [s for s in (2, 4, 6) if s <= start]
+    assert read_metrics(str(tmp_path)) == [{"step": s, **scalars(s)} for s in kept]
+    recorded(tmp_path, [100], start)
+    assert [record["step"] for record in read_metrics(str(tmp_path))] == [*kept, 100]
+
+
+@pytest.mark.parametrize("start", [0, 4, 6])
+def test_tensorboard_says_what_metrics_jsonl_says_after_every_restart(tmp_path, start):
+    recorded(tmp_path, [2, 4, 6])
+    assert events(tmp_path) == flat(read_metrics(str(tmp_path)))
+    recorded(tmp_path, [start + 2, start + 4], start)
+    assert events(tmp_path) == flat(read_metrics(str(tmp_path)))
+    assert len({step for step, *_ in events(tmp_path)}) == len(read_metrics(str(tmp_path)))
+
+
+@pytest.mark.parametrize("torn", range(1, 40, 3))
+def test_a_torn_last_line_is_dropped_wherever_it_was_cut(tmp_path, torn):
+    recorded(tmp_path, [2, 4, 6])
+    file = tmp_path / "metrics.jsonl"
+    data = file.read_bytes()
+    file.write_bytes(data[: data.rindex(b'{"step": 6') + torn])
+    recorded(tmp_path, [6], start=4)
+    assert [record["step"] for record in read_metrics(str(tmp_path))] == [2, 4, 6]
+    assert all(json.loads(line) for line in file.read_text().splitlines())
+
+
+def test_a_last_line_without_its_end_of_line_is_whole(tmp_path):
+    recorded(tmp_path, [2, 4])
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(file.read_bytes()[:-1])
+    recorded(tmp_path, [6], start=4)
+    assert [record["step"] for record in read_metrics(str(tmp_path))] == [2, 4, 6]
+
+
+def test_a_record_is_on_disk_before_the_folder_is_closed(tmp_path):
+    folder = RunFolder(str(tmp_path))
+    folder.open_metrics(0)
+    folder.record(2, scalars(2))
+    assert read_metrics(str(tmp_path)) == [{"step": 2, **scalars(2)}]
+    folder.sync()
+    assert events(tmp_path) == flat(read_metrics(str(tmp_path)))
+    folder.close()
+
+
+def test_a_folder_without_records_has_none(tmp_path):
+    assert read_metrics(str(tmp_path)) == []
+
+
+def test_a_process_that_does_not_write_leaves_no_trace(tmp_path):
+    folder = RunFolder(str(tmp_path / "run"), writes=False)
+    folder.describe("Trainer.steps = 1")
+    folder.open_metrics(0)
+    folder.record(1, scalars(1))
+    folder.sync()
+    folder.close()
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_folder_says_what_was_run_and_with_what(tmp_path):
+    folder = RunFolder(str(tmp_path / "deep" / "run"))
+    gin.clear_config()
+    folder.describe("Trainer.steps = 1\n")
+    assert (tmp_path / "deep/run/config.gin").read_text() == "Trainer.steps = 1\n"
+    assert "pytest" in (tmp_path / "deep/run/command.txt").read_text()
+    environment = json.loads((tmp_path / "deep/run/environment.json").read_text())
+    assert environment["packages"]["jax"] == jax.__version__
+    assert environment["packages"]["brt"]
+    assert len(environment["devices"]) == jax.device_count()
+    assert (tmp_path / "deep/run/operative_config.gin").exists()
+    assert not glob.glob(str(tmp_path / "deep/run/*.new"))
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_its_flag(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OSError, match="--workdir") as caught:
+        RunFolder(str(tmp_path / "file" / "run"))
+    assert str(tmp_path / "file" / "run") in str(caught.value)
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any folder")
+def test_a_folder_without_write_permission_is_named_with_its_flag(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(PermissionError, match="Cannot write to --workdir"):
+        RunFolder(str(tmp_path))
