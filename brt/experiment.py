@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from brt import config
+from brt.data import sources, tfds_source  # noqa: F401  (register with gin)
 from brt.data.document_stream import Batch
 from brt.evaluation import recall  # noqa: F401  (registers with gin)
 from brt.models.counts import count_parameters, flops_per_token
@@ -23,7 +24,7 @@ from brt.models.language_model import LanguageModel
 from brt.training import optimizers, schedules  # noqa: F401  (register with gin)
 from brt.training.checkpoint import Checkpoints
 from brt.training.sharding import check_divisible, shardings
-from brt.training.train_step import TrainState, make_train_step
+from brt.training.train_step import TrainState, make_loss, make_train_step
 from brt.training.trainer import Trainer
 
 
@@ -42,15 +43,16 @@ class Experiment:
         self.model = nnx.eval_shape(lambda: LanguageModel(nnx.Rngs(0)))
         self._graph, state = nnx.split(self.model, nnx.Param)
         self.abstract_params = nnx.to_pure_dict(state)
-        schedule = functools.partial(trainer.schedule, total_steps=trainer.steps)
-        self.optimizer = trainer.optimizer(schedule)
+        self.schedule = functools.partial(trainer.schedule, total_steps=trainer.steps)
+        self.optimizer = trainer.optimizer(self.schedule)
+        self.loss = make_loss(self.bind, clear=trainer.clear_state)
         self.train_step = make_train_step(
             self.bind,
+            self.loss,
             self.optimizer,
-            schedule,
+            self.schedule,
             seed=trainer.seed,
             dropout=self.model.dropout > 0,
-            clear=trainer.clear_state,
             skip_nonfinite=trainer.skip_nonfinite,
         )
 
@@ -64,9 +66,9 @@ class Experiment:
         """
         try:
             experiment = cls(Trainer())
-            jax.eval_shape(
-                experiment.train_step, experiment.abstract_state(), experiment.abstract_batch()
-            )
+            state, batch = experiment.abstract_state(), experiment.abstract_batch()
+            jax.eval_shape(experiment.loss, state.params, state.caches, batch, None)
+            jax.eval_shape(experiment.schedule, state.step)
         except RuntimeError as error:
             if "Required bindings" in str(error):
                 raise config.missing(error) from error

@@ -71,9 +71,20 @@ def _assemble(rngs, name, dtype, overrides):
 
 def random_model(name, seed=1, dtype="float32", **overrides) -> LanguageModel:
     """`cast(randomised(build(name)))`, sooner: nothing is drawn only to be replaced."""
-    shapes = nnx.eval_shape(lambda: _assemble(OneKey(), name, "float32", overrides))
-    model = randomised(shapes, seed)
+    model = randomised(abstract(name, **overrides), seed)
     return model if dtype == "float32" else cast(model, dtype)
+
+
+@functools.cache
+def abstract(name, **overrides) -> LanguageModel:
+    """`build(name)` with shapes for arrays; shared, so not to be changed."""
+    return nnx.eval_shape(lambda: _assemble(OneKey(), name, "float32", overrides))
+
+
+def drawn(make):
+    """`make()`, a module, its random draws compiled together."""
+    graph, _ = nnx.split(nnx.eval_shape(make))
+    return nnx.merge(graph, quick_jit(lambda: nnx.split(make())[1])())
 
 
 class OneKey:

@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, OneKey, build, parameters
+from architectures import ARCHITECTURES, OneKey, abstract, parameters
 from flax import nnx
 
 from brt.models.counts import count_parameters, flops_per_token
@@ -82,7 +82,7 @@ def test_twelve_layers_of_the_151M_size_weigh_150_994_944():
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_parameter_is_counted_once(name):
-    model = nnx.eval_shape(lambda: build(name))
+    model = abstract(name)
     found = counts(model)
     total = sum(leaf.size for leaf in jax.tree.leaves(parameters(model)))
     assert sum(found) == total == found.embedding + found.non_embedding
@@ -92,7 +92,7 @@ def test_every_parameter_is_counted_once(name):
 
 @pytest.mark.xfail(strict=True, reason="the names at the ends of its paths are `.value`")
 def test_a_state_is_counted_as_its_plain_dictionary_is():
-    model = nnx.eval_shape(lambda: build("rec_fixed_skip"))
+    model = abstract("rec_fixed_skip")
     assert count_parameters(nnx.state(model, nnx.Param)) == counts(model)
 
 
@@ -125,7 +125,7 @@ def test_operations_are_those_the_compiler_counts(name):
     block hides from it, which `flops_per_token` leaves out: 2W are multiplied, W are seen.
     """
     recurrent = dict(recurrent_layers=(1,)) if ARCHITECTURES[name] else {}
-    model = nnx.eval_shape(lambda: build(name, **WIDE | recurrent))
+    model = abstract(name, **WIDE | recurrent)
     graph, params = nnx.split(model)
     caches = jax.eval_shape(lambda params: nnx.merge(graph, params).init_caches(1), params)
     tokens = jax.ShapeDtypeStruct((1, W), "int32")
@@ -136,7 +136,7 @@ def test_operations_are_those_the_compiler_counts(name):
 
 
 def test_operations_of_a_plain_model_by_hand():
-    model = nnx.eval_shape(lambda: build("slide"))
+    model = abstract("slide")
     layer = 4 * 12 * 8 + 2 * 12 * 10  # weights of the matrices
     attention = 2 * 4 * 8  # scores and values: W = 4 keys, H * K = 8 wide
     assert flops_per_token(model) == 2 * (3 * (layer + attention) + 17 * 12)
@@ -145,8 +145,8 @@ def test_operations_of_a_plain_model_by_hand():
 def test_operations_of_a_recurrent_layer_by_hand():
     """Section 3.6: what states cost is paid once a block."""
     W, S, D, A, F = 4, 3, 12, 8, 10
-    plain = flops_per_token(nnx.eval_shape(lambda: build("slide")))
-    model = nnx.eval_shape(lambda: build("rec_fixed_dual"))
+    plain = flops_per_token(abstract("slide"))
+    model = abstract("rec_fixed_dual")
     tokens = D * A + A * D + 2 * S * A  # queries, second half of the projection, attention
     matrices = 4 * D * A + 2 * A * D + 2 * D * F
     states = S * matrices + 2 * S * (S + 2 * W) * A

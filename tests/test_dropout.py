@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import build, parameters, random_model
+from architectures import OneKey, parameters, quick_jit, random_model, randomised
 from flax import nnx
 
 import brt.models.layer
@@ -25,7 +25,7 @@ def test_without_a_rate_or_a_key_nothing_happens(rate, key):
     assert keep_mask(key, rate, (3, 4), x_BTD.dtype) is None
 
 
-@pytest.mark.parametrize("T", [1, PERIOD - 1, PERIOD, PERIOD + 1, 3 * PERIOD + 5])
+@pytest.mark.parametrize("T", [1, PERIOD, PERIOD + 1, 3 * PERIOD + 5])
 def test_one_mask_serves_all_rows_and_comes_back_every_128_tokens(T):
     found = np.asarray(dropout(jnp.ones((3, T, 6)), 0.5, KEY))
     assert found.shape == (3, T, 6)
@@ -59,7 +59,8 @@ B, T, W, D, F, H = 2, 8, 4, 8, 6, 2
 
 def layer(**parameters):
     """A plain layer that does nothing but what the given parameters make it do."""
-    module = Layer(nnx.Rngs(0), D, H, D // H, F, W, dropout=0.5)
+    module = nnx.eval_shape(lambda: Layer(OneKey(), D, H, D // H, F, W, dropout=0.5))
+    module = randomised(module, seed=3)
     module.output_AD[...] = jnp.zeros((D, D))
     module.feed_forward.output_FD[...] = jnp.zeros((F, D))
     module.relative_bias.table_HR[...] = jnp.zeros((H, 32))
@@ -68,8 +69,18 @@ def layer(**parameters):
     return module
 
 
-def activations(rows=B):
-    return jnp.asarray(np.random.default_rng(1).normal(size=(rows, T, D)), jnp.float32)
+@quick_jit
+def _run(graph_and_params, x_BTD, cache, key):
+    return nnx.merge(*graph_and_params)(x_BTD, cache, key=key)
+
+
+def run(module, x_BTD, cache=None, key=None):
+    cache = module.init_cache(B, x_BTD.dtype) if cache is None else cache
+    return _run(nnx.split(module), x_BTD, cache, key)
+
+
+def activations():
+    return np.random.default_rng(1).normal(size=(B, T, D)).astype(np.float32)
 
 
 def is_dropped(found, whole):
@@ -83,8 +94,8 @@ def is_dropped(found, whole):
 def test_the_normalised_input_of_attention_is_dropped_alike_in_all_rows():
     module = layer(values_DA=jnp.eye(D))
     x_BTD = activations()
-    _, cache, _ = module(x_BTD, module.init_cache(B, x_BTD.dtype), key=KEY)
-    _, whole, _ = module(x_BTD, module.init_cache(B, x_BTD.dtype))
+    _, cache, _ = run(module, x_BTD, key=KEY)
+    _, whole, _ = run(module, x_BTD)
     kept = is_dropped(cache.values_BWHK, whole.values_BWHK)
     assert (kept[0] == kept[1]).all()
 
@@ -93,8 +104,7 @@ def test_the_output_of_the_network_is_dropped_before_its_residual():
     module = layer()
     module.feed_forward.output_FD[...] = jnp.ones((F, D))
     x_BTD = activations()
-    cache = module.init_cache(B, x_BTD.dtype)
-    found, whole = (module(x_BTD, cache, key=key)[0] - x_BTD for key in (KEY, None))
+    found, whole = (run(module, x_BTD, key=key)[0] - x_BTD for key in (KEY, None))
     positive = np.asarray(whole) > 1e-3  # the network's ReLUs may all be shut
     assert positive.mean() > 0.7
     ratio = np.where(positive, np.asarray(found) / np.where(positive, whole, 1), np.nan)
@@ -110,7 +120,7 @@ def test_attention_weights_are_dropped_alike_in_all_rows():
     x_BTD = activations()
     window = module.init_cache(B, x_BTD.dtype)
     window = window._replace(values_BWHK=jnp.ones_like(window.values_BWHK))
-    attended = module(x_BTD, window, key=KEY)[0] - x_BTD
+    attended = run(module, x_BTD, window, KEY)[0] - x_BTD
     counts = np.asarray(attended).reshape(B, 2, W, H, D // H) / (2 / W)
     # Block 0 reads the ones of the cache: W - i of them at token i; block 1 reads zeros.
     np.testing.assert_allclose(counts, np.round(counts), atol=1e-4)
@@ -123,31 +133,28 @@ def test_attention_weights_are_dropped_alike_in_all_rows():
     assert 0 < counts[0, 0, :, :, 0].sum() < H * most.sum()
 
 
-def test_rows_and_blocks_share_one_mask_and_the_two_attentions_do_not(monkeypatch):
+def test_rows_and_blocks_share_one_mask_of_the_weights(monkeypatch):
     masks = []
 
     def spy(q, k, v, scale_H, table=None, keep=None):
-        masks.append((q.shape[:-3], keep))
+        masks.append((q.shape[:-3], keep.shape))
         return attend(q, k, v, scale_H, table, keep)
 
     monkeypatch.setattr(brt.models.layer, "attend", spy)
     model = random_model("rec_fixed_skip", dropout=0.5, num_layers=1, recurrent_layers=(0,))
-    model(jnp.arange(16).reshape(2, 8), model.init_caches(2), KEY)
-    (tokens, of_tokens), (states, of_states) = masks
-    assert tokens == states == (2, 2)  # rows and blocks, which neither mask has
-    assert of_tokens.shape == (2, 4, 8) and of_states.shape == (2, 4, 3)
-    for mask in (of_tokens, of_states):
-        assert set(np.unique(mask)) == {0.0, 2.0}
-    assert (of_tokens[..., :3] != of_states).any()
+    jax.eval_shape(model, jnp.arange(16).reshape(2, 8), model.init_caches(2), KEY)
+    # Leading axes of rows and blocks, which neither mask has: tokens to tokens, to states.
+    assert masks == [((2, 2), (2, 4, 8)), ((2, 2), (2, 4, 3))]
 
 
 def test_the_input_of_the_logits_is_dropped():
-    model = build("slide", num_layers=1, dropout=0.5)
+    model = random_model("slide", num_layers=1, dropout=0.5)
     only = model.layers[0]
     only.output_AD[...] = jnp.zeros_like(only.output_AD[...])
     only.feed_forward.output_FD[...] = jnp.zeros_like(only.feed_forward.output_FD[...])
-    x_BTD = jnp.asarray(np.random.default_rng(2).normal(size=(2, 8, 12)), jnp.float32)
-    found, whole = (model.stack(x_BTD, model.init_caches(2), key)[0] for key in (KEY, None))
+    x_BTD, caches = np.random.default_rng(2).normal(size=(2, 8, 12)), model.init_caches(2)
+    stack = quick_jit(model.stack)
+    found, whole = (stack(np.float32(x_BTD), caches, key)[0] for key in (KEY, None))
     kept = is_dropped(found, whole)
     assert (kept[0] == kept[1]).all()
 
@@ -161,21 +168,25 @@ def test_no_key_reaches_the_cell(monkeypatch):
         assert not {"key", "rngs", "dropout"} & set(
             inspect.signature(getattr(RecurrentCell, method)).parameters
         )
-    seen, over_blocks = [], RecurrentCell.over_blocks
-
-    def record(cell, *inputs):
-        seen.append((cell, inputs, over_blocks(cell, *inputs)))
-        return seen[-1][2]
-
-    monkeypatch.setattr(RecurrentCell, "over_blocks", record)
     model = random_model("rec_fixed_skip", dropout=0.5, num_layers=1, recurrent_layers=(0,))
-    tokens_BT, caches = jnp.arange(16).reshape(2, 8), model.init_caches(2)
-    model(tokens_BT, caches, KEY)
-    model(tokens_BT, caches)
-    (cell, inputs, outputs), (_, others, _) = seen
-    again = over_blocks(cell, *inputs)
-    jax.tree.map(np.testing.assert_array_equal, again, outputs)
-    assert (inputs[1] != others[1]).any()  # the tokens it reads are those of training
+    over_blocks = RecurrentCell.over_blocks
+
+    def what_the_cell_does(key):
+        seen = []
+
+        def record(cell, *inputs):
+            seen.append((inputs, over_blocks(cell, *inputs)))
+            return seen[-1][1]
+
+        monkeypatch.setattr(RecurrentCell, "over_blocks", record)
+        model(jnp.arange(16).reshape(2, 8), model.init_caches(2), key)
+        ((states_BSD, k_BGJHK, v_BGJHK, *_), outputs) = seen[0]
+        again = over_blocks(model.layers[0].cell, states_BSD, k_BGJHK, v_BGJHK)
+        return k_BGJHK, outputs, again
+
+    reads, found, again = quick_jit(what_the_cell_does)(KEY)
+    jax.tree.map(np.testing.assert_array_equal, again, found)
+    assert (reads != quick_jit(what_the_cell_does)(None)[0]).any()  # of tokens in training
 
 
 @pytest.mark.parametrize("name", ["rec_lstm_skip", "feedback_two_cells"])

@@ -1,7 +1,5 @@
 """The whole model: embedding and logits, settings, memory for time, narrow activations."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,9 @@ from architectures import (
     VOCABULARY,
     WINDOW,
     OneKey,
+    abstract,
     build,
+    drawn,
     parameters,
     quick_jit,
     random_model,
@@ -40,15 +40,19 @@ def read(model, tokens_BT, caches=None):
 # Embedding and logits
 
 
-@pytest.mark.parametrize(("divisor", "variance"), [("vocabulary", 64 / 4096), ("width", 1.0)])
-def test_first_logits_have_the_variance_their_divisor_says(divisor, variance):
-    """d / V or 1, over all words but the one just read, which the tied table favours."""
-    model = build("slide", vocabulary_size=4096, num_layers=1, width=64, logits_divisor=divisor)
+def test_first_logits_have_variance_d_over_V_or_one():
+    """Over all words but the one just read, which the tied table favours."""
+    sizes = dict(vocabulary_size=4096, num_layers=1, width=64)
+    model = drawn(lambda: build("slide", **sizes, logits_divisor="width"))
     tokens_BT = np.random.default_rng(1).integers(0, 4096, (4, 8)).astype(np.int32)
     logits_BTV = np.array(read(model, tokens_BT)[0])
     assert (logits_BTV.argmax(axis=-1) == tokens_BT).mean() > 0.9
     np.put_along_axis(logits_BTV, tokens_BT[..., None], np.nan, axis=-1)
-    assert abs(np.nanvar(logits_BTV) / variance - 1) < 0.05
+    assert abs(np.nanvar(logits_BTV) - 1) < 0.05
+    # The other divisor makes them smaller by the root of V / d, no more and no less.
+    shapes = abstract("slide", **sizes, logits_divisor="vocabulary")
+    assert model.logits_divisor**2 == pytest.approx(64)
+    assert shapes.logits_divisor**2 == pytest.approx(4096)
 
 
 def test_one_table_embeds_and_predicts():
@@ -72,7 +76,7 @@ def test_the_begin_of_a_document_has_a_row_of_its_own():
 
 
 def test_the_table_begins_with_variance_one():
-    model = LanguageModel(nnx.Rngs(0), 2000, 1, 100, 1, 2, 2, 2)
+    model = drawn(lambda: LanguageModel(nnx.Rngs(0), 2000, 1, 100, 1, 2, 2, 2))
     assert abs(float(model.embedding_VD[...].std()) - 1) < 0.01
     assert abs(float(model.begin_D[...].std()) - 1) < 0.3
 
@@ -94,16 +98,14 @@ def test_one_block_at_a_time_or_all_at_once():
 
 @pytest.mark.parametrize("length", [0, 1, W - 1, W + 1, 2 * W - 1])
 def test_a_segment_is_whole_blocks(length):
-    model = random_model("slide")
+    x_BTD = np.zeros((B, length, D), np.float32)
     with pytest.raises(ValueError, match=rf"{length} tokens.*LanguageModel\.window = {W}"):
-        model(jnp.zeros((B, length), jnp.int32), model.init_caches(B))
+        abstract("slide").stack(x_BTD, ())
 
 
 def test_the_parameters_know_neither_segments_nor_windows():
     shapes = [
-        jax.tree.map(
-            lambda leaf: leaf.shape, parameters(random_model("rec_lstm_dual", window=window))
-        )
+        jax.tree.map(lambda leaf: leaf.shape, parameters(abstract("rec_lstm_dual", window=window)))
         for window in (1, 4, 7)
     ]
     assert shapes[0] == shapes[1] == shapes[2]
@@ -175,7 +177,7 @@ def loss_and_gradients(model, tokens_BT, caches):
     return jax.value_and_grad(loss), params
 
 
-@pytest.mark.parametrize(("name", "layers"), [("rec_fixed_dual", 1), ("feedback_fixed_skip", 2)])
+@pytest.mark.parametrize(("name", "layers"), [("rec_fixed_skip", 1), ("feedback_fixed_skip", 2)])
 def test_recomputing_changes_what_is_stored_and_not_what_is_learned(name, layers):
     tokens_BT, results, traces = tokens(), {}, {}
     for remat in REMATS:
@@ -198,7 +200,7 @@ def test_recomputing_changes_what_is_stored_and_not_what_is_learned(name, layers
 # Narrow activations
 
 
-@pytest.mark.parametrize("name", ["slide", "rec_lstm_dual", "feedback_fixed_skip"])
+@pytest.mark.parametrize("name", ["rec_lstm_dual", "feedback_fixed_skip"])
 def test_bfloat16_activations_give_nearly_the_logits_of_float32(name):
     tokens_BT = tokens(length=3 * SEGMENT)
     wide_BTV, wide = read(random_model(name), tokens_BT)
@@ -224,8 +226,7 @@ def test_bfloat16_activations_give_nearly_the_logits_of_float32(name):
 def test_a_segment_leaves_caches_of_the_kind_it_found(name):
     """Shapes and types, so that segments can be folded; logits float32 in every case."""
     for dtype in ("float32", "bfloat16"):
-        model = nnx.eval_shape(functools.partial(build, name, dtype=dtype))
-        graph, params = nnx.split(model)
+        graph, params = nnx.split(abstract(name, activation_dtype=dtype))
 
         def run(params, graph=graph):
             model = nnx.merge(graph, params)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import paper_numpy as paper
 import pytest
-from architectures import parameters, quick_jit, random_model
+from architectures import OneKey, drawn, parameters, quick_jit, random_model
 from flax import nnx
 
 from brt.models.layer import Layer
@@ -43,13 +43,13 @@ def weights(layer):
 def test_a_plain_layer_weighs_four_attention_matrices_and_two_of_the_network():
     sizes = [leaf.size for leaf in jax.tree.leaves(parameters(random_layer())) if leaf.ndim == 2]
     assert sum(sizes) == 4 * D * A + 2 * D * F + H * 32
-    published = nnx.eval_shape(lambda: Layer(nnx.Rngs(0), 1024, 8, 128, 4096, 512))
+    published = nnx.eval_shape(lambda: Layer(OneKey(), 1024, 8, 128, 4096, 512))
     sizes = [leaf.size for leaf in jax.tree.leaves(parameters(published)) if leaf.ndim == 2]
     assert sum(sizes) - 8 * 32 == 12_582_912
 
 
 def test_matrices_begin_with_variance_one_over_their_input():
-    layer = Layer(nnx.Rngs(0), 320, 4, 100, 500, W, reads_states=True)
+    layer = drawn(lambda: Layer(nnx.Rngs(0), 320, 4, 100, 500, W, reads_states=True))
     for matrix, fan_in in (
         (layer.queries_DA, 320),
         (layer.keys_DA, 320),
@@ -194,6 +194,6 @@ def test_sequential_tokens_query_the_states_after_their_own_attention():
 def test_a_table_given_is_the_table_made():
     layer, x_BTD = random_layer(), draw(B, 2 * W, D)
     cache = layer.init_cache(B, x_BTD.dtype)
-    given, _, _ = layer(x_BTD, cache, layer.window_table())
-    made, _, _ = layer(x_BTD, cache)
+    given, _, _ = quick_jit(layer)(x_BTD, cache, layer.window_table())
+    made, _, _ = quick_jit(layer)(x_BTD, cache)
     np.testing.assert_array_equal(given, made)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import paper_numpy as paper
 import pytest
-from architectures import parameters, quick_jit, random_model
+from architectures import drawn, parameters, quick_jit, random_model
 from flax import nnx
 
 from brt.models.gates import KINDS
@@ -211,13 +211,14 @@ def test_sequential_attention_reads_the_tokens_with_states_that_have_read_one_an
 def test_the_loop_over_blocks_is_one_step_after_another(settings):
     cell, (k_BGJHK, v_BGJHK) = random_cell(**settings), tokens(blocks=3)
     last_BSD, seen, kept = quick_jit(cell.over_blocks)(draw(B, S, D), k_BGJHK, v_BGJHK)
-    states_BSD, shares = draw(B, S, D), []
+    states_BSD, shares, one_step = draw(B, S, D), [], quick_jit(cell.step)
+    read_states = quick_jit(lambda states_BSD: cell.keys_values(states_BSD, jnp.float32))
     for g in range(3):
         # Tokens see the states from before their block.
-        keys_values = cell.keys_values(states_BSD, jnp.float32)
+        keys_values = read_states(states_BSD)
         for found, expected in zip(seen, keys_values, strict=True):
             np.testing.assert_allclose(found[:, g], expected, atol=1e-5)
-        states_BSD, share = cell.step(states_BSD, *keys_values, k_BGJHK[:, g], v_BGJHK[:, g])
+        states_BSD, share = one_step(states_BSD, *keys_values, k_BGJHK[:, g], v_BGJHK[:, g])
         shares.append(share)
     np.testing.assert_allclose(last_BSD, states_BSD, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(kept, np.mean(shares), rtol=1e-5)
@@ -227,8 +228,8 @@ def test_one_block_whose_states_are_known_gives_what_the_loop_gives():
     cell, (k_BGJHK, v_BGJHK) = random_cell(gate="lstm"), tokens(blocks=1)
     states_BSD = draw(B, S, D)
     known = BlockStates(*(x[:, None] for x in cell.keys_values(states_BSD, jnp.float32)))
-    found = cell.over_blocks(states_BSD, k_BGJHK, v_BGJHK, known)
-    loop = cell.over_blocks(states_BSD, k_BGJHK, v_BGJHK)
+    found = quick_jit(cell.over_blocks)(states_BSD, k_BGJHK, v_BGJHK, known)
+    loop = quick_jit(cell.over_blocks)(states_BSD, k_BGJHK, v_BGJHK)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(loop), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 
@@ -246,7 +247,7 @@ def test_the_share_kept_is_that_of_the_gates():
 
 
 def test_initial_states_begin_a_tenth_as_large_as_ids():
-    cell = RecurrentCell(nnx.Rngs(0), 250, 1, 1, 1, num_states=400)
+    cell = drawn(lambda: RecurrentCell(nnx.Rngs(0), 250, 1, 1, 1, num_states=400))
     assert abs(float(cell.initial_states_SD[...].std()) / 0.1 - 1) < 0.02
     assert abs(float(cell.state_ids_SD[...].std()) - 1) < 0.02
     assert (cell.attention_scale_H[...] == 1).all() and (cell.cross_scale_H[...] == 1).all()

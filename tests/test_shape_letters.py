@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from architectures import ARCHITECTURES, build, parameters
+from architectures import ARCHITECTURES, abstract, parameters
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 
@@ -15,7 +15,7 @@ SIZES = dict(V=17, D=12, H=2, A=8, C=16, F=10, S=3, R=32, B=5, W=4, K=4, J=8)
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_parameter_says_its_shape_in_its_name(name):
-    model = nnx.eval_shape(lambda: build(name))
+    model = abstract(name)
     for path, leaf in jax.tree_util.tree_flatten_with_path(parameters(model))[0]:
         letters = path[-1].key.rsplit("_", 1)[1]
         assert leaf.shape == tuple(SIZES[letter] for letter in letters), path
@@ -24,7 +24,7 @@ def test_every_parameter_says_its_shape_in_its_name(name):
 
 @pytest.mark.parametrize("name", ["slide", "rec_fixed_skip", "feedback_two_cells"])
 def test_every_cache_says_its_shape_in_its_name(name):
-    model = nnx.eval_shape(lambda: build(name))
+    model = abstract(name)
     graph, params = nnx.split(model)
 
     def both(params):
@@ -59,7 +59,7 @@ def test_rows_and_widths_go_over_data_and_heads_and_vocabulary_over_model(letter
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_no_parameter_is_split_twice_over_one_axis_of_the_mesh(name):
-    model = nnx.eval_shape(lambda: build(name))
+    model = abstract(name)
     for path, leaf in jax.tree_util.tree_flatten_with_path(parameters(model))[0]:
         axes = [axis for axis in spec(path[-1].key.rsplit("_", 1)[1]) if axis]
         assert len(axes) == len(set(axes)) and set(axes) <= set(RULES.values())

@@ -63,20 +63,19 @@ PLAIN = ("LanguageModel.recurrent_layers = ()", "LanguageModel.num_layers = 1")
 """Bindings of the smallest model, without a state; for a file without `RecurrentCell` lines."""
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def quick_compilation():
-    """Import it to compile in a hurry, and each program once for all tests and subprocesses."""
-    names = (
-        "jax_disable_most_optimizations",
-        "jax_compilation_cache_dir",
-        "jax_persistent_cache_min_compile_time_secs",
+    """Import it to compile in a hurry, and each program once for all tests of the process."""
+    settings = (
+        ("jax_disable_most_optimizations", True, False),
+        ("jax_persistent_cache_min_compile_time_secs", 0.2, 1.0),
+        ("jax_compilation_cache_dir", _programs(), jax.config.jax_compilation_cache_dir),
     )
-    before = {name: getattr(jax.config, name) for name in names}
-    for name, value in zip(names, (True, _programs(), 0.2)):
-        jax.config.update(name, value)
+    for name, quick, _ in settings:
+        jax.config.update(name, quick)
     yield
-    for name, value in before.items():
-        jax.config.update(name, value)
+    for name, _, usual in settings:
+        jax.config.update(name, usual)
 
 
 def _programs(made=[]):  # noqa: B006  (one folder a process)

@@ -12,7 +12,7 @@ from absl import logging
 from brt.data.sources import Source
 from brt.data.store_writer import vocabulary_entry
 from brt.data.token_store import TokenStore, write_store
-from brt.data.vocabularies import Vocabulary
+from brt.data.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 
 
 class StoreMissing(FileNotFoundError):
@@ -27,20 +27,29 @@ class Corpus:
         store: folder that holds the stores, `<store>/<split>`; `~` and environment variables are
             expanded.
         source: where documents come from; only `prepare` reads them.
-        vocabulary: how they become ids. None takes the vocabulary the source brings along.
+        vocabulary: how they become ids: a vocabulary, "bytes", or the path of a SentencePiece
+            model. None takes the vocabulary the source brings along.
 
     Raises:
         ValueError: neither a vocabulary nor a source that has one.
     """
 
-    def __init__(self, store: str, source: Source, vocabulary: Vocabulary | None = None):
+    def __init__(
+        self,
+        store: str = gin.REQUIRED,
+        source: Source = gin.REQUIRED,
+        vocabulary: Vocabulary | str | None = None,
+    ):
         self.store = Path(os.path.expanduser(os.path.expandvars(store)))
         self.source = source
+        if isinstance(vocabulary, str):
+            named = vocabulary == "bytes"
+            vocabulary = ByteVocabulary() if named else SentencePieceVocabulary(vocabulary)
         self.vocabulary = vocabulary or getattr(source, "vocabulary", None)
         if self.vocabulary is None:
             raise ValueError(
                 f"{type(source).__name__} yields text and needs a vocabulary; bind "
-                "Corpus.vocabulary, to @ByteVocabulary() for example"
+                'Corpus.vocabulary, to "bytes" for example'
             )
 
     @property

@@ -64,7 +64,7 @@ class TextFiles:
             a path that holds no file, that may not be read, or that holds empty files.
     """
 
-    def __init__(self, path: str, skip_empty: bool = False, suffix: str = ".txt"):
+    def __init__(self, path: str = gin.REQUIRED, skip_empty: bool = False, suffix: str = ".txt"):
         self.path = path
         self.skip_empty = skip_empty
         self.suffix = suffix
@@ -150,7 +150,7 @@ class SourceTree:
 
     def __init__(
         self,
-        path: str,
+        path: str = gin.REQUIRED,
         suffixes=(".py",),
         exclude=("site-packages", "__pycache__", "test", "tests", "idlelib", "turtledemo"),
         held_out: float = 0.05,

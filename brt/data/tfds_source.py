@@ -33,7 +33,7 @@ class TfdsText:
 
     def __init__(
         self,
-        name: str,
+        name: str = gin.REQUIRED,
         text_feature: str = "text",
         title_feature: str | None = None,
         data_dir: str | None = None,

@@ -81,7 +81,7 @@ class SentencePieceVocabulary:
         FileNotFoundError, ValueError: on first use, when the file is missing or is not a model.
     """
 
-    def __init__(self, model_file: str):
+    def __init__(self, model_file: str = gin.REQUIRED):
         self.model_file = os.path.expanduser(os.path.expandvars(model_file))
         self._loaded = None
 

@@ -184,4 +184,3 @@ def _translate(table, name):
         if re.fullmatch(pattern, name):
             return source
     raise UnsupportedCheckpoint(f"meliad has no counterpart for brt's {name!r}.")
-

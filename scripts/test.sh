@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Environment, lint, tests: what a contributor runs, and CI too.  --slow runs everything.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/environment.sh "[dev]"
+selected=(-m "not slow")
+if [ "${1:-}" = "--slow" ]; then
+    selected=()
+    shift
+fi
+ruff check .
+ruff format --check .
+python -m pytest -n "${TEST_PROCESSES:-2}" --dist worksteal -q "${selected[@]}" "$@"

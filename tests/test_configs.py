@@ -1,0 +1,137 @@
+"""A config says what runs: each builds, is read to the last binding, and has the right size."""
+
+import re
+from pathlib import Path
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh
+
+from brt import config
+from brt.experiment import Experiment
+from brt.models.counts import count_parameters
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted(path.name for path in (ROOT / "configs").glob("*.gin"))
+PUBLISHED = {  # millions of weights outside embeddings, computed from the published dimensions
+    r"(pg19|arxiv|github)_(xl_\d+|slide_12l)": 151.0,
+    r"(pg19|arxiv|github)_slide_13l": 163.6,
+    r"(pg19|arxiv|github)_rec_fixed_skip": 160.4,
+    r"(pg19|arxiv|github)_rec_fixed_dual": 168.8,
+    r"(pg19|arxiv|github)_rec_fixed_single": 170.9,
+    r"pg19_size_40m_rec": 40.4,
+    r"pg19_size_40m_xl": 40.9,
+    r"pg19_size_81m_rec": 80.2,
+    r"pg19_size_81m_xl": 81.8,
+    r"pg19_size_162m_rec": 160.4,
+    r"pg19_size_162m_xl": 163.6,
+    r"pg19_size_325m_rec": 319.8,
+    r"pg19_size_325m_xl": 327.2,
+    r"pg19_size_650m_rec": 639.6,
+    r"pg19_size_650m_xl": 654.3,
+    r"pg19_size_1300m_rec": 1279.3,
+    r"pg19_size_1300m_xl": 1308.6,
+}
+
+
+def build(name, *bindings):
+    config.parse([str(ROOT / "configs" / name)], bindings)
+    return Experiment.from_gin()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_builds_reads_every_binding_and_has_the_published_size(name):
+    experiment = build(name)
+    millions = count_parameters(experiment.abstract_params).non_embedding / 1e6
+    for pattern, published in PUBLISHED.items():
+        if re.fullmatch(pattern, name.removesuffix(".gin")):
+            assert millions == pytest.approx(published, rel=0.005)
+    trainer = experiment.trainer
+    if re.match("pg19|arxiv", name):
+        assert trainer.tokens_per_step == 131_072
+    if name.startswith("github"):
+        assert trainer.tokens_per_step == 4 * 131_072 and trainer.steps == 250_000
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_says_how_it_is_run_and_what_was_measured(name):
+    header = (ROOT / "configs" / name).read_text().split("include")[0]
+    if name.startswith("benchmark"):
+        assert "BENCHMARKS.md" in header
+    else:
+        assert name in header or name == "quickstart.gin"
+    if re.match("pg19|arxiv|github", name):
+        assert re.search(r"^# Paper: ", header, re.M) and re.search(r"^# Ours: ", header, re.M)
+
+
+def test_every_row_of_table_1_and_both_columns_of_table_4_have_a_config():
+    cells = [f"rec_{gate}_{a}" for gate in ("fixed", "lstm") for a in ("dual", "single", "skip")]
+    feedback = ["feedback_lstm_single", "feedback_fixed_skip"]
+    rows = ["xl_512", "xl_1024", "xl_2048", "slide_12l", "slide_13l", *cells, *feedback]
+    expected = [f"{data}_{row}.gin" for data in ("pg19", "arxiv", "github") for row in rows]
+    sizes = ("40m", "81m", "162m", "325m", "650m", "1300m")
+    expected += [f"pg19_size_{size}_{kind}.gin" for size in sizes for kind in ("rec", "xl")]
+    assert set(expected) <= set(CONFIGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "binding"),
+    [
+        ("pg19_rec_fixed_skip.gin", f"LanguageModel.window = {window}")
+        for window in (128, 256)
+    ]
+    + [("pg19_slide_12l.gin", "LanguageModel.window = 128")]
+    + [
+        ("pg19_rec_fixed_skip.gin", f"RecurrentCell.num_states = {states}")
+        for states in (128, 256, 1024, 2048)
+    ],
+)  # fmt: skip
+def test_the_ablations_of_table_3_are_one_override_away(name, binding):
+    build(name, binding)
+
+
+def test_bytes_are_one_more_file():
+    files = [str(ROOT / "configs" / n) for n in ("pg19_slide_12l.gin", "parts/pg19_bytes.gin")]
+    config.parse(files)
+    experiment = Experiment.from_gin()
+    assert experiment.model.vocabulary_size == 260
+    assert experiment.trainer.corpus.vocabulary.size == 256
+
+
+SMALL = (
+    "LanguageModel.width = 16",
+    "LanguageModel.num_heads = 2",
+    "LanguageModel.head_size = 8",
+    "LanguageModel.feed_forward_size = 16",
+    "LanguageModel.window = 4",
+    "LanguageModel.vocabulary_size = 64",
+    "Trainer.segment_length = 8",
+    "Trainer.tokens_per_step = 16",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_takes_two_real_steps_at_small_width(name):
+    text = (ROOT / "configs" / name).read_text()
+    states = ("RecurrentCell.num_states = 3",) if "RecurrentCell" in text else ()
+    experiment = build(name, *SMALL, *states)
+    state = experiment.init_state()
+    shapes = experiment.abstract_batch()
+    key = jax.random.key(0)
+    batch = shapes._replace(
+        inputs_KBT=jax.random.randint(key, shapes.inputs_KBT.shape, 0, 64),
+        targets_KBT=jax.random.randint(key, shapes.targets_KBT.shape, 0, 64),
+        weights_KBT=jax.numpy.ones(shapes.weights_KBT.shape),
+        starts_KB=jax.numpy.ones(shapes.starts_KB.shape, bool),
+    )
+    step = jax.jit(experiment.train_step)
+    for _ in range(2):
+        state, metrics = step(state, batch)
+    assert bool(metrics.finite) and int(state.step) == 2
+
+
+def test_the_published_mesh_shapes_divide_the_published_models():
+    experiment = build("pg19_rec_fixed_skip.gin")
+    for data, model in ((32, 1), (8, 4), (4, 8)):
+        experiment.check_mesh(AbstractMesh((data, model), ("data", "model")))
