@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from brt import config
 from brt.data import sources, tfds_source  # noqa: F401  (register with gin)
-from brt.data.document_stream import Batch
+from brt.data.document_stream import Batch, document_segments
 from brt.evaluation import recall  # noqa: F401  (registers with gin)
 from brt.models.counts import count_parameters, flops_per_token
 from brt.models.language_model import LanguageModel
@@ -45,14 +45,13 @@ class Experiment:
         self.abstract_params = nnx.to_pure_dict(state)
         self.schedule = functools.partial(trainer.schedule, total_steps=trainer.steps)
         self.optimizer = trainer.optimizer(self.schedule)
-        self.loss = make_loss(self.bind, clear=trainer.clear_state)
         self.train_step = make_train_step(
             self.bind,
-            self.loss,
             self.optimizer,
             self.schedule,
             seed=trainer.seed,
             dropout=self.model.dropout > 0,
+            clear=trainer.clear_state,
             skip_nonfinite=trainer.skip_nonfinite,
         )
 
@@ -65,9 +64,10 @@ class Experiment:
             ValueError: values that contradict one another, named.
         """
         try:
-            experiment = cls(Trainer())
+            experiment = cls(trainer := Trainer())
             state, batch = experiment.abstract_state(), experiment.abstract_batch()
-            jax.eval_shape(experiment.loss, state.params, state.caches, batch, None)
+            loss = make_loss(experiment.bind, trainer.clear_state)
+            jax.eval_shape(loss, state.params, state.caches, batch, None)
             jax.eval_shape(experiment.schedule, state.step)
         except RuntimeError as error:
             if "Required bindings" in str(error):
@@ -129,6 +129,15 @@ class Experiment:
             jax.ShapeDtypeStruct((K, B, T), np.float32),
             jax.ShapeDtypeStruct((K, B), np.bool_),
         )
+
+    def segments(self, text: str):
+        """A text as the segments of one row, the last one padded.
+
+        Yields:
+            inputs_BT, targets_BT, weights_BT (1 where there is a token) and starts_B, B = 1.
+        """
+        tokens = self.trainer.corpus.vocabulary.encode(text.encode(), "text")
+        return document_segments(tokens, self.trainer.segment_length)
 
     # Checks that need more than gin.
 

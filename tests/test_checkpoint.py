@@ -130,16 +130,15 @@ def test_steps_that_overwrite_the_state_do_not_change_what_is_being_saved(tmp_pa
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        ({"keep_last": 1}, [9]),
-        ({"keep_last": 3}, [7, 8, 9]),
-        ({"keep_last": 2, "keep_every": 4}, [4, 8, 9]),
-        ({"keep_last": 1, "keep_every": 3}, [3, 6, 9]),
+        ({"keep_last": 3}, [4, 5, 6]),
+        ({"keep_last": 1, "keep_every": 3}, [3, 6]),
+        ({"keep_last": 2, "keep_every": 2}, [2, 4, 5, 6]),
     ],
 )
 def test_the_newest_and_every_so_manyth_are_kept(tmp_path, policy, expected):
-    assert saved(tmp_path, *range(1, 10), **policy) == expected
+    assert saved(tmp_path, *range(1, 7), **policy) == expected
     found, record = restored(tmp_path)
-    assert (int(found.step), record["step"]) == (9, 9)
+    assert (int(found.step), record["step"]) == (6, 6)
 
 
 def test_saving_a_step_again_keeps_the_first(tmp_path):
@@ -171,8 +170,10 @@ def test_parameters_come_back_alone(tmp_path):
 
 
 @pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
-@pytest.mark.parametrize("first", [(1, 1), (4, 2)])
-@pytest.mark.parametrize("second", [(1, 1), (8, 1), (2, 4), (1, 2)])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((1, 1), (8, 1)), ((1, 1), (2, 4)), ((4, 2), (1, 1)), ((4, 2), (1, 4)), ((2, 1), (2, 1))],
+)
 def test_a_state_moves_to_another_mesh_unchanged(tmp_path, first, second):
     state = placed(make_state(2), mesh_of(*first))
     with opened(tmp_path) as checkpoints:

@@ -11,11 +11,12 @@ from flax import nnx
 
 import brt.models.layer
 from brt.models.attention import attend
-from brt.models.dropout import PERIOD, dropout, keep_mask
+from brt.models.dropout import dropout, keep_mask
 from brt.models.layer import Layer
 from brt.models.recurrent_cell import RecurrentCell
 
 KEY = jax.random.key(7)
+PERIOD = 128
 
 
 @pytest.mark.parametrize(("rate", "key"), [(0.0, KEY), (0.5, None), (0.0, None)])

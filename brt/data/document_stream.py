@@ -10,6 +10,7 @@ at any time, for any of the rows.
 """
 
 import heapq
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -159,6 +160,28 @@ class DocumentPass:
         ]
         documents_B, offsets_B = np.array(places, np.int64).reshape(-1, 2).T
         return documents_B, offsets_B
+
+
+def document_segments(tokens, segment_length: int) -> Iterator[Batch]:
+    """One document as batches of one row, K = 1, for reading it outside a store.
+
+    Args:
+        tokens: integers (tokens,), the whole document; at least one.
+        segment_length: T, in tokens.
+
+    Yields:
+        `Batch`es whose K axis is dropped: inputs, targets and weights (1, T), starts (1,).
+    """
+    tokens = np.asarray(tokens, np.int32)
+    count = -(-len(tokens) // segment_length)
+    inputs, targets = np.zeros((2, count, 1, segment_length), np.int32)
+    weights = np.zeros(inputs.shape, np.float32)
+    inputs.reshape(-1)[: len(tokens)] = np.concatenate([[BEGIN], tokens[:-1]])
+    targets.reshape(-1)[: len(tokens)] = tokens
+    weights.reshape(-1)[: len(tokens)] = 1
+    for number in range(count):
+        starts = np.array([number == 0])
+        yield Batch(inputs[number], targets[number], weights[number], starts)
 
 
 def deal(segments_D, rows: int, order_D) -> list[np.ndarray]:

@@ -105,19 +105,22 @@ def make_loss(bind, clear=False):
     return loss
 
 
-def make_train_step(bind, loss, optimizer, schedule, seed=0, dropout=False, skip_nonfinite=False):
+def make_train_step(
+    bind, optimizer, schedule, seed=0, dropout=False, clear=False, skip_nonfinite=False
+):
     """Builds the step for `jax.jit`, which should donate the state.
 
     Args:
         bind: from parameters to a model.
-        loss: from `make_loss`.
         optimizer: an optax transformation.
         schedule: from step to learning rate, to report it.
         seed: with the step, decides every dropout mask.
         dropout: whether the model drops anything.
+        clear: clear the state at every segment.
         skip_nonfinite: keep parameters and optimizer when loss, gradient or update is not
             finite, and begin the caches anew if they are not.
     """
+    loss = make_loss(bind, clear)
 
     def train_step(state: TrainState, batch):
         key = jax.random.fold_in(jax.random.key(seed), state.step) if dropout else None
