@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from brt import config
 from brt.data import sources, tfds_source  # noqa: F401  (register with gin)
@@ -204,7 +204,12 @@ def load_run(folder: str, bindings=()):
         raise FileNotFoundError(f"{folder} is not a run folder: it has no config.gin.")
     config.parse([os.path.join(folder, "config.gin")], bindings)
     experiment = Experiment.from_gin()
-    state, _ = load_params(folder, experiment.abstract_state())
+    device = SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
+        experiment.abstract_state(),
+    )
+    state, _ = load_params(folder, abstract)
     return experiment, state.params, int(state.step)
 
 

@@ -45,7 +45,7 @@ def message(call, *arguments, **options):
 @pytest.mark.parametrize(
     ("line", "name", "nearest"),
     [
-        ("rsqrt.warmup_steps = 3", "rsqrt.warmup_steps", "linear.warmup_steps"),
+        ("cosine.warmup_steps = 3", "cosine.warmup_steps", "rsqrt.warmup_steps"),
         ("SourceTree.path = 'x'", "SourceTree.path", "TextFiles.path"),
         ("other/TextFiles.path = 'x'", "other/TextFiles.path", "TextFiles.path"),
         ("adafactor.momentum = 0.5", "adafactor.momentum", ""),
@@ -60,9 +60,9 @@ def test_what_nothing_reads_is_an_error_that_names_it(folder, line, name, neares
 
 
 def test_every_unread_name_is_listed_in_one_error(folder):
-    path = plain_config(folder, "rsqrt.multiplier = 2.0", "RecurrentCell.gate = 'lstm'", "X = 1")
+    path = plain_config(folder, "cosine.tail = False", "RecurrentCell.gate = 'lstm'", "X = 1")
     sentence = message(built, path)
-    for name in ("rsqrt.multiplier", "RecurrentCell.gate", "X"):
+    for name in ("cosine.tail", "RecurrentCell.gate", "X"):
         assert f"{name} is bound" in sentence
     assert sentence.count("\n") == 2
 

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import gin
 import jax
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ LENGTHS = {
 LINES = """
 Trainer.corpus = @Corpus()
 Trainer.optimizer = @adamw
-Trainer.schedule = @linear
+Trainer.schedule = @rsqrt
 Trainer.evaluation = @Evaluation()
 Trainer.checkpoints = @CheckpointPolicy()
 Trainer.steps = 6
@@ -44,9 +45,8 @@ Trainer.eval_every = 0
 CheckpointPolicy.every = 100
 Corpus.source = @TextFiles()
 Corpus.vocabulary = @ByteVocabulary()
-linear.maximum = 0.02
-linear.minimum = 0.02
-linear.warmup_steps = 2
+rsqrt.multiplier = 0.2
+rsqrt.warmup_steps = 2
 LanguageModel.vocabulary_size = 256
 LanguageModel.num_layers = 2
 LanguageModel.width = 16
@@ -156,6 +156,7 @@ def train_here(tiny: Tiny, workdir, stop_after=None, mesh=None, hook=None, **opt
     mesh = mesh or one_device()
     with jax.set_mesh(mesh):
         run = TrainingRun(tiny.experiment, mesh, str(workdir), **options)
+        run.folder.describe(gin.config_str())
         step_function, calls = run.step_function, []
 
         def step(state, batch):
@@ -195,6 +196,8 @@ def start(module: str, *arguments, **options) -> subprocess.Popen:
         "XLA_FLAGS": "",
         "JAX_PLATFORMS": "cpu",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_COMPILATION_CACHE_DIR": _programs(),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
     }
     line = [sys.executable, "-m", module, *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -216,21 +219,3 @@ def differing(first, second) -> list[str]:
         for name, x in first.items()
         if x.dtype != second[name].dtype or x.tobytes() != second[name].tobytes()
     ]
-
-
-__all__ = [
-    "build",
-    "command",
-    "differing",
-    "evaluate",
-    "leaves",
-    "mesh_of",
-    "one_device",
-    "prepare",
-    "quick_compilation",
-    "start",
-    "train",
-    "train_here",
-    "write_config",
-    "write_corpus",
-]

@@ -1,0 +1,93 @@
+"""The README is true: its files, flags and Python exist and run."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from absl import flags
+
+from brt import config
+from brt import train as train_command  # noqa: F401  (defines the flags)
+from brt.experiment import Experiment
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def block(language, containing):
+    blocks = [text.split("\n", 1) for text in README.split("```")[1::2]]
+    return next(text for name, text in blocks if name == language and containing in text)
+
+
+def test_every_file_of_the_tree_exists_and_every_module_is_in_it():
+    tree, folder, named = block("", "the commands"), "", set()
+    for line in tree.splitlines():
+        if not line.startswith(" "):
+            folder = line.split()[0]
+            named.add(folder)
+        else:
+            entries = re.match(r"  ((?:[\w/]+(?:\.py|/)\s*)+)", line)
+            named |= {folder + name for name in entries[1].split()}
+    for name in named:
+        assert (ROOT / name).exists(), f"{name} is in the README's tree only"
+    modules = {f"brt/{path.name}" for path in (ROOT / "brt").glob("*.py")} - {"brt/__init__.py"}
+    assert modules <= named
+
+
+def test_every_flag_and_every_linked_or_named_file_exists():
+    for flag in re.findall(r"`--(\w+)", README):
+        assert flag == "gin" or flag == "slow" or flag in flags.FLAGS, flag
+    for name in re.findall(r"\b(?:configs|scripts|brt|tests)/[\w/.]+\.\w+", README):
+        assert (ROOT / name).exists(), name
+    for config_name in re.findall(r"`(pg19_\w+)`", README):
+        assert (ROOT / "configs" / f"{config_name}.gin").exists(), config_name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["configs/quickstart.gin"],
+        ["configs/quickstart.gin", 'RecurrentCell.gate = "lstm"'],
+        ["configs/text_rec_fixed_skip.gin", 'TextFiles.path = "books/{split}"'],
+    ],
+)
+def test_the_commands_of_the_readme_build(arguments):
+    config.parse([str(ROOT / arguments[0])], arguments[1:])
+    Experiment.from_gin()
+
+
+def test_the_python_of_the_readme_runs_on_a_run_folder(tmp_path):
+    config_file = tmp_path / "tiny.gin"
+    config_file.write_text(
+        f'include "{ROOT}/configs/text_rec_fixed_skip.gin"\n'
+        f'TextFiles.path = "{tmp_path}/text"\nCorpus.store = "{tmp_path}/store"\n'
+        "Trainer.steps = 1\nTrainer.eval_every = 0\nLanguageModel.width = 8\n"
+        "LanguageModel.feed_forward_size = 8\nLanguageModel.num_layers = 3\n"
+    )
+    (tmp_path / "text").mkdir()
+    for number in range(8):
+        (tmp_path / "text" / f"{number}.txt").write_text("some words " * 50)
+    trained = subprocess.run(
+        [
+            *(sys.executable, "-m", "brt.train", f"--gin_file={config_file}"),
+            f"--workdir={tmp_path}/runs/quickstart",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert trained.returncode == 0, trained.stderr
+    shown = subprocess.run(
+        [sys.executable, "-c", block("python", "load_run")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert float(shown.stdout.split(":")[1]) > 0
+
+
+def test_training_never_imports_tensorflow():
+    code = "import sys, brt.train; assert not {'tensorflow', 'seqio'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
