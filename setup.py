@@ -20,7 +20,11 @@ REQUIRED = [
     "tqdm>=4.66,<5",
 ]
 EXTRAS = {
-    "data": ["tensorflow-datasets>=4.9.7,<5", "seqio>=0.0.20,<0.1"],
+    "data": [
+        "tensorflow-datasets>=4.9.7,<5",
+        "seqio>=0.0.20,<0.1",
+        "importlib_resources>=6,<8",  # which tensorflow-datasets uses and does not name
+    ],
     "gpu": ["jax[cuda13]>=0.10,<0.13"],
     "tpu": ["jax[tpu]>=0.10,<0.13"],
     "dev": [

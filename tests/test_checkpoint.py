@@ -1,9 +1,7 @@
 """Checkpoints: what comes back is what was saved, bit for bit, or an older one, or an error."""
 
-import gc
 import logging
 import os
-import resource
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_run import differing, leaves, mesh_of
+from tiny_run import differing, files_of_at_most, half_read, leaves, mesh_of  # noqa: F401
 
 from brt.models.caches import RecurrentCache, WindowCache
 from brt.training import checkpoint
@@ -22,14 +20,10 @@ from brt.training.checkpoint import CheckpointError, CheckpointPolicy, Checkpoin
 from brt.training.sharding import shardings
 from brt.training.train_step import TrainState
 
-# Where a restore fails, Orbax drops coroutines that are still reading; each one complains.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@pytest.fixture(autouse=True)
-def complaints_belong_to_the_test_that_caused_them():
-    yield
-    gc.collect()
+pytestmark = [
+    pytest.mark.usefixtures("half_read"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 def make_state(step=3, seed=0, width=16):
@@ -300,17 +294,6 @@ def test_a_fingerprint_sees_every_bit_and_every_place():
 # Disks.
 
 
-@contextmanager
-def files_of_at_most(size):
-    """What a full disk is like: writing beyond `size` bytes of any file fails."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_write_that_fails_is_reported_and_leaves_the_earlier_ones(tmp_path):
     state = make_state(4)
     state = state._replace(params={**state.params, "large_VD": jnp.ones((512, 1024))})
@@ -321,7 +304,6 @@ def test_a_write_that_fails_is_reported_and_leaves_the_earlier_ones(tmp_path):
     with files_of_at_most(500_000), pytest.raises(CheckpointError) as caught:
         checkpoints.save(state, {})
         checkpoints.wait()
-    print(caught.value)
     assert str(tmp_path) in str(caught.value)
     assert "Complete checkpoints: [2]" in str(caught.value)
     assert not differing(restored(tmp_path)[0], make_state(2))

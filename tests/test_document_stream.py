@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brt.data.document_stream import Batch, DocumentPass, DocumentStream, deal
+from brt.data.document_stream import (
+    Batch,
+    DocumentPass,
+    DocumentStream,
+    deal,
+    document_segments,
+)
 from brt.data.sources import Document
 from brt.data.token_store import TokenStore, write_store
-from brt.data.vocabularies import BEGIN
+from brt.data.vocabularies import BEGIN, ByteVocabulary
 
 W, N = 4, 12
 RAGGED = [1, W - 1, W, W + 1, N, 3 * N + 5, 2 * N, 1, 2, N + 1]
@@ -311,3 +317,15 @@ def test_a_batch_takes_far_less_time_than_a_training_step(store_of):
     for step in range(50):
         stream.batch(step)
     assert (time.perf_counter() - begun) / 50 < 0.005
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 29])
+def test_a_document_read_outside_a_store_is_cut_as_one_inside(tmp_path, length):
+    text = bytes(np.random.default_rng(length).integers(0, 256, length, np.uint8))
+    write_store(tmp_path / "s", [Document("d", text)], ByteVocabulary(), {}, quiet=True)
+    inside = DocumentPass(TokenStore(tmp_path / "s"), 1, 8)
+    outside = list(document_segments(np.frombuffer(text, np.uint8), 8))
+    assert len(outside) == inside.num_steps
+    for step, found in enumerate(outside):
+        for a, b in zip(found, inside.batch(step), strict=True):
+            np.testing.assert_array_equal(a, b[0])

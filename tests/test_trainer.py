@@ -1,6 +1,5 @@
 """The loop: a run that was stopped, killed or evaluated is the run that never was."""
 
-import gc
 import json
 import logging
 import re
@@ -15,7 +14,9 @@ from tiny_run import (  # noqa: F401
     PLAIN,
     build,
     command,
+    contents,
     differing,
+    half_read,
     mesh_of,
     one_device,
     quick_compilation,
@@ -24,8 +25,9 @@ from tiny_run import (  # noqa: F401
     write_config,
 )
 
-from brt import train
+from brt import evaluate, train
 from brt.data.document_stream import DocumentStream
+from brt.evaluation.evaluator import Evaluator
 from brt.experiment import load_params, load_run
 from brt.training.checkpoint import CheckpointError
 from brt.training.run_folder import read_metrics
@@ -39,6 +41,7 @@ BINDINGS = (
     "CheckpointPolicy.keep_last = 20",
     "Trainer.eval_every = 4",
     "Evaluation.max_steps = 3",
+    "Evaluation.cleared = False",
 )
 
 
@@ -68,14 +71,6 @@ def assert_same_run(run, straight):
     assert records(run.folder.path) == records(straight.folder.path)
 
 
-def contents(folder):
-    return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file()
-    }
-
-
 # What a run records.
 
 
@@ -95,7 +90,7 @@ def test_a_run_records_every_interval_and_every_evaluation_once(straight, tiny):
         assert {"train/loss", "train/learning_rate", "train/layer1/cell_grad_norm"} <= set(record)
     assert records(folder, "train/")[-1]["train/loss"] < records(folder, "train/")[0]["train/loss"]
     for record in records(folder, "eval/"):
-        assert {"eval/loss", "eval/cleared_loss", "eval/scored_tokens"} <= set(record)
+        assert {"eval/loss", "eval/accuracy", "eval/scored_tokens"} <= set(record)
 
 
 def test_training_moves_every_parameter(straight, tiny):
@@ -148,7 +143,6 @@ def test_evaluating_in_between_changes_no_training_record(tiny, straight, tmp_pa
 def test_a_termination_signal_saves_and_the_same_command_goes_on(tmp_path):
     cell = ("RecurrentCell",)
     path = write_config(tmp_path, *PLAIN, "Trainer.log_every = 1", without=cell)
-    build(path)
     flags = [f"--gin_file={path}", f"--workdir={tmp_path / 'run'}", "--gin.Trainer.steps=1000000"]
     reached = 0
     for _ in range(2):
@@ -271,12 +265,12 @@ def test_changes_are_accepted_with_the_flag_if_the_shapes_fit(tiny, straight, mo
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("half_read")
 def test_changes_that_do_not_fit_are_an_error_even_with_the_flag(tiny, straight):
     wider = build(tiny.path, *BINDINGS, "LanguageModel.feed_forward_size = 20")
     before = contents(straight.folder.path)
     with pytest.raises(CheckpointError, match="into this model"):
         opened(wider, straight.folder.path, allow_changes=True)
-    gc.collect()  # what Orbax left half read complains, and here that is ignored
     assert contents(straight.folder.path) == before
 
 
@@ -284,7 +278,8 @@ def test_changes_that_do_not_fit_are_an_error_even_with_the_flag(tiny, straight)
 
 
 def gin_flags(tiny):
-    return [f"--gin_file={tiny.path}", *(f"--gin_bindings={line}" for line in tiny.bindings)]
+    lines = *tiny.bindings, "Trainer.eval_every = 0"
+    return [f"--gin_file={tiny.path}", *(f"--gin_bindings={line}" for line in lines)]
 
 
 def test_a_finished_run_says_so_and_stays_as_it_is(tiny, straight, monkeypatch, capsys):
@@ -321,6 +316,44 @@ def test_a_run_folder_is_enough_to_load_a_run(straight):
     experiment, params, step = load_run(straight.folder.path)
     assert step == STEPS and experiment.bindings == straight.experiment.bindings
     assert not differing(params, straight.state.params)
+
+
+# The commands.
+
+
+def test_a_dry_run_prints_the_sizes_and_touches_nothing(tiny, tmp_path, monkeypatch, capsys):
+    flags = [*gin_flags(tiny), "--dry_run", f"--workdir={tmp_path / 'run'}"]
+    assert command(monkeypatch, train, *flags, "--gin.Corpus.store='nowhere'") == 0
+    rows = {line[:30].strip(): line[30:].strip() for line in capsys.readouterr().out.splitlines()}
+    count = sum(x.size for x in jax.tree.leaves(tiny.experiment.abstract_params))
+    embedding = tiny.experiment.abstract_params["embedding_VD"].size
+    shown = {name: int(re.search(r"\(([\d,]+)\)", rows[name])[1].replace(",", "")) for name in (
+        "parameters, embedding", "parameters, non-embedding"
+    )}
+    assert sum(shown.values()) == count
+    assert shown["parameters, embedding"] >= embedding
+    assert rows["tokens per step"] == "64 (4 rows)"
+    assert rows["devices, data x model"] == "1 x 1"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("module", [evaluate, train])
+def test_both_ways_to_evaluate_write_the_scores_of_the_whole_split(
+    tiny, straight, monkeypatch, capsys, module
+):
+    folder = Path(straight.folder.path)
+    flags = {evaluate: [], train: [*gin_flags(tiny), "--eval_only"]}[module]
+    assert command(monkeypatch, module, *flags, f"--workdir={folder}") == 0
+    written = json.loads((folder / "evaluation_validation.json").read_text())
+    store = tiny.experiment.open_store("validation")
+    assert (written["step"], written["split"]) == (STEPS, "validation")
+    assert written["scored_tokens"] == store.manifest["tokens"]
+    mesh = one_device()
+    with jax.set_mesh(mesh):
+        expected = Evaluator(tiny.experiment, store, mesh).run(straight.state.params)
+    assert {name: written[name] for name in expected} == expected
+    out = capsys.readouterr().out
+    assert all(name in out for name in expected) and f"at step {STEPS}, validation" in out
 
 
 # Compilation.

@@ -4,11 +4,14 @@ Two layers, one of them recurrent, read four rows of 16 bytes a step.
 """
 
 import atexit
+import gc
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,6 +79,16 @@ def quick_compilation():
     yield
     for name, _, usual in settings:
         jax.config.update(name, usual)
+
+
+@pytest.fixture
+def half_read():
+    """For tests in which a restore fails: what Orbax left half read complains in the same test.
+
+    Each of them needs a filter for `pytest.PytestUnraisableExceptionWarning` too.
+    """
+    yield
+    gc.collect()
 
 
 def _programs(made=[]):  # noqa: B006  (one folder a process)
@@ -176,12 +189,16 @@ def train_here(tiny: Tiny, workdir, stop_after=None, mesh=None, hook=None, **opt
     return run
 
 
-def command(monkeypatch, module, *arguments) -> int:
-    """Runs a command of brt in this process, on one device; its exit status."""
+def command(monkeypatch, module, *arguments, mesh=None) -> int:
+    """Runs a command of brt in this process; its exit status.
+
+    Args:
+        mesh: takes the mesh from (data, model); one device without it.
+    """
     for name in flags.FLAGS:
         flags.FLAGS[name].unparse()
     for place in (train, evaluate):
-        monkeypatch.setattr(place, "make_mesh", lambda data, model: one_device())
+        monkeypatch.setattr(place, "make_mesh", mesh or (lambda data, model: one_device()))
     monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
     try:
         command_line.run(module.main)
@@ -202,6 +219,26 @@ def start(module: str, *arguments, **options) -> subprocess.Popen:
     line = [sys.executable, "-m", module, *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(line, cwd=ROOT, env=environment, **pipes, **options)
+
+
+@contextmanager
+def files_of_at_most(size: int):
+    """What a full disk is like: writing beyond `size` bytes of any file fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def contents(folder) -> dict[str, tuple[int, bytes]]:
+    """When each file below a folder was written, and what is in it."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
 
 
 def leaves(tree) -> dict[str, np.ndarray]:

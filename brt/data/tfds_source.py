@@ -97,6 +97,6 @@ def _library():
     except ImportError as error:
         raise ImportError(
             f"TfdsText needs TensorFlow Datasets ({error}); install it with "
-            '`pip install "brt[data]"`'
+            '`pip install -e ".[data]"`'
         ) from None
     return tensorflow_datasets

@@ -1,0 +1,211 @@
+"""Evaluation: every token once, and the same number however the documents were batched."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import (  # noqa: F401
+    PLAIN,
+    build,
+    mesh_of,
+    one_device,
+    quick_compilation,
+    write_config,
+)
+
+from brt.data.document_stream import DocumentPass
+from brt.data.vocabularies import BEGIN
+from brt.evaluation.evaluator import Evaluator, TokenSums
+
+W = 8
+
+
+def random_params(experiment):
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda x: jax.numpy.float32(0.5 * rng.normal(size=x.shape)), experiment.abstract_params
+    )
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory):
+    return build(write_config(tmp_path_factory.mktemp("recurrent"))).experiment
+
+
+@pytest.fixture(scope="module")
+def slide(tmp_path_factory):
+    path = write_config(tmp_path_factory.mktemp("slide"), *PLAIN, without=("RecurrentCell",))
+    return build(path).experiment
+
+
+@pytest.fixture(scope="module")
+def evaluated():
+    """Scalars of an experiment on its validation split; each kind of evaluation runs once."""
+    known = {}
+
+    def run(experiment, rows, length, cleared=False, max_steps=None):
+        key = id(experiment), rows, length, cleared, max_steps
+        if key not in known:
+            evaluation = experiment.trainer.evaluation
+            evaluation.tokens_per_step, evaluation.segment_length = rows * length, length
+            evaluation.cleared = cleared
+            mesh = one_device()
+            with jax.set_mesh(mesh):
+                evaluator = Evaluator(experiment, experiment.open_store("validation"), mesh)
+                known[key] = evaluator.run(random_params(experiment), max_steps=max_steps)
+        return known[key]
+
+    return run
+
+
+def plain_nats(experiment):
+    """Nats of all tokens: one document at a time, one block at a time, softmax in NumPy."""
+    params, store = random_params(experiment), experiment.open_store("validation")
+
+    @jax.jit
+    def read(params, tokens, caches):
+        return experiment.bind(params)(tokens, caches)
+
+    total = right = 0.0
+    for document in range(store.num_documents):
+        targets = store.tokens(document).astype(int)
+        inputs = np.concatenate([[BEGIN], targets[:-1]])
+        caches = experiment.bind(params).init_caches(1)
+        for start in range(0, len(targets), W):
+            block = np.full((1, W), 77, np.int32)  # what padding holds does not matter
+            part = inputs[start : start + W]
+            block[0, : len(part)] = part
+            logits, caches = read(params, block, caches)
+            logits = np.float64(logits[0])
+            for t, target in enumerate(targets[start : start + W]):
+                total += math.log(np.exp(logits[t]).sum()) - logits[t, target]
+                right += logits[t].argmax() == target
+    return total, right
+
+
+@pytest.fixture(scope="module")
+def witness(recurrent, slide):
+    return {id(experiment): plain_nats(experiment) for experiment in (recurrent, slide)}
+
+
+SHAPES = [(1, 8), (3, 16), (2, 32), (9, 24)]
+"""Rows and segment lengths; the corpus has seven documents."""
+
+
+@pytest.mark.parametrize("name", ["recurrent", "slide"])
+@pytest.mark.parametrize(("rows", "length"), SHAPES)
+def test_the_loss_is_that_of_a_loop_over_documents(
+    name, rows, length, evaluated, witness, recurrent, slide
+):
+    experiment = {"recurrent": recurrent, "slide": slide}[name]
+    scalars = evaluated(experiment, rows, length)
+    manifest = experiment.open_store("validation").manifest
+    nats, right = witness[id(experiment)]
+    assert scalars["scored_tokens"] == manifest["tokens"]
+    assert scalars["loss"] == pytest.approx(nats / manifest["tokens"], rel=1e-5)
+    assert scalars["accuracy"] == pytest.approx(right / manifest["tokens"], rel=1e-12)
+    assert scalars["bits_per_token"] == pytest.approx(scalars["loss"] / math.log(2), rel=1e-12)
+    assert scalars["perplexity"] == pytest.approx(math.exp(scalars["loss"]), rel=1e-12)
+    assert scalars["bits_per_byte"] == pytest.approx(
+        nats / math.log(2) / manifest["bytes"], rel=1e-5
+    )
+
+
+def test_only_whole_splits_have_bits_per_byte(evaluated, slide):
+    part, whole = evaluated(slide, 3, 16, max_steps=2), evaluated(slide, 3, 16)
+    assert "bits_per_byte" in whole and "bits_per_byte" not in part
+    stream = DocumentPass(slide.open_store("validation"), 3, 16)
+    expected = sum(stream.batch(step).weights_KBT.sum() for step in range(2))
+    assert part["scored_tokens"] == expected < whole["scored_tokens"]
+    assert "bits_per_byte" in evaluated(slide, 3, 16, max_steps=stream.num_steps + 5)
+
+
+# The state cleared.
+
+
+def test_clearing_costs_a_recurrent_model_something_and_scores_the_same_tokens(
+    evaluated, recurrent
+):
+    scalars = evaluated(recurrent, 3, 16, cleared=True)
+    assert abs(scalars["cleared_loss"] - scalars["loss"]) > 1e-4
+    assert scalars["loss"] == evaluated(recurrent, 3, 16)["loss"]
+    assert {"cleared_bits_per_token", "cleared_perplexity", "cleared_accuracy"} <= set(scalars)
+    assert not any(name.startswith("cleared") for name in evaluated(recurrent, 3, 16))
+
+
+def test_there_is_nothing_to_clear_in_a_first_segment(evaluated, recurrent):
+    # Seven rows for seven documents: the first step reads first segments only.
+    scalars = evaluated(recurrent, 7, 16, cleared=True, max_steps=1)
+    for name in ("loss", "accuracy", "perplexity"):
+        assert scalars[f"cleared_{name}"] == scalars[name]
+
+
+def test_a_model_without_a_state_is_not_evaluated_twice(evaluated, slide):
+    assert evaluated(slide, 3, 16, cleared=True) == evaluated(slide, 3, 16)
+
+
+# Sums.
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 12])
+@pytest.mark.parametrize("length", [1, 3, 8, 16, 200])
+def test_sums_depend_neither_on_rows_nor_on_segments(slide, rows, length):
+    store = slide.open_store("validation")
+
+    def cost(document, position):
+        return 1 + 0.01 * document + 0.0001 * position
+
+    stream, sums, score = DocumentPass(store, rows, length), {}, TokenSums()
+    for step in range(stream.num_steps):
+        documents, offsets = stream.places(step)
+        nats = cost(documents[:, None], offsets[:, None] + np.arange(length))
+        weights = stream.batch(step).weights_KBT[0]
+        nats[weights == 0] = np.nan  # what a model says about padding
+        correct = (offsets[:, None] + np.arange(length)) % 3 == 0
+        score.add(sums, store, documents, offsets, nats, correct, weights)
+    scalars = score.scalars(sums, store, whole=True)
+    tokens = [(d, p) for d in range(store.num_documents) for p in range(store.lengths_D[d])]
+    expected = sum(cost(*token) for token in tokens)
+    assert scalars["scored_tokens"] == len(tokens) == store.manifest["tokens"]
+    assert scalars["loss"] == pytest.approx(expected / len(tokens), rel=1e-12)
+    assert scalars["accuracy"] == pytest.approx(
+        sum(p % 3 == 0 for _, p in tokens) / len(tokens), rel=1e-12
+    )
+
+
+def test_tokens_count_by_their_weights(slide):
+    store, score, sums = slide.open_store("validation"), TokenSums(), {}
+    nats = np.array([[1.0, 2.0, 4.0, np.inf]], np.float32)
+    correct = np.array([[True, False, True, True]])
+    weights = np.array([[1.0, 0.5, 0.25, 0.0]], np.float32)
+    for _ in range(3):
+        score.add(sums, store, None, None, nats, correct, weights)
+    scalars = score.scalars(sums, store, whole=False)
+    assert scalars["loss"] == pytest.approx((1 + 1 + 1) / 1.75)
+    assert scalars["accuracy"] == pytest.approx(1.25 / 1.75)
+    assert scalars["scored_tokens"] == 9
+
+
+def test_a_hopeless_model_has_a_perplexity_all_the_same(slide):
+    store = slide.open_store("validation")
+    sums = {"nats": 1e9, "weight": 1.0, "correct": 0.0, "tokens": 1.0}
+    assert math.isfinite(TokenSums().scalars(sums, store, whole=True)["perplexity"])
+
+
+# What cannot be divided.
+
+
+def test_a_number_of_tokens_that_is_no_number_of_segments_is_refused(slide):
+    evaluation = slide.trainer.evaluation
+    evaluation.tokens_per_step, evaluation.segment_length = 40, 16
+    with pytest.raises(ValueError, match=r"Evaluation\.tokens_per_step = 40 .* 16 tokens"):
+        Evaluator(slide, slide.open_store("validation"), one_device())
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+def test_rows_that_do_not_divide_over_the_devices_are_refused(slide):
+    evaluation = slide.trainer.evaluation
+    evaluation.tokens_per_step, evaluation.segment_length = 48, 16
+    with pytest.raises(ValueError, match="3 rows cannot be divided over 2"):
+        Evaluator(slide, slide.open_store("validation"), mesh_of(2, 1))
