@@ -35,15 +35,21 @@ def run(main):
     With -v=1 their traceback is shown as well.
     """
 
-    def explained(_):
+    def explained(argv):
         try:
+            if argv[1:]:
+                raise ValueError(f"{argv[1]!r} is no flag; bindings are written --gin.NAME=VALUE.")
             main()
         except EXPLAINED as error:
             logging.debug("traceback", exc_info=True)
-            print(f"\nError: {error}", file=sys.stderr)
+            print(f"\nError: {config.message(error)}", file=sys.stderr)
             sys.exit(1)
 
     logging.set_verbosity(logging.WARNING)
+    # Orbax logs whole tracebacks from its threads; `brt.training.checkpoint` says it shorter.
+    logging.get_absl_logger().addFilter(
+        lambda record: "orbax" not in record.pathname or logging.level_debug()
+    )
     app.run(explained, flags_parser=lambda argv: FLAGS(config.split_flags(argv)))
 
 

@@ -7,6 +7,8 @@ that nothing reads, and a string without quotes. Here each ends in one clear sen
 import difflib
 import inspect
 import os
+import pathlib
+import re
 
 import gin
 
@@ -47,28 +49,33 @@ def parse(gin_files=(), bindings=(), search_paths=()):
     for path in (root, *search_paths):
         gin.add_config_file_search_path(path)
     for file in gin_files:
-        _explained(lambda file=file: gin.parse_config_file(file), f"In {file}")
+        text = pathlib.Path(file).read_text("utf-8") if os.path.isfile(file) else ""
+        _explained(lambda file=file: gin.parse_config_file(file), f"In {file}", text)
     for binding in bindings:
-        _explained(lambda line=binding: gin.parse_config(line), f"In the binding {binding!r}")
+        where = f"In the binding {binding!r}"
+        _explained(lambda line=binding: gin.parse_config(line), where, binding)
     _explained(gin.finalize, "In the configuration")
 
 
-def _explained(call, where):
+def _explained(call, where, text=""):
     try:
         call()
     except (SyntaxError, ValueError, TypeError, OSError, RuntimeError) as error:
-        raise ConfigError(_explain(str(error), where)) from error
+        raise ConfigError(_explain(str(error), where, text)) from error
     except Exception as error:  # tokenize errors share no better base class
         raise ConfigError(f"{where}: {error}. Is a bracket or a quote left open?") from error
 
 
-def _explain(message, where):
+def _explain(message, where, text):
     first = message.strip().split("\n")[0]
-    if "malformed node" in message or "Failed to parse token" in message:
-        token = message.split("Failed to parse token '")[-1].split("'")[0]
+    if "malformed node" in message or "Unable to parse value" in message:
+        number = re.search(r"line (\d+)\)", message.split("malformed node")[-1].split("\n")[-1])
+        lines = text.split("\n")
+        line = lines[int(number[1]) - 1] if number and int(number[1]) <= len(lines) else "NAME ="
+        name, _, value = (part.strip() for part in line.partition("="))
         return (
-            f"{where}: {token} is not a gin value. If it is meant as a string, quote it: "
-            f'NAME = "{token}", on a command line --gin.NAME=\'"{token}"\'.'
+            f"{where}: {value} is not a gin value. If it is meant as a string, quote it: "
+            f'{name} = "{value}", on a command line --gin.{name}=\'"{value}"\'.'
         )
     if "Unable to open file" in message:
         return f"{where}: the file does not exist; {first.rstrip('.')}."
@@ -96,7 +103,9 @@ def known_names() -> dict[str, list[str]]:
     names = {}
     for selector, entry in gin.config._REGISTRY.items():  # no public listing in gin 0.5
         if entry.module and entry.module.split(".")[0] == "brt":
-            parameters = inspect.signature(entry.wrapped).parameters
+            wrapped = entry.wrapped  # a class may hide its parameters behind a metaclass
+            function = wrapped.__init__ if inspect.isclass(wrapped) else wrapped
+            parameters = inspect.signature(function).parameters
             names[selector.rsplit(".", 1)[-1]] = [
                 p for p in parameters if p != "self" and p not in (entry.denylist or ())
             ]
@@ -127,10 +136,23 @@ def check_all_read():
         raise ConfigError("\n".join(lines))
 
 
-def missing(error: Exception) -> ConfigError:
-    """Says which REQUIRED binding a failed build lacks."""
-    text = str(error).strip().split("\n")[0]
-    return ConfigError(f"{text}. Bind it in a gin file or with --gin.NAME=VALUE.")
+def message(error: Exception) -> str:
+    """The message of an error without the calls that gin appends to it."""
+    return str(error).split("\n  In call to configurable")[0].strip()
+
+
+def unbuildable(error: Exception) -> ConfigError | None:
+    """Says which REQUIRED binding a failed build lacks, or whose value has a wrong type.
+
+    None for an error that gin has no part in.
+    """
+    text = message(error).split("\n")[0]
+    called = re.search(r"In call to configurable '(\w+)'", str(error))
+    if "Required bindings" in text:
+        return ConfigError(f"{text}. Bind it in a gin file or with --gin.NAME=VALUE.")
+    if isinstance(error, TypeError) and called:
+        return ConfigError(f"A binding of {called[1]} has a value of a wrong type: {text}")
+    return None
 
 
 def _flatten(bindings):

@@ -69,9 +69,9 @@ class Experiment:
             loss = make_loss(experiment.bind, trainer.clear_state)
             jax.eval_shape(loss, state.params, state.caches, batch, None)
             jax.eval_shape(experiment.schedule, state.step)
-        except RuntimeError as error:
-            if "Required bindings" in str(error):
-                raise config.missing(error) from error
+        except (RuntimeError, TypeError) as error:
+            if explained := config.unbuildable(error):
+                raise explained from error
             raise
         config.check_all_read()
         experiment.bindings = config.read_bindings()

@@ -30,7 +30,6 @@ from brt.training.run_folder import read_metrics
 from brt.training.sharding import make_mesh
 
 CELL = ("RecurrentCell",)
-BYTES = ("Corpus.vocabulary",)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,6 @@ def folder(prepared, tmp_path):
     """A copy of it to spoil; its config reads the copy."""
     shutil.copytree(prepared, tmp_path / "copy")
     path = tmp_path / "copy" / "tiny.gin"
-    path.write_text(path.read_text().replace("Corpus.store = ", "Corpus.store = ''\n# "))
     path.write_text(path.read_text() + f"Corpus.store = '{tmp_path}/copy/stores'\n")
     return tmp_path / "copy"
 
@@ -209,11 +207,11 @@ def test_a_store_of_another_tokenizer_is_refused(folder, error):
 def test_a_document_that_is_not_utf8_is_named(folder, error):
     pieces = tokenizer(folder / "pieces.model")
     shutil.rmtree(folder / "stores")
-    (folder / "texts" / "train" / "31.txt").write_bytes(b"caf\xe9")
+    (folder / "texts" / "train" / "00.txt").write_bytes(b"caf\xe9")
     path = f"TextFiles.path='{folder}/texts/{{split}}'"
     before = contents(folder)
     sentence = error(prepare, *flags(folder, *pieces, path, run=False))
-    assert "'31' is not UTF-8" in sentence and "byte 3" in sentence
+    assert "'00' is not UTF-8" in sentence and "byte 3" in sentence
     assert {name for name in contents(folder) if "lock" not in name} == set(before)
 
 
@@ -238,14 +236,14 @@ def test_an_empty_document_is_named(folder, error):
     assert not (folder / "stores" / "train").exists()
 
 
-def test_an_empty_folder_is_named_and_training_does_not_begin(folder):
+def test_an_empty_folder_is_named_and_training_does_not_begin(folder, monkeypatch, capfd):
     shutil.rmtree(folder / "stores")
     (folder / "nothing").mkdir()
-    process = start("brt.train", *flags(folder, f"TextFiles.path='{folder}/nothing'"))
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 1 and "Traceback" not in err
+    given = flags(folder, f"TextFiles.path='{folder}/nothing'")
+    assert command(monkeypatch, train, *given) == 1
+    err = capfd.readouterr().err  # of the process that prepares, too
     assert f"no .txt files in folder {folder}/nothing" in err and "TextFiles.path" in err
-    assert "the reason stands above" in err
+    assert "the reason stands above" in err and "Traceback" not in err
     assert not (folder / "run").exists() and not (folder / "stores" / "train").exists()
 
 

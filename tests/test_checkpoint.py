@@ -36,13 +36,11 @@ def make_state(step=3, seed=0, width=16):
     params = {
         "embedding_VD": draw(64, width),
         "begin_D": draw(width).at[0].set(-0.0).at[1].set(jnp.nan),
-        "layers": {i: {"queries_DA": draw(width, 8), "scale_H": draw(2)} for i in range(2)},
+        "layers": {0: {"queries_DA": draw(width, 8)}},
     }
-    windows = [
-        WindowCache(*(draw(8, 4, 2, 3, dtype=jnp.bfloat16) for _ in range(2))) for _ in range(2)
-    ]
-    caches = windows[0], RecurrentCache(windows[1], draw(8, 5, width))
-    optimizer = optax.adamw(0.1).init(params)
+    window = WindowCache(*(draw(8, 4, 2, 3, dtype=jnp.bfloat16) for _ in range(2)))
+    caches = (RecurrentCache(window, draw(8, 5, width)),)
+    optimizer = optax.sgd(0.1, momentum=0.9).init(params)
     optimizer = jax.tree.map(lambda x: (x + draw(*x.shape)).astype(x.dtype), optimizer)
     return TrainState(jnp.int32(step), params, optimizer, caches)
 

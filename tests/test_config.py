@@ -101,7 +101,11 @@ def test_nothing_is_left_of_the_configuration_before(folder):
         ("RecurentCell.gate = 'fixed'", "RecurentCell", "RecurrentCell."),
         ("Trainer.optimizer = @adafactr", "adafactr", "adafactor."),
         ("Trainer.corpus = @Corpu()", "Corpu", "Corpus."),
-        ("RecurrentCell.gat = 'fixed'", "RecurrentCell has no parameter gat", "RecurrentCell.gate."),
+        (
+            "RecurrentCell.gat = 'fixed'",
+            "RecurrentCell has no parameter gat",
+            "RecurrentCell.gate.",
+        ),
         ("LanguageModel.windows = 8", "no parameter windows", "LanguageModel.window."),
         ("Trainer.step = 8", "Trainer has no parameter step", "Trainer.steps."),
         ("RelativeBias.buckets = 8", "no parameter buckets", "RelativeBias.num_buckets."),
@@ -148,10 +152,11 @@ def test_every_configurable_can_be_named_in_a_config(name):
 )
 def test_an_unquoted_string_is_answered_with_its_quoted_form(folder, line, quoted):
     sentence = message(config.parse, bindings=[line])
-    assert f"--gin.NAME='{quoted}'" in sentence and line in sentence
+    name = line.split(" = ")[0]
+    assert f"--gin.{name}='{quoted}'" in sentence and line in sentence
     path = plain_config(folder, line)
     sentence = message(config.parse, [str(path)])
-    assert f"NAME = {quoted}" in sentence and str(path) in sentence
+    assert f"{name} = {quoted}" in sentence and str(path) in sentence
 
 
 @pytest.mark.parametrize(

@@ -90,21 +90,11 @@ def test_every_parameter_is_counted_once(name):
     assert (found.recurrence > 0) == bool(ARCHITECTURES[name])
 
 
-SEQUENTIAL = pytest.param(
-    "rec_sequential",
-    marks=pytest.mark.xfail(strict=True, reason="the norm before the second attention is not"),
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [SEQUENTIAL if name == "rec_sequential" else name for name in ARCHITECTURES],
-)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_all_that_recurrence_adds_is_counted_as_recurrence(name):
     assert counts(abstract(name)).layers == counts(abstract("slide")).layers
 
 
-@pytest.mark.xfail(strict=True, reason="the names at the ends of its paths are `.value`")
 def test_a_state_is_counted_as_its_plain_dictionary_is():
     model = abstract("rec_fixed_skip")
     assert count_parameters(nnx.state(model, nnx.Param)) == counts(model)

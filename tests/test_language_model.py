@@ -1,5 +1,7 @@
 """The whole model: embedding and logits, settings, memory for time, narrow activations."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -195,6 +197,27 @@ def test_recomputing_changes_what_is_stored_and_not_what_is_learned(name, layers
             np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * size)
     assert "remat" not in traces["none"] and "checkpoint" not in traces["none"]
     assert traces["layer"] != traces["block"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("slide", dict(none=0, layer=2, block=2)),  # each layer; each attention
+        ("rec_fixed_skip", dict(none=0, layer=2, block=4)),  # and to states, and the cell's step
+        ("feedback_fixed_skip", dict(none=0, layer=1)),  # each block, all layers at once
+    ],
+)
+def test_what_is_recomputed_is_what_was_asked_for(name, expected):
+    recurrent = dict(recurrent_layers=(1,)) if ARCHITECTURES[name] else {}
+    for remat, count in expected.items():
+        graph, params = nnx.split(abstract(name, remat=remat, num_layers=2, **recurrent))
+
+        def run(params, graph=graph):
+            model = nnx.merge(graph, params)
+            return model(jnp.zeros((B, SEGMENT), jnp.int32), model.init_caches(B))
+
+        trace = str(jax.make_jaxpr(run)(params))
+        assert len(re.findall(r"= (?:remat|checkpoint)\w*\[", trace)) == count
 
 
 # Narrow activations

@@ -1,10 +1,13 @@
 """Optimizers, against the published updates written out in NumPy, float64."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiny_run import quick_compilation  # noqa: F401
 
 from brt.training.optimizers import adafactor, adamw
 
@@ -149,7 +152,7 @@ def test_a_parameter_that_begins_at_zero_takes_small_steps():
     zero = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     gradients = [draw(seed, 100.0) for seed in range(8)]
     trail = [zero, *fold(adafactor(lambda step: 0.5), zero, gradients)]
-    for before, after in zip(trail, trail[1:]):
+    for before, after in itertools.pairwise(trail):
         for name in SHAPES:
             # The floor of the parameter scale, until the parameter has outgrown it.
             floor = max(1e-3, rms(before[name]), rms(after[name]))

@@ -96,7 +96,7 @@ def test_the_defaults_pass_through_known_points(schedule, step, total, rate):
 @pytest.mark.parametrize("step", [0, 1, 500, 999, 1000, 1001, 10**6])
 def test_the_constant_schedule_is_a_ramp_and_then_its_value(step):
     expected = 0.003 * min(step, 1000) / 1000
-    assert float(schedules.constant(step, 5, value=0.003)) == pytest.approx(expected, rel=1e-6)
+    assert float(schedules.constant_rate(step, 5, value=0.003)) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -112,7 +112,7 @@ def test_the_tail_of_the_cosine_joins_its_end():
     assert before == pytest.approx(after, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["rsqrt", "rescaled_rsqrt", "cosine", "linear", "constant"])
+@pytest.mark.parametrize("name", ["rsqrt", "rescaled_rsqrt", "cosine", "linear", "constant_rate"])
 def test_a_traced_step_gives_the_same_rate(name):
     schedule = getattr(schedules, name)
     traced = jax.jit(lambda step: schedule(step, 2000))

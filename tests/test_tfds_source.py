@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("tensorflow_datasets", reason="the data extra is not installed")
 
-SCRIPT = '''
+SCRIPT = """
 import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
@@ -43,7 +43,7 @@ for split in texts:
         for i, title in enumerate(store.titles())
     }
     assert found == {f"{split} {i}": text for i, text in enumerate(texts[split])}
-'''
+"""
 
 
 def test_a_tensorflow_data_set_is_prepared_whole_with_its_titles(tmp_path):

@@ -22,7 +22,7 @@ import pytest
 from absl import flags
 from jax.sharding import AxisType
 
-from brt import command_line, config, evaluate, prepare, train
+from brt import command_line, config, evaluate, train
 from brt.experiment import Experiment
 from brt.training.trainer import TrainingRun
 

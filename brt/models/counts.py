@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+READING_STATES = {"cell", "cross_queries_DA", "cross_scale_H", "cross_norm"}
 NOT_MULTIPLIED = ("table_HR", "initial_states_SD", "state_ids_SD")
 
 
@@ -29,11 +30,11 @@ def count_parameters(params) -> ParameterCounts:
     """Splits a parameter tree (arrays or shapes) by purpose."""
     counts = {"embedding": 0, "layers": 0, "recurrence": 0}
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        names = [str(getattr(key, "key", key)) for key in path]
+        names = [str(getattr(key, "key", key)) for key in path if str(key) != ".value"]
         size = int(np.prod(leaf.shape))
         if names[-1] in ("embedding_VD", "begin_D"):
             counts["embedding"] += size
-        elif "cell" in names or names[-1] in ("cross_queries_DA", "cross_scale_H"):
+        elif READING_STATES & set(names):
             counts["recurrence"] += size
         elif names[-1] == "output_CD":
             counts["layers"] += size // 2

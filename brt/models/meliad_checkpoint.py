@@ -39,10 +39,15 @@ def load(params: dict, window: int) -> LanguageModel:
         UnsupportedCheckpoint: for a parameter that has no place in brt's model.
     """
     params = {path: np.asarray(value, np.float32) for path, value in params.items()}
-    model = nnx.eval_shape(lambda: _build(params, window))
+    try:
+        model = nnx.eval_shape(lambda: _build(params, window))
+    except KeyError as error:
+        raise UnsupportedCheckpoint(f"The checkpoint has no {error}.") from error
+    except ValueError as error:
+        raise UnsupportedCheckpoint(f"The checkpoint describes no model: {error}") from error
     graph, shapes = nnx.split(model, nnx.Param)
     left = dict(params)
-    left["begin"] = np.zeros_like(params["final_layernorm/scale"])
+    left["begin"] = np.zeros(model.begin_D.shape, np.float32)
 
     def take(path, shape):
         source = _source(path)
@@ -85,6 +90,9 @@ def load_recording(recording) -> LanguageModel:
         ("NUM_LAYERS", len(model.layers)),
         ("NUM_HEADS", model.num_heads),
         ("NUM_EMBEDDINGS", model.vocabulary_size),
+        ("HEAD_DIM", model.layers[0].head_size),
+        ("EMBED_DIM", model.embedding_VD.shape[1]),
+        ("MLP_DIM", model.layers[0].feed_forward.hidden_DF.shape[1]),
     ):
         if macro in bindings and int(bindings[macro]) != found:
             raise UnsupportedCheckpoint(

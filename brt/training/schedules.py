@@ -12,8 +12,9 @@ import jax.numpy as jnp
 def _ramp(step, warmup_steps):
     """min(t, w) / w, and the step the schedule is held at meanwhile."""
     step = jnp.asarray(step, jnp.float32)
-    warmup = jnp.float32(max(warmup_steps, 1))
-    return jnp.minimum(step, warmup) / warmup, jnp.maximum(step, warmup_steps)
+    if not warmup_steps:
+        return jnp.float32(1.0), step
+    return jnp.minimum(step, warmup_steps) / warmup_steps, jnp.maximum(step, warmup_steps)
 
 
 @gin.configurable(denylist=["step", "total_steps"])
