@@ -10,7 +10,7 @@ from tiny_run import (  # noqa: F401
     build,
     mesh_of,
     one_device,
-    quick_compilation,
+    shared_programs,
     write_config,
 )
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_run import quick_compilation  # noqa: F401
+from tiny_run import shared_programs  # noqa: F401
 
 from brt.training.optimizers import adafactor, adamw
 

@@ -5,6 +5,7 @@ import logging
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import jax
@@ -20,7 +21,7 @@ from tiny_run import (  # noqa: F401
     leaves,
     mesh_of,
     one_device,
-    quick_compilation,
+    shared_programs,
     start,
     train_here,
     write_config,
@@ -177,6 +178,38 @@ def test_a_termination_signal_saves_and_the_same_command_goes_on(tmp_path):
     assert [r["step"] for r in read_metrics(str(tmp_path / "run"))] == [*range(1, reached + 1)]
 
 
+@pytest.mark.slow
+def test_a_run_killed_at_any_moment_ends_like_one_that_was_not(tmp_path):
+    path = write_config(
+        tmp_path,
+        *("Trainer.steps = 40", "Trainer.log_every = 7", "Trainer.eval_every = 9"),
+        *("CheckpointPolicy.every = 5", "CheckpointPolicy.keep_last = 2"),
+    )
+    tiny, rng = build(path), np.random.default_rng()
+    seconds, kills = rng.uniform(0.0, 2.5, 6), 0
+    for name in ("straight", "killed"):
+        flags = [f"--gin_file={path}", f"--workdir={tmp_path / name}"]
+        while True:
+            process = start("brt.train", *flags)
+            if name == "killed" and kills < len(seconds):
+                for line in process.stderr:
+                    if line.startswith(("step ", "eval ")):
+                        break
+                time.sleep(seconds[kills])
+                process.kill()
+                kills += 1
+            err = process.communicate(timeout=120)[1]
+            assert process.returncode in (0, -signal.SIGKILL), err
+            if process.returncode == 0 and (name == "straight" or kills == len(seconds)):
+                break
+    states = [
+        load_params(str(tmp_path / name), tiny.experiment.abstract_state())[0]
+        for name in ("straight", "killed")
+    ]
+    assert int(states[0].step) == 40 and not differing(*(state.params for state in states))
+    assert records(tmp_path / "straight") == records(tmp_path / "killed"), seconds
+
+
 # A loss that is not finite.
 
 
@@ -196,7 +229,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_the_last_checkpoint_is_good
     tiny, straight, tmp_path
 ):
     # In step 9, which is itself to be saved.
-    with pytest.raises(NonFiniteLoss, match="^Step 9: .*not finite") as caught:
+    with pytest.raises(NonFiniteLoss, match=r"^Step 9: .*not finite") as caught:
         train_here(tiny, tmp_path, hook=poison(9))
     sentence = str(caught.value)
     assert f"step 6 in {tmp_path}/checkpoints" in sentence

@@ -6,6 +6,7 @@ Two layers, one of them recurrent, read four rows of 16 bytes a step.
 import atexit
 import gc
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ from brt.experiment import Experiment
 from brt.training.trainer import TrainingRun
 
 ROOT = Path(__file__).resolve().parent.parent
+XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
 LENGTHS = {
     "train": (1, 7, 8, 9, 16, 53, 120, 31, 90),
     "validation": (1, 7, 8, 9, 16, 53, 100),
@@ -67,18 +69,14 @@ PLAIN = ("LanguageModel.recurrent_layers = ()", "LanguageModel.num_layers = 1")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """Import it to compile in a hurry, and each program once for all tests of the process."""
-    settings = (
-        ("jax_disable_most_optimizations", True, False),
-        ("jax_persistent_cache_min_compile_time_secs", 0.2, 1.0),
-        ("jax_compilation_cache_dir", _programs(), jax.config.jax_compilation_cache_dir),
-    )
-    for name, quick, _ in settings:
-        jax.config.update(name, quick)
+def shared_programs():
+    """Import it to compile each program once for all tests of the process, and subprocesses."""
+    usual = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", _programs())
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     yield
-    for name, _, usual in settings:
-        jax.config.update(name, usual)
+    jax.config.update("jax_compilation_cache_dir", usual)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
 
 
 @pytest.fixture
@@ -210,9 +208,7 @@ def start(module: str, *arguments, **options) -> subprocess.Popen:
     """Starts `python -m <module>` on one device, with its output as text in pipes."""
     environment = {
         **os.environ,
-        "XLA_FLAGS": "",
-        "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "XLA_FLAGS": re.sub(r"--xla_force_host_platform_device_count=\d+", "", XLA_FLAGS),
         "JAX_COMPILATION_CACHE_DIR": _programs(),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
     }

@@ -20,6 +20,7 @@ from brt.training.run_folder import RunFolder
 
 FREE_TO_CHANGE = (
     *("Trainer.steps:", "Trainer.log_every:", "Trainer.eval_every:", "Trainer.mesh:"),
+    *("Trainer.evaluation:", "Trainer.checkpoints:"),
     *("Evaluation.", "RecallScore.", "CheckpointPolicy.", "Corpus.store:"),
 )
 """Bindings that may differ when a run is resumed; all others decide what is computed."""
