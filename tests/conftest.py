@@ -12,3 +12,12 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import gin
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_bound():
+    """What one module's tests bound must not configure the models of the next."""
+    gin.clear_config()

@@ -256,5 +256,5 @@ def test_a_feature_the_data_set_lacks_is_named_beside_those_it_has(library):
 
 def test_a_missing_library_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(ImportError, match=r'pip install "brt\[data\]"'):
+    with pytest.raises(ImportError, match=r'pip install -e "\.\[data\]"'):
         next(TfdsText("pg19").documents("train"))

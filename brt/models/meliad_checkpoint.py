@@ -139,6 +139,9 @@ def _build(params, window):
         recurrent_layers=tuple(recurrent),
         feedback=len(crossing) > len(recurrent),
         logits_divisor="width",
+        dropout=0.0,
+        activation_dtype="float32",
+        remat="none",
         cell=functools.partial(RecurrentCell, **cell),
     )
 
