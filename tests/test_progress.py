@@ -2,6 +2,7 @@
 
 import os
 import pty
+import select
 import sys
 import termios
 from contextlib import contextmanager
@@ -29,13 +30,15 @@ def terminal(monkeypatch):
     """Makes stderr a terminal; yields a function that reads what has appeared on it."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 100))
-    os.set_blocking(ours, False)
     with monkeypatch.context() as patch, open(theirs, "w") as stderr:
         patch.setattr(sys, "stderr", stderr)
 
         def shown():
             stderr.flush()
-            return os.read(ours, 65536).decode()
+            parts = []  # what a terminal is sent may arrive bit by bit
+            while select.select([ours], [], [], 0.5)[0]:
+                parts.append(os.read(ours, 65536))
+            return b"".join(parts).decode()
 
         yield shown
     os.close(ours)
