@@ -7,7 +7,7 @@ PERIOD = 128
 
 
 def keep_mask(key, rate: float, shape, dtype):
-    """0 where dropped, 1 / (1 - rate) where kept; all ones without a key or a rate."""
+    """0 where dropped, 1 / (1 - rate) where kept; None without a key or a rate."""
     if key is None or rate == 0.0:
         return None
     kept = jax.random.bernoulli(key, 1.0 - rate, shape)

@@ -74,6 +74,13 @@ class LanguageModel(nnx.Module):
         ):
             if value not in choices:
                 raise ValueError(f"LanguageModel.{name} = {value!r}: choose one of {choices}.")
+        if window < 1 or not 0 <= dropout < 1:
+            raise ValueError(
+                f"LanguageModel.window = {window} must be at least 1, and LanguageModel.dropout = "
+                f"{dropout} at least 0 and below 1."
+            )
+        if isinstance(recurrent_layers, int):  # (9) for (9,)
+            recurrent_layers = (recurrent_layers,)
         for index in recurrent_layers:
             if not -num_layers <= index < num_layers:
                 raise ValueError(

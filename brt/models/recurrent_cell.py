@@ -66,6 +66,8 @@ class RecurrentCell(nnx.Module):
             raise ValueError(
                 f"RecurrentCell.arrangement = {arrangement!r}: choose one of {ARRANGEMENTS}."
             )
+        if num_states < 1:
+            raise ValueError(f"RecurrentCell.num_states = {num_states} must be at least 1.")
         if order not in ORDERS:
             raise ValueError(f"RecurrentCell.order = {order!r}: choose one of {ORDERS}.")
         if order == "sequential" and arrangement == "single":
