@@ -8,6 +8,7 @@ Building reads every binding any mode of a run may use, so what is left unread i
 
 import functools
 import os
+import types
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from brt.data.document_stream import Batch, document_segments
 from brt.evaluation import recall  # noqa: F401  (registers with gin)
 from brt.models.counts import count_parameters, flops_per_token
 from brt.models.language_model import LanguageModel
-from brt.training import optimizers, schedules  # noqa: F401  (register with gin)
+from brt.training import optimizers, plateau, schedules  # noqa: F401  (register with gin)
 from brt.training.checkpoint import Checkpoints
 from brt.training.sharding import check_divisible, shardings
 from brt.training.train_step import TrainState, make_loss, make_train_step
@@ -40,15 +41,21 @@ class Experiment:
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
-        self.model = nnx.eval_shape(lambda: LanguageModel(nnx.Rngs(0)))
+        # One key for all parameters: their shapes do not depend on it, and folding costs most.
+        key = jax.random.key(0)
+        self.model = nnx.eval_shape(
+            lambda: LanguageModel(types.SimpleNamespace(params=lambda: key))
+        )
         self._graph, state = nnx.split(self.model, nnx.Param)
         self.abstract_params = nnx.to_pure_dict(state)
         self.schedule = functools.partial(trainer.schedule, total_steps=trainer.steps)
         self.optimizer = trainer.optimizer(self.schedule)
+        if trainer.plateau:
+            self.optimizer = trainer.plateau.slow(self.optimizer, self.schedule)
         self.train_step = make_train_step(
             self.bind,
             self.optimizer,
-            self.schedule,
+            self.learning_rate,
             seed=trainer.seed,
             dropout=self.model.dropout > 0,
             clear=trainer.clear_state,
@@ -78,6 +85,11 @@ class Experiment:
         return experiment
 
     # From parameters to values.
+
+    def learning_rate(self, state: TrainState):
+        """The learning rate of the next step."""
+        rate, slower = self.schedule(state.step), self.trainer.plateau
+        return slower.rate(rate, state.optimizer) if slower else rate
 
     def bind(self, params) -> LanguageModel:
         """The model with these parameters, a nested dictionary of arrays."""

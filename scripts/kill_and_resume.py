@@ -81,35 +81,52 @@ def steps_done(folder, name):
 
 
 def undisturbed(folder):
-    """Runs to the end; returns seconds until the first record, and from there to the end."""
+    """Runs to the end; returns the seconds until the first record."""
     begun, process, first = time.monotonic(), begin(folder, "whole"), None
     while process.poll() is None:
         if first is None and steps_done(folder, "whole"):
-            first = time.monotonic()
+            first = time.monotonic() - begun
         time.sleep(0.05)
     if process.returncode or first is None:
         sys.exit((folder / "whole.log").read_text())
-    return first - begun, time.monotonic() - first
+    return first
 
 
-def kill_often(folder, kills, start_up, running, rng):
+def being_written(folder):
+    return any((folder / "killed" / "checkpoints").glob("*tmp*"))
+
+
+def kill_often(folder, kills, steps, start_up, rng):
     """Kills the run `killed` so often; prints where each kill fell; then lets it finish."""
     during_writing = 0
     for number in range(1, kills + 1):
-        process = begin(folder, "killed")
-        # Often enough in the middle of training, and now and then while it starts up.
-        early = rng.random() < 0.2
-        time.sleep(
-            rng.uniform(0, start_up) if early else start_up + rng.uniform(0, 1.5 * running / kills)
-        )
+        begun, process = time.monotonic(), begin(folder, "killed")
+        # A fifth while it starts up; the others spread over the steps, half of these as soon
+        # as a checkpoint is being written.
+        moment, target = rng.random(), steps * (number - rng.random()) / (kills + 1)
+        if moment < 0.2:
+            time.sleep(rng.uniform(0, start_up))
+        else:
+            while steps_done(folder, "killed") < target and process.poll() is None:
+                time.sleep(0.01)
+            start_up = min(start_up, time.monotonic() - begun)
+            if moment < 0.6:
+                while not being_written(folder) and process.poll() is None:
+                    time.sleep(0.0002)
+                time.sleep(rng.uniform(0, 0.02))
+            else:
+                time.sleep(rng.uniform(0, 0.3))
         if process.poll() is not None:
-            sys.exit(f"The run ended before kill {number}; use more --steps.")
+            sys.exit(
+                f"The run ended before kill {number}; use more --steps.\n"
+                + (folder / "killed.log").read_text()[-2000:]
+            )
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        unfinished = list((folder / "killed" / "checkpoints").glob("*tmp*"))
-        during_writing += bool(unfinished)
-        step, state = steps_done(folder, "killed"), "writing a checkpoint" if unfinished else ""
-        print(f"kill {number:2d} of {kills} at step {step:4d}  {state}", flush=True)
+        during_writing += being_written(folder)
+        what = "writing a checkpoint" if being_written(folder) else ""
+        step = steps_done(folder, "killed")
+        print(f"kill {number:2d} of {kills} at step {step:4d}  {what}", flush=True)
     print(f"{during_writing} of {kills} kills fell into the writing of a checkpoint")
     if begin(folder, "killed").wait():
         sys.exit((folder / "killed.log").read_text())
@@ -155,9 +172,10 @@ def main():
         make_text(folder, arguments.seed)
         text = CONFIG.format(folder=folder, steps=arguments.steps)
         (folder / "config.gin").write_text(text)
-        start_up, running = undisturbed(folder)
-        print(f"undisturbed: {start_up:.1f} s to the first record, then {running:.1f} s")
-        kill_often(folder, arguments.kills, start_up, running, random.Random(arguments.seed))
+        start_up = undisturbed(folder)
+        print(f"undisturbed run done; {start_up:.1f} s to its first record", flush=True)
+        rng = random.Random(arguments.seed)
+        kill_often(folder, arguments.kills, arguments.steps, start_up, rng)
         return 0 if compare(folder) else 1
 
 

@@ -50,7 +50,7 @@ def run_blocks(layers, x_BTD, caches, tables, key=None, remat=False):
     if remat:
         block = jax.checkpoint(block)
     x_GBWD = jnp.moveaxis(x_BTD.reshape(B, T // W, W, D), 1, 0)
-    caches, (x_GBWD, monitors) = jax.lax.scan(block, caches, (x_GBWD, jnp.arange(T // W)))
+    caches, (x_GBWD, monitors) = jax.lax.scan(block, tuple(caches), (x_GBWD, jnp.arange(T // W)))
     return (
         jnp.moveaxis(x_GBWD, 0, 1).reshape(B, T, D),
         caches,

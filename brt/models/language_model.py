@@ -23,6 +23,7 @@ from brt.models.shape_letters import constrain
 
 DIVISORS = ("vocabulary", "width")
 REMATS = ("none", "layer", "block")
+DTYPES = ("float32", "bfloat16")
 
 
 @gin.configurable(denylist=["rngs", "cell"])
@@ -41,7 +42,8 @@ class LanguageModel(nnx.Module):
         logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.
         remat: "none"; "layer" recomputes each layer in the backward pass; "block" only
-            what is computed block by block: attention, cell steps, feedback blocks.
+            what is computed block by block: attention and the cells' steps. With feedback
+            both recompute each block of the whole stack.
         cell: builds the cell of a recurrent layer; gin configures the default.
 
     Raises:
@@ -71,6 +73,7 @@ class LanguageModel(nnx.Module):
         for name, value, choices in (
             ("logits_divisor", logits_divisor, DIVISORS),
             ("remat", remat, REMATS),
+            ("activation_dtype", activation_dtype, DTYPES),
         ):
             if value not in choices:
                 raise ValueError(f"LanguageModel.{name} = {value!r}: choose one of {choices}.")
@@ -111,7 +114,7 @@ class LanguageModel(nnx.Module):
                 dropout,
                 cell=cell(rngs, *sizes) if i in recurrent else None,
                 reads_states=feedback,
-                remat_blocks=remat == "block",
+                remat_blocks=remat == "block" and not feedback,
             )
             for i in range(num_layers)
         )
@@ -223,7 +226,7 @@ class LanguageModel(nnx.Module):
 
 
 def _by_layer(monitors):
-    """Block feedback's plain layers have a share too; one name a layer that reports."""
+    """One flat dictionary, `layer3/state_share` and so on, of the monitors of all layers."""
     return {
         f"layer{i}/{name}": value
         for i, monitor in enumerate(monitors)

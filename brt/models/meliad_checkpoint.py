@@ -80,7 +80,8 @@ def load_recording(recording) -> LanguageModel:
             parameters disagree.
     """
     config = json.loads(str(recording["config_json"]))
-    bindings = dict(binding.split("=", 1) for binding in config["gin_bindings"])
+    pairs = (binding.split("=", 1) for binding in config["gin_bindings"])
+    bindings = {name.strip(): value.strip() for name, value in pairs}
     names = [key for key in recording if key.startswith("params/")]
     model = load(
         {name.removeprefix("params/"): recording[name] for name in names},

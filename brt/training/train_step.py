@@ -106,14 +106,14 @@ def make_loss(bind, clear=False):
 
 
 def make_train_step(
-    bind, optimizer, schedule, seed=0, dropout=False, clear=False, skip_nonfinite=False
+    bind, optimizer, learning_rate, seed=0, dropout=False, clear=False, skip_nonfinite=False
 ):
     """Builds the step for `jax.jit`, which should donate the state.
 
     Args:
         bind: from parameters to a model.
         optimizer: an optax transformation.
-        schedule: from step to learning rate, to report it.
+        learning_rate: from train state to learning rate, to report it.
         seed: with the step, decides every dropout mask.
         dropout: whether the model drops anything.
         clear: clear the state at every segment.
@@ -141,7 +141,7 @@ def make_train_step(
             # A skipped step scores nothing, or one bad value would hide all others' mean.
             sums = tuple(jnp.where(finite, s, 0.0) for s in sums)
         means = {
-            "learning_rate": schedule(state.step),
+            "learning_rate": learning_rate(state),
             "grad_norm": grad_norm,
             "update_norm": update_norm,
             **monitors,

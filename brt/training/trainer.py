@@ -47,6 +47,7 @@ class Trainer:
         segments_per_step: consecutive segments of a document that gradients may cross.
         seed: of parameters, dropout and the order of documents.
         mesh: (data, model) devices; -1 takes what the other leaves.
+        plateau: lowers the rate when the evaluation loss stops falling, `@ReduceOnPlateau()`.
         clear_state: train with the state cleared at every segment.
         skip_nonfinite: skip updates that are not finite instead of stopping.
         log_every, eval_every: in steps; eval_every 0 evaluates never.
@@ -65,6 +66,7 @@ class Trainer:
         segments_per_step: int = 1,
         seed: int = 0,
         mesh: tuple[int, int] = (-1, 1),
+        plateau=None,
         clear_state: bool = False,
         skip_nonfinite: bool = False,
         log_every: int = 100,
@@ -81,6 +83,11 @@ class Trainer:
             )
         if min(steps, tokens_per_step, log_every) < 1:
             raise ValueError("Trainer.steps, tokens_per_step and log_every must be at least 1.")
+        if plateau and not eval_every:
+            raise ValueError(
+                "Trainer.plateau looks at evaluations: bind Trainer.eval_every to 1 or more."
+            )
+        self.plateau = plateau
         self.corpus, self.optimizer, self.schedule, self.steps = corpus, optimizer, schedule, steps
         self.segment_length, self.tokens_per_step = segment_length, tokens_per_step
         self.segments_per_step, self.rows = segments_per_step, tokens_per_step // per_row
@@ -147,10 +154,10 @@ class TrainingRun:
                 continue
         else:
             return
-        new = self.experiment.bindings
-        changed = [
-            line for line in config.differences(old, new) if not line.startswith(FREE_TO_CHANGE)
-        ]
+        new, free = self.experiment.bindings, FREE_TO_CHANGE
+        if self.trainer.plateau:  # evaluations decide the learning rate
+            free = tuple(n for n in free if not n.startswith(("Trainer.eval", "Evaluation.")))
+        changed = [line for line in config.differences(old, new) if not line.startswith(free)]
         if changed and not allow_changes:
             raise ChangedConfig(
                 f"{self.folder.path} holds a run with other bindings:\n  "
@@ -258,6 +265,9 @@ class TrainingRun:
         found = self.evaluator.run(self.state.params, max_steps=self.trainer.evaluation.max_steps)
         scalars = {f"eval/{name}": value for name, value in found.items()}
         self.folder.record(step, scalars)
+        if plateau := self.trainer.plateau:
+            slowed = plateau.after_evaluation(self.state.optimizer, found["loss"])
+            self.state = self.state._replace(optimizer=slowed)
         shown = ("bits_per_token", "cleared_bits_per_token", "bits_per_byte", "recall_accuracy")
         progress.note(
             f"eval at step {step:,}: "

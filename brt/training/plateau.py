@@ -1,0 +1,83 @@
+"""Lowers the learning rate when the validation loss has stopped falling."""
+
+import functools
+from typing import Any, NamedTuple
+
+import gin
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+
+class Slowed(NamedTuple):
+    """The optimizer state of a run with a plateau rule.
+
+    optimizer: state of the optimizer itself.
+    plateau: best loss, evaluations since, and the scale of the learning rate.
+    step: () int32, updates done.
+    """
+
+    optimizer: Any
+    plateau: Any
+    step: jax.Array
+
+
+@gin.configurable
+class ReduceOnPlateau:
+    """Multiplies the learning rate by `factor` after `patience` + 1 evaluations in a row that
+    did not lower the best loss by a share of 1e-4; then counts anew.
+
+    Args:
+        factor: between 0 and 1.
+        patience: evaluations without improvement that are let pass.
+        floor: the rate is not lowered below this; where the schedule itself is lower, the
+            schedule counts.
+
+    Raises:
+        ValueError: a factor outside (0, 1), a negative patience or floor.
+
+    Source: Recurrent Memory Transformer, appendix A.1; PyTorch's rule of the same name.
+    """
+
+    def __init__(self, factor: float = 0.5, patience: int = 10, floor: float = 1e-6):
+        if not 0 < factor < 1 or patience < 0 or floor < 0:
+            raise ValueError(
+                f"ReduceOnPlateau.factor = {factor} must lie between 0 and 1, patience = "
+                f"{patience} and floor = {floor} must not be negative."
+            )
+        self.floor = floor
+        self._rule = optax.contrib.reduce_on_plateau(factor, patience + 1, rtol=1e-4)
+
+    def slow(self, optimizer, schedule) -> optax.GradientTransformation:
+        """`optimizer`, whose updates are proportional to `schedule`, with this rule."""
+
+        def init(params):
+            rule = self._rule.init(jnp.float32(0))
+            return Slowed(optimizer.init(params), rule, jnp.int32(0))
+
+        def update(updates, state, params=None):
+            updates, inner = optimizer.update(updates, state.optimizer, params)
+            scale = self._scale(schedule(state.step), state)
+            updates = jax.tree.map(lambda u: u * scale.astype(u.dtype), updates)
+            return updates, Slowed(inner, state.plateau, state.step + 1)
+
+        return optax.GradientTransformation(init, update)
+
+    def _scale(self, rate, state):
+        lowest = self.floor / jnp.maximum(rate, 1e-30)
+        return jnp.minimum(jnp.maximum(state.plateau.scale, lowest), 1.0)
+
+    def rate(self, rate, state: Slowed):
+        """The learning rate in force, where the schedule says `rate`."""
+        return rate * self._scale(rate, state)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def _counted(self, plateau, loss):
+        return self._rule.update({}, plateau, value=loss)[1]
+
+    def after_evaluation(self, state: Slowed, loss: float) -> Slowed:
+        """The optimizer state after an evaluation with this loss, in nats."""
+        plateau = self._counted(state.plateau, np.float32(loss))
+        where = jax.tree.map(lambda x: x.sharding, state.plateau)
+        return state._replace(plateau=jax.device_put(plateau, where))
