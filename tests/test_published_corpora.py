@@ -27,6 +27,7 @@ def data(source, split):
 def parallel(source, split):
     """The documents as other processes would read them."""
     parts = pickle.loads(pickle.dumps(source.parts(split)))
+    assert all(os.path.isfile(path) for part in parts for path in source.files(part))
     return [pickle.loads(pickle.dumps(source)).read(part) for part in parts]
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -132,6 +133,9 @@ def test_other_processes_read_the_same_documents_from_their_parts(tmp_path):
             there = pickle.loads(pickle.dumps(source))
             assert [there.read(part) for part in parts] == list(source.documents(split))
             assert source.count(split) == len(parts)
+            for part in parts:
+                pieces = [Path(path).read_bytes() for path in source.files(part)]
+                assert pieces and all(piece in source.read(part).data for piece in pieces)
 
 
 # Trees of source code

@@ -6,6 +6,7 @@ cannot be compared. Nothing is downloaded: the message for a missing file says w
 Documents are the files' bytes; what a line end stands for is for the vocabulary to say.
 """
 
+import functools
 import hashlib
 import mmap
 import os
@@ -35,13 +36,17 @@ class _Extents:
 
     def documents(self, split: str) -> Iterator[Document]:
         """Yields the split's `Document`s; its files are checked before the first one."""
-        yield from map(self.read, self.parts(split))
+        return map(self.read, self.parts(split))
 
     def read(self, part: Extent) -> Document:
         """The bytes of an extent."""
         with open(part.path, "rb") as file:
             file.seek(part.start)
             return Document(part.title, file.read(part.stop - part.start))
+
+    def files(self, part: Extent) -> list[str]:
+        """The file of an extent."""
+        return [part.path]
 
     def count(self, split: str) -> int | None:
         """1: a split is one document."""
@@ -130,11 +135,8 @@ class _Lines(_Extents):
     tokens: dict[str, int]
 
     def _checked(self, split, path):
-        lines = words = 0
-        with open(path, "rb") as file:
-            for line in file:
-                lines += 1
-                words += len(line.decode("utf-8", "replace").split())
+        status = os.stat(path)
+        lines, words = _counted(path, status.st_size, status.st_mtime_ns)
         _expect(self, path, "lines", self.lines[split], lines)
         if self.tokens:
             _expect(self, path, "words and line ends", self.tokens[split], words + lines)
@@ -261,7 +263,7 @@ class OneBillionWord:
 
     def documents(self, split: str) -> Iterator[Document]:
         """Yields a `Document` a shard; all shards are looked for before the first one."""
-        yield from map(self.read, self.parts(split))
+        return map(self.read, self.parts(split))
 
     def parts(self, split: str) -> list[tuple[str, bool]]:
         """(path, whether its sentences are to be shuffled) for each shard of the split."""
@@ -282,6 +284,10 @@ class OneBillionWord:
         if shuffle:
             sentences = _shuffled(sentences, f"{self.seed}:{name}")
         return Document(name, b"".join(sentences))
+
+    def files(self, part: tuple[str, bool]) -> list[str]:
+        """The path of a shard."""
+        return [part[0]]
 
     def count(self, split: str) -> int:
         """Number of shards."""
@@ -319,6 +325,17 @@ def _expect(source, path, unit, expected, found):
             f"{expected:,}; unpack the file from {source.page} again, or read one of your own "
             "with TextFiles"
         )
+
+
+@functools.lru_cache
+def _counted(path, size, time):
+    """Lines and words of a file; asked again, it is counted again only if it has changed."""
+    lines = words = 0
+    with open(path, "rb") as file:
+        for line in file:
+            lines += 1
+            words += len(line.decode("utf-8", "replace").split())
+    return lines, words
 
 
 def _articles(path):

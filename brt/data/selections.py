@@ -35,6 +35,10 @@ class _Selection:
         """The document a part stands for."""
         return self.source.read(part)
 
+    def files(self, part) -> list[str]:
+        """The files it is read from."""
+        return self.source.files(part)
+
     def count(self, split: str) -> int | None:
         """As the inner source's."""
         return self.source.count(split)
@@ -139,6 +143,10 @@ class FirstTokens(_Selection):
         """The beginning of the document a part stands for."""
         inner, first = part
         return self._cut(self.source.read(inner), first)
+
+    def files(self, part: tuple) -> list[str]:
+        """The files it is read from."""
+        return self.source.files(part[0])
 
     def description(self, split: str) -> dict:
         """The inner source's, and the number of tokens."""

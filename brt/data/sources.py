@@ -37,17 +37,17 @@ class Document(NamedTuple):
 
 
 class Source(Protocol):
-    """What the rest of brt asks of a source. A source can be pickled until it is iterated.
+    """What the rest of brt asks of a source. It can be pickled until it is iterated.
 
-    A source whose documents can be listed without being read should have two more methods, so
-    that several processes can read at once:
+    A source of files may also have three methods, which let other processes read its documents:
 
-        parts(split) -> list        what stands for each document, in their order: small values
-                                    that can be pickled, such as paths
-        read(part) -> Document      the document one of them stands for
+        parts(split) -> list        a handle of each document, in order; handles can be pickled,
+                                    take little memory, and their repr says all that they do
+        read(part) -> Document      the document of a handle
+        files(part) -> list[str]    the files it is read from
 
-    `documents(split)` then gives `map(read, parts(split))`. What can be checked of all the files
-    without reading them is checked in `parts`.
+    `documents(split)` then gives `map(read, parts(split))`. What is checked before the first
+    document is checked by `parts`.
     """
 
     def documents(self, split: str) -> Iterator[Document]:
@@ -86,10 +86,10 @@ class TextFiles:
 
     def documents(self, split: str) -> Iterator[Document]:
         """Yields a `Document` a file; all files are looked at before the first one."""
-        yield from map(self.read, self.parts(split))
+        return map(self.read, self.parts(split))
 
     def parts(self, split: str) -> list[str]:
-        """Paths of the split's files, all of them looked at."""
+        """The paths of the files, all of which are looked at."""
         if split != "train" and "{split}" not in self.path:
             logging.warning(
                 "TextFiles.path = %r has no {split}: %r reads the same files as every other split",
@@ -99,8 +99,12 @@ class TextFiles:
         return self._files(split)
 
     def read(self, part: str) -> Document:
-        """The file at a path, whole."""
+        """The document of one path."""
         return Document(os.path.splitext(os.path.basename(part))[0], _read(part))
+
+    def files(self, part: str) -> list[str]:
+        """The path itself."""
+        return [part]
 
     def description(self, split: str) -> dict:
         """The settings, with `path` as it was given: the same on machines with other homes."""
@@ -195,25 +199,29 @@ class SourceTree:
 
     def documents(self, split: str) -> Iterator[Document]:
         """Yields a `Document` an entry, in order of their titles."""
-        yield from map(self.read, self.parts(split))
+        return map(self.read, self.parts(split))
 
     def parts(self, split: str) -> list[tuple]:
-        """(root, title, paths of its files) for each entry, in order of their titles."""
+        """The title, the tree's root and the paths of the files of each entry."""
         root, trees = self._split(split)
-        return [(root, title, files) for title, files in trees.items()]
+        return [(title, root, files) for title, files in trees.items()]
 
     def read(self, part: tuple) -> Document:
-        """The files of one entry, joined."""
-        root, title, files = part
+        """The document of one entry."""
+        title, root, files = part
         pieces = []
         for path in files:
-            if pieces and not pieces[-1].endswith(b"\n"):
+            if pieces and pieces[-1][-1:] != b"\n":
                 pieces.append(b"\n")
             if self.header:
                 relative = os.path.relpath(path, root).replace(os.sep, "/")
                 pieces.append(os.fsencode(self.header.replace("{path}", relative)) + b"\n")
             pieces.append(_read(path))
         return Document(title, b"".join(pieces))
+
+    def files(self, part: tuple) -> list[str]:
+        """The paths of the entry's files."""
+        return part[2]
 
     def description(self, split: str) -> dict:
         """The settings, with `path` as it was given."""
