@@ -96,7 +96,7 @@ def test_enwik8_without_line_feeds_has_the_symbols_of_the_published_loader(tmp_p
 
 TEXT = (
     " \n = First = \n \n Words , a <unk> . \n = = Part = = \n \n = not = \n a title \n"
-    " \n = Second = one = \n \n More caf\u00e9 \u00a0 . \n \n = 1 / s and k = \n x \n"
+    " \n = Second = one = \n \n More caf\u00e9 \u00a0 . \n = 1 / s and k = \n \n x \n"
 ).encode()
 FIRST = TEXT[: TEXT.index(b" = Second")]
 TOKENS = len(TEXT.decode().split()) + TEXT.count(b"\n")
@@ -209,10 +209,13 @@ def test_every_sentence_comes_once_in_an_order_of_the_seed(billion):
     titles = [[d.title for d in OneBillionWord(str(billion), s).documents("train")] for s in (1, 2)]
     assert titles[0] != titles[1] and set(titles[0]) == set(titles[1])
     assert orders[1] == sentences(OneBillionWord(str(billion), seed=1))
+    numbers = []
     for document in OneBillionWord(str(billion)).documents("train"):
+        numbers.append([line.split()[-2] for line in document.data.splitlines()])
         shard = (billion / OneBillionWord.train).parent / document.title
         assert document.data != shard.read_bytes()
         assert sorted(document.data.splitlines()) == sorted(shard.read_bytes().splitlines())
+    assert len({tuple(order) for order in numbers}) == 5  # each shard has an order of its own
 
 
 def test_validation_and_test_are_held_out_shard_0_as_it_is(billion):
