@@ -17,7 +17,7 @@ from brt.data.published_corpora import (
 )
 
 SPLITS = ["train", "validation", "test"]
-WIKITEXT = Path("/work/shared/data/wikitext-103-eval")
+WIKITEXT = Path(__file__).parent.parent / "data" / "wikitext-103"  # as in configs/parts
 
 
 def data(source, split):
@@ -150,17 +150,12 @@ def test_a_missing_file_of_wikitext_names_the_page(tmp_path):
         next(WikiText103(str(tmp_path), raw=True).documents("validation"))
 
 
-def test_the_official_evaluation_files_have_the_official_counts(tmp_path):
-    import tarfile
-
-    archive = WIKITEXT.with_suffix(".tar.gz")
-    if not archive.exists():
-        pytest.skip("WikiText-103's evaluation files are not on this machine")
-    with tarfile.open(archive) as files:
-        files.extractall(tmp_path, filter="data")
+def test_the_official_evaluation_files_have_the_official_counts():
+    if not (WIKITEXT / "wiki.test.tokens").exists():
+        pytest.skip("WikiText-103 is not in data/wikitext-103")
     for split, tokens in {"validation": 217_646, "test": 245_569}.items():
-        (whole,) = data(WikiText103(str(tmp_path / WIKITEXT.name)), split)
-        articles = data(WikiText103(str(tmp_path / WIKITEXT.name), articles=True), split)
+        (whole,) = data(WikiText103(str(WIKITEXT)), split)
+        articles = data(WikiText103(str(WIKITEXT), articles=True), split)
         assert len(articles) == 60 and b"".join(articles) == whole
         assert sum(len(line.split()) + 1 for line in whole.decode().splitlines()) == tokens
 
