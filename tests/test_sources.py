@@ -3,11 +3,14 @@
 import hashlib
 import json
 import os
+import pickle
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from brt.data.seqio_source import SeqioText
 from brt.data.sources import SourceTree, TextFiles
 from brt.data.tfds_source import TfdsText
 
@@ -106,6 +109,11 @@ def test_descriptions_read_nothing_and_change_with_every_setting():
         SourceTree("/absent", suffixes=(".c",)),
         SourceTree("/absent", exclude=("doc",)),
         SourceTree("/absent", held_out=0.1),
+        SourceTree("/absent", header=""),
+        SeqioText("absent"),
+        SeqioText("absent", feature="inputs"),
+        SeqioText("absent", title_feature="title"),
+        SeqioText("absent", splits={"train": "test"}),
         TfdsText("absent"),
         TfdsText("absent", text_feature="book"),
         TfdsText("absent", title_feature="title"),
@@ -113,6 +121,21 @@ def test_descriptions_read_nothing_and_change_with_every_setting():
     ]
     seen = {json.dumps(source.description("train"), sort_keys=True) for source in sources}
     assert len(seen) == len(sources)
+
+
+def test_other_processes_read_the_same_documents_from_their_parts(tmp_path):
+    fill(tmp_path, {f"{split}/{n}.txt": b"%d" % n for split in ("train", "test") for n in range(5)})
+    fill(tmp_path, {"train/pack/a.txt": b"a", "train/pack/b.txt": b"b"})
+    path = str(tmp_path / "{split}")
+    for source in [TextFiles(path), SourceTree(path, suffixes=(".txt",))]:
+        for split in ["train", "test"]:
+            parts = pickle.loads(pickle.dumps(source.parts(split)))
+            there = pickle.loads(pickle.dumps(source))
+            assert [there.read(part) for part in parts] == list(source.documents(split))
+            assert source.count(split) == len(parts)
+            for part in parts:
+                pieces = [Path(path).read_bytes() for path in source.files(part)]
+                assert pieces and all(piece in source.read(part).data for piece in pieces)
 
 
 # Trees of source code
@@ -154,6 +177,19 @@ def test_a_package_is_one_document_with_a_header_before_each_file(tmp_path):
         b"# file: pack/b.py\nb = 1\n"
         b"# file: pack/c.py\n"
     )
+
+
+def test_an_article_is_one_file_or_the_files_of_its_folder_without_headers(tmp_path):
+    fill(tmp_path, {"train/1.tex": b"one", "train/2/main.tex": b"a", "train/2/appendix.tex": b"b"})
+    fill(tmp_path, {"train/2/figure.pdf": b"no", "test/3.tex": b"three"})
+    source = SourceTree(str(tmp_path / "{split}"), suffixes=(".tex",), exclude=(), header="")
+    assert read(source, "train") == {"1.tex": b"one", "2": b"b\na"}
+    assert read(source, "test") == {"3.tex": b"three"}
+    assert source.count("train") == 2
+    with pytest.raises(ValueError, match=r"no entry with source; bind SourceTree\.path"):
+        next(SourceTree(str(tmp_path / "{split}")).documents("train"))
+    headed = SourceTree(str(tmp_path / "{split}"), suffixes=(".tex",), header="%% {path}")
+    assert read(headed, "test") == {"3.tex": b"%% 3.tex\nthree"}
 
 
 @pytest.mark.parametrize("entries, held_out, share", [(3, 0.05, 1), (40, 0.05, 2), (41, 0.2, 8)])

@@ -1,8 +1,12 @@
-"""Where documents come from: folders of text files and trees of source code.
+"""Where documents come from: folders of text files; trees of source code or of LaTeX.
 
 A source gives whole documents in a fixed order. Building one is cheap and opens nothing; files
 are looked at when documents are asked for. Sources that yield bytes leave `tokens` to the
 vocabulary; a source may also make tokens itself.
+
+The readers of published corpora are in `published_corpora`, those of TensorFlow Datasets and
+seqio in `tfds_source` and `seqio_source`, and sources that take a share of another source in
+`selections`.
 """
 
 import glob
@@ -33,7 +37,18 @@ class Document(NamedTuple):
 
 
 class Source(Protocol):
-    """What the rest of brt asks of a source."""
+    """What the rest of brt asks of a source. It can be pickled until it is iterated.
+
+    A source of files may also have three methods, which let other processes read its documents:
+
+        parts(split) -> list        a handle of each document, in order; handles can be pickled,
+                                    take little memory, and their repr says all that they do
+        read(part) -> Document      the document of a handle
+        files(part) -> list[str]    the files it is read from
+
+    `documents(split)` then gives `map(read, parts(split))`. What is checked before the first
+    document is checked by `parts`.
+    """
 
     def documents(self, split: str) -> Iterator[Document]:
         """The documents of a split, in the same order every time."""
@@ -71,14 +86,25 @@ class TextFiles:
 
     def documents(self, split: str) -> Iterator[Document]:
         """Yields a `Document` a file; all files are looked at before the first one."""
+        return map(self.read, self.parts(split))
+
+    def parts(self, split: str) -> list[str]:
+        """The paths of the files, all of which are looked at."""
         if split != "train" and "{split}" not in self.path:
             logging.warning(
                 "TextFiles.path = %r has no {split}: %r reads the same files as every other split",
                 self.path,
                 split,
             )
-        for path in self._files(split):
-            yield Document(os.path.splitext(os.path.basename(path))[0], _read(path))
+        return self._files(split)
+
+    def read(self, part: str) -> Document:
+        """The document of one path."""
+        return Document(os.path.splitext(os.path.basename(part))[0], _read(part))
+
+    def files(self, part: str) -> list[str]:
+        """The path itself."""
+        return [part]
 
     def description(self, split: str) -> dict:
         """The settings, with `path` as it was given: the same on machines with other homes."""
@@ -95,7 +121,7 @@ class TextFiles:
         return len(self._files(split))
 
     def _files(self, split):
-        path = _expanded(self.path.replace("{split}", split))
+        path = expanded(self.path.replace("{split}", split))
         if os.path.isdir(path):
             what = f"{self.suffix} files in folder {path}"
             paths = [e.path for e in _entries(path) if e.name.endswith(self.suffix)]
@@ -126,25 +152,29 @@ class TextFiles:
 
 @gin.configurable
 class SourceTree:
-    """One document for each package or module at the top of a tree of source code.
+    """One document for each entry at the top of a tree: a package, a repository, an article.
 
-    A document is the entry's files in order of their paths, as they are, each after a line
-    `# file: PATH` (relative to the tree). Symbolic links are not followed. Entries without a byte
-    of source are left out.
+    A document is the entry's files in order of their paths, as they are, each after a header
+    line. An entry that is itself a file is a document of one file. Symbolic links are not
+    followed. Entries without a byte of source are left out.
 
-    The splits are shares of the entries ordered by sha256("split:" + title): the first for test,
-    the next for validation, the rest for train. An entry that comes or goes moves few others.
+    Where `path` has no `{split}`, the splits are shares of the entries ordered by
+    sha256("split:" + title): the first for test, the next for validation, the rest for train. An
+    entry that comes or goes moves few others.
 
     Args:
-        path: the tree; `stdlib` is the standard library of the running Python. `~` and environment
+        path: the tree; `stdlib` is the standard library of the running Python. `{split}` in it
+            stands for the split's name, for trees that are divided already. `~` and environment
             variables are expanded.
         suffixes: which files are source.
         exclude: names of files and folders left out at any depth; hidden ones always are.
-        held_out: share of the entries in test, and again in validation; at least one each.
+        held_out: share of the entries in test, and again in validation; at least one each. Of no
+            effect where `path` has `{split}`.
+        header: the line before each file, `{path}` in it the file's path in the tree; "" for none.
 
     Raises:
         ValueError: `held_out` is not between 0 and 0.5; from `documents`, a split that is none of
-            the three, or fewer than three entries.
+            the three, or too few entries.
         FileNotFoundError: from `documents`, when the tree is missing.
     """
 
@@ -154,6 +184,7 @@ class SourceTree:
         suffixes=(".py",),
         exclude=("site-packages", "__pycache__", "test", "tests", "idlelib", "turtledemo"),
         held_out: float = 0.05,
+        header: str = "# file: {path}",
     ):
         if not 0 < held_out < 0.5:
             raise ValueError(
@@ -164,18 +195,33 @@ class SourceTree:
         self.suffixes = tuple(suffixes)
         self.exclude = frozenset(exclude)
         self.held_out = held_out
+        self.header = header
 
     def documents(self, split: str) -> Iterator[Document]:
         """Yields a `Document` an entry, in order of their titles."""
+        return map(self.read, self.parts(split))
+
+    def parts(self, split: str) -> list[tuple]:
+        """The title, the tree's root and the paths of the files of each entry."""
         root, trees = self._split(split)
-        for title, files in trees.items():
-            parts = []
-            for path in files:
-                if parts and not parts[-1].endswith(b"\n"):
-                    parts.append(b"\n")
+        return [(title, root, files) for title, files in trees.items()]
+
+    def read(self, part: tuple) -> Document:
+        """The document of one entry."""
+        title, root, files = part
+        pieces = []
+        for path in files:
+            if pieces and pieces[-1][-1:] != b"\n":
+                pieces.append(b"\n")
+            if self.header:
                 relative = os.path.relpath(path, root).replace(os.sep, "/")
-                parts += [b"# file: " + os.fsencode(relative) + b"\n", _read(path)]
-            yield Document(title, b"".join(parts))
+                pieces.append(os.fsencode(self.header.replace("{path}", relative)) + b"\n")
+            pieces.append(_read(path))
+        return Document(title, b"".join(pieces))
+
+    def files(self, part: tuple) -> list[str]:
+        """The paths of the entry's files."""
+        return part[2]
 
     def description(self, split: str) -> dict:
         """The settings, with `path` as it was given."""
@@ -186,6 +232,7 @@ class SourceTree:
             "suffixes": list(self.suffixes),
             "exclude": sorted(self.exclude),
             "held_out": self.held_out,
+            "header": self.header,
         }
 
     def count(self, split: str) -> int:
@@ -194,12 +241,20 @@ class SourceTree:
 
     def _split(self, split):
         """The tree's root and, for each title of the split, the paths of its files."""
-        root = sysconfig.get_path("stdlib") if self.path == "stdlib" else _expanded(self.path)
+        path = sysconfig.get_path("stdlib") if self.path == "stdlib" else self.path
+        root = expanded(path.replace("{split}", split))
         trees = {}
         for entry in _entries(root):
             files = sorted(self._source_files(entry))
             if any(os.path.getsize(file) for file in files):
                 trees[entry.name] = files
+        if "{split}" in path:
+            if not trees:
+                raise ValueError(
+                    f"{root} has no entry with source; bind SourceTree.path to a tree that does, "
+                    f"or SourceTree.suffixes (now {self.suffixes}) to its files"
+                )
+            return root, dict(sorted(trees.items()))
         ranked = sorted(trees, key=lambda t: hashlib.sha256(f"split:{t}".encode()).hexdigest())
         share = max(1, round(self.held_out * len(ranked)))
         if len(ranked) < 2 * share + 1:
@@ -228,7 +283,8 @@ class SourceTree:
             yield entry.path
 
 
-def _expanded(path):
+def expanded(path: str) -> str:
+    """An absolute path, with `~` and environment variables expanded."""
     return os.path.abspath(os.path.expanduser(os.path.expandvars(path)))
 
 
