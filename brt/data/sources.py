@@ -7,6 +7,7 @@ vocabulary; a source may also make tokens itself.
 
 import glob
 import hashlib
+import mmap
 import os
 import sysconfig
 from collections.abc import Iterator
@@ -17,11 +18,15 @@ import numpy as np
 from absl import logging
 
 
+MAPPED = 2**26
+"""A file of more bytes is not read but mapped into memory."""
+
+
 class Document(NamedTuple):
     """One document, whole.
 
     title: names it in messages, and in the store.
-    data: its bytes.
+    data: its bytes, or a file mapped into memory.
     tokens: its token ids, integers (tokens,), where the source makes tokens itself.
     weights: float32 (tokens,), what each token counts for in the loss; None means 1 each.
     """
@@ -33,7 +38,15 @@ class Document(NamedTuple):
 
 
 class Source(Protocol):
-    """What the rest of brt asks of a source."""
+    """What the rest of brt asks of a source.
+
+    A source of files may also have three methods, which let other processes read its documents:
+
+        parts(split) -> list        a handle of each document, in order; handles can be pickled,
+                                    take little memory, and their repr says all that they do
+        read(part) -> Document      the document of a handle
+        files(part) -> list[str]    the files it is read from
+    """
 
     def documents(self, split: str) -> Iterator[Document]:
         """The documents of a split, in the same order every time."""
@@ -71,14 +84,25 @@ class TextFiles:
 
     def documents(self, split: str) -> Iterator[Document]:
         """Yields a `Document` a file; all files are looked at before the first one."""
+        return map(self.read, self.parts(split))
+
+    def parts(self, split: str) -> list[str]:
+        """The paths of the files, all of which are looked at."""
         if split != "train" and "{split}" not in self.path:
             logging.warning(
                 "TextFiles.path = %r has no {split}: %r reads the same files as every other split",
                 self.path,
                 split,
             )
-        for path in self._files(split):
-            yield Document(os.path.splitext(os.path.basename(path))[0], _read(path))
+        return self._files(split)
+
+    def read(self, part: str) -> Document:
+        """The document of one path; a file of more than `MAPPED` bytes is mapped into memory."""
+        return Document(os.path.splitext(os.path.basename(part))[0], _read(part))
+
+    def files(self, part: str) -> list[str]:
+        """The path itself."""
+        return [part]
 
     def description(self, split: str) -> dict:
         """The settings, with `path` as it was given: the same on machines with other homes."""
@@ -108,12 +132,16 @@ class TextFiles:
                 f"no {what}; bind TextFiles.path (now {self.path!r}) to a folder that holds some, "
                 "or TextFiles.suffix to how their names end"
             )
+        sizes = []
         for path in paths:
-            if not os.path.exists(path):
-                raise FileNotFoundError(f"{path} is a link to a file that is gone; remove it")
+            try:
+                sizes.append(os.stat(path).st_size)
+            except FileNotFoundError:
+                raise FileNotFoundError(
+                    f"{path} is a link to a file that is gone; remove it"
+                ) from None
             if not os.access(path, os.R_OK):
                 raise _may_not_read(path)
-        sizes = [os.stat(p).st_size for p in paths]
         empty = [p for p, size in zip(paths, sizes) if size == 0]
         if empty and not self.skip_empty:
             more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
@@ -167,15 +195,27 @@ class SourceTree:
 
     def documents(self, split: str) -> Iterator[Document]:
         """Yields a `Document` an entry, in order of their titles."""
+        return map(self.read, self.parts(split))
+
+    def parts(self, split: str) -> list[tuple]:
+        """The title, the tree's root and the paths of the files of each entry."""
         root, trees = self._split(split)
-        for title, files in trees.items():
-            parts = []
-            for path in files:
-                if parts and not parts[-1].endswith(b"\n"):
-                    parts.append(b"\n")
-                relative = os.path.relpath(path, root).replace(os.sep, "/")
-                parts += [b"# file: " + os.fsencode(relative) + b"\n", _read(path)]
-            yield Document(title, b"".join(parts))
+        return [(title, root, files) for title, files in trees.items()]
+
+    def read(self, part: tuple) -> Document:
+        """The document of one entry."""
+        title, root, files = part
+        pieces = []
+        for path in files:
+            if pieces and not pieces[-1].endswith(b"\n"):
+                pieces.append(b"\n")
+            relative = os.path.relpath(path, root).replace(os.sep, "/")
+            pieces += [b"# file: " + os.fsencode(relative) + b"\n", _read(path)]
+        return Document(title, b"".join(pieces))
+
+    def files(self, part: tuple) -> list[str]:
+        """The paths of the entry's files."""
+        return part[2]
 
     def description(self, split: str) -> dict:
         """The settings, with `path` as it was given."""
@@ -252,6 +292,8 @@ def _entries(folder):
 def _read(path):
     try:
         with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size > MAPPED:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             return file.read()
     except PermissionError:
         raise _may_not_read(path) from None
