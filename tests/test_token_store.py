@@ -140,7 +140,7 @@ def test_weights_take_no_room_when_no_document_has_any(store):
     assert not (store.folder / "weights.bin").exists()
 
 
-def test_of_a_stream_two_shards_are_held_at_most(tmp_path, monkeypatch):
+def test_of_a_stream_the_documents_of_three_shards_are_held_at_most(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel_preparation, "SHARD_BYTES", 12)
 
     class Watched(bytes):
@@ -148,7 +148,7 @@ def test_of_a_stream_two_shards_are_held_at_most(tmp_path, monkeypatch):
 
         def __init__(self, _):
             Watched.alive += 1
-            assert Watched.alive <= 2 * 3 + 1  # and the one that is taken next
+            assert Watched.alive <= 3 * 3 + 1  # and the one that is taken next
 
         def __del__(self):
             Watched.alive -= 1

@@ -17,7 +17,6 @@ import gin
 import numpy as np
 from absl import logging
 
-
 MAPPED = 2**26
 """A file of more bytes is not read but mapped into memory."""
 

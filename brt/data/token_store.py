@@ -49,7 +49,7 @@ def write_store(
     """Writes `documents` to a new token store and returns its manifest.
 
     The store is the same for any number of workers. Shards that an earlier call has finished, from
-    the same documents, are used. A process holds one document at a time, or the documents of two
+    the same documents, are used. A process holds one document at a time, or the documents of a few
     shards where they are not listed. The disk holds the store twice for a moment.
 
     Args:
