@@ -44,7 +44,7 @@ class Corpus:
         self.store = Path(os.path.expanduser(os.path.expandvars(store)))
         self.source = source
         if isinstance(vocabulary, str):
-            vocabulary = vocabulary_named(vocabulary)
+            vocabulary = named_vocabulary(vocabulary)
         self.vocabulary = vocabulary or getattr(source, "vocabulary", None)
         if self.vocabulary is None:
             raise ValueError(
@@ -135,9 +135,11 @@ class Corpus:
         return store
 
 
-def vocabulary_named(text: str) -> Vocabulary:
+def named_vocabulary(text: str) -> Vocabulary:
     """The vocabulary that "bytes" or the path of a SentencePiece model stands for."""
-    return ByteVocabulary() if text == "bytes" else SentencePieceVocabulary(text)
+    if text == "bytes":
+        return ByteVocabulary()
+    return SentencePieceVocabulary(text.removeprefix("sentencepiece:"))
 
 
 def _named(entry):

@@ -51,14 +51,12 @@ class Run(NamedTuple):
 
     first: number of the first one in the store, from 0.
     documents: `Document`s, or handles which the source can read.
-    stamps: int64 (files, 2), size and time of the handles' files when they were listed.
-    size: bytes of the documents, of which there may be fewer if they share a file.
+    size: bytes of the documents, about.
     key: identifies what the shard is made from.
     """
 
     first: int
     documents: list
-    stamps: np.ndarray | None
     size: int
     key: str
 
@@ -80,23 +78,18 @@ class ListedDocuments:
         self.split = split
         self.parts = source.parts(split)
         self.total = len(self.parts)
-        self._runs = []
+        self._stamps = {}  # size and time of every file when it was listed
 
     def runs(self, made_with: dict) -> Iterator[Run]:
         """The runs in order; `made_with` is JSON that becomes part of every key."""
-        first, parts, stamps, size = 0, [], [], 0
+        first, parts, stamps, size = 0, [], {}, 0
         for number, part in enumerate(self.parts, 1):
             parts.append(part)
-            for file in self.source.files(part):
-                stamps.append(_stamp(file))
-                size += stamps[-1][0]
+            size += self._look_at(part, stamps)
             if size >= SHARD_BYTES or len(parts) == SHARD_DOCUMENTS or number == self.total:
                 content = [made_with, [repr(part) for part in parts], stamps]
-                key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
-                run = Run(first, parts, np.array(stamps, np.int64).reshape(-1, 2), size, key)
-                self._runs.append(run)
-                yield run
-                first, parts, stamps, size = number, [], [], 0
+                yield Run(first, parts, size, _hexadecimal(content))
+                first, parts, stamps, size = number, [], {}, 0
 
     def check_unchanged(self):
         """Refuses the source if it is not what it was when it was listed.
@@ -104,17 +97,23 @@ class ListedDocuments:
         Raises:
             ValueError: naming the first file that has changed, gone or come.
         """
+        for file, stamp in self._stamps.items():
+            if _stamp(file) != stamp:
+                raise _changed(f"{file} changed")
         again = self.source.parts(self.split)
-        if again != self.parts:
-            named = next(
-                (new or old for old, new in zip_longest(self.parts, again) if old != new), None
-            )
-            raise _changed(f"{named} came or went")
-        for run in self._runs:
-            files = chain.from_iterable(self.source.files(part) for part in run.documents)
-            for file, stamp in zip(files, run.stamps.tolist(), strict=True):
-                if _stamp(file) != stamp:
-                    raise _changed(f"{file} changed")
+        for old, new in zip_longest(self.parts, again):
+            if old != new:
+                raise _changed(f"{new or old} came or went")
+
+    def _look_at(self, part, stamps):
+        """Notes the files of a part; returns the bytes it adds to its shard."""
+        added = 0
+        for file in self.source.files(part):
+            if file not in self._stamps:
+                self._stamps[file] = _stamp(file)
+                added += self._stamps[file][0]
+            stamps[file] = self._stamps[file]
+        return part.stop - part.start if hasattr(part, "stop") else added
 
 
 class StreamedDocuments:
@@ -130,20 +129,19 @@ class StreamedDocuments:
         """The runs in order; `made_with` is JSON that becomes part of every key."""
         first = size = 0
         documents = []
-        digest = hashlib.sha256(json.dumps(made_with, sort_keys=True).encode())
-        key = digest.copy()
+        digests = [made_with]
         for document in self.documents:
             documents.append(document)
-            key.update(json.dumps(document.title).encode() + document_digest(document))
+            digests += [document.title, document_digest(document).hex()]
             size += len(document.data)
             size += 8 * np.size(document.tokens) if document.tokens is not None else 0
             del document  # or it would stay while the source makes the next one
             if size >= SHARD_BYTES or len(documents) == SHARD_DOCUMENTS:
-                yield Run(first, documents, None, size, key.hexdigest()[:32])
+                yield Run(first, documents, size, _hexadecimal(digests))
                 first += len(documents)
-                documents, size, key = [], 0, digest.copy()
+                documents, size, digests = [], 0, [made_with]
         if documents:
-            yield Run(first, documents, None, size, key.hexdigest()[:32])
+            yield Run(first, documents, size, _hexadecimal(digests))
 
     def check_unchanged(self):
         """Nothing can be said of a stream."""
@@ -372,13 +370,18 @@ def _has_tokens(run):
     return any(document.tokens is not None for document in run.documents)
 
 
+def _hexadecimal(content):
+    """A hash of JSON, short enough for a folder's name."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
 def _stamp(file):
-    """Size and time of a file, as a list; of one that is gone, one that no file has."""
+    """Size and time of a file, in nanoseconds; of one that is gone, what no file has."""
     try:
         status = os.stat(file)
     except FileNotFoundError:
-        return [0, -1]
-    return [status.st_size, status.st_mtime_ns]
+        return 0, -1
+    return status.st_size, status.st_mtime_ns
 
 
 def _changed(what):

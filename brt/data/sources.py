@@ -17,7 +17,7 @@ import gin
 import numpy as np
 from absl import logging
 
-MAPPED = 2**26
+MAPPED = 2**27
 """A file of more bytes is not read but mapped into memory."""
 
 
@@ -44,7 +44,8 @@ class Source(Protocol):
         parts(split) -> list        a handle of each document, in order; handles can be pickled,
                                     take little memory, and their repr says all that they do
         read(part) -> Document      the document of a handle
-        files(part) -> list[str]    the files it is read from
+        files(part) -> list[str]    the files it is read from; a handle of some bytes of a file
+                                    has `start` and `stop`, numbers of bytes
     """
 
     def documents(self, split: str) -> Iterator[Document]:

@@ -130,7 +130,7 @@ class ShardWriter:
                 'bytes; cut it into several documents, or bind Corpus.vocabulary = "bytes"'
             )
         else:
-            yield np.asarray(self.vocabulary.encode(data, document.title))
+            yield np.asarray(self.vocabulary.encode(data[:], document.title))
 
     def _add_tokens(self, document, ids):
         if not ids.size:
@@ -231,8 +231,10 @@ def vocabulary_entry(vocabulary: Vocabulary) -> dict:
         "size": int(vocabulary.size),
         "fingerprint": vocabulary.fingerprint,
     }
-    file = getattr(vocabulary, "model_file", None)
-    return {**entry, "file": file} if file else entry
+    for name in ("model_file", "file", "folder"):
+        if file := getattr(vocabulary, name, None):
+            entry["file"] = file
+    return entry
 
 
 def dtype_name(size: int) -> str:
