@@ -1,22 +1,34 @@
-"""Turns the corpus of a config into token stores.
+"""Turns the corpus of a config into token stores, or looks into one.
 
 python -m brt.prepare --gin_file=configs/quickstart.gin --splits=train,validation,test
+python -m brt.prepare --inspect=stores/quickstart/train --document=0
 """
 
 from absl import flags
 
 from brt import command_line
+from brt.data.corpus import Corpus, named_vocabulary
+from brt.data.store_inspection import describe, document_ends, verify
+from brt.data.token_store import TokenStore
 from brt.experiment import Experiment
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("splits", ["train", "validation", "test"], "Splits to prepare.")
+flags.DEFINE_integer(
+    "workers", None, "Processes that read and encode; one a CPU by default.", lower_bound=1
+)
+flags.DEFINE_string("inspect", None, "Describe and verify this token store; needs no gin file.")
+flags.DEFINE_string("document", None, "Title or number of a document to show with --inspect.")
 
 
 def main():
     command_line.start()
+    if FLAGS.inspect:
+        inspect(TokenStore(FLAGS.inspect), FLAGS.document)
+        return
     corpus = Experiment.from_gin().trainer.corpus
     for split in FLAGS.splits:
-        corpus.prepare(split)
+        corpus.prepare(split, workers=FLAGS.workers)
         manifest = corpus.open(split).manifest
         print(
             f"{corpus.path(split)}: {manifest['documents']:,} documents, "
@@ -24,6 +36,38 @@ def main():
             f"{manifest['words']:,} words",
             flush=True,
         )
+
+
+def inspect(store, document):
+    """Prints what a store holds, or the ends of one document, and verifies the store."""
+    if document is None:
+        print(describe(store), flush=True)
+    else:
+        print(document_ends(store, document, vocabulary_of(store)), flush=True)
+    verify(store)
+    print("verified: the files are those the manifest describes")
+
+
+def vocabulary_of(store):
+    """The vocabulary of a store: the config's if there is one, else that of the manifest's file."""
+    entry = store.manifest["vocabulary"]
+    file = entry.get("file")
+    try:
+        if FLAGS.gin_file or FLAGS.gin_bindings:
+            vocabulary = Corpus().vocabulary
+        else:
+            name = f"{entry['name'].split(':')[0]}:{file}" if file else entry["name"]
+            vocabulary = named_vocabulary(name)
+        found = vocabulary.fingerprint
+    except (OSError, ValueError) as error:
+        found = f"not to be had: {error}"
+    if found == entry["fingerprint"]:
+        return vocabulary
+    print(
+        f"ids only: the store was made with {entry['name']} ({entry['fingerprint']:.12}), and the "
+        f"vocabulary here is {found}. To see text, give the --gin_file the store was made with."
+    )
+    return None
 
 
 if __name__ == "__main__":

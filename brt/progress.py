@@ -27,14 +27,15 @@ class Progress:
         if sys.stderr.isatty() and not quiet:
             self.bar = tqdm(desc=label, total=total, initial=start, dynamic_ncols=True)
 
-    def update(self, done: int, text: str | None = None):
+    def update(self, done: int, text: str | None = None, aside: str = ""):
         """Shows that `done` are done.
 
         text: a line of its own where there is no live bar, however short ago the last was.
+        aside: goes into the next line, whenever that is due.
         """
         if self.bar is not None:
-            if text is not None:
-                self.bar.set_postfix_str(text, refresh=False)
+            if text is not None or aside:
+                self.bar.set_postfix_str(text or aside, refresh=False)
             self.bar.update(done - self.bar.n)
             return
         now = time.monotonic()
@@ -42,7 +43,7 @@ class Progress:
             return
         self.last = now
         total = "" if self.total is None else f"/{self.total:,}"
-        parts = [f"{self.label} {done:,}{total}", text or "", self._rate(done, now)]
+        parts = [f"{self.label} {done:,}{total}", text or "", aside, self._rate(done, now)]
         print("  ".join(part for part in parts if part), file=sys.stderr, flush=True)
 
     def _rate(self, done, now):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from brt import progress
+from brt.data import parallel_preparation, store_writer
 from brt.data.sources import Document
 from brt.data.token_store import TokenStore, write_store
 from brt.data.vocabularies import ByteVocabulary
@@ -71,9 +72,13 @@ def test_ranges_are_cut_at_the_document(store):
 
 def test_the_manifest_counts_and_identifies(store):
     data = b"".join(text.encode() for text in TEXTS)
+    lines = (store.folder / "documents.jsonl").read_bytes()
+    content = hashlib.sha256(np.frombuffer(data, np.uint8).astype("<u2")).hexdigest()
+    digests = b"".join(hashlib.sha256(text.encode()).digest() for text in TEXTS)
     assert store.manifest == {
-        "format": 1,
+        "format": 2,
         "source": SOURCE,
+        "source_hash": hashlib.sha256(digests).hexdigest(),
         "vocabulary": {
             "name": "bytes",
             "size": 256,
@@ -85,19 +90,29 @@ def test_the_manifest_counts_and_identifies(store):
         "tokens": len(data),
         "bytes": len(data),
         "words": 2 + 3 + 1 + 1,
-        "content": hashlib.sha256(np.frombuffer(data, np.uint8).astype("<u2")).hexdigest(),
+        "characters": sum(len(text) for text in TEXTS),
+        "unknown": None,
+        "content": content,
+        "hashes": {
+            "tokens.bin": content,
+            "documents.jsonl": hashlib.sha256(lines).hexdigest(),
+        },
     }
-    lines = (store.folder / "documents.jsonl").read_text().splitlines()
-    assert json.loads(lines[1]) == {"title": "book 1", "tokens": 18, "bytes": 18, "words": 3}
+    expected = {"title": "book 2", "tokens": 9, "bytes": 9, "words": 1, "characters": 3}
+    assert json.loads(lines.splitlines()[2]) == expected
 
 
-def test_words_are_what_white_space_of_any_kind_separates(tmp_path):
+@pytest.mark.parametrize("piece", [1, 2, 7, 2**16])
+def test_words_are_what_white_space_of_any_kind_separates(tmp_path, monkeypatch, piece):
+    monkeypatch.setattr(store_writer, "PIECE", piece)
     random.seed(0)
     letters = " \t\n\r\v\f\x85\xa0\u2003\u3000abé€\x00"
     texts = ["".join(random.choices(letters, k=length)) for length in range(1, 200)]
     manifest = write(tmp_path / "train", [Document("a", text.encode()) for text in texts])
     assert manifest["words"] == sum(len(text.split()) for text in texts)
-    assert write(tmp_path / "test", [Document("a", b"not\xff utf8\xc3")])["words"] == 2
+    assert manifest["characters"] == sum(len(text) for text in texts)
+    broken = write(tmp_path / "test", [Document("a", b"not\xff utf8\xc3")])
+    assert (broken["words"], broken["characters"]) == (2, 10)
 
 
 @pytest.mark.parametrize("size, dtype", [(65536, "uint16"), (65537, "uint32")])
@@ -125,13 +140,15 @@ def test_weights_take_no_room_when_no_document_has_any(store):
     assert not (store.folder / "weights.bin").exists()
 
 
-def test_documents_are_taken_one_at_a_time(tmp_path):
+def test_of_a_stream_the_documents_of_three_shards_are_held_at_most(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel_preparation, "SHARD_BYTES", 12)
+
     class Watched(bytes):
         alive = 0
 
         def __init__(self, _):
             Watched.alive += 1
-            assert Watched.alive <= 2  # the one being written, and the one that replaces it
+            assert Watched.alive <= 3 * 3 + 1  # and the one that is taken next
 
         def __del__(self):
             Watched.alive -= 1
@@ -259,7 +276,11 @@ def test_a_weights_file_cut_short_is_an_error(tmp_path):
         ("", "is not a manifest"),
         ('{"format": 1, ', "is not a manifest"),
         ("[]", "store format None"),
-        ('{"format": 2}', "store format 2, this version of brt reads 1"),
+        (
+            '{"format": 1}',
+            "store format 1, this version of brt reads 2; delete the folder and prep",
+        ),
+        ('{"format": 3}', "store format 3, this version of brt reads 2"),
     ],
 )
 def test_a_manifest_that_cannot_be_used_is_an_error(store, content, sentence):

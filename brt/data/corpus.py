@@ -9,6 +9,7 @@ from pathlib import Path
 import gin
 from absl import logging
 
+from brt.data.parallel_preparation import ListedDocuments, StreamedDocuments
 from brt.data.sources import Source
 from brt.data.store_writer import vocabulary_entry
 from brt.data.token_store import TokenStore, write_store
@@ -43,8 +44,7 @@ class Corpus:
         self.store = Path(os.path.expanduser(os.path.expandvars(store)))
         self.source = source
         if isinstance(vocabulary, str):
-            named = vocabulary == "bytes"
-            vocabulary = ByteVocabulary() if named else SentencePieceVocabulary(vocabulary)
+            vocabulary = named_vocabulary(vocabulary)
         self.vocabulary = vocabulary or getattr(source, "vocabulary", None)
         if self.vocabulary is None:
             raise ValueError(
@@ -65,15 +65,23 @@ class Corpus:
         """Whether a split has been prepared."""
         return self.path(split).is_dir()
 
-    def prepare(self, split: str, quiet: bool = False) -> None:
+    def prepare(self, split: str, quiet: bool = False, workers: int | None = None) -> None:
         """Makes a split's store, unless there is one that fits.
 
-        When several processes ask at once, one works and the others wait for its store.
+        When several processes ask at once, one works and the others wait for its store. After a
+        kill, the next call goes on from the shards that were finished.
+
+        Args:
+            split: its name.
+            quiet: no progress display.
+            workers: number of processes that read and encode; None for one a CPU.
 
         Raises:
             ValueError: there is a store, but of another source or vocabulary; or as `write_store`.
             OSError: the source cannot be read, or the store not be written.
         """
+        if workers is None:
+            workers = len(os.sched_getaffinity(0))
         if not self.exists(split):
             vocabulary = _named(vocabulary_entry(self.vocabulary))  # fails before any work
             with _one_at_a_time(self.store / f".{split}.lock"):
@@ -81,15 +89,20 @@ class Corpus:
                     logging.info("preparing %s with %s", self.path(split), vocabulary)
                     write_store(
                         self.path(split),
-                        self.source.documents(split),
+                        self._documents(split),
                         self.vocabulary,
                         self.source.description(split),
-                        total=self.source.count(split),
                         quiet=quiet,
+                        workers=workers,
                     )
                     return
         manifest = self.open(split).manifest
         logging.info("%s is prepared: %d tokens", self.path(split), manifest["tokens"])
+
+    def _documents(self, split):
+        if hasattr(self.source, "parts"):
+            return ListedDocuments(self.source, split)
+        return StreamedDocuments(self.source.documents(split), self.source.count(split))
 
     def open(self, split: str) -> TokenStore:
         """Opens a split's store. The source itself need not be on this machine.
@@ -120,6 +133,13 @@ class Corpus:
                 "or bind Corpus.store to a new folder"
             )
         return store
+
+
+def named_vocabulary(text: str) -> Vocabulary:
+    """The vocabulary that "bytes" or the path of a SentencePiece model stands for."""
+    if text == "bytes":
+        return ByteVocabulary()
+    return SentencePieceVocabulary(text.removeprefix("sentencepiece:"))
 
 
 def _named(entry):

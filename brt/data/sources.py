@@ -11,6 +11,7 @@ seqio in `tfds_source` and `seqio_source`, and sources that take a share of anot
 
 import glob
 import hashlib
+import mmap
 import os
 import sysconfig
 from collections.abc import Iterator
@@ -20,12 +21,15 @@ import gin
 import numpy as np
 from absl import logging
 
+MAPPED = 2**27
+"""A file of more bytes is not read but mapped into memory."""
+
 
 class Document(NamedTuple):
     """One document, whole.
 
     title: names it in messages, and in the store.
-    data: its bytes.
+    data: its bytes, or a file mapped into memory.
     tokens: its token ids, integers (tokens,), where the source makes tokens itself.
     weights: float32 (tokens,), what each token counts for in the loss; None means 1 each.
     """
@@ -44,7 +48,8 @@ class Source(Protocol):
         parts(split) -> list        a handle of each document, in order; handles can be pickled,
                                     take little memory, and their repr says all that they do
         read(part) -> Document      the document of a handle
-        files(part) -> list[str]    the files it is read from
+        files(part) -> list[str]    the files it is read from; a handle of some bytes of a file
+                                    has `start` and `stop`, numbers of bytes
 
     `documents(split)` then gives `map(read, parts(split))`. What is checked before the first
     document is checked by `parts`.
@@ -99,7 +104,7 @@ class TextFiles:
         return self._files(split)
 
     def read(self, part: str) -> Document:
-        """The document of one path."""
+        """The document of one path; a file of more than `MAPPED` bytes is mapped into memory."""
         return Document(os.path.splitext(os.path.basename(part))[0], _read(part))
 
     def files(self, part: str) -> list[str]:
@@ -134,12 +139,16 @@ class TextFiles:
                 f"no {what}; bind TextFiles.path (now {self.path!r}) to a folder that holds some, "
                 "or TextFiles.suffix to how their names end"
             )
+        sizes = []
         for path in paths:
-            if not os.path.exists(path):
-                raise FileNotFoundError(f"{path} is a link to a file that is gone; remove it")
+            try:
+                sizes.append(os.stat(path).st_size)
+            except FileNotFoundError:
+                raise FileNotFoundError(
+                    f"{path} is a link to a file that is gone; remove it"
+                ) from None
             if not os.access(path, os.R_OK):
                 raise _may_not_read(path)
-        sizes = [os.stat(p).st_size for p in paths]
         empty = [p for p, size in zip(paths, sizes) if size == 0]
         if empty and not self.skip_empty:
             more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
@@ -308,6 +317,8 @@ def _entries(folder):
 def _read(path):
     try:
         with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size > MAPPED:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             return file.read()
     except PermissionError:
         raise _may_not_read(path) from None

@@ -1,83 +1,150 @@
 """Token stores: the documents of one split, as token ids in a folder.
 
-    manifest.json     what the store was made from, its counts, and the sha256 of its tokens
+    manifest.json     what the store was made from, its counts, and the sha256 of its files
     tokens.bin        the ids of all documents, one after another: little-endian uint16 or uint32
     offsets.npy       int64 (documents + 1,): document d is tokens[offsets[d]:offsets[d + 1]]
     weights.bin       float32, one a token; only where some document has loss weights
-    documents.jsonl   one line a document: title, tokens, bytes, words
+    documents.jsonl   one line a document: title, tokens, bytes, words, characters
 
-A store is written whole or not at all: its files grow in `<folder>.partial`, which takes its final
-name when they are safely on disk. Reading maps the files into memory, so opening a store costs the
-same whatever its size, and the processes of a machine share the pages.
+A store is written whole or not at all: it grows in `<folder>.partial`, first as shards, which a
+later preparation takes up again, then as files, which get the store's name when they are safely on
+disk. Reading maps the files into memory, so opening a store costs the same whatever its size, and
+the processes of a machine share the pages.
 """
 
 import errno
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
+from brt.data.parallel_preparation import (
+    ListedDocuments,
+    ShardMaker,
+    StreamedDocuments,
+    key_of,
+    make_shards,
+)
 from brt.data.sources import Document
-from brt.data.store_writer import DTYPES, FORMAT, WEIGHT, StoreWriter
+from brt.data.store_writer import DTYPES, FORMAT, WEIGHT, join_shards
 from brt.data.vocabularies import Vocabulary
-from brt.progress import reported
+from brt.progress import Progress
 
 HOW_TO_REPEAT = "delete the folder and prepare it again"
 
 
 def write_store(
     folder,
-    documents: Iterable[Document],
+    documents: ListedDocuments | StreamedDocuments | Iterable[Document],
     vocabulary: Vocabulary,
     source_description: dict,
     total: int | None = None,
     quiet: bool = False,
+    workers: int = 1,
 ) -> dict:
     """Writes `documents` to a new token store and returns its manifest.
 
-    Memory holds one document at a time. Documents without tokens are encoded by `vocabulary`.
+    The store is the same for any number of workers. Shards that an earlier call has finished, from
+    the same documents, are used. A process holds one document at a time, or the documents of a few
+    shards where they are not listed. The disk holds the store twice for a moment.
 
     Args:
         folder: the store to make; folders above it are made too.
-        documents: at least one `Document`.
+        documents: at least one `Document`; those without tokens are encoded by `vocabulary`.
         vocabulary: the vocabulary of the ids.
         source_description: goes into the manifest; JSON.
         total: number of documents where known, for the progress display.
         quiet: no progress display.
+        workers: number of processes that encode; with 1 it is this one.
 
     Raises:
         FileExistsError: `folder` exists.
-        ValueError: no document, a document without a token, an id outside the vocabulary, or
-            weights that do not fit the tokens.
+        ValueError: no document, a document without a token, an id outside the vocabulary, weights
+            that do not fit the tokens, or a source that changed in between.
+        ChildProcessError: a worker was killed.
         OSError: the disk is full.
     """
     folder = Path(folder)
     if folder.exists():
         raise FileExistsError(f"{folder} exists; delete it, or give the new store another name")
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    partial = partial_folder(folder)
+    partial.mkdir(parents=True, exist_ok=True)
+    _remove_unfinished(partial)
+    if not isinstance(documents, (ListedDocuments, StreamedDocuments)):
+        documents = StreamedDocuments(documents, total)
+    progress = Progress(str(folder), documents.total, quiet=quiet)
     try:
-        with StoreWriter(partial, vocabulary) as writer:
-            for document in documents if quiet else reported(documents, str(folder), total):
-                writer.add(document)
-            manifest = writer.finish(source_description)
-        os.replace(partial, folder)
+        maker = ShardMaker(partial, vocabulary, documents.source)
+        runs = documents.runs(key_of(vocabulary, source_description))
+        shards = _make_missing(maker, runs, workers, progress)
+        documents.check_unchanged()
+        if not shards:
+            raise ValueError(
+                f"the source has no documents for {folder.name}: {source_description}; correct its "
+                "settings"
+            )
+        store = partial / "store"
+        store.mkdir()
+        manifest = join_shards(store, shards, vocabulary, source_description)
+        os.replace(store, folder)
     except BaseException as error:
-        written = sum(file.stat().st_size for file in partial.glob("*"))
-        shutil.rmtree(partial, ignore_errors=True)
+        written = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
+        shards = _remove_unfinished(partial)
+        kept = f"; {shards} finished shards stay in {partial} for the next try" if shards else ""
+        if not shards:
+            partial.rmdir()
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OSError(
                 error.errno,
                 f"the disk was full after {written} bytes of store {folder}; free some space, or "
-                "bind Corpus.store to a folder on another disk",
+                f"bind Corpus.store to a folder on another disk{kept}",
             ) from error
         raise
+    finally:
+        progress.close()
     _sync(folder.parent)
+    shutil.rmtree(partial, ignore_errors=True)
     return manifest
+
+
+def partial_folder(folder: Path) -> Path:
+    """Where a store grows."""
+    return folder.with_name(folder.name + ".partial")
+
+
+def _make_missing(maker, runs, workers, progress):
+    """Has the shards made that are not there yet; returns the folders of all, in order."""
+    shards, done, size = [], 0, 0
+
+    def missing():
+        nonlocal done
+        for run in runs:
+            shards.append(maker.path(run))
+            if summary := maker.finished(run):
+                done += summary["documents"]
+                progress.start += summary["documents"]
+            else:
+                yield run
+
+    for summary in make_shards(maker, missing(), workers):
+        done += summary["documents"]
+        size += summary["bytes"]
+        seconds = max(time.monotonic() - progress.begun, 1e-9)
+        speed = f"{(done - progress.start) / seconds:.3g} documents/s"
+        progress.update(done, aside=f"{speed}  {size / seconds / 1e6:.3g} MB/s")
+    return shards
+
+
+def _remove_unfinished(partial):
+    """Removes all but finished shards; returns their number."""
+    for path in partial.iterdir():
+        if not path.name.startswith("shard-"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return len(list(partial.iterdir()))
 
 
 class TokenStore:

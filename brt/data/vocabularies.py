@@ -23,6 +23,9 @@ class Vocabulary(Protocol):
         name: short text for messages and manifests.
         fingerprint: sha256, in hex, of whatever decides the mapping. Two vocabularies with the
             same fingerprint encode every document alike.
+
+    It may also have `unknown_id`, the id of what it does not know (None where it knows all), and
+    `piecewise`, true when encode(a + b) is encode(a) and then encode(b), wherever the cut is.
     """
 
     @property
@@ -51,6 +54,7 @@ class ByteVocabulary:
 
     size = 256
     name = "bytes"
+    piecewise = True
     fingerprint = hashlib.sha256(b"brt vocabulary: bytes").hexdigest()
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
@@ -89,6 +93,11 @@ class SentencePieceVocabulary:
     def size(self) -> int:
         """Number of pieces."""
         return self._load()[0].get_piece_size()
+
+    @property
+    def unknown_id(self) -> int:
+        """Id of pieces that the model does not know."""
+        return self._load()[0].unk_id()
 
     @property
     def name(self) -> str:

@@ -1,0 +1,65 @@
+"""Counts a corpus of text files without brt, and compares the counts with a store's manifest.
+
+    python scripts/count_corpus.py --vocabulary=bytes --store=stores/books/train books/train/*.txt
+
+One file is one document, in the order of their names. The vocabulary is "bytes" or the path of a
+SentencePiece model. Exit status 0 if every count and hash in the manifest is the one found here.
+"""
+
+import argparse
+import array
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+
+def count(paths, vocabulary):
+    """Counts and hashes under the manifest's names."""
+    processor = None
+    if vocabulary != "bytes":
+        from sentencepiece import SentencePieceProcessor
+
+        processor = SentencePieceProcessor(model_file=vocabulary)
+    totals = dict.fromkeys(("documents", "tokens", "bytes", "words", "characters", "unknown"), 0)
+    content, source = hashlib.sha256(), hashlib.sha256()
+    for path in paths:
+        data = Path(path).read_bytes()
+        text = data.decode("utf-8")
+        ids = list(data) if processor is None else processor.encode(text)
+        stored = array.array("H" if processor is None or len(processor) <= 2**16 else "I", ids)
+        if sys.byteorder == "big":
+            stored.byteswap()
+        content.update(stored.tobytes())
+        source.update(hashlib.sha256(data).digest())
+        totals["documents"] += 1
+        totals["tokens"] += len(ids)
+        totals["bytes"] += len(data)
+        totals["words"] += len(text.split())
+        totals["characters"] += len(text)
+        if processor is not None:
+            totals["unknown"] += ids.count(processor.unk_id())
+    if processor is None:
+        totals["unknown"] = None
+    return {**totals, "content": content.hexdigest(), "source_hash": source.hexdigest()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("--vocabulary", default="bytes")
+    parser.add_argument("--store", help="folder of the store to compare with")
+    arguments = parser.parse_args()
+    found = count(sorted(arguments.files), arguments.vocabulary)
+    manifest = found
+    if arguments.store:
+        manifest = json.loads((Path(arguments.store) / "manifest.json").read_text())
+    wrong = [name for name in found if manifest[name] != found[name]]
+    for name, value in found.items():
+        print(f"{name:<12} {value}" + (f"  but {manifest[name]} in the store" * (name in wrong)))
+    print("different" if wrong else "equal" if arguments.store else "counted")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

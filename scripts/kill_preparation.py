@@ -1,0 +1,138 @@
+"""Kills a preparation at random moments, repeats it each time, and demands the same store.
+
+    python scripts/kill_preparation.py [--kills 10] [--workers 2] [--seed 0]
+    python scripts/kill_preparation.py --text='books/train/*.txt' --vocabulary=spiece.model
+
+Two token stores of one corpus: one made in one go by one process, one whose preparation gets
+SIGKILL at random moments, start-up and joining included. Every file must be equal byte for byte,
+and no finished shard may be made twice. Exit status 0 if so. Without --text and --vocabulary the
+text is made here, and a SentencePiece model trained on it.
+"""
+
+import argparse
+import filecmp
+import glob
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PREPARE = """
+import sys
+from brt.data import parallel_preparation
+from brt.data.corpus import Corpus
+from brt.data.sources import TextFiles
+
+store, text, vocabulary, workers, shard_bytes = sys.argv[1:]
+parallel_preparation.SHARD_BYTES = int(shard_bytes)
+Corpus(store, TextFiles(text), vocabulary).prepare("train", quiet=True, workers=int(workers))
+"""
+
+
+def make_text(folder, megabytes, rng):
+    """Books of random words, and a BPE model of them: slow to encode, quick to train."""
+    from sentencepiece import SentencePieceTrainer
+
+    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(1, 9))) for _ in range(2000)]
+    folder.mkdir()
+    for number in range(20 * megabytes):
+        text = " ".join(rng.choices(words, k=rng.randint(5_000, 12_000)))
+        (folder / f"{number:04}.txt").write_text(text, encoding="utf-8")
+    model = folder.parent / "pieces.model"
+    with open(model, "wb") as file:
+        SentencePieceTrainer.train(
+            sentence_iterator=(" ".join(rng.choices(words, k=20)) for _ in range(1000)),
+            model_writer=file,
+            vocab_size=500,
+            model_type="bpe",
+            minloglevel=2,
+        )
+    return f"{folder}/*.txt", str(model)
+
+
+def begin(store, workers, settings):
+    """Starts or takes up a preparation."""
+    command = [sys.executable, "-c", PREPARE, str(store), *settings[:2], str(workers), settings[2]]
+    with open(f"{store}.log", "a", encoding="utf-8") as log:
+        return subprocess.Popen(command, stderr=log)
+
+
+def finish(store, workers, settings):
+    """Lets a preparation come to its end."""
+    if begin(store, workers, settings).wait():
+        sys.exit(Path(f"{store}.log").read_text(encoding="utf-8"))
+
+
+def shards(store):
+    """Names of the finished shards, and when they were."""
+    found = {}
+    for path in (store / "train.partial").glob("shard-*"):
+        try:
+            found[path.name] = path.stat().st_mtime_ns
+        except FileNotFoundError:  # joined in the meantime
+            continue
+    return found
+
+
+def kill_often(store, kills, workers, settings, rng):
+    """Kills the preparation so often, then lets it finish; false if a shard was made twice."""
+    size = sum(path.stat().st_size for path in map(Path, glob.glob(settings[0])))
+    total = size // int(settings[2])
+    moments = sorted(rng.uniform(0, 0.9) for _ in range(kills))
+    finished, once = {}, True
+    for number, moment in enumerate(moments, 1):
+        process = begin(store, workers, settings)
+        time.sleep(rng.uniform(0, 0.5))  # which may be before anything is imported
+        while len(shards(store)) < moment * total and process.poll() is None:
+            time.sleep(rng.uniform(0, 0.1))
+        if process.poll() is not None:
+            sys.exit(f"The preparation ended before kill {number}; use more --megabytes.")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        time.sleep(0.5)  # workers end with the process they work for
+        now = shards(store)
+        once &= all(now.get(name) == when for name, when in finished.items())
+        finished = now
+        print(f"kill {number:2} of {kills}: {len(now):3} of about {total} shards", flush=True)
+    finish(store, workers, settings)
+    return once
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--megabytes", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--text", help="pattern of text files")
+    parser.add_argument("--vocabulary", help='"bytes", or the path of a SentencePiece model')
+    parser.add_argument("--shard_bytes", type=int, default=2**18)
+    arguments = parser.parse_args()
+    rng = random.Random(arguments.seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if arguments.text:
+            settings = (arguments.text, arguments.vocabulary or "bytes")
+        else:
+            settings = make_text(folder / "text", arguments.megabytes, rng)
+        settings = (*settings, str(arguments.shard_bytes))
+        finish(folder / "whole", 1, settings)
+        once = kill_often(folder / "killed", arguments.kills, arguments.workers, settings, rng)
+        whole, killed = folder / "whole" / "train", folder / "killed" / "train"
+        files = sorted(path.name for path in whole.iterdir())
+        same = files == sorted(path.name for path in killed.iterdir()) and all(
+            filecmp.cmp(whole / file, killed / file, shallow=False) for file in files
+        )
+        left = [path.name for path in killed.parent.iterdir() if path.name[0] != "."]
+        print(f"{len(files)} files compared:", "equal" if same else "NOT equal", "byte for byte")
+        if not once:
+            print("a finished shard was made again")
+        return 0 if same and once and left == ["train"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
