@@ -9,10 +9,11 @@ from pathlib import Path
 import gin
 from absl import logging
 
+from brt.data.named_vocabularies import named_vocabulary
 from brt.data.sources import Source
 from brt.data.store_writer import vocabulary_entry
 from brt.data.token_store import TokenStore, write_store
-from brt.data.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
+from brt.data.vocabularies import Vocabulary
 
 
 class StoreMissing(FileNotFoundError):
@@ -27,11 +28,12 @@ class Corpus:
         store: folder that holds the stores, `<store>/<split>`; `~` and environment variables are
             expanded.
         source: where documents come from; only `prepare` reads them.
-        vocabulary: how they become ids: a vocabulary, "bytes", or the path of a SentencePiece
-            model. None takes the vocabulary the source brings along.
+        vocabulary: how they become ids: a vocabulary, or a string that names one, such as "bytes",
+            "pieces.model" or "words:list.txt" (`named_vocabulary`). None takes the vocabulary the
+            source brings along.
 
     Raises:
-        ValueError: neither a vocabulary nor a source that has one.
+        ValueError: neither a vocabulary nor a source that has one, or a string that names none.
     """
 
     def __init__(
@@ -43,8 +45,7 @@ class Corpus:
         self.store = Path(os.path.expanduser(os.path.expandvars(store)))
         self.source = source
         if isinstance(vocabulary, str):
-            named = vocabulary == "bytes"
-            vocabulary = ByteVocabulary() if named else SentencePieceVocabulary(vocabulary)
+            vocabulary = named_vocabulary(vocabulary)
         self.vocabulary = vocabulary or getattr(source, "vocabulary", None)
         if self.vocabulary is None:
             raise ValueError(
