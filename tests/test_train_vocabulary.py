@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sentencepiece import SentencePieceProcessor
+from tiny_run import command, write_config
 
-from brt import config
+from brt import config, prepare
 from brt.data.character_vocabulary import CharacterVocabulary
 from brt.data.sources import Document
 from brt.data.subword_vocabulary import SubwordVocabulary
@@ -244,32 +245,20 @@ def test_a_missing_size_and_a_vocabulary_that_nothing_trains_are_explained(tmp_p
         bound_training()
 
 
-def prepare(tmp_path, vocabulary, *arguments):
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "brt.prepare"),
-            f"--gin_file={ROOT}/configs/text_rec_fixed_skip.gin",
-            f"--gin.TextFiles.path='{tmp_path}/texts'",
-            f"--gin.Corpus.store='{tmp_path}/store'",
-            f"--gin.Corpus.vocabulary='{vocabulary}'",
-            *arguments,
-        ],
-        capture_output=True,
-        text=True,
-    )
-
-
-def test_the_command_makes_a_vocabulary_and_describes_it(tmp_path):
+def test_the_command_makes_a_vocabulary_and_describes_it(tmp_path, monkeypatch, capsys):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "book.txt").write_text(TEXT)
-    vocabulary = f"{tmp_path}/made.model"
+    flags = [
+        f"--gin_file={write_config(tmp_path, without=['Corpus.vocabulary'])}",
+        f"--gin.TextFiles.path='{tmp_path}/texts'",
+        f"--gin.Corpus.vocabulary='{tmp_path}/made.model'",
+    ]
     size = "--gin.SentencePieceTraining.size=60"
-    made = prepare(tmp_path, vocabulary, "--train_vocabulary", size)
-    assert made.returncode == 0, made.stderr
-    first, table = made.stdout.split("\n", 1)
-    assert first == f"{vocabulary} is made"
+    assert command(monkeypatch, prepare, *flags, size, "--train_vocabulary") == 0
+    first, table = capsys.readouterr().out.split("\n", 1)
+    assert first == f"{tmp_path}/made.model is made"
     same = trained(tmp_path / "same.model")
     assert f"sentencepiece:made.model ({same.fingerprint:.12})" in table
-    described = prepare(tmp_path, vocabulary, "--describe_vocabulary")
-    assert described.stdout == table
-    assert not (tmp_path / "store").exists()
+    assert command(monkeypatch, prepare, *flags, "--describe_vocabulary") == 0
+    assert capsys.readouterr().out == table
+    assert not (tmp_path / "stores").exists()
