@@ -25,6 +25,7 @@ EXTRAS = {
         "seqio>=0.0.20,<0.1",
         "importlib_resources>=6,<8",  # which tensorflow-datasets uses and does not name
     ],
+    "text": ["tokenizers>=0.20,<0.24"],
     "gpu": ["jax[cuda13]>=0.10,<0.13"],
     "tpu": ["jax[tpu]>=0.10,<0.13"],
     "dev": [

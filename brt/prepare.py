@@ -2,14 +2,20 @@
 
 python -m brt.prepare --gin_file=configs/quickstart.gin --splits=train,validation,test
 python -m brt.prepare --inspect=stores/quickstart/train --document=0
+
+With --train_vocabulary it makes the file of `Corpus.vocabulary` instead, and with
+--describe_vocabulary it says what the vocabulary makes of a sample of the first split.
 """
 
 from absl import flags
 
 from brt import command_line
-from brt.data.corpus import Corpus, named_vocabulary
+from brt.data.corpus import Corpus
+from brt.data.named_vocabularies import named_vocabulary
 from brt.data.store_inspection import describe, document_ends, verify
 from brt.data.token_store import TokenStore
+from brt.data.train_vocabulary import bound_training, train_vocabulary
+from brt.data.vocabulary_report import report, sample_text
 from brt.experiment import Experiment
 
 FLAGS = flags.FLAGS
@@ -19,6 +25,10 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_string("inspect", None, "Describe and verify this token store; needs no gin file.")
 flags.DEFINE_string("document", None, "Title or number of a document to show with --inspect.")
+flags.DEFINE_bool("train_vocabulary", False, "Make the file of Corpus.vocabulary, and stop.")
+flags.DEFINE_bool(
+    "describe_vocabulary", False, "Measure Corpus.vocabulary on the first of the splits, and stop."
+)
 
 
 def main():
@@ -26,7 +36,14 @@ def main():
     if FLAGS.inspect:
         inspect(TokenStore(FLAGS.inspect), FLAGS.document)
         return
+    training = bound_training() if FLAGS.train_vocabulary else None
     corpus = Experiment.from_gin().trainer.corpus
+    if training is not None:
+        path = train_vocabulary(corpus.vocabulary, training, corpus.source)
+        print(f"{path} is made", flush=True)
+    if FLAGS.train_vocabulary or FLAGS.describe_vocabulary:
+        print(report(corpus.vocabulary, sample_text(corpus.source.documents(FLAGS.splits[0]))))
+        return
     for split in FLAGS.splits:
         corpus.prepare(split, workers=FLAGS.workers)
         manifest = corpus.open(split).manifest

@@ -15,7 +15,9 @@ from tiny_run import (  # noqa: F401
 )
 
 from brt.data.document_stream import DocumentPass
-from brt.data.vocabularies import BEGIN
+from brt.data.sources import Document
+from brt.data.token_store import TokenStore, write_store
+from brt.data.vocabularies import BEGIN, ByteVocabulary
 from brt.evaluation.evaluator import Evaluator, TokenSums
 
 W = 8
@@ -59,15 +61,15 @@ def evaluated():
     return run
 
 
-def plain_nats(experiment):
-    """Nats of all tokens: one document at a time, one block at a time, softmax in NumPy."""
-    params, store = random_params(experiment), experiment.open_store("validation")
+def plain_tokens(experiment, store):
+    """Document, position, target, nats and rightness of all tokens: one document at a time, one
+    block at a time, softmax in NumPy."""
+    params = random_params(experiment)
 
     @jax.jit
     def read(params, tokens, caches):
         return experiment.bind(params)(tokens, caches)
 
-    total = right = 0.0
     for document in range(store.num_documents):
         targets = store.tokens(document).astype(int)
         inputs = np.concatenate([[BEGIN], targets[:-1]])
@@ -79,14 +81,17 @@ def plain_nats(experiment):
             logits, caches = read(params, block, caches)
             logits = np.float64(logits[0])
             for t, target in enumerate(targets[start : start + W]):
-                total += math.log(np.exp(logits[t]).sum()) - logits[t, target]
-                right += logits[t].argmax() == target
-    return total, right
+                nats = math.log(np.exp(logits[t]).sum()) - logits[t, target]
+                yield document, start + t, target, nats, logits[t].argmax() == target
 
 
 @pytest.fixture(scope="module")
 def witness(recurrent, slide):
-    return {id(experiment): plain_nats(experiment) for experiment in (recurrent, slide)}
+    sums = {}
+    for experiment in (recurrent, slide):
+        tokens = plain_tokens(experiment, experiment.open_store("validation"))
+        sums[id(experiment)] = np.sum([token[3:] for token in tokens], axis=0)
+    return sums
 
 
 SHAPES = [(1, 8), (3, 16), (2, 32), (9, 24)]
@@ -119,6 +124,28 @@ def test_only_whole_splits_have_bits_per_byte(evaluated, slide):
     expected = sum(stream.batch(step).weights_KBT.sum() for step in range(2))
     assert part["scored_tokens"] == expected < whole["scored_tokens"]
     assert "bits_per_byte" in evaluated(slide, 3, 16, max_steps=stream.num_steps + 5)
+
+
+@pytest.mark.parametrize(("rows", "length"), [(2, 16), (3, 24)])
+def test_meliad_scoring_leaves_out_first_tokens_of_segments_and_id_0(tmp_path, slide, rows, length):
+    rng = np.random.default_rng(0)
+    texts = [rng.choice([0, 0, 97, 101, 116], n).astype(np.uint8).tobytes() for n in (1, 24, 50)]
+    documents = [Document(str(n), text) for n, text in enumerate(texts)]
+    write_store(tmp_path / "zeros", documents, ByteVocabulary(), {"source": "zeros"}, quiet=True)
+    store, mesh, evaluation = TokenStore(tmp_path / "zeros"), one_device(), slide.trainer.evaluation
+    evaluation.tokens_per_step, evaluation.segment_length = rows * length, length
+    evaluation.meliad_scoring = True
+    try:
+        with jax.set_mesh(mesh):
+            scalars = Evaluator(slide, store, mesh).run(random_params(slide))
+    finally:
+        evaluation.meliad_scoring = False
+    tokens = [t for t in plain_tokens(slide, store) if t[1] % length and t[2] != 0]
+    unscored = sum(-(-len(text) // length) for text in texts)
+    assert 0 < len(tokens) < 75 - unscored  # some zeros stand elsewhere
+    assert scalars["scored_tokens"] == len(tokens)
+    assert scalars["loss"] == pytest.approx(np.mean([nats for *_, nats, _ in tokens]), rel=1e-5)
+    assert "bits_per_byte" not in scalars
 
 
 # The state cleared.

@@ -9,11 +9,12 @@ from pathlib import Path
 import gin
 from absl import logging
 
+from brt.data.named_vocabularies import named_vocabulary
 from brt.data.parallel_preparation import ListedDocuments, StreamedDocuments
 from brt.data.sources import Source
 from brt.data.store_writer import vocabulary_entry
 from brt.data.token_store import TokenStore, write_store
-from brt.data.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
+from brt.data.vocabularies import Vocabulary
 
 
 class StoreMissing(FileNotFoundError):
@@ -28,11 +29,12 @@ class Corpus:
         store: folder that holds the stores, `<store>/<split>`; `~` and environment variables are
             expanded.
         source: where documents come from; only `prepare` reads them.
-        vocabulary: how they become ids: a vocabulary, "bytes", or the path of a SentencePiece
-            model. None takes the vocabulary the source brings along.
+        vocabulary: how they become ids: a vocabulary, or a string that names one, such as "bytes",
+            "pieces.model" or "words:list.txt" (`named_vocabulary`). None takes the vocabulary the
+            source brings along.
 
     Raises:
-        ValueError: neither a vocabulary nor a source that has one.
+        ValueError: neither a vocabulary nor a source that has one, or a string that names none.
     """
 
     def __init__(
@@ -133,13 +135,6 @@ class Corpus:
                 "or bind Corpus.store to a new folder"
             )
         return store
-
-
-def named_vocabulary(text: str) -> Vocabulary:
-    """The vocabulary that "bytes" or the path of a SentencePiece model stands for."""
-    if text == "bytes":
-        return ByteVocabulary()
-    return SentencePieceVocabulary(text.removeprefix("sentencepiece:"))
 
 
 def _named(entry):

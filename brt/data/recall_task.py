@@ -29,6 +29,9 @@ class RecallVocabulary:
         num_keys, num_values, num_fillers: how many there are of each.
     """
 
+    special_ids = {"define": DEFINE, "ask": ASK}
+    unknown_id = None
+
     def __init__(self, num_keys: int, num_values: int, num_fillers: int):
         self.words = [
             *("define", "ask"),

@@ -1,11 +1,15 @@
 """Vocabularies: from the bytes of a document to token ids and back.
 
-Ids run from 0 to size - 1 and all of them are text. The id that opens a document is `BEGIN`,
-which lies outside every vocabulary and has its own embedding row in the model.
+Ids run from 0 to size - 1 and all of them are scored, those of unknown text too. The id that opens
+a document is `BEGIN`, which lies outside every vocabulary and has its own embedding row in the
+model. Here are bytes and SentencePiece; `word_vocabulary`, `character_vocabulary`,
+`pretrained_vocabularies` and `subword_vocabulary` hold the others.
 """
 
 import hashlib
+import io
 import os
+from collections.abc import Iterator
 from typing import Protocol
 
 import gin
@@ -23,9 +27,12 @@ class Vocabulary(Protocol):
         name: short text for messages and manifests.
         fingerprint: sha256, in hex, of whatever decides the mapping. Two vocabularies with the
             same fingerprint encode every document alike.
+        special_ids: names and ids of the tokens that are no piece of text, such as `<unk>`.
+        unknown_id: the id of text the vocabulary does not know, one of the special ones; None
+            where it knows all text, or refuses what it does not know.
 
-    It may also have `unknown_id`, the id of what it does not know (None where it knows all), and
-    `piecewise`, true when encode(a + b) is encode(a) and then encode(b), wherever the cut is.
+    It may also have `piecewise`, true when encode(a + b) is encode(a) and then encode(b), wherever
+    the cut is.
     """
 
     @property
@@ -36,6 +43,12 @@ class Vocabulary(Protocol):
 
     @property
     def fingerprint(self) -> str: ...
+
+    @property
+    def special_ids(self) -> dict[str, int]: ...
+
+    @property
+    def unknown_id(self) -> int | None: ...
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
         """Token ids of one whole document, int32 (tokens,); `title` is used in errors."""
@@ -56,6 +69,8 @@ class ByteVocabulary:
     name = "bytes"
     piecewise = True
     fingerprint = hashlib.sha256(b"brt vocabulary: bytes").hexdigest()
+    special_ids = {}
+    unknown_id = None
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
         """The bytes of `data` as int32 (len(data),)."""
@@ -86,18 +101,13 @@ class SentencePieceVocabulary:
     """
 
     def __init__(self, model_file: str = gin.REQUIRED):
-        self.model_file = os.path.expanduser(os.path.expandvars(model_file))
+        self.model_file = expanded(model_file)
         self._loaded = None
 
     @property
     def size(self) -> int:
         """Number of pieces."""
         return self._load()[0].get_piece_size()
-
-    @property
-    def unknown_id(self) -> int:
-        """Id of pieces that the model does not know."""
-        return self._load()[0].unk_id()
 
     @property
     def name(self) -> str:
@@ -109,20 +119,26 @@ class SentencePieceVocabulary:
         """sha256 of the model file: pieces and text normalisation are both inside."""
         return self._load()[1]
 
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """Unknown and control pieces; the model's own names."""
+        processor = self._load()[0]
+        ids = range(processor.get_piece_size())
+        special = (i for i in ids if processor.is_unknown(i) or processor.is_control(i))
+        return {processor.id_to_piece(i): i for i in special}
+
+    @property
+    def unknown_id(self) -> int:
+        """The piece of characters that have none."""
+        return self._load()[0].unk_id()
+
     def encode(self, data: bytes, title: str) -> np.ndarray:
         """Piece ids of a whole UTF-8 document, int32 (tokens,).
 
         Raises:
             ValueError: `data` is not UTF-8.
         """
-        processor = self._load()[0]
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"document {title!r} is not UTF-8 (byte {error.start} is "
-                f"0x{data[error.start]:02x}); convert it to UTF-8, or use ByteVocabulary"
-            ) from None
+        processor, text = self._load()[0], utf8_text(data, title)
         return np.array(processor.encode(text, out_type=int), np.int32)
 
     def decode(self, ids) -> str:
@@ -153,22 +169,68 @@ def checked_ids(ids, size: int, name: str) -> np.ndarray:
     return ids
 
 
-def _read_sentencepiece(path: str):
-    from sentencepiece import SentencePieceProcessor
+def utf8_text(data: bytes, title: str) -> str:
+    """The text of a UTF-8 document.
 
+    Raises:
+        ValueError: it is not UTF-8; the sentence names `title` and the first wrong byte.
+    """
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"document {title!r} is not UTF-8 (byte {error.start} is "
+            f"0x{data[error.start]:02x}); convert it to UTF-8, or use ByteVocabulary"
+        ) from None
+
+
+def utf8_lines(data: bytes, title: str) -> Iterator[str]:
+    r"""The lines of a UTF-8 document, each with its `\n`; one at a time, to bound the memory.
+
+    Raises:
+        ValueError: as `utf8_text`.
+    """
+    for line in io.BytesIO(data):
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError:
+            utf8_text(data, title)  # says where
+            raise
+
+
+def expanded(path: str) -> str:
+    """A path with `~` and environment variables replaced."""
+    return os.path.expanduser(os.path.expandvars(path))
+
+
+def read_vocabulary_file(path: str, what: str, binding: str) -> bytes:
+    """The content of a vocabulary's file.
+
+    Args:
+        what: what the file is to be, for messages.
+        binding: the gin binding that names it, for messages.
+
+    Raises:
+        FileNotFoundError, IsADirectoryError, PermissionError: each says what to do.
+    """
     try:
         with open(path, "rb") as file:
-            data = file.read()
+            return file.read()
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"no SentencePiece model at {path}: put the file there, or bind "
-            "SentencePieceVocabulary.model_file to where it is"
+            f"no {what} at {path}: put the file there, or bind {binding} to where it is"
         ) from None
     except (IsADirectoryError, PermissionError) as error:
         raise type(error)(
-            f"cannot read the SentencePiece model {path} ({error.strerror.lower()}); bind "
-            "SentencePieceVocabulary.model_file to a readable file"
+            f"cannot read the {what} {path} ({error.strerror.lower()}); bind {binding} to a "
+            "readable file"
         ) from None
+
+
+def _read_sentencepiece(path: str):
+    from sentencepiece import SentencePieceProcessor
+
+    data = read_vocabulary_file(path, "SentencePiece model", "SentencePieceVocabulary.model_file")
     not_a_model = ValueError(
         f"{path} is not a SentencePiece model ({len(data)} bytes); bind "
         "SentencePieceVocabulary.model_file to a file made by SentencePiece's trainer"

@@ -33,6 +33,10 @@ class Evaluation:
         cleared: evaluate a second time with the state cleared at every segment, if the
             model has a state.
         score: a further score, such as `@RecallScore()`, or None.
+        meliad_scoring: leave out what google-research/meliad does not score: the first token of
+            each segment, and id 0, which is padding there and the unknown token of its PG19
+            vocabularies. For comparison with its figures; `scored_tokens` tells how many are
+            left, and there are no bits per byte.
     """
 
     def __init__(
@@ -43,8 +47,10 @@ class Evaluation:
         max_steps: int | None = None,
         cleared: bool = True,
         score=None,
+        meliad_scoring: bool = False,
     ):
         self.split, self.max_steps, self.cleared, self.score = split, max_steps, cleared, score
+        self.meliad_scoring = meliad_scoring
         self.tokens_per_step, self.segment_length = tokens_per_step, segment_length
 
 
@@ -164,14 +170,19 @@ class Evaluator:
             prefetch.close()
             progress.close()
         scalars = {}
+        whole = steps == self.stream.num_steps and not self.evaluation.meliad_scoring
         for score in self.scores:
-            scalars |= score.scalars(sums, self.store, steps == self.stream.num_steps)
+            scalars |= score.scalars(sums, self.store, whole)
         return scalars
 
     def _add(self, sums, step, tokens):
         nats_BT, correct_BT = (_to_host(x) for x in tokens)
         documents_B, offsets_B = self.stream.places(step)
-        weights_BT = self.stream.batch(step).weights_KBT[0]
+        batch = self.stream.batch(step)
+        weights_BT = batch.weights_KBT[0]
+        if self.evaluation.meliad_scoring:
+            not_first_T = np.arange(self.segment_length) > 0
+            weights_BT = weights_BT * not_first_T * (batch.targets_KBT[0] != 0)
         for score in self.scores:
             score.add(sums, self.store, documents_B, offsets_B, nats_BT, correct_BT, weights_BT)
 
