@@ -9,7 +9,7 @@ from pathlib import Path
 import gin
 from absl import logging
 
-from brt.data.named_vocabularies import named_vocabulary
+from brt.data.named_vocabularies import as_vocabulary
 from brt.data.parallel_preparation import ListedDocuments, StreamedDocuments
 from brt.data.sources import Source
 from brt.data.store_writer import vocabulary_entry
@@ -45,9 +45,7 @@ class Corpus:
     ):
         self.store = Path(os.path.expanduser(os.path.expandvars(store)))
         self.source = source
-        if isinstance(vocabulary, str):
-            vocabulary = named_vocabulary(vocabulary)
-        self.vocabulary = vocabulary or getattr(source, "vocabulary", None)
+        self.vocabulary = as_vocabulary(vocabulary) or getattr(source, "vocabulary", None)
         if self.vocabulary is None:
             raise ValueError(
                 f"{type(source).__name__} yields text and needs a vocabulary; bind "

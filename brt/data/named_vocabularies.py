@@ -43,3 +43,8 @@ def named_vocabulary(text: str) -> Vocabulary:
         + '; write "bytes", the path of a SentencePiece model that ends in .model, or KIND:PATH '
         f"with one of the kinds {', '.join(KINDS)}"
     )
+
+
+def as_vocabulary(given: Vocabulary | str | None) -> Vocabulary | None:
+    """The vocabulary itself, or the one that a string names."""
+    return named_vocabulary(given) if isinstance(given, str) else given

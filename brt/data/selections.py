@@ -11,6 +11,7 @@ from itertools import islice
 import gin
 from absl import logging
 
+from brt.data.named_vocabularies import as_vocabulary
 from brt.data.sources import Document, Source
 from brt.data.vocabularies import Vocabulary
 
@@ -106,7 +107,8 @@ class FirstTokens(_Selection):
 
     Args:
         source: what to take them from.
-        vocabulary: what tokens are; the corpus then takes its vocabulary from here.
+        vocabulary: what tokens are, or its name (`named_vocabulary`); the corpus then takes its
+            vocabulary from here.
         first: from a split's name to a number of tokens; other splits are taken whole.
 
     Raises:
@@ -116,11 +118,11 @@ class FirstTokens(_Selection):
     def __init__(
         self,
         source: Source = gin.REQUIRED,
-        vocabulary: Vocabulary = gin.REQUIRED,
+        vocabulary: Vocabulary | str = gin.REQUIRED,
         first: dict = gin.REQUIRED,
     ):
         super().__init__(source)
-        self._vocabulary = vocabulary
+        self._vocabulary = as_vocabulary(vocabulary)
         self.first = _positive("FirstTokens.first", first)
 
     @property

@@ -10,6 +10,7 @@ import gin
 import numpy as np
 
 from brt.data import tasks
+from brt.data.named_vocabularies import as_vocabulary
 from brt.data.sources import Document, expanded
 from brt.data.vocabularies import Vocabulary
 
@@ -35,7 +36,7 @@ class SeqioText:
         splits: from a split's name here to its name there, where they differ.
         data_dir: where TensorFlow Datasets are kept, None for the library's own folder. `~` and
             environment variables are expanded.
-        vocabulary: the vocabulary of ids; the corpus takes it from here.
+        vocabulary: of the ids, or its name; the corpus takes it from here.
 
     Raises:
         ImportError: from `documents` and `count`, without the `data` extra or the module.
@@ -51,7 +52,7 @@ class SeqioText:
         module: str | None = None,
         splits: dict | None = None,
         data_dir: str | None = None,
-        vocabulary: Vocabulary | None = None,
+        vocabulary: Vocabulary | str | None = None,
     ):
         self.task = task
         self.feature = feature
@@ -59,7 +60,7 @@ class SeqioText:
         self.module = module
         self.splits = dict(splits or {})
         self.data_dir = data_dir
-        self.vocabulary = vocabulary
+        self.vocabulary = as_vocabulary(vocabulary)
 
     def documents(self, split: str) -> Iterator[Document]:
         """Yields a `Document` an example, in the order of the task's source."""
