@@ -25,13 +25,13 @@ class Witness(ByteVocabulary):
     unknown_id = ord("?")
 
     def __init__(self, folder):
-        self.folder = Path(folder)
+        self.seen = Path(folder)
 
     def encode(self, data, title):
-        assert not {"jax", "tensorflow", "sentencepiece"} & set(sys.modules) or here(self.folder)
-        with open(self.folder / f"{title}.{os.getpid()}", "a") as file:
+        assert not {"jax", "tensorflow", "sentencepiece"} & set(sys.modules) or here(self.seen)
+        with open(self.seen / f"{title}.{os.getpid()}", "a") as file:
             file.write("encoded\n")
-        if data.startswith(b"kill") and (self.folder / "armed").exists():
+        if data.startswith(b"kill") and (self.seen / "armed").exists():
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
         if data.startswith(b"big"):

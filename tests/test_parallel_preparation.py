@@ -3,6 +3,7 @@
 import errno
 import filecmp
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -176,7 +177,6 @@ def test_a_killed_worker_is_named_by_its_documents_and_the_next_run_goes_on(plac
     assert set(again) >= {"6", "7"} and len(again) == 10 - 2 * len(finished)
     assert len(before) >= 2 * len(finished)
     assert same(store.folder, prepare(place, "whole").folder)
-    assert os.listdir(place / "store") == [".train.lock", "train"] or len(os.listdir(place)) > 2
 
 
 def test_after_a_kill_while_joining_nothing_is_encoded_again(place, monkeypatch):
@@ -256,7 +256,7 @@ def test_a_file_of_another_time_makes_its_shard_again(place, monkeypatch):
 def test_a_shard_that_was_cut_short_is_made_again(place, monkeypatch, name):
     half_done(place, monkeypatch)
     path = next((place / "store" / "train.partial").iterdir()) / name
-    os.truncate(path, path.stat().st_size - 1)
+    os.truncate(path, path.stat().st_size // 2)
     store = prepare(place)
     assert len(seen(place)) == 6
     assert same(store.folder, prepare(place, "whole").folder)
@@ -379,12 +379,7 @@ def test_a_preparation_leaves_no_thread_and_no_worker(place):
     threads = threading.active_count()
     prepare(place, workers=2)
     assert threading.active_count() == threads
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    if children.exists():
-        names = [
-            Path(f"/proc/{child}/cmdline").read_bytes() for child in children.read_text().split()
-        ]
-        assert not [name for name in names if b"spawn_main" in name]
+    assert not multiprocessing.active_children()
 
 
 def test_lines_of_the_documents_are_in_order(place):

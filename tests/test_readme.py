@@ -9,6 +9,7 @@ import pytest
 from absl import flags
 
 from brt import config
+from brt import prepare as prepare_command  # noqa: F401  (defines the flags)
 from brt import train as train_command  # noqa: F401  (defines the flags)
 from brt.experiment import Experiment
 

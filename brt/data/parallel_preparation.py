@@ -62,7 +62,10 @@ class Run(NamedTuple):
 
     def __str__(self):
         last = self.first + len(self.documents) - 1
-        names = [getattr(self.documents[at], "title", self.documents[at]) for at in (0, -1)]
+        names = [
+            part if isinstance(part, str) else getattr(part, "title", part)
+            for part in (self.documents[0], self.documents[-1])
+        ]
         return f"documents {self.first} ({names[0]}) to {last} ({names[1]})"
 
 

@@ -233,7 +233,7 @@ def vocabulary_entry(vocabulary: Vocabulary) -> dict:
     }
     for name in ("model_file", "file", "folder"):
         if file := getattr(vocabulary, name, None):
-            entry["file"] = file
+            entry["file"] = str(file)
     return entry
 
 
