@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stores import RAGGED, N, W, joined, same
 
 from brt.data.document_stream import (
-    Batch,
     DocumentPass,
     DocumentStream,
     deal,
@@ -21,49 +21,9 @@ from brt.data.sources import Document
 from brt.data.token_store import TokenStore, write_store
 from brt.data.vocabularies import BEGIN, ByteVocabulary
 
-W, N = 4, 12
-RAGGED = [1, W - 1, W, W + 1, N, 3 * N + 5, 2 * N, 1, 2, N + 1]
-
 properties = settings(deadline=None, derandomize=True, max_examples=40)
 corpora = st.lists(st.sampled_from(RAGGED), min_size=1, max_size=12)
 lengths_of_segments = st.sampled_from([1, 2, W, N, 3 * N + 5, 64])
-
-
-class Ids:
-    name, size, fingerprint = "ids", 100_000, "f" * 64
-
-
-@pytest.fixture(scope="session")
-def store_of(tmp_path_factory):
-    """Makes stores of documents with the given lengths; no token id occurs twice."""
-    made = {}
-
-    def make(lengths, weighted=False):
-        key = tuple(lengths), weighted
-        if key not in made:
-            firsts = [1000, *(1000 + np.cumsum(lengths)).tolist()]
-            documents = [
-                Document(
-                    f"document {d}",
-                    tokens=np.arange(first, first + length),
-                    weights=np.arange(length, dtype=np.float32) / 8 if weighted else None,
-                )
-                for d, (first, length) in enumerate(zip(firsts, lengths))
-            ]
-            folder = tmp_path_factory.mktemp("stores") / "train"
-            write_store(folder, documents, Ids, {}, quiet=True)
-            made[key] = TokenStore(folder)
-        return made[key]
-
-    return make
-
-
-def same(first, second):
-    return all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(first, second))
-
-
-def joined(batches, axis):
-    return Batch(*(np.concatenate(arrays, axis) for arrays in zip(*batches)))
 
 
 def plain_segments(store, document, length):
