@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from brt import config
-from brt.data import sources, tfds_source  # noqa: F401  (register with gin)
+from brt.data import mixture, sources, tfds_source  # noqa: F401  (register with gin)
 from brt.data.document_stream import Batch, document_segments
 from brt.evaluation import recall  # noqa: F401  (registers with gin)
 from brt.models.counts import count_parameters, flops_per_token

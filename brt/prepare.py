@@ -14,16 +14,17 @@ flags.DEFINE_list("splits", ["train", "validation", "test"], "Splits to prepare.
 
 def main():
     command_line.start()
-    corpus = Experiment.from_gin().trainer.corpus
+    whole = Experiment.from_gin().trainer.corpus
     for split in FLAGS.splits:
-        corpus.prepare(split)
-        manifest = corpus.open(split).manifest
-        print(
-            f"{corpus.path(split)}: {manifest['documents']:,} documents, "
-            f"{manifest['tokens']:,} tokens, {manifest['bytes']:,} bytes, "
-            f"{manifest['words']:,} words",
-            flush=True,
-        )
+        whole.prepare(split)
+        for corpus in whole.corpora:
+            manifest = corpus.open(split).manifest
+            print(
+                f"{corpus.path(split)}: {manifest['documents']:,} documents, "
+                f"{manifest['tokens']:,} tokens, {manifest['bytes']:,} bytes, "
+                f"{manifest['words']:,} words",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def test_the_hash_is_that_of_a_plain_loop_and_rows_keep_their_number(store_of):
         assert ledger_of(batch, step, first) == sum(plain) % MODULUS
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(deadline=None, derandomize=True, max_examples=60)
 @given(
     st.sampled_from(range(4)),
     st.integers(0, 1),
@@ -93,7 +93,7 @@ def test_whatever_changes_in_a_row_changes_its_hash_and_no_other(store_of, field
 def test_places_rows_and_steps_count(store_of):
     batch = training_stream("documents", store_of(RAGGED), *SIZES).batch(3)
     one = type(batch)(*(array[:, :1] for array in batch))
-    every = [int(row_hashes(one, step, row)[0]) for step in range(200) for row in range(200)]
+    every = [int(row_hashes(one, step, row)[0]) for step in range(30) for row in range(30)]
     assert len(set(every)) == len(every)
     swapped = batch._replace(targets_KBT=batch.targets_KBT[:, :, [1, 0, 2, 3]])
     read = (batch.targets_KBT[..., 0] != batch.targets_KBT[..., 1]).any(axis=0)

@@ -1,7 +1,7 @@
 """Reading ahead: the right rows, each once, while the step runs."""
 
+import collections
 import threading
-import time
 
 import jax
 import numpy as np
@@ -11,6 +11,7 @@ from tiny_run import mesh_of
 
 from brt.data.ledger import MODULUS, ledger_of
 from brt.data.streams import STREAMS, evaluation_pass, training_stream
+from brt.training import prefetch as prefetching
 from brt.training.prefetch import Prefetch, device_batch
 from brt.training.sharding import rows_answered_for, sum_over_processes
 
@@ -18,18 +19,20 @@ needs_eight = pytest.mark.skipif(jax.device_count() != 8, reason="needs eight de
 
 
 class Watched:
-    """A stream that takes its time and notes which rows were asked of it."""
+    """A stream that notes which rows were asked of it, and when a step was read."""
 
-    def __init__(self, stream, seconds=0.0):
-        self.stream, self.seconds, self.asked = stream, seconds, []
+    def __init__(self, stream):
+        self.stream, self.asked = stream, []
+        self.read = collections.defaultdict(threading.Event)
         self.rows, self.segment_length = stream.rows, stream.segment_length
         self.segments_per_step = stream.segments_per_step
 
     def batch(self, step, first_row, num_rows):
         assert threading.current_thread() is not threading.main_thread()
         self.asked.append((step, first_row, num_rows))
-        time.sleep(self.seconds)
-        return self.stream.batch(step, first_row, num_rows)
+        batch = self.stream.batch(step, first_row, num_rows)
+        self.read[step].set()
+        return batch
 
 
 @needs_eight
@@ -70,23 +73,40 @@ def test_one_process_answers_for_all_rows_whatever_the_mesh(mesh_shape):
     assert sum_over_processes(2**64 - 1) == 2**64 - 1
 
 
-def test_reading_overlaps_with_the_step_and_only_waiting_is_counted(store_of):
-    plain = training_stream("documents", store_of(RAGGED), 8, W)
-    waited, seconds = {}, {}
-    for reading, stepping in ((0.05, 0.1), (0.1, 0.02)):
-        prefetch = Prefetch(Watched(plain, reading), mesh_of(1, 1))
-        prefetch.next()
-        prefetch.waited, begun = 0.0, time.perf_counter()
-        for _ in range(5):
-            time.sleep(stepping)
-            prefetch.next()
-        seconds[reading] = time.perf_counter() - begun
-        waited[reading] = prefetch.waited
-        prefetch.close()
-    # Steps of 0.1 s hide reads of 0.05 s; of reads of 0.1 s, steps of 0.02 s hide as much.
-    assert waited[0.05] < 0.1 * seconds[0.05]
-    assert 5 * 0.07 < waited[0.1] < seconds[0.1] - 5 * 0.015
-    assert seconds[0.1] < 5 * 0.12 + 0.05
+def test_the_next_batch_is_read_while_the_step_runs(store_of):
+    stream = Watched(training_stream("documents", store_of(RAGGED), 8, W))
+    prefetch = Prefetch(stream, mesh_of(1, 1))
+    prefetch.next()
+    assert stream.read[1].wait(60)  # and nobody has asked for it yet
+    assert not stream.read[2].wait(0.05)  # one ahead, no more
+    prefetch.next()
+    assert stream.read[2].wait(60)
+    prefetch.close()
+
+
+def test_only_the_time_spent_waiting_for_data_is_counted(store_of, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(prefetching.time, "perf_counter", lambda: now[0])
+
+    class Slow(Watched):
+        def batch(self, step, *rows):
+            if step == 2:
+                assert self.wanted.wait(60)
+                now[0] += 5.0
+            return super().batch(step, *rows)
+
+    stream = Slow(training_stream("documents", store_of(RAGGED), 8, W))
+    stream.wanted = threading.Event()
+    prefetch = Prefetch(stream, mesh_of(1, 1))
+    prefetch.next()
+    assert stream.read[1].wait(60)
+    now[0] += 7.0  # a step, while the next batch is there already
+    prefetch.next()
+    assert prefetch.waited == 0.0
+    threading.Timer(0.2, stream.wanted.set).start()
+    prefetch.next()
+    assert prefetch.waited == 5.0
+    prefetch.close()
 
 
 def test_what_reading_raises_is_raised_where_the_batch_is_wanted(store_of):

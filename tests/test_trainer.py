@@ -31,6 +31,7 @@ from brt import evaluate, train
 from brt.data.document_stream import DocumentStream
 from brt.data.ledger import MODULUS, ledger_of
 from brt.data.streams import training_stream
+from brt.data.token_store import TokenStore
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import load_params, load_run
 from brt.training.checkpoint import CheckpointError
@@ -143,6 +144,29 @@ def test_a_run_resumed_on_another_mesh_ends_with_the_same_ledger(tmp_path):
     run = train_here(tiny, tmp_path / "parts")
     whole = train_here(tiny, tmp_path / "whole")
     assert records(run.folder.path, "data/") == records(whole.folder.path, "data/") != []
+
+
+def test_a_mixture_trains_evaluates_and_resumes_where_its_stores_have_moved(tmp_path):
+    texts = f'TextFiles.path = "{tmp_path}/texts/{{split}}"'
+    mixture = [
+        "Trainer.corpus = @Mixture()",
+        "Mixture.corpora = [@first/Corpus(), @second/Corpus()]",
+        "Mixture.weights = [3, 1]",
+        f'first/Corpus.store = "{tmp_path}/one"',
+        f'second/Corpus.store = "{tmp_path}/two"',
+        *(texts, "Trainer.eval_every = 4", "Trainer.steps = 4"),
+    ]
+    path = write_config(tmp_path, *PLAIN, *mixture, without=("RecurrentCell",))
+    path.write_text(path.read_text().replace(f'Corpus.store = "{tmp_path}/stores"\n', ""))
+    tiny = build(path)
+    whole = train_here(tiny, tmp_path / "whole")
+    train_here(tiny, tmp_path / "parts", stop_after=3)
+    (tmp_path / "two").rename(tmp_path / "moved")
+    moved = build(path, f'second/Corpus.store = "{tmp_path}/moved"')
+    assert_same_run(train_here(moved, tmp_path / "parts"), whole)
+    (record,) = records(tmp_path / "parts", "eval/")
+    stores = [TokenStore(tmp_path / name / "validation") for name in ("one", "moved")]
+    assert record["eval/scored_tokens"] == sum(store.num_tokens for store in stores)
 
 
 def test_training_moves_every_parameter(straight, first_params):

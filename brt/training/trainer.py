@@ -41,7 +41,7 @@ class Trainer:
     """Settings of a run.
 
     Args:
-        corpus: what is read.
+        corpus: what is read, a `Corpus` or a `Mixture` of several.
         optimizer, schedule: by reference, `@adafactor` and `@rsqrt`.
         steps: updates in all.
         segment_length: N in tokens, a multiple of the model's window.
@@ -96,6 +96,12 @@ class Trainer:
         self.skip_nonfinite, self.log_every, self.eval_every = skip_nonfinite, log_every, eval_every
         self.evaluation = evaluation or Evaluation()
         self.checkpoints = checkpoints or CheckpointPolicy()
+
+
+def _decides(difference):
+    """Whether the binding decides what is computed, whatever its scope (`books/Corpus.store`)."""
+    name = difference.partition(":")[0].rpartition("/")[2]
+    return not f"{name}:".startswith(FREE_TO_CHANGE)
 
 
 class TrainingRun:
@@ -160,9 +166,7 @@ class TrainingRun:
         else:
             return
         new = self.experiment.bindings
-        changed = [
-            line for line in config.differences(old, new) if not line.startswith(FREE_TO_CHANGE)
-        ]
+        changed = [line for line in config.differences(old, new) if _decides(line)]
         if changed and not allow_changes:
             raise ChangedConfig(
                 f"{self.folder.path} holds a run with other bindings:\n  "
