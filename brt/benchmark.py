@@ -150,7 +150,7 @@ def show(rows):
 
 def show_input(folder, rows, segment_length):
     """Prints what reading one store costs, for each kind of stream."""
-    print(f"{folder}, {rows} rows of {segment_length} tokens, best of 5 rounds of 200 batches")
+    print(f"{folder}, {rows} rows of {segment_length} tokens; rates are of one core's time")
     titles = "first batch s", "M tokens/s", "with ledger", "padding", "row segments"
     print(" " * 10, *(f"{title:>16}" for title in titles))
     found = measure_store(folder, rows, segment_length)
