@@ -2,13 +2,16 @@
 
     python -m brt.benchmark --configs=FIRST.gin,SECOND.gin
 
+    python -m brt.benchmark --input=STORE --rows=32 --segment_length=4096
+
+The second form reads a token store, as fast as it can, and runs no model.
+
 Every config takes one step in turn, over and over, so that a busy machine slows all of
 them alike; what counts is the ratio to the baseline, the first config unless named.
 """
 
 import json
 import os
-import tempfile
 import time
 from typing import NamedTuple
 
@@ -17,10 +20,8 @@ import numpy as np
 from absl import flags
 
 from brt import command_line, config
-from brt.data.document_stream import Batch, DocumentStream
-from brt.data.sources import Document
-from brt.data.token_store import TokenStore, write_store
-from brt.data.vocabularies import ByteVocabulary
+from brt.data.document_stream import Batch
+from brt.data.throughput import measure_store, time_input
 from brt.experiment import Experiment
 from brt.models.counts import flops_per_token
 from brt.progress import Progress
@@ -31,6 +32,9 @@ FLAGS = flags.FLAGS
 flags.DEFINE_list("configs", [], "Gin files to compare; --gin bindings apply to all of them.")
 flags.DEFINE_string("baseline", None, "Name of the config that counts as 1.00.")
 flags.DEFINE_integer("rounds", 20, "Timed steps of each config.")
+flags.DEFINE_string("input", None, "Time the reading of this token store, and nothing else.")
+flags.DEFINE_integer("rows", 32, "Rows of a batch, for --input.")
+flags.DEFINE_integer("segment_length", 4096, "Tokens of a segment, for --input.")
 flags.DEFINE_string("json", None, "Also write the figures to this file.")
 
 
@@ -100,26 +104,6 @@ def time_steps(candidates, rounds):
     return seconds
 
 
-def time_input(rows, segment_length, segments_per_step, steps=200):
-    """Tokens per second of the input alone, from a warm store of random documents."""
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(segment_length // 2, 40 * segment_length, 2 * rows)
-    documents = (
-        Document(str(i), rng.integers(0, 256, size, np.uint8).tobytes())
-        for i, size in enumerate(lengths)
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "store")
-        write_store(path, documents, ByteVocabulary(), {"source": "random"}, quiet=True)
-        stream = DocumentStream(TokenStore(path), rows, segment_length, segments_per_step)
-        stream.batch(0)
-        begun = time.perf_counter()
-        for step in range(1, steps + 1):
-            stream.batch(step)
-        seconds = time.perf_counter() - begun
-    return rows * segment_length * segments_per_step * steps / seconds
-
-
 def table(candidates, seconds, baseline):
     """One dictionary of figures for each config."""
     base = [candidate.name for candidate in candidates].index(baseline)
@@ -164,7 +148,32 @@ def show(rows):
         print(f"{row['name']:<{width}}", *(f"{cell:>12}" for cell in cells))
 
 
+def show_input(folder, rows, segment_length):
+    """Prints what reading one store costs, for each kind of stream."""
+    print(f"{folder}, {rows} rows of {segment_length} tokens; rates are of one core's time")
+    titles = "first batch s", "M tokens/s", "with ledger", "padding", "row segments"
+    print(" " * 10, *(f"{title:>16}" for title in titles))
+    found = measure_store(folder, rows, segment_length)
+    for kind, figures in found.items():
+        least, most = figures["row_segments"]
+        cells = (
+            f"{figures['first_batch_seconds']:.3f}",
+            f"{figures['tokens_per_second'] / 1e6:,.0f}",
+            f"{figures['tokens_per_second_with_ledger'] / 1e6:,.0f}",
+            f"{figures['padding']:.2%}",
+            f"{least:,} to {most:,}",
+        )
+        print(f"{kind:<10}", *(f"{cell:>16}" for cell in cells))
+    return found
+
+
 def main():
+    if FLAGS.input:
+        found = show_input(FLAGS.input, FLAGS.rows, FLAGS.segment_length)
+        if FLAGS.json:
+            with open(FLAGS.json, "w", encoding="utf-8") as file:
+                json.dump({"store": FLAGS.input, "input": found}, file)
+        return
     files = FLAGS.configs or FLAGS.gin_file
     if not files:
         raise ValueError("--configs is empty: name the gin files to compare, separated by commas.")

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from brt import config
 from brt.data import (  # noqa: F401  (register with gin)
+    mixture,
     published_corpora,
     selections,
     seqio_source,

@@ -37,22 +37,34 @@ def main():
         inspect(TokenStore(FLAGS.inspect), FLAGS.document)
         return
     training = bound_training() if FLAGS.train_vocabulary else None
-    corpus = Experiment.from_gin().trainer.corpus
+    whole = Experiment.from_gin().trainer.corpus
+    if FLAGS.train_vocabulary or FLAGS.describe_vocabulary:
+        make_or_describe(whole, training)
+        return
+    for split in FLAGS.splits:
+        whole.prepare(split, workers=FLAGS.workers)
+        for corpus in whole.corpora:
+            manifest = corpus.open(split).manifest
+            print(
+                f"{corpus.path(split)}: {manifest['documents']:,} documents, "
+                f"{manifest['tokens']:,} tokens, {manifest['bytes']:,} bytes, "
+                f"{manifest['words']:,} words",
+                flush=True,
+            )
+
+
+def make_or_describe(whole, training):
+    """Trains the vocabulary if there are settings for it, and prints what it measures."""
+    corpus, *others = whole.corpora
+    if others:
+        raise ValueError(
+            "--train_vocabulary and --describe_vocabulary read one Corpus; bind Trainer.corpus "
+            "to one of the Mixture's."
+        )
     if training is not None:
         path = train_vocabulary(corpus.vocabulary, training, corpus.source)
         print(f"{path} is made", flush=True)
-    if FLAGS.train_vocabulary or FLAGS.describe_vocabulary:
-        print(report(corpus.vocabulary, sample_text(corpus.source.documents(FLAGS.splits[0]))))
-        return
-    for split in FLAGS.splits:
-        corpus.prepare(split, workers=FLAGS.workers)
-        manifest = corpus.open(split).manifest
-        print(
-            f"{corpus.path(split)}: {manifest['documents']:,} documents, "
-            f"{manifest['tokens']:,} tokens, {manifest['bytes']:,} bytes, "
-            f"{manifest['words']:,} words",
-            flush=True,
-        )
+    print(report(corpus.vocabulary, sample_text(corpus.source.documents(FLAGS.splits[0]))))
 
 
 def inspect(store, document):

@@ -17,9 +17,25 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import gin
 import pytest
+from stores import FIRST, make_store
 
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_bound():
     """What one module's tests bound must not configure the models of the next."""
     gin.clear_config()
+
+
+@pytest.fixture(scope="session")
+def store_of(tmp_path_factory):
+    """Makes a small store of documents with the given lengths, or gives the one made before."""
+    made = {}
+
+    def make(lengths, weighted=False, first=FIRST):
+        key = tuple(lengths), weighted, first
+        if key not in made:
+            folder = tmp_path_factory.mktemp("stores") / "train"
+            made[key] = make_store(folder, *key)
+        return made[key]
+
+    return make

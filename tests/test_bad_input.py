@@ -86,6 +86,7 @@ def flags(folder, *bindings, run=True):
         (["Trainer.steps=0"], ["Trainer.steps"]),
         (["Trainer.tokens_per_step=1600"], ["100 rows", "documents"]),
         (["Trainer.seed=-1"], ["seed = -1"]),
+        (["Trainer.stream='rows'"], ["Trainer.stream = 'rows'", "'contiguous'"]),
         (["Trainer.eval_every=2", "Evaluation.tokens_per_step=40"], ["Evaluation.tokens_per_step"]),
         (["CheckpointPolicy.keep_last=0"], ["keep_last = 0"]),
         (["TextFiles.suffix='.md'"], ["suffix", "another source"]),

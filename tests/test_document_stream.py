@@ -1,6 +1,5 @@
 """The streams: every token a target exactly once, and a batch that follows from its step alone."""
 
-import itertools
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stores import RAGGED, N, W, joined, plain_segments, read_row, same
 
 from brt.data.document_stream import (
-    Batch,
     DocumentPass,
     DocumentStream,
     deal,
@@ -19,100 +18,11 @@ from brt.data.document_stream import (
 )
 from brt.data.sources import Document
 from brt.data.token_store import TokenStore, write_store
-from brt.data.vocabularies import BEGIN, ByteVocabulary
-
-W, N = 4, 12
-RAGGED = [1, W - 1, W, W + 1, N, 3 * N + 5, 2 * N, 1, 2, N + 1]
+from brt.data.vocabularies import ByteVocabulary
 
 properties = settings(deadline=None, derandomize=True, max_examples=40)
 corpora = st.lists(st.sampled_from(RAGGED), min_size=1, max_size=12)
 lengths_of_segments = st.sampled_from([1, 2, W, N, 3 * N + 5, 64])
-
-
-class Ids:
-    name, size, fingerprint = "ids", 100_000, "f" * 64
-
-
-@pytest.fixture(scope="session")
-def store_of(tmp_path_factory):
-    """Makes stores of documents with the given lengths; no token id occurs twice."""
-    made = {}
-
-    def make(lengths, weighted=False):
-        key = tuple(lengths), weighted
-        if key not in made:
-            firsts = [1000, *(1000 + np.cumsum(lengths)).tolist()]
-            documents = [
-                Document(
-                    f"document {d}",
-                    tokens=np.arange(first, first + length),
-                    weights=np.arange(length, dtype=np.float32) / 8 if weighted else None,
-                )
-                for d, (first, length) in enumerate(zip(firsts, lengths))
-            ]
-            folder = tmp_path_factory.mktemp("stores") / "train"
-            write_store(folder, documents, Ids, {}, quiet=True)
-            made[key] = TokenStore(folder)
-        return made[key]
-
-    return make
-
-
-def same(first, second):
-    return all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(first, second))
-
-
-def joined(batches, axis):
-    return Batch(*(np.concatenate(arrays, axis) for arrays in zip(*batches)))
-
-
-def plain_segments(store, document, length):
-    """The segments of one document, token by token: inputs, targets, weights, start."""
-    tokens = store.tokens(document).tolist()
-    weights = store.weights(document).tolist()
-    segments = []
-    previous = BEGIN
-    for at, (token, weight) in enumerate(zip(tokens, weights)):
-        if at % length == 0:
-            segments.append(([], [], [], at == 0))
-        inputs, targets, counts, _ = segments[-1]
-        inputs.append(previous)
-        targets.append(token)
-        counts.append(weight)
-        previous = token
-    for inputs, targets, counts, _ in segments:
-        for part in inputs, targets, counts:
-            part += [0] * (length - len(part))
-    return segments
-
-
-def read_row(store, batches, row, length, count):
-    """Follows one row for `count` segments and gives the documents it read, each in full."""
-    document_of = {int(store.tokens(d)[0]): d for d in range(store.num_documents)}
-    ahead = iter(
-        (
-            batch.inputs_KBT[k, row],
-            batch.targets_KBT[k, row],
-            batch.weights_KBT[k, row],
-            batch.starts_KB[k, row],
-        )
-        for batch in batches
-        for k in range(len(batch.starts_KB))
-    )
-    documents = []
-    while count > 0:
-        first = next(ahead)
-        document = document_of[int(first[1][0])]
-        expected = plain_segments(store, document, length)
-        for wanted, found in zip(expected, itertools.chain([first], ahead)):
-            assert found[0].tolist() == wanted[0]
-            assert found[1].tolist() == wanted[1]
-            assert found[2].tolist() == wanted[2]
-            assert found[3] == wanted[3]
-        documents.append(document)
-        count -= len(expected)
-    assert count == 0
-    return documents
 
 
 @properties

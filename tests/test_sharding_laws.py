@@ -153,3 +153,5 @@ def test_two_processes_train_as_one(folder, tmp_path):
         for key in ("train/loss", "train/scored_tokens", "eval/loss", "eval/scored_tokens"):
             if key in a:
                 np.testing.assert_allclose(a[key], b[key], rtol=1e-5)
+        assert a.get("data/ledger") == b.get("data/ledger")
+    assert "data/ledger" in records[0][0]

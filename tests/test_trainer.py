@@ -29,6 +29,9 @@ from tiny_run import (  # noqa: F401
 
 from brt import evaluate, train
 from brt.data.document_stream import DocumentStream
+from brt.data.ledger import MODULUS, ledger_of
+from brt.data.streams import training_stream
+from brt.data.token_store import TokenStore
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import load_params, load_run
 from brt.training.checkpoint import CheckpointError
@@ -72,7 +75,7 @@ def straight(tiny, first_params, tmp_path_factory):
 
 def records(folder, *prefixes):
     """What metrics.jsonl says, without the timings."""
-    prefixes = prefixes or ("train/", "eval/")
+    prefixes = prefixes or ("train/", "eval/", "data/")
     found = [
         {name: value for name, value in record.items() if name.startswith(("step", *prefixes))}
         for record in read_metrics(str(folder))
@@ -105,6 +108,65 @@ def test_a_run_records_every_interval_and_every_evaluation_once(straight, tiny):
     assert records(folder, "train/")[-1]["train/loss"] < records(folder, "train/")[0]["train/loss"]
     for record in records(folder, "eval/"):
         assert {"eval/loss", "eval/accuracy", "eval/scored_tokens"} <= set(record)
+
+
+def test_the_ledger_is_recorded_and_kept_for_the_run_that_goes_on(straight, tiny):
+    trainer, ledger, expected = tiny.experiment.trainer, 0, {}
+    for step in range(STEPS):
+        stream = training_stream(
+            "documents", trainer.corpus.open("train"), trainer.rows, trainer.segment_length
+        )
+        ledger = (ledger + ledger_of(stream.batch(step), step)) % MODULUS
+        expected[step + 1] = f"{ledger:016x}"
+    found = {r["step"]: r["data/ledger"] for r in records(straight.folder.path, "data/")}
+    assert found == {step: expected[step] for step in (5, 10, 12)}
+    kept = {step: straight.checkpoints.record(step)["ledger"] for step in (3, 6, 9, 12)}
+    assert kept == {step: expected[step] for step in (3, 6, 9, 12)}
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "shuffled"])
+def test_contiguous_streams_train_evaluate_and_resume(tmp_path, kind):
+    bindings = (*BINDINGS, f'Trainer.stream = "{kind}"', "Evaluation.max_steps = None")
+    tiny = build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)), *bindings)
+    whole = train_here(tiny, tmp_path / "whole")
+    train_here(tiny, tmp_path / "parts", stop_after=7)
+    assert_same_run(train_here(tiny, tmp_path / "parts"), whole)
+    (last,) = [r for r in records(tmp_path / "whole", "eval/") if r["step"] == STEPS]
+    held_out = tiny.experiment.open_store("validation")
+    assert last["eval/scored_tokens"] == held_out.num_tokens - 1
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+def test_a_run_resumed_on_another_mesh_ends_with_the_same_ledger(tmp_path):
+    path = write_config(tmp_path, *PLAIN, "Trainer.steps = 4", without=("RecurrentCell",))
+    tiny = build(path)
+    train_here(tiny, tmp_path / "parts", stop_after=1, mesh=mesh_of(2, 1))
+    run = train_here(tiny, tmp_path / "parts")
+    whole = train_here(tiny, tmp_path / "whole")
+    assert records(run.folder.path, "data/") == records(whole.folder.path, "data/") != []
+
+
+def test_a_mixture_trains_evaluates_and_resumes_where_its_stores_have_moved(tmp_path):
+    texts = f'TextFiles.path = "{tmp_path}/texts/{{split}}"'
+    mixture = [
+        "Trainer.corpus = @Mixture()",
+        "Mixture.corpora = [@first/Corpus(), @second/Corpus()]",
+        "Mixture.weights = [3, 1]",
+        f'first/Corpus.store = "{tmp_path}/one"',
+        f'second/Corpus.store = "{tmp_path}/two"',
+        *(texts, "Trainer.eval_every = 4", "Trainer.steps = 4"),
+    ]
+    path = write_config(tmp_path, *PLAIN, *mixture, without=("RecurrentCell",))
+    path.write_text(path.read_text().replace(f'Corpus.store = "{tmp_path}/stores"\n', ""))
+    tiny = build(path)
+    whole = train_here(tiny, tmp_path / "whole")
+    train_here(tiny, tmp_path / "parts", stop_after=3)
+    (tmp_path / "two").rename(tmp_path / "moved")
+    moved = build(path, f'second/Corpus.store = "{tmp_path}/moved"')
+    assert_same_run(train_here(moved, tmp_path / "parts"), whole)
+    (record,) = records(tmp_path / "parts", "eval/")
+    stores = [TokenStore(tmp_path / name / "validation") for name in ("one", "moved")]
+    assert record["eval/scored_tokens"] == sum(store.num_tokens for store in stores)
 
 
 def test_training_moves_every_parameter(straight, first_params):

@@ -53,6 +53,11 @@ class Corpus:
             )
 
     @property
+    def corpora(self) -> list["Corpus"]:
+        """Itself; a `Mixture` has several."""
+        return [self]
+
+    @property
     def vocabulary_size(self) -> int:
         """Number of token ids; may open the vocabulary's file."""
         return self.vocabulary.size

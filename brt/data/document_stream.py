@@ -34,12 +34,18 @@ class Batch(NamedTuple):
     starts_KB: np.ndarray
 
 
+DTYPES = Batch(np.int32, np.int32, np.float32, np.bool_)
+"""Types of a batch's arrays, on the host and on the devices."""
+
+
 class DocumentStream:
     """The endless stream of training.
 
-    A row goes through its documents in an order of its own, shuffled anew each epoch, and goes on
-    into its next epoch at once. Rows have nearly the same number of segments, so their epochs stay
-    nearly together.
+    Rows are balanced once, in segments: the longest document goes first, each to the row with the
+    fewest segments so far (`deal`). A row goes through its documents in an order of its own,
+    shuffled anew each epoch, and goes on into its next epoch at once: no row ever waits for
+    another, and the rows' epochs drift apart only by the small difference of their loads. What is
+    lost is the padding of each document's last segment.
 
     Args:
         store: what to read; at least as many documents as rows.
@@ -63,11 +69,12 @@ class DocumentStream:
         segments_per_step: int = 1,
         seed: int = 0,
     ):
-        _check_sizes(seed, rows, segment_length, segments_per_step)
+        check_sizes(seed, rows, segment_length, segments_per_step)
         if store.num_documents < rows:
             raise ValueError(
                 f"{rows} rows need at least as many documents and {store.folder} has "
-                f"{store.num_documents}; lower the batch size or use more documents"
+                f"{store.num_documents}; lower the batch size or use more documents, or bind "
+                'Trainer.stream = "contiguous", which cuts documents into rows'
             )
         self.store = store
         self.rows = rows
@@ -75,7 +82,7 @@ class DocumentStream:
         self.segments_per_step = segments_per_step
         self.seed = seed
         self._segments_D = -(-store.lengths_D // segment_length)
-        order = _permutation(store.num_documents, seed, 0, 0, 1)
+        order = permutation(store.num_documents, seed, 0, 0, 1)
         self._hands = deal(self._segments_D, rows, order)
         self.row_segments_B = np.array([self._segments_D[hand].sum() for hand in self._hands])
         self._epochs = [None] * rows  # the last epoch each row was asked for
@@ -88,10 +95,10 @@ class DocumentStream:
         Raises:
             ValueError: a negative step, or rows outside the batch.
         """
-        rows = _row_range(step, first_row, num_rows, self.rows)
+        rows = row_range(step, first_row, num_rows, self.rows)
         steps = range(step * self.segments_per_step, (step + 1) * self.segments_per_step)
         places = [[self._place(row, number) for row in rows] for number in steps]
-        return _gather(self.store, places, self.segment_length)
+        return gather(self.store, places, self.segment_length)
 
     def _place(self, row, number):
         """Document and offset of a row's segment of that number, counted over all epochs."""
@@ -99,7 +106,7 @@ class DocumentStream:
         known = self._epochs[row]
         if known is None or known[0] != epoch:
             hand = self._hands[row]
-            shuffled = hand[_permutation(len(hand), self.seed, row, epoch, 2)]
+            shuffled = hand[permutation(len(hand), self.seed, row, epoch, 2)]
             # One assignment of a finished tuple: other threads see the old one or the new one.
             known = (epoch, shuffled, _first_segments(self._segments_D[shuffled]))
             self._epochs[row] = known
@@ -116,21 +123,24 @@ class DocumentPass:
         seed: deals the documents in a random order; None keeps the store's.
 
     Attributes:
+        segments_per_step: K, always 1.
         num_steps: steps after which every token has been a target.
 
     Raises:
         ValueError: a size below 1, or a negative seed.
     """
 
+    segments_per_step = 1
+
     def __init__(self, store: TokenStore, rows: int, segment_length: int, seed: int | None = None):
-        _check_sizes(seed or 0, rows, segment_length)
+        check_sizes(seed or 0, rows, segment_length)
         self.store = store
         self.rows = rows
         self.segment_length = segment_length
         segments_D = -(-store.lengths_D // segment_length)
         order = np.arange(store.num_documents)
         if seed is not None:
-            order = _permutation(store.num_documents, seed, 0, 0, 1)
+            order = permutation(store.num_documents, seed, 0, 0, 1)
         self._hands = deal(segments_D, rows, order)
         self._firsts = [_first_segments(segments_D[hand]) for hand in self._hands]
         self.num_steps = int(max(segments_D[hand].sum() for hand in self._hands))
@@ -142,7 +152,7 @@ class DocumentPass:
             ValueError: a negative step, or rows outside the batch.
         """
         places = zip(*(array.tolist() for array in self.places(step, first_row, num_rows)))
-        return _gather(self.store, [list(places)], self.segment_length)
+        return gather(self.store, [list(places)], self.segment_length)
 
     def places(self, step: int, first_row: int = 0, num_rows: int | None = None):
         """What the rows of `batch` read.
@@ -154,7 +164,7 @@ class DocumentPass:
         Raises:
             ValueError: a negative step, or rows outside the batch.
         """
-        rows = _row_range(step, first_row, num_rows, self.rows)
+        rows = row_range(step, first_row, num_rows, self.rows)
         places = [
             _locate(self._hands[row], self._firsts[row], step, self.segment_length) for row in rows
         ]
@@ -208,11 +218,23 @@ def deal(segments_D, rows: int, order_D) -> list[np.ndarray]:
     return [np.array(hand, np.int64) for hand in hands]
 
 
-def _permutation(count, *key):
-    # Raw bits, because NumPy keeps those the same in all versions, unlike its shuffles. The key
-    # must not end in 0: NumPy takes keys that differ by zeros at the end for equal.
+def permutation(count: int, *key: int) -> np.ndarray:
+    """A permutation of `count` things that follows from the key alone, int64 (count,).
+
+    Args:
+        key: integers, at least 0; the last one above 0, because NumPy takes keys that differ by
+            zeros at the end for equal.
+    """
+    # Raw bits, because NumPy keeps those the same in all versions, unlike its shuffles.
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
     return np.argsort(bits, kind="stable")
+
+
+def padding(segments: int, rows: int, segment_length: int) -> Batch:
+    """A batch in which no row has anything to read."""
+    shape = segments, rows, segment_length
+    inputs, targets, weights = (np.zeros(shape, dtype) for dtype in DTYPES[:3])
+    return Batch(inputs, targets, weights, np.ones(shape[:2], DTYPES.starts_KB))
 
 
 def _first_segments(segments):
@@ -224,17 +246,14 @@ def _locate(documents, firsts, number, segment_length):
     """Document and offset of a row's segment of that number, (-1, 0) past the last."""
     if number >= firsts[-1]:
         return -1, 0
-    index = int(np.searchsorted(firsts, number, side="right")) - 1
+    index = int(firsts.searchsorted(number, "right")) - 1
     return int(documents[index]), (number - int(firsts[index])) * segment_length
 
 
-def _gather(store, places_KB, segment_length):
-    """Reads the segments that begin at the given (document, offset)s."""
-    shape = len(places_KB), len(places_KB[0]), segment_length
-    inputs_KBT = np.zeros(shape, np.int32)
-    targets_KBT = np.zeros(shape, np.int32)
-    weights_KBT = np.zeros(shape, np.float32)
-    starts_KB = np.ones(shape[:2], bool)
+def gather(store, places_KB, segment_length):
+    """Reads the segments that begin at the given (document, offset)s; document -1 is padding."""
+    batch = padding(len(places_KB), len(places_KB[0]), segment_length)
+    inputs_KBT, targets_KBT, weights_KBT, starts_KB = batch
     for k, places_B in enumerate(places_KB):
         for b, (document, offset) in enumerate(places_B):
             if document < 0:
@@ -252,10 +271,15 @@ def _gather(store, places_KB, segment_length):
                 weights_KBT[k, b, :length] = store.weights(document, offset, end)
             else:
                 weights_KBT[k, b, :length] = 1
-    return Batch(inputs_KBT, targets_KBT, weights_KBT, starts_KB)
+    return batch
 
 
-def _check_sizes(seed, rows, segment_length, segments_per_step=1):
+def check_sizes(seed: int, rows: int, segment_length: int, segments_per_step: int = 1) -> None:
+    """Refuses what no stream can be read with.
+
+    Raises:
+        ValueError: naming the sizes and the seed.
+    """
     if seed < 0 or min(rows, segment_length, segments_per_step) < 1:
         raise ValueError(
             f"rows = {rows}, segment_length = {segment_length}, segments_per_step = "
@@ -264,7 +288,12 @@ def _check_sizes(seed, rows, segment_length, segments_per_step=1):
         )
 
 
-def _row_range(step, first_row, num_rows, rows):
+def row_range(step: int, first_row: int, num_rows: int | None, rows: int) -> range:
+    """The rows asked for; with num_rows None all from first_row on.
+
+    Raises:
+        ValueError: a negative step, or rows outside the batch.
+    """
     num_rows = rows - first_row if num_rows is None else num_rows
     if step < 0 or first_row < 0 or num_rows < 1 or first_row + num_rows > rows:
         raise ValueError(

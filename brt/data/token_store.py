@@ -192,6 +192,16 @@ class TokenStore:
             return np.ones(where.stop - where.start, np.float32)
         return self._weights[where]
 
+    @property
+    def all_tokens(self) -> np.ndarray:
+        """Ids of all documents, one after another: (num_tokens,), read-only, mapped."""
+        return self._tokens
+
+    @property
+    def all_weights(self) -> np.ndarray | None:
+        """Loss weights of all tokens, float32 (num_tokens,); None where the store holds none."""
+        return self._weights
+
     def titles(self) -> list[str]:
         """Titles of all documents, in order."""
         with open(self.folder / "documents.jsonl", encoding="utf-8") as file:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
-from brt.data.document_stream import DocumentPass
+from brt.data.streams import evaluation_pass
 from brt.models.caches import clear_state
 from brt.models.shape_letters import spec
 from brt.progress import Progress
@@ -93,7 +93,8 @@ class Evaluator:
         mesh: the device mesh.
 
     Raises:
-        ValueError: rows that do not divide over the data axis, or no whole number of rows.
+        ValueError: rows that do not divide over the data axis, no whole number of rows, or a
+            score that the stream cannot give.
     """
 
     def __init__(self, experiment, store, mesh):
@@ -109,7 +110,12 @@ class Evaluator:
                 f"{self.segment_length} tokens."
             )
         check_divisible(mesh, rows, {})
-        self.stream = DocumentPass(store, rows, self.segment_length)
+        if evaluation.score and trainer.stream != "documents":
+            raise ValueError(
+                f"Evaluation.score looks at whole documents, and Trainer.stream = "
+                f"{trainer.stream!r} marks none: bind one of them otherwise."
+            )
+        self.stream = evaluation_pass(trainer.stream, store, rows, self.segment_length)
         self.scores = [TokenSums()] + ([evaluation.score] if evaluation.score else [])
 
         def init(params):

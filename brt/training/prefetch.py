@@ -3,8 +3,9 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from brt.data.document_stream import Batch
-from brt.training.sharding import put_rows
+from brt.data.document_stream import DTYPES, Batch
+from brt.data.ledger import MODULUS, ledger_of
+from brt.training.sharding import put_rows, rows_answered_for
 
 FIELDS = {name: name.rsplit("_", 1)[1] for name in Batch._fields}
 
@@ -12,19 +13,25 @@ FIELDS = {name: name.rsplit("_", 1)[1] for name in Batch._fields}
 class Prefetch:
     """Batches of consecutive steps as global device arrays, one ahead.
 
+    Reading, hashing and the transfer to the devices happen in a thread of their own.
+
     Args:
-        stream: has `rows` and `batch(step, first_row, num_rows)`.
+        stream: has `rows`, `segment_length`, `segments_per_step` and
+            `batch(step, first_row, num_rows)`.
         mesh: rows are divided over its data axis; each process reads its own.
         start: the first step.
         stop: no step from here on is read; None for no end.
+        keeps_ledger: hash what is read, for `ledger`.
 
     Attributes:
         waited: seconds `next` has waited for data since it was last set to 0.
+        ledger: what this process adds to the ledger of the batches that `next` has given.
     """
 
-    def __init__(self, stream, mesh, start=0, stop=None):
+    def __init__(self, stream, mesh, start=0, stop=None, keeps_ledger=False):
         self.stream, self.mesh, self.step, self.stop = stream, mesh, start, stop
-        self.waited = 0.0
+        self.waited, self.ledger = 0.0, 0
+        self._answers_for = rows_answered_for(mesh, stream.rows) if keeps_ledger else ()
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._next = self._submit()
 
@@ -32,13 +39,20 @@ class Prefetch:
         if self.stop is not None and self.step >= self.stop:
             return None
         self.step += 1
-        return self._thread.submit(device_batch, self.stream, self.mesh, self.step - 1)
+        return self._thread.submit(self._read, self.step - 1)
+
+    def _read(self, step):
+        parts = HostParts(self.stream, step)
+        batch = device_batch(self.stream, self.mesh, step, parts)
+        hashes = (ledger_of(parts[rows], step, rows[0]) for rows in self._answers_for)
+        return batch, sum(hashes)
 
     def next(self) -> Batch:
         """The next step's batch; raises what reading it raised."""
         begun = time.perf_counter()
-        batch = self._next.result()
+        batch, hashed = self._next.result()
         self.waited += time.perf_counter() - begun
+        self.ledger = (self.ledger + hashed) % MODULUS
         self._next = self._submit()
         return batch
 
@@ -46,28 +60,32 @@ class Prefetch:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
 
-def device_batch(stream, mesh, step) -> Batch:
-    """One step's batch as global device arrays."""
-    parts = {}
+class HostParts(dict):
+    """One step's batch on the host, by (first row, number of rows), each part read once."""
 
-    def rows_of(first, count, field):
-        if (first, count) not in parts:
-            parts[first, count] = stream.batch(step, first, count)
-        return getattr(parts[first, count], field)
+    def __init__(self, stream, step):
+        self.stream, self.step = stream, step
 
-    # One read decides shapes and types; it is among those that the devices need.
-    first_part = stream.batch(step, 0, 1)
+    def __missing__(self, rows):
+        return self.setdefault(rows, self.stream.batch(self.step, *rows))
+
+
+def device_batch(stream, mesh, step, parts=None) -> Batch:
+    """One step's batch as global device arrays.
+
+    Args:
+        parts: a `HostParts` of that step, where what was read is wanted too.
+    """
+    parts = HostParts(stream, step) if parts is None else parts
+    sizes = {"K": stream.segments_per_step, "B": stream.rows, "T": stream.segment_length}
     return Batch(
         *(
             put_rows(
                 mesh,
-                tuple(
-                    stream.rows if letter == "B" else size
-                    for letter, size in zip(letters, getattr(first_part, field).shape, strict=True)
-                ),
-                getattr(first_part, field).dtype,
+                tuple(sizes[letter] for letter in letters),
+                getattr(DTYPES, field),
                 letters,
-                lambda first, count, field=field: rows_of(first, count, field),
+                lambda *rows, field=field: getattr(parts[rows], field),
             )
             for field, letters in FIELDS.items()
         )

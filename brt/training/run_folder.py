@@ -84,8 +84,8 @@ class RunFolder:
         for record in kept:
             self._to_tensorboard(record)
 
-    def record(self, step: int, scalars: dict[str, float]):
-        """Appends one line to metrics.jsonl and the same scalars to TensorBoard."""
+    def record(self, step: int, scalars: dict[str, float | str]):
+        """Appends one line to metrics.jsonl; what of it is a number, to TensorBoard too."""
         if self._metrics is None:
             return
         record = {"step": step, **scalars}
@@ -95,7 +95,7 @@ class RunFolder:
 
     def _to_tensorboard(self, record):
         for name, value in record.items():
-            if name != "step":
+            if name != "step" and not isinstance(value, str):
                 self._events.add_scalar(name, value, record["step"])
 
     def sync(self):

@@ -4,6 +4,7 @@ import re
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from brt.models.shape_letters import RULES, spec
@@ -99,3 +100,27 @@ def put_rows(mesh, shape, dtype, letters, rows_of):
         return rows_of(start, stop - start)
 
     return jax.make_array_from_callback(shape, sharding, part, dtype=dtype)
+
+
+def rows_answered_for(mesh, rows: int) -> list[tuple[int, int]]:
+    """The parts of the batch's rows that this process answers for, as (first row, number).
+
+    It reads these. Where several processes read the same rows, because a model is divided over
+    them, the first of them answers; so every row belongs to one process.
+    """
+    sharding = NamedSharding(mesh, spec("B"))
+    owners = {}
+    for device, (part,) in sharding.devices_indices_map((rows,)).items():
+        start, stop, _ = part.indices(rows)
+        key = start, stop - start
+        owners[key] = min(device.process_index, owners.get(key, device.process_index))
+    return sorted(key for key, owner in owners.items() if owner == jax.process_index())
+
+
+def sum_over_processes(number: int) -> int:
+    """The sum of one integer below 2**64 of every process; all of them wait for it."""
+    if jax.process_count() == 1:
+        return number
+    halves = np.array(divmod(number, 2**32), np.uint32)  # JAX has no 64 bits by default
+    high, low = multihost_utils.process_allgather(halves).astype(object).sum(axis=0)
+    return int(high) * 2**32 + int(low)

@@ -9,7 +9,8 @@ from jax.experimental import multihost_utils
 
 from brt import config
 from brt.data.corpus import Corpus
-from brt.data.document_stream import DocumentStream
+from brt.data.ledger import MODULUS
+from brt.data.streams import check_stream, training_stream
 from brt.evaluation.evaluator import Evaluation, Evaluator
 from brt.models.counts import flops_per_token
 from brt.progress import Progress
@@ -17,6 +18,7 @@ from brt.training.checkpoint import CheckpointPolicy, Checkpoints
 from brt.training.metrics import Interval, device_peak
 from brt.training.prefetch import Prefetch
 from brt.training.run_folder import RunFolder
+from brt.training.sharding import sum_over_processes
 
 FREE_TO_CHANGE = (
     *("Trainer.steps:", "Trainer.log_every:", "Trainer.eval_every:", "Trainer.mesh:"),
@@ -39,13 +41,16 @@ class Trainer:
     """Settings of a run.
 
     Args:
-        corpus: what is read.
+        corpus: what is read, a `Corpus` or a `Mixture` of several.
         optimizer, schedule: by reference, `@adafactor` and `@rsqrt`.
         steps: updates in all.
         segment_length: N in tokens, a multiple of the model's window.
         tokens_per_step: rows x segments_per_step x segment_length, over all devices.
         segments_per_step: consecutive segments of a document that gradients may cross.
         seed: of parameters, dropout and the order of documents.
+        stream: "documents", each read by one row from start to end; "contiguous", the corpus cut
+            into rows; or "shuffled", the same with its documents in a new order every epoch.
+            Evaluation follows.
         mesh: (data, model) devices; -1 takes what the other leaves.
         plateau: lowers the rate when the evaluation loss stops falling, `@ReduceOnPlateau()`.
         clear_state: train with the state cleared at every segment.
@@ -65,6 +70,7 @@ class Trainer:
         tokens_per_step: int = gin.REQUIRED,
         segments_per_step: int = 1,
         seed: int = 0,
+        stream: str = "documents",
         mesh: tuple[int, int] = (-1, 1),
         plateau=None,
         clear_state: bool = False,
@@ -83,6 +89,8 @@ class Trainer:
             )
         if min(steps, tokens_per_step, log_every) < 1:
             raise ValueError("Trainer.steps, tokens_per_step and log_every must be at least 1.")
+        check_stream(stream)
+        self.stream = stream
         if plateau and not eval_every:
             raise ValueError(
                 "Trainer.plateau looks at evaluations: bind Trainer.eval_every to 1 or more."
@@ -95,6 +103,12 @@ class Trainer:
         self.skip_nonfinite, self.log_every, self.eval_every = skip_nonfinite, log_every, eval_every
         self.evaluation = evaluation or Evaluation()
         self.checkpoints = checkpoints or CheckpointPolicy()
+
+
+def _decides(difference, free):
+    """Whether the binding decides what is computed, whatever its scope (`books/Corpus.store`)."""
+    name = difference.partition(":")[0].rpartition("/")[2]
+    return not f"{name}:".startswith(free)
 
 
 class TrainingRun:
@@ -115,7 +129,8 @@ class TrainingRun:
         self.experiment, self.mesh, self.trainer = experiment, mesh, experiment.trainer
         trainer = self.trainer
         self.store = experiment.open_store("train")
-        self.stream = DocumentStream(
+        self.stream = training_stream(
+            trainer.stream,
             self.store,
             trainer.rows,
             trainer.segment_length,
@@ -135,8 +150,11 @@ class TrainingRun:
             self.state, record = restored
             self.checkpoints.remove_after(int(self.state.step))
             self.interval = Interval(record["interval"])
+            self._read_before = int(record.get("ledger", "0"), 16)
         else:
             self.state, self.interval = experiment.jit_init(mesh)(params), Interval()
+            self._read_before = 0
+        self._read = 0
         self.start = int(self.state.step)
         self.resumed = restored is not None
         self.step_function = experiment.jit_step(mesh)
@@ -157,7 +175,7 @@ class TrainingRun:
         new, free = self.experiment.bindings, FREE_TO_CHANGE
         if self.trainer.plateau:  # evaluations decide the learning rate
             free = tuple(n for n in free if not n.startswith(("Trainer.eval", "Evaluation.")))
-        changed = [line for line in config.differences(old, new) if not line.startswith(free)]
+        changed = [line for line in config.differences(old, new) if _decides(line, free)]
         if changed and not allow_changes:
             raise ChangedConfig(
                 f"{self.folder.path} holds a run with other bindings:\n  "
@@ -182,7 +200,7 @@ class TrainingRun:
         self.folder.open_metrics(self.start)
         progress = Progress("step", trainer.steps, self.start, quiet=jax.process_index() > 0)
         previous = signal.signal(signal.SIGTERM, self.request_stop)
-        prefetch = Prefetch(self.stream, self.mesh, self.start, trainer.steps)
+        prefetch = Prefetch(self.stream, self.mesh, self.start, trainer.steps, keeps_ledger=True)
         self._clock, self._timed, last_evaluation, pending = time.perf_counter(), 0, {}, None
         try:
             for step in range(self.start + 1, trainer.steps + 1):
@@ -190,7 +208,7 @@ class TrainingRun:
                 self.state, metrics = self.step_function(self.state, batch)
                 if pending:
                     self._consume(*pending, prefetch, progress)
-                pending = step, metrics
+                pending = step, metrics, prefetch.ledger
                 evaluates = self.evaluator and (
                     step % trainer.eval_every == 0 or step == trainer.steps
                 )
@@ -221,8 +239,9 @@ class TrainingRun:
             return multihost_utils.reached_preemption_sync_point(step)
         return self._stop
 
-    def _consume(self, step, metrics, prefetch, progress):
+    def _consume(self, step, metrics, read, prefetch, progress):
         """Takes in the metrics of a step, which later steps are already running behind."""
+        self._read = read
         metrics = jax.device_get(metrics)
         if not metrics.finite and not self.trainer.skip_nonfinite:
             self.checkpoints.wait()
@@ -249,6 +268,7 @@ class TrainingRun:
             "perf/tokens_per_second": tokens_per_second,
             "perf/step_seconds": seconds,
             "perf/data_wait": prefetch.waited / (now - self._clock),
+            "data/ledger": self._ledger(),
         }
         if peak := device_peak():
             flops = 3 * flops_per_token(self.experiment.model) * tokens_per_second
@@ -260,6 +280,10 @@ class TrainingRun:
             f"lr {scalars['train/learning_rate']:.2e}  {tokens_per_second:,.0f} tokens/s",
         )
         self._clock, self._timed, prefetch.waited = now, 0, 0.0
+
+    def _ledger(self):
+        """The ledger of all batches up to the last step consumed, of all hosts: 16 hex digits."""
+        return f"{(self._read_before + sum_over_processes(self._read)) % MODULUS:016x}"
 
     def _evaluate(self, step, progress):
         found = self.evaluator.run(self.state.params, max_steps=self.trainer.evaluation.max_steps)
@@ -277,7 +301,11 @@ class TrainingRun:
 
     def _save(self):
         self.folder.sync()
-        record = {"interval": self.interval.sums, "bindings": self.experiment.bindings}
+        record = {
+            "interval": self.interval.sums,
+            "bindings": self.experiment.bindings,
+            "ledger": self._ledger(),
+        }
         self.checkpoints.save(self.state, record)
 
     def close(self):

@@ -1,0 +1,146 @@
+"""Several corpora read as one, each for its share of the tokens."""
+
+import bisect
+import math
+
+import gin
+import numpy as np
+
+from brt.data.corpus import Corpus
+from brt.data.store_writer import vocabulary_entry
+from brt.data.token_store import TokenStore
+
+
+@gin.configurable
+class Mixture:
+    """Corpora mixed by weight; stands wherever a `Corpus` does.
+
+        Trainer.corpus = @Mixture()
+        Mixture.corpora = [@books/Corpus(), @code/Corpus()]
+        Mixture.weights = [0.7, 0.3]
+        books/Corpus.store = "stores/books"
+
+    Training reads them as `MixtureStream` says; evaluation reads every document of all of them.
+
+    Args:
+        corpora: with one vocabulary in common; all have the splits that are asked for.
+        weights: share of the training tokens that each is to give, in any unit.
+
+    Attributes:
+        corpora: as given.
+        weights: they add up to 1.
+        vocabulary: of the first corpus.
+
+    Raises:
+        ValueError: no corpora, another number of weights, or a weight that is not a positive
+            number.
+    """
+
+    def __init__(self, corpora: list[Corpus] = gin.REQUIRED, weights: list[float] = gin.REQUIRED):
+        if not corpora or len(corpora) != len(weights):
+            raise ValueError(
+                f"Mixture.weights = {weights} gives {len(weights)} weights for {len(corpora)} "
+                "corpora; give one a corpus, and at least one corpus"
+            )
+        for corpus, weight in zip(corpora, weights):
+            if not (math.isfinite(weight) and weight > 0):
+                raise ValueError(
+                    f"Mixture.weights = {weights} has {weight} for {corpus.store}; a weight is a "
+                    "number above 0, and a corpus that is not to be read is left out"
+                )
+        self.corpora = list(corpora)
+        self.weights = [weight / math.fsum(weights) for weight in weights]
+        self.vocabulary = corpora[0].vocabulary
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids; may open the vocabulary's file."""
+        return self.vocabulary.size
+
+    def exists(self, split: str) -> bool:
+        """Whether a split of every corpus has been prepared."""
+        return all(corpus.exists(split) for corpus in self.corpora)
+
+    def prepare(self, split: str, **options) -> None:
+        """`Corpus.prepare` for each corpus, if they have one vocabulary.
+
+        Raises:
+            ValueError, OSError: as `Corpus.prepare`; corpora with different vocabularies.
+        """
+        _check_one_vocabulary(
+            [(corpus.path(split), vocabulary_entry(corpus.vocabulary)) for corpus in self.corpora]
+        )
+        for corpus in self.corpora:
+            corpus.prepare(split, **options)
+
+    def open(self, split: str) -> "MixedStore":
+        """Opens a split of all corpora.
+
+        Raises:
+            ValueError, FileNotFoundError: as `Corpus.open`; corpora with different vocabularies.
+        """
+        return MixedStore([corpus.open(split) for corpus in self.corpora], self.weights)
+
+
+class MixedStore:
+    """Token stores read as one, the documents of the first before those of the second.
+
+    Args:
+        stores: with one vocabulary in common.
+        shares: of the training tokens; they add up to 1.
+
+    Attributes:
+        stores, shares: as given.
+        folder: the stores' folders, for messages.
+        manifest: of the first, with the counts of all.
+        bases: number of each store's first document here.
+        lengths_D, has_weights, num_documents, num_tokens: as those of a `TokenStore`.
+
+    Raises:
+        ValueError: stores with different vocabularies.
+    """
+
+    def __init__(self, stores: list[TokenStore], shares: list[float]):
+        _check_one_vocabulary([(s.folder, s.manifest["vocabulary"]) for s in stores])
+        self.stores, self.shares = stores, shares
+        self.folder = " + ".join(str(store.folder) for store in stores)
+        self.manifest = dict(stores[0].manifest)
+        for key, value in self.manifest.items():
+            if type(value) is int and key != "format":
+                self.manifest[key] = sum(store.manifest[key] for store in stores)
+        counts = [store.num_documents for store in stores]
+        self.bases = [0, *np.cumsum(counts).tolist()][:-1]
+        self.num_documents = sum(counts)
+        self.num_tokens = sum(store.num_tokens for store in stores)
+        self.lengths_D = np.concatenate([store.lengths_D for store in stores])
+        self.has_weights = any(store.has_weights for store in stores)
+
+    def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """As `TokenStore.tokens`."""
+        store, document = self._find(document)
+        return store.tokens(document, start, stop)
+
+    def weights(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """As `TokenStore.weights`."""
+        store, document = self._find(document)
+        return store.weights(document, start, stop)
+
+    def titles(self) -> list[str]:
+        """Titles of all documents, in order."""
+        return [title for store in self.stores for title in store.titles()]
+
+    def _find(self, document):
+        which = bisect.bisect_right(self.bases, document) - 1
+        return self.stores[which], document - self.bases[which]
+
+
+def _check_one_vocabulary(entries):
+    """Refuses (place, vocabulary entry) pairs that differ from the first in their fingerprint."""
+    (first, ours), *others = entries
+    for place, entry in others:
+        if entry["fingerprint"] != ours["fingerprint"]:
+            raise ValueError(
+                f"{place} has vocabulary {entry['name']} of size {entry['size']} "
+                f"({entry['fingerprint']:.12}) and {first} has {ours['name']} of size "
+                f"{ours['size']} ({ours['fingerprint']:.12}); what is mixed needs one vocabulary"
+            )

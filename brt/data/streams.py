@@ -1,0 +1,66 @@
+"""The stream that a configuration names: for training, and its counterpart for evaluation."""
+
+from brt.data.contiguous_stream import ContiguousPass, ContiguousStream
+from brt.data.document_stream import DocumentPass, DocumentStream
+from brt.data.mixture import MixedStore
+from brt.data.mixture_stream import MixtureStream
+
+STREAMS = ("documents", "contiguous", "shuffled")
+"""Documents, each read by one row; the corpus cut into rows; the same, documents shuffled."""
+
+
+def check_stream(kind: str) -> None:
+    """Refuses a name that is none of `STREAMS`.
+
+    Raises:
+        ValueError: with the names that are.
+    """
+    if kind not in STREAMS:
+        raise ValueError(
+            f"Trainer.stream = {kind!r}: choose one of {', '.join(map(repr, STREAMS))}."
+        )
+
+
+def training_stream(
+    kind: str, store, rows: int, segment_length: int, segments_per_step: int = 1, seed: int = 0
+):
+    """The endless stream of one of the `STREAMS` over a token store or a mixture of them.
+
+    Returns:
+        An object with `rows`, `segment_length`, `segments_per_step` and
+        `batch(step, first_row, num_rows)`.
+
+    Raises:
+        ValueError: an unknown kind, a mixture that is not read as documents, or as the stream.
+    """
+    check_stream(kind)
+    _check_mixture(kind, store)
+    sizes = rows, segment_length, segments_per_step, seed
+    if isinstance(store, MixedStore):
+        return MixtureStream(store, *sizes)
+    if kind == "documents":
+        return DocumentStream(store, *sizes)
+    return ContiguousStream(store, *sizes, shuffle=kind == "shuffled")
+
+
+def evaluation_pass(kind: str, store, rows: int, segment_length: int):
+    """One pass over a store; `"shuffled"` evaluates in the store's order.
+
+    Returns:
+        An object as above with `num_steps` and `places(step)`.
+
+    Raises:
+        ValueError: as above, or as the pass.
+    """
+    check_stream(kind)
+    _check_mixture(kind, store)
+    one_pass = DocumentPass if kind == "documents" else ContiguousPass
+    return one_pass(store, rows, segment_length)
+
+
+def _check_mixture(kind, store):
+    if isinstance(store, MixedStore) and kind != "documents":
+        raise ValueError(
+            f"Trainer.stream = {kind!r} has no order for the documents of a Mixture; bind "
+            'Trainer.stream = "documents", or Trainer.corpus to one Corpus'
+        )
