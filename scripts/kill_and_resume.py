@@ -92,15 +92,22 @@ def undisturbed(folder):
     return first
 
 
-def being_written(folder):
-    return any((folder / "killed" / "checkpoints").glob("*tmp*"))
+def being_written(folder, since):
+    """Whether there is an unfinished checkpoint that was begun after the wall time `since`."""
+    for path in (folder / "killed" / "checkpoints").glob("*tmp*"):
+        try:
+            if path.stat().st_mtime > since:
+                return True
+        except FileNotFoundError:  # finished meanwhile
+            pass
+    return False
 
 
 def kill_often(folder, kills, steps, start_up, rng):
     """Kills the run `killed` so often; prints where each kill fell; then lets it finish."""
     during_writing = 0
     for number in range(1, kills + 1):
-        begun, process = time.monotonic(), begin(folder, "killed")
+        begun, since, process = time.monotonic(), time.time(), begin(folder, "killed")
         # A fifth while it starts up; the others spread over the steps, half of these as soon
         # as a checkpoint is being written.
         moment, target = rng.random(), steps * (number - rng.random()) / (kills + 1)
@@ -111,7 +118,7 @@ def kill_often(folder, kills, steps, start_up, rng):
                 time.sleep(0.01)
             start_up = min(start_up, time.monotonic() - begun)
             if moment < 0.6:
-                while not being_written(folder) and process.poll() is None:
+                while not being_written(folder, since) and process.poll() is None:
                     time.sleep(0.0002)
                 time.sleep(rng.uniform(0, 0.02))
             else:
@@ -123,8 +130,9 @@ def kill_often(folder, kills, steps, start_up, rng):
             )
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        during_writing += being_written(folder)
-        what = "writing a checkpoint" if being_written(folder) else ""
+        writing = being_written(folder, since)
+        during_writing += writing
+        what = "writing a checkpoint" if writing else ""
         step = steps_done(folder, "killed")
         print(f"kill {number:2d} of {kills} at step {step:4d}  {what}", flush=True)
     print(f"{during_writing} of {kills} kills fell into the writing of a checkpoint")

@@ -8,7 +8,9 @@ source scripts/environment.sh ""
 run=runs/quickstart
 started=$SECONDS
 python -m brt.train --gin_file=configs/quickstart.gin --workdir=$run
-python -m brt.evaluate --workdir=$run --gin.Evaluation.split='"test"'
+if [ ! -f $run/evaluation_test.json ]; then
+    python -m brt.evaluate --workdir=$run --gin.Evaluation.split='"test"'
+fi
 echo
 echo "Trained and evaluated in $((SECONDS - started)) s. What is where:"
 echo "  $run/checkpoints        parameters, optimizer, caches"
