@@ -7,6 +7,7 @@ from absl import app, flags, logging
 
 from brt import config
 from brt.data.corpus import StoreMissing  # noqa: F401  (an OSError with a message of its own)
+from brt.data.extras import MissingExtra
 from brt.training.checkpoint import CheckpointError
 from brt.training.trainer import ChangedConfig, NonFiniteLoss
 
@@ -25,7 +26,10 @@ flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0, to joi
 flags.DEFINE_integer("num_processes", None, "Number of processes, to join by hand.")
 flags.DEFINE_integer("process_id", None, "Number of this process, to join by hand.")
 
-EXPLAINED = (config.ConfigError, CheckpointError, ChangedConfig, NonFiniteLoss, OSError, ValueError)
+EXPLAINED = (
+    *(config.ConfigError, CheckpointError, ChangedConfig, NonFiniteLoss, MissingExtra),
+    *(OSError, ValueError),
+)
 """Errors whose message is written for the person at the terminal."""
 
 

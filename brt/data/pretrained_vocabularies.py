@@ -12,6 +12,7 @@ import re
 import gin
 import numpy as np
 
+from brt.data.extras import extra_library
 from brt.data.vocabularies import checked_ids, expanded, read_vocabulary_file, utf8_text
 
 PART = 2**18
@@ -171,11 +172,4 @@ def _digest(*contents):
 
 
 def _library(what):
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise ImportError(
-            f"{what} needs the tokenizers library ({error}); install it with `pip install -e "
-            '".[text]"`'
-        ) from None
-    return tokenizers
+    return extra_library("tokenizers", what, "text")

@@ -10,6 +10,7 @@ import gin
 import numpy as np
 
 from brt.data import tasks
+from brt.data.extras import extra_library
 from brt.data.named_vocabularies import as_vocabulary
 from brt.data.sources import Document, expanded
 from brt.data.vocabularies import Vocabulary
@@ -160,10 +161,4 @@ class SeqioText:
 
 
 def _library():
-    try:
-        import seqio
-    except ImportError as error:
-        raise ImportError(
-            f'SeqioText needs seqio ({error}); install it with `pip install -e ".[data]"`'
-        ) from None
-    return seqio
+    return extra_library("seqio", "SeqioText", "data")

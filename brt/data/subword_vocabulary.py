@@ -10,6 +10,7 @@ import hashlib
 import gin
 import numpy as np
 
+from brt.data.extras import extra_library
 from brt.data.vocabularies import checked_ids, expanded, read_vocabulary_file, utf8_text
 
 SUFFIX = ".subwords"
@@ -83,13 +84,7 @@ def encoder_class():
     """The library's `SubwordTextEncoder`.
 
     Raises:
-        ImportError: TensorFlow Datasets is not installed.
+        MissingExtra: TensorFlow Datasets is not installed.
     """
-    try:
-        from tensorflow_datasets import deprecated
-    except ImportError as error:
-        raise ImportError(
-            f"SubwordVocabulary needs TensorFlow Datasets ({error}); install it with "
-            '`pip install -e ".[data]"`'
-        ) from None
-    return deprecated.text.SubwordTextEncoder
+    library = extra_library("tensorflow_datasets", "SubwordVocabulary", "data")
+    return library.deprecated.text.SubwordTextEncoder

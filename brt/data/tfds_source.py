@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import gin
 
+from brt.data.extras import extra_library
 from brt.data.sources import Document
 
 
@@ -92,11 +93,4 @@ class TfdsText:
 
 
 def _library():
-    try:
-        import tensorflow_datasets
-    except ImportError as error:
-        raise ImportError(
-            f"TfdsText needs TensorFlow Datasets ({error}); install it with "
-            '`pip install -e ".[data]"`'
-        ) from None
-    return tensorflow_datasets
+    return extra_library("tensorflow_datasets", "TfdsText", "data")
