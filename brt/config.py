@@ -129,11 +129,21 @@ def check_all_read():
     Raises:
         ConfigError: naming each of them and the nearest name that was read.
     """
-    read = read_bindings()
-    left = [name for name in _flatten(gin.config._CONFIG) if name not in read]
+    read, bound = read_bindings(), _flatten(gin.config._CONFIG)
+    used = {_binding_of(name, bound) for name in read}
+    left = [name for name in bound if name not in used]
     if left:
         lines = [f"{name} is bound, but nothing reads it.{_nearest(name, read)}" for name in left]
         raise ConfigError("\n".join(lines))
+
+
+def _binding_of(name, bound):
+    """The binding that gives a value read as `a/b/Corpus.store`: with all of its scope, or the
+    first part, or none. None where it has its default."""
+    scope, _, parameter = name.rpartition("/")
+    parts = scope.split("/") if scope else []
+    candidates = ("/".join([*parts[:n], parameter]) for n in range(len(parts), -1, -1))
+    return next((candidate for candidate in candidates if candidate in bound), None)
 
 
 def message(error: Exception) -> str:

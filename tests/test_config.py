@@ -84,6 +84,26 @@ def test_a_macro_that_is_used_counts_as_read(folder):
     assert built(path).model.num_heads == 4
 
 
+def test_a_binding_that_only_scopes_read_counts_as_read(folder):
+    lines = [
+        "Trainer.corpus = @Mixture()",
+        "Mixture.corpora = [@one/Corpus(), @two/Corpus()]",
+        "Mixture.weights = [1, 1]",
+        "one/Corpus.store = 'one'",
+        "two/Corpus.store = 'two'",
+        "DATA = 'texts'",
+        "TextFiles.path = %DATA",
+    ]
+    path = plain_config(folder, *lines, without=("Corpus.store",))
+    path.write_text(path.read_text().replace("Corpus.store", "one/Corpus.store", 1))
+    experiment = built(path)
+    assert experiment.bindings["two/TextFiles.path"] == "%DATA"
+    assert [corpus.store.name for corpus in experiment.trainer.corpus.corpora] == ["one", "two"]
+    # With a binding for each scope, nothing reads the one for all.
+    both = "one/TextFiles.path = 'x'", "two/TextFiles.path = 'y'"
+    assert "TextFiles.path is bound, but nothing reads it." in message(built, path, *both)
+
+
 def test_nothing_is_left_of_the_configuration_before(folder):
     built(plain_config(folder))
     config.parse(bindings=["Trainer.steps = 3"])

@@ -124,51 +124,6 @@ def test_the_ledger_is_recorded_and_kept_for_the_run_that_goes_on(straight, tiny
     assert kept == {step: expected[step] for step in (3, 6, 9, 12)}
 
 
-@pytest.mark.parametrize("kind", ["contiguous", "shuffled"])
-def test_contiguous_streams_train_evaluate_and_resume(tmp_path, kind):
-    bindings = (*BINDINGS, f'Trainer.stream = "{kind}"', "Evaluation.max_steps = None")
-    tiny = build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)), *bindings)
-    whole = train_here(tiny, tmp_path / "whole")
-    train_here(tiny, tmp_path / "parts", stop_after=7)
-    assert_same_run(train_here(tiny, tmp_path / "parts"), whole)
-    (last,) = [r for r in records(tmp_path / "whole", "eval/") if r["step"] == STEPS]
-    held_out = tiny.experiment.open_store("validation")
-    assert last["eval/scored_tokens"] == held_out.num_tokens - 1
-
-
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
-def test_a_run_resumed_on_another_mesh_ends_with_the_same_ledger(tmp_path):
-    path = write_config(tmp_path, *PLAIN, "Trainer.steps = 4", without=("RecurrentCell",))
-    tiny = build(path)
-    train_here(tiny, tmp_path / "parts", stop_after=1, mesh=mesh_of(2, 1))
-    run = train_here(tiny, tmp_path / "parts")
-    whole = train_here(tiny, tmp_path / "whole")
-    assert records(run.folder.path, "data/") == records(whole.folder.path, "data/") != []
-
-
-def test_a_mixture_trains_evaluates_and_resumes_where_its_stores_have_moved(tmp_path):
-    texts = f'TextFiles.path = "{tmp_path}/texts/{{split}}"'
-    mixture = [
-        "Trainer.corpus = @Mixture()",
-        "Mixture.corpora = [@first/Corpus(), @second/Corpus()]",
-        "Mixture.weights = [3, 1]",
-        f'first/Corpus.store = "{tmp_path}/one"',
-        f'second/Corpus.store = "{tmp_path}/two"',
-        *(texts, "Trainer.eval_every = 4", "Trainer.steps = 4"),
-    ]
-    path = write_config(tmp_path, *PLAIN, *mixture, without=("RecurrentCell",))
-    path.write_text(path.read_text().replace(f'Corpus.store = "{tmp_path}/stores"\n', ""))
-    tiny = build(path)
-    whole = train_here(tiny, tmp_path / "whole")
-    train_here(tiny, tmp_path / "parts", stop_after=3)
-    (tmp_path / "two").rename(tmp_path / "moved")
-    moved = build(path, f'second/Corpus.store = "{tmp_path}/moved"')
-    assert_same_run(train_here(moved, tmp_path / "parts"), whole)
-    (record,) = records(tmp_path / "parts", "eval/")
-    stores = [TokenStore(tmp_path / name / "validation") for name in ("one", "moved")]
-    assert record["eval/scored_tokens"] == sum(store.num_tokens for store in stores)
-
-
 def test_training_moves_every_parameter(straight, first_params):
     last = leaves(straight.state.params)
     assert last.keys() == first_params.keys()
@@ -486,3 +441,51 @@ def test_nothing_is_compiled_after_the_first_step(tmp_path, caplog):
     with caplog.at_level(logging.WARNING), jax.log_compiles():
         train_here(tiny, tmp_path / "run", mesh=mesh_of(1, 2))
     assert compilations(caplog, "train_step") == 1
+
+
+# Other streams. They bind gin anew, so they come last.
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "shuffled"])
+def test_contiguous_streams_train_evaluate_and_resume(tmp_path, kind):
+    bindings = (*BINDINGS, f'Trainer.stream = "{kind}"', "Evaluation.max_steps = None")
+    tiny = build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)), *bindings)
+    whole = train_here(tiny, tmp_path / "whole")
+    train_here(tiny, tmp_path / "parts", stop_after=7)
+    assert_same_run(train_here(tiny, tmp_path / "parts"), whole)
+    (last,) = [r for r in records(tmp_path / "whole", "eval/") if r["step"] == STEPS]
+    held_out = tiny.experiment.open_store("validation")
+    assert last["eval/scored_tokens"] == held_out.num_tokens - 1
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+def test_a_run_resumed_on_another_mesh_ends_with_the_same_ledger(tmp_path):
+    path = write_config(tmp_path, *PLAIN, "Trainer.steps = 4", without=("RecurrentCell",))
+    tiny = build(path)
+    train_here(tiny, tmp_path / "parts", stop_after=1, mesh=mesh_of(2, 1))
+    run = train_here(tiny, tmp_path / "parts")
+    whole = train_here(tiny, tmp_path / "whole")
+    assert records(run.folder.path, "data/") == records(whole.folder.path, "data/") != []
+
+
+def test_a_mixture_trains_evaluates_and_resumes_where_its_stores_have_moved(tmp_path):
+    texts = f'TextFiles.path = "{tmp_path}/texts/{{split}}"'
+    mixture = [
+        "Trainer.corpus = @Mixture()",
+        "Mixture.corpora = [@first/Corpus(), @second/Corpus()]",
+        "Mixture.weights = [3, 1]",
+        f'first/Corpus.store = "{tmp_path}/one"',
+        f'second/Corpus.store = "{tmp_path}/two"',
+        *(texts, "Trainer.eval_every = 4", "Trainer.steps = 4"),
+    ]
+    path = write_config(tmp_path, *PLAIN, *mixture, without=("RecurrentCell",))
+    path.write_text(path.read_text().replace(f'Corpus.store = "{tmp_path}/stores"\n', ""))
+    tiny = build(path)
+    whole = train_here(tiny, tmp_path / "whole")
+    train_here(tiny, tmp_path / "parts", stop_after=3)
+    (tmp_path / "two").rename(tmp_path / "moved")
+    moved = build(path, f'second/Corpus.store = "{tmp_path}/moved"')
+    assert_same_run(train_here(moved, tmp_path / "parts"), whole)
+    (record,) = records(tmp_path / "parts", "eval/")
+    stores = [TokenStore(tmp_path / name / "validation") for name in ("one", "moved")]
+    assert record["eval/scored_tokens"] == sum(store.num_tokens for store in stores)
