@@ -32,8 +32,9 @@ COUNTS = ("documents", "tokens", "bytes", "words", "characters", "unknown")
 PIECE = 2**16
 """Bytes of a document that are looked at together where that changes nothing."""
 
-WHOLE = 2**27
-"""Bytes of the longest document that is encoded whole; SentencePiece takes 20 to 50 times that."""
+WHOLE = 2**25
+"""Bytes of the longest document that is encoded whole: SentencePiece takes up to 50 times that,
+and a process should need no more than 2 GB."""
 
 
 class ShardWriter:
