@@ -21,8 +21,8 @@ class Witness(ByteVocabulary):
 
     name = "witness"
     fingerprint = "3" * 64
-    piecewise = False
     unknown_id = ord("?")
+    cuts_after = None
 
     def __init__(self, folder):
         self.seen = Path(folder)

@@ -11,9 +11,11 @@ import pytest
 
 from brt import progress
 from brt.data import parallel_preparation, store_writer
+from brt.data.character_vocabulary import CharacterVocabulary
 from brt.data.sources import Document
 from brt.data.token_store import TokenStore, write_store
 from brt.data.vocabularies import ByteVocabulary
+from brt.data.word_vocabulary import WordVocabulary
 
 SOURCE = {"source": "test"}
 TEXTS = ["one two", " three\n\nfour\tfive ", "é€𝄞", "x"]
@@ -113,6 +115,33 @@ def test_words_are_what_white_space_of_any_kind_separates(tmp_path, monkeypatch,
     assert manifest["characters"] == sum(len(text) for text in texts)
     broken = write(tmp_path / "test", [Document("a", b"not\xff utf8\xc3")])
     assert (broken["words"], broken["characters"]) == (2, 10)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "words", "b", "c"])
+@pytest.mark.parametrize("piece", [1, 2, 7, 2**16])
+def test_a_document_encoded_in_pieces_is_the_document_encoded_whole(
+    tmp_path, monkeypatch, kind, piece
+):
+    lines = ["", "two words", "words, two", "é\u2028 €", "  ", "two\rtwo\x0bé", "no end"]
+    lists = {
+        "words": "two\n<unk>\nwords\n<eos>\n",
+        "b": "".join(f"0x{byte:02x}\n" for byte in range(256)),
+        "c": "".join(f"U+{ord(c):04X}\n" for c in sorted(set("\n".join(lines)))),
+    }
+    if kind == "bytes":
+        vocabulary = ByteVocabulary()
+    else:
+        (tmp_path / "list").write_text(lists[kind])
+        words = kind == "words"
+        vocabulary = (WordVocabulary if words else CharacterVocabulary)(str(tmp_path / "list"))
+    random.seed(1)
+    texts = ["\n".join(random.choices(lines, k=k)).encode() or b"two" for k in range(1, 20)]
+    monkeypatch.setattr(store_writer, "PIECE", piece)
+    write(tmp_path / "train", [Document("a", text) for text in texts], vocabulary)
+    store = TokenStore(tmp_path / "train")
+    for number, text in enumerate(texts):
+        expected = vocabulary.encode(text, "whole")
+        np.testing.assert_array_equal(store.tokens(number), expected)
 
 
 @pytest.mark.parametrize("size, dtype", [(65536, "uint16"), (65537, "uint32")])

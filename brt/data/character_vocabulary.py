@@ -67,6 +67,11 @@ class CharacterVocabulary:
         symbols = self._list[0]
         return symbols.index(UNKNOWN) if UNKNOWN in symbols else None
 
+    @property
+    def cuts_after(self) -> bytes:
+        """Nothing where symbols are bytes; line ends where they are characters."""
+        return b"" if self._list[1] == "byte" else b"\n"
+
     def encode(self, data: bytes, title: str) -> np.ndarray:
         """Ids of the symbols of a whole document, int32 (symbols,).
 

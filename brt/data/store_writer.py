@@ -70,7 +70,7 @@ class ShardWriter:
 
         Raises:
             ValueError: no token, an id outside the vocabulary, weights of another length, or more
-                than `WHOLE` bytes for a vocabulary that is not `piecewise`.
+                than `WHOLE` bytes for a vocabulary without `cuts_after`.
         """
         tokens = sum(self._add_tokens(document, ids) for ids in self._encoded(document))
         if not tokens:
@@ -121,9 +121,13 @@ class ShardWriter:
         data = document.data
         if document.tokens is not None:
             yield np.asarray(document.tokens)
-        elif getattr(self.vocabulary, "piecewise", False):
-            for start in range(0, len(data), PIECE):
-                yield self.vocabulary.encode(data[start : start + PIECE], document.title)
+        elif (after := getattr(self.vocabulary, "cuts_after", None)) is not None:
+            start = 0
+            while start < len(data):
+                stop = data.find(after, min(start + PIECE, len(data)) - len(after))
+                stop = len(data) if stop < 0 else stop + len(after)
+                yield self._encoded_piece(data[start:stop], start, document.title)
+                start = stop
         elif len(data) > WHOLE:
             raise ValueError(
                 f"document {document.title!r} has {len(data):,} bytes, and vocabulary "
@@ -132,6 +136,14 @@ class ShardWriter:
             )
         else:
             yield np.asarray(self.vocabulary.encode(data[:], document.title))
+
+    def _encoded_piece(self, data, start, title):
+        try:
+            return np.asarray(self.vocabulary.encode(data, title))
+        except ValueError as error:
+            if start:
+                raise ValueError(f"{error} (counted from byte {start:,} of the document)") from None
+            raise
 
     def _add_tokens(self, document, ids):
         if not ids.size:

@@ -31,8 +31,8 @@ class Vocabulary(Protocol):
         unknown_id: the id of text the vocabulary does not know, one of the special ones; None
             where it knows all text, or refuses what it does not know.
 
-    It may also have `piecewise`, true when encode(a + b) is encode(a) and then encode(b), wherever
-    the cut is.
+    It may also have `cuts_after`, bytes after which a document may be cut and encoded in pieces:
+    empty where any cut will do. Without it documents are encoded whole.
     """
 
     @property
@@ -67,7 +67,7 @@ class ByteVocabulary:
 
     size = 256
     name = "bytes"
-    piecewise = True
+    cuts_after = b""
     fingerprint = hashlib.sha256(b"brt vocabulary: bytes").hexdigest()
     special_ids = {}
     unknown_id = None

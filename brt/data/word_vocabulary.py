@@ -38,6 +38,8 @@ class WordVocabulary:
             or does not list the words named above.
     """
 
+    cuts_after = b"\n"
+
     def __init__(
         self,
         file: str = gin.REQUIRED,
