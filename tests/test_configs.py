@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from tiny_run import shared_programs  # noqa: F401  (rows of three corpora are one program)
 from jax.sharding import AbstractMesh
 
 from brt import config
