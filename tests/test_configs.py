@@ -5,8 +5,8 @@ from pathlib import Path
 
 import jax
 import pytest
-from tiny_run import shared_programs  # noqa: F401  (rows of three corpora are one program)
 from jax.sharding import AbstractMesh
+from tiny_run import shared_programs  # noqa: F401  (rows of three corpora are one program)
 
 from brt import config
 from brt.experiment import Experiment
