@@ -32,6 +32,9 @@ EXPLAINED = (
 )
 """Errors whose message is written for the person at the terminal."""
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, so that a script that called the command stops too."""
+
 
 def run(main):
     """Runs `main()` after parsing flags; explained errors end in their message and status 1.
@@ -44,6 +47,9 @@ def run(main):
             if argv[1:]:
                 raise ValueError(f"{argv[1]!r} is no flag; bindings are written --gin.NAME=VALUE.")
             main()
+        except KeyboardInterrupt:
+            print("\nInterrupted.", file=sys.stderr)
+            sys.exit(INTERRUPTED)
         except EXPLAINED as error:
             logging.debug("traceback", exc_info=True)
             print(f"\nError: {config.message(error)}", file=sys.stderr)
@@ -54,7 +60,15 @@ def run(main):
     logging.get_absl_logger().addFilter(
         lambda record: "orbax" not in record.pathname or logging.level_debug()
     )
-    app.run(explained, flags_parser=lambda argv: FLAGS(config.split_flags(argv)))
+    app.run(explained, flags_parser=_parsed)
+
+
+def _parsed(argv):
+    try:
+        return FLAGS(config.split_flags(argv))
+    except flags.Error as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def start():

@@ -12,8 +12,6 @@ import re
 
 import gin
 
-import brt
-
 
 class ConfigError(ValueError):
     """A gin file or binding is wrong; the message names it and says what to do."""
@@ -45,7 +43,7 @@ def parse(gin_files=(), bindings=(), search_paths=()):
     gin.clear_config()
     # Gin also looks into importable packages, and stumbles over a folder named configs.
     gin.config._FILE_READERS[:] = [(open, os.path.isfile)]
-    root = os.path.dirname(os.path.dirname(os.path.abspath(brt.__file__)))
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for path in (root, *search_paths):
         gin.add_config_file_search_path(path)
     for file in gin_files:
@@ -55,6 +53,19 @@ def parse(gin_files=(), bindings=(), search_paths=()):
         where = f"In the binding {binding!r}"
         _explained(lambda line=binding: gin.parse_config(line), where, binding)
     _explained(gin.finalize, "In the configuration")
+    _check_whole_numbers()
+
+
+def _check_whole_numbers():
+    for (_, selector), bound in gin.config._CONFIG.items():
+        entry = gin.config._REGISTRY.get(selector)
+        parameters = _parameters(entry) if entry else {}
+        for name, value in bound.items():
+            whole = name in parameters and parameters[name].annotation in (int, int | None)
+            if whole and isinstance(value, float):
+                raise ConfigError(
+                    f"{entry.name}.{name} = {value} must be a whole number, without a point."
+                )
 
 
 def _explained(call, where, text=""):
@@ -103,13 +114,16 @@ def known_names() -> dict[str, list[str]]:
     names = {}
     for selector, entry in gin.config._REGISTRY.items():  # no public listing in gin 0.5
         if entry.module and entry.module.split(".")[0] == "brt":
-            wrapped = entry.wrapped  # a class may hide its parameters behind a metaclass
-            function = wrapped.__init__ if inspect.isclass(wrapped) else wrapped
-            parameters = inspect.signature(function).parameters
             names[selector.rsplit(".", 1)[-1]] = [
-                p for p in parameters if p != "self" and p not in (entry.denylist or ())
+                p for p in _parameters(entry) if p != "self" and p not in (entry.denylist or ())
             ]
     return names
+
+
+def _parameters(entry):
+    wrapped = entry.wrapped  # a class may hide its parameters behind a metaclass
+    function = wrapped.__init__ if inspect.isclass(wrapped) else wrapped
+    return inspect.signature(function).parameters
 
 
 def known_parameters() -> list[str]:

@@ -1,7 +1,7 @@
 """An experiment: what a gin configuration describes, built as far as shapes.
 
-    experiment = Experiment.from_gin()         # after brt.config.parse(...)
-    model, params = ...
+    experiment = Experiment.from_gin()                  # after brt.config.parse(...)
+    model = experiment.bind(experiment.init_params())   # or the params of load_run(folder)
 
 Building reads every binding any mode of a run may use, so what is left unread is a mistake.
 """

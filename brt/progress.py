@@ -23,6 +23,7 @@ class Progress:
     def __init__(self, label: str, total: int | None, start: int = 0, quiet: bool = False):
         self.label, self.total, self.start, self.quiet = label, total, start, quiet
         self.begun = self.last = time.monotonic()
+        self.first = None
         self.bar = None
         if sys.stderr.isatty() and not quiet:
             self.bar = tqdm(desc=label, total=total, initial=start, dynamic_ncols=True)
@@ -39,6 +40,8 @@ class Progress:
             self.bar.update(done - self.bar.n)
             return
         now = time.monotonic()
+        if self.first is None:  # the first may have compiled; time left is told from the others
+            self.first = done, now
         if self.quiet or (text is None and now - self.last < SECONDS):
             return
         self.last = now
@@ -47,7 +50,8 @@ class Progress:
         print("  ".join(part for part in parts if part), file=sys.stderr, flush=True)
 
     def _rate(self, done, now):
-        rate = (done - self.start) / max(now - self.begun, 1e-9)
+        first, begun = self.first if done > self.first[0] else (self.start, self.begun)
+        rate = (done - first) / max(now - begun, 1e-9)
         if self.total is None or not rate:
             return f"{rate:.3g}/s"
         seconds = int((self.total - done) / rate)

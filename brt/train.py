@@ -3,6 +3,7 @@
 python -m brt.train --gin_file=configs/quickstart.gin --workdir=runs/quickstart
 """
 
+import signal
 import subprocess
 import sys
 
@@ -34,6 +35,8 @@ def main():
         if jax.process_index() == 0:
             print(experiment.describe(mesh), flush=True)
         if FLAGS.dry_run:
+            if jax.process_index() == 0:
+                print(settings(experiment), flush=True)
             return
         if not FLAGS.workdir:
             raise ValueError("--workdir is missing: name a folder for checkpoints and records.")
@@ -44,6 +47,21 @@ def main():
             return
         prepare_missing(experiment)
         train(experiment, mesh)
+
+
+def settings(experiment) -> str:
+    """Every setting in force, and what of the data is there already."""
+    trainer, width = experiment.trainer, max(map(len, experiment.bindings))
+    lines = [f"{name:<{width}} = {value}" for name, value in sorted(experiment.bindings.items())]
+    lines.append("")
+    try:
+        lines.append(f"vocabulary: {trainer.corpus.vocabulary_size:,} ids")
+    except (OSError, ValueError) as error:
+        lines.append(f"vocabulary: {error}")
+    for split in dict.fromkeys(("train", trainer.evaluation.split)):
+        ready = "is prepared" if trainer.corpus.exists(split) else "is to be prepared"
+        lines.append(f"store of split {split}: {ready}")
+    return "\n" + "\n".join(lines)
 
 
 def train(experiment, mesh):
@@ -63,6 +81,8 @@ def train(experiment, mesh):
         run.folder.describe(config)
         run.run()
     run.close()
+    if run.stopped_by == signal.SIGINT:
+        sys.exit(command_line.INTERRUPTED)
 
 
 def prepare_missing(experiment):

@@ -1,6 +1,8 @@
 """Configuration: what gin would let pass, or say badly, ends in one clear sentence."""
 
 import inspect
+import re
+from pathlib import Path
 
 import gin
 import pytest
@@ -11,6 +13,8 @@ from brt.config import ConfigError
 from brt.experiment import Experiment
 from brt.models.language_model import LanguageModel
 from brt.models.recurrent_cell import RecurrentCell
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -316,3 +320,13 @@ def test_a_configuration_differs_from_another_by_what_was_changed(folder):
     assert "LanguageModel.width: 16 -> 24" in lines
     assert "Trainer.optimizer: @adamw -> @adafactor" in lines
     assert all(line.split(":")[0].startswith(("LanguageM", "Trainer.opt", "ada")) for line in lines)
+
+
+@pytest.mark.parametrize(
+    "binding",
+    ["LanguageModel.window = 512.0", "Trainer.steps = 1e3", "RecurrentCell.num_states = 2.5"],
+)
+def test_a_number_with_a_point_where_a_whole_one_belongs_is_refused_by_name(binding):
+    name = binding.split(" = ")[0]
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)} = .* must be a whole number"):
+        config.parse([str(ROOT / "configs" / "pg19_rec_fixed_skip.gin")], [binding])

@@ -72,7 +72,7 @@ def test_a_line_with_a_text_comes_at_once_and_starts_the_wait_again(capsys, cloc
     shown.update(3)
     assert [line.split("  ")[:2] for line in lines(capsys)] == [
         ["step 1/10", "loss 5.0"],
-        ["step 3/10", "0:00:44 left"],
+        ["step 3/10", "0:00:35 left"],
     ]
 
 

@@ -65,6 +65,7 @@ def test_the_python_of_the_readme_runs_on_a_run_folder(tmp_path):
         f'include "{ROOT}/configs/text_rec_fixed_skip.gin"\n'
         f'TextFiles.path = "{tmp_path}/text"\nCorpus.store = "{tmp_path}/store"\n'
         "Trainer.steps = 1\nTrainer.eval_every = 0\nLanguageModel.width = 8\n"
+        "cosine.warmup_steps = 0\n"
         "LanguageModel.feed_forward_size = 8\nLanguageModel.num_layers = 3\n"
     )
     (tmp_path / "text").mkdir()
@@ -80,13 +81,15 @@ def test_the_python_of_the_readme_runs_on_a_run_folder(tmp_path):
     )
     assert trained.returncode == 0, trained.stderr
     shown = subprocess.run(
-        [sys.executable, "-c", block("python", "load_run")],
+        [sys.executable, "-c", block("python", "load_run") + block("python", "train_step")],
         capture_output=True,
         text=True,
         cwd=tmp_path,
     )
     assert shown.returncode == 0, shown.stderr
-    assert float(shown.stdout.split(":")[1]) > 0
+    first, *losses = (float(line.split(":")[1]) for line in shown.stdout.splitlines())
+    assert first > 0
+    assert len(losses) == 3 and losses[-1] < losses[0]
 
 
 def test_training_never_imports_tensorflow():

@@ -94,6 +94,18 @@ def test_a_last_line_without_its_end_of_line_is_whole(tmp_path):
     assert [record["step"] for record in read_metrics(str(tmp_path))] == [2, 4, 6]
 
 
+def test_records_without_a_checkpoint_are_put_aside_when_the_run_begins_anew(tmp_path):
+    for number in (1, 2):
+        recorded(tmp_path, [number])
+        folder = RunFolder(str(tmp_path))
+        aside = folder.open_metrics(0)
+        folder.close()
+        assert os.path.basename(aside) == f"metrics.{number}.jsonl"
+        with open(aside) as file:
+            assert json.loads(file.read())["step"] == number
+        assert read_metrics(str(tmp_path)) == []
+
+
 def test_a_record_is_on_disk_before_the_folder_is_closed(tmp_path):
     folder = RunFolder(str(tmp_path))
     folder.open_metrics(0)

@@ -176,16 +176,16 @@ def test_a_termination_signal_saves_and_the_same_command_goes_on(tmp_path):
     path = write_config(tmp_path, *PLAIN, "Trainer.log_every = 1", without=cell)
     flags = [f"--gin_file={path}", f"--workdir={tmp_path / 'run'}", "--gin.Trainer.steps=1000000"]
     reached = 0
-    for _ in range(2):
+    for number, status in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
         process = start("brt.train", *flags)
         for line in process.stderr:
             if (shown := re.match(r"step ([\d,]+)/", line)) and int(
                 shown[1].replace(",", "")
             ) >= reached + 3:
                 break
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         out, err = process.communicate(timeout=60)
-        assert process.returncode == 0, err
+        assert process.returncode == status, err
         assert ("Going on" in out) == (reached > 0)
         if reached:
             assert f"from step {reached:,}." in out

@@ -120,8 +120,9 @@ class Corpus:
         """
         if not self.exists(split):
             raise StoreMissing(
-                f"no token store at {self.path(split)}; make it with `python -m brt.prepare` and "
-                "the --gin_file and --gin flags of this run"
+                f"no token store at {self.path(split).absolute()}; make it with `python -m "
+                "brt.prepare` and the --gin_file and --gin flags of this run, or go to the folder "
+                "that Corpus.store is relative to"
             )
         store = TokenStore(self.path(split))
         made_with, have = store.manifest["vocabulary"], vocabulary_entry(self.vocabulary)

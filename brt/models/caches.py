@@ -4,6 +4,13 @@ The segment form is carried from segment to segment: a segment ends on a block b
 it holds whole blocks. The decoding form is carried from token to token: it also holds the
 block being filled and says, per row, how far. A layer's `init_cache` is the only
 definition of "empty"; every function here works on whole trees and knows no layer.
+
+A new kind of memory is a named tuple of its own, in its own file, with every array's rows first
+and its letters at the end of its name (they decide how it is divided over devices), and with
+`clear_state(empty)`. The layer that carries it makes it in `init_cache`, takes and returns it in
+`__call__` (a segment) and `decode` (a token), and turns one form into the other in
+`begin_decoding` and `end_decoding`. Resetting, checkpoints, evaluation and sharding follow from
+that; `counts.py` counts its operations, and `tests/architectures.py` brings it under the laws.
 """
 
 from typing import NamedTuple

@@ -147,6 +147,12 @@ class LanguageModel(nnx.Module):
                 f"A segment of {T} tokens does not consist of whole blocks of "
                 f"LanguageModel.window = {W}: make the segment length a multiple of {W}."
             )
+        rows = {leaf.shape[0] for leaf in jax.tree.leaves(caches)}
+        if rows != {x_BTD.shape[0]}:
+            raise ValueError(
+                f"{x_BTD.shape[0]} rows of tokens, but caches of {sorted(rows)} rows: take them "
+                "from init_caches with as many rows, or from the segment before."
+            )
         keys = [None] * (len(self.layers) + 1)
         if key is not None and self.dropout:
             keys = list(jax.random.split(key, len(keys)))

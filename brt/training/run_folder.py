@@ -6,6 +6,7 @@ events.out.tfevents.*, checkpoints/
 
 import glob
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -69,12 +70,17 @@ class RunFolder:
             file.write(text)
         os.replace(self.file(name) + ".new", self.file(name))
 
-    def open_metrics(self, step: int):
-        """Opens the records for writing after `step`; what lies beyond it is cut off."""
+    def open_metrics(self, step: int) -> str | None:
+        """Opens the records for writing after `step`; what lies beyond it is cut off.
+
+        Returns:
+            Where earlier records went if a run begins anew over them, otherwise None.
+        """
         if not self.writes:
-            return
+            return None
         from tensorboardX import SummaryWriter
 
+        aside = None if step else self._put_aside()
         kept = [record for record in read_metrics(self.path) if record["step"] <= step]
         self._write("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
         self._metrics = open(self.file("metrics.jsonl"), "a", encoding="utf-8")  # noqa: SIM115
@@ -83,6 +89,15 @@ class RunFolder:
         self._events = SummaryWriter(logdir=self.path, flush_secs=30)
         for record in kept:
             self._to_tensorboard(record)
+        return aside
+
+    def _put_aside(self):
+        if not read_metrics(self.path):
+            return None
+        names = (self.file(f"metrics.{number}.jsonl") for number in itertools.count(1))
+        aside = next(name for name in names if not os.path.exists(name))
+        os.replace(self.file("metrics.jsonl"), aside)
+        return aside
 
     def record(self, step: int, scalars: dict[str, float | str]):
         """Appends one line to metrics.jsonl; what of it is a number, to TensorBoard too."""

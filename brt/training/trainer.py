@@ -20,6 +20,9 @@ from brt.training.prefetch import Prefetch
 from brt.training.run_folder import RunFolder
 from brt.training.sharding import sum_over_processes
 
+STOPS = signal.SIGTERM, signal.SIGINT
+"""Signals that save and stop."""
+
 FREE_TO_CHANGE = (
     *("Trainer.steps:", "Trainer.log_every:", "Trainer.eval_every:", "Trainer.mesh:"),
     *("Trainer.evaluation:", "Trainer.checkpoints:"),
@@ -158,7 +161,7 @@ class TrainingRun:
         self.start = int(self.state.step)
         self.resumed = restored is not None
         self.step_function = experiment.jit_step(mesh)
-        self._stop = False
+        self.stopped_by = None
 
     def _refuse_changes(self, allow_changes):
         steps = self.checkpoints.steps()
@@ -183,9 +186,11 @@ class TrainingRun:
                 + "\nUse a new --workdir, restore the bindings, or pass --allow_changes to go on."
             )
 
-    def request_stop(self, *_):
-        """Asks the loop to save and return after the step in progress."""
-        self._stop = True
+    def request_stop(self, number=signal.SIGTERM, _=None):
+        """Asks the loop to save and return after the step in progress; Ctrl-C again aborts."""
+        if number == self.stopped_by == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.stopped_by = number
 
     def run(self) -> dict[str, float]:
         """Trains to the last step, or until asked to stop.
@@ -197,9 +202,13 @@ class TrainingRun:
             NonFiniteLoss: with the step and the checkpoint that is safe.
         """
         trainer = self.trainer
-        self.folder.open_metrics(self.start)
+        aside = self.folder.open_metrics(self.start)
         progress = Progress("step", trainer.steps, self.start, quiet=jax.process_index() > 0)
-        previous = signal.signal(signal.SIGTERM, self.request_stop)
+        if aside:
+            progress.note(f"No checkpoint to go on from: begun anew; earlier records in {aside}.")
+        previous = [signal.signal(number, self.request_stop) for number in STOPS]
+        if self.start < trainer.steps:
+            progress.note("Compiling the step ...")
         prefetch = Prefetch(self.stream, self.mesh, self.start, trainer.steps, keeps_ledger=True)
         self._clock, self._timed, last_evaluation, pending = time.perf_counter(), 0, {}, None
         try:
@@ -230,14 +239,15 @@ class TrainingRun:
             prefetch.close()
             progress.close()
             self.folder.close()
-            signal.signal(signal.SIGTERM, previous)
+            for number, handler in zip(STOPS, previous, strict=True):
+                signal.signal(number, handler)
         self.checkpoints.wait()
         return last_evaluation
 
     def _should_stop(self, step):
         if jax.process_count() > 1:  # all processes must stop at the same step
             return multihost_utils.reached_preemption_sync_point(step)
-        return self._stop
+        return self.stopped_by is not None
 
     def _consume(self, step, metrics, read, prefetch, progress):
         """Takes in the metrics of a step, which later steps are already running behind."""
