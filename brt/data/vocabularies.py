@@ -230,10 +230,11 @@ def read_vocabulary_file(path: str, what: str, binding: str) -> bytes:
 def _read_sentencepiece(path: str):
     from sentencepiece import SentencePieceProcessor
 
-    data = read_vocabulary_file(path, "SentencePiece model", "SentencePieceVocabulary.model_file")
+    binding = "Corpus.vocabulary (or SentencePieceVocabulary.model_file)"
+    data = read_vocabulary_file(path, "SentencePiece model", binding)
     not_a_model = ValueError(
-        f"{path} is not a SentencePiece model ({len(data)} bytes); bind "
-        "SentencePieceVocabulary.model_file to a file made by SentencePiece's trainer"
+        f"{path} is not a SentencePiece model ({len(data)} bytes); bind {binding} to a file made "
+        "by SentencePiece's trainer"
     )
     if not data:  # the library takes an empty model for "none yet" and does not complain
         raise not_a_model
