@@ -76,7 +76,7 @@ def test_a_missing_model_is_named_with_the_binding_that_chooses_it(tmp_path, att
 
 
 def test_a_folder_in_place_of_a_model_is_named(tmp_path):
-    with pytest.raises(IsADirectoryError, match=r"model_file to a readable file"):
+    with pytest.raises(IsADirectoryError, match=r"model_file\) to a readable file"):
         SentencePieceVocabulary(str(tmp_path)).encode(b"a", "any")
 
 
