@@ -107,7 +107,7 @@ SMALL = (
     "LanguageModel.window = 4",
     "LanguageModel.vocabulary_size = 64",
     "Trainer.segment_length = 8",
-    "Trainer.tokens_per_step = 16",
+    "Trainer.tokens_per_step = 64",
 )
 
 
