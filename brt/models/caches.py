@@ -98,32 +98,57 @@ def clear_state(caches, empty):
     return tuple(cache.clear_state(fresh) for cache, fresh in zip(caches, empty, strict=True))
 
 
-def fill_window(window: WindowCache) -> DecodingWindow:
-    """The decoding form at a block border: the last block to the left, nothing filled."""
+def fill_window(window: WindowCache, block: WindowCache | None = None, fill_B=None):
+    """The decoding form: the last block to the left, and what has been read of the current one.
 
-    def buffer(x_BWHK):
-        return jnp.concatenate([x_BWHK, jnp.zeros_like(x_BWHK)], axis=1)
+    Args:
+        window: the last whole block.
+        block: the block after it, of which each row has read the first `fill_B` tokens only;
+            the rest was padding and is left out. None: nothing of it has been read.
+        fill_B: (B,) int32, 0 ... W - 1.
 
-    rows = window.keys_BWHK.shape[0]
-    return DecodingWindow(
-        buffer(window.keys_BWHK), buffer(window.values_BWHK), jnp.zeros(rows, jnp.int32)
-    )
+    Returns:
+        `DecodingWindow`, zeros beyond the fill.
+    """
+    rows, W = window.keys_BWHK.shape[:2]
+    fill_B = jnp.zeros(rows, jnp.int32) if block is None else fill_B
+    read_BW = jnp.arange(W) < fill_B[:, None]
+
+    def buffer(x_BWHK, current_BWHK):
+        current_BWHK = jnp.where(read_BW[..., None, None], current_BWHK, 0)
+        return jnp.concatenate([x_BWHK, current_BWHK], axis=1)
+
+    return DecodingWindow(*map(buffer, window, window if block is None else block), fill_B)
 
 
-def write_token(window: DecodingWindow, k_BHK, v_BHK) -> DecodingWindow:
-    """Puts one token's key and value at each row's fill; the fill itself is advanced later."""
+def write_token(window: DecodingWindow, k_BHK, v_BHK, reads_B=True) -> DecodingWindow:
+    """Puts one token's key and value at each row's fill; the fill itself is advanced later.
+
+    reads_B: (B,) bool, rows that read a token; the others keep what they have.
+    """
     rows = jnp.arange(window.fill_B.shape[0])
     place = window.keys_BJHK.shape[1] // 2 + window.fill_B
+
+    def put(x_BJHK, token_BHK):
+        if reads_B is not True:
+            token_BHK = select_rows(reads_B, token_BHK, x_BJHK[rows, place])
+        return x_BJHK.at[rows, place].set(token_BHK)
+
     return window._replace(
-        keys_BJHK=window.keys_BJHK.at[rows, place].set(k_BHK),
-        values_BJHK=window.values_BJHK.at[rows, place].set(v_BHK),
+        keys_BJHK=put(window.keys_BJHK, k_BHK), values_BJHK=put(window.values_BJHK, v_BHK)
     )
 
 
-def advance(window: DecodingWindow) -> DecodingWindow:
+def completes_block(window: DecodingWindow, reads_B=True):
+    """(B,) bool: the token just written is the last of its row's block."""
+    return (window.fill_B + 1 == window.keys_BJHK.shape[1] // 2) & reads_B
+
+
+def advance(window: DecodingWindow, reads_B=True) -> DecodingWindow:
     """Counts the token just written; a full block becomes the previous one."""
     W = window.keys_BJHK.shape[1] // 2
-    full_B = window.fill_B + 1 == W
+    full_B = completes_block(window, reads_B)
+    counted = window._replace(fill_B=window.fill_B + jnp.asarray(reads_B, jnp.int32))
 
     def shift(window):
         def roll(x_BJHK):
@@ -132,12 +157,9 @@ def advance(window: DecodingWindow) -> DecodingWindow:
         shifted = DecodingWindow(
             roll(window.keys_BJHK), roll(window.values_BJHK), jnp.zeros_like(window.fill_B)
         )
-        return select_rows(full_B, shifted, window._replace(fill_B=window.fill_B + 1))
+        return select_rows(full_B, shifted, window)
 
-    def count(window):
-        return window._replace(fill_B=window.fill_B + 1)
-
-    return jax.lax.cond(jnp.any(full_B), shift, count, window)
+    return jax.lax.cond(jnp.any(full_B), shift, lambda window: window, counted)
 
 
 def last_block(window: DecodingWindow) -> WindowCache:

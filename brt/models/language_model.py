@@ -197,10 +197,19 @@ class LanguageModel(nnx.Module):
         x_BTD, caches, _ = self.stack(self.embed(tokens_BT), caches, key)
         return self.logits(x_BTD), caches
 
-    def begin_decoding(self, caches):
-        """The decoding form of segment-form caches, for `decode`."""
+    def begin_decoding(self, caches, after=None, fill_B=None):
+        """The decoding form of segment-form caches, for `decode`.
+
+        Args:
+            caches: the segment form, after whole blocks.
+            after: the caches one block later, where rows stand inside that block: they have
+                read its first `fill_B` tokens, the rest was padding. None: at its border.
+            fill_B: (B,) int32, 0 ... W - 1.
+        """
+        after = [None] * len(caches) if after is None else after
         return tuple(
-            layer.begin_decoding(cache) for layer, cache in zip(self.layers, caches, strict=True)
+            layer.begin_decoding(cache, later, fill_B)
+            for layer, cache, later in zip(self.layers, caches, after, strict=True)
         )
 
     def end_decoding(self, caches):
@@ -209,12 +218,14 @@ class LanguageModel(nnx.Module):
             layer.end_decoding(cache) for layer, cache in zip(self.layers, caches, strict=True)
         )
 
-    def decode(self, tokens_B, caches):
+    def decode(self, tokens_B, caches, reads_B=True):
         """One token of every row, each row at its own place in its own block.
 
         Args:
             tokens_B: (B,) int32 ids.
             caches: the decoding form.
+            reads_B: (B,) bool, rows that read a token; the caches of the others stay as they
+                are, and their logits mean nothing.
 
         Returns:
             (B, V) logits of the next token and the caches after this one.
@@ -226,7 +237,7 @@ class LanguageModel(nnx.Module):
             given = BlockStates(cache.state_keys_BSHK[:, None], cache.state_values_BSHK[:, None])
         new_caches = []
         for layer, cache in zip(self.layers, caches, strict=True):
-            x_BD, cache = layer.decode(x_BD, cache, given)
+            x_BD, cache = layer.decode(x_BD, cache, given, reads_B)
             new_caches.append(cache)
         return self.logits(self.final_norm(x_BD)), tuple(new_caches)
 

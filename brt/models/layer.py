@@ -15,6 +15,7 @@ from brt.models.caches import (
     RecurrentCache,
     WindowCache,
     advance,
+    completes_block,
     fill_window,
     last_block,
     write_token,
@@ -85,13 +86,13 @@ class Layer(nnx.Module):
             return window
         return RecurrentCache(window, self.cell.initial_states(rows))
 
-    def begin_decoding(self, cache):
-        """The decoding form of a segment-form cache."""
+    def begin_decoding(self, cache, after=None, fill_B=None):
+        """The decoding form of a segment-form cache; see `LanguageModel.begin_decoding`."""
         if self.cell is None:
-            return fill_window(cache)
+            return fill_window(cache, after, fill_B)
         dtype = cache.window.keys_BWHK.dtype
         return DecodingRecurrent(
-            fill_window(cache.window),
+            fill_window(cache.window, None if after is None else after.window, fill_B),
             cache.states_BSD,
             *self.cell.keys_values(cache.states_BSD, dtype),
         )
@@ -207,13 +208,14 @@ class Layer(nnx.Module):
 
     # The decoding form.
 
-    def decode(self, x_BD, cache, given: BlockStates | None = None):
+    def decode(self, x_BD, cache, given: BlockStates | None = None, reads_B=True):
         """One token of every row; the state moves when the token completes a block.
 
         Args:
             x_BD: (B, D) activations.
             cache: the decoding form.
             given: `BlockStates` with G = 1 for a layer that reads states but has no cell.
+            reads_B: (B,) bool, rows that read a token; the caches of the others stay.
 
         Returns:
             (B, D) and the cache after the token.
@@ -222,7 +224,7 @@ class Layer(nnx.Module):
         window = cache if self.cell is None else cache.window
         normed_B1D = self.attention_norm(x_B1D)
         q_B1HK, k_B1HK, v_B1HK = self._queries_keys_values(normed_B1D)
-        window = write_token(window, k_B1HK[:, 0], v_B1HK[:, 0])
+        window = write_token(window, k_B1HK[:, 0], v_B1HK[:, 0], reads_B)
         table_BH1J = self.relative_bias.token_table(self._scale(), self.window, window.fill_B)
         self_B1HK = attend(
             q_B1HK, window.keys_BJHK, window.values_BJHK, self.attention_scale_H[...], table_BH1J
@@ -237,12 +239,12 @@ class Layer(nnx.Module):
 
         x_B1D, _ = self._project_and_feed(x_B1D, normed_B1D, self_B1HK, read_states, None)
         if self.cell is None:
-            return x_B1D[:, 0], advance(window)
-        return x_B1D[:, 0], self._advance_state(cache._replace(window=window))
+            return x_B1D[:, 0], advance(window, reads_B)
+        return x_B1D[:, 0], self._advance_state(cache._replace(window=window), reads_B)
 
-    def _advance_state(self, cache: DecodingRecurrent):
+    def _advance_state(self, cache: DecodingRecurrent, reads_B):
         window = cache.window
-        full_B = window.fill_B + 1 == self.window
+        full_B = completes_block(window, reads_B)
 
         def update(cache):
             states_BSD, _ = self.cell.step(*cache[1:], window.keys_BJHK, window.values_BJHK)
@@ -253,7 +255,7 @@ class Layer(nnx.Module):
             )
 
         cache = jax.lax.cond(jnp.any(full_B), update, lambda cache: cache, cache)
-        return cache._replace(window=advance(window))
+        return cache._replace(window=advance(window, reads_B))
 
 
 def _pairs(previous_BWHK, x_BTHK):

@@ -1,0 +1,148 @@
+"""Writes on with a trained model, its state alive, from a prompt, a book or a saved memory.
+
+    python -m brt.generate --workdir=runs/quickstart --prompt="def main():"
+    python -m brt.generate --workdir=runs/books --prompt_file=book.txt --max_tokens=0 \
+        --save_memory=book.memory
+    python -m brt.generate --workdir=runs/books --load_memory=book.memory --samples=3
+    python -m brt.generate --workdir=runs/books --load_memory=book.memory --score=chapter.txt
+
+Text goes to standard output as it is written, everything else to standard error.
+"""
+
+import math
+import os
+import sys
+import time
+
+from absl import flags
+
+from brt import command_line
+from brt.data.vocabularies import expanded
+from brt.experiment import load_run
+from brt.generation.generator import Generator
+from brt.generation.memory import take_rows
+from brt.generation.sampling import Sampling, checked
+
+FLAGS = flags.FLAGS
+flags.DEFINE_multi_string("prompt", [], "Text to go on with; repeated: one document each.")
+flags.DEFINE_multi_string("prompt_file", [], "A file to go on with, of any length; may repeat.")
+flags.DEFINE_integer("max_tokens", 256, "Tokens to write; 0 only reads.")
+flags.DEFINE_float("temperature", 1.0, "Divides the logits; 0 takes the most likely token.")
+flags.DEFINE_integer("top_k", None, "Draw among the k most likely tokens.")
+flags.DEFINE_float("top_p", None, "Draw among the fewest tokens of this probability together.")
+flags.DEFINE_float("repetition_penalty", None, "Above 1: avoid tokens of the last window.")
+flags.DEFINE_integer("seed", 0, "Decides what is drawn; further rows count on from it.")
+flags.DEFINE_integer("samples", 1, "Write so many continuations of each document.")
+flags.DEFINE_multi_string("stop", [], "Stop before this text; may be repeated.")
+flags.DEFINE_string("score", None, "Read this file next and say what it costs; write nothing.")
+flags.DEFINE_string("save_memory", None, "Write the document's memory here, at the end.")
+flags.DEFINE_string("load_memory", None, "Go on from this memory, before any prompt.")
+
+
+def main():
+    if not FLAGS.workdir:
+        raise ValueError("--workdir is missing: name the run folder whose model is to write.")
+    if FLAGS.gin_file:
+        raise ValueError("--gin_file is not read: the run folder has the config of its model.")
+    if FLAGS.samples < 1 or FLAGS.max_tokens < 0:
+        raise ValueError(
+            f"--samples = {FLAGS.samples} must be at least 1, and --max_tokens = "
+            f"{FLAGS.max_tokens} at least 0."
+        )
+    texts = [text.encode() for text in FLAGS.prompt] + [
+        _content(path) for path in FLAGS.prompt_file
+    ]
+    scored = FLAGS.score and _content(FLAGS.score)
+    sampling = Sampling(FLAGS.temperature, FLAGS.top_k, FLAGS.top_p, FLAGS.repetition_penalty)
+    if FLAGS.save_memory:
+        _check_place(FLAGS.save_memory, max(len(texts), 1) * FLAGS.samples)
+
+    experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings)
+    trainer = experiment.trainer
+    generator = Generator(
+        experiment.bind(params), trainer.corpus.vocabulary, trainer.segment_length
+    )
+    checked(sampling, generator.vocabulary.size)  # before anything long is read
+    _say(f"{FLAGS.workdir} at step {step:,}")
+
+    memory = None
+    if FLAGS.load_memory:
+        memory = generator.load(FLAGS.load_memory)
+        _say(f"{FLAGS.load_memory} has read {memory.position_B[0]:,} tokens")
+    texts = texts or [b""]
+    if memory is not None:
+        memory = take_rows(memory, [0] * len(texts))
+    memory = generator.read(texts, memory, "reading, tokens")
+    if scored:
+        memory = score(generator, memory, scored)
+    if FLAGS.save_memory:  # at once: what was read shall survive whatever happens below
+        generator.save(FLAGS.save_memory, memory)
+    if not scored and FLAGS.max_tokens:
+        rows = [row for row in range(len(texts)) for _ in range(FLAGS.samples)]
+        memory = write(generator, take_rows(memory, rows), sampling)
+        if FLAGS.save_memory:
+            generator.save(FLAGS.save_memory, memory)
+    if FLAGS.save_memory:
+        _say(
+            f"{FLAGS.save_memory} has read {memory.position_B[0]:,} tokens and takes "
+            f"{os.path.getsize(expanded(FLAGS.save_memory)):,} bytes, however many they are"
+        )
+
+
+def write(generator, memory, sampling):
+    """Writes on; a single document to the terminal as it goes, several when they are done."""
+    if sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="replace")
+    rows, begun = len(memory.position_B), time.monotonic()
+    writing = generator.write(memory, FLAGS.max_tokens, sampling, FLAGS.seed, FLAGS.stop)
+    for pieces in writing:
+        if rows == 1:
+            print(pieces[0], end="", flush=True)
+    seconds = time.monotonic() - begun
+    if rows == 1:
+        print()
+    else:
+        for row, text in enumerate(writing.texts):
+            print(f"--- {row}\n{text}")
+    count = sum(map(len, writing.tokens))
+    _say(f"{count:,} tokens in {seconds:.1f} s")
+    return writing.memory
+
+
+def score(generator, memory, data):
+    """Reads a text and prints its tokens, bits per token and bits per byte."""
+    memory, nats = generator.score([data] * len(memory.position_B), memory, "scoring, tokens")
+    for nats_T in nats:
+        if not len(nats_T):
+            raise ValueError(f"{FLAGS.score} has no token to score.")
+        bits = nats_T.sum() / math.log(2)
+        print(
+            f"tokens {len(nats_T):,}  bits per token {bits / len(nats_T):.6f}  "
+            f"bits per byte {bits / len(data):.6f}"
+        )
+    return memory
+
+
+def _content(path):
+    with open(expanded(path), "rb") as file:
+        return file.read()
+
+
+def _check_place(path, rows):
+    """Refuses a memory file that cannot be written, before anything is read."""
+    if rows > 1:
+        raise ValueError(
+            f"--save_memory keeps one document, and {rows} are asked for: give one prompt, and "
+            "--samples=1."
+        )
+    folder = os.path.dirname(os.path.abspath(expanded(path)))
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"--save_memory={path}: there is no folder {folder}.")
+
+
+def _say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    command_line.run(main)

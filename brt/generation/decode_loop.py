@@ -1,0 +1,61 @@
+"""The loop over tokens, compiled: a chunk of them without a word from the host."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from brt.generation.memory import Memory
+from brt.generation.sampling import choose, row_keys
+from brt.models.caches import select_rows
+from brt.training.losses import token_losses
+
+DRAW = -1
+"""In place of a given token: choose one."""
+
+
+def make_decode_loop(graph, size: int):
+    """Builds the loop for `jax.jit`.
+
+    Args:
+        graph: of the model, from `nnx.split`.
+        size: V, number of ids that may be chosen; the embedding table may have more rows.
+
+    Returns:
+        decode_loop(params, memory, given_BC, counts_B, seeds_B, sampling) -> the memory, tokens
+        (B, C), their nats (B, C) under the model's own distribution, and whether the logits were
+        finite (B, C). Each row goes on by its count, at most C, of tokens: those given, or
+        `DRAW`n ones. A row that is done holds still, bit for bit.
+    """
+
+    def decode_loop(params, memory, given_BC, counts_B, seeds_B, sampling):
+        model = nnx.merge(graph, params)
+
+        def step(t, carry):
+            memory, tokens_BC, nats_BC, finite_BC = carry
+            reads_B = t < counts_B
+            logits_BV, caches = model.decode(memory.recent_BW[:, -1], memory.caches, reads_B)
+            keys_B = row_keys(seeds_B, memory.position_B)
+            chosen_B = choose(sampling, logits_BV[:, :size], memory.recent_BW, keys_B)
+            next_B = jnp.where(given_BC[:, t] == DRAW, chosen_B, given_BC[:, t])
+            nats_B, _ = token_losses(logits_BV, next_B)
+            recent_BW = jnp.concatenate([memory.recent_BW[:, 1:], next_B[:, None]], axis=1)
+            recent_BW = select_rows(reads_B, recent_BW, memory.recent_BW)
+            memory = Memory(caches, recent_BW, memory.position_B + reads_B.astype(jnp.int32))
+            finite_B = jnp.isfinite(logits_BV).all(axis=-1)
+            return (
+                memory,
+                tokens_BC.at[:, t].set(next_B),
+                nats_BC.at[:, t].set(nats_B),
+                finite_BC.at[:, t].set(finite_B),
+            )
+
+        nats = jax.eval_shape(lambda: model.logits(model.embed(given_BC)))
+        carry = (
+            memory,
+            jnp.zeros_like(given_BC),
+            jnp.zeros(given_BC.shape, nats.dtype),
+            jnp.ones(given_BC.shape, bool),
+        )
+        return jax.lax.fori_loop(0, jnp.max(counts_B), step, carry)
+
+    return decode_loop

@@ -1,0 +1,256 @@
+"""Reads, scores and writes documents with a model whose memory is alive.
+
+generator = Generator(experiment.bind(params), experiment.trainer.corpus.vocabulary)
+memory = generator.read(["Call me Ishmael."])
+for pieces in generator.write(memory, max_tokens=100):
+    print(pieces[0], end="")
+"""
+
+import jax
+import numpy as np
+from flax import nnx
+
+from brt.data.vocabularies import Vocabulary
+from brt.generation import memory_file
+from brt.generation.decode_loop import DRAW, make_decode_loop
+from brt.generation.memory import Memory, fresh_memory
+from brt.generation.prefill import Prefill
+from brt.generation.sampling import Sampling, checked
+from brt.generation.streaming_text import StreamingText
+
+SEGMENT = 2048
+"""Tokens that are read at once, about, where no segment length is given."""
+
+
+class NonFiniteLogits(ValueError):
+    """The model's output is not a number; what was written before stays."""
+
+
+class Generator:
+    """A model with its vocabulary, compiled for reading and writing.
+
+    Everything a document is lies in a `Memory`, a value that no method changes: use one twice to
+    go on from it twice. All of it costs the same at any position of a document.
+
+    Args:
+        model: a `LanguageModel` with parameters, from `Experiment.bind`; on one device.
+        vocabulary: what text is read and written with.
+        segment_length: tokens read at once, a multiple of the model's window; None takes about
+            2,048. It changes the speed of reading, not what is read.
+        chunk: tokens written between two looks from the host.
+
+    Raises:
+        ValueError: the vocabulary has more ids than the model, or the segment length is no
+            multiple of the window.
+    """
+
+    def __init__(
+        self, model, vocabulary: Vocabulary, segment_length: int | None = None, chunk: int = 16
+    ):
+        W = model.window
+        segment_length = segment_length or max(SEGMENT // W, 1) * W
+        if segment_length < 1 or segment_length % W or chunk < 1:
+            raise ValueError(
+                f"segment_length = {segment_length} must be a multiple of LanguageModel.window = "
+                f"{W}, and chunk = {chunk} at least 1."
+            )
+        if vocabulary.size > model.vocabulary_size:
+            raise ValueError(
+                f"The vocabulary {vocabulary.name} has {vocabulary.size} ids and the model's table "
+                f"only {model.vocabulary_size} rows: it is not the one the model was trained with."
+            )
+        self.model, self.vocabulary, self.chunk = model, vocabulary, chunk
+        graph, params = nnx.split(model)
+        (self.device,) = jax.tree.leaves(params)[0].devices()
+        # Explicitly placed, here and below, or the first call would be compiled by itself.
+        self.params = jax.device_put(params, self.device)
+        self.decode_loop = jax.jit(make_decode_loop(graph, vocabulary.size))
+        self.prefill = Prefill(graph, W, segment_length, self.decode_loop, chunk)
+
+    # Reading.
+
+    def begin(self, rows: int = 1) -> Memory:
+        """Documents of which nothing has been read."""
+        return jax.device_put(fresh_memory(self.model, rows), self.device)
+
+    def read(self, texts, memory: Memory | None = None, label: str | None = None) -> Memory:
+        """Reads texts of any length, whole segments at a time.
+
+        Args:
+            texts: one a document, as `encode` takes them; a single one may stand alone.
+            memory: of the documents that the texts go on; None begins new ones.
+            label: shows progress under this name.
+
+        Raises:
+            ValueError: not as many texts as documents, or a text the vocabulary refuses.
+        """
+        tokens, memory = self._prepared(texts, memory)
+        return self.prefill(self.params, memory, tokens, label=label)[0]
+
+    def score(self, texts, memory: Memory | None = None, label: str | None = None):
+        """As `read`, and what each token costs.
+
+        Returns:
+            The memory, and for each document the nats of its tokens, float64 (tokens,).
+        """
+        tokens, memory = self._prepared(texts, memory)
+        return self.prefill(self.params, memory, tokens, score=True, label=label)
+
+    def encode(self, text, title: str = "the prompt") -> np.ndarray:
+        """Token ids, int32 (tokens,), of a text to be gone on with.
+
+        Args:
+            text: a string, bytes, or token ids already.
+            title: in errors.
+        """
+        if not isinstance(text, str | bytes):
+            ids = np.asarray(text, np.int32).reshape(-1)
+            self.vocabulary.decode(ids)  # refuses ids it does not have
+            return ids
+        data = text.encode() if isinstance(text, str) else text
+        ids = self.vocabulary.encode(data, title)
+        # Vocabularies of words end the last line, finished or not; this one is to be gone on with.
+        if len(ids) and not data.endswith(b"\n"):
+            ids = ids[: -1 if self.vocabulary.decode(ids[-2:]).endswith("\n") else None]
+        return ids
+
+    def _prepared(self, texts, memory):
+        if isinstance(texts, str | bytes | np.ndarray):
+            texts = [texts]
+        tokens = [self.encode(text) for text in texts]
+        memory = self.begin(len(tokens)) if memory is None else memory
+        rows = len(memory.position_B)
+        if rows != len(tokens) or not rows:
+            raise ValueError(f"{len(tokens)} texts were given for {rows} documents.")
+        return tokens, memory
+
+    # Writing.
+
+    def write(
+        self,
+        memory: Memory,
+        max_tokens: int = 256,
+        sampling: Sampling = Sampling(),  # noqa: B008  (it is immutable)
+        seed: int | list[int] = 0,
+        stop=(),
+    ) -> "Writing":
+        """Goes on with documents; iterate over what comes back, or call its `run`.
+
+        Args:
+            memory: of B documents.
+            max_tokens: of each.
+            sampling: how tokens are chosen.
+            seed: of the first row, the next ones count on; or one for each row. With the position
+                in the document it decides every draw, whatever else is in the batch.
+            stop: texts; each row ends where the first of them begins.
+
+        Raises:
+            ValueError: sampling out of its range, a negative count or seed, an empty stop text.
+        """
+        return Writing(self, memory, max_tokens, sampling, seed, stop)
+
+    # Memory files.
+
+    def save(self, path: str, memory: Memory):
+        """Writes the memory of one document to a file; see `memory_file.save`."""
+        memory_file.save(path, memory, self.model, self.vocabulary)
+
+    def load(self, path: str) -> Memory:
+        """Reads a memory file that this model has written; see `memory_file.load`."""
+        memory = memory_file.load(path, self.model, self.vocabulary)
+        return jax.device_put(memory, self.device)
+
+
+class Writing:
+    """Documents being written: an iterator over what is new, a list of B strings each time.
+
+    Attributes:
+        texts: what has been written, B strings; without the stop sequences.
+        tokens: its ids, B lists; with the token that completed a stop sequence.
+        nats: -log p of each of them under the model's own distribution, B lists.
+        stopped: B bools, whether a stop sequence ended the row.
+        memory: of the documents with all of `tokens`.
+    """
+
+    def __init__(self, generator, memory, max_tokens, sampling, seed, stop):
+        self.generator, self.memory = generator, memory
+        rows = len(memory.position_B)
+        self._sampling = checked(sampling, generator.vocabulary.size)
+        seeds = [seed + row for row in range(rows)] if isinstance(seed, int) else list(seed)
+        if len(seeds) != rows or not all(0 <= s < 2**32 for s in seeds):
+            raise ValueError(
+                f"seed = {seed}: {rows} rows need seeds from 0 to 2^32 - 1, one for each or a "
+                "single one to count from."
+            )
+        stop = [stop] if isinstance(stop, str) else list(stop)
+        if max_tokens < 0 or not all(stop):
+            raise ValueError(
+                f"max_tokens = {max_tokens} must be at least 0, and stop sequences not empty."
+            )
+        self._seeds_B = np.array(seeds, np.uint32)
+        self._left_B = np.full(rows, max_tokens)
+        recent_BW = np.asarray(memory.recent_BW)
+        self._streams = [
+            StreamingText(generator.vocabulary, recent_W[recent_W >= 0], stop)
+            for recent_W in recent_BW
+        ]
+        self.texts = [""] * rows
+        self.tokens, self.nats = [[] for _ in range(rows)], [[] for _ in range(rows)]
+        self.stopped = [False] * rows
+
+    def run(self) -> "Writing":
+        """Writes to the end."""
+        for _ in self:
+            pass
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self) -> list[str]:
+        counts_B = np.minimum(self._left_B, self.generator.chunk)
+        if not counts_B.any():
+            raise StopIteration
+        given_BC = np.full((len(counts_B), self.generator.chunk), DRAW, np.int32)
+        memory, *found = self._go_on(given_BC, counts_B)
+        tokens_BC, nats_BC, finite_BC = map(np.asarray, found)
+        self._check(counts_B, finite_BC)
+        pieces, kept_B = [], np.zeros_like(counts_B)
+        for row, stream in enumerate(self._streams):
+            piece = ""
+            while kept_B[row] < counts_B[row] and not stream.stopped:
+                piece += stream.push(tokens_BC[row, kept_B[row]])
+                kept_B[row] += 1
+            self.tokens[row] += tokens_BC[row, : kept_B[row]].tolist()
+            self.nats[row] += nats_BC[row, : kept_B[row]].tolist()
+            self.stopped[row] = stream.stopped
+            self._left_B[row] = 0 if stream.stopped else self._left_B[row] - kept_B[row]
+            if counts_B[row] and not self._left_B[row] and not stream.stopped:
+                piece += stream.finish()
+            pieces.append(piece)
+        if (kept_B < counts_B).any():  # the same tokens once more, up to where rows stopped
+            memory, *_ = self._go_on(tokens_BC, kept_B)
+        self.memory = memory
+        self.texts = [text + piece for text, piece in zip(self.texts, pieces)]
+        return pieces
+
+    def _go_on(self, given_BC, counts_B):
+        return self.generator.decode_loop(
+            self.generator.params,
+            self.memory,
+            given_BC,
+            counts_B.astype(np.int32),
+            self._seeds_B,
+            self._sampling,
+        )
+
+    def _check(self, counts_B, finite_BC):
+        bad_BC = ~finite_BC & (np.arange(finite_BC.shape[1]) < counts_B[:, None])
+        if bad_BC.any():
+            row, place = np.argwhere(bad_BC)[0]
+            position = int(np.asarray(self.memory.position_B)[row] + place)
+            raise NonFiniteLogits(
+                f"The model's logits for token {position:,} of document {row} are not finite "
+                "numbers, and nothing can be drawn from them: look at the parameters, or at "
+                "LanguageModel.activation_dtype."
+            )

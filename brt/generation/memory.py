@@ -1,0 +1,49 @@
+"""A document's memory as a value: everything a model knows of what it has read so far."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from brt.data.vocabularies import BEGIN
+
+
+class Memory(NamedTuple):
+    """What a model remembers of B documents. Its size does not depend on their lengths.
+
+    A document's newest token is known but not yet read: it is the model's next input, as the
+    last token of a segment is the first input of the next. So a document of n tokens has been
+    read for n inputs, `BEGIN` first, and stands n % W tokens into a block.
+
+    caches: the model's caches in decoding form.
+    recent_BW: (B, W) int32, the last W tokens, newest last; `BEGIN` where there are fewer.
+    position_B: (B,) int32, tokens of the document so far.
+    """
+
+    caches: Any
+    recent_BW: jax.Array
+    position_B: jax.Array
+
+    @property
+    def bytes(self) -> int:
+        """Size in bytes."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
+
+
+def fresh_memory(model, rows: int) -> Memory:
+    """Documents that have not begun."""
+    return Memory(
+        model.begin_decoding(model.init_caches(rows)),
+        jnp.full((rows, model.window), BEGIN, jnp.int32),
+        jnp.zeros(rows, jnp.int32),
+    )
+
+
+def take_rows(memory: Memory, rows) -> Memory:
+    """The memories of these rows, in this order; a row named twice is forked."""
+    return jax.tree.map(lambda x: x[jnp.asarray(rows)], memory)
+
+
+def join(memories) -> Memory:
+    """Several memories, of one model, as one batch."""
+    return jax.tree.map(lambda *rows: jnp.concatenate(rows), *memories)

@@ -1,0 +1,165 @@
+"""A document's memory as a file: safetensors, with a description in JSON in its header.
+
+The file holds the decoding form of the caches, so a document may end anywhere, and its size does
+not depend on the document's length. It fits the parameters and the vocabulary it was made with.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+
+import jax
+import numpy as np
+from flax import nnx
+from safetensors import SafetensorError, safe_open
+from safetensors.flax import save as to_bytes
+
+from brt.data.vocabularies import BEGIN, Vocabulary, expanded
+from brt.generation.memory import Memory, fresh_memory
+
+FORMAT = "brt document memory 1"
+WITHOUT_EFFECT = ("dropout", "remat", "remat_blocks")
+"""Settings of a model that change nothing of what it computes from the same text."""
+
+
+def model_fingerprint(model) -> str:
+    """sha256, in hex, of a model's settings and parameters: of all that decides its caches."""
+    digest = hashlib.sha256()
+    for path, module in nnx.iter_modules(model):
+        settings = {
+            name: str(value)
+            for name, value in sorted(vars(module).items())
+            if isinstance(value, bool | int | float | str | np.dtype)
+            and not name.startswith("_")
+            and name not in WITHOUT_EFFECT
+        }
+        digest.update(json.dumps([list(map(str, path)), settings]).encode())
+    _add_arrays(digest, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    return digest.hexdigest()
+
+
+def save(path: str, memory: Memory, model, vocabulary: Vocabulary):
+    """Writes the memory of one document; a file of that name is replaced when all is written.
+
+    Raises:
+        ValueError: more documents than one.
+        OSError: the file cannot be written; an earlier one is as it was.
+    """
+    rows = len(memory.position_B)
+    if rows != 1:
+        raise ValueError(
+            f"A memory file holds one document and this memory {rows}: save each of its rows "
+            "(brt.generation.memory.take_rows) under a name of its own."
+        )
+    arrays = _named(memory)
+    description = {
+        "format": FORMAT,
+        "position": int(memory.position_B[0]),
+        "model": model_fingerprint(model),
+        "vocabulary": {
+            "name": vocabulary.name,
+            "size": vocabulary.size,
+            "fingerprint": vocabulary.fingerprint,
+        },
+    }
+    description["sha256"] = _digest(description, arrays)
+    content = to_bytes(arrays, {"brt": json.dumps(description)})
+    path = expanded(path)
+    try:
+        with open(path + ".new", "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path + ".new", path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.remove(path + ".new")
+        raise type(error)(
+            error.errno, f"Cannot write the memory file {path} ({error.strerror})"
+        ) from error
+
+
+def load(path: str, model, vocabulary: Vocabulary) -> Memory:
+    """The memory of one document, for the model and the vocabulary that it was made with.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no memory file, is truncated or was changed, or is of another model or
+            vocabulary; the sentence says which.
+    """
+    path = expanded(path)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"There is no memory file {path}.")
+    try:
+        with safe_open(path, "flax") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        description = json.loads(metadata["brt"])
+        if description["format"] != FORMAT:
+            raise KeyError
+    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"{path} is no memory file, or only a part of one "
+            f"({type(error).__name__}): write it again with --save_memory."
+        ) from None
+    if description.pop("sha256", None) != _digest(description, arrays):
+        raise ValueError(
+            f"{path} was changed after it was written, its hash does not fit its content: write "
+            "it again with --save_memory."
+        )
+    theirs = description["vocabulary"]
+    if theirs["fingerprint"] != vocabulary.fingerprint:
+        raise ValueError(
+            f"{path} is the memory of a text in the vocabulary {theirs['name']} of "
+            f"{theirs['size']} ids ({theirs['fingerprint']:.12}); this model reads "
+            f"{vocabulary.name} of {vocabulary.size} ids ({vocabulary.fingerprint:.12})."
+        )
+    if description["model"] != (ours := model_fingerprint(model)):
+        raise ValueError(
+            f"{path} is the memory of another model ({description['model']:.12}; this one is "
+            f"{ours:.12}): other parameters, a later checkpoint for example, or other settings. "
+            "Load the run that wrote it, or read the text again."
+        )
+    memory = _restored(arrays, model)
+    if memory is None or int(memory.position_B[0]) != description["position"]:
+        raise ValueError(f"{path} contradicts itself: write it again with --save_memory.")
+    return memory
+
+
+def _restored(arrays, model):
+    """The arrays as a memory of one row; None if they are not of such a one."""
+    expected = jax.eval_shape(lambda: fresh_memory(model, 1))
+    shapes = {name: (x.shape, x.dtype) for name, x in _named(expected).items()}
+    if shapes != {name: (x.shape, x.dtype) for name, x in arrays.items()}:
+        return None
+    leaves = [arrays[name] for name in shapes]
+    memory = jax.tree.unflatten(jax.tree.structure(expected), leaves)
+    position, recent_W = int(memory.position_B[0]), np.asarray(memory.recent_BW[0])
+    fills = {int(x[0]) for name, x in arrays.items() if name.endswith("fill_B")}
+    known = min(position, model.window)
+    sound = (
+        fills == {position % model.window}
+        and (recent_W[: len(recent_W) - known] == BEGIN).all()
+        and (recent_W[len(recent_W) - known :] >= 0).all()
+    )
+    return memory if sound else None
+
+
+def _named(memory):
+    """Its arrays by name: `caches[3].window.keys_BJHK`, `position_B`."""
+    flat = jax.tree_util.tree_flatten_with_path(memory)[0]
+    return {jax.tree_util.keystr(path).removeprefix("."): leaf for path, leaf in flat}
+
+
+def _digest(description, arrays):
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
+    _add_arrays(digest, dict(sorted(arrays.items())))
+    return digest.hexdigest()
+
+
+def _add_arrays(digest, tree):
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8))

@@ -1,0 +1,150 @@
+"""From logits to the next token: greedy, temperature, top-k, top-p, repetition penalty.
+
+Pure functions of arrays, all called inside the compiled decode loop. V is the number of ids of
+the vocabulary, the other letters are those of `brt.models`.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Sampling(NamedTuple):
+    """How a token is chosen. None turns a part off; the parts apply in this order.
+
+    repetition_penalty: above 1, makes tokens among the last W less likely.
+    temperature: divides the logits; 0 and None take the most likely token.
+    top_k: draw among the k most likely tokens only.
+    top_p: draw among the fewest tokens that together have this probability.
+
+    A pytree whose numbers are traced: other numbers compile nothing anew, another choice of
+    parts does.
+    """
+
+    temperature: float | None = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+GREEDY = Sampling(temperature=None)
+
+
+def checked(sampling: Sampling, size: int) -> Sampling:
+    """The same sampling as arrays; a temperature of 0 becomes None.
+
+    Args:
+        size: V, the number of ids to choose from.
+
+    Raises:
+        ValueError: a value out of its range, named.
+    """
+    temperature, top_k, top_p, penalty = sampling
+    if temperature is not None and not 0 <= temperature < math.inf:
+        raise ValueError(
+            f"temperature = {temperature} must be 0, for the most likely token, or above; "
+            "1 draws from the model's own distribution."
+        )
+    if top_k is not None and not 1 <= top_k <= size:
+        raise ValueError(
+            f"top_k = {top_k} must lie between 1 and the vocabulary's {size} ids; leave it out to "
+            "draw among all."
+        )
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(
+            f"top_p = {top_p} must lie above 0 and be at most 1; leave it out to draw among all."
+        )
+    if penalty is not None and not 0 < penalty < math.inf:
+        raise ValueError(
+            f"repetition_penalty = {penalty} must lie above 0; 1 changes nothing, and more makes "
+            "repetition less likely."
+        )
+    if not temperature:
+        temperature = top_k = top_p = None
+
+    def number(value, dtype):
+        return None if value is None else jnp.asarray(value, dtype)
+
+    return Sampling(
+        number(temperature, jnp.float32),
+        number(top_k, jnp.int32),
+        number(top_p, jnp.float32),
+        number(penalty, jnp.float32),
+    )
+
+
+def penalise(logits_BV, recent_BR, penalty):
+    """Divides the logits of recent tokens by `penalty`, or multiplies those below zero.
+
+    Args:
+        logits_BV: (B, V).
+        recent_BR: (B, R) int32; negative ids are no tokens.
+
+    Source: Keskar et al. 2019, arXiv:1909.05858, section 4.1.
+    """
+    rows = jnp.arange(logits_BV.shape[0])[:, None]
+    # A negative id would count from the end: send it where it is dropped.
+    ids_BR = jnp.where(recent_BR < 0, logits_BV.shape[1], recent_BR)
+    seen_BV = jnp.zeros(logits_BV.shape, bool).at[rows, ids_BR].set(True, mode="drop")
+    weaker_BV = jnp.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
+    return jnp.where(seen_BV, weaker_BV, logits_BV)
+
+
+def keep_top_k(sorted_BV, k):
+    """Logits in falling order with all but the first `k` at minus infinity."""
+    return jnp.where(jnp.arange(sorted_BV.shape[-1]) < k, sorted_BV, -jnp.inf)
+
+
+def keep_top_p(sorted_BV, p):
+    """Logits in falling order with all but the first that reach probability `p` at minus infinity.
+
+    Source: Holtzman et al. 2020, arXiv:1904.09751, section 3.1.
+    """
+    probability_BV = jax.nn.softmax(sorted_BV, axis=-1)
+    before_BV = jnp.cumsum(probability_BV, axis=-1) - probability_BV
+    # The first stays whatever rounding does to a tiny p.
+    kept_BV = (before_BV < p) | (jnp.arange(sorted_BV.shape[-1]) == 0)
+    return jnp.where(kept_BV, sorted_BV, -jnp.inf)
+
+
+def choose(sampling: Sampling, logits_BV, recent_BR, keys_B):
+    """The next token of every row.
+
+    Args:
+        sampling: as `checked` gives it.
+        logits_BV: (B, V).
+        recent_BR: (B, R) int32, for the penalty.
+        keys_B: one key a row.
+
+    Returns:
+        (B,) int32.
+    """
+    if sampling.repetition_penalty is not None:
+        logits_BV = penalise(logits_BV, recent_BR, sampling.repetition_penalty)
+    if sampling.temperature is None:
+        return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+    logits_BV = logits_BV / sampling.temperature
+    draw = jax.vmap(jax.random.categorical)
+    if sampling.top_k is None and sampling.top_p is None:
+        return draw(keys_B, logits_BV).astype(jnp.int32)
+    # One sort serves both; the draw is among ranks, which are then looked up.
+    order_BV = jnp.argsort(logits_BV, axis=-1, descending=True)
+    sorted_BV = jnp.take_along_axis(logits_BV, order_BV, axis=-1)
+    if sampling.top_k is not None:
+        sorted_BV = keep_top_k(sorted_BV, sampling.top_k)
+    if sampling.top_p is not None:
+        sorted_BV = keep_top_p(sorted_BV, sampling.top_p)
+    rank_B1 = draw(keys_B, sorted_BV)[:, None]
+    return jnp.take_along_axis(order_BV, rank_B1, axis=-1)[:, 0].astype(jnp.int32)
+
+
+def row_keys(seeds_B, position_B):
+    """One key a row, of nothing but its seed and the place of its next token.
+
+    So what a row draws depends on no other row, nor on where a batch or a file was cut.
+    """
+    return jax.vmap(lambda seed, place: jax.random.fold_in(jax.random.key(seed), place))(
+        seeds_B, position_B
+    )
