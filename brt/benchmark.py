@@ -4,7 +4,10 @@
 
     python -m brt.benchmark --input=STORE --rows=32 --segment_length=4096
 
-The second form reads a token store, as fast as it can, and runs no model.
+    python -m brt.benchmark --generate=FILE.gin --positions=1000,100000 --tokens=1000
+
+The second form reads a token store, as fast as it can, and runs no model. The third reads a long
+document and writes on from two places in it.
 
 Every config takes one step in turn, over and over, so that a busy machine slows all of
 them alike; what counts is the ratio to the baseline, the first config unless named.
@@ -23,6 +26,7 @@ from brt import command_line, config
 from brt.data.document_stream import Batch
 from brt.data.throughput import measure_store, time_input
 from brt.experiment import Experiment
+from brt.generation.throughput import measure_generation
 from brt.models.counts import flops_per_token
 from brt.progress import Progress
 from brt.training.metrics import device_peak
@@ -35,6 +39,9 @@ flags.DEFINE_integer("rounds", 20, "Timed steps of each config.")
 flags.DEFINE_string("input", None, "Time the reading of this token store, and nothing else.")
 flags.DEFINE_integer("rows", 32, "Rows of a batch, for --input.")
 flags.DEFINE_integer("segment_length", 4096, "Tokens of a segment, for --input.")
+flags.DEFINE_string("generate", None, "Time reading and writing with the model of this config.")
+flags.DEFINE_list("positions", ["1000", "100000"], "Where two streams go on, for --generate.")
+flags.DEFINE_integer("tokens", 1000, "Tokens that each stream writes, for --generate.")
 flags.DEFINE_string("json", None, "Also write the figures to this file.")
 
 
@@ -167,7 +174,50 @@ def show_input(folder, rows, segment_length):
     return found
 
 
+def show_generation(file, positions, tokens):
+    """Prints how fast the model of a config reads and writes."""
+    config.parse([file], FLAGS.gin_bindings, FLAGS.gin_search_paths)
+    experiment = Experiment.from_gin()
+    if len(positions) != 2 or not 0 <= positions[0] < positions[1] or tokens < 1:
+        raise ValueError(
+            f"--positions = {positions} must be two rising numbers, and --tokens = {tokens} at "
+            "least 1."
+        )
+    if positions[1] - positions[0] < 2 * experiment.trainer.segment_length:
+        raise ValueError("--positions must lie two segments apart or more, to time reading.")
+    found = measure_generation(experiment, positions, tokens)
+    load = os.getloadavg()[0]
+    print(f"\n{file}, one row, {jax.devices()[0].device_kind}, load {load:.1f}")
+    first, second = (f"{position:,}" for position in positions)
+    for name, text in (
+        (
+            "reading to evaluating, tokens/s",
+            f"{found['prefill_to_evaluation']:.2f} "
+            f"({found['prefill_tokens_per_second']:,.0f} to "
+            f"{found['evaluation_tokens_per_second']:,.0f})",
+        ),
+        *(
+            (f"writing from token {place}, ms/token", f"{1000 * seconds:.2f}")
+            for place, seconds in zip((first, second), found["decode_seconds"])
+        ),
+        ("ratio of the two", f"{found['decode_ratio']:.3f}"),
+        ("the window anew for each, times slower", f"{found['window_to_decode']:.1f}"),
+        ("programs before and after", f"{found['programs_before']}, {found['programs_after']}"),
+        ("bytes of caches", "{:,} and {:,}".format(*found["cache_bytes"])),
+        ("bytes of memory files", "{:,} and {:,}".format(*found["file_bytes"])),
+    ):
+        print(f"{name:<42} {text}")
+    return found
+
+
 def main():
+    if FLAGS.generate:
+        positions = [int(position) for position in FLAGS.positions]
+        found = show_generation(FLAGS.generate, positions, FLAGS.tokens)
+        if FLAGS.json:
+            with open(FLAGS.json, "w", encoding="utf-8") as file:
+                json.dump({"config": FLAGS.generate, "generation": found}, file)
+        return
     if FLAGS.input:
         found = show_input(FLAGS.input, FLAGS.rows, FLAGS.segment_length)
         if FLAGS.json:

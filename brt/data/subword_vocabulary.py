@@ -65,7 +65,8 @@ class SubwordVocabulary:
         Raises:
             ValueError: an id outside [0, size).
         """
-        return self._encoder.decode(checked_ids(ids, self.size, self.name).tolist())
+        ids = checked_ids(ids, self.size, self.name)
+        return self._encoder.decode(ids[ids > 0].tolist())  # which takes padding at the end only
 
     @functools.cached_property
     def _content(self):

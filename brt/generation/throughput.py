@@ -1,0 +1,150 @@
+"""How fast a model reads and writes, and that neither depends on how much it has read.
+
+What is compared takes turns in one process, so that a busy machine slows all of it alike; what
+counts are the ratios.
+"""
+
+import os
+import tempfile
+import time
+
+import jax
+import numpy as np
+from flax import nnx
+
+from brt.data.vocabularies import BEGIN
+from brt.generation.generator import Generator
+from brt.generation.sampling import Sampling
+from brt.progress import Progress
+from brt.training.train_step import segment_sums
+
+PARTS = 20
+"""Parts a book is read in, to alternate with evaluation."""
+
+
+def measure_generation(experiment, positions, tokens: int, windows: int = 5):
+    """Times an experiment's model, with fresh parameters, on one row of random tokens.
+
+    Args:
+        experiment: an `Experiment`.
+        positions: two, rising, in tokens: where streams go on from memory files.
+        tokens: written by each stream, in chunks that take turns.
+        windows: how often the window is computed anew instead.
+
+    Returns:
+        A dictionary: `prefill_to_evaluation`, ratio of tokens per second, both reading the tokens
+        between the two positions; `decode_seconds`, the median per token of each stream, and
+        `decode_ratio` of the second to the first; `window_seconds` to compute one window anew, and
+        `window_to_decode`; `programs_before` and `programs_after`, compiled ones;
+        `cache_bytes` and `file_bytes` of each stream.
+    """
+    params, trainer = experiment.init_params(), experiment.trainer
+    generator = Generator(
+        experiment.bind(params), trainer.corpus.vocabulary, trainer.segment_length
+    )
+    book = np.random.default_rng(0).integers(0, generator.vocabulary.size, positions[1])
+    with tempfile.TemporaryDirectory() as folder:
+        files = [os.path.join(folder, str(position)) for position in positions]
+        memory = generator.read([book[: positions[0]]])
+        generator.save(files[0], memory)
+        found, memory = _reading(generator, trainer.segment_length, memory, book[positions[0] :])
+        generator.save(files[1], memory)
+        found |= _writing(generator, files, tokens)
+        found["file_bytes"] = [os.path.getsize(file) for file in files]
+    window_seconds = _window(generator, memory, windows)
+    return found | {
+        "window_seconds": window_seconds,
+        "window_to_decode": window_seconds / found["decode_seconds"][1],
+    }
+
+
+def _reading(generator, segment_length, memory, tokens):
+    """Reads and evaluates the parts of a book in turn."""
+    step = jax.jit(
+        lambda params, batch, caches: segment_sums(
+            nnx.merge(nnx.graphdef(generator.model), params), batch, caches
+        )[:2],
+        donate_argnums=2,
+    )
+    weights_BT = np.ones((1, segment_length), np.float32)
+    caches = jax.device_put(generator.model.init_caches(1), generator.device)
+
+    def evaluate(part, caches):
+        for begin in range(0, len(part), segment_length):
+            targets_BT = part[None, begin : begin + segment_length].astype(np.int32)
+            inputs_BT = np.append(np.full((1, 1), BEGIN), targets_BT[:, :-1], axis=1)
+            batch = inputs_BT.astype(np.int32), targets_BT, weights_BT, np.zeros(1, bool)
+            caches, nats_BT = step(generator.params, batch, caches)
+            np.asarray(nats_BT)
+        return caches
+
+    size = max(len(tokens) // PARTS // segment_length, 1) * segment_length
+    caches = evaluate(tokens[:segment_length], caches)
+    generator.read([tokens[: 2 * segment_length]], memory)
+    progress, seconds = Progress("read and evaluated, tokens", len(tokens)), []
+    for begin in range(0, len(tokens), size):
+        part = tokens[begin : begin + size]
+        begun = time.perf_counter()
+        memory = jax.block_until_ready(generator.read([part], memory))
+        middle = time.perf_counter()
+        if len(part) == size:  # whole segments, for evaluation
+            caches = evaluate(part, caches)
+            seconds.append((middle - begun, time.perf_counter() - middle))
+        progress.update(begin + len(part))
+    progress.close()
+    prefill, evaluation = np.median(seconds, axis=0)
+    return {
+        "prefill_tokens_per_second": size / prefill,
+        "evaluation_tokens_per_second": size / evaluation,
+        "prefill_to_evaluation": float(np.median([b / a for a, b in seconds])),
+    }, memory
+
+
+def _writing(generator, files, tokens):
+    """Two streams from memory files, chunk by chunk in turn."""
+    memories = [generator.load(file) for file in files]
+    writings = [
+        generator.write(memory, tokens + generator.chunk, Sampling(), seed=row)
+        for row, memory in enumerate(memories)
+    ]
+    for writing in writings:  # the first chunk compiles
+        next(writing)
+    before, seconds = generator.decode_loop._cache_size(), [[], []]
+    progress, done = Progress("written twice, tokens", tokens), 0
+    while done < tokens:
+        done += min(generator.chunk, tokens - done)
+        for row, writing in enumerate(writings):
+            begun, count = time.perf_counter(), len(writing.tokens[0])
+            next(writing)
+            elapsed = time.perf_counter() - begun
+            seconds[row].append(elapsed / (len(writing.tokens[0]) - count))
+        progress.update(done)
+    progress.close()
+    medians = [float(np.median(x)) for x in seconds]
+    return {
+        "decode_seconds": medians,
+        "decode_ratio": medians[1] / medians[0],
+        "programs_before": before,
+        "programs_after": generator.decode_loop._cache_size(),
+        "cache_bytes": [writing.memory.bytes for writing in writings],
+    }
+
+
+def _window(generator, memory, rounds):
+    """Median seconds of one block computed anew for its last token's logits."""
+    model = generator.model
+    graph = nnx.graphdef(model)
+
+    @jax.jit
+    def window(params, tokens_BW, caches):
+        model = nnx.merge(graph, params)
+        return model.logits(model.stack(model.embed(tokens_BW), caches)[0][:, -1])
+
+    tokens_BW, caches = np.asarray(memory.recent_BW), model.init_caches(1)
+    jax.block_until_ready(window(generator.params, tokens_BW, caches))
+    seconds = []
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        jax.block_until_ready(window(generator.params, tokens_BW, caches))
+        seconds.append(time.perf_counter() - begun)
+    return float(np.median(seconds))

@@ -1,0 +1,106 @@
+"""`brt.generate`: text on standard output, the rest on standard error, nothing lost."""
+
+import re
+
+import pytest
+from absl import flags
+from tiny_run import build, command, shared_programs, train_here, write_config  # noqa: F401
+
+from brt import benchmark, generate
+from brt.experiment import load_run
+from brt.generation.generator import Generator
+from brt.generation.sampling import Sampling
+
+PROMPT = "the tea then"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run folder."""
+    folder = tmp_path_factory.mktemp("generate")
+    train_here(build(write_config(folder, "Trainer.steps = 1")), folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture
+def generated(monkeypatch, capfd, run):
+    """Runs the command: standard output, standard error."""
+
+    def call(*arguments, workdir=run, status=0):
+        found = command(monkeypatch, generate, f"--workdir={workdir}", *arguments)
+        out, err = capfd.readouterr()
+        assert (found or 0) == status and "Traceback" not in err, err
+        return out, err
+
+    yield call
+    for name in flags.FLAGS:
+        flags.FLAGS[name].unparse()
+
+
+def test_the_command_writes_what_the_python_interface_writes(generated, run):
+    options = ("--max_tokens=20", "--temperature=0.8", "--top_k=9", "--seed=3")
+    out, err = generated(f"--prompt={PROMPT}", *options)
+    experiment, params, _ = load_run(str(run))
+    generator = Generator(experiment.bind(params), experiment.trainer.corpus.vocabulary, 16)
+    writing = generator.write(generator.read(PROMPT), 20, Sampling(0.8, 9), seed=3).run()
+    assert out == writing.texts[0] + "\n"
+    assert "at step 1" in err and "20 tokens in" in err
+
+
+def test_a_memory_file_goes_on_where_the_document_stood(generated, tmp_path):
+    (tmp_path / "book.txt").write_text(PROMPT * 9)
+    book, memory = f"--prompt_file={tmp_path}/book.txt", f"{tmp_path}/book.memory"
+    whole, _ = generated(book, "--temperature=0", "--max_tokens=24")
+    out, err = generated(book, "--max_tokens=0", f"--save_memory={memory}")
+    assert not out
+    size = re.search(r"has read 108 tokens and takes ([\d,]+) bytes", err)[1]
+    go_on = ("--temperature=0", "--max_tokens=12", f"--load_memory={memory}")
+    first, err = generated(*go_on, f"--save_memory={memory}")
+    assert "has read 108 tokens" in err
+    assert f"has read 120 tokens and takes {size} bytes" in err
+    second, _ = generated(*go_on)
+    assert first[:-1] + second == whole
+    forks, _ = generated(f"--load_memory={memory}", "--samples=2", "--max_tokens=9")
+    assert re.fullmatch(r"--- 0\n.*\n--- 1\n.*\n", forks, re.DOTALL)
+    (tmp_path / "next.txt").write_text("eat")
+    scores, _ = generated(f"--load_memory={memory}", f"--score={tmp_path}/next.txt")
+    assert re.fullmatch(r"tokens 3  bits per token (\d+\.\d+)  bits per byte \1\n", scores)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--temperature=-1"], "temperature = -1"),
+        (["--top_p=0"], "top_p = 0"),
+        (["--top_k=257"], "vocabulary's 256 ids"),
+        (["--samples=0"], "--samples = 0"),
+        (["--samples=2", "--save_memory=x"], "--save_memory keeps one document, and 2"),
+        (["--save_memory=/nowhere/x"], "there is no folder /nowhere"),
+        (["--load_memory=nothing"], "There is no memory file nothing"),
+        (["--prompt_file=nothing.txt"], "nothing.txt"),
+        (["--gin_file=x.gin"], "--gin_file is not read"),
+    ],
+)
+def test_bad_arguments_end_in_a_sentence(generated, arguments, named):
+    out, err = generated(*arguments, status=1)
+    assert named in err and not out
+
+
+def test_a_folder_without_a_run_is_named(generated, tmp_path):
+    _, err = generated(workdir=tmp_path, status=1)
+    assert f"{tmp_path} is not a run folder" in err
+
+
+def test_the_benchmark_compares_reading_writing_and_recomputing(monkeypatch, capfd, run):
+    status = command(
+        monkeypatch,
+        benchmark,
+        f"--generate={run}/config.gin",
+        "--positions=10,70",
+        "--tokens=20",
+    )
+    out, _ = capfd.readouterr()
+    assert not status
+    assert "programs before and after                  1, 1" in out
+    sizes = re.findall(r"bytes of caches\s+([\d,]+) and ([\d,]+)", out)
+    assert len(set(sizes[0])) == 1

@@ -1,0 +1,173 @@
+"""Choosing a token: against plain loops, by counts, and by what can never happen."""
+
+import collections
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import quick_jit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brt.generation.sampling import (
+    GREEDY,
+    Sampling,
+    checked,
+    choose,
+    keep_top_k,
+    keep_top_p,
+    penalise,
+    row_keys,
+)
+
+V, DRAWS = 7, 20_000
+LOGITS = np.array([0.5, 2.0, -1.0, 1.0, 1.5, -3.0, 0.0])
+draw = quick_jit(choose)
+quick = settings(deadline=None, derandomize=True, max_examples=50)
+
+
+def many(sampling, logits_V=LOGITS, recent=(-1,), draws=DRAWS):
+    """Share of each token among many draws, (V,)."""
+    logits_BV = jnp.asarray(np.tile(logits_V, (draws, 1)), jnp.float32)
+    recent_BR = jnp.asarray(np.tile(recent, (draws, 1)), jnp.int32)
+    keys_B = row_keys(jnp.arange(draws, dtype=jnp.uint32), jnp.zeros(draws, jnp.int32))
+    tokens_B = draw(checked(sampling, V), logits_BV, recent_BR, keys_B)
+    return np.bincount(tokens_B, minlength=V) / draws
+
+
+def by_hand(logits_V, temperature=1.0, top_k=V, top_p=1.0, penalty=1.0, recent=()):
+    """The distribution, from the definitions, one token at a time."""
+    weights = {}
+    for token, logit in enumerate(logits_V):
+        if token in recent:
+            logit = logit / penalty if logit > 0 else logit * penalty
+        weights[token] = math.exp(logit / temperature)
+    ranked = sorted(weights, key=weights.get, reverse=True)[:top_k]
+    total, mass, kept = sum(weights[token] for token in ranked), 0.0, []
+    for token in ranked:
+        kept.append(token)
+        mass += weights[token] / total
+        if mass >= top_p:
+            break
+    total = sum(weights[token] for token in kept)
+    return np.array([weights[t] / total if t in kept else 0.0 for t in range(len(logits_V))])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 3.0},
+        {"top_k": 3},
+        {"top_p": 0.7},
+        {"top_k": 4, "top_p": 0.6, "temperature": 2.0},
+        {"penalty": 1.8},
+        {"penalty": 1.8, "top_p": 0.8},
+    ],
+)
+def test_draws_follow_the_distribution(settings):
+    recent = (-1, 1, 5, 5) if "penalty" in settings else (-1,)
+    expected = by_hand(LOGITS, recent=recent, **settings)
+    options = {"repetition_penalty" if k == "penalty" else k: v for k, v in settings.items()}
+    found = many(Sampling(**options), recent=recent)
+    deviation = np.sqrt(expected * (1 - expected) / DRAWS)
+    assert (np.abs(found - expected) <= 4.5 * deviation).all(), (found, expected)
+    assert not found[expected == 0].any()
+
+
+def test_temperature_zero_is_the_most_likely_token_whatever_else_is_asked():
+    assert checked(Sampling(0), V) == checked(Sampling(0.0, 3, 0.5), V) == GREEDY
+    assert many(Sampling(0.0, 3, 0.5), draws=3)[1] == 1
+
+
+def test_a_tiny_top_p_and_a_top_k_of_one_take_the_most_likely_token():
+    for sampling in (Sampling(5.0, top_p=1e-30), Sampling(5.0, top_k=1)):
+        assert many(sampling)[1] == 1
+
+
+def test_top_k_keeps_exactly_k_of_equal_logits():
+    kept = many(Sampling(top_k=3), np.zeros(V)) > 0
+    assert kept.tolist() == [True] * 3 + [False] * 4
+
+
+falling = st.lists(st.floats(-9, 9, width=32), min_size=1, max_size=12).map(
+    lambda x: sorted(x, reverse=True)
+)
+
+
+@quick
+@given(falling, st.integers(1, 12))
+def test_top_k_keeps_the_first_k_as_they_are(logits, k):
+    found = np.asarray(keep_top_k(jnp.array([logits], jnp.float32), k))[0]
+    for rank, logit in enumerate(logits):
+        assert found[rank] == (np.float32(logit) if rank < k else -np.inf)
+
+
+@quick
+@given(falling, st.floats(0.01, 1))
+def test_top_p_keeps_the_fewest_that_reach_it(logits, p):
+    found = np.asarray(keep_top_p(jnp.array([logits], jnp.float32), p))[0]
+    weights = [math.exp(x) for x in logits]
+    kept = int(np.isfinite(found).sum())
+    assert kept >= 1 and np.isfinite(found[:kept]).all()
+    assert sum(weights[:kept]) / sum(weights) >= p - 1e-5
+    assert sum(weights[: kept - 1]) / sum(weights) < p + 1e-5
+
+
+@quick
+@given(
+    st.lists(st.floats(-9, 9, width=32), min_size=3, max_size=3),
+    st.lists(st.integers(-1, 2), min_size=1, max_size=5),
+    st.floats(0.5, 3, width=32),
+)
+def test_the_penalty_touches_recent_tokens_once_and_no_others(logits, recent, penalty):
+    found = penalise(jnp.array([logits], jnp.float32), jnp.array([recent], jnp.int32), penalty)[0]
+    for token, logit in enumerate(np.float32(logits)):
+        if token in recent:
+            logit = logit / penalty if logit > 0 else logit * penalty
+        assert found[token] == pytest.approx(logit, rel=1e-6)
+
+
+def test_a_draw_depends_on_its_own_seed_and_position_only():
+    seeds_B, position_B = jnp.array([3, 4, 3], jnp.uint32), jnp.array([7, 7, 8])
+    together = jax.random.key_data(row_keys(seeds_B, position_B))
+    for row in range(3):
+        alone = jax.random.key_data(row_keys(seeds_B[row : row + 1], position_B[row : row + 1]))
+        np.testing.assert_array_equal(together[row], alone[0])
+    assert len(set(map(tuple, np.asarray(together).tolist()))) == 3
+
+
+def test_other_numbers_compile_nothing_anew_and_other_parts_do():
+    count = collections.Counter()
+
+    @quick_jit
+    def traced(sampling, logits_BV):
+        count[jax.tree.structure(sampling)] += 1
+        return logits_BV
+
+    for sampling in (Sampling(0.5, top_p=0.5), Sampling(0.7, top_p=0.1), Sampling(1.0, 3)):
+        traced(checked(sampling, V), jnp.zeros((1, V)))
+    assert sorted(count.values()) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        ({"temperature": -0.1}, "temperature = -0.1 must be 0"),
+        ({"temperature": math.nan}, "temperature = nan"),
+        ({"temperature": math.inf}, "temperature = inf"),
+        ({"top_k": 0}, "top_k = 0 must lie between 1 and the vocabulary's 7 ids"),
+        ({"top_k": V + 1}, "top_k = 8 must lie between 1 and the vocabulary's 7 ids"),
+        ({"top_p": 0.0}, "top_p = 0.0 must lie above 0"),
+        ({"top_p": 1.1}, "top_p = 1.1"),
+        ({"top_p": math.nan}, "top_p = nan"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0 must lie above 0"),
+        ({"temperature": 0, "top_k": V + 1}, "top_k = 8"),
+    ],
+)
+def test_values_out_of_range_are_named(bad, named):
+    with pytest.raises(ValueError, match=named):
+        checked(Sampling(**bad), V)
