@@ -24,7 +24,7 @@ from architectures import (
 from flax import nnx
 
 from brt.data.vocabularies import BEGIN
-from brt.models.caches import clear_state, reset_rows, select_rows
+from brt.models.caches import clear_state, reset_rows
 
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 every_type = pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 2e-5)])
@@ -50,10 +50,10 @@ def segment(graph, params, tokens_BT, caches, starts_B):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def token(graph, params, tokens_B, caches, starts_B):
+def token(graph, params, tokens_B, caches, starts_B, reads_B=(True,) * ROWS):
     model = nnx.merge(graph, params)
     empty = model.begin_decoding(model.init_caches(len(starts_B)))
-    return model.decode(tokens_B, reset_rows(caches, empty, starts_B))
+    return model.decode(tokens_B, reset_rows(caches, empty, starts_B), jnp.array(reads_B))
 
 
 def segment_pass(model, tokens, starts):
@@ -147,15 +147,16 @@ def test_rows_decode_at_their_own_pace_and_documents_may_end_mid_block(name):
 @every_architecture
 def test_a_row_holds_still_while_others_decode(name):
     model = tiny(name)
-    caches = model.begin_decoding(model.init_caches(ROWS))
-    rng, still = np.random.default_rng(5), jnp.array([False, True, True])
+    caches = free = model.begin_decoding(model.init_caches(ROWS))
+    rng, none = np.random.default_rng(5), jnp.zeros(ROWS, bool)
     before = jax.tree.map(lambda x: np.asarray(x[0]), caches)
-    split, none = nnx.split(model, nnx.Param), jnp.zeros(ROWS, bool)
+    split = nnx.split(model, nnx.Param)
     for _ in range(WINDOW + 1):
         tokens_B = jnp.asarray(rng.integers(0, VOCABULARY, ROWS), jnp.int32)
-        _, new = token(*split, tokens_B, caches, none)
-        caches = select_rows(still, new, caches)
+        _, free = token(*split, tokens_B, free, none)
+        _, caches = token(*split, tokens_B, caches, none, (False, True, True))
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[0], y), caches, before)
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[1:], y[1:]), caches, free)
 
 
 @every_architecture

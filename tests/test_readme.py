@@ -9,6 +9,7 @@ import pytest
 from absl import flags
 
 from brt import config
+from brt import generate as generate_command  # noqa: F401  (defines the flags)
 from brt import prepare as prepare_command  # noqa: F401  (defines the flags)
 from brt import train as train_command  # noqa: F401  (defines the flags)
 from brt.experiment import Experiment
@@ -80,16 +81,22 @@ def test_the_python_of_the_readme_runs_on_a_run_folder(tmp_path):
         text=True,
     )
     assert trained.returncode == 0, trained.stderr
-    shown = subprocess.run(
-        [sys.executable, "-c", block("python", "load_run") + block("python", "train_step")],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
+
+    def shown(*containing):
+        """What the blocks that contain these print, run beside the run folder."""
+        code = "".join(block("python", part) for part in containing)
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    first, *losses = (
+        float(line.split(":")[1]) for line in shown("token_losses", "train_step").splitlines()
     )
-    assert shown.returncode == 0, shown.stderr
-    first, *losses = (float(line.split(":")[1]) for line in shown.stdout.splitlines())
     assert first > 0
     assert len(losses) == 3 and losses[-1] < losses[0]
+    assert shown("Generator")
+    assert (tmp_path / "book.memory").exists()
 
 
 def test_training_never_imports_tensorflow():
