@@ -138,6 +138,8 @@ def _check_place(path, rows):
     folder = os.path.dirname(os.path.abspath(expanded(path)))
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"--save_memory={path}: there is no folder {folder}.")
+    if os.path.isdir(expanded(path)) or not os.access(folder, os.W_OK):
+        raise PermissionError(f"--save_memory={path} cannot be written: name a file elsewhere.")
 
 
 def _say(text):

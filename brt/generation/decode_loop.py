@@ -49,11 +49,11 @@ def make_decode_loop(graph, size: int):
                 finite_BC.at[:, t].set(finite_B),
             )
 
-        nats = jax.eval_shape(lambda: model.logits(model.embed(given_BC)))
+        nats_type = jnp.promote_types(model.dtype, jnp.float32)
         carry = (
             memory,
             jnp.zeros_like(given_BC),
-            jnp.zeros(given_BC.shape, nats.dtype),
+            jnp.zeros(given_BC.shape, nats_type),
             jnp.ones(given_BC.shape, bool),
         )
         return jax.lax.fori_loop(0, jnp.max(counts_B), step, carry)

@@ -6,6 +6,8 @@ for pieces in generator.write(memory, max_tokens=100):
     print(pieces[0], end="")
 """
 
+import functools
+
 import jax
 import numpy as np
 from flax import nnx
@@ -151,13 +153,18 @@ class Generator:
 
     # Memory files.
 
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the model, which its memory files carry; computed once."""
+        return memory_file.model_fingerprint(self.model)
+
     def save(self, path: str, memory: Memory):
         """Writes the memory of one document to a file; see `memory_file.save`."""
-        memory_file.save(path, memory, self.model, self.vocabulary)
+        memory_file.save(path, memory, self.fingerprint, self.vocabulary)
 
     def load(self, path: str) -> Memory:
         """Reads a memory file that this model has written; see `memory_file.load`."""
-        memory = memory_file.load(path, self.model, self.vocabulary)
+        memory = memory_file.load(path, self.model, self.fingerprint, self.vocabulary)
         return jax.device_put(memory, self.device)
 
 

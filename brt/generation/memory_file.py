@@ -39,8 +39,14 @@ def model_fingerprint(model) -> str:
     return digest.hexdigest()
 
 
-def save(path: str, memory: Memory, model, vocabulary: Vocabulary):
+def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary):
     """Writes the memory of one document; a file of that name is replaced when all is written.
+
+    Args:
+        path: of the file.
+        memory: of one row.
+        fingerprint: the `model_fingerprint` of its model.
+        vocabulary: that the document was read with.
 
     Raises:
         ValueError: more documents than one.
@@ -56,7 +62,7 @@ def save(path: str, memory: Memory, model, vocabulary: Vocabulary):
     description = {
         "format": FORMAT,
         "position": int(memory.position_B[0]),
-        "model": model_fingerprint(model),
+        "model": fingerprint,
         "vocabulary": {
             "name": vocabulary.name,
             "size": vocabulary.size,
@@ -80,8 +86,14 @@ def save(path: str, memory: Memory, model, vocabulary: Vocabulary):
         ) from error
 
 
-def load(path: str, model, vocabulary: Vocabulary) -> Memory:
+def load(path: str, model, fingerprint: str, vocabulary: Vocabulary) -> Memory:
     """The memory of one document, for the model and the vocabulary that it was made with.
+
+    Args:
+        path: of the file.
+        model: the `LanguageModel` that is to go on.
+        fingerprint: its `model_fingerprint`.
+        vocabulary: its vocabulary.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -115,11 +127,11 @@ def load(path: str, model, vocabulary: Vocabulary) -> Memory:
             f"{theirs['size']} ids ({theirs['fingerprint']:.12}); this model reads "
             f"{vocabulary.name} of {vocabulary.size} ids ({vocabulary.fingerprint:.12})."
         )
-    if description["model"] != (ours := model_fingerprint(model)):
+    if description["model"] != fingerprint:
         raise ValueError(
             f"{path} is the memory of another model ({description['model']:.12}; this one is "
-            f"{ours:.12}): other parameters, a later checkpoint for example, or other settings. "
-            "Load the run that wrote it, or read the text again."
+            f"{fingerprint:.12}): other parameters, a later checkpoint for example, or other "
+            "settings. Load the run that wrote it, or read the text again."
         )
     memory = _restored(arrays, model)
     if memory is None or int(memory.position_B[0]) != description["position"]:
