@@ -183,6 +183,19 @@ def test_a_pass_scores_every_token_once_and_stops(store_of, lengths, rows, lengt
     assert not reader.batch(reader.num_steps).weights_KBT.any()
 
 
+def test_a_pass_over_chosen_documents_reads_these_and_no_others(store_of):
+    store = store_of(RAGGED)
+    reader = DocumentPass(store, 2, N, documents=[7, 2, 5])
+    read = {}
+    for step in range(reader.num_steps):
+        batch = reader.batch(step)
+        for row, document in enumerate(reader.places(step)[0]):
+            scored = int(batch.weights_KBT[0, row].sum())
+            read[int(document)] = read.get(int(document), 0) + scored
+    assert {d: n for d, n in read.items() if d >= 0} == {d: RAGGED[d] for d in (2, 5, 7)}
+    assert not read.get(-1)
+
+
 def test_a_pass_keeps_a_document_in_its_row_and_in_order(store_of):
     reader = DocumentPass(store_of(RAGGED), 3, W)
     seen = {}

@@ -94,7 +94,7 @@ def witness(recurrent, slide):
     return sums
 
 
-SHAPES = [(1, 8), (3, 16), (2, 32), (9, 24)]
+SHAPES = [(1, 8), (3, 16), (2, 32), (9, 24), (4, 64)]
 """Rows and segment lengths; the corpus has seven documents."""
 
 
@@ -115,6 +115,23 @@ def test_the_loss_is_that_of_a_loop_over_documents(
     assert scalars["bits_per_byte"] == pytest.approx(
         nats / math.log(2) / manifest["bytes"], rel=1e-5
     )
+    bits = nats / math.log(2)
+    assert scalars["bits_per_character"] == pytest.approx(bits / manifest["characters"], rel=1e-5)
+    assert scalars["word_level_perplexity"] == pytest.approx(
+        math.exp(nats / manifest["words"]), rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("name", ["recurrent", "slide"])
+def test_rows_and_segments_move_no_bit_per_token(name, evaluated, recurrent, slide):
+    """Batches of 1, 4 and 16 rows, segments of 1, 2 and 8 blocks."""
+    experiment = {"recurrent": recurrent, "slide": slide}[name]
+    found = [evaluated(experiment, rows, W * n) for rows in (1, 4, 16) for n in (1, 2, 8)]
+    tokens = experiment.open_store("validation").manifest["tokens"]
+    assert {scalars["scored_tokens"] for scalars in found} == {tokens}
+    for name in ("bits_per_token", "bits_per_character", "perplexity", "word_level_perplexity"):
+        values = [scalars[name] for scalars in found]
+        assert max(values) - min(values) <= 1e-6 * min(values), (name, values)
 
 
 def test_only_whole_splits_have_bits_per_byte(evaluated, slide):
@@ -157,7 +174,9 @@ def test_clearing_costs_a_recurrent_model_something_and_scores_the_same_tokens(
     scalars = evaluated(recurrent, 3, 16, cleared=True)
     assert abs(scalars["cleared_loss"] - scalars["loss"]) > 1e-4
     assert scalars["loss"] == evaluated(recurrent, 3, 16)["loss"]
-    assert {"cleared_bits_per_token", "cleared_perplexity", "cleared_accuracy"} <= set(scalars)
+    names = ("bits_per_token", "perplexity", "accuracy", "bits_per_character")
+    assert {f"cleared_{name}" for name in names} <= set(scalars)
+    assert not {"cleared_scored_tokens", "cleared_tokens_per_word"} & set(scalars)
     assert not any(name.startswith("cleared") for name in evaluated(recurrent, 3, 16))
 
 

@@ -121,6 +121,7 @@ class DocumentPass:
         rows: B, rows of the global batch; may exceed the documents.
         segment_length: T, in tokens.
         seed: deals the documents in a random order; None keeps the store's.
+        documents: read these only, integers; None for all.
 
     Attributes:
         segments_per_step: K, always 1.
@@ -132,7 +133,14 @@ class DocumentPass:
 
     segments_per_step = 1
 
-    def __init__(self, store: TokenStore, rows: int, segment_length: int, seed: int | None = None):
+    def __init__(
+        self,
+        store: TokenStore,
+        rows: int,
+        segment_length: int,
+        seed: int | None = None,
+        documents=None,
+    ):
         check_sizes(seed or 0, rows, segment_length)
         self.store = store
         self.rows = rows
@@ -141,6 +149,8 @@ class DocumentPass:
         order = np.arange(store.num_documents)
         if seed is not None:
             order = permutation(store.num_documents, seed, 0, 0, 1)
+        if documents is not None:
+            order = order[np.isin(order, documents)]
         self._hands = deal(segments_D, rows, order)
         self._firsts = [_first_segments(segments_D[hand]) for hand in self._hands]
         self.num_steps = int(max(segments_D[hand].sum() for hand in self._hands))

@@ -112,6 +112,12 @@ def sample_text(documents: Iterable[Document], size: int = 2**22) -> bytes:
     return sample
 
 
+def lost_white_space(vocabulary: Vocabulary, words: list[str]) -> list[str]:
+    """Which of tabs, newlines and double spaces do not survive between the given words."""
+    separators = {"tabs": "\t", "newlines": "\n", "double spaces": "  "}
+    return [name for name, text in separators.items() if not _survives(text, vocabulary, words)]
+
+
 def _round_trip(vocabulary, ids):
     return vocabulary.decode(ids).encode("utf-8", errors="replace")
 

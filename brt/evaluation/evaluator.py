@@ -4,21 +4,12 @@ The devices return each token's loss; sums are kept in float64 on the host, so t
 does not depend on how documents were batched.
 """
 
-import math
-
 import gin
-import jax
 import numpy as np
-from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding
 
 from brt.data.streams import evaluation_pass
-from brt.models.caches import clear_state
-from brt.models.shape_letters import spec
-from brt.progress import Progress
-from brt.training.prefetch import Prefetch
-from brt.training.sharding import check_divisible, shardings
-from brt.training.train_step import segment_sums
+from brt.evaluation.perplexity import per_text, per_token
+from brt.evaluation.reading import TREATMENTS, SegmentReader
 
 
 @gin.configurable
@@ -36,7 +27,8 @@ class Evaluation:
         meliad_scoring: leave out what google-research/meliad does not score: the first token of
             each segment, and id 0, which is padding there and the unknown token of its PG19
             vocabularies. For comparison with its figures; `scored_tokens` tells how many are
-            left, and there are no bits per byte.
+            left, and there are no bits per byte, and no other figure
+            of the whole text.
     """
 
     def __init__(
@@ -71,17 +63,36 @@ class TokenSums:
             sums[name] = sums.get(name, 0.0) + float(value)
 
     def scalars(self, sums, store, whole):
-        loss = sums["nats"] / max(sums["weight"], 1e-6)
         scalars = {
-            "loss": loss,
-            "bits_per_token": loss / math.log(2),
-            "perplexity": math.exp(min(loss, 700.0)),
+            **per_token(sums["nats"], sums["weight"]),
             "accuracy": sums["correct"] / max(sums["weight"], 1e-6),
             "scored_tokens": sums["tokens"],
         }
         if whole and not store.has_weights:
-            scalars["bits_per_byte"] = sums["nats"] / math.log(2) / store.manifest["bytes"]
+            scalars |= per_text(sums["nats"], store.manifest)
         return scalars
+
+
+SHARED = ("scored_tokens", "tokens_per_word")
+"""Scalars that say nothing of the model, and so are the same with the state cleared."""
+
+
+def batch_shape(experiment) -> tuple[int, int]:
+    """Rows and segment length of an evaluation.
+
+    Raises:
+        ValueError: no whole number of rows.
+    """
+    trainer, evaluation = experiment.trainer, experiment.trainer.evaluation
+    segment_length = evaluation.segment_length or trainer.segment_length
+    tokens = evaluation.tokens_per_step or trainer.tokens_per_step
+    rows, rest = divmod(tokens, segment_length)
+    if rest or not rows:
+        raise ValueError(
+            f"Evaluation.tokens_per_step = {tokens} is not a whole number of segments of "
+            f"{segment_length} tokens."
+        )
+    return rows, segment_length
 
 
 class Evaluator:
@@ -98,46 +109,19 @@ class Evaluator:
     """
 
     def __init__(self, experiment, store, mesh):
-        trainer, bind = experiment.trainer, experiment.bind
+        trainer = experiment.trainer
         self.evaluation = evaluation = trainer.evaluation
         self.store, self.mesh = store, mesh
-        self.segment_length = evaluation.segment_length or trainer.segment_length
-        tokens = evaluation.tokens_per_step or trainer.tokens_per_step
-        rows, rest = divmod(tokens, self.segment_length)
-        if rest or not rows:
-            raise ValueError(
-                f"Evaluation.tokens_per_step = {tokens} is not a whole number of segments of "
-                f"{self.segment_length} tokens."
-            )
-        check_divisible(mesh, rows, {})
+        rows, self.segment_length = batch_shape(experiment)
         if evaluation.score and trainer.stream != "documents":
             raise ValueError(
                 f"Evaluation.score looks at whole documents, and Trainer.stream = "
                 f"{trainer.stream!r} marks none: bind one of them otherwise."
             )
+        self.reader = SegmentReader(experiment, mesh, rows, self.segment_length)
+        self.has_state = self.reader.has_state
         self.stream = evaluation_pass(trainer.stream, store, rows, self.segment_length)
         self.scores = [TokenSums()] + ([evaluation.score] if evaluation.score else [])
-
-        def init(params):
-            return bind(params).init_caches(rows)
-
-        def step(params, caches, batch, clear):
-            one = jax.tree.map(lambda x: x[0], batch)
-            caches, nats_BT, correct_BT, _ = segment_sums(bind(params), one, caches, clear=clear)
-            return caches, nats_BT, correct_BT
-
-        abstract = jax.eval_shape(init, experiment.abstract_params)
-        place, by_row = shardings(abstract, mesh), NamedSharding(mesh, spec("BT"))
-        self._init = jax.jit(init, out_shardings=place)
-        self._step = jax.jit(
-            step,
-            static_argnames="clear",
-            donate_argnames="caches",
-            out_shardings=(place, by_row, by_row),
-        )
-        # Clearing leaves a cache without a long-term state as it is.
-        cleared = clear_state(abstract, abstract)
-        self.has_state = any(x is not y for x, y in zip(cleared, abstract, strict=True))
 
     def run(self, params, progress_label=None, max_steps=None) -> dict[str, float]:
         """Scalars of the split; those with the state cleared have the prefix `cleared_`.
@@ -147,53 +131,59 @@ class Evaluator:
             progress_label: shows progress under this name, or None for silence.
             max_steps: stop after so many steps; scores that need whole documents are left out.
         """
-        scalars = self._pass(params, False, progress_label, max_steps)
+        scalars = self._pass(params, "kept", progress_label, max_steps)
         if self.evaluation.cleared and self.has_state:
             label = progress_label and f"{progress_label}, state cleared"
-            cleared = self._pass(params, True, label, max_steps)
-            scalars |= {
-                f"cleared_{name}": value
-                for name, value in cleared.items()
-                if name != "scored_tokens"
-            }
+            scalars |= _prefixed(self._pass(params, "cleared", label, max_steps))
         return scalars
 
-    def _pass(self, params, clear, progress_label, max_steps):
-        steps = min(self.stream.num_steps, max_steps or self.stream.num_steps)
-        prefetch = Prefetch(self.stream, self.mesh, 0, steps)
-        progress = Progress(progress_label or "", steps, quiet=not progress_label)
-        sums, pending, caches = {}, None, self._init(params)
-        try:
-            for step in range(steps):
-                batch = prefetch.next()
-                caches, *tokens = self._step(params, caches, batch, clear=clear)
-                if pending:
-                    self._add(sums, *pending)
-                pending = step, tokens
-                progress.update(step + 1)
-            self._add(sums, *pending)
-        finally:
-            prefetch.close()
-            progress.close()
-        scalars = {}
-        whole = steps == self.stream.num_steps and not self.evaluation.meliad_scoring
-        for score in self.scores:
-            scalars |= score.scalars(sums, self.store, whole)
+    def of_recordings(self, recordings: dict) -> dict[str, float]:
+        """The scalars that `run` gives, from complete recordings.
+
+        Args:
+            recordings: `Recording`s by state; "kept", and "cleared" if that is wanted.
+        """
+        scalars = self._replay(recordings["kept"])
+        if "cleared" in recordings:
+            scalars |= _prefixed(self._replay(recordings["cleared"]))
         return scalars
 
-    def _add(self, sums, step, tokens):
-        nats_BT, correct_BT = (_to_host(x) for x in tokens)
-        documents_B, offsets_B = self.stream.places(step)
-        batch = self.stream.batch(step)
-        weights_BT = batch.weights_KBT[0]
+    def _replay(self, recording):
+        sums = {}
+        for number in range(self.store.num_documents):
+            scores = recording.document(number)
+            place = np.array([number]), np.array([0])
+            read = self.store.tokens(number)[None], self.store.weights(number)[None]
+            self._add(sums, *place, scores.nats_T[None], scores.correct_T[None], *read)
+        return self._scalars(sums, whole=True)
+
+    def _pass(self, params, state, progress_label, max_steps):
+        sums = {}
+        reading = self.reader.read(
+            params, self.stream, TREATMENTS[state], max_steps, progress_label
+        )
+        for segment in reading:
+            self._add(
+                sums,
+                *(segment.documents_B, segment.offsets_B, segment.nats_BT, segment.correct_BT),
+                *(segment.batch.targets_KBT[0], segment.batch.weights_KBT[0]),
+            )
+        return self._scalars(sums, not max_steps or max_steps >= self.stream.num_steps)
+
+    def _add(self, sums, documents_B, offsets_B, nats_BT, correct_BT, targets_BT, weights_BT):
         if self.evaluation.meliad_scoring:
-            not_first_T = np.arange(self.segment_length) > 0
-            weights_BT = weights_BT * not_first_T * (batch.targets_KBT[0] != 0)
+            not_first_T = np.arange(nats_BT.shape[1]) % self.segment_length > 0
+            weights_BT = weights_BT * not_first_T * (targets_BT != 0)
         for score in self.scores:
             score.add(sums, self.store, documents_B, offsets_B, nats_BT, correct_BT, weights_BT)
 
+    def _scalars(self, sums, whole):
+        scalars = {}
+        for score in self.scores:
+            whole_text = whole and not self.evaluation.meliad_scoring
+            scalars |= score.scalars(sums, self.store, whole_text)
+        return scalars
 
-def _to_host(x):
-    if jax.process_count() > 1:
-        return multihost_utils.process_allgather(x, tiled=True)
-    return np.asarray(x)
+
+def _prefixed(cleared):
+    return {f"cleared_{name}": value for name, value in cleared.items() if name not in SHARED}

@@ -58,14 +58,23 @@ def segment_sums(model, batch, caches, key=None, clear=False):
     Returns:
         The caches after the segment; nats (B, T); correct (B, T) bool; monitors.
     """
-    inputs_BT, targets_BT, _, starts_B = batch
-    empty = model.init_caches(inputs_BT.shape[0])
     if clear:
-        caches = clear_state(caches, empty)
-    caches = reset_rows(caches, empty, starts_B)
-    x_BTD, caches, monitors = model.stack(model.embed(inputs_BT), caches, key)
-    nats_BT, correct_BT = token_losses(model.logits(x_BTD), targets_BT)
+        caches = clear_state(caches, model.init_caches(batch[0].shape[0]))
+    caches, logits_BTV, monitors = segment_logits(model, batch, caches, key)
+    nats_BT, correct_BT = token_losses(logits_BTV, batch[1])
     return caches, nats_BT, correct_BT, monitors
+
+
+def segment_logits(model, batch, caches, key=None):
+    """Reads one segment; arguments as `segment_sums`.
+
+    Returns:
+        The caches after the segment; logits (B, T, V); monitors.
+    """
+    inputs_BT, _, _, starts_B = batch
+    caches = reset_rows(caches, model.init_caches(inputs_BT.shape[0]), starts_B)
+    x_BTD, caches, monitors = model.stack(model.embed(inputs_BT), caches, key)
+    return caches, model.logits(x_BTD), monitors
 
 
 def make_loss(bind, clear=False):

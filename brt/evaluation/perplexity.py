@@ -1,0 +1,75 @@
+"""From a sum of nats to the numbers papers report.
+
+A loss is a number of nats for a text. What it is divided by is a choice: the tokens of one
+vocabulary, or the bytes, characters or words of the text, which are the same for all of them.
+Even so, perplexity per word and bits per character compare two models only if they predict the
+same text. A vocabulary that drops line ends or double spaces leaves its model less to predict,
+while the text still counts them; `lost_white_space` tells which do.
+
+Source: Block-Recurrent, appendix I.
+"""
+
+import math
+
+from brt.data.vocabulary_report import lost_white_space
+
+LARGEST = 700.0
+"""Nats whose exponential is still a float."""
+
+
+def word_level_perplexity(bits_per_token: float, tokens: int, words: int) -> float:
+    """exp(L / words), with L the loss of the whole text in nats.
+
+    Args:
+        bits_per_token: mean over the tokens.
+        tokens: of the text, in the model's vocabulary; all are scored.
+        words: of the text, as its publisher counts them.
+    """
+    return math.exp(min(bits_per_token * math.log(2) * tokens / words, LARGEST))
+
+
+def per_token(nats: float, weight: float) -> dict[str, float]:
+    """Loss (nats), bits per token and perplexity of a weighted number of tokens."""
+    loss = nats / max(weight, 1e-6)
+    return {
+        "loss": loss,
+        "bits_per_token": loss / math.log(2),
+        "perplexity": math.exp(min(loss, LARGEST)),
+    }
+
+
+def per_text(nats: float, manifest: dict) -> dict[str, float]:
+    """Figures of a whole split that do not count tokens.
+
+    Args:
+        nats: of all tokens of the split.
+        manifest: of its store, for the text's bytes, characters and words; what it counts none
+            of, because the source gave ids without text, has no figure here.
+    """
+    bits, figures = nats / math.log(2), {}
+    for name, count in (("byte", manifest["bytes"]), ("character", manifest["characters"])):
+        if count:
+            figures[f"bits_per_{name}"] = bits / count
+    if words := manifest["words"]:
+        tokens = manifest["tokens"]
+        figures["word_level_perplexity"] = word_level_perplexity(bits / tokens, tokens, words)
+        figures["tokens_per_word"] = tokens / words
+    return figures
+
+
+def white_space_caveat(vocabulary, tokens) -> str:
+    """What the vocabulary makes of white space, and so what figures per character mean.
+
+    Args:
+        vocabulary: of the store.
+        tokens: ids of some text of the split; a few thousand are enough.
+    """
+    words = vocabulary.decode(tokens).split()
+    lost = lost_white_space(vocabulary, words) if words else []
+    if not lost:
+        return f"{vocabulary.name} keeps white space: all characters counted are predicted."
+    return (
+        f"{vocabulary.name} does not keep {', '.join(lost)}: they are counted as characters and "
+        "not predicted, so compare bits per character and byte, and perplexity per word, only "
+        "between models with this vocabulary."
+    )

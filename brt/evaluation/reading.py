@@ -1,0 +1,204 @@
+"""Reads documents with a model, segment by segment, and may meddle with its state on the way.
+
+Evaluation, recordings and studies are this one fold. They differ in what they do with the token
+scores, and in the `Treatment` of the long-term state between segments.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
+
+from brt.data.document_stream import Batch
+from brt.models.caches import clear_state, select_rows
+from brt.models.shape_letters import spec
+from brt.progress import Progress
+from brt.training.losses import token_losses
+from brt.training.prefetch import Prefetch
+from brt.training.sharding import check_divisible, shardings
+from brt.training.train_step import segment_logits
+
+
+class Treatment(NamedTuple):
+    """What takes the place of the state, and before which segments.
+
+    by: "" for nothing: the state is kept. "initial": the learned state a document begins with.
+        "zeros". "neighbour": the state the next row carries, which is of another document; the
+        row's own state goes on beside it, unread. "everything": window and state begin anew.
+    every: only before segments that begin at a multiple of so many tokens of their document;
+        0 for every segment.
+    """
+
+    by: str = ""
+    every: int = 0
+
+    def replaced(self, offsets_B):
+        """Rows whose state is replaced before the segments at these offsets, bool (B,)."""
+        return offsets_B % self.every == 0 if self.every else np.ones(len(offsets_B), bool)
+
+
+TREATMENTS = {
+    "kept": Treatment(),
+    "cleared": Treatment("initial"),
+    "zeroed": Treatment("zeros"),
+    "swapped": Treatment("neighbour"),
+}
+"""By the names that recordings and figures have."""
+
+
+class TokenScores(NamedTuple):
+    """The scores of one segment of every row, on the host.
+
+    documents_B, offsets_B: where the segments begin; document -1 is padding.
+    batch: what was read, a `Batch` with K = 1.
+    nats_BT: -log p of each target, float32; of padding it may be anything.
+    correct_BT: bool, whether the target had the highest logit.
+    entropy_BT: of the prediction in nats, float32; None unless it was asked for.
+    """
+
+    documents_B: np.ndarray
+    offsets_B: np.ndarray
+    batch: Batch
+    nats_BT: np.ndarray
+    correct_BT: np.ndarray
+    entropy_BT: np.ndarray | None
+
+
+class SegmentReader:
+    """A model compiled to read segments of one shape.
+
+    Args:
+        experiment: the `Experiment`; its parameters are an argument of `read`.
+        mesh: the device mesh.
+        rows: B.
+        segment_length: T in tokens, a multiple of the model's window.
+        entropy: compute the entropy of the predictions too.
+
+    Attributes:
+        has_state: whether the model carries anything besides windows.
+
+    Raises:
+        ValueError: rows that do not divide over the data axis.
+    """
+
+    def __init__(self, experiment, mesh, rows: int, segment_length: int, entropy: bool = False):
+        check_divisible(mesh, rows, {})
+        self.mesh, self.rows, self.segment_length = mesh, rows, segment_length
+        bind = experiment.bind
+
+        def init(params):
+            return bind(params).init_caches(rows)
+
+        def step(params, caches, batch, replaced_B, reading_B, neighbours_B, by):
+            model, one = bind(params), jax.tree.map(lambda x: x[0], batch)
+            treated = _treat(by, caches, init(params), replaced_B, neighbours_B)
+            after, logits_BTV, _ = segment_logits(model, one, treated)
+            if by == "neighbour":
+                after, _, _ = segment_logits(model, one, caches)
+                # A row that has read all its documents keeps what it carries for its neighbour.
+                after = select_rows(reading_B, after, caches)
+            nats_BT, correct_BT = token_losses(logits_BTV, one.targets_KBT)
+            scores = {"nats_BT": nats_BT, "correct_BT": correct_BT}
+            if entropy:
+                scores["entropy_BT"] = _entropy(logits_BTV)
+            return after, scores
+
+        abstract = jax.eval_shape(init, experiment.abstract_params)
+        place, by_row = shardings(abstract, mesh), NamedSharding(mesh, spec("BT"))
+        self._init = jax.jit(init, out_shardings=place)
+        self._step = jax.jit(
+            step,
+            static_argnames="by",
+            donate_argnames="caches",
+            out_shardings=(place, by_row),
+        )
+        # Clearing leaves a cache without a long-term state as it is.
+        cleared = clear_state(abstract, abstract)
+        self.has_state = any(x is not y for x, y in zip(cleared, abstract, strict=True))
+
+    def read(
+        self,
+        params,
+        stream,
+        treatment: Treatment = TREATMENTS["kept"],
+        max_steps: int | None = None,
+        label: str | None = None,
+    ) -> Iterator[TokenScores]:
+        """One pass over a stream.
+
+        Args:
+            params: parameters on the mesh.
+            stream: a pass of evaluation with this reader's rows and segment length.
+            treatment: of the state.
+            max_steps: stop after so many steps.
+            label: shows progress, in steps, under this name; None for silence.
+        """
+        steps = min(stream.num_steps, max_steps or stream.num_steps)
+        prefetch = Prefetch(stream, self.mesh, 0, steps)
+        progress = Progress(label or "", steps, quiet=not label)
+        pending, caches = None, self._init(params)
+        neighbours_B = _neighbours(stream.places(0)[0] >= 0)
+        try:
+            for step in range(steps):
+                documents_B, offsets_B = stream.places(step)
+                caches, scores = self._step(
+                    params,
+                    caches,
+                    prefetch.next(),
+                    treatment.replaced(offsets_B),
+                    documents_B >= 0,
+                    neighbours_B,
+                    by=treatment.by,
+                )
+                if pending:  # fetched while the devices work on the next
+                    yield _fetched(stream, *pending)
+                pending = step, documents_B, offsets_B, scores
+                progress.update(step + 1)
+            yield _fetched(stream, *pending)
+        finally:
+            prefetch.close()
+            progress.close()
+
+
+def _treat(by, caches, empty, replaced_B, neighbours_B):
+    if not by:
+        return caches
+    if by == "everything":
+        return select_rows(replaced_B, empty, caches)
+    others = {
+        "initial": lambda: empty,
+        "zeros": lambda: jax.tree.map(jnp.zeros_like, caches),
+        "neighbour": lambda: jax.tree.map(lambda x: x[neighbours_B], caches),
+    }
+    # Only the state is taken from the other caches: what the window is stays the row's own.
+    return select_rows(replaced_B, clear_state(caches, others[by]()), caches)
+
+
+def _neighbours(reading_B):
+    """For each row that reads documents the next one that does, going round; int (B,)."""
+    neighbours_B, reading = np.arange(len(reading_B)), np.flatnonzero(reading_B)
+    neighbours_B[reading] = np.roll(reading, -1)
+    return neighbours_B
+
+
+def _entropy(logits_BTV):
+    probabilities_BTV = jax.nn.softmax(logits_BTV, axis=-1)
+    mean_BT = jnp.sum(probabilities_BTV * logits_BTV, axis=-1)
+    return jax.nn.logsumexp(logits_BTV, axis=-1) - mean_BT
+
+
+def _fetched(stream, step, documents_B, offsets_B, scores):
+    scores = {name: to_host(value) for name, value in scores.items()}
+    scores.setdefault("entropy_BT", None)
+    return TokenScores(documents_B, offsets_B, stream.batch(step), **scores)
+
+
+def to_host(x) -> np.ndarray:
+    """A global array as one of this process, whatever the number of processes."""
+    if jax.process_count() > 1:
+        return multihost_utils.process_allgather(x, tiled=True)
+    return np.asarray(x)
