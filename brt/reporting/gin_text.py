@@ -1,0 +1,76 @@
+"""Gin files as data: read, changed and written back, with nothing in them carried out."""
+
+import os
+import pathlib
+
+from gin import config_parser
+
+import brt
+
+ROOT = pathlib.Path(brt.__file__).resolve().parent.parent
+
+
+class Reference(str):
+    """A configurable or a macro, as written: `@Corpus()`, `%width`."""
+
+    def __repr__(self):
+        return str(self)
+
+
+class _AsText(config_parser.ParserDelegate):
+    def configurable_reference(self, scoped_configurable_name, evaluate):
+        return Reference(f"@{scoped_configurable_name}{'()' * evaluate}")
+
+    def macro(self, macro_name):
+        return Reference(f"%{macro_name}")
+
+
+def read_gin(text: str) -> dict:
+    """The bindings of a gin text, `LanguageModel.window` to 512; includes are followed.
+
+    Raises:
+        SyntaxError: as gin's parser.
+        FileNotFoundError: an included file that is neither here nor beside configs/.
+    """
+    settings = {}
+    for statement in config_parser.ConfigParser(text, _AsText()):
+        if isinstance(statement, config_parser.IncludeStatement):
+            settings |= read_gin_file(statement.filename)
+        elif isinstance(statement, config_parser.BindingStatement):
+            name = statement.selector.rsplit(".", 1)[-1]
+            name = f"{statement.scope}/{name}" if statement.scope else name
+            key = f"{name}.{statement.arg_name}" if statement.arg_name else name
+            settings[key] = statement.value
+    return settings
+
+
+def read_gin_file(path) -> dict:
+    """The bindings of a gin file, looked up here and in the folder that holds configs/."""
+    path = path if os.path.isfile(path) else ROOT / path
+    return read_gin(pathlib.Path(path).read_text(encoding="utf-8"))
+
+
+def write_gin(settings: dict) -> str:
+    """A gin text with these bindings."""
+    return "".join(f"{name} = {value!r}\n" for name, value in settings.items())
+
+
+def reachable(settings: dict, name: str) -> set[str]:
+    """The bindings that the value of a binding depends on, itself included.
+
+    `Trainer.corpus = @Corpus()` brings all `Corpus.` bindings, and what these refer to.
+    """
+    found, todo = {name} & settings.keys(), [settings.get(name)]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, list | tuple):
+            todo += value
+        elif isinstance(value, dict):
+            todo += value.values()
+        elif isinstance(value, Reference):
+            target = value.strip("@%()").rsplit(".", 1)[-1]
+            for key in settings.keys() - found:
+                if key == target or key.startswith(f"{target}."):
+                    found.add(key)
+                    todo.append(settings[key])
+    return found

@@ -1,0 +1,124 @@
+"""Run folders as a report reads them, finished or still being written."""
+
+import json
+import os
+from pathlib import Path
+
+from brt.reporting.gin_text import read_gin
+from brt.training.run_folder import read_metrics
+from brt.training.trainer import FREE_TO_CHANGE
+
+RUNG_FILE = "rung.json"
+"""In the run folder of a ladder: what the run stands for in the paper's tables."""
+
+
+class Run:
+    """What a run folder holds.
+
+    Attributes:
+        folder: `pathlib.Path` of it.
+        name: the folder's name, with as much of the path as tells the runs of a report apart.
+        records: metrics.jsonl, oldest first.
+        settings: every value in force, `LanguageModel.window` to 512; references as `Reference`.
+        evaluations: split to the content of evaluation_<split>.json.
+        studies: name to the content of studies/<name>.json.
+        recordings: folders of recordings that have a manifest.
+        rung: what a ladder wrote beside it; empty for other runs.
+        problems: sentences about files that are torn or missing.
+
+    Raises:
+        FileNotFoundError: it is no run folder.
+    """
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise FileNotFoundError(f"no run folder at {folder}; name folders of `brt.train`")
+        self.name, self.problems = self.folder.resolve().name, []
+        self.settings = self._read_settings()
+        self.records = read_metrics(str(self.folder))
+        evaluations = sorted(self.folder.glob("evaluation_*.json"))
+        self.evaluations = self._read_all(evaluations, lambda p: p.stem.split("_", 1)[1])
+        self.studies = self._read_all(sorted(self.folder.glob("studies/*.json")), lambda p: p.stem)
+        self.recordings = sorted(
+            path.parent for path in self.folder.glob("recordings/*/manifest.json")
+        )
+        rungs = [self.folder / RUNG_FILE] if (self.folder / RUNG_FILE).exists() else []
+        self.rung = self._read_all(rungs, lambda p: "rung").get("rung", {})
+
+    def _read_settings(self):
+        for name in ("operative_config.gin", "config.gin"):
+            path = self.folder / name
+            if path.exists():
+                return read_gin(path.read_text(encoding="utf-8"))
+        raise FileNotFoundError(
+            f"{self.folder} is not a run folder: it has no config.gin. Name folders given to "
+            "`brt.train` as --workdir"
+        )
+
+    def _read_all(self, paths, key):
+        found = {}
+        for path in paths:
+            try:
+                content = json.loads(path.read_text(encoding="utf-8"))
+                if not isinstance(content, dict):
+                    raise ValueError("no JSON object")
+                found[key(path)] = content
+            except (ValueError, OSError) as error:
+                self.problems.append(
+                    f"{path} was left out: it is being written, or was cut short ({error})"
+                )
+        return found
+
+    @property
+    def paper_settings(self) -> dict:
+        """Settings with the dimensions that the run stands for at the paper's scale."""
+        return self.settings | self.rung.get("settings", {})
+
+    @property
+    def step(self) -> int:
+        """The last step recorded; 0 before the first."""
+        return max((record["step"] for record in self.records), default=0)
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.settings.get("Trainer.steps", 0)
+
+    @property
+    def corpus(self) -> str:
+        """Name of the folder of its token stores; `mixture` where there are several."""
+        if "Corpus.store" in self.settings:
+            return os.path.basename(str(self.settings["Corpus.store"]).rstrip("/"))
+        return "mixture"
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """Steps and values of one scalar."""
+        pairs = [(r["step"], r[name]) for r in self.records if isinstance(r.get(name), int | float)]
+        return [step for step, _ in pairs], [value for _, value in pairs]
+
+    def identity(self) -> dict:
+        """The settings that decide what is computed, apart from the seed."""
+        return {
+            name: repr(value)
+            for name, value in self.settings.items()
+            if name != "Trainer.seed" and not f"{name.split('/')[-1]}:".startswith(FREE_TO_CHANGE)
+        }
+
+
+def open_runs(folders) -> list[Run]:
+    """The runs of a report, each with a name of its own.
+
+    Raises:
+        FileNotFoundError, ValueError: a folder is no run folder, or is named twice.
+    """
+    runs = [Run(folder) for folder in folders]
+    paths = [run.folder.resolve() for run in runs]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ValueError(f"{path} is named twice; name each run once")
+    depth = 1
+    while len({path.parts[-depth:] for path in paths}) < len(paths):
+        depth += 1
+    for run, path in zip(runs, paths):
+        run.name = "/".join(path.parts[-depth:])
+    return runs

@@ -1,0 +1,211 @@
+"""Fabricated runs land in the cells of the paper's tables that they belong in."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+from fabricated_runs import make_run
+
+from brt.reporting import published as paper
+from brt.reporting.collect import collect
+from brt.reporting.paper_tables import paper_tables
+from brt.reporting.runs import open_runs
+
+BYTES = ("parts/pg19_bytes.gin",)
+
+
+def tables_of(runs, step_times=None):
+    groups = collect(open_runs(runs))
+    return {table.name: table for table in paper_tables(groups, step_times)}
+
+
+def measured_of(table, row, head):
+    """Cells of a column, of the rows whose label begins so."""
+    at = table.heads().index(head)
+    return [cells[at] for cells in table.rows if cells[0].text.startswith(row)]
+
+
+def test_without_runs_every_table_shows_the_published_numbers_and_not_run():
+    tables = tables_of([])
+    assert list(tables) == [f"table_{name}" for name in ("1", "2", "3a", "3b", "4", "5")]
+    for table in tables.values():
+        assert not table.has_measurements
+        assert all(len(row) == len(table.columns) for row in table.rows)
+        if table.name != "table_4":
+            assert any(cell.text == "not run" for row in table.rows for cell in row)
+    printed = [cell.text for row in tables["table_1"].rows for cell in row]
+    for row in paper.TABLE_1:
+        for text in row[4:]:
+            assert (text or "–") in printed
+
+
+@pytest.mark.parametrize("row", paper.TABLE_1[:-1], ids=lambda row: row.name)
+def test_the_config_of_a_system_fills_its_own_row_of_table_1(tmp_path, row):
+    stem = row.name.lower().replace(":", "_")
+    runs = [
+        make_run(tmp_path / "tokens", f"pg19_{stem}", evaluations={"test": 2.51}),
+        make_run(tmp_path / "bytes", f"pg19_{stem}", files=BYTES, evaluations={"test": 0.952}),
+        make_run(tmp_path / "arxiv", f"arxiv_{stem}", evaluations={"test": 1.23}),
+        make_run(tmp_path / "github", f"github_{stem}", evaluations={"validation": 1.17}),
+    ]
+    table = tables_of(runs, {row.name: 1.234})["table_1"]
+    assert len(table.rows) == 14
+    cells = next(cells for cells in table.rows if cells[0].text == row.name)
+    found = {head: cell.text for head, cell in zip(table.heads(), cells) if cell.values}
+    assert found == {
+        "step time, measured": "1.23",
+        "PG19 tokens, measured": "2.51",
+        "PG19 bytes, measured": "0.952",
+        "arXiv, measured": "1.23",
+        "GitHub, measured": "1.17",
+    }
+    assert sum(bool(cell.values) for cells in table.rows for cell in cells) == 5
+
+
+def test_seeds_share_a_cell_and_their_spread_is_rounded_up(tmp_path):
+    values = (3.52, 3.525, 3.53)
+    runs = [
+        make_run(tmp_path / f"seed{s}", "pg19_rec_fixed_skip", seed=s, evaluations={"test": v})
+        for s, v in enumerate(values)
+    ]
+    (cell,) = measured_of(tables_of(runs)["table_1"], "Rec:fixed:skip", "PG19 tokens, measured")
+    assert cell.text == "3.53 ± 0.01" and cell.values == values
+
+
+def test_another_setting_gets_a_row_that_names_it(tmp_path):
+    runs = [
+        make_run(tmp_path / "one", "pg19_slide_12l", evaluations={"test": 3.6}),
+        make_run(
+            tmp_path / "two", "pg19_slide_12l", "rsqrt.multiplier = 0.5", evaluations={"test": 3.7}
+        ),
+    ]
+    table = tables_of(runs)["table_1"]
+    labels = [cells[0].text for cells in table.rows if cells[0].text.startswith("Slide:12L")]
+    assert any("rsqrt.multiplier = 0.5" in label for label in labels) and len(labels) == 2
+    values = measured_of(table, "Slide:12L", "PG19 tokens, measured")
+    assert sorted(cell.values for cell in values) == [(3.6,), (3.7,)]
+
+
+def test_a_system_the_paper_does_not_have_stands_below_its_fourteen(tmp_path):
+    run = make_run(tmp_path / "r", "text_rec_fixed_skip", evaluations={"validation": 2.0696})
+    table = tables_of([run])["table_1"]
+    own = table.rows[14]
+    assert own[0].text == "Rec:fixed:skip (4 layers, d 128)"
+    assert own[table.heads().index("text_bytes, measured")].text == "2.070"
+
+
+@pytest.mark.parametrize("window", [128, 256, 512])
+def test_a_window_fills_its_row_of_table_3a(tmp_path, window):
+    binding = f"LanguageModel.window = {window}"
+    runs = [
+        make_run(tmp_path / "r", "pg19_rec_fixed_skip", binding, evaluations={"test": 3.5}),
+        make_run(tmp_path / "s", "pg19_slide_12l", binding, evaluations={"test": 3.9}),
+    ]
+    table = tables_of(runs)["table_3a"]
+    found = {cells[0].text: [c.text for c in cells if c.values] for cells in table.rows}
+    assert found == {str(w): ["3.50", "3.90"] * (w == window) for w in (128, 256, 512)}
+
+
+@pytest.mark.parametrize("states", list(paper.TABLE_3B))
+def test_a_number_of_states_fills_its_row_of_table_3b(tmp_path, states):
+    binding = f"RecurrentCell.num_states = {states}"
+    run = make_run(tmp_path / "r", "pg19_rec_fixed_skip", binding, evaluations={"test": 3.5})
+    found = {
+        cells[0].text: [c.text for c in cells if c.values]
+        for cells in tables_of([run])["table_3b"].rows
+    }
+    assert found == {str(s): ["3.50"] * (s == states) for s in paper.TABLE_3B}
+
+
+def test_the_scaling_configs_fill_table_4_and_the_two_largest_table_2(tmp_path):
+    names, runs = ("40m", "81m", "162m", "325m", "650m", "1300m"), []
+    for place, name in enumerate(names):
+        for at, kind in enumerate(("rec", "xl")):
+            scalars = {"bits_per_token": 3 + at + place / 100, "word_level_perplexity": 20 + place}
+            config_name = f"pg19_size_{name}_{kind}"
+            runs.append(
+                make_run(tmp_path / config_name, config_name, evaluations={"test": scalars})
+            )
+    tables = tables_of(runs)
+    rows = {tuple(c.text for c in cells[:2]): cells[2:] for cells in tables["table_4"].rows}
+    for at, row in enumerate(paper.TABLE_4_ROWS):
+        printed = [cell.text for cell in rows[row, "PG19 SPM"]]
+        assert printed == [f"{3 + at + place / 100:.2f}" for place in range(6)]
+    found = [cells[-1].text for cells in tables["table_2"].rows]
+    assert found == ["–", "–", "–", "24.00", "25.00"]
+
+
+def test_a_vocabulary_fills_its_rows_of_table_5(tmp_path):
+    scalars = {
+        "bits_per_token": 3.289,
+        "tokens": 11_559_455,
+        "tokens_per_word": 1.6593,
+        "word_level_perplexity": 43.94,
+    }
+    lines = (
+        'Corpus.vocabulary = "vocabularies/pg19train_bpe_8000.model"',
+        'Corpus.store = "stores/pg19_spm8k"',
+    )
+    run = make_run(tmp_path / "r", "pg19_rec_fixed_skip", *lines, evaluations={"test": scalars})
+    filled = [row for row in tables_of([run])["table_5"].rows if any(c.values for c in row)]
+    assert [cell.text for cell in filled[0][:2]] == ["PG19 SPM", "8k"] and len(filled) == 1
+    printed = [cell.text for cell in filled[0][2:]]
+    assert printed[0::2] == ["11,559,455", "1.6593", "3.289", "43.94"]
+    assert printed[1::2] == ["11559455", "1.6593", "3.289", "43.94"]
+
+
+def test_a_rung_stands_for_the_paper_s_dimensions(tmp_path):
+    settings = {
+        "LanguageModel.num_layers": 13,
+        "LanguageModel.window": 512,
+        "LanguageModel.width": 1024,
+        "LanguageModel.num_heads": 8,
+        "LanguageModel.head_size": 128,
+        "LanguageModel.feed_forward_size": 4096,
+        "Trainer.segment_length": 4096,
+    }
+    run = make_run(
+        tmp_path / "r", "text_slide_5l", evaluations={"validation": 2.5}, settings=settings
+    )
+    table = tables_of([run])["table_1"]
+    assert [c.text for c in measured_of(table, "Slide:13L", "text_bytes, measured")] == ["2.500"]
+    assert len(table.rows) == 14
+
+
+def test_unfinished_and_unevaluated_runs_say_so(tmp_path):
+    early = {"bits_per_token": 3.6, "step": 100}
+    runs = [
+        make_run(tmp_path / "early", "pg19_slide_12l", evaluations={"test": early}),
+        make_run(tmp_path / "none", "pg19_slide_13l"),
+    ]
+    table = tables_of(runs)["table_1"]
+    (cell,) = measured_of(table, "Slide:12L", "PG19 tokens, measured")
+    assert cell.note == "early: evaluated at step 100 of 500,000"
+    (cell,) = measured_of(table, "Slide:13L", "PG19 tokens, measured")
+    assert cell.text == "not evaluated"
+    assert "[1] early: evaluated" in table.as_text()
+
+
+def test_every_form_of_a_table_shows_the_same_cells(tmp_path):
+    values = (3.52, 3.53)
+    runs = [
+        make_run(tmp_path / f"seed{s}", "pg19_rec_fixed_skip", seed=s, evaluations={"test": v})
+        for s, v in enumerate(values)
+    ]
+    table = tables_of(runs)["table_1"]
+    shown = [[cell.text for cell in row] for row in table.rows]
+    lines = table.as_markdown().split("\n")
+    markdown = [line for line in lines if line.startswith("| ")]
+    assert [line[2:-2].split(" | ") for line in markdown[1:]] == shown
+    from_json = json.loads(json.dumps(table.as_json()))
+    assert [[cell["text"] for cell in row] for row in from_json["rows"]] == shown
+    in_html = re.findall(r"<t[hd] (?:scope=\"row\"|class)[^>]*>([^<]*)<", table.as_html())
+    assert in_html == [text for row in shown for text in row]
+    assert re.findall(r'data-values="([^"]*)"', table.as_html()) == ["3.52 3.53"]
+    rows = list(csv.DictReader(io.StringIO(table.as_csv())))
+    (row,) = (row for row in rows if row["model"] == "Rec:fixed:skip")
+    assert row["PG19 tokens, measured"] == "3.53 ± 0.01"
+    assert row["PG19 tokens, measured, every seed"] == "3.52 3.53"
+    assert "Rec:fixed:skip" in table.as_text()
