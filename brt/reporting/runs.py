@@ -22,7 +22,7 @@ class Run:
         settings: every value in force, `LanguageModel.window` to 512; references as `Reference`.
         evaluations: split to the content of evaluation_<split>.json.
         studies: name to the content of studies/<name>.json.
-        recordings: folders of recordings that have a manifest.
+        recordings: folders of recordings that have a manifest, those with the state kept first.
         rung: what a ladder wrote beside it; empty for other runs.
         problems: sentences about files that are torn or missing.
 
@@ -40,9 +40,8 @@ class Run:
         evaluations = sorted(self.folder.glob("evaluation_*.json"))
         self.evaluations = self._read_all(evaluations, lambda p: p.stem.split("_", 1)[1])
         self.studies = self._read_all(sorted(self.folder.glob("studies/*.json")), lambda p: p.stem)
-        self.recordings = sorted(
-            path.parent for path in self.folder.glob("recordings/*/manifest.json")
-        )
+        found = [path.parent for path in self.folder.glob("recordings/*/manifest.json")]
+        self.recordings = sorted(found, key=lambda path: (not path.name.endswith("kept"), path))
         rungs = [self.folder / RUNG_FILE] if (self.folder / RUNG_FILE).exists() else []
         self.rung = self._read_all(rungs, lambda p: "rung").get("rung", {})
 

@@ -1,0 +1,157 @@
+"""Rungs: experiments of configs/, made smaller alike, on another corpus, with an equal budget."""
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from brt.reporting.gin_text import ROOT, Reference, reachable, read_gin, read_gin_file
+
+
+class LadderError(ValueError):
+    """A ladder cannot be climbed; the message says what to change."""
+
+
+class Scale(NamedTuple):
+    """What a model's dimensions are divided by; `layers` is what 12 of them become."""
+
+    width: int = 1
+    num_heads: int = 1
+    head_size: int = 1
+    feed_forward_size: int = 1
+    lengths: int = 1
+    layers: int = 12
+
+
+SCALES = {
+    "paper": Scale(),
+    "small": Scale(8, 2, 4, 8, 8, 4),
+    "tiny": Scale(64, 4, 16, 128, 64, 2),
+}
+"""small: the 151M stack becomes configs/parts/small_model.gin, for a CPU; tiny: for tests."""
+
+STANDS_FOR = (
+    *("LanguageModel.num_layers", "LanguageModel.width", "LanguageModel.num_heads"),
+    *("LanguageModel.head_size", "LanguageModel.feed_forward_size", "LanguageModel.window"),
+    *("LanguageModel.recurrent_layers", "RecurrentCell.num_states", "Trainer.segment_length"),
+)
+"""What is scaled, and kept at the paper's scale for the tables."""
+
+
+class Rung(NamedTuple):
+    """One experiment of a ladder.
+
+    Attributes:
+        name: of its config and its runs.
+        settings: every binding of it.
+        paper: content of rung.json: the config, and the settings it stands for in the tables.
+    """
+
+    name: str
+    settings: dict
+    paper: dict
+
+
+def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> list[Rung]:
+    """The rungs of a file, one a line: a config, and bindings of it.
+
+    Args:
+        path: of the file; configs are looked up beside it, from here, and in configs/.
+        scale: a `Scale`.
+        corpus: a gin file whose bindings replace all that belongs to the configs' corpus, or None.
+        bindings: gin lines for all rungs.
+        tokens: that each run trains on, rounded up to whole steps.
+        tokens_per_step: of every run; None for the first rung's at this scale.
+
+    Raises:
+        LadderError: no rungs, two of one name, a missing config, or dimensions that do not divide.
+    """
+    rungs = []
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        config, *own = line.split("#")[0].split() or [""]
+        if not config:
+            continue
+        settings = _read(config, path) | read_gin("\n".join(own))
+        paper = {name: settings[name] for name in STANDS_FOR if name in settings}
+        settings |= scaled(settings, scale)
+        common = read_gin("\n".join(bindings))
+        if corpus:
+            settings = with_corpus(settings, read_gin_file(corpus) | common)
+        settings |= common
+        tokens_per_step = tokens_per_step or settings["Trainer.tokens_per_step"] // scale.lengths
+        steps = -(-int(tokens) // tokens_per_step)
+        settings |= {"Trainer.tokens_per_step": tokens_per_step, "Trainer.steps": steps}
+        # Curves of fifty points, and at most a tenth of a run to repeat after a kill.
+        often = {"log_every": 50, "eval_every": 5}
+        settings |= {f"Trainer.{n}": max(steps // parts, 1) for n, parts in often.items()}
+        settings["CheckpointPolicy.every"] = max(steps // 10, 1)
+        name = "-".join([Path(config).stem, *(re.sub(r"[^\w.]+", "_", b).strip("_") for b in own)])
+        rungs.append(Rung(name, settings | common, {"config": config, "settings": paper}))
+    names = [rung.name for rung in rungs]
+    if not rungs:
+        raise LadderError(f"{path} names no config: write one a line, pg19_rec_fixed_skip.gin.")
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise LadderError(f"{path} names {', '.join(sorted(twice))} twice; a rung needs one line.")
+    return rungs
+
+
+def _read(config, path):
+    for folder in (Path(path).parent, Path(), ROOT / "configs"):
+        if os.path.isfile(folder / config):
+            return read_gin_file(folder / config)
+    raise LadderError(f"{path} names {config}, which is neither beside it nor in configs/.")
+
+
+def scaled(settings: dict, scale: Scale) -> dict:
+    """The dimensions of a model at another scale.
+
+    Layers beyond a multiple of twelve stay as many, as in Slide:13L; a recurrent layer keeps its
+    place in the stack.
+
+    Raises:
+        LadderError: a dimension that would not stay whole.
+    """
+    if scale == SCALES["paper"]:
+        return {}
+    divisors = {
+        f"LanguageModel.{name}": getattr(scale, name)
+        for name in ("width", "num_heads", "head_size", "feed_forward_size")
+    }
+    names = "LanguageModel.window", "Trainer.segment_length", "RecurrentCell.num_states"
+    divisors |= dict.fromkeys(names, scale.lengths)
+    found = {}
+    for name, divisor in divisors.items():
+        if name in settings:
+            found[name], rest = divmod(settings[name], divisor)
+            if rest or not found[name]:
+                raise LadderError(
+                    f"{name} = {settings[name]} cannot be divided by {divisor}: choose a scale "
+                    "that divides it."
+                )
+    times, more = divmod(settings["LanguageModel.num_layers"], 12)
+    layers = found["LanguageModel.num_layers"] = scale.layers * times + more
+    if recurrent := settings.get("LanguageModel.recurrent_layers"):
+        ratio = layers / settings["LanguageModel.num_layers"]
+        places = tuple(max(round((index + 1) * ratio), 1) - 1 for index in recurrent)
+        if len(set(places)) < len(places):
+            raise LadderError(
+                f"LanguageModel.recurrent_layers = {recurrent} falls together in {layers} layers: "
+                "choose a larger scale."
+            )
+        found["LanguageModel.recurrent_layers"] = places
+    found["LanguageModel.activation_dtype"] = "float32"
+    return found
+
+
+def with_corpus(settings: dict, corpus: dict) -> dict:
+    """The settings with all that belongs to their corpus replaced by that of other bindings."""
+    old = reachable(settings, "Trainer.corpus")
+    kept = {name: value for name, value in settings.items() if name not in old}
+    both = kept | {"Trainer.corpus": Reference("@Corpus()")} | corpus
+    new = reachable(both, "Trainer.corpus")
+    own = {name: both[name] for name in both if name in new}
+    if "LanguageModel.vocabulary_size" in corpus:
+        own["LanguageModel.vocabulary_size"] = corpus["LanguageModel.vocabulary_size"]
+    elif str(own.get("Corpus.vocabulary")) in ("bytes", "@ByteVocabulary()"):
+        own["LanguageModel.vocabulary_size"] = 256
+    return kept | own

@@ -1,0 +1,126 @@
+"""Runs a list of experiments at one scale, on one corpus, with one budget, and ends in the tables.
+
+    python scripts/ladder.py --workdir=ladder --rungs=configs/sweeps/table_1.txt --scale=small \
+        --corpus=configs/parts/ladder_text.gin --gin.TextFiles.path='"books/{split}"' \
+        --tokens=20e6 --seeds=0,1,2
+
+A file of rungs has one config a line, with bindings after it: `pg19_rec_fixed_skip.gin
+RecurrentCell.num_states=128`. The model's dimensions are divided as --scale says, the corpus's
+bindings are replaced by those of --corpus, and every rung trains on the same number of tokens.
+Stopped at any time, the same command goes on: finished runs are kept, the one in training resumes.
+Bindings given here come after a rung's own. Nothing is run twice, and a changed ladder is refused.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from brt import command_line
+from brt.reporting.collect import collect
+from brt.reporting.gin_text import write_gin
+from brt.reporting.ladder import SCALES, LadderError, Rung, read_rungs
+from brt.reporting.paper_tables import paper_tables
+from brt.reporting.runs import RUNG_FILE, open_runs
+from brt.reporting.step_times import read_step_times
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("rungs", None, "A file with one config and its bindings a line.")
+flags.DEFINE_enum("scale", "paper", list(SCALES), "What the models' dimensions are divided by.")
+flags.DEFINE_string("corpus", None, "A gin file whose corpus replaces that of the configs.")
+flags.DEFINE_float("tokens", None, "Tokens each run trains on.", lower_bound=1)
+flags.DEFINE_integer("tokens_per_step", None, "Of every run; None for the first rung's, scaled.")
+flags.DEFINE_list("seeds", ["0"], "Each rung is run once with each.")
+flags.DEFINE_string("split", "validation", "What is evaluated in the end.")
+flags.DEFINE_integer("step_time_rounds", 0, "Also time so many steps of each rung, for Table 1.")
+
+
+def climb():
+    """Runs what is missing, then writes the tables."""
+    for name in ("workdir", "rungs", "tokens"):
+        if FLAGS[name].value is None:
+            raise LadderError(f"--{name} is missing: {FLAGS[name].help}")
+    folder = Path(FLAGS.workdir)
+    rungs = read_rungs(
+        FLAGS.rungs, SCALES[FLAGS.scale], FLAGS.corpus, FLAGS.gin_bindings, FLAGS.tokens,
+        FLAGS.tokens_per_step,
+    )  # fmt: skip
+    files = [write_rung(folder, rung) for rung in rungs]
+    runs = [
+        (rung, file, seed, folder / "runs" / f"{rung.name}-seed{seed}")
+        for seed in FLAGS.seeds  # seed by seed, so that a table stands early
+        for rung, file in zip(rungs, files)
+    ]
+    for number, (rung, file, seed, workdir) in enumerate(runs, 1):
+        print(f"[{number} of {len(runs)}] {rung.name}, seed {seed}", flush=True)
+        if not evaluated(workdir, rung):
+            workdir.mkdir(parents=True, exist_ok=True)
+            write_whole(workdir / RUNG_FILE, json.dumps(rung.paper, indent=1))
+            command("brt.train", f"--gin_file={file}", f"--workdir={workdir}",
+                    f"--gin.Trainer.seed={seed}")  # fmt: skip
+            command("brt.evaluate", f"--workdir={workdir}",
+                    f'--gin.Evaluation.split="{FLAGS.split}"')  # fmt: skip
+    step_times = folder / "step_times.json"
+    if FLAGS.step_time_rounds and not step_times.exists():
+        command("brt.benchmark", f"--configs={','.join(map(str, files))}",
+                f"--rounds={FLAGS.step_time_rounds}", f"--json={step_times}")  # fmt: skip
+    tables = write_tables(folder, [workdir for *_, workdir in runs], step_times)
+    for table in tables:
+        print(f"\n{table.as_text()}")
+    print(f"\nWritten to {folder}/tables.md. To look at it: python -m brt.report {folder}/runs/*")
+
+
+def write_rung(folder, rung: Rung) -> Path:
+    """Writes a rung's config; one that is there must say the same."""
+    file, text = folder / "configs" / f"{rung.name}.gin", write_gin(rung.settings)
+    if file.exists() and file.read_text(encoding="utf-8") != text:
+        raise LadderError(
+            f"{file} is a rung of another ladder (its scale, corpus, budget or bindings differ): "
+            "name a new --workdir, or give the flags it was begun with."
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, text)
+    return file
+
+
+def evaluated(workdir, rung: Rung) -> bool:
+    """Whether a run has been evaluated after its last step."""
+    try:
+        text = (workdir / f"evaluation_{FLAGS.split}.json").read_text(encoding="utf-8")
+        return json.loads(text)["step"] >= rung.settings["Trainer.steps"]
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def command(module, *arguments):
+    """Runs a command of brt; the ladder stops where it fails."""
+    status = subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
+    if status:
+        raise LadderError(
+            f"{module} ended with status {status}; the reason stands above. Once it is gone, the "
+            "same command goes on from here."
+        )
+
+
+def write_tables(folder, workdirs, step_times):
+    """tables.md and tables.json of what was run; returns the tables with measurements."""
+    times = read_step_times([step_times] if step_times.exists() else [])
+    tables = paper_tables(collect(open_runs(workdirs)), times)
+    tables = [table for table in tables if table.has_measurements]
+    write_whole(folder / "tables.md", "\n".join(table.as_markdown() for table in tables))
+    content = [table.as_json() for table in tables]
+    write_whole(folder / "tables.json", json.dumps(content, indent=1, ensure_ascii=False))
+    return tables
+
+
+def write_whole(path, text):
+    new = path.with_name(path.name + ".new")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, path)
+
+
+if __name__ == "__main__":
+    command_line.run(climb)

@@ -1,0 +1,222 @@
+"""Rungs of a ladder are the paper's experiments, made smaller alike, on one corpus and budget."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fabricated_runs import ROOT
+
+from brt import config
+from brt.experiment import Experiment
+from brt.reporting.gin_text import read_gin_file, write_gin
+from brt.reporting.ladder import SCALES, LadderError, read_rungs
+
+SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.txt"))
+
+
+def rungs_of(path, scale="small", corpus="configs/parts/ladder_text.gin", bindings=(), **options):
+    return read_rungs(path, SCALES[scale], corpus, bindings, 10_000, **options)
+
+
+def a_file(folder, *lines):
+    (folder / "rungs.txt").write_text("\n".join(lines))
+    return folder / "rungs.txt"
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_sweep_names_configs_that_are_there(path):
+    corpus = (
+        None if path.stem in ("recurrent_layers", "table_4") else "configs/parts/ladder_text.gin"
+    )
+    scale = "paper" if corpus is None else "small"
+    rungs = rungs_of(path, scale, corpus)
+    assert len({json.dumps(rung.paper, default=str) for rung in rungs}) >= len(rungs) - 2
+    assert (
+        len({(r.settings["Trainer.tokens_per_step"], r.settings["Trainer.steps"]) for r in rungs})
+        == 1
+    )
+
+
+def test_the_standard_model_at_small_scale_is_the_small_model_of_this_repository(tmp_path):
+    (rung,) = rungs_of(a_file(tmp_path, "pg19_rec_fixed_skip.gin"))
+    small = read_gin_file(ROOT / "configs" / "text_rec_fixed_skip.gin")
+    for name, value in small.items():
+        if name.startswith(("LanguageModel.", "RecurrentCell.")) and "dropout" not in name:
+            assert rung.settings[name] == value, name
+    assert rung.settings["Trainer.segment_length"] == small["Trainer.segment_length"]
+    assert rung.paper["settings"]["LanguageModel.window"] == 512
+
+
+def test_a_rung_on_another_corpus_builds_and_reads_every_binding(tmp_path):
+    for rung in rungs_of(a_file(tmp_path, "pg19_slide_13l.gin", "arxiv_feedback_lstm_single.gin")):
+        file = tmp_path / f"{rung.name}.gin"
+        file.write_text(write_gin(rung.settings))
+        config.parse([str(file)])
+        trainer = Experiment.from_gin().trainer
+        assert trainer.corpus.source.path == "text/{split}"
+        assert trainer.steps * trainer.tokens_per_step >= 10_000
+
+
+def test_the_thirteenth_layer_stays_one_more_and_lengths_shrink_alike(tmp_path):
+    lines = (
+        "pg19_slide_13l.gin",
+        "pg19_xl_2048.gin",
+        "pg19_size_650m_xl.gin",
+        "pg19_size_650m_rec.gin",
+    )
+    found = [
+        [r.settings[n] for n in ("LanguageModel.num_layers", "LanguageModel.window")]
+        for r in rungs_of(a_file(tmp_path, *lines))
+    ]
+    assert found == [[5, 64], [4, 256], [10, 64], [8, 64]]
+
+
+def test_bindings_of_a_rung_and_of_the_command_are_in_force(tmp_path):
+    file = a_file(tmp_path, "pg19_rec_fixed_skip.gin RecurrentCell.num_states=128  # fewer")
+    bindings = ['TextFiles.path = "books/{split}"', "Trainer.log_every = 7"]
+    (rung,) = rungs_of(file, bindings=bindings)
+    assert rung.settings["RecurrentCell.num_states"] == 16
+    assert rung.paper["settings"]["RecurrentCell.num_states"] == 128
+    assert rung.settings["TextFiles.path"] == "books/{split}"
+    assert rung.settings["Trainer.log_every"] == 7
+    assert rung.name == "pg19_rec_fixed_skip-RecurrentCell.num_states_128"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["# nothing"], "names no config"),
+        (["pg19_slide_12l.gin"] * 2, "pg19_slide_12l twice"),
+        (["pg19_slide_99l.gin"], "neither beside it nor in configs/"),
+        (["pg19_slide_12l.gin LanguageModel.window=100"], "window = 100 cannot be divided by 8"),
+        (["pg19_rec_fixed_skip.gin LanguageModel.recurrent_layers=(8,9)"], "falls together"),
+    ],
+)
+def test_a_ladder_that_cannot_be_climbed_says_why(tmp_path, lines, message):
+    with pytest.raises(LadderError, match=message.replace("(", r"\(")):
+        rungs_of(a_file(tmp_path, *lines))
+
+
+@pytest.fixture(scope="module")
+def ladder():
+    path = Path(ROOT / "scripts" / "ladder.py")
+    spec = importlib.util.spec_from_file_location("ladder_script", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside."""
+
+
+def pretended(calls, kill_at=None):
+    """Stands for `brt.train` and `brt.evaluate`; dies before call number `kill_at`."""
+
+    def command(module, *arguments):
+        if len(calls) == kill_at:
+            raise Killed
+        calls.append((module, *arguments))
+        given = dict(a.removeprefix("--").split("=", 1) for a in arguments)
+        workdir = Path(given["workdir"])
+        if module == "brt.train":
+            settings = read_gin_file(given["gin_file"]) | {
+                "Trainer.seed": int(given["gin.Trainer.seed"])
+            }
+            (workdir / "config.gin").write_text(write_gin(settings))
+            return
+        settings = read_gin_file(workdir / "config.gin")
+        bits = settings["LanguageModel.num_layers"] + settings["Trainer.seed"] / 1000
+        found = {"step": settings["Trainer.steps"], "bits_per_token": bits}
+        (workdir / "evaluation_validation.json").write_text(json.dumps(found))
+
+    return command
+
+
+def climb(ladder, monkeypatch, command, *arguments):
+    names = [*(a.removeprefix("--").split("=")[0] for a in arguments)]
+    for name in ("workdir", "rungs", "scale", "corpus", "tokens", "seeds", "gin_bindings"):
+        ladder.FLAGS[name].unparse()
+    assert set(names) <= set(ladder.FLAGS)
+    ladder.FLAGS(["ladder.py", *arguments])
+    monkeypatch.setattr(ladder, "command", command)
+    ladder.climb()
+
+
+def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_finished(
+    ladder, monkeypatch, tmp_path, capsys
+):
+    file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
+    flags = [f"--rungs={file}", "--scale=tiny", "--corpus=configs/parts/ladder_text.gin"]
+    flags += ["--tokens=10000", "--seeds=0,3"]
+
+    def go(name, calls, kill_at=None):
+        command = pretended(calls, kill_at)
+        climb(ladder, monkeypatch, command, *flags, f"--workdir={tmp_path}/{name}")
+        return (tmp_path / name / "tables.md").read_text()
+
+    whole = go("whole", calls := [])
+    assert len(calls) == 8 and "2.002 ± 0.003" in whole and "3.002 ± 0.003" in whole
+    for kill_at in range(8):
+        done = []
+        with pytest.raises(Killed):
+            go(f"killed{kill_at}", done, kill_at)
+        assert go(f"killed{kill_at}", again := []) == whole
+        finished = [call for call in done if call[0] == "brt.evaluate"]
+        assert len([call for call in again if call[0] == "brt.evaluate"]) == 4 - len(finished)
+    assert go("whole", calls := []) == whole and not calls
+    capsys.readouterr()
+    with pytest.raises(LadderError, match="another ladder"):
+        climb(ladder, monkeypatch, pretended([]), *flags, "--tokens=20000",
+              f"--workdir={tmp_path}/whole")  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_real_ladder_killed_over_and_over_ends_in_the_same_numbers(tmp_path):
+    file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_rec_fixed_skip.gin")
+    for split, count in (("train", 8), ("validation", 3)):
+        (tmp_path / "text" / split).mkdir(parents=True)
+        for number in range(count):
+            text = f"The {number} winds blew, and {number} more. " * 40
+            (tmp_path / "text" / split / f"{number}.txt").write_text(text)
+
+    def begin(name):
+        flags = [f"--workdir={tmp_path}/{name}", f"--rungs={file}", "--scale=tiny", "--seeds=0,1"]
+        flags += ["--corpus=configs/parts/ladder_text.gin", "--tokens=20000"]
+        flags += [f'--gin.TextFiles.path="{tmp_path}/text/{{split}}"', "--tokens_per_step=256"]
+        flags += [f'--gin.Corpus.store="{tmp_path}/stores"', "--gin.rsqrt.warmup_steps=10"]
+        environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        with open(tmp_path / f"{name}.log", "a") as log:
+            return subprocess.Popen(
+                [sys.executable, "scripts/ladder.py", *flags],
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    started = time.monotonic()
+    assert begin("whole").wait() == 0, (tmp_path / "whole.log").read_text()[-3000:]
+    seconds = time.monotonic() - started
+    rng = random.Random(0)
+    for _ in range(4):
+        process = begin("killed")
+        time.sleep(rng.uniform(0.05, 0.4) * seconds)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the ladder and the run it waits for
+        process.wait()
+    assert begin("killed").wait() == 0, (tmp_path / "killed.log").read_text()[-3000:]
+    tables = [(tmp_path / name / "tables.json").read_text() for name in ("whole", "killed")]
+    assert tables[0] == tables[1] and "Slide:12L" in tables[0]
+    found = json.loads(tables[0])
+    assert any(len(cell.get("values", ())) == 2 for row in found[0]["rows"] for cell in row)
