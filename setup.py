@@ -26,6 +26,8 @@ EXTRAS = {
         "importlib_resources>=6,<8",  # which tensorflow-datasets uses and does not name
     ],
     "text": ["tokenizers>=0.20,<0.24"],
+    "report": ["matplotlib>=3.10,<4"],
+    "notebooks": ["ipykernel>=6.29,<8", "nbclient>=0.10,<1", "nbformat>=5.10,<6"],
     "gpu": ["jax[cuda13]>=0.10,<0.13"],
     "tpu": ["jax[tpu]>=0.10,<0.13"],
     "dev": [
@@ -45,6 +47,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["brt", "brt.*"]),
+    package_data={"brt.reporting": ["page.css", "page.js"]},
     install_requires=REQUIRED,
     extras_require=EXTRAS,
 )

@@ -36,14 +36,21 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, so that a script that called the command stops too."""
 
 
-def run(main):
+def run(main, takes_arguments: bool = False):
     """Runs `main()` after parsing flags; explained errors end in their message and status 1.
 
     With -v=1 their traceback is shown as well.
+
+    Args:
+        main: the command.
+        takes_arguments: hand it the words that are no flags, instead of refusing them.
     """
 
     def explained(argv):
         try:
+            if takes_arguments:
+                main(argv[1:])
+                return
             if argv[1:]:
                 raise ValueError(f"{argv[1]!r} is no flag; bindings are written --gin.NAME=VALUE.")
             main()

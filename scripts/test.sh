@@ -2,7 +2,7 @@
 # Environment, lint, tests: what a contributor runs, and CI too.  --slow runs everything.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-source scripts/environment.sh "[data,dev,text]"
+source scripts/environment.sh "[data,dev,notebooks,report,text]"
 selected=(-m "not slow")
 if [ "${1:-}" = "--slow" ]; then
     selected=()

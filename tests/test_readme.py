@@ -11,6 +11,7 @@ from absl import flags
 from brt import config
 from brt import generate as generate_command  # noqa: F401  (defines the flags)
 from brt import prepare as prepare_command  # noqa: F401  (defines the flags)
+from brt import report as report_command  # noqa: F401  (defines the flags)
 from brt import train as train_command  # noqa: F401  (defines the flags)
 from brt.experiment import Experiment
 

@@ -40,9 +40,9 @@ def table_1(groups, step_times) -> Table:
     own = _own_corpora(groups, TABLE_1_CORPORA)
     columns = [Column("", "model"), Column("", "segment"), Column("", "window")]
     columns += _pair("step time")
+    columns += [Column(corpus, MEASURED) for corpus in own]
     for corpus in TABLE_1_CORPORA:
         columns += _pair(corpus)
-    columns += [Column(corpus, MEASURED) for corpus in own]
     rows = []
     for row in paper.TABLE_1:
         found = [g for g in groups if g.place.is_standard and g.place.system == row.name]
@@ -76,10 +76,10 @@ def table_1(groups, step_times) -> Table:
 
 
 def _table_1_cells(groups, printed, own):
-    cells = []
+    cells = [_cell(groups, corpus, decimals=3) for corpus in own]
     for corpus in TABLE_1_CORPORA:
         cells += [published(printed.get(corpus)), _cell(groups, corpus)]
-    return cells + [_cell(groups, corpus, decimals=3) for corpus in own]
+    return cells
 
 
 def table_2(groups) -> Table:

@@ -1,0 +1,162 @@
+"""Makes one page of run folders: curves, the paper's tables, studies, and a reader of the text.
+
+    python -m brt.report runs/rec runs/slide -o report.html
+
+The page needs no network. Every figure and table is written beside it too, in report_files/, as
+PNG and CSV. Runs may still be in training; what they lack is said on the page.
+"""
+
+import html
+import json
+import os
+from pathlib import Path
+
+from absl import flags
+
+from brt import command_line
+from brt.reporting import page
+from brt.reporting.collect import collect
+from brt.reporting.figures import scaling_plot, study_plots, training_curves, vocabulary_plot
+from brt.reporting.paper_tables import paper_tables
+from brt.reporting.places import place
+from brt.reporting.runs import open_runs
+from brt.reporting.step_times import read_step_times
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("output", "report.html", "The page to write.", short_name="o")
+flags.DEFINE_multi_string("step_times", [], "A file of `brt.benchmark --json`, for Table 1.")
+flags.DEFINE_list("reader_documents", None, "Numbers of the documents that the reader shows.")
+flags.DEFINE_integer("reader_tokens", 150_000, "The reader's documents hold so many together.")
+
+
+def main(folders):
+    if not folders:
+        raise ValueError("Name the run folders: python -m brt.report RUN [RUN ...] -o report.html")
+    if not FLAGS.output.endswith(".html"):
+        raise ValueError(f"--output = {FLAGS.output}: give the page a name that ends in .html.")
+    try:
+        chosen = (
+            None if FLAGS.reader_documents is None else [int(n) for n in FLAGS.reader_documents]
+        )
+    except ValueError:
+        raise ValueError(
+            f"--reader_documents = {','.join(FLAGS.reader_documents)}: give numbers of documents, "
+            "as 0,3."
+        ) from None
+    runs, step_times = open_runs(folders), read_step_times(FLAGS.step_times)
+    written = report(runs, FLAGS.output, step_times, chosen, FLAGS.reader_tokens)
+    print(f"Written to {FLAGS.output}, with {written} files in {files_folder(FLAGS.output)}")
+
+
+def files_folder(output) -> Path:
+    """Where the figures and tables of a page go: report.html has report_files/."""
+    return Path(output).with_name(Path(output).stem + "_files")
+
+
+def report(runs, output, step_times=None, documents=None, reader_tokens=150_000) -> int:
+    """Writes the page and the files beside it; returns how many these are.
+
+    Args:
+        runs: of `open_runs`.
+        output: path of the page.
+        step_times: system to relative step time.
+        documents: numbers of those the reader shows; None for the first ones recorded.
+        reader_tokens: the most tokens the reader shows.
+    """
+    groups, sections, tables, plots = collect(runs), [], [], []
+
+    def show(*shown):
+        for thing in shown:
+            (tables if hasattr(thing, "rows") else plots).append(thing)
+        return shown
+
+    systems = [place(run).system for run in runs]
+    (found,) = show(page.overview(runs, systems))
+    sections.append(("runs", "Runs", page.table_html(found)))
+    if curves := show(*training_curves(runs)):
+        sections.append(("training", "Training", page.plots_html(curves)))
+    sections.append(("evaluation", "Evaluation", _evaluation(runs, show)))
+    if studies := _studies(runs, show):
+        sections.append(("studies", "Studies", studies))
+    shown = show(*paper_tables(groups, step_times or {}))
+    figures = show(scaling_plot(groups), vocabulary_plot(groups))
+    sections.append(("tables", "The paper's tables", _paper(shown, figures)))
+
+    texts, problems = [], []
+    if any(run.recordings for run in runs):
+        from brt.reporting.reader import reader_documents  # which needs jax and the stores
+
+        texts, problems = reader_documents(runs, documents, reader_tokens)
+    problems = [*(problem for run in runs for problem in run.problems), *problems]
+    title = "Report: " + (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
+    text = page.page(title, sections, problems, texts)
+    folder = files_folder(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        _write(folder / f"{table.name}.csv", table.as_csv().encode())
+    for plot in plots:
+        _write(folder / f"{plot.name}.csv", plot.as_csv().encode())
+        _write(folder / f"{plot.name}.png", plot.as_png())
+    whole = json.dumps([table.as_json() for table in tables], indent=1, ensure_ascii=False)
+    _write(folder / "tables.json", whole.encode())
+    _write(Path(output), text.encode("utf-8", "replace"))
+    for problem in problems:
+        print(f"Note: {problem}")
+    return len(tables) + 2 * len(plots) + 1
+
+
+def _evaluation(runs, show):
+    content = ""
+    if any(run.evaluations for run in runs):
+        (table,) = show(page.evaluations(runs))
+        content += page.table_html(table)
+    for run in (run for run in runs if not run.evaluations):
+        line = f"python -m brt.evaluate --workdir={run.folder}"
+        content += f"<p>{html.escape(run.name)} has not been evaluated on a whole split yet: "
+        content += f"<code>{html.escape(line)}</code></p>"
+    return content
+
+
+def _studies(runs, show):
+    content = ""
+    for run in runs:
+        for name, study in run.studies.items():
+            head = f"{name}: {run.name}"
+            if other := study.get("other") or study.get("against"):
+                head += f" against {other}"
+            content += f"<h3>{html.escape(head)}</h3>"
+            if verdict := study.get("verdict"):
+                content += f'<p class="verdict">{html.escape(verdict)}</p>'
+            if plots := show(*study_plots(run, name)):
+                content += page.plots_html(plots)
+            if excerpts := study.get("excerpts"):
+                content += f"<details><summary>{len(excerpts)} excerpts</summary>"
+                content += "".join(map(page.excerpt_html, excerpts)) + "</details>"
+            if numbers := study.get("numbers"):
+                label = f"study_{name}_{run.name}".replace("/", "_")
+                (table,) = show(page.numbers_table(label, numbers))
+                content += f"<details><summary>{len(numbers)} numbers</summary>"
+                content += table.as_html() + "</details>"
+    return content
+
+
+def _paper(tables, figures):
+    """Tables with something measured first, the others folded away."""
+    filled = [table for table in tables if table.has_measurements]
+    empty = [table for table in tables if not table.has_measurements]
+    content = "".join(map(page.table_html, filled)) + page.plots_html(list(figures))
+    if empty:
+        content += "<details><summary>Tables of which nothing was run</summary>"
+        content += "".join(map(page.table_html, empty)) + "</details>"
+    return content
+
+
+def _write(path, content):
+    """Replaces a file whole, so that a page that is open elsewhere is never half a page."""
+    new = path.with_name(path.name + ".new")
+    new.write_bytes(content)
+    os.replace(new, path)
+
+
+if __name__ == "__main__":
+    command_line.run(main, takes_arguments=True)

@@ -1,0 +1,167 @@
+"""One page with everything in it: styles, figures, tables, the reader's texts. No network."""
+
+import html
+import json
+import re
+from pathlib import Path
+
+from brt.reporting.plots import Plot
+from brt.reporting.runs import Run
+from brt.reporting.table import Cell, Column, Table
+
+HERE = Path(__file__).parent
+
+READER = """
+<p class="caption">The text, token by token. A token is as deeply coloured as the model was
+surprised by it; pick another recording with the buttons, or subtract one: state cleared from state
+kept, one model from another. Hover for the numbers. The strip is the whole document; click it, or a
+token of the list, to go there.</p>
+<div class="controls"><label>document <select id="document"></select></label>
+<span id="own" class="controls"></span>
+<label>minus <select id="minus"></select></label></div>
+<div class="controls"><label>full colour at
+<input id="most" type="range" min="1" max="16" value="8"><span id="most-shown"></span></label>
+<label><input id="borders" type="checkbox" checked> segment borders</label>
+<span id="key" class="quiet"></span><strong id="mean"></strong></div>
+<canvas id="map"></canvas>
+<div id="reading"><div id="text"></div><ol id="largest"></ol></div>
+<div id="tip" hidden></div>
+"""
+
+
+def page(title: str, sections: list[tuple[str, str, str]], problems: list[str], documents) -> str:
+    """The page.
+
+    Args:
+        title: its heading.
+        sections: (anchor, heading, HTML) of each.
+        problems: sentences shown above everything.
+        documents: of `reader_documents`; empty for a page without a reader.
+    """
+    if documents:
+        sections = [*sections, ("reader", "Reader", READER)]
+    links = "".join(f'<a href="#{name}">{html.escape(head)}</a>' for name, head, _ in sections)
+    body = "\n".join(
+        f'<section id="{name}"><h2>{html.escape(head)}</h2>\n{content}</section>'
+        for name, head, content in sections
+    )
+    told = "".join(f"<li>{_prose(problem)}</li>" for problem in problems)
+    notice = f'<ul class="problems">{told}</ul>' if told else ""
+    data = _embedded("reader-data", {"documents": documents}) if documents else ""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>\n{_own_file('page.css')}</style></head>\n"
+        f"<body><header><h1>{html.escape(title)}</h1><nav>{links}</nav>"
+        '<button id="theme">light / dark</button></header>\n'
+        f"{notice}\n{body}\n{data}\n<script>\n{_own_file('page.js')}</script></body></html>\n"
+    )
+
+
+def _own_file(name):
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def _embedded(name, content):
+    text = json.dumps(content).replace("<", "\\u003c")
+    return f'<script type="application/json" id="{name}">{text}</script>'
+
+
+def table_html(table: Table) -> str:
+    """A table with its title above and its caption below."""
+    return (
+        f"<h3>{html.escape(table.title)}</h3>\n{table.as_html()}\n"
+        f'<p class="caption">{_prose(table.caption)}</p>\n'
+    )
+
+
+def _prose(text):
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
+
+
+def plots_html(plots: list[Plot]) -> str:
+    """Plots side by side where there is room."""
+    figures = "".join(
+        f'<figure id="{plot.name}"><h3>{html.escape(plot.title)}</h3>{plot.as_svg()}'
+        f"<figcaption>{_prose(plot.caption)}</figcaption></figure>\n"
+        for plot in plots
+    )
+    return f'<div class="plots">\n{figures}</div>\n'
+
+
+def overview(runs: list[Run], systems: list[str]) -> Table:
+    """What each run is and how far it has come."""
+    titles = "run", "system", "layers", "width", "window", "segment", "corpus", "seed"
+    columns = [Column("", title) for title in (*titles, "step", "of", "tokens read")]
+    rows = []
+    for run, system in zip(runs, systems, strict=True):
+        names = "LanguageModel.num_layers", "LanguageModel.width", "LanguageModel.window"
+        found = [run.settings.get(n, "") for n in (*names, "Trainer.segment_length")]
+        last = run.settings.get("Trainer.steps", 0)
+        read = run.step * run.settings.get("Trainer.tokens_per_step", 0)
+        cells = [run.name, system, *found, run.corpus, run.settings.get("Trainer.seed", 0)]
+        counts = [Cell(f"{value:,}", (value,)) for value in (run.step, last, read)]
+        rows.append([*(Cell(str(cell)) for cell in cells), *counts])
+    caption = "What each run folder holds. `brt.train` with the same command goes on with a run."
+    return Table("overview", "What was run", caption, columns, rows)
+
+
+EVALUATED = (
+    ("bits_per_token", "bits/token", 4),
+    ("cleared_bits_per_token", "state cleared", 4),
+    ("bits_per_byte", "bits/byte", 4),
+    ("bits_per_character", "bits/character", 4),
+    ("perplexity", "token perplexity", 2),
+    ("word_level_perplexity", "word-level perplexity", 2),
+    ("tokens_per_word", "tokens/word", 4),
+    ("recall_accuracy", "recall", 3),
+    ("cleared_recall_accuracy", "recall, state cleared", 3),
+    ("scored_tokens", "tokens scored", 0),
+)
+
+
+def evaluations(runs: list[Run]) -> Table:
+    """The newest evaluation of each run and split: every document once, from its start."""
+    found = [(run, split, scalars) for run in runs for split, scalars in run.evaluations.items()]
+    shown = [entry for entry in EVALUATED if any(entry[0] in s for _, _, s in found)]
+    columns = [Column("", "run"), Column("", "split"), Column("", "step")]
+    columns += [Column("", title) for _, title, _ in shown]
+    rows = []
+    for run, split, scalars in found:
+        cells = [Cell(run.name), Cell(split), _number(scalars.get("step"), 0)]
+        cells += [_number(scalars.get(name), decimals) for name, _, decimals in shown]
+        rows.append(cells)
+    caption = (
+        "Every document of the split once, from its start to its end. The distance between bits "
+        "per token and the column beside it is what the state is worth."
+    )
+    return Table("evaluations", "Whole splits", caption, columns, rows)
+
+
+def numbers_table(name: str, numbers: dict) -> Table:
+    """The numbers of a study."""
+    rows = [[Cell(key.replace("_", " ")), _number(value, 6)] for key, value in numbers.items()]
+    return Table(name, "Numbers", "", [Column("", "quantity"), Column("", "value")], rows)
+
+
+def _number(value, decimals):
+    if value is None:
+        return Cell("–")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return Cell(str(value))
+    whole = isinstance(value, int) or (decimals == 0 and float(value).is_integer())
+    return Cell(f"{value:,.0f}" if whole else f"{value:,.{decimals}f}", (value,))
+
+
+def excerpt_html(excerpt: dict) -> str:
+    """A token with the text around it, and what a study found out about it."""
+    texts = [html.escape(str(excerpt.get(name) or "")) for name in ("before", "text", "after")]
+    facts = [
+        f"{name.replace('_', ' ')} {_number(value, 3).text}"
+        for name, value in excerpt.items()
+        if name not in ("before", "text", "after") and value is not None
+    ]
+    return (
+        f'<blockquote><div class="text">{texts[0]}<mark>{texts[1]}</mark>{texts[2]}</div>'
+        f'<div class="quiet">{html.escape(" · ".join(facts))}</div></blockquote>\n'
+    )

@@ -1,0 +1,133 @@
+"""Plots for a page and for papers: SVG that follows the page's colours, PNG, and their numbers."""
+
+import csv
+import io
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from brt.data.extras import extra_library
+
+COLOURS = ("#3b7dd8", "#e0712c", "#2f9e68", "#c2468f", "#8a6fd1", "#a8862a", "#6b7a8f", "#c0392b")
+"""Told apart on white and on black, and by most colour-blind readers in this order."""
+FOREGROUND = "#123457"  # stands for the page's text colour until the SVG is written
+MOST_POINTS = 2000
+MOST_BORDERS = 100
+
+
+class Line(NamedTuple):
+    """One curve. style: "line", "points" (a line with a mark at each point) or "published"."""
+
+    name: str
+    x: list[float]
+    y: list[float]
+    style: str = "line"
+    on_second_axis: bool = False
+
+
+class Plot(NamedTuple):
+    """A figure.
+
+    Attributes:
+        name: for files.
+        title, caption: what is shown, and what to look at.
+        lines: the curves.
+        borders: x of thin vertical lines, such as segment borders.
+        second_label: of the axis on the right, for lines `on_second_axis`.
+    """
+
+    name: str
+    title: str
+    caption: str
+    x_label: str
+    y_label: str
+    lines: list[Line]
+    log_x: bool = False
+    borders: tuple[float, ...] = ()
+    second_label: str = ""
+
+    def as_csv(self) -> str:
+        """One row a point: line, x, y; all points, however many are drawn."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["line", self.x_label, self.y_label])
+        for line in self.lines:
+            writer.writerows([line.name, x, y] for x, y in zip(line.x, line.y))
+        return file.getvalue()
+
+    def as_png(self) -> bytes:
+        """For slides and papers: dark on white, 200 dots an inch."""
+        return _save(self._draw("#222222"), "png", facecolor="white", dpi=200)
+
+    def as_svg(self) -> str:
+        """For the page: text stays text, lines and letters take the page's own colour."""
+        text = _save(self._draw(FOREGROUND), "svg", transparent=True).decode("utf-8")
+        text = text[text.index("<svg") :]
+        text = text.replace(FOREGROUND, "currentColor")
+        text = re.sub(r' id="[\w.]*_\d+"', "", text)  # the same in every plot of a page
+        text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
+        return re.sub(r'(<svg[^>]*?) height="[^"]*"', r'\1 role="img"', text, count=1)
+
+    def _draw(self, foreground):
+        matplotlib = extra_library("matplotlib", "brt.report", "report")
+        figures = extra_library("matplotlib.figure", "brt.report", "report")
+        settings = {
+            "svg.fonttype": "none",
+            "svg.hashsalt": self.name,
+            "font.size": 10,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "legend.frameon": False,
+        }
+        coloured = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+        settings |= dict.fromkeys(coloured, foreground)
+        with matplotlib.rc_context(settings):
+            figure = figures.Figure(figsize=(7.2, 3.4), layout="constrained")
+            axes = figure.add_subplot()
+            second = axes.twinx() if self.second_label else None
+            for number, line in enumerate(self.lines):
+                on = second if line.on_second_axis else axes
+                on.plot(*_thinned(line), label=line.name, **_look(line, number))
+            for border in self.borders[:MOST_BORDERS]:
+                axes.axvline(border, color=foreground, alpha=0.2, linewidth=0.5, zorder=0)
+            axes.set_xlabel(self.x_label)
+            axes.set_ylabel(self.y_label)
+            axes.grid(axis="y", color=foreground, alpha=0.12, linewidth=0.6)
+            if self.log_x:
+                axes.set_xscale("log")
+            if second is not None:
+                second.set_ylabel(self.second_label)
+                second.spines["right"].set_visible(True)
+            if len(self.lines) > 1:
+                handles = [h for a in (axes, second) if a for h in a.get_legend_handles_labels()[0]]
+                figure.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=9)
+        return figure
+
+
+def _look(line, number):
+    colour = COLOURS[number % len(COLOURS)]
+    looks = {
+        "line": {"linewidth": 1.4},
+        "points": {"linewidth": 1.4, "marker": "o", "markersize": 4},
+        "published": {"linewidth": 1.2, "marker": "s", "markersize": 4, "linestyle": "--"},
+    }
+    return {"color": colour, **looks[line.style]}
+
+
+def _thinned(line):
+    """The points to draw; of a longer line the outermost of each stretch, so no spike is lost."""
+    x, y = np.asarray(line.x, np.float64), np.asarray(line.y, np.float64)
+    if len(x) <= MOST_POINTS:
+        return x, y
+    kept, middle = [], np.nanmedian(y)
+    for part in np.array_split(np.arange(len(x)), MOST_POINTS):
+        kept.append(part[np.nanargmax(np.abs(np.nan_to_num(y[part], nan=middle) - middle))])
+    return x[kept], y[kept]
+
+
+def _save(figure, kind, **options):
+    file = io.BytesIO()
+    metadata = {"Date": None} if kind == "svg" else {"Software": None}
+    figure.savefig(file, format=kind, metadata=metadata, **options)
+    return file.getvalue()

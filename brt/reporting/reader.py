@@ -1,0 +1,139 @@
+"""What the page's reader shows: documents, each token's text, losses, and when it was last seen."""
+
+import base64
+
+import numpy as np
+
+from brt import config
+from brt.data.token_store import TokenStore
+from brt.evaluation.recording import Recording
+from brt.evaluation.words import Words
+from brt.experiment import Trainer  # from there, so that all of brt is registered with gin
+from brt.reporting.runs import Run
+
+
+def reader_documents(
+    runs: list[Run], chosen: list[int] | None = None, most_tokens: int = 150_000
+) -> tuple[list[dict], list[str]]:
+    """The documents that all recordings of the same store hold.
+
+    Args:
+        runs: those with recordings; one whose tokens are not those of the first recorded run is
+            left out, since token i of one says nothing about token i of the other.
+        chosen: numbers of documents; None for the first that are recorded.
+        most_tokens: the documents hold so many together; the last one is cut there.
+
+    Returns:
+        Documents for the page, and sentences about what was left out.
+    """
+    opened, problems = _open(runs)
+    if not opened:
+        return [], problems
+    first, base = opened[0]
+    aligned = []
+    for run, recording in opened:
+        if recording.manifest["store"]["content"] == base.manifest["store"]["content"]:
+            aligned.append((run, recording))
+        else:
+            problems.append(_misfit(base, recording))
+    try:
+        store = TokenStore(base.manifest["store"]["folder"])
+        aligned = [(run, Recording(r.folder, store)) for run, r in aligned]
+        vocabulary = _vocabulary(first, base)
+    except (OSError, ValueError) as error:
+        return [], [*problems, f"The reader has no text: {config.message(error)}"]
+    done_D = np.logical_and.reduce([recording.done_D for _, recording in aligned])
+    numbers = np.flatnonzero(done_D).tolist()
+    if chosen is not None:
+        missing = sorted(set(chosen) - set(numbers))
+        if missing:
+            problems.append(
+                f"Documents {', '.join(map(str, missing))} are not in all recordings of "
+                f"{base.manifest['store']['folder']}: record them with `brt.evaluate --record`."
+            )
+        numbers = [number for number in chosen if number in numbers]
+    documents, left, titles = [], most_tokens, store.titles()
+    for number in numbers:
+        if left <= 0:
+            break
+        length = min(int(store.lengths_D[number]), left)
+        document = _document(store, vocabulary, number, length, titles[number], aligned)
+        documents.append(document)
+        left -= length
+    return documents, problems
+
+
+def _open(runs):
+    opened, problems = [], []
+    for run in runs:
+        for folder in run.recordings:
+            try:
+                opened.append((run, Recording(folder)))
+            except (OSError, ValueError) as error:
+                problems.append(f"A recording was left out: {error}")
+    return opened, problems
+
+
+def _misfit(base, other):
+    ours, theirs = base.manifest["store"], other.manifest["store"]
+    if ours["vocabulary"]["fingerprint"] != theirs["vocabulary"]["fingerprint"]:
+        why = f"have different tokenizers, {ours['vocabulary']['name']} and "
+        why += theirs["vocabulary"]["name"]
+    else:
+        why = f"are of different documents, {ours['folder']} and {theirs['folder']}"
+    return (
+        f"{base.folder} and {other.folder} {why}: their tokens cannot be compared, and the reader "
+        "shows the first. Report them apart, or record both on one store."
+    )
+
+
+def _vocabulary(run, recording):
+    config.parse([str(run.folder / "config.gin")])
+    vocabulary = Trainer().corpus.vocabulary
+    recorded = recording.manifest["store"]["vocabulary"]
+    if vocabulary.fingerprint != recorded["fingerprint"]:
+        raise ValueError(
+            f"{recording.folder} was made with the tokenizer {recorded['name']}, and the config of "
+            f"{run.folder} has {vocabulary.name}; record the run again"
+        )
+    return vocabulary
+
+
+def _document(store, vocabulary, number, length, title, aligned):
+    words = Words(vocabulary, store.tokens(number, 0, length))
+    recordings = []
+    for run, recording in aligned:
+        scores = recording.document(number)
+        recordings.append(
+            {
+                "name": f"{run.name}, state {recording.manifest['state']}",
+                "nats": _packed(scores.nats_T[:length], "<f4"),
+                "entropy": _packed(scores.entropy_T[:length], "<f4"),
+            }
+        )
+    shown = [text.encode("utf-16-le", "surrogatepass") for text in words.texts]
+    return {
+        "number": number,
+        "title": title,
+        "text": words.text,
+        "tokens": length,
+        "whole": int(store.lengths_D[number]),
+        "segment_length": aligned[0][1].manifest["segment_length"],
+        "lengths": _packed([len(text) // 2 for text in shown], "<u2"),  # as JavaScript counts
+        "last_seen": _packed(last_seen(words), "<u4"),
+        "recordings": recordings,
+    }
+
+
+def last_seen(words: Words) -> np.ndarray:
+    """How many tokens ago the word of each token began last: uint32 (tokens,), 0 for never."""
+    distances = np.zeros(len(words.texts), np.uint32)
+    for token in range(len(distances)):
+        number = words.at(token)
+        if number is not None:
+            distances[token] = words.last_seen(number) or 0
+    return distances
+
+
+def _packed(values, dtype):
+    return base64.b64encode(np.asarray(values).astype(dtype).tobytes()).decode("ascii")
