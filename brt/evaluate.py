@@ -1,8 +1,12 @@
 """Evaluates a run on a whole split: every document once, from its start.
 
     python -m brt.evaluate --workdir=runs/quickstart --gin.Evaluation.split='"test"'
+    python -m brt.evaluate --workdir=runs/quickstart --record
+    python -m brt.evaluate --workdir=runs/quickstart --study=memory_use
 
-Gin files and bindings are read after those of the run.
+Gin files and bindings are read after those of the run. With --record the loss of every token is
+kept in the run folder, and an evaluation that was killed goes on where it stopped. With --study it
+answers a question instead: compare, memory_use, reach or positions.
 """
 
 import json
@@ -14,13 +18,31 @@ from absl import flags
 from brt import command_line
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.perplexity import white_space_caveat
+from brt.evaluation.reading import TREATMENTS
+from brt.evaluation.recorded_run import RecordedRun
+from brt.evaluation.studies import STUDIES, run_study, table, write_study
 from brt.experiment import Experiment, load_params
 from brt.training.sharding import make_mesh
 
 FLAGS = flags.FLAGS
+flags.DEFINE_bool("record", False, "Keep every token's loss in RUN/recordings; goes on if killed.")
+flags.DEFINE_enum("study", None, list(STUDIES), "Run this study instead.")
+flags.DEFINE_string("other", None, "Another run folder, to compare with.")
+flags.DEFINE_enum(
+    "against",
+    "cleared",
+    [name for name in TREATMENTS if name != "kept"],
+    "What --study=compare without --other does to the state.",
+)
+flags.DEFINE_integer(
+    "documents", None, "Documents a study reads, drawn by --study_seed; all, or 5 to compare.", 1
+)
+flags.DEFINE_integer("study_seed", 0, "Decides which documents a study reads.", lower_bound=0)
 
 COUNTS = ("documents", "tokens", "words", "characters", "bytes")
 """Of the split, from its store's manifest."""
+SAMPLE = 4096
+"""Tokens of the split that its vocabulary's white space is probed with."""
 
 
 def main():
@@ -29,42 +51,67 @@ def main():
     own = os.path.join(FLAGS.workdir, "config.gin")
     if not os.path.isfile(own):
         raise FileNotFoundError(f"{FLAGS.workdir} is not a run folder: it has no config.gin.")
-    FLAGS.gin_file = [own, *FLAGS.gin_file]
+    given = FLAGS.gin_file
+    FLAGS.gin_file = [own, *given]
     command_line.start()
     experiment = Experiment.from_gin()
     mesh = make_mesh(*experiment.trainer.mesh)
     with jax.set_mesh(mesh):
-        evaluate(experiment, mesh, FLAGS.workdir)
+        if FLAGS.study:
+            study(experiment, mesh, FLAGS.workdir, given)
+        else:
+            evaluate(experiment, mesh, FLAGS.workdir, FLAGS.record)
 
 
-def evaluate(experiment, mesh, workdir):
+def study(experiment, mesh, workdir, gin_files):
+    """Runs a study of the newest checkpoint, prints it and writes it to the run folder."""
+    experiment.trainer.corpus.prepare(experiment.trainer.evaluation.split)
+    run = RecordedRun(experiment, mesh, workdir)
+    others = {}
+    if FLAGS.other:
+        settings = gin_files, FLAGS.gin_bindings, FLAGS.gin_search_paths
+        others[FLAGS.other] = RecordedRun.load(FLAGS.other, mesh, *settings)
+    result = run_study(FLAGS.study, run, others, FLAGS.documents, FLAGS.study_seed, FLAGS.against)
+    if jax.process_index() == 0:
+        path = write_study(result)
+        print(f"\n{table(result)}\nWritten to {path}")
+
+
+def evaluate(experiment, mesh, workdir, record=False):
     """Evaluates the newest checkpoint, prints a table and writes it to the run folder."""
     split = experiment.trainer.evaluation.split
     experiment.trainer.corpus.prepare(split)
     store = experiment.open_store(split)
     evaluator = Evaluator(experiment, store, mesh)
-    state, _ = load_params(workdir, experiment.abstract_state(mesh))
-    first = jax.process_index() == 0
-    scalars = evaluator.run(state.params, f"evaluating {split}, segments" if first else None)
+    first, recordings = jax.process_index() == 0, {}
+    if record:
+        run = RecordedRun(experiment, mesh, workdir)
+        cleared = experiment.trainer.evaluation.cleared and run.has_state
+        states = ["kept", "cleared"] if cleared else ["kept"]
+        recordings = {name: run.recording(name) for name in states}
+        step, scalars = run.step, evaluator.of_recordings(recordings)
+    else:
+        state, _ = load_params(workdir, experiment.abstract_state(mesh))
+        step = int(state.step)
+        scalars = evaluator.run(state.params, f"evaluating {split}, segments" if first else None)
     if not first:
         return
     counts = {name: store.manifest[name] for name in COUNTS}
     vocabulary = experiment.trainer.corpus.vocabulary
     caveat = white_space_caveat(vocabulary, store.tokens(0, 0, SAMPLE))
-    print(f"\n{workdir} at step {int(state.step):,}, {split}, every document once")
+    print(f"\n{workdir} at step {step:,}, {split}, every document once")
     for name, value in {**counts, **scalars}.items():
         text = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.6f}"
         print(f"  {name:<32} {text:>16}")
     print(caveat)
     path = os.path.join(workdir, f"evaluation_{split}.json")
-    figures = {"step": int(state.step), "split": split, **counts, **scalars, "caveat": caveat}
-    with open(path, "w", encoding="utf-8") as file:
+    figures = {"step": step, "split": split, **counts, **scalars, "caveat": caveat}
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
         json.dump(figures, file, indent=2)
+    os.replace(f"{path}.new", path)
     print(f"Written to {path}")
-
-
-SAMPLE = 4096
-"""Tokens of the split that its vocabulary's white space is probed with."""
+    for recording in recordings.values():
+        print(f"Tokens of the state {recording.manifest['state']}: {recording.folder}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from brt.data.sources import Document
 from brt.data.token_store import TokenStore, write_store
 from brt.data.vocabularies import BEGIN, ByteVocabulary
 from brt.evaluation.evaluator import Evaluator, TokenSums
+from brt.training.sharding import shardings
 
 W = 8
 
@@ -163,6 +164,20 @@ def test_meliad_scoring_leaves_out_first_tokens_of_segments_and_id_0(tmp_path, s
     assert scalars["scored_tokens"] == len(tokens)
     assert scalars["loss"] == pytest.approx(np.mean([nats for *_, nats, _ in tokens]), rel=1e-5)
     assert "bits_per_byte" not in scalars
+
+
+@pytest.mark.skipif(jax.device_count() != 8, reason="needs eight devices")
+def test_the_number_of_devices_moves_nothing(evaluated, recurrent):
+    alone, mesh = evaluated(recurrent, 4, 16, cleared=True), mesh_of(4, 2)
+    with jax.set_mesh(mesh):
+        evaluator = Evaluator(recurrent, recurrent.open_store("validation"), mesh)
+        params = jax.device_put(
+            random_params(recurrent), shardings(recurrent.abstract_params, mesh)
+        )
+        divided = evaluator.run(params)
+    assert divided.keys() == alone.keys()
+    for name, value in alone.items():
+        assert divided[name] == pytest.approx(value, rel=1e-5), name
 
 
 # The state cleared.

@@ -120,6 +120,10 @@ class SegmentReader:
         cleared = clear_state(abstract, abstract)
         self.has_state = any(x is not y for x, y in zip(cleared, abstract, strict=True))
 
+    def empty(self, params):
+        """The caches of rows that have read nothing."""
+        return self._init(params)
+
     def read(
         self,
         params,

@@ -1,0 +1,91 @@
+"""A run folder with its newest parameters, whose recordings are made when they are asked for."""
+
+import os
+
+import jax
+
+from brt import config
+from brt.evaluation.evaluator import batch_shape
+from brt.evaluation.reading import SegmentReader
+from brt.evaluation.recording import Recording, record
+from brt.experiment import Experiment, load_params
+
+
+class RecordedRun:
+    """What `brt.evaluate --record` and the studies read with.
+
+    Args:
+        experiment: the run's `Experiment`.
+        mesh: the device mesh.
+        workdir: the run folder.
+        quiet: no progress display.
+
+    Attributes:
+        store, vocabulary: of the split `Evaluation.split`.
+        params, step: the newest sound checkpoint's.
+        rows, segment_length, window: B, T and W; the last two in tokens.
+        reader: a `SegmentReader` of that shape.
+        has_state: whether the model carries anything besides windows.
+
+    Raises:
+        ValueError: a stream that marks no documents, or a batch that cannot be divided.
+        FileNotFoundError: no checkpoint, or no store.
+    """
+
+    def __init__(self, experiment, mesh, workdir, quiet: bool = False):
+        trainer = experiment.trainer
+        if trainer.stream != "documents":
+            raise ValueError(
+                f"Recordings and studies are of whole documents, and Trainer.stream = "
+                f"{trainer.stream!r} marks none: add --gin.Trainer.stream='\"documents\"'."
+            )
+        self.experiment, self.mesh, self.workdir, self.quiet = experiment, mesh, workdir, quiet
+        self.split = trainer.evaluation.split
+        self.store = experiment.open_store(self.split)
+        self.vocabulary = trainer.corpus.vocabulary
+        self.rows, self.segment_length = batch_shape(experiment)
+        self.window = experiment.model.window
+        self.reader = SegmentReader(experiment, mesh, self.rows, self.segment_length, entropy=True)
+        self.has_state = self.reader.has_state
+        state, _ = load_params(workdir, experiment.abstract_state(mesh))
+        self.params, self.step = state.params, int(state.step)
+
+    @classmethod
+    def load(cls, workdir, mesh, gin_files=(), bindings=(), search_paths=(), quiet=False):
+        """Another run folder's; gin is bound anew.
+
+        Raises:
+            FileNotFoundError: it is no run folder.
+        """
+        own = os.path.join(workdir, "config.gin")
+        if not os.path.isfile(own):
+            raise FileNotFoundError(f"{workdir} is not a run folder: it has no config.gin.")
+        config.parse([own, *gin_files], bindings, search_paths)
+        experiment = Experiment.from_gin()
+        experiment.trainer.corpus.prepare(experiment.trainer.evaluation.split)
+        return cls(experiment, mesh, workdir, quiet)
+
+    def folder(self, state: str) -> str:
+        """Where the recording of a state is, whether it exists or not."""
+        return os.path.join(self.workdir, "recordings", f"{self.split}-{state}")
+
+    def recording(self, state: str = "kept", documents=None) -> Recording:
+        """The recording of a state, with at least the given documents; makes what is missing.
+
+        Args:
+            state: one of `brt.evaluation.reading.TREATMENTS`.
+            documents: integers; None for all.
+        """
+        shown = jax.process_index() == 0 and not self.quiet
+        return record(
+            self.folder(state),
+            self.reader,
+            self.params,
+            self.store,
+            run=self.workdir,
+            step=self.step,
+            window=self.window,
+            state=state,
+            documents=documents,
+            label=f"{self.workdir}, {self.split}, state {state}, segments" if shown else None,
+        )

@@ -1,0 +1,331 @@
+"""What a model said of every token of a split, on disk: recordings of two models align.
+
+    manifest.json   what was recorded, of which store, by which parameters
+    nats.bin        float32, -log p of each token; token i is token i of the store
+    entropy.bin     float32, entropy of the prediction of each token, in nats
+    correct.bin     uint8, 1 where the token had the highest logit
+    done.bin        uint8, one a document, 1 where the document is recorded
+
+All little-endian. A document counts as done once all of it is on disk, so a recording that was
+killed goes on with the others, and one of a few documents can be completed later.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from brt.data.document_stream import DocumentPass
+from brt.data.store_writer import write_json
+from brt.data.token_store import TokenStore
+from brt.evaluation.reading import TREATMENTS, to_host
+
+FORMAT = 1
+FILES = {
+    "nats": np.dtype("<f4"),
+    "entropy": np.dtype("<f4"),
+    "correct": np.dtype("u1"),
+    "done": np.dtype("u1"),
+}
+SCORES = ("nats", "entropy", "correct")
+IDENTITY = ("step", "parameters", "state", "segment_length", "window")
+"""Entries of the manifest that decide what is recorded, besides the store's content."""
+
+
+class DocumentScores(NamedTuple):
+    """One document of a recording: float32, float32 and bool (tokens,), mapped, read-only."""
+
+    nats_T: np.ndarray
+    entropy_T: np.ndarray
+    correct_T: np.ndarray
+
+
+class Recording:
+    """A recording, open for reading.
+
+    Args:
+        folder: of one recording.
+        store: the token store it is of; None opens the one the manifest names when a document is
+            asked for.
+
+    Attributes:
+        folder: `pathlib.Path`.
+        manifest: a dict.
+        nats, entropy: float32 (tokens,), mapped; entries of documents that are not done mean
+            nothing.
+        correct: bool (tokens,), mapped.
+        done_D: bool (documents,), mapped.
+
+    Raises:
+        FileNotFoundError: there is no recording, or a file of it is missing.
+        ValueError: a file of the wrong size, another format, or another store than the one given.
+    """
+
+    def __init__(self, folder, store=None):
+        self.folder = Path(folder)
+        self.manifest = _read_manifest(self.folder)
+        self.nats, self.entropy = self._map("nats"), self._map("entropy")
+        self.correct, self.done_D = (self._map(n).view(bool) for n in ("correct", "done"))
+        self._store = None if store is None else self._checked(store)
+
+    @property
+    def store(self) -> TokenStore:
+        """The token store this is a recording of.
+
+        Raises:
+            FileNotFoundError, ValueError: it is not where it was, or holds other tokens.
+        """
+        if self._store is None:
+            self._store = self._checked(TokenStore(self.manifest["store"]["folder"]))
+        return self._store
+
+    def _checked(self, store):
+        if store.manifest["content"] != self.manifest["store"]["content"]:
+            raise ValueError(
+                f"{self.folder} is a recording of {self.manifest['store']['folder']}, whose "
+                f"tokens are not those of {store.folder}; record the run on this store"
+            )
+        return store
+
+    def _map(self, name):
+        count = self.manifest["documents" if name == "done" else "tokens"]
+        path, expected = self.folder / f"{name}.bin", count * FILES[name].itemsize
+        if not path.is_file():
+            raise FileNotFoundError(f"{self.folder} has no {name}.bin; delete it and record again")
+        if path.stat().st_size != expected:
+            raise ValueError(
+                f"{path} should have {expected} bytes and has {path.stat().st_size}: it was cut "
+                f"short or changed; delete {self.folder} and record again"
+            )
+        return np.asarray(np.memmap(path, FILES[name], mode="r"))
+
+    def document(self, number: int) -> DocumentScores:
+        """The scores of one document.
+
+        Raises:
+            ValueError: it is not recorded; or as `store`.
+        """
+        if not self.done_D[number]:
+            raise ValueError(
+                f"document {number} is not in {self.folder} yet: record it with "
+                "`python -m brt.evaluate --record`, which goes on where it stopped"
+            )
+        ends_D = np.cumsum(self.store.lengths_D)
+        part = slice(int(ends_D[number] - self.store.lengths_D[number]), int(ends_D[number]))
+        return DocumentScores(self.nats[part], self.entropy[part], self.correct[part])
+
+
+def check_aligned(first: Recording, second: Recording) -> None:
+    """Refuses recordings that are not of the same tokens.
+
+    Raises:
+        ValueError: naming the folders, and the tokenizers where these differ.
+    """
+    ours, theirs = first.manifest["store"], second.manifest["store"]
+    if ours["content"] == theirs["content"]:
+        return
+    one, two = ours["vocabulary"], theirs["vocabulary"]
+    if one["fingerprint"] != two["fingerprint"]:
+        raise ValueError(
+            f"{first.folder} and {second.folder} have different tokenizers, {one['name']} of size "
+            f"{one['size']} and {two['name']} of size {two['size']}, so their tokens cannot be "
+            "compared; compare the runs by bits per byte instead"
+        )
+    raise ValueError(
+        f"{first.folder} is of the documents in {ours['folder']} and {second.folder} of those in "
+        f"{theirs['folder']}, which differ; bind Corpus.store and Evaluation.split to the same "
+        "ones and record again"
+    )
+
+
+def record(
+    folder,
+    reader,
+    params,
+    store,
+    run: str,
+    step: int,
+    window: int,
+    state: str = "kept",
+    documents=None,
+    label: str | None = None,
+) -> Recording:
+    """Records documents that are not recorded yet; all processes of a run call it together.
+
+    Args:
+        folder: of the recording. One of other parameters, another store or another segment
+            length is begun anew.
+        reader: a `SegmentReader` that gives entropies.
+        params: parameters on the mesh.
+        store: a `TokenStore`.
+        run, step: go into the manifest.
+        window: W in tokens, of the model.
+        state: one of `TREATMENTS`.
+        documents: record these, integers; None for all.
+        label: shows progress.
+
+    Raises:
+        ValueError: a mixture of stores, or "swapped" with a single document or row.
+    """
+    if not hasattr(store, "all_tokens"):
+        raise ValueError(
+            f"{store.folder} is a mixture, and a recording is of one token store; bind "
+            "Trainer.corpus to one of its corpora."
+        )
+    chosen = np.arange(store.num_documents) if documents is None else np.unique(documents)
+    if state == "swapped" and min(len(chosen), reader.rows) < 2:
+        raise ValueError(
+            "Swapping states needs two documents side by side: record more documents, or bind "
+            "Evaluation.tokens_per_step to two segments or more."
+        )
+    folder, writes = Path(folder), jax.process_index() == 0
+    manifest = {
+        "format": FORMAT,
+        "store": {
+            "folder": str(store.folder),
+            "content": store.manifest["content"],
+            "vocabulary": store.manifest["vocabulary"],
+        },
+        "run": str(run),
+        "step": int(step),
+        "parameters": fingerprint(params),
+        "state": state,
+        "segment_length": reader.segment_length,
+        "window": window,
+        "documents": store.num_documents,
+        "tokens": store.num_tokens,
+        "complete": False,
+    }
+    done_D = np.zeros(store.num_documents, bool)
+    if writes:
+        if not _is_of(folder, manifest):
+            _begin(folder, manifest)
+        done_D = np.array(Recording(folder).done_D)
+    if jax.process_count() > 1:
+        done_D = multihost_utils.broadcast_one_to_all(done_D).astype(bool)
+    missing = chosen[~done_D[chosen]]
+    if state == "swapped" and len(missing):
+        missing = chosen  # whose states meet depends on all that are read
+    if len(missing):
+        stream = DocumentPass(store, reader.rows, reader.segment_length, documents=missing)
+        segments = reader.read(params, stream, TREATMENTS[state], label=label)
+        _write(folder if writes else None, segments, store)
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("recorded")
+    if writes:
+        complete = bool(Recording(folder).done_D.all())
+        write_json(folder, "manifest.json", {**manifest, "complete": complete})
+    return Recording(folder, store)
+
+
+def _write(folder, segments, store):
+    """Writes what is read; a document is done when its last segment is on disk."""
+    if folder is None:
+        for _ in segments:
+            pass
+        return
+    starts_D = np.cumsum(store.lengths_D) - store.lengths_D
+    # Not through maps of the files: a full disk would kill the process without a word.
+    with ExitStack() as stack:
+        files = {
+            name: stack.enter_context(open(folder / f"{name}.bin", "r+b", buffering=0))
+            for name in FILES
+        }
+        for segment in segments:
+            finished = []
+            for row, (document, offset) in enumerate(zip(segment.documents_B, segment.offsets_B)):
+                if document < 0:
+                    continue
+                left = int(store.lengths_D[document] - offset)
+                length, first = (
+                    min(left, segment.nats_BT.shape[1]),
+                    int(starts_D[document] + offset),
+                )
+                for name in SCORES:
+                    values_T = getattr(segment, f"{name}_BT")[row, :length]
+                    _put(files[name], first, values_T.astype(FILES[name]))
+                if length == left:
+                    finished.append(document)
+            if finished:
+                for name in SCORES:
+                    os.fsync(files[name].fileno())
+                for document in finished:
+                    _put(files["done"], document, np.ones(1, FILES["done"]))
+                os.fsync(files["done"].fileno())
+
+
+def _put(file, first, values):
+    """Writes values in their place; `first` counts values, not bytes."""
+    try:
+        file.seek(int(first) * values.itemsize)
+        left = memoryview(values.tobytes())
+        while left:  # an unbuffered file may take less than it is given
+            left = left[file.write(left) :]
+    except OSError as error:
+        raise type(error)(
+            error.errno,
+            f"cannot write {file.name} ({error.strerror}); free some space and run the same "
+            "command again, which goes on where it stopped",
+        ) from error
+
+
+def _begin(folder, manifest):
+    if folder.exists():
+        shutil.rmtree(folder)
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name, dtype in FILES.items():
+        count = manifest["documents" if name == "done" else "tokens"]
+        with open(partial / f"{name}.bin", "wb") as file:
+            file.truncate(count * dtype.itemsize)
+    write_json(partial, "manifest.json", manifest)
+    os.replace(partial, folder)
+
+
+def _is_of(folder, manifest):
+    """Whether there is a recording of just this, to go on with."""
+    try:
+        found = Recording(folder).manifest
+    except (OSError, ValueError):
+        return False
+    same_store = found["store"]["content"] == manifest["store"]["content"]
+    return same_store and all(found[name] == manifest[name] for name in IDENTITY)
+
+
+def _read_manifest(folder):
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        version = manifest["format"]
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"no recording at {folder}; make it with `python -m brt.evaluate --record`"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is not a manifest ({error}); delete {folder} and record again"
+        ) from None
+    if version != FORMAT:
+        raise ValueError(
+            f"{path} has recording format {version}, this version of brt reads {FORMAT}; delete "
+            f"{folder} and record again"
+        )
+    return manifest
+
+
+def fingerprint(params) -> str:
+    """sha256, in hex, of a tree of arrays: names, shapes, types and values."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        value = np.ascontiguousarray(to_host(leaf))
+        digest.update(f"{jax.tree_util.keystr(path)} {value.shape} {value.dtype}".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,152 @@
+"""The studies of `brt.evaluate --study=NAME`: what they read, what they write and how they print.
+
+A study returns numbers, curves, perhaps excerpts and a verdict. They go to
+`RUN/studies/<NAME>.json` and, as a table, to the terminal.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from brt.data.store_writer import write_json
+from brt.evaluation.compare import choose_documents, compare
+from brt.evaluation.memory_use import memory_use
+from brt.evaluation.positions import positions
+from brt.evaluation.reach import reach
+
+BOOKS = 5
+"""Documents that `compare` looks at, unless told otherwise; the paper's number."""
+
+
+def study_compare(run, others, documents, against):
+    """Two runs, or one with its state kept and tampered with."""
+    if others:
+        ((_, other),) = others.items()
+        return compare(
+            run.recording("kept", documents),
+            other.recording("kept", documents),
+            run.store,
+            run.vocabulary,
+            documents,
+        )
+    if not run.has_state:
+        raise ValueError(
+            f"{run.workdir} has no state to compare with and without: name another run with --other"
+        )
+    kept, tampered = (run.recording(state, documents) for state in ("kept", against))
+    return compare(kept, tampered, run.store, run.vocabulary, documents)
+
+
+def study_positions(run, others, documents, against):
+    """The run, and beside it another."""
+    runs = {run.workdir: run, **others}
+    recordings = {name: each.recording("kept", documents) for name, each in runs.items()}
+    return positions(recordings, run.store, documents)
+
+
+def study_memory_use(run, others, documents, against):
+    return memory_use(run, documents)
+
+
+def study_reach(run, others, documents, against):
+    return reach(run, documents)
+
+
+STUDIES = {
+    "compare": study_compare,
+    "memory_use": study_memory_use,
+    "reach": study_reach,
+    "positions": study_positions,
+}
+WITH_OTHERS = ("compare", "positions")
+
+
+def run_study(name: str, run, others=None, number=None, seed: int = 0, against: str = "cleared"):
+    """Runs a study.
+
+    Args:
+        name: one of `STUDIES`.
+        run: a `RecordedRun`.
+        others: at most one more `RecordedRun`, by its folder's name.
+        number: documents to read, drawn by the seed; None for `BOOKS` in `compare`, and all in
+            the others.
+        seed: of that choice.
+        against: what `compare` sets against a kept state: a name of `TREATMENTS`.
+
+    Returns:
+        What the study's file holds, a dict.
+
+    Raises:
+        ValueError: another run that the study has no use for, or that was read from other tokens.
+    """
+    others = others or {}
+    if others and name not in WITH_OTHERS:
+        raise ValueError(f"--study={name} looks at one run: leave --other out.")
+    for other in others.values():
+        check_same_tokens(run.store, other.store)
+    if number is None:
+        number = BOOKS if name == "compare" else run.store.num_documents
+    documents = np.array(choose_documents(run.store, number, seed))
+    found = STUDIES[name](run, others, documents, against)
+    heads = {"study": name, "run": str(run.workdir), "step": run.step, "split": run.split}
+    if others:
+        heads["other"] = next(iter(others))
+    elif name == "compare":
+        heads["against"] = against
+    return {**heads, "documents": documents.tolist(), **found}
+
+
+def check_same_tokens(ours, theirs) -> None:
+    """Refuses two runs that read different tokens, before either is recorded.
+
+    Raises:
+        ValueError: naming the stores, and the vocabularies where these differ.
+    """
+    if ours.manifest["content"] == theirs.manifest["content"]:
+        return
+    one, two = ours.manifest["vocabulary"], theirs.manifest["vocabulary"]
+    why = "hold different documents; bind Corpus.store and Evaluation.split to the same ones"
+    if one["fingerprint"] != two["fingerprint"]:
+        why = (
+            f"have different tokenizers, {one['name']} of size {one['size']} and {two['name']} of "
+            f"size {two['size']}, so their tokens cannot be compared; compare bits per byte"
+        )
+    raise ValueError(f"{ours.folder} and {theirs.folder} {why}.")
+
+
+def write_study(result: dict) -> str:
+    """Writes a study to its run folder; returns the file's path."""
+    folder = Path(result["run"], "studies")
+    folder.mkdir(exist_ok=True)
+    name = f"{result['study']}.json"
+    write_json(folder, f"{name}.new", result)
+    os.replace(folder / f"{name}.new", folder / name)
+    return str(folder / name)
+
+
+def table(result: dict) -> str:
+    """A study as aligned lines: numbers, curves in short, excerpts, verdict."""
+    beside = f" beside {result['other']}" if "other" in result else ""
+    beside += f", state kept against {result['against']}" if "against" in result else ""
+    lines = [f"{result['study']}: {result['run']} at step {result['step']:,}, "]
+    lines[0] += f"{result['split']}{beside}"
+    width = max([len(name) for name in result["numbers"]], default=0)
+    for name, value in result["numbers"].items():
+        text = f"{value:,}" if isinstance(value, int) else f"{value:,.6f}"
+        lines.append(f"  {name:<{width}} {text:>16}")
+    for series in result["series"]:
+        if len(series["x"]) <= 20:
+            lines.append(f"  {series['name']}: {series['x_label']}, {series['y_label']}")
+            lines += [f"  {x:>12,} {y:>14,.6f}" for x, y in zip(series["x"], series["y"])]
+    for entry in result.get("excerpts", ()):
+        seen = entry["last_seen"]
+        ago = "not seen before" if seen is None else f"seen {seen:,} tokens ago, {entry['where']}"
+        lines.append(
+            f"\n  {entry['title']}, {entry['direction']} {entry['rank'] + 1}: token "
+            f"{entry['token']:,}, {entry['nats']:.4f} against {entry['other_nats']:.4f} nats, "
+            f"{entry['kind']}, {ago}{', recalled' * entry['recalled']}"
+        )
+        shown = f"{entry['before']}|{entry['text']}|{entry['after']}"
+        lines.append("    " + " ".join(shown.split()))
+    return "\n".join([*lines, "", result["verdict"]])

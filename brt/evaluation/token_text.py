@@ -1,0 +1,34 @@
+"""The text of each token of a document, for any vocabulary."""
+
+import itertools
+
+import numpy as np
+
+PIECE = 32
+"""Tokens that are rendered together: a token's text is found by rendering all before it again."""
+
+AROUND = 8
+"""Tokens before and after a piece that are rendered with it: a character cut in two is whole there,
+and a space that only opens a text is not lost."""
+
+
+def token_texts(vocabulary, tokens) -> list[str]:
+    """One string a token; joined they are the document as the vocabulary renders it.
+
+    A character that several tokens share belongs to the first of them, and the others are empty.
+
+    Args:
+        vocabulary: has `decode`.
+        tokens: integers (tokens,).
+    """
+    tokens, texts = np.asarray(tokens), []
+    for start in range(0, len(tokens), PIECE):
+        stop = min(start + PIECE, len(tokens))
+        first = max(start - AROUND, 0)
+        text = vocabulary.decode(tokens[first : stop + AROUND])
+        ends = [len(vocabulary.decode(tokens[first:end])) for end in range(start, stop + 1)]
+        if stop == len(tokens):
+            ends[-1] = len(text)
+        ends = np.maximum.accumulate(np.minimum(ends, len(text))).tolist()
+        texts += [text[begin:end] for begin, end in itertools.pairwise(ends)]
+    return texts

@@ -1,0 +1,168 @@
+"""The words of a document, where its tokens stand in them, and what kind of word each is.
+
+Kinds are those of the paper's qualitative study: proper names, chapter titles, others. They are
+decided by rules a reader can check, in English or like it, not by a model of language:
+
+- A chapter title is a word of a heading that has been read before, in a table of contents. A
+  heading is a line of its own (blank lines around it, no speech) in capitals or title case, or,
+  where line ends do not survive, a run of at least two words in capitals.
+- A proper name begins with a capital, has been read before, stands somewhere in the document
+  within a sentence or all in capitals, and its lower-case form stands nowhere.
+"""
+
+import itertools
+import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+
+import numpy as np
+
+from brt.evaluation.token_text import token_texts
+
+WORD = re.compile(r"\w+(?:['’]\w+)*")
+POSSESSIVE = re.compile(r"['’]s$")
+QUOTES = ('"', "'", "“", "‘", "«", "_'", '_"')
+SENTENCE_ENDS = ".!?:\"'“”‘’«»*_-—"
+"""What may stand before a capital that is no name's."""
+HEADING_WORDS = 12
+OPENING_WORDS = 200
+"""Words of a document's beginning in which title and author stand."""
+ENDING = 0.1
+"""Share of a document that counts as its end."""
+
+NAME, TITLE, OTHER = "proper name", "chapter title", "other"
+
+
+class Words:
+    """The words of one document.
+
+    Args:
+        vocabulary: of its tokens.
+        tokens: integers (tokens,).
+
+    Attributes:
+        texts: of each token, a list of strings.
+        text: all of them joined.
+        words: the words, without a possessive 's.
+        starts: token in which each word begins, int64 (words,).
+    """
+
+    def __init__(self, vocabulary, tokens):
+        self.texts = token_texts(vocabulary, tokens)
+        self.text = "".join(self.texts)
+        self._ends_T = np.cumsum([len(text) for text in self.texts])
+        found = list(WORD.finditer(self.text))
+        self._spans = [match.span() for match in found]
+        self._first = [begin for begin, _ in self._spans]
+        self.words = [POSSESSIVE.sub("", match[0]) for match in found]
+        self.starts = np.searchsorted(self._ends_T, self._first, side="right")
+        self._places = defaultdict(list)
+        for number, word in enumerate(self.words):
+            self._places[word].append(number)
+        self._folded = " ".join(word.casefold() for word in self.words)
+        self._folded_ends = np.cumsum([len(word.casefold()) + 1 for word in self.words])
+
+    def at(self, token: int) -> int | None:
+        """Number of the word that a token is part of, its last one; None for a token of none."""
+        end = int(self._ends_T[token])
+        begin = end - len(self.texts[token])
+        # A token that has no text of its own shares the last character so far.
+        last = end - 1
+        number = bisect_right(self._first, last) - 1
+        if number < 0 or self._spans[number][1] <= min(begin, last):
+            return None
+        return number
+
+    def last_seen(self, number: int) -> int | None:
+        """Tokens from the beginning of the word's last occurrence before to that of this one."""
+        places = self._places[self.words[number]]
+        before = bisect_left(places, number) - 1
+        if before < 0:
+            return None
+        return int(self.starts[number] - self.starts[places[before]])
+
+    def kind(self, number: int) -> str:
+        """`NAME`, `TITLE` or `OTHER`, by the rules above."""
+        if self._is_title(number):
+            return TITLE
+        word = self.words[number]
+        named = word[0].isupper() and word.lower() not in self._places
+        named = named and self.last_seen(number) is not None
+        if named and (
+            (len(word) > 1 and word.isupper()) or any(map(self._within, self._places[word]))
+        ):
+            return NAME
+        return OTHER
+
+    def is_recalled_opening(self, number: int) -> bool:
+        """Whether a word near the document's end repeats its title or author.
+
+        That is: it stands in the last tenth, and it begins with a capital, and so does the word
+        before or after it, and the two stand side by side in the first 200 words as well.
+        """
+        if self.starts[number] < (1 - ENDING) * len(self.texts):
+            return False
+        opening = self.words[: min(OPENING_WORDS, max(number - 1, 0))]
+        pairs = set(itertools.pairwise(opening))
+        beside = (self.words[max(number - 1, 0) : number + 1], self.words[number : number + 2])
+        return any(
+            tuple(pair) in pairs and all(word[0].isupper() or word[0].isdigit() for word in pair)
+            for pair in beside
+        )
+
+    def around(self, token: int, characters: int = 100) -> tuple[str, str, str]:
+        """Text before a token, of the token, and after it."""
+        end = int(self._ends_T[token])
+        begin = end - len(self.texts[token])
+        return (
+            self.text[max(begin - characters, 0) : begin],
+            self.text[begin:end],
+            self.text[end : end + characters],
+        )
+
+    def _within(self, number):
+        """Whether a word follows another of its sentence."""
+        begin = self._spans[number][0]
+        before = self.text[max(begin - 20, 0) : begin]
+        last = before.rstrip()[-1:]
+        return last != "" and last not in SENTENCE_ENDS and "\n\n" not in before
+
+    def _is_title(self, number):
+        for first, last in self._headings(number):
+            phrase = f" {' '.join(word.casefold() for word in self.words[first : last + 1])} "
+            before = int(self._folded_ends[first - 1]) if first else 0
+            if phrase in f" {self._folded[:before]} ":
+                return True
+        return False
+
+    def _headings(self, number):
+        """First and last words of the headings that a word is part of."""
+        begin = self.text.rfind("\n", 0, self._spans[number][0]) + 1
+        end = self.text.find("\n", begin)
+        end = len(self.text) if end < 0 else end
+        first = bisect_left(self._first, begin)
+        last = bisect_left(self._first, end) - 1
+        alone = _blank_line(self.text[:begin][-80:][::-1]) and _blank_line(self.text[end:][:80])
+        line = self.words[first : last + 1]
+        spoken = self.text[begin:end].lstrip().startswith(QUOTES)
+        if alone and not spoken and len(line) <= HEADING_WORDS and _titled(line):
+            yield first, last
+        first = last = number
+        while first and self.words[first - 1].isupper():
+            first -= 1
+        while last + 1 < len(self.words) and self.words[last + 1].isupper():
+            last += 1
+        if self.words[number].isupper() and 1 < last - first + 1 <= HEADING_WORDS:
+            yield first, last
+
+
+def _blank_line(text):
+    """Whether at most white space lies between here and the second line end, or the text's end."""
+    space = text[: len(text) - len(text.lstrip())]
+    return not text.strip() or space.count("\n") >= 2
+
+
+def _titled(words):
+    """Whether a line's longer words all begin with a capital, or with a digit."""
+    longer = [word for word in words if len(word) > 3] or words
+    return all(word[0].isupper() or word[0].isdigit() for word in longer)

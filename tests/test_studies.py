@@ -1,0 +1,359 @@
+"""Is the memory used, how far back does it reach: against plain loops, and as commands."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import (  # noqa: F401
+    PLAIN,
+    build,
+    command,
+    one_device,
+    shared_programs,
+    train_here,
+    write_config,
+)
+
+from brt import evaluate
+from brt.data.vocabularies import BEGIN
+from brt.evaluation.memory_use import gates_and_gradients, memory_use
+from brt.evaluation.memory_use import verdict as memory_verdict
+from brt.evaluation.reach import cost_of_reset, reach
+from brt.evaluation.reading import SegmentReader
+from brt.evaluation.recorded_run import RecordedRun
+from brt.evaluation.studies import run_study
+
+T, W = 16, 8
+ALL = np.arange(7)
+
+
+def a_run(folder, experiment):
+    """A `RecordedRun` of random parameters, with no checkpoint to read them from."""
+    evaluation = experiment.trainer.evaluation
+    evaluation.tokens_per_step, evaluation.segment_length = 3 * T, T
+    rng, run = np.random.default_rng(0), RecordedRun.__new__(RecordedRun)
+    run.experiment, run.mesh, run.workdir, run.quiet = experiment, one_device(), folder, True
+    run.store, run.vocabulary = experiment.open_store("validation"), None
+    run.split, run.rows, run.segment_length, run.window = "validation", 3, T, W
+    run.reader = SegmentReader(experiment, run.mesh, 3, T, entropy=True)
+    run.has_state, run.step = run.reader.has_state, 0
+    run.params = jax.tree.map(
+        lambda x: jax.numpy.float32(0.5 * rng.normal(size=x.shape)), experiment.abstract_params
+    )
+    return run
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recurrent")
+    with jax.set_mesh(one_device()):
+        path = write_config(folder, 'RecurrentCell.arrangement = "dual"')
+        yield a_run(folder, build(path).experiment)
+
+
+@pytest.fixture(scope="module")
+def slide(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slide")
+    path = write_config(folder, *PLAIN, without=("RecurrentCell",))
+    with jax.set_mesh(one_device()):
+        yield a_run(folder, build(path).experiment)
+
+
+def deaf(run, folder):
+    """The run with what states give to the tokens set to zero."""
+    copy = RecordedRun.__new__(RecordedRun)
+    copy.__dict__ = {**run.__dict__, "workdir": folder}
+
+    def silenced(path, x):
+        name = jax.tree_util.keystr(path)
+        return x.at[x.shape[0] // 2 :].set(0.0) if "output_CD" in name else x
+
+    copy.params = jax.tree_util.tree_map_with_path(silenced, run.params)
+    return copy
+
+
+# Is the memory used?
+
+
+def test_costs_are_those_of_the_recordings(recurrent):
+    found = memory_use(recurrent, ALL)["numbers"]
+    sums, tokens = {}, 0
+    for document in ALL:
+        length = int(recurrent.store.lengths_D[document])
+        tokens += max(length - T, 0)
+        for state in ("kept", "cleared", "zeroed", "swapped"):
+            nats = recurrent.recording(state).document(document).nats_T
+            sums[state] = sums.get(state, 0.0) + float(nats[T:].sum(dtype=float))
+    assert found["tokens"] == tokens
+    for state, nats in sums.items():
+        assert found[f"bits_{state}"] == pytest.approx(nats / tokens / math.log(2), rel=1e-9)
+    for state in ("cleared", "zeroed", "swapped"):
+        cost = (sums[state] - sums["kept"]) / tokens / math.log(2)
+        assert found[f"cost_{state}"] == pytest.approx(cost, abs=1e-9)
+        assert cost != 0 and found[f"cost_{state}_error"] > 0
+
+
+def test_gradients_reach_the_state_as_differences_say(recurrent):
+    found = gates_and_gradients(recurrent, np.array([6]))
+    assert {name.partition("/")[0] for name in found} == {"layer1"}
+    experiment, norms, shares = recurrent.experiment, [], []
+    tokens = recurrent.store.tokens(6).astype(int)
+    inputs = np.concatenate([[BEGIN], tokens[:-1]])
+
+    @jax.jit
+    def read(states, segment, caches):
+        model = experiment.bind(recurrent.params)
+        if states is not None:
+            caches = caches[0], caches[1]._replace(states_BSD=states)
+        return model(segment, caches)
+
+    caches = experiment.bind(recurrent.params).init_caches(1)
+    for number, start in enumerate(range(0, len(tokens), T)):
+        segment, targets = np.zeros((1, T), np.int32), tokens[start : start + T]
+        segment[0, : len(targets)] = inputs[start : start + T]
+
+        def nats(states, segment=segment, targets=targets, caches=caches):
+            logits = np.float64(read(states, segment, caches)[0][0, : len(targets)])
+            picked = logits[np.arange(len(targets)), targets]
+            return (np.log(np.exp(logits).sum(-1)) - picked).sum()
+
+        states = np.asarray(caches[1].states_BSD)
+        if number:
+            slopes = []
+            for place in np.ndindex(states.shape):
+                step = np.zeros_like(states)
+                step[place] = 0.02
+                slopes.append((nats(states + step) - nats(states - step)) / 0.04)
+            norms.append(np.linalg.norm(slopes))
+            shares.append(norms[-1] * np.linalg.norm(states) / nats(states))
+        caches = read(states, segment, caches)[1]
+        if number == 2:
+            break
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr("brt.evaluation.memory_use.SAMPLED", 3)
+    found = gates_and_gradients(recurrent, np.array([6]))
+    monkey.undo()
+    assert found["layer1/gradient_norm"] == pytest.approx(np.mean(norms), rel=0.02)
+    assert found["layer1/gradient_share"] == pytest.approx(np.mean(shares), rel=0.02)
+
+
+def test_a_half_life_is_where_half_is_left(recurrent):
+    found = gates_and_gradients(recurrent, ALL)
+    blocks = found["layer1/half_life_tokens"] / W
+    gates = 2  # the dual arrangement: one after attention, one after the network
+    assert found["layer1/kept"] ** (gates * blocks) == pytest.approx(0.5)
+    cell = recurrent.params["layers"][1]["cell"]
+    kept = np.prod(
+        [
+            jax.nn.sigmoid(np.float64(gate["keep_bias_D"]))
+            for gate in cell.values()
+            if isinstance(gate, dict) and "keep_bias_D" in gate
+        ],
+        axis=0,
+    )
+    lives = [found[f"layer1/half_life_tokens_p{p}"] for p in (10, 50, 90)]
+    assert lives == sorted(lives)
+    assert np.median(kept) ** (lives[1] / W) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_a_state_that_nothing_reads_is_found_out(recurrent, tmp_path):
+    found = memory_use(deaf(recurrent, tmp_path), ALL)
+    numbers = found["numbers"]
+    assert numbers["layer1/state_share"] == numbers["layer1/gradient_norm"] == 0
+    assert abs(numbers["cost_cleared"]) < 1e-6 > abs(numbers["cost_swapped"])
+    assert found["verdict"].startswith("There is no sign that the memory is used")
+
+
+@pytest.mark.parametrize(
+    ("cost", "error", "begins"),
+    [
+        (0.02, 0.005, "The memory is used: cleared"),
+        (-0.02, 0.005, "The memory is used and does harm: "),
+        (0.009, 0.005, "There is no sign that the memory is used: "),
+    ],
+)
+def test_the_verdict_follows_the_numbers(cost, error, begins):
+    numbers = {
+        "bits_kept": 2.5,
+        "cost_cleared": cost,
+        "cost_cleared_error": error,
+        "cost_zeroed": 0.5,
+        "layer9/state_share": 0.125,
+        "layer9/half_life_tokens": 2300.0,
+    }
+    sentence = memory_verdict(numbers)
+    assert sentence.startswith(begins)
+    for text in (f"{cost:+.4f} ± 0.0050", "+0.5000 zeroed", "12.5%", "2,300 tokens"):
+        assert text in sentence
+
+
+def test_a_model_without_a_state_says_so(slide):
+    found = memory_use(slide, ALL)
+    assert found["verdict"] == "The model has no state: it carries windows of 8 tokens."
+    assert found["numbers"] == {}
+
+
+def test_documents_of_one_segment_carry_nothing(recurrent):
+    found = memory_use(recurrent, np.arange(5))
+    assert "No document is longer than a segment of 16 tokens" in found["verdict"]
+
+
+# Reach.
+
+
+@pytest.mark.parametrize("by", ["initial", "everything"])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_reset_stands_exactly_so_far_before_what_is_scored(recurrent, by, blocks):
+    experiment, params = recurrent.experiment, recurrent.params
+    read = jax.jit(lambda params, tokens, caches: experiment.bind(params)(tokens, caches))
+    empty = experiment.bind(params).init_caches(1)
+    extra, scored = 0.0, 0
+    for document in (5, 6):
+        tokens = recurrent.store.tokens(document).astype(int)
+        inputs = np.concatenate([[BEGIN], tokens[:-1]])
+
+        def losses(resets, tokens=tokens, inputs=inputs):
+            caches, found = empty, []
+            for number, start in enumerate(range(0, len(tokens), W)):
+                if resets and number % (blocks + 1) == 0 and number:
+                    states = caches[1]._replace(states_BSD=empty[1].states_BSD)
+                    caches = empty if by == "everything" else (caches[0], states)
+                segment, targets = np.zeros((1, W), np.int32), tokens[start : start + W]
+                segment[0, : len(targets)] = inputs[start : start + W]
+                logits, caches = read(params, segment, caches)
+                logits = np.float64(logits[0, : len(targets)])
+                picked = logits[np.arange(len(targets)), targets]
+                found.append(np.log(np.exp(logits).sum(-1)) - picked)
+            return found
+
+        for number, (kept, reset) in enumerate(zip(losses(False), losses(True))):
+            if number > blocks and number % (blocks + 1) == blocks:
+                extra, scored = extra + (reset - kept).sum(), scored + len(kept)
+    reader = SegmentReader(experiment, recurrent.mesh, 3, W)
+    found = cost_of_reset(recurrent, reader, recurrent.recording("kept"), ALL, by, blocks * W)
+    assert found[2] == scored > 0
+    assert found[0] == pytest.approx(extra / scored / math.log(2), abs=1e-4)
+    assert found[1] > 0
+
+
+def test_a_window_reaches_as_far_as_it_is_long(slide):
+    """One layer: a block that begins W tokens after a reset sees nothing of what was before."""
+    found = reach(slide, ALL)
+    (curve,) = found["series"]
+    assert curve["name"] == "cost of resetting the context"
+    assert curve["x"] == [8, 16, 32, 100]
+    assert np.abs(curve["y"]).max() < 1e-5
+    nearest = cost_of_reset(
+        *(slide, SegmentReader(slide.experiment, slide.mesh, 3, W)),
+        *(slide.recording("kept"), ALL, "everything", 0),
+    )
+    assert abs(nearest[0]) > 1e-3  # right before it, it does
+
+
+def test_both_curves_end_at_the_whole_document(recurrent):
+    found = reach(recurrent, ALL)
+    assert [s["name"] for s in found["series"]] == [
+        "cost of resetting the state",
+        "cost of resetting the context",
+    ]
+    for curve in found["series"]:
+        assert curve["x"][-1] == 100 and curve["y"][-1] == 0
+        assert len(curve["x"]) == len(curve["errors"]) == len(curve["tokens"])
+    assert "8 tokens before costs" in found["verdict"]
+    short = reach(recurrent, np.arange(5))
+    assert "No document is longer than three blocks of 8 tokens" in short["verdict"]
+
+
+# Commands.
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folders of a trained recurrent run and of one without a state, on the same texts."""
+    folder = tmp_path_factory.mktemp("runs")
+    tiny = build(write_config(folder))
+    train_here(tiny, folder / "rec")
+    path = write_config(folder, *PLAIN, without=("RecurrentCell",))
+    train_here(build(path), folder / "slide")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "numbers"),
+    [
+        ("compare", ["--other={}/slide", "--documents=3"], ["better_top4_of", "difference_bits"]),
+        ("compare", [], ["largest_difference_bits_first_segment", "worse_top40_of"]),
+        ("compare", ["--against=swapped"], ["better_top4_of"]),
+        ("memory_use", [], ["cost_cleared", "cost_swapped", "layer1/half_life_tokens"]),
+        ("reach", [], ["state_cost_nearest", "context_reach"]),
+        ("positions", ["--other={}/slide"], ["longest", "documents"]),
+    ],
+)
+def test_a_study_is_one_command(monkeypatch, capsys, runs, name, flags, numbers):
+    run = runs / "rec"
+    flags = [flag.format(runs) for flag in flags]
+    assert not command(monkeypatch, evaluate, f"--workdir={run}", f"--study={name}", *flags)
+    shown = capsys.readouterr().out
+    found = json.loads((run / "studies" / f"{name}.json").read_text())
+    assert found["study"] == name and found["step"] == 6 and found["split"] == "validation"
+    assert set(numbers) <= found["numbers"].keys()
+    assert all(number in shown for number in numbers)
+    assert found["verdict"] in shown and f"{run}/studies/{name}.json" in shown
+    for series in found["series"]:
+        assert len(series["x"]) == len(series["y"]) and series["x_label"] and series["y_label"]
+    if name == "compare" and not flags:
+        # Nothing is cleared before a first segment.
+        assert found["numbers"]["largest_difference_bits_first_segment"] == 0
+        assert found["against"] == "cleared"
+
+
+def test_an_evaluation_that_keeps_tokens_ends_in_the_same_figures(monkeypatch, capsys, runs):
+    run = runs / "rec"
+    file = run / "evaluation_validation.json"
+    assert not command(monkeypatch, evaluate, f"--workdir={run}")
+    plain = json.loads(file.read_text())
+    assert not command(monkeypatch, evaluate, f"--workdir={run}", "--record")
+    shown, recorded = capsys.readouterr().out, json.loads(file.read_text())
+    assert plain.keys() == recorded.keys()
+    assert {"words", "characters", "word_level_perplexity", "cleared_bits_per_character"} <= set(
+        plain
+    )
+    for name, value in plain.items():
+        assert recorded[name] == (value if isinstance(value, str) else pytest.approx(value)), name
+    assert plain["caveat"] in shown and "recordings/validation-cleared" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--study=compare", "--other=nowhere"], "nowhere is not a run folder"),
+        (["--study=reach", "--other={}/rec"], "looks at one run"),
+        (["--record", "--gin.Trainer.stream='contiguous'"], "marks none"),
+        (["--study=reach", "--gin.Trainer.stream='contiguous'"], "Trainer.stream"),
+    ],
+)
+def test_what_cannot_be_studied_is_said(monkeypatch, capsys, runs, flags, sentence):
+    flags = [flag.format(runs) for flag in flags]
+    assert command(monkeypatch, evaluate, f"--workdir={runs}/rec", *flags) == 1
+    shown = capsys.readouterr().err
+    assert sentence in shown and "Traceback" not in shown
+
+
+def test_runs_of_other_texts_are_refused_before_they_are_read(recurrent, slide, tmp_path):
+    """Each has texts of its own; here they are made to differ."""
+    other = RecordedRun.__new__(RecordedRun)
+    other.__dict__ = {**slide.__dict__, "workdir": tmp_path}
+    other.store = other.experiment.open_store("test")
+    with pytest.raises(ValueError, match=r"hold different documents; bind Corpus\.store"):
+        run_study("compare", recurrent, {"other": other})
+    other.store.manifest["vocabulary"]["fingerprint"] = "0" * 64
+    with pytest.raises(ValueError, match="have different tokenizers"):
+        run_study("compare", recurrent, {"other": other})
+    assert not (tmp_path / "recordings").exists()
+
+
+def test_a_model_without_a_state_cannot_be_compared_with_itself(slide):
+    with pytest.raises(ValueError, match="has no state to compare with and without"):
+        run_study("compare", slide)
