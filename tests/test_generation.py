@@ -26,7 +26,7 @@ from brt.generation.sampling import Sampling
 LENGTHS = (0, 1, WINDOW - 1, WINDOW, WINDOW + 1, SEGMENT, 3 * SEGMENT + 5)
 WRITTEN = 2 * WINDOW + 3
 GREEDY, DRAWN = Sampling(0), Sampling(0.9, top_p=0.95, repetition_penalty=1.1)
-SOME = ("slide", "rec_lstm_single", "feedback_fixed_skip")
+SOME = ("rec_fixed_skip", "feedback_fixed_skip")
 
 
 class Ids(ByteVocabulary):
@@ -42,7 +42,7 @@ def wide_types():
 
 
 @functools.cache
-def generator_of(name, segment_length=SEGMENT, chunk=5):
+def generator_of(name, segment_length=WINDOW, chunk=5):
     with jax.enable_x64(True):
         return Generator(random_model(name, dtype="float64"), Ids(), segment_length, chunk)
 
@@ -110,7 +110,7 @@ def test_a_text_read_in_parts_is_the_text_read_at_once(name):
     assert_close(memory, whole)
     np.testing.assert_allclose(np.concatenate(parts), nats_T, atol=1e-9)
     # What is beyond the fill was padding of a segment in one, and never there in the other.
-    assert_close(generator_of(name, WINDOW).read([text]), whole)
+    assert_close(generator_of(name, SEGMENT).read([text]), whole)
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -167,8 +167,9 @@ def test_going_on_in_two_steps_is_going_on_in_one():
 
 
 def test_nothing_is_compiled_again_whatever_the_position(tmp_path):
-    generator, text = generator_of("feedback_lstm_single"), prompts()[-1]
-    programs = generator.decode_loop, *map(generator.prefill.__getattribute__, PROGRAMS)
+    generator, text = generator_of("feedback_fixed_skip"), prompts()[-1]
+    prefill = generator.prefill
+    programs = generator.decode_loop, prefill._segment, prefill._begin, prefill._end
 
     def go_on(memory, temperature):
         memory = generator.read([text], memory)
@@ -182,9 +183,6 @@ def test_nothing_is_compiled_again_whatever_the_position(tmp_path):
         for _ in range(3):
             again = go_on(again, 0.7)
     assert [program._cache_size() for program in programs] == counts
-
-
-PROGRAMS = ("_segment", "_begin", "_end")
 
 
 def test_a_row_that_has_stopped_holds_still_while_others_go_on():
@@ -215,7 +213,7 @@ def test_ids_beyond_the_vocabulary_are_never_written():
     class Few(Ids):
         size = 5
 
-    few = Generator(model, Few(), SEGMENT, 5)
+    few = Generator(model, Few(), WINDOW, 5)
     writing = few.write(few.begin(3), WRITTEN, Sampling(2.0)).run()
     assert all(token < 5 for tokens in writing.tokens for token in tokens)
 
@@ -233,7 +231,7 @@ def test_logits_that_are_no_numbers_end_in_a_sentence_and_keep_what_was_written(
     model.embedding_VD[...] = model.embedding_VD[...].at[3].set(jnp.nan)
     graph, _ = nnx.split(model)
     assert graph == nnx.split(generator_of("slide").model)[0]
-    generator = Generator(model, Ids(), SEGMENT, 5)
+    generator = Generator(model, Ids(), WINDOW, 5)
     writing = generator.write(generator.read([[1, 2]]), 9)
     with pytest.raises(NonFiniteLogits, match="token 2 of document 0 are not finite"):
         writing.run()
