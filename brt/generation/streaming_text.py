@@ -1,5 +1,7 @@
 """Text from tokens as they come, never a character in halves, and where it is to stop."""
 
+import itertools
+
 from brt.data.vocabularies import Vocabulary
 
 UNSURE = "\ufffd"
@@ -34,7 +36,7 @@ class StreamingText:
         self._ids = [int(i) for i in before]
         self._look_again = CONTEXT
         self._held = ""
-        text = self._text()
+        self._before = text = self._text()
         self._said = _certain(text)  # characters of the text of `_ids` that have been passed on
         self._forget(text)
 
@@ -42,17 +44,23 @@ class StreamingText:
         """The text that has become certain with one more token."""
         self._ids.append(int(token))
         text = self._text()
-        said, self._said = self._said, max(self._said, _certain(text))
+        new = self._say(text[: _certain(text)])
         self._forget(text)
-        return self._until_stop(text[said : _certain(text)])
+        return self._until_stop(new)
 
     def finish(self) -> str:
         """The rest: unfinished characters, as U+FFFD, and what was held back."""
-        text = self._text()
-        said, self._said = self._said, len(text)
-        rest = self._until_stop(text[said:]) + self._held
+        rest = self._until_stop(self._say(self._text())) + self._held
         self._held = ""
         return rest
+
+    def _say(self, text):
+        """What of `text` is new; a character that began before the stream is, if it changed."""
+        pairs = zip(text, self._before)
+        known = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        new = text[max(self._said, known) :]
+        self._said = max(self._said, len(text))
+        return new
 
     def _text(self):
         return self.vocabulary.decode(self._ids) if self._ids else ""
@@ -69,6 +77,7 @@ class StreamingText:
         shown = self.vocabulary.decode(kept)
         if shown.strip().strip(UNSURE):
             self._ids, self._said, self._look_again = kept, len(shown), CONTEXT
+            self._before = ""
         else:  # all of it is white space; not to be tried at every token
             self._look_again = 2 * len(self._ids)
 
