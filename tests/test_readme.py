@@ -9,8 +9,9 @@ import pytest
 from absl import flags
 
 from brt import config
-from brt import evaluate as evaluate_command  # noqa: F401  (defines the flags)
+from brt import generate as generate_command  # noqa: F401  (defines the flags)
 from brt import prepare as prepare_command  # noqa: F401  (defines the flags)
+from brt import report as report_command  # noqa: F401  (defines the flags)
 from brt import train as train_command  # noqa: F401  (defines the flags)
 from brt.experiment import Experiment
 
@@ -66,6 +67,7 @@ def test_the_python_of_the_readme_runs_on_a_run_folder(tmp_path):
         f'include "{ROOT}/configs/text_rec_fixed_skip.gin"\n'
         f'TextFiles.path = "{tmp_path}/text"\nCorpus.store = "{tmp_path}/store"\n'
         "Trainer.steps = 1\nTrainer.eval_every = 0\nLanguageModel.width = 8\n"
+        "cosine.warmup_steps = 0\n"
         "LanguageModel.feed_forward_size = 8\nLanguageModel.num_layers = 3\n"
     )
     (tmp_path / "text").mkdir()
@@ -80,14 +82,22 @@ def test_the_python_of_the_readme_runs_on_a_run_folder(tmp_path):
         text=True,
     )
     assert trained.returncode == 0, trained.stderr
-    shown = subprocess.run(
-        [sys.executable, "-c", block("python", "load_run")],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
+
+    def shown(*containing):
+        """What the blocks that contain these print, run beside the run folder."""
+        code = "".join(block("python", part) for part in containing)
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    first, *losses = (
+        float(line.split(":")[1]) for line in shown("token_losses", "train_step").splitlines()
     )
-    assert shown.returncode == 0, shown.stderr
-    assert float(shown.stdout.split(":")[1]) > 0
+    assert first > 0
+    assert len(losses) == 3 and losses[-1] < losses[0]
+    assert shown("Generator")
+    assert (tmp_path / "book.memory").exists()
 
 
 def test_training_never_imports_tensorflow():
