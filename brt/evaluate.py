@@ -9,19 +9,22 @@ kept in the run folder, and an evaluation that was killed goes on where it stopp
 answers a question instead: compare, memory_use, reach or positions.
 """
 
-import json
+import math
 import os
+from pathlib import Path
 
 import jax
 from absl import flags
 
 from brt import command_line
+from brt.data.store_writer import replace_json
+from brt.evaluation.compare import choose_documents
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.perplexity import white_space_caveat
 from brt.evaluation.reading import TREATMENTS
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.studies import STUDIES, run_study, table, write_study
-from brt.experiment import Experiment, load_params
+from brt.experiment import Experiment, check_vocabulary, load_params
 from brt.training.sharding import make_mesh
 
 FLAGS = flags.FLAGS
@@ -35,9 +38,12 @@ flags.DEFINE_enum(
     "What --study=compare without --other does to the state.",
 )
 flags.DEFINE_integer(
-    "documents", None, "Documents a study reads, drawn by --study_seed; all, or 5 to compare.", 1
+    "documents",
+    None,
+    "Documents that --record keeps or a study reads, drawn by --study_seed; all, or 5 to compare.",
+    1,
 )
-flags.DEFINE_integer("study_seed", 0, "Decides which documents a study reads.", lower_bound=0)
+flags.DEFINE_integer("study_seed", 0, "Decides which documents are drawn.", lower_bound=0)
 
 COUNTS = ("documents", "tokens", "words", "characters", "bytes")
 """Of the split, from its store's manifest."""
@@ -51,6 +57,11 @@ def main():
     own = os.path.join(FLAGS.workdir, "config.gin")
     if not os.path.isfile(own):
         raise FileNotFoundError(f"{FLAGS.workdir} is not a run folder: it has no config.gin.")
+    if not FLAGS.study and (FLAGS.other or (FLAGS.documents and not FLAGS.record)):
+        raise ValueError(
+            "An evaluation reads every document of one run: --other goes with --study, and "
+            "--documents with --study or --record."
+        )
     given = FLAGS.gin_file
     FLAGS.gin_file = [own, *given]
     command_line.start()
@@ -60,7 +71,7 @@ def main():
         if FLAGS.study:
             study(experiment, mesh, FLAGS.workdir, given)
         else:
-            evaluate(experiment, mesh, FLAGS.workdir, FLAGS.record)
+            evaluate(experiment, mesh, FLAGS.workdir, FLAGS.record, FLAGS.documents)
 
 
 def study(experiment, mesh, workdir, gin_files):
@@ -71,45 +82,62 @@ def study(experiment, mesh, workdir, gin_files):
     if FLAGS.other:
         settings = gin_files, FLAGS.gin_bindings, FLAGS.gin_search_paths
         others[FLAGS.other] = RecordedRun.load(FLAGS.other, mesh, *settings)
-    result = run_study(FLAGS.study, run, others, FLAGS.documents, FLAGS.study_seed, FLAGS.against)
+    options = FLAGS.documents, FLAGS.study_seed, FLAGS.against
+    result = run_study(FLAGS.study, run, others, *options)
     if jax.process_index() == 0:
         path = write_study(result)
         print(f"\n{table(result)}\nWritten to {path}")
 
 
-def evaluate(experiment, mesh, workdir, record=False):
-    """Evaluates the newest checkpoint, prints a table and writes it to the run folder."""
+def evaluate(experiment, mesh, workdir, record=False, number=None):
+    """Evaluates the newest checkpoint, prints a table and writes it to the run folder.
+
+    Args:
+        record: keep the loss of every token.
+        number: record so many documents only, and print their figures without writing them.
+
+    Raises:
+        ValueError: the loss is not finite, or the parameters are of another tokenizer.
+    """
     split = experiment.trainer.evaluation.split
     experiment.trainer.corpus.prepare(split)
     store = experiment.open_store(split)
     evaluator = Evaluator(experiment, store, mesh)
-    first, recordings = jax.process_index() == 0, {}
+    first, recordings, documents = jax.process_index() == 0, {}, None
     if record:
+        if number is not None:
+            documents = choose_documents(store, number, FLAGS.study_seed)
         run = RecordedRun(experiment, mesh, workdir)
         cleared = experiment.trainer.evaluation.cleared and run.has_state
         states = ["kept", "cleared"] if cleared else ["kept"]
-        recordings = {name: run.recording(name) for name in states}
-        step, scalars = run.step, evaluator.of_recordings(recordings)
+        recordings = {name: run.recording(name, documents) for name in states}
+        step, scalars = run.step, evaluator.of_recordings(recordings, documents)
     else:
-        state, _ = load_params(workdir, experiment.abstract_state(mesh))
+        state, saved = load_params(workdir, experiment.abstract_state(mesh))
+        check_vocabulary(saved, store)
         step = int(state.step)
         scalars = evaluator.run(state.params, f"evaluating {split}, segments" if first else None)
+    if not math.isfinite(scalars["loss"]):
+        raise ValueError(
+            f"The loss of {workdir} at step {step:,} is {scalars['loss']}: its parameters have "
+            "diverged. Nothing was written; evaluate an earlier checkpoint."
+        )
     if not first:
         return
-    counts = {name: store.manifest[name] for name in COUNTS}
+    counts = {name: store.manifest[name] for name in COUNTS} if documents is None else {}
     vocabulary = experiment.trainer.corpus.vocabulary
     caveat = white_space_caveat(vocabulary, store.tokens(0, 0, SAMPLE))
-    print(f"\n{workdir} at step {step:,}, {split}, every document once")
+    read = "every document once" if documents is None else f"documents {documents}"
+    print(f"\n{workdir} at step {step:,}, {split}, {read}")
     for name, value in {**counts, **scalars}.items():
         text = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.6f}"
         print(f"  {name:<32} {text:>16}")
     print(caveat)
-    path = os.path.join(workdir, f"evaluation_{split}.json")
-    figures = {"step": step, "split": split, **counts, **scalars, "caveat": caveat}
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
-        json.dump(figures, file, indent=2)
-    os.replace(f"{path}.new", path)
-    print(f"Written to {path}")
+    if documents is None:
+        name = f"evaluation_{split}.json"
+        figures = {"step": step, "split": split, **counts, **scalars, "caveat": caveat}
+        replace_json(Path(workdir), name, figures)
+        print(f"Written to {os.path.join(workdir, name)}")
     for recording in recordings.values():
         print(f"Tokens of the state {recording.manifest['state']}: {recording.folder}")
 

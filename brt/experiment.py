@@ -232,6 +232,25 @@ def load_run(folder: str, bindings=()):
     return experiment, state.params, int(state.step)
 
 
+def check_vocabulary(record: dict, store) -> None:
+    """Refuses parameters that were trained on other token ids than a store's.
+
+    Args:
+        record: of a checkpoint, from `load_params`; those of older versions say nothing.
+        store: a token store, or a mixture.
+
+    Raises:
+        ValueError: naming both tokenizers.
+    """
+    trained, read = record.get("vocabulary"), store.manifest["vocabulary"]
+    if trained and trained["fingerprint"] != read["fingerprint"]:
+        raise ValueError(
+            f"The parameters were trained with the tokenizer {trained['name']} of size "
+            f"{trained['size']}, and {store.folder} was made with {read['name']} of size "
+            f"{read['size']}: bind Corpus.vocabulary and Corpus.store to those of the run."
+        )
+
+
 def load_params(folder: str, abstract: TrainState):
     """Step and parameters of a run folder's newest sound checkpoint."""
     path = os.path.join(folder, "checkpoints")

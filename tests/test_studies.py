@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -20,10 +21,11 @@ from brt import evaluate
 from brt.data.vocabularies import BEGIN
 from brt.evaluation.memory_use import gates_and_gradients, memory_use
 from brt.evaluation.memory_use import verdict as memory_verdict
-from brt.evaluation.reach import cost_of_reset, reach
+from brt.evaluation.reach import block_starts, cost_of_reset, reach
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.studies import run_study
+from brt.models.counts import receptive_field
 
 T, W = 16, 8
 ALL = np.arange(7)
@@ -181,11 +183,12 @@ def test_the_verdict_follows_the_numbers(cost, error, begins):
         "cost_cleared_error": error,
         "cost_zeroed": 0.5,
         "layer9/state_share": 0.125,
+        "layer9/gradient_norm": 0.3125,
         "layer9/half_life_tokens": 2300.0,
     }
     sentence = memory_verdict(numbers)
     assert sentence.startswith(begins)
-    for text in (f"{cost:+.4f} ± 0.0050", "+0.5000 zeroed", "12.5%", "2,300 tokens"):
+    for text in (f"{cost:+.4f} ± 0.0050", "+0.5000 zeroed", "12.5%", "norm 0.31", "2,300 tokens"):
         assert text in sentence
 
 
@@ -203,39 +206,68 @@ def test_documents_of_one_segment_carry_nothing(recurrent):
 # Reach.
 
 
-@pytest.mark.parametrize("by", ["initial", "everything"])
-@pytest.mark.parametrize("blocks", [1, 2])
-def test_a_reset_stands_exactly_so_far_before_what_is_scored(recurrent, by, blocks):
+@pytest.mark.parametrize("what", ["state", "context"])
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_a_reset_stands_exactly_so_far_before_what_is_scored(recurrent, what, blocks):
     experiment, params = recurrent.experiment, recurrent.params
     read = jax.jit(lambda params, tokens, caches: experiment.bind(params)(tokens, caches))
     empty = experiment.bind(params).init_caches(1)
     extra, scored = 0.0, 0
-    for document in (5, 6):
-        tokens = recurrent.store.tokens(document).astype(int)
+
+    def losses(document, begin, reset=None):
+        """Nats of each block from `begin` on; the states are reset before block `reset`."""
+        tokens, caches, found = recurrent.store.tokens(document).astype(int), empty, {}
         inputs = np.concatenate([[BEGIN], tokens[:-1]])
+        for number in range(begin, -(-len(tokens) // W)):
+            if number == reset:
+                caches = caches[0], caches[1]._replace(states_BSD=empty[1].states_BSD)
+            targets = tokens[number * W : (number + 1) * W]
+            segment = np.zeros((1, W), np.int32)
+            segment[0, : len(targets)] = inputs[number * W : (number + 1) * W]
+            logits, caches = read(params, segment, caches)
+            logits = np.float64(logits[0, : len(targets)])
+            picked = logits[np.arange(len(targets)), targets]
+            found[number] = np.log(np.exp(logits).sum(-1)) - picked
+        return found
 
-        def losses(resets, tokens=tokens, inputs=inputs):
-            caches, found = empty, []
-            for number, start in enumerate(range(0, len(tokens), W)):
-                if resets and number % (blocks + 1) == 0 and number:
-                    states = caches[1]._replace(states_BSD=empty[1].states_BSD)
-                    caches = empty if by == "everything" else (caches[0], states)
-                segment, targets = np.zeros((1, W), np.int32), tokens[start : start + W]
-                segment[0, : len(targets)] = inputs[start : start + W]
-                logits, caches = read(params, segment, caches)
-                logits = np.float64(logits[0, : len(targets)])
-                picked = logits[np.arange(len(targets)), targets]
-                found.append(np.log(np.exp(logits).sum(-1)) - picked)
-            return found
-
-        for number, (kept, reset) in enumerate(zip(losses(False), losses(True))):
-            if number > blocks and number % (blocks + 1) == blocks:
-                extra, scored = extra + (reset - kept).sum(), scored + len(kept)
+    layers = 2
+    for document in (5, 6):
+        kept = losses(document, 0)
+        for number in range(blocks + 1, len(kept)):
+            reset = number - blocks
+            begin = max(reset - layers, 0) if what == "state" else reset
+            again = losses(document, begin, reset if what == "state" else None)
+            extra += (again[number] - kept[number]).sum()
+            scored += len(kept[number])
     reader = SegmentReader(experiment, recurrent.mesh, 3, W)
-    found = cost_of_reset(recurrent, reader, recurrent.recording("kept"), ALL, by, blocks * W)
+    blocks_of = block_starts(recurrent.store, ALL, W, seed=0)
+    recording = recurrent.recording("kept")
+    found = cost_of_reset(recurrent, reader, recording, blocks_of, what, blocks * W)
     assert found[2] == scored > 0
     assert found[0] == pytest.approx(extra / scored / math.log(2), abs=1e-4)
     assert found[1] > 0
+
+
+def test_blocks_are_drawn_from_everywhere_and_no_more_than_asked_for(store_of):
+    store = store_of([5, 8, 100, 31])
+    owners, starts = block_starts(store, [0, 2, 3], 8, seed=1)
+    drawn = list(zip(owners.tolist(), starts.tolist()))
+    assert sorted(drawn) == [
+        (d, start) for d, n in ((0, 5), (2, 100), (3, 31)) for start in range(0, n, 8)
+    ]
+    assert drawn != sorted(drawn)
+    assert drawn != list(zip(*(x.tolist() for x in block_starts(store, [0, 2, 3], 8, seed=2))))
+
+
+@pytest.mark.parametrize(("tokens", "scored"), [(10**6, 18), (24 * 7, 7), (1, 3)])
+def test_a_distance_costs_no_more_tokens_than_allowed_but_one_batch(recurrent, tokens, scored):
+    """Contexts of two blocks and the scored one: 24 tokens each, in 3 rows."""
+    reader = SegmentReader(recurrent.experiment, recurrent.mesh, 3, W)
+    blocks, recording = block_starts(recurrent.store, ALL, W, 0), recurrent.recording("kept")
+    found = cost_of_reset(recurrent, reader, recording, blocks, "context", 2 * W, tokens)
+    lengths = recurrent.store.lengths_D[blocks[0]] - blocks[1]
+    chosen = np.minimum(lengths[blocks[1] > 2 * W], W)[:scored]
+    assert found[2] == chosen.sum()
 
 
 def test_a_window_reaches_as_far_as_it_is_long(slide):
@@ -243,11 +275,12 @@ def test_a_window_reaches_as_far_as_it_is_long(slide):
     found = reach(slide, ALL)
     (curve,) = found["series"]
     assert curve["name"] == "cost of resetting the context"
-    assert curve["x"] == [8, 16, 32, 100]
+    assert curve["x"] == [8, 16, 32, 64, 100]
     assert np.abs(curve["y"]).max() < 1e-5
+    assert found["numbers"]["windows_reach"] == receptive_field(slide.experiment.model) == 8
     nearest = cost_of_reset(
-        *(slide, SegmentReader(slide.experiment, slide.mesh, 3, W)),
-        *(slide.recording("kept"), ALL, "everything", 0),
+        *(slide, SegmentReader(slide.experiment, slide.mesh, 3, W), slide.recording("kept")),
+        *(block_starts(slide.store, ALL, W, 0), "context", 0),
     )
     assert abs(nearest[0]) > 1e-3  # right before it, it does
 
@@ -261,9 +294,11 @@ def test_both_curves_end_at_the_whole_document(recurrent):
     for curve in found["series"]:
         assert curve["x"][-1] == 100 and curve["y"][-1] == 0
         assert len(curve["x"]) == len(curve["errors"]) == len(curve["tokens"])
-    assert "8 tokens before costs" in found["verdict"]
+        assert all(curve["tokens"][:-1]) and abs(curve["y"][0]) > 1e-3
+    assert "8 tokens before costs" in found["verdict"] and "back 16 tokens" in found["verdict"]
+    assert receptive_field(recurrent.experiment.model) == math.inf
     short = reach(recurrent, np.arange(5))
-    assert "No document is longer than three blocks of 8 tokens" in short["verdict"]
+    assert "No document is longer than two blocks of 8 tokens" in short["verdict"]
 
 
 # Commands.
@@ -296,11 +331,14 @@ def test_a_study_is_one_command(monkeypatch, capsys, runs, name, flags, numbers)
     flags = [flag.format(runs) for flag in flags]
     assert not command(monkeypatch, evaluate, f"--workdir={run}", f"--study={name}", *flags)
     shown = capsys.readouterr().out
-    found = json.loads((run / "studies" / f"{name}.json").read_text())
+    flag = dict(flag[2:].split("=") for flag in flags)
+    beside = flag.get("other", flag.get("against", "cleared" * (name == "compare")))
+    file = f"{name}-{Path(beside).name}.json" if beside else f"{name}.json"
+    found = json.loads((run / "studies" / file).read_text())
     assert found["study"] == name and found["step"] == 6 and found["split"] == "validation"
     assert set(numbers) <= found["numbers"].keys()
     assert all(number in shown for number in numbers)
-    assert found["verdict"] in shown and f"{run}/studies/{name}.json" in shown
+    assert found["verdict"] in shown and f"{run}/studies/{file}" in shown
     for series in found["series"]:
         assert len(series["x"]) == len(series["y"]) and series["x_label"] and series["y_label"]
     if name == "compare" and not flags:

@@ -237,6 +237,12 @@ def write_json(folder, name, content):
         files.new(name).write(json.dumps(content, indent=2).encode() + b"\n")
 
 
+def replace_json(folder, name, content):
+    """Writes a JSON file in place of one there may be; who reads it finds one or the other."""
+    write_json(folder, f"{name}.new", content)
+    os.replace(folder / f"{name}.new", folder / name)
+
+
 def vocabulary_entry(vocabulary: Vocabulary) -> dict:
     """What a manifest says of a vocabulary: its name, size and fingerprint, and its file if any."""
     entry = {

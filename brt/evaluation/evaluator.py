@@ -137,30 +137,31 @@ class Evaluator:
             scalars |= _prefixed(self._pass(params, "cleared", label, max_steps))
         return scalars
 
-    def of_recordings(self, recordings: dict) -> dict[str, float]:
-        """The scalars that `run` gives, from complete recordings.
+    def of_recordings(self, recordings: dict, documents=None) -> dict[str, float]:
+        """The scalars that `run` gives, from recordings.
 
         Args:
             recordings: `Recording`s by state; "kept", and "cleared" if that is wanted.
+            documents: of these only, and then without the figures of the whole text; None for all.
         """
-        scalars = self._replay(recordings["kept"])
+        scalars = self._replay(recordings["kept"], documents)
         if "cleared" in recordings:
-            scalars |= _prefixed(self._replay(recordings["cleared"]))
+            scalars |= _prefixed(self._replay(recordings["cleared"], documents))
         return scalars
 
-    def _replay(self, recording):
-        sums = {}
-        for number in range(self.store.num_documents):
+    def _replay(self, recording, documents):
+        sums, whole = {}, documents is None
+        for number in range(self.store.num_documents) if whole else documents:
             scores = recording.document(number)
             place = np.array([number]), np.array([0])
             read = self.store.tokens(number)[None], self.store.weights(number)[None]
             self._add(sums, *place, scores.nats_T[None], scores.correct_T[None], *read)
-        return self._scalars(sums, whole=True)
+        return self._scalars(sums, whole)
 
     def _pass(self, params, state, progress_label, max_steps):
         sums = {}
         reading = self.reader.read(
-            params, self.stream, TREATMENTS[state], max_steps, progress_label
+            params, self.stream, TREATMENTS[state], max_steps=max_steps, label=progress_label
         )
         for segment in reading:
             self._add(

@@ -243,10 +243,15 @@ def verdict(numbers: dict) -> str:
         for name, value in numbers.items()
         if name.endswith("/half_life_tokens")
     ]
+    slopes = [
+        f"a gradient of norm {value:.2g} nats reaches them in {name.partition('/')[0]}"
+        for name, value in numbers.items()
+        if name.endswith("/gradient_norm")
+    ]
     return (
         f"{head}: cleared before every segment, later segments cost {cost:+.4f} ± {error:.4f} bits "
         f"per token (kept {numbers['bits_kept']:.4f}), {', '.join(others)}; "
-        f"{'; '.join(shares + lives) or 'the model reports no gates'}."
+        f"{'; '.join(shares + slopes + lives) or 'the model reports no gates'}."
     )
 
 

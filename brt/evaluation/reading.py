@@ -1,10 +1,10 @@
 """Reads documents with a model, segment by segment, and may meddle with its state on the way.
 
 Evaluation, recordings and studies are this one fold. They differ in what they do with the token
-scores, and in the `Treatment` of the long-term state between segments.
+scores, and in the treatment of the long-term state between segments (`TREATMENTS`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -23,31 +23,13 @@ from brt.training.sharding import check_divisible, shardings
 from brt.training.train_step import segment_logits
 
 
-class Treatment(NamedTuple):
-    """What takes the place of the state, and before which segments.
+TREATMENTS = {"kept": "", "cleared": "initial", "zeroed": "zeros", "swapped": "neighbour"}
+"""What takes the place of the state before a segment, by the names recordings and figures have.
 
-    by: "" for nothing: the state is kept. "initial": the learned state a document begins with.
-        "zeros". "neighbour": the state the next row carries, which is of another document; the
-        row's own state goes on beside it, unread. "everything": window and state begin anew.
-    every: only before segments that begin at a multiple of so many tokens of their document;
-        0 for every segment.
-    """
-
-    by: str = ""
-    every: int = 0
-
-    def replaced(self, offsets_B):
-        """Rows whose state is replaced before the segments at these offsets, bool (B,)."""
-        return offsets_B % self.every == 0 if self.every else np.ones(len(offsets_B), bool)
-
-
-TREATMENTS = {
-    "kept": Treatment(),
-    "cleared": Treatment("initial"),
-    "zeroed": Treatment("zeros"),
-    "swapped": Treatment("neighbour"),
-}
-"""By the names that recordings and figures have."""
+"" for nothing: the state is kept. "initial": the learned state a document begins with. "zeros".
+"neighbour": the state the next row carries, which is of another document; the row's own state goes
+on beside it, unread.
+"""
 
 
 class TokenScores(NamedTuple):
@@ -93,9 +75,9 @@ class SegmentReader:
         def init(params):
             return bind(params).init_caches(rows)
 
-        def step(params, caches, batch, replaced_B, reading_B, neighbours_B, by):
+        def step(params, caches, batch, replaced, reading_B, neighbours_B, by):
             model, one = bind(params), jax.tree.map(lambda x: x[0], batch)
-            treated = _treat(by, caches, init(params), replaced_B, neighbours_B)
+            treated = _treat(by, caches, init(params), replaced, neighbours_B)
             after, logits_BTV, _ = segment_logits(model, one, treated)
             if by == "neighbour":
                 after, _, _ = segment_logits(model, one, caches)
@@ -128,7 +110,8 @@ class SegmentReader:
         self,
         params,
         stream,
-        treatment: Treatment = TREATMENTS["kept"],
+        by: str = "",
+        replaced: Callable[[int], bool] | None = None,
         max_steps: int | None = None,
         label: str | None = None,
     ) -> Iterator[TokenScores]:
@@ -137,12 +120,14 @@ class SegmentReader:
         Args:
             params: parameters on the mesh.
             stream: a pass of evaluation with this reader's rows and segment length.
-            treatment: of the state.
+            by: what takes the place of the state: a value of `TREATMENTS`.
+            replaced: tells for the number of a step whether the state is replaced before it; None
+                for all steps.
             max_steps: stop after so many steps.
             label: shows progress, in steps, under this name; None for silence.
         """
         steps = min(stream.num_steps, max_steps or stream.num_steps)
-        prefetch = Prefetch(stream, self.mesh, 0, steps)
+        prefetch = Prefetch(stream, self.mesh, 0, steps, keeps_host=True)
         progress = Progress(label or "", steps, quiet=not label)
         pending, caches = None, self._init(params)
         neighbours_B = _neighbours(stream.places(0)[0] >= 0)
@@ -153,33 +138,32 @@ class SegmentReader:
                     params,
                     caches,
                     prefetch.next(),
-                    treatment.replaced(offsets_B),
+                    replaced is None or replaced(step),
                     documents_B >= 0,
                     neighbours_B,
-                    by=treatment.by,
+                    by=by,
                 )
                 if pending:  # fetched while the devices work on the next
-                    yield _fetched(stream, *pending)
-                pending = step, documents_B, offsets_B, scores
+                    yield _fetched(*pending)
+                pending = documents_B, offsets_B, prefetch.host, scores
                 progress.update(step + 1)
-            yield _fetched(stream, *pending)
+            yield _fetched(*pending)
         finally:
             prefetch.close()
             progress.close()
 
 
-def _treat(by, caches, empty, replaced_B, neighbours_B):
+def _treat(by, caches, empty, replaced, neighbours_B):
     if not by:
         return caches
-    if by == "everything":
-        return select_rows(replaced_B, empty, caches)
     others = {
         "initial": lambda: empty,
         "zeros": lambda: jax.tree.map(jnp.zeros_like, caches),
         "neighbour": lambda: jax.tree.map(lambda x: x[neighbours_B], caches),
     }
     # Only the state is taken from the other caches: what the window is stays the row's own.
-    return select_rows(replaced_B, clear_state(caches, others[by]()), caches)
+    treated = clear_state(caches, others[by]())
+    return jax.tree.map(lambda new, old: jnp.where(replaced, new, old), treated, caches)
 
 
 def _neighbours(reading_B):
@@ -195,10 +179,10 @@ def _entropy(logits_BTV):
     return jax.nn.logsumexp(logits_BTV, axis=-1) - mean_BT
 
 
-def _fetched(stream, step, documents_B, offsets_B, scores):
+def _fetched(documents_B, offsets_B, batch, scores):
     scores = {name: to_host(value) for name, value in scores.items()}
     scores.setdefault("entropy_BT", None)
-    return TokenScores(documents_B, offsets_B, stream.batch(step), **scores)
+    return TokenScores(documents_B, offsets_B, batch, **scores)
 
 
 def to_host(x) -> np.ndarray:

@@ -8,7 +8,7 @@ from brt import config
 from brt.evaluation.evaluator import batch_shape
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import Recording, record
-from brt.experiment import Experiment, load_params
+from brt.experiment import Experiment, check_vocabulary, load_params
 
 
 class RecordedRun:
@@ -28,7 +28,8 @@ class RecordedRun:
         has_state: whether the model carries anything besides windows.
 
     Raises:
-        ValueError: a stream that marks no documents, or a batch that cannot be divided.
+        ValueError: a stream that marks no documents, a batch that cannot be divided, or parameters
+            of another tokenizer.
         FileNotFoundError: no checkpoint, or no store.
     """
 
@@ -47,7 +48,8 @@ class RecordedRun:
         self.window = experiment.model.window
         self.reader = SegmentReader(experiment, mesh, self.rows, self.segment_length, entropy=True)
         self.has_state = self.reader.has_state
-        state, _ = load_params(workdir, experiment.abstract_state(mesh))
+        state, saved = load_params(workdir, experiment.abstract_state(mesh))
+        check_vocabulary(saved, self.store)
         self.params, self.step = state.params, int(state.step)
 
     @classmethod

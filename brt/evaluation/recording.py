@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from brt.data.document_stream import DocumentPass
-from brt.data.store_writer import write_json
+from brt.data.store_writer import replace_json, write_json
 from brt.data.token_store import TokenStore
 from brt.evaluation.reading import TREATMENTS, to_host
 
@@ -172,7 +172,8 @@ def record(
         label: shows progress.
 
     Raises:
-        ValueError: a mixture of stores, or "swapped" with a single document or row.
+        ValueError: a mixture of stores, "swapped" with a single document or row, or a loss that
+            is not finite.
     """
     if not hasattr(store, "all_tokens"):
         raise ValueError(
@@ -221,7 +222,7 @@ def record(
         multihost_utils.sync_global_devices("recorded")
     if writes:
         complete = bool(Recording(folder).done_D.all())
-        write_json(folder, "manifest.json", {**manifest, "complete": complete})
+        replace_json(folder, "manifest.json", {**manifest, "complete": complete})
     return Recording(folder, store)
 
 
@@ -248,6 +249,7 @@ def _write(folder, segments, store):
                     min(left, segment.nats_BT.shape[1]),
                     int(starts_D[document] + offset),
                 )
+                _check_finite(folder, segment.nats_BT[row, :length], document, offset)
                 for name in SCORES:
                     values_T = getattr(segment, f"{name}_BT")[row, :length]
                     _put(files[name], first, values_T.astype(FILES[name]))
@@ -259,6 +261,15 @@ def _write(folder, segments, store):
                 for document in finished:
                     _put(files["done"], document, np.ones(1, FILES["done"]))
                 os.fsync(files["done"].fileno())
+
+
+def _check_finite(folder, nats_T, document, offset):
+    if not (finite_T := np.isfinite(nats_T)).all():
+        raise ValueError(
+            f"the loss of token {offset + int(np.argmin(finite_T)):,} of document {document} is not "
+            f"finite, so it is not recorded in {folder}; the parameters may have diverged: "
+            "evaluate an earlier checkpoint"
+        )
 
 
 def _put(file, first, values):

@@ -1,15 +1,15 @@
 """The studies of `brt.evaluate --study=NAME`: what they read, what they write and how they print.
 
 A study returns numbers, curves, perhaps excerpts and a verdict. They go to
-`RUN/studies/<NAME>.json` and, as a table, to the terminal.
+`RUN/studies/<NAME>.json`, or `<NAME>-<other>.json` where something is set beside the run, and, as
+a table, to the terminal. README.md beside this file says what is in them.
 """
 
-import os
 from pathlib import Path
 
 import numpy as np
 
-from brt.data.store_writer import write_json
+from brt.data.store_writer import replace_json
 from brt.evaluation.compare import choose_documents, compare
 from brt.evaluation.memory_use import memory_use
 from brt.evaluation.positions import positions
@@ -116,12 +116,15 @@ def check_same_tokens(ours, theirs) -> None:
 
 
 def write_study(result: dict) -> str:
-    """Writes a study to its run folder; returns the file's path."""
+    """Writes a study to its run folder; returns the file's path.
+
+    One with another run beside it, or another treatment of the state, has a file of its own.
+    """
     folder = Path(result["run"], "studies")
     folder.mkdir(exist_ok=True)
-    name = f"{result['study']}.json"
-    write_json(folder, f"{name}.new", result)
-    os.replace(folder / f"{name}.new", folder / name)
+    beside = Path(result["other"]).resolve().name if "other" in result else result.get("against")
+    name = f"{result['study']}-{beside}.json" if beside else f"{result['study']}.json"
+    replace_json(folder, name, result)
     return str(folder / name)
 
 

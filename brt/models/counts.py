@@ -4,6 +4,7 @@ Both are read off the modules, so a new layer is counted without an edit here as
 its matrices are two-dimensional parameters.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -42,6 +43,19 @@ def count_parameters(params) -> ParameterCounts:
         else:
             counts["layers"] += size
     return ParameterCounts(**counts)
+
+
+def receptive_field(model) -> float:
+    """How many tokens before it a token can be influenced by: n * W, or infinite with a state.
+
+    Args:
+        model: a `LanguageModel`, built or abstract.
+
+    Source: Block-Recurrent, appendix A.
+    """
+    if any(layer.cell is not None for layer in model.layers):
+        return math.inf
+    return len(model.layers) * model.window
 
 
 def flops_per_token(model) -> float:

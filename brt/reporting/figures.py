@@ -229,7 +229,7 @@ def study_plots(run: Run, name: str) -> list[Plot]:
             Plot(
                 re.sub(r"\W+", "_", f"{name}_{run.name}_{len(plots) + 1}"),
                 group[0].get("name", name) if len(group) == 1 else f"{y_label} by {x_label}",
-                STUDIES.get(name, ""),
+                STUDIES.get(run.studies[name].get("study"), ""),
                 x_label,
                 y_label,
                 lines,

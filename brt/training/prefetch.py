@@ -22,15 +22,18 @@ class Prefetch:
         start: the first step.
         stop: no step from here on is read; None for no end.
         keeps_ledger: hash what is read, for `ledger`.
+        keeps_host: keep all rows on the host too, for `host`.
 
     Attributes:
         waited: seconds `next` has waited for data since it was last set to 0.
         ledger: what this process adds to the ledger of the batches that `next` has given.
+        host: the last batch that `next` has given, in NumPy arrays; None unless it is kept.
     """
 
-    def __init__(self, stream, mesh, start=0, stop=None, keeps_ledger=False):
+    def __init__(self, stream, mesh, start=0, stop=None, keeps_ledger=False, keeps_host=False):
         self.stream, self.mesh, self.step, self.stop = stream, mesh, start, stop
         self.waited, self.ledger = 0.0, 0
+        self.host, self._keeps_host = None, keeps_host
         self._answers_for = rows_answered_for(mesh, stream.rows) if keeps_ledger else ()
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._next = self._submit()
@@ -42,15 +45,15 @@ class Prefetch:
         return self._thread.submit(self._read, self.step - 1)
 
     def _read(self, step):
-        parts = HostParts(self.stream, step)
+        parts = (WholeOnHost if self._keeps_host else HostParts)(self.stream, step)
         batch = device_batch(self.stream, self.mesh, step, parts)
         hashes = (ledger_of(parts[rows], step, rows[0]) for rows in self._answers_for)
-        return batch, sum(hashes)
+        return batch, parts.whole, sum(hashes)
 
     def next(self) -> Batch:
         """The next step's batch; raises what reading it raised."""
         begun = time.perf_counter()
-        batch, hashed = self._next.result()
+        batch, self.host, hashed = self._next.result()
         self.waited += time.perf_counter() - begun
         self.ledger = (self.ledger + hashed) % MODULUS
         self._next = self._submit()
@@ -63,11 +66,25 @@ class Prefetch:
 class HostParts(dict):
     """One step's batch on the host, by (first row, number of rows), each part read once."""
 
+    whole = None
+
     def __init__(self, stream, step):
         self.stream, self.step = stream, step
 
     def __missing__(self, rows):
         return self.setdefault(rows, self.stream.batch(self.step, *rows))
+
+
+class WholeOnHost(HostParts):
+    """The same, with `whole`: all rows, read together before any part is asked for."""
+
+    def __init__(self, stream, step):
+        super().__init__(stream, step)
+        self.whole = stream.batch(step, 0, stream.rows)
+
+    def __missing__(self, rows):
+        first, number = rows
+        return self.setdefault(rows, Batch(*(x[:, first : first + number] for x in self.whole)))
 
 
 def device_batch(stream, mesh, step, parts=None) -> Batch:

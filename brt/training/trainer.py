@@ -315,6 +315,7 @@ class TrainingRun:
             "interval": self.interval.sums,
             "bindings": self.experiment.bindings,
             "ledger": self._ledger(),
+            "vocabulary": self.store.manifest["vocabulary"],
         }
         self.checkpoints.save(self.state, record)
 
