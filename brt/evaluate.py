@@ -21,6 +21,7 @@ from brt.data.store_writer import replace_json
 from brt.evaluation.compare import choose_documents
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.perplexity import white_space_caveat
+from brt.evaluation.reach import TOKENS
 from brt.evaluation.reading import TREATMENTS
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.studies import STUDIES, run_study, table, write_study
@@ -43,7 +44,8 @@ flags.DEFINE_integer(
     "Documents that --record keeps or a study reads, drawn by --study_seed; all, or 5 to compare.",
     1,
 )
-flags.DEFINE_integer("study_seed", 0, "Decides which documents are drawn.", lower_bound=0)
+flags.DEFINE_integer("study_seed", 0, "Decides what is drawn.", lower_bound=0)
+flags.DEFINE_integer("study_tokens", TOKENS, "Tokens --study=reach reads for each distance.", 1)
 
 COUNTS = ("documents", "tokens", "words", "characters", "bytes")
 """Of the split, from its store's manifest."""
@@ -82,7 +84,7 @@ def study(experiment, mesh, workdir, gin_files):
     if FLAGS.other:
         settings = gin_files, FLAGS.gin_bindings, FLAGS.gin_search_paths
         others[FLAGS.other] = RecordedRun.load(FLAGS.other, mesh, *settings)
-    options = FLAGS.documents, FLAGS.study_seed, FLAGS.against
+    options = FLAGS.documents, FLAGS.study_seed, FLAGS.against, FLAGS.study_tokens
     result = run_study(FLAGS.study, run, others, *options)
     if jax.process_index() == 0:
         path = write_study(result)

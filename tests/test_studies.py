@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+import signal
 from pathlib import Path
 
 import jax
@@ -11,8 +13,10 @@ from tiny_run import (  # noqa: F401
     PLAIN,
     build,
     command,
+    contents,
     one_device,
     shared_programs,
+    start,
     train_here,
     write_config,
 )
@@ -24,6 +28,7 @@ from brt.evaluation.memory_use import verdict as memory_verdict
 from brt.evaluation.reach import block_starts, cost_of_reset, reach
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
+from brt.evaluation.recording import Recording
 from brt.evaluation.studies import run_study
 from brt.models.counts import receptive_field
 
@@ -112,9 +117,9 @@ def test_gradients_reach_the_state_as_differences_say(recurrent):
         return model(segment, caches)
 
     caches = experiment.bind(recurrent.params).init_caches(1)
-    for number, start in enumerate(range(0, len(tokens), T)):
-        segment, targets = np.zeros((1, T), np.int32), tokens[start : start + T]
-        segment[0, : len(targets)] = inputs[start : start + T]
+    for number, begin in enumerate(range(0, len(tokens), T)):
+        segment, targets = np.zeros((1, T), np.int32), tokens[begin : begin + T]
+        segment[0, : len(targets)] = inputs[begin : begin + T]
 
         def nats(states, segment=segment, targets=targets, caches=caches):
             logits = np.float64(read(states, segment, caches)[0][0, : len(targets)])
@@ -303,6 +308,9 @@ def test_both_curves_end_at_the_whole_document(recurrent):
 
 # Commands.
 
+NOT_MADE = shutil.ignore_patterns("recordings", "evaluation_*", "studies")
+"""Copies a run as it was before anything was asked of it."""
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
@@ -363,9 +371,62 @@ def test_an_evaluation_that_keeps_tokens_ends_in_the_same_figures(monkeypatch, c
     assert plain["caveat"] in shown and "recordings/validation-cleared" in shown
 
 
+def test_a_killed_evaluation_goes_on_and_ends_in_the_same_figures(monkeypatch, runs, tmp_path):
+    for name in ("whole", "killed"):
+        shutil.copytree(runs / "rec", tmp_path / name, ignore=NOT_MADE)
+    flags = f"--workdir={tmp_path / 'killed'}", "--record"
+    process = start("tests.killed_evaluation", "20", *flags)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL, errors
+    kept = Recording(tmp_path / "killed" / "recordings" / "validation-kept")
+    assert kept.done_D.any() and not kept.done_D.all() and not kept.manifest["complete"]
+    assert not (tmp_path / "killed" / "evaluation_validation.json").exists()
+    for name in ("killed", "whole"):
+        assert not command(monkeypatch, evaluate, f"--workdir={tmp_path / name}", "--record")
+    killed, whole = (contents(tmp_path / name) for name in ("killed", "whole"))
+    assert killed.keys() == whole.keys()
+    for name in killed:
+        if name.endswith(".bin") or name.startswith("evaluation"):
+            assert killed[name][1] == whole[name][1], name
+
+
+def test_some_documents_are_recorded_and_the_rest_later(monkeypatch, capsys, runs, tmp_path):
+    shutil.copytree(runs / "slide", tmp_path / "run", ignore=NOT_MADE)
+    flags = f"--workdir={tmp_path / 'run'}", "--record"
+    assert not command(monkeypatch, evaluate, *flags, "--documents=2", "--study_seed=3")
+    shown = capsys.readouterr().out
+    recording = Recording(tmp_path / "run" / "recordings" / "validation-kept")
+    chosen = np.flatnonzero(recording.done_D).tolist()
+    assert len(chosen) == 2 and f"documents {chosen}" in shown
+    nats = np.concatenate([recording.document(d).nats_T for d in chosen])
+    bits = nats.mean(dtype=float) / math.log(2)
+    assert f"{bits:,.6f}" in shown and "bits_per_byte" not in shown
+    assert not list((tmp_path / "run").glob("evaluation_*"))  # it is not of the split
+    assert not command(monkeypatch, evaluate, *flags)
+    assert (tmp_path / "run" / "evaluation_validation.json").exists()
+
+
+def test_each_run_of_a_comparison_has_the_loss_of_its_own_evaluation(monkeypatch, runs):
+    flags = "--study=compare", f"--other={runs}/slide", "--documents=7"
+    assert not command(monkeypatch, evaluate, f"--workdir={runs}/rec", *flags)
+    found = json.loads((runs / "rec" / "studies" / "compare-slide.json").read_text())["numbers"]
+    for name, key in (("rec", "bits_per_token"), ("slide", "other_bits_per_token")):
+        assert not command(monkeypatch, evaluate, f"--workdir={runs / name}")
+        figures = json.loads((runs / name / "evaluation_validation.json").read_text())
+        assert found[key] == pytest.approx(figures["bits_per_token"], rel=1e-6)
+    assert found["tokens"] == figures["scored_tokens"]
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
+        (["--documents=2"], "--documents with --study or --record"),
+        (["--other={}/slide"], "--other goes with --study"),
+        (["--gin.Evaluation.split='nothing'"], "nothing"),
+        (
+            ["--gin.Corpus.vocabulary='words:{}/words.txt'", "--gin.Corpus.store='{}/words'"],
+            "trained with the tokenizer bytes of size 256, and",
+        ),
         (["--study=compare", "--other=nowhere"], "nowhere is not a run folder"),
         (["--study=reach", "--other={}/rec"], "looks at one run"),
         (["--record", "--gin.Trainer.stream='contiguous'"], "marks none"),
@@ -374,9 +435,13 @@ def test_an_evaluation_that_keeps_tokens_ends_in_the_same_figures(monkeypatch, c
 )
 def test_what_cannot_be_studied_is_said(monkeypatch, capsys, runs, flags, sentence):
     flags = [flag.format(runs) for flag in flags]
+    (runs / "words.txt").write_text("<eos>\n<unk>\naaa\n")
+    (runs / "texts" / "nothing").mkdir(exist_ok=True)
+    before = contents(runs / "rec")
     assert command(monkeypatch, evaluate, f"--workdir={runs}/rec", *flags) == 1
     shown = capsys.readouterr().err
     assert sentence in shown and "Traceback" not in shown
+    assert contents(runs / "rec") == before
 
 
 def test_runs_of_other_texts_are_refused_before_they_are_read(recurrent, slide, tmp_path):

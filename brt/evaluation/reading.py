@@ -22,7 +22,6 @@ from brt.training.prefetch import Prefetch
 from brt.training.sharding import check_divisible, shardings
 from brt.training.train_step import segment_logits
 
-
 TREATMENTS = {"kept": "", "cleared": "initial", "zeroed": "zeros", "swapped": "neighbour"}
 """What takes the place of the state before a segment, by the names recordings and figures have.
 

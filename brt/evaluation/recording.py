@@ -266,9 +266,9 @@ def _write(folder, segments, store):
 def _check_finite(folder, nats_T, document, offset):
     if not (finite_T := np.isfinite(nats_T)).all():
         raise ValueError(
-            f"the loss of token {offset + int(np.argmin(finite_T)):,} of document {document} is not "
-            f"finite, so it is not recorded in {folder}; the parameters may have diverged: "
-            "evaluate an earlier checkpoint"
+            f"the loss of token {offset + int(np.argmin(finite_T)):,} of document {document} is "
+            f"not finite, so the document is not recorded in {folder}; the parameters may have "
+            "diverged: evaluate an earlier checkpoint"
         )
 
 

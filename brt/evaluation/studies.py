@@ -6,6 +6,7 @@ a table, to the terminal. README.md beside this file says what is in them.
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,44 +14,52 @@ from brt.data.store_writer import replace_json
 from brt.evaluation.compare import choose_documents, compare
 from brt.evaluation.memory_use import memory_use
 from brt.evaluation.positions import positions
-from brt.evaluation.reach import reach
+from brt.evaluation.reach import TOKENS, reach
 
 BOOKS = 5
 """Documents that `compare` looks at, unless told otherwise; the paper's number."""
 
 
-def study_compare(run, others, documents, against):
+class Choices(NamedTuple):
+    """What a study is asked to do, besides the runs.
+
+    documents: to read, integers.
+    against: what `compare` sets against a kept state: a name of `TREATMENTS`.
+    seed: of what is drawn.
+    tokens: `reach` reads for each distance.
+    """
+
+    documents: np.ndarray
+    against: str
+    seed: int
+    tokens: int
+
+
+def study_compare(run, others, choices):
     """Two runs, or one with its state kept and tampered with."""
+    documents = choices.documents
+    own = run.recording("kept", documents)
     if others:
         ((_, other),) = others.items()
-        return compare(
-            run.recording("kept", documents),
-            other.recording("kept", documents),
-            run.store,
-            run.vocabulary,
-            documents,
-        )
-    if not run.has_state:
-        raise ValueError(
-            f"{run.workdir} has no state to compare with and without: name another run with --other"
-        )
-    kept, tampered = (run.recording(state, documents) for state in ("kept", against))
-    return compare(kept, tampered, run.store, run.vocabulary, documents)
+        beside = other.recording("kept", documents)
+    else:
+        beside = run.recording(choices.against, documents)
+    return compare(own, beside, run.store, run.vocabulary, documents)
 
 
-def study_positions(run, others, documents, against):
+def study_positions(run, others, choices):
     """The run, and beside it another."""
     runs = {run.workdir: run, **others}
-    recordings = {name: each.recording("kept", documents) for name, each in runs.items()}
-    return positions(recordings, run.store, documents)
+    recordings = {name: each.recording("kept", choices.documents) for name, each in runs.items()}
+    return positions(recordings, run.store, choices.documents)
 
 
-def study_memory_use(run, others, documents, against):
-    return memory_use(run, documents)
+def study_memory_use(run, others, choices):
+    return memory_use(run, choices.documents)
 
 
-def study_reach(run, others, documents, against):
-    return reach(run, documents)
+def study_reach(run, others, choices):
+    return reach(run, choices.documents, choices.seed, choices.tokens)
 
 
 STUDIES = {
@@ -62,7 +71,15 @@ STUDIES = {
 WITH_OTHERS = ("compare", "positions")
 
 
-def run_study(name: str, run, others=None, number=None, seed: int = 0, against: str = "cleared"):
+def run_study(
+    name: str,
+    run,
+    others=None,
+    number: int | None = None,
+    seed: int = 0,
+    against: str = "cleared",
+    tokens: int = TOKENS,
+) -> dict:
     """Runs a study.
 
     Args:
@@ -71,24 +88,28 @@ def run_study(name: str, run, others=None, number=None, seed: int = 0, against: 
         others: at most one more `RecordedRun`, by its folder's name.
         number: documents to read, drawn by the seed; None for `BOOKS` in `compare`, and all in
             the others.
-        seed: of that choice.
-        against: what `compare` sets against a kept state: a name of `TREATMENTS`.
+        seed, against, tokens: see `Choices`.
 
     Returns:
         What the study's file holds, a dict.
 
     Raises:
-        ValueError: another run that the study has no use for, or that was read from other tokens.
+        ValueError: another run that the study has no use for, or that was read from other tokens;
+            or no state to compare with and without.
     """
     others = others or {}
     if others and name not in WITH_OTHERS:
         raise ValueError(f"--study={name} looks at one run: leave --other out.")
     for other in others.values():
         check_same_tokens(run.store, other.store)
+    if name == "compare" and not others and not run.has_state:
+        raise ValueError(
+            f"{run.workdir} has no state to compare with and without: name another run with --other"
+        )
     if number is None:
         number = BOOKS if name == "compare" else run.store.num_documents
     documents = np.array(choose_documents(run.store, number, seed))
-    found = STUDIES[name](run, others, documents, against)
+    found = STUDIES[name](run, others, Choices(documents, against, seed, tokens))
     heads = {"study": name, "run": str(run.workdir), "step": run.step, "split": run.split}
     if others:
         heads["other"] = next(iter(others))
