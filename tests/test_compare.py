@@ -138,6 +138,18 @@ def test_curves_hold_every_document_with_its_borders(found, recordings):
         assert int(np.argmax(other - own)) in curve["x"]
 
 
+def test_documents_of_one_token_are_compared(tmp_path):
+    books = [BOOKS[0]._replace(text="a"), BOOKS[0]._replace(text="b")]
+    store = book_store(tmp_path / "test", books)
+    one, two = (
+        fabricate(tmp_path / name, store, [np.array([x]), np.array([1.0])])
+        for name, x in (("a", 0.5), ("b", 2.0))
+    )
+    found = compare(one, two, store, ByteVocabulary(), [0, 1])
+    assert found["numbers"]["tokens"] == found["numbers"]["better_top40_of"] == 2
+    assert found["excerpts"][0]["text"] == "a" and found["series"][0]["borders"] == []
+
+
 def test_a_long_curve_keeps_its_spikes(store, tmp_path, monkeypatch):
     monkeypatch.setattr("brt.evaluation.compare.POINTS", 50)
     flat = [np.ones(len(book.text)) for book in BOOKS]

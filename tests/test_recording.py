@@ -293,6 +293,42 @@ def test_a_disk_that_fills_up_is_named_and_what_was_recorded_stays(recorder, tmp
     assert np.array_equal(recorder(at=tmp_path / "r").nats, recorder().nats)
 
 
+def test_a_loss_that_is_not_finite_is_named_and_the_documents_before_it_stay(
+    made, recorder, tmp_path, monkeypatch
+):
+    recorder(documents=[0, 6], at=tmp_path / "r")
+    reader, read = made[2], made[2].read
+
+    def diverging(*arguments, **options):
+        for segment in read(*arguments, **options):
+            nats_BT = np.array(segment.nats_BT)
+            nats_BT[(segment.documents_B == 5) & (segment.offsets_B == T), 3] = np.inf
+            nats_BT[segment.batch.weights_KBT[0] == 0] = np.nan  # padding may be anything
+            yield segment._replace(nats_BT=nats_BT)
+
+    monkeypatch.setattr(reader, "read", diverging)
+    with pytest.raises(ValueError, match=r"token 19 of document 5 is not finite.* diverged"):
+        recorder(at=tmp_path / "r")
+    found = Recording(tmp_path / "r", made[1])
+    assert found.done_D[[0, 6]].all() and not found.done_D[5]
+
+
+def test_a_kill_while_the_manifest_is_replaced_loses_nothing(recorder, tmp_path, monkeypatch):
+    """The manifest is written once more at the end, when everything else is on disk."""
+
+    def killed(folder, name, content):
+        (folder / f"{name}.new").write_text('{"format": 1, "st')
+        raise Killed
+
+    monkeypatch.setattr(recording, "replace_json", killed)
+    with pytest.raises(Killed):
+        recorder(at=tmp_path / "r")
+    monkeypatch.undo()
+    monkeypatch.setattr(recording, "_begin", None)  # nothing is begun anew
+    assert recorder(at=tmp_path / "r").manifest["complete"]
+    assert np.array_equal(Recording(tmp_path / "r").nats, recorder().nats)
+
+
 def test_swapping_asks_for_two_documents(recorder, tmp_path):
     with pytest.raises(ValueError, match="needs two documents side by side"):
         recorder("swapped", [3], at=tmp_path / "r")

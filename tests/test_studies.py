@@ -203,8 +203,10 @@ def test_a_model_without_a_state_says_so(slide):
     assert found["numbers"] == {}
 
 
-def test_documents_of_one_segment_carry_nothing(recurrent):
-    found = memory_use(recurrent, np.arange(5))
+@pytest.mark.parametrize("documents", [[0], range(5)])
+def test_documents_of_one_segment_carry_nothing(recurrent, documents):
+    """The first of them is of one token."""
+    found = memory_use(recurrent, np.array(documents))
     assert "No document is longer than a segment of 16 tokens" in found["verdict"]
 
 
@@ -302,8 +304,11 @@ def test_both_curves_end_at_the_whole_document(recurrent):
         assert all(curve["tokens"][:-1]) and abs(curve["y"][0]) > 1e-3
     assert "8 tokens before costs" in found["verdict"] and "back 16 tokens" in found["verdict"]
     assert receptive_field(recurrent.experiment.model) == math.inf
-    short = reach(recurrent, np.arange(5))
-    assert "No document is longer than two blocks of 8 tokens" in short["verdict"]
+    for short in (np.arange(5), np.array([0])):
+        assert (
+            "No document is longer than two blocks of 8 tokens"
+            in reach(recurrent, short)["verdict"]
+        )
 
 
 # Commands.
@@ -388,6 +393,19 @@ def test_a_killed_evaluation_goes_on_and_ends_in_the_same_figures(monkeypatch, r
     for name in killed:
         if name.endswith(".bin") or name.startswith("evaluation"):
             assert killed[name][1] == whole[name][1], name
+
+
+def test_parameters_that_diverged_are_not_evaluated(monkeypatch, capsys, runs):
+    load, before = evaluate.load_params, contents(runs / "slide")
+
+    def diverged(*arguments):
+        state, record = load(*arguments)
+        return state._replace(params=jax.tree.map(lambda x: x * np.nan, state.params)), record
+
+    monkeypatch.setattr(evaluate, "load_params", diverged)
+    assert command(monkeypatch, evaluate, f"--workdir={runs}/slide") == 1
+    assert "at step 6 is nan: its parameters have diverged" in capsys.readouterr().err
+    assert contents(runs / "slide") == before
 
 
 def test_some_documents_are_recorded_and_the_rest_later(monkeypatch, capsys, runs, tmp_path):
