@@ -9,14 +9,21 @@ import pytest
 from absl import flags
 
 from brt import config
+from brt import evaluate as evaluate_command  # noqa: F401  (defines the flags)
 from brt import generate as generate_command  # noqa: F401  (defines the flags)
 from brt import prepare as prepare_command  # noqa: F401  (defines the flags)
 from brt import report as report_command  # noqa: F401  (defines the flags)
 from brt import train as train_command  # noqa: F401  (defines the flags)
+from brt.evaluate import COUNTS
+from brt.evaluation import recording
+from brt.evaluation.perplexity import per_text, per_token
+from brt.evaluation.reading import TREATMENTS
+from brt.evaluation.studies import STUDIES, Choices
 from brt.experiment import Experiment
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+EVALUATION = (ROOT / "brt" / "evaluation" / "README.md").read_text(encoding="utf-8")
 
 
 def block(language, containing):
@@ -40,7 +47,7 @@ def test_every_file_of_the_tree_exists_and_every_module_is_in_it():
 
 
 def test_every_flag_and_every_linked_or_named_file_exists():
-    for flag in re.findall(r"`--(\w+)", README):
+    for flag in re.findall(r"`--(\w+)", README + EVALUATION):
         assert flag == "gin" or flag == "slow" or flag in flags.FLAGS, flag
     for name in re.findall(r"\b(?:configs|scripts|brt|tests)/[\w/.]+\.\w+", README):
         assert (ROOT / name).exists(), name
@@ -98,6 +105,19 @@ def test_the_python_of_the_readme_runs_on_a_run_folder(tmp_path):
     assert len(losses) == 3 and losses[-1] < losses[0]
     assert shown("Generator")
     assert (tmp_path / "book.memory").exists()
+
+
+def test_studies_and_their_flags_are_those_of_the_command():
+    for text in (README, EVALUATION):
+        assert set(re.findall(r"--study=(\w+)", text)) == STUDIES.keys()
+        assert set(re.findall(r"--against=(\w+)", text)) < TREATMENTS.keys()
+
+
+def test_the_page_on_evaluation_lists_what_the_files_hold():
+    for name in (*COUNTS, *recording.FILES, *recording.IDENTITY, *Choices._fields[1:2]):
+        assert f"`{name}`" in EVALUATION or f"`{name}.bin`" in EVALUATION, name
+    scalars = per_token(1.0, 1.0) | per_text(1.0, dict.fromkeys((*COUNTS, "words"), 1))
+    assert all(f"`{name}`" in EVALUATION for name in scalars)
 
 
 def test_training_never_imports_tensorflow():
