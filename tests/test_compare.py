@@ -101,6 +101,21 @@ def test_where_a_word_was_last_seen_is_what_a_plain_count_says(store):
             assert (inside["word"], inside["last_seen"]) == (entry["word"], ago)
 
 
+@pytest.mark.parametrize("place", [3 * SEGMENT, 3 * SEGMENT + 200])
+@pytest.mark.parametrize("ago", [WINDOW, WINDOW + 1, WINDOW + 2, 199, 200, 201, 202, 203])
+def test_a_word_is_in_reach_to_the_token(place, ago):
+    """A place reads the token before it; its window ends W tokens before that one."""
+    text = "a" * (place - ago - 1) + " Gomin " + "b" * (ago - 7) + " Gomin "
+    words = Words(ByteVocabulary(), np.frombuffer(text.encode(), np.uint8))
+    found = describe(words, None, place, WINDOW, SEGMENT)
+    assert (found["word"], found["last_seen"]) == ("Gomin", ago)
+    if ago <= WINDOW + 1:
+        assert found["where"] == "window"
+    else:  # the word's first letter is read one place after it stands
+        same = place - ago + 1 >= place // SEGMENT * SEGMENT
+        assert found["where"] == ("segment" if same else "beyond")
+
+
 def test_counts_are_those_of_the_entries(found):
     numbers = found["numbers"]
     better = [e for e in found["excerpts"] if e["direction"] == "better"]
