@@ -125,6 +125,8 @@ def test_counts_are_those_of_the_entries(found):
     assert numbers["better_top4_recalled"] == sum(e["recalled"] for e in better) == 6
     for where in ("window", "segment", "beyond", "never"):
         assert numbers[f"better_top4_last_seen_{where}"] == sum(e["where"] == where for e in better)
+    early = [e for e in better if e["token"] % SEGMENT < SEGMENT // 4]
+    assert numbers["better_top4_first_quarter_of_segment"] == len(early) > 0
     distances = [e["last_seen"] for e in better]
     assert numbers["better_top4_recall_distance_largest"] == max(distances) > 2500
     assert numbers["better_top40_of"] > 12

@@ -73,8 +73,9 @@ def compare(own: Recording, other: Recording, store, vocabulary, documents) -> d
         series.append(_curve(titles[document], difference_T, segment_length))
     numbers = _numbers(own, other, documents, differences, segment_length)
     for direction, entries in found.items():
-        numbers |= _counts(direction, [e for e in entries if e["rank"] < SHOWN], SHOWN)
-        numbers |= _counts(direction, entries, LOOKED_AT)
+        first = [e for e in entries if e["rank"] < SHOWN]
+        numbers |= _counts(direction, first, SHOWN, segment_length)
+        numbers |= _counts(direction, entries, LOOKED_AT, segment_length)
     series += _by_place(differences, found["better"], segment_length)
     return {
         "numbers": numbers,
@@ -152,7 +153,7 @@ def _numbers(own, other, documents, differences, segment_length):
     return {name: _plain(value) for name, value in numbers.items()}
 
 
-def _counts(direction, entries, top):
+def _counts(direction, entries, top, segment_length):
     """Of so many top tokens of each document: how many are names, outside the window, ..."""
     seen = [e["last_seen"] for e in entries if e["last_seen"] is not None]
     counts = {
@@ -161,6 +162,10 @@ def _counts(direction, entries, top):
         **{f"last_seen_{where}": _count(entries, "where", where) for where in WHERE},
         "outside_window": len(entries) - _count(entries, "where", "window"),
         "recalled": _count(entries, "recalled", True),
+        # A quarter of them if they did not cluster where a segment begins.
+        "first_quarter_of_segment": sum(
+            4 * (e["token"] % segment_length) < segment_length for e in entries
+        ),
     }
     if seen:
         counts |= {
