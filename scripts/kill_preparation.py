@@ -88,7 +88,7 @@ def kill_often(store, kills, workers, settings, rng):
         process = begin(store, workers, settings)
         time.sleep(rng.uniform(0, 0.5))  # which may be before anything is imported
         while len(shards(store)) < moment * total and process.poll() is None:
-            time.sleep(rng.uniform(0, 0.1))
+            time.sleep(rng.uniform(0, 0.02))
         if process.poll() is not None:
             sys.exit(f"The preparation ended before kill {number}; use more --megabytes.")
         os.kill(process.pid, signal.SIGKILL)

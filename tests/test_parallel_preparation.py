@@ -195,11 +195,13 @@ def test_after_a_kill_while_joining_nothing_is_encoded_again(place, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("kills", "megabytes"), [(1, 1), pytest.param(10, 8, marks=pytest.mark.slow)]
+    ("kills", "megabytes", "shard_bytes"),
+    [(1, 2, 2**16), pytest.param(10, 8, 2**18, marks=pytest.mark.slow)],
 )
-def test_sigkill_at_random_moments_leaves_the_same_bytes(kills, megabytes):
+def test_sigkill_at_random_moments_leaves_the_same_bytes(kills, megabytes, shard_bytes):
     script = ROOT / "scripts" / "kill_preparation.py"
-    command = [sys.executable, str(script), f"--kills={kills}", f"--megabytes={megabytes}"]
+    sizes = [f"--megabytes={megabytes}", f"--shard_bytes={shard_bytes}"]
+    command = [sys.executable, str(script), f"--kills={kills}", *sizes]
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
