@@ -135,14 +135,14 @@ def test_a_vocabulary_without_its_file_says_so_before_any_work(tmp_path):
 
 @pytest.fixture
 def warnings(monkeypatch):
-    """What has been warned of since it was last asked for, but for paths without {split}."""
+    """Which stores have been warned of since it was last asked."""
     logged = []
     monkeypatch.setattr(
         "brt.data.corpus.logging.warning", lambda form, *values: logged.append(form % values)
     )
 
     def take():
-        taken = [warning for warning in logged if "has no {split}" not in warning]
+        taken = [warning for warning in logged if "may no longer be" in warning]
         logged.clear()
         return taken
 
