@@ -6,6 +6,7 @@
 Building reads every binding any mode of a run may use, so what is left unread is a mistake.
 """
 
+import ast
 import functools
 import os
 import types
@@ -13,6 +14,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
@@ -89,6 +91,13 @@ class Experiment:
             raise
         config.check_all_read()
         experiment.bindings = config.read_bindings()
+        for name, value in experiment.bindings.items():
+            if name.endswith(".warmup_steps") and (ast.literal_eval(value) or 0) >= trainer.steps:
+                logging.warning(
+                    "%s = %s and Trainer.steps = %d: the learning rate is still rising when the "
+                    "run ends",
+                    *(name, value, trainer.steps),
+                )
         return experiment
 
     # From parameters to values.
