@@ -247,6 +247,23 @@ def test_of_a_changed_file_only_the_shard_is_made_again(place, monkeypatch):
     assert bytes(store.tokens(2).tolist()).startswith(b"another")
 
 
+def test_of_a_changed_document_of_a_stream_only_the_shard_is_made_again(place):
+    def written(text, ends):
+        def documents():
+            for number in range(6):
+                yield Document(str(number), (text if number == 1 else b"same").ljust(100, b"x"))
+            if not ends:
+                raise KeyboardInterrupt
+
+        write_store(place / "store", documents(), Witness(place / "seen"), {}, quiet=True)
+
+    with pytest.raises(KeyboardInterrupt):
+        written(b"before", ends=False)
+    assert sorted(seen(place)) == list("012345")
+    written(b"after", ends=True)
+    assert sorted(seen(place)) == list("01")
+
+
 def test_a_file_of_another_time_makes_its_shard_again(place, monkeypatch):
     half_done(place, monkeypatch)
     os.utime(place / "text" / "5.txt", ns=(1, 1))

@@ -12,6 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
+from brt.data.mixture import MixedStore
 from brt.data.streams import evaluation_pass
 from brt.models.caches import clear_state
 from brt.models.shape_letters import spec
@@ -84,8 +85,28 @@ class TokenSums:
         return scalars
 
 
+class StoreSums(TokenSums):
+    """`TokenSums` of each store of a mixture, as `loss/NAME` and so on."""
+
+    def add(self, sums, store, documents_B, offsets_B, nats_BT, correct_BT, weights_BT):
+        stores_B = store.stores_of(documents_B)
+        for number, (name, part) in enumerate(zip(store.names, store.stores)):
+            rows = stores_B == number
+            tokens = nats_BT[rows], correct_BT[rows], weights_BT[rows]
+            own = sums.setdefault(name, {})
+            super().add(own, part, documents_B[rows], offsets_B[rows], *tokens)
+
+    def scalars(self, sums, store, whole):
+        scalars = {}
+        for name, part in zip(store.names, store.stores):
+            if sums[name]["tokens"]:
+                found = super().scalars(sums[name], part, whole)
+                scalars |= {f"{key}/{name}": value for key, value in found.items()}
+        return scalars
+
+
 class Evaluator:
-    """Evaluates parameters on one split, as often as asked.
+    """Evaluates parameters on one split, as often as asked; of a mixture, each store as well.
 
     Args:
         experiment: the `Experiment`, whose evaluation settings say what to do.
@@ -117,6 +138,8 @@ class Evaluator:
             )
         self.stream = evaluation_pass(trainer.stream, store, rows, self.segment_length)
         self.scores = [TokenSums()] + ([evaluation.score] if evaluation.score else [])
+        if isinstance(store, MixedStore):
+            self.scores.append(StoreSums())
 
         def init(params):
             return bind(params).init_caches(rows)
@@ -154,7 +177,7 @@ class Evaluator:
             scalars |= {
                 f"cleared_{name}": value
                 for name, value in cleared.items()
-                if name != "scored_tokens"
+                if not name.startswith("scored_tokens")
             }
         return scalars
 
