@@ -161,8 +161,11 @@ def _binding_of(name, bound):
 
 
 def message(error: Exception) -> str:
-    """The message of an error without the calls that gin appends to it."""
-    return str(error).split("\n  In call to configurable")[0].strip()
+    """The message of an error without its number, and the calls that gin appends to it."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror and error.filename is None:
+        text = error.strerror
+    return text.split("\n  In call to configurable")[0].strip()
 
 
 def unbuildable(error: Exception) -> ConfigError | None:

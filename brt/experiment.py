@@ -10,9 +10,11 @@ import functools
 import os
 import types
 
+import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
@@ -89,6 +91,17 @@ class Experiment:
             raise
         config.check_all_read()
         experiment.bindings = config.read_bindings()
+        for name in experiment.bindings:
+            if not name.endswith(".warmup_steps"):
+                continue
+            schedule = name.removesuffix(".warmup_steps")
+            warmup_steps = gin.get_bindings(schedule).get("warmup_steps")  # no macro: its value
+            if (warmup_steps or 0) >= trainer.steps:
+                logging.warning(
+                    "%s = %s and Trainer.steps = %d: the learning rate is still rising when the "
+                    "run ends",
+                    *(name, warmup_steps, trainer.steps),
+                )
         return experiment
 
     # From parameters to values.

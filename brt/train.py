@@ -90,6 +90,11 @@ def prepare_missing(experiment):
     trainer = experiment.trainer
     splits = ["train"] + ([trainer.evaluation.split] if trainer.eval_every else [])
     missing = [split for split in splits if not trainer.corpus.exists(split)]
+    if jax.process_index() == 0:
+        for corpus in trainer.corpus.corpora:
+            for split in dict.fromkeys(splits):
+                if corpus.exists(split):
+                    corpus.warn_of_changes(split)
     if missing and jax.process_index() == 0:
         command = [sys.executable, "-m", "brt.prepare", *command_line.gin_flags()]
         status = subprocess.run([*command, f"--splits={','.join(missing)}"], check=False)

@@ -14,6 +14,7 @@ import filecmp
 import glob
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -78,6 +79,20 @@ def shards(store):
     return found
 
 
+def killed(store, workers, settings, count, wait, rng):
+    """Kills the preparation after so many shards and about so long; false if it ended before."""
+    process = begin(store, workers, settings)
+    time.sleep(rng.uniform(0, wait))  # which may be before anything is imported
+    while len(shards(store)) < count and process.poll() is None:
+        time.sleep(rng.uniform(0, wait / 5))
+    if process.poll() is not None:
+        return False
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    time.sleep(0.5)  # workers end with the process they work for
+    return True
+
+
 def kill_often(store, kills, workers, settings, rng):
     """Kills the preparation so often, then lets it finish; false if a shard was made twice."""
     size = sum(path.stat().st_size for path in map(Path, glob.glob(settings[0])))
@@ -85,15 +100,12 @@ def kill_often(store, kills, workers, settings, rng):
     moments = sorted(rng.uniform(0, 0.9) for _ in range(kills))
     finished, once = {}, True
     for number, moment in enumerate(moments, 1):
-        process = begin(store, workers, settings)
-        time.sleep(rng.uniform(0, 0.5))  # which may be before anything is imported
-        while len(shards(store)) < moment * total and process.poll() is None:
-            time.sleep(rng.uniform(0, 0.1))
-        if process.poll() is not None:
-            sys.exit(f"The preparation ended before kill {number}; use more --megabytes.")
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        time.sleep(0.5)  # workers end with the process they work for
+        wait = 0.5
+        while not killed(store, workers, settings, moment * total, wait, rng):
+            shutil.rmtree(store)  # a fast machine: once more, and sooner
+            finished, wait = {}, wait / 2
+            if wait < 0.01:
+                sys.exit(f"The preparation ended before kill {number}; use more --megabytes.")
         now = shards(store)
         once &= all(now.get(name) == when for name, when in finished.items())
         finished = now

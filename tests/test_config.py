@@ -299,6 +299,20 @@ def test_a_value_with_equal_signs_arrives_whole(value):
 # Comparing two configurations.
 
 
+def test_a_warm_up_as_long_as_the_run_is_warned_of(folder, monkeypatch):
+    logged = []
+    monkeypatch.setattr(
+        "brt.experiment.logging.warning", lambda form, *values: logged.append(form % values)
+    )
+    path = plain_config(folder)
+    for bindings in (["rsqrt.warmup_steps = 5"], ["rsqrt.warmup_steps = None"]):
+        built(path, *bindings)
+    assert logged == []
+    built(path, "LONG = 6.0", "rsqrt.warmup_steps = %LONG")
+    (warning,) = logged
+    assert warning.startswith("rsqrt.warmup_steps = 6.0 and Trainer.steps = 6: the learning rate")
+
+
 def test_differences_name_each_binding_once_in_order():
     old = {"b.x": "1", "a.x": "'fixed'", "c.x": "None", "same.x": "3"}
     new = {"b.x": "2", "a.x": "'fixed'", "d.x": "True", "same.x": "3"}

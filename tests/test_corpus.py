@@ -1,16 +1,22 @@
 """Corpora: prepared once, opened anywhere, and refused when they do not fit the config."""
 
+import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import gin
 import numpy as np
 import pytest
 
+from brt import train
 from brt.data.corpus import Corpus, StoreMissing
+from brt.data.published_corpora import Text8
 from brt.data.recall_task import RecallTask
+from brt.data.selections import GutenbergText
 from brt.data.sources import Document, SourceTree, TextFiles
 from brt.data.vocabularies import ByteVocabulary, SentencePieceVocabulary
 
@@ -125,6 +131,82 @@ def test_a_vocabulary_without_its_file_says_so_before_any_work(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"absent\.model"):
         corpus.prepare("train")
     assert source.read == 0
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    """Which stores have been warned of since it was last asked."""
+    logged = []
+    monkeypatch.setattr(
+        "brt.data.corpus.logging.warning", lambda form, *values: logged.append(form % values)
+    )
+
+    def take():
+        taken = [warning for warning in logged if "may no longer be" in warning]
+        logged.clear()
+        return taken
+
+    return take
+
+
+@pytest.mark.parametrize("wrap", [lambda source: source, GutenbergText])
+def test_texts_that_changed_since_they_were_prepared_are_warned_of(tmp_path, warnings, wrap):
+    (tmp_path / "books").mkdir()
+    for n in range(3):
+        (tmp_path / "books" / f"{n}.txt").write_text("text")
+    corpus = Corpus(str(tmp_path / "s"), wrap(TextFiles(str(tmp_path / "books"))), "bytes")
+    later = time.time_ns() + 10**12
+
+    def said():
+        corpus.prepare("train", quiet=True, workers=1)
+        return warnings()
+
+    assert said() == [] and said() == []
+    os.utime(tmp_path / "books" / "1.txt", ns=(later, later))
+    (warning,) = said()
+    assert f"{tmp_path}/books/1.txt is newer" in warning and f"{tmp_path}/s/train may" in warning
+    assert "delete it, or bind Corpus.store" in warning
+    (tmp_path / "books" / "1.txt").unlink()
+    (warning,) = said()
+    assert "the source has 2 documents now, and not 3" in warning
+    for path in (tmp_path / "books").iterdir():
+        path.unlink()
+    assert said() == []  # as on a machine that only trains
+
+
+def test_training_warns_of_changed_texts_and_waits_for_nothing(tmp_path, warnings):
+    (tmp_path / "a.txt").write_text("text")
+    corpus = Corpus(str(tmp_path / "s"), TextFiles(str(tmp_path / "a.txt")), "bytes")
+    for split in ("train", "validation"):
+        corpus.prepare(split, quiet=True, workers=1)
+    trainer = SimpleNamespace(
+        corpus=corpus, eval_every=1, evaluation=SimpleNamespace(split="validation")
+    )
+    train.prepare_missing(SimpleNamespace(trainer=trainer))
+    assert warnings() == []
+    os.utime(tmp_path / "a.txt", ns=(1, time.time_ns() + 10**12))
+    train.prepare_missing(SimpleNamespace(trainer=trainer))
+    assert ["a.txt is newer" in warning for warning in warnings()] == [True, True]
+
+
+def test_published_files_are_not_counted_again_to_see_whether_they_changed(tmp_path, warnings):
+    source = Text8(str(tmp_path / "text8"))
+    source.lengths = dict.fromkeys(source.lengths, 1)
+    (tmp_path / "text8").write_bytes(b"abc")
+    corpus = Corpus(str(tmp_path / "s"), source, "bytes")
+    corpus.prepare("train", quiet=True)
+    source.parts = None  # must not be called
+    corpus.prepare("train", quiet=True)
+    assert warnings() == []
+
+
+def test_a_vocabulary_that_did_not_make_the_sources_tokens_is_refused(tmp_path):
+    corpus = Corpus(str(tmp_path / "s"), RecallTask(num_documents=3), ByteVocabulary())
+    with pytest.raises(
+        ValueError, match=r"RecallTask makes its tokens with .*Corpus\.vocabulary is bytes .*= None"
+    ):
+        corpus.prepare("train", quiet=True)
+    assert not (tmp_path / "s").exists()
 
 
 def test_a_source_may_bring_its_vocabulary(tmp_path):

@@ -17,6 +17,7 @@ from tiny_run import (  # noqa: F401
 )
 
 from brt.data.document_stream import DocumentPass
+from brt.data.mixture import MixedStore
 from brt.data.sources import Document
 from brt.data.token_store import TokenStore, write_store
 from brt.data.vocabularies import BEGIN, ByteVocabulary
@@ -136,6 +137,41 @@ def test_rows_and_segments_move_no_bit_per_token(evaluated, recurrent):
     for name in ("bits_per_token", "bits_per_character", "perplexity", "word_level_perplexity"):
         values = [scalars[name] for scalars in found]
         assert max(values) - min(values) <= 1e-6 * min(values), (name, values)
+
+
+def test_a_mixture_has_the_figures_of_each_store_apart_and_of_all(evaluated, recurrent, tmp_path):
+    alone = {"first": evaluated(recurrent, 3, 16, cleared=True)}
+    texts = [bytes([65 + n]) * (5 + 9 * n) for n in range(4)]
+    folder = tmp_path / "second" / "validation"
+    documents = [Document(str(n), text) for n, text in enumerate(texts)]
+    write_store(folder, documents, ByteVocabulary(), {}, quiet=True)
+    stores = [recurrent.open_store("validation"), TokenStore(folder)]
+    mesh, params = one_device(), random_params(recurrent)
+    with jax.set_mesh(mesh):
+        alone["second"] = Evaluator(recurrent, stores[1], mesh).run(params)
+        mixed = MixedStore(stores, [0.9, 0.1])
+        mixed.names[0] = "first"
+        together = Evaluator(recurrent, mixed, mesh).run(params)
+        recurrent.trainer.evaluation.tokens_per_step = 16  # one row: one document, of one store
+        part = Evaluator(recurrent, mixed, mesh).run(params, max_steps=1)
+    for name, figures in alone.items():
+        own = {key: together[f"{key}/{name}"] for key in figures}
+        assert own == pytest.approx(figures, rel=1e-6)
+    assert len(together) == 3 * len(alone["second"])
+    total = sum(figures["scored_tokens"] for figures in alone.values())
+    assert together["scored_tokens"] == total
+    assert together["loss"] == pytest.approx(
+        sum(figures["loss"] * figures["scored_tokens"] for figures in alone.values()) / total
+    )
+    assert {key.partition("/")[2] for key in part} == {"", "first"}
+    assert part["loss"] == part["loss/first"] and "bits_per_byte/first" not in part
+
+
+def test_stores_that_would_be_called_the_same_are_numbered(store_of):
+    stores = [store_of([3, 4]), store_of([5])]
+    names = [store.folder.parent.name for store in stores]
+    assert MixedStore(stores, [0.5, 0.5]).names == names and len(set(names)) == 2
+    assert MixedStore([stores[0]] * 2, [0.5, 0.5]).names == ["0", "1"]
 
 
 def test_only_whole_splits_have_bits_per_byte(evaluated, slide):

@@ -195,11 +195,13 @@ def test_after_a_kill_while_joining_nothing_is_encoded_again(place, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("kills", "megabytes"), [(1, 1), pytest.param(10, 8, marks=pytest.mark.slow)]
+    ("kills", "megabytes", "shard_bytes"),
+    [(1, 2, 2**16), pytest.param(10, 8, 2**18, marks=pytest.mark.slow)],
 )
-def test_sigkill_at_random_moments_leaves_the_same_bytes(kills, megabytes):
+def test_sigkill_at_random_moments_leaves_the_same_bytes(kills, megabytes, shard_bytes):
     script = ROOT / "scripts" / "kill_preparation.py"
-    command = [sys.executable, str(script), f"--kills={kills}", f"--megabytes={megabytes}"]
+    sizes = [f"--megabytes={megabytes}", f"--shard_bytes={shard_bytes}"]
+    command = [sys.executable, str(script), f"--kills={kills}", *sizes]
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
@@ -243,6 +245,23 @@ def test_of_a_changed_file_only_the_shard_is_made_again(place, monkeypatch):
     store = prepare(place)
     assert sorted(seen(place)) == list("236789")
     assert bytes(store.tokens(2).tolist()).startswith(b"another")
+
+
+def test_of_a_changed_document_of_a_stream_only_the_shard_is_made_again(place):
+    def written(text, ends):
+        def documents():
+            for number in range(6):
+                yield Document(str(number), (text if number == 1 else b"same").ljust(100, b"x"))
+            if not ends:
+                raise KeyboardInterrupt
+
+        write_store(place / "store", documents(), Witness(place / "seen"), {}, quiet=True)
+
+    with pytest.raises(KeyboardInterrupt):
+        written(b"before", ends=False)
+    assert sorted(seen(place)) == list("012345")
+    written(b"after", ends=True)
+    assert sorted(seen(place)) == list("01")
 
 
 def test_a_file_of_another_time_makes_its_shard_again(place, monkeypatch):

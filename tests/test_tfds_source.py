@@ -25,12 +25,15 @@ tfds.dataset_builders.store_as_tfds_dataset(
     data_dir="tfds",
     split_datasets={
         split: tf.data.Dataset.from_tensor_slices(
-            {key: [e[key] for e in examples(split)] for key in ("book_text", "book_title")}
+            {
+                **{key: [e[key] for e in examples(split)] for key in ("book_text", "book_title")},
+                "year": np.arange(7, dtype=np.int32),
+            }
         )
         for split in texts
     },
     features=tfds.features.FeaturesDict(
-        {"book_text": tfds.features.Text(), "book_title": tfds.features.Text()}
+        {"book_text": tfds.features.Text(), "book_title": tfds.features.Text(), "year": np.int32}
     ),
 )
 source = TfdsText("books", "book_text", "book_title", data_dir="tfds")
@@ -43,10 +46,30 @@ for split in texts:
         for i, title in enumerate(store.titles())
     }
     assert found == {f"{split} {i}": text for i, text in enumerate(texts[split])}
+
+def refused(split, *settings, call="documents", **more):
+    try:
+        list(getattr(TfdsText(*settings, data_dir="tfds", **more), call)(split))
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("not refused")
+
+said = refused("train", "bokks")
+assert said.startswith("TensorFlow Datasets has no data set 'bokks', and there is none in tfds;")
+assert len(said) < 300 and "TfdsText.name" in said, said
+assert "no feature 'story'; bind TfdsText.text_feature to one of book" in refused(
+    "train", "books", "story")
+assert "feature 'year' of data set 'books' is no text; bind TfdsText.title_feature" in refused(
+    "train", "books", "book_text", "year")
+for call in ("documents", "count"):
+    said = refused("dev", "books", "book_text", call=call)
+    assert "no split 'dev'; bind TfdsText.splits to say which of test, train" in said, said
+    assert "no split 'eval'" in refused("dev", "books", splits={"dev": "eval"}, call=call)
+assert TfdsText("books", data_dir="tfds", splits={"dev": "train[:2]"}).count("dev") == 2
 """
 
 
-def test_a_tensorflow_data_set_is_prepared_whole_with_its_titles(tmp_path):
+def test_a_tensorflow_data_set_is_prepared_whole_or_refused_in_a_sentence(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=tmp_path
     )

@@ -173,8 +173,13 @@ def test_empty_and_long_lines_are_no_sentences():
     assert sample_lines(documents, 10, 0, 6) == ["one", "five"]
     with pytest.raises(ValueError, match=r"max_lines = 0 must be at least 1"):
         sample_lines(documents, 0, 0, 6)
-    with pytest.raises(ValueError, match="'b' is not UTF-8"):
-        sample_lines([Document("b", b"\xff")], 10, 0, 6)
+
+
+@pytest.mark.parametrize("count", [10, 2])
+def test_a_line_that_is_not_utf8_is_found_by_its_byte_in_the_document(count):
+    documents = [Document("a", b"one\n"), Document("b", b"two\n" + b"ab\xff\n" * 40)]
+    with pytest.raises(ValueError, match=r"'b' is not UTF-8 \(byte 6 is 0xff\)"):
+        sample_lines(documents, count, 0, 6)
 
 
 # Counted vocabularies.

@@ -80,6 +80,14 @@ def test_sentencepiece_keeps_what_it_was_trained_to_keep(tmp_path):
     assert (kept.tabs, kept.newlines, kept.double_spaces, kept.exact) == (True,) * 4
 
 
+def test_an_unknown_symbol_does_not_hide_that_spaces_survive(tmp_path):
+    vocabulary = pieces(tmp_path / "kept.model", remove_extra_whitespaces=False)
+    assert report(vocabulary, b"the cat sat on the mat").double_spaces
+    found = report(vocabulary, b"the cat 8 9 sat on the mat")
+    assert found.unknown and found.double_spaces
+    assert not report(vocabulary, b"8 9").double_spaces
+
+
 def test_words_keep_line_breaks_alone(tmp_path):
     path = tmp_path / "words.txt"
     path.write_text("<eos>\nthe\n<unk>\n")

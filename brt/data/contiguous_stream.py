@@ -180,16 +180,17 @@ class _Shuffled:
         self._shifts = (np.cumsum(lengths) - lengths)[order] - self._firsts[:-1]
 
     def tokens(self, start, stop):
-        return self._tokens[self._places(start, stop)]
+        return self._read(self._tokens, start, stop)
 
     def weights(self, start, stop):
-        return 1 if self._weights is None else self._weights[self._places(start, stop)]
+        return 1 if self._weights is None else self._read(self._weights, start, stop)
 
-    def _places(self, start, stop):
-        first = np.searchsorted(self._firsts, start, side="right") - 1
-        last = np.searchsorted(self._firsts, stop, side="left")
-        counts = np.diff(self._firsts[first : last + 1].clip(start, stop))
-        return np.arange(start, stop) + np.repeat(self._shifts[first:last], counts)
+    def _read(self, flat, start, stop):
+        first = self._firsts.searchsorted(start, "right") - 1
+        last = self._firsts.searchsorted(stop, "left")
+        cuts = [start, *self._firsts[first + 1 : last].tolist(), stop]
+        shifts = self._shifts[first:last].tolist()
+        return np.concatenate([flat[a + s : b + s] for a, b, s in zip(cuts, cuts[1:], shifts)])
 
 
 def _even_cuts(pairs, rows):

@@ -82,13 +82,15 @@ class Corpus:
             workers: number of processes that read and encode; None for one a CPU.
 
         Raises:
-            ValueError: there is a store, but of another source or vocabulary; or as `write_store`.
+            ValueError: there is a store, but of another source or vocabulary; the source makes its
+                tokens with another vocabulary; or as `write_store`.
             OSError: the source cannot be read, or the store not be written.
         """
         if workers is None:
             workers = len(os.sched_getaffinity(0))
         if not self.exists(split):
             vocabulary = _named(vocabulary_entry(self.vocabulary))  # fails before any work
+            self._check_source_vocabulary(vocabulary)
             with _one_at_a_time(self.store / f".{split}.lock"):
                 if not self.exists(split):
                     logging.info("preparing %s with %s", self.path(split), vocabulary)
@@ -103,6 +105,45 @@ class Corpus:
                     return
         manifest = self.open(split).manifest
         logging.info("%s is prepared: %d tokens", self.path(split), manifest["tokens"])
+        self.warn_of_changes(split)
+
+    def warn_of_changes(self, split: str) -> None:
+        """Logs a warning if the files behind a store have changed since it was made.
+
+        Their times and the number of documents tell; files on another machine say nothing.
+
+        Raises:
+            ValueError, FileNotFoundError: as `open`.
+        """
+        # Readers of published files (which have a page) would take long and refuse other files.
+        if not hasattr(self.source, "parts") or hasattr(self.source, "page"):
+            return
+        made = os.stat(self.path(split) / "manifest.json").st_mtime_ns
+        documents = self.open(split).num_documents
+        try:
+            parts = self.source.parts(split)
+            files = (file for part in parts for file in self.source.files(part))
+            changed = next((f"{f} is newer" for f in files if os.stat(f).st_mtime_ns > made), None)
+        except (OSError, ValueError):  # the source is elsewhere, or is no longer one
+            return
+        if len(parts) != documents:
+            changed = f"the source has {len(parts):,} documents now, and not {documents:,}"
+        if changed:
+            logging.warning(
+                "%s may no longer be what its source is: %s; to make it anew, delete it, or bind "
+                "Corpus.store to a new folder",
+                self.path(split),
+                changed,
+            )
+
+    def _check_source_vocabulary(self, ours):
+        theirs = getattr(self.source, "vocabulary", None) or self.vocabulary
+        if theirs.fingerprint != self.vocabulary.fingerprint:
+            raise ValueError(
+                f"{type(self.source).__name__} makes its tokens with "
+                f"{_named(vocabulary_entry(theirs))}, and Corpus.vocabulary is {ours}; bind "
+                "Corpus.vocabulary = None to take the source's"
+            )
 
     def _documents(self, split):
         if hasattr(self.source, "parts"):

@@ -92,6 +92,8 @@ class MixedStore:
     Attributes:
         stores, shares: as given.
         folder: the stores' folders, for messages.
+        names: what to call each store in records: the name of the folder above it, which is that
+            of `Corpus.store`, or its number where two would be called the same.
         manifest: of the first, with the counts of all.
         bases: number of each store's first document here.
         lengths_D, has_weights, num_documents, num_tokens: as those of a `TokenStore`.
@@ -104,6 +106,8 @@ class MixedStore:
         _check_one_vocabulary([(s.folder, s.manifest["vocabulary"]) for s in stores])
         self.stores, self.shares = stores, shares
         self.folder = " + ".join(str(store.folder) for store in stores)
+        names = [store.folder.absolute().parent.name for store in stores]
+        self.names = names if len(set(names)) == len(names) else list(map(str, range(len(names))))
         self.manifest = dict(stores[0].manifest)
         for key, value in self.manifest.items():
             if type(value) is int and key != "format":
@@ -128,6 +132,10 @@ class MixedStore:
     def titles(self) -> list[str]:
         """Titles of all documents, in order."""
         return [title for store in self.stores for title in store.titles()]
+
+    def stores_of(self, documents) -> np.ndarray:
+        """Which store each document is of, int64 (documents,); -1 for document -1."""
+        return np.searchsorted(self.bases, documents, side="right") - 1
 
     def _find(self, document):
         which = bisect.bisect_right(self.bases, document) - 1

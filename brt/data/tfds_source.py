@@ -29,7 +29,8 @@ class TfdsText:
 
     Raises:
         ImportError: from `documents` and `count`, when the `data` extra is not installed.
-        ValueError: from `documents`, for a feature the data set lacks.
+        ValueError: from `documents` and `count`, for a data set or split that is not there; from
+            `documents`, for a feature the data set lacks, or that is no text.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class TfdsText:
         builder = self._builder()
         builder.download_and_prepare()
         # Reading one shard at a time gives the order in which the examples were written.
+        self._examples_of(builder, split)
         examples = builder.as_dataset(
             split=self.splits.get(split, split),
             shuffle_files=False,
@@ -75,12 +77,31 @@ class TfdsText:
 
     def count(self, split: str) -> int | None:
         """Number of examples, None when the data set does not tell before it is downloaded."""
-        splits = self._builder().info.splits
-        return splits[self.splits.get(split, split)].num_examples if splits else None
+        builder = self._builder()
+        return self._examples_of(builder, split) if builder.info.splits else None
 
     def _builder(self):
         folder = self.data_dir and os.path.expanduser(os.path.expandvars(self.data_dir))
-        return _library().builder(self.name, data_dir=folder)
+        library = _library()
+        try:
+            return library.builder(self.name, data_dir=folder)
+        except library.core.DatasetNotFoundError:
+            raise ValueError(
+                f"TensorFlow Datasets has no data set {self.name!r}, and there is none in "
+                f"{folder or 'its own folder'}; bind TfdsText.name to one it has, or "
+                "TfdsText.data_dir to the folder where yours is"
+            ) from None
+
+    def _examples_of(self, builder, split):
+        """Number of examples of a split, which has to be there."""
+        there = self.splits.get(split, split)
+        try:
+            return builder.info.splits[there].num_examples
+        except (KeyError, ValueError):
+            raise ValueError(
+                f"data set {self.name!r} has no split {there!r}; bind TfdsText.splits to say which "
+                f"of {', '.join(sorted(builder.info.splits))} it is, as in {{{split!r}: 'train'}}"
+            ) from None
 
     def _feature(self, example, setting):
         feature = getattr(self, setting)
@@ -88,6 +109,11 @@ class TfdsText:
             raise ValueError(
                 f"data set {self.name!r} has no feature {feature!r}; bind TfdsText.{setting} to "
                 f"one of {', '.join(sorted(example))}"
+            )
+        if not isinstance(example[feature], bytes):
+            raise ValueError(
+                f"feature {feature!r} of data set {self.name!r} is no text; bind "
+                f"TfdsText.{setting} to one that is, of {', '.join(sorted(example))}"
             )
         return example[feature]
 

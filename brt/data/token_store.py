@@ -92,7 +92,6 @@ def write_store(
         manifest = join_shards(store, shards, vocabulary, source_description)
         os.replace(store, folder)
     except BaseException as error:
-        written = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
         shards = _remove_unfinished(partial)
         kept = f"; {shards} finished shards stay in {partial} for the next try" if shards else ""
         if not shards:
@@ -100,8 +99,8 @@ def write_store(
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OSError(
                 error.errno,
-                f"the disk was full after {written} bytes of store {folder}; free some space, or "
-                f"bind Corpus.store to a folder on another disk{kept}",
+                f"the disk was full before store {folder} was whole; free some space, or bind "
+                f"Corpus.store to a folder on another disk{kept}",
             ) from error
         raise
     finally:

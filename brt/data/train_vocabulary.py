@@ -276,15 +276,23 @@ def sample_lines(documents: Iterable[Document], count: int, seed: int, longest: 
     for document in documents:
         lines = [line for line in document.data.split(b"\n") if 0 < len(line) <= longest]
         filling = lines[: count - len(sample)]
-        sample += [utf8_text(line, document.title) for line in filling]
+        sample += [_text_of(line, document) for line in filling]
         while following < seen + len(lines):
             if following >= count:
-                line = utf8_text(lines[following - seen], document.title)
+                line = _text_of(lines[following - seen], document)
                 sample[int(next(uniform) * count)] = line
             weight *= math.exp(math.log(next(uniform)) / count)
             following += 1 + int(math.log(next(uniform)) / math.log1p(-weight))
         seen += len(lines)
     return sample
+
+
+def _text_of(line, document):
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        utf8_text(document.data[:], document.title)  # says where in the document
+        raise
 
 
 def _uniform(seed) -> Iterator[float]:

@@ -7,7 +7,7 @@ from brt.data.sources import Document
 from brt.data.vocabularies import Vocabulary
 
 PROBE_WORDS = 500
-"""Words of the text that are joined anew to see which white space survives."""
+"""Words of the text, at most, that are joined anew to see which white space survives."""
 
 
 class Report(NamedTuple):
@@ -17,7 +17,8 @@ class Report(NamedTuple):
     bytes, words, tokens, unknown: of the text: its bytes, words separated by white space, token
         ids, and how many of these are the unknown id.
     exact: whether the text comes back unchanged.
-    tabs, newlines, double_spaces: whether they survive where they separate the text's own words.
+    tabs, newlines, double_spaces: whether they survive where they separate words of the text that
+        the vocabulary knows.
     """
 
     name: str
@@ -76,7 +77,11 @@ def report(vocabulary: Vocabulary, text: bytes) -> Report:
     words = text.decode("utf-8", errors="replace").split()
     if len(words) < 2 or not len(ids):
         raise ValueError("the sample has fewer than two words; give a longer one")
-    unknown = vocabulary.unknown_id
+    unknown, exact = vocabulary.unknown_id, _round_trip(vocabulary, ids) == text
+    # What stands for an unknown symbol may bring white space of its own, as SentencePiece's does.
+    probe = words[:PROBE_WORDS]
+    known = [w for w in probe if unknown not in vocabulary.encode(w.encode(), "sample")]
+    known = known if len(known) > 1 else probe
     return Report(
         name=vocabulary.name,
         size=int(vocabulary.size),
@@ -86,10 +91,10 @@ def report(vocabulary: Vocabulary, text: bytes) -> Report:
         words=len(words),
         tokens=len(ids),
         unknown=0 if unknown is None else int((ids == unknown).sum()),
-        exact=_round_trip(vocabulary, ids) == text,
-        tabs=_survives("\t", vocabulary, words),
-        newlines=_survives("\n", vocabulary, words),
-        double_spaces=_survives("  ", vocabulary, words),
+        exact=exact,
+        tabs=_survives("\t", vocabulary, known),
+        newlines=_survives("\n", vocabulary, known),
+        double_spaces=_survives("  ", vocabulary, known),
     )
 
 
@@ -125,7 +130,7 @@ def _round_trip(vocabulary, ids):
 def _survives(separator, vocabulary, words):
     """Whether words joined by it come back with as many of it."""
     # The line end that closes the probe gives vocabularies with line symbols a whole line.
-    probe = separator.join(words[:PROBE_WORDS]) + "\n"
+    probe = separator.join(words) + "\n"
     try:
         back = vocabulary.decode(vocabulary.encode(probe.encode(), "sample"))
     except ValueError:  # a symbol that the vocabulary refuses

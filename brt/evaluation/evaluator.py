@@ -7,6 +7,7 @@ does not depend on how documents were batched.
 import gin
 import numpy as np
 
+from brt.data.mixture import MixedStore
 from brt.data.streams import evaluation_pass
 from brt.evaluation.perplexity import per_text, per_token
 from brt.evaluation.reading import TREATMENTS, SegmentReader
@@ -95,8 +96,28 @@ def batch_shape(experiment) -> tuple[int, int]:
     return rows, segment_length
 
 
+class StoreSums(TokenSums):
+    """`TokenSums` of each store of a mixture, as `loss/NAME` and so on."""
+
+    def add(self, sums, store, documents_B, offsets_B, nats_BT, correct_BT, weights_BT):
+        stores_B = store.stores_of(documents_B)
+        for number, (name, part) in enumerate(zip(store.names, store.stores)):
+            rows = stores_B == number
+            tokens = nats_BT[rows], correct_BT[rows], weights_BT[rows]
+            own = sums.setdefault(name, {})
+            super().add(own, part, documents_B[rows], offsets_B[rows], *tokens)
+
+    def scalars(self, sums, store, whole):
+        scalars = {}
+        for name, part in zip(store.names, store.stores):
+            if sums[name]["tokens"]:
+                found = super().scalars(sums[name], part, whole)
+                scalars |= {f"{key}/{name}": value for key, value in found.items()}
+        return scalars
+
+
 class Evaluator:
-    """Evaluates parameters on one split, as often as asked.
+    """Evaluates parameters on one split, as often as asked; of a mixture, each store as well.
 
     Args:
         experiment: the `Experiment`, whose evaluation settings say what to do.
@@ -122,6 +143,8 @@ class Evaluator:
         self.has_state = self.reader.has_state
         self.stream = evaluation_pass(trainer.stream, store, rows, self.segment_length)
         self.scores = [TokenSums()] + ([evaluation.score] if evaluation.score else [])
+        if isinstance(store, MixedStore):
+            self.scores.append(StoreSums())
 
     def run(self, params, progress_label=None, max_steps=None) -> dict[str, float]:
         """Scalars of the split; those with the state cleared have the prefix `cleared_`.
@@ -187,4 +210,8 @@ class Evaluator:
 
 
 def _prefixed(cleared):
-    return {f"cleared_{name}": value for name, value in cleared.items() if name not in SHARED}
+    return {
+        f"cleared_{name}": value
+        for name, value in cleared.items()
+        if name.partition("/")[0] not in SHARED
+    }
