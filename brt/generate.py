@@ -9,7 +9,7 @@
 Text goes to standard output as it is written, everything else to standard error.
 """
 
-import contextlib
+import json
 import math
 import os
 import sys
@@ -18,7 +18,6 @@ import time
 from absl import flags
 
 from brt import command_line
-from brt.data.corpus import StoreMissing
 from brt.data.vocabularies import expanded
 from brt.experiment import load_run
 from brt.generation.generator import Generator
@@ -60,8 +59,7 @@ def main():
 
     experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings)
     trainer = experiment.trainer
-    with contextlib.suppress(StoreMissing):  # if it is here, it knows the vocabulary
-        experiment.open_store("train")
+    _check_vocabulary(trainer.corpus)
     generator = Generator(
         experiment.bind(params), trainer.corpus.vocabulary, trainer.segment_length
     )
@@ -130,6 +128,20 @@ def score(generator, memory, tokens, size):
 def _content(path):
     with open(expanded(path), "rb") as file:
         return file.read()
+
+
+def _check_vocabulary(corpus):
+    """Refuses another vocabulary than that of the run's store, if the store is on this machine."""
+    manifest, mine = corpus.corpora[0].path("train") / "manifest.json", corpus.vocabulary
+    if not manifest.is_file():
+        return
+    theirs = json.loads(manifest.read_bytes())["vocabulary"]
+    if theirs["fingerprint"] != mine.fingerprint:
+        raise ValueError(
+            f"The run's token store {manifest.parent} was made with another tokenizer, "
+            f"{theirs['name']} of size {theirs['size']}, and this is {mine.name} of size "
+            f"{mine.size}: bind Corpus.vocabulary to the one the model was trained with."
+        )
 
 
 def _check_place(path, rows):
