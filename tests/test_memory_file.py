@@ -67,10 +67,12 @@ def test_activations_in_bfloat16_are_kept_as_they_are(tmp_path):
 
 
 def test_the_size_is_constant_and_that_of_the_caches(generator, memory, path, tmp_path):
-    generator.save(tmp_path / "first", generator.begin())
-    sizes = [os.path.getsize(p) for p in (path, tmp_path / "first")]
-    assert sizes[0] == sizes[1]
-    assert memory.bytes == generator.begin().bytes < sizes[0] < memory.bytes + 4096
+    empty = generator.begin()
+    generator.save(tmp_path / "first", empty)
+    generator.save(tmp_path / "last", memory._replace(position_B=np.array([2**31 - 1], np.int32)))
+    sizes = [os.path.getsize(p) for p in (path, tmp_path / "first", tmp_path / "last")]
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert memory.bytes == empty.bytes < sizes[0] < memory.bytes + 4096
 
 
 def test_the_header_describes_the_document_in_json(generator, path):
