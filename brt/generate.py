@@ -9,6 +9,7 @@
 Text goes to standard output as it is written, everything else to standard error.
 """
 
+import json
 import math
 import os
 import sys
@@ -49,36 +50,38 @@ def main():
             f"--samples = {FLAGS.samples} must be at least 1, and --max_tokens = "
             f"{FLAGS.max_tokens} at least 0."
         )
-    texts = [text.encode() for text in FLAGS.prompt] + [
-        _content(path) for path in FLAGS.prompt_file
-    ]
-    scored = FLAGS.score and _content(FLAGS.score)
+    texts = [("--prompt", os.fsencode(text)) for text in FLAGS.prompt]
+    texts += [(path, _content(path)) for path in FLAGS.prompt_file]
+    scored = _content(FLAGS.score) if FLAGS.score else None
     sampling = Sampling(FLAGS.temperature, FLAGS.top_k, FLAGS.top_p, FLAGS.repetition_penalty)
     if FLAGS.save_memory:
         _check_place(FLAGS.save_memory, max(len(texts), 1) * FLAGS.samples)
 
     experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings)
     trainer = experiment.trainer
+    _check_vocabulary(trainer.corpus)
     generator = Generator(
         experiment.bind(params), trainer.corpus.vocabulary, trainer.segment_length
     )
-    checked(sampling, generator.vocabulary.size)  # before anything long is read
     _say(f"{FLAGS.workdir} at step {step:,}")
+    # All that may be refused, before anything long is read.
+    checked(sampling, generator.vocabulary.size)
+    tokens = [generator.encode(text, name) for name, text in texts or [("--prompt", b"")]]
+    if scored is not None and not len(scored_T := generator.encode(scored, FLAGS.score)):
+        raise ValueError(f"{FLAGS.score} has no token to score.")
 
     memory = None
     if FLAGS.load_memory:
         memory = generator.load(FLAGS.load_memory)
         _say(f"{FLAGS.load_memory} has read {memory.position_B[0]:,} tokens")
-    texts = texts or [b""]
-    if memory is not None:
-        memory = take_rows(memory, [0] * len(texts))
-    memory = generator.read(texts, memory, "reading, tokens")
-    if scored:
-        memory = score(generator, memory, scored)
+        memory = take_rows(memory, [0] * len(tokens))
+    memory = generator.read(tokens, memory, "reading, tokens")
+    if scored is not None:
+        memory = score(generator, memory, scored_T, len(scored))
     if FLAGS.save_memory:  # at once: what was read shall survive whatever happens below
         generator.save(FLAGS.save_memory, memory)
-    if not scored and FLAGS.max_tokens:
-        rows = [row for row in range(len(texts)) for _ in range(FLAGS.samples)]
+    if scored is None and FLAGS.max_tokens:
+        rows = [row for row in range(len(tokens)) for _ in range(FLAGS.samples)]
         memory = write(generator, take_rows(memory, rows), sampling)
         if FLAGS.save_memory:
             generator.save(FLAGS.save_memory, memory)
@@ -109,16 +112,15 @@ def write(generator, memory, sampling):
     return writing.memory
 
 
-def score(generator, memory, data):
-    """Reads a text and prints its tokens, bits per token and bits per byte."""
-    memory, nats = generator.score([data] * len(memory.position_B), memory, "scoring, tokens")
+def score(generator, memory, tokens, size):
+    """Reads tokens of a text of `size` bytes; prints how many, bits per token and per byte."""
+    tokens = [tokens] * len(memory.position_B)
+    memory, nats = generator.score(tokens, memory, "scoring, tokens")
     for nats_T in nats:
-        if not len(nats_T):
-            raise ValueError(f"{FLAGS.score} has no token to score.")
         bits = nats_T.sum() / math.log(2)
         print(
             f"tokens {len(nats_T):,}  bits per token {bits / len(nats_T):.6f}  "
-            f"bits per byte {bits / len(data):.6f}"
+            f"bits per byte {bits / size:.6f}"
         )
     return memory
 
@@ -126,6 +128,20 @@ def score(generator, memory, data):
 def _content(path):
     with open(expanded(path), "rb") as file:
         return file.read()
+
+
+def _check_vocabulary(corpus):
+    """Refuses another vocabulary than that of the run's store, if the store is on this machine."""
+    manifest, mine = corpus.corpora[0].path("train") / "manifest.json", corpus.vocabulary
+    if not manifest.is_file():
+        return
+    theirs = json.loads(manifest.read_bytes())["vocabulary"]
+    if theirs["fingerprint"] != mine.fingerprint:
+        raise ValueError(
+            f"The run's token store {manifest.parent} was made with another tokenizer, "
+            f"{theirs['name']} of size {theirs['size']}, and this is {mine.name} of size "
+            f"{mine.size}: bind Corpus.vocabulary to the one the model was trained with."
+        )
 
 
 def _check_place(path, rows):

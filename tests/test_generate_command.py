@@ -1,24 +1,31 @@
 """`brt.generate`: text on standard output, the rest on standard error, nothing lost."""
 
 import re
+import shutil
 
 import pytest
 from absl import flags
-from tiny_run import build, command, shared_programs, train_here, write_config  # noqa: F401
+from tiny_run import build, command, shared_programs, write_config  # noqa: F401
 
 from brt import benchmark, generate
 from brt.experiment import load_run
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
+from brt.training.checkpoint import Checkpoints
 
 PROMPT = "the tea then"
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run folder."""
+    """What generation needs of a run folder: a config and a checkpoint."""
     folder = tmp_path_factory.mktemp("generate")
-    train_here(build(write_config(folder, "Trainer.steps = 1")), folder / "run")
+    tiny = build(write_config(folder))
+    (folder / "run").mkdir()
+    shutil.copy(tiny.path, folder / "run/config.gin")
+    checkpoints = Checkpoints(str(folder / "run/checkpoints"))
+    checkpoints.save(tiny.experiment.init_state(), {})
+    checkpoints.close()
     return folder / "run"
 
 
@@ -44,7 +51,7 @@ def test_the_command_writes_what_the_python_interface_writes(generated, run):
     generator = Generator(experiment.bind(params), experiment.trainer.corpus.vocabulary, 16)
     writing = generator.write(generator.read(PROMPT), 20, Sampling(0.8, 9), seed=3).run()
     assert out == writing.texts[0] + "\n"
-    assert "at step 1" in err and "20 tokens in" in err
+    assert "at step 0" in err and "20 tokens in" in err
 
 
 def test_a_memory_file_goes_on_where_the_document_stood(generated, tmp_path):
@@ -79,11 +86,19 @@ def test_a_memory_file_goes_on_where_the_document_stood(generated, tmp_path):
         (["--load_memory=nothing"], "There is no memory file nothing"),
         (["--prompt_file=nothing.txt"], "nothing.txt"),
         (["--gin_file=x.gin"], "--gin_file is not read"),
+        (["--gin.Corpus.vocabulary='characters:few'"], "was made with another tokenizer, bytes"),
+        (["--load_memory=torn"], "torn is no memory file, or only a part of one"),
+        (["--score=empty"], "empty has no token to score"),
     ],
 )
-def test_bad_arguments_end_in_a_sentence(generated, arguments, named):
+def test_bad_arguments_end_in_a_sentence(generated, arguments, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "few").write_text("U+0061 2\n")
+    (tmp_path / "torn").write_bytes(b"\x10")
+    (tmp_path / "empty").touch()
     out, err = generated(*arguments, status=1)
     assert named in err and not out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "few", "torn"]
 
 
 def test_a_folder_without_a_run_is_named(generated, tmp_path):

@@ -1,16 +1,18 @@
 """The README is true: its files, flags and Python exist and run."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from absl import flags
+from tiny_run import command, shared_programs  # noqa: F401
 
 from brt import config
 from brt import evaluate as evaluate_command  # noqa: F401  (defines the flags)
-from brt import generate as generate_command  # noqa: F401  (defines the flags)
+from brt import generate as generate_command
 from brt import prepare as prepare_command  # noqa: F401  (defines the flags)
 from brt import report as report_command  # noqa: F401  (defines the flags)
 from brt import train as train_command  # noqa: F401  (defines the flags)
@@ -68,7 +70,7 @@ def test_the_commands_of_the_readme_build(arguments):
     Experiment.from_gin()
 
 
-def test_the_python_of_the_readme_runs_on_a_run_folder(tmp_path):
+def test_the_python_and_the_writing_of_the_readme_run_on_a_run_folder(tmp_path, monkeypatch):
     config_file = tmp_path / "tiny.gin"
     config_file.write_text(
         f'include "{ROOT}/configs/text_rec_fixed_skip.gin"\n'
@@ -104,7 +106,15 @@ def test_the_python_of_the_readme_runs_on_a_run_folder(tmp_path):
     assert first > 0
     assert len(losses) == 3 and losses[-1] < losses[0]
     assert shown("Generator")
-    assert (tmp_path / "book.memory").exists()
+    size = (tmp_path / "book.memory").stat().st_size
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("some words " * 50)
+    lines = block("bash", "brt.generate").replace("\\\n", "").splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        assert not command(monkeypatch, generate_command, *shlex.split(line)[3:]), line
+    assert (tmp_path / "book.memory").stat().st_size == size
 
 
 def test_studies_and_their_flags_are_those_of_the_command():

@@ -33,14 +33,14 @@ def make_decode_loop(graph, size: int):
         def step(t, carry):
             memory, tokens_BC, nats_BC, finite_BC = carry
             reads_B = t < counts_B
-            logits_BV, caches = model.decode(memory.recent_BW[:, -1], memory.caches, reads_B)
+            logits_BV, caches = model.decode(memory.recent_BP[:, -1], memory.caches, reads_B)
             keys_B = row_keys(seeds_B, memory.position_B)
-            chosen_B = choose(sampling, logits_BV[:, :size], memory.recent_BW, keys_B)
+            chosen_B = choose(sampling, logits_BV[:, :size], memory.recent_BP, keys_B)
             next_B = jnp.where(given_BC[:, t] == DRAW, chosen_B, given_BC[:, t])
             nats_B, _ = token_losses(logits_BV, next_B)
-            recent_BW = jnp.concatenate([memory.recent_BW[:, 1:], next_B[:, None]], axis=1)
-            recent_BW = select_rows(reads_B, recent_BW, memory.recent_BW)
-            memory = Memory(caches, recent_BW, memory.position_B + reads_B.astype(jnp.int32))
+            recent_BP = jnp.concatenate([memory.recent_BP[:, 1:], next_B[:, None]], axis=1)
+            recent_BP = select_rows(reads_B, recent_BP, memory.recent_BP)
+            memory = Memory(caches, recent_BP, memory.position_B + reads_B.astype(jnp.int32))
             finite_B = jnp.isfinite(logits_BV).all(axis=-1)
             return (
                 memory,

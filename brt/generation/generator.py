@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from brt.data.vocabularies import Vocabulary
+from brt.data.vocabularies import Vocabulary, checked_ids
 from brt.generation import memory_file
 from brt.generation.decode_loop import DRAW, make_decode_loop
 from brt.generation.memory import Memory, fresh_memory
@@ -35,26 +35,28 @@ class Generator:
     go on from it twice. All of it costs the same at any position of a document.
 
     Args:
-        model: a `LanguageModel` with parameters, from `Experiment.bind`; on one device.
+        model: a `LanguageModel` with parameters, from `Experiment.bind`; on one device. Asked for
+            `period`, `init_caches`, `begin_decoding`, `end_decoding`, `read_part`, `decode` and a
+            call on a segment; what its caches hold is its own affair.
         vocabulary: what text is read and written with.
-        segment_length: tokens read at once, a multiple of the model's window; None takes about
-            2,048. It changes the speed of reading, not what is read.
+        segment_length: tokens read at once, a multiple of the model's period (its window); None
+            takes about 2,048. It changes the speed of reading, not what is read.
         chunk: tokens written between two looks from the host.
 
     Raises:
         ValueError: the vocabulary has more ids than the model, or the segment length is no
-            multiple of the window.
+            multiple of the period.
     """
 
     def __init__(
         self, model, vocabulary: Vocabulary, segment_length: int | None = None, chunk: int = 16
     ):
-        W = model.window
-        segment_length = segment_length or max(SEGMENT // W, 1) * W
-        if segment_length < 1 or segment_length % W or chunk < 1:
+        P = model.period
+        segment_length = segment_length or max(SEGMENT // P, 1) * P
+        if segment_length < 1 or segment_length % P or chunk < 1:
             raise ValueError(
-                f"segment_length = {segment_length} must be a multiple of LanguageModel.window = "
-                f"{W}, and chunk = {chunk} at least 1."
+                f"segment_length = {segment_length} must be a multiple of the model's period of "
+                f"{P} tokens, and chunk = {chunk} at least 1."
             )
         if vocabulary.size > model.vocabulary_size:
             raise ValueError(
@@ -67,7 +69,7 @@ class Generator:
         # Explicitly placed, here and below, or the first call would be compiled by itself.
         self.params = jax.device_put(params, self.device)
         self.decode_loop = jax.jit(make_decode_loop(graph, vocabulary.size))
-        self.prefill = Prefill(graph, W, segment_length, self.decode_loop, chunk)
+        self.prefill = Prefill(graph, P, segment_length, self.decode_loop, chunk)
 
     # Reading.
 
@@ -94,9 +96,16 @@ class Generator:
 
         Returns:
             The memory, and for each document the nats of its tokens, float64 (tokens,).
+
+        Raises:
+            NonFiniteLogits: some of them are not numbers.
         """
-        tokens, memory = self._prepared(texts, memory)
-        return self.prefill(self.params, memory, tokens, score=True, label=label)
+        tokens, before = self._prepared(texts, memory)
+        memory, nats = self.prefill(self.params, before, tokens, score=True, label=label)
+        for row, nats_T in enumerate(nats):
+            if not np.isfinite(nats_T).all():
+                raise _not_finite(before, row, int(np.argmin(np.isfinite(nats_T))))
+        return memory, nats
 
     def encode(self, text, title: str = "the prompt") -> np.ndarray:
         """Token ids, int32 (tokens,), of a text to be gone on with.
@@ -107,7 +116,7 @@ class Generator:
         """
         if not isinstance(text, str | bytes):
             ids = np.asarray(text, np.int32).reshape(-1)
-            self.vocabulary.decode(ids)  # refuses ids it does not have
+            checked_ids(ids, self.vocabulary.size, self.vocabulary.name)
             return ids
         data = text.encode() if isinstance(text, str) else text
         ids = self.vocabulary.encode(data, title)
@@ -183,7 +192,7 @@ class Writing:
         self.generator, self.memory = generator, memory
         rows = len(memory.position_B)
         self._sampling = checked(sampling, generator.vocabulary.size)
-        seeds = [seed + row for row in range(rows)] if isinstance(seed, int) else list(seed)
+        seeds = list(seed) if np.ndim(seed) else [seed + row for row in range(rows)]
         if len(seeds) != rows or not all(0 <= s < 2**32 for s in seeds):
             raise ValueError(
                 f"seed = {seed}: {rows} rows need seeds from 0 to 2^32 - 1, one for each or a "
@@ -196,14 +205,14 @@ class Writing:
             )
         self._seeds_B = np.array(seeds, np.uint32)
         self._left_B = np.full(rows, max_tokens)
-        recent_BW = np.asarray(memory.recent_BW)
         self._streams = [
-            StreamingText(generator.vocabulary, recent_W[recent_W >= 0], stop)
-            for recent_W in recent_BW
+            StreamingText(generator.vocabulary, recent_P[recent_P >= 0], stop)
+            for recent_P in np.asarray(memory.recent_BP)
         ]
         self.texts = [""] * rows
         self.tokens, self.nats = [[] for _ in range(rows)], [[] for _ in range(rows)]
         self.stopped = [False] * rows
+        self._bad = None  # an error, to be raised when what came before it has been handed out
 
     def run(self) -> "Writing":
         """Writes to the end."""
@@ -215,17 +224,22 @@ class Writing:
         return self
 
     def __next__(self) -> list[str]:
+        if self._bad:
+            raise self._bad
         counts_B = np.minimum(self._left_B, self.generator.chunk)
         if not counts_B.any():
             raise StopIteration
         given_BC = np.full((len(counts_B), self.generator.chunk), DRAW, np.int32)
         memory, *found = self._go_on(given_BC, counts_B)
         tokens_BC, nats_BC, finite_BC = map(np.asarray, found)
-        self._check(counts_B, finite_BC)
         pieces, kept_B = [], np.zeros_like(counts_B)
         for row, stream in enumerate(self._streams):
             piece = ""
             while kept_B[row] < counts_B[row] and not stream.stopped:
+                if not finite_BC[row, kept_B[row]]:
+                    self._bad = self._bad or _not_finite(self.memory, row, kept_B[row])
+                    piece += stream.finish()
+                    break
                 piece += stream.push(tokens_BC[row, kept_B[row]])
                 kept_B[row] += 1
             self.tokens[row] += tokens_BC[row, : kept_B[row]].tolist()
@@ -251,13 +265,10 @@ class Writing:
             self._sampling,
         )
 
-    def _check(self, counts_B, finite_BC):
-        bad_BC = ~finite_BC & (np.arange(finite_BC.shape[1]) < counts_B[:, None])
-        if bad_BC.any():
-            row, place = np.argwhere(bad_BC)[0]
-            position = int(np.asarray(self.memory.position_B)[row] + place)
-            raise NonFiniteLogits(
-                f"The model's logits for token {position:,} of document {row} are not finite "
-                "numbers, and nothing can be drawn from them: look at the parameters, or at "
-                "LanguageModel.activation_dtype."
-            )
+
+def _not_finite(memory, row, place):
+    return NonFiniteLogits(
+        f"The model's logits for token {int(memory.position_B[row]) + place:,} of document {row} "
+        "are not finite numbers, and say nothing: look at the parameters, or at "
+        "LanguageModel.activation_dtype."
+    )

@@ -13,15 +13,16 @@ class Memory(NamedTuple):
 
     A document's newest token is known but not yet read: it is the model's next input, as the
     last token of a segment is the first input of the next. So a document of n tokens has been
-    read for n inputs, `BEGIN` first, and stands n % W tokens into a block.
+    read for n inputs, `BEGIN` first, and stands n % P tokens after a place where caches move
+    (P is `model.period`, the window of most models).
 
-    caches: the model's caches in decoding form.
-    recent_BW: (B, W) int32, the last W tokens, newest last; `BEGIN` where there are fewer.
+    caches: the model's caches in decoding form, whatever they are.
+    recent_BP: (B, P) int32, the last P tokens, newest last; `BEGIN` where there are fewer.
     position_B: (B,) int32, tokens of the document so far.
     """
 
     caches: Any
-    recent_BW: jax.Array
+    recent_BP: jax.Array
     position_B: jax.Array
 
     @property
@@ -34,7 +35,7 @@ def fresh_memory(model, rows: int) -> Memory:
     """Documents that have not begun."""
     return Memory(
         model.begin_decoding(model.init_caches(rows)),
-        jnp.full((rows, model.window), BEGIN, jnp.int32),
+        jnp.full((rows, model.period), BEGIN, jnp.int32),
         jnp.zeros(rows, jnp.int32),
     )
 
@@ -42,8 +43,3 @@ def fresh_memory(model, rows: int) -> Memory:
 def take_rows(memory: Memory, rows) -> Memory:
     """The memories of these rows, in this order; a row named twice is forked."""
     return jax.tree.map(lambda x: x[jnp.asarray(rows)], memory)
-
-
-def join(memories) -> Memory:
-    """Several memories, of one model, as one batch."""
-    return jax.tree.map(lambda *rows: jnp.concatenate(rows), *memories)

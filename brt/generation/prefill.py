@@ -1,8 +1,8 @@
 """Reading text into a memory at the speed of evaluation: by whole segments.
 
-What a row has to read is cut at block borders, which count from its document's own start:
-the end of a block it stands in, token by token; whole segments; whole blocks; and the
-beginning of a last block, padded. A row that has nothing to read holds still meanwhile.
+What a row has to read is cut where its caches move, every P tokens from its document's own start:
+up to the next such place, token by token; whole segments; whole periods; and the beginning of a
+last one, padded. A row that has nothing to read holds still meanwhile.
 """
 
 import jax
@@ -21,31 +21,32 @@ class Prefill:
 
     Args:
         graph: of the model, from `nnx.split`.
-        window: W, in tokens.
-        segment_length: N, in tokens, a multiple of W.
+        period: P, in tokens, `model.period`.
+        segment_length: N, in tokens, a multiple of P.
         decode_loop: from `make_decode_loop`, jitted.
         chunk: C, tokens a call of it.
     """
 
-    def __init__(self, graph, window: int, segment_length: int, decode_loop, chunk: int):
-        self.window, self.segment_length = window, segment_length
+    def __init__(self, graph, period: int, segment_length: int, decode_loop, chunk: int):
+        self.period, self.segment_length = period, segment_length
         self.decode_loop, self.chunk = decode_loop, chunk
 
-        def segment(params, inputs_BT, targets_BT, caches, reads_B, score):
-            model = nnx.merge(graph, params)
-            x_BTD, after, _ = model.stack(model.embed(inputs_BT), caches)
-            nats_BT = token_losses(model.logits(x_BTD), targets_BT)[0] if score else None
-            return select_rows(reads_B, after, caches), nats_BT
+        def nats(logits_BTV, targets_BT, score):  # logits that nobody asks for are not computed
+            return token_losses(logits_BTV, targets_BT)[0] if score else None
 
-        def begin(params, caches, after, fill_B, moved_B, others):
-            caches = nnx.merge(graph, params).begin_decoding(caches, after, fill_B)
-            return select_rows(moved_B, caches, others)
+        def segment(params, inputs_BT, targets_BT, caches, reads_B, score):
+            logits_BTV, after = nnx.merge(graph, params)(inputs_BT, caches)
+            return select_rows(reads_B, after, caches), nats(logits_BTV, targets_BT, score)
+
+        def part(params, inputs_BT, targets_BT, caches, counts_B, moved_B, others, score):
+            logits_BTV, after = nnx.merge(graph, params).read_part(inputs_BT, caches, counts_B)
+            return select_rows(moved_B, after, others), nats(logits_BTV, targets_BT, score)
 
         def end(params, caches):
             return nnx.merge(graph, params).end_decoding(caches)
 
         self._segment = jax.jit(segment, static_argnames="score")
-        self._begin, self._end = jax.jit(begin), jax.jit(end)
+        self._part, self._end = jax.jit(part, static_argnames="score"), jax.jit(end)
 
     def __call__(self, params, memory: Memory, tokens, score=False, label=None):
         """Adds tokens to each document.
@@ -61,12 +62,11 @@ class Prefill:
             The memory, and a list of B float64 arrays, the nats of each token; None instead if
             they are not scored.
         """
-        W, N, C = self.window, self.segment_length, self.chunk
-        recent_BW, position_B = np.asarray(memory.recent_BW), np.asarray(memory.position_B)
-        reading = _Reading(recent_BW[:, -1], tokens, score, label)
+        P, N, C = self.period, self.segment_length, self.chunk
+        recent_BP, position_B = np.asarray(memory.recent_BP), np.asarray(memory.position_B)
+        reading = _Reading(recent_BP[:, -1], tokens, score, label)
 
-        fill_B = position_B % W
-        to_border_B = np.minimum(np.where(fill_B > 0, W - fill_B, 0), reading.lengths_B)
+        to_border_B = np.minimum(-position_B % P, reading.lengths_B)
         while (counts_B := np.minimum(to_border_B - reading.done_B, C)).any():
             _, given_BC = reading.next(counts_B, C)
             seeds_B = np.zeros(len(counts_B), np.uint32)
@@ -78,26 +78,27 @@ class Prefill:
         caches, moved_B = memory.caches, reading.left_B > 0
         if moved_B.any():
             caches = self._end(params, caches)
-            for length in (N, W):
+            for length in (N, P):
                 while (reads_B := reading.left_B >= length).any():
                     counts_B = np.where(reads_B, length, 0)
                     batch = reading.next(counts_B, length)
                     caches, nats_BT = self._segment(params, *batch, caches, reads_B, score=score)
                     reading.advance(counts_B, nats_BT, caches)
-            after, fill_B = caches, reading.left_B.astype(np.int32)
-            if fill_B.any():
-                batch, every_B = reading.next(fill_B, W), np.ones(len(fill_B), bool)
-                after, nats_BT = self._segment(params, *batch, caches, every_B, score=score)
-                reading.advance(fill_B, nats_BT, after)
-            caches = self._begin(params, caches, after, fill_B, moved_B, memory.caches)
+            counts_B = reading.left_B.astype(np.int32)
+            caches, nats_BT = self._part(
+                *(params, *reading.next(counts_B, P), caches),
+                *(counts_B, moved_B, memory.caches),
+                score=score,
+            )
+            reading.advance(counts_B, nats_BT, caches)
         reading.close()
 
-        recent_BW = [np.append(old, new)[-W:] for old, new in zip(recent_BW, reading.tokens)]
+        recent_BP = [np.append(old, new)[-P:] for old, new in zip(recent_BP, reading.tokens)]
         position_B = position_B + reading.lengths_B
-        recent_BW, position_B = jax.device_put(
-            (np.array(recent_BW, np.int32), position_B.astype(np.int32)), memory.position_B.sharding
+        recent_BP, position_B = jax.device_put(
+            (np.array(recent_BP, np.int32), position_B.astype(np.int32)), memory.position_B.sharding
         )
-        return Memory(caches, recent_BW, position_B), reading.scores()
+        return Memory(caches, recent_BP, position_B), reading.scores()
 
 
 class _Reading:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class Sampling(NamedTuple):
@@ -61,7 +62,7 @@ def checked(sampling: Sampling, size: int) -> Sampling:
             f"repetition_penalty = {penalty} must lie above 0; 1 changes nothing, and more makes "
             "repetition less likely."
         )
-    if not temperature:
+    if temperature is None or temperature < np.finfo(np.float32).tiny:
         temperature = top_k = top_p = None
 
     def number(value, dtype):
@@ -125,6 +126,8 @@ def choose(sampling: Sampling, logits_BV, recent_BR, keys_B):
         logits_BV = penalise(logits_BV, recent_BR, sampling.repetition_penalty)
     if sampling.temperature is None:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+    # From the highest, which stays 0: a tiny temperature must not make two of them infinite.
+    logits_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)
     logits_BV = logits_BV / sampling.temperature
     draw = jax.vmap(jax.random.categorical)
     if sampling.top_k is None and sampling.top_p is None:

@@ -140,7 +140,7 @@ def _window(generator, memory, rounds):
         model = nnx.merge(graph, params)
         return model.logits(model.stack(model.embed(tokens_BW), caches)[0][:, -1])
 
-    tokens_BW, caches = np.asarray(memory.recent_BW), model.init_caches(1)
+    tokens_BW, caches = np.asarray(memory.recent_BP), model.init_caches(1)
     jax.block_until_ready(window(generator.params, tokens_BW, caches))
     seconds = []
     for _ in range(rounds):

@@ -9,8 +9,10 @@ A new kind of memory is a named tuple of its own, in its own file, with every ar
 and its letters at the end of its name (they decide how it is divided over devices), and with
 `clear_state(empty)`. The layer that carries it makes it in `init_cache`, takes and returns it in
 `__call__` (a segment) and `decode` (a token), and turns one form into the other in
-`begin_decoding` and `end_decoding`. Resetting, checkpoints, evaluation and sharding follow from
-that; `counts.py` counts its operations, and `tests/architectures.py` brings it under the laws.
+`begin_decoding` and `end_decoding`. Resetting, checkpoints, evaluation, generation, memory files
+and sharding follow from that; `counts.py` counts its operations, and `tests/architectures.py`
+brings it under the laws. Where memory moves at the ends of segments instead of blocks, the model
+says so by `period`, and reads the beginning of a segment in its own way in `read_part`.
 """
 
 from typing import NamedTuple

@@ -197,18 +197,33 @@ class LanguageModel(nnx.Module):
         x_BTD, caches, _ = self.stack(self.embed(tokens_BT), caches, key)
         return self.logits(x_BTD), caches
 
-    def begin_decoding(self, caches, after=None, fill_B=None):
-        """The decoding form of segment-form caches, for `decode`.
+    @property
+    def period(self) -> int:
+        """Tokens, from a document's start, between the places where a cache has its segment form.
+
+        Here the window. For a memory that moves at the ends of segments it is their length.
+        """
+        return self.window
+
+    def begin_decoding(self, caches):
+        """The decoding form of segment-form caches, for `decode`."""
+        return tuple(layer.begin_decoding(cache) for layer, cache in zip(self.layers, caches))
+
+    def read_part(self, tokens_BT, caches, counts_B):
+        """Reads the beginning of a block of every row, all of it at once.
 
         Args:
-            caches: the segment form, after whole blocks.
-            after: the caches one block later, where rows stand inside that block: they have
-                read its first `fill_B` tokens, the rest was padding. None: at its border.
-            fill_B: (B,) int32, 0 ... W - 1.
+            tokens_BT: (B, W) int32 ids; beyond a row's count they are padding.
+            caches: the segment form.
+            counts_B: (B,) int32, tokens each row reads, 0 ... W - 1.
+
+        Returns:
+            (B, W, V) logits, without meaning in padding, and the decoding form of the caches,
+            without a trace of it.
         """
-        after = [None] * len(caches) if after is None else after
-        return tuple(
-            layer.begin_decoding(cache, later, fill_B)
+        logits_BTV, after = self(tokens_BT, caches)
+        return logits_BTV, tuple(
+            layer.begin_decoding(cache, later, counts_B)
             for layer, cache, later in zip(self.layers, caches, after, strict=True)
         )
 

@@ -87,7 +87,10 @@ class Layer(nnx.Module):
         return RecurrentCache(window, self.cell.initial_states(rows))
 
     def begin_decoding(self, cache, after=None, fill_B=None):
-        """The decoding form of a segment-form cache; see `LanguageModel.begin_decoding`."""
+        """The decoding form of a segment-form cache.
+
+        after, fill_B: as `fill_window` takes them, for rows that stand inside a block.
+        """
         if self.cell is None:
             return fill_window(cache, after, fill_B)
         dtype = cache.window.keys_BWHK.dtype
