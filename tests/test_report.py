@@ -15,7 +15,7 @@ from fabricated_runs import add_recording, make_run, make_store
 pytest.importorskip("matplotlib", reason='the report needs pip install -e ".[report]"')
 
 from brt.report import files_folder, report
-from brt.reporting import published as paper
+from brt.reporting import block_recurrent as paper
 from brt.reporting.plots import MOST_POINTS, Line, Plot
 from brt.reporting.runs import open_runs
 
@@ -139,7 +139,7 @@ def test_what_was_measured_stands_beside_what_was_published(made):
     output, text, _, _ = made
     table = (files_folder(output) / "table_1.csv").read_text()
     assert "Rec:fixed:skip (4 layers, d 128)" in table and "3.53 ± 0.01" in table
-    assert all(row.word_perplexity in text for row in paper.TABLE_5)
+    assert all(row.printed[-1] in text for row in paper.TABLE_5.rows)
 
 
 def test_text_and_study_cannot_break_the_page(made):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import re
 from typing import NamedTuple
 
@@ -14,6 +15,9 @@ COLOURS = ("#3b7dd8", "#e0712c", "#2f9e68", "#c2468f", "#8a6fd1", "#a8862a", "#6
 FOREGROUND = "#123457"  # stands for the page's text colour until the SVG is written
 MOST_POINTS = 2000
 MOST_BORDERS = 100
+MOST_TICKS = 12
+LEGEND_LETTERS = 96
+"""That fit beside one another above a plot."""
 
 
 class Line(NamedTuple):
@@ -35,6 +39,8 @@ class Plot(NamedTuple):
         lines: the curves.
         borders: x of thin vertical lines, such as segment borders.
         second_label: of the axis on the right, for lines `on_second_axis`.
+        settles: the y axis fits what comes after the first tenth of x, so that a fall from great
+            height does not flatten the rest.
     """
 
     name: str
@@ -46,6 +52,11 @@ class Plot(NamedTuple):
     log_x: bool = False
     borders: tuple[float, ...] = ()
     second_label: str = ""
+    settles: bool = False
+
+    @property
+    def has_measurements(self) -> bool:
+        return any(line.style != "published" for line in self.lines)
 
     def as_csv(self) -> str:
         """One row a point: line, x, y; all points, however many are drawn."""
@@ -95,13 +106,17 @@ class Plot(NamedTuple):
             axes.set_ylabel(self.y_label)
             axes.grid(axis="y", color=foreground, alpha=0.12, linewidth=0.6)
             if self.log_x:
-                axes.set_xscale("log")
+                _logarithmic(axes, sorted({x for line in self.lines for x in line.x}))
+            if self.settles:
+                axes.set_ylim(*_later_range(self.lines))
             if second is not None:
                 second.set_ylabel(self.second_label)
                 second.spines["right"].set_visible(True)
             if len(self.lines) > 1:
                 handles = [h for a in (axes, second) if a for h in a.get_legend_handles_labels()[0]]
-                figure.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=9)
+                columns = LEGEND_LETTERS // (max(len(line.name) for line in self.lines) + 8)
+                columns = min(max(columns, 1), len(self.lines))
+                figure.legend(handles=handles, loc="outside upper left", ncols=columns, fontsize=9)
         return figure
 
 
@@ -124,6 +139,26 @@ def _thinned(line):
     for part in np.array_split(np.arange(len(x)), MOST_POINTS):
         kept.append(part[np.nanargmax(np.abs(np.nan_to_num(y[part], nan=middle) - middle))])
     return x[kept], y[kept]
+
+
+def _logarithmic(axes, x):
+    """A logarithmic axis, marked at the points themselves if they are few and far apart."""
+    axes.set_xscale("log")
+    if len(x) > MOST_TICKS or min(b / a for a, b in itertools.pairwise([*x, x[-1] * 2])) < 1.15:
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
+    else:
+        axes.set_xticks(x, [f"{value:,.4g}" if value < 1000 else f"{value:,.0f}" for value in x])
+    axes.minorticks_off()
+
+
+def _later_range(lines):
+    """Least and greatest y after the first tenth of x, with a margin."""
+    start = max(max(line.x) for line in lines) / 10
+    later = [y for line in lines for x, y in zip(line.x, line.y) if x >= start and np.isfinite(y)]
+    if not later or min(later) == max(later):
+        return None, None
+    margin = (max(later) - min(later)) / 15
+    return min(later) - margin, max(later) + margin
 
 
 def _save(figure, kind, **options):

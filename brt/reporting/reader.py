@@ -11,6 +11,9 @@ from brt.evaluation.words import Words
 from brt.experiment import Trainer  # from there, so that all of brt is registered with gin
 from brt.reporting.runs import Run
 
+NO_WORD = 2**32 - 1
+"""In `last_seen`, for white space and punctuation; page.js knows it too."""
+
 
 def reader_documents(
     runs: list[Run], chosen: list[int] | None = None, most_tokens: int = 150_000
@@ -126,8 +129,12 @@ def _document(store, vocabulary, number, length, title, aligned):
 
 
 def last_seen(words: Words) -> np.ndarray:
-    """How many tokens ago the word of each token began last: uint32 (tokens,), 0 for never."""
-    distances = np.zeros(len(words.texts), np.uint32)
+    """How many tokens ago the word of each token began last.
+
+    Returns:
+        uint32 (tokens,), 0 for never, `NO_WORD` where a token is part of none.
+    """
+    distances = np.full(len(words.texts), NO_WORD, np.uint32)
     for token in range(len(distances)):
         number = words.at(token)
         if number is not None:
