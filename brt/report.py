@@ -17,7 +17,7 @@ from brt import command_line
 from brt.reporting import page
 from brt.reporting.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.collect import collect
-from brt.reporting.figures import study_plots, training_curves
+from brt.reporting.figures import STUDIES, study_plots, training_curves
 from brt.reporting.paper_tables import paper_plots, paper_tables
 from brt.reporting.places import place
 from brt.reporting.runs import open_runs
@@ -123,23 +123,27 @@ def _evaluation(runs, show):
 
 def _studies(runs, show):
     content = ""
-    for run in runs:
-        for name, study in run.studies.items():
-            head = f"{name}: {run.name}"
-            if other := study.get("other"):
-                head += f" beside {other}"
-            elif other := study.get("against"):
-                head += f", state kept against {other}"
-            content += f"<h3>{html.escape(head)}</h3>"
-            if verdict := study.get("verdict"):
-                content += f'<p class="verdict">{html.escape(verdict)}</p>'
-            content += page.plots_html(show(*study_plots(run, name)))
-            if excerpts := study.get("excerpts"):
-                content += page.folded(len(excerpts), "excerpt", page.excerpts_html(excerpts))
-            if numbers := study.get("numbers"):
-                label = f"study_{name}_{run.name}".replace("/", "_")
-                (table,) = show(page.numbers_table(label, numbers))
-                content += page.folded(len(numbers), "number", table.as_html())
+    found = [(run, name, study) for run in runs for name, study in run.studies.items()]
+    order = {kind: number for number, kind in enumerate(STUDIES)}
+    found.sort(key=lambda entry: order.get(entry[2].get("study"), len(order)))
+    for run, name, study in found:
+        title, caption = STUDIES.get(study.get("study"), (name, ""))
+        head = f"{title}: {run.name}"
+        if other := study.get("other"):
+            head += f" beside {other}"
+        elif other := study.get("against"):
+            head += f", state kept against {other}"
+        content += f"<h3>{html.escape(head)}</h3>"
+        if verdict := study.get("verdict"):
+            content += f'<p class="verdict">{html.escape(verdict)}</p>'
+        content += f'<p class="caption">{html.escape(caption)}</p>'
+        content += page.plots_html(show(*study_plots(run, name)))
+        if excerpts := study.get("excerpts"):
+            content += page.folded(len(excerpts), "excerpt", page.excerpts_html(excerpts))
+        if numbers := study.get("numbers"):
+            label = f"study_{name}_{run.name}".replace("/", "_")
+            (table,) = show(page.numbers_table(label, numbers))
+            content += page.folded(len(numbers), "number", table.as_html())
     return content
 
 

@@ -53,7 +53,19 @@ STUDY = {
             "borders": [1],
         }
     ],
-    "excerpts": [{"before": "It was ", "text": "Darcy", "after": " <b>", "nats": 0.25, "token": 7}],
+    "excerpts": [
+        {
+            "before": "It was ",
+            "text": "Darcy",
+            "after": " <b>",
+            "nats": 0.25,
+            "token": 7,
+            "direction": "better",
+            "rank": 0,
+            "last_seen": 60123,
+            "where": "beyond",
+        }
+    ],
 }
 
 
@@ -145,7 +157,8 @@ def test_what_was_measured_stands_beside_what_was_published(made):
 def test_text_and_study_cannot_break_the_page(made):
     _, text, _, _ = made
     assert "It was Darcy <b>" not in text and "The &lt;run&gt; is 0.1 bits better." in text
-    assert "It was <mark>Darcy</mark> &lt;b&gt;" in text
+    assert 'It was <mark class="better">Darcy</mark> &lt;b&gt;' in text
+    assert "better 1 · token 7 · 0.250 nats · last seen 60,123 tokens ago, beyond" in text
 
 
 def test_the_reader_has_every_loss_and_the_whole_text(made):
@@ -209,16 +222,19 @@ def test_recordings_that_do_not_align_are_named_and_left_out(tmp_path, other):
     assert [r["name"] for r in Page(page).data["documents"][0]["recordings"]] == ["one, state kept"]
 
 
-def test_only_documents_that_all_recordings_hold_are_shown(tmp_path):
+def test_a_document_is_shown_with_the_recordings_that_hold_it_most_held_first(tmp_path):
     store = make_store(tmp_path / "a" / "validation", [TEXT, "two\n", "three\n"])
     run = make_run(tmp_path / "one", "text_rec_fixed_skip")
     nats_T = np.ones(store.num_tokens)
-    add_recording(run, store, "kept", nats_T, done=[1, 1, 1])
+    add_recording(run, store, "kept", nats_T, done=[1, 1, 0])
     add_recording(run, store, "cleared", nats_T, done=[0, 1, 0])
-    report(open_runs([run]), tmp_path / "report.html", documents=[0, 1])
+    report(open_runs([run]), tmp_path / "report.html")
+    found = Page((tmp_path / "report.html").read_text()).data["documents"]
+    assert [(d["number"], len(d["recordings"])) for d in found] == [(1, 2), (0, 1)]
+    report(open_runs([run]), tmp_path / "report.html", documents=[0, 2])
     text = (tmp_path / "report.html").read_text()
-    assert [d["number"] for d in Page(text).data["documents"]] == [1]
-    assert "Documents 0 are not in all recordings" in text
+    assert [d["number"] for d in Page(text).data["documents"]] == [0]
+    assert "Documents 2 are in no recording" in text
 
 
 def test_what_is_no_run_folder_is_refused_in_a_sentence(tmp_path):

@@ -5,6 +5,8 @@ import re
 from brt.reporting.plots import Line, Plot
 from brt.reporting.runs import Run
 
+MANY_POINTS = 30
+"""Fewer are marked each."""
 CURVES = (
     (
         "training_loss",
@@ -88,7 +90,7 @@ def training_curves(runs: list[Run]) -> list[Plot]:
                 steps, values = run.series(scalar)
                 if steps:
                     text = f"{run.name} {_short(scalar, name)}".strip()
-                    style = "points" if len(steps) < 30 else "line"
+                    style = "points" if len(steps) < MANY_POINTS else "line"
                     lines.append(Line(text, steps, values, style))
         if lines:
             settles = name in ("training_loss", "gradient_norm")
@@ -105,15 +107,28 @@ def _short(scalar, figure):
 
 
 STUDIES = {
-    "compare": "Above zero the run predicts better than what it is compared with; in Figures 4 and "
-    "5 of the paper the spikes are names. Thin lines: segment borders.",
-    "positions": "As Figure 6 of the paper: a model that uses its memory goes on falling where the "
-    "other is level.",
-    "reach": "What is lost when the memory is reset so long before the scored tokens: where the "
-    "curve meets zero the memory ends.",
-    "memory_use": "What is lost when the state is taken away; zero in the first segment.",
+    "memory_use": (
+        "Is the memory used",
+        "What is lost when the state is taken away; zero in the first segment.",
+    ),
+    "compare": (
+        "Token by token",
+        "Above zero the run predicts better than what it is compared with; in Figures 4 and 5 of "
+        "the paper the spikes are names. Of a long document the largest difference of each stretch "
+        "is drawn. Thin lines are segment borders, where they can be told apart.",
+    ),
+    "positions": (
+        "Loss by position",
+        "As Figure 6 of the paper: a model that uses its memory goes on falling where the other is "
+        "level. The axis fits what follows the first tenth.",
+    ),
+    "reach": (
+        "How far back the memory reaches",
+        "What is lost when the memory is reset so long before the scored tokens, with its standard "
+        "error: where a curve meets zero the memory ends.",
+    ),
 }
-"""What to look at in the plots of each study."""
+"""Title of each study, and what to look at in it."""
 
 
 def study_plots(run: Run, name: str) -> list[Plot]:
@@ -136,23 +151,40 @@ def study_plots(run: Run, name: str) -> list[Plot]:
         beside = [c for c in counts if c[0] == x_label]
         if key in counts and any(other[0] == x_label for other in together if other != key):
             continue
-        lines = [Line(series.get("name", ""), series["x"], series["y"]) for series in group]
+        lines = [_line(series, "stems" if borders else None) for series in group]
         for count in beside if key not in counts else ():
-            lines += [Line(s["name"], s["x"], s["y"], "line", True) for s in together[count]]
+            lines += [_line(s, "line")._replace(on_second_axis=True) for s in together[count]]
         plots.append(
             Plot(
                 re.sub(r"\W+", "_", f"{name}_{run.name}_{len(plots) + 1}"),
-                group[0].get("name", name) if len(group) == 1 else f"{y_label} by {x_label}",
-                STUDIES.get(name, ""),
+                _title(group, x_label, y_label, borders),
+                "",
                 x_label,
                 y_label,
                 lines,
                 log_x=all(_spread_out(series["x"]) for series in group),
                 borders=borders,
                 second_label=beside[0][1] if beside and key not in counts else "",
+                settles=bool(beside) and key not in counts,
             )
         )
     return plots
+
+
+def _line(series, style):
+    style = style or ("points" if len(series["x"]) < MANY_POINTS else "line")
+    name, errors = series.get("name", ""), series.get("errors")
+    return Line(name, series["x"], series["y"], style, errors=errors)
+
+
+def _title(group, x_label, y_label, borders):
+    if len(group) > 1:
+        text = f"{y_label} by {x_label}"
+    else:
+        text = group[0].get("name", "")
+        if borders:  # named after a document
+            return f"{text}: {y_label}"
+    return text[:1].upper() + text[1:]
 
 
 def _spread_out(x):

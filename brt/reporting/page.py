@@ -83,7 +83,8 @@ def plots_html(plots: list[Plot]) -> str:
     """Plots side by side where there is room; nothing for none."""
     figures = "".join(
         f'<figure id="{plot.name}"><h3>{html.escape(plot.title)}</h3>{plot.as_svg()}'
-        f"<figcaption>{_prose(plot.caption)}</figcaption></figure>\n"
+        + (f"<figcaption>{_prose(plot.caption)}</figcaption>" if plot.caption else "")
+        + "</figure>\n"
         for plot in plots
     )
     return f'<div class="plots">\n{figures}</div>\n' if plots else ""
@@ -184,7 +185,7 @@ def _number(value, decimals, note=""):
 
 def excerpts_html(excerpts: list[dict]) -> str:
     """Tokens with the text around them, and what a study found out about each."""
-    return "".join(map(_excerpt, excerpts))
+    return f'<div class="excerpts">{"".join(map(_excerpt, excerpts))}</div>'
 
 
 def _excerpt(found):
@@ -209,7 +210,8 @@ def _excerpt(found):
     facts += ["title or author recalled"] if found.get("recalled") else []
     return (
         f'<blockquote><p class="quiet">{html.escape(" · ".join(facts))}</p>'
-        f'<div class="text">{before}<mark>{text}</mark>{after}</div></blockquote>\n'
+        f'<div class="text">{before}<mark class="{found.get("direction", "")}">{text}</mark>'
+        f"{after}</div></blockquote>\n"
     )
 
 
