@@ -112,10 +112,12 @@ def test_a_window_fills_its_row_of_table_3a(tmp_path, window):
 def test_a_number_of_states_fills_its_row_of_table_3b(tmp_path, states):
     binding = f"RecurrentCell.num_states = {states}"
     run = make_run(tmp_path / "r", "pg19_rec_fixed_skip", binding, evaluations={"test": 3.5})
+    tables = tables_of([run])
     found = {
-        cells[0].text: [c.text for c in cells if c.values]
-        for cells in tables_of([run])["table_3b"].rows
+        cells[0].text: [c.text for c in cells if c.values] for cells in tables["table_3b"].rows
     }
+    for name in ("table_1", "table_4", "table_5"):
+        assert tables[name].has_measurements == (states == 512)
     assert found == {
         row.labels[0]: ["3.50"] * (row.labels[0] == str(states)) for row in paper.TABLE_3B.rows
     }

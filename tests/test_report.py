@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib", reason='the report needs pip install -e ".[rep
 
 from brt.report import files_folder, report
 from brt.reporting import block_recurrent as paper
-from brt.reporting.plots import MOST_POINTS, Line, Plot
+from brt.reporting.plots import COLOURS, MOST_POINTS, Line, Plot
 from brt.reporting.runs import open_runs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -253,7 +253,7 @@ def test_a_long_line_is_thinned_without_losing_its_spike():
     plot = Plot("p", "t", "c", "x", "y", [Line("line", list(range(50_000)), y.tolist())])
     svg = plot.as_svg()
     assert len(svg) < 200_000 and "currentColor" in svg
-    path = max(re.findall(r'd="(M[^"]*)"', svg), key=len)
+    (path,) = re.findall(rf'd="(M[^"]*)"[^>]*stroke: {COLOURS[0]}', svg)
     heights = [float(pair.split()[1]) for pair in re.split("[ML]", path) if pair.strip()]
     assert len(heights) <= MOST_POINTS and min(heights) < max(heights) - 50
     assert plot.as_csv().count("\n") == 50_001

@@ -93,7 +93,7 @@ def _vocabulary(run, settings):
         return "T5", "32k"
     found = re.search(r"pg19train_bpe_(\d+)", name)
     entries = int(found[1]) if found else settings.get("LanguageModel.vocabulary_size", 0)
-    size = f"{entries / 1000:.0f}k" if entries >= 1000 else str(entries)
+    size = f"{entries // 1000}k" if entries >= 1000 else str(entries)
     if found:
         return "PG19 SPM", size
     if "substitute" in name:
