@@ -15,12 +15,15 @@ from absl import flags
 
 from brt import command_line
 from brt.reporting import page
+from brt.reporting.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.collect import collect
-from brt.reporting.figures import scaling_plot, study_plots, training_curves, vocabulary_plot
-from brt.reporting.paper_tables import paper_tables
+from brt.reporting.figures import STUDIES, study_plots, training_curves
+from brt.reporting.paper_tables import paper_plots, paper_tables
 from brt.reporting.places import place
 from brt.reporting.runs import open_runs
 from brt.reporting.step_times import read_step_times
+
+PAPERS = (BLOCK_RECURRENT,)
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output", "report.html", "The page to write.", short_name="o")
@@ -71,16 +74,16 @@ def report(runs, output, step_times=None, documents=None, reader_tokens=150_000)
         return shown
 
     systems = [place(run).system for run in runs]
-    (found,) = show(page.overview(runs, systems))
-    sections.append(("runs", "Runs", page.table_html(found)))
+    found = show(page.overview(runs, systems), *page.settings_that_differ(runs))
+    sections.append(("runs", "Runs", "".join(map(page.table_html, found))))
     if curves := show(*training_curves(runs)):
         sections.append(("training", "Training", page.plots_html(curves)))
     sections.append(("evaluation", "Evaluation", _evaluation(runs, show)))
     if studies := _studies(runs, show):
         sections.append(("studies", "Studies", studies))
-    shown = show(*paper_tables(groups, step_times or {}))
-    figures = show(scaling_plot(groups), vocabulary_plot(groups))
-    sections.append(("tables", "The paper's tables", _paper(shown, figures)))
+    for paper in PAPERS:
+        found = show(*paper_tables(paper, groups, step_times), *paper_plots(paper, groups))
+        sections.append((paper.name, paper.title.split(",")[0], _paper(found)))
 
     texts, problems = [], []
     if any(run.recordings for run in runs):
@@ -88,7 +91,8 @@ def report(runs, output, step_times=None, documents=None, reader_tokens=150_000)
 
         texts, problems = reader_documents(runs, documents, reader_tokens)
     problems = [*(problem for run in runs for problem in run.problems), *problems]
-    title = "Report: " + (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
+    named = ", ".join(run.name for run in runs)
+    title = named if len(runs) <= 3 else f"{len(runs)} runs"
     text = page.page(title, sections, problems, texts)
     folder = files_folder(output)
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,35 +123,40 @@ def _evaluation(runs, show):
 
 def _studies(runs, show):
     content = ""
-    for run in runs:
-        for name, study in run.studies.items():
-            head = f"{name}: {run.name}"
-            if other := study.get("other") or study.get("against"):
-                head += f" against {other}"
-            content += f"<h3>{html.escape(head)}</h3>"
-            if verdict := study.get("verdict"):
-                content += f'<p class="verdict">{html.escape(verdict)}</p>'
-            if plots := show(*study_plots(run, name)):
-                content += page.plots_html(plots)
-            if excerpts := study.get("excerpts"):
-                content += f"<details><summary>{len(excerpts)} excerpts</summary>"
-                content += "".join(map(page.excerpt_html, excerpts)) + "</details>"
-            if numbers := study.get("numbers"):
-                label = f"study_{name}_{run.name}".replace("/", "_")
-                (table,) = show(page.numbers_table(label, numbers))
-                content += f"<details><summary>{len(numbers)} numbers</summary>"
-                content += table.as_html() + "</details>"
+    found = [(run, name, study) for run in runs for name, study in run.studies.items()]
+    order = {kind: number for number, kind in enumerate(STUDIES)}
+    found.sort(key=lambda entry: order.get(entry[2].get("study"), len(order)))
+    for run, name, study in found:
+        title, caption = STUDIES.get(study.get("study"), (name, ""))
+        head = f"{title}: {run.name}"
+        if other := study.get("other"):
+            head += f" beside {other}"
+        elif other := study.get("against"):
+            head += f", state kept against {other}"
+        content += f"<h3>{html.escape(head)}</h3>"
+        if verdict := study.get("verdict"):
+            content += f'<p class="verdict">{html.escape(verdict)}</p>'
+        content += f'<p class="caption">{html.escape(caption)}</p>'
+        content += page.plots_html(show(*study_plots(run, name)))
+        if excerpts := study.get("excerpts"):
+            content += page.folded(len(excerpts), "excerpt", page.excerpts_html(excerpts))
+        if numbers := study.get("numbers"):
+            label = f"study_{name}_{run.name}".replace("/", "_")
+            (table,) = show(page.numbers_table(label, numbers))
+            content += page.folded(len(numbers), "number", table.as_html())
     return content
 
 
-def _paper(tables, figures):
-    """Tables with something measured first, the others folded away."""
-    filled = [table for table in tables if table.has_measurements]
-    empty = [table for table in tables if not table.has_measurements]
-    content = "".join(map(page.table_html, filled)) + page.plots_html(list(figures))
-    if empty:
-        content += "<details><summary>Tables of which nothing was run</summary>"
-        content += "".join(map(page.table_html, empty)) + "</details>"
+def _paper(found):
+    """Tables and figures with something measured; the others folded away."""
+    content = ""
+    for measured in (True, False):
+        some = [thing for thing in found if thing.has_measurements == measured]
+        tables = [thing for thing in some if hasattr(thing, "rows")]
+        plots = [thing for thing in some if not hasattr(thing, "rows")]
+        inside = "".join(map(page.table_html, tables)) + page.plots_html(plots)
+        head = "<details><summary>Tables and figures of which nothing was run</summary>"
+        content += inside if measured or not some else f"{head}{inside}</details>"
     return content
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from absl import flags
 
 from brt import command_line
+from brt.reporting.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import write_gin
 from brt.reporting.ladder import SCALES, LadderError, Rung, read_rungs
@@ -69,7 +70,7 @@ def climb():
                 f"--rounds={FLAGS.step_time_rounds}", f"--json={step_times}")  # fmt: skip
     tables = write_tables(folder, [workdir for *_, workdir in runs], step_times)
     for table in tables:
-        print(f"\n{table.as_text()}")
+        print(f"\n{table.as_markdown()}")
     print(f"\nWritten to {folder}/tables.md. To look at it: python -m brt.report {folder}/runs/*")
 
 
@@ -108,7 +109,7 @@ def command(module, *arguments):
 def write_tables(folder, workdirs, step_times):
     """tables.md and tables.json of what was run; returns the tables with measurements."""
     times = read_step_times([step_times] if step_times.exists() else [])
-    tables = paper_tables(collect(open_runs(workdirs)), times)
+    tables = paper_tables(BLOCK_RECURRENT, collect(open_runs(workdirs)), times)
     tables = [table for table in tables if table.has_measurements]
     write_whole(folder / "tables.md", "\n".join(table.as_markdown() for table in tables))
     content = [table.as_json() for table in tables]

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from fabricated_recordings import fabricate
 
 from brt.data.sources import Document
 from brt.data.token_store import TokenStore, write_store
@@ -50,24 +51,8 @@ def make_store(folder, texts):
 def add_recording(run, store, state, nats_T, segment_length=64, done=None):
     """A recording of every token of a store, as `brt.evaluate --record` leaves it."""
     folder = run / "recordings" / f"validation-{state}"
-    folder.mkdir(parents=True)
-    entry = {name: store.manifest[name] for name in ("content", "vocabulary")}
-    done = np.ones(store.num_documents, "u1") if done is None else np.array(done, "u1")
-    manifest = {
-        "format": 1,
-        "store": {"folder": str(store.folder), **entry},
-        "run": str(run),
-        "step": 100,
-        "state": state,
-        "segment_length": segment_length,
-        "window": 16,
-        "documents": store.num_documents,
-        "tokens": store.num_tokens,
-        "complete": bool(done.all()),
-    }
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    np.asarray(nats_T, "<f4").tofile(folder / "nats.bin")
-    (np.asarray(nats_T, "<f4") / 2).tofile(folder / "entropy.bin")
-    np.ones(store.num_tokens, "u1").tofile(folder / "correct.bin")
-    done.tofile(folder / "done.bin")
+    by_document = np.split(np.asarray(nats_T), np.cumsum(store.lengths_D)[:-1])
+    fabricate(
+        folder, store, by_document, done, state=state, segment_length=segment_length, run=str(run)
+    )
     return folder

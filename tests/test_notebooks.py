@@ -9,13 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from quick_commands import quick_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "scripts" / "colab").glob("*.ipynb"))
 SMALL = (
     "--gin.Trainer.tokens_per_step=64 --gin.Trainer.segment_length=16 --gin.LanguageModel.window=8 "
     "--gin.LanguageModel.width=8 --gin.LanguageModel.num_heads=2 --gin.LanguageModel.head_size=4 "
-    "--gin.LanguageModel.feed_forward_size=8 --gin.Trainer.log_every=1"
+    "--gin.LanguageModel.feed_forward_size=8 --gin.LanguageModel.num_layers=3 "
+    "--gin.Trainer.log_every=1"
 )
 
 
@@ -84,8 +86,8 @@ def test_a_notebook_runs_from_top_to_bottom(path, tmp_path):
     copy = tmp_path / path.name
     copy.write_text(json.dumps(content))
     command = "from nbclient.cli import NbClientApp; NbClientApp.launch_instance()"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    environment["XLA_FLAGS"] = ""
+    environment = quick_environment(tmp_path.parent)
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
     environment["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     found = subprocess.run(
         [sys.executable, "-c", command, "--inplace", str(copy)],

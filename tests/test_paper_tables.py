@@ -8,9 +8,10 @@ import re
 import pytest
 from fabricated_runs import make_run
 
-from brt.reporting import published as paper
+from brt.reporting import block_recurrent as paper
+from brt.reporting.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.collect import collect
-from brt.reporting.paper_tables import paper_tables
+from brt.reporting.paper_tables import paper_plots, paper_tables
 from brt.reporting.runs import open_runs
 
 BYTES = ("parts/pg19_bytes.gin",)
@@ -18,7 +19,7 @@ BYTES = ("parts/pg19_bytes.gin",)
 
 def tables_of(runs, step_times=None):
     groups = collect(open_runs(runs))
-    return {table.name: table for table in paper_tables(groups, step_times)}
+    return {table.name: table for table in paper_tables(BLOCK_RECURRENT, groups, step_times)}
 
 
 def measured_of(table, row, head):
@@ -29,30 +30,29 @@ def measured_of(table, row, head):
 
 def test_without_runs_every_table_shows_the_published_numbers_and_not_run():
     tables = tables_of([])
-    assert list(tables) == [f"table_{name}" for name in ("1", "2", "3a", "3b", "4", "5")]
+    names = ("1", "1_differences", "2", "3a", "3b", "4", "5")
+    assert list(tables) == [f"table_{name}" for name in names]
     for table in tables.values():
         assert not table.has_measurements
         assert all(len(row) == len(table.columns) for row in table.rows)
-        if table.name != "table_4":
-            assert any(cell.text == "not run" for row in table.rows for cell in row)
+        assert any(cell.text == "not run" for row in table.rows for cell in row)
     printed = [cell.text for row in tables["table_1"].rows for cell in row]
-    for row in paper.TABLE_1:
-        for text in row[4:]:
-            assert (text or "–") in printed
+    for row in paper.TABLE_1.rows:
+        assert {text or "–" for text in row.printed} <= set(printed)
 
 
-@pytest.mark.parametrize("row", paper.TABLE_1[:-1], ids=lambda row: row.name)
-def test_the_config_of_a_system_fills_its_own_row_of_table_1(tmp_path, row):
-    stem = row.name.lower().replace(":", "_")
+@pytest.mark.parametrize("name", [row.labels[0] for row in paper.TABLE_1.rows[:-1]])
+def test_the_config_of_a_system_fills_its_own_row_of_table_1(tmp_path, name):
+    stem = name.lower().replace(":", "_")
     runs = [
         make_run(tmp_path / "tokens", f"pg19_{stem}", evaluations={"test": 2.51}),
         make_run(tmp_path / "bytes", f"pg19_{stem}", files=BYTES, evaluations={"test": 0.952}),
         make_run(tmp_path / "arxiv", f"arxiv_{stem}", evaluations={"test": 1.23}),
         make_run(tmp_path / "github", f"github_{stem}", evaluations={"validation": 1.17}),
     ]
-    table = tables_of(runs, {row.name: 1.234})["table_1"]
+    table = tables_of(runs, {name: 1.234})["table_1"]
     assert len(table.rows) == 14
-    cells = next(cells for cells in table.rows if cells[0].text == row.name)
+    cells = next(cells for cells in table.rows if cells[0].text == name)
     found = {head: cell.text for head, cell in zip(table.heads(), cells) if cell.values}
     assert found == {
         "step time, measured": "1.23",
@@ -108,15 +108,19 @@ def test_a_window_fills_its_row_of_table_3a(tmp_path, window):
     assert found == {str(w): ["3.50", "3.90"] * (w == window) for w in (128, 256, 512)}
 
 
-@pytest.mark.parametrize("states", list(paper.TABLE_3B))
+@pytest.mark.parametrize("states", [128, 256, 512, 1024, 2048])
 def test_a_number_of_states_fills_its_row_of_table_3b(tmp_path, states):
     binding = f"RecurrentCell.num_states = {states}"
     run = make_run(tmp_path / "r", "pg19_rec_fixed_skip", binding, evaluations={"test": 3.5})
+    tables = tables_of([run])
     found = {
-        cells[0].text: [c.text for c in cells if c.values]
-        for cells in tables_of([run])["table_3b"].rows
+        cells[0].text: [c.text for c in cells if c.values] for cells in tables["table_3b"].rows
     }
-    assert found == {str(s): ["3.50"] * (s == states) for s in paper.TABLE_3B}
+    for name in ("table_1", "table_4", "table_5"):
+        assert tables[name].has_measurements == (states == 512)
+    assert found == {
+        row.labels[0]: ["3.50"] * (row.labels[0] == str(states)) for row in paper.TABLE_3B.rows
+    }
 
 
 def test_the_scaling_configs_fill_table_4_and_the_two_largest_table_2(tmp_path):
@@ -129,9 +133,10 @@ def test_the_scaling_configs_fill_table_4_and_the_two_largest_table_2(tmp_path):
                 make_run(tmp_path / config_name, config_name, evaluations={"test": scalars})
             )
     tables = tables_of(runs)
-    rows = {tuple(c.text for c in cells[:2]): cells[2:] for cells in tables["table_4"].rows}
-    for at, row in enumerate(paper.TABLE_4_ROWS):
-        printed = [cell.text for cell in rows[row, "PG19 SPM"]]
+    table = tables["table_4"]
+    for at, column in enumerate(("Rec:fixed:skip", "XL:512:13-layer")):
+        measured = table.heads().index(f"{column}, PG19 SPM")
+        printed = [row[measured].text for row in table.rows]
         assert printed == [f"{3 + at + place / 100:.2f}" for place in range(6)]
     found = [cells[-1].text for cells in tables["table_2"].rows]
     assert found == ["–", "–", "–", "24.00", "25.00"]
@@ -153,7 +158,7 @@ def test_a_vocabulary_fills_its_rows_of_table_5(tmp_path):
     assert [cell.text for cell in filled[0][:2]] == ["PG19 SPM", "8k"] and len(filled) == 1
     printed = [cell.text for cell in filled[0][2:]]
     assert printed[0::2] == ["11,559,455", "1.6593", "3.289", "43.94"]
-    assert printed[1::2] == ["11559455", "1.6593", "3.289", "43.94"]
+    assert printed[1::2] == ["11,559,455", "1.6593", "3.289", "43.94"]
 
 
 def test_a_rung_stands_for_the_paper_s_dimensions(tmp_path):
@@ -185,7 +190,7 @@ def test_unfinished_and_unevaluated_runs_say_so(tmp_path):
     assert cell.note == "early: evaluated at step 100 of 500,000"
     (cell,) = measured_of(table, "Slide:13L", "PG19 tokens, measured")
     assert cell.text == "not evaluated"
-    assert "[1] early: evaluated" in table.as_text()
+    assert "[1] early: evaluated" in table.as_markdown()
 
 
 def test_every_form_of_a_table_shows_the_same_cells(tmp_path):
@@ -196,16 +201,58 @@ def test_every_form_of_a_table_shows_the_same_cells(tmp_path):
     ]
     table = tables_of(runs)["table_1"]
     shown = [[cell.text for cell in row] for row in table.rows]
-    lines = table.as_markdown().split("\n")
-    markdown = [line for line in lines if line.startswith("| ")]
-    assert [line[2:-2].split(" | ") for line in markdown[1:]] == shown
+    lines = [line for line in table.as_markdown().split("\n") if line.startswith("| ")]
+    assert len({len(line) for line in lines}) == 1  # aligned, for a terminal
+    in_markdown = [[text.strip() for text in line[2:-2].split(" | ")] for line in lines]
+    assert in_markdown[2:] == shown
     from_json = json.loads(json.dumps(table.as_json()))
     assert [[cell["text"] for cell in row] for row in from_json["rows"]] == shown
-    in_html = re.findall(r"<t[hd] (?:scope=\"row\"|class)[^>]*>([^<]*)<", table.as_html())
+    body = table.as_html().split("<tbody>")[1]
+    in_html = re.findall(r"<t[hd][^>]*>([^<]*)<", body)
     assert in_html == [text for row in shown for text in row]
     assert re.findall(r'data-values="([^"]*)"', table.as_html()) == ["3.52 3.53"]
     rows = list(csv.DictReader(io.StringIO(table.as_csv())))
     (row,) = (row for row in rows if row["model"] == "Rec:fixed:skip")
     assert row["PG19 tokens, measured"] == "3.53 ± 0.01"
     assert row["PG19 tokens, measured, every seed"] == "3.52 3.53"
-    assert "Rec:fixed:skip" in table.as_text()
+
+
+def test_measured_points_of_the_scaling_figure_stand_at_their_own_parameters(tmp_path):
+    runs = [
+        make_run(tmp_path / kind, f"pg19_size_40m_{kind}", evaluations={"test": bits})
+        for kind, bits in (("rec", 3.9), ("xl", 4.0))
+    ]
+    figure_3, _ = paper_plots(BLOCK_RECURRENT, collect(open_runs(runs)))
+    found = {line.name: (line.x, line.y) for line in figure_3.lines}
+    for name, millions, bits in (("Rec:fixed:skip", 40.4, 3.9), ("XL:512:13-layer", 40.9, 4.0)):
+        ((x,), y) = found[f"{name}, PG19 SPM"]
+        assert x == pytest.approx(millions, abs=0.1) and y == [bits]
+
+
+def test_sizes_of_an_own_vocabulary_share_a_curve_of_figure_7(tmp_path):
+    runs = []
+    for size, bits, scale in ((1000, 2.5, 2.3), (8000, 3.3, 1.7)):
+        lines = (
+            f'Corpus.vocabulary = "vocabularies/books_{size}.model"',
+            f'Corpus.store = "stores/books_spm{size // 1000}k"',
+            f"LanguageModel.vocabulary_size = {size}",
+        )
+        scalars = {"bits_per_token": bits, "tokens_per_word": scale}
+        folder = tmp_path / str(size)
+        runs.append(
+            make_run(folder, "text_rec_fixed_skip", *lines, evaluations={"validation": scalars})
+        )
+    _, figure_7 = paper_plots(BLOCK_RECURRENT, collect(open_runs(runs)))
+    found = {line.name: (line.x, line.y) for line in figure_7.lines}
+    assert found["bits/token, books_spm"] == ([1000, 8000], [2.5, 3.3])
+    assert found["tokens/word, books_spm"] == ([1000, 8000], [2.3, 1.7])
+
+
+def test_the_differences_are_those_of_the_measured_cells(tmp_path):
+    runs = [
+        make_run(tmp_path / "rec", "pg19_rec_fixed_skip", evaluations={"test": 2.5}),
+        make_run(tmp_path / "slide", "pg19_slide_13l", evaluations={"test": 2.625}),
+    ]
+    table = tables_of(runs)["table_1_differences"]
+    (cell,) = measured_of(table, "Recurrence, or one more layer?", "PG19 tokens, measured")
+    assert cell.values == (-0.125,) and cell.text == "−0.125"

@@ -15,8 +15,8 @@ from fabricated_runs import add_recording, make_run, make_store
 pytest.importorskip("matplotlib", reason='the report needs pip install -e ".[report]"')
 
 from brt.report import files_folder, report
-from brt.reporting import published as paper
-from brt.reporting.plots import MOST_POINTS, Line, Plot
+from brt.reporting import block_recurrent as paper
+from brt.reporting.plots import COLOURS, MOST_POINTS, Line, Plot
 from brt.reporting.runs import open_runs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -53,7 +53,19 @@ STUDY = {
             "borders": [1],
         }
     ],
-    "excerpts": [{"before": "It was ", "text": "Darcy", "after": " <b>", "nats": 0.25, "token": 7}],
+    "excerpts": [
+        {
+            "before": "It was ",
+            "text": "Darcy",
+            "after": " <b>",
+            "nats": 0.25,
+            "token": 7,
+            "direction": "better",
+            "rank": 0,
+            "last_seen": 60123,
+            "where": "beyond",
+        }
+    ],
 }
 
 
@@ -139,13 +151,14 @@ def test_what_was_measured_stands_beside_what_was_published(made):
     output, text, _, _ = made
     table = (files_folder(output) / "table_1.csv").read_text()
     assert "Rec:fixed:skip (4 layers, d 128)" in table and "3.53 ± 0.01" in table
-    assert all(row.word_perplexity in text for row in paper.TABLE_5)
+    assert all(row.printed[-1] in text for row in paper.TABLE_5.rows)
 
 
 def test_text_and_study_cannot_break_the_page(made):
     _, text, _, _ = made
     assert "It was Darcy <b>" not in text and "The &lt;run&gt; is 0.1 bits better." in text
-    assert "It was <mark>Darcy</mark> &lt;b&gt;" in text
+    assert 'It was <mark class="better">Darcy</mark> &lt;b&gt;' in text
+    assert "better 1 · token 7 · 0.250 nats · last seen 60,123 tokens ago, beyond" in text
 
 
 def test_the_reader_has_every_loss_and_the_whole_text(made):
@@ -209,16 +222,19 @@ def test_recordings_that_do_not_align_are_named_and_left_out(tmp_path, other):
     assert [r["name"] for r in Page(page).data["documents"][0]["recordings"]] == ["one, state kept"]
 
 
-def test_only_documents_that_all_recordings_hold_are_shown(tmp_path):
+def test_a_document_is_shown_with_the_recordings_that_hold_it_most_held_first(tmp_path):
     store = make_store(tmp_path / "a" / "validation", [TEXT, "two\n", "three\n"])
     run = make_run(tmp_path / "one", "text_rec_fixed_skip")
     nats_T = np.ones(store.num_tokens)
-    add_recording(run, store, "kept", nats_T, done=[1, 1, 1])
+    add_recording(run, store, "kept", nats_T, done=[1, 1, 0])
     add_recording(run, store, "cleared", nats_T, done=[0, 1, 0])
-    report(open_runs([run]), tmp_path / "report.html", documents=[0, 1])
+    report(open_runs([run]), tmp_path / "report.html")
+    found = Page((tmp_path / "report.html").read_text()).data["documents"]
+    assert [(d["number"], len(d["recordings"])) for d in found] == [(1, 2), (0, 1)]
+    report(open_runs([run]), tmp_path / "report.html", documents=[0, 2])
     text = (tmp_path / "report.html").read_text()
-    assert [d["number"] for d in Page(text).data["documents"]] == [1]
-    assert "Documents 0 are not in all recordings" in text
+    assert [d["number"] for d in Page(text).data["documents"]] == [0]
+    assert "Documents 2 are in no recording" in text
 
 
 def test_what_is_no_run_folder_is_refused_in_a_sentence(tmp_path):
@@ -237,7 +253,7 @@ def test_a_long_line_is_thinned_without_losing_its_spike():
     plot = Plot("p", "t", "c", "x", "y", [Line("line", list(range(50_000)), y.tolist())])
     svg = plot.as_svg()
     assert len(svg) < 200_000 and "currentColor" in svg
-    path = max(re.findall(r'd="(M[^"]*)"', svg), key=len)
+    (path,) = re.findall(rf'd="(M[^"]*)"[^>]*stroke: {COLOURS[0]}', svg)
     heights = [float(pair.split()[1]) for pair in re.split("[ML]", path) if pair.strip()]
     assert len(heights) <= MOST_POINTS and min(heights) < max(heights) - 50
     assert plot.as_csv().count("\n") == 50_001

@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
-from brt.config import differences
+from brt import config
+from brt.experiment import Experiment
+from brt.models.counts import count_parameters
 from brt.reporting.places import Place, place
 from brt.reporting.runs import Run
 from brt.reporting.table import NOT_EVALUATED, Cell, measured
@@ -38,6 +40,26 @@ class Group(NamedTuple):
         if not values:
             return Cell(NOT_EVALUATED)
         return measured(values, decimals, self._note(len(values)))
+
+    @property
+    def label(self) -> str:
+        """What it is, for a table that has no row for it: `Slide:5L (5 layers, d 128)`."""
+        layers, width = (self._setting(f"LanguageModel.{n}") for n in ("num_layers", "width"))
+        label = f"{self.place.system} ({layers} layers, d {width})"
+        return f"{label}, {self.variant}" if self.variant else label
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self._setting("LanguageModel.vocabulary_size")
+
+    @property
+    def parameters(self) -> float:
+        """Millions, without embeddings."""
+        config.parse([str(self.runs[0].folder / "config.gin")])
+        return count_parameters(Experiment.from_gin().abstract_params).non_embedding / 1e6
+
+    def _setting(self, name):
+        return self.runs[0].settings.get(name)
 
     def _note(self, count):
         notes = []
@@ -76,6 +98,6 @@ def _variant(i, places, gathered):
     own = gathered[i][0]
     for j, (other, _) in enumerate(gathered):
         if j != i and places[j] == places[i]:
-            names = (line.split(": ")[0] for line in differences(other, own))
+            names = (line.split(": ")[0] for line in config.differences(other, own))
             return ", ".join(f"{name} = {own.get(name, 'not bound')}" for name in names)
     return ""

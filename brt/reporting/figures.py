@@ -1,22 +1,19 @@
-"""The figures of a report: curves of training, Figures 3 and 7, and the series of studies."""
+"""The figures of runs: curves of training, and the series of studies."""
 
 import re
 
-from brt import config
-from brt.experiment import Experiment
-from brt.models.counts import count_parameters
-from brt.reporting import published as paper
-from brt.reporting.collect import Group
-from brt.reporting.paper_tables import scaling_groups
 from brt.reporting.plots import Line, Plot
 from brt.reporting.runs import Run
 
+MANY_POINTS = 30
+"""Fewer are marked each."""
 CURVES = (
     (
         "training_loss",
         "Loss in training",
         "Bits per token of the batches read since the last point; below an evaluation's curve "
-        "where the training text is easier, or learned by heart.",
+        "where the training text is easier, or learned by heart. The axis fits what follows the "
+        "first tenth of the run.",
         "bits per token",
         r"train/bits_per_token",
     ),
@@ -59,7 +56,8 @@ CURVES = (
     (
         "gradient_norm",
         "Norm of the gradient, and of its part in the recurrent cell",
-        "A cell whose gradient is next to nothing is not being trained.",
+        "A cell whose gradient is next to nothing is not being trained. The axis fits what follows "
+        "the first tenth of the run.",
         "norm",
         r"train/(layer\d+/cell_)?grad_norm",
     ),
@@ -92,10 +90,11 @@ def training_curves(runs: list[Run]) -> list[Plot]:
                 steps, values = run.series(scalar)
                 if steps:
                     text = f"{run.name} {_short(scalar, name)}".strip()
-                    style = "points" if len(steps) < 30 else "line"
+                    style = "points" if len(steps) < MANY_POINTS else "line"
                     lines.append(Line(text, steps, values, style))
         if lines:
-            plots.append(Plot(name, title, caption, "step", label, lines))
+            settles = name in ("training_loss", "gradient_norm")
+            plots.append(Plot(name, title, caption, "step", label, lines, settles=settles))
     return plots
 
 
@@ -107,99 +106,29 @@ def _short(scalar, figure):
     return text.strip("_/").replace("_", " ").replace("/", " ")
 
 
-def scaling_plot(groups: list[Group]) -> Plot:
-    """Figure 3: bits per token against parameters."""
-    lines = []
-    for name, field in zip(paper.TABLE_4_ROWS, ("recurrent", "baseline")):
-        printed = [paper.number(getattr(size, field)) for size in paper.TABLE_4]
-        millions = [size.millions for size in paper.TABLE_4]
-        lines.append(Line(f"{name}, paper", millions, printed, "published"))
-    for name in paper.TABLE_4_ROWS:
-        points: dict[str, list] = {}
-        for size in paper.TABLE_4:
-            for group in scaling_groups(groups, name, size):
-                if values := group.cell().values:
-                    point = _millions(group.runs[0]), sum(values) / len(values)
-                    points.setdefault(group.place.corpus, []).append(point)
-        for corpus, found in points.items():
-            lines.append(Line(f"{name}, {corpus}", *map(list, zip(*sorted(found))), "points"))
-    return Plot(
-        "figure_3",
-        "Figure 3: scaling",
-        "Bits per token against parameters in millions (measured: without embeddings), "
-        "logarithmic. Where the lower curve lies left of the upper one by a factor of two, "
-        f"recurrence is worth twice the parameters. Source: {paper.PAPER}, Figure 3 and Table 4.",
-        "parameters, millions",
-        "bits per token",
-        lines,
-        log_x=True,
-    )
-
-
-def _millions(run):
-    config.parse([str(run.folder / "config.gin")])
-    return count_parameters(Experiment.from_gin().abstract_params).non_embedding / 1e6
-
-
-def vocabulary_plot(groups: list[Group]) -> Plot:
-    """Figure 7: scale factor and bits per token against the size of the vocabulary."""
-    rows = {
-        paper.vocabulary_entries(r.size): r for r in paper.TABLE_5 if r.vocabulary == "PG19 SPM"
-    }
-    sizes = sorted(rows)
-    lines = [
-        Line(
-            "bits/token, paper", sizes, [float(rows[s].bits_per_token) for s in sizes], "published"
-        ),
-        Line(
-            "tokens/word, paper",
-            sizes,
-            [float(rows[s].scale_factor) for s in sizes],
-            "published",
-            True,
-        ),
-    ]
-    points: dict[str, dict[int, tuple]] = {}
-    for group in groups:
-        if group.place.system != "Rec:fixed:skip" or "sentencepiece" not in _kind(group):
-            continue
-        bits, words = group.cell().values, group.cell("tokens_per_word").values
-        if bits and words:
-            size = group.runs[0].settings["LanguageModel.vocabulary_size"]
-            found = points.setdefault(group.place.corpus.rstrip("0123456789k"), {})
-            found[size] = sum(bits) / len(bits), sum(words) / len(words)
-    for corpus, found in points.items():
-        x = sorted(found)
-        lines.append(Line(f"bits/token, {corpus}", x, [found[s][0] for s in x], "points"))
-        lines.append(Line(f"tokens/word, {corpus}", x, [found[s][1] for s in x], "points", True))
-    return Plot(
-        "figure_7",
-        "Figure 7: size of the vocabulary",
-        "SentencePiece vocabularies: a larger one needs fewer tokens a word (right axis), and more "
-        f"bits for each (left). Source: {paper.PAPER}, Figure 7 and Table 5.",
-        "vocabulary, entries",
-        "bits per token",
-        lines,
-        log_x=True,
-        second_label="tokens per word",
-    )
-
-
-def _kind(group):
-    name = str(group.runs[0].settings.get("Corpus.vocabulary"))
-    return "sentencepiece" if name.endswith(".model") or "entencePiece" in name else name
-
-
 STUDIES = {
-    "compare": "Above zero the run predicts better than what it is compared with; in Figures 4 and "
-    "5 of the paper the spikes are names. Thin lines: segment borders.",
-    "positions": "As Figure 6 of the paper: a model that uses its memory goes on falling where the "
-    "other is level.",
-    "reach": "What is lost when the memory is reset so long before the scored tokens: where the "
-    "curve meets zero the memory ends.",
-    "memory_use": "What is lost when the state is taken away; zero in the first segment.",
+    "memory_use": (
+        "Is the memory used",
+        "What is lost when the state is taken away; zero in the first segment.",
+    ),
+    "compare": (
+        "Token by token",
+        "Above zero the run predicts better than what it is compared with; in Figures 4 and 5 of "
+        "the paper the spikes are names. Of a long document the largest difference of each stretch "
+        "is drawn. Thin lines are segment borders, where they can be told apart.",
+    ),
+    "positions": (
+        "Loss by position",
+        "As Figure 6 of the paper: a model that uses its memory goes on falling where the other is "
+        "level. The axis fits what follows the first tenth.",
+    ),
+    "reach": (
+        "How far back the memory reaches",
+        "What is lost when the memory is reset so long before the scored tokens, with its standard "
+        "error: where a curve meets zero the memory ends.",
+    ),
 }
-"""What to look at in the plots of each study."""
+"""Title of each study, and what to look at in it."""
 
 
 def study_plots(run: Run, name: str) -> list[Plot]:
@@ -222,23 +151,40 @@ def study_plots(run: Run, name: str) -> list[Plot]:
         beside = [c for c in counts if c[0] == x_label]
         if key in counts and any(other[0] == x_label for other in together if other != key):
             continue
-        lines = [Line(series.get("name", ""), series["x"], series["y"]) for series in group]
+        lines = [_line(series, "stems" if borders else None) for series in group]
         for count in beside if key not in counts else ():
-            lines += [Line(s["name"], s["x"], s["y"], "line", True) for s in together[count]]
+            lines += [_line(s, "line")._replace(on_second_axis=True) for s in together[count]]
         plots.append(
             Plot(
                 re.sub(r"\W+", "_", f"{name}_{run.name}_{len(plots) + 1}"),
-                group[0].get("name", name) if len(group) == 1 else f"{y_label} by {x_label}",
-                STUDIES.get(run.studies[name].get("study"), ""),
+                _title(group, x_label, y_label, borders),
+                "",
                 x_label,
                 y_label,
                 lines,
                 log_x=all(_spread_out(series["x"]) for series in group),
                 borders=borders,
                 second_label=beside[0][1] if beside and key not in counts else "",
+                settles=bool(beside) and key not in counts,
             )
         )
     return plots
+
+
+def _line(series, style):
+    style = style or ("points" if len(series["x"]) < MANY_POINTS else "line")
+    name, errors = series.get("name", ""), series.get("errors")
+    return Line(name, series["x"], series["y"], style, errors=errors)
+
+
+def _title(group, x_label, y_label, borders):
+    if len(group) > 1:
+        text = f"{y_label} by {x_label}"
+    else:
+        text = group[0].get("name", "")
+        if borders:  # named after a document
+            return f"{text}: {y_label}"
+    return text[:1].upper() + text[1:]
 
 
 def _spread_out(x):

@@ -58,7 +58,8 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
     Args:
         path: of the file; configs are looked up beside it, from here, and in configs/.
         scale: a `Scale`.
-        corpus: a gin file whose bindings replace all that belongs to the configs' corpus, or None.
+        corpus: a gin file whose bindings replace all that belongs to the configs' corpus, or None;
+            a rung's own bindings come after it.
         bindings: gin lines for all rungs.
         tokens: that each run trains on, rounded up to whole steps.
         tokens_per_step: of every run; None for the first rung's at this scale.
@@ -71,13 +72,15 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
         config, *own = line.split("#")[0].split() or [""]
         if not config:
             continue
-        settings = _read(config, path) | read_gin("\n".join(own))
+        bound = read_gin("\n".join(own))
+        settings = _read(config, path) | bound
         paper = {name: settings[name] for name in STANDS_FOR if name in settings}
         settings |= scaled(settings, scale)
         common = read_gin("\n".join(bindings))
         if corpus:
             settings = with_corpus(settings, read_gin_file(corpus) | common)
-        settings |= common
+        # A rung's own vocabulary, say, is not the corpus's; what is scaled stays scaled.
+        settings |= {name: bound[name] for name in bound if name not in STANDS_FOR} | common
         tokens_per_step = tokens_per_step or settings["Trainer.tokens_per_step"] // scale.lengths
         steps = -(-int(tokens) // tokens_per_step)
         settings |= {"Trainer.tokens_per_step": tokens_per_step, "Trainer.steps": steps}

@@ -11,10 +11,16 @@
   };
   if (!at("reader-data")) return;
 
-  const CHUNK = 400, LEVELS = 8, LISTED = 40, BIT = Math.LN2;
+  const CHUNK = 400, LEVELS = 8, LISTED = 40, BIT = Math.LN2, NO_WORD = 2 ** 32 - 1;
   const data = JSON.parse(at("reader-data").textContent);
   const unpack = (text, Type) =>
     new Type(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+  const shown = (x, decimals) => x.toFixed(decimals).replace("-", "−");
+  const sheet = document.styleSheets[0];
+  for (let level = 1; level <= LEVELS; level++)
+    for (const [letter, colour] of [["w", "--worse"], ["b", "--better"]])
+      sheet.insertRule(`.${letter}${level} { background: color-mix(in srgb, `
+        + `var(${colour}) ${level * 11}%, transparent) }`);
   let doc, own = 0, minus = -1, values, chunks = [], marked = -1;
   const filling = new IntersectionObserver((entries) => {
     for (const entry of entries) (entry.isIntersecting ? fill : empty)(entry.target.chunk);
@@ -97,10 +103,12 @@
     const bits = doc.recordings[own].bits;
     values = minus < 0 ? bits : bits.map((x, i) => x - doc.recordings[minus].bits[i]);
     const mean = values.reduce((sum, x) => sum + x, 0) / doc.tokens;
-    at("mean").textContent = `${minus < 0 ? "mean" : "mean difference"} ${mean.toFixed(4)} bits`;
-    at("key").textContent = minus < 0 ? "deeper orange: more surprised"
+    at("mean").textContent = `mean ${minus < 0 ? "" : "difference "}${shown(mean, 4)} bits`;
+    at("key").textContent = minus < 0 ? "the deeper, the more surprised"
       : "blue: the first predicts better, orange: the second";
-    list();
+    const sizes = values.map(Math.abs).sort();
+    at("most").value = sizes[Math.floor(0.99 * sizes.length)];
+    list(sizes[Math.max(sizes.length - LISTED, 0)]);
     paint();
   }
 
@@ -111,9 +119,11 @@
     draw();
   }
 
-  // The whole document in one strip: the mean of each stretch.
+  // The whole document in one strip: the mean of each stretch, and what part is on the screen.
   function draw() {
-    const canvas = at("map"), width = (canvas.width = canvas.clientWidth), height = canvas.height = 48;
+    const canvas = at("map"), height = 48;
+    const width = (canvas.width = canvas.clientWidth * devicePixelRatio);
+    canvas.height = height;
     const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
     const means = [];
     for (let x = 0; x < width; x++) {
@@ -129,14 +139,34 @@
       const tall = (Math.abs(mean) / most) * base;
       pen.fillRect(x, mean > 0 ? base - tall : base, 1, tall);
     });
+    const { scrollTop, clientHeight } = at("text");
+    const [left, right] = [scrollTop, scrollTop + clientHeight].map((y) => {
+      const { element, first, last } = chunks.find((c) =>
+        c.element.offsetTop + c.element.offsetHeight > y) || chunks[chunks.length - 1];
+      const share = Math.min(Math.max((y - element.offsetTop) / element.offsetHeight, 0), 1);
+      return ((first + share * (last - first)) / doc.tokens) * width;
+    });
+    pen.strokeStyle = style.getPropertyValue("--ink");
+    pen.lineWidth = 2;
+    pen.strokeRect(left, 1, Math.max(right - left, 4), height - 2);
   }
 
-  function list() {
-    const order = Array.from(values.keys()).sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
+  function list(least) {
+    const order = [];
+    values.forEach((x, i) => { if (Math.abs(x) >= least) order.push(i); });
+    order.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
     at("largest").replaceChildren(...order.slice(0, LISTED).map((i) => {
       const item = document.createElement("li"), button = document.createElement("button");
-      const word = doc.text.slice(begin(i), doc.ends[i]).replace(/\s/g, "␣") || "…";
-      button.textContent = `${values[i].toFixed(2)}  ${word}  at ${i.toLocaleString("en")}`;
+      const [bits, context, mark, place] = ["b", "span", "mark", "i"].map((name) =>
+        document.createElement(name));
+      const plain = (from, to) => doc.text.slice(from, to).replace(/\s/g, " ");
+      bits.textContent = shown(values[i], 2);
+      mark.className = values[i] > 0 ? "" : "better";
+      mark.textContent = plain(begin(i), doc.ends[i]) || "…";
+      context.append(plain(Math.max(begin(i) - 14, 0), begin(i)), mark,
+        plain(doc.ends[i], doc.ends[i] + 40));
+      place.textContent = i.toLocaleString("en");
+      button.append(bits, context, place);
       button.onclick = () => go(i);
       item.append(button);
       return item;
@@ -179,10 +209,11 @@
     const n = Number(i), lines = [JSON.stringify(doc.text.slice(begin(n), doc.ends[n]))
       + "  token " + n.toLocaleString("en")];
     for (const r of doc.recordings)
-      lines.push(`${r.bits[n].toFixed(3)} bits  (entropy ${r.entropyBits[n].toFixed(3)})  ${r.name}`);
-    if (minus >= 0) lines.push(`difference ${values[n].toFixed(3)} bits`);
-    lines.push(doc.seen[n] ? `word last seen ${doc.seen[n].toLocaleString("en")} tokens ago`
-      : "word not seen before");
+      lines.push(`${shown(r.bits[n], 3)} bits  (entropy ${shown(r.entropyBits[n], 3)})  ${r.name}`);
+    if (minus >= 0) lines.push(`difference ${shown(values[n], 3)} bits`);
+    if (doc.seen[n] !== NO_WORD)
+      lines.push(doc.seen[n] ? `word last seen ${doc.seen[n].toLocaleString("en")} tokens ago`
+        : "word not seen before");
     const tip = at("tip");
     tip.textContent = lines.join("\n");
     tip.style.left = Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8) + "px";
@@ -190,12 +221,15 @@
       ? event.clientY - tip.offsetHeight - 14 : event.clientY + 20) + "px";
   }
 
-  at("document").replaceChildren(...data.documents.map((d, n) => new Option(
-    `${d.title} (${d.tokens.toLocaleString("en")} tokens${d.tokens < d.whole ? ", cut" : ""})`, n)));
+  at("document").replaceChildren(...data.documents.map((d, n) => {
+    const cut = d.tokens < d.whole ? ` of ${d.whole.toLocaleString("en")}` : "";
+    return new Option(`${d.title} (${d.tokens.toLocaleString("en")}${cut} tokens)`, n);
+  }));
   at("document").onchange = () => open(Number(at("document").value));
   at("minus").onchange = () => { minus = Number(at("minus").value); measure(); };
   at("most").oninput = at("borders").onchange = paint;
   at("text").onmousemove = tell;
+  at("text").onscroll = () => requestAnimationFrame(draw);
   at("text").onmouseleave = () => { at("tip").hidden = true; };
   at("map").onclick = (event) =>
     go(Math.floor((event.offsetX / at("map").clientWidth) * doc.tokens));

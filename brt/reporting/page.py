@@ -12,17 +12,17 @@ from brt.reporting.table import Cell, Column, Table
 HERE = Path(__file__).parent
 
 READER = """
-<p class="caption">The text, token by token. A token is as deeply coloured as the model was
-surprised by it; pick another recording with the buttons, or subtract one: state cleared from state
-kept, one model from another. Hover for the numbers. The strip is the whole document; click it, or a
-token of the list, to go there.</p>
-<div class="controls"><label>document <select id="document"></select></label>
-<span id="own" class="controls"></span>
+<p class="caption">Every token is as deeply coloured as the model was surprised by it. Pick another
+recording with the buttons, or subtract one: state cleared from state kept, one model from another.
+Hover for the numbers. The strip is the whole document, the list its largest tokens; click either to
+go there.</p>
+<div class="controls"><label>document <select id="document"></select></label></div>
+<div class="controls">loss of <span id="own" class="controls"></span>
 <label>minus <select id="minus"></select></label></div>
 <div class="controls"><label>full colour at
-<input id="most" type="range" min="1" max="16" value="8"><span id="most-shown"></span></label>
+<input id="most" type="range" min=".25" max="16" step=".25"><span id="most-shown"></span></label>
 <label><input id="borders" type="checkbox" checked> segment borders</label>
-<span id="key" class="quiet"></span><strong id="mean"></strong></div>
+<strong id="mean"></strong><span id="key" class="quiet"></span></div>
 <canvas id="map"></canvas>
 <div id="reading"><div id="text"></div><ol id="largest"></ol></div>
 <div id="tip" hidden></div>
@@ -80,13 +80,21 @@ def _prose(text):
 
 
 def plots_html(plots: list[Plot]) -> str:
-    """Plots side by side where there is room."""
+    """Plots side by side where there is room; nothing for none."""
     figures = "".join(
         f'<figure id="{plot.name}"><h3>{html.escape(plot.title)}</h3>{plot.as_svg()}'
-        f"<figcaption>{_prose(plot.caption)}</figcaption></figure>\n"
+        + (f"<figcaption>{_prose(plot.caption)}</figcaption>" if plot.caption else "")
+        + "</figure>\n"
         for plot in plots
     )
-    return f'<div class="plots">\n{figures}</div>\n'
+    return f'<div class="plots">\n{figures}</div>\n' if plots else ""
+
+
+def folded(count: int, what: str, content: str) -> str:
+    """Content behind a line that says how much there is of it."""
+    return (
+        f"<details><summary>{count:,} {what}{'s' * (count != 1)}</summary>\n{content}</details>\n"
+    )
 
 
 def overview(runs: list[Run], systems: list[str]) -> Table:
@@ -104,6 +112,26 @@ def overview(runs: list[Run], systems: list[str]) -> Table:
         rows.append([*(Cell(str(cell)) for cell in cells), *counts])
     caption = "What each run folder holds. `brt.train` with the same command goes on with a run."
     return Table("overview", "What was run", caption, columns, rows)
+
+
+def settings_that_differ(runs: list[Run]) -> list[Table]:
+    """The bindings that are not the same in all runs, in a table; none for a single run."""
+    settings = [
+        run.identity() | {"Trainer.seed": run.settings.get("Trainer.seed", 0)} for run in runs
+    ]
+    names = dict.fromkeys(name for found in settings for name in found)
+    rows = []
+    for name in names:
+        values = [str(found.get(name, "–")) for found in settings]
+        if len(set(values)) > 1:
+            rows.append([Cell(name), *map(Cell, values)])
+    caption = (
+        "What may explain a difference between these runs: two losses compare two architectures "
+        "only where optimizer, schedule, batch, budget and vocabulary are the same."
+    )
+    columns = [Column("", "binding"), *(Column("", run.name) for run in runs)]
+    table = Table("settings", "Settings in which they differ", caption, columns, rows)
+    return [table] if rows else []
 
 
 EVALUATED = (
@@ -129,7 +157,9 @@ def evaluations(runs: list[Run]) -> Table:
     rows = []
     for run, split, scalars in found:
         cells = [Cell(run.name), Cell(split), _number(scalars.get("step"), 0)]
-        cells += [_number(scalars.get(name), decimals) for name, _, decimals in shown]
+        for name, _, decimals in shown:
+            note = scalars.get("caveat", "") if name == "bits_per_character" else ""
+            cells.append(_number(scalars.get(name), decimals, note))
         rows.append(cells)
     caption = (
         "Every document of the split once, from its start to its end. The distance between bits "
@@ -144,24 +174,49 @@ def numbers_table(name: str, numbers: dict) -> Table:
     return Table(name, "Numbers", "", [Column("", "quantity"), Column("", "value")], rows)
 
 
-def _number(value, decimals):
+def _number(value, decimals, note=""):
     if value is None:
         return Cell("–")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return Cell(str(value))
     whole = isinstance(value, int) or (decimals == 0 and float(value).is_integer())
-    return Cell(f"{value:,.0f}" if whole else f"{value:,.{decimals}f}", (value,))
+    return Cell(f"{value:,.0f}" if whole else f"{value:,.{decimals}f}", (value,), note)
 
 
-def excerpt_html(excerpt: dict) -> str:
-    """A token with the text around it, and what a study found out about it."""
-    texts = [html.escape(str(excerpt.get(name) or "")) for name in ("before", "text", "after")]
-    facts = [
-        f"{name.replace('_', ' ')} {_number(value, 3).text}"
-        for name, value in excerpt.items()
-        if name not in ("before", "text", "after") and value is not None
-    ]
-    return (
-        f'<blockquote><div class="text">{texts[0]}<mark>{texts[1]}</mark>{texts[2]}</div>'
-        f'<div class="quiet">{html.escape(" · ".join(facts))}</div></blockquote>\n'
+def excerpts_html(excerpts: list[dict]) -> str:
+    """Tokens with the text around them, and what a study found out about each."""
+    return f'<div class="excerpts">{"".join(map(_excerpt, excerpts))}</div>'
+
+
+def _excerpt(found):
+    before, text, after = (
+        html.escape(str(found.get(n) or "")) for n in ("before", "text", "after")
     )
+    facts = [f"{found['direction']} {found.get('rank', 0) + 1}"] if "direction" in found else []
+    facts += [str(found["title"])] if found.get("title") else []
+    facts += [f"token {found['token']:,}"] if "token" in found else []
+    if "nats" in found:
+        nats = f"{found['nats']:.3f} nats"
+        facts.append(
+            nats + (f" against {found['other_nats']:.3f}" if "other_nats" in found else "")
+        )
+    facts += [str(found["kind"])] if found.get("kind") else []
+    if "last_seen" in found:
+        seen = found["last_seen"]
+        ago = "not seen before" if seen is None else f"last seen {seen:,} tokens ago"
+        facts.append(
+            ago if seen is None else f"{ago}, {PLACES.get(found['where'], found['where'])}"
+        )
+    facts += ["title or author recalled"] if found.get("recalled") else []
+    return (
+        f'<blockquote><p class="quiet">{html.escape(" · ".join(facts))}</p>'
+        f'<div class="text">{before}<mark class="{found.get("direction", "")}">{text}</mark>'
+        f"{after}</div></blockquote>\n"
+    )
+
+
+PLACES = {
+    "window": "inside the window",
+    "segment": "beyond the window, inside the segment",
+    "beyond": "beyond the segment",
+}

@@ -1,14 +1,10 @@
-"""Where a run belongs in the paper's tables, read off its settings."""
+"""Where a run belongs in a paper's tables, read off its settings."""
 
 import re
 from typing import NamedTuple
 
-from brt.reporting.published import TABLE_1, TABLE_4, Size
+from brt.reporting.block_recurrent import SIZES
 from brt.reporting.runs import Run
-
-STANDARD = TABLE_4[2]
-"""The size of all other tables: 12 layers, d 1024 (section 4.1)."""
-STANDARD_STATES = 512
 
 
 class Place(NamedTuple):
@@ -16,31 +12,22 @@ class Place(NamedTuple):
 
     Attributes:
         system: as Table 1 spells it, `Rec:fixed:skip`, `Slide:12L`, `XL:512`.
-        size: the column of Table 4 whose dimensions it has, or None.
+        size: name of the row of Table 4 whose dimensions it has, or None.
         window, segment_length: in tokens.
         states: S; None without a recurrent layer.
         corpus: as the tables head their columns, or the name of the store's folder.
-        vocabulary: (row, size) of Table 5, or the name it has.
+        vocabulary_family: `T5`, `PG19 SPM`, `SentencePiece`, `bytes`, or the name it has.
+        vocabulary: the family and its size, `PG19 SPM 32k`.
     """
 
     system: str
-    size: Size | None
+    size: str | None
     window: int
     segment_length: int
     states: int | None
     corpus: str
-    vocabulary: tuple[str, str]
-
-    @property
-    def is_standard(self) -> bool:
-        """Whether it has the dimensions of Table 1's row of its name."""
-        row = next((row for row in TABLE_1 if row.name == self.system), None)
-        return (
-            row is not None
-            and self.size == STANDARD
-            and (self.window, self.segment_length) == (row.window, row.segment_length)
-            and self.states in (None, STANDARD_STATES)
-        )
+    vocabulary_family: str
+    vocabulary: str
 
 
 def place(run: Run) -> Place:
@@ -49,15 +36,16 @@ def place(run: Run) -> Place:
     layers, window = settings["LanguageModel.num_layers"], settings["LanguageModel.window"]
     segment = settings["Trainer.segment_length"]
     recurrent = tuple(settings.get("LanguageModel.recurrent_layers") or ())
-    size = _size(settings, layers, bool(recurrent))
+    family, entries = _vocabulary(run, settings)
     return Place(
         _system(settings, layers, window, segment, recurrent),
-        size,
+        _size(settings, layers, bool(recurrent)),
         window,
         segment,
         settings.get("RecurrentCell.num_states") if recurrent else None,
-        _corpus(run, settings),
-        _vocabulary(settings),
+        _corpus(run, family),
+        family,
+        f"{family} {entries}",
     )
 
 
@@ -80,31 +68,38 @@ def _size(settings, layers, is_recurrent):
         settings.get(f"LanguageModel.{name}")
         for name in ("width", "num_heads", "head_size", "feed_forward_size")
     )
-    for size in TABLE_4:
+    for size in SIZES:
         # A baseline may have one layer in twelve more.
         allowed = (size.layers,) if is_recurrent else (size.layers, size.layers * 13 // 12)
         if dimensions == size[3:7] and layers in allowed:
-            return size
+            return size.name
     return None
 
 
-def _corpus(run, settings):
-    vocabulary = _vocabulary(settings)[0]
+def _corpus(run, family):
     if run.corpus.startswith("pg19"):
-        kinds = {"bytes": "PG19 bytes", "T5": "PG19 tokens"}
-        return kinds.get(vocabulary, "PG19 SPM")
+        return {"bytes": "PG19 bytes", "T5": "PG19 tokens"}.get(family, "PG19 SPM")
     if run.corpus.startswith("arxiv"):
         return "arXiv"
     return "GitHub" if run.corpus.startswith("github") else run.corpus
 
 
-def _vocabulary(settings):
+def _vocabulary(run, settings):
+    """Family and size, as Table 5 has them."""
     name = str(settings.get("Corpus.vocabulary") or "of the source")
     if name in ("bytes", "@ByteVocabulary()"):
         return "bytes", "256"
     if "t5" in name.lower():
         return "T5", "32k"
-    if found := re.search(r"pg19train_bpe_(\d+)", name):
-        entries = int(found[1])
-        return "PG19 SPM", f"{entries // 1000}k" if entries >= 1000 else str(entries)
-    return name.rsplit("/", 1)[-1], str(settings.get("LanguageModel.vocabulary_size", ""))
+    found = re.search(r"pg19train_bpe_(\d+)", name)
+    entries = int(found[1]) if found else settings.get("LanguageModel.vocabulary_size", 0)
+    size = f"{entries // 1000}k" if entries >= 1000 else str(entries)
+    if found:
+        return "PG19 SPM", size
+    if "substitute" in name:
+        return "substitute", size
+    if name.startswith("subwords:") and run.corpus.startswith("pg19"):
+        return "PG19 STE", size
+    if name.endswith(".model"):
+        return "SentencePiece", size
+    return name.rsplit("/", 1)[-1], size

@@ -2,7 +2,9 @@
 
 import csv
 import io
+import itertools
 import re
+import textwrap
 from typing import NamedTuple
 
 import numpy as np
@@ -14,16 +16,27 @@ COLOURS = ("#3b7dd8", "#e0712c", "#2f9e68", "#c2468f", "#8a6fd1", "#a8862a", "#6
 FOREGROUND = "#123457"  # stands for the page's text colour until the SVG is written
 MOST_POINTS = 2000
 MOST_BORDERS = 100
+"""More cannot be told apart, and are left out."""
+MOST_TICKS = 12
+LEGEND_LETTERS = 96
+"""That fit beside one another above a plot."""
+LABEL_LETTERS = 36
+"""That fit beside an axis."""
 
 
 class Line(NamedTuple):
-    """One curve. style: "line", "points" (a line with a mark at each point) or "published"."""
+    """One curve.
+
+    style: "line", "points" (a line with a mark at each point), "stems" (a line from zero to each
+    point) or "published". errors: standard error of each y, drawn as a band.
+    """
 
     name: str
     x: list[float]
     y: list[float]
     style: str = "line"
     on_second_axis: bool = False
+    errors: list[float] | None = None
 
 
 class Plot(NamedTuple):
@@ -35,6 +48,8 @@ class Plot(NamedTuple):
         lines: the curves.
         borders: x of thin vertical lines, such as segment borders.
         second_label: of the axis on the right, for lines `on_second_axis`.
+        settles: the y axis fits what comes after the first tenth of x, so that a fall from great
+            height does not flatten the rest.
     """
 
     name: str
@@ -46,14 +61,21 @@ class Plot(NamedTuple):
     log_x: bool = False
     borders: tuple[float, ...] = ()
     second_label: str = ""
+    settles: bool = False
+
+    @property
+    def has_measurements(self) -> bool:
+        return any(line.style != "published" for line in self.lines)
 
     def as_csv(self) -> str:
-        """One row a point: line, x, y; all points, however many are drawn."""
+        """One row a point: line, x, y, error; all points, however many are drawn."""
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["line", self.x_label, self.y_label])
+        has_errors = any(line.errors for line in self.lines)
+        writer.writerow(["line", self.x_label, self.y_label, *["error"] * has_errors])
         for line in self.lines:
-            writer.writerows([line.name, x, y] for x, y in zip(line.x, line.y))
+            columns = [[line.name] * len(line.x), line.x, line.y]
+            writer.writerows(zip(*columns, *[line.errors or [""] * len(line.x)] * has_errors))
         return file.getvalue()
 
     def as_png(self) -> bytes:
@@ -65,6 +87,7 @@ class Plot(NamedTuple):
         text = _save(self._draw(FOREGROUND), "svg", transparent=True).decode("utf-8")
         text = text[text.index("<svg") :]
         text = text.replace(FOREGROUND, "currentColor")
+        text = re.sub(r'\bd="[^"]*"', _to_hundredths, text)
         text = re.sub(r' id="[\w.]*_\d+"', "", text)  # the same in every plot of a page
         text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
         return re.sub(r'(<svg[^>]*?) height="[^"]*"', r'\1 role="img"', text, count=1)
@@ -88,27 +111,48 @@ class Plot(NamedTuple):
             second = axes.twinx() if self.second_label else None
             for number, line in enumerate(self.lines):
                 on = second if line.on_second_axis else axes
-                on.plot(*_thinned(line), label=line.name, **_look(line, number))
-            for border in self.borders[:MOST_BORDERS]:
+                x, y = _thinned(line)
+                if line.style == "stems":
+                    x, y = np.repeat(x, 3), np.stack([0 * y, y, np.nan * y], 1).ravel()
+                look = _look(line, number)
+                on.plot(x, y, label=line.name, **look)
+                if line.errors:
+                    low, high = (np.add(line.y, sign * np.array(line.errors)) for sign in (-1, 1))
+                    on.fill_between(line.x, low, high, color=look["color"], alpha=0.2, linewidth=0)
+            for border in self.borders if len(self.borders) <= MOST_BORDERS else ():
                 axes.axvline(border, color=foreground, alpha=0.2, linewidth=0.5, zorder=0)
             axes.set_xlabel(self.x_label)
-            axes.set_ylabel(self.y_label)
+            axes.set_ylabel(textwrap.fill(self.y_label, LABEL_LETTERS))
             axes.grid(axis="y", color=foreground, alpha=0.12, linewidth=0.6)
+            if min(axes.get_ylim()) < 0 < max(axes.get_ylim()):
+                axes.axhline(0, color=foreground, alpha=0.5, linewidth=0.7, zorder=0)
             if self.log_x:
-                axes.set_xscale("log")
+                _logarithmic(axes, sorted({x for line in self.lines for x in line.x}))
+            if self.settles:
+                axes.set_ylim(*_later_range(self.lines))
             if second is not None:
-                second.set_ylabel(self.second_label)
+                second.set_ylabel(textwrap.fill(self.second_label, LABEL_LETTERS))
                 second.spines["right"].set_visible(True)
+                if all(y == int(y) for line in self.lines if line.on_second_axis for y in line.y):
+                    second.yaxis.get_major_locator().set_params(integer=True)
             if len(self.lines) > 1:
                 handles = [h for a in (axes, second) if a for h in a.get_legend_handles_labels()[0]]
-                figure.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=9)
+                columns = LEGEND_LETTERS // (max(len(line.name) for line in self.lines) + 8)
+                columns = min(max(columns, 1), len(self.lines))
+                figure.legend(handles=handles, loc="outside upper left", ncols=columns, fontsize=9)
         return figure
+
+
+def _to_hundredths(path):
+    """Coordinates of an SVG path to a hundredth of a point, which is half the page."""
+    return re.sub(r"(\.\d\d)\d+", r"\1", path[0])
 
 
 def _look(line, number):
     colour = COLOURS[number % len(COLOURS)]
     looks = {
-        "line": {"linewidth": 1.4},
+        "line": {"linewidth": 1.4 if len(line.x) < 300 else 0.9},
+        "stems": {"linewidth": 0.7},
         "points": {"linewidth": 1.4, "marker": "o", "markersize": 4},
         "published": {"linewidth": 1.2, "marker": "s", "markersize": 4, "linestyle": "--"},
     }
@@ -124,6 +168,31 @@ def _thinned(line):
     for part in np.array_split(np.arange(len(x)), MOST_POINTS):
         kept.append(part[np.nanargmax(np.abs(np.nan_to_num(y[part], nan=middle) - middle))])
     return x[kept], y[kept]
+
+
+def _logarithmic(axes, x):
+    """A logarithmic axis, marked at the points themselves if they are few and far apart."""
+    axes.set_xscale("log")
+    if len(x) > MOST_TICKS or min(b / a for a, b in itertools.pairwise([*x, x[-1] * 2])) < 1.15:
+        axes.xaxis.set_major_formatter(lambda value, _: _plain(value))
+    else:
+        axes.set_xticks(x, map(_plain, x))
+    axes.minorticks_off()
+
+
+def _plain(value):
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _later_range(lines):
+    """Least and greatest y after the first tenth of x, with a margin."""
+    lines = [line for line in lines if not line.on_second_axis]
+    start = max(max(line.x) for line in lines) / 10
+    later = [y for line in lines for x, y in zip(line.x, line.y) if x >= start and np.isfinite(y)]
+    if not later or min(later) == max(later):
+        return None, None
+    margin = (max(later) - min(later)) / 15
+    return min(later) - margin, max(later) + margin
 
 
 def _save(figure, kind, **options):

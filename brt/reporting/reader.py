@@ -11,16 +11,19 @@ from brt.evaluation.words import Words
 from brt.experiment import Trainer  # from there, so that all of brt is registered with gin
 from brt.reporting.runs import Run
 
+NO_WORD = 2**32 - 1
+"""In `last_seen`, for white space and punctuation; page.js knows it too."""
+
 
 def reader_documents(
     runs: list[Run], chosen: list[int] | None = None, most_tokens: int = 150_000
 ) -> tuple[list[dict], list[str]]:
-    """The documents that all recordings of the same store hold.
+    """Documents with their recordings, of all runs that recorded the same store.
 
     Args:
         runs: those with recordings; one whose tokens are not those of the first recorded run is
             left out, since token i of one says nothing about token i of the other.
-        chosen: numbers of documents; None for the first that are recorded.
+        chosen: numbers of documents; None for those that most recordings hold.
         most_tokens: the documents hold so many together; the last one is cut there.
 
     Returns:
@@ -42,13 +45,14 @@ def reader_documents(
         vocabulary = _vocabulary(first, base)
     except (OSError, ValueError) as error:
         return [], [*problems, f"The reader has no text: {config.message(error)}"]
-    done_D = np.logical_and.reduce([recording.done_D for _, recording in aligned])
-    numbers = np.flatnonzero(done_D).tolist()
+    held_D = np.sum([recording.done_D for _, recording in aligned], axis=0)
+    # Those that most recordings hold come first: a study may have recorded only some.
+    numbers = np.argsort(-held_D, kind="stable")[: np.count_nonzero(held_D)].tolist()
     if chosen is not None:
         missing = sorted(set(chosen) - set(numbers))
         if missing:
             problems.append(
-                f"Documents {', '.join(map(str, missing))} are not in all recordings of "
+                f"Documents {', '.join(map(str, missing))} are in no recording of "
                 f"{base.manifest['store']['folder']}: record them with `brt.evaluate --record`."
             )
         numbers = [number for number in chosen if number in numbers]
@@ -57,7 +61,8 @@ def reader_documents(
         if left <= 0:
             break
         length = min(int(store.lengths_D[number]), left)
-        document = _document(store, vocabulary, number, length, titles[number], aligned)
+        holding = [(run, recording) for run, recording in aligned if recording.done_D[number]]
+        document = _document(store, vocabulary, number, length, titles[number], holding)
         documents.append(document)
         left -= length
     return documents, problems
@@ -99,10 +104,10 @@ def _vocabulary(run, recording):
     return vocabulary
 
 
-def _document(store, vocabulary, number, length, title, aligned):
+def _document(store, vocabulary, number, length, title, holding):
     words = Words(vocabulary, store.tokens(number, 0, length))
     recordings = []
-    for run, recording in aligned:
+    for run, recording in holding:
         scores = recording.document(number)
         recordings.append(
             {
@@ -118,7 +123,7 @@ def _document(store, vocabulary, number, length, title, aligned):
         "text": words.text,
         "tokens": length,
         "whole": int(store.lengths_D[number]),
-        "segment_length": aligned[0][1].manifest["segment_length"],
+        "segment_length": holding[0][1].manifest["segment_length"],
         "lengths": _packed([len(text) // 2 for text in shown], "<u2"),  # as JavaScript counts
         "last_seen": _packed(last_seen(words), "<u4"),
         "recordings": recordings,
@@ -126,8 +131,12 @@ def _document(store, vocabulary, number, length, title, aligned):
 
 
 def last_seen(words: Words) -> np.ndarray:
-    """How many tokens ago the word of each token began last: uint32 (tokens,), 0 for never."""
-    distances = np.zeros(len(words.texts), np.uint32)
+    """How many tokens ago the word of each token began last.
+
+    Returns:
+        uint32 (tokens,), 0 for never, `NO_WORD` where a token is part of none.
+    """
+    distances = np.full(len(words.texts), NO_WORD, np.uint32)
     for token in range(len(distances)):
         number = words.at(token)
         if number is not None:

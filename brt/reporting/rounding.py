@@ -11,8 +11,8 @@ def three_digits(value: float) -> int:
 
 
 def rounded(value: float, decimals: int) -> str:
-    """`value` with so many decimals; a half goes up: 3.525 is 3.53."""
-    return str(_decimal(value).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP))
+    """`value` with so many decimals; a half goes up: 3.525 is 3.53, and 11559455 is 11,559,455."""
+    return f"{_decimal(value).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP):,}"
 
 
 def mean_and_spread(values) -> tuple[float, float | None]:

@@ -1,8 +1,9 @@
-"""A table of published and measured numbers, and its forms: text, Markdown, CSV, JSON, HTML."""
+"""A table of published and measured numbers, and its forms: Markdown, CSV, JSON, HTML."""
 
 import csv
 import html
 import io
+import re
 from typing import NamedTuple
 
 from brt.reporting.rounding import three_digits, with_error_bar
@@ -89,27 +90,31 @@ class Table(NamedTuple):
             for row in self.rows
         ]
 
-    def _footnotes(self):
-        return [f"[{number}] {note}" for number, note in enumerate(self.notes(), 1)]
-
-    def as_text(self) -> str:
-        """For a terminal: aligned, the headings in two lines."""
-        lines = [[c.group for c in self.columns], [c.title for c in self.columns], *self._marked()]
-        widths = [max(map(len, cells)) for cells in zip(*lines)]
-        shown = [
-            "  ".join(f"{text:<{w}}" if i == 0 else f"{text:>{w}}" for i, (text, w) in pairs)
-            for pairs in (enumerate(zip(line, widths)) for line in lines)
+    def _texts(self):
+        """Whether each column holds words, which go to the left; numbers go to the right."""
+        empty = ("", "–", NOT_RUN, NOT_EVALUATED)
+        return [
+            any(
+                text not in empty and not re.match(r"[-−+]?[\d.]", text)
+                for text in (row[i].text for row in self.rows)
+            )
+            or i == 0
+            for i in range(len(self.columns))
         ]
-        return "\n".join([self.title, *(line.rstrip() for line in shown), *self._footnotes()])
 
     def as_markdown(self) -> str:
-        def line(cells):
-            return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-        rule = "|---|" + "---:|" * (len(self.columns) - 1)
-        body = [line(row) for row in self._marked()]
-        parts = [f"### {self.title}", "", line(self.heads()), rule, *body, ""]
-        return "\n".join([*parts, *self._footnotes(), "", self.caption, ""])
+        """With columns of one width, so that it reads as well in a terminal."""
+        lines = [[text.replace("|", "\\|") for text in line] for line in self._marked()]
+        lines = [self.heads(), *lines]
+        widths = [max(map(len, cells)) for cells in zip(*lines)]
+        sides = ["<" if is_text else ">" for is_text in self._texts()]
+        rule = ["-" * (w - (side == ">")) + ":" * (side == ">") for w, side in zip(widths, sides)]
+        shown = [
+            "| " + " | ".join(f"{t:{s}{w}}" for t, s, w in zip(line, sides, widths)) + " |"
+            for line in (lines[0], rule, *lines[1:])
+        ]
+        notes = [f"[{number}] {note}" for number, note in enumerate(self.notes(), 1)]
+        return "\n".join([f"### {self.title}", "", *shown, "", *notes, "", self.caption, ""])
 
     def as_csv(self) -> str:
         """The shown text; of measured cells the values too, in a column of their own."""
@@ -139,37 +144,56 @@ class Table(NamedTuple):
 
     def as_html(self) -> str:
         """A `<table>`; measured cells carry their numbers in `data-values`."""
-        groups, spans = [], []
-        for column in self.columns:
-            if groups and groups[-1] == column.group and column.group:
-                spans[-1] += 1
+        kinds = self._column_classes()
+        spans, titles = [], []
+        for column, kind in zip(self.columns, kinds):
+            titles.append(f'<th scope="col"{kind}>{html.escape(column.title)}</th>')
+            if spans and spans[-1][0] == column.group != "":
+                spans[-1][1] += 1
             else:
-                groups.append(column.group)
-                spans.append(1)
-        notes = self.notes()
-        head = "".join(
-            f'<th colspan="{span}" scope="colgroup">{html.escape(group)}</th>'
-            for group, span in zip(groups, spans)
+                spans.append([column.group, 1, kind if column.group else ""])
+        groups = "".join(
+            f'<th colspan="{span}" scope="colgroup"{kind}>{html.escape(group)}</th>'
+            for group, span, kind in spans
         )
-        titles = "".join(f'<th scope="col">{html.escape(c.title)}</th>' for c in self.columns)
+        head = f"<tr>{groups}</tr>\n" if any(group for group, *_ in spans) else ""
+        notes = self.notes()
+        bars = [max((_bar(row[i]) for row in self.rows), key=len, default="")
+                for i in range(len(self.columns))]  # fmt: skip
         body = []
         for row in self.rows:
             cells = [f'<th scope="row">{html.escape(row[0].text)}</th>']
-            for cell in row[1:]:
-                kind = "measured" if cell.values else "missing" if _missing(cell) else "given"
+            for cell, kind, bar in list(zip(row, kinds, bars))[1:]:
+                state = "measured" if cell.values else "missing" if _missing(cell) else ""
                 values = " ".join(map(repr, cell.values))
                 data = f' data-values="{values}"' if cell.values else ""
+                # Numbers without an error bar keep its place free, so that points are aligned.
+                data += f' data-pad="{bar}"' if bar and not _bar(cell) else ""
                 mark = f"<sup>{notes.index(cell.note) + 1}</sup>" if cell.note else ""
-                cells.append(f'<td class="{kind}"{data}>{html.escape(cell.text)}{mark}</td>')
+                kind = f' class="{state}"{data}' if not kind else f'{kind[:-1]} {state}"{data}'
+                cells.append(f"<td{kind}>{html.escape(cell.text)}{mark}</td>")
             body.append(f"<tr>{''.join(cells)}</tr>")
         foot = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
         return (
-            f'<div class="scroll"><table id="{self.name}"><thead><tr>{head}</tr>'
-            f"<tr>{titles}</tr></thead>\n<tbody>\n"
+            f'<div class="scroll"><table id="{self.name}"><thead>{head}'
+            f"<tr>{''.join(titles)}</tr></thead>\n<tbody>\n"
             + "\n".join(body)
             + "\n</tbody></table></div>"
             + (f'\n<ol class="notes">{foot}</ol>' if foot else "")
         )
+
+    def _column_classes(self):
+        """Attributes of each column's cells: words to the left, a rule where a group begins."""
+        classes, last = [], ""
+        for column, is_text in zip(self.columns, self._texts()):
+            found = ["words"] * is_text + ["first"] * (column.group != last)
+            last = column.group
+            classes.append(f' class="{" ".join(found)}"' if found else "")
+        return classes
+
+
+def _bar(cell):
+    return cell.text[cell.text.find(" ±") :] if " ±" in cell.text else ""
 
 
 def _missing(cell):

@@ -1,0 +1,111 @@
+"""The form a paper's tables and figures take here: data, with a rule that tells which runs belong.
+
+A rule is a dict from attributes of a `Place` to the value asked for, or to a set of values. A
+table's, a row's and a quantity's rule together say whose numbers a cell holds.
+"""
+
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """A row of a published table.
+
+    Attributes:
+        labels: one for each of the table's label columns.
+        printed: what the paper prints, as printed, so that 3.60 stays 3.60; None for nothing.
+        where: rule; None for systems that are not brt's to run.
+    """
+
+    labels: tuple[str, ...]
+    printed: tuple[str | None, ...]
+    where: dict | None
+
+
+class Quantity(NamedTuple):
+    """A column of printed numbers, with those measured beside it.
+
+    Without a corpus in its rule, or the table's, it has a measured column for each corpus found.
+
+    Attributes:
+        head: heading.
+        scalar: in evaluation_<split>.json; or `step_time`.
+        decimals: of measured numbers; None for three significant digits.
+        where: rule.
+        is_printed: False for what the paper does not have, such as the reader's own corpora.
+    """
+
+    head: str
+    scalar: str = "bits_per_token"
+    decimals: int | None = None
+    where: dict = {}
+    is_printed: bool = True
+
+
+class Contrast(NamedTuple):
+    """A question that the difference of two rows answers, named by their first labels."""
+
+    question: str
+    row: str
+    other: str
+
+
+class PaperTable(NamedTuple):
+    """A published table.
+
+    Attributes:
+        name: for files, `table_1`.
+        caption: ends in its place in the paper, `Source: Table 1`; the paper's title follows.
+        labels: headings of the label columns.
+        where: rule for all of its rows.
+        rest: attributes of a `Place` that label, after its name, a run that no table has a row
+            for; empty in a table that does not show such runs.
+        contrasts: shown below it as a table of their own.
+    """
+
+    name: str
+    title: str
+    caption: str
+    labels: tuple[str, ...]
+    quantities: tuple[Quantity, ...]
+    rows: tuple[Row, ...]
+    where: dict = {}
+    rest: tuple[str, ...] = ()
+    contrasts: tuple[Contrast, ...] = ()
+
+
+class Curve(NamedTuple):
+    """A published curve, and the rule for runs that give it measured points."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[str, ...]
+    where: dict
+    scalar: str = "bits_per_token"
+    on_second_axis: bool = False
+
+
+class PaperPlot(NamedTuple):
+    """A published figure, with a logarithmic x: `parameters` (millions) or `vocabulary_size`."""
+
+    name: str
+    title: str
+    caption: str
+    x: str
+    x_label: str
+    y_label: str
+    curves: tuple[Curve, ...]
+    second_label: str = ""
+
+
+class Paper(NamedTuple):
+    """A paper's tables and figures, in its own order; `name` is for links within the page."""
+
+    name: str
+    title: str
+    tables: tuple[PaperTable, ...]
+    plots: tuple[PaperPlot, ...]
+
+
+def number(printed: str) -> float:
+    """The number of a printed cell, without its error bar: `3.62 ± 0.01` is 3.62."""
+    return float(printed.split("±")[0].replace(",", ""))
