@@ -16,10 +16,8 @@ from architectures import (
     SEGMENT,
     VOCABULARY,
     WINDOW,
-    build,
-    cast,
     ragged_segments,
-    randomised,
+    random_model,
     segment_length,
 )
 from flax import nnx
@@ -43,7 +41,7 @@ def wide_types():
 @functools.cache
 def tiny(name, dtype="float64"):
     with jax.enable_x64(True):
-        return cast(randomised(build(name), seed=1), dtype)
+        return random_model(name, dtype=dtype)
 
 
 @functools.partial(jax.jit, static_argnums=0)
