@@ -149,8 +149,7 @@ def test_a_mixture_has_the_figures_of_each_store_apart_and_of_all(evaluated, rec
     mesh, params = one_device(), random_params(recurrent)
     with jax.set_mesh(mesh):
         alone["second"] = Evaluator(recurrent, stores[1], mesh).run(params)
-        mixed = MixedStore(stores, [0.9, 0.1])
-        mixed.names[0] = "first"
+        mixed = MixedStore(stores, [0.9, 0.1], ["first", "second"])
         together = Evaluator(recurrent, mixed, mesh).run(params)
         recurrent.trainer.evaluation.tokens_per_step = 16  # one row: one document, of one store
         part = Evaluator(recurrent, mixed, mesh).run(params, max_steps=1)
@@ -165,13 +164,6 @@ def test_a_mixture_has_the_figures_of_each_store_apart_and_of_all(evaluated, rec
     )
     assert {key.partition("/")[2] for key in part} == {"", "first"}
     assert part["loss"] == part["loss/first"] and "bits_per_byte/first" not in part
-
-
-def test_stores_that_would_be_called_the_same_are_numbered(store_of):
-    stores = [store_of([3, 4]), store_of([5])]
-    names = [store.folder.parent.name for store in stores]
-    assert MixedStore(stores, [0.5, 0.5]).names == names and len(set(names)) == 2
-    assert MixedStore([stores[0]] * 2, [0.5, 0.5]).names == ["0", "1"]
 
 
 def test_only_whole_splits_have_bits_per_byte(evaluated, slide):

@@ -157,6 +157,15 @@ def test_weights_that_are_no_shares_are_refused_and_named(tmp_path, bad):
         Mixture(corpora, [1, bad])
 
 
+@pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "b", "a"], []])
+def test_each_corpus_has_a_name_of_its_own_or_a_number(tmp_path, names):
+    corpora = [corpus(tmp_path, "a"), corpus(tmp_path, "b")]
+    with pytest.raises(ValueError, match=r"Mixture\.names = .*: give each of 2 corpora a name"):
+        Mixture(corpora, [1, 1], names)
+    assert Mixture(corpora, [1, 1]).names == ["0", "1"]
+    assert Mixture(corpora, [1, 1], ["x", "y"]).names == ["x", "y"]
+
+
 @pytest.mark.parametrize("weights", [[], [1], [1, 2, 3]])
 def test_each_corpus_has_a_weight(tmp_path, weights):
     with pytest.raises(ValueError, match=rf"gives {len(weights)} weights for 2 corpora"):

@@ -489,3 +489,4 @@ def test_a_mixture_trains_evaluates_and_resumes_where_its_stores_have_moved(tmp_
     (record,) = records(tmp_path / "parts", "eval/")
     stores = [TokenStore(tmp_path / name / "validation") for name in ("one", "moved")]
     assert record["eval/scored_tokens"] == sum(store.num_tokens for store in stores)
+    assert [record[f"eval/scored_tokens/{n}"] for n in "01"] == [s.num_tokens for s in stores]

@@ -25,18 +25,25 @@ class Mixture:
     Args:
         corpora: with one vocabulary in common; all have the splits that are asked for.
         weights: share of the training tokens that each is to give, in any unit.
+        names: what records call each, as in `eval/loss/books`; None for numbers from 0.
 
     Attributes:
         corpora: as given.
         weights: they add up to 1.
+        names: one a corpus.
         vocabulary: of the first corpus.
 
     Raises:
-        ValueError: no corpora, another number of weights, or a weight that is not a positive
-            number.
+        ValueError: no corpora, another number of weights, a weight that is not a positive number,
+            or names that are not one for each.
     """
 
-    def __init__(self, corpora: list[Corpus] = gin.REQUIRED, weights: list[float] = gin.REQUIRED):
+    def __init__(
+        self,
+        corpora: list[Corpus] = gin.REQUIRED,
+        weights: list[float] = gin.REQUIRED,
+        names: list[str] | None = None,
+    ):
         if not corpora or len(corpora) != len(weights):
             raise ValueError(
                 f"Mixture.weights = {weights} gives {len(weights)} weights for {len(corpora)} "
@@ -48,6 +55,13 @@ class Mixture:
                     f"Mixture.weights = {weights} has {weight} for {corpus.store}; a weight is a "
                     "number above 0, and a corpus that is not to be read is left out"
                 )
+        # Not the stores' own names: a run goes on, and its records too, where stores have moved.
+        self.names = [str(number) for number in range(len(corpora))] if names is None else names
+        if len(set(self.names)) != len(corpora) or len(self.names) != len(corpora):
+            raise ValueError(
+                f"Mixture.names = {names}: give each of {len(corpora)} corpora a name of its own, "
+                "or None for numbers"
+            )
         self.corpora = list(corpora)
         self.weights = [weight / math.fsum(weights) for weight in weights]
         self.vocabulary = corpora[0].vocabulary
@@ -79,7 +93,7 @@ class Mixture:
         Raises:
             ValueError, FileNotFoundError: as `Corpus.open`; corpora with different vocabularies.
         """
-        return MixedStore([corpus.open(split) for corpus in self.corpora], self.weights)
+        return MixedStore([corpus.open(split) for corpus in self.corpora], self.weights, self.names)
 
 
 class MixedStore:
@@ -88,12 +102,11 @@ class MixedStore:
     Args:
         stores: with one vocabulary in common.
         shares: of the training tokens; they add up to 1.
+        names: what records call each; without them there are only records of all.
 
     Attributes:
-        stores, shares: as given.
+        stores, shares, names: as given.
         folder: the stores' folders, for messages.
-        names: what to call each store in records: the name of the folder above it, which is that
-            of `Corpus.store`, or its number where two would be called the same.
         manifest: of the first, with the counts of all.
         bases: number of each store's first document here.
         lengths_D, has_weights, num_documents, num_tokens: as those of a `TokenStore`.
@@ -102,12 +115,10 @@ class MixedStore:
         ValueError: stores with different vocabularies.
     """
 
-    def __init__(self, stores: list[TokenStore], shares: list[float]):
+    def __init__(self, stores: list[TokenStore], shares: list[float], names: list[str] = ()):
         _check_one_vocabulary([(s.folder, s.manifest["vocabulary"]) for s in stores])
-        self.stores, self.shares = stores, shares
+        self.stores, self.shares, self.names = stores, shares, names
         self.folder = " + ".join(str(store.folder) for store in stores)
-        names = [store.folder.absolute().parent.name for store in stores]
-        self.names = names if len(set(names)) == len(names) else list(map(str, range(len(names))))
         self.manifest = dict(stores[0].manifest)
         for key, value in self.manifest.items():
             if type(value) is int and key != "format":

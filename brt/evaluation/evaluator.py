@@ -117,7 +117,7 @@ class StoreSums(TokenSums):
 
 
 class Evaluator:
-    """Evaluates parameters on one split, as often as asked; of a mixture, each store as well.
+    """Evaluates parameters on one split, as often as asked; of a mixture, each corpus as well.
 
     Args:
         experiment: the `Experiment`, whose evaluation settings say what to do.
