@@ -7,7 +7,7 @@ import pytest
 from architectures import quick_jit
 from flax import nnx
 
-from brt.models.gates import FORMS, KINDS, Gate
+from brt.models.gates import BIASES, FORMS, KINDS, Gate
 
 EVERY_GATE = [(kind, form, squash) for kind in KINDS for form in FORMS for squash in (False, True)]
 
@@ -177,3 +177,25 @@ def test_a_wrong_choice_is_refused_with_the_name_of_its_binding():
         gate("bias")
     with pytest.raises(ValueError, match=r"RecurrentCell\.gate_form = 'code'.*paper.*meliad"):
         gate("fixed", "code")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gates_that_begin_otherwise_are_the_same_gate_without_its_constants(kind):
+    c_BSD, h_BSC = (np.ones((1, 2, size), np.float32) for size in (4, 5))
+    kept = {}
+    for biases in BIASES:
+        module = Gate(nnx.Rngs(0), "C", 5, 4, kind, biases=biases)
+        for path, leaf in nnx.to_flat_state(nnx.state(module, nnx.Param)):
+            if path[0].endswith("_CD"):
+                leaf[...] = jnp.zeros_like(leaf[...])
+            elif biases != "small":
+                expected = float(biases == "one" and path[0] in ("keep_bias_D", "forget_bias_D"))
+                np.testing.assert_array_equal(leaf[...], expected)
+        kept[biases] = float(np.mean(module(c_BSD, h_BSC)[1]))
+    assert kept["zero"] == 0.5 and kept["one"] == pytest.approx(sigmoid(1))
+    assert kept["small"] == pytest.approx(sigmoid(1 if kind == "lstm" else 0), abs=0.05)
+
+
+def test_an_unknown_way_to_begin_is_refused():
+    with pytest.raises(ValueError, match="gate_biases = 'two': choose one of"):
+        Gate(nnx.Rngs(0), "C", 5, 4, "lstm", biases="two")

@@ -31,7 +31,7 @@ def measured_of(table, row, head):
 def test_without_runs_every_table_shows_the_published_numbers_and_not_run():
     tables = tables_of([])
     names = ("1", "1_differences", "2", "3a", "3b", "4", "5")
-    assert list(tables) == [f"table_{name}" for name in names]
+    assert list(tables) == [*(f"table_{name}" for name in names), "gate_biases"]
     for table in tables.values():
         assert not table.has_measurements
         assert all(len(row) == len(table.columns) for row in table.rows)
@@ -256,3 +256,33 @@ def test_the_differences_are_those_of_the_measured_cells(tmp_path):
     table = tables_of(runs)["table_1_differences"]
     (cell,) = measured_of(table, "Recurrence, or one more layer?", "PG19 tokens, measured")
     assert cell.values == (-0.125,) and cell.text == "−0.125"
+
+
+def test_the_share_of_seeds_that_use_their_state_stands_beside_how_their_gates_begin(tmp_path):
+    lines = ('RecurrentCell.gate = "lstm"', 'RecurrentCell.gate_biases = "one"')
+    runs = [
+        make_run(
+            tmp_path / f"{begin}{seed}",
+            "recall_rec_fixed_skip",
+            *lines[: 1 + (begin == "one")],
+            seed=seed,
+            evaluations={"validation": {"bits_per_token": 1, "loss": loss, "cleared_loss": 1.0}},
+        )
+        for begin, losses in (("small", (0.5, 0.9)), ("one", (0.5, 0.995, 1.0, 0.999)))
+        for seed, loss in enumerate(losses)
+    ]
+    table = tables_of(runs)["gate_biases"]
+    shares = {tuple(cell.text for cell in row[:2]): row[2] for row in table.rows}
+    assert shares["lstm", "N(0, 0.1²), ±1 outside"].values == (1, 1)
+    assert shares["lstm", "keep 1, take 0"].values == (1, 0, 0, 0)
+    assert shares["lstm", "keep 1, take 0"].text.startswith("0.25")
+    assert shares["lstm", "0"].text == shares["fixed", "0"].text == "not run"
+    # Such runs are no seeds of Table 1's system.
+    of_table_1 = [make_run(tmp_path / "t1", "pg19_rec_fixed_skip", evaluations={"test": 3.5})]
+    of_table_1.append(
+        make_run(tmp_path / "t2", "pg19_rec_fixed_skip", lines[1], evaluations={"test": 3.9})
+    )
+    (cell,) = measured_of(
+        tables_of(of_table_1)["table_1"], "Rec:fixed:skip", "PG19 tokens, measured"
+    )[:1]
+    assert cell.values == (3.5,)

@@ -43,6 +43,7 @@ class RecurrentCell(nnx.Module):
             gate, the attention feeds the network directly; "skip" drops the network and
             its gate (section 3.5).
         gate_form: "paper" or "meliad", see `Gate`.
+        gate_biases: "small", or "zero" or "one" to see what the paper warns of (appendix B).
         order: "parallel" or "sequential": cross-attention after self-attention, with a
             gate of its own, the variant section 3.1 reports as worse.
 
@@ -60,6 +61,7 @@ class RecurrentCell(nnx.Module):
         gate: str = "fixed",
         arrangement: str = "skip",
         gate_form: str = "paper",
+        gate_biases: str = "small",
         order: str = "parallel",
     ):
         if arrangement not in ARRANGEMENTS:
@@ -88,7 +90,8 @@ class RecurrentCell(nnx.Module):
         self.cross_scale_H = parameter(rngs, jax.nn.initializers.ones, num_heads)
 
         def make_gate(letter, size):
-            return Gate(rngs, letter, size, D, gate, gate_form, squash=arrangement == "single")
+            squash = arrangement == "single"
+            return Gate(rngs, letter, size, D, gate, gate_form, squash, gate_biases)
 
         if order == "sequential":
             self.self_gate, self.cross_gate = make_gate("A", A), make_gate("A", A)

@@ -21,6 +21,7 @@ def paper_tables(
     placed = {
         id(group)
         for table in paper.tables
+        if any(quantity.is_printed for quantity in table.quantities)
         for row in table.rows
         for group in groups
         if _fits(group, table.where, row.where)
@@ -79,7 +80,8 @@ def _corpora(table, quantity, groups):
     named = {q.where.get("corpus") for q in table.quantities}
     found = [g.place.corpus for g in groups if _fits(g, quantity.where)]
     corpora = [corpus for corpus in dict.fromkeys(found) if corpus not in named]
-    return corpora or ([None] if quantity.is_printed else [])
+    nothing_printed = not any(q.is_printed for q in table.quantities)
+    return corpora or ([None] if quantity.is_printed or nothing_printed else [])
 
 
 def _cells(measures, printed, where, groups, step_times):

@@ -15,6 +15,7 @@ class Place(NamedTuple):
         size: name of the row of Table 4 whose dimensions it has, or None.
         window, segment_length: in tokens.
         states: S; None without a recurrent layer.
+        gate_biases: how its gates begin; None without.
         corpus: as the tables head their columns, or the name of the store's folder.
         vocabulary_family: `T5`, `PG19 SPM`, `SentencePiece`, `bytes`, or the name it has.
         vocabulary: the family and its size, `PG19 SPM 32k`.
@@ -25,6 +26,7 @@ class Place(NamedTuple):
     window: int
     segment_length: int
     states: int | None
+    gate_biases: str | None
     corpus: str
     vocabulary_family: str
     vocabulary: str
@@ -43,6 +45,7 @@ def place(run: Run) -> Place:
         window,
         segment,
         settings.get("RecurrentCell.num_states") if recurrent else None,
+        settings.get("RecurrentCell.gate_biases", "small") if recurrent else None,
         _corpus(run, family),
         family,
         f"{family} {entries}",

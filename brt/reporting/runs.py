@@ -12,6 +12,10 @@ RUNG_FILE = "rung.json"
 """In the run folder of a ladder: what the run stands for in the paper's tables."""
 
 
+SHARE = 0.01
+"""Of the loss: what a state has to be worth, to count as used."""
+
+
 class Run:
     """What a run folder holds.
 
@@ -20,7 +24,8 @@ class Run:
         name: the folder's name, with as much of the path as tells the runs of a report apart.
         records: metrics.jsonl, oldest first.
         settings: every value in force, `LanguageModel.window` to 512; references as `Reference`.
-        evaluations: split to the content of evaluation_<split>.json.
+        evaluations: split to the content of evaluation_<split>.json; and of models with a state
+            "uses_state", 1 or 0: whether the loss grows by `SHARE` where the state is cleared.
         studies: name to the content of studies/<name>.json.
         recordings: folders of recordings that have a manifest, those with the state kept first.
         rung: what a ladder wrote beside it; empty for other runs.
@@ -39,6 +44,10 @@ class Run:
         self.records = read_metrics(str(self.folder))
         evaluations = sorted(self.folder.glob("evaluation_*.json"))
         self.evaluations = self._read_all(evaluations, lambda p: p.stem.split("_", 1)[1])
+        for found in self.evaluations.values():
+            if "cleared_loss" in found:
+                grown = found["cleared_loss"] - found["loss"]
+                found["uses_state"] = int(grown >= SHARE * found["cleared_loss"])
         self.studies = self._read_all(sorted(self.folder.glob("studies/*.json")), lambda p: p.stem)
         found = [path.parent for path in self.folder.glob("recordings/*/manifest.json")]
         self.recordings = sorted(found, key=lambda path: (not path.name.endswith("kept"), path))
