@@ -4,7 +4,7 @@
 
     python -m brt.benchmark --input=STORE --rows=32 --segment_length=4096
 
-    python -m brt.benchmark --generate=FILE.gin --positions=1000,100000 --tokens=1000
+    python -m brt.benchmark --generate=FILE.gin --positions=1000,100000 --written=1000
 
 The second form reads a token store, as fast as it can, and runs no model. The third reads a long
 document and writes on from two places in it.
@@ -41,7 +41,7 @@ flags.DEFINE_integer("rows", 32, "Rows of a batch, for --input.")
 flags.DEFINE_integer("segment_length", 4096, "Tokens of a segment, for --input.")
 flags.DEFINE_string("generate", None, "Time reading and writing with the model of this config.")
 flags.DEFINE_list("positions", ["1000", "100000"], "Where two streams go on, for --generate.")
-flags.DEFINE_integer("tokens", 1000, "Tokens that each stream writes, for --generate.")
+flags.DEFINE_integer("written", 1000, "Tokens that each stream writes, for --generate.")
 flags.DEFINE_string("json", None, "Also write the figures to this file.")
 
 
@@ -180,7 +180,7 @@ def show_generation(file, positions, tokens):
     experiment = Experiment.from_gin()
     if len(positions) != 2 or not 0 <= positions[0] < positions[1] or tokens < 1:
         raise ValueError(
-            f"--positions = {positions} must be two rising numbers, and --tokens = {tokens} at "
+            f"--positions = {positions} must be two rising numbers, and --written = {tokens} at "
             "least 1."
         )
     if positions[1] - positions[0] < 2 * experiment.trainer.segment_length:
@@ -213,7 +213,7 @@ def show_generation(file, positions, tokens):
 def main():
     if FLAGS.generate:
         positions = [int(position) for position in FLAGS.positions]
-        found = show_generation(FLAGS.generate, positions, FLAGS.tokens)
+        found = show_generation(FLAGS.generate, positions, FLAGS.written)
         if FLAGS.json:
             with open(FLAGS.json, "w", encoding="utf-8") as file:
                 json.dump({"config": FLAGS.generate, "generation": found}, file)

@@ -112,7 +112,7 @@ def test_the_benchmark_compares_reading_writing_and_recomputing(monkeypatch, cap
         benchmark,
         f"--generate={run}/config.gin",
         "--positions=10,70",
-        "--tokens=20",
+        "--written=20",
     )
     out, _ = capfd.readouterr()
     assert not status
