@@ -147,8 +147,22 @@ def check_all_read():
     used = {_binding_of(name, bound) for name in read}
     left = [name for name in bound if name not in used]
     if left:
-        lines = [f"{name} is bound, but nothing reads it.{_nearest(name, read)}" for name in left]
-        raise ConfigError("\n".join(lines))
+        raise ConfigError("\n".join(_unread(name, read) for name in left))
+
+
+def _unread(name, read):
+    """Says why nothing reads a binding: what it belongs to is not there, or a name is amiss."""
+    configurable, _, parameter = name.rpartition(".")
+    made = {other.rpartition(".")[0].rpartition("/")[2] for other in read}
+    used = configurable.rpartition("/")[2] in made
+    if parameter and configurable in known_names() and not used:
+        alike = [other for other in read if other.endswith(f".{parameter}")]
+        nearest = _nearest(name, alike)
+        return (
+            f"{name} is bound, but nothing reads it: nothing here uses {configurable}. "
+            f"Leave the binding out, or begin with a config that has none of it.{nearest}"
+        )
+    return f"{name} is bound, but nothing reads it.{_nearest(name, read)}"
 
 
 def _binding_of(name, bound):
@@ -163,8 +177,10 @@ def _binding_of(name, bound):
 def message(error: Exception) -> str:
     """The message of an error without its number, and the calls that gin appends to it."""
     text = str(error)
-    if isinstance(error, OSError) and error.strerror and error.filename is None:
+    if isinstance(error, OSError) and error.strerror:
         text = error.strerror
+        if error.filename is not None:
+            text = f"{os.fsdecode(error.filename)}: {text}"
     return text.split("\n  In call to configurable")[0].strip()
 
 

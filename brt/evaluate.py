@@ -132,7 +132,8 @@ def evaluate(experiment, mesh, workdir, record=False, number=None):
     read = "every document once" if documents is None else f"documents {documents}"
     print(f"\n{workdir} at step {step:,}, {split}, {read}")
     for name, value in {**counts, **scalars}.items():
-        text = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.6f}"
+        whole = float(value).is_integer() or value >= 1e6  # a perplexity, then: of bytes, by words
+        text = f"{value:,.0f}" if whole else f"{value:,.6f}"
         print(f"  {name:<32} {text:>16}")
     print(caveat)
     if documents is None:

@@ -67,6 +67,9 @@ def main():
     # All that may be refused, before anything long is read.
     checked(sampling, generator.vocabulary.size)
     tokens = [generator.encode(text, name) for name, text in texts or [("--prompt", b"")]]
+    for name, text in texts:
+        if not text:
+            _say(f"{name} is empty: nothing of it is read")
     if scored is not None and not len(scored_T := generator.encode(scored, FLAGS.score)):
         raise ValueError(f"{FLAGS.score} has no token to score.")
 

@@ -20,9 +20,10 @@ from pathlib import Path
 from absl import flags
 
 from brt import command_line
+from brt.config import differences
 from brt.reporting.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.collect import collect
-from brt.reporting.gin_text import write_gin
+from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 from brt.reporting.ladder import SCALES, LadderError, Rung, read_rungs
 from brt.reporting.paper_tables import paper_tables
 from brt.reporting.runs import RUNG_FILE, open_runs
@@ -49,6 +50,8 @@ def climb():
         FLAGS.rungs, SCALES[FLAGS.scale], FLAGS.corpus, FLAGS.gin_bindings, FLAGS.tokens,
         FLAGS.tokens_per_step,
     )  # fmt: skip
+    for rung in rungs:
+        check_rung(folder, rung)
     files = [write_rung(folder, rung) for rung in rungs]
     runs = [
         (rung, file, seed, folder / "runs" / f"{rung.name}-seed{seed}")
@@ -74,17 +77,32 @@ def climb():
     print(f"\nWritten to {folder}/tables.md. To look at it: python -m brt.report {folder}/runs/*")
 
 
+def check_rung(folder, rung: Rung):
+    """Refuses a rung that says something else than its config, if that was trained with."""
+    file, text = rung_file(folder, rung), write_gin(rung.settings)
+    begun = any((folder / "runs").glob(f"{rung.name}-seed*/config.gin"))
+    if not begun or not file.exists() or file.read_text(encoding="utf-8") == text:
+        return
+    old, new = (
+        {name: repr(value) for name, value in settings.items()}
+        for settings in (read_gin_file(file), read_gin(text))
+    )
+    raise LadderError(
+        f"{file} is a rung of another ladder, and was trained with: name a new --workdir, or give "
+        "the flags it was begun with. What differs:\n" + "\n".join(differences(old, new))
+    )
+
+
 def write_rung(folder, rung: Rung) -> Path:
-    """Writes a rung's config; one that is there must say the same."""
-    file, text = folder / "configs" / f"{rung.name}.gin", write_gin(rung.settings)
-    if file.exists() and file.read_text(encoding="utf-8") != text:
-        raise LadderError(
-            f"{file} is a rung of another ladder (its scale, corpus, budget or bindings differ): "
-            "name a new --workdir, or give the flags it was begun with."
-        )
+    """Writes a rung's config."""
+    file = rung_file(folder, rung)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, text)
+    write_whole(file, write_gin(rung.settings))
     return file
+
+
+def rung_file(folder, rung: Rung) -> Path:
+    return folder / "configs" / f"{rung.name}.gin"
 
 
 def evaluated(workdir, rung: Rung) -> bool:

@@ -52,15 +52,26 @@ def message(call, *arguments, **options):
         ("cosine.warmup_steps = 3", "cosine.warmup_steps", "rsqrt.warmup_steps"),
         ("SourceTree.path = 'x'", "SourceTree.path", "TextFiles.path"),
         ("other/TextFiles.path = 'x'", "other/TextFiles.path", "TextFiles.path"),
-        ("adafactor.momentum = 0.5", "adafactor.momentum", ""),
-        ("RecurrentCell.gate = 'lstm'", "RecurrentCell.gate", ""),
         ("NUM_LAYERS = 9", "NUM_LAYERS", ""),
     ],
 )
 def test_what_nothing_reads_is_an_error_that_names_it(folder, line, name, nearest):
     sentence = message(built, plain_config(folder), line)
-    assert f"{name} is bound, but nothing reads it." in sentence
+    assert f"{name} is bound, but nothing reads it" in sentence
     assert f"The nearest valid name is {nearest}" in sentence
+
+
+@pytest.mark.parametrize(
+    "line", ["adafactor.momentum = 0.5", "RecurrentCell.gate = 'lstm'", "SourceTree.path = 'x'"]
+)
+def test_a_binding_of_what_is_not_used_says_so(folder, line):
+    """RecurrentCell.num_states in a config of no recurrent layer is spelt well enough."""
+    sentence = message(built, plain_config(folder), line)
+    name = line.partition(" ")[0]
+    assert sentence.startswith(f"{name} is bound, but nothing reads it: nothing here uses ")
+    assert name.partition(".")[0] + ". Leave the binding out" in sentence
+    for nearest in re.findall(r"nearest valid name is (\S+)\.", sentence):
+        assert nearest.partition(".")[2] == name.partition(".")[2]
 
 
 def test_every_unread_name_is_listed_in_one_error(folder):

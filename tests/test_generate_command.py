@@ -84,7 +84,7 @@ def test_a_memory_file_goes_on_where_the_document_stood(generated, tmp_path):
         (["--samples=2", "--save_memory=x"], "--save_memory keeps one document, and 2"),
         (["--save_memory=/nowhere/x"], "there is no folder /nowhere"),
         (["--load_memory=nothing"], "There is no memory file nothing"),
-        (["--prompt_file=nothing.txt"], "nothing.txt"),
+        (["--prompt_file=nothing.txt"], "Error: nothing.txt: No such file"),
         (["--gin_file=x.gin"], "--gin_file is not read"),
         (["--gin.Corpus.vocabulary='characters:few'"], "was made with another tokenizer, bytes"),
         (["--load_memory=torn"], "torn is no memory file, or only a part of one"),
@@ -99,6 +99,14 @@ def test_bad_arguments_end_in_a_sentence(generated, arguments, named, tmp_path, 
     out, err = generated(*arguments, status=1)
     assert named in err and not out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "few", "torn"]
+
+
+def test_an_empty_prompt_file_is_read_and_said(generated, tmp_path):
+    (tmp_path / "empty").touch()
+    out, err = generated(f"--prompt_file={tmp_path}/empty", "--max_tokens=9")
+    assert f"{tmp_path}/empty is empty" in err
+    alone, err = generated("--max_tokens=9")
+    assert alone == out and "is empty" not in err
 
 
 def test_a_folder_without_a_run_is_named(generated, tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fabricated_runs import ROOT, make_run
 from quick_commands import quick_environment
+from tiny_run import contents
 
 from brt import config
 from brt.experiment import Experiment
@@ -201,9 +202,23 @@ def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_fin
         assert len([call for call in again if call[0] == "brt.evaluate"]) == 4 - len(finished)
     assert go("whole", calls := []) == whole and not calls
     capsys.readouterr()
-    with pytest.raises(LadderError, match="another ladder"):
+    before = contents(tmp_path / "whole")
+    with pytest.raises(LadderError, match=r"(?s)another ladder.*\nTrainer\.steps: \d+ -> "):
         climb(ladder, monkeypatch, pretended([]), *flags, "--tokens=20000",
               f"--workdir={tmp_path}/whole")  # fmt: skip
+    assert contents(tmp_path / "whole") == before
+
+
+def test_a_ladder_that_has_not_trained_yet_may_be_changed(ladder, monkeypatch, tmp_path):
+    """What it lacked, a flag that the error named, is given with the same workdir."""
+    file = a_file(tmp_path, "pg19_slide_12l.gin")
+    flags = [f"--rungs={file}", "--scale=tiny", "--corpus=configs/parts/ladder_text.gin"]
+    flags += ["--tokens=10000", f"--workdir={tmp_path}/ladder"]
+    with pytest.raises(Killed):
+        climb(ladder, monkeypatch, pretended([], kill_at=0), *flags)
+    climb(ladder, monkeypatch, pretended([]), *flags, "--gin_bindings=TextFiles.skip_empty = True")
+    (config_file,) = (tmp_path / "ladder" / "configs").iterdir()
+    assert read_gin_file(config_file)["TextFiles.skip_empty"] is True
 
 
 def test_a_ladder_killed_in_training_goes_on_from_its_checkpoint_to_the_same_table(tmp_path):

@@ -16,10 +16,10 @@ from tiny_run import (  # noqa: F401
 from brt.data.vocabularies import BEGIN
 from brt.evaluation.memory_use import gates_and_gradients, memory_use
 from brt.evaluation.memory_use import verdict as memory_verdict
-from brt.evaluation.reach import block_starts, cost_of_reset, reach
+from brt.evaluation.reach import block_starts, cost_of_reset, reach, reach_of
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
-from brt.evaluation.studies import run_study
+from brt.evaluation.studies import run_study, table
 from brt.models.counts import receptive_field
 
 T, W = 16, 8
@@ -187,6 +187,14 @@ def test_the_verdict_follows_the_numbers(cost, error, begins):
         assert text in sentence
 
 
+@pytest.mark.parametrize(("swapped", "alike"), [(0.015, True), (0.03, False)])
+def test_a_memory_that_any_document_s_could_replace_is_called_that(swapped, alike):
+    numbers = {"bits_kept": 2.5, "cost_cleared": 0.04, "cost_cleared_error": 0.01}
+    numbers |= {"cost_zeroed": 0.5, "cost_swapped": swapped, "cost_swapped_error": 0.01}
+    doubt = ", but that of another document would do as well"
+    assert memory_verdict(numbers).startswith(f"The memory is used{doubt * alike}: cleared")
+
+
 def test_a_model_without_a_state_says_so(slide):
     found = memory_use(slide, ALL)
     assert found["verdict"] == "The model has no state: it carries windows of 8 tokens."
@@ -282,6 +290,19 @@ def test_a_window_reaches_as_far_as_it_is_long(slide):
     assert abs(nearest[0]) > 1e-3  # right before it, it does
 
 
+@pytest.mark.parametrize(
+    ("costs", "expected"),
+    [
+        ((1.0, 0.5, 0.1, 0.0), 32),
+        ((1.0, 0.05, 0.2, -0.3), 64),  # small, then not: what is said of the reach stays true
+        ((1.0, -0.5, -1.0, 0.0), 16),
+        ((1.0, 0.5, 0.5, 0.5), 100),
+    ],
+)
+def test_beyond_the_reach_no_reset_is_dear(costs, expected):
+    assert reach_of(costs, [8, 16, 32, 64, 100]) == expected
+
+
 def test_both_curves_end_at_the_whole_document(recurrent):
     found = reach(recurrent, ALL)
     assert [s["name"] for s in found["series"]] == [
@@ -315,6 +336,17 @@ def test_runs_of_other_texts_are_refused_before_they_are_read(recurrent, slide, 
     with pytest.raises(ValueError, match="have different tokenizers"):
         run_study("compare", recurrent, {"other": other})
     assert not (tmp_path / "recordings").exists()
+
+
+def test_an_excerpt_s_line_names_the_word_that_its_distance_is_of():
+    entry = {"title": "a", "direction": "better", "rank": 0, "token": 309, "nats": 1.0}
+    entry |= {"other_nats": 2.0, "kind": "other", "last_seen": 1, "where": "window"}
+    entry |= {"recalled": False, "word": "equation", "before": "the ", "text": "e", "after": "qu"}
+    result = {"study": "compare", "run": "r", "step": 1, "split": "test", "numbers": {}}
+    result |= {"series": [], "verdict": "", "excerpts": [entry, entry | {"text": " equation"}]}
+    first, second = (line for line in table(result).splitlines() if "nats" in line)
+    assert first.endswith("nats, in 'equation', other, seen 1 token ago, window")
+    assert second.endswith("nats, other, seen 1 token ago, window")
 
 
 def test_a_model_without_a_state_cannot_be_compared_with_itself(slide):

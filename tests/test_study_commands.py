@@ -157,6 +157,7 @@ def test_each_run_of_a_comparison_has_the_loss_of_its_own_evaluation(monkeypatch
         ),
         (["--study=compare", "--other=nowhere"], "nowhere is not a run folder"),
         (["--study=reach", "--other={}/rec"], "looks at one run"),
+        (["--study=compare", "--other={}/slide/../rec"], "is the run itself"),
         (["--record", "--gin.Trainer.stream='contiguous'"], "marks none"),
         (["--study=reach", "--gin.Trainer.stream='contiguous'"], "Trainer.stream"),
     ],

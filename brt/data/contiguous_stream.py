@@ -52,7 +52,8 @@ class ContiguousStream:
         if store.num_tokens <= rows:
             raise ValueError(
                 f"{rows} rows need more tokens than that, and {store.folder} has "
-                f"{store.num_tokens}; lower the batch size or use more text"
+                f"{store.num_tokens}; lower the batch size (Trainer.tokens_per_step) or use more "
+                "text"
             )
         self.store = store
         self.rows = rows

@@ -73,8 +73,9 @@ class DocumentStream:
         if store.num_documents < rows:
             raise ValueError(
                 f"{rows} rows need at least as many documents and {store.folder} has "
-                f"{store.num_documents}; lower the batch size or use more documents, or bind "
-                'Trainer.stream = "contiguous", which cuts documents into rows'
+                f"{store.num_documents}; lower the batch size (Trainer.tokens_per_step) or use "
+                'more documents, or bind Trainer.stream = "contiguous", which cuts documents into '
+                "rows"
             )
         self.store = store
         self.rows = rows

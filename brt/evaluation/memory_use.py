@@ -222,8 +222,11 @@ def _ratio_error(values, weights):
 def verdict(numbers: dict) -> str:
     """One sentence: whether the memory is used, with the numbers it rests on."""
     cost, error = numbers["cost_cleared"], numbers["cost_cleared_error"]
+    swapped = numbers.get("cost_swapped", math.inf)
     if cost > 2 * error:
         head = "The memory is used"
+        if swapped <= 2 * numbers.get("cost_swapped_error", 0.0):
+            head += ", but that of another document would do as well"
     elif cost < -2 * error:
         head = "The memory is used and does harm"
     else:

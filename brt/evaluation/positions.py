@@ -27,7 +27,7 @@ def positions(recordings: dict, store, documents) -> dict:
         document's length that is the mean over all tokens.
     """
     lengths = store.lengths_D[list(documents)]
-    longest, numbers, series = int(lengths.max()), {}, []
+    longest, numbers, series, curves = int(lengths.max()), {}, [], {}
     grid = _grid(longest)
     reaching_T = _reaching(lengths, longest)
     counts_T = np.cumsum(reaching_T)
@@ -46,6 +46,7 @@ def positions(recordings: dict, store, documents) -> dict:
                 "y_label": "bits per token so far",
             }
         )
+        curves[name] = series[-1]
         numbers[f"bits_per_token, {name}"] = float(bits_X[-1])
         if name == next(iter(recordings)):
             series += _by_places(name, recording.manifest, sums_T, reaching_T)
@@ -59,7 +60,7 @@ def positions(recordings: dict, store, documents) -> dict:
         }
     )
     numbers |= {"documents": len(lengths), "tokens": int(lengths.sum()), "longest": longest}
-    return {"numbers": numbers, "series": series, "verdict": _verdict(series[0], longest)}
+    return {"numbers": numbers, "series": series, "verdict": _verdict(curves, longest)}
 
 
 def _grid(longest):
@@ -92,10 +93,16 @@ def _by_places(name, manifest, sums_T, reaching_T):
         }
 
 
-def _verdict(curve, longest):
-    x, y = np.array(curve["x"]), np.array(curve["y"])
-    middle = int(np.searchsorted(x, max(longest // 10, 1)))
+def _verdict(curves, longest):
+    """A sentence on the first of the curves, which are by name; the others in brackets."""
+    (_, own), *others = curves.items()
+    middle = int(np.searchsorted(own["x"], max(longest // 10, 1)))
+    early, whole = (
+        "".join(f" ({name} {curve['y'][place]:.4f})" for name, curve in others)
+        for place in (middle, -1)
+    )
     return (
-        f"Over the first {x[middle]:,} tokens of each document the loss is {y[middle]:.4f} bits "
-        f"per token, over all of its up to {longest:,} tokens {y[-1]:.4f}."
+        f"Over the first {own['x'][middle]:,} tokens of each document the loss is "
+        f"{own['y'][middle]:.4f} bits per token{early}, over all of its up to {longest:,} tokens "
+        f"{own['y'][-1]:.4f}{whole}."
     )

@@ -10,6 +10,7 @@ context, windows and all, which measures what is used by whatever means; it is t
 model without a state. Stretches of one c have the same length, so the rows of a batch stay full.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -20,7 +21,7 @@ from brt.evaluation.reading import TREATMENTS, SegmentReader
 BLOCKS, TOKENS = 1000, 1_000_000
 """Blocks scored at each distance, and tokens read for them, at most; one batch at least."""
 SHARE = 0.1
-"""The reach is where a reset costs no more than this share of what the nearest one costs."""
+"""From the reach on, a reset costs no more than this share of what the nearest one costs."""
 
 
 def reach(run, documents, seed: int = 0, tokens: int = TOKENS) -> dict:
@@ -49,11 +50,14 @@ def reach(run, documents, seed: int = 0, tokens: int = TOKENS) -> dict:
     blocks = block_starts(run.store, documents, W, seed)
     numbers, series = {"documents": len(documents), "longest": longest}, []
     numbers["windows_reach"] = len(run.experiment.model.layers) * W
-    for name in ("state", "context"):
-        if name == "state" and not run.has_state:
-            continue
+    probes = ("state", "context") if run.has_state else ("context",)
+    places = (f"{n} of {len(probes) * len(distances)}" for n in itertools.count(1))
+    for name in probes:
         costs, errors, scored = zip(
-            *(cost_of_reset(run, reader, recording, blocks, name, c, tokens) for c in distances)
+            *(
+                cost_of_reset(run, reader, recording, blocks, name, c, tokens, next(places))
+                for c in distances
+            )
         )
         series.append(
             {
@@ -68,13 +72,19 @@ def reach(run, documents, seed: int = 0, tokens: int = TOKENS) -> dict:
         )
         numbers[f"{name}_cost_nearest"] = costs[0]
         numbers[f"{name}_cost_nearest_error"] = errors[0]
-        beyond = [c for c, cost in zip([*distances, longest], [*costs, 0.0]) if _small(cost, costs)]
-        numbers[f"{name}_reach"] = beyond[0] if costs[0] > 2 * errors[0] else 0
+        found = costs[0] > 2 * errors[0]
+        numbers[f"{name}_reach"] = reach_of(costs, [*distances, longest]) if found else 0
     return {"numbers": numbers, "series": series, "verdict": verdict(numbers, W)}
 
 
-def _small(cost, costs):
-    return cost <= SHARE * costs[0]
+def reach_of(costs, distances) -> int:
+    """The first distance from which on no reset costs more than `SHARE` of the nearest one.
+
+    Args:
+        costs: of resets, the nearest first; above 0.
+        distances: of these, and one more, where a reset costs nothing.
+    """
+    return distances[max(i for i, cost in enumerate(costs) if cost > SHARE * costs[0]) + 1]
 
 
 def block_starts(store, documents, window: int, seed: int):
@@ -85,7 +95,16 @@ def block_starts(store, documents, window: int, seed: int):
     return owners[order], np.concatenate(starts)[order]
 
 
-def cost_of_reset(run, reader, recording, blocks, what: str, distance: int, tokens: int = TOKENS):
+def cost_of_reset(
+    run,
+    reader,
+    recording,
+    blocks,
+    what: str,
+    distance: int,
+    tokens: int = TOKENS,
+    place: str = "",
+):
     """What a reset `distance` tokens before a block costs it.
 
     Args:
@@ -96,6 +115,7 @@ def cost_of_reset(run, reader, recording, blocks, what: str, distance: int, toke
         what: "state" or "context".
         distance: c in tokens, a multiple of W.
         tokens: as `reach`.
+        place: what the progress display begins with, "3 of 18".
 
     Returns:
         Bits per token more than without a reset, their standard error over blocks, and the
@@ -113,7 +133,7 @@ def cost_of_reset(run, reader, recording, blocks, what: str, distance: int, toke
         stretches,
         TREATMENTS["cleared"] if what == "state" else TREATMENTS["kept"],
         replaced=lambda step: step % length == before,
-        label=None if run.quiet else f"{what} reset {distance:,} tokens before, blocks",
+        label=None if run.quiet else f"{place} {what} reset {distance:,} tokens before, blocks",
     )
     extra, counts = [], []
     for step, segment in enumerate(segments):

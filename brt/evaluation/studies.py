@@ -102,6 +102,8 @@ def run_study(
         raise ValueError(f"--study={name} looks at one run: leave --other out.")
     for other in others.values():
         check_same_tokens(run.store, other.store)
+        if Path(other.workdir).resolve() == Path(run.workdir).resolve():
+            raise ValueError(f"--other={other.workdir} is the run itself: name another one.")
     if name == "compare" and not others and not run.has_state:
         raise ValueError(
             f"{run.workdir} has no state to compare with and without: name another run with --other"
@@ -149,6 +151,12 @@ def write_study(result: dict) -> str:
     return str(folder / name)
 
 
+def _word(entry):
+    """What the kind and the distance of an excerpt are of, where the token is a part of it."""
+    word = entry.get("word")
+    return f"in {word!r}, " if word and word != entry["text"].strip() else ""
+
+
 def table(result: dict) -> str:
     """A study as aligned lines: numbers, curves in short, excerpts, verdict."""
     beside = f" beside {result['other']}" if "other" in result else ""
@@ -162,14 +170,16 @@ def table(result: dict) -> str:
     for series in result["series"]:
         if len(series["x"]) <= 20:
             lines.append(f"  {series['name']}: {series['x_label']}, {series['y_label']}")
-            lines += [f"  {x:>12,} {y:>14,.6f}" for x, y in zip(series["x"], series["y"])]
+            lines += [f"  {x:>12,} {y:>z14,.6f}" for x, y in zip(series["x"], series["y"])]
     for entry in result.get("excerpts", ()):
         seen = entry["last_seen"]
-        ago = "not seen before" if seen is None else f"seen {seen:,} tokens ago, {entry['where']}"
+        ago = "not seen before"
+        if seen is not None:
+            ago = f"seen {seen:,} token{'s' * (seen != 1)} ago, {entry['where']}"
         lines.append(
             f"\n  {entry['title']}, {entry['direction']} {entry['rank'] + 1}: token "
             f"{entry['token']:,}, {entry['nats']:.4f} against {entry['other_nats']:.4f} nats, "
-            f"{entry['kind']}, {ago}{', recalled' * entry['recalled']}"
+            f"{_word(entry)}{entry['kind']}, {ago}{', recalled' * entry['recalled']}"
         )
         shown = f"{entry['before']}|{entry['text']}|{entry['after']}"
         lines.append("    " + " ".join(shown.split()))

@@ -180,6 +180,7 @@ def _number(value, decimals, note=""):
     if isinstance(value, bool) or not isinstance(value, int | float):
         return Cell(str(value))
     whole = isinstance(value, int) or (decimals == 0 and float(value).is_integer())
+    whole = whole or value >= 1e6  # a perplexity, then: of bytes, by words
     return Cell(f"{value:,.0f}" if whole else f"{value:,.{decimals}f}", (value,), note)
 
 
