@@ -10,6 +10,7 @@ from jax.experimental import multihost_utils
 from brt import config
 from brt.data.corpus import Corpus
 from brt.data.ledger import MODULUS
+from brt.data.sample_stream import check_cut
 from brt.data.streams import check_stream, training_stream
 from brt.evaluation.evaluator import Evaluation, Evaluator
 from brt.models.counts import flops_per_token
@@ -26,7 +27,7 @@ STOPS = signal.SIGTERM, signal.SIGINT
 FREE_TO_CHANGE = (
     *("Trainer.steps:", "Trainer.log_every:", "Trainer.eval_every:", "Trainer.mesh:"),
     *("Trainer.evaluation:", "Trainer.checkpoints:"),
-    *("Evaluation.", "RecallScore.", "CheckpointPolicy.", "Corpus.store:"),
+    *("Evaluation.", "RecallScore.", "FreeRunning.", "CheckpointPolicy.", "Corpus.store:"),
 )
 """Bindings that may differ when a run is resumed; all others decide what is computed."""
 
@@ -52,8 +53,8 @@ class Trainer:
         segments_per_step: consecutive segments of a document that gradients may cross.
         seed: of parameters, dropout and the order of documents.
         stream: "documents", each read by one row from start to end; "contiguous", the corpus cut
-            into rows; or "shuffled", the same with its documents in a new order every epoch.
-            Evaluation follows.
+            into rows; "shuffled", the same with its documents in a new order every epoch; or
+            "samples" of one length, which the segments of a step make up. Evaluation follows.
         mesh: (data, model) devices; -1 takes what the other leaves.
         plateau: lowers the rate when the evaluation loss stops falling, `@ReduceOnPlateau()`.
         clear_state: train with the state cleared at every segment.
@@ -93,6 +94,9 @@ class Trainer:
         if min(steps, tokens_per_step, log_every) < 1:
             raise ValueError("Trainer.steps, tokens_per_step and log_every must be at least 1.")
         check_stream(stream)
+        source = getattr(corpus, "source", None)
+        if stream == "samples" and (length := getattr(source, "input_length", None)):
+            check_cut(length, segment_length, segments_per_step)
         self.stream = stream
         if plateau and not eval_every:
             raise ValueError(
