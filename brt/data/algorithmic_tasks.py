@@ -16,6 +16,7 @@ appendix A.1; associative retrieval as in Ba et al. 2016, arXiv:1610.06258.
 """
 
 import hashlib
+import math
 import string
 from collections.abc import Iterator
 
@@ -304,8 +305,7 @@ class AssociativeRetrieval(SampleTask):
     def _sources(self, count):
         """Keys, values, and which key is asked for: uint8 (count, 2 num_pairs + 1)."""
         pairs = self.num_pairs
-        possible = pairs * int(np.prod(np.arange(26, 26 - pairs, -1) * np.arange(10, 10 - pairs, -1)))
-        self._refuse_too_many(count, possible)
+        self._refuse_too_many(count, pairs * math.perm(26, pairs) * math.perm(10, pairs))
         random = self._random()
 
         def draw(rows):

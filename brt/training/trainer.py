@@ -308,7 +308,10 @@ class TrainingRun:
         if plateau := self.trainer.plateau:
             slowed = plateau.after_evaluation(self.state.optimizer, found["loss"])
             self.state = self.state._replace(optimizer=slowed)
-        shown = ("bits_per_token", "cleared_bits_per_token", "bits_per_byte", "recall_accuracy")
+        shown = (
+            *("bits_per_token", "cleared_bits_per_token", "bits_per_byte"),
+            *("recall_accuracy", "task_accuracy"),
+        )
         progress.note(
             f"eval at step {step:,}: "
             + "  ".join(f"{name} {found[name]:.4f}" for name in shown if name in found)
