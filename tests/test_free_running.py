@@ -16,6 +16,7 @@ from brt import evaluate
 from brt.data.algorithmic_tasks import CopyTask, ReverseTask
 from brt.data.token_store import TokenStore, write_store
 from brt.evaluation.free_running import FreeRunning, SampleDecoder, scored_part, write
+from brt.models.caches import select_rows
 from brt.training.run_folder import read_metrics
 
 N = 4
@@ -57,11 +58,7 @@ class Oracle:
     def read_part(self, tokens_BT, caches, counts_B):
         for t in range(tokens_BT.shape[1]):
             _, after = self.decode(tokens_BT[:, t], caches)
-            caches = jax.tree.map(
-                lambda new, old, t=t: jnp.where((t < counts_B).reshape(-1, *[1] * (new.ndim - 1)), new, old),
-                after,
-                caches,
-            )  # fmt: skip
+            caches = select_rows(t < counts_B, after, caches)
         return None, caches
 
     def begin_decoding(self, caches):
@@ -113,7 +110,7 @@ def test_a_task_counts_by_the_teacher_forced_accuracy_if_less_than_a_segment_is_
 
 
 def reading_again(model, sample, first, scored, length):
-    """Each token by reading the whole sample so far once more, in whole segments, from its start."""
+    """Each token by reading the whole sample so far once more, from its start, in segments."""
     tokens = list(sample[:first])
     while len(tokens) < first + scored:
         padded = np.zeros(-(-len(tokens) // length) * length, np.int32)
@@ -148,9 +145,12 @@ def test_the_scored_part_is_found_and_must_be_the_same_in_all_samples(copies, tm
     padded = ReverseTask(length=3, padded_length=8, num_train=9, num_validation=1, num_test=1)
     assert scored_part(store_of_task(padded, tmp_path / "a", "train")) == (4, 3)
     assert scored_part(store_of([9, 9])) == (1, 8)
-    documents = [d._replace(weights=np.roll(d.weights, int(d.title[-1]))) for d in padded.documents("train")]  # fmt: skip
+    documents = [
+        document._replace(weights=np.roll(document.weights, shift % 2))
+        for shift, document in enumerate(padded.documents("train"))
+    ]
     write_store(tmp_path / "b", documents, padded.vocabulary, {}, quiet=True)
-    with pytest.raises(ValueError, match="bind Evaluation.score = None"):
+    with pytest.raises(ValueError, match=r"bind Evaluation\.score = None"):
         scored_part(TokenStore(tmp_path / "b"))
 
 
@@ -228,7 +228,10 @@ def test_a_run_on_samples_reports_both_accuracies_and_can_be_resumed(tiny, tmp_p
     whole, cut = (read_metrics(tmp_path / name) for name in ("whole", "cut"))
 
     def kept(records):
-        return [{k: v for k, v in record.items() if not k.startswith(("perf", "time"))} for record in records]  # fmt: skip
+        return [
+            {name: x for name, x in record.items() if not name.startswith(("perf", "time"))}
+            for record in records
+        ]
 
     assert kept(whole) == kept(cut)
     (last,) = [record for record in whole if record.get("eval/loss") and record["step"] == 6]
@@ -243,7 +246,7 @@ def test_a_run_on_samples_reports_both_accuracies_and_can_be_resumed(tiny, tmp_p
 @pytest.mark.parametrize(
     ("bindings", "told"),
     [
-        (("Trainer.segments_per_step = 5", "Trainer.tokens_per_step = 200"), "do not divide into 5"),
+        (("Trainer.segments_per_step = 5", "Trainer.tokens_per_step = 200"), "divide into 5"),
         (("Trainer.segments_per_step = 2", "Trainer.tokens_per_step = 48"), "segment_length = 12"),
         (("FreeRunning.answer = 0",), "FreeRunning.answer = 0"),
     ],
@@ -255,5 +258,5 @@ def test_a_cut_that_does_not_fit_is_refused_before_anything_is_prepared(tiny, bi
 
 def test_a_score_of_documents_needs_documents_and_one_of_samples_samples(tiny, tmp_path):
     whole = build(tiny.path, 'Trainer.stream = "documents"')
-    with pytest.raises(ValueError, match="FreeRunning.. looks at samples, and Trainer.stream"):
+    with pytest.raises(ValueError, match=r"FreeRunning\(\) looks at samples, and Trainer\.stream"):
         train_here(whole, tmp_path / "a")

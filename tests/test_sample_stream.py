@@ -1,4 +1,4 @@
-"""The samples stream: whole samples, each scored token once, an order that follows from the step."""
+"""The samples stream: whole samples, every scored token once, in an order the step decides."""
 
 import collections
 
