@@ -24,7 +24,7 @@ class HiddenCache(NamedTuple):
     count_B: jax.Array
 
     def clear_state(self, empty):
-        return empty
+        return self  # a window, if a long one
 
 
 class DecodingHidden(NamedTuple):
@@ -82,7 +82,7 @@ def open_segment(cache: HiddenCache, P: int, x_BPD=None, fill_B=None) -> Decodin
 
     x_BPD, fill_B: of a segment of which each row has read the first `fill_B` tokens only.
     """
-    B, M, D = cache.x_BMD.shape
+    B, _, D = cache.x_BMD.shape
     if x_BPD is None:
         x_BPD, fill_B = jnp.zeros((B, P, D), cache.x_BMD.dtype), jnp.zeros(B, jnp.int32)
     read_BP = jnp.arange(P) < fill_B[:, None]

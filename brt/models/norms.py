@@ -46,8 +46,7 @@ class LayerNorm(nnx.Module):
     epsilon = 1e-5
 
     def __init__(self, rngs: nnx.Rngs, width: int, std: float = 0.0):
-        self.scale_D = parameter(rngs, normal(std), width)
-        self.scale_D[...] += 1.0
+        self.scale_D = parameter(rngs, normal(std, mean=1.0), width)
         self.bias_D = parameter(rngs, jax.nn.initializers.zeros, width)
 
     def __call__(self, x_BTD):
