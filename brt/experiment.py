@@ -67,8 +67,8 @@ class Experiment:
             self.learning_rate,
             seed=trainer.seed,
             dropout=self.model.dropout > 0,
-            clear=trainer.clear_state,
             skip_nonfinite=trainer.skip_nonfinite,
+            **trainer.loss_settings,
         )
 
     @classmethod
@@ -82,7 +82,7 @@ class Experiment:
         try:
             experiment = cls(trainer := Trainer())
             state, batch = experiment.abstract_state(), experiment.abstract_batch()
-            loss = make_loss(experiment.bind, trainer.clear_state)
+            loss = make_loss(experiment.bind, **trainer.loss_settings)
             jax.eval_shape(loss, state.params, state.caches, batch, None)
             jax.eval_shape(experiment.schedule, state.step)
         except (RuntimeError, TypeError) as error:
