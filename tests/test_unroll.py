@@ -1,24 +1,24 @@
 """Backpropagation through time: the gradient of segment t reaches exactly min(t, depth) back."""
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import VOCABULARY, parameters, quick_jit, random_model, segment_length
+from architectures import VOCABULARY, cast, parameters, quick_jit, random_model, segment_length
 from flax import nnx
 
 from brt.data.document_stream import Batch
-from brt.models.caches import reset_rows
+from brt.models.dropout import dropout
+from brt.models.initializers import normal, parameter
+from brt.models.model import Model
 from brt.training.train_step import make_loss, segment_sums
 from brt.training.unroll import check_depth
 
-K, B = 4, 2
+K, B, T, D = 4, 2, 3, 5
 DEPTHS = (None, 0, 1, 2, 3)
-REC = "rec_fixed_skip"
-SMALL = {REC: dict(num_layers=1, recurrent_layers=(0,)), "slide": dict(num_layers=2)}
-
 every_depth = pytest.mark.parametrize("depth", DEPTHS)
 
 
@@ -26,6 +26,40 @@ every_depth = pytest.mark.parametrize("depth", DEPTHS)
 def wide_types():
     with jax.enable_x64(True):
         yield
+
+
+class SumCache(NamedTuple):
+    """What the toy remembers: a state that every token goes into."""
+
+    state_BD: jax.Array
+
+    def clear_state(self, empty):
+        return empty
+
+
+class Toy(Model):
+    """The smallest model with a memory and a learned first state: quick to compile."""
+
+    vocabulary_size, dropout = VOCABULARY, 0.3
+
+    def __init__(self, rngs):
+        self.embedding_VD = parameter(rngs, normal(0.5), VOCABULARY, D)
+        self.state_DD = parameter(rngs, normal(0.5), D, D)
+        self.first_D = parameter(rngs, normal(0.5), D)
+
+    def init_caches(self, rows):
+        return (SumCache(jnp.broadcast_to(self.first_D[...], (rows, D))),)
+
+    def embed(self, tokens_BT):
+        return self.embedding_VD[...][tokens_BT]
+
+    def stack(self, x_BTD, caches, key=None):
+        read_BTD = dropout(x_BTD + caches[0].state_BD[:, None], 0.3 if key is not None else 0, key)
+        y_BTD = jnp.tanh(jnp.cumsum(read_BTD, axis=1) @ self.state_DD[...])
+        return y_BTD, (SumCache(y_BTD[:, -1]),), {"size": jnp.mean(y_BTD**2)}
+
+    def logits(self, x_BTD):
+        return x_BTD @ self.embedding_VD[...].T
 
 
 class Bumped:
@@ -45,193 +79,150 @@ class Bumped:
         return self.model.embed(tokens_BT % VOCABULARY) + self.bumps_KTD[number]
 
 
+class Case(NamedTuple):
+    """A model to grade: its parameters with the bumps, caches of rows mid-document, T, reach."""
+
+    bind: callable
+    params: dict
+    caches: tuple
+    length: int
+    back: int
+
+
+SETTINGS = {
+    "rec_fixed_skip": dict(num_layers=1, recurrent_layers=(0,)),
+    "slide": dict(num_layers=2),  # which sees 2 windows of tokens, a segment, and no farther
+}
+BACK = {"slide": 1}
+
+
 @functools.cache
-def tiny(name):
+def case(name) -> Case:
     with jax.enable_x64(True):
-        return random_model(name, dtype="float64", **SMALL[name])
+        if name == "toy":
+            model, length, width = cast(Toy(nnx.Rngs(0)), "float64"), T, D
+        else:
+            model = random_model(name, dtype="float64", **SETTINGS[name])
+            length, width = segment_length(name), 12
+        graph = nnx.graphdef(model)
 
+        def bind(params):
+            flat = jax.tree_util.tree_leaves_with_path(params["model"])
+            state = [(tuple(key.key for key in path), nnx.Param(leaf)) for path, leaf in flat]
+            return Bumped(nnx.merge(graph, nnx.from_flat_state(state)), params["bumps"])
 
-@functools.cache
-def bind(name):
-    graph = nnx.split(tiny(name), nnx.Param)[0]
-
-    def bound(params):
-        model = nnx.merge(graph, nnx.from_flat_state(_flat(params["model"])))
-        return Bumped(model, params["bumps"])
-
-    return bound
-
-
-def _flat(params):
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-    return [(tuple(key.key for key in path), nnx.Param(leaf)) for path, leaf in leaves]
+        rng = np.random.default_rng(0)
+        params = {"model": parameters(model), "bumps": jnp.zeros((K, length, width))}
+        caches = model.init_caches(B)
+        caches = jax.tree.map(lambda x: jnp.asarray(0.4 * rng.normal(size=x.shape)), caches)
+        return Case(bind, params, caches, length, BACK.get(name, K))
 
 
 @functools.cache
 def graded(name, depth, **options):
-    loss = make_loss(bind(name), bptt_depth=depth, **options)
+    loss = make_loss(case(name).bind, bptt_depth=depth, **options)
     return quick_jit(jax.value_and_grad(loss, has_aux=True))
 
 
-@functools.cache
-def start(name):
-    """Parameters and the caches of rows in the middle of documents."""
-    with jax.enable_x64(True):
-        model, rng = tiny(name), np.random.default_rng(0)
-        params = {
-            "model": parameters(model),
-            "bumps": jnp.zeros((K, segment_length(name), model.final_norm.scale_D.shape[0])),
-        }
-        caches = jax.tree.map(
-            lambda x: jnp.asarray(0.4 * rng.normal(size=x.shape)), model.init_caches(B)
-        )
-        return params, caches
+def grade(name, depth, batch, key=None, **options):
+    return graded(name, depth, **options)(case(name).params, case(name).caches, batch, key)
 
 
-def batch(name, weights=None, starts=None, seed=1):
-    shape, rng = (K, B, segment_length(name)), np.random.default_rng(seed)
+def batch(name, scored=None, starts=None):
+    """Random tokens; weights are random, or 1 on the tokens of segment `scored` alone."""
+    shape, rng = (K, B, case(name).length), np.random.default_rng(1)
     tokens, targets = rng.integers(0, VOCABULARY, (2, *shape)).astype(np.int32)
-    weights = rng.random(shape) if weights is None else weights
+    numbers = np.arange(K)[:, None, None]
+    weights = rng.random(shape) if scored is None else np.float64((numbers == scored) + 0 * tokens)
     starts = np.zeros((K, B), bool) if starts is None else starts
-    return Batch(tokens + VOCABULARY * np.arange(K)[:, None, None], targets, weights, starts)
+    return Batch(np.int32(tokens + VOCABULARY * numbers), targets, weights, starts)
 
 
-def only(t, name):
-    """Weights that score segment t alone."""
-    return np.broadcast_to((np.arange(K) == t)[:, None, None], (K, B, segment_length(name))) * 1.0
-
-
-def reached(grads, t):
-    """How many segments back of t the gradient of each segment's embedded tokens is not 0."""
-    moved = [bool(np.any(np.asarray(bump_TD))) for bump_TD in grads["bumps"]]
-    return sorted(t - s for s, yes in enumerate(moved) if yes)
+def equal(found, expected, tolerance=1e-12):
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * max(1.0, np.abs(y).max()))
 
 
 @pytest.mark.parametrize(
     ("name", "depth"),
-    [*((REC, depth) for depth in DEPTHS), ("slide", None), ("slide", 1)],
+    [*(("toy", depth) for depth in DEPTHS), ("rec_fixed_skip", 1), ("slide", None), ("slide", 0)],
 )
 def test_the_loss_of_a_segment_reaches_the_tokens_of_exactly_depth_segments_back(name, depth):
-    params, caches = start(name)
     for t in range(K):
-        scored = batch(name, only(t, name))
-        _, grads = graded(name, depth)(params, caches, scored, None)
-        limit = t if depth is None else min(t, depth)
-        if name == "slide":  # two windows of tokens are one segment
-            limit = min(limit, 1)
-        assert reached(grads, t) == list(range(limit + 1)), t
+        _, grads = grade(name, depth, batch(name, scored=t))
+        limit = min(t, K if depth is None else depth, case(name).back)
+        moved = [t - s for s in range(K) if np.any(np.asarray(grads["bumps"][s]))]
+        assert sorted(moved) == list(range(limit + 1)), f"segment {t}"
 
 
 def by_hand(name, depth):
     """The loss spelled out: every segment read from min(t, depth) back, its memory cut there."""
+    read = jax.jit(lambda *args: segment_sums(case(name).bind(args[0]), *args[1:])[:2])
 
     def loss(params, caches, batch):
         memories = [caches]
         part = [jax.tree.map(lambda x, t=t: x[t], batch) for t in range(K)]
         for t in range(K):
-            memories.append(read(name)(params, part[t], memories[t])[0])
+            memories.append(read(params, part[t], memories[t])[0])
         nats = 0.0
         for t in range(K):
             first = 0 if depth is None else max(0, t - depth)
             memory = jax.lax.stop_gradient(memories[first])
             for s in range(first, t + 1):
-                memory, nats_BT = read(name)(params, part[s], memory)
+                memory, nats_BT = read(params, part[s], memory)
             nats += (nats_BT * part[t].weights_KBT).sum()
-        return nats / batch.weights_KBT.sum()
+        return nats / batch.weights_KBT.sum(), memories[K]
 
-    return quick_jit(jax.value_and_grad(loss))
-
-
-@functools.cache
-def read(name):
-    return jax.jit(lambda *args: segment_sums(bind(name)(args[0]), *args[1:])[:2])
+    return quick_jit(jax.value_and_grad(loss, has_aux=True))
 
 
 @every_depth
-def test_the_gradient_is_that_of_the_unroll_spelled_out(depth, name=REC):
-    params, caches = start(name)
+def test_the_gradient_is_that_of_the_unroll_spelled_out(depth, name="toy"):
     starts = np.zeros((K, B), bool)
     starts[0, 0] = starts[1, 1] = starts[3, 0] = True  # learned first states, at several places
     mixed = batch(name, starts=starts)
-    (value, _), grads = graded(name, depth)(params, caches, mixed, None)
-    expected_value, expected = by_hand(name, depth)(params, caches, mixed)
-    np.testing.assert_allclose(value, expected_value, rtol=1e-12)
-    for x, y in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-11 * max(1.0, np.abs(y).max()))
+    (value, (caches, _, _)), grads = grade(name, depth, mixed)
+    (expected, memory), slopes = by_hand(name, depth)(case(name).params, case(name).caches, mixed)
+    equal((value, caches, grads), (expected, memory, slopes), 1e-11)
 
 
-def test_no_value_depends_on_the_depth(name=REC):
-    params, caches = start(name)
-    found = [graded(name, depth)(params, caches, batch(name), None)[0] for depth in DEPTHS]
+@pytest.mark.parametrize("key", [None, jax.random.key(3)], ids=["plain", "dropout"])
+def test_no_value_depends_on_the_depth_whatever_is_dropped(key):
+    found = [grade("toy", depth, batch("toy"), key)[0] for depth in (None, 0, 1, 2)]
     for other in found[1:]:
-        for x, y in zip(jax.tree.leaves(other), jax.tree.leaves(found[0]), strict=True):
-            np.testing.assert_allclose(x, y, rtol=0, atol=1e-12 * max(1.0, np.abs(y).max()))
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_replayed_segment_drops_what_it_dropped_before(depth, name=REC):
-    model = random_model(name, dtype="float64", dropout=0.4, **SMALL[name])
-    graph, params = nnx.split(model, nnx.Param)
-    tokens = batch(name)
-    tokens = tokens._replace(inputs_KBT=tokens.inputs_KBT % VOCABULARY)
-
-    def losses(depth):
-        loss = make_loss(lambda params: nnx.merge(graph, params), bptt_depth=depth)
-        return quick_jit(loss)(params, model.init_caches(B), tokens, jax.random.key(3))
-
-    for x, y in zip(jax.tree.leaves(losses(depth)), jax.tree.leaves(losses(None)), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-12 * max(1.0, np.abs(y).max()))
+        equal(other, found[0])
 
 
 @every_depth
-def test_a_learned_first_memory_gets_its_gradient_from_segments_within_the_depth(depth, name=REC):
-    params, caches = start(name)
+def test_a_learned_first_memory_gets_its_gradient_from_segments_within_the_depth(depth):
     starts = np.zeros((K, B), bool)
     starts[0] = True
     for t in range(K):
-        scored = batch(name, only(t, name), starts)
-        _, grads = graded(name, depth)(params, caches, scored, None)
-        (cell,) = [layer["cell"] for layer in grads["model"]["layers"].values() if "cell" in layer]
-        learned = bool(np.any(np.asarray(cell["initial_states_SD"])))
+        _, grads = grade("toy", depth, batch("toy", t, starts))
+        learned = bool(np.any(np.asarray(grads["model"]["first_D"])))
         assert learned == (depth is None or t <= depth), t
 
 
 @pytest.mark.parametrize("depth", [None, 2])
-def test_recomputing_segments_changes_no_gradient(depth, name=REC):
-    params, caches = start(name)
-    plain = graded(name, depth)(params, caches, batch(name), None)
-    again = graded(name, depth, remat_segments=True)(params, caches, batch(name), None)
-    for x, y in zip(jax.tree.leaves(again), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-12 * max(1.0, np.abs(y).max()))
+def test_recomputing_segments_changes_no_gradient(depth):
+    key = jax.random.key(4)
+    equal(
+        grade("toy", depth, batch("toy"), key, remat_segments=True),
+        grade("toy", depth, batch("toy"), key),
+    )
 
 
 def test_recomputing_segments_needs_less_memory():
     name, segments = "slide", 32
-    params, caches = start(name)
-    tokens = np.zeros((segments, B, segment_length(name)))
+    tokens = np.zeros((segments, B, case(name).length))
     many = Batch(np.int32(tokens), np.int32(tokens), tokens, np.zeros((segments, B), bool))
 
     def temporary(remat):
-        loss = make_loss(bind(name), remat_segments=remat)
-        step = quick_jit(jax.grad(lambda *args: loss(*args)[0]))
-        compiled = step.lower(params, caches, many, None).compile()
+        step = graded(name, None, remat_segments=remat)
+        compiled = step.lower(case(name).params, case(name).caches, many, None).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary(True) < temporary(False) / 3
-
-
-def test_a_row_that_starts_a_document_is_reset_inside_a_replay():
-    params, caches = start(REC)
-    model = tiny(REC)
-    starts = np.zeros((K, B), bool)
-    starts[2, 1] = True
-    mixed = batch(REC, starts=starts)
-    (_, (found, _, _)), _ = graded(REC, 1)(params, caches, mixed, None)
-    for t in range(K):
-        caches = reset_rows(caches, model.init_caches(B), starts[t])
-        _, caches = model(jnp.asarray(mixed.inputs_KBT[t] % VOCABULARY), caches)
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(caches), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("depth", [4, 7])
