@@ -1,9 +1,9 @@
 """The Recurrent Memory Transformer as plain loops in NumPy float64: an independent witness.
 
-Read it beside Bulatov et al. 2022, arXiv:2207.06881, section 3, and Dai et al. 2019 (Transformer-XL),
-section 3.3 for the scores. Where both are silent the comment says "code": the released
-implementation, as described in shared/golden/README.md section 3. One row, one layer, one head, one
-query and one key at a time; a cache is as long as what has been read, without padding.
+Read it beside Bulatov et al. 2022, arXiv:2207.06881, section 3, and for the scores Dai et al. 2019
+(Transformer-XL), section 3.3. Where both are silent the comment says "code": the released
+implementation, as described in shared/golden/README.md section 3. One row, one layer, one head,
+one query and one key at a time; a cache is as long as what has been read, without padding.
 """
 
 from dataclasses import dataclass
