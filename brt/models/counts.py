@@ -11,12 +11,12 @@ import jax
 import numpy as np
 from flax import nnx
 
-READING_STATES = {"cell", "cross_queries_DA", "cross_scale_H", "cross_norm"}
+RECURRENCE = {"cell", "cross_queries_DA", "cross_scale_H", "cross_norm", "memory"}
 NOT_MULTIPLIED = ("table_HR", "initial_states_SD", "state_ids_SD")
 
 
 class ParameterCounts(NamedTuple):
-    """Numbers of parameters. Recurrence: cells, and what tokens need to read states."""
+    """Numbers of parameters. Recurrence: cells, what tokens need to read states, and memories."""
 
     embedding: int
     layers: int
@@ -35,7 +35,7 @@ def count_parameters(params) -> ParameterCounts:
         size = int(np.prod(leaf.shape))
         if names[-1] in ("embedding_VD", "begin_D"):
             counts["embedding"] += size
-        elif READING_STATES & set(names):
+        elif RECURRENCE & set(names):
             counts["recurrence"] += size
         elif names[-1] == "output_CD":
             counts["layers"] += size // 2
@@ -48,6 +48,9 @@ def count_parameters(params) -> ParameterCounts:
 def receptive_field(model) -> float:
     """How many tokens before it a token can be influenced by: n * W, or infinite with a state.
 
+    A memorizing layer with a memory of M tokens reaches M + W - 1 instead of W: the last token of
+    a block reads the M tokens before the block. No gradient reaches further than n * W.
+
     Args:
         model: a `LanguageModel`, built or abstract.
 
@@ -55,7 +58,8 @@ def receptive_field(model) -> float:
     """
     if any(layer.cell is not None for layer in model.layers):
         return math.inf
-    return len(model.layers) * model.window
+    memories = sum(layer.memory.size - 1 for layer in model.layers if layer.memory is not None)
+    return len(model.layers) * model.window + memories
 
 
 def flops_per_token(model) -> float:
@@ -63,7 +67,8 @@ def flops_per_token(model) -> float:
 
     Matrix products and attention only. Attention counts the keys a query may see (W, or all
     states); what a blocked implementation multiplies and then hides is not counted. A
-    training step costs three times as much.
+    training step costs three times as much, but for the search of an external memory: a query
+    and all M keys once, and then attention to those it picked.
 
     Args:
         model: a `LanguageModel`, built or abstract.
@@ -82,6 +87,9 @@ def flops_per_token(model) -> float:
             S = _num_states(layer.cell)
             block = 2 * S * _matrix_size(layer.cell) + 4 * A * S * (S + 2 * W)
             total += block / W
+        if layer.memory is not None:
+            search = layer.memory.size if layer.memory.search != "dense" else 0
+            total += 2 * A * search + 4 * A * layer.memory.neighbours
     return total
 
 
