@@ -97,7 +97,7 @@ class ExternalMemory(nnx.Module):
         B, T, H, K = q_BTHK.shape
         # The segment's last block is read by none of its blocks.
         candidates = [(cache.keys_BMHK, cache.values_BMHK)]
-        if T > self.window:
+        if self.window < T:
             candidates.append((k_BTHK[:, : -self.window], v_BTHK[:, : -self.window]))
         k_BJHK, v_BJHK = (
             jax.lax.stop_gradient(jnp.concatenate(x, axis=1) if len(x) > 1 else x[0])
@@ -138,7 +138,7 @@ class ExternalMemory(nnx.Module):
             k_BTHK, v_BTHK: (B, T, H, K), T a multiple of W.
             rows_B: (B,) bool, rows that write; None for all.
         """
-        (B, T), M = k_BTHK.shape[:2], self.size
+        T, M = k_BTHK.shape[1], self.size
         slots_BT = (cache.written_B[:, None] + jnp.arange(T)) % M
         if rows_B is not None:
             slots_BT = jnp.where(rows_B[:, None], slots_BT, M)  # beyond the end: dropped

@@ -2,7 +2,8 @@
 
 meliad's parameter tree says almost everything about its model: how many layers, which are
 recurrent or memorizing, how they are gated, whether there is block feedback. Only the window
-and the settings of an external memory do not show in it. The loaded model uses the gate form "meliad" and logits over the root of D.
+and the settings of an external memory do not show in it. The loaded model uses the gate form
+"meliad" and logits over the root of D.
 """
 
 import functools
