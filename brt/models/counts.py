@@ -48,8 +48,8 @@ def count_parameters(params) -> ParameterCounts:
 def receptive_field(model) -> float:
     """How many tokens before it a token can be influenced by: n * W, or infinite with a state.
 
-    A memorizing layer with a memory of M tokens reaches M + W - 1 instead of W: the last token of
-    a block reads the M tokens before the block. No gradient reaches further than n * W.
+    A memorizing layer reaches M tokens instead of W, counted from the beginning of the block, so
+    the last token of a block W - 1 more. No gradient reaches further than n * W.
 
     Args:
         model: a `LanguageModel`, built or abstract.
@@ -58,8 +58,9 @@ def receptive_field(model) -> float:
     """
     if any(layer.cell is not None for layer in model.layers):
         return math.inf
-    memories = sum(layer.memory.size - 1 for layer in model.layers if layer.memory is not None)
-    return len(model.layers) * model.window + memories
+    sizes = [layer.memory.size for layer in model.layers if layer.memory is not None]
+    plain = (len(model.layers) - len(sizes)) * model.window
+    return plain + sum(sizes) + (model.window - 1 if sizes else 0)
 
 
 def flops_per_token(model) -> float:
