@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from brt import config
 from brt.models.caches import WindowCache
-from brt.models.counts import count_parameters, receptive_field
+from brt.models.counts import count_parameters
 from brt.models.external_memory import ExternalMemory
 from brt.models.language_model import LanguageModel
 from brt.models.memorizing_cache import DecodingMemorizing, MemorizingCache
@@ -215,7 +215,7 @@ def test_a_token_is_influenced_from_as_far_as_the_memory_reaches_and_no_further(
     """No derivative says so: what is stored carries none. Each row changes another token."""
     with jax.enable_x64(True):
         model = random_model("memorizing_dense", dtype="float64", memorizing_layers=layers)
-        reach, length = receptive_field(model), 12 * WINDOW
+        reach, length = model.receptive_field(), 12 * WINDOW
         assert reach == {1: 2 * WINDOW, 2: WINDOW}[len(layers)] + len(layers) * 8 + WINDOW - 1
         x_BTD = np.repeat(np.random.default_rng(8).normal(size=(1, length, 12)), length, axis=0)
         x_BTD[np.arange(length), np.arange(length)] += 1.0

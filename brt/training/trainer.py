@@ -12,13 +12,14 @@ from brt.data.corpus import Corpus
 from brt.data.ledger import MODULUS
 from brt.data.streams import check_stream, training_stream
 from brt.evaluation.evaluator import Evaluation, Evaluator
-from brt.models.counts import flops_per_token
+from brt.models.language_model import LanguageModel
 from brt.progress import Progress
 from brt.training.checkpoint import CheckpointPolicy, Checkpoints
 from brt.training.metrics import Interval, device_peak
 from brt.training.prefetch import Prefetch
 from brt.training.run_folder import RunFolder
 from brt.training.sharding import sum_over_processes
+from brt.training.weight_average import evaluated_params
 
 STOPS = signal.SIGTERM, signal.SIGINT
 """Signals that save and stop."""
@@ -46,6 +47,7 @@ class Trainer:
     Args:
         corpus: what is read, a `Corpus` or a `Mixture` of several.
         optimizer, schedule: by reference, `@adafactor` and `@rsqrt`.
+        model: a `Model`, by reference.
         steps: updates in all.
         segment_length: N in tokens, a multiple of the model's window.
         tokens_per_step: rows x segments_per_step x segment_length, over all devices.
@@ -56,6 +58,7 @@ class Trainer:
             Evaluation follows.
         mesh: (data, model) devices; -1 takes what the other leaves.
         plateau: lowers the rate when the evaluation loss stops falling, `@ReduceOnPlateau()`.
+        average: evaluates an average of the weights, `@WeightAverage()`; not with a plateau.
         clear_state: train with the state cleared at every segment.
         skip_nonfinite: skip updates that are not finite instead of stopping.
         log_every, eval_every: in steps; eval_every 0 evaluates never.
@@ -76,12 +79,14 @@ class Trainer:
         stream: str = "documents",
         mesh: tuple[int, int] = (-1, 1),
         plateau=None,
+        average=None,
         clear_state: bool = False,
         skip_nonfinite: bool = False,
         log_every: int = 100,
         eval_every: int = 1000,
         evaluation=None,
         checkpoints=None,
+        model=LanguageModel,
     ):
         per_row = segment_length * segments_per_step
         if min(segment_length, segments_per_step) < 1 or tokens_per_step % per_row:
@@ -98,13 +103,18 @@ class Trainer:
             raise ValueError(
                 "Trainer.plateau looks at evaluations: bind Trainer.eval_every to 1 or more."
             )
-        self.plateau = plateau
+        if plateau and average:
+            raise ValueError(
+                "Trainer.plateau and Trainer.average are both bound: the rule would look at the "
+                "average, which improves long after the weights have stopped. Bind one of them."
+            )
+        self.plateau, self.average = plateau, average
         self.corpus, self.optimizer, self.schedule, self.steps = corpus, optimizer, schedule, steps
         self.segment_length, self.tokens_per_step = segment_length, tokens_per_step
         self.segments_per_step, self.rows = segments_per_step, tokens_per_step // per_row
         self.seed, self.mesh, self.clear_state = seed, mesh, clear_state
         self.skip_nonfinite, self.log_every, self.eval_every = skip_nonfinite, log_every, eval_every
-        self.evaluation = evaluation or Evaluation()
+        self.model, self.evaluation = model, evaluation or Evaluation()
         self.checkpoints = checkpoints or CheckpointPolicy()
 
 
@@ -281,7 +291,7 @@ class TrainingRun:
             "data/ledger": self._ledger(),
         }
         if peak := device_peak():
-            flops = 3 * flops_per_token(self.experiment.model) * tokens_per_second
+            flops = 3 * self.experiment.model.flops_per_token() * tokens_per_second
             scalars["perf/mfu"] = flops / (peak * jax.device_count())
         self.folder.record(step, scalars)
         progress.update(
@@ -296,7 +306,8 @@ class TrainingRun:
         return f"{(self._read_before + sum_over_processes(self._read)) % MODULUS:016x}"
 
     def _evaluate(self, step, progress):
-        found = self.evaluator.run(self.state.params, max_steps=self.trainer.evaluation.max_steps)
+        params = evaluated_params(self.state)
+        found = self.evaluator.run(params, max_steps=self.trainer.evaluation.max_steps)
         scalars = {f"eval/{name}": value for name, value in found.items()}
         self.folder.record(step, scalars)
         if plateau := self.trainer.plateau:
