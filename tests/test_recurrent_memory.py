@@ -129,7 +129,7 @@ def test_the_model_is_the_papers_in_plain_loops(name):
     )
     for row, documents in ((0, [slice(0, 4)]), (1, [slice(0, 2), slice(2, 4)])):
         for part in documents:
-            expected, memories, _ = rmt_numpy.read_document(weights, settings, tokens()[part, row])
+            expected, memories, *_ = rmt_numpy.read_document(weights, settings, tokens()[part, row])
             np.testing.assert_allclose(logits[part, row], expected, atol=1e-9)
             found = caches[-1].memory_BSD[part, row]
             np.testing.assert_allclose(found, memories[1:], atol=1e-9)
