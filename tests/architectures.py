@@ -15,7 +15,9 @@ from brt.data.vocabularies import BEGIN
 from brt.models.caches import reset_rows
 from brt.models.external_memory import ExternalMemory
 from brt.models.language_model import LanguageModel
+from brt.models.model import Model
 from brt.models.recurrent_cell import RecurrentCell
+from brt.models.transformer_xl import TransformerXL
 
 WINDOW, SEGMENT, VOCABULARY, STATES = 4, 8, 17, 3
 
@@ -63,13 +65,30 @@ ARCHITECTURES = {
 }
 """Arguments of `LanguageModel` and, by name, of its `RecurrentCell` and `ExternalMemory`."""
 
+SEGMENT_MEMORIES = {
+    "txl_same_length": (TransformerXL, dict(memory_length=6, same_length=True, clamp_length=4)),
+    "txl_adaptive": (
+        TransformerXL,
+        dict(memory_length=11, norm="pre", untie_biases=True, cutoffs=(5, 11), div_val=2),
+    ),
+    "txl_shaw": (TransformerXL, dict(memory_length=3, encoding="shaw", position_rows=7)),
+}
+"""Models whose memory moves at the ends of segments: classes and their arguments."""
 
-def build(name, seed=0, dtype="float32", **overrides) -> LanguageModel:
+EVERY = (*ARCHITECTURES, *SEGMENT_MEMORIES)
+
+
+def build(name, seed=0, dtype="float32", **overrides) -> Model:
     """The tiny model of that name; overrides go to it or, by name, to its cell or memory."""
     return _assemble(nnx.Rngs(seed), name, dtype, overrides)
 
 
 def _assemble(rngs, name, dtype, overrides):
+    if name in SEGMENT_MEMORIES:
+        kind, settings = SEGMENT_MEMORIES[name]
+        sizes = {key: size for key, size in SIZES.items() if key != "window"}
+        settings = dict(activation_dtype=dtype) | sizes | settings | overrides
+        return kind(rngs, **settings).for_segments(SEGMENT)
     settings = dict(activation_dtype=dtype) | SIZES | CELL_SIZES | MEMORY_SIZES
     settings |= ARCHITECTURES[name] | overrides
     cell = {key: settings.pop(key) for key in CELL_SETTINGS if key in settings}
@@ -82,14 +101,14 @@ def _assemble(rngs, name, dtype, overrides):
     )
 
 
-def random_model(name, seed=1, dtype="float32", **overrides) -> LanguageModel:
+def random_model(name, seed=1, dtype="float32", **overrides) -> Model:
     """`cast(randomised(build(name)))`, sooner: nothing is drawn only to be replaced."""
     model = randomised(abstract(name, **overrides), seed)
     return model if dtype == "float32" else cast(model, dtype)
 
 
 @functools.cache
-def abstract(name, **overrides) -> LanguageModel:
+def abstract(name, **overrides) -> Model:
     """`build(name)` with shapes for arrays; shared, so not to be changed."""
     return nnx.eval_shape(lambda: _assemble(OneKey(), name, "float32", overrides))
 
