@@ -120,7 +120,7 @@ def test_a_config_takes_two_real_steps_at_small_width(name):
     text = (ROOT / "configs" / name).read_text()
     states = ("RecurrentCell.num_states = 3",) if "RecurrentCell" in text else ()
     memory = ("ExternalMemory.size = 8", "ExternalMemory.neighbours = 2")
-    memory = memory if "memorizing" in text else ()
+    memory = memory if re.search("memorizing_layers|parts/memorizing", text) else ()
     experiment = build(name, *SMALL, *states, *memory)
     state = experiment.init_state()
     shapes = experiment.abstract_batch()
