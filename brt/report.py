@@ -15,15 +15,13 @@ from absl import flags
 
 from brt import command_line
 from brt.reporting import page
-from brt.reporting.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.collect import collect
 from brt.reporting.figures import STUDIES, study_plots, training_curves
 from brt.reporting.paper_tables import paper_plots, paper_tables
+from brt.reporting.papers import PAPERS
 from brt.reporting.places import place
 from brt.reporting.runs import open_runs
 from brt.reporting.step_times import read_step_times
-
-PAPERS = (BLOCK_RECURRENT,)
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output", "report.html", "The page to write.", short_name="o")
@@ -73,8 +71,7 @@ def report(runs, output, step_times=None, documents=None, reader_tokens=150_000)
             (tables if hasattr(thing, "rows") else plots).append(thing)
         return shown
 
-    systems = [place(run).system for run in runs]
-    found = show(page.overview(runs, systems), *page.settings_that_differ(runs))
+    found = show(page.overview(runs, list(map(place, runs))), *page.settings_that_differ(runs))
     sections.append(("runs", "Runs", "".join(map(page.table_html, found))))
     if curves := show(*training_curves(runs)):
         sections.append(("training", "Training", page.plots_html(curves)))

@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+from brt.reporting.places import Place
 from brt.reporting.plots import Plot
 from brt.reporting.runs import Run
 from brt.reporting.table import Cell, Column, Table
@@ -97,17 +98,18 @@ def folded(count: int, what: str, content: str) -> str:
     )
 
 
-def overview(runs: list[Run], systems: list[str]) -> Table:
-    """What each run is and how far it has come."""
-    titles = "run", "system", "layers", "width", "window", "segment", "corpus", "seed"
+def overview(runs: list[Run], places: list[Place]) -> Table:
+    """What each run is and how far it has come; sizes as it has them, a rung's too."""
+    titles = "run", "system", "layers", "width", "window", "memory", "segment", "corpus", "seed"
     columns = [Column("", title) for title in (*titles, "step", "of", "tokens read")]
     rows = []
-    for run, system in zip(runs, systems, strict=True):
-        names = "LanguageModel.num_layers", "LanguageModel.width", "LanguageModel.window"
-        found = [run.settings.get(n, "") for n in (*names, "Trainer.segment_length")]
+    for run, place in zip(runs, places, strict=True):
+        names = (f"{place.model}.{name}" for name in ("num_layers", "width", "window"))
+        found = [run.settings.get(name, "–") for name in names]
+        found += [place.memory_shown, run.settings["Trainer.segment_length"]]
         last = run.settings.get("Trainer.steps", 0)
         read = run.step * run.settings.get("Trainer.tokens_per_step", 0)
-        cells = [run.name, system, *found, run.corpus, run.settings.get("Trainer.seed", 0)]
+        cells = [run.name, place.system, *found, run.corpus, run.settings.get("Trainer.seed", 0)]
         counts = [Cell(f"{value:,}", (value,)) for value in (run.step, last, read)]
         rows.append([*(Cell(str(cell)) for cell in cells), *counts])
     caption = "What each run folder holds. `brt.train` with the same command goes on with a run."

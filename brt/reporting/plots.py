@@ -18,6 +18,8 @@ MOST_POINTS = 2000
 MOST_BORDERS = 100
 """More cannot be told apart, and are left out."""
 MOST_TICKS = 12
+MARK, PER_SIZE = 12, 1.0
+"""Area of a mark that shows a size of 0, and what each unit adds, in square points."""
 LEGEND_LETTERS = 96
 """That fit beside one another above a plot."""
 LABEL_LETTERS = 36
@@ -28,7 +30,8 @@ class Line(NamedTuple):
     """One curve.
 
     style: "line", "points" (a line with a mark at each point), "stems" (a line from zero to each
-    point) or "published". errors: standard error of each y, drawn as a band.
+    point) or "published". errors: standard error of each y, drawn as a band. sizes: numbers that
+    the areas of the marks show.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Line(NamedTuple):
     style: str = "line"
     on_second_axis: bool = False
     errors: list[float] | None = None
+    sizes: list[float] | None = None
 
 
 class Plot(NamedTuple):
@@ -116,6 +120,9 @@ class Plot(NamedTuple):
                     x, y = np.repeat(x, 3), np.stack([0 * y, y, np.nan * y], 1).ravel()
                 look = _look(line, number)
                 on.plot(x, y, label=line.name, **look)
+                if line.sizes:
+                    areas = [MARK + PER_SIZE * size for size in line.sizes]
+                    on.scatter(line.x, line.y, areas, color=look["color"], alpha=0.5)
                 if line.errors:
                     low, high = (np.add(line.y, sign * np.array(line.errors)) for sign in (-1, 1))
                     on.fill_between(line.x, low, high, color=look["color"], alpha=0.2, linewidth=0)
