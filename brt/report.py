@@ -79,7 +79,8 @@ def report(runs, output, step_times=None, documents=None, reader_tokens=150_000)
     if studies := _studies(runs, show):
         sections.append(("studies", "Studies", studies))
     for paper in PAPERS:
-        found = show(*paper_tables(paper, groups, step_times), *paper_plots(paper, groups))
+        filled = *paper_tables(paper, groups, step_times), *paper_plots(paper, groups)
+        found = show(*filled, *paper.diagrams)
         sections.append((paper.name, paper.title.split(",")[0], _paper(found)))
 
     texts, problems = [], []

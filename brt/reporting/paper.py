@@ -108,6 +108,7 @@ class PaperPlot(NamedTuple):
         source: where the published numbers come from: the paper, or its released logs.
         rest: rule for runs that no curve has; they get curves by their system. None for none.
         size: attribute of a `Place` that the size of a measured mark shows, or empty.
+        y_range: of the axis, or None.
     """
 
     name: str
@@ -122,6 +123,7 @@ class PaperPlot(NamedTuple):
     source: str = "paper"
     rest: dict | None = None
     size: str = ""
+    y_range: tuple[float, float] | None = None
 
 
 class Paper(NamedTuple):

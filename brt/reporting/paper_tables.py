@@ -70,7 +70,7 @@ def _filled(table: PaperTable, groups, rest, step_times):
             rows.append([*map(Cell, (label, *row.labels[1:])), *cells])
     for group in rest:
         labels = [group.label, *(str(getattr(group.place, name)) for name in table.rest)]
-        nothing = [None] * len(table.rows[0].printed)
+        nothing = [None] * sum(quantity.is_printed for quantity in table.quantities)
         cells = _cells(measures, nothing, {"system": group.place.system}, [group], step_times)
         if any(cell.values for cell in cells):
             rows.append([*map(Cell, labels), *cells])
@@ -162,14 +162,12 @@ def _plot(paper, plot: PaperPlot, groups):
     curves = list(plot.curves)
     if plot.rest is not None:
         scalar = plot.curves[0].scalar
-        systems = [
-            group.place.system
-            for group in groups
-            if _fits(group, plot.rest) and not any(_fits(group, c.where) for c in plot.curves)
-        ]
+        named = {curve.name for curve in plot.curves}
+        systems = [group.place.system for group in groups if _fits(group, plot.rest)]
+        systems = [system for system in systems if system not in named]
         for system in dict.fromkeys(systems):
             curves.append(Curve(system, (), (), plot.rest | {"system": system}, scalar))
-    for curve in curves:
+    for colour, curve in enumerate(curves):
         points: dict[str, list] = {}
         for group in groups:
             if _fits(group, curve.where) and (values := group.cell(curve.scalar).values):
@@ -179,6 +177,8 @@ def _plot(paper, plot: PaperPlot, groups):
         for series, found in points.items():
             x, y, spreads, sizes = map(list, zip(*sorted(found, key=lambda point: point[:2])))
             line = Line(f"{curve.name}, {series}", x, y, "points", curve.on_second_axis)
+            if len(points) == 1:
+                line = line._replace(colour=colour)
             if None not in spreads:
                 line = line._replace(errors=spreads)
             lines.append(line._replace(sizes=sizes) if plot.size else line)
@@ -191,6 +191,7 @@ def _plot(paper, plot: PaperPlot, groups):
         lines,
         log_x=plot.log_x,
         second_label=plot.second_label,
+        y_range=plot.y_range,
     )
 
 
