@@ -10,7 +10,15 @@ over `data` too, as fully sharded data parallelism does.
 import jax
 from jax.sharding import PartitionSpec
 
-RULES = {"B": "data", "H": "model", "A": "model", "F": "model", "V": "model", "D": "data"}
+RULES = {
+    "B": "data",
+    "H": "model",
+    "A": "model",
+    "F": "model",
+    "V": "model",
+    "D": "data",
+    "E": "data",
+}
 
 
 def spec(letters: str) -> PartitionSpec:
