@@ -19,6 +19,7 @@ from brt.training.metrics import Interval, device_peak
 from brt.training.prefetch import Prefetch
 from brt.training.run_folder import RunFolder
 from brt.training.sharding import sum_over_processes
+from brt.training.unroll import check_depth
 from brt.training.weight_average import evaluated_params
 
 STOPS = signal.SIGTERM, signal.SIGINT
@@ -52,6 +53,10 @@ class Trainer:
         segment_length: N in tokens, a multiple of the model's window.
         tokens_per_step: rows x segments_per_step x segment_length, over all devices.
         segments_per_step: consecutive segments of a document that gradients may cross.
+        bptt_depth: memories that the gradient of a segment's loss crosses, fewer than
+            segments_per_step; None for all.
+        remat_segments: recompute each segment in the backward pass, so that a step needs the
+            memory of one segment's activations instead of all.
         seed: of parameters, dropout and the order of documents.
         stream: "documents", each read by one row from start to end; "contiguous", the corpus cut
             into rows; or "shuffled", the same with its documents in a new order every epoch.
@@ -75,6 +80,8 @@ class Trainer:
         segment_length: int = gin.REQUIRED,
         tokens_per_step: int = gin.REQUIRED,
         segments_per_step: int = 1,
+        bptt_depth: int | None = None,
+        remat_segments: bool = False,
         seed: int = 0,
         stream: str = "documents",
         mesh: tuple[int, int] = (-1, 1),
@@ -97,7 +104,9 @@ class Trainer:
             )
         if min(steps, tokens_per_step, log_every) < 1:
             raise ValueError("Trainer.steps, tokens_per_step and log_every must be at least 1.")
+        check_depth(bptt_depth, segments_per_step)
         check_stream(stream)
+        self.bptt_depth, self.remat_segments = bptt_depth, remat_segments
         self.stream = stream
         if plateau and not eval_every:
             raise ValueError(
@@ -116,6 +125,15 @@ class Trainer:
         self.skip_nonfinite, self.log_every, self.eval_every = skip_nonfinite, log_every, eval_every
         self.model, self.evaluation = model, evaluation or Evaluation()
         self.checkpoints = checkpoints or CheckpointPolicy()
+
+    @property
+    def loss_settings(self) -> dict:
+        """Arguments of `brt.training.train_step.make_loss`, besides the model."""
+        return {
+            "clear": self.clear_state,
+            "bptt_depth": self.bptt_depth,
+            "remat_segments": self.remat_segments,
+        }
 
 
 def _decides(difference, free):
