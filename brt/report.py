@@ -17,6 +17,7 @@ from brt import command_line
 from brt.reporting import page
 from brt.reporting.collect import collect
 from brt.reporting.figures import STUDIES, study_plots, training_curves
+from brt.reporting.heat_map import study_maps
 from brt.reporting.paper_tables import paper_plots, paper_tables
 from brt.reporting.papers import PAPERS
 from brt.reporting.places import place
@@ -135,7 +136,9 @@ def _studies(runs, show):
         if verdict := study.get("verdict"):
             content += f'<p class="verdict">{html.escape(verdict)}</p>'
         content += f'<p class="caption">{html.escape(caption)}</p>'
-        content += page.plots_html(show(*study_plots(run, name)))
+        content += page.plots_html(show(*study_plots(run, name), *study_maps(run, name)))
+        if texts := study.get("texts"):
+            content += page.folded(len(texts), "text", page.marked_html(texts))
         if excerpts := study.get("excerpts"):
             content += page.folded(len(excerpts), "excerpt", page.excerpts_html(excerpts))
         if numbers := study.get("numbers"):

@@ -190,7 +190,7 @@ def attention(run, documents, seed: int, tokens: int) -> dict:
     for step in range(steps):
         documents_B, offsets_B = stream.places(step)
         whole_B = _whole(kind, stream, run, step, documents_B, offsets_B)
-        mapped_B = whole_B if classes > 1 else whole_B & (offsets_B > run.segment_length)
+        mapped_B = whole_B if classes > 1 else whole_B & (offsets_B >= run.segment_length)
         batch = stream.batch(step)
         full_B, map_LHXJ = looker.look(batch, whole_B, mapped_B.astype(np.float32))
         maps[step % classes] = maps[step % classes] + map_LHXJ

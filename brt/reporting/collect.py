@@ -6,7 +6,7 @@ from brt import config
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.reporting.paper import Quantity
-from brt.reporting.places import Place, place
+from brt.reporting.places import Place, model_setting, place
 from brt.reporting.rounding import mean_and_spread
 from brt.reporting.runs import Run
 from brt.reporting.table import NOT_EVALUATED, Cell, measured
@@ -105,7 +105,7 @@ class Group(NamedTuple):
         return count_parameters(Experiment.from_gin().abstract_params)
 
     def _setting(self, name):
-        return self.runs[0].settings.get(f"{self.place.model}.{name}")
+        return model_setting(self.runs[0].settings, self.place.model, name)
 
     def _note(self, count, split=None):
         split = split or self.split

@@ -5,7 +5,7 @@ import json
 import re
 from pathlib import Path
 
-from brt.reporting.places import Place
+from brt.reporting.places import Place, model_setting
 from brt.reporting.plots import Plot
 from brt.reporting.runs import Run
 from brt.reporting.table import Cell, Column, Table
@@ -104,8 +104,8 @@ def overview(runs: list[Run], places: list[Place]) -> Table:
     columns = [Column("", title) for title in (*titles, "step", "of", "tokens read")]
     rows = []
     for run, place in zip(runs, places, strict=True):
-        names = (f"{place.model}.{name}" for name in ("num_layers", "width", "window"))
-        found = [run.settings.get(name, "–") for name in names]
+        names = "num_layers", "width", "window"
+        found = [model_setting(run.settings, place.model, name, "–") for name in names]
         found += [place.memory_shown, run.settings["Trainer.segment_length"]]
         last = run.settings.get("Trainer.steps", 0)
         read = run.step * run.settings.get("Trainer.tokens_per_step", 0)
@@ -189,6 +189,22 @@ def _number(value, decimals, note=""):
 def excerpts_html(excerpts: list[dict]) -> str:
     """Tokens with the text around them, and what a study found out about each."""
     return f'<div class="excerpts">{"".join(map(_excerpt, excerpts))}</div>'
+
+
+def marked_html(texts: list[dict]) -> str:
+    """Texts in which a study has marked tokens: "title", and "parts", each a text and a flag."""
+    shown = []
+    for found in texts:
+        parts = (
+            f"<mark>{html.escape(str(text))}</mark>" if flag else html.escape(str(text))
+            for text, flag in found.get("parts", [])
+        )
+        title = html.escape(str(found.get("title", "")))
+        shown.append(
+            f'<blockquote><p class="quiet">{title}</p><div class="text">{"".join(parts)}</div>'
+            "</blockquote>\n"
+        )
+    return f'<div class="excerpts">{"".join(shown)}</div>'
 
 
 def _excerpt(found):

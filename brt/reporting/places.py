@@ -8,7 +8,9 @@ from brt.reporting.recurrent_memory import vectors, visible_context
 from brt.reporting.runs import Run
 from brt.reporting.transformer_xl import SIZES as XL_SIZES
 
-SYSTEMS = {"LSTMModel": "LSTM", "QRNNModel": "QRNN"}
+BUILT_ON = {"RecurrentMemoryTransformer": ("TransformerXL",)}
+"""Classes whose bindings a model takes besides its own."""
+
 TASKS = {
     "CopyTask": ("copy", "length"),
     "ReverseTask": ("reverse", "length"),
@@ -127,6 +129,12 @@ def model_name(settings: dict) -> str:
     return reference.strip("@()").rsplit("/", 1)[-1].rsplit(".", 1)[-1]
 
 
+def model_setting(settings: dict, model: str, name: str, default=None, scope: str = ""):
+    """An argument of the model, bound by its own name or by that of the class it builds on."""
+    names = (f"{scope}{owner}.{name}" for owner in (model, *BUILT_ON.get(model, ())))
+    return next((settings[name] for name in names if name in settings), default)
+
+
 def _language_model(settings, model, segment):
     layers, window = settings["LanguageModel.num_layers"], settings["LanguageModel.window"]
     recurrent = tuple(settings.get("LanguageModel.recurrent_layers") or ())
@@ -144,7 +152,8 @@ def _transformer_xl(settings, model, segment):
     """Transformer-XL, and the Recurrent Memory Transformer, whose layers are the same."""
 
     def setting(name, default=None, scope=""):
-        return settings.get(f"{scope}{model}.{name}", settings.get(f"{model}.{name}", default))
+        unscoped = model_setting(settings, model, name, default)
+        return model_setting(settings, model, name, unscoped, scope)
 
     memory, tokens = setting("memory_length", 0), setting("num_memory", 0)
     if tokens and not setting("memory_at_end", True):
@@ -178,10 +187,10 @@ def _transformer_xl(settings, model, segment):
 def _other(settings, model, segment):
     """A model of no paper's tables but Table 6 of Transformer-XL: LSTM, QRNN."""
     return {
-        "system": SYSTEMS.get(model, model),
+        "system": model,
         "size": None,
-        "window": settings.get(f"{model}.window"),
-        "layers": settings.get(f"{model}.num_layers", 0),
+        "window": model_setting(settings, model, "window"),
+        "layers": model_setting(settings, model, "num_layers", 0),
         "states": None,
         "gate_biases": None,
     }
@@ -269,9 +278,9 @@ def _vocabulary(run, settings, model):
     if "t5" in name.lower():
         return "T5", "32k"
     if name.startswith(("words:", "@WordVocabulary")):
-        return "words", str(settings.get(f"{model}.vocabulary_size", 0))
+        return "words", str(model_setting(settings, model, "vocabulary_size", 0))
     found = re.search(r"pg19train_bpe_(\d+)", name)
-    entries = int(found[1]) if found else settings.get(f"{model}.vocabulary_size", 0)
+    entries = int(found[1]) if found else model_setting(settings, model, "vocabulary_size", 0)
     size = f"{entries // 1000}k" if entries >= 1000 else str(entries)
     if found:
         return "PG19 SPM", size
