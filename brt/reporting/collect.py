@@ -1,5 +1,6 @@
 """Runs gathered by what they compute, so that seeds of one experiment share a cell."""
 
+import math
 from typing import NamedTuple
 
 from brt import config
@@ -62,7 +63,7 @@ class Group(NamedTuple):
     def _values(self, name, split):
         """A scalar's value in each run that has it, as `Quantity` names scalars."""
         if name in PROPERTIES:
-            return [getattr(self, name)]
+            return [x for x in [getattr(self, name)] if not math.isnan(x)]
         if name.startswith("studies/"):
             _, study, number = name.split("/", 2)
             found = [run.study_number(study, number) for run in self.runs]
@@ -91,18 +92,24 @@ class Group(NamedTuple):
 
     @property
     def parameters(self) -> float:
-        """Millions, without embeddings."""
-        return self._counts().non_embedding / 1e6
+        """Millions, without embeddings; not a number if the run's config no longer builds."""
+        counts = self._counts()
+        return counts.non_embedding / 1e6 if counts else math.nan
 
     @property
     def all_parameters(self) -> float:
-        """Millions, embeddings included."""
+        """Millions, embeddings included; as above."""
         counts = self._counts()
-        return (counts.non_embedding + counts.embedding) / 1e6
+        return (counts.non_embedding + counts.embedding) / 1e6 if counts else math.nan
 
     def _counts(self):
-        config.parse([str(self.runs[0].folder / "config.gin")])
-        return count_parameters(Experiment.from_gin().abstract_params)
+        run = self.runs[0]
+        try:
+            config.parse([str(run.folder / "config.gin")])
+            return count_parameters(Experiment.from_gin().abstract_params)
+        except Exception as error:  # of an older version, or with a class that is not here
+            run.problems.append(f"{run.folder}/config.gin cannot be built: {error}")
+            return None
 
     def _setting(self, name):
         return model_setting(self.runs[0].settings, self.place.model, name)

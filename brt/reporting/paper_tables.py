@@ -1,5 +1,7 @@
 """A paper's tables and figures, filled: what was measured beside what was published."""
 
+import math
+
 from brt.reporting.collect import Group
 from brt.reporting.paper import Curve, Paper, PaperPlot, PaperTable, number
 from brt.reporting.plots import Line, Plot
@@ -173,7 +175,8 @@ def _plot(paper, plot: PaperPlot, groups):
             if _fits(group, curve.where) and (values := group.cell(curve.scalar).values):
                 mean, spread = mean_and_spread(values)
                 found = group.at(plot.x), mean, spread, plot.size and group.at(plot.size)
-                points.setdefault(_series(group), []).append(found)
+                if found[0] is not None and math.isfinite(found[0]):
+                    points.setdefault(_series(group), []).append(found)
         for series, found in points.items():
             x, y, spreads, sizes = map(list, zip(*sorted(found, key=lambda point: point[:2])))
             line = Line(f"{curve.name}, {series}", x, y, "points", curve.on_second_axis)

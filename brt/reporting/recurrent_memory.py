@@ -43,7 +43,7 @@ def visible_context(system, segment_length, memory, bptt_depth) -> int | None:
 
 def _language_row(layers, label, segment, printed, memory=0, tokens=0, depth=0, steps=None):
     """A row of Tables 2, 4 and 5. MemTr's tokens stand at the start, so they carry nothing."""
-    system = label.removesuffix(" (ours)").removesuffix(" 2x steps").partition(" BPTT")[0]
+    system = label.partition(" BPTT")[0].partition(" 2x")[0].removesuffix(" (ours)")
     system = "MemTr" if system == "MT" else system
     shown = "+".join(str(n) for n in (memory, tokens) if n) or "0"
     carried = vectors(layers, memory, 0 if system == "MemTr" else tokens)
