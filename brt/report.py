@@ -18,7 +18,7 @@ from brt.reporting import page
 from brt.reporting.collect import collect
 from brt.reporting.figures import STUDIES, study_plots, training_curves
 from brt.reporting.heat_map import study_maps
-from brt.reporting.paper_tables import paper_plots, paper_tables
+from brt.reporting.paper_tables import concerns, paper_plots, paper_tables
 from brt.reporting.papers import PAPERS
 from brt.reporting.places import place
 from brt.reporting.runs import open_runs
@@ -81,6 +81,8 @@ def report(runs, output, step_times=None, documents=None, reader_tokens=150_000)
         sections.append(("studies", "Studies", studies))
     for paper in PAPERS:
         filled = *paper_tables(paper, groups, step_times), *paper_plots(paper, groups)
+        if not concerns(paper, groups) and not any(thing.has_measurements for thing in filled):
+            continue
         found = show(*filled, *paper.diagrams)
         sections.append((paper.name, paper.title.split(",")[0], _paper(found)))
 
@@ -141,8 +143,11 @@ def _studies(runs, show):
             content += page.folded(len(texts), "text", page.marked_html(texts))
         if excerpts := study.get("excerpts"):
             content += page.folded(len(excerpts), "excerpt", page.excerpts_html(excerpts))
+        label = f"study_{name}_{run.name}".replace("/", "_")
+        if rows := study.get("table"):
+            (table,) = show(page.rows_table(f"{label}_table", rows))
+            content += table.as_html()
         if numbers := study.get("numbers"):
-            label = f"study_{name}_{run.name}".replace("/", "_")
             (table,) = show(page.numbers_table(label, numbers))
             content += page.folded(len(numbers), "number", table.as_html())
     return content

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import re
 from typing import NamedTuple
 
@@ -106,6 +107,8 @@ def study_maps(run, name: str) -> list[HeatMap]:
         name: of the study's file.
     """
     study = run.studies[name]
+    if "gains" in study:
+        return _gains(run, name, study)
     if not (entries := study.get("maps")):
         return []
     path, maps = run.folder / "studies" / str(study.get("arrays")), []
@@ -129,6 +132,27 @@ def study_maps(run, name: str) -> list[HeatMap]:
                 tuple(entry["x_borders"]),
                 tuple(entry["y_borders"]),
                 tuple(entry.get("marked", ())),
+            )
+        )
+    return maps
+
+
+def _gains(run, name, study):
+    """Figure 3 of the Transformer-XL paper: what each model gains from each longer context."""
+    contexts, maps = study["contexts"], []
+    for number, (model, gains_CC) in enumerate(study["gains"].items(), 1):
+        values_CC = [[max(gain or 0.0, 0.0) for gain in line] for line in gains_CC]
+        maps.append(
+            HeatMap(
+                re.sub(r"\W+", "_", f"{name}_{run.name}_gains_{number}"),
+                f"Gains of longer contexts: {os.path.basename(model.rstrip('/'))}",
+                "Perplexity that the longer context takes off, beside the group's best with the "
+                "short one, r = 0.1: dark far to the right is a long memory (Figure 3).",
+                "longer context, tokens",
+                "short context, tokens",
+                np.array(values_CC),
+                (contexts[0], contexts[-1]),
+                (contexts[0], contexts[-1]),
             )
         )
     return maps

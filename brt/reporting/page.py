@@ -176,6 +176,19 @@ def numbers_table(name: str, numbers: dict) -> Table:
     return Table(name, "Numbers", "", [Column("", "quantity"), Column("", "value")], rows)
 
 
+def rows_table(name: str, rows: list[dict]) -> Table:
+    """The rows of a study; `x_ended` false says that x is only the least it can be."""
+    keys = dict.fromkeys(key for row in rows for key in row if not key.endswith("_ended"))
+    lines = []
+    for row in rows:
+        cells = [_number(row.get(key), 4) for key in keys]
+        for i, key in enumerate(keys):
+            if row.get(f"{key}_ended") is False:
+                cells[i] = cells[i]._replace(text=f"{cells[i].text} or more")
+        lines.append(cells)
+    return Table(name, "Table", "", [Column("", key.replace("_", " ")) for key in keys], lines)
+
+
 def _number(value, decimals, note=""):
     if value is None:
         return Cell("–")

@@ -131,14 +131,16 @@ class Paper(NamedTuple):
 
     Attributes:
         name: for links within the page.
-        where: rule for the runs that it is about.
+        about: rule for the runs whose report shows it, measured or not.
+        where: rule for the runs that may fill it.
         diagrams: figures that show no numbers, each a function to a figure of its own.
     """
 
     name: str
     title: str
     tables: tuple[PaperTable, ...]
-    plots: tuple[PaperPlot, ...] = ()
+    plots: tuple[PaperPlot, ...]
+    about: dict
     where: dict = {}
     diagrams: tuple = ()
 

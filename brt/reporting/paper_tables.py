@@ -39,6 +39,11 @@ def paper_tables(
     return tables
 
 
+def concerns(paper: Paper, groups: list[Group]) -> bool:
+    """Whether a report of these runs should show a paper that none of them has numbers for yet."""
+    return any(_fits(group, paper.about) for group in groups)
+
+
 def _fits(group, *rules):
     """Whether a group is what all rules ask for; a row without a rule has no runs."""
     if None in rules:

@@ -230,4 +230,11 @@ FIGURE_5B = PaperPlot(
 )
 
 PLOTS = (*FIGURE_3, *FIGURE_4, FIGURE_5A, FIGURE_5B, *FIGURE_8)
-RECURRENT_MEMORY = Paper("recurrent_memory", TITLE, TABLES, PLOTS, diagrams=(reverse_in_segments,))
+RECURRENT_MEMORY = Paper(
+    "recurrent_memory",
+    TITLE,
+    TABLES,
+    PLOTS,
+    about={"model": {"TransformerXL", "RecurrentMemoryTransformer"}},
+    diagrams=(reverse_in_segments,),
+)

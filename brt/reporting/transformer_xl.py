@@ -264,4 +264,10 @@ TABLE_8 = PaperTable(
 )
 
 TABLES = (TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6, TABLE_7, TABLE_8)
-TRANSFORMER_XL = Paper("transformer_xl", TITLE, TABLES)
+TRANSFORMER_XL = Paper(
+    "transformer_xl",
+    TITLE,
+    TABLES,
+    (),
+    about={"model": {"TransformerXL", "LSTM", "QRNN"}, "task": None},
+)
