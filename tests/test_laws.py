@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from architectures import (
     ARCHITECTURES,
+    EVERY,
     SEGMENT,
     VOCABULARY,
     WINDOW,
+    Ragged,
     ragged_segments,
     random_model,
     segment_length,
@@ -25,7 +27,9 @@ from flax import nnx
 from brt.data.vocabularies import BEGIN
 from brt.models.caches import clear_state, reset_rows
 
-every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
+every_architecture = pytest.mark.parametrize("name", EVERY)
+# The others see a number of keys that depends on the cuts; by how much, they say themselves.
+every_cuttable = pytest.mark.parametrize("name", (*ARCHITECTURES, "txl_same_length"))
 every_type = pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 2e-5)])
 ROWS = 3
 ALL, NONE = np.ones(ROWS, bool), np.zeros(ROWS, bool)
@@ -91,7 +95,7 @@ def leaves_close(found, expected, tolerance):
 
 
 @every_type
-@every_architecture
+@every_cuttable
 def test_cutting_a_document_at_block_borders_changes_no_logit_and_no_cache(name, dtype, tolerance):
     model = tiny(name, dtype)
     # In float32 only rounding is new, and two lengths show it.
@@ -145,7 +149,8 @@ def test_rows_decode_at_their_own_pace_and_documents_may_end_mid_block(name):
         alone[0, row, :length] = tokens[row, :length]
         alone[1, row, : total - length] = tokens[row, length:]
     both = np.ones((1, ROWS), bool)
-    first, second = (segment_pass(model, alone[i : i + 1], both)[0] for i in range(2))
+    whole = (Ragged(alone[i : i + 1], both, None) for i in range(2))
+    first, second = (segment_pass(model, *recut(ragged, SEGMENT))[0] for ragged in whole)
     for row, length in enumerate(lengths):
         np.testing.assert_allclose(found[row, :length], first[row, :length], rtol=0, atol=1e-9)
         rest = second[row, : total - length]
@@ -155,13 +160,13 @@ def test_rows_decode_at_their_own_pace_and_documents_may_end_mid_block(name):
 @every_architecture
 def test_the_beginning_of_a_block_read_at_once_is_read_token_by_token(name):
     model, rng = tiny(name), np.random.default_rng(14)
-    split = nnx.split(model, nnx.Param)
-    tokens = rng.integers(0, VOCABULARY, (ROWS, SEGMENT + WINDOW)).astype(np.int32)
+    split, P = nnx.split(model, nnx.Param), model.period
+    tokens = rng.integers(0, VOCABULARY, (ROWS, SEGMENT + P)).astype(np.int32)
     _, caches = segment(*split, tokens[:, :SEGMENT], model.init_caches(ROWS), NONE)
-    counts_B = np.array([0, 1, WINDOW - 1], np.int32)
+    counts_B = np.array([0, 1, P - 1], np.int32)
     found, after = part(*split, tokens[:, SEGMENT:], caches, counts_B)
     decoding = model.begin_decoding(caches)
-    for t in range(WINDOW - 1):
+    for t in range(P - 1):
         reads_B = t < counts_B
         logits_BV, decoding = token(*split, tokens[:, SEGMENT + t], decoding, NONE, reads_B)
         expected = np.asarray(logits_BV)[reads_B]
@@ -226,7 +231,8 @@ def test_a_row_that_starts_a_document_is_a_fresh_model(name):
 
 @every_architecture
 def test_logits_depend_on_all_of_the_past_they_may_see_and_on_nothing_else(name):
-    model, length = tiny(name), 4 * WINDOW
+    length = 4 * WINDOW
+    model = tiny(name).for_segments(length)
     x_BTD, direction_BTD = jnp.asarray(np.random.default_rng(11).normal(size=(2, 1, length, 12)))
 
     @jax.jit
@@ -240,13 +246,15 @@ def test_logits_depend_on_all_of_the_past_they_may_see_and_on_nothing_else(name)
         return model.stack(x_BTD, model.init_caches(1))[0][0].sum(axis=-1)
 
     jacobian = np.abs(moved(jnp.arange(length))).T
-    reach = WINDOW * len(model.layers)
+    reach = model.windows_reach()
+    # What an external memory holds carries no gradient: by derivatives it reaches as a plain
+    # layer does. That it is read all the same is shown in test_external_memory.py.
     recurrent = model.receptive_field() == math.inf
     for t in range(length):
         assert not jacobian[t, t + 1 :].any(), f"token {t} sees the future"
         assert jacobian[t, t] > 0
         if not recurrent:
-            assert not jacobian[t, : max(t - reach, 0)].any(), f"token {t} sees beyond n * W"
+            assert not jacobian[t, : max(t - reach, 0)].any(), f"token {t} sees beyond its reach"
             assert (jacobian[t, max(t - reach, 0) : t] > 0).all()
         else:
             block = t // WINDOW * WINDOW
@@ -278,5 +286,6 @@ def test_clearing_the_state_at_each_segment_spares_the_first_segment_and_the_win
     np.testing.assert_array_equal(first, again)
     with_state, _ = read(tokens[1], kept, none)
     without, _ = read(tokens[1], clear_state(kept, empty), none)
-    recurrent = any(layer.cell is not None for layer in model.layers)
-    assert np.array_equal(with_state, without) is not recurrent
+    parts = ((layer, part) for layer in model.layers for part in ("cell", "memory"))
+    remembers = any(getattr(layer, part, None) is not None for layer, part in parts)
+    assert np.array_equal(with_state, without) is not remembers
