@@ -64,7 +64,8 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
         corpus: a gin file whose bindings replace all that belongs to the configs' corpus, or None;
             a rung's own bindings come after it.
         bindings: gin lines for all rungs.
-        tokens: that each run trains on, rounded up to whole steps.
+        tokens: that each run trains on, rounded up to whole steps; None for the steps, and the
+            tokens of a step, of each rung's own config.
         tokens_per_step: of every run; None for the first rung's at this scale.
 
     Raises:
@@ -84,9 +85,13 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
             settings = with_corpus(settings, read_gin_file(corpus) | common)
         # A rung's own vocabulary, say, is not the corpus's; what is scaled stays scaled.
         settings |= {name: bound[name] for name in bound if name not in STANDS_FOR} | common
-        tokens_per_step = tokens_per_step or settings["Trainer.tokens_per_step"] // scale.lengths
-        steps = -(-int(tokens) // tokens_per_step)
-        settings |= {"Trainer.tokens_per_step": tokens_per_step, "Trainer.steps": steps}
+        of_rung = settings["Trainer.tokens_per_step"] // scale.lengths
+        if tokens is None:
+            size, steps = tokens_per_step or of_rung, settings["Trainer.steps"]
+        else:
+            size = tokens_per_step = tokens_per_step or of_rung
+            steps = -(-int(tokens) // size)
+        settings |= {"Trainer.tokens_per_step": size, "Trainer.steps": steps}
         # Curves of fifty points, and at most a tenth of a run to repeat after a kill.
         often = {"log_every": 50, "eval_every": 5}
         settings |= {f"Trainer.{n}": max(steps // parts, 1) for n, parts in often.items()}
