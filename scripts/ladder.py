@@ -22,11 +22,11 @@ from absl import flags
 
 from brt import command_line
 from brt.config import differences
-from brt.reporting.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 from brt.reporting.ladder import SCALES, LadderError, Rung, read_rungs
 from brt.reporting.paper_tables import paper_tables
+from brt.reporting.papers import PAPERS
 from brt.reporting.runs import RUNG_FILE, open_runs
 from brt.reporting.step_times import read_step_times
 
@@ -128,7 +128,8 @@ def command(module, *arguments):
 def write_tables(folder, workdirs, step_times):
     """tables.md and tables.json of what was run; returns the tables with measurements."""
     times = read_step_times([step_times] if step_times.exists() else [])
-    tables = paper_tables(BLOCK_RECURRENT, collect(open_runs(workdirs)), times)
+    groups = collect(open_runs(workdirs))
+    tables = [table for paper in PAPERS for table in paper_tables(paper, groups, times)]
     tables = [table for table in tables if table.has_measurements]
     write_whole(folder / "tables.md", "\n".join(table.as_markdown() for table in tables))
     content = [table.as_json() for table in tables]

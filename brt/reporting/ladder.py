@@ -35,6 +35,8 @@ STANDS_FOR = (
     *("LanguageModel.head_size", "LanguageModel.feed_forward_size", "LanguageModel.window"),
     *("LanguageModel.recurrent_layers", "RecurrentCell.num_states", "Trainer.segment_length"),
     *("LanguageModel.memorizing_layers", "ExternalMemory.size", "ExternalMemory.neighbours"),
+    *("TransformerXL.num_layers", "TransformerXL.width", "TransformerXL.num_heads"),
+    *("TransformerXL.head_size", "TransformerXL.feed_forward_size", "Trainer.steps"),
 )
 """What is scaled, and kept at the paper's scale for the tables."""
 
@@ -122,6 +124,8 @@ def scaled(settings: dict, scale: Scale) -> dict:
     """
     if scale == SCALES["paper"]:
         return {}
+    if "TransformerXL.width" in settings:
+        return _scaled_transformer_xl(settings, scale)
     divisors = {
         f"LanguageModel.{name}": getattr(scale, name)
         for name in ("width", "num_heads", "head_size", "feed_forward_size")
@@ -154,6 +158,20 @@ def scaled(settings: dict, scale: Scale) -> dict:
     return found
 
 
+def _scaled_transformer_xl(settings, scale):
+    """The same of a Transformer-XL. Its sizes, 410 and 41, divide by nothing: they are rounded up
+    to even ones. Its lengths stay, which are short as they are, and in steps of one token."""
+    found = {}
+    for name in ("width", "head_size", "feed_forward_size"):
+        even = -(-settings[f"TransformerXL.{name}"] // (2 * getattr(scale, name)))
+        found[f"TransformerXL.{name}"] = 2 * even
+    heads, layers = (settings[f"TransformerXL.{name}"] for name in ("num_heads", "num_layers"))
+    found["TransformerXL.num_heads"] = max(heads // scale.num_heads, 1)
+    found["TransformerXL.num_layers"] = max(round(layers * scale.layers / 12), 1)
+    found["TransformerXL.activation_dtype"] = "float32"
+    return found
+
+
 def with_corpus(settings: dict, corpus: dict) -> dict:
     """The settings with all that belongs to their corpus replaced by that of other bindings."""
     old = reachable(settings, "Trainer.corpus")
@@ -161,8 +179,16 @@ def with_corpus(settings: dict, corpus: dict) -> dict:
     both = kept | {"Trainer.corpus": Reference("@Corpus()")} | corpus
     new = reachable(both, "Trainer.corpus")
     own = {name: both[name] for name in both if name in new}
-    if "LanguageModel.vocabulary_size" in corpus:
-        own["LanguageModel.vocabulary_size"] = corpus["LanguageModel.vocabulary_size"]
+    model = "TransformerXL" if "TransformerXL.width" in settings else "LanguageModel"
+    table = f"{model}.vocabulary_size"
+    size = own.pop("LanguageModel.vocabulary_size", None)
+    if any(name.endswith(".vocabulary_size") for name in corpus):
+        size = next(v for name, v in corpus.items() if name.endswith(".vocabulary_size"))
     elif str(own.get("Corpus.vocabulary")) in ("bytes", "@ByteVocabulary()"):
-        own["LanguageModel.vocabulary_size"] = 256
+        size = 256
+    if size is not None:
+        own[table] = size
+    if cutoffs := kept.get("TransformerXL.cutoffs"):
+        # Bins of the adaptive softmax end below the new vocabulary's size.
+        own["TransformerXL.cutoffs"] = tuple(c for c in cutoffs if c < own.get(table, kept[table]))
     return kept | own

@@ -16,7 +16,7 @@ from brt.evaluation.evaluator import Evaluation, Evaluator
 from brt.models.language_model import LanguageModel
 from brt.progress import Progress
 from brt.training.checkpoint import CheckpointPolicy, Checkpoints
-from brt.training.metrics import Interval, device_peak
+from brt.training.metrics import Interval, device_peak, peak_bytes
 from brt.training.prefetch import Prefetch
 from brt.training.run_folder import RunFolder
 from brt.training.sharding import sum_over_processes
@@ -243,10 +243,13 @@ class TrainingRun:
             progress.note("Compiling the step ...")
         prefetch = Prefetch(self.stream, self.mesh, self.start, trainer.steps, keeps_ledger=True)
         self._clock, self._timed, last_evaluation, pending = time.perf_counter(), 0, {}, None
+        self._peak = None
         try:
             for step in range(self.start + 1, trainer.steps + 1):
                 batch = prefetch.next()
                 self.state, metrics = self.step_function(self.state, batch)
+                if step % trainer.log_every == 0 or step == trainer.steps:
+                    self._peak = peak_bytes(self.step_function, self.state, batch)
                 if pending:
                     self._consume(*pending, prefetch, progress)
                 pending = step, metrics, prefetch.ledger
@@ -312,6 +315,8 @@ class TrainingRun:
             "perf/data_wait": prefetch.waited / (now - self._clock),
             "data/ledger": self._ledger(),
         }
+        if self._peak is not None:
+            scalars["perf/peak_bytes"] = self._peak
         if peak := device_peak():
             flops = 3 * self.experiment.model.flops_per_token() * tokens_per_second
             scalars["perf/mfu"] = flops / (peak * jax.device_count())
