@@ -328,3 +328,12 @@ def test_a_record_may_go_on_counting_while_it_is_written(tmp_path, monkeypatch):
         ((step, args, options),) = written
         save(step, args=args, **options)
     assert restored(tmp_path)[1]["interval"] == {"nats": 1.0}
+
+
+def test_arrays_without_entries_come_back_without_being_written(tmp_path):
+    state = make_state(3)._replace(caches=(jnp.zeros((2, 0, 4)), jnp.arange(3)))
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(state, {})
+    found, _ = restored(tmp_path, state)
+    assert found.caches[0].shape == (2, 0, 4) and not differing(found, state)
+    assert jax.tree.structure(found) == jax.tree.structure(state)

@@ -155,7 +155,12 @@ class Checkpoints:
         )
         record = restored["record"]
         found = TrainState(
-            *(restored[name][name] if name in parts else None for name in TrainState._fields)
+            *(
+                _with_empty(restored[name][name], getattr(abstract, name))
+                if name in parts
+                else None
+                for name in TrainState._fields
+            )
         )
         saved = record["fingerprints"]
         bad = [name for name, value in _fingerprints(found).items() if saved.get(name) != value]
@@ -174,7 +179,18 @@ class Checkpoints:
 
 
 def _parts(state):
-    return {name: {name: value} for name, value in state._asdict().items()}
+    """What is written: all but arrays without entries (a memory of length 0), as Orbax asks."""
+    written = jax.tree.map(lambda x: x if x.size else None, state)
+    return {name: {name: value} for name, value in written._asdict().items()}
+
+
+def _with_empty(read, abstract):
+    """What was read, and the arrays without entries, which were not written."""
+
+    def put(shape, x):
+        return jnp.zeros(shape.shape, shape.dtype, device=shape.sharding) if x is None else x
+
+    return jax.tree.map(put, abstract, read)
 
 
 @jax.jit
