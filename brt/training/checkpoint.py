@@ -156,7 +156,7 @@ class Checkpoints:
         record = restored["record"]
         found = TrainState(
             *(
-                _with_empty(restored[name][name], getattr(abstract, name))
+                jax.tree.map(_as_wanted, restored[name][name], getattr(abstract, name))
                 if name in parts
                 else None
                 for name in TrainState._fields
@@ -179,18 +179,23 @@ class Checkpoints:
 
 
 def _parts(state):
-    """What is written: all but arrays without entries (a memory of length 0), as Orbax asks."""
-    written = jax.tree.map(lambda x: x if x.size else None, state)
-    return {name: {name: value} for name, value in written._asdict().items()}
+    """What Orbax writes of each field: arrays without elements, which it refuses, as of one."""
+    return {
+        name: {name: jax.tree.map(_with_elements, value)} for name, value in state._asdict().items()
+    }
 
 
-def _with_empty(read, abstract):
-    """What was read, and the arrays without entries, which were not written."""
+def _with_elements(x):
+    if x.size:
+        return x
+    shape = tuple(max(n, 1) for n in x.shape)
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
+    return jnp.zeros(shape, x.dtype, device=x.sharding)
 
-    def put(shape, x):
-        return jnp.zeros(shape.shape, shape.dtype, device=shape.sharding) if x is None else x
 
-    return jax.tree.map(put, abstract, read)
+def _as_wanted(x, abstract):
+    return x if abstract.size else jnp.zeros(abstract.shape, x.dtype, device=x.sharding)
 
 
 @jax.jit
