@@ -20,8 +20,10 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from brt import config
 from brt.data import (  # noqa: F401  (register with gin)
+    algorithmic_tasks,
     mixture,
     published_corpora,
+    quadratic_equations,
     selections,
     seqio_source,
     sources,

@@ -36,14 +36,15 @@ def drawn(J, future=False, seed=0):
 def double_loop(q, k, u, positions, future):
     """Section 3.3, one pair of query and key at a time; nothing where the key is behind."""
     J = k.shape[1]
+    q, k, u, *positions = map(np.asarray, (q, k, u, *positions))
+    keys_CHK, bias_CH = positions
     found = np.full((B, H, T, J), np.nan)
     at = {int(distance): c for c, distance in enumerate(distances(T, J, future))}
     for b, h, i, j in np.ndindex(found.shape):
         distance = J - T + i - j
         if distance >= 0 or future:
-            r, d = positions.keys_CHK[at[distance], h], positions.bias_CH[at[distance], h]
-            key = np.asarray(k[b, j, h])
-            found[b, h, i, j] = np.asarray(q[b, i, h]) @ (key + r) + np.asarray(u[h]) @ key + d
+            r, d, key = keys_CHK[at[distance], h], bias_CH[at[distance], h], k[b, j, h]
+            found[b, h, i, j] = q[b, i, h] @ (key + r) + u[h] @ key + d
     return found / np.sqrt(K)
 
 
