@@ -17,6 +17,7 @@ from brt.models.external_memory import ExternalMemory
 from brt.models.language_model import LanguageModel
 from brt.models.model import Model
 from brt.models.recurrent_cell import RecurrentCell
+from brt.models.recurrent_memory import RecurrentMemoryTransformer
 from brt.models.transformer_xl import TransformerXL
 
 WINDOW, SEGMENT, VOCABULARY, STATES = 4, 8, 17, 3
@@ -72,6 +73,8 @@ SEGMENT_MEMORIES = {
         dict(memory_length=11, norm="pre", untie_biases=True, cutoffs=(5, 11), div_val=2),
     ),
     "txl_shaw": (TransformerXL, dict(memory_length=3, encoding="shaw", position_rows=7)),
+    "rmt": (RecurrentMemoryTransformer, dict(num_memory=3, memory_length=0)),
+    "rmt_txl": (RecurrentMemoryTransformer, dict(num_memory=2, memory_length=5)),
 }
 """Models whose memory moves at the ends of segments: classes and their arguments."""
 

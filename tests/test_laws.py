@@ -86,7 +86,7 @@ def recut(ragged, length):
 
 
 def largest(x):
-    return np.abs(x).max()
+    return np.abs(x).max(initial=0.0)
 
 
 def leaves_close(found, expected, tolerance):
@@ -288,4 +288,5 @@ def test_clearing_the_state_at_each_segment_spares_the_first_segment_and_the_win
     without, _ = read(tokens[1], clear_state(kept, empty), none)
     parts = ((layer, part) for layer in model.layers for part in ("cell", "memory"))
     remembers = any(getattr(layer, part, None) is not None for layer, part in parts)
+    remembers |= name.startswith("rmt")
     assert np.array_equal(with_state, without) is not remembers
