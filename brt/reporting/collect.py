@@ -6,8 +6,9 @@ from typing import NamedTuple
 from brt import config
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
+from brt.reporting.model_settings import model_setting
 from brt.reporting.paper import Quantity
-from brt.reporting.places import Place, model_setting, place
+from brt.reporting.places import Place, place
 from brt.reporting.rounding import mean_and_spread
 from brt.reporting.runs import Run
 from brt.reporting.table import NOT_EVALUATED, Cell, measured
