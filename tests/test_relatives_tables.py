@@ -14,6 +14,7 @@ from brt.reporting.papers import PAPERS
 from brt.reporting.places import Place, place
 from brt.reporting.recurrent_memory_plots import RECURRENT_MEMORY
 from brt.reporting.runs import Run, open_runs
+from brt.reporting.step_times import read_step_times
 from brt.reporting.transformer_xl import TRANSFORMER_XL
 
 WIKITEXT = ('Corpus.store = "stores/wikitext103"', 'Corpus.vocabulary = "words:wikitext103.txt"')
@@ -298,6 +299,28 @@ def test_studies_fill_the_tables_of_context_and_attention_lengths(tmp_path):
     found = filled(tables_of(TRANSFORMER_XL, [run, other])["txl_table_6"])
     assert [*found["Transformer-XL 151M",].values()] == ["10", "20", "30"]
     assert [*found["LSTM",].values()] == ["20", "40", "60"]
+
+
+def test_an_attention_length_sweep_and_a_timing_fill_tables_5_and_7(tmp_path):
+    evaluations = {"validation": {"perplexity": 23.456}}
+    runs = [
+        make_xl_run(tmp_path / "a", size="151M", memory=150, evaluations=evaluations),
+        make_xl_run(tmp_path / "b", "evaluation/TransformerXL.memory_length = 640", size="151M",
+                    memory=150, evaluations={"validation": {"perplexity": 22.0}}),
+    ]  # fmt: skip
+    (runs[0] / "studies").mkdir()
+    study = {"study": "attention_length", "numbers": {"best": 640, "perplexity_best": 23.123}}
+    (runs[0] / "studies" / "attention_length.json").write_text(json.dumps(study))
+    rows = [{"attention_length": 800, "ratio": 363.4}, {"attention_length": 100, "ratio": 40.0}]
+    (tmp_path / "speed.json").write_text(json.dumps({"evaluation_speed": rows}))
+    groups, times = collect(open_runs(runs)), read_step_times([tmp_path / "speed.json"])
+    tables = {t.name: t for t in paper_tables(TRANSFORMER_XL, groups, times)}
+    found = filled(tables["txl_table_5"])
+    labels = [labels for labels, cells in found.items() if "best, text" in cells]
+    assert len(labels) == 1 and labels[0][0].startswith("Transformer-XL (151M)")
+    cells = [row for row in tables["txl_table_5"].rows if any(c.text == "640" for c in row)]
+    assert {"23.46", "23.12", "640"} <= {cell.text for row in cells for cell in row if cell.values}
+    assert filled(tables["txl_table_7"]) == {("800",): {"times slower, measured": "363"}}
 
 
 def make_lstm():

@@ -76,6 +76,11 @@ class Place(NamedTuple):
     segments: int = 1
 
     @property
+    def evaluated_as_trained(self) -> bool:
+        """Whether it sees as far in evaluation as in training."""
+        return self.evaluation_memory == self.memory
+
+    @property
     def memory_size(self) -> int:
         """As the figures of the RMT paper count it: M of a cache, m of a recurrent memory."""
         return self.memory_tokens or self.memory
