@@ -6,6 +6,7 @@ implementation, as described in shared/golden/README.md section 3. One row, one 
 one query and one key at a time; a cache is as long as what has been read, without padding.
 """
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,20 +135,21 @@ def read_document(weights, settings, segments, memory_SD=None):
     """Segments (N, T) of token ids of one row, from its start.
 
     Returns:
-        logits (N, T, V), the memory each segment began with and the last one (N + 1, S, D), and
-        the outputs of all positions (N, X, D).
+        logits (N, T, V), the memory each segment began with and the last one (N + 1, S, D), the
+        outputs of all positions (N, X, D), and the caches before each segment and after the last.
     """
     memory_SD = weights["memory_SD"] if memory_SD is None else memory_SD
-    caches, logits, memories, hidden = empty_caches(weights), [], [memory_SD], []
+    caches, logits, memories, hidden = [empty_caches(weights)], [], [memory_SD], []
     for tokens_T in segments:
         x_TD = embed(weights, tokens_T)
-        logits_TV, memory_SD, caches, x_XD = read_segment(
-            weights, settings, x_TD, memory_SD, caches
+        logits_TV, memory_SD, after, x_XD = read_segment(
+            weights, settings, x_TD, memory_SD, caches[-1]
         )
         logits.append(logits_TV)
         memories.append(memory_SD)
         hidden.append(x_XD)
-    return np.stack(logits), np.stack(memories), np.stack(hidden)
+        caches.append(after)
+    return np.stack(logits), np.stack(memories), np.stack(hidden), caches
 
 
 def embed(weights, tokens_T):
@@ -222,6 +224,48 @@ def of_model(params):
         "begin_D": params["embedding"]["begin_D"],
         "memory_SD": params["memory_SD"],
     }
+
+
+def record(config, params, tokens, targets):
+    """A recording, time major, as the released code would have made it, without gradients.
+
+    Args:
+        config, params: settings and state dictionary of that code.
+        tokens, targets: (N, T, B) ids.
+    """
+    weights = of_recording(params)
+    settings = Settings(
+        config["n_head"],
+        config["mem_len"],
+        config["mem_at_end"],
+        config["read_mem_from_cache"],
+        artefacts=True,
+    )
+    rows = range(tokens.shape[2])
+    logits, memories, hidden, caches = zip(
+        *(read_document(weights, settings, tokens[:, :, b]) for b in rows)
+    )
+    logits, memories, hidden = (np.stack(x, axis=2) for x in (logits, memories, hidden))
+    chosen = np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    found = {
+        "tokens": tokens,
+        "targets": targets,
+        "logits": logits,
+        "loss": np.log(np.exp(logits).sum(axis=-1)) - chosen,
+        "hidden_full": hidden,
+        "memory_in": memories[:-1],
+        "memory_out": memories[1:],
+        "config_json": np.array(json.dumps(config)),
+    } | {f"params/{name}": value for name, value in params.items()}
+    if config["mem_len"]:
+        for prefix, segment in (("mems_in_seg1", 1), ("mems", len(tokens))):
+            kept = [
+                np.stack([caches[b][segment][i] for b in rows], 1) for i in range(len(caches[0][0]))
+            ]
+            outputs = np.concatenate(list(hidden[:segment]))
+            kept.append(outputs[len(outputs) - len(kept[0]) :])
+            found |= {f"{prefix}/{i}": x_MBD for i, x_MBD in enumerate(kept)}
+    return found
 
 
 def _arrays(tree):

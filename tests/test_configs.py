@@ -127,7 +127,8 @@ def test_a_config_takes_two_real_steps_at_small_width(name):
     text = (ROOT / "configs" / name).read_text()
     states = ("RecurrentCell.num_states = 3",) if "RecurrentCell" in text else ()
     memory = ("ExternalMemory.size = 8", "ExternalMemory.neighbours = 2")
-    small = (*SMALL, *states, *(memory if "memorizing" in text else ()))
+    memory = memory if re.search("memorizing_layers|parts/memorizing", text) else ()
+    small = (*SMALL, *states, *memory)
     if re.match(TASKS, name):  # small enough, if it reads two samples a step
         tokens = {"co": 72, "re": 48, "qu": 180}[name[:2]] * (5 if "120" in name else 1)
         small = (f"Trainer.tokens_per_step = {2 * (10 if 'retrieval' in name else tokens)}",)

@@ -180,6 +180,14 @@ def test_the_thirteenth_layer_stays_one_more_and_lengths_shrink_alike(tmp_path):
     assert found == [[5, 64], [4, 256], [10, 64], [8, 64]]
 
 
+def test_a_memory_and_what_it_finds_shrink_as_lengths_do(tmp_path):
+    (rung,) = rungs_of(a_file(tmp_path, "pg19_memorizing_64k.gin"))
+    names = ("LanguageModel.memorizing_layers", "LanguageModel.window")
+    names += ("ExternalMemory.size", "ExternalMemory.neighbours")
+    assert [rung.settings[name] for name in names] == [(2,), 64, 8192, 16]
+    assert [rung.paper["settings"][name] for name in names] == [(8,), 512, 65_536, 128]
+
+
 def test_bindings_of_a_rung_and_of_the_command_are_in_force(tmp_path):
     file = a_file(tmp_path, "pg19_rec_fixed_skip.gin RecurrentCell.num_states=128  # fewer")
     bindings = ['TextFiles.path = "books/{split}"', "Trainer.log_every = 7"]

@@ -118,7 +118,8 @@ class RecurrentMemoryTransformer(TransformerXL):
         """
         if not self.num_memory:
             return super().stack(x_BTD, caches, key)
-        y_BTD, memory_BSD, inputs = self._read_all(x_BTD, caches, key)
+        y_BXD, inputs = self.read_with_memory(x_BTD, caches, key)
+        y_BTD, memory_BSD = self.divide(y_BXD)
         spread = jnp.std(memory_BSD.astype(jnp.float32), axis=0).mean()
         monitors = {"memory_spread": jax.lax.stop_gradient(spread)}
         if self.special_tokens:
@@ -130,11 +131,16 @@ class RecurrentMemoryTransformer(TransformerXL):
         if not self.num_memory:
             return super().look(tokens_BT, caches)
         looks = []
-        y_BTD, memory_BSD, inputs = self._read_all(self.embed(tokens_BT), caches, looks=looks)
+        y_BXD, inputs = self.read_with_memory(self.embed(tokens_BT), caches, looks=looks)
+        y_BTD, memory_BSD = self.divide(y_BXD)
         return looks, self.logits(y_BTD), self._after(caches, inputs, memory_BSD)
 
-    def _read_all(self, x_BTD, caches, key=None, looks=None):
-        """Outputs of the tokens, the next memory, and all layers' inputs at all X positions."""
+    def read_with_memory(self, x_BTD, caches, key=None, looks=None):
+        """Embedded tokens with the memory around them through all layers.
+
+        Returns:
+            (B, X, D), and a list of each layer's inputs (B, X, D).
+        """
         *hidden, (memory_BSD,) = caches
         S, T = self.num_memory, x_BTD.shape[1]
         ends = (memory_BSD,) if self.memory_at_end else ()
@@ -142,12 +148,17 @@ class RecurrentMemoryTransformer(TransformerXL):
         place = jnp.arange(x_BXD.shape[1])
         mask_XX = segment_mask(S, T, self.memory_at_end)
         visible_BXJ = self._visible(hidden, mask_XX, (place < S) | (place >= S + T))
-        y_BXD, inputs = self.read(x_BXD, hidden, visible_BXJ, key, future=True, looks=looks)
-        memory_BSD = y_BXD[:, S + T :] if self.memory_at_end else y_BXD[:, :S]
-        return y_BXD[:, S : S + T], memory_BSD, inputs
+        return self.read(x_BXD, hidden, visible_BXJ, key, future=True, looks=looks)
+
+    def divide(self, y_BXD):
+        """Outputs of the tokens, (B, T, D), and the next memory, (B, S, D)."""
+        S, X = self.num_memory, y_BXD.shape[1]
+        if not self.memory_at_end:
+            return y_BXD[:, S:], y_BXD[:, :S]
+        return y_BXD[:, S : X - S], y_BXD[:, X - S :]
 
     def _visible(self, hidden, mask_QX, is_memory_Q):
-        count_B, M = hidden[0].count_B, self.memory_length
+        count_B, M = hidden[0].count_B, hidden[0].x_BMD.shape[1]
         return visible_positions(mask_QX, is_memory_Q, count_B, M, self.read_memory_from_cache)
 
     def _after(self, caches, inputs, memory_BSD):
@@ -197,8 +208,9 @@ class RecurrentMemoryTransformer(TransformerXL):
         """Reads the beginning of a segment; as the base class."""
         if not self.num_memory:
             return super().read_part(tokens_BT, caches, counts_B)
-        y_BTD, _, inputs = self._read_all(self.embed(tokens_BT), caches)
-        return self.logits(y_BTD), (*self._opened(caches[:-1], inputs, counts_B), caches[-1])
+        y_BXD, inputs = self.read_with_memory(self.embed(tokens_BT), caches)
+        logits_BTV = self.logits(self.divide(y_BXD)[0])
+        return logits_BTV, (*self._opened(caches[:-1], inputs, counts_B), caches[-1])
 
     def end_decoding(self, caches):
         """The segment form again; every row must stand at a segment's end (no token read)."""

@@ -409,6 +409,25 @@ class TransformerXL(Model):
         }
 
 
+def evaluation_memory(memory_length: int, segment_length: int, evaluated_length: int) -> int:
+    """M for segments of another length, such that memory and segment are as long together.
+
+    With a memory of 0 this is the number of earlier tokens to read again.
+
+    Raises:
+        ValueError: the evaluated segments alone are longer.
+
+    Source: the released code's validation during training.
+    """
+    memory = memory_length + segment_length - evaluated_length
+    if memory < 0:
+        raise ValueError(
+            f"Segments of {evaluated_length} tokens are longer than a memory of {memory_length} "
+            f"and a segment of {segment_length} together."
+        )
+    return memory
+
+
 def _check(choices, lengths, rates):
     for name, (value, allowed) in choices.items():
         if value not in allowed:

@@ -41,10 +41,10 @@ CURVES = (
     ),
     (
         "state_share",
-        "Share of attention's output that comes from the states",
+        "Share of attention's output that comes from the states, or from the memory",
         "Near 0 a state is ignored, the known failure of recurrence.",
         "share",
-        r"train/layer\d+/state_share",
+        r"train/layer\d+/(state|memory)_share",
     ),
     (
         "state_norm",
