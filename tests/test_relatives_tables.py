@@ -187,6 +187,17 @@ def test_other_steps_and_longer_memory_in_evaluation_are_other_rows(tmp_path):
     assert place(Run(runs[1])).evaluation_memory == 400
 
 
+def test_a_cell_says_what_its_evaluation_was_given_besides_the_run_s_own_settings(tmp_path):
+    given = ["configs/parts/longer.gin", 'Evaluation.split = "test"', "Evaluation.stride = 2"]
+    scalars = {"perplexity": 24.5, "given": given}
+    run = make_xl_run(
+        tmp_path / "run", size="151M", memory=75, segment=150, steps=200_000,
+        evaluations={"test": scalars},
+    )  # fmt: skip
+    table = tables_of(RECURRENT_MEMORY, [run])["rmt_table_5"]
+    assert table.notes() == ["run: evaluated with configs/parts/longer.gin, Evaluation.stride = 2"]
+
+
 @pytest.mark.parametrize("system", ["Baseline", "Tr-XL", "RMT"])
 def test_quadratic_equations_fill_table_1(tmp_path, system):
     kind = {"Baseline": {}, "Tr-XL": {"memory": 30}, "RMT": {"tokens": 30}}[system]

@@ -15,6 +15,8 @@ from brt.reporting.table import NOT_EVALUATED, Cell, measured
 
 PROPERTIES = ("parameters", "all_parameters", "vocabulary_size")
 """Of a `Group` itself, whatever its seeds."""
+WITHOUT_EFFECT = ("Evaluation.split", "Evaluation.tokens_per_step", "Evaluation.max_steps")
+"""Bindings given to an evaluation that change no figure of a whole split."""
 
 
 class Group(NamedTuple):
@@ -121,6 +123,13 @@ class Group(NamedTuple):
         for run in self.runs:
             last = run.settings.get("Trainer.steps", 0)
             step = run.evaluations.get(split, {}).get("step", last)
+            given = [
+                line
+                for line in run.evaluations.get(split, {}).get("given", [])
+                if not str(line).startswith(WITHOUT_EFFECT)
+            ]
+            if given:
+                notes.append(f"{run.name}: evaluated with {', '.join(map(str, given))}")
             if step < last:
                 notes.append(f"{run.name}: evaluated at step {step:,} of {last:,}")
         if count < len(self.runs):
