@@ -140,7 +140,9 @@ def evaluate(experiment, mesh, workdir, record=False, number=None):
     print(caveat)
     if documents is None:
         name = f"evaluation_{split}.json"
+        given = [*FLAGS.gin_file[1:], *FLAGS.gin_bindings]  # after the run's own
         figures = {"step": step, "split": split, **counts, **scalars, "caveat": caveat}
+        figures |= {"given": given} if given else {}
         replace_json(Path(workdir), name, figures)
         print(f"Written to {os.path.join(workdir, name)}")
     for recording in recordings.values():

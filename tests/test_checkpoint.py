@@ -99,6 +99,21 @@ def test_every_array_comes_back_bit_for_bit_with_its_record(tmp_path):
         assert checkpoints.record(7)["interval"] == record["interval"]
 
 
+def test_an_array_without_elements_comes_back_as_one(tmp_path):
+    """The cache of a Transformer-XL with memory_length 0."""
+    whole = make_state()
+    state = whole._replace(caches=(*whole.caches, jnp.zeros((8, 0, 16), jnp.bfloat16)))
+    mesh = mesh_of(8, 1) if len(jax.devices()) >= 8 else mesh_of(1, 1)
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(state, {})
+        checkpoints.wait()
+        for where in (mesh_of(1, 1), mesh):
+            shapes = abstract(whole, where)
+            empty = jax.ShapeDtypeStruct((8, 0, 16), jnp.bfloat16, sharding=shapes.step.sharding)
+            found, _ = checkpoints.restore_latest(shapes._replace(caches=(*shapes.caches, empty)))
+            assert not differing(state, found)
+
+
 def test_an_empty_folder_has_nothing_to_restore(tmp_path):
     assert restored(tmp_path / "new") is None
 
