@@ -6,7 +6,7 @@
 
 Gin files and bindings are read after those of the run. With --record the loss of every token is
 kept in the run folder, and an evaluation that was killed goes on where it stopped. With --study it
-answers a question instead: compare, memory_use, reach or positions.
+answers a question instead: compare, memory_use, reach, positions or recl.
 """
 
 import math
@@ -19,6 +19,7 @@ from absl import flags
 from brt import command_line
 from brt.data.store_writer import replace_json
 from brt.evaluation.compare import choose_documents
+from brt.evaluation.context_losses import LONGEST, POSITIONS, STEP
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.perplexity import white_space_caveat
 from brt.evaluation.reach import TOKENS
@@ -31,7 +32,7 @@ from brt.training.sharding import make_mesh
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("record", False, "Keep every token's loss in RUN/recordings; goes on if killed.")
 flags.DEFINE_enum("study", None, list(STUDIES), "Run this study instead.")
-flags.DEFINE_string("other", None, "Another run folder, to compare with.")
+flags.DEFINE_list("other", [], "Another run folder, to compare with; or several, for recl.")
 flags.DEFINE_enum(
     "against",
     "cleared",
@@ -46,6 +47,9 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_integer("study_seed", 0, "Decides what is drawn.", lower_bound=0)
 flags.DEFINE_integer("study_tokens", TOKENS, "Tokens --study=reach reads for each distance.", 1)
+flags.DEFINE_integer("context_step", STEP, "Tokens from one context of --study=recl to the next.")
+flags.DEFINE_integer("longest_context", LONGEST, "The longest context of --study=recl, in tokens.")
+flags.DEFINE_integer("study_positions", POSITIONS, "Tokens that --study=recl scores.", 1)
 
 COUNTS = ("documents", "tokens", "words", "characters", "bytes")
 """Of the split, from its store's manifest."""
@@ -81,11 +85,21 @@ def study(experiment, mesh, workdir, gin_files):
     experiment.trainer.corpus.prepare(experiment.trainer.evaluation.split)
     run = RecordedRun(experiment, mesh, workdir)
     others = {}
-    if FLAGS.other:
+    for other in FLAGS.other:
         settings = gin_files, FLAGS.gin_bindings, FLAGS.gin_search_paths
-        others[FLAGS.other] = RecordedRun.load(FLAGS.other, mesh, *settings)
-    options = FLAGS.documents, FLAGS.study_seed, FLAGS.against, FLAGS.study_tokens
-    result = run_study(FLAGS.study, run, others, *options)
+        others[other] = RecordedRun.load(other, mesh, *settings)
+    result = run_study(
+        FLAGS.study,
+        run,
+        others,
+        FLAGS.documents,
+        FLAGS.study_seed,
+        against=FLAGS.against,
+        tokens=FLAGS.study_tokens,
+        context_step=FLAGS.context_step,
+        longest_context=FLAGS.longest_context,
+        positions=FLAGS.study_positions,
+    )
     if jax.process_index() == 0:
         path = write_study(result)
         print(f"\n{table(result)}\nWritten to {path}")
