@@ -27,7 +27,6 @@ from brt.data.document_stream import Batch
 from brt.data.throughput import measure_store, time_input
 from brt.experiment import Experiment
 from brt.generation.throughput import measure_generation
-from brt.models.counts import flops_per_token
 from brt.progress import Progress
 from brt.training.metrics import device_peak
 from brt.training.sharding import make_mesh, shardings
@@ -75,7 +74,7 @@ def build(file) -> Candidate:
     facts = {
         "compile_seconds": seconds,
         "peak_bytes": peak,
-        "flops_per_token": 3 * flops_per_token(experiment.model),
+        "flops_per_token": 3 * experiment.model.flops_per_token(),
         "tokens_per_step": experiment.trainer.tokens_per_step,
         "rows": experiment.trainer.rows,
         "segment_length": experiment.trainer.segment_length,

@@ -29,8 +29,8 @@ from brt.data import (  # noqa: F401  (register with gin)
 )
 from brt.data.document_stream import Batch, document_segments
 from brt.evaluation import recall  # noqa: F401  (registers with gin)
-from brt.models.counts import count_parameters, flops_per_token
-from brt.models.language_model import LanguageModel
+from brt.models.counts import count_parameters
+from brt.models.model import Model
 from brt.training import optimizers, plateau, schedules  # noqa: F401  (register with gin)
 from brt.training.checkpoint import Checkpoints
 from brt.training.sharding import check_divisible, shardings
@@ -52,11 +52,14 @@ class Experiment:
         self.trainer = trainer
         # One key for all parameters: their shapes do not depend on it, and folding costs most.
         key = jax.random.key(0)
-        self.model = nnx.eval_shape(
-            lambda: LanguageModel(types.SimpleNamespace(params=lambda: key))
-        )
+        rngs = types.SimpleNamespace(params=lambda: key)
+        self.model = _built(trainer.model, rngs, "Trainer").for_segments(trainer.segment_length)
         self._graph, state = nnx.split(self.model, nnx.Param)
         self.abstract_params = nnx.to_pure_dict(state)
+        self._evaluated = self.model
+        if evaluated := trainer.evaluation.model:
+            self._evaluated = _built(evaluated, rngs, "Evaluation")
+            self._check_evaluated()
         self.schedule = functools.partial(trainer.schedule, total_steps=trainer.steps)
         self.optimizer = trainer.optimizer(self.schedule)
         if trainer.plateau:
@@ -111,18 +114,39 @@ class Experiment:
         rate, slower = self.schedule(state.step), self.trainer.plateau
         return slower.rate(rate, state.optimizer) if slower else rate
 
-    def bind(self, params) -> LanguageModel:
+    def bind(self, params) -> Model:
         """The model with these parameters, a nested dictionary of arrays."""
-        flat = [
-            (tuple(key.key for key in path), nnx.Param(leaf))
-            for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
-        ]
-        return nnx.merge(self._graph, nnx.from_flat_state(flat))
+        return _merged(self._graph, params)
+
+    def evaluated_model(self, segment_length: int | None = None) -> Model:
+        """The model as it is evaluated, abstract, for segments of that length.
+
+        segment_length: in tokens; None takes the evaluation's.
+        """
+        length = segment_length or self.trainer.evaluation.segment_length
+        return self._evaluated.for_segments(length or self.trainer.segment_length)
+
+    def bind_evaluated(self, params, segment_length: int | None = None) -> Model:
+        """`evaluated_model` with these parameters."""
+        return _merged(nnx.graphdef(self.evaluated_model(segment_length)), params)
+
+    def _check_evaluated(self):
+        shapes = nnx.to_pure_dict(nnx.state(self._evaluated, nnx.Param))
+        trees = self.abstract_params, shapes
+        trained, evaluated = ({path: x.shape for path, x in _leaves(tree)} for tree in trees)
+        for path in trained.keys() | evaluated.keys():
+            if trained.get(path) != evaluated.get(path):
+                name = jax.tree_util.keystr(path, simple=True, separator=".")
+                raise ValueError(
+                    f"Evaluation.model has other parameters than Trainer.model ({name}): in its "
+                    "scope bind only what leaves the parameters as they are, such as the length "
+                    "of a memory."
+                )
 
     def init_params(self, seed: int | None = None):
         """Fresh parameters; `seed` defaults to the trainer's."""
         seed = self.trainer.seed if seed is None else seed
-        return nnx.to_pure_dict(nnx.state(LanguageModel(nnx.Rngs(seed)), nnx.Param))
+        return nnx.to_pure_dict(nnx.state(self.trainer.model(nnx.Rngs(seed)), nnx.Param))
 
     def init_state(self, params=None) -> TrainState:
         """The train state of step 0."""
@@ -175,23 +199,17 @@ class Experiment:
 
     def check_mesh(self, mesh):
         """Refuses a mesh the model or the batch cannot be divided over."""
-        model = self.model
-        sizes = {
-            "LanguageModel.num_heads": model.num_heads,
-            "LanguageModel.feed_forward_size": model.layers[0].feed_forward.hidden_DF.shape[1],
-            "LanguageModel.vocabulary_size": model.vocabulary_size,
-        }
-        check_divisible(mesh, self.trainer.rows, sizes)
+        check_divisible(mesh, self.trainer.rows, self.model.divided_sizes())
 
     def open_store(self, split):
         """The token store of a split, whose vocabulary must fit the model's table."""
         store = self.trainer.corpus.open(split)
         size = store.manifest["vocabulary"]["size"]
         if size > self.model.vocabulary_size:
+            binding = f"{type(self.model).__name__}.vocabulary_size"
             raise ValueError(
                 f"The vocabulary of {store.folder} has {size} ids and the model's table only "
-                f"{self.model.vocabulary_size} rows: bind LanguageModel.vocabulary_size = {size} "
-                "or more."
+                f"{self.model.vocabulary_size} rows: bind {binding} = {size} or more."
             )
         return store
 
@@ -201,7 +219,7 @@ class Experiment:
         """Parameters, operations, bytes per device and tokens per step, as aligned lines."""
         counts = count_parameters(self.abstract_params)
         state = self.abstract_state(mesh)
-        flops = flops_per_token(self.model)
+        flops = self.model.flops_per_token()
         rows = [
             ("parameters, embedding", f"{_millions(counts.embedding)}"),
             ("parameters, layers", f"{_millions(counts.layers)}"),
@@ -216,6 +234,26 @@ class Experiment:
             ("devices, data x model", f"{mesh.shape['data']} x {mesh.shape['model']}"),
         ]
         return "\n".join(f"{name:<30} {value:>24}" for name, value in rows)
+
+
+def _built(model, rngs, who) -> Model:
+    """A model that a binding names, with shapes instead of arrays."""
+
+    def build():
+        built = model(rngs)
+        if not isinstance(built, Model):
+            raise ValueError(f"{who}.model must name a model, like @LanguageModel, no brackets.")
+        return built
+
+    return nnx.eval_shape(build)
+
+
+def _merged(graph, params) -> Model:
+    flat = [(tuple(key.key for key in path), nnx.Param(leaf)) for path, leaf in _leaves(params)]
+    return nnx.merge(graph, nnx.from_flat_state(flat))
+
+
+_leaves = jax.tree_util.tree_leaves_with_path
 
 
 def load_run(folder: str, bindings=()):

@@ -61,7 +61,7 @@ def main():
     trainer = experiment.trainer
     _check_vocabulary(trainer.corpus)
     generator = Generator(
-        experiment.bind(params), trainer.corpus.vocabulary, trainer.segment_length
+        experiment.bind_evaluated(params), trainer.corpus.vocabulary, trainer.segment_length
     )
     _say(f"{FLAGS.workdir} at step {step:,}")
     # All that may be refused, before anything long is read.

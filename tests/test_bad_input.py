@@ -90,6 +90,11 @@ def flags(folder, *bindings, run=True):
         (["Trainer.eval_every=2", "Evaluation.tokens_per_step=40"], ["Evaluation.tokens_per_step"]),
         (["CheckpointPolicy.keep_last=0"], ["keep_last = 0"]),
         (["TextFiles.suffix='.md'"], ["suffix", "another source"]),
+        (["Trainer.model=@Evaluation"], ["Trainer.model must name a model"]),
+        (
+            ["Evaluation.model=@evaluation/LanguageModel", "evaluation/LanguageModel.width=8"],
+            ["Evaluation.model has other parameters than Trainer.model"],
+        ),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else None,
 )

@@ -24,7 +24,6 @@ from flax import nnx
 
 from brt.data.vocabularies import BEGIN
 from brt.models.caches import clear_state, reset_rows
-from brt.models.counts import receptive_field
 
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 every_type = pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 2e-5)])
@@ -242,7 +241,7 @@ def test_logits_depend_on_all_of_the_past_they_may_see_and_on_nothing_else(name)
 
     jacobian = np.abs(moved(jnp.arange(length))).T
     reach = WINDOW * len(model.layers)
-    recurrent = receptive_field(model) == math.inf
+    recurrent = model.receptive_field() == math.inf
     for t in range(length):
         assert not jacobian[t, t + 1 :].any(), f"token {t} sees the future"
         assert jacobian[t, t] > 0
@@ -263,7 +262,7 @@ def test_the_receptive_field_is_exactly_n_windows():
         return model.stack(x_BTD, model.init_caches(1))[0][0, -1].sum()
 
     seen = np.abs(jax.grad(last)(x_BTD))[0].max(axis=-1) > 0
-    reach = receptive_field(model)
+    reach = model.receptive_field()
     np.testing.assert_array_equal(seen, np.arange(length) >= length - 1 - reach)
 
 

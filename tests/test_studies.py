@@ -20,7 +20,6 @@ from brt.evaluation.reach import block_starts, cost_of_reset, reach, reach_of
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.studies import run_study, table
-from brt.models.counts import receptive_field
 
 T, W = 16, 8
 ALL = np.arange(7)
@@ -282,7 +281,7 @@ def test_a_window_reaches_as_far_as_it_is_long(slide):
     assert curve["name"] == "cost of resetting the context"
     assert curve["x"] == [8, 16, 32, 64, 100]
     assert np.abs(curve["y"]).max() < 1e-5
-    assert found["numbers"]["windows_reach"] == receptive_field(slide.experiment.model) == 8
+    assert found["numbers"]["windows_reach"] == slide.experiment.model.receptive_field() == 8
     nearest = cost_of_reset(
         *(slide, SegmentReader(slide.experiment, slide.mesh, 3, W), slide.recording("kept")),
         *(block_starts(slide.store, ALL, W, 0), "context", 0),
@@ -314,7 +313,7 @@ def test_both_curves_end_at_the_whole_document(recurrent):
         assert len(curve["x"]) == len(curve["errors"]) == len(curve["tokens"])
         assert all(curve["tokens"][:-1]) and abs(curve["y"][0]) > 1e-3
     assert "8 tokens before costs" in found["verdict"] and "back 16 tokens" in found["verdict"]
-    assert receptive_field(recurrent.experiment.model) == math.inf
+    assert recurrent.experiment.model.receptive_field() == math.inf
     for short in (np.arange(5), np.array([0])):
         assert (
             "No document is longer than two blocks of 8 tokens"

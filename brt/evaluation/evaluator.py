@@ -30,6 +30,9 @@ class Evaluation:
             vocabularies. For comparison with its figures; `scored_tokens` tells how many are
             left, and there are no bits per byte, and no other figure
             of the whole text.
+        model: by reference, as `Trainer.model`, with the same parameters; its other settings may
+            differ: `@evaluation/TransformerXL` takes bindings of that scope, such as a longer
+            memory. None takes the trainer's.
     """
 
     def __init__(
@@ -41,9 +44,10 @@ class Evaluation:
         cleared: bool = True,
         score=None,
         meliad_scoring: bool = False,
+        model=None,
     ):
         self.split, self.max_steps, self.cleared, self.score = split, max_steps, cleared, score
-        self.meliad_scoring = meliad_scoring
+        self.meliad_scoring, self.model = meliad_scoring, model
         self.tokens_per_step, self.segment_length = tokens_per_step, segment_length
 
 

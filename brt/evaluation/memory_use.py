@@ -17,9 +17,8 @@ from brt.data.document_stream import DocumentPass
 from brt.evaluation.reading import to_host
 from brt.models.caches import clear_state
 from brt.models.gates import Gate
-from brt.training.losses import token_losses
 from brt.training.prefetch import Prefetch
-from brt.training.train_step import segment_logits
+from brt.training.train_step import read_segment
 
 SAMPLED = 16
 """Segments of each row that gates, shares and gradients are measured on."""
@@ -128,15 +127,15 @@ def gates_and_gradients(run, documents) -> dict:
 
 
 def _probe(run):
-    bind, reader = run.experiment.bind, run.reader
+    bind, reader = run.experiment.bind_evaluated, run.reader
 
     def step(params, caches, batch, later_B):
-        model, one = bind(params), jax.tree.map(lambda x: x[0], batch)
+        model, one = bind(params, run.segment_length), jax.tree.map(lambda x: x[0], batch)
 
         def nats(states):
             # Only the state of `states` is read; the windows are the caches' own.
-            after, logits_BTV, monitors = segment_logits(model, one, clear_state(caches, states))
-            nats_BT, _ = token_losses(logits_BTV, one.targets_KBT)
+            after, x_BTD, monitors = read_segment(model, one, clear_state(caches, states))
+            nats_BT, _ = model.token_losses(x_BTD, one.targets_KBT)
             scored_BT = (one.weights_KBT > 0) & later_B[:, None]
             total = jnp.where(scored_BT, nats_BT, 0.0).sum()
             return total, (after, monitors)
@@ -176,7 +175,7 @@ def _norms(tree):
 
 def _half_lives(run, means):
     found = {}
-    for i, layer in enumerate(run.experiment.model.layers):
+    for i, layer in enumerate(getattr(run.experiment.model, "layers", ())):
         kept = means.get(f"layer{i}/kept")
         gates = sum(isinstance(module, Gate) for _, module in nnx.iter_modules(layer))
         if kept and gates and kept < 1:

@@ -49,7 +49,7 @@ def reach(run, documents, seed: int = 0, tokens: int = TOKENS) -> dict:
     distances = [W * 2**i for i in range(64) if W * (2**i + 1) < longest]
     blocks = block_starts(run.store, documents, W, seed)
     numbers, series = {"documents": len(documents), "longest": longest}, []
-    numbers["windows_reach"] = len(run.experiment.model.layers) * W
+    numbers["windows_reach"] = run.model.windows_reach()
     probes = ("state", "context") if run.has_state else ("context",)
     places = (f"{n} of {len(probes) * len(distances)}" for n in itertools.count(1))
     for name in probes:
@@ -122,7 +122,7 @@ def cost_of_reset(
         tokens scored.
     """
     W = run.window
-    before = len(run.experiment.model.layers) if what == "state" else 0
+    before = -(-run.model.windows_reach() // W) if what == "state" else 0
     length = before + distance // W + 1
     owners, starts = (x[blocks[1] > distance] for x in blocks)
     number = max(min(tokens // (length * W), BLOCKS), reader.rows)

@@ -4,6 +4,7 @@ Evaluation, recordings and studies are this one fold. They differ in what they d
 scores, and in the treatment of the long-term state between segments (`TREATMENTS`).
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -17,10 +18,9 @@ from brt.data.document_stream import Batch
 from brt.models.caches import clear_state, select_rows
 from brt.models.shape_letters import spec
 from brt.progress import Progress
-from brt.training.losses import token_losses
 from brt.training.prefetch import Prefetch
 from brt.training.sharding import check_divisible, shardings
-from brt.training.train_step import segment_logits
+from brt.training.train_step import read_segment
 
 TREATMENTS = {"kept": "", "cleared": "initial", "zeroed": "zeros", "swapped": "neighbour"}
 """What takes the place of the state before a segment, by the names recordings and figures have.
@@ -56,7 +56,7 @@ class SegmentReader:
         experiment: the `Experiment`; its parameters are an argument of `read`.
         mesh: the device mesh.
         rows: B.
-        segment_length: T in tokens, a multiple of the model's window.
+        segment_length: T in tokens, a multiple of the model's period.
         entropy: compute the entropy of the predictions too.
 
     Attributes:
@@ -69,7 +69,7 @@ class SegmentReader:
     def __init__(self, experiment, mesh, rows: int, segment_length: int, entropy: bool = False):
         check_divisible(mesh, rows, {})
         self.mesh, self.rows, self.segment_length = mesh, rows, segment_length
-        bind = experiment.bind
+        bind = functools.partial(experiment.bind_evaluated, segment_length=segment_length)
 
         def init(params):
             return bind(params).init_caches(rows)
@@ -77,15 +77,15 @@ class SegmentReader:
         def step(params, caches, batch, replaced, reading_B, neighbours_B, by):
             model, one = bind(params), jax.tree.map(lambda x: x[0], batch)
             treated = _treat(by, caches, init(params), replaced, neighbours_B)
-            after, logits_BTV, _ = segment_logits(model, one, treated)
+            after, x_BTD, _ = read_segment(model, one, treated)
             if by == "neighbour":
-                after, _, _ = segment_logits(model, one, caches)
+                after, _, _ = read_segment(model, one, caches)
                 # A row that has read all its documents keeps what it carries for its neighbour.
                 after = select_rows(reading_B, after, caches)
-            nats_BT, correct_BT = token_losses(logits_BTV, one.targets_KBT)
+            nats_BT, correct_BT = model.token_losses(x_BTD, one.targets_KBT)
             scores = {"nats_BT": nats_BT, "correct_BT": correct_BT}
             if entropy:
-                scores["entropy_BT"] = _entropy(logits_BTV)
+                scores["entropy_BT"] = _entropy(model.logits(x_BTD))
             return after, scores
 
         abstract = jax.eval_shape(init, experiment.abstract_params)

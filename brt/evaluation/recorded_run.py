@@ -23,7 +23,8 @@ class RecordedRun:
     Attributes:
         store, vocabulary: of the split `Evaluation.split`.
         params, step: the newest sound checkpoint's.
-        rows, segment_length, window: B, T and W; the last two in tokens.
+        model: as it is evaluated, with shapes instead of arrays.
+        rows, segment_length, window: B, T and the model's period (W); the last two in tokens.
         reader: a `SegmentReader` of that shape.
         has_state: whether the model carries anything besides windows.
 
@@ -45,12 +46,16 @@ class RecordedRun:
         self.store = experiment.open_store(self.split)
         self.vocabulary = trainer.corpus.vocabulary
         self.rows, self.segment_length = batch_shape(experiment)
-        self.window = experiment.model.window
+        self.window = self.model.period
         self.reader = SegmentReader(experiment, mesh, self.rows, self.segment_length, entropy=True)
         self.has_state = self.reader.has_state
         state, saved = load_params(workdir, experiment.abstract_state(mesh))
         check_vocabulary(saved, self.store)
         self.params, self.step = state.params, int(state.step)
+
+    @property
+    def model(self):
+        return self.experiment.evaluated_model(self.segment_length)
 
     @classmethod
     def load(cls, workdir, mesh, gin_files=(), bindings=(), search_paths=(), quiet=False):

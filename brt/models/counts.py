@@ -4,7 +4,6 @@ Both are read off the modules, so a new layer is counted without an edit here as
 its matrices are two-dimensional parameters.
 """
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -45,21 +44,8 @@ def count_parameters(params) -> ParameterCounts:
     return ParameterCounts(**counts)
 
 
-def receptive_field(model) -> float:
-    """How many tokens before it a token can be influenced by: n * W, or infinite with a state.
-
-    Args:
-        model: a `LanguageModel`, built or abstract.
-
-    Source: Block-Recurrent, appendix A.
-    """
-    if any(layer.cell is not None for layer in model.layers):
-        return math.inf
-    return len(model.layers) * model.window
-
-
 def flops_per_token(model) -> float:
-    """Floating-point operations of one token's forward pass, a product and a sum as two.
+    """What `LanguageModel.flops_per_token` returns.
 
     Matrix products and attention only. Attention counts the keys a query may see (W, or all
     states); what a blocked implementation multiplies and then hides is not counted. A
@@ -75,12 +61,12 @@ def flops_per_token(model) -> float:
     total = 2.0 * model.embedding_VD.size
     for layer in model.layers:
         A = layer.num_heads * layer.head_size
-        total += 2 * _matrix_size(layer, without="cell") + 4 * A * W
+        total += 2 * matrix_size(layer, without="cell") + 4 * A * W
         if layer.reads_states:
             total += 4 * A * _num_states(layer.cell or cells[-1])
         if layer.cell is not None:
             S = _num_states(layer.cell)
-            block = 2 * S * _matrix_size(layer.cell) + 4 * A * S * (S + 2 * W)
+            block = 2 * S * matrix_size(layer.cell) + 4 * A * S * (S + 2 * W)
             total += block / W
     return total
 
@@ -89,7 +75,8 @@ def _num_states(cell):
     return cell.initial_states_SD.shape[0]
 
 
-def _matrix_size(module, without=None):
+def matrix_size(module, without=None) -> int:
+    """Entries of a module's matrices that tokens are multiplied with; `without` a child."""
     flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
     return sum(
         leaf.size

@@ -13,10 +13,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from brt.data.vocabularies import BEGIN
+from brt.models import counts
 from brt.models.block_feedback import run_blocks, state_source
 from brt.models.dropout import dropout
 from brt.models.initializers import normal, parameter
 from brt.models.layer import Layer
+from brt.models.model import Model
 from brt.models.norms import RMSNorm, wide
 from brt.models.recurrent_cell import BlockStates, RecurrentCell
 from brt.models.shape_letters import constrain
@@ -27,7 +29,7 @@ DTYPES = ("float32", "bfloat16")
 
 
 @gin.configurable(denylist=["rngs", "cell"])
-class LanguageModel(nnx.Module):
+class LanguageModel(Model):
     """XL, Slide, Rec and Feedback, which differ in their bindings only.
 
     Args:
@@ -183,20 +185,6 @@ class LanguageModel(nnx.Module):
         logits_BTV = x_BTD @ self.embedding_VD[...].astype(self.dtype).T
         return wide(logits_BTV) / self.logits_divisor
 
-    def __call__(self, tokens_BT, caches, key=None):
-        """One segment of every row.
-
-        Args:
-            tokens_BT: (B, T) int32 ids as read; the target of each is the next token.
-            caches: from `init_caches(B)` or the segment before.
-            key: dropout key or None.
-
-        Returns:
-            (B, T, V) logits and the caches after the segment.
-        """
-        x_BTD, caches, _ = self.stack(self.embed(tokens_BT), caches, key)
-        return self.logits(x_BTD), caches
-
     @property
     def period(self) -> int:
         """Tokens, from a document's start, between the places where a cache has its segment form.
@@ -204,6 +192,34 @@ class LanguageModel(nnx.Module):
         Here the window. For a memory that moves at the ends of segments it is their length.
         """
         return self.window
+
+    def windows_reach(self) -> int:
+        """How many tokens back windows alone carry anything: n * W."""
+        return len(self.layers) * self.window
+
+    def receptive_field(self) -> float:
+        """How many tokens before it a token can be influenced by; infinite with a state.
+
+        Source: Block-Recurrent, appendix A.
+        """
+        recurrent = any(layer.cell is not None for layer in self.layers)
+        return math.inf if recurrent else self.windows_reach()
+
+    def flops_per_token(self) -> float:
+        """Floating-point operations of one token's forward pass, a product and a sum as two.
+
+        Matrix products and attention only, counting the keys a query may see. A training step
+        costs three times as much.
+        """
+        return counts.flops_per_token(self)
+
+    def divided_sizes(self) -> dict[str, int]:
+        """Bindings whose sizes the model axis of a mesh must divide."""
+        return {
+            "LanguageModel.num_heads": self.num_heads,
+            "LanguageModel.feed_forward_size": self.layers[0].feed_forward.hidden_DF.shape[1],
+            "LanguageModel.vocabulary_size": self.vocabulary_size,
+        }
 
     def begin_decoding(self, caches):
         """The decoding form of segment-form caches, for `decode`."""

@@ -18,6 +18,7 @@ from brt.models.caches import (
     completes_block,
     fill_window,
     last_block,
+    select_rows,
     write_token,
 )
 from brt.models.dropout import dropout, keep_mask
@@ -251,11 +252,12 @@ class Layer(nnx.Module):
 
         def update(cache):
             states_BSD, _ = self.cell.step(*cache[1:], window.keys_BJHK, window.values_BJHK)
-            states_BSD = jnp.where(full_B[:, None, None], states_BSD, cache.states_BSD)
             k_BSHK, v_BSHK = self.cell.keys_values(states_BSD, window.keys_BJHK.dtype)
-            return cache._replace(
+            moved = cache._replace(
                 states_BSD=states_BSD, state_keys_BSHK=k_BSHK, state_values_BSHK=v_BSHK
             )
+            # Keys computed again from the same states need not be the same to the last bit.
+            return select_rows(full_B, moved, cache)
 
         cache = jax.lax.cond(jnp.any(full_B), update, lambda cache: cache, cache)
         return cache._replace(window=advance(window, reads_B))

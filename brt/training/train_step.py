@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import optax
 
 from brt.models.caches import clear_state, reset_rows
-from brt.training.losses import token_losses
 
 
 class TrainState(NamedTuple):
@@ -49,7 +48,7 @@ def segment_sums(model, batch, caches, key=None, clear=False):
     """Reads one segment and scores it.
 
     Args:
-        model: the language model.
+        model: any `Model`.
         batch: inputs (B, T), targets (B, T), weights (B, T), starts (B,), without a K axis.
         caches: segment form.
         key: dropout key or None.
@@ -60,25 +59,25 @@ def segment_sums(model, batch, caches, key=None, clear=False):
     """
     if clear:
         caches = clear_state(caches, model.init_caches(batch[0].shape[0]))
-    caches, logits_BTV, monitors = segment_logits(model, batch, caches, key)
-    nats_BT, correct_BT = token_losses(logits_BTV, batch[1])
-    return caches, nats_BT, correct_BT, monitors
+    caches, x_BTD, monitors = read_segment(model, batch, caches, key)
+    return caches, *model.token_losses(x_BTD, batch[1]), monitors
 
 
-def segment_logits(model, batch, caches, key=None):
+def read_segment(model, batch, caches, key=None):
     """Reads one segment; arguments as `segment_sums`.
 
     Returns:
-        The caches after the segment; logits (B, T, V); monitors.
+        The caches after the segment; what `model.logits` and `model.token_losses` take, (B, T, D);
+        monitors.
     """
     inputs_BT, _, _, starts_B = batch
     caches = reset_rows(caches, model.init_caches(inputs_BT.shape[0]), starts_B)
     x_BTD, caches, monitors = model.stack(model.embed(inputs_BT), caches, key)
-    return caches, model.logits(x_BTD), monitors
+    return caches, x_BTD, monitors
 
 
 def make_loss(bind, clear=False):
-    """The loss of one step, a mean over its scored tokens in nats.
+    """The loss of one step, a mean over its scored tokens in nats, and what a model adds to it.
 
     Args:
         bind: from parameters to a model.
@@ -108,8 +107,9 @@ def make_loss(bind, clear=False):
         else:
             caches, (sums, monitors) = jax.lax.scan(segment, caches, (batch, jnp.arange(K)))
         nats, weight, correct = (s.sum() for s in sums)
-        value = nats / jnp.maximum(weight, 1e-6)
-        return value, (caches, (nats, weight, correct), jax.tree.map(jnp.mean, monitors))
+        means = jax.tree.map(jnp.mean, monitors)
+        value = nats / jnp.maximum(weight, 1e-6) + means.get("added_nats", 0.0)
+        return value, (caches, (nats, weight, correct), means)
 
     return loss
 

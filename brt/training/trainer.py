@@ -12,7 +12,7 @@ from brt.data.corpus import Corpus
 from brt.data.ledger import MODULUS
 from brt.data.streams import check_stream, training_stream
 from brt.evaluation.evaluator import Evaluation, Evaluator
-from brt.models.counts import flops_per_token
+from brt.models.language_model import LanguageModel
 from brt.progress import Progress
 from brt.training.checkpoint import CheckpointPolicy, Checkpoints
 from brt.training.metrics import Interval, device_peak
@@ -46,6 +46,7 @@ class Trainer:
     Args:
         corpus: what is read, a `Corpus` or a `Mixture` of several.
         optimizer, schedule: by reference, `@adafactor` and `@rsqrt`.
+        model: a `Model`, by reference.
         steps: updates in all.
         segment_length: N in tokens, a multiple of the model's window.
         tokens_per_step: rows x segments_per_step x segment_length, over all devices.
@@ -82,6 +83,7 @@ class Trainer:
         eval_every: int = 1000,
         evaluation=None,
         checkpoints=None,
+        model=LanguageModel,
     ):
         per_row = segment_length * segments_per_step
         if min(segment_length, segments_per_step) < 1 or tokens_per_step % per_row:
@@ -104,7 +106,7 @@ class Trainer:
         self.segments_per_step, self.rows = segments_per_step, tokens_per_step // per_row
         self.seed, self.mesh, self.clear_state = seed, mesh, clear_state
         self.skip_nonfinite, self.log_every, self.eval_every = skip_nonfinite, log_every, eval_every
-        self.evaluation = evaluation or Evaluation()
+        self.model, self.evaluation = model, evaluation or Evaluation()
         self.checkpoints = checkpoints or CheckpointPolicy()
 
 
@@ -281,7 +283,7 @@ class TrainingRun:
             "data/ledger": self._ledger(),
         }
         if peak := device_peak():
-            flops = 3 * flops_per_token(self.experiment.model) * tokens_per_second
+            flops = 3 * self.experiment.model.flops_per_token() * tokens_per_second
             scalars["perf/mfu"] = flops / (peak * jax.device_count())
         self.folder.record(step, scalars)
         progress.update(
