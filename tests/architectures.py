@@ -14,6 +14,8 @@ from flax import nnx
 from brt.data.vocabularies import BEGIN
 from brt.models.caches import reset_rows
 from brt.models.language_model import LanguageModel
+from brt.models.lstm import LSTM
+from brt.models.qrnn import QRNN
 from brt.models.recurrent_cell import RecurrentCell
 
 WINDOW, SEGMENT, VOCABULARY, STATES = 4, 8, 17, 3
@@ -53,6 +55,10 @@ ARCHITECTURES = {
 }
 """Keyword arguments of `LanguageModel` and, by name, of its `RecurrentCell`."""
 
+STACK = dict(vocabulary_size=VOCABULARY, num_layers=3, width=12, hidden_size=10)
+RELATIVES = {"lstm": (LSTM, STACK), "qrnn": (QRNN, STACK)}
+"""Models of other classes, and their keyword arguments."""
+
 
 def build(name, seed=0, dtype="float32", **overrides) -> LanguageModel:
     """The tiny model of that name; overrides go to the model or, by name, to the cell."""
@@ -60,6 +66,9 @@ def build(name, seed=0, dtype="float32", **overrides) -> LanguageModel:
 
 
 def _assemble(rngs, name, dtype, overrides):
+    if name in RELATIVES:
+        model, settings = RELATIVES[name]
+        return model(rngs, **{"activation_dtype": dtype, **settings, **overrides})
     settings = dict(activation_dtype=dtype) | SIZES | CELL_SIZES | ARCHITECTURES[name] | overrides
     cell = {key: settings.pop(key) for key in CELL_SETTINGS if key in settings}
     return LanguageModel(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from architectures import (
     ARCHITECTURES,
+    RELATIVES,
     SEGMENT,
     VOCABULARY,
     WINDOW,
@@ -25,7 +26,7 @@ from flax import nnx
 from brt.data.vocabularies import BEGIN
 from brt.models.caches import clear_state, reset_rows
 
-every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
+every_architecture = pytest.mark.parametrize("name", [*ARCHITECTURES, *RELATIVES])
 every_type = pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 2e-5)])
 ROWS = 3
 ALL, NONE = np.ones(ROWS, bool), np.zeros(ROWS, bool)
@@ -278,5 +279,5 @@ def test_clearing_the_state_at_each_segment_spares_the_first_segment_and_the_win
     np.testing.assert_array_equal(first, again)
     with_state, _ = read(tokens[1], kept, none)
     without, _ = read(tokens[1], clear_state(kept, empty), none)
-    recurrent = any(layer.cell is not None for layer in model.layers)
+    recurrent = model.receptive_field() == math.inf
     assert np.array_equal(with_state, without) is not recurrent
