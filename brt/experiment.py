@@ -37,6 +37,7 @@ from brt.training.checkpoint import Checkpoints
 from brt.training.sharding import check_divisible, shardings
 from brt.training.train_step import TrainState, make_loss, make_train_step
 from brt.training.trainer import Trainer
+from brt.training.weight_average import Averaged, evaluated_params
 
 
 class Experiment:
@@ -65,6 +66,8 @@ class Experiment:
         self.optimizer = trainer.optimizer(self.schedule)
         if trainer.plateau:
             self.optimizer = trainer.plateau.slow(self.optimizer, self.schedule)
+        if trainer.average:
+            self.optimizer = trainer.average.averaging(self.optimizer)
         self.train_step = make_train_step(
             self.bind,
             self.optimizer,
@@ -304,16 +307,22 @@ def check_vocabulary(record: dict, store) -> None:
 
 
 def load_params(folder: str, abstract: TrainState):
-    """Step and parameters of a run folder's newest sound checkpoint."""
+    """Step and parameters of a run folder's newest sound checkpoint.
+
+    Their average, if the run keeps one and `abstract` has its optimizer's state.
+    """
     path = os.path.join(folder, "checkpoints")
     if not os.path.isdir(path):
         raise FileNotFoundError(f"{folder} holds no checkpoints/ folder: has the run begun?")
     checkpoints = Checkpoints(path)
-    found = checkpoints.restore_latest(abstract, parts=("step", "params"))
+    averaged = isinstance(abstract.optimizer, Averaged)
+    parts = ("step", "params", "optimizer") if averaged else ("step", "params")
+    found = checkpoints.restore_latest(abstract, parts)
     checkpoints.close()
     if found is None:
         raise FileNotFoundError(f"{path} holds no complete checkpoint yet.")
-    return found
+    state, record = found
+    return state._replace(params=evaluated_params(state), optimizer=None), record
 
 
 def _millions(count):

@@ -67,7 +67,9 @@ def settings(experiment) -> str:
 def train(experiment, mesh):
     params = None
     if FLAGS.load_dir:
-        state, _ = load_params(FLAGS.load_dir, experiment.abstract_state(mesh))
+        # The last parameters, not their average: training goes on from there.
+        abstract = experiment.abstract_state(mesh)._replace(optimizer=None)
+        state, _ = load_params(FLAGS.load_dir, abstract)
         params = state.params
     config = gin.config_str()
     run = TrainingRun(experiment, mesh, FLAGS.workdir, params, FLAGS.allow_changes)

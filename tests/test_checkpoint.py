@@ -311,3 +311,20 @@ def test_a_write_that_fails_is_reported_and_leaves_the_earlier_ones(tmp_path):
     found, _ = restored(tmp_path, state)
     assert not differing(found, state)
     assert len(leaves(found)) == len(leaves(state))
+
+
+def test_a_record_may_go_on_counting_while_it_is_written(tmp_path, monkeypatch):
+    # Held back until the caller has counted on, which a busy machine does by itself.
+    written, counts = [], {"nats": 1.0}
+    with opened(tmp_path) as checkpoints:
+        save = checkpoints._manager.save
+        monkeypatch.setattr(
+            checkpoints._manager,
+            "save",
+            lambda step, args, **options: written.append((step, args, options)),
+        )
+        checkpoints.save(make_state(), {"interval": counts})
+        counts["nats"] += 1.0
+        ((step, args, options),) = written
+        save(step, args=args, **options)
+    assert restored(tmp_path)[1]["interval"] == {"nats": 1.0}

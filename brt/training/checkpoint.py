@@ -6,6 +6,7 @@ name only when complete; one that does not read back with the same fingerprints 
 and is never loaded.
 """
 
+import copy
 import os
 
 import gin
@@ -69,7 +70,7 @@ class Checkpoints:
 
         Args:
             state: the train state; may be donated as soon as this returns.
-            record: json-able values to find again on restore.
+            record: json-able values to find again on restore; may be changed likewise.
 
         Raises:
             CheckpointError: if an earlier write failed (a full disk, say).
@@ -77,8 +78,9 @@ class Checkpoints:
         ocp, step = self._ocp, int(state.step)
         if step in self._manager.all_steps():
             return
-        record = {**record, "fingerprints": _fingerprints(state)}
-        # A copy, because a backend may hand out views of buffers that the next step reuses.
+        # Copies, because the record is written while the caller's goes on counting, and because
+        # a backend may hand out views of buffers that the next step reuses.
+        record = copy.deepcopy({**record, "fingerprints": _fingerprints(state)})
         state = jax.tree.map(jnp.copy, state)
         try:
             self._manager.save(

@@ -19,6 +19,7 @@ from brt.training.metrics import Interval, device_peak
 from brt.training.prefetch import Prefetch
 from brt.training.run_folder import RunFolder
 from brt.training.sharding import sum_over_processes
+from brt.training.weight_average import evaluated_params
 
 STOPS = signal.SIGTERM, signal.SIGINT
 """Signals that save and stop."""
@@ -57,6 +58,7 @@ class Trainer:
             Evaluation follows.
         mesh: (data, model) devices; -1 takes what the other leaves.
         plateau: lowers the rate when the evaluation loss stops falling, `@ReduceOnPlateau()`.
+        average: evaluates an average of the weights, `@WeightAverage()`; not with a plateau.
         clear_state: train with the state cleared at every segment.
         skip_nonfinite: skip updates that are not finite instead of stopping.
         log_every, eval_every: in steps; eval_every 0 evaluates never.
@@ -77,6 +79,7 @@ class Trainer:
         stream: str = "documents",
         mesh: tuple[int, int] = (-1, 1),
         plateau=None,
+        average=None,
         clear_state: bool = False,
         skip_nonfinite: bool = False,
         log_every: int = 100,
@@ -100,7 +103,12 @@ class Trainer:
             raise ValueError(
                 "Trainer.plateau looks at evaluations: bind Trainer.eval_every to 1 or more."
             )
-        self.plateau = plateau
+        if plateau and average:
+            raise ValueError(
+                "Trainer.plateau and Trainer.average are both bound: the rule would look at the "
+                "average, which improves long after the weights have stopped. Bind one of them."
+            )
+        self.plateau, self.average = plateau, average
         self.corpus, self.optimizer, self.schedule, self.steps = corpus, optimizer, schedule, steps
         self.segment_length, self.tokens_per_step = segment_length, tokens_per_step
         self.segments_per_step, self.rows = segments_per_step, tokens_per_step // per_row
@@ -298,7 +306,8 @@ class TrainingRun:
         return f"{(self._read_before + sum_over_processes(self._read)) % MODULUS:016x}"
 
     def _evaluate(self, step, progress):
-        found = self.evaluator.run(self.state.params, max_steps=self.trainer.evaluation.max_steps)
+        params = evaluated_params(self.state)
+        found = self.evaluator.run(params, max_steps=self.trainer.evaluation.max_steps)
         scalars = {f"eval/{name}": value for name, value in found.items()}
         self.folder.record(step, scalars)
         if plateau := self.trainer.plateau:

@@ -1,0 +1,87 @@
+"""Averaged weights, against the average in plain Python, and through a resumed run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny_run import (  # noqa: F401
+    build,
+    differing,
+    shared_programs,
+    train_here,
+    write_config,
+)
+
+from brt.experiment import load_params
+from brt.training.plateau import ReduceOnPlateau
+from brt.training.run_folder import read_metrics
+from brt.training.train_step import TrainState
+from brt.training.trainer import Trainer
+from brt.training.weight_average import WeightAverage, evaluated_params
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.999])
+def test_the_average_weighs_each_update_by_the_decay_to_its_age(decay):
+    rng, params = np.random.default_rng(0), {"x": jnp.arange(3.0)}
+    optimizer = WeightAverage(decay).averaging(optax.sgd(0.5))
+    state, seen = optimizer.init(params), []
+    for _ in range(7):
+        gradients = {"x": jnp.asarray(rng.normal(size=3), jnp.float32)}
+        updates, state = optimizer.update(gradients, state, params)
+        np.testing.assert_allclose(updates["x"], -0.5 * gradients["x"], rtol=1e-6)
+        params = optax.apply_updates(params, updates)
+        seen.append(np.asarray(params["x"], np.float64))
+        weights = decay ** np.arange(len(seen))[::-1]
+        found = evaluated_params(TrainState(0, params, state, None))["x"]
+        expected = np.average(seen, axis=0, weights=weights)
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
+
+
+def test_before_the_first_update_the_parameters_are_their_own_average():
+    params = {"x": jnp.arange(3.0)}
+    state = WeightAverage().averaging(optax.sgd(0.5)).init(params)
+    found = evaluated_params(TrainState(0, params, state, None))
+    np.testing.assert_array_equal(found["x"], params["x"])
+
+
+def test_a_run_evaluates_the_average_and_a_resumed_one_the_same(tmp_path):
+    lines = (
+        *("Trainer.steps = 6", "Trainer.log_every = 1", "Trainer.eval_every = 3"),
+        *("Evaluation.cleared = False", "Evaluation.split = 'test'"),
+    )
+    average = "Trainer.average = @WeightAverage()", "WeightAverage.decay = 0.5"
+    tiny = build(write_config(tmp_path, *lines), *average)
+    straight = train_here(tiny, tmp_path / "straight")
+    train_here(tiny, tmp_path / "stopped", stop_after=4)
+    resumed = train_here(tiny, tmp_path / "stopped")
+    assert not differing(straight.state, resumed.state)
+
+    def losses(folder):
+        return [r["eval/loss"] for r in read_metrics(str(tmp_path / folder)) if "eval/loss" in r]
+
+    assert losses("straight") == losses("stopped")
+    abstract = tiny.experiment.abstract_state()
+    loaded, _ = load_params(str(tmp_path / "straight"), abstract)
+    assert not differing(loaded.params, evaluated_params(straight.state))
+    assert differing(loaded.params, straight.state.params)
+    last, _ = load_params(str(tmp_path / "straight"), abstract._replace(optimizer=None))
+    assert not differing(last.params, straight.state.params)
+    # Training is that of a run without the average; only what is evaluated differs.
+    plain = train_here(build(tmp_path / "tiny.gin"), tmp_path / "plain")
+    assert not differing(plain.state.params, straight.state.params)
+    assert losses("plain") != losses("straight")
+    read = jax.tree.leaves(straight.evaluator.run(loaded.params))
+    assert losses("straight")[-1] in read
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0, -1.0])
+def test_a_decay_that_averages_nothing_is_refused(decay):
+    with pytest.raises(ValueError, match=r"WeightAverage\.decay"):
+        WeightAverage(decay)
+
+
+def test_a_plateau_beside_an_average_is_refused():
+    both = {"plateau": ReduceOnPlateau(), "average": WeightAverage()}
+    with pytest.raises(ValueError, match=r"Trainer\.plateau and Trainer\.average"):
+        Trainer(None, None, None, 1, 8, 8, **both)
