@@ -1,107 +1,51 @@
-"""Replays recordings of google-research/meliad and prints how far brt is from them.
+"""Replays recordings of released implementations and prints how far brt is from them.
 
     python scripts/check_recording.py FILE.npz [FILE.npz ...]
 
-Each file holds parameters, token segments, document starts, logits, caches and, in some,
-gradients (see `brt/models/meliad_checkpoint.py` for what the parameters tell). Exit status:
-0 if every error is within tolerance, 1 if one is not, or a file cannot be read.
+Each file holds parameters, settings, tokens and what the implementation made of them. Its
+`config_json` tells the format, and a module here replays it: `errors(recording)`, from what is
+compared to the largest difference, absolute for outputs, relative for what is named gradients.
+Exit status: 0 if every error is within tolerance, 1 if one is not, or a file cannot be read.
 """
 
 import argparse
+import json
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-
-from brt.models import meliad_checkpoint
-from brt.models.caches import RecurrentCache, reset_rows
+import recordings_meliad
+import recordings_txl
 
 OUTPUTS = 2e-5
-"""Tolerance of logits and caches, absolute."""
+"""Tolerance of logits, losses and caches, absolute."""
 GRADIENTS = 1e-4
 """Tolerance of gradients, relative to the largest entry of each tensor."""
 
-
-def replay(recording, model):
-    """Runs every segment; returns the stacked logits and the caches before each segment."""
-    tokens_NBT, starts_NB = recording["tokens"], recording["start_of_sequence"]
-    graph, params = nnx.split(model, nnx.Param)
-
-    @jax.jit
-    def segment(params, tokens_BT, starts_B, caches):
-        model = nnx.merge(graph, params)
-        caches = reset_rows(caches, model.init_caches(len(starts_B)), starts_B)
-        return model(tokens_BT, caches)
-
-    caches, logits, before = model.init_caches(tokens_NBT.shape[1]), [], []
-    for tokens_BT, starts_B in zip(tokens_NBT, starts_NB, strict=True):
-        before.append(caches)
-        logits_BTV, caches = segment(params, tokens_BT, starts_B, caches)
-        logits.append(logits_BTV)
-    return np.stack(logits), [*before, caches]
+FORMATS = {"gin_bindings": recordings_meliad, "attn_type": recordings_txl}
+"""A setting that tells a format, and what replays it; the first that is there counts."""
 
 
-def cache_error(recording, prefix, caches):
-    """Largest difference of any cached array from the recorded collection `prefix`."""
-    errors = []
-    for i, cache in enumerate(caches):
-        found = {}
-        if isinstance(cache, RecurrentCache):
-            found["recurrent_state"], cache = cache.states_BSD, cache.window
-        found |= {"previous_keys": cache.keys_BWHK, "previous_values": cache.values_BWHK}
-        for name, value in found.items():
-            recorded = recording[f"{prefix}/transformer{i}/{name}_test"]
-            errors.append(np.abs(recorded - np.asarray(value)).max())
-    return np.max(errors)  # unlike max(), never passes over a NaN
-
-
-def gradient_error(recording, model, caches, segment, prefix):
-    """Largest relative difference of any parameter's gradient on one segment."""
-    tokens_BT, starts_B = recording["tokens"][segment], recording["start_of_sequence"][segment]
-    targets_BT = recording["targets"][segment]
-    graph, params = nnx.split(model, nnx.Param)
-
-    def loss(params):
-        model = nnx.merge(graph, params)
-        state = reset_rows(caches, model.init_caches(len(starts_B)), jnp.asarray(starts_B))
-        logits_BTV, _ = model(jnp.asarray(tokens_BT), state)
-        log_p_BTV = jax.nn.log_softmax(logits_BTV)
-        return -jnp.mean(jnp.take_along_axis(log_p_BTV, targets_BT[..., None], axis=-1))
-
-    value, grads = jax.jit(jax.value_and_grad(loss))(params)
-    errors = [abs(float(value) - float(recording[f"{prefix}_loss"]))]
-    for path, leaf in nnx.to_flat_state(grads):
-        name = meliad_checkpoint.from_brt_path(path)
-        if name == "begin":
-            continue
-        recorded, found = recording[f"{prefix}/{name}"], np.asarray(leaf[...])
-        largest = np.abs(recorded).max()
-        errors.append(np.abs(recorded - found).max() / (largest if largest > 0 else 1.0))
-    return np.max(errors)
+def errors(recording):
+    """What the recording's format compares, or None if brt has no such model."""
+    config = json.loads(str(recording["config_json"]))
+    for setting, replayed_by in FORMATS.items():
+        if setting in config:
+            return replayed_by.errors(recording)
+    raise ValueError(f"config_json has none of {sorted(FORMATS)}: no format of a recording.")
 
 
 def check(file) -> bool:
     """Prints one line for the file; true if all errors are within tolerance."""
     with np.load(file, allow_pickle=False) as archive:
         recording = dict(archive)
-    if any(key.startswith("database/") for key in recording):
-        print(f"skip {file}: an external memory, which brt's models do not have yet")
+    found = errors(recording)
+    if found is None:
+        print(f"skip {file}: brt's models have no counterpart")
         return True
-    model = meliad_checkpoint.load_recording(recording)
-    logits, caches = replay(recording, model)
-    errors = {
-        "logits": (np.abs(logits - recording["logits"]).max(), OUTPUTS),
-        "first cache": (cache_error(recording, "state_seg0", caches[1]), OUTPUTS),
-        "final cache": (cache_error(recording, "state", caches[-1]), OUTPUTS),
-    }
-    for segment, prefix in ((1, "grads"), (2, "grads_seg2")):
-        if f"{prefix}_loss" in recording:
-            error = gradient_error(recording, model, caches[segment], segment, prefix)
-            errors[f"gradients {segment}"] = error, GRADIENTS
-    passed = all(error <= tolerance for error, tolerance in errors.values())
-    parts = (f"{name} {error:.1e}" for name, (error, _) in errors.items())
+    tolerances = {name: GRADIENTS if "gradients" in name else OUTPUTS for name in found}
+    passed = all(found[name] <= tolerances[name] for name in found)  # a NaN is not
+    parts = (f"{name} {error:.1e}" for name, error in found.items())
     print(f"{'ok  ' if passed else 'FAIL'} {file}: {'  '.join(parts)}", flush=True)
     return passed
 

@@ -15,8 +15,10 @@ from brt.data.vocabularies import BEGIN
 from brt.models.caches import reset_rows
 from brt.models.language_model import LanguageModel
 from brt.models.lstm import LSTM
+from brt.models.model import Model
 from brt.models.qrnn import QRNN
 from brt.models.recurrent_cell import RecurrentCell
+from brt.models.transformer_xl import TransformerXL
 
 WINDOW, SEGMENT, VOCABULARY, STATES = 4, 8, 17, 3
 
@@ -55,20 +57,37 @@ ARCHITECTURES = {
 }
 """Keyword arguments of `LanguageModel` and, by name, of its `RecurrentCell`."""
 
+SEGMENT_MEMORIES = {
+    "txl_same_length": (TransformerXL, dict(memory_length=6, same_length=True, clamp_length=4)),
+    "txl_adaptive": (
+        TransformerXL,
+        dict(memory_length=11, norm="pre", untie_biases=True, cutoffs=(5, 11), div_val=2),
+    ),
+    "txl_shaw": (TransformerXL, dict(memory_length=3, encoding="shaw", position_rows=7)),
+}
+"""Models whose memory moves at the ends of segments: classes and their arguments."""
+
 STACK = dict(vocabulary_size=VOCABULARY, num_layers=3, width=12, hidden_size=10)
-RELATIVES = {"lstm": (LSTM, STACK), "qrnn": (QRNN, STACK)}
-"""Models of other classes, and their keyword arguments."""
+TOKEN_MEMORIES = {"lstm": (LSTM, STACK), "qrnn": (QRNN, STACK)}
+"""Models whose memory moves with every token, likewise."""
+
+EVERY = (*ARCHITECTURES, *SEGMENT_MEMORIES, *TOKEN_MEMORIES)
 
 
-def build(name, seed=0, dtype="float32", **overrides) -> LanguageModel:
+def build(name, seed=0, dtype="float32", **overrides) -> Model:
     """The tiny model of that name; overrides go to the model or, by name, to the cell."""
     return _assemble(nnx.Rngs(seed), name, dtype, overrides)
 
 
 def _assemble(rngs, name, dtype, overrides):
-    if name in RELATIVES:
-        model, settings = RELATIVES[name]
+    if name in TOKEN_MEMORIES:
+        model, settings = TOKEN_MEMORIES[name]
         return model(rngs, **{"activation_dtype": dtype, **settings, **overrides})
+    if name in SEGMENT_MEMORIES:
+        kind, settings = SEGMENT_MEMORIES[name]
+        sizes = {key: size for key, size in SIZES.items() if key != "window"}
+        settings = dict(activation_dtype=dtype) | sizes | settings | overrides
+        return kind(rngs, **settings).for_segments(SEGMENT)
     settings = dict(activation_dtype=dtype) | SIZES | CELL_SIZES | ARCHITECTURES[name] | overrides
     cell = {key: settings.pop(key) for key in CELL_SETTINGS if key in settings}
     return LanguageModel(
@@ -78,14 +97,14 @@ def _assemble(rngs, name, dtype, overrides):
     )
 
 
-def random_model(name, seed=1, dtype="float32", **overrides) -> LanguageModel:
+def random_model(name, seed=1, dtype="float32", **overrides) -> Model:
     """`cast(randomised(build(name)))`, sooner: nothing is drawn only to be replaced."""
     model = randomised(abstract(name, **overrides), seed)
     return model if dtype == "float32" else cast(model, dtype)
 
 
 @functools.cache
-def abstract(name, **overrides) -> LanguageModel:
+def abstract(name, **overrides) -> Model:
     """`build(name)` with shapes for arrays; shared, so not to be changed."""
     return nnx.eval_shape(lambda: _assemble(OneKey(), name, "float32", overrides))
 

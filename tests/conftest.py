@@ -15,9 +15,18 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import functools
+import importlib
+from pathlib import Path
+
 import gin
+import jax
+import numpy as np
 import pytest
+from architectures import QUICK
 from stores import FIRST, make_store
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -39,3 +48,24 @@ def store_of(tmp_path_factory):
         return made[key]
 
     return make
+
+
+@pytest.fixture
+def check(monkeypatch, tmp_path):
+    """Runs scripts/check_recording.py on recordings, files or dictionaries; its exit status."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    script = importlib.import_module("check_recording")
+    monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=QUICK))
+    precision = jax.config.jax_default_matmul_precision
+
+    def run(*recordings):
+        files = []
+        for number, arrays in enumerate(recordings):
+            files.append(arrays)
+            if isinstance(arrays, dict):
+                files[-1] = tmp_path / f"{number}.npz"
+                np.savez(files[-1], **arrays)
+        return script.main([str(file) for file in files])
+
+    yield run
+    jax.config.update("jax_default_matmul_precision", precision)

@@ -1,7 +1,6 @@
 """Parameters of the released implementation, read into brt and replayed."""
 
 import functools
-import importlib.util
 import itertools
 import json
 import re
@@ -11,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 from architectures import (
-    QUICK,
     SIZES,
     VOCABULARY,
     WINDOW,
@@ -277,30 +275,6 @@ def test_a_recording_that_contradicts_itself_is_refused(macro, value, equals):
     bindings = bindings_of(recording()) | {macro: value}
     with pytest.raises(UnsupportedCheckpoint, match=f"{macro}={value}"):
         load_recording(recording() | {"config_json": config_json(bindings, equals)})
-
-
-@pytest.fixture
-def check(monkeypatch, tmp_path):
-    """Runs the script on recordings; its exit status."""
-    spec = importlib.util.spec_from_file_location(
-        "check_recording", HERE.parent / "scripts" / "check_recording.py"
-    )
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=QUICK))
-    precision = jax.config.jax_default_matmul_precision
-
-    def run(*recordings):
-        files = []
-        for number, arrays in enumerate(recordings):
-            files.append(arrays)
-            if isinstance(arrays, dict):
-                files[-1] = tmp_path / f"{number}.npz"
-                np.savez(files[-1], **arrays)
-        return script.main([str(file) for file in files])
-
-    yield run
-    jax.config.update("jax_default_matmul_precision", precision)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from architectures import (
-    RELATIVES,
     SEGMENT,
+    TOKEN_MEMORIES,
     VOCABULARY,
     WINDOW,
     abstract,
@@ -42,10 +42,10 @@ def sigmoid(x):
 def lstm_token(layer, x_I, state):
     """One token of one row: Gers et al. 2000, with c and h of `state`."""
     h_U, c_U = state
-    a_E = layer["inputs_IE"].T @ x_I + layer["hidden_UE"].T @ h_U + layer["bias_E"]
+    a_Z = layer["inputs_IZ"].T @ x_I + layer["hidden_UZ"].T @ h_U + layer["bias_Z"]
     U = len(c_U)
-    i, f, o = (sigmoid(a_E[n * U : (n + 1) * U]) for n in range(3))
-    c_U = f * c_U + i * np.tanh(a_E[3 * U :])
+    i, f, o = (sigmoid(a_Z[n * U : (n + 1) * U]) for n in range(3))
+    c_U = f * c_U + i * np.tanh(a_Z[3 * U :])
     h_U = o * np.tanh(c_U)
     return h_U, (h_U, c_U)
 
@@ -53,9 +53,9 @@ def lstm_token(layer, x_I, state):
 def qrnn_token(layer, x_I, state):
     """One token of one row: Bradbury et al. 2017, equations 1 (k = 2) and 4 (fo-pooling)."""
     last_I, c_U = state
-    a_E = layer["earlier_IE"].T @ last_I + layer["inputs_IE"].T @ x_I + layer["bias_E"]
+    a_Z = layer["earlier_IZ"].T @ last_I + layer["inputs_IZ"].T @ x_I + layer["bias_Z"]
     U = len(c_U)
-    z, f, o = np.tanh(a_E[:U]), sigmoid(a_E[U : 2 * U]), sigmoid(a_E[2 * U :])
+    z, f, o = np.tanh(a_Z[:U]), sigmoid(a_Z[U : 2 * U]), sigmoid(a_Z[2 * U :])
     c_U = f * c_U + (1 - f) * z
     return o * c_U, (x_I, c_U)
 
@@ -67,8 +67,8 @@ def by_hand(name, params, tokens):
     states = []
     for layer in layers:
         gates = {"lstm": 4, "qrnn": 3}[name]
-        U = len(layer["bias_E"]) // gates
-        first = U if name == "lstm" else len(layer["inputs_IE"])
+        U = len(layer["bias_Z"]) // gates
+        first = U if name == "lstm" else len(layer["inputs_IZ"])
         states.append((np.zeros(first), np.zeros(U)))
     logits = []
     for t in tokens:
@@ -153,7 +153,7 @@ def test_only_the_products_with_the_last_output_are_inside_the_lstm_loop_and_non
 
 @both
 def test_layers_between_have_the_hidden_size_and_the_ends_the_width(name):
-    kernels = [layer["inputs_IE"].shape for layer in parameters(abstract(name))["layers"].values()]
+    kernels = [layer["inputs_IZ"].shape for layer in parameters(abstract(name))["layers"].values()]
     gates = {"lstm": 4, "qrnn": 3}[name]
     assert kernels == [(12, 10 * gates), (10, 10 * gates), (10, 12 * gates)]
     model = abstract(name)
@@ -165,7 +165,7 @@ def test_layers_between_have_the_hidden_size_and_the_ends_the_width(name):
 
 def test_a_forget_gate_begins_by_keeping():
     layer = LSTMLayer(nnx.Rngs(0), 3, 2)
-    np.testing.assert_array_equal(layer.bias_E[...], [0, 0, 1, 1, 0, 0, 0, 0])
+    np.testing.assert_array_equal(layer.bias_Z[...], [0, 0, 1, 1, 0, 0, 0, 0])
 
 
 @both
@@ -204,4 +204,4 @@ def test_dropout_takes_a_key_and_leaves_evaluation_alone(name):
 @pytest.mark.parametrize("model", [LSTM, QRNN])
 def test_bad_settings_are_named(model, settings, sentence):
     with pytest.raises(ValueError, match=f"{model.__name__}.*{sentence}"):
-        model(None, **RELATIVES["lstm"][1] | settings)
+        model(None, **TOKEN_MEMORIES["lstm"][1] | settings)

@@ -4,6 +4,11 @@ B rows of the batch     G blocks of a segment     T tokens of a segment (T = G *
 W tokens of a block, and reach of the window      J keys a block sees (J = 2 * W)
 D width of the model    H heads    K size of a head    A = H * K    C = 2 * A
 F width of the feed-forward layer    S states    V rows of the embedding table
-R buckets of the relative position bias           Q queries, whoever asks
-I inputs of a recurrent layer     U its units     E its gates, a multiple of U
+R buckets of the relative position bias, rows of a table of distances or places
+Q queries, whoever asks
+
+In Transformer-XL: M positions remembered    J keys of a segment (J = M + T)
+P tokens of a segment being filled    C distances    E width of a bin's vectors    N rare bins
+
+In recurrent stacks: I inputs of a layer    U its units    Z its gates, a multiple of U
 """

@@ -11,7 +11,11 @@ import numpy as np
 from flax import nnx
 
 READING_STATES = {"cell", "cross_queries_DA", "cross_scale_H", "cross_norm"}
-NOT_MULTIPLIED = ("table_HR", "initial_states_SD", "state_ids_SD")
+NOT_MULTIPLIED = {
+    *("table_HR", "initial_states_SD", "state_ids_SD", "content_bias_HK", "position_bias_HK"),
+    *("positions_DA", "distance_bias_RH", "places_RD"),
+}
+"""Two letters, but not a matrix that tokens are multiplied with."""
 
 
 class ParameterCounts(NamedTuple):
@@ -32,7 +36,7 @@ def count_parameters(params) -> ParameterCounts:
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         names = [str(getattr(key, "key", key)) for key in path if str(key) != ".value"]
         size = int(np.prod(leaf.shape))
-        if names[-1] in ("embedding_VD", "begin_D"):
+        if names[-1] in ("embedding_VD", "begin_D") or names[0] == "embedding":
             counts["embedding"] += size
         elif READING_STATES & set(names):
             counts["recurrence"] += size

@@ -26,3 +26,13 @@ def dropout(x_BTD, rate: float, key):
         return x_BTD
     repeats = -(-T // mask.shape[1])
     return x_BTD * jnp.tile(mask, (1, repeats, 1))[:, :T]
+
+
+def independent_dropout(x_BTD, rate: float, key, variational: bool = False):
+    """Drops entries of (B, T, D) each for itself, or, variational, the same at every token.
+
+    Source: Transformer-XL's released code; Gal and Ghahramani 2016, arXiv:1512.05287.
+    """
+    B, T, D = x_BTD.shape
+    mask = keep_mask(key, rate, (B, 1, D) if variational else (B, T, D), x_BTD.dtype)
+    return x_BTD if mask is None else x_BTD * mask

@@ -10,8 +10,10 @@ SMALL = initializers.variance_scaling(0.1, "fan_in", "truncated_normal")
 """Truncated normal of variance 0.1 / fan-in: gate matrices (Block-Recurrent, appendix B)."""
 
 
-def normal(stddev):
-    return initializers.normal(stddev)
+def normal(stddev, mean=0.0):
+    """N(mean, stddev ** 2)."""
+    draw = initializers.normal(stddev)
+    return draw if not mean else lambda *args: mean + draw(*args)
 
 
 def parameter(rngs: nnx.Rngs, initializer, *shape) -> nnx.Param:

@@ -31,7 +31,7 @@ class LSTMLayer(nnx.Module):
 
     Args:
         inputs: I, the size of x.
-        units: U, the size of h and c; E = 4 U are the gates i, f, o and g side by side.
+        units: U, the size of h and c; Z = 4 U are the gates i, f, o and g side by side.
 
     Source: Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000, whose bias
     begins at 1 so that the cell keeps what it has.
@@ -41,9 +41,9 @@ class LSTMLayer(nnx.Module):
 
     def __init__(self, rngs: nnx.Rngs, inputs: int, units: int):
         self.units = units
-        self.inputs_IE = parameter(rngs, DENSE, inputs, 4 * units)
-        self.hidden_UE = parameter(rngs, DENSE, units, 4 * units)
-        self.bias_E = parameter(rngs, _forgets_little, 4 * units)
+        self.inputs_IZ = parameter(rngs, DENSE, inputs, 4 * units)
+        self.hidden_UZ = parameter(rngs, DENSE, units, 4 * units)
+        self.bias_Z = parameter(rngs, _forgets_little, 4 * units)
 
     def init_cache(self, rows: int, dtype) -> LSTMCache:
         cell_BU = wide(jnp.zeros((rows, self.units), dtype))
@@ -52,18 +52,18 @@ class LSTMLayer(nnx.Module):
     def __call__(self, x_BTI, cache: LSTMCache):
         """(B, T, I) to (B, T, U), and the cache after the last token."""
         dtype = x_BTI.dtype
-        hidden_UE, bias_E = self.hidden_UE[...].astype(dtype), self.bias_E[...]
-        given_BTE = x_BTI @ self.inputs_IE[...].astype(dtype)  # of all tokens at once
+        hidden_UZ, bias_Z = self.hidden_UZ[...].astype(dtype), self.bias_Z[...]
+        given_BTZ = x_BTI @ self.inputs_IZ[...].astype(dtype)  # of all tokens at once
 
-        def token(cache, given_BE):
-            gates_BE = wide(given_BE + cache.hidden_BU @ hidden_UE) + bias_E
-            i_BU, f_BU, o_BU, g_BU = jnp.split(gates_BE, 4, axis=-1)
+        def token(cache, given_BZ):
+            gates_BZ = wide(given_BZ + cache.hidden_BU @ hidden_UZ) + bias_Z
+            i_BU, f_BU, o_BU, g_BU = jnp.split(gates_BZ, 4, axis=-1)
             i_BU, f_BU, o_BU = map(jax.nn.sigmoid, (i_BU, f_BU, o_BU))
             cell_BU = f_BU * cache.cell_BU + i_BU * jnp.tanh(g_BU)
             hidden_BU = (o_BU * jnp.tanh(cell_BU)).astype(dtype)
             return LSTMCache(hidden_BU, cell_BU), hidden_BU
 
-        cache, hidden_TBU = jax.lax.scan(token, cache, jnp.moveaxis(given_BTE, 1, 0))
+        cache, hidden_TBU = jax.lax.scan(token, cache, jnp.moveaxis(given_BTZ, 1, 0))
         return jnp.moveaxis(hidden_TBU, 0, 1), cache
 
 

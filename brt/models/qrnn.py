@@ -35,7 +35,7 @@ class QRNNLayer(nnx.Module):
 
     Args:
         inputs: I, the size of x.
-        units: U, the size of c and h; E = 3 U are z, f and o side by side.
+        units: U, the size of c and h; Z = 3 U are z, f and o side by side.
 
     Source: Bradbury et al. 2017, arXiv:1611.01576, section 2: masked convolutions of width 2 and
     fo-pooling.
@@ -45,9 +45,9 @@ class QRNNLayer(nnx.Module):
 
     def __init__(self, rngs: nnx.Rngs, inputs: int, units: int):
         self.inputs_size, self.units = inputs, units
-        self.earlier_IE = parameter(rngs, DENSE, inputs, 3 * units)
-        self.inputs_IE = parameter(rngs, DENSE, inputs, 3 * units)
-        self.bias_E = parameter(rngs, jax.nn.initializers.zeros, 3 * units)
+        self.earlier_IZ = parameter(rngs, DENSE, inputs, 3 * units)
+        self.inputs_IZ = parameter(rngs, DENSE, inputs, 3 * units)
+        self.bias_Z = parameter(rngs, jax.nn.initializers.zeros, 3 * units)
 
     def init_cache(self, rows: int, dtype) -> QRNNCache:
         last_BI = jnp.zeros((rows, self.inputs_size), dtype)
@@ -57,9 +57,9 @@ class QRNNLayer(nnx.Module):
         """(B, T, I) to (B, T, U), and the cache after the last token."""
         dtype = x_BTI.dtype
         earlier_BTI = jnp.concatenate([cache.last_BI[:, None], x_BTI[:, :-1]], axis=1)
-        gates_BTE = earlier_BTI @ self.earlier_IE[...].astype(dtype)
-        gates_BTE += x_BTI @ self.inputs_IE[...].astype(dtype)
-        z_BTU, f_BTU, o_BTU = jnp.split(wide(gates_BTE) + self.bias_E[...], 3, axis=-1)
+        gates_BTZ = earlier_BTI @ self.earlier_IZ[...].astype(dtype)
+        gates_BTZ += x_BTI @ self.inputs_IZ[...].astype(dtype)
+        z_BTU, f_BTU, o_BTU = jnp.split(wide(gates_BTZ) + self.bias_Z[...], 3, axis=-1)
         f_BTU = jax.nn.sigmoid(f_BTU)
         cell_BTU = pooled(f_BTU, (1 - f_BTU) * jnp.tanh(z_BTU), cache.cell_BU)
         hidden_BTU = (jax.nn.sigmoid(o_BTU) * cell_BTU).astype(dtype)

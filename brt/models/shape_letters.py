@@ -18,6 +18,7 @@ RULES = {
     "V": "model",
     "D": "data",
     "I": "data",
+    "E": "data",
 }
 
 

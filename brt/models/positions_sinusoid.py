@@ -1,0 +1,25 @@
+"""Sinusoids of distances or places: sines, then cosines, without parameters."""
+
+import jax.numpy as jnp
+
+
+def sinusoid(positions, width: int, clamp=None, dtype="float32"):
+    """Sines of all frequencies, then their cosines.
+
+    Args:
+        positions: (...) int, distances or places; negative ones are allowed.
+        width: D, even. Frequency k is 10000 ** (-2k / D), k = 0 ... D / 2 - 1.
+        clamp: larger positions share the encoding of this one; None for no limit.
+        dtype: of the result; at least float32 is used to compute it.
+
+    Returns:
+        (..., D).
+
+    Source: Transformer-XL, section 3.3, after Vaswani et al. 2017, section 3.5; sines and
+    cosines are not interleaved in the released code.
+    """
+    if clamp is not None:
+        positions = jnp.minimum(positions, clamp)
+    frequencies = 10000.0 ** (-jnp.arange(0, width, 2, jnp.promote_types(dtype, "float32")) / width)
+    angles = positions[..., None] * frequencies
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1).astype(dtype)

@@ -1,0 +1,413 @@
+"""Transformer-XL as its own paper has it, and the models its paper compares it with.
+
+    logits_BTV, caches = model(tokens_BT, caches)
+
+Every layer remembers its inputs at the last M positions before the segment. Letters as in
+`brt.models`.
+"""
+
+import gin
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from brt.models.adaptive_embedding import AdaptiveEmbedding
+from brt.models.counts import matrix_size
+from brt.models.hidden_cache import (
+    advance,
+    close_segment,
+    empty_cache,
+    open_segment,
+    remember,
+    visible_keys,
+    write,
+)
+from brt.models.initializers import normal, parameter
+from brt.models.language_model import DTYPES
+from brt.models.model import Model
+from brt.models.positions_sinusoid import sinusoid
+from brt.models.relative_attention import distances
+from brt.models.shape_letters import constrain
+from brt.models.txl_layer import ENCODINGS, NORMS, Biases, Drops, TransformerXLLayer
+
+REMATS = ("none", "layer")
+
+
+@gin.configurable(denylist=["rngs"])
+class TransformerXL(Model):
+    """Transformer-XL, and with `memory_length` 0 the model without recurrence.
+
+    Args:
+        vocabulary_size: V, at least the vocabulary's size.
+        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F.
+        memory_length: M, positions before the segment that each layer remembers; any length,
+            0 too. At evaluation it may be longer than in training.
+        encoding: of positions. "relative" (this paper), "shaw" (learned for each distance and
+            layer), "absolute" (sinusoids added to the embeddings, counted backwards from the
+            segment's end), "learned" (added to every layer's inputs, likewise).
+        position_rows: R, rows of the tables of "shaw" and "learned"; farther places share the
+            farthest row.
+        same_length: every query sees the same number of keys: the last M, itself included.
+        clamp_length: distances above it share its encoding; None for no limit.
+        untie_biases: u and v for each layer instead of one pair for all.
+        norm: "post" or "pre".
+        cutoffs, div_val, tied, tied_projections: of the `AdaptiveEmbedding`.
+        dropout: rate on embeddings, distances, attention's and network's outputs, hidden
+            units, and the last layer's outputs.
+        attention_dropout: rate on attention weights.
+        variational_dropout: one mask for all tokens of a row's segment.
+        std, projection_std: matrices, u, v and tables begin as N(0, std ** 2), projections of
+            the embedding as N(0, projection_std ** 2), scales of norms as N(1, std ** 2).
+        activation_dtype: "float32" or "bfloat16"; parameters stay float32.
+        remat: "none", or "layer" to recompute each layer in the backward pass.
+
+    Raises:
+        ValueError: a negative length, an unknown choice, a table without rows, bad cutoffs.
+
+    Source: Transformer-XL, section 3, and for what it leaves open the released PyTorch code.
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        vocabulary_size: int = gin.REQUIRED,
+        num_layers: int = gin.REQUIRED,
+        width: int = gin.REQUIRED,
+        num_heads: int = gin.REQUIRED,
+        head_size: int = gin.REQUIRED,
+        feed_forward_size: int = gin.REQUIRED,
+        memory_length: int = gin.REQUIRED,
+        encoding: str = "relative",
+        position_rows: int = 0,
+        same_length: bool = False,
+        clamp_length: int | None = None,
+        untie_biases: bool = False,
+        norm: str = "post",
+        cutoffs: tuple[int, ...] = (),
+        div_val: int = 1,
+        tied: bool = True,
+        tied_projections=True,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        variational_dropout: bool = False,
+        std: float = 0.02,
+        projection_std: float = 0.01,
+        activation_dtype: str = "float32",
+        remat: str = "none",
+    ):
+        _check(
+            {
+                "encoding": (encoding, ENCODINGS),
+                "norm": (norm, NORMS),
+                "activation_dtype": (activation_dtype, DTYPES),
+                "remat": (remat, REMATS),
+            },
+            {"memory_length": memory_length, "clamp_length": clamp_length},
+            {"dropout": dropout, "attention_dropout": attention_dropout},
+        )
+        if width % 2:
+            raise ValueError(f"TransformerXL.width = {width}: sinusoids need an even width.")
+        if encoding in ("shaw", "learned") and position_rows < 1:
+            raise ValueError(
+                f'TransformerXL.encoding = "{encoding}" learns a row for each distance: bind '
+                "TransformerXL.position_rows, for example to memory_length + segment length."
+            )
+        if same_length and not memory_length:
+            raise ValueError(
+                "TransformerXL.same_length = True lets every query see memory_length keys, and "
+                "that is 0: bind TransformerXL.memory_length, or same_length = False."
+            )
+        self.vocabulary_size, self.memory_length = vocabulary_size, memory_length
+        self.width, self.num_heads, self.encoding = width, num_heads, encoding
+        self.same_length, self.clamp_length = same_length, clamp_length
+        self.dropout = max(dropout, attention_dropout)
+        self.drops = Drops(dropout, attention_dropout, variational_dropout)
+        self.dtype, self.remat = jnp.dtype(activation_dtype), remat
+        self.segment_length = 1
+        self.published_artefacts = False  # set by the loader of published parameters only
+        self.embedding = AdaptiveEmbedding(
+            rngs,
+            vocabulary_size,
+            width,
+            tuple(cutoffs),
+            div_val,
+            tied,
+            tied_projections,
+            std,
+            projection_std,
+        )
+        self.shared_biases = encoding == "relative" and not untie_biases
+        if self.shared_biases:
+            self.content_bias_HK = parameter(rngs, normal(std), num_heads, head_size)
+            self.position_bias_HK = parameter(rngs, normal(std), num_heads, head_size)
+        self.layers = nnx.List(
+            TransformerXLLayer(
+                rngs,
+                width,
+                num_heads,
+                head_size,
+                feed_forward_size,
+                encoding,
+                position_rows,
+                own_biases=encoding == "relative" and untie_biases,
+                norm=norm,
+                drops=self.drops,
+                clamp=clamp_length,
+                std=std,
+            )
+            for _ in range(num_layers)
+        )
+
+    # Segments.
+
+    @property
+    def period(self) -> int:
+        """Tokens of a segment: the memory moves at the ends of segments."""
+        return self.segment_length
+
+    def for_segments(self, length: int):
+        """The same model, same parameters, whose memory moves every `length` tokens."""
+        model = nnx.merge(*nnx.split(self))
+        model.segment_length = length
+        return model
+
+    def init_caches(self, rows: int):
+        """The caches of `rows` documents that have not begun, one a layer (segment form)."""
+        shape = rows, self.memory_length, self.width
+        return tuple(empty_cache(*shape, self.dtype) for _ in self.layers)
+
+    def embed(self, tokens_BT):
+        """(B, T) ids, `BEGIN` before a document's first token, to (B, T, D) activations."""
+        return constrain(self.embedding(tokens_BT, self.dtype), "BTD")
+
+    def visible(self, caches, T: int):
+        """(B, T, M + T) bool: which keys the queries of a segment of T tokens see."""
+        M = self.memory_length
+        distance_TJ = M + jnp.arange(T)[:, None] - jnp.arange(M + T)
+        return visible_keys(caches[0].count_B, distance_TJ, M, self.same_length)
+
+    def read(self, x_BTD, caches, visible_BTJ, key=None, future=False, looks=None):
+        """Embedded inputs through all layers, the last dropout included.
+
+        Args:
+            x_BTD: (B, T, D), of any length.
+            caches: segment form, one a layer.
+            visible_BTJ: (B, T, M + T) bool, the keys each query sees, itself among them.
+            key: dropout key or None.
+            future: whether keys behind a query are visible to any.
+            looks: a list that takes each layer's `Look`, or None.
+
+        Returns:
+            (B, T, D), and a list of each layer's inputs (B, T, D), which `remember` takes.
+        """
+        T = x_BTD.shape[1]
+        M = caches[0].x_BMD.shape[1]
+        keys = [None] * (len(self.layers) + 3)
+        if key is not None and self.dropout:
+            keys = list(jax.random.split(key, len(keys)))
+        first_key, distance_key, last_key, *layer_keys = keys
+        backwards_T = jnp.arange(T - 1, -1, -1)
+        if self.encoding == "absolute":
+            x_BTD = x_BTD + self._sinusoid(backwards_T)
+        distance_C = distances(T, M + T, future and not self.published_artefacts)
+        known_CD = None
+        if self.encoding == "relative":
+            known_CD = self.drops(self._sinusoid(distance_C)[None], distance_key)[0]
+        biases = self._biases()
+
+        def run(layer, x_BTD, memory_BMD, visible_BTJ, layer_key):
+            positions = layer.positions(distance_C, known_CD, biases)
+            return layer(x_BTD, memory_BMD, visible_BTJ, positions, biases, layer_key)
+
+        if self.remat == "layer":
+            run = jax.checkpoint(run, static_argnums=0)
+        x_BTD, inputs = self.drops(x_BTD, first_key), []
+        for layer, cache, layer_key in zip(self.layers, caches, layer_keys, strict=True):
+            x_BTD = layer.place(x_BTD, backwards_T)
+            inputs.append(x_BTD)
+            if looks is not None:
+                positions = layer.positions(distance_C, known_CD, biases)
+                looks.append(layer.look(x_BTD, cache.x_BMD, visible_BTJ, positions, biases))
+            x_BTD = run(layer, x_BTD, cache.x_BMD, visible_BTJ, layer_key)
+        return self.drops(x_BTD, last_key), inputs
+
+    def remember(self, caches, inputs):
+        """The caches after a segment: M positions of each layer's inputs, without gradient."""
+        return tuple(remember(cache, x_BTD) for cache, x_BTD in zip(caches, inputs, strict=True))
+
+    def stack(self, x_BTD, caches, key=None):
+        """Embedded tokens of one segment through all layers.
+
+        Args:
+            x_BTD: (B, T, D) activations, T as long as the segment is.
+            caches: one segment-form cache a layer, from `init_caches` or the last segment.
+            key: dropout key; None turns dropout off.
+
+        Returns:
+            (B, T, D), the caches after the segment, and no monitors.
+        """
+        if self.published_artefacts:
+            caches = self._placed_again(caches, x_BTD.shape[1])
+        x_BTD, inputs = self.read(x_BTD, caches, self.visible(caches, x_BTD.shape[1]), key)
+        return x_BTD, self.remember(caches, inputs), {}
+
+    def look(self, tokens_BT, caches):
+        """One segment, with what each layer attends to.
+
+        Returns:
+            A list of `Look`, one a layer, weights and terms (B, H, T, M + T); the logits and
+            the caches of `__call__`.
+        """
+        looks = []
+        visible_BTJ = self.visible(caches, tokens_BT.shape[1])
+        x_BTD, inputs = self.read(self.embed(tokens_BT), caches, visible_BTJ, looks=looks)
+        return looks, self.logits(x_BTD), self.remember(caches, inputs)
+
+    def logits(self, x_BTD):
+        """(..., D) to (..., V) logits, log-probabilities if there are several bins."""
+        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
+        return self.embedding.logits(x_BTD)
+
+    def token_losses(self, x_BTD, targets_BT):
+        """As the base class; with several bins without an array of (B, T, V)."""
+        if len(self.embedding.bins) == 1:
+            return super().token_losses(x_BTD, targets_BT)
+        return self.embedding.token_losses(x_BTD, targets_BT)
+
+    def _biases(self):
+        if not self.shared_biases:
+            return None
+        return Biases(self.content_bias_HK[...], self.position_bias_HK[...])
+
+    def _sinusoid(self, positions):
+        return sinusoid(positions, self.width, self.clamp_length, self.dtype)
+
+    def _placed_again(self, caches, T):
+        """The released code's artefact: absolute positions are added to what it remembers, in
+        place and at every segment, though they are in there already."""
+        backwards_M = jnp.arange(self.memory_length + T - 1, T - 1, -1)
+
+        def placed(layer, cache):
+            x_BMD = layer.place(cache.x_BMD, backwards_M)
+            if self.encoding == "absolute" and layer is self.layers[0]:
+                x_BMD = x_BMD + self._sinusoid(backwards_M)
+            return cache._replace(x_BMD=x_BMD)
+
+        return tuple(placed(*pair) for pair in zip(self.layers, caches, strict=True))
+
+    # Tokens.
+
+    def begin_decoding(self, caches):
+        """The decoding form of segment-form caches, for `decode`."""
+        return tuple(open_segment(cache, self.period) for cache in caches)
+
+    def read_part(self, tokens_BT, caches, counts_B):
+        """Reads the beginning of a segment of every row, all of it at once.
+
+        Args:
+            tokens_BT: (B, P) int32 ids; beyond a row's count they are padding.
+            caches: the segment form.
+            counts_B: (B,) int32, tokens each row reads, 0 ... P - 1.
+
+        Returns:
+            (B, P, V) logits, without meaning in padding, and the decoding form of the caches,
+            without a trace of it.
+        """
+        T = tokens_BT.shape[1]
+        x_BTD, inputs = self.read(self.embed(tokens_BT), caches, self.visible(caches, T))
+        return self.logits(x_BTD), tuple(
+            open_segment(cache, self.period, x_BPD, counts_B)
+            for cache, x_BPD in zip(caches, inputs, strict=True)
+        )
+
+    def end_decoding(self, caches):
+        """The segment form again; every row must stand at a segment's end (fill 0)."""
+        return tuple(close_segment(cache, self.memory_length) for cache in caches)
+
+    def decode(self, tokens_B, caches, reads_B=True):
+        """One token of every row, each row at its own place in its own segment.
+
+        Args:
+            tokens_B: (B,) int32 ids.
+            caches: the decoding form.
+            reads_B: (B,) bool, rows that read a token; the caches of the others stay as they
+                are, and their logits mean nothing.
+
+        Returns:
+            (B, V) logits of the next token and the caches after this one.
+        """
+        M, P, fill_B = self.memory_length, self.period, caches[0].fill_B
+        distance_BJ = M + fill_B[:, None] - jnp.arange(M + P)
+        visible_B1J = visible_keys(caches[0].count_B, distance_BJ[:, None], M, self.same_length)
+        backwards_B1 = P - 1 - fill_B[:, None]
+        x_B1D = self.embed(tokens_B[:, None])
+        if self.encoding == "absolute":
+            x_B1D = x_B1D + self._sinusoid(backwards_B1)
+        known_CD = None
+        if self.encoding == "relative":
+            known_CD = self._sinusoid(jnp.arange(M + P))
+        biases, new_caches = self._biases(), []
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x_B1D = layer.place(x_B1D, backwards_B1)
+            cache = write(cache, x_B1D[:, 0], M, reads_B)
+            x_BD = layer.decode(
+                x_B1D[:, 0], cache.x_BJD, visible_B1J[:, 0], distance_BJ, known_CD, biases
+            )
+            x_B1D = x_BD[:, None]
+            new_caches.append(advance(cache, M, reads_B))
+        return self.logits(x_B1D[:, 0]), tuple(new_caches)
+
+    # What it costs, and how far it sees.
+
+    def windows_reach(self) -> int:
+        """How many tokens back the caches of all layers carry anything.
+
+        Source: Transformer-XL, section 3.2: O(n * L) for M = L.
+        """
+        if self.same_length:
+            return len(self.layers) * (self.memory_length - 1)
+        P, oldest = self.period, self.period - 1
+        for _ in self.layers:  # the last of a segment sees farthest
+            oldest = oldest // P * P - self.memory_length
+        return P - 1 - oldest
+
+    def receptive_field(self) -> int:
+        """How many tokens before it a token can be influenced by, at most."""
+        return self.windows_reach()
+
+    def flops_per_token(self) -> float:
+        """Floating-point operations of one token's forward pass, a product and a sum as two.
+
+        Matrix products and attention only, counting the keys a query sees; keys and values of
+        the memory are computed anew with every segment. A training step costs three times as
+        much.
+        """
+        M, P = self.memory_length, self.period
+        seen = M if self.same_length else M + (P + 1) / 2
+        products = 3 if self.encoding in ("relative", "shaw") else 2
+        total = 2.0 * sum(matrix_size(part) for part in self.embedding.bins)
+        for layer in self.layers:
+            A = layer.num_heads * layer.head_size
+            total += 2 * matrix_size(layer) + 2 * products * A * seen
+            total += 2 * (layer.keys_DA.size + layer.values_DA.size) * M / P
+        return total
+
+    def divided_sizes(self) -> dict[str, int]:
+        """Bindings whose sizes the model axis of a mesh must divide."""
+        return {
+            "TransformerXL.num_heads": self.num_heads,
+            "TransformerXL.feed_forward_size": self.layers[0].feed_forward.hidden_DF.shape[1],
+            "TransformerXL.vocabulary_size": self.vocabulary_size,
+        }
+
+
+def _check(choices, lengths, rates):
+    for name, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise ValueError(f"TransformerXL.{name} = {value!r}: choose one of {allowed}.")
+    for name, value in lengths.items():
+        if value is not None and value < 0:
+            raise ValueError(f"TransformerXL.{name} = {value} must not be negative.")
+    for name, value in rates.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"TransformerXL.{name} = {value} must be at least 0 and below 1.")

@@ -1,0 +1,89 @@
+"""Replays recordings of google-research/meliad; see `check_recording.py`.
+
+Each file holds parameters, token segments, document starts, logits, caches and, in some,
+gradients (see `brt/models/meliad_checkpoint.py` for what the parameters tell).
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from brt.models import meliad_checkpoint
+from brt.models.caches import RecurrentCache, reset_rows
+
+
+def replay(recording, model):
+    """Runs every segment; returns the stacked logits and the caches before each segment."""
+    tokens_NBT, starts_NB = recording["tokens"], recording["start_of_sequence"]
+    graph, params = nnx.split(model, nnx.Param)
+
+    @jax.jit
+    def segment(params, tokens_BT, starts_B, caches):
+        model = nnx.merge(graph, params)
+        caches = reset_rows(caches, model.init_caches(len(starts_B)), starts_B)
+        return model(tokens_BT, caches)
+
+    caches, logits, before = model.init_caches(tokens_NBT.shape[1]), [], []
+    for tokens_BT, starts_B in zip(tokens_NBT, starts_NB, strict=True):
+        before.append(caches)
+        logits_BTV, caches = segment(params, tokens_BT, starts_B, caches)
+        logits.append(logits_BTV)
+    return np.stack(logits), [*before, caches]
+
+
+def cache_error(recording, prefix, caches):
+    """Largest difference of any cached array from the recorded collection `prefix`."""
+    errors = []
+    for i, cache in enumerate(caches):
+        found = {}
+        if isinstance(cache, RecurrentCache):
+            found["recurrent_state"], cache = cache.states_BSD, cache.window
+        found |= {"previous_keys": cache.keys_BWHK, "previous_values": cache.values_BWHK}
+        for name, value in found.items():
+            recorded = recording[f"{prefix}/transformer{i}/{name}_test"]
+            errors.append(np.abs(recorded - np.asarray(value)).max())
+    return np.max(errors)  # unlike max(), never passes over a NaN
+
+
+def gradient_error(recording, model, caches, segment, prefix):
+    """Largest relative difference of any parameter's gradient on one segment."""
+    tokens_BT, starts_B = recording["tokens"][segment], recording["start_of_sequence"][segment]
+    targets_BT = recording["targets"][segment]
+    graph, params = nnx.split(model, nnx.Param)
+
+    def loss(params):
+        model = nnx.merge(graph, params)
+        state = reset_rows(caches, model.init_caches(len(starts_B)), jnp.asarray(starts_B))
+        logits_BTV, _ = model(jnp.asarray(tokens_BT), state)
+        log_p_BTV = jax.nn.log_softmax(logits_BTV)
+        return -jnp.mean(jnp.take_along_axis(log_p_BTV, targets_BT[..., None], axis=-1))
+
+    value, grads = jax.jit(jax.value_and_grad(loss))(params)
+    errors = [abs(float(value) - float(recording[f"{prefix}_loss"]))]
+    for path, leaf in nnx.to_flat_state(grads):
+        name = meliad_checkpoint.from_brt_path(path)
+        if name == "begin":
+            continue
+        recorded, found = recording[f"{prefix}/{name}"], np.asarray(leaf[...])
+        largest = np.abs(recorded).max()
+        errors.append(np.abs(recorded - found).max() / (largest if largest > 0 else 1.0))
+    return np.max(errors)
+
+
+def errors(recording) -> dict:
+    """From what is compared to its error; None if brt has no such model yet."""
+    if any(key.startswith("database/") for key in recording):
+        return None
+    model = meliad_checkpoint.load_recording(recording)
+    logits, caches = replay(recording, model)
+    found = {
+        "logits": np.abs(logits - recording["logits"]).max(),
+        "first cache": cache_error(recording, "state_seg0", caches[1]),
+        "final cache": cache_error(recording, "state", caches[-1]),
+    }
+    for segment, prefix in ((1, "grads"), (2, "grads_seg2")):
+        if f"{prefix}_loss" in recording:
+            error = gradient_error(recording, model, caches[segment], segment, prefix)
+            found[f"gradients {segment}"] = error
+    return found

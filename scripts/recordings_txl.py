@@ -1,0 +1,113 @@
+"""Replays recordings of kimiyoung/transformer-xl; see `check_recording.py`.
+
+Arrays are time major. Compared are, as far as they are there, the last layer's outputs, logits
+or log-probabilities, losses, the caches after the first and after the last segment, and the
+gradients of one segment's mean loss.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from brt.models import txl_checkpoint
+
+
+def rows_first(x_TB):
+    return np.swapaxes(x_TB, 0, 1)
+
+
+def replay(recording, model):
+    """Runs every segment.
+
+    Returns:
+        Lists of outputs (B, T, D), logits (B, T, V) and losses (B, T), and the caches before
+        each segment and after the last.
+    """
+    graph, params = nnx.split(model, nnx.Param)
+
+    @jax.jit
+    def segment(params, tokens_BT, targets_BT, caches):
+        model = nnx.merge(graph, params)
+        x_BTD, caches, _ = model.stack(model.embed(tokens_BT), caches)
+        return x_BTD, model.logits(x_BTD), model.token_losses(x_BTD, targets_BT)[0], caches
+
+    caches, found = [model.init_caches(recording["tokens"].shape[2])], []
+    for tokens_TB, targets_TB in zip(recording["tokens"], recording["targets"], strict=True):
+        batch = rows_first(tokens_TB), rows_first(targets_TB)
+        *outputs, after = segment(params, *batch, caches[-1])
+        found.append(outputs)
+        caches.append(after)
+    return *zip(*found, strict=True), caches
+
+
+def cache_error(recording, prefix, caches, outputs):
+    """Largest difference from the recorded memory of each layer's inputs.
+
+    outputs: of the last layer so far, whose memory is recorded too and never read.
+    """
+    found = [
+        np.asarray(cache.x_BMD)[:, cache.x_BMD.shape[1] - int(cache.count_B[0]) :]
+        for cache in caches
+    ]
+    M = found[0].shape[1]
+    found.append(np.concatenate(outputs, axis=1)[:, -M:])
+    # As many as were filled, not one more or fewer.
+    differences = [
+        np.abs(rows_first(recording[f"{prefix}/{i}"]) - x_BMD).max()
+        for i, x_BMD in enumerate(found)
+    ]
+    return np.max(differences)
+
+
+def gradient_errors(recording, model, caches, segment=1, prefix="grads"):
+    """Differences of the loss, and relative ones of all gradients, on one segment."""
+    tokens_BT, targets_BT = (
+        jnp.asarray(rows_first(recording[name][segment])) for name in ("tokens", "targets")
+    )
+    graph, params = nnx.split(model, nnx.Param)
+
+    def loss(params):
+        model = nnx.merge(graph, params)
+        x_BTD, _, _ = model.stack(model.embed(tokens_BT), caches)
+        return jnp.mean(model.token_losses(x_BTD, targets_BT)[0])
+
+    value, grads = jax.jit(jax.value_and_grad(loss))(params)
+    return {
+        f"{prefix} loss": abs(float(value) - float(recording[f"{prefix}_loss"])),
+        f"gradients {prefix}": gradient_error(recording, prefix, grads, model),
+    }
+
+
+def gradient_error(recording, prefix, grads, model, more=None):
+    """Largest difference of any gradient, relative to the largest entry of its tensor."""
+    recorded = {
+        name.removeprefix(f"{prefix}/"): recording[name]
+        for name in recording
+        if name.startswith(f"{prefix}/")
+    }
+    found = []
+    for path, leaf in nnx.to_flat_state(grads):
+        expected = txl_checkpoint.recorded(recorded, path, model, more)
+        if expected is not None:
+            largest = np.abs(expected).max()
+            found.append(np.abs(expected - np.asarray(leaf[...])).max() / (largest or 1.0))
+    return np.max(found)  # unlike max(), never passes over a NaN
+
+
+def errors(recording) -> dict:
+    """From what is compared to its error."""
+    model = txl_checkpoint.load_recording(recording)
+    outputs, logits, losses, caches = replay(recording, model)
+    found = {}
+    for name, values in (("hidden", outputs), ("logits", logits), ("loss", losses)):
+        if name == "logits" and "log_probs" in recording:
+            name, values = "log_probs", [jax.nn.log_softmax(x_BTV) for x_BTV in values]
+        expected = recording[name]
+        found[name] = np.abs(expected - np.stack([rows_first(x) for x in values])).max()
+    if "mems/0" in recording:
+        found["first cache"] = cache_error(recording, "mems_in_seg1", caches[1], outputs[:1])
+        found["final cache"] = cache_error(recording, "mems", caches[-1], outputs)
+    if "grads_loss" in recording:
+        found |= gradient_errors(recording, model, caches[1])
+    return found
