@@ -29,7 +29,7 @@ from brt.data import (  # noqa: F401  (register with gin)
 )
 from brt.data.document_stream import Batch, document_segments
 from brt.evaluation import recall  # noqa: F401  (registers with gin)
-from brt.models import lstm, qrnn  # noqa: F401  (register with gin)
+from brt.models import lstm, qrnn, transformer_xl  # noqa: F401  (register with gin)
 from brt.models.counts import count_parameters
 from brt.models.model import Model
 from brt.training import optimizers, plateau, schedules  # noqa: F401  (register with gin)
