@@ -4,6 +4,7 @@ from brt.data.contiguous_stream import ContiguousPass, ContiguousStream
 from brt.data.document_stream import DocumentPass, DocumentStream
 from brt.data.mixture import MixedStore
 from brt.data.mixture_stream import MixtureStream
+from brt.data.shifted_pass import ShiftedPass
 
 STREAMS = ("documents", "contiguous", "shuffled")
 """Documents, each read by one row; the corpus cut into rows; the same, documents shuffled."""
@@ -43,8 +44,10 @@ def training_stream(
     return ContiguousStream(store, *sizes, shuffle=kind == "shuffled")
 
 
-def evaluation_pass(kind: str, store, rows: int, segment_length: int):
+def evaluation_pass(kind: str, store, rows: int, segment_length: int, stride: int | None = None):
     """One pass over a store; `"shuffled"` evaluates in the store's order.
+
+    stride: for windows that overlap, of a `ShiftedPass`; None for segments that do not.
 
     Returns:
         An object as above with `num_steps` and `places(step)`.
@@ -54,6 +57,8 @@ def evaluation_pass(kind: str, store, rows: int, segment_length: int):
     """
     check_stream(kind)
     _check_mixture(kind, store)
+    if stride is not None:
+        return ShiftedPass(store, rows, segment_length, stride, kind != "documents")
     one_pass = DocumentPass if kind == "documents" else ContiguousPass
     return one_pass(store, rows, segment_length)
 

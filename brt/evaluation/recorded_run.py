@@ -29,8 +29,8 @@ class RecordedRun:
         has_state: whether the model carries anything besides windows.
 
     Raises:
-        ValueError: a stream that marks no documents, a batch that cannot be divided, or parameters
-            of another tokenizer.
+        ValueError: a stream that marks no documents, windows that overlap, a batch that cannot be
+            divided, or parameters of another tokenizer.
         FileNotFoundError: no checkpoint, or no store.
     """
 
@@ -40,6 +40,11 @@ class RecordedRun:
             raise ValueError(
                 f"Recordings and studies are of whole documents, and Trainer.stream = "
                 f"{trainer.stream!r} marks none: add --gin.Trainer.stream='\"documents\"'."
+            )
+        if trainer.evaluation.stride is not None:
+            raise ValueError(
+                "Recordings and studies read segments one after another: add "
+                "--gin.Evaluation.stride=None."
             )
         self.experiment, self.mesh, self.workdir, self.quiet = experiment, mesh, workdir, quiet
         self.split = trainer.evaluation.split
