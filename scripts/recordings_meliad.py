@@ -1,7 +1,9 @@
 """Replays recordings of google-research/meliad; see `check_recording.py`.
 
 Each file holds parameters, token segments, document starts, logits, caches and, in some,
-gradients (see `brt/models/meliad_checkpoint.py` for what the parameters tell).
+gradients (see `brt/models/meliad_checkpoint.py` for what the parameters tell). An external
+memory is searched as the released code does it, by buckets, unless the file's name has `exact` in
+it: the settings in a file do not tell.
 """
 
 import jax
@@ -11,6 +13,7 @@ from flax import nnx
 
 from brt.models import meliad_checkpoint
 from brt.models.caches import RecurrentCache, reset_rows
+from brt.models.memorizing_cache import MemorizingCache
 
 
 def replay(recording, model):
@@ -39,11 +42,29 @@ def cache_error(recording, prefix, caches):
         found = {}
         if isinstance(cache, RecurrentCache):
             found["recurrent_state"], cache = cache.states_BSD, cache.window
+        if isinstance(cache, MemorizingCache):
+            cache = cache.window
         found |= {"previous_keys": cache.keys_BWHK, "previous_values": cache.values_BWHK}
         for name, value in found.items():
             recorded = recording[f"{prefix}/transformer{i}/{name}_test"]
             errors.append(np.abs(recorded - np.asarray(value)).max())
     return np.max(errors)  # unlike max(), never passes over a NaN
+
+
+def database_error(recording, caches):
+    """Largest difference of any external memory from the recorded one; its places are exact."""
+    errors = []
+    for i, cache in enumerate(caches):
+        if not isinstance(cache, MemorizingCache):
+            continue
+        prefix = f"database/transformer{i}/mem_layer_test/wrapped"
+        rows, size, heads, _ = cache.keys_BMHK.shape
+        for name, x_BMHK in (("key_db", cache.keys_BMHK), ("value_db", cache.values_BMHK)):
+            found = np.moveaxis(np.asarray(x_BMHK), 2, 1).reshape(rows * heads, size, -1)
+            errors.append(np.abs(recording[f"{prefix}/{name}"] - found).max())
+        places = np.repeat(np.asarray(cache.written_B) % size, heads)
+        errors.append(np.abs(recording[f"{prefix}/database_index"] % size - places).max())
+    return np.max(errors)
 
 
 def gradient_error(recording, model, caches, segment, prefix):
@@ -72,16 +93,17 @@ def gradient_error(recording, model, caches, segment, prefix):
 
 
 def errors(recording) -> dict:
-    """From what is compared to its error; None if brt has no such model yet."""
-    if any(key.startswith("database/") for key in recording):
-        return None
-    model = meliad_checkpoint.load_recording(recording)
+    """From what is compared to its error."""
+    search = "exact" if "exact" in recording["file"] else "bucketed"
+    model = meliad_checkpoint.load_recording(recording, search)
     logits, caches = replay(recording, model)
     found = {
         "logits": np.abs(logits - recording["logits"]).max(),
         "first cache": cache_error(recording, "state_seg0", caches[1]),
         "final cache": cache_error(recording, "state", caches[-1]),
     }
+    if any(key.startswith("database/") for key in recording):
+        found["memory"] = database_error(recording, caches[-1])
     for segment, prefix in ((1, "grads"), (2, "grads_seg2")):
         if f"{prefix}_loss" in recording:
             error = gradient_error(recording, model, caches[segment], segment, prefix)

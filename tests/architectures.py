@@ -13,6 +13,7 @@ from flax import nnx
 
 from brt.data.vocabularies import BEGIN
 from brt.models.caches import reset_rows
+from brt.models.external_memory import ExternalMemory
 from brt.models.language_model import LanguageModel
 from brt.models.lstm import LSTM
 from brt.models.model import Model
@@ -32,11 +33,17 @@ SIZES = dict(
     window=WINDOW,
 )
 CELL_SIZES = dict(num_states=STATES, gate_form="paper")
+MEMORY_SIZES = dict(size=2 * WINDOW)  # documents of several segments come round again
+MEMORY_SETTINGS = ("size", "neighbours", "search")
 CELL_SETTINGS = ("num_states", "gate", "arrangement", "gate_form", "order")
 
 
 def _rec(gate, arrangement, layers=(1,), **others):
     return dict(recurrent_layers=layers, gate=gate, arrangement=arrangement, **others)
+
+
+def _memorizing(search, neighbours, layers=(1,), **others):
+    return dict(memorizing_layers=layers, search=search, neighbours=neighbours, **others)
 
 
 ARCHITECTURES = {
@@ -54,8 +61,11 @@ ARCHITECTURES = {
     "feedback_fixed_skip": _rec("fixed", "skip", feedback=True),
     "feedback_lstm_single": _rec("lstm", "single", feedback=True),
     "feedback_two_cells": _rec("fixed", "dual", layers=(0, 2), feedback=True),
+    "memorizing_exact": _memorizing("exact", 3),
+    "memorizing_bucketed": _memorizing("bucketed", 2, layers=(0, 2)),
+    "memorizing_dense": _memorizing("dense", 1),
 }
-"""Keyword arguments of `LanguageModel` and, by name, of its `RecurrentCell`."""
+"""Arguments of `LanguageModel` and, by name, of its `RecurrentCell` and `ExternalMemory`."""
 
 SEGMENT_MEMORIES = {
     "txl_same_length": (TransformerXL, dict(memory_length=6, same_length=True, clamp_length=4)),
@@ -75,7 +85,7 @@ EVERY = (*ARCHITECTURES, *SEGMENT_MEMORIES, *TOKEN_MEMORIES)
 
 
 def build(name, seed=0, dtype="float32", **overrides) -> Model:
-    """The tiny model of that name; overrides go to the model or, by name, to the cell."""
+    """The tiny model of that name; overrides go to it or, by name, to its cell or memory."""
     return _assemble(nnx.Rngs(seed), name, dtype, overrides)
 
 
@@ -88,11 +98,14 @@ def _assemble(rngs, name, dtype, overrides):
         sizes = {key: size for key, size in SIZES.items() if key != "window"}
         settings = dict(activation_dtype=dtype) | sizes | settings | overrides
         return kind(rngs, **settings).for_segments(SEGMENT)
-    settings = dict(activation_dtype=dtype) | SIZES | CELL_SIZES | ARCHITECTURES[name] | overrides
+    settings = dict(activation_dtype=dtype) | SIZES | CELL_SIZES | MEMORY_SIZES
+    settings |= ARCHITECTURES[name] | overrides
     cell = {key: settings.pop(key) for key in CELL_SETTINGS if key in settings}
+    memory = {key: settings.pop(key) for key in MEMORY_SETTINGS if key in settings}
     return LanguageModel(
         rngs,
         cell=functools.partial(RecurrentCell, **cell),
+        memory=functools.partial(ExternalMemory, **memory),
         **settings,
     )
 

@@ -58,12 +58,12 @@ def check(monkeypatch, tmp_path):
     monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=QUICK))
     precision = jax.config.jax_default_matmul_precision
 
-    def run(*recordings):
+    def run(*recordings, name=""):
         files = []
         for number, arrays in enumerate(recordings):
             files.append(arrays)
             if isinstance(arrays, dict):
-                files[-1] = tmp_path / f"{number}.npz"
+                files[-1] = tmp_path / f"{number}{name}.npz"
                 np.savez(files[-1], **arrays)
         return script.main([str(file) for file in files])
 

@@ -14,6 +14,7 @@ Names: e is computed from the token embeddings, s from the states; v is the vert
 
 from dataclasses import dataclass
 
+import memorizing_numpy
 import numpy as np
 
 
@@ -24,7 +25,8 @@ class Settings:
     gate_form: "paper" is eq. 1-7 (b_z; tanh in the lstm gate only); "meliad" has no b_z, and its
         tanh belongs to the single arrangement only, whatever the gate (code).
     logits_divisor: "vocabulary" for sqrt(V), "width" for sqrt(D) (code; two releases differ).
-    recurrent_layers: layer indices, counted from 0.
+    recurrent_layers, memorizing_layers: layer indices, counted from 0.
+    size, neighbours, search: of an external memory, see tests/memorizing_numpy.py.
     """
 
     num_heads: int
@@ -36,6 +38,10 @@ class Settings:
     gate_form: str = "paper"
     feedback: bool = False
     logits_divisor: str = "vocabulary"
+    memorizing_layers: tuple = ()
+    size: int = 0
+    neighbours: int = 0
+    search: str = "exact"
 
     def __post_init__(self):
         assert self.gate in ("fixed", "lstm"), self.gate
@@ -49,7 +55,8 @@ def init_caches(params, settings, rows):
     """What every layer remembers at the start of a document.
 
     Returns: list, one dict per layer, of float64: "keys" and "values" (B, W, H, K), zeros;
-        in recurrent layers also "states" (B, S, D), the learned initial states.
+        in recurrent layers also "states" (B, S, D), the learned initial states; in memorizing
+        layers also "memory_keys" and "memory_values" (B, M, H, K) and "written" (B,).
     Source: section 3 (cache of the last block), 3.1 (states); zeros and learned values: code.
     """
     shape_BWHK = (rows, settings.window, settings.num_heads, settings.head_size)
@@ -57,6 +64,9 @@ def init_caches(params, settings, rows):
     for index in settings.recurrent_layers:
         initial_SD = params["layers"][index]["cell"]["initial_states_SD"]
         caches[index]["states"] = np.stack([initial_SD] * rows)
+    for index in settings.memorizing_layers:
+        memory = memorizing_numpy.empty(settings)
+        caches[index] |= {name: np.stack([array] * rows) for name, array in memory.items()}
     return caches
 
 
@@ -128,6 +138,13 @@ def run_layer(layer, settings, x_WD, memory, fed_back):
     V_e_XHK = np.concatenate([memory["values"], V_e_WHK])
     self_WA = windowed_attention(layer, settings, Qv_e_WHK, K_e_XHK, V_e_XHK)
     new_memory, read = {"keys": K_e_WHK, "values": V_e_WHK}, fed_back
+    if "memory" in layer:  # section 4.5: read first, then written
+        self_WHK = self_WA.reshape(Qv_e_WHK.shape)
+        old = {name: memory[name] for name in ("memory_keys", "memory_values", "written")}
+        self_WA = memorizing_numpy.mix(layer, settings, Qv_e_WHK, self_WHK, old).reshape(
+            self_WA.shape
+        )
+        new_memory |= memorizing_numpy.take_in(settings, old, K_e_WHK, V_e_WHK)
     if "states" in memory:
         # Section 3.1: keys and values of tokens and of states serve both directions, and both
         # directions read the states as they were before this block.
@@ -201,7 +218,9 @@ def windowed_attention(layer, settings, Q_WHK, K_XHK, V_XHK):
         seen = range(i, i + W)  # token i lies at W + i among the 2W
         buckets = [bucket(W + i - j) for j in seen]
         for h, scale in enumerate(layer["attention_scale_H"]):
-            bias_N = layer["relative_bias"]["table_HR"][h, buckets]  # section 3.2
+            bias_N = 0  # for a memorizing layer (code)
+            if "relative_bias" in layer:
+                bias_N = layer["relative_bias"]["table_HR"][h, buckets]  # section 3.2
             attended_WHK[i, h] = attend(Q_WHK[i, h], K_XHK[seen, h], V_XHK[seen, h], scale, bias_N)
     return attended_WHK.reshape(W, -1)
 

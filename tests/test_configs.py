@@ -20,6 +20,8 @@ PUBLISHED = {  # millions of weights outside embeddings, computed from the publi
     r"(pg19|arxiv|github)_rec_fixed_skip": 160.4,
     r"(pg19|arxiv|github)_rec_fixed_dual": 168.8,
     r"(pg19|arxiv|github)_rec_fixed_single": 170.9,
+    r"(pg19|arxiv)_memorizing_64k": 151.0,
+    r"pg19_memorizing_dense_64k": 163.6,
     r"pg19_size_40m_rec": 40.4,
     r"pg19_size_40m_xl": 40.9,
     r"pg19_size_81m_rec": 80.2,
@@ -71,6 +73,7 @@ def test_every_row_of_table_1_and_both_columns_of_table_4_have_a_config():
     rows = ["xl_512", "xl_1024", "xl_2048", "slide_12l", "slide_13l", *cells, *feedback]
     expected = [f"{data}_{row}.gin" for data in ("pg19", "arxiv", "github") for row in rows]
     sizes = ("40m", "81m", "162m", "325m", "650m", "1300m")
+    expected += ["pg19_memorizing_64k.gin", "arxiv_memorizing_64k.gin"]
     expected += [f"pg19_size_{size}_{kind}.gin" for size in sizes for kind in ("rec", "xl")]
     assert set(expected) <= set(CONFIGS)
 
@@ -116,7 +119,9 @@ SMALL = (
 def test_a_config_takes_two_real_steps_at_small_width(name):
     text = (ROOT / "configs" / name).read_text()
     states = ("RecurrentCell.num_states = 3",) if "RecurrentCell" in text else ()
-    experiment = build(name, *SMALL, *states)
+    memory = ("ExternalMemory.size = 8", "ExternalMemory.neighbours = 2")
+    memory = memory if "memorizing" in text else ()
+    experiment = build(name, *SMALL, *states, *memory)
     state = experiment.init_state()
     shapes = experiment.abstract_batch()
     key = jax.random.key(0)

@@ -92,7 +92,10 @@ def test_every_parameter_is_counted_once(name):
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_all_that_recurrence_adds_is_counted_as_recurrence(name):
-    assert counts(abstract(name)).layers == counts(abstract("slide")).layers
+    """But that a memorizing layer has no position bias, 2 heads times 32 buckets."""
+    without_bias = len(ARCHITECTURES[name].get("memorizing_layers", ()))
+    plain = counts(abstract("slide")).layers - 2 * 32 * without_bias
+    assert counts(abstract(name)).layers == plain
 
 
 def test_a_state_is_counted_as_its_plain_dictionary_is():
@@ -120,6 +123,8 @@ WIDE = dict(
         "rec_sequential",
         "feedback_fixed_skip",
         "feedback_lstm_single",
+        "memorizing_exact",
+        "memorizing_dense",
     ],
 )
 def test_operations_are_those_the_compiler_counts(name):
@@ -128,8 +133,9 @@ def test_operations_are_those_the_compiler_counts(name):
     It counts a loop's body once, so the segment is one block; and the keys a token's own
     block hides from it, which `flops_per_token` leaves out: 2W are multiplied, W are seen.
     """
-    recurrent = dict(recurrent_layers=(1,)) if ARCHITECTURES[name] else {}
-    model = abstract(name, **WIDE | recurrent)
+    recurrent = dict(recurrent_layers=(1,)) if "gate" in ARCHITECTURES[name] else {}
+    memory = dict(size=8 * W, neighbours=16) if "search" in ARCHITECTURES[name] else {}
+    model = abstract(name, **WIDE | recurrent | memory)
     graph, params = nnx.split(model)
     caches = jax.eval_shape(lambda params: nnx.merge(graph, params).init_caches(1), params)
     tokens = jax.ShapeDtypeStruct((1, W), "int32")
@@ -155,6 +161,14 @@ def test_operations_of_a_recurrent_layer_by_hand():
     matrices = 4 * D * A + 2 * A * D + 2 * D * F
     states = S * matrices + 2 * S * (S + 2 * W) * A
     assert flops_per_token(model) == pytest.approx(plain + 2 * (tokens + states / W))
+
+
+def test_operations_of_an_external_memory_by_hand():
+    """Every slot is weighed once, and the picked ones are attended to."""
+    M, A = 8, 8
+    plain = flops_per_token(abstract("slide"))
+    assert flops_per_token(abstract("memorizing_exact")) == plain + 2 * A * M + 4 * A * 3
+    assert flops_per_token(abstract("memorizing_dense")) == plain + 4 * A * M
 
 
 def test_a_recurrent_layer_costs_about_one_more_layer():

@@ -24,7 +24,7 @@ from brt.generation.sampling import Sampling
 LENGTHS = (0, 1, WINDOW - 1, WINDOW, WINDOW + 1, SEGMENT, 3 * SEGMENT + 5)
 WRITTEN = 2 * WINDOW + 3
 GREEDY, DRAWN = Sampling(0), Sampling(0.9, top_p=0.95, repetition_penalty=1.1)
-SOME = ("rec_two_layers", "feedback_two_cells")
+SOME = ("rec_two_layers", "feedback_two_cells", "memorizing_bucketed")
 FIRST = SOME[0]
 
 

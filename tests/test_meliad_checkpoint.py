@@ -288,7 +288,7 @@ def test_every_recording_is_reproduced(check, file):
         arrays = {key: archive[key] for key in archive if key != "grads_seg2_loss"}
     if "lstm" not in file.stem:
         arrays.pop("grads_loss")
-    assert check(arrays) == 0
+    assert check(arrays, name=file.stem) == 0
 
 
 @pytest.mark.slow

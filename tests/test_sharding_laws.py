@@ -30,6 +30,11 @@ MODELS = {
         "LanguageModel.feedback = True",
         "RecurrentCell.num_states = 4",
     ],
+    "memorizing": [
+        "LanguageModel.memorizing_layers = (0,)",
+        "ExternalMemory.size = 16",
+        "ExternalMemory.neighbours = 3",
+    ],
 }
 CONFIG = """
 Trainer.corpus = @Corpus()

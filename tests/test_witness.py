@@ -6,6 +6,7 @@ import pytest
 from architectures import (
     ARCHITECTURES,
     CELL_SIZES,
+    MEMORY_SIZES,
     SIZES,
     VOCABULARY,
     WINDOW,
@@ -18,6 +19,7 @@ from architectures import (
 from paper_numpy import Settings, init_caches, run_segment
 
 from brt.models.caches import RecurrentCache
+from brt.models.memorizing_cache import MemorizingCache
 
 # The paper gives no equations for the sequential order; see test_recurrent_cell.
 WITNESSED = [name for name in ARCHITECTURES if name != "rec_sequential"]
@@ -25,7 +27,7 @@ WITNESSED = [name for name in ARCHITECTURES if name != "rec_sequential"]
 
 def paper_settings(name, **overrides):
     """What the transcription is told, from what the model is told."""
-    told = SIZES | CELL_SIZES | ARCHITECTURES[name] | overrides
+    told = SIZES | CELL_SIZES | MEMORY_SIZES | ARCHITECTURES[name] | overrides
     return Settings(**{key: told[key] for key in Settings.__dataclass_fields__ if key in told})
 
 
@@ -39,6 +41,9 @@ def remembered(cache):
     found = {}
     if isinstance(cache, RecurrentCache):
         cache, found["states"] = cache.window, cache.states_BSD
+    if isinstance(cache, MemorizingCache):
+        found |= {"memory_keys": cache.keys_BMHK, "memory_values": cache.values_BMHK}
+        cache, found["written"] = cache.window, cache.written_B
     return found | {"keys": cache.keys_BWHK, "values": cache.values_BWHK}
 
 

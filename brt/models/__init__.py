@@ -6,6 +6,7 @@ D width of the model    H heads    K size of a head    A = H * K    C = 2 * A
 F width of the feed-forward layer    S states    V rows of the embedding table
 R buckets of the relative position bias, rows of a table of distances or places
 Q queries, whoever asks
+M slots of an external memory                     P slots that a token picks
 
 In Transformer-XL: M positions remembered    J keys of a segment (J = M + T)
 P tokens of a segment being filled    C distances    E width of a bin's vectors    N rare bins

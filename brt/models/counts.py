@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-READING_STATES = {"cell", "cross_queries_DA", "cross_scale_H", "cross_norm"}
+RECURRENCE = {"cell", "cross_queries_DA", "cross_scale_H", "cross_norm", "memory"}
 NOT_MULTIPLIED = {
     *("table_HR", "initial_states_SD", "state_ids_SD", "content_bias_HK", "position_bias_HK"),
     *("positions_DA", "distance_bias_RH", "places_RD"),
@@ -19,7 +19,7 @@ NOT_MULTIPLIED = {
 
 
 class ParameterCounts(NamedTuple):
-    """Numbers of parameters. Recurrence: cells, and what tokens need to read states."""
+    """Numbers of parameters. Recurrence: cells, what tokens need to read states, and memories."""
 
     embedding: int
     layers: int
@@ -38,7 +38,7 @@ def count_parameters(params) -> ParameterCounts:
         size = int(np.prod(leaf.shape))
         if names[-1] in ("embedding_VD", "begin_D") or names[0] == "embedding":
             counts["embedding"] += size
-        elif READING_STATES & set(names):
+        elif RECURRENCE & set(names):
             counts["recurrence"] += size
         elif names[-1] == "output_CD":
             counts["layers"] += size // 2
@@ -53,7 +53,8 @@ def flops_per_token(model) -> float:
 
     Matrix products and attention only. Attention counts the keys a query may see (W, or all
     states); what a blocked implementation multiplies and then hides is not counted. A
-    training step costs three times as much.
+    training step costs three times as much, but for the search of an external memory: a query
+    and all M keys once, and then attention to those it picked.
 
     Args:
         model: a `LanguageModel`, built or abstract.
@@ -72,6 +73,9 @@ def flops_per_token(model) -> float:
             S = _num_states(layer.cell)
             block = 2 * S * matrix_size(layer.cell) + 4 * A * S * (S + 2 * W)
             total += block / W
+        if layer.memory is not None:
+            search = layer.memory.size if layer.memory.search != "dense" else 0
+            total += 2 * A * search + 4 * A * layer.memory.neighbours
     return total
 
 

@@ -16,6 +16,7 @@ from brt.data.vocabularies import BEGIN
 from brt.models import counts
 from brt.models.block_feedback import run_blocks, state_source
 from brt.models.dropout import dropout
+from brt.models.external_memory import ExternalMemory
 from brt.models.initializers import normal, parameter
 from brt.models.layer import Layer
 from brt.models.model import Model
@@ -28,9 +29,9 @@ REMATS = ("none", "layer", "block")
 DTYPES = ("float32", "bfloat16")
 
 
-@gin.configurable(denylist=["rngs", "cell"])
+@gin.configurable(denylist=["rngs", "cell", "memory"])
 class LanguageModel(Model):
-    """XL, Slide, Rec and Feedback, which differ in their bindings only.
+    """XL, Slide, Rec, Feedback and Memorizing, which differ in their bindings only.
 
     Args:
         vocabulary_size: V, rows of the embedding table; at least the vocabulary's size.
@@ -39,6 +40,7 @@ class LanguageModel(Model):
             segment length. Segments are any multiple of it.
         recurrent_layers: indices, counted from 0 (or from the end, negative), of the
             layers with a `RecurrentCell`.
+        memorizing_layers: likewise, of the layers with an `ExternalMemory`.
         feedback: block feedback: all other layers read the highest cell's state too.
         dropout: rate of every published place.
         logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").
@@ -46,12 +48,14 @@ class LanguageModel(Model):
         remat: "none"; "layer" recomputes each layer in the backward pass; "block" only
             what is computed block by block: attention and the cells' steps. With feedback
             both recompute each block of the whole stack.
-        cell: builds the cell of a recurrent layer; gin configures the default.
+        cell, memory: build what a recurrent or a memorizing layer has; gin configures the
+            defaults.
 
     Raises:
-        ValueError: a recurrent layer out of range, feedback without one, a bad choice.
+        ValueError: a recurrent or memorizing layer out of range, one that is both, feedback
+            without a cell or with a memory, a bad choice.
 
-    Source: Block-Recurrent, sections 3 and 4.1.
+    Source: Block-Recurrent, sections 3, 4.1 and 4.5.
     """
 
     def __init__(
@@ -65,12 +69,14 @@ class LanguageModel(Model):
         feed_forward_size: int = gin.REQUIRED,
         window: int = gin.REQUIRED,
         recurrent_layers: tuple[int, ...] = (),
+        memorizing_layers: tuple[int, ...] = (),
         feedback: bool = False,
         dropout: float = 0.0,
         logits_divisor: str = "vocabulary",
         activation_dtype: str = "float32",
         remat: str = "none",
         cell=RecurrentCell,
+        memory=ExternalMemory,
     ):
         for name, value, choices in (
             ("logits_divisor", logits_divisor, DIVISORS),
@@ -84,20 +90,24 @@ class LanguageModel(Model):
                 f"LanguageModel.window = {window} must be at least 1, and LanguageModel.dropout = "
                 f"{dropout} at least 0 and below 1."
             )
-        if isinstance(recurrent_layers, int):  # (9) for (9,)
-            recurrent_layers = (recurrent_layers,)
-        for index in recurrent_layers:
-            if not -num_layers <= index < num_layers:
-                raise ValueError(
-                    f"LanguageModel.recurrent_layers = {tuple(recurrent_layers)}: layer {index} "
-                    f"does not exist in a stack of {num_layers}; use 0 ... {num_layers - 1}."
-                )
-        if feedback and not recurrent_layers:
+        recurrent = _places("recurrent_layers", recurrent_layers, num_layers)
+        memorizing = _places("memorizing_layers", memorizing_layers, num_layers)
+        if both := recurrent & memorizing:
+            raise ValueError(
+                f"LanguageModel.recurrent_layers and LanguageModel.memorizing_layers both name "
+                f"layer {min(both)}: a layer has a cell or an external memory, not both."
+            )
+        if feedback and memorizing:
+            raise ValueError(
+                "LanguageModel.feedback = True and LanguageModel.memorizing_layers = "
+                f"{tuple(sorted(memorizing))}: feedback hands states to every layer, and a "
+                "memorizing layer reads none. Bind one of the two."
+            )
+        if feedback and not recurrent:
             raise ValueError(
                 "LanguageModel.feedback = True needs a state to feed back: "
                 "bind LanguageModel.recurrent_layers, for example (9,)."
             )
-        recurrent = {index % num_layers for index in recurrent_layers}
         self.window, self.feedback, self.dropout = window, feedback, dropout
         self.num_heads, self.remat = num_heads, remat
         self.dtype = jnp.dtype(activation_dtype)
@@ -115,6 +125,7 @@ class LanguageModel(Model):
                 window,
                 dropout,
                 cell=cell(rngs, *sizes) if i in recurrent else None,
+                memory=memory(rngs, num_heads, window) if i in memorizing else None,
                 reads_states=feedback,
                 remat_blocks=remat == "block" and not feedback,
             )
@@ -200,10 +211,16 @@ class LanguageModel(Model):
     def receptive_field(self) -> float:
         """How many tokens before it a token can be influenced by; infinite with a state.
 
+        A memorizing layer reaches M tokens instead of W, counted from the beginning of the block,
+        so the last token of a block W - 1 more. No gradient reaches further than n * W.
+
         Source: Block-Recurrent, appendix A.
         """
-        recurrent = any(layer.cell is not None for layer in self.layers)
-        return math.inf if recurrent else self.windows_reach()
+        if any(layer.cell is not None for layer in self.layers):
+            return math.inf
+        sizes = [layer.memory.size for layer in self.layers if layer.memory is not None]
+        within = sum(sizes) + self.window - 1 if sizes else 0
+        return within + (len(self.layers) - len(sizes)) * self.window
 
     def flops_per_token(self) -> float:
         """Floating-point operations of one token's forward pass, a product and a sum as two.
@@ -271,6 +288,18 @@ class LanguageModel(Model):
             x_BD, cache = layer.decode(x_BD, cache, given, reads_B)
             new_caches.append(cache)
         return self.logits(self.final_norm(x_BD)), tuple(new_caches)
+
+
+def _places(name, layers, num_layers) -> set[int]:
+    """Indices of layers, counted from 0."""
+    layers = (layers,) if isinstance(layers, int) else tuple(layers)  # (9) for (9,)
+    for index in layers:
+        if not -num_layers <= index < num_layers:
+            raise ValueError(
+                f"LanguageModel.{name} = {layers}: layer {index} does not exist in a stack of "
+                f"{num_layers}; use 0 ... {num_layers - 1}."
+            )
+    return {index % num_layers for index in layers}
 
 
 def _by_layer(monitors):

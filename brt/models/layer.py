@@ -2,7 +2,8 @@
 
 A plain layer attends to the W tokens before each token. A layer that `reads_states` also
 attends, in parallel, to state vectors: its own cell's if it has one (a recurrent layer),
-otherwise those it is handed (block feedback). Letters as in `brt.models`.
+otherwise those it is handed (block feedback). A memorizing layer mixes what its attention reads
+with what the same queries find in an external memory. Letters as in `brt.models`.
 """
 
 import jax
@@ -24,8 +25,9 @@ from brt.models.caches import (
 from brt.models.dropout import dropout, keep_mask
 from brt.models.feed_forward import FeedForward
 from brt.models.initializers import DENSE, parameter
+from brt.models.memorizing_cache import DecodingMemorizing, MemorizingCache
 from brt.models.norms import RMSNorm, unit_heads, wide
-from brt.models.positions_t5 import RelativeBias
+from brt.models.positions_t5 import RelativeBias, WindowMask
 from brt.models.recurrent_cell import BlockStates
 from brt.models.shape_letters import constrain
 
@@ -37,6 +39,8 @@ class Layer(nnx.Module):
         width, num_heads, head_size, feed_forward_size, window: D, H, K, F, W.
         dropout: rate after the attention norm, on attention weights and after the network.
         cell: the `RecurrentCell` that makes this a recurrent layer, or None.
+        memory: the `ExternalMemory` that makes this a memorizing layer, without a position
+            bias, or None.
         reads_states: whether the tokens attend to states.
         remat_blocks: recompute attention and the cell's steps in the backward pass.
     """
@@ -51,6 +55,7 @@ class Layer(nnx.Module):
         window: int,
         dropout: float = 0.0,
         cell=None,
+        memory=None,
         reads_states: bool = False,
         remat_blocks: bool = False,
     ):
@@ -64,7 +69,7 @@ class Layer(nnx.Module):
         self.keys_DA = parameter(rngs, DENSE, D, A)
         self.values_DA = parameter(rngs, DENSE, D, A)
         self.attention_scale_H = parameter(rngs, jax.nn.initializers.ones, num_heads)
-        self.relative_bias = RelativeBias(rngs, num_heads)
+        self.relative_bias = RelativeBias(rngs, num_heads) if memory is None else WindowMask()
         if self.reads_states:
             self.cross_queries_DA = parameter(rngs, DENSE, D, A)
             self.cross_scale_H = parameter(rngs, jax.nn.initializers.ones, num_heads)
@@ -75,37 +80,48 @@ class Layer(nnx.Module):
             self.cross_norm = RMSNorm(rngs, D)
         self.feed_forward_norm = RMSNorm(rngs, D)
         self.feed_forward = FeedForward(rngs, D, feed_forward_size)
-        self.cell = cell
+        self.cell, self.memory = cell, memory
 
     # The caches.
 
     def init_cache(self, rows: int, dtype):
         """The cache of `rows` documents that have not begun: zero keys and values, visible."""
-        shape = (rows, self.window, self.num_heads, self.head_size)
-        window = WindowCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+        def zeros(length):
+            return jnp.zeros((rows, length, self.num_heads, self.head_size), dtype)
+
+        window = WindowCache(zeros(self.window), zeros(self.window))
+        if self.memory is not None:
+            size = self.memory.size
+            return MemorizingCache(window, zeros(size), zeros(size), jnp.zeros(rows, jnp.int32))
         if self.cell is None:
             return window
         return RecurrentCache(window, self.cell.initial_states(rows))
+
+    def _window(self, cache):
+        """The part of a cache that every layer has, in either form."""
+        return cache if self.cell is None and self.memory is None else cache.window
 
     def begin_decoding(self, cache, after=None, fill_B=None):
         """The decoding form of a segment-form cache.
 
         after, fill_B: as `fill_window` takes them, for rows that stand inside a block.
         """
+        block = None if after is None else self._window(after)
+        window = fill_window(self._window(cache), block, fill_B)
+        if self.memory is not None:
+            return DecodingMemorizing(window, *cache[1:])
         if self.cell is None:
-            return fill_window(cache, after, fill_B)
-        dtype = cache.window.keys_BWHK.dtype
-        return DecodingRecurrent(
-            fill_window(cache.window, None if after is None else after.window, fill_B),
-            cache.states_BSD,
-            *self.cell.keys_values(cache.states_BSD, dtype),
-        )
+            return window
+        states_BSD, dtype = cache.states_BSD, window.keys_BJHK.dtype
+        return DecodingRecurrent(window, states_BSD, *self.cell.keys_values(states_BSD, dtype))
 
     def end_decoding(self, cache):
         """The segment form of a decoding-form cache whose rows stand at a block border."""
-        if self.cell is None:
-            return last_block(cache)
-        return RecurrentCache(last_block(cache.window), cache.states_BSD)
+        window = last_block(self._window(cache))
+        if self.memory is not None:
+            return MemorizingCache(window, *cache[1:])
+        return window if self.cell is None else RecurrentCache(window, cache.states_BSD)
 
     def window_table(self):
         """Scaled position bias and mask of one block, (H, W, 2W)."""
@@ -159,7 +175,7 @@ class Layer(nnx.Module):
 
         Args:
             x_BTD: (B, T, D) activations, T a multiple of W.
-            cache: `WindowCache` or `RecurrentCache`, as `init_cache` makes it.
+            cache: `WindowCache`, `RecurrentCache` or `MemorizingCache`, as `init_cache` makes it.
             table_HWJ: `window_table()`, if the caller has it already.
             given: `BlockStates` to read, for a layer without a cell; for one with a cell,
                 those of its own states if they are known already (one block only).
@@ -168,12 +184,13 @@ class Layer(nnx.Module):
         Returns:
             (B, T, D), the cache after the segment, and the monitors: a dict of scalars
             (kept: share of the states the gates keep; state_norm: root mean square;
-            state_share: the states' part of what attention adds), empty for plain layers.
+            state_share: the states' part of what attention adds; memory_share: the external
+            memory's part of what attention reads), empty for plain layers.
         """
         B, T, _ = x_BTD.shape
         W, G = self.window, T // self.window
         table_HWJ = self.window_table() if table_HWJ is None else table_HWJ
-        window = cache if self.cell is None else cache.window
+        window = self._window(cache)
         norm_key, weights_key, states_key, output_key = (
             (None,) * 4 if key is None else jax.random.split(key, 4)
         )
@@ -202,6 +219,12 @@ class Layer(nnx.Module):
             new_cache = RecurrentCache(new_cache, states_BSD)
             monitors = {"kept": kept, "state_norm": jnp.sqrt(jnp.mean(jnp.square(states_BSD)))}
 
+        if self.memory is not None:
+            found_BTHK = self.memory.read(q_BTHK, cache, k_BTHK, v_BTHK, scale_H, self.remat_blocks)
+            parts = self.memory.mixed(self_BTHK, found_BTHK)
+            self_BTHK, monitors = sum(parts), {"memory_share": _share(*parts[::-1])}
+            new_cache = self.memory.write(cache, k_BTHK, v_BTHK)._replace(window=new_cache)
+
         def read_states(q_BTHK):
             return read(q_BTHK, *given, self.cross_scale_H[...], None, states_key)
 
@@ -213,7 +236,7 @@ class Layer(nnx.Module):
     # The decoding form.
 
     def decode(self, x_BD, cache, given: BlockStates | None = None, reads_B=True):
-        """One token of every row; the state moves when the token completes a block.
+        """One token of every row; state and memory move when the token completes a block.
 
         Args:
             x_BD: (B, D) activations.
@@ -225,7 +248,7 @@ class Layer(nnx.Module):
             (B, D) and the cache after the token.
         """
         x_B1D = x_BD[:, None]
-        window = cache if self.cell is None else cache.window
+        window = self._window(cache)
         normed_B1D = self.attention_norm(x_B1D)
         q_B1HK, k_B1HK, v_B1HK = self._queries_keys_values(normed_B1D)
         window = write_token(window, k_B1HK[:, 0], v_B1HK[:, 0], reads_B)
@@ -233,6 +256,11 @@ class Layer(nnx.Module):
         self_B1HK = attend(
             q_B1HK, window.keys_BJHK, window.values_BJHK, self.attention_scale_H[...], table_BH1J
         )
+
+        if self.memory is not None:
+            scale_H = self.attention_scale_H[...]
+            found_B1HK = self.memory.read(q_B1HK, cache, k_B1HK, v_B1HK, scale_H)
+            self_B1HK = sum(self.memory.mixed(self_B1HK, found_B1HK))
 
         def read_states(q_B1HK):
             if self.cell is None:
@@ -242,9 +270,24 @@ class Layer(nnx.Module):
             return attend(q_B1HK, k_BSHK, v_BSHK, self.cross_scale_H[...])
 
         x_B1D, _ = self._project_and_feed(x_B1D, normed_B1D, self_B1HK, read_states, None)
-        if self.cell is None:
-            return x_B1D[:, 0], advance(window, reads_B)
-        return x_B1D[:, 0], self._advance_state(cache._replace(window=window), reads_B)
+        if self.memory is not None:
+            cache = self._advance_memory(cache._replace(window=window), reads_B)
+        elif self.cell is not None:
+            cache = self._advance_state(cache._replace(window=window), reads_B)
+        else:
+            cache = advance(window, reads_B)
+        return x_B1D[:, 0], cache
+
+    def _advance_memory(self, cache: DecodingMemorizing, reads_B):
+        window, W = cache.window, self.window
+        full_B = completes_block(window, reads_B)
+
+        def update(cache):
+            block = window.keys_BJHK[:, W:], window.values_BJHK[:, W:]
+            return self.memory.write(cache, *block, full_B)
+
+        cache = jax.lax.cond(jnp.any(full_B), update, lambda cache: cache, cache)
+        return cache._replace(window=advance(window, reads_B))
 
     def _advance_state(self, cache: DecodingRecurrent, reads_B):
         window = cache.window

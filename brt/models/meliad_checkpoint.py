@@ -1,8 +1,9 @@
 """Reads parameters of google-research/meliad into brt's models.
 
 meliad's parameter tree says almost everything about its model: how many layers, which are
-recurrent, how they are gated, whether there is block feedback. Only the window does not
-show in it. The loaded model uses the gate form "meliad" and logits over the root of D.
+recurrent or memorizing, how they are gated, whether there is block feedback. Only the window
+and the settings of an external memory do not show in it. The loaded model uses the gate form
+"meliad" and logits over the root of D.
 """
 
 import functools
@@ -13,24 +14,27 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from brt.models.external_memory import ExternalMemory
 from brt.models.language_model import LanguageModel
 from brt.models.recurrent_cell import RecurrentCell
 
 LAYER = "transformer{}/"
 TOKENS = "tbase/"
 STATES = "recurrent_tbase/"
+MIX = "external_memory_bias"
 
 
 class UnsupportedCheckpoint(ValueError):
     """The checkpoint holds something brt has no counterpart for; the message names it."""
 
 
-def load(params: dict, window: int) -> LanguageModel:
+def load(params: dict, window: int, **memory) -> LanguageModel:
     """A model with meliad's parameters.
 
     Args:
         params: from paths joined with "/" (`transformer0/tbase/...`) to arrays.
         window: W in tokens (meliad's WINDOW_LENGTH).
+        memory: `size`, `neighbours` and `search` of the `ExternalMemory`, where there is one.
 
     Returns:
         A float32 `LanguageModel`. Its `begin_D` is zero: meliad has no begin token.
@@ -40,7 +44,7 @@ def load(params: dict, window: int) -> LanguageModel:
     """
     params = {path: np.asarray(value, np.float32) for path, value in params.items()}
     try:
-        model = nnx.eval_shape(lambda: _build(params, window))
+        model = nnx.eval_shape(lambda: _build(params, window, memory))
     except KeyError as error:
         raise UnsupportedCheckpoint(f"The checkpoint has no {error}.") from error
     except ValueError as error:
@@ -69,11 +73,12 @@ def load(params: dict, window: int) -> LanguageModel:
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
 
-def load_recording(recording) -> LanguageModel:
+def load_recording(recording, search: str = "bucketed") -> LanguageModel:
     """The model of a recording in meliad's format: `params/...` and `config_json`.
 
     Args:
         recording: a mapping such as `numpy.load(file, allow_pickle=False)`.
+        search: of an external memory; the released code's own is "bucketed".
 
     Raises:
         UnsupportedCheckpoint: when it uses what brt lacks, or `config_json` and the
@@ -86,6 +91,7 @@ def load_recording(recording) -> LanguageModel:
     model = load(
         {name.removeprefix("params/"): recording[name] for name in names},
         window=int(bindings["WINDOW_LENGTH"]),
+        **_memory_settings(bindings, search),
     )
     for macro, found in (
         ("NUM_LAYERS", len(model.layers)),
@@ -102,17 +108,29 @@ def load_recording(recording) -> LanguageModel:
     return model
 
 
+def _memory_settings(bindings, search):
+    """Of the `ExternalMemory`, by the last part of the names meliad's gin files give them."""
+    names = {"database_size": "size", "memory_num_neighbors": "neighbours"}
+    found = {
+        names[name.rsplit(".", 1)[-1]]: int(value)
+        for name, value in bindings.items()
+        if name.rsplit(".", 1)[-1] in names
+    }
+    return found | {"search": search}
+
+
 def from_brt_path(path) -> str:
     """meliad's name of a brt parameter: `("layers", 0, "keys_DA")` to `transformer0/...`."""
     return _source("/".join(map(str, path)))
 
 
-def _build(params, window):
+def _build(params, window, memory):
     count = len({match[0] for path in params if (match := re.match(r"transformer\d+/", path))})
     recurrent = [i for i in range(count) if f"{LAYER.format(i)}recurrent_initial_state" in params]
     heads = params[f"{LAYER.format(0)}{TOKENS}_kvq/attention_scale"].shape[0]
     D, A = params[f"{LAYER.format(0)}{TOKENS}_kvq/queries_layer/kernel"].shape
     crossing = [i for i in range(count) if f"{LAYER.format(i)}{TOKENS}attention_scale2" in params]
+    memorizing = [i for i in range(count) if f"{LAYER.format(i)}{MIX}" in params]
     cell = {}
     if recurrent:
         prefix = LAYER.format(recurrent[0])
@@ -138,12 +156,14 @@ def _build(params, window):
         feed_forward_size=params[f"{LAYER.format(0)}{TOKENS}ffn/hidden0/kernel"].shape[1],
         window=window,
         recurrent_layers=tuple(recurrent),
+        memorizing_layers=tuple(memorizing),
         feedback=len(crossing) > len(recurrent),
         logits_divisor="width",
         dropout=0.0,
         activation_dtype="float32",
         remat="none",
         cell=functools.partial(RecurrentCell, **cell),
+        memory=functools.partial(ExternalMemory, **memory),
     )
 
 
@@ -181,6 +201,8 @@ def _source(path: str) -> str:
     prefix = LAYER.format(layer)
     if rest == "relative_bias/table_HR":
         return prefix + "relative_positions/rel_embedding"
+    if rest == "memory/mix_H":
+        return prefix + MIX
     if rest == "cell/initial_states_SD":
         return prefix + "recurrent_initial_state"
     side = STATES if rest.startswith("cell/") else TOKENS

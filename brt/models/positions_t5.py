@@ -33,23 +33,8 @@ def t5_buckets(distance, num_buckets=32, max_distance=128):
     return buckets.astype(np.int32)
 
 
-@gin.configurable
-class RelativeBias(nnx.Module):
-    """The bias of a window of W tokens, expanded for blocks of W queries and 2W keys.
-
-    Args:
-        num_heads: H.
-        num_buckets: R.
-        max_distance: distance in tokens from which the last bucket is used.
-
-    Source: Block-Recurrent, section 3.2.
-    """
-
-    def __init__(
-        self, rngs: nnx.Rngs, num_heads: int, num_buckets: int = 32, max_distance: int = 128
-    ):
-        self.max_distance = max_distance
-        self.table_HR = parameter(rngs, normal(num_buckets**-0.5), num_heads, num_buckets)
+class WindowMask(nnx.Module):
+    """What a window of W tokens may see, expanded for blocks of W queries and 2W keys; no bias."""
 
     def window_table(self, scale_H, window: int):
         """What is added to the scores of a block: the scaled bias, or `HIDDEN`.
@@ -86,6 +71,29 @@ class RelativeBias(nnx.Module):
         bias_HW = self._by_distance(scale_H, window)
         bias_HBJ = bias_HW[:, jnp.clip(distance_BJ - 1, 0, window - 1)]
         return jnp.moveaxis(jnp.where(visible_BJ, bias_HBJ, HIDDEN), 0, 1)[:, :, None]
+
+    def _by_distance(self, scale_H, window):
+        """Scaled bias at distances 1 ... W, (H, W)."""
+        return jnp.zeros((len(scale_H), window), scale_H.dtype)
+
+
+@gin.configurable
+class RelativeBias(WindowMask):
+    """The bias of a window of W tokens, expanded for blocks of W queries and 2W keys.
+
+    Args:
+        num_heads: H.
+        num_buckets: R.
+        max_distance: distance in tokens from which the last bucket is used.
+
+    Source: Block-Recurrent, section 3.2.
+    """
+
+    def __init__(
+        self, rngs: nnx.Rngs, num_heads: int, num_buckets: int = 32, max_distance: int = 128
+    ):
+        self.max_distance = max_distance
+        self.table_HR = parameter(rngs, normal(num_buckets**-0.5), num_heads, num_buckets)
 
     def _by_distance(self, scale_H, window):
         """Scaled bias at distances 1 ... W, (H, W)."""

@@ -34,6 +34,7 @@ STANDS_FOR = (
     *("LanguageModel.num_layers", "LanguageModel.width", "LanguageModel.num_heads"),
     *("LanguageModel.head_size", "LanguageModel.feed_forward_size", "LanguageModel.window"),
     *("LanguageModel.recurrent_layers", "RecurrentCell.num_states", "Trainer.segment_length"),
+    *("LanguageModel.memorizing_layers", "ExternalMemory.size", "ExternalMemory.neighbours"),
 )
 """What is scaled, and kept at the paper's scale for the tables."""
 
@@ -108,8 +109,8 @@ def _read(config, path):
 def scaled(settings: dict, scale: Scale) -> dict:
     """The dimensions of a model at another scale.
 
-    Layers beyond a multiple of twelve stay as many, as in Slide:13L; a recurrent layer keeps its
-    place in the stack.
+    Layers beyond a multiple of twelve stay as many, as in Slide:13L; a recurrent or memorizing
+    layer keeps its place in the stack. What a memory holds, and finds, shrinks as lengths do.
 
     Raises:
         LadderError: a dimension that would not stay whole.
@@ -120,8 +121,9 @@ def scaled(settings: dict, scale: Scale) -> dict:
         f"LanguageModel.{name}": getattr(scale, name)
         for name in ("width", "num_heads", "head_size", "feed_forward_size")
     }
-    names = "LanguageModel.window", "Trainer.segment_length", "RecurrentCell.num_states"
-    divisors |= dict.fromkeys(names, scale.lengths)
+    lengths = "LanguageModel.window", "Trainer.segment_length", "RecurrentCell.num_states"
+    memory = "ExternalMemory.size", "ExternalMemory.neighbours"
+    divisors |= dict.fromkeys([*lengths, *memory], scale.lengths)
     found = {}
     for name, divisor in divisors.items():
         if name in settings:
@@ -133,15 +135,16 @@ def scaled(settings: dict, scale: Scale) -> dict:
                 )
     times, more = divmod(settings["LanguageModel.num_layers"], 12)
     layers = found["LanguageModel.num_layers"] = scale.layers * times + more
-    if recurrent := settings.get("LanguageModel.recurrent_layers"):
-        ratio = layers / settings["LanguageModel.num_layers"]
-        places = tuple(max(round((index + 1) * ratio), 1) - 1 for index in recurrent)
+    ratio = layers / settings["LanguageModel.num_layers"]
+    for name in ("LanguageModel.recurrent_layers", "LanguageModel.memorizing_layers"):
+        if not (indices := settings.get(name)):
+            continue
+        places = tuple(max(round((index + 1) * ratio), 1) - 1 for index in indices)
         if len(set(places)) < len(places):
             raise LadderError(
-                f"LanguageModel.recurrent_layers = {recurrent} falls together in {layers} layers: "
-                "choose a larger scale."
+                f"{name} = {indices} falls together in {layers} layers: choose a larger scale."
             )
-        found["LanguageModel.recurrent_layers"] = places
+        found[name] = places
     found["LanguageModel.activation_dtype"] = "float32"
     return found
 

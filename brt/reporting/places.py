@@ -53,7 +53,13 @@ def place(run: Run) -> Place:
 
 
 def _system(settings, layers, window, segment, recurrent):
+    memory = ""
+    if settings.get("LanguageModel.memorizing_layers"):
+        kind = " dense" if settings.get("ExternalMemory.search") == "dense" else ""
+        memory = f"Memorizing Trans. {settings.get('ExternalMemory.size', 65_536) // 1024}k{kind}"
     if not recurrent:
+        if memory:
+            return memory
         if window != segment:
             return f"Slide:{layers}L"
         return f"XL:{window}" if layers == 12 else f"XL:{window}:{layers}-layer"
@@ -63,7 +69,8 @@ def _system(settings, layers, window, segment, recurrent):
     if len(recurrent) != (1 if layers < 24 else 2):
         # The paper counts layers from 1.
         where = " @" + ",".join(str(index + 1) for index in recurrent)
-    return f"{family}:{gate or 'fixed'}:{arrangement or 'skip'}{where}"
+    name = f"{family}:{gate or 'fixed'}:{arrangement or 'skip'}{where}"
+    return f"{name} + {memory}" if memory else name
 
 
 def _size(settings, layers, is_recurrent):
