@@ -6,7 +6,7 @@
 
 Gin files and bindings are read after those of the run. With --record the loss of every token is
 kept in the run folder, and an evaluation that was killed goes on where it stopped. With --study it
-answers a question instead: compare, memory_use, reach, positions or recl.
+answers a question instead: compare, memory_use, reach, positions, recl or attention_length.
 """
 
 import math
@@ -47,8 +47,11 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_integer("study_seed", 0, "Decides what is drawn.", lower_bound=0)
 flags.DEFINE_integer("study_tokens", TOKENS, "Tokens --study=reach reads for each distance.", 1)
-flags.DEFINE_integer("context_step", STEP, "Tokens from one context of --study=recl to the next.")
-flags.DEFINE_integer("longest_context", LONGEST, "The longest context of --study=recl, in tokens.")
+flags.DEFINE_integer("context_step", STEP, "From a length of recl or attention_length to the next.")
+flags.DEFINE_integer("longest_context", LONGEST, "The longest of these lengths, in tokens.")
+flags.DEFINE_string(
+    "lengthened", "TransformerXL.memory_length", "The setting --study=attention_length changes."
+)
 flags.DEFINE_integer("study_positions", POSITIONS, "Tokens that --study=recl scores.", 1)
 
 COUNTS = ("documents", "tokens", "words", "characters", "bytes")
@@ -84,9 +87,8 @@ def study(experiment, mesh, workdir, gin_files):
     """Runs a study of the newest checkpoint, prints it and writes it to the run folder."""
     experiment.trainer.corpus.prepare(experiment.trainer.evaluation.split)
     run = RecordedRun(experiment, mesh, workdir)
-    others = {}
+    others, settings = {}, (gin_files, FLAGS.gin_bindings, FLAGS.gin_search_paths)
     for other in FLAGS.other:
-        settings = gin_files, FLAGS.gin_bindings, FLAGS.gin_search_paths
         others[other] = RecordedRun.load(other, mesh, *settings)
     result = run_study(
         FLAGS.study,
@@ -99,6 +101,8 @@ def study(experiment, mesh, workdir, gin_files):
         context_step=FLAGS.context_step,
         longest_context=FLAGS.longest_context,
         positions=FLAGS.study_positions,
+        lengthened=FLAGS.lengthened,
+        gin=settings,
     )
     if jax.process_index() == 0:
         path = write_study(result)

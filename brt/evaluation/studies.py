@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from brt.data.store_writer import replace_json
+from brt.evaluation.attention_length import attention_length
 from brt.evaluation.compare import choose_documents, compare
-from brt.evaluation.context_losses import LONGEST, POSITIONS, STEP, as_csv, recl
+from brt.evaluation.context_losses import LONGEST, POSITIONS, STEP, as_csv, contexts, recl
 from brt.evaluation.memory_use import memory_use
 from brt.evaluation.positions import positions
 from brt.evaluation.reach import TOKENS, reach
@@ -28,7 +29,10 @@ class Choices(NamedTuple):
     against: what `compare` sets against a kept state: a name of `TREATMENTS`.
     seed: of what is drawn.
     tokens: `reach` reads for each distance.
-    context_step, longest_context, positions: contexts in tokens and tokens scored by `recl`.
+    context_step, longest_context: contexts of `recl`, or lengths of `attention_length`, in tokens.
+    positions: tokens that `recl` scores.
+    lengthened: the setting that `attention_length` lengthens.
+    gin: files, bindings and search paths besides the run's own.
     """
 
     documents: np.ndarray
@@ -38,6 +42,8 @@ class Choices(NamedTuple):
     context_step: int = STEP
     longest_context: int = LONGEST
     positions: int = POSITIONS
+    lengthened: str = "TransformerXL.memory_length"
+    gin: tuple = ()
 
 
 def study_compare(run, others, choices):
@@ -73,12 +79,19 @@ def study_recl(run, others, choices):
     return recl(run, others, choices.documents, choices.seed, *sizes)
 
 
+def study_attention_length(run, others, choices):
+    lengths = contexts(choices.context_step, choices.longest_context)
+    settings = lengths, choices.lengthened, *choices.gin
+    return attention_length(run, choices.documents, *settings)
+
+
 STUDIES = {
     "compare": study_compare,
     "memory_use": study_memory_use,
     "reach": study_reach,
     "positions": study_positions,
     "recl": study_recl,
+    "attention_length": study_attention_length,
 }
 WITH_OTHERS = ("compare", "positions", "recl")
 WITH_MANY = ("recl",)

@@ -5,6 +5,7 @@ the longest backpropagation length that fits (Transformer-XL, appendix A, Table 
 are those of the compiled step, as the compiler reports them, so nothing is run.
 """
 
+import math
 import re
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from brt.experiment import Experiment
 from brt.training.sharding import make_mesh
 
 UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+STEP = 4
+"""Tokens from one length to the next, for a model that takes any: the published are multiples."""
 MOST_PERIODS = 2**20
 """Where the search gives up: no step is that long."""
 
@@ -102,8 +105,11 @@ def longest_segment(file: str, budget: int, also=(), bindings=(), paths=(), repo
     """
     bindings, paths = list(bindings), list(paths)
     config.parse([file], bindings, paths)
-    trainer = Experiment.from_gin().trainer
-    per_row = trainer.rows * trainer.segments_per_step
+    experiment = Experiment.from_gin()
+    per_row = experiment.trainer.rows * experiment.trainer.segments_per_step
+    # A model whose memory moves at the ends of segments takes their length as its period.
+    follows = any(name.endswith(".window") for name in also)
+    period = STEP if follows else math.lcm(STEP, experiment.model.for_segments(STEP).period)
 
     def bytes_of(length):
         lengths = [f"{name} = {length}" for name in ("Trainer.segment_length", *also)]
@@ -113,17 +119,4 @@ def longest_segment(file: str, budget: int, also=(), bindings=(), paths=(), repo
         report(f"{length:>9,} tokens  {found / 2**20:>12,.1f} MiB")
         return found
 
-    return longest_fitting(bytes_of, budget, _period(file, bindings, paths, also))
-
-
-def _period(file, bindings, paths, also):
-    """What segment lengths are multiples of: the model's own, unless it follows the segment."""
-    config.parse([file], bindings, paths)
-    experiment = Experiment.from_gin()
-    period, length = experiment.model.period, experiment.trainer.segment_length
-    follows = period == length or any(name.endswith(".window") for name in also)
-    return STEP if follows else period
-
-
-STEP = 8
-"""Tokens from one length to the next, for a model that takes any length."""
+    return longest_fitting(bytes_of, budget, period)
