@@ -3,6 +3,7 @@
 import pytest
 from tiny_run import shared_programs, write_config  # noqa: F401
 
+from brt.config import ConfigError
 from brt.evaluation import evaluation_speed
 from brt.evaluation.evaluation_speed import Speed, measure, table
 
@@ -40,7 +41,7 @@ def test_the_table_sets_the_papers_ratios_beside():
 
 def test_a_model_that_cannot_be_compared_is_refused(tmp_path):
     path = write_config(tmp_path)
-    with pytest.raises(ValueError, match="has no TransformerXL"):
+    with pytest.raises(ConfigError, match="nothing here uses TransformerXL"):
         measure(str(path), (8,), rounds=1, bindings=[])
     with pytest.raises(ValueError, match="--attention_lengths"):
         measure(str(path), (0,))

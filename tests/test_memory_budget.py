@@ -88,8 +88,10 @@ def test_the_longest_segment_of_a_model_fits_and_the_next_does_not(txl):
     assert longest_segment(str(txl), 1000, also, report=lines.append).segment_length == 0
 
 
-def test_lengths_are_multiples_of_a_window(tmp_path):
-    path = write_config(tmp_path, "LanguageModel.window = 12", "Trainer.segment_length = 12",
-                        "Trainer.tokens_per_step = 48")  # fmt: skip
-    found = longest_segment(str(path), 2**21, report=lambda line: None)
-    assert found.tried and all(length % 12 == 0 for length in found.tried)
+def test_lengths_are_multiples_of_a_window(tmp_path, monkeypatch):
+    lines = "LanguageModel.window = 12", "Trainer.segment_length = 12"
+    path = write_config(tmp_path, *lines, "Trainer.tokens_per_step = 48")
+    tokens = "brt.training.memory_budget.step_bytes"
+    monkeypatch.setattr(tokens, lambda experiment: experiment.trainer.tokens_per_step)
+    found = longest_segment(str(path), 4 * 64, report=lambda line: None)
+    assert found == (60, {length: 4 * length for length in (12, 24, 48, 60, 72, 96)})
