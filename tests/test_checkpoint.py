@@ -15,6 +15,7 @@ import pytest
 from tiny_run import differing, files_of_at_most, half_read, leaves, mesh_of  # noqa: F401
 
 from brt.models.caches import RecurrentCache, WindowCache
+from brt.models.memorizing_cache import MemorizingCache
 from brt.training import checkpoint
 from brt.training.checkpoint import CheckpointError, CheckpointPolicy, Checkpoints
 from brt.training.sharding import shardings
@@ -39,7 +40,9 @@ def make_state(step=3, seed=0, width=16):
         "layers": {0: {"queries_DA": draw(width, 8)}},
     }
     window = WindowCache(*(draw(8, 4, 2, 3, dtype=jnp.bfloat16) for _ in range(2)))
-    caches = (RecurrentCache(window, draw(8, 5, width)),)
+    slots = (draw(8, 12, 2, 3, dtype=jnp.bfloat16) for _ in range(2))
+    memory = MemorizingCache(window, *slots, jnp.arange(8, dtype=jnp.int32) * 4)
+    caches = (RecurrentCache(window, draw(8, 5, width)), memory)
     optimizer = optax.sgd(0.1, momentum=0.9).init(params)
     optimizer = jax.tree.map(lambda x: (x + draw(*x.shape)).astype(x.dtype), optimizer)
     return TrainState(jnp.int32(step), params, optimizer, caches)

@@ -96,6 +96,30 @@ def test_a_loaded_model_gives_the_logits_of_the_exported_one(cell):
     assert np.abs(other_BTV - logits_BTV).max() > 0.1
 
 
+MEMORY = dict(memorizing_layers=(0, 2), size=8, neighbours=2, search="bucketed")
+
+
+def test_an_external_memory_survives_the_journey_and_its_settings_are_told():
+    model = meliad_model()
+    assert "transformer1/external_memory_bias" not in exported(model)
+    model = random_model("slide", **MELIAD | MEMORY)
+    model.begin_D[...] = model.begin_D[...] * 0
+    flat = exported(model)
+    assert flat["transformer2/external_memory_bias"].shape == (2,)
+    assert "transformer2/relative_positions/rel_embedding" not in flat
+    options = {name: MEMORY[name] for name in ("size", "neighbours", "search")}
+    loaded_graph, loaded = nnx.split(load(flat, WINDOW, **options))
+    graph, params = nnx.split(model)
+    assert loaded_graph == graph
+    jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(loaded), nnx.to_pure_dict(params))
+
+
+def test_a_layer_with_states_and_a_memory_is_refused():
+    flat = exported(meliad_model(**CELLS[0]))
+    with pytest.raises(UnsupportedCheckpoint, match="both name layer 1"):
+        load(flat | {"transformer1/external_memory_bias": np.zeros(2)}, WINDOW)
+
+
 def random_model_like(model):
     graph, params = nnx.split(model)
     return nnx.merge(graph, jax.tree.map(lambda leaf: -leaf if leaf.ndim == 2 else leaf, params))
@@ -143,7 +167,7 @@ def example():
     return exported(meliad_model(**CELLS[0]))
 
 
-@pytest.mark.parametrize("path", ["transformer1/external_memory_bias", "tbase/x"])
+@pytest.mark.parametrize("path", ["transformer1/memory/x", "tbase/x"])
 def test_a_parameter_without_a_place_is_refused_by_name(path):
     with pytest.raises(UnsupportedCheckpoint, match=path):
         load(example() | {path: np.zeros(2)}, WINDOW)
@@ -286,7 +310,7 @@ def test_every_recording_is_reproduced(check, file):
     """Gradients, which take long to compile, of one segment of one model."""
     with np.load(file, allow_pickle=False) as archive:
         arrays = {key: archive[key] for key in archive if key != "grads_seg2_loss"}
-    if "lstm" not in file.stem:
+    if "lstm" not in file.stem and "memorizing" not in file.stem:
         arrays.pop("grads_loss")
     assert check(arrays, name=file.stem) == 0
 
@@ -310,6 +334,21 @@ def test_a_recording_with_one_logit_moved_by_a_thousandth_fails(check, capsys):
     arrays["logits"][-1, 1, -1, 3] += 1e-3
     assert check(arrays) == 1
     assert "FAIL" in capsys.readouterr().out
+
+
+EXACT = GOLDEN / "meliad_memorizing_exact_topk.npz"
+
+
+@pytest.mark.skipif(not EXACT.exists(), reason=ABSENT)
+def test_a_recorded_memory_is_compared_and_searched_as_the_files_name_says(check, capsys):
+    with np.load(EXACT, allow_pickle=False) as archive:
+        arrays = {key: archive[key] for key in archive if not key.startswith("grads")}
+    assert check(arrays) == 1  # by buckets
+    assert "memory" in capsys.readouterr().out
+    keys = "database/transformer2/mem_layer_test/wrapped/key_db"
+    arrays[keys] = arrays[keys] + 1e-3
+    assert check(arrays, name="exact") == 1
+    assert "memory 1.0e-03" in capsys.readouterr().out
 
 
 def moved(key, by):

@@ -57,6 +57,15 @@ def test_what_is_loaded_is_what_was_saved_and_goes_on_bit_for_bit(generator, mem
     assert_identical(found.memory, expected.memory)
 
 
+def test_an_external_memory_is_in_the_file_and_how_much_of_it_is_filled(tmp_path):
+    generator = Generator(random_model("memorizing_exact"), Ids(), SEGMENT, 5)
+    memory = generator.read([np.arange(3 * SEGMENT + 1) % VOCABULARY])
+    generator.save(tmp_path / "memory", memory)
+    loaded = generator.load(tmp_path / "memory")
+    assert_identical(loaded, memory)
+    assert loaded.caches[1].written_B.tolist() == [3 * SEGMENT] and loaded.caches[1].keys_BMHK.all()
+
+
 def test_activations_in_bfloat16_are_kept_as_they_are(tmp_path):
     model = cast(random_model(NAME), "bfloat16")
     generator = Generator(model, Ids(), SEGMENT, 5)

@@ -64,6 +64,31 @@ def test_the_config_of_a_system_fills_its_own_row_of_table_1(tmp_path, name):
     assert sum(bool(cell.values) for cells in table.rows for cell in cells) == 5
 
 
+def test_the_last_row_of_table_1_is_filled_by_a_memory_of_its_size_and_no_other(tmp_path):
+    name, smaller = "pg19_memorizing_64k", "ExternalMemory.size = 8192"
+    runs = [
+        make_run(tmp_path / "tokens", name, evaluations={"test": 3.56}),
+        make_run(tmp_path / "bytes", name, files=BYTES, evaluations={"test": 0.957}),
+        make_run(tmp_path / "arxiv", "arxiv_memorizing_64k", evaluations={"test": 1.27}),
+        make_run(tmp_path / "smaller", name, smaller, evaluations={"test": 3.6}),
+        make_run(tmp_path / "dense", "pg19_memorizing_dense_64k", evaluations={"test": 3.7}),
+    ]
+    table = tables_of(runs, {"Memorizing Trans. 64k": 1.9})["table_1"]
+    found = {
+        cells[0].text: {h: c.text for h, c in zip(table.heads(), cells) if c.values}
+        for cells in table.rows[13:]
+    }
+    assert found["Memorizing Trans. 64k"] == {
+        "step time, measured": "1.90",
+        "PG19 tokens, measured": "3.56",
+        "PG19 bytes, measured": "0.957",
+        "arXiv, measured": "1.27",
+    }
+    systems = [group.place.system for group in collect(open_runs(runs))]
+    assert {"Memorizing Trans. 8k", "Memorizing Trans. 64k dense"} <= set(systems)
+    assert len(found) == 1
+
+
 def test_seeds_share_a_cell_and_their_spread_is_rounded_up(tmp_path):
     values = (3.52, 3.525, 3.53)
     runs = [

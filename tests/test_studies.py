@@ -91,6 +91,19 @@ def test_costs_are_those_of_the_recordings(recurrent):
         assert cost != 0 and found[f"cost_{state}_error"] > 0
 
 
+def test_an_external_memory_is_weighed_like_a_state_but_no_gradient_reaches_it(tmp_path):
+    memory = ("ExternalMemory.size = 24", "ExternalMemory.neighbours = 3")
+    lines = ("LanguageModel.recurrent_layers = ()", "LanguageModel.memorizing_layers = (1,)")
+    path = write_config(tmp_path, *lines, *memory, without=("RecurrentCell",))
+    with jax.set_mesh(one_device()):
+        found = memory_use(a_run(tmp_path, build(path).experiment), ALL)
+    numbers = found["numbers"]
+    assert numbers["cost_cleared"] != 0 and numbers["cost_cleared"] == numbers["cost_zeroed"]
+    assert numbers["cost_swapped"] not in (0, numbers["cost_cleared"])
+    assert 0 < numbers["layer1/memory_share"] < 1 and numbers["layer1/gradient_norm"] == 0
+    assert "of what attention reads from its memory" in found["verdict"]
+
+
 def test_gradients_reach_the_state_as_differences_say(recurrent):
     found = gates_and_gradients(recurrent, np.array([6]))
     assert {name.partition("/")[0] for name in found} == {"layer1"}

@@ -12,6 +12,7 @@ import numpy as np
 
 from brt import config
 from brt.data.document_stream import DocumentPass
+from brt.data.streams import evaluation_pass
 from brt.evaluation.reading import SegmentReader
 from brt.experiment import Experiment
 
@@ -53,7 +54,7 @@ def attention_length(run, documents, lengths, binding: str, files=(), bindings=(
 
     Args:
         run: a `RecordedRun`.
-        documents: to read.
+        documents: to read, where the stream marks any; else all is read.
         lengths: to try, in tokens.
         binding: the setting that is lengthened, `TransformerXL.memory_length`; at evaluation only.
         files, bindings, paths: gin's, besides the run's own.
@@ -103,7 +104,11 @@ def attention_length(run, documents, lengths, binding: str, files=(), bindings=(
 def _loss(run, experiment, documents, label):
     """Nats a token of the run's parameters in another experiment's model."""
     reader = SegmentReader(experiment, run.mesh, run.rows, run.segment_length)
-    stream = DocumentPass(run.store, run.rows, run.segment_length, documents=documents)
+    shape, kind = (run.store, run.rows, run.segment_length), experiment.trainer.stream
+    if kind == "documents":
+        stream = DocumentPass(*shape, documents=documents)
+    else:
+        stream = evaluation_pass(kind, *shape)
     nats, weight = 0.0, 0.0
     for segment in reader.read(run.params, stream, label=None if run.quiet else label):
         weights_BT = segment.batch.weights_KBT[0].astype(np.float64)

@@ -101,7 +101,7 @@ def gates_and_gradients(run, documents) -> dict:
 
     Returns:
         For each layer with a state, by `layer9/` and so on:
-            state_share, kept, state_norm: as in the training records.
+            state_share, memory_share, kept, state_norm: as in the training records.
             half_life_tokens: after which half of a state is left at the mean `kept`; for fixed
                 gates, whose values are parameters, also of the entries of a state, as 10th, 50th
                 and 90th percentile (`_p10`, ...).
@@ -140,7 +140,9 @@ def _probe(run):
             total = jnp.where(scored_BT, nats_BT, 0.0).sum()
             return total, (after, monitors)
 
-        (total, (after, monitors)), slopes = jax.value_and_grad(nats, has_aux=True)(caches)
+        # A cache may count, too: whole numbers have no gradient.
+        slope = jax.value_and_grad(nats, has_aux=True, allow_int=True)
+        (total, (after, monitors)), slopes = slope(caches)
         rows = jnp.maximum(later_B.sum(), 1)
         found = dict(monitors)
         for i in _with_state(caches):
@@ -167,7 +169,7 @@ def _state_only(caches, index):
 
 def _norms(tree):
     """Root of the sum of squares of each row over all arrays, (B,)."""
-    leaves = jax.tree.leaves(tree)
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return jnp.sqrt(
         sum(jnp.square(x.astype(jnp.float32)).reshape(len(x), -1).sum(1) for x in leaves)
     )
@@ -239,6 +241,10 @@ def verdict(numbers: dict) -> str:
         f"{name.partition('/')[0]} takes {value:.1%} of what attention adds from its states"
         for name, value in numbers.items()
         if name.endswith("/state_share")
+    ] + [
+        f"{name.partition('/')[0]} takes {value:.1%} of what attention reads from its memory"
+        for name, value in numbers.items()
+        if name.endswith("/memory_share")
     ]
     lives = [
         f"half of {name.partition('/')[0]}'s state is left after {value:,.0f} tokens"

@@ -19,6 +19,7 @@ class RecordedRun:
         mesh: the device mesh.
         workdir: the run folder.
         quiet: no progress display.
+        any_stream: for what looks at segments, and at no recordings.
 
     Attributes:
         store, vocabulary: of the split `Evaluation.split`.
@@ -34,9 +35,9 @@ class RecordedRun:
         FileNotFoundError: no checkpoint, or no store.
     """
 
-    def __init__(self, experiment, mesh, workdir, quiet: bool = False):
+    def __init__(self, experiment, mesh, workdir, quiet: bool = False, any_stream: bool = False):
         trainer = experiment.trainer
-        if trainer.stream != "documents":
+        if trainer.stream != "documents" and not any_stream:
             raise ValueError(
                 f"Recordings and studies are of whole documents, and Trainer.stream = "
                 f"{trainer.stream!r} marks none: add --gin.Trainer.stream='\"documents\"'."
@@ -63,8 +64,8 @@ class RecordedRun:
         return self.experiment.evaluated_model(self.segment_length)
 
     @classmethod
-    def load(cls, workdir, mesh, gin_files=(), bindings=(), search_paths=(), quiet=False):
-        """Another run folder's; gin is bound anew.
+    def load(cls, workdir, mesh, gin_files=(), bindings=(), search_paths=(), **options):
+        """Another run folder's; gin is bound anew. The options are those of the class.
 
         Raises:
             FileNotFoundError: it is no run folder.
@@ -75,7 +76,7 @@ class RecordedRun:
         config.parse([own, *gin_files], bindings, search_paths)
         experiment = Experiment.from_gin()
         experiment.trainer.corpus.prepare(experiment.trainer.evaluation.split)
-        return cls(experiment, mesh, workdir, quiet)
+        return cls(experiment, mesh, workdir, **options)
 
     def folder(self, state: str) -> str:
         """Where the recording of a state is, whether it exists or not."""

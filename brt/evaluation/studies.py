@@ -5,6 +5,7 @@ A study returns numbers, curves, perhaps excerpts and a verdict. They go to
 a table, to the terminal. README.md beside this file says what is in them.
 """
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from brt.data.store_writer import replace_json
 from brt.evaluation.attention_length import attention_length
+from brt.evaluation.attention_maps import attention
 from brt.evaluation.compare import choose_documents, compare
 from brt.evaluation.context_losses import LONGEST, POSITIONS, STEP, as_csv, contexts, recl
 from brt.evaluation.memory_use import memory_use
@@ -28,7 +30,7 @@ class Choices(NamedTuple):
     documents: to read, integers.
     against: what `compare` sets against a kept state: a name of `TREATMENTS`.
     seed: of what is drawn.
-    tokens: `reach` reads for each distance.
+    tokens: `reach` reads for each distance, and `attention` in all.
     context_step, longest_context: contexts of `recl`, or lengths of `attention_length`, in tokens.
     positions: tokens that `recl` scores.
     lengthened: the setting that `attention_length` lengthens.
@@ -85,7 +87,12 @@ def study_attention_length(run, others, choices):
     return attention_length(run, choices.documents, *settings)
 
 
+def study_attention(run, others, choices):
+    return attention(run, choices.documents, choices.seed, choices.tokens)
+
+
 STUDIES = {
+    "attention": study_attention,
     "compare": study_compare,
     "memory_use": study_memory_use,
     "reach": study_reach,
@@ -95,6 +102,8 @@ STUDIES = {
 }
 WITH_OTHERS = ("compare", "positions", "recl")
 WITH_MANY = ("recl",)
+ANY_STREAM = ("attention", "attention_length", "recl")
+"""Studies that need no whole documents."""
 
 
 def run_study(
@@ -166,13 +175,19 @@ def check_same_tokens(ours, theirs) -> None:
 def write_study(result: dict) -> str:
     """Writes a study to its run folder; returns the file's path.
 
-    One with another run beside it, or another treatment of the state, has a file of its own. The
-    tables of `recl` stand beside it as CSV.
+    One with another run beside it, or another treatment of the state, has a file of its own.
+    Arrays go to an .npz beside it, which the study then names. The tables of `recl` stand beside
+    it as CSV.
     """
     folder = Path(result["run"], "studies")
     folder.mkdir(exist_ok=True)
     beside = Path(result["other"]).resolve().name if "other" in result else result.get("against")
     name = f"{result['study']}-{beside}.json" if beside else f"{result['study']}.json"
+    if arrays := result.get("arrays"):
+        result = result | {"arrays": f"{Path(name).stem}.npz"}
+        with open(folder / f"{result['arrays']}.new", "wb") as file:
+            np.savez_compressed(file, **arrays)
+        os.replace(folder / f"{result['arrays']}.new", folder / result["arrays"])
     replace_json(folder, name, result)
     if "gains" in result:
         for part, text in as_csv(result).items():

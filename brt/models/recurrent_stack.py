@@ -62,8 +62,8 @@ class RecurrentStack(Model):
             )
         self.vocabulary_size, self.dropout = vocabulary_size, dropout
         self.dtype = jnp.dtype(activation_dtype)
-        self.embedding_VD = parameter(rngs, normal(0.1), vocabulary_size, width)
-        self.begin_D = parameter(rngs, normal(0.1), width)
+        self.embedding_VD = parameter(rngs, normal(1.0), vocabulary_size, width)
+        self.begin_D = parameter(rngs, normal(1.0), width)
         self.bias_V = parameter(rngs, jax.nn.initializers.zeros, vocabulary_size)
         sizes = [width, *[hidden_size] * (num_layers - 1), width]
         self.layers = nnx.List(
