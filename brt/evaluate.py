@@ -50,7 +50,9 @@ flags.DEFINE_integer("study_seed", 0, "Decides what is drawn.", lower_bound=0)
 flags.DEFINE_integer(
     "study_tokens", TOKENS, "Tokens --study=reach reads for each distance, and attention.", 1
 )
-flags.DEFINE_integer("context_step", STEP, "From a length of recl or attention_length to the next.")
+flags.DEFINE_integer(
+    "context_step", STEP, "From a length of recl or attention_length to the next.", 1
+)
 flags.DEFINE_integer("longest_context", LONGEST, "The longest of these lengths, in tokens.")
 flags.DEFINE_string(
     "lengthened", "TransformerXL.memory_length", "The setting --study=attention_length changes."

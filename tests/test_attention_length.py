@@ -54,12 +54,13 @@ def run(tmp_path_factory):
 
 
 def test_the_sweep_of_a_run_is_one_command(monkeypatch, capsys, run):
-    flags = "--study=attention_length", "--context_step=16", "--longest_context=48"
+    flags = "--study=attention_length", "--context_step=24", "--longest_context=60"
     monkeypatch.setattr("brt.evaluation.attention_length.THRESHOLD", -math.inf)  # try them all
     assert not command(monkeypatch, evaluate, f"--workdir={run}", *flags)
     found = json.loads((run / "studies" / "attention_length.json").read_text())
     (curve,) = found["series"]
-    assert curve["x"] == [16, 32, 48] and found["numbers"]["best"] == 48
+    assert curve["x"] == [16, 24, 48] and found["numbers"]["best_length"] == 48
+    assert found["numbers"]["initial_length"] == 16  # training's own
     assert found["verdict"] in capsys.readouterr().out
     for length, perplexity in zip(curve["x"], curve["y"]):
         bindings = ("Evaluation.model=@evaluation/TransformerXL",)

@@ -49,13 +49,13 @@ def sweep(loss_of, lengths) -> Sweep:
     return Sweep(tried, losses, tried[-1], False)
 
 
-def attention_length(run, documents, lengths, binding: str, files=(), bindings=(), paths=()):
+def attention_length(run, documents, step, longest, binding: str, files=(), bindings=(), paths=()):
     """Evaluates a run with one length of its memory after the other.
 
     Args:
         run: a `RecordedRun`.
         documents: to read, where the stream marks any; else all is read.
-        lengths: to try, in tokens.
+        step, longest: lengths tried after training's own are multiples of the step, in tokens.
         binding: the setting that is lengthened, `TransformerXL.memory_length`; at evaluation only.
         files, bindings, paths: gin's, besides the run's own.
 
@@ -66,12 +66,14 @@ def attention_length(run, documents, lengths, binding: str, files=(), bindings=(
         ValueError: the run's model has no such setting, or other parameters with it.
     """
     binding = binding.removeprefix("evaluation/")
-    model = binding.rpartition(".")[0]
+    model, _, setting = binding.rpartition(".")
     if model != type(run.experiment.model).__name__:
         raise ValueError(
             f"--lengthened={binding} is no setting of {run.workdir}, whose model is "
             f"{type(run.experiment.model).__name__}: name the length of its memory."
         )
+    own_length = getattr(run.experiment.model, setting)
+    longer = range((own_length // step + 1) * step, longest + 1, step)
 
     def loss_of(length):
         lengthened = f"Evaluation.model = @evaluation/{model}", f"evaluation/{binding} = {length}"
@@ -79,14 +81,14 @@ def attention_length(run, documents, lengths, binding: str, files=(), bindings=(
         config.parse([own, *files], [*bindings, *lengthened], paths)
         return _loss(run, Experiment.from_gin(), documents, f"{binding} = {length:,}")
 
-    found = sweep(loss_of, lengths)
+    found = sweep(loss_of, [own_length, *longer])
     perplexities = [math.exp(loss) for loss in found.losses]
     best = perplexities[found.lengths.index(found.best)]
     numbers = {
-        "shortest": found.lengths[0],
-        "perplexity_shortest": perplexities[0],
-        "best": found.best,
-        "perplexity_best": best,
+        "initial_length": found.lengths[0],
+        "initial_perplexity": perplexities[0],
+        "best_length": found.best,
+        "best_perplexity": best,
         "ended": int(found.ended),
     }
     series = {"name": binding, "x": found.lengths, "y": perplexities}

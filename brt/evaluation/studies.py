@@ -15,7 +15,7 @@ from brt.data.store_writer import replace_json
 from brt.evaluation.attention_length import attention_length
 from brt.evaluation.attention_maps import attention
 from brt.evaluation.compare import choose_documents, compare
-from brt.evaluation.context_losses import LONGEST, POSITIONS, STEP, as_csv, contexts, recl
+from brt.evaluation.context_losses import LONGEST, POSITIONS, STEP, as_csv, recl
 from brt.evaluation.memory_use import memory_use
 from brt.evaluation.positions import positions
 from brt.evaluation.reach import TOKENS, reach
@@ -82,8 +82,7 @@ def study_recl(run, others, choices):
 
 
 def study_attention_length(run, others, choices):
-    lengths = contexts(choices.context_step, choices.longest_context)
-    settings = lengths, choices.lengthened, *choices.gin
+    settings = choices.context_step, choices.longest_context, choices.lengthened, *choices.gin
     return attention_length(run, choices.documents, *settings)
 
 
