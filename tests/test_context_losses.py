@@ -87,6 +87,15 @@ def test_a_model_without_memory_is_read_with_its_whole_segment_and_no_more(recur
     assert (short != exact).all()
 
 
+@pytest.mark.parametrize(("memory", "reach"), [(0, T), (1, np.iinfo(np.int64).max)])
+def test_a_model_that_carries_nothing_reaches_no_farther_than_its_segment(tmp_path, memory, reach):
+    sizes = "vocabulary_size = 256", "num_layers = 1", "width = 4", "num_heads = 1"
+    sizes += "head_size = 4", "feed_forward_size = 4", f"memory_length = {memory}"
+    lines = "Trainer.model = @TransformerXL", *(f"TransformerXL.{size}" for size in sizes)
+    path = write_config(tmp_path, *lines, without=("LanguageModel", "RecurrentCell"))
+    assert module.own_reach(build(path).experiment, T) == reach
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Folders of three trained runs on the same texts, two of them the same."""

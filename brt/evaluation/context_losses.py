@@ -113,9 +113,11 @@ def context_losses(run, owners_P, places_P, contexts_C) -> np.ndarray:
 
 def own_reach(experiment, segment_length: int) -> int:
     """Tokens a prediction can depend on: the segment, if the model carries nothing beyond it."""
-    caches = jax.eval_shape(
-        lambda params: experiment.bind(params).init_caches(1), experiment.abstract_params
-    )
+
+    def empty(params):
+        return experiment.bind_evaluated(params, segment_length).init_caches(1)
+
+    caches = jax.eval_shape(empty, experiment.abstract_params)
     floats = (x for x in jax.tree.leaves(caches) if jnp.issubdtype(x.dtype, jnp.floating))
     return np.iinfo(np.int64).max if sum(x.size for x in floats) else segment_length
 
