@@ -6,7 +6,7 @@
 
 Gin files and bindings are read after those of the run. With --record the loss of every token is
 kept in the run folder, and an evaluation that was killed goes on where it stopped. With --study it
-answers a question instead: compare, memory_use, reach or positions.
+answers a question instead: attention, compare, memory_use, reach or positions.
 """
 
 import math
@@ -24,7 +24,7 @@ from brt.evaluation.perplexity import white_space_caveat
 from brt.evaluation.reach import TOKENS
 from brt.evaluation.reading import TREATMENTS
 from brt.evaluation.recorded_run import RecordedRun
-from brt.evaluation.studies import STUDIES, run_study, table, write_study
+from brt.evaluation.studies import ANY_STREAM, STUDIES, run_study, table, write_study
 from brt.experiment import Experiment, check_vocabulary, load_params
 from brt.training.sharding import make_mesh
 
@@ -45,7 +45,9 @@ flags.DEFINE_integer(
     1,
 )
 flags.DEFINE_integer("study_seed", 0, "Decides what is drawn.", lower_bound=0)
-flags.DEFINE_integer("study_tokens", TOKENS, "Tokens --study=reach reads for each distance.", 1)
+flags.DEFINE_integer(
+    "study_tokens", TOKENS, "Tokens --study=reach reads for each distance, and attention.", 1
+)
 
 COUNTS = ("documents", "tokens", "words", "characters", "bytes")
 """Of the split, from its store's manifest."""
@@ -79,7 +81,7 @@ def main():
 def study(experiment, mesh, workdir, gin_files):
     """Runs a study of the newest checkpoint, prints it and writes it to the run folder."""
     experiment.trainer.corpus.prepare(experiment.trainer.evaluation.split)
-    run = RecordedRun(experiment, mesh, workdir)
+    run = RecordedRun(experiment, mesh, workdir, any_stream=FLAGS.study in ANY_STREAM)
     others = {}
     if FLAGS.other:
         settings = gin_files, FLAGS.gin_bindings, FLAGS.gin_search_paths

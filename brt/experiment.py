@@ -20,8 +20,10 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from brt import config
 from brt.data import (  # noqa: F401  (register with gin)
+    algorithmic_tasks,
     mixture,
     published_corpora,
+    quadratic_equations,
     selections,
     seqio_source,
     sources,
@@ -29,6 +31,7 @@ from brt.data import (  # noqa: F401  (register with gin)
 )
 from brt.data.document_stream import Batch, document_segments
 from brt.evaluation import recall  # noqa: F401  (registers with gin)
+from brt.models import recurrent_memory, transformer_xl  # noqa: F401  (register with gin)
 from brt.models.counts import count_parameters
 from brt.models.model import Model
 from brt.training import optimizers, plateau, schedules  # noqa: F401  (register with gin)
@@ -73,8 +76,8 @@ class Experiment:
             self.learning_rate,
             seed=trainer.seed,
             dropout=self.model.dropout > 0,
-            clear=trainer.clear_state,
             skip_nonfinite=trainer.skip_nonfinite,
+            **trainer.loss_settings,
         )
 
     @classmethod
@@ -88,7 +91,7 @@ class Experiment:
         try:
             experiment = cls(trainer := Trainer())
             state, batch = experiment.abstract_state(), experiment.abstract_batch()
-            loss = make_loss(experiment.bind, trainer.clear_state)
+            loss = make_loss(experiment.bind, **trainer.loss_settings)
             jax.eval_shape(loss, state.params, state.caches, batch, None)
             jax.eval_shape(experiment.schedule, state.step)
         except (RuntimeError, TypeError) as error:

@@ -15,15 +15,14 @@ from absl import flags
 
 from brt import command_line
 from brt.reporting import page
-from brt.reporting.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.collect import collect
 from brt.reporting.figures import STUDIES, study_plots, training_curves
-from brt.reporting.paper_tables import paper_plots, paper_tables
+from brt.reporting.heat_map import study_maps
+from brt.reporting.paper_tables import concerns, paper_plots, paper_tables
+from brt.reporting.papers import PAPERS
 from brt.reporting.places import place
 from brt.reporting.runs import open_runs
 from brt.reporting.step_times import read_step_times
-
-PAPERS = (BLOCK_RECURRENT,)
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output", "report.html", "The page to write.", short_name="o")
@@ -73,8 +72,7 @@ def report(runs, output, step_times=None, documents=None, reader_tokens=150_000)
             (tables if hasattr(thing, "rows") else plots).append(thing)
         return shown
 
-    systems = [place(run).system for run in runs]
-    found = show(page.overview(runs, systems), *page.settings_that_differ(runs))
+    found = show(page.overview(runs, list(map(place, runs))), *page.settings_that_differ(runs))
     sections.append(("runs", "Runs", "".join(map(page.table_html, found))))
     if curves := show(*training_curves(runs)):
         sections.append(("training", "Training", page.plots_html(curves)))
@@ -82,7 +80,10 @@ def report(runs, output, step_times=None, documents=None, reader_tokens=150_000)
     if studies := _studies(runs, show):
         sections.append(("studies", "Studies", studies))
     for paper in PAPERS:
-        found = show(*paper_tables(paper, groups, step_times), *paper_plots(paper, groups))
+        filled = *paper_tables(paper, groups, step_times), *paper_plots(paper, groups)
+        if not concerns(paper, groups) and not any(thing.has_measurements for thing in filled):
+            continue
+        found = show(*filled, *paper.diagrams)
         sections.append((paper.name, paper.title.split(",")[0], _paper(found)))
 
     texts, problems = [], []
@@ -137,11 +138,16 @@ def _studies(runs, show):
         if verdict := study.get("verdict"):
             content += f'<p class="verdict">{html.escape(verdict)}</p>'
         content += f'<p class="caption">{html.escape(caption)}</p>'
-        content += page.plots_html(show(*study_plots(run, name)))
+        content += page.plots_html(show(*study_plots(run, name), *study_maps(run, name)))
+        if texts := study.get("texts"):
+            content += page.folded(len(texts), "text", page.marked_html(texts))
         if excerpts := study.get("excerpts"):
             content += page.folded(len(excerpts), "excerpt", page.excerpts_html(excerpts))
+        label = f"study_{name}_{run.name}".replace("/", "_")
+        if rows := study.get("table"):
+            (table,) = show(page.rows_table(f"{label}_table", rows))
+            content += table.as_html()
         if numbers := study.get("numbers"):
-            label = f"study_{name}_{run.name}".replace("/", "_")
             (table,) = show(page.numbers_table(label, numbers))
             content += page.folded(len(numbers), "number", table.as_html())
     return content

@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import recordings_meliad
+import recordings_rmt
 import recordings_txl
 
 OUTPUTS = 2e-5
@@ -24,7 +25,11 @@ OUTPUTS = 2e-5
 GRADIENTS = 1e-4
 """Tolerance of gradients, relative to the largest entry of each tensor."""
 
-FORMATS = {"gin_bindings": recordings_meliad, "attn_type": recordings_txl}
+FORMATS = {
+    "gin_bindings": recordings_meliad,
+    "num_mem_tokens": recordings_rmt,
+    "attn_type": recordings_txl,
+}
 """A setting that tells a format, and what replays it; the first that is there counts."""
 
 

@@ -6,7 +6,8 @@
 
 A file of rungs has one config a line, with bindings after it: `pg19_rec_fixed_skip.gin
 RecurrentCell.num_states=128`. The model's dimensions are divided as --scale says, the corpus's
-bindings are replaced by those of --corpus, and every rung trains on the same number of tokens.
+bindings are replaced by those of --corpus, and every rung trains on the same number of tokens; or,
+without --tokens, for the steps of its own config, as in papers whose rows differ in that.
 Stopped at any time, the same command goes on: finished runs are kept, the one in training resumes.
 Bindings given here come after a rung's own. Nothing is run twice, and a changed ladder is refused.
 """
@@ -21,11 +22,11 @@ from absl import flags
 
 from brt import command_line
 from brt.config import differences
-from brt.reporting.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 from brt.reporting.ladder import SCALES, LadderError, Rung, read_rungs
 from brt.reporting.paper_tables import paper_tables
+from brt.reporting.papers import PAPERS
 from brt.reporting.runs import RUNG_FILE, open_runs
 from brt.reporting.step_times import read_step_times
 
@@ -33,7 +34,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("rungs", None, "A file with one config and its bindings a line.")
 flags.DEFINE_enum("scale", "paper", list(SCALES), "What the models' dimensions are divided by.")
 flags.DEFINE_string("corpus", None, "A gin file whose corpus replaces that of the configs.")
-flags.DEFINE_float("tokens", None, "Tokens each run trains on.", lower_bound=1)
+flags.DEFINE_float("tokens", None, "Tokens each run trains on; None: its config's steps.", 1)
 flags.DEFINE_integer("tokens_per_step", None, "Of every run; None for the first rung's, scaled.")
 flags.DEFINE_list("seeds", ["0"], "Each rung is run once with each.")
 flags.DEFINE_string("split", "validation", "What is evaluated in the end.")
@@ -42,7 +43,7 @@ flags.DEFINE_integer("step_time_rounds", 0, "Also time so many steps of each run
 
 def climb():
     """Runs what is missing, then writes the tables."""
-    for name in ("workdir", "rungs", "tokens"):
+    for name in ("workdir", "rungs"):
         if FLAGS[name].value is None:
             raise LadderError(f"--{name} is missing: {FLAGS[name].help}")
     folder = Path(FLAGS.workdir)
@@ -127,7 +128,8 @@ def command(module, *arguments):
 def write_tables(folder, workdirs, step_times):
     """tables.md and tables.json of what was run; returns the tables with measurements."""
     times = read_step_times([step_times] if step_times.exists() else [])
-    tables = paper_tables(BLOCK_RECURRENT, collect(open_runs(workdirs)), times)
+    groups = collect(open_runs(workdirs))
+    tables = [table for paper in PAPERS for table in paper_tables(paper, groups, times)]
     tables = [table for table in tables if table.has_measurements]
     write_whole(folder / "tables.md", "\n".join(table.as_markdown() for table in tables))
     content = [table.as_json() for table in tables]

@@ -18,7 +18,7 @@ def make_run(folder, name, *bindings, files=(), seed=0, evaluations=None, record
     """A run folder of one of configs/, never trained.
 
     Args:
-        name: of the gin file.
+        name: of the gin file; None for none.
         bindings, files: read after it.
         evaluations: split to bits per token, or to a dictionary of scalars.
         records: of metrics.jsonl.
@@ -26,7 +26,7 @@ def make_run(folder, name, *bindings, files=(), seed=0, evaluations=None, record
     """
     folder.mkdir(parents=True)
     settings = {}
-    for file in (f"{name}.gin", *files):
+    for file in (*([f"{name}.gin"] if name else []), *files):
         settings |= read_gin_file(ROOT / "configs" / file)
     settings |= read_gin("\n".join([*bindings, f"Trainer.seed = {seed}"]))
     for file in ("config.gin", "operative_config.gin"):
@@ -39,6 +39,60 @@ def make_run(folder, name, *bindings, files=(), seed=0, evaluations=None, record
     if rung:
         (folder / "rung.json").write_text(json.dumps(rung))
     return folder
+
+
+SMALL = (
+    "Trainer.corpus = @Corpus()",
+    "Trainer.optimizer = @adamw",
+    "Trainer.schedule = @cosine",
+    "Corpus.source = @TextFiles()",
+    'TextFiles.path = "texts"',
+    "TransformerXL.vocabulary_size = 256",
+)
+PUBLISHED = {
+    "151M": (16, 410, 10, 41, 2100),
+    "257M": (18, 1024, 16, 64, 4096),
+    "41M": (12, 512, 8, 64, 2048),
+    "277M": (24, 1024, 8, 128, 3072),
+    "0.46B": (18, 1024, 8, 128, 4096),
+    None: (2, 8, 2, 4, 12),
+}
+DIMENSIONS = "num_layers", "width", "num_heads", "head_size", "feed_forward_size"
+
+
+def make_xl_run(
+    folder, *bindings, size=None, memory=0, tokens=0, segment=128, steps=100, depth=None, **options
+):
+    """A run of Transformer-XL or the Recurrent Memory Transformer.
+
+    Args:
+        size: of `PUBLISHED`.
+        memory, tokens: M and m. depth: of backpropagation, in as many segments and one more.
+        bindings, options: as of `make_run`.
+    """
+    model = "RecurrentMemoryTransformer" if tokens else "TransformerXL"
+    lines = [f"Trainer.model = @{model}", f"TransformerXL.memory_length = {memory}"]
+    lines += [f"TransformerXL.{n} = {v}" for n, v in zip(DIMENSIONS, PUBLISHED[size])]
+    lines += [f"RecurrentMemoryTransformer.num_memory = {tokens}"] * bool(tokens)
+    rows = segment * ((depth or 0) + 1)
+    lines += [f"Trainer.segment_length = {segment}", f"Trainer.tokens_per_step = {rows}"]
+    lines += [f"Trainer.steps = {steps}", 'Corpus.store = "stores/text"']
+    if depth is not None:
+        lines += [f"Trainer.bptt_depth = {depth}", f"Trainer.segments_per_step = {depth + 1}"]
+    return make_run(folder, None, *SMALL, *lines, *bindings, **options)
+
+
+def make_task_run(folder, source, *bindings, segments=1, length=24, segment=24, **options):
+    """A run of an algorithmic task: `CopyTask`, say; options as of `make_xl_run`."""
+    argument = {"AssociativeRetrieval": "num_pairs", "QuadraticEquations": "max_root"}
+    lines = [
+        f"Corpus.source = @{source}()",
+        f"{source}.{argument.get(source, 'length')} = {length}",
+        'Trainer.stream = "samples"',
+        f"Trainer.segments_per_step = {segments}",
+        f"Trainer.tokens_per_step = {segments * segment}",
+    ]
+    return make_xl_run(folder, *lines, *bindings, segment=segment, **options)
 
 
 def make_store(folder, texts):

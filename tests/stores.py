@@ -11,8 +11,15 @@ from brt.data.vocabularies import BEGIN
 
 W, N = 4, 12
 RAGGED = [1, W - 1, W, W + 1, N, 3 * N + 5, 2 * N, 1, 2, N + 1]
+SAMPLES = [2 * W + 1] * 13
+"""Documents of one length, 2 W tokens to be read of each."""
 FIRST = 1000
 """The first id of a store; the others follow one by one."""
+
+
+def lengths_for(kind):
+    """Documents that a stream of this kind can read."""
+    return SAMPLES if kind == "samples" else RAGGED
 
 
 class Ids:

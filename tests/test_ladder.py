@@ -1,8 +1,10 @@
 """Rungs of a ladder are the paper's experiments, made smaller alike, on one corpus and budget."""
 
+import collections
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,7 +37,50 @@ def a_file(folder, *lines):
     return folder / "rungs.txt"
 
 
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+TASK_SWEEPS = [path for path in SWEEPS if re.match("rmt_(figure|table_1)", path.stem)]
+"""Of the algorithmic tasks: every rung has steps of its own."""
+
+
+@pytest.mark.parametrize("path", TASK_SWEEPS, ids=lambda path: path.stem)
+def test_the_rungs_of_a_task_cut_whole_samples_and_keep_their_own_steps(path):
+    rungs = read_rungs(path, SCALES["paper"], None, [], None)
+    assert len({write_gin(rung.settings) for rung in rungs}) == len(rungs)
+    for rung in rungs:
+        settings = rung.settings
+        n = settings.get("CopyTask.length") or settings.get("ReverseTask.length")
+        length = {"copy": 3 * (n or 0), "reverse": 2 * (n or 0), "quadratic": 180}.get(
+            rung.name.partition("_")[0], settings.get("AssociativeRetrieval.padded_length", 10)
+        )
+        segments = settings["Trainer.segments_per_step"]
+        assert segments * settings["Trainer.segment_length"] == length
+        rows, rest = divmod(settings["Trainer.tokens_per_step"], length)
+        assert rows in (32, 128) and not rest
+        assert not settings["Evaluation.tokens_per_step"] % settings["Trainer.segment_length"]
+        assert settings["Trainer.steps"] >= 100_000 and len(rung.name) < 240
+        folder = settings["Corpus.store"]
+        assert folder.rsplit("_", 1)[-1] in (str(n), str(length), "100", "stores/retrieval")
+
+
+def test_figure_3_has_every_model_at_every_number_of_segments():
+    rungs = read_rungs(ROOT / "configs/sweeps/rmt_figure_3.txt", SCALES["paper"], None, [], None)
+    found = collections.Counter()
+    for rung in rungs:
+        task, model = rung.name.split("-")[0].split("_")
+        at_end = rung.settings.get("RecurrentMemoryTransformer.memory_at_end", True)
+        found[task, model if at_end else "mt"] += 1
+        memory = rung.settings.get("RecurrentMemoryTransformer.num_memory")
+        memory = memory or rung.settings["TransformerXL.memory_length"]
+        assert memory == (0 if model == "baseline" else rung.settings["Trainer.segment_length"])
+    assert found == {
+        **{(task, model): 3 for task in ("copy", "reverse") for model in ("txl", "rmt", "mt")},
+        **{("retrieval", "txl"): 4, ("retrieval", "rmt"): 4},
+        **{("copy", "baseline"): 4, ("reverse", "baseline"): 4, ("retrieval", "baseline"): 5},
+    }
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in SWEEPS if path not in TASK_SWEEPS], ids=lambda path: path.stem
+)
 def test_every_sweep_names_configs_that_are_there(path):
     corpus = (
         None
@@ -132,6 +177,7 @@ def test_the_sweep_of_table_5_fills_every_row_of_it(tmp_path):
         (["# nothing"], "names no config"),
         (["pg19_slide_12l.gin"] * 2, "pg19_slide_12l twice"),
         (["pg19_slide_99l.gin"], "neither beside it nor in configs/"),
+        (["sorting_rmt.gin"], "names sorting_rmt.gin, which is neither beside it nor in configs/"),
         (["pg19_slide_12l.gin LanguageModel.window=100"], "window = 100 cannot be divided by 8"),
         (["pg19_rec_fixed_skip.gin LanguageModel.recurrent_layers=(8,9)"], "falls together"),
     ],

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import RAGGED, W
+from stores import RAGGED, W, lengths_for
 
 from brt.data.ledger import MODULUS, ledger_of, row_hashes
 from brt.data.streams import STREAMS, training_stream
@@ -25,14 +25,14 @@ def ledger_after(store, kind, hosts, steps):
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_any_number_of_hosts_keeps_the_same_ledger(store_of, kind):
-    store = store_of(RAGGED)
+    store = store_of(lengths_for(kind))
     ledgers = {ledger_after(store, kind, hosts, range(40)) for hosts in (1, 2, 4, 8)}
     assert len(ledgers) == 1
 
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_run_resumed_on_another_number_of_hosts_ends_with_the_same_ledger(store_of, kind):
-    store = store_of(RAGGED)
+    store = store_of(lengths_for(kind))
     parts = [(8, range(13)), (2, range(13, 14)), (1, range(14, 40))]
     resumed = sum(ledger_after(store, kind, hosts, steps) for hosts, steps in parts) % MODULUS
     assert resumed == ledger_after(store, kind, 1, range(40))

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from brt.training.metrics import PEAK_FLOPS, Interval, device_peak
+from brt.training.metrics import PEAK_FLOPS, Interval, device_peak, peak_bytes
 from brt.training.train_step import StepMetrics
 
 
@@ -106,3 +106,33 @@ def test_the_peak_is_that_of_the_longest_name_that_fits(kind, peak, monkeypatch)
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
     assert device_peak() == peak
     assert peak is None or peak in PEAK_FLOPS.values()
+
+
+def test_the_peak_of_a_step_grows_with_what_it_holds_and_compiles_nothing():
+    compiled = []
+
+    def step(state, x):
+        for _ in range(3):
+            x = jax.numpy.tanh(x @ state)
+        return state + x.sum(), x.mean()
+
+    def listen(name, seconds, **_):
+        if "backend_compile" in name:
+            compiled.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    found = []
+    try:
+        for size in (64, 128):
+            arguments = jax.numpy.ones((size, size)), jax.numpy.ones((4 * size, size))
+            step_function = jax.jit(step, donate_argnums=0)
+            state, _ = step_function(*arguments)
+            before = len(compiled)
+            found.append(peak_bytes(step_function, state, arguments[1]))
+            assert len(compiled) == before > 0
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    if jax.devices()[0].memory_stats() is None:
+        # State and input at least, in float32; and four times as much for twice the size.
+        assert found[0] >= 5 * 64 * 64 * 4 and found[1] > 3.5 * found[0]
+        assert peak_bytes(step, *arguments) is None

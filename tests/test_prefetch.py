@@ -6,7 +6,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from stores import RAGGED, W
+from stores import RAGGED, W, lengths_for
 from tiny_run import mesh_of
 
 from brt.data.ledger import MODULUS, ledger_of
@@ -39,7 +39,10 @@ class Watched:
 @pytest.mark.parametrize("mesh_shape", [(1, 1), (8, 1), (2, 4), (4, 2)])
 @pytest.mark.parametrize("kind", STREAMS)
 def test_every_row_is_read_once_and_the_ledger_is_that_of_the_batches(store_of, kind, mesh_shape):
-    mesh, plain = mesh_of(*mesh_shape), training_stream(kind, store_of(RAGGED), 8, W, 2, 1)
+    mesh, plain = (
+        mesh_of(*mesh_shape),
+        training_stream(kind, store_of(lengths_for(kind)), 8, W, 2, 1),
+    )
     stream = Watched(plain)
     prefetch = Prefetch(stream, mesh, start=3, stop=9, keeps_ledger=True)
     expected = 0
@@ -58,7 +61,7 @@ def test_every_row_is_read_once_and_the_ledger_is_that_of_the_batches(store_of, 
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_pass_can_be_read_too(store_of, kind):
-    reader = evaluation_pass(kind, store_of(RAGGED), 8, W)
+    reader = evaluation_pass(kind, store_of(lengths_for(kind)), 8, W)
     batch = device_batch(reader, mesh_of(1, 1), 1)
     for found, array in zip(batch, reader.batch(1), strict=True):
         np.testing.assert_array_equal(found, array)

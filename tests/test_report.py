@@ -10,12 +10,19 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from fabricated_runs import add_recording, make_run, make_store
+from fabricated_runs import (
+    add_recording,
+    make_run,
+    make_store,
+    make_task_run,
+    make_xl_run,
+)
 
 pytest.importorskip("matplotlib", reason='the report needs pip install -e ".[report]"')
 
 from brt.report import files_folder, report
 from brt.reporting import block_recurrent as paper
+from brt.reporting.papers import PAPERS
 from brt.reporting.plots import COLOURS, MOST_POINTS, Line, Plot
 from brt.reporting.runs import open_runs
 
@@ -152,6 +159,86 @@ def test_what_was_measured_stands_beside_what_was_published(made):
     table = (files_folder(output) / "table_1.csv").read_text()
     assert "Rec:fixed:skip (4 layers, d 128)" in table and "3.53 ± 0.01" in table
     assert all(row.printed[-1] in text for row in paper.TABLE_5.rows)
+
+
+@pytest.fixture(scope="module")
+def relatives(tmp_path_factory):
+    """The report of runs of the other papers' models, on text and on tasks, with studies."""
+    folder = tmp_path_factory.mktemp("relatives")
+    text = {"evaluations": {"test": {"perplexity": 25.125, "bits_per_token": 1.25}}}
+    task = {"evaluations": {"test": {"task_accuracy": 0.987, "answer_accuracy": 0.912}}}
+    runs = [
+        make_xl_run(folder / "xl", size="151M", memory=75, segment=150, steps=200_000, **text),
+        make_xl_run(folder / "rmt", size="41M", tokens=10, depth=1, **text),
+        make_task_run(folder / "copy", "CopyTask", segments=3, tokens=24, **task),
+        make_task_run(folder / "equations", "QuadraticEquations", length=30, segments=6, **task),
+    ]
+    studies = runs[0] / "studies"
+    studies.mkdir()
+    map_XJ = np.random.default_rng(0).random((8, 12))
+    (studies / "attention.json").write_text(json.dumps(ATTENTION))
+    np.savez(studies / "attention.npz", wide=map_XJ)
+    names = [str(run) for run in runs[:2]]
+    rows = [{"run": n, "r0.1": 300, "r0.1_ended": n == names[0]} for n in names]
+    gains = {name: [[0.0, 1.5], [None, 0.0]] for name in names}
+    recl = {"study": "recl", "table": rows, "contexts": [100, 200], "gains": gains}
+    (studies / "recl.json").write_text(json.dumps(recl))
+    report(open_runs(runs), folder / "report.html")
+    return folder / "report.html", map_XJ
+
+
+ATTENTION = {
+    "study": "attention",
+    "arrays": "attention.npz",
+    "maps": [
+        {
+            "array": "wide",
+            "title": "A <wide> head",
+            "caption": "Rows are tokens.",
+            "x_label": "key",
+            "y_label": "token",
+            "x_ends": [-4, 7],
+            "y_ends": [0, 7],
+            "x_borders": [4],
+            "y_borders": [],
+            "marked": [1, 3],
+        }
+    ],
+    "texts": [{"title": "head 1", "parts": [["It <was> ", False], ["Darcy", True]]}],
+}
+
+
+def test_every_table_and_figure_of_the_relatives_papers_is_on_the_page_and_beside_it(relatives):
+    output, _ = relatives
+    page = output.read_text()
+    for of in PAPERS[1:]:
+        for kind, things in (("csv", of.tables), ("png", (*of.plots, *of.diagrams))):
+            for thing in things:
+                assert f'id="{thing.name}"' in page
+                assert (files_folder(output) / f"{thing.name}.{kind}").stat().st_size > 50
+    for text in ("25.13", "0.987", "0.912", "1.250", "Tr-XL", "29.95 ± 0.15", "1,874"):
+        assert text in page
+    assert 'id="table_1"' not in page  # no run here is of the Block-Recurrent paper
+
+
+def test_maps_gains_and_marked_text_of_studies_are_on_the_page(relatives):
+    output, map_XJ = relatives
+    page, files = output.read_text(), files_folder(output)
+    assert "A &lt;wide&gt; head" in page and "It &lt;was&gt; <mark>Darcy</mark>" in page
+    rows = [line.split(",") for line in (files / "attention_xl_map_1.csv").read_text().split()[1:]]
+    found = np.array([[float(x) for x in row[-12:]] for row in rows[-8:]])
+    assert np.allclose(found, map_XJ, atol=1e-5)
+    assert "300 or more" in page and (files / "recl_xl_gains_2.png").exists()
+    assert Page(page).loaded == [] and "data:image/png" in page
+
+
+def test_a_study_whose_arrays_are_torn_is_told_and_the_rest_of_the_page_is_made(tmp_path):
+    run = make_run(tmp_path / "run", "text_slide_5l")
+    (run / "studies").mkdir()
+    (run / "studies" / "attention.json").write_text(json.dumps(ATTENTION))
+    (run / "studies" / "attention.npz").write_bytes(b"PK torn")
+    report(open_runs([run]), tmp_path / "report.html")
+    assert "its maps cannot be read" in (tmp_path / "report.html").read_text()
 
 
 def test_text_and_study_cannot_break_the_page(made):

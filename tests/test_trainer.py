@@ -108,6 +108,10 @@ def test_a_run_records_every_interval_and_every_evaluation_once(straight, tiny):
     assert records(folder, "train/")[-1]["train/loss"] < records(folder, "train/")[0]["train/loss"]
     for record in records(folder, "eval/"):
         assert {"eval/loss", "eval/accuracy", "eval/scored_tokens"} <= set(record)
+    # Parameters and two moments at least, in float32.
+    parameters = sum(x.size for x in leaves(straight.state.params).values())
+    for record in records(folder, "perf/"):
+        assert record["perf/peak_bytes"] > 4 * parameters and record["perf/step_seconds"] > 0
 
 
 def test_the_ledger_is_recorded_and_kept_for_the_run_that_goes_on(straight, tiny):

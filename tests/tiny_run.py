@@ -178,6 +178,7 @@ def train_here(tiny: Tiny, workdir, stop_after=None, mesh=None, hook=None, **opt
                 state, batch = hook(calls[-1], state, batch)
             return step_function(state, batch)
 
+        step.lower = step_function.lower
         run.step_function = step
         try:
             run.run()

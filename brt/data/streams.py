@@ -4,9 +4,11 @@ from brt.data.contiguous_stream import ContiguousPass, ContiguousStream
 from brt.data.document_stream import DocumentPass, DocumentStream
 from brt.data.mixture import MixedStore
 from brt.data.mixture_stream import MixtureStream
+from brt.data.sample_stream import SamplePass, SampleStream
 
-STREAMS = ("documents", "contiguous", "shuffled")
-"""Documents, each read by one row; the corpus cut into rows; the same, documents shuffled."""
+STREAMS = ("documents", "contiguous", "shuffled", "samples")
+"""Documents, each read by one row; the corpus cut into rows; the same, documents shuffled; samples
+of one length, each read whole in one step."""
 
 
 def check_stream(kind: str) -> None:
@@ -40,6 +42,8 @@ def training_stream(
         return MixtureStream(store, *sizes)
     if kind == "documents":
         return DocumentStream(store, *sizes)
+    if kind == "samples":
+        return SampleStream(store, *sizes)
     return ContiguousStream(store, *sizes, shuffle=kind == "shuffled")
 
 
@@ -54,8 +58,8 @@ def evaluation_pass(kind: str, store, rows: int, segment_length: int):
     """
     check_stream(kind)
     _check_mixture(kind, store)
-    one_pass = DocumentPass if kind == "documents" else ContiguousPass
-    return one_pass(store, rows, segment_length)
+    passes = {"documents": DocumentPass, "samples": SamplePass}
+    return passes.get(kind, ContiguousPass)(store, rows, segment_length)
 
 
 def _check_mixture(kind, store):

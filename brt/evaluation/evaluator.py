@@ -9,6 +9,7 @@ import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.streams import evaluation_pass
+from brt.evaluation.free_running import SampleDecoder
 from brt.evaluation.perplexity import per_text, per_token
 from brt.evaluation.reading import TREATMENTS, SegmentReader
 
@@ -24,7 +25,7 @@ class Evaluation:
         max_steps: read only so many segments of each row, in the loop of a training run.
         cleared: evaluate a second time with the state cleared at every segment, if the
             model has a state.
-        score: a further score, such as `@RecallScore()`, or None.
+        score: a further score, such as `@RecallScore()` or, of samples, `@FreeRunning()`; or None.
         meliad_scoring: leave out what google-research/meliad does not score: the first token of
             each segment, and id 0, which is padding there and the unknown token of its PG19
             vocabularies. For comparison with its figures; `scored_tokens` tells how many are
@@ -138,15 +139,20 @@ class Evaluator:
         self.evaluation = evaluation = trainer.evaluation
         self.store, self.mesh = store, mesh
         rows, self.segment_length = batch_shape(experiment)
-        if evaluation.score and trainer.stream != "documents":
+        score = evaluation.score
+        streams = getattr(score, "streams", ("documents",))
+        if score and trainer.stream not in streams:
             raise ValueError(
-                f"Evaluation.score looks at whole documents, and Trainer.stream = "
-                f"{trainer.stream!r} marks none: bind one of them otherwise."
+                f"Evaluation.score = @{type(score).__name__}() looks at {streams[0]}, and "
+                f"Trainer.stream = {trainer.stream!r} has none: bind one of them otherwise."
             )
         self.reader = SegmentReader(experiment, mesh, rows, self.segment_length)
         self.has_state = self.reader.has_state
         self.stream = evaluation_pass(trainer.stream, store, rows, self.segment_length)
-        self.scores = [TokenSums()] + ([evaluation.score] if evaluation.score else [])
+        self.scores = [TokenSums()] + ([score] if score else [])
+        self.decoder = None
+        if hasattr(score, "run"):
+            self.decoder = SampleDecoder(experiment, mesh, store, rows, self.segment_length)
         if isinstance(store, MixedStore):
             self.scores.append(StoreSums())
 
@@ -159,6 +165,11 @@ class Evaluator:
             max_steps: stop after so many steps; scores that need whole documents are left out.
         """
         scalars = self._pass(params, "kept", progress_label, max_steps)
+        if self.decoder:
+            samples = max_steps and max_steps // self.stream.segments * self.stream.rows
+            label = progress_label and f"{progress_label}, free-running"
+            own = self.decoder, params, scalars["accuracy"], samples, label
+            scalars |= self.evaluation.score.run(*own)
         if self.evaluation.cleared and self.has_state:
             label = progress_label and f"{progress_label}, state cleared"
             scalars |= _prefixed(self._pass(params, "cleared", label, max_steps))

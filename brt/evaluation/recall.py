@@ -19,6 +19,8 @@ class RecallScore:
         segment_length: T in tokens, of the evaluation.
     """
 
+    streams = ("documents",)
+
     def __init__(self, far: int = gin.REQUIRED, segment_length: int = gin.REQUIRED, segments=3):
         self.far, self.segments, self.segment_length = far, segments, segment_length
 

@@ -19,6 +19,7 @@ class RecordedRun:
         mesh: the device mesh.
         workdir: the run folder.
         quiet: no progress display.
+        any_stream: for what looks at segments, and at no recordings.
 
     Attributes:
         store, vocabulary: of the split `Evaluation.split`.
@@ -34,9 +35,9 @@ class RecordedRun:
         FileNotFoundError: no checkpoint, or no store.
     """
 
-    def __init__(self, experiment, mesh, workdir, quiet: bool = False):
+    def __init__(self, experiment, mesh, workdir, quiet: bool = False, any_stream: bool = False):
         trainer = experiment.trainer
-        if trainer.stream != "documents":
+        if trainer.stream != "documents" and not any_stream:
             raise ValueError(
                 f"Recordings and studies are of whole documents, and Trainer.stream = "
                 f"{trainer.stream!r} marks none: add --gin.Trainer.stream='\"documents\"'."

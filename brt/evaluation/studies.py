@@ -5,12 +5,14 @@ A study returns numbers, curves, perhaps excerpts and a verdict. They go to
 a table, to the terminal. README.md beside this file says what is in them.
 """
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from brt.data.store_writer import replace_json
+from brt.evaluation.attention_maps import attention
 from brt.evaluation.compare import choose_documents, compare
 from brt.evaluation.memory_use import memory_use
 from brt.evaluation.positions import positions
@@ -26,7 +28,7 @@ class Choices(NamedTuple):
     documents: to read, integers.
     against: what `compare` sets against a kept state: a name of `TREATMENTS`.
     seed: of what is drawn.
-    tokens: `reach` reads for each distance.
+    tokens: `reach` reads for each distance, and `attention` in all.
     """
 
     documents: np.ndarray
@@ -62,12 +64,19 @@ def study_reach(run, others, choices):
     return reach(run, choices.documents, choices.seed, choices.tokens)
 
 
+def study_attention(run, others, choices):
+    return attention(run, choices.documents, choices.seed, choices.tokens)
+
+
 STUDIES = {
+    "attention": study_attention,
     "compare": study_compare,
     "memory_use": study_memory_use,
     "reach": study_reach,
     "positions": study_positions,
 }
+ANY_STREAM = ("attention",)
+"""Studies that need no whole documents."""
 WITH_OTHERS = ("compare", "positions")
 
 
@@ -142,11 +151,17 @@ def write_study(result: dict) -> str:
     """Writes a study to its run folder; returns the file's path.
 
     One with another run beside it, or another treatment of the state, has a file of its own.
+    Arrays go to an .npz beside it, which the study then names.
     """
     folder = Path(result["run"], "studies")
     folder.mkdir(exist_ok=True)
     beside = Path(result["other"]).resolve().name if "other" in result else result.get("against")
     name = f"{result['study']}-{beside}.json" if beside else f"{result['study']}.json"
+    if arrays := result.get("arrays"):
+        result = result | {"arrays": f"{Path(name).stem}.npz"}
+        with open(folder / f"{result['arrays']}.new", "wb") as file:
+            np.savez_compressed(file, **arrays)
+        os.replace(folder / f"{result['arrays']}.new", folder / result["arrays"])
     replace_json(folder, name, result)
     return str(folder / name)
 

@@ -199,7 +199,6 @@ def _score_needed(part, x_ND, target_N, needed_N):
     total = needed_N.sum()
     dtype = wide(x_ND).dtype
 
-    @jax.checkpoint
     def score(x_CD, target_C):
         log_p_CV = jax.nn.log_softmax(part.logits(x_CD))
         log_p_C = jnp.take_along_axis(log_p_CV, target_C[:, None], axis=-1)[:, 0]
@@ -214,6 +213,7 @@ def _score_needed(part, x_ND, target_N, needed_N):
         operands = x_ND[place_C], target_N[place_C]
         return carry, jax.lax.cond(start < total, score, skip, *operands)
 
-    _, found = jax.lax.scan(step, None, (places, starts))
+    # Recomputed in the backward pass, or the logits of all chunks would be kept for it.
+    _, found = jax.lax.scan(jax.checkpoint(step), None, (places, starts))
     back_N = jnp.argsort(order_N)
     return tuple(x.reshape(-1)[:count][back_N] for x in found)

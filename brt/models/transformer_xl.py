@@ -67,6 +67,8 @@ class TransformerXL(Model):
     Source: Transformer-XL, section 3, and for what it leaves open the released PyTorch code.
     """
 
+    special_tokens = 0  # further entries of the vocabulary, which no text holds
+
     def __init__(
         self,
         rngs: nnx.Rngs,
@@ -127,7 +129,7 @@ class TransformerXL(Model):
         self.published_artefacts = False  # set by the loader of published parameters only
         self.embedding = AdaptiveEmbedding(
             rngs,
-            vocabulary_size,
+            vocabulary_size + self.special_tokens,
             width,
             tuple(cutoffs),
             div_val,
@@ -336,7 +338,13 @@ class TransformerXL(Model):
         Returns:
             (B, V) logits of the next token and the caches after this one.
         """
-        M, P, fill_B = self.memory_length, self.period, caches[0].fill_B
+        logits_BV, caches = self.decode_token(tokens_B, caches, reads_B)
+        return logits_BV, tuple(advance(cache, self.memory_length, reads_B) for cache in caches)
+
+    def decode_token(self, tokens_B, caches, reads_B=True):
+        """`decode`, but the token's inputs are written into the caches and not counted yet."""
+        M, fill_B = self.memory_length, caches[0].fill_B
+        P = caches[0].x_BJD.shape[1] - M
         distance_BJ = M + fill_B[:, None] - jnp.arange(M + P)
         visible_B1J = visible_keys(caches[0].count_B, distance_BJ[:, None], M, self.same_length)
         backwards_B1 = P - 1 - fill_B[:, None]
@@ -354,7 +362,7 @@ class TransformerXL(Model):
                 x_B1D[:, 0], cache.x_BJD, visible_B1J[:, 0], distance_BJ, known_CD, biases
             )
             x_B1D = x_BD[:, None]
-            new_caches.append(advance(cache, M, reads_B))
+            new_caches.append(cache)
         return self.logits(x_B1D[:, 0]), tuple(new_caches)
 
     # What it costs, and how far it sees.
@@ -397,8 +405,27 @@ class TransformerXL(Model):
         return {
             "TransformerXL.num_heads": self.num_heads,
             "TransformerXL.feed_forward_size": self.layers[0].feed_forward.hidden_DF.shape[1],
-            "TransformerXL.vocabulary_size": self.vocabulary_size,
+            "TransformerXL.vocabulary_size": self.vocabulary_size + self.special_tokens,
         }
+
+
+def evaluation_memory(memory_length: int, segment_length: int, evaluated_length: int) -> int:
+    """M for segments of another length, such that memory and segment are as long together.
+
+    With a memory of 0 this is the number of earlier tokens to read again.
+
+    Raises:
+        ValueError: the evaluated segments alone are longer.
+
+    Source: the released code's validation during training.
+    """
+    memory = memory_length + segment_length - evaluated_length
+    if memory < 0:
+        raise ValueError(
+            f"Segments of {evaluated_length} tokens are longer than a memory of {memory_length} "
+            f"and a segment of {segment_length} together."
+        )
+    return memory
 
 
 def _check(choices, lengths, rates):

@@ -289,4 +289,6 @@ BLOCK_RECURRENT = Paper(
     "Block-Recurrent Transformers, arXiv:2203.07852",
     (TABLE_1, TABLE_2, TABLE_3A, TABLE_3B, TABLE_4, TABLE_5, GATES),
     (FIGURE_3, FIGURE_7),
+    about={"model": "LanguageModel", "task": None},
+    where={"model": "LanguageModel", "task": None},
 )

@@ -1,13 +1,19 @@
 """Runs gathered by what they compute, so that seeds of one experiment share a cell."""
 
+import math
 from typing import NamedTuple
 
 from brt import config
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
-from brt.reporting.places import Place, place
+from brt.reporting.paper import Quantity
+from brt.reporting.places import Place, model_setting, place
+from brt.reporting.rounding import mean_and_spread
 from brt.reporting.runs import Run
 from brt.reporting.table import NOT_EVALUATED, Cell, measured
+
+PROPERTIES = ("parameters", "all_parameters", "vocabulary_size")
+"""Of a `Group` itself, whatever its seeds."""
 
 
 class Group(NamedTuple):
@@ -30,47 +36,95 @@ class Group(NamedTuple):
         found = (s for s in wanted if any(s in run.evaluations for run in self.runs))
         return next(found, wanted[0])
 
-    def evaluations(self) -> list[dict]:
-        """The evaluations of all runs that have one of the split."""
-        return [run.evaluations[self.split] for run in self.runs if self.split in run.evaluations]
+    def evaluations(self, split: str | None = None) -> list[dict]:
+        """The evaluations of all runs that have one of the split; None for `split`."""
+        split = split or self.split
+        return [run.evaluations[split] for run in self.runs if split in run.evaluations]
 
     def cell(self, name: str = "bits_per_token", decimals: int | None = None) -> Cell:
-        """A scalar of the evaluations, over seeds."""
-        values = [found[name] for found in self.evaluations() if name in found]
+        """A scalar, over seeds."""
+        return self.quantity(Quantity("", name, decimals))
+
+    def quantity(self, quantity: Quantity) -> Cell:
+        """What a column shows of the group."""
+        name, decimals = quantity.scalar, quantity.decimals
+        values = [value / quantity.divisor for value in self._values(name, quantity.split)]
         if not values:
-            return Cell(NOT_EVALUATED)
-        return measured(values, decimals, self._note(len(values)))
+            from_evaluation = "/" not in name and name not in PROPERTIES
+            return Cell(NOT_EVALUATED if from_evaluation else "–")
+        if quantity.of == "mean":
+            note = "" if name in PROPERTIES else self._note(len(values), quantity.split)
+            return measured(values, decimals, note)
+        if quantity.of == "spread":
+            _, spread = mean_and_spread(values)
+            return Cell("–") if spread is None else measured([spread], decimals, rounds_up=True)
+        return measured([{"worst": max, "count": len}[quantity.of](values)], decimals)
+
+    def _values(self, name, split):
+        """A scalar's value in each run that has it, as `Quantity` names scalars."""
+        if name in PROPERTIES:
+            return [x for x in [getattr(self, name)] if not math.isnan(x)]
+        if name.startswith("studies/"):
+            _, study, number = name.split("/", 2)
+            found = [run.study_number(study, number) for run in self.runs]
+            return [value for value in found if value is not None]
+        if "/" in name:
+            found = [run.series(name)[1] for run in self.runs]
+            return [max(values) for values in found if values]
+        return [found[name] for found in self.evaluations(split) if name in found]
 
     @property
     def label(self) -> str:
         """What it is, for a table that has no row for it: `Slide:5L (5 layers, d 128)`."""
-        layers, width = (self._setting(f"LanguageModel.{n}") for n in ("num_layers", "width"))
+        layers, width = (self._setting(n) for n in ("num_layers", "width"))
         label = f"{self.place.system} ({layers} layers, d {width})"
+        if self.place.task:
+            label += f", {self.place.task} {self.place.task_length}"
         return f"{label}, {self.variant}" if self.variant else label
+
+    def at(self, name: str):
+        """A property of the group, or of its place."""
+        return getattr(self if name in PROPERTIES else self.place, name)
 
     @property
     def vocabulary_size(self) -> int:
-        return self._setting("LanguageModel.vocabulary_size")
+        return self._setting("vocabulary_size")
 
     @property
     def parameters(self) -> float:
-        """Millions, without embeddings."""
-        config.parse([str(self.runs[0].folder / "config.gin")])
-        return count_parameters(Experiment.from_gin().abstract_params).non_embedding / 1e6
+        """Millions, without embeddings; not a number if the run's config no longer builds."""
+        counts = self._counts()
+        return counts.non_embedding / 1e6 if counts else math.nan
+
+    @property
+    def all_parameters(self) -> float:
+        """Millions, embeddings included; as above."""
+        counts = self._counts()
+        return (counts.non_embedding + counts.embedding) / 1e6 if counts else math.nan
+
+    def _counts(self):
+        run = self.runs[0]
+        try:
+            config.parse([str(run.folder / "config.gin")])
+            return count_parameters(Experiment.from_gin().abstract_params)
+        except Exception as error:  # of an older version, or with a class that is not here
+            run.problems.append(f"{run.folder}/config.gin cannot be built: {error}")
+            return None
 
     def _setting(self, name):
-        return self.runs[0].settings.get(name)
+        return model_setting(self.runs[0].settings, self.place.model, name)
 
-    def _note(self, count):
+    def _note(self, count, split=None):
+        split = split or self.split
         notes = []
         for run in self.runs:
             last = run.settings.get("Trainer.steps", 0)
-            step = run.evaluations.get(self.split, {}).get("step", last)
+            step = run.evaluations.get(split, {}).get("step", last)
             if step < last:
                 notes.append(f"{run.name}: evaluated at step {step:,} of {last:,}")
         if count < len(self.runs):
             notes.append(f"{len(self.runs) - count} of {len(self.runs)} seeds not evaluated yet")
-        if self.place.corpus.startswith("PG19") and self.split != "test":
+        if self.place.corpus.startswith("PG19") and split != "test":
             notes.append("validation split; the paper's is test")
         return "; ".join(notes)
 

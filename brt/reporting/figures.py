@@ -122,6 +122,14 @@ STUDIES = {
         "As Figure 6 of the paper: a model that uses its memory goes on falling where the other is "
         "level. The axis fits what follows the first tenth.",
     ),
+    "attention": (
+        "What attention looks at",
+        "Darker is more; shades are roots of the numbers. Transformer-XL: nearby tokens get most, "
+        "few heads look over the whole memory, term (b) follows the whole and term (d) is flatter "
+        "(Figures 5 to 7 of its paper). Memory tokens: the lowest rows write, and where they hold "
+        "a line down to the right, tokens are copied in order, to the left in reverse; lines in "
+        "the leftmost columns read the memory (Figures 6 and 9 of the RMT paper).",
+    ),
     "reach": (
         "How far back the memory reaches",
         "What is lost when the memory is reset so long before the scored tokens, with its standard "

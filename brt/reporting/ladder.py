@@ -35,6 +35,8 @@ STANDS_FOR = (
     *("LanguageModel.head_size", "LanguageModel.feed_forward_size", "LanguageModel.window"),
     *("LanguageModel.recurrent_layers", "RecurrentCell.num_states", "Trainer.segment_length"),
     *("LanguageModel.memorizing_layers", "ExternalMemory.size", "ExternalMemory.neighbours"),
+    *("TransformerXL.num_layers", "TransformerXL.width", "TransformerXL.num_heads"),
+    *("TransformerXL.head_size", "TransformerXL.feed_forward_size", "Trainer.steps"),
 )
 """What is scaled, and kept at the paper's scale for the tables."""
 
@@ -62,7 +64,8 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
         corpus: a gin file whose bindings replace all that belongs to the configs' corpus, or None;
             a rung's own bindings come after it.
         bindings: gin lines for all rungs.
-        tokens: that each run trains on, rounded up to whole steps.
+        tokens: that each run trains on, rounded up to whole steps; None for the steps, and the
+            tokens of a step, of each rung's own config.
         tokens_per_step: of every run; None for the first rung's at this scale.
 
     Raises:
@@ -82,9 +85,13 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
             settings = with_corpus(settings, read_gin_file(corpus) | common)
         # A rung's own vocabulary, say, is not the corpus's; what is scaled stays scaled.
         settings |= {name: bound[name] for name in bound if name not in STANDS_FOR} | common
-        tokens_per_step = tokens_per_step or settings["Trainer.tokens_per_step"] // scale.lengths
-        steps = -(-int(tokens) // tokens_per_step)
-        settings |= {"Trainer.tokens_per_step": tokens_per_step, "Trainer.steps": steps}
+        of_rung = settings["Trainer.tokens_per_step"] // scale.lengths
+        if tokens is None:
+            size, steps = tokens_per_step or of_rung, settings["Trainer.steps"]
+        else:
+            size = tokens_per_step = tokens_per_step or of_rung
+            steps = -(-int(tokens) // size)
+        settings |= {"Trainer.tokens_per_step": size, "Trainer.steps": steps}
         # Curves of fifty points, and at most a tenth of a run to repeat after a kill.
         often = {"log_every": 50, "eval_every": 5}
         settings |= {f"Trainer.{n}": max(steps // parts, 1) for n, parts in often.items()}
@@ -117,6 +124,8 @@ def scaled(settings: dict, scale: Scale) -> dict:
     """
     if scale == SCALES["paper"]:
         return {}
+    if "TransformerXL.width" in settings:
+        return _scaled_transformer_xl(settings, scale)
     divisors = {
         f"LanguageModel.{name}": getattr(scale, name)
         for name in ("width", "num_heads", "head_size", "feed_forward_size")
@@ -149,6 +158,20 @@ def scaled(settings: dict, scale: Scale) -> dict:
     return found
 
 
+def _scaled_transformer_xl(settings, scale):
+    """The same of a Transformer-XL. Its sizes, 410 and 41, divide by nothing: they are rounded up
+    to even ones. Its lengths stay, which are short as they are, and in steps of one token."""
+    found = {}
+    for name in ("width", "head_size", "feed_forward_size"):
+        even = -(-settings[f"TransformerXL.{name}"] // (2 * getattr(scale, name)))
+        found[f"TransformerXL.{name}"] = 2 * even
+    heads, layers = (settings[f"TransformerXL.{name}"] for name in ("num_heads", "num_layers"))
+    found["TransformerXL.num_heads"] = max(heads // scale.num_heads, 1)
+    found["TransformerXL.num_layers"] = max(round(layers * scale.layers / 12), 1)
+    found["TransformerXL.activation_dtype"] = "float32"
+    return found
+
+
 def with_corpus(settings: dict, corpus: dict) -> dict:
     """The settings with all that belongs to their corpus replaced by that of other bindings."""
     old = reachable(settings, "Trainer.corpus")
@@ -156,8 +179,16 @@ def with_corpus(settings: dict, corpus: dict) -> dict:
     both = kept | {"Trainer.corpus": Reference("@Corpus()")} | corpus
     new = reachable(both, "Trainer.corpus")
     own = {name: both[name] for name in both if name in new}
-    if "LanguageModel.vocabulary_size" in corpus:
-        own["LanguageModel.vocabulary_size"] = corpus["LanguageModel.vocabulary_size"]
+    model = "TransformerXL" if "TransformerXL.width" in settings else "LanguageModel"
+    table = f"{model}.vocabulary_size"
+    size = own.pop("LanguageModel.vocabulary_size", None)
+    if any(name.endswith(".vocabulary_size") for name in corpus):
+        size = next(v for name, v in corpus.items() if name.endswith(".vocabulary_size"))
     elif str(own.get("Corpus.vocabulary")) in ("bytes", "@ByteVocabulary()"):
-        own["LanguageModel.vocabulary_size"] = 256
+        size = 256
+    if size is not None:
+        own[table] = size
+    if cutoffs := kept.get("TransformerXL.cutoffs"):
+        # Bins of the adaptive softmax end below the new vocabulary's size.
+        own["TransformerXL.cutoffs"] = tuple(c for c in cutoffs if c < own.get(table, kept[table]))
     return kept | own

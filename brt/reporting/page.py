@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+from brt.reporting.places import Place, model_setting
 from brt.reporting.plots import Plot
 from brt.reporting.runs import Run
 from brt.reporting.table import Cell, Column, Table
@@ -97,17 +98,18 @@ def folded(count: int, what: str, content: str) -> str:
     )
 
 
-def overview(runs: list[Run], systems: list[str]) -> Table:
-    """What each run is and how far it has come."""
-    titles = "run", "system", "layers", "width", "window", "segment", "corpus", "seed"
+def overview(runs: list[Run], places: list[Place]) -> Table:
+    """What each run is and how far it has come; sizes as it has them, a rung's too."""
+    titles = "run", "system", "layers", "width", "window", "memory", "segment", "corpus", "seed"
     columns = [Column("", title) for title in (*titles, "step", "of", "tokens read")]
     rows = []
-    for run, system in zip(runs, systems, strict=True):
-        names = "LanguageModel.num_layers", "LanguageModel.width", "LanguageModel.window"
-        found = [run.settings.get(n, "") for n in (*names, "Trainer.segment_length")]
+    for run, place in zip(runs, places, strict=True):
+        names = "num_layers", "width", "window"
+        found = [model_setting(run.settings, place.model, name, "–") for name in names]
+        found += [place.memory_shown, run.settings["Trainer.segment_length"]]
         last = run.settings.get("Trainer.steps", 0)
         read = run.step * run.settings.get("Trainer.tokens_per_step", 0)
-        cells = [run.name, system, *found, run.corpus, run.settings.get("Trainer.seed", 0)]
+        cells = [run.name, place.system, *found, run.corpus, run.settings.get("Trainer.seed", 0)]
         counts = [Cell(f"{value:,}", (value,)) for value in (run.step, last, read)]
         rows.append([*(Cell(str(cell)) for cell in cells), *counts])
     caption = "What each run folder holds. `brt.train` with the same command goes on with a run."
@@ -174,6 +176,19 @@ def numbers_table(name: str, numbers: dict) -> Table:
     return Table(name, "Numbers", "", [Column("", "quantity"), Column("", "value")], rows)
 
 
+def rows_table(name: str, rows: list[dict]) -> Table:
+    """The rows of a study; `x_ended` false says that x is only the least it can be."""
+    keys = dict.fromkeys(key for row in rows for key in row if not key.endswith("_ended"))
+    lines = []
+    for row in rows:
+        cells = [_number(row.get(key), 4) for key in keys]
+        for i, key in enumerate(keys):
+            if row.get(f"{key}_ended") is False:
+                cells[i] = cells[i]._replace(text=f"{cells[i].text} or more")
+        lines.append(cells)
+    return Table(name, "Table", "", [Column("", key.replace("_", " ")) for key in keys], lines)
+
+
 def _number(value, decimals, note=""):
     if value is None:
         return Cell("–")
@@ -187,6 +202,22 @@ def _number(value, decimals, note=""):
 def excerpts_html(excerpts: list[dict]) -> str:
     """Tokens with the text around them, and what a study found out about each."""
     return f'<div class="excerpts">{"".join(map(_excerpt, excerpts))}</div>'
+
+
+def marked_html(texts: list[dict]) -> str:
+    """Texts in which a study has marked tokens: "title", and "parts", each a text and a flag."""
+    shown = []
+    for found in texts:
+        parts = (
+            f"<mark>{html.escape(str(text))}</mark>" if flag else html.escape(str(text))
+            for text, flag in found.get("parts", [])
+        )
+        title = html.escape(str(found.get("title", "")))
+        shown.append(
+            f'<blockquote><p class="quiet">{title}</p><div class="text">{"".join(parts)}</div>'
+            "</blockquote>\n"
+        )
+    return f'<div class="excerpts">{"".join(shown)}</div>'
 
 
 def _excerpt(found):

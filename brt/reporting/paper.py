@@ -28,10 +28,15 @@ class Quantity(NamedTuple):
 
     Attributes:
         head: heading.
-        scalar: in evaluation_<split>.json; or `step_time`.
+        scalar: in evaluation_<split>.json; `step_time`; `parameters`; `perf/peak_bytes` and the
+            like for the greatest value in metrics.jsonl; `studies/STUDY/NUMBER` for a number of a
+            study.
         decimals: of measured numbers; None for three significant digits.
         where: rule.
         is_printed: False for what the paper does not have, such as the reader's own corpora.
+        split: of the evaluation; None for the one that tables report.
+        of: what is shown of several seeds: `mean`, with its error bar, `spread`, `worst`, `count`.
+        divisor: the scalar is divided by it: 1e6 for millions.
     """
 
     head: str
@@ -39,6 +44,9 @@ class Quantity(NamedTuple):
     decimals: int | None = None
     where: dict = {}
     is_printed: bool = True
+    split: str | None = None
+    of: str = "mean"
+    divisor: float = 1
 
 
 class Contrast(NamedTuple):
@@ -57,8 +65,8 @@ class PaperTable(NamedTuple):
         caption: ends in its place in the paper, `Source: Table 1`; the paper's title follows.
         labels: headings of the label columns.
         where: rule for all of its rows.
-        rest: attributes of a `Place` that label, after its name, a run that no table has a row
-            for; empty in a table that does not show such runs.
+        rest: attributes of a `Place` that label, after its name, a measured run that no table has
+            a row for; None in a table that does not show such runs.
         contrasts: shown below it as a table of their own.
     """
 
@@ -69,12 +77,16 @@ class PaperTable(NamedTuple):
     quantities: tuple[Quantity, ...]
     rows: tuple[Row, ...]
     where: dict = {}
-    rest: tuple[str, ...] = ()
+    rest: tuple[str, ...] | None = None
     contrasts: tuple[Contrast, ...] = ()
 
 
 class Curve(NamedTuple):
-    """A published curve, and the rule for runs that give it measured points."""
+    """A published curve, and the rule for runs that give it measured points.
+
+    Attributes:
+        sizes: of each published point's mark: what the figure shows by it.
+    """
 
     name: str
     x: tuple[float, ...]
@@ -82,10 +94,22 @@ class Curve(NamedTuple):
     where: dict
     scalar: str = "bits_per_token"
     on_second_axis: bool = False
+    sizes: tuple[float, ...] | None = None
 
 
 class PaperPlot(NamedTuple):
-    """A published figure, with a logarithmic x: `parameters` (millions) or `vocabulary_size`."""
+    """A published figure.
+
+    Attributes:
+        x: attribute of a `Group`, or of its `Place`, where measured points stand:
+            `vocabulary_size`, or `parameters` in millions.
+        second_label: of the axis on the right.
+        log_x: whether x is logarithmic.
+        source: where the published numbers come from: the paper, or its released logs.
+        rest: rule for runs that no curve has; they get curves by their system. None for none.
+        size: attribute of a `Place` that the size of a measured mark shows, or empty.
+        y_range: of the axis, or None.
+    """
 
     name: str
     title: str
@@ -95,15 +119,30 @@ class PaperPlot(NamedTuple):
     y_label: str
     curves: tuple[Curve, ...]
     second_label: str = ""
+    log_x: bool = True
+    source: str = "paper"
+    rest: dict | None = None
+    size: str = ""
+    y_range: tuple[float, float] | None = None
 
 
 class Paper(NamedTuple):
-    """A paper's tables and figures, in its own order; `name` is for links within the page."""
+    """A paper's tables and figures, in its own order.
+
+    Attributes:
+        name: for links within the page.
+        about: rule for the runs whose report shows it, measured or not.
+        where: rule for the runs that may fill it.
+        diagrams: figures that show no numbers, each a function to a figure of its own.
+    """
 
     name: str
     title: str
     tables: tuple[PaperTable, ...]
     plots: tuple[PaperPlot, ...]
+    about: dict
+    where: dict = {}
+    diagrams: tuple = ()
 
 
 def number(printed: str) -> float:

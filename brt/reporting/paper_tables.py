@@ -1,8 +1,11 @@
 """A paper's tables and figures, filled: what was measured beside what was published."""
 
+import math
+
 from brt.reporting.collect import Group
-from brt.reporting.paper import Paper, PaperPlot, PaperTable, number
+from brt.reporting.paper import Curve, Paper, PaperPlot, PaperTable, number
 from brt.reporting.plots import Line, Plot
+from brt.reporting.rounding import mean_and_spread
 from brt.reporting.table import NOT_RUN, Cell, Column, Table, measured, published
 
 PUBLISHED, MEASURED = "paper", "measured"
@@ -17,7 +20,7 @@ def paper_tables(
         groups: what was run.
         step_times: system to step time relative to the benchmark's baseline.
     """
-    tables = []
+    tables, groups = [], [group for group in groups if _fits(group, paper.where)]
     placed = {
         id(group)
         for table in paper.tables
@@ -28,11 +31,17 @@ def paper_tables(
     }
     rest = [group for group in groups if id(group) not in placed]
     for table in paper.tables:
-        filled = _filled(table, groups, rest if table.rest else [], step_times or {})
+        others = [] if table.rest is None else rest
+        filled = _filled(table, groups, others, step_times or {})
         tables.append(filled._replace(caption=f"{filled.caption} of {paper.title}."))
         if table.contrasts:
             tables.append(_differences(table, filled))
     return tables
+
+
+def concerns(paper: Paper, groups: list[Group]) -> bool:
+    """Whether a report of these runs should show a paper that none of them has numbers for yet."""
+    return any(_fits(group, paper.about) for group in groups)
 
 
 def _fits(group, *rules):
@@ -49,8 +58,9 @@ def _fits(group, *rules):
 def _filled(table: PaperTable, groups, rest, step_times):
     shown = [g for g in groups if any(_fits(g, table.where, row.where) for row in table.rows)]
     columns, measures = [Column("", label) for label in table.labels], []
+    runs_here = table.rest is not None or any(row.where is not None for row in table.rows)
     for quantity in table.quantities:
-        corpora = _corpora(table, quantity, shown + rest)
+        corpora = _corpora(table, quantity, shown + rest) if runs_here else []
         measures.append((quantity, corpora))
         if quantity.is_printed:
             columns.append(Column(quantity.head, PUBLISHED))
@@ -67,9 +77,10 @@ def _filled(table: PaperTable, groups, rest, step_times):
             rows.append([*map(Cell, (label, *row.labels[1:])), *cells])
     for group in rest:
         labels = [group.label, *(str(getattr(group.place, name)) for name in table.rest)]
-        nothing = [None] * len(table.rows[0].printed)
+        nothing = [None] * sum(quantity.is_printed for quantity in table.quantities)
         cells = _cells(measures, nothing, {"system": group.place.system}, [group], step_times)
-        rows.append([*map(Cell, labels), *cells])
+        if any(cell.values for cell in cells):
+            rows.append([*map(Cell, labels), *cells])
     return Table(table.name, table.title, table.caption, columns, rows)
 
 
@@ -100,7 +111,7 @@ def _cells(measures, printed, where, groups, step_times):
                 values = [] if ratio is None else [ratio]
                 cells.append(measured(values, quantity.decimals))
             elif found:
-                cells.append(found[0].cell(quantity.scalar, quantity.decimals))
+                cells.append(found[0].quantity(quantity))
             else:
                 cells.append(Cell(NOT_RUN))
     return cells
@@ -145,26 +156,40 @@ def _signed(value, decimals):
 
 def paper_plots(paper: Paper, groups: list[Group]) -> list[Plot]:
     """The figures of a paper that show its tables: published curves, and measured points."""
+    groups = [group for group in groups if _fits(group, paper.where)]
     return [_plot(paper, plot, groups) for plot in paper.plots]
 
 
 def _plot(paper, plot: PaperPlot, groups):
     lines = [
-        Line(f"{curve.name}, paper", [*curve.x], [*map(number, curve.y)], "published",
-             curve.on_second_axis)
+        Line(f"{curve.name}, {plot.source}", [*curve.x], [*map(number, curve.y)], "published",
+             curve.on_second_axis, sizes=curve.sizes and [*curve.sizes])
         for curve in plot.curves
     ]  # fmt: skip
-    for curve in plot.curves:
+    curves = list(plot.curves)
+    if plot.rest is not None:
+        scalar = plot.curves[0].scalar
+        named = {curve.name for curve in plot.curves}
+        systems = [group.place.system for group in groups if _fits(group, plot.rest)]
+        systems = [system for system in systems if system not in named]
+        for system in dict.fromkeys(systems):
+            curves.append(Curve(system, (), (), plot.rest | {"system": system}, scalar))
+    for colour, curve in enumerate(curves):
         points: dict[str, list] = {}
         for group in groups:
             if _fits(group, curve.where) and (values := group.cell(curve.scalar).values):
-                # A store for each vocabulary is still one corpus: books_spm1k, books_spm8k.
-                corpus = group.place.corpus.rstrip("0123456789k")
-                found = getattr(group, plot.x), sum(values) / len(values)
-                points.setdefault(corpus, []).append(found)
-        for corpus, found in points.items():
-            x, y = map(list, zip(*sorted(found)))
-            lines.append(Line(f"{curve.name}, {corpus}", x, y, "points", curve.on_second_axis))
+                mean, spread = mean_and_spread(values)
+                found = group.at(plot.x), mean, spread, plot.size and group.at(plot.size)
+                if found[0] is not None and math.isfinite(found[0]):
+                    points.setdefault(_series(group), []).append(found)
+        for series, found in points.items():
+            x, y, spreads, sizes = map(list, zip(*sorted(found, key=lambda point: point[:2])))
+            line = Line(f"{curve.name}, {series}", x, y, "points", curve.on_second_axis)
+            if len(points) == 1:
+                line = line._replace(colour=colour)
+            if None not in spreads:
+                line = line._replace(errors=spreads)
+            lines.append(line._replace(sizes=sizes) if plot.size else line)
     return Plot(
         plot.name,
         plot.title,
@@ -172,6 +197,14 @@ def _plot(paper, plot: PaperPlot, groups):
         plot.x_label,
         plot.y_label,
         lines,
-        log_x=True,
+        log_x=plot.log_x,
         second_label=plot.second_label,
+        y_range=plot.y_range,
     )
+
+
+def _series(group):
+    """What a measured curve is of. A store for each vocabulary is still one corpus."""
+    if group.place.task:
+        return "measured"
+    return group.place.corpus.rstrip("0123456789k")  # books_spm1k, books_spm8k

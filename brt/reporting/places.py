@@ -4,52 +4,222 @@ import re
 from typing import NamedTuple
 
 from brt.reporting.block_recurrent import SIZES
+from brt.reporting.recurrent_memory import vectors, visible_context
 from brt.reporting.runs import Run
+from brt.reporting.transformer_xl import SIZES as XL_SIZES
+
+BUILT_ON = {"RecurrentMemoryTransformer": ("TransformerXL",)}
+"""Classes whose bindings a model takes besides its own."""
+
+TASKS = {
+    "CopyTask": ("copy", "length"),
+    "ReverseTask": ("reverse", "length"),
+    "AssociativeRetrieval": ("retrieval", "num_pairs"),
+    "QuadraticEquations": ("quadratic", "max_root"),
+}
+"""Name of each source's task, and the argument that says how large it is."""
+_DEFAULT_LENGTHS = {"length": 24, "num_pairs": 4, "max_root": 100}
+ENCODINGS = {
+    "relative": "this paper",
+    "shaw": "Shaw",
+    "absolute": "Vaswani",
+    "learned": "Al-Rfou",
+}
 
 
 class Place(NamedTuple):
-    """A run in the paper's terms.
+    """A run in the papers' terms; lengths in tokens.
 
     Attributes:
-        system: as Table 1 spells it, `Rec:fixed:skip`, `Slide:12L`, `XL:512`.
-        size: name of the row of Table 4 whose dimensions it has, or None.
-        window, segment_length: in tokens.
+        model: name of its class, `LanguageModel`.
+        system: as Table 1 of the Block-Recurrent paper spells it, `Rec:fixed:skip`, `Slide:12L`,
+            `XL:512`; or `Tr-XL`, `Baseline` (the same without recurrence), `MemTr`, `RMT`,
+            `Tr-XL + RMT`; or the class's name.
+        size: name of the published size whose dimensions it has, or None.
+        window, segment_length: the window is None where there is none.
         states: S; None without a recurrent layer.
         gate_biases: how its gates begin; None without.
         corpus: as the tables head their columns, or the name of the store's folder.
         vocabulary_family: `T5`, `PG19 SPM`, `SentencePiece`, `bytes`, or the name it has.
         vocabulary: the family and its size, `PG19 SPM 32k`.
+        layers: their number.
+        memory: M, hidden states cached in each layer.
+        evaluation_memory: M in evaluation.
+        memory_tokens: m.
+        bptt_depth: memories that gradients cross.
+        encoding: of positions, as Table 5 of the Transformer-XL paper names it.
+        loss: "full" or "half" of the segment's positions.
+        steps: updates in all.
+        task: `copy`, `reverse`, `retrieval` or `quadratic`; None for text.
+        task_length: n of the task: symbols to be copied, pairs, or the largest root.
+        segments: of a sample of the task; 1 for text.
     """
 
+    model: str
     system: str
     size: str | None
-    window: int
+    window: int | None
     segment_length: int
     states: int | None
     gate_biases: str | None
     corpus: str
     vocabulary_family: str
     vocabulary: str
+    layers: int
+    memory: int = 0
+    evaluation_memory: int = 0
+    memory_tokens: int = 0
+    bptt_depth: int = 0
+    encoding: str | None = None
+    loss: str = "full"
+    steps: int = 0
+    task: str | None = None
+    task_length: int | None = None
+    segments: int = 1
+
+    @property
+    def memory_size(self) -> int:
+        """As the figures of the RMT paper count it: M of a cache, m of a recurrent memory."""
+        return self.memory_tokens or self.memory
+
+    @property
+    def memory_share(self) -> float:
+        """Memory size over segment length: 1 in Figure 3 of the RMT paper, 0.5 in Figure 8."""
+        return self.memory_size / self.segment_length
+
+    @property
+    def memory_shown(self) -> str:
+        """`75+5`: cached states and memory tokens."""
+        return "+".join(str(n) for n in (self.memory, self.memory_tokens) if n) or "0"
+
+    @property
+    def visible_context(self) -> int | None:
+        """Tokens a prediction may depend on in training, where the RMT paper has a measure."""
+        return visible_context(self.system, self.segment_length, self.memory, self.bptt_depth)
+
+    @property
+    def vectors(self) -> int:
+        """Vectors a row carries between segments, as the RMT paper counts them."""
+        tokens = 0 if self.system == "MemTr" else self.memory_tokens
+        return vectors(self.layers, self.memory, tokens)
 
 
 def place(run: Run) -> Place:
     """The place of a run, at the paper's scale if it is the rung of a ladder."""
     settings = run.paper_settings
-    layers, window = settings["LanguageModel.num_layers"], settings["LanguageModel.window"]
+    model = model_name(settings)
+    family, entries = _vocabulary(run, settings, model)
     segment = settings["Trainer.segment_length"]
+    common = {
+        "model": model,
+        "segment_length": segment,
+        "corpus": _corpus(run, family),
+        "vocabulary_family": family,
+        "vocabulary": f"{family} {entries}",
+        "steps": settings.get("Trainer.steps", 0),
+        "bptt_depth": _depth(settings),
+    } | _task(settings)
+    own = _OF_MODEL.get(model, _other)
+    return Place(**common | own(settings, model, segment))
+
+
+def model_name(settings: dict) -> str:
+    """The class that `Trainer.model` refers to."""
+    reference = str(settings.get("Trainer.model", "@LanguageModel"))
+    return reference.strip("@()").rsplit("/", 1)[-1].rsplit(".", 1)[-1]
+
+
+def model_setting(settings: dict, model: str, name: str, default=None, scope: str = ""):
+    """An argument of the model, bound by its own name or by that of the class it builds on."""
+    names = (f"{scope}{owner}.{name}" for owner in (model, *BUILT_ON.get(model, ())))
+    return next((settings[name] for name in names if name in settings), default)
+
+
+def _language_model(settings, model, segment):
+    layers, window = settings["LanguageModel.num_layers"], settings["LanguageModel.window"]
     recurrent = tuple(settings.get("LanguageModel.recurrent_layers") or ())
-    family, entries = _vocabulary(run, settings)
-    return Place(
-        _system(settings, layers, window, segment, recurrent),
-        _size(settings, layers, bool(recurrent)),
-        window,
-        segment,
-        settings.get("RecurrentCell.num_states") if recurrent else None,
-        settings.get("RecurrentCell.gate_biases", "small") if recurrent else None,
-        _corpus(run, family),
-        family,
-        f"{family} {entries}",
+    return {
+        "system": _system(settings, layers, window, segment, recurrent),
+        "size": _size(settings, layers, bool(recurrent)),
+        "window": window,
+        "layers": layers,
+        "states": settings.get("RecurrentCell.num_states") if recurrent else None,
+        "gate_biases": settings.get("RecurrentCell.gate_biases", "small") if recurrent else None,
+    }
+
+
+def _transformer_xl(settings, model, segment):
+    """Transformer-XL, and the Recurrent Memory Transformer, whose layers are the same."""
+
+    def setting(name, default=None, scope=""):
+        unscoped = model_setting(settings, model, name, default)
+        return model_setting(settings, model, name, unscoped, scope)
+
+    memory, tokens = setting("memory_length", 0), setting("num_memory", 0)
+    if tokens and not setting("memory_at_end", True):
+        system = "MemTr"
+    else:
+        system = {
+            (False, False): "Baseline",
+            (True, False): "Tr-XL",
+            (False, True): "RMT",
+            (True, True): "Tr-XL + RMT",
+        }[memory > 0, tokens > 0]
+    dimensions = tuple(
+        setting(name)
+        for name in ("num_layers", "width", "num_heads", "head_size", "feed_forward_size")
     )
+    return {
+        "system": system,
+        "size": next((size.name for size in XL_SIZES if size[1:6] == dimensions), None),
+        "window": None,
+        "layers": setting("num_layers"),
+        "states": None,
+        "gate_biases": None,
+        "memory": memory,
+        "evaluation_memory": setting("memory_length", 0, "evaluation/"),
+        "memory_tokens": tokens,
+        "encoding": ENCODINGS.get(setting("encoding", "relative"), "this paper"),
+        "loss": settings.get("Trainer.loss", "full"),
+    }
+
+
+def _other(settings, model, segment):
+    """A model of no paper's tables but Table 6 of Transformer-XL: LSTM, QRNN."""
+    return {
+        "system": model,
+        "size": None,
+        "window": model_setting(settings, model, "window"),
+        "layers": model_setting(settings, model, "num_layers", 0),
+        "states": None,
+        "gate_biases": None,
+    }
+
+
+_OF_MODEL = {
+    "LanguageModel": _language_model,
+    "TransformerXL": _transformer_xl,
+    "RecurrentMemoryTransformer": _transformer_xl,
+}
+
+
+def _depth(settings):
+    depth = settings.get("Trainer.bptt_depth")
+    return settings.get("Trainer.segments_per_step", 1) - 1 if depth is None else depth
+
+
+def _task(settings):
+    """Of an algorithmic task, what it is; nothing for text."""
+    source = str(settings.get("Corpus.source", "")).strip("@()").rsplit(".", 1)[-1]
+    if source not in TASKS:
+        return {}
+    name, length = TASKS[source]
+    return {
+        "task": name,
+        "corpus": name,
+        "task_length": settings.get(f"{source}.{length}", _DEFAULT_LENGTHS[length]),
+        "segments": settings.get("Trainer.segments_per_step", 1),
+    }
 
 
 def _system(settings, layers, window, segment, recurrent):
@@ -86,23 +256,38 @@ def _size(settings, layers, is_recurrent):
     return None
 
 
+CORPORA = {
+    "wikitext103": "WikiText-103",
+    "penn_treebank": "Penn Treebank",
+    "one_billion_word": "One Billion Word",
+}
+"""Corpora of words, by what the names of their stores begin with."""
+
+
 def _corpus(run, family):
     if run.corpus.startswith("pg19"):
         return {"bytes": "PG19 bytes", "T5": "PG19 tokens"}.get(family, "PG19 SPM")
+    for begin, name in CORPORA.items():
+        if run.corpus.startswith(begin) and family == "words":
+            return name
+    if run.corpus.startswith("enwik8"):
+        return "enwik8"
     if run.corpus.startswith("arxiv"):
         return "arXiv"
     return "GitHub" if run.corpus.startswith("github") else run.corpus
 
 
-def _vocabulary(run, settings):
+def _vocabulary(run, settings, model):
     """Family and size, as Table 5 has them."""
     name = str(settings.get("Corpus.vocabulary") or "of the source")
     if name in ("bytes", "@ByteVocabulary()"):
         return "bytes", "256"
     if "t5" in name.lower():
         return "T5", "32k"
+    if name.startswith(("words:", "@WordVocabulary")):
+        return "words", str(model_setting(settings, model, "vocabulary_size", 0))
     found = re.search(r"pg19train_bpe_(\d+)", name)
-    entries = int(found[1]) if found else settings.get("LanguageModel.vocabulary_size", 0)
+    entries = int(found[1]) if found else model_setting(settings, model, "vocabulary_size", 0)
     size = f"{entries // 1000}k" if entries >= 1000 else str(entries)
     if found:
         return "PG19 SPM", size

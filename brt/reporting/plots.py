@@ -18,6 +18,8 @@ MOST_POINTS = 2000
 MOST_BORDERS = 100
 """More cannot be told apart, and are left out."""
 MOST_TICKS = 12
+MARK, PER_SIZE = 12, 1.0
+"""Area of a mark that shows a size of 0, and what each unit adds, in square points."""
 LEGEND_LETTERS = 96
 """That fit beside one another above a plot."""
 LABEL_LETTERS = 36
@@ -28,7 +30,8 @@ class Line(NamedTuple):
     """One curve.
 
     style: "line", "points" (a line with a mark at each point), "stems" (a line from zero to each
-    point) or "published". errors: standard error of each y, drawn as a band.
+    point) or "published". errors: standard error of each y, drawn as a band. sizes: numbers that
+    the areas of the marks show. colour: number of its colour; None for its place among the lines.
     """
 
     name: str
@@ -37,6 +40,8 @@ class Line(NamedTuple):
     style: str = "line"
     on_second_axis: bool = False
     errors: list[float] | None = None
+    sizes: list[float] | None = None
+    colour: int | None = None
 
 
 class Plot(NamedTuple):
@@ -50,6 +55,7 @@ class Plot(NamedTuple):
         second_label: of the axis on the right, for lines `on_second_axis`.
         settles: the y axis fits what comes after the first tenth of x, so that a fall from great
             height does not flatten the rest.
+        y_range: least and greatest y of the axis, or None to fit the lines.
     """
 
     name: str
@@ -62,6 +68,7 @@ class Plot(NamedTuple):
     borders: tuple[float, ...] = ()
     second_label: str = ""
     settles: bool = False
+    y_range: tuple[float, float] | None = None
 
     @property
     def has_measurements(self) -> bool:
@@ -79,68 +86,92 @@ class Plot(NamedTuple):
         return file.getvalue()
 
     def as_png(self) -> bytes:
-        """For slides and papers: dark on white, 200 dots an inch."""
-        return _save(self._draw("#222222"), "png", facecolor="white", dpi=200)
+        return png(self)
 
     def as_svg(self) -> str:
-        """For the page: text stays text, lines and letters take the page's own colour."""
-        text = _save(self._draw(FOREGROUND), "svg", transparent=True).decode("utf-8")
-        text = text[text.index("<svg") :]
-        text = text.replace(FOREGROUND, "currentColor")
-        text = re.sub(r'\bd="[^"]*"', _to_hundredths, text)
-        text = re.sub(r' id="[\w.]*_\d+"', "", text)  # the same in every plot of a page
-        text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
-        return re.sub(r'(<svg[^>]*?) height="[^"]*"', r'\1 role="img"', text, count=1)
+        return svg(self)
 
-    def _draw(self, foreground):
-        matplotlib = extra_library("matplotlib", "brt.report", "report")
-        figures = extra_library("matplotlib.figure", "brt.report", "report")
-        settings = {
-            "svg.fonttype": "none",
-            "svg.hashsalt": self.name,
-            "font.size": 10,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "legend.frameon": False,
-        }
-        coloured = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-        settings |= dict.fromkeys(coloured, foreground)
-        with matplotlib.rc_context(settings):
-            figure = figures.Figure(figsize=(7.2, 3.4), layout="constrained")
-            axes = figure.add_subplot()
-            second = axes.twinx() if self.second_label else None
-            for number, line in enumerate(self.lines):
-                on = second if line.on_second_axis else axes
-                x, y = _thinned(line)
-                if line.style == "stems":
-                    x, y = np.repeat(x, 3), np.stack([0 * y, y, np.nan * y], 1).ravel()
-                look = _look(line, number)
-                on.plot(x, y, label=line.name, **look)
-                if line.errors:
-                    low, high = (np.add(line.y, sign * np.array(line.errors)) for sign in (-1, 1))
-                    on.fill_between(line.x, low, high, color=look["color"], alpha=0.2, linewidth=0)
-            for border in self.borders if len(self.borders) <= MOST_BORDERS else ():
-                axes.axvline(border, color=foreground, alpha=0.2, linewidth=0.5, zorder=0)
-            axes.set_xlabel(self.x_label)
-            axes.set_ylabel(textwrap.fill(self.y_label, LABEL_LETTERS))
-            axes.grid(axis="y", color=foreground, alpha=0.12, linewidth=0.6)
-            if min(axes.get_ylim()) < 0 < max(axes.get_ylim()):
-                axes.axhline(0, color=foreground, alpha=0.5, linewidth=0.7, zorder=0)
-            if self.log_x:
-                _logarithmic(axes, sorted({x for line in self.lines for x in line.x}))
-            if self.settles:
-                axes.set_ylim(*_later_range(self.lines))
-            if second is not None:
-                second.set_ylabel(textwrap.fill(self.second_label, LABEL_LETTERS))
-                second.spines["right"].set_visible(True)
-                if all(y == int(y) for line in self.lines if line.on_second_axis for y in line.y):
-                    second.yaxis.get_major_locator().set_params(integer=True)
-            if len(self.lines) > 1:
-                handles = [h for a in (axes, second) if a for h in a.get_legend_handles_labels()[0]]
-                columns = LEGEND_LETTERS // (max(len(line.name) for line in self.lines) + 8)
-                columns = min(max(columns, 1), len(self.lines))
-                figure.legend(handles=handles, loc="outside upper left", ncols=columns, fontsize=9)
+    def draw(self, foreground):
+        """A matplotlib figure whose lines and letters have that colour."""
+        figure = new_figure()
+        axes = figure.add_subplot()
+        second = axes.twinx() if self.second_label else None
+        for number, line in enumerate(self.lines):
+            on = second if line.on_second_axis else axes
+            x, y = _thinned(line)
+            if line.style == "stems":
+                x, y = np.repeat(x, 3), np.stack([0 * y, y, np.nan * y], 1).ravel()
+            look = _look(line, number)
+            on.plot(x, y, label=line.name, **look)
+            if line.sizes:
+                areas = [MARK + PER_SIZE * size for size in line.sizes]
+                on.scatter(line.x, line.y, areas, color=look["color"], alpha=0.5)
+            if line.errors:
+                low, high = (np.add(line.y, sign * np.array(line.errors)) for sign in (-1, 1))
+                on.fill_between(line.x, low, high, color=look["color"], alpha=0.2, linewidth=0)
+        for border in self.borders if len(self.borders) <= MOST_BORDERS else ():
+            axes.axvline(border, color=foreground, alpha=0.2, linewidth=0.5, zorder=0)
+        axes.set_xlabel(self.x_label)
+        axes.set_ylabel(textwrap.fill(self.y_label, LABEL_LETTERS))
+        axes.grid(axis="y", color=foreground, alpha=0.12, linewidth=0.6)
+        if min(axes.get_ylim()) < 0 < max(axes.get_ylim()):
+            axes.axhline(0, color=foreground, alpha=0.5, linewidth=0.7, zorder=0)
+        if self.log_x:
+            _logarithmic(axes, sorted({x for line in self.lines for x in line.x}))
+        elif all(x == int(x) for line in self.lines for x in line.x):
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        if self.y_range:
+            axes.set_ylim(*self.y_range)
+        if self.settles:
+            axes.set_ylim(*_later_range(self.lines))
+        if second is not None:
+            second.set_ylabel(textwrap.fill(self.second_label, LABEL_LETTERS))
+            second.spines["right"].set_visible(True)
+            if all(y == int(y) for line in self.lines if line.on_second_axis for y in line.y):
+                second.yaxis.get_major_locator().set_params(integer=True)
+        if len(self.lines) > 1:
+            handles = [h for a in (axes, second) if a for h in a.get_legend_handles_labels()[0]]
+            columns = LEGEND_LETTERS // (max(len(line.name) for line in self.lines) + 8)
+            columns = min(max(columns, 1), len(self.lines))
+            figure.legend(handles=handles, loc="outside upper left", ncols=columns, fontsize=9)
         return figure
+
+
+def _theme(name, foreground):
+    """The context in which a figure is drawn and saved; `name` makes its SVG the same each time."""
+    matplotlib = extra_library("matplotlib", "brt.report", "report")
+    settings = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": name,
+        "font.size": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "legend.frameon": False,
+    }
+    coloured = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    return matplotlib.rc_context(settings | dict.fromkeys(coloured, foreground))
+
+
+def new_figure(width: float = 7.2, height: float = 3.4):
+    """An empty matplotlib figure, sizes in inches."""
+    figures = extra_library("matplotlib.figure", "brt.report", "report")
+    return figures.Figure(figsize=(width, height), layout="constrained")
+
+
+def png(shown) -> bytes:
+    """For slides and papers: dark on white, 200 dots an inch. `shown` has `draw`."""
+    return _save(shown, "#222222", "png", facecolor="white", dpi=200)
+
+
+def svg(shown) -> str:
+    """For the page: text stays text, lines and letters take the page's own colour."""
+    text = _save(shown, FOREGROUND, "svg", transparent=True).decode("utf-8")
+    text = text[text.index("<svg") :]
+    text = text.replace(FOREGROUND, "currentColor")
+    text = re.sub(r'\bd="[^"]*"', _to_hundredths, text)
+    text = re.sub(r' id="[\w.]*_\d+"', "", text)  # the same in every plot of a page
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
+    return re.sub(r'(<svg[^>]*?) height="[^"]*"', r'\1 role="img"', text, count=1)
 
 
 def _to_hundredths(path):
@@ -149,7 +180,7 @@ def _to_hundredths(path):
 
 
 def _look(line, number):
-    colour = COLOURS[number % len(COLOURS)]
+    colour = COLOURS[(number if line.colour is None else line.colour) % len(COLOURS)]
     looks = {
         "line": {"linewidth": 1.4 if len(line.x) < 300 else 0.9},
         "stems": {"linewidth": 0.7},
@@ -195,8 +226,9 @@ def _later_range(lines):
     return min(later) - margin, max(later) + margin
 
 
-def _save(figure, kind, **options):
+def _save(shown, foreground, kind, **options):
     file = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
-    figure.savefig(file, format=kind, metadata=metadata, **options)
+    with _theme(shown.name, foreground):
+        shown.draw(foreground).savefig(file, format=kind, metadata=metadata, **options)
     return file.getvalue()

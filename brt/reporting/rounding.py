@@ -29,9 +29,13 @@ def with_error_bar(values, decimals: int) -> str:
     mean, spread = mean_and_spread(values)
     if spread is None:
         return rounded(mean, decimals)
+    return f"{rounded(mean, decimals)} ± {rounded_up(spread, decimals)}"
+
+
+def rounded_up(spread: float, decimals: int) -> str:
+    """A spread with so many decimals, never less than it is, and at least one unit."""
     unit = Decimal(1).scaleb(-decimals)
-    bar = max(_decimal(spread).quantize(unit, ROUND_CEILING), unit)
-    return f"{rounded(mean, decimals)} ± {bar}"
+    return str(max(_decimal(spread).quantize(unit, ROUND_CEILING), unit))
 
 
 def _decimal(value):

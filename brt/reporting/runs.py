@@ -28,6 +28,8 @@ class Run:
             "uses_state", 1 or 0: whether the loss grows by `SHARE` where the state is cleared.
         studies: name to the content of studies/<name>.json.
         recordings: folders of recordings that have a manifest, those with the state kept first.
+        rows: of each study of several runs, here or in another run of the report, what its table
+            says of this one.
         rung: what a ladder wrote beside it; empty for other runs.
         problems: sentences about files that are torn or missing.
 
@@ -51,6 +53,7 @@ class Run:
         self.studies = self._read_all(sorted(self.folder.glob("studies/*.json")), lambda p: p.stem)
         found = [path.parent for path in self.folder.glob("recordings/*/manifest.json")]
         self.recordings = sorted(found, key=lambda path: (not path.name.endswith("kept"), path))
+        self.rows = {}
         rungs = [self.folder / RUNG_FILE] if (self.folder / RUNG_FILE).exists() else []
         self.rung = self._read_all(rungs, lambda p: "rung").get("rung", {})
 
@@ -104,6 +107,13 @@ class Run:
         pairs = [(r["step"], r[name]) for r in self.records if isinstance(r.get(name), int | float)]
         return [step for step, _ in pairs], [value for _, value in pairs]
 
+    def study_number(self, study: str, name: str):
+        """A number of a study of this run, or of one in the report that has a row for it; None."""
+        for found in self.studies.values():
+            if found.get("study") == study and name in found.get("numbers", {}):
+                return found["numbers"][name]
+        return self.rows.get(study, {}).get(name)
+
     def identity(self) -> dict:
         """The settings that decide what is computed, apart from the seed."""
         return {
@@ -129,4 +139,17 @@ def open_runs(folders) -> list[Run]:
         depth += 1
     for run, path in zip(runs, paths):
         run.name = "/".join(path.parts[-depth:])
+    _share_rows(runs)
     return runs
+
+
+def _share_rows(runs):
+    """Gives each run the rows that tables of studies have for it, whoever's folder holds them."""
+    for study in (found for run in runs for found in run.studies.values()):
+        for row in study.get("table", []):
+            named = Path(str(row.get("run", "")))
+            same = [run for run in runs if run.folder.resolve() == named.resolve()]
+            # A folder that was moved is still known by its name, if no other has it.
+            same = same or [run for run in runs if run.folder.resolve().name == named.name]
+            if len(same) == 1:
+                same[0].rows.setdefault(study.get("study"), {}).update(row)

@@ -6,7 +6,7 @@ import io
 import re
 from typing import NamedTuple
 
-from brt.reporting.rounding import three_digits, with_error_bar
+from brt.reporting.rounding import rounded_up, three_digits, with_error_bar
 
 NOT_RUN = "not run"
 NOT_EVALUATED = "not evaluated"
@@ -31,19 +31,21 @@ def published(text: str | None) -> Cell:
     return Cell(text or "–")
 
 
-def measured(values, decimals: int | None = None, note: str = "") -> Cell:
+def measured(values, decimals: int | None = None, note: str = "", rounds_up: bool = False) -> Cell:
     """A mean over seeds with its error bar, `not run` without any value.
 
     Args:
         values: one a seed.
         decimals: None for three significant digits.
+        rounds_up: never down, as a spread is; of a single value.
     """
     values = tuple(float(value) for value in values)
     if not values:
         return Cell(NOT_RUN)
     if decimals is None:
         decimals = three_digits(sum(values) / len(values))
-    return Cell(with_error_bar(values, decimals), values, note)
+    text = rounded_up(values[0], decimals) if rounds_up else with_error_bar(values, decimals)
+    return Cell(text, values, note)
 
 
 class Column(NamedTuple):

@@ -155,7 +155,12 @@ class Checkpoints:
         )
         record = restored["record"]
         found = TrainState(
-            *(restored[name][name] if name in parts else None for name in TrainState._fields)
+            *(
+                jax.tree.map(_as_wanted, restored[name][name], getattr(abstract, name))
+                if name in parts
+                else None
+                for name in TrainState._fields
+            )
         )
         saved = record["fingerprints"]
         bad = [name for name, value in _fingerprints(found).items() if saved.get(name) != value]
@@ -174,7 +179,23 @@ class Checkpoints:
 
 
 def _parts(state):
-    return {name: {name: value} for name, value in state._asdict().items()}
+    """What Orbax writes of each field: arrays without elements, which it refuses, as of one."""
+    return {
+        name: {name: jax.tree.map(_with_elements, value)} for name, value in state._asdict().items()
+    }
+
+
+def _with_elements(x):
+    if x.size:
+        return x
+    shape = tuple(max(n, 1) for n in x.shape)
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
+    return jnp.zeros(shape, x.dtype, device=x.sharding)
+
+
+def _as_wanted(x, abstract):
+    return x if abstract.size else jnp.zeros(abstract.shape, x.dtype, device=x.sharding)
 
 
 @jax.jit

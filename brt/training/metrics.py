@@ -23,6 +23,28 @@ def device_peak() -> float | None:
     return PEAK_FLOPS[max(matches, key=len)] if matches else None
 
 
+def peak_bytes(step_function, *arguments) -> int | None:
+    """The most memory one device has held, in bytes, or None where nobody can tell.
+
+    Devices that count it say what they have held since the process began, evaluations included;
+    for others it is what XLA plans for the step: what it is given, gives back and holds meanwhile.
+
+    Args:
+        step_function: compiled with `jax.jit` and called before, so that nothing is compiled here.
+        arguments: of the same shapes and places as in that call.
+    """
+    counted = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in counted:
+        return int(counted["peak_bytes_in_use"])
+    if not hasattr(step_function, "lower"):
+        return None
+    plan = step_function.lower(*arguments).compile().memory_analysis()
+    if plan is None:
+        return None
+    held = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
+    return int(held + plan.temp_size_in_bytes)
+
+
 class Interval:
     """Sums of step metrics since the last report; part of a checkpoint, so that a resumed
     run reports the same numbers as one that was never stopped."""

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from brt.models.caches import clear_state, reset_rows
+from brt.training.unroll import unroll
 
 
 class TrainState(NamedTuple):
@@ -76,16 +77,19 @@ def read_segment(model, batch, caches, key=None):
     return caches, x_BTD, monitors
 
 
-def make_loss(bind, clear=False):
+def make_loss(bind, clear=False, bptt_depth=None, remat_segments=False):
     """The loss of one step, a mean over its scored tokens in nats, and what a model adds to it.
 
     Args:
         bind: from parameters to a model.
         clear: clear the state at every segment (Block-Recurrent, appendix G.1).
+        bptt_depth: memories between the K segments of the batch that the gradient of a
+            segment's loss crosses; None: all of them. See `brt.training.unroll`.
+        remat_segments: recompute each segment in the backward pass (RMT, section 3).
 
     Returns:
-        loss(params, caches, batch, key) -> (loss, (caches, sums and monitors)). Gradients
-        cross the K segments of the batch, never its border: the caches come in as data.
+        loss(params, caches, batch, key) -> (loss, (caches, sums and monitors)). No gradient
+        crosses the border of a batch: the caches come in as data.
     """
 
     def loss(params, caches, batch, key):
@@ -101,11 +105,9 @@ def make_loss(bind, clear=False):
             sums = (nats_BT * weights_BT).sum(), weights_BT.sum(), (correct_BT * weights_BT).sum()
             return caches, (sums, monitors)
 
-        K = batch.inputs_KBT.shape[0]
-        if K == 1:  # most models: no loop to trace, differentiate and compile
-            caches, (sums, monitors) = segment(caches, (jax.tree.map(lambda x: x[0], batch), 0))
-        else:
-            caches, (sums, monitors) = jax.lax.scan(segment, caches, (batch, jnp.arange(K)))
+        read = jax.checkpoint(segment) if remat_segments else segment
+        segments = batch, jnp.arange(batch.inputs_KBT.shape[0])
+        caches, (sums, monitors) = unroll(read, caches, segments, bptt_depth)
         nats, weight, correct = (s.sum() for s in sums)
         means = jax.tree.map(jnp.mean, monitors)
         value = nats / jnp.maximum(weight, 1e-6) + means.get("added_nats", 0.0)
@@ -115,7 +117,7 @@ def make_loss(bind, clear=False):
 
 
 def make_train_step(
-    bind, optimizer, learning_rate, seed=0, dropout=False, clear=False, skip_nonfinite=False
+    bind, optimizer, learning_rate, seed=0, dropout=False, skip_nonfinite=False, **of_the_loss
 ):
     """Builds the step for `jax.jit`, which should donate the state.
 
@@ -125,11 +127,11 @@ def make_train_step(
         learning_rate: from train state to learning rate, to report it.
         seed: with the step, decides every dropout mask.
         dropout: whether the model drops anything.
-        clear: clear the state at every segment.
         skip_nonfinite: keep parameters and optimizer when loss, gradient or update is not
             finite, and begin the caches anew if they are not.
+        of_the_loss: further arguments of `make_loss`.
     """
-    loss = make_loss(bind, clear)
+    loss = make_loss(bind, **of_the_loss)
 
     def train_step(state: TrainState, batch):
         key = jax.random.fold_in(jax.random.key(seed), state.step) if dropout else None

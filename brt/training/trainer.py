@@ -10,15 +10,17 @@ from jax.experimental import multihost_utils
 from brt import config
 from brt.data.corpus import Corpus
 from brt.data.ledger import MODULUS
+from brt.data.sample_stream import check_cut
 from brt.data.streams import check_stream, training_stream
 from brt.evaluation.evaluator import Evaluation, Evaluator
 from brt.models.language_model import LanguageModel
 from brt.progress import Progress
 from brt.training.checkpoint import CheckpointPolicy, Checkpoints
-from brt.training.metrics import Interval, device_peak
+from brt.training.metrics import Interval, device_peak, peak_bytes
 from brt.training.prefetch import Prefetch
 from brt.training.run_folder import RunFolder
 from brt.training.sharding import sum_over_processes
+from brt.training.unroll import check_depth
 from brt.training.weight_average import evaluated_params
 
 STOPS = signal.SIGTERM, signal.SIGINT
@@ -27,7 +29,7 @@ STOPS = signal.SIGTERM, signal.SIGINT
 FREE_TO_CHANGE = (
     *("Trainer.steps:", "Trainer.log_every:", "Trainer.eval_every:", "Trainer.mesh:"),
     *("Trainer.evaluation:", "Trainer.checkpoints:"),
-    *("Evaluation.", "RecallScore.", "CheckpointPolicy.", "Corpus.store:"),
+    *("Evaluation.", "RecallScore.", "FreeRunning.", "CheckpointPolicy.", "Corpus.store:"),
 )
 """Bindings that may differ when a run is resumed; all others decide what is computed."""
 
@@ -52,10 +54,14 @@ class Trainer:
         segment_length: N in tokens, a multiple of the model's window.
         tokens_per_step: rows x segments_per_step x segment_length, over all devices.
         segments_per_step: consecutive segments of a document that gradients may cross.
+        bptt_depth: memories that the gradient of a segment's loss crosses, fewer than
+            segments_per_step; None for all.
+        remat_segments: recompute each segment in the backward pass, so that a step needs the
+            memory of one segment's activations instead of all.
         seed: of parameters, dropout and the order of documents.
         stream: "documents", each read by one row from start to end; "contiguous", the corpus cut
-            into rows; or "shuffled", the same with its documents in a new order every epoch.
-            Evaluation follows.
+            into rows; "shuffled", the same with its documents in a new order every epoch; or
+            "samples" of one length, which the segments of a step make up. Evaluation follows.
         mesh: (data, model) devices; -1 takes what the other leaves.
         plateau: lowers the rate when the evaluation loss stops falling, `@ReduceOnPlateau()`.
         average: evaluates an average of the weights, `@WeightAverage()`; not with a plateau.
@@ -75,6 +81,8 @@ class Trainer:
         segment_length: int = gin.REQUIRED,
         tokens_per_step: int = gin.REQUIRED,
         segments_per_step: int = 1,
+        bptt_depth: int | None = None,
+        remat_segments: bool = False,
         seed: int = 0,
         stream: str = "documents",
         mesh: tuple[int, int] = (-1, 1),
@@ -97,7 +105,12 @@ class Trainer:
             )
         if min(steps, tokens_per_step, log_every) < 1:
             raise ValueError("Trainer.steps, tokens_per_step and log_every must be at least 1.")
+        check_depth(bptt_depth, segments_per_step)
         check_stream(stream)
+        source = getattr(corpus, "source", None)
+        if stream == "samples" and (length := getattr(source, "input_length", None)):
+            check_cut(length, segment_length, segments_per_step)
+        self.bptt_depth, self.remat_segments = bptt_depth, remat_segments
         self.stream = stream
         if plateau and not eval_every:
             raise ValueError(
@@ -116,6 +129,15 @@ class Trainer:
         self.skip_nonfinite, self.log_every, self.eval_every = skip_nonfinite, log_every, eval_every
         self.model, self.evaluation = model, evaluation or Evaluation()
         self.checkpoints = checkpoints or CheckpointPolicy()
+
+    @property
+    def loss_settings(self) -> dict:
+        """Arguments of `brt.training.train_step.make_loss`, besides the model."""
+        return {
+            "clear": self.clear_state,
+            "bptt_depth": self.bptt_depth,
+            "remat_segments": self.remat_segments,
+        }
 
 
 def _decides(difference, free):
@@ -221,10 +243,13 @@ class TrainingRun:
             progress.note("Compiling the step ...")
         prefetch = Prefetch(self.stream, self.mesh, self.start, trainer.steps, keeps_ledger=True)
         self._clock, self._timed, last_evaluation, pending = time.perf_counter(), 0, {}, None
+        self._peak = None
         try:
             for step in range(self.start + 1, trainer.steps + 1):
                 batch = prefetch.next()
                 self.state, metrics = self.step_function(self.state, batch)
+                if step % trainer.log_every == 0 or step == trainer.steps:
+                    self._peak = peak_bytes(self.step_function, self.state, batch)
                 if pending:
                     self._consume(*pending, prefetch, progress)
                 pending = step, metrics, prefetch.ledger
@@ -290,6 +315,8 @@ class TrainingRun:
             "perf/data_wait": prefetch.waited / (now - self._clock),
             "data/ledger": self._ledger(),
         }
+        if self._peak is not None:
+            scalars["perf/peak_bytes"] = self._peak
         if peak := device_peak():
             flops = 3 * self.experiment.model.flops_per_token() * tokens_per_second
             scalars["perf/mfu"] = flops / (peak * jax.device_count())
@@ -313,7 +340,10 @@ class TrainingRun:
         if plateau := self.trainer.plateau:
             slowed = plateau.after_evaluation(self.state.optimizer, found["loss"])
             self.state = self.state._replace(optimizer=slowed)
-        shown = ("bits_per_token", "cleared_bits_per_token", "bits_per_byte", "recall_accuracy")
+        shown = (
+            *("bits_per_token", "cleared_bits_per_token", "bits_per_byte"),
+            *("recall_accuracy", "task_accuracy"),
+        )
         progress.note(
             f"eval at step {step:,}: "
             + "  ".join(f"{name} {found[name]:.4f}" for name in shown if name in found)

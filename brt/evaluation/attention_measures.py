@@ -1,0 +1,112 @@
+"""What is read off attention weights: spans, wide heads, and diagonals.
+
+L layers    H heads    T queries    J keys, the queries' own at their end
+M of them memory    R, C rows and columns of a block of a map
+
+Weights are those of one layer's softmax: every query's sum to 1 over the keys it sees.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+WIDE_SHARE = 0.2
+"""Of the memory's tokens: those with the most attention, which Figure 6 marks."""
+
+
+def by_distance(weights_HTJ):
+    """Mean over queries of the attention to the key so far back: (..., J), distances 0 ... J - 1.
+
+    Query i stands at key J - T + i, so it has J - T + i + 1 keys, and none at greater distances.
+    Rows sum to 1 if no query sees what comes after it.
+
+    Args:
+        weights_HTJ: (..., T, J), of NumPy or of JAX.
+
+    Source: Transformer-XL, appendix D and Figure 5.
+    """
+    queries, keys = weights_HTJ.shape[-2:]
+    key_TJ = keys - queries + np.arange(queries)[:, None] - np.arange(keys)
+    found_HTJ = weights_HTJ[..., np.arange(queries)[:, None], np.maximum(key_TJ, 0)]
+    return (found_HTJ * (key_TJ >= 0)).mean(-2)
+
+
+def width(mean_LHJ) -> np.ndarray:
+    """How many distances a head spreads over: e^entropy of its mean attention, (L, H).
+
+    1 for a head that always looks at one distance, J for one that looks at all alike.
+    """
+    p = np.asarray(mean_LHJ, np.float64)
+    p = p / p.sum(-1, keepdims=True)
+    return np.exp(-np.sum(p * np.log(np.where(p > 0, p, 1.0)), axis=-1))
+
+
+def widest_heads(mean_LHJ) -> list[tuple[int, int]]:
+    """The widest head of the first, the middle and the last layer, as (layer, head) from 0.
+
+    The paper shows one head of each of the layers 1, 8 and 16 of 16, picked by eye.
+    """
+    width_LH = width(mean_LHJ)
+    layers = len(width_LH)
+    return [
+        (layer, int(width_LH[layer].argmax()))
+        for layer in dict.fromkeys((0, (layers - 1) // 2, layers - 1))
+    ]
+
+
+def most_attended(weights_TJ, memory: int, share: float = WIDE_SHARE) -> np.ndarray:
+    """Which of the first `memory` keys have most attention, summed over queries: (memory,) bool.
+
+    Source: Transformer-XL, Figure 6: the memory's tokens with the top 20 % of attention.
+    """
+    total_M = weights_TJ[:, :memory].sum(0)
+    chosen_M = np.zeros(memory, bool)
+    chosen_M[np.argsort(-total_M, kind="stable")[: round(share * memory)]] = True
+    return chosen_M
+
+
+class Line(NamedTuple):
+    """The straight line of a block that holds most attention.
+
+    Attributes:
+        direction: "diagonal", or "anti-diagonal" where later rows look at earlier columns.
+        offset: columns that it is moved to the right from where it meets both corners.
+        mass: share of the rows' attention that lies on it, all their keys counted.
+        chance: what a block has there if its rows spread evenly over its columns.
+    """
+
+    direction: str
+    offset: int
+    mass: float
+    chance: float
+
+
+def best_line(block_RC) -> Line:
+    """How far a block of a map is a copy in order, or in reverse.
+
+    In a block that is not square the line goes from corner to corner: of m write tokens and 2 m
+    tokens, each row has two columns. A line may be moved along the columns; rows that it leaves
+    count with nothing on it.
+
+    Args:
+        block_RC: weights, rows of queries and columns of keys.
+    """
+    rows, columns = block_RC.shape
+    found = []
+    for direction in ("diagonal", "anti-diagonal"):
+        seen_RC = block_RC if direction == "diagonal" else block_RC[:, ::-1]
+        sign = 1 if direction == "diagonal" else -1
+        for offset in range(1 - columns, columns):
+            r, c = _line(rows, columns, offset)
+            mass = float(seen_RC[r, c].sum()) / rows
+            found.append(Line(direction, sign * offset, mass, 1 / min(rows, columns)))
+    return max(found, key=lambda line: (line.mass, -abs(line.offset)))
+
+
+def _line(rows, columns, offset):
+    """Rows and columns of the cells from one corner to the other, moved by an offset."""
+    long = np.arange(max(rows, columns))
+    short = long * min(rows, columns) // max(rows, columns)
+    r, c = (short, long) if columns >= rows else (long, short)
+    inside = (c + offset >= 0) & (c + offset < columns)
+    return r[inside], c[inside] + offset

@@ -1,0 +1,219 @@
+"""Accuracy on samples, with the model's own predictions fed back, and of whole answers.
+
+Source: Bulatov et al. 2022, arXiv:2207.06881, section 4 and Table 1, and the published code: a
+task counts by the free-running accuracy if at least a segment is scored, and otherwise by the
+teacher-forced one; an answer counts if every one of its tokens is right.
+"""
+
+import functools
+
+import gin
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from brt.data.sample_stream import read_samples, sample_length
+from brt.evaluation.reading import to_host
+from brt.models.shape_letters import spec
+from brt.progress import Progress
+from brt.training.sharding import put_rows
+
+
+@gin.configurable
+class FreeRunning:
+    """What is known of a sample beyond `accuracy`, which is teacher-forced.
+
+    free_running_accuracy: share of scored tokens that are right when each prediction is the next
+        input, from the start token on.
+    free_running_exact: share of samples of which all scored tokens are right that way.
+    answer_accuracy: the same of the last `answer` tokens.
+    task_accuracy: the figure of the paper: free-running if at least a segment is scored, else
+        teacher-forced.
+    accuracy_end: teacher-forced, of the last `end` tokens.
+    ..._written: of tokens that are not `blank`, as the published code counts equations.
+
+    Args:
+        answer: tokens at the end of what is scored; None for no such figure.
+        end: likewise.
+        blank: id that fills up what is scored; None where there is none.
+
+    Raises:
+        ValueError: an answer or end of less than one token.
+    """
+
+    streams = ("samples",)
+
+    def __init__(self, answer: int | None = None, end: int | None = None, blank: int | None = None):
+        if min(x for x in (answer, end, 1) if x is not None) < 1:
+            raise ValueError(
+                f"FreeRunning.answer = {answer} and FreeRunning.end = {end} must be 1 or more."
+            )
+        self.answer, self.end, self.blank = answer, end, blank
+
+    def add(self, sums, store, documents_B, offsets_B, nats_BT, correct_BT, weights_BT):
+        """Counts teacher-forced tokens of one segment of every row."""
+        read_B = documents_B >= 0
+        if not read_B.any():
+            return
+        first, scored = scored_part(store)
+        positions_T = offsets_B[read_B][0] + np.arange(correct_BT.shape[1])
+        tokens_BT = read_samples(store, documents_B[read_B])[0][:, positions_T]
+        for name, length in (("accuracy", scored), ("accuracy_end", self.end or 0)):
+            stop = first + scored
+            part_T = (positions_T >= stop - length) & (positions_T < stop)
+            self._count(sums, name, correct_BT[read_B][:, part_T], tokens_BT[:, part_T])
+
+    def scalars(self, sums, store, whole):
+        # Every evaluation has the accuracy itself already.
+        return {name: share for name, share in _shares(sums).items() if name != "accuracy"}
+
+    def run(self, decoder, params, accuracy: float, max_samples=None, label=None):
+        """The free-running figures.
+
+        Args:
+            decoder: a `SampleDecoder`.
+            params: parameters on the mesh.
+            accuracy: teacher-forced.
+            max_samples: of the split's first; None for all.
+            label: shows progress under this name; None for silence.
+        """
+        sums, scored = {}, decoder.scored
+        for targets_BS, predicted_BS in decoder.read(params, max_samples, label):
+            correct_BS = targets_BS == predicted_BS
+            self._count(sums, "free_running_accuracy", correct_BS, targets_BS)
+            _add(sums, "free_running_exact", correct_BS.all(axis=1))
+            if self.answer:
+                _add(sums, "answer_accuracy", correct_BS[:, -self.answer :].all(axis=1))
+        found, free = _shares(sums), scored >= decoder.segment_length
+        found["task_accuracy"] = found["free_running_accuracy"] if free else accuracy
+        return found | {"free_running_samples": sums["free_running_exact"][1]}
+
+    def _count(self, sums, name, correct, tokens):
+        _add(sums, name, correct)
+        if self.blank is not None:
+            _add(sums, f"{name}_written", correct[tokens != self.blank])
+
+
+def _add(sums, name, correct):
+    right, of = sums.get(name, (0, 0))
+    sums[name] = right + int(correct.sum()), of + correct.size
+
+
+def _shares(sums):
+    pairs = ((name, pair) for name, pair in sums.items() if isinstance(pair, tuple))
+    return {name: right / of for name, (right, of) in pairs if of}
+
+
+class SampleDecoder:
+    """A model compiled to read the unscored beginning of samples and write the rest itself.
+
+    Args:
+        experiment: the `Experiment`; its parameters are an argument of `read`.
+        mesh: the device mesh.
+        store: samples of one length.
+        rows: B.
+        segment_length: T in tokens; where the model's memory moves at the ends of segments, it
+            moves here as it does in training, also while the model writes.
+
+    Attributes:
+        scored: S, tokens of a sample that the model writes.
+
+    Raises:
+        ValueError: samples whose scored tokens are not one stretch, the same in all.
+    """
+
+    def __init__(self, experiment, mesh, store, rows: int, segment_length: int):
+        self.mesh, self.store, self.rows, self.segment_length = mesh, store, rows, segment_length
+        sample_length(store)
+        self.first, self.scored = first, scored = scored_part(store)
+
+        def decode(params, tokens_BL):
+            model = experiment.bind_evaluated(params, segment_length)
+            return write(model, tokens_BL, first, scored, segment_length)
+
+        self._decode = jax.jit(decode, out_shardings=NamedSharding(mesh, spec("BT")))
+
+    def read(self, params, max_samples=None, label=None):
+        """Yields the targets and the predictions of some samples, int32 (samples, S) each."""
+        count = min(self.store.num_documents, max_samples or self.store.num_documents)
+        progress = Progress(label or "", count, quiet=not label)
+        try:
+            for start in range(0, count, self.rows):
+                documents_B = np.arange(start, start + self.rows)
+                # Rows without a sample write one that another row writes as well.
+                tokens_BL, _ = read_samples(self.store, np.minimum(documents_B, count - 1))
+
+                def part(first_row, num_rows, tokens_BL=tokens_BL):
+                    return tokens_BL[first_row : first_row + num_rows]
+
+                given = put_rows(self.mesh, tokens_BL.shape, np.int32, "BT", part)
+                predicted_BS = to_host(self._decode(params, given))
+                here = min(self.rows, count - start)
+                yield tokens_BL[:here, self.first : self.first + self.scored], predicted_BS[:here]
+                progress.update(start + here)
+        finally:
+            progress.close()
+
+
+def write(model, tokens_BL, first: int, scored: int, segment_length: int):
+    """Reads samples up to their scored part, which the model then writes token by token.
+
+    Args:
+        model: any `Model`, for segments of that length.
+        tokens_BL: int32 (B, L + 1), whole samples; the scored tokens are not looked at.
+        first: position of the first scored token, 1 or more.
+        scored: S, their number.
+        segment_length: T in tokens, a multiple of the model's period.
+
+    Returns:
+        int32 (B, S), the most likely tokens.
+    """
+    rows = tokens_BL.shape[0]
+    caches, done, P = model.init_caches(rows), 0, model.period
+    for length in (segment_length, P):
+        count = (first - 1 - done) // length
+        if count:
+            part = tokens_BL[:, done : done + count * length].reshape(rows, count, length)
+
+            def read(caches, tokens_BT):
+                return model(tokens_BT, caches)[1], None
+
+            caches, _ = jax.lax.scan(read, caches, jnp.moveaxis(part, 1, 0))
+            done += count * length
+    if left := first - 1 - done:
+        part_BP = jnp.zeros((rows, P), jnp.int32).at[:, :left].set(tokens_BL[:, done : first - 1])
+        _, caches = model.read_part(part_BP, caches, jnp.full(rows, left, jnp.int32))
+    else:
+        caches = model.begin_decoding(caches)
+
+    def step(carry, _):
+        token_B, caches = carry
+        logits_BV, caches = model.decode(token_B, caches)
+        token_B = jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+        return (token_B, caches), token_B
+
+    _, written_SB = jax.lax.scan(step, (tokens_BL[:, first - 1], caches), length=scored)
+    return written_SB.T
+
+
+@functools.lru_cache(maxsize=4)
+def scored_part(store) -> tuple[int, int]:
+    """Position of the first scored token of every sample, and the number of scored tokens.
+
+    The first token of a sample is never scored.
+
+    Raises:
+        ValueError: they are not one stretch, the same in all samples.
+    """
+    if not store.has_weights:
+        return 1, sample_length(store)
+    scored_DL = store.all_weights.reshape(store.num_documents, -1)[:, 1:] > 0
+    positions = np.flatnonzero(scored_DL[0]) + 1
+    same = (scored_DL == scored_DL[0]).all()
+    if not same or not len(positions) or len(positions) != np.ptp(positions) + 1:
+        raise ValueError(
+            f"the samples of {store.folder} are not scored on one and the same stretch of tokens, "
+            "and free-running accuracy has nothing to begin with; bind Evaluation.score = None"
+        )
+    return int(positions[0]), len(positions)

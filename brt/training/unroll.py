@@ -1,0 +1,92 @@
+"""Backpropagation through time: how many memories a segment's loss sends its gradient through.
+
+    caches, outputs = unroll(read, caches, segments, depth)
+
+A step reads K consecutive segments. The memory between two of them is a value like any other, so
+a gradient crosses it unless it is stopped. Depth k (RMT, section 3) lets the loss of segment t,
+counted from 0 in the step, through min(t, k) of them; between steps none passes, because the
+caches of the last step come in as data. Values never depend on the depth.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+stop = functools.partial(jax.tree.map, jax.lax.stop_gradient)
+
+
+def check_depth(depth: int | None, segments: int) -> None:
+    """Refuses a depth that no segment of a step could have.
+
+    Raises:
+        ValueError: naming both bindings.
+    """
+    if depth is None:
+        return
+    if not isinstance(depth, int) or depth < 0:
+        raise ValueError(
+            f"Trainer.bptt_depth = {depth!r} counts the memories a gradient crosses: bind 0 or "
+            "more, or None for all that a step holds."
+        )
+    if depth > segments - 1:
+        raise ValueError(
+            f"Trainer.bptt_depth = {depth} reaches beyond the unroll: the {segments} segments of "
+            f"a step (Trainer.segments_per_step) have {segments - 1} memories between them. Bind "
+            f"Trainer.segments_per_step = {depth + 1} or more, or a smaller depth."
+        )
+
+
+def unroll(read, caches, segments, depth=None):
+    """Reads the segments of a step in order.
+
+    Args:
+        read: (caches, segment) -> (caches, outputs), trees of arrays.
+        caches: what the step begins with.
+        segments: a tree whose leaves have the K segments in front.
+        depth: memories the gradient of a segment's outputs crosses, 0 ... K - 1; None: all.
+
+    Returns:
+        The caches after the last segment, and the outputs of all segments with K in front.
+
+    Depths between 0 and K - 1 read each segment after the first k + 1 again from k segments
+    before, where the memory is cut: (k + 1) times the work, in the memory of one such window.
+    """
+    K = jax.tree.leaves(segments)[0].shape[0]
+    if K == 1:  # no loop to trace, differentiate and compile
+        caches, outputs = read(caches, jax.tree.map(lambda x: x[0], segments))
+        return caches, jax.tree.map(lambda x: x[None], outputs)
+    if depth == 0:
+        return jax.lax.scan(lambda caches, segment: read(stop(caches), segment), caches, segments)
+    if depth is None or depth >= K - 1:
+        return jax.lax.scan(read, caches, segments)
+    return _windows(read, caches, segments, depth, K)
+
+
+def _windows(read, caches, segments, depth, K):
+    def keep(caches, segment):
+        caches, outputs = read(caches, segment)
+        return caches, (stop(caches), outputs)
+
+    def advance(caches, segment):
+        caches, _ = read(caches, segment)
+        return caches, stop(caches)
+
+    def window(carry, t):
+        """Segments t - depth ... t from the memory before the first of them; scores the last."""
+        begin, _ = carry
+        places = t - depth + jnp.arange(depth)
+        before = jax.tree.map(lambda x: x[places], segments)
+        caches, entered = jax.lax.scan(advance, begin, before)
+        caches, outputs = read(caches, jax.tree.map(lambda x: x[t], segments))
+        return (_first(entered), stop(caches)), outputs
+
+    whole = jax.tree.map(lambda x: x[: depth + 1], segments)
+    caches, (entered, first) = jax.lax.scan(keep, caches, whole)
+    carry = _first(entered), stop(caches)
+    (_, caches), rest = jax.lax.scan(window, carry, jnp.arange(depth + 1, K))
+    return caches, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, rest)
+
+
+def _first(tree):
+    return jax.tree.map(lambda x: x[0], tree)
