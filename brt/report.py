@@ -26,7 +26,9 @@ from brt.reporting.step_times import read_step_times
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output", "report.html", "The page to write.", short_name="o")
-flags.DEFINE_multi_string("step_times", [], "A file of `brt.benchmark --json`, for Table 1.")
+flags.DEFINE_multi_string(
+    "step_times", [], "A file of `brt.benchmark --json`, for tables of times."
+)
 flags.DEFINE_list("reader_documents", None, "Numbers of the documents that the reader shows.")
 flags.DEFINE_integer("reader_tokens", 150_000, "The reader's documents hold so many together.")
 

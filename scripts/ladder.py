@@ -6,8 +6,9 @@
 
 A file of rungs has one config a line, with bindings after it: `pg19_rec_fixed_skip.gin
 RecurrentCell.num_states=128`. The model's dimensions are divided as --scale says, the corpus's
-bindings are replaced by those of --corpus, and every rung trains on the same number of tokens; or,
-without --tokens, for the steps of its own config, as in papers whose rows differ in that.
+bindings are replaced by those of --corpus, and every rung trains on the same number of tokens (one
+with twice the Trainer.steps of its config on twice as many); or, without --tokens, for the steps of
+its own config, as in papers whose rows differ in that.
 Stopped at any time, the same command goes on: finished runs are kept, the one in training resumes.
 Bindings given here come after a rung's own. Nothing is run twice, and a changed ladder is refused.
 """

@@ -39,10 +39,12 @@ def make_state(step=3, seed=0, width=16):
         "begin_D": draw(width).at[0].set(-0.0).at[1].set(jnp.nan),
         "layers": {0: {"queries_DA": draw(width, 8)}},
     }
-    window = WindowCache(*(draw(8, 4, 2, 3, dtype=jnp.bfloat16) for _ in range(2)))
-    slots = (draw(8, 12, 2, 3, dtype=jnp.bfloat16) for _ in range(2))
-    memory = MemorizingCache(window, *slots, jnp.arange(8, dtype=jnp.int32) * 4)
-    caches = (RecurrentCache(window, draw(8, 5, width)), memory)
+
+    def pair(length):
+        return (draw(8, length, 2, 3, dtype=jnp.bfloat16) for _ in range(2))
+
+    memory = MemorizingCache(WindowCache(*pair(4)), *pair(12), jnp.arange(8, dtype=jnp.int32) * 4)
+    caches = (RecurrentCache(WindowCache(*pair(4)), draw(8, 5, width)), memory)
     optimizer = optax.sgd(0.1, momentum=0.9).init(params)
     optimizer = jax.tree.map(lambda x: (x + draw(*x.shape)).astype(x.dtype), optimizer)
     return TrainState(jnp.int32(step), params, optimizer, caches)
@@ -95,6 +97,21 @@ def test_every_array_comes_back_bit_for_bit_with_its_record(tmp_path):
     assert found_record == record
     with opened(tmp_path) as checkpoints:
         assert checkpoints.record(7)["interval"] == record["interval"]
+
+
+def test_an_array_without_elements_comes_back_as_one(tmp_path):
+    """The cache of a Transformer-XL with memory_length 0."""
+    whole = make_state()
+    state = whole._replace(caches=(*whole.caches, jnp.zeros((8, 0, 16), jnp.bfloat16)))
+    mesh = mesh_of(8, 1) if len(jax.devices()) >= 8 else mesh_of(1, 1)
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(state, {})
+        checkpoints.wait()
+        for where in (mesh_of(1, 1), mesh):
+            shapes = abstract(whole, where)
+            empty = jax.ShapeDtypeStruct((8, 0, 16), jnp.bfloat16, sharding=shapes.step.sharding)
+            found, _ = checkpoints.restore_latest(shapes._replace(caches=(*shapes.caches, empty)))
+            assert not differing(state, found)
 
 
 def test_an_empty_folder_has_nothing_to_restore(tmp_path):

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fabricated_runs import ROOT, make_run
+from fabricated_runs import DIMENSIONS, ROOT, make_run
 from quick_commands import quick_environment
 from tiny_run import contents
 
@@ -106,6 +106,56 @@ def test_the_standard_model_at_small_scale_is_the_small_model_of_this_repository
             assert rung.settings[name] == value, name
     assert rung.settings["Trainer.segment_length"] == small["Trainer.segment_length"]
     assert rung.paper["settings"]["LanguageModel.window"] == 512
+
+
+RELATIVE = """
+Trainer.model = @RecurrentMemoryTransformer
+TransformerXL.vocabulary_size = 267735
+TransformerXL.num_layers = 16
+TransformerXL.width = 410
+TransformerXL.num_heads = 10
+TransformerXL.head_size = 41
+TransformerXL.feed_forward_size = 2100
+TransformerXL.memory_length = 75
+TransformerXL.cutoffs = (200, 20000, 40000)
+RecurrentMemoryTransformer.num_memory = 5
+Trainer.corpus = @Corpus()
+Corpus.source = @WikiText103()
+Corpus.store = "stores/wikitext103"
+Corpus.vocabulary = "words:vocabularies/wikitext103.txt"
+WikiText103.path = "data/wikitext-103"
+Trainer.stream = "contiguous"
+Trainer.optimizer = @adamw
+Trainer.schedule = @cosine
+Trainer.steps = 200_000
+Trainer.segment_length = 150
+Trainer.segments_per_step = 4
+Trainer.tokens_per_step = 36_000
+Trainer.bptt_depth = 3
+"""
+
+
+def test_a_recurrent_memory_model_shrinks_keeps_its_lengths_and_builds_on_another_corpus(tmp_path):
+    (tmp_path / "relative.gin").write_text(RELATIVE)
+    path = a_file(tmp_path, "relative.gin", "relative.gin Trainer.steps=400_000")
+    one, twice = rungs_of(path)
+    kept = ("segment_length", "segments_per_step", "tokens_per_step", "bptt_depth")
+    assert [one.settings[f"Trainer.{name}"] for name in kept] == [150, 4, 36_000, 3]
+    assert one.settings["RecurrentMemoryTransformer.num_memory"] == 5
+    sizes = [one.settings[f"TransformerXL.{name}"] for name in DIMENSIONS]
+    assert sizes == [5, 52, 5, 12, 264] and one.settings["TransformerXL.vocabulary_size"] == 256
+    assert one.settings["TransformerXL.cutoffs"] == (200,)
+    many = read_rungs(path, SCALES["small"], "configs/parts/ladder_text.gin", [], 36e7)
+    assert [rung.settings["Trainer.steps"] for rung in many] == [10_000, 20_000]
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.gin").write_text(write_gin(twice.settings))
+    (run / "rung.json").write_text(json.dumps(twice.paper))
+    (group,) = collect(open_runs([run]))
+    place = group.place
+    assert (place.system, place.size, place.steps) == ("Tr-XL + RMT", "151M", 400_000)
+    config.parse([], [write_gin(one.settings)])
+    Experiment.from_gin()
 
 
 def test_a_rung_on_another_corpus_builds_and_reads_every_binding(tmp_path):

@@ -14,6 +14,7 @@ from brt.reporting.papers import PAPERS
 from brt.reporting.places import Place, place
 from brt.reporting.recurrent_memory_plots import RECURRENT_MEMORY
 from brt.reporting.runs import Run, open_runs
+from brt.reporting.step_times import read_step_times
 from brt.reporting.transformer_xl import TRANSFORMER_XL
 
 WIKITEXT = ('Corpus.store = "stores/wikitext103"', 'Corpus.vocabulary = "words:wikitext103.txt"')
@@ -186,6 +187,17 @@ def test_other_steps_and_longer_memory_in_evaluation_are_other_rows(tmp_path):
     assert place(Run(runs[1])).evaluation_memory == 400
 
 
+def test_a_cell_says_what_its_evaluation_was_given_besides_the_run_s_own_settings(tmp_path):
+    given = ["configs/parts/longer.gin", 'Evaluation.split = "test"', "Evaluation.stride = 2"]
+    scalars = {"perplexity": 24.5, "given": given}
+    run = make_xl_run(
+        tmp_path / "run", size="151M", memory=75, segment=150, steps=200_000,
+        evaluations={"test": scalars},
+    )  # fmt: skip
+    table = tables_of(RECURRENT_MEMORY, [run])["rmt_table_5"]
+    assert table.notes() == ["run: evaluated with configs/parts/longer.gin, Evaluation.stride = 2"]
+
+
 @pytest.mark.parametrize("system", ["Baseline", "Tr-XL", "RMT"])
 def test_quadratic_equations_fill_table_1(tmp_path, system):
     kind = {"Baseline": {}, "Tr-XL": {"memory": 30}, "RMT": {"tokens": 30}}[system]
@@ -298,6 +310,28 @@ def test_studies_fill_the_tables_of_context_and_attention_lengths(tmp_path):
     found = filled(tables_of(TRANSFORMER_XL, [run, other])["txl_table_6"])
     assert [*found["Transformer-XL 151M",].values()] == ["10", "20", "30"]
     assert [*found["LSTM",].values()] == ["20", "40", "60"]
+
+
+def test_an_attention_length_sweep_and_a_timing_fill_tables_5_and_7(tmp_path):
+    evaluations = {"validation": {"perplexity": 23.456}}
+    runs = [
+        make_xl_run(tmp_path / "a", size="151M", memory=150, evaluations=evaluations),
+        make_xl_run(tmp_path / "b", "evaluation/TransformerXL.memory_length = 640", size="151M",
+                    memory=150, evaluations={"validation": {"perplexity": 22.0}}),
+    ]  # fmt: skip
+    (runs[0] / "studies").mkdir()
+    study = {"study": "attention_length", "numbers": {"best": 640, "perplexity_best": 23.123}}
+    (runs[0] / "studies" / "attention_length.json").write_text(json.dumps(study))
+    rows = [{"attention_length": 800, "ratio": 363.4}, {"attention_length": 100, "ratio": 40.0}]
+    (tmp_path / "speed.json").write_text(json.dumps({"evaluation_speed": rows}))
+    groups, times = collect(open_runs(runs)), read_step_times([tmp_path / "speed.json"])
+    tables = {t.name: t for t in paper_tables(TRANSFORMER_XL, groups, times)}
+    found = filled(tables["txl_table_5"])
+    labels = [labels for labels, cells in found.items() if "best, text" in cells]
+    assert len(labels) == 1 and labels[0][0].startswith("Transformer-XL (151M)")
+    cells = [row for row in tables["txl_table_5"].rows if any(c.text == "640" for c in row)]
+    assert {"23.46", "23.12", "640"} <= {cell.text for row in cells for cell in row if cell.values}
+    assert filled(tables["txl_table_7"]) == {("800",): {"times slower, measured": "363"}}
 
 
 def make_lstm():

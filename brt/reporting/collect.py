@@ -6,14 +6,17 @@ from typing import NamedTuple
 from brt import config
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
+from brt.reporting.model_settings import model_setting
 from brt.reporting.paper import Quantity
-from brt.reporting.places import Place, model_setting, place
+from brt.reporting.places import Place, place
 from brt.reporting.rounding import mean_and_spread
 from brt.reporting.runs import Run
 from brt.reporting.table import NOT_EVALUATED, Cell, measured
 
 PROPERTIES = ("parameters", "all_parameters", "vocabulary_size")
 """Of a `Group` itself, whatever its seeds."""
+WITHOUT_EFFECT = ("Evaluation.split", "Evaluation.tokens_per_step", "Evaluation.max_steps")
+"""Bindings given to an evaluation that change no figure of a whole split."""
 
 
 class Group(NamedTuple):
@@ -120,6 +123,13 @@ class Group(NamedTuple):
         for run in self.runs:
             last = run.settings.get("Trainer.steps", 0)
             step = run.evaluations.get(split, {}).get("step", last)
+            given = [
+                line
+                for line in run.evaluations.get(split, {}).get("given", [])
+                if not str(line).startswith(WITHOUT_EFFECT)
+            ]
+            if given:
+                notes.append(f"{run.name}: evaluated with {', '.join(map(str, given))}")
             if step < last:
                 notes.append(f"{run.name}: evaluated at step {step:,} of {last:,}")
         if count < len(self.runs):

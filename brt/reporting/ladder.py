@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from brt.reporting.gin_text import ROOT, Reference, reachable, read_gin, read_gin_file
+from brt.reporting.model_settings import model_name, owners
 
 
 class LadderError(ValueError):
@@ -64,8 +65,9 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
         corpus: a gin file whose bindings replace all that belongs to the configs' corpus, or None;
             a rung's own bindings come after it.
         bindings: gin lines for all rungs.
-        tokens: that each run trains on, rounded up to whole steps; None for the steps, and the
-            tokens of a step, of each rung's own config.
+        tokens: that each run trains on, rounded up to whole steps, and as many times more as a
+            rung binds more Trainer.steps than its config; None for the steps, and the tokens of
+            a step, of each rung's own config.
         tokens_per_step: of every run; None for the first rung's at this scale.
 
     Raises:
@@ -76,8 +78,11 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
         config, *own = line.split("#")[0].split() or [""]
         if not config:
             continue
-        bound = read_gin("\n".join(own))
-        settings = _read(config, path) | bound
+        bound, settings = read_gin("\n".join(own)), _read(config, path)
+        # A rung of twice its config's steps stays twice as long.
+        usual = settings.get("Trainer.steps", 1)
+        longer = bound.get("Trainer.steps", usual) / usual
+        settings |= bound
         paper = {name: settings[name] for name in STANDS_FOR if name in settings}
         settings |= scaled(settings, scale)
         common = read_gin("\n".join(bindings))
@@ -85,12 +90,13 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
             settings = with_corpus(settings, read_gin_file(corpus) | common)
         # A rung's own vocabulary, say, is not the corpus's; what is scaled stays scaled.
         settings |= {name: bound[name] for name in bound if name not in STANDS_FOR} | common
-        of_rung = settings["Trainer.tokens_per_step"] // scale.lengths
+        shorter = 1 if "TransformerXL.width" in settings else scale.lengths
+        of_rung = settings["Trainer.tokens_per_step"] // shorter
         if tokens is None:
             size, steps = tokens_per_step or of_rung, settings["Trainer.steps"]
         else:
             size = tokens_per_step = tokens_per_step or of_rung
-            steps = -(-int(tokens) // size)
+            steps = -(-int(tokens * longer) // size)
         settings |= {"Trainer.tokens_per_step": size, "Trainer.steps": steps}
         # Curves of fifty points, and at most a tenth of a run to repeat after a kill.
         often = {"log_every": 50, "eval_every": 5}
@@ -179,15 +185,11 @@ def with_corpus(settings: dict, corpus: dict) -> dict:
     both = kept | {"Trainer.corpus": Reference("@Corpus()")} | corpus
     new = reachable(both, "Trainer.corpus")
     own = {name: both[name] for name in both if name in new}
-    model = "TransformerXL" if "TransformerXL.width" in settings else "LanguageModel"
-    table = f"{model}.vocabulary_size"
-    size = own.pop("LanguageModel.vocabulary_size", None)
-    if any(name.endswith(".vocabulary_size") for name in corpus):
-        size = next(v for name, v in corpus.items() if name.endswith(".vocabulary_size"))
+    *_, table = (f"{owner}.vocabulary_size" for owner in owners(model_name(settings)))
+    if named := [name for name in corpus if name.endswith(".vocabulary_size")]:
+        own[table] = corpus[named[0]]
     elif str(own.get("Corpus.vocabulary")) in ("bytes", "@ByteVocabulary()"):
-        size = 256
-    if size is not None:
-        own[table] = size
+        own[table] = 256
     if cutoffs := kept.get("TransformerXL.cutoffs"):
         # Bins of the adaptive softmax end below the new vocabulary's size.
         own["TransformerXL.cutoffs"] = tuple(c for c in cutoffs if c < own.get(table, kept[table]))

@@ -5,7 +5,8 @@ import json
 import re
 from pathlib import Path
 
-from brt.reporting.places import Place, model_setting
+from brt.reporting.model_settings import model_setting
+from brt.reporting.places import Place
 from brt.reporting.plots import Plot
 from brt.reporting.runs import Run
 from brt.reporting.table import Cell, Column, Table

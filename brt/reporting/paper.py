@@ -28,7 +28,8 @@ class Quantity(NamedTuple):
 
     Attributes:
         head: heading.
-        scalar: in evaluation_<split>.json; `step_time`; `parameters`; `perf/peak_bytes` and the
+        scalar: in evaluation_<split>.json; `step_time` or `evaluation_speed` of `brt.benchmark`;
+            `parameters`; `perf/peak_bytes` and the
             like for the greatest value in metrics.jsonl; `studies/STUDY/NUMBER` for a number of a
             study.
         decimals: of measured numbers; None for three significant digits.

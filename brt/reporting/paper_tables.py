@@ -9,6 +9,8 @@ from brt.reporting.rounding import mean_and_spread
 from brt.reporting.table import NOT_RUN, Cell, Column, Table, measured, published
 
 PUBLISHED, MEASURED = "paper", "measured"
+TIMES = "step_time", "evaluation_speed"
+"""Scalars that are no run's, but of `brt.benchmark`, by system."""
 
 
 def paper_tables(
@@ -86,7 +88,7 @@ def _filled(table: PaperTable, groups, rest, step_times):
 
 def _corpora(table, quantity, groups):
     """The corpora that have a measured column of their own; [None] where one holds for all."""
-    if quantity.scalar == "step_time" or "corpus" in table.where | quantity.where:
+    if quantity.scalar in TIMES or "corpus" in table.where | quantity.where:
         return [None]
     named = {q.where.get("corpus") for q in table.quantities}
     found = [g.place.corpus for g in groups if _fits(g, quantity.where)]
@@ -106,7 +108,7 @@ def _cells(measures, printed, where, groups, step_times):
             found = [group for group in groups if _fits(group, rule)]
             if where is None:
                 cells.append(published(None))
-            elif quantity.scalar == "step_time":
+            elif quantity.scalar in TIMES:
                 ratio = step_times.get(where["system"])
                 values = [] if ratio is None else [ratio]
                 cells.append(measured(values, quantity.decimals))
@@ -120,7 +122,7 @@ def _cells(measures, printed, where, groups, step_times):
 def _differences(table: PaperTable, filled: Table) -> Table:
     """A table's contrasts, for all columns of bits."""
     rows = {row[0].text: row for row in reversed(filled.rows)}
-    heads = {q.head for q in table.quantities if q.scalar == "step_time"}
+    heads = {q.head for q in table.quantities if q.scalar in TIMES}
     first = len(table.labels)
     at = [i for i, c in enumerate(filled.columns) if i >= first and c.group not in heads]
     columns = [Column("", "question"), Column("", "rows"), *(filled.columns[i] for i in at)]

@@ -4,12 +4,10 @@ import re
 from typing import NamedTuple
 
 from brt.reporting.block_recurrent import SIZES
+from brt.reporting.model_settings import model_name, model_setting
 from brt.reporting.recurrent_memory import vectors, visible_context
 from brt.reporting.runs import Run
 from brt.reporting.transformer_xl import SIZES as XL_SIZES
-
-BUILT_ON = {"RecurrentMemoryTransformer": ("TransformerXL",)}
-"""Classes whose bindings a model takes besides its own."""
 
 TASKS = {
     "CopyTask": ("copy", "length"),
@@ -78,6 +76,11 @@ class Place(NamedTuple):
     segments: int = 1
 
     @property
+    def evaluated_as_trained(self) -> bool:
+        """Whether it sees as far in evaluation as in training."""
+        return self.evaluation_memory == self.memory
+
+    @property
     def memory_size(self) -> int:
         """As the figures of the RMT paper count it: M of a cache, m of a recurrent memory."""
         return self.memory_tokens or self.memory
@@ -121,18 +124,6 @@ def place(run: Run) -> Place:
     } | _task(settings)
     own = _OF_MODEL.get(model, _other)
     return Place(**common | own(settings, model, segment))
-
-
-def model_name(settings: dict) -> str:
-    """The class that `Trainer.model` refers to."""
-    reference = str(settings.get("Trainer.model", "@LanguageModel"))
-    return reference.strip("@()").rsplit("/", 1)[-1].rsplit(".", 1)[-1]
-
-
-def model_setting(settings: dict, model: str, name: str, default=None, scope: str = ""):
-    """An argument of the model, bound by its own name or by that of the class it builds on."""
-    names = (f"{scope}{owner}.{name}" for owner in (model, *BUILT_ON.get(model, ())))
-    return next((settings[name] for name in names if name in settings), default)
 
 
 def _language_model(settings, model, segment):

@@ -1,4 +1,4 @@
-"""Relative step times, as `brt.benchmark --json` writes them."""
+"""Relative times, of training steps and of evaluation, as `brt.benchmark --json` writes them."""
 
 import json
 import re
@@ -6,6 +6,9 @@ import re
 
 def read_step_times(paths) -> dict[str, float]:
     """System, as Table 1 spells it, to step time relative to the benchmark's baseline.
+
+    Of `--evaluation_speed`, `vanilla 800` to how many times as long as with a memory of 800 tokens
+    the vanilla model's evaluation takes.
 
     Raises:
         ValueError: a file that is none of `brt.benchmark --json`.
@@ -15,8 +18,13 @@ def read_step_times(paths) -> dict[str, float]:
     for path in paths:
         try:
             with open(path, encoding="utf-8") as file:
-                rows = json.load(file)["configs"]
-            times |= {system_of(row["name"]): float(row["ratio"]) for row in rows}
+                content = json.load(file)
+            if "evaluation_speed" in content:
+                rows = content["evaluation_speed"]
+                times |= {f"vanilla {r['attention_length']}": float(r["ratio"]) for r in rows}
+            else:
+                rows = content["configs"]
+                times |= {system_of(row["name"]): float(row["ratio"]) for row in rows}
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{path} holds no step times ({type(error).__name__}: {error}): make it with "
