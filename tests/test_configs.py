@@ -81,7 +81,7 @@ def test_a_config_says_how_it_is_run_and_what_was_measured(name):
         assert "BENCHMARKS.md" in header
     else:
         assert name in header or name == "quickstart.gin"
-    if re.match(f"pg19|arxiv|github|txl|{TASKS}", name):
+    if re.match(f"pg19|arxiv|github|txl|rmt|memtr|{TASKS}", name):
         assert re.search(r"^# Paper: ", header, re.M) and re.search(r"^# Ours: ", header, re.M)
 
 
@@ -201,14 +201,16 @@ def test_a_config_takes_two_real_steps_at_small_width(name):
     if re.match(TASKS, name):  # small enough, if it reads two samples a step
         tokens = {"co": 72, "re": 48, "qu": 180}[name[:2]] * (5 if "120" in name else 1)
         small = (f"Trainer.tokens_per_step = {2 * (10 if 'retrieval' in name else tokens)}",)
-    if name.startswith("txl_"):
+    if re.match("txl_|rmt_|memtr_", name):
         bins = ("TransformerXL.cutoffs = (10, 20)", "TransformerXL.tied_projections = True")
-        words = re.search("wikitext103|billion", text)
+        words = re.search("wikitext103|wt103|billion", text)
         small = SMALL_TRANSFORMER_XL + (
             bins[: 2 if "tied_proj" in text or "billion" in text else 1] if words else ()
         )
         if "div_val" in text or "billion" in text:
             small = (*small, "TransformerXL.div_val = 2")
+        if not name.startswith("txl_"):
+            small = (*small, "RecurrentMemoryTransformer.num_memory = 3")
     experiment = build(name, *small)
     state = experiment.init_state()
     shapes, ids = experiment.abstract_batch(), experiment.model.vocabulary_size
