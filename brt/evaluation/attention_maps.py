@@ -32,6 +32,9 @@ from brt.models.caches import reset_rows
 TERMS = {"a": "content_BHTJ", "b": "position_BHTJ", "d": "position_bias_BHTJ"}
 """The terms of Figure 7; (c), what is liked wherever it stands, is left out there too."""
 
+CLEAR = 2
+"""Times as much as even attention has: less on a line is no line."""
+
 
 class Parts(NamedTuple):
     """How a segment's queries and keys are laid out: [cache; read; tokens; write].
@@ -339,17 +342,23 @@ def _add_lines(found, parts, maps, classes):
             key=lambda found: found.line.mass,
         )
         line, segment = best.line, best.segment
-        where = f"segment {segment + 1}, " if classes > 1 else ""
-        where += _head(best.layer, best.head, maps[0].shape[1])
         words = name.replace(" ", "_")
         found["numbers"] |= {
             f"{words}/mass_on_line": line.mass,
             f"{words}/chance": line.chance,
             f"{words}/offset": line.offset,
         }
+        if line.mass < CLEAR * line.chance:
+            sentences.append(
+                f"no head {name} along a line ({line.mass:.3f} of the rows' attention at most, "
+                f"even {line.chance:.3f})"
+            )
+            continue
+        where = f"segment {segment + 1}, " if classes > 1 else ""
+        where += _head(best.layer, best.head, maps[0].shape[1])
         sentences.append(
             f"{where} {name} along {'a' if line.direction == 'diagonal' else 'an'} "
-            f"{line.direction}: {line.mass:.3f} of its rows' attention (even: {line.chance:.3f})"
+            f"{line.direction}: {line.mass:.3f} of its rows' attention (even {line.chance:.3f})"
         )
         key = f"map_{segment + 1}_{best.layer + 1}_{best.head + 1}"
         if key in drawn:
@@ -360,7 +369,7 @@ def _add_lines(found, parts, maps, classes):
         found["maps"].append(
             {
                 "array": key,
-                "title": f"{where} {name}",
+                "title": f"{where[:1].upper()}{where[1:]} {name}",
                 "caption": f"Averaged over {'samples' if classes > 1 else 'segments'}; rows are "
                 f"queries, columns keys: {_legend(parts)}. {line.direction.capitalize()}: "
                 f"{line.mass:.3f}, even attention {line.chance:.3f}.",

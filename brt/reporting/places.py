@@ -50,6 +50,7 @@ class Place(NamedTuple):
         steps: updates in all.
         task: `copy`, `reverse`, `retrieval` or `quadratic`; None for text.
         task_length: n of the task: symbols to be copied, pairs, or the largest root.
+        symbols: different ones that copy and reverse draw from; None for others.
         segments: of a sample of the task; 1 for text.
     """
 
@@ -73,6 +74,7 @@ class Place(NamedTuple):
     steps: int = 0
     task: str | None = None
     task_length: int | None = None
+    symbols: int | None = None
     segments: int = 1
 
     @property
@@ -94,6 +96,11 @@ class Place(NamedTuple):
     def memory_shown(self) -> str:
         """`75+5`: cached states and memory tokens."""
         return "+".join(str(n) for n in (self.memory, self.memory_tokens) if n) or "0"
+
+    @property
+    def symbols_shown(self) -> str:
+        """`10`, or a dash where there is no choice."""
+        return str(self.symbols or "–")
 
     @property
     def visible_context(self) -> int | None:
@@ -209,6 +216,7 @@ def _task(settings):
         "task": name,
         "corpus": name,
         "task_length": settings.get(f"{source}.{length}", _DEFAULT_LENGTHS[length]),
+        "symbols": settings.get(f"{source}.num_symbols", 10) if length == "length" else None,
         "segments": settings.get("Trainer.segments_per_step", 1),
     }
 
