@@ -6,8 +6,14 @@
 
     python -m brt.benchmark --generate=FILE.gin --positions=1000,100000 --written=1000
 
+    python -m brt.benchmark --evaluation_speed=FILE.gin --attention_lengths=100,800,3800
+
+    python -m brt.benchmark --memory_budget=16GiB --configs=FILE.gin
+
 The second form reads a token store, as fast as it can, and runs no model. The third reads a long
-document and writes on from two places in it.
+document and writes on from two places in it. The fourth sets evaluation with a memory against a
+window for every token. The last runs nothing: it looks for the longest segments whose training step
+the compiler fits into so much memory.
 
 Every config takes one step in turn, over and over, so that a busy machine slows all of
 them alike; what counts is the ratio to the baseline, the first config unless named.
@@ -25,9 +31,12 @@ from absl import flags
 from brt import command_line, config
 from brt.data.document_stream import Batch
 from brt.data.throughput import measure_store, time_input
+from brt.evaluation import evaluation_speed
+from brt.evaluation.evaluation_speed import LENGTHS
 from brt.experiment import Experiment
 from brt.generation.throughput import measure_generation
 from brt.progress import Progress
+from brt.training.memory_budget import compiled_bytes, longest_segment, parse_bytes
 from brt.training.metrics import device_peak
 from brt.training.sharding import make_mesh, shardings
 
@@ -41,6 +50,12 @@ flags.DEFINE_integer("segment_length", 4096, "Tokens of a segment, for --input."
 flags.DEFINE_string("generate", None, "Time reading and writing with the model of this config.")
 flags.DEFINE_list("positions", ["1000", "100000"], "Where two streams go on, for --generate.")
 flags.DEFINE_integer("written", 1000, "Tokens that each stream writes, for --generate.")
+flags.DEFINE_string("evaluation_speed", None, "Time evaluation by the model of this config.")
+flags.DEFINE_list(
+    "attention_lengths", [*map(str, LENGTHS)], "Lengths that --evaluation_speed looks at."
+)
+flags.DEFINE_string("memory_budget", None, "Longest segments of --configs that fit: 16GiB.")
+flags.DEFINE_list("same_length_bindings", [], "Bound to the segment length, for --memory_budget.")
 flags.DEFINE_string("json", None, "Also write the figures to this file.")
 
 
@@ -68,12 +83,9 @@ def build(file) -> Candidate:
         begun = time.perf_counter()
         step = experiment.jit_step(mesh).lower(state, batch).compile()
         seconds = time.perf_counter() - begun
-    memory = step.memory_analysis()
-    peak = memory.argument_size_in_bytes + memory.output_size_in_bytes
-    peak += memory.temp_size_in_bytes - memory.alias_size_in_bytes
     facts = {
         "compile_seconds": seconds,
-        "peak_bytes": peak,
+        "peak_bytes": compiled_bytes(step),
         "flops_per_token": 3 * experiment.model.flops_per_token(),
         "tokens_per_step": experiment.trainer.tokens_per_step,
         "rows": experiment.trainer.rows,
@@ -209,23 +221,56 @@ def show_generation(file, positions, tokens):
     return found
 
 
+def show_evaluation_speed(file, lengths, rounds):
+    """Prints how much faster a memory makes evaluation, and returns the figures."""
+    settings = FLAGS.gin_bindings, FLAGS.gin_search_paths
+    found = evaluation_speed.measure(file, lengths, rounds, *settings)
+    load = os.getloadavg()[0]
+    print(f"\n{file}, one row, {jax.devices()[0].device_kind}, load {load:.1f}, {rounds} rounds")
+    print(evaluation_speed.table(found))
+    return [row._asdict() for row in found]
+
+
+def show_memory_budget(files, budget, also):
+    """Prints the longest segment of each config that fits, and returns the figures."""
+    found = {}
+    for file in files:
+        print(f"{file}, training steps of at most {budget / 2**20:,.0f} MiB a device", flush=True)
+        settings = FLAGS.gin_bindings, FLAGS.gin_search_paths
+        found[file] = longest_segment(file, budget, also, *settings)._asdict()
+    width = max(map(len, files))
+    print(f"\n{'':<{width}}  longest segment  {'MiB':>10}")
+    for file, (length, tried) in ((file, entry.values()) for file, entry in found.items()):
+        size = f"{tried[length] / 2**20:,.1f}" if length else ""
+        print(f"{file:<{width}}  {length:>15,}  {size:>10}")
+    return found
+
+
+def write_json(content):
+    if FLAGS.json:
+        with open(FLAGS.json, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+
+
 def main():
     if FLAGS.generate:
         positions = [int(position) for position in FLAGS.positions]
         found = show_generation(FLAGS.generate, positions, FLAGS.written)
-        if FLAGS.json:
-            with open(FLAGS.json, "w", encoding="utf-8") as file:
-                json.dump({"config": FLAGS.generate, "generation": found}, file)
-        return
+        return write_json({"config": FLAGS.generate, "generation": found})
     if FLAGS.input:
         found = show_input(FLAGS.input, FLAGS.rows, FLAGS.segment_length)
-        if FLAGS.json:
-            with open(FLAGS.json, "w", encoding="utf-8") as file:
-                json.dump({"store": FLAGS.input, "input": found}, file)
-        return
+        return write_json({"store": FLAGS.input, "input": found})
+    if FLAGS.evaluation_speed:
+        lengths = [int(length) for length in FLAGS.attention_lengths]
+        found = show_evaluation_speed(FLAGS.evaluation_speed, lengths, FLAGS.rounds)
+        return write_json({"config": FLAGS.evaluation_speed, "evaluation_speed": found})
     files = FLAGS.configs or FLAGS.gin_file
     if not files:
         raise ValueError("--configs is empty: name the gin files to compare, separated by commas.")
+    if FLAGS.memory_budget:
+        budget = parse_bytes(FLAGS.memory_budget)
+        found = show_memory_budget(files, budget, FLAGS.same_length_bindings)
+        return write_json({"budget": budget, "longest": found})
     candidates = []
     for file in files:
         print(f"compiling {file}", flush=True)
@@ -248,9 +293,7 @@ def main():
         f"{FLAGS.rounds} interleaved steps, ratio to {baseline}"
     )
     show(rows)
-    if FLAGS.json:
-        with open(FLAGS.json, "w", encoding="utf-8") as file:
-            json.dump({"device": device, "devices": jax.device_count(), "configs": rows}, file)
+    return write_json({"device": device, "devices": jax.device_count(), "configs": rows})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 
 Gin files and bindings are read after those of the run. With --record the loss of every token is
 kept in the run folder, and an evaluation that was killed goes on where it stopped. With --study it
-answers a question instead: attention, compare, memory_use, reach or positions.
+answers a question instead: attention, attention_length, compare, memory_use, positions, reach or
+recl.
 """
 
 import math
@@ -19,6 +20,7 @@ from absl import flags
 from brt import command_line
 from brt.data.store_writer import replace_json
 from brt.evaluation.compare import choose_documents
+from brt.evaluation.context_losses import LONGEST, POSITIONS, STEP
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.perplexity import white_space_caveat
 from brt.evaluation.reach import TOKENS
@@ -31,7 +33,7 @@ from brt.training.sharding import make_mesh
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("record", False, "Keep every token's loss in RUN/recordings; goes on if killed.")
 flags.DEFINE_enum("study", None, list(STUDIES), "Run this study instead.")
-flags.DEFINE_string("other", None, "Another run folder, to compare with.")
+flags.DEFINE_list("other", [], "Another run folder, to compare with; or several, for recl.")
 flags.DEFINE_enum(
     "against",
     "cleared",
@@ -48,6 +50,14 @@ flags.DEFINE_integer("study_seed", 0, "Decides what is drawn.", lower_bound=0)
 flags.DEFINE_integer(
     "study_tokens", TOKENS, "Tokens --study=reach reads for each distance, and attention.", 1
 )
+flags.DEFINE_integer(
+    "context_step", STEP, "From a length of recl or attention_length to the next.", 1
+)
+flags.DEFINE_integer("longest_context", LONGEST, "The longest of these lengths, in tokens.")
+flags.DEFINE_string(
+    "lengthened", "TransformerXL.memory_length", "The setting --study=attention_length changes."
+)
+flags.DEFINE_integer("study_positions", POSITIONS, "Tokens that --study=recl scores.", 1)
 
 COUNTS = ("documents", "tokens", "words", "characters", "bytes")
 """Of the split, from its store's manifest."""
@@ -81,13 +91,25 @@ def main():
 def study(experiment, mesh, workdir, gin_files):
     """Runs a study of the newest checkpoint, prints it and writes it to the run folder."""
     experiment.trainer.corpus.prepare(experiment.trainer.evaluation.split)
-    run = RecordedRun(experiment, mesh, workdir, any_stream=FLAGS.study in ANY_STREAM)
-    others = {}
-    if FLAGS.other:
-        settings = gin_files, FLAGS.gin_bindings, FLAGS.gin_search_paths
-        others[FLAGS.other] = RecordedRun.load(FLAGS.other, mesh, *settings)
-    options = FLAGS.documents, FLAGS.study_seed, FLAGS.against, FLAGS.study_tokens
-    result = run_study(FLAGS.study, run, others, *options)
+    any_stream = FLAGS.study in ANY_STREAM
+    run = RecordedRun(experiment, mesh, workdir, any_stream=any_stream)
+    others, settings = {}, (gin_files, FLAGS.gin_bindings, FLAGS.gin_search_paths)
+    for other in FLAGS.other:
+        others[other] = RecordedRun.load(other, mesh, *settings, any_stream=any_stream)
+    result = run_study(
+        FLAGS.study,
+        run,
+        others,
+        FLAGS.documents,
+        FLAGS.study_seed,
+        against=FLAGS.against,
+        tokens=FLAGS.study_tokens,
+        context_step=FLAGS.context_step,
+        longest_context=FLAGS.longest_context,
+        positions=FLAGS.study_positions,
+        lengthened=FLAGS.lengthened,
+        gin=settings,
+    )
     if jax.process_index() == 0:
         path = write_study(result)
         print(f"\n{table(result)}\nWritten to {path}")

@@ -31,7 +31,12 @@ from brt.data import (  # noqa: F401  (register with gin)
 )
 from brt.data.document_stream import Batch, document_segments
 from brt.evaluation import recall  # noqa: F401  (registers with gin)
-from brt.models import recurrent_memory, transformer_xl  # noqa: F401  (register with gin)
+from brt.models import (  # noqa: F401  (register with gin)
+    lstm,
+    qrnn,
+    recurrent_memory,
+    transformer_xl,
+)
 from brt.models.counts import count_parameters
 from brt.models.model import Model
 from brt.training import optimizers, plateau, schedules  # noqa: F401  (register with gin)

@@ -15,8 +15,11 @@ from brt.data.vocabularies import BEGIN
 from brt.models.caches import reset_rows
 from brt.models.external_memory import ExternalMemory
 from brt.models.language_model import LanguageModel
+from brt.models.lstm import LSTM
 from brt.models.model import Model
+from brt.models.qrnn import QRNN
 from brt.models.recurrent_cell import RecurrentCell
+from brt.models.recurrent_memory import RecurrentMemoryTransformer
 from brt.models.transformer_xl import TransformerXL
 
 WINDOW, SEGMENT, VOCABULARY, STATES = 4, 8, 17, 3
@@ -72,10 +75,16 @@ SEGMENT_MEMORIES = {
         dict(memory_length=11, norm="pre", untie_biases=True, cutoffs=(5, 11), div_val=2),
     ),
     "txl_shaw": (TransformerXL, dict(memory_length=3, encoding="shaw", position_rows=7)),
+    "rmt": (RecurrentMemoryTransformer, dict(num_memory=3, memory_length=0)),
+    "rmt_txl": (RecurrentMemoryTransformer, dict(num_memory=2, memory_length=5)),
 }
 """Models whose memory moves at the ends of segments: classes and their arguments."""
 
-EVERY = (*ARCHITECTURES, *SEGMENT_MEMORIES)
+STACK = dict(vocabulary_size=VOCABULARY, num_layers=3, width=12, hidden_size=10)
+TOKEN_MEMORIES = {"lstm": (LSTM, STACK), "qrnn": (QRNN, STACK)}
+"""Models whose memory moves with every token, likewise."""
+
+EVERY = (*ARCHITECTURES, *SEGMENT_MEMORIES, *TOKEN_MEMORIES)
 
 
 def build(name, seed=0, dtype="float32", **overrides) -> Model:
@@ -84,6 +93,9 @@ def build(name, seed=0, dtype="float32", **overrides) -> Model:
 
 
 def _assemble(rngs, name, dtype, overrides):
+    if name in TOKEN_MEMORIES:
+        model, settings = TOKEN_MEMORIES[name]
+        return model(rngs, **{"activation_dtype": dtype, **settings, **overrides})
     if name in SEGMENT_MEMORIES:
         kind, settings = SEGMENT_MEMORIES[name]
         sizes = {key: size for key, size in SIZES.items() if key != "window"}

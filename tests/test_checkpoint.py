@@ -39,10 +39,12 @@ def make_state(step=3, seed=0, width=16):
         "begin_D": draw(width).at[0].set(-0.0).at[1].set(jnp.nan),
         "layers": {0: {"queries_DA": draw(width, 8)}},
     }
-    window = WindowCache(*(draw(8, 4, 2, 3, dtype=jnp.bfloat16) for _ in range(2)))
-    slots = (draw(8, 12, 2, 3, dtype=jnp.bfloat16) for _ in range(2))
-    memory = MemorizingCache(window, *slots, jnp.arange(8, dtype=jnp.int32) * 4)
-    caches = (RecurrentCache(window, draw(8, 5, width)), memory)
+
+    def pair(length):
+        return (draw(8, length, 2, 3, dtype=jnp.bfloat16) for _ in range(2))
+
+    memory = MemorizingCache(WindowCache(*pair(4)), *pair(12), jnp.arange(8, dtype=jnp.int32) * 4)
+    caches = (RecurrentCache(WindowCache(*pair(4)), draw(8, 5, width)), memory)
     optimizer = optax.sgd(0.1, momentum=0.9).init(params)
     optimizer = jax.tree.map(lambda x: (x + draw(*x.shape)).astype(x.dtype), optimizer)
     return TrainState(jnp.int32(step), params, optimizer, caches)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from architectures import quick_jit, random_model, read_segment
-from tiny_run import build, command, one_device, shared_programs, train_here  # noqa: F401
+from tiny_run import build, command, mesh_of, one_device, shared_programs, train_here  # noqa: F401
 
 from brt import evaluate
 from brt.data.algorithmic_tasks import CopyTask, ReverseTask
@@ -81,6 +81,15 @@ def decoder_of(model, store, rows=64, length=N):
     return SampleDecoder(experiment, one_device(), store, rows, length)
 
 
+def test_samples_are_divided_over_devices(copies):
+    if len(jax.devices()) < 8:
+        pytest.skip("needs eight devices")
+    experiment = types.SimpleNamespace(bind_evaluated=lambda params, segment_length: Oracle())
+    decoder = SampleDecoder(experiment, mesh_of(8, 1), copies, 16, N)
+    found = FreeRunning().run(decoder, None, accuracy=0.0)
+    assert found["free_running_exact"] == 1.0 and found["free_running_samples"] == 300
+
+
 @pytest.mark.parametrize("rows", [7, 64, 512])
 def test_an_oracle_is_perfect_on_every_sample_whatever_the_batch(copies, rows):
     score = FreeRunning(answer=3)
@@ -130,10 +139,12 @@ def reading_again(model, sample, first, scored, length):
         ("rec_fixed_skip", 15, 7, 8),
         ("rec_fixed_skip", 9, 3, 4),
         ("feedback_lstm_single", 14, 4, 4),
+        ("memorizing_exact", 13, 6, 8),  # these remember at the ends of segments only
+        ("txl_same_length", 14, 5, 6),
     ],
 )
 def test_writing_continues_what_was_read_in_segments(name, first, scored, length):
-    model = random_model(name)
+    model = random_model(name).for_segments(length)
     samples = np.random.default_rng(0).integers(0, 17, (2, first + scored)).astype(np.int32)
     written = quick_jit(lambda tokens: write(model, tokens, first, scored, length))(samples)
     for sample, found in zip(samples, written):

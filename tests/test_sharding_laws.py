@@ -99,8 +99,15 @@ def losses_on(folder, model, mesh_shape, devices):
     return losses, batches, state
 
 
-@pytest.mark.parametrize("mesh_shape", [(8, 1), (1, 4), (2, 4)])
-@pytest.mark.parametrize("model", MODELS)
+CASES = [
+    (model, mesh_shape)
+    for model in MODELS
+    for mesh_shape in [(8, 1), (1, 4), (2, 4)]
+    if model != "memorizing" or mesh_shape == (2, 4)
+]
+
+
+@pytest.mark.parametrize(("model", "mesh_shape"), CASES)
 def test_the_mesh_changes_no_batch_and_no_loss(folder, model, mesh_shape):
     expected, batches, _ = losses_on(folder, model, (1, 1), 1)
     devices = mesh_shape[0] * mesh_shape[1]

@@ -84,7 +84,7 @@ class ContiguousStream:
 
     def _sequence(self, epoch):
         if not self.shuffle:
-            return _InOrder(self.store)
+            return InOrder(self.store)
         known = self._known
         if known is None or known[0] != epoch:
             # One assignment of a finished tuple: other threads see the old one or the new one.
@@ -121,7 +121,6 @@ class ContiguousPass:
         self.rows = rows
         self.segment_length = segment_length
         self._cuts = _even_cuts(store.num_tokens - 1, rows)
-        self._ends_D = np.cumsum(store.lengths_D)
         self.num_steps = -(-int(np.diff(self._cuts).max()) // segment_length)
 
     def batch(self, step: int, first_row: int = 0, num_rows: int | None = None) -> Batch:
@@ -132,7 +131,7 @@ class ContiguousPass:
         """
         rows = row_range(step, first_row, num_rows, self.rows)
         batch = padding(1, len(rows), self.segment_length)
-        _read_segment(batch, 0, _InOrder(self.store), self._cuts, rows, step)
+        _read_segment(batch, 0, InOrder(self.store), self._cuts, rows, step)
         return batch
 
     def places(self, step: int, first_row: int = 0, num_rows: int | None = None):
@@ -150,13 +149,18 @@ class ContiguousPass:
         places_B = self._cuts[rows] + step * self.segment_length
         finished_B = places_B >= self._cuts[np.array(rows) + 1]
         targets_B = np.where(finished_B, 0, places_B + 1)
-        documents_B = np.searchsorted(self._ends_D, targets_B, side="right")
-        starts_B = self._ends_D[documents_B] - self.store.lengths_D[documents_B]
-        offsets_B = targets_B - starts_B
+        documents_B, offsets_B = place_in_store(self.store, targets_B)
         return np.where(finished_B, -1, documents_B), np.where(finished_B, 0, offsets_B)
 
 
-class _InOrder:
+def place_in_store(store, places):
+    """Documents, and offsets in them, of tokens counted over a store's whole text; int arrays."""
+    ends_D = np.cumsum(store.lengths_D)
+    documents = np.searchsorted(ends_D, places, side="right")
+    return documents, places - (ends_D[documents] - store.lengths_D[documents])
+
+
+class InOrder:
     """The documents in the store's order, as one sequence."""
 
     def __init__(self, store):
@@ -207,8 +211,13 @@ def _read_segment(batch, k, sequence, cuts, rows, number):
         stop = min(start + length, int(cuts[row + 1]))
         if start >= stop:
             continue
-        tokens = sequence.tokens(start, stop + 1)
-        batch.inputs_KBT[k, b, : stop - start] = tokens[:-1]
-        batch.targets_KBT[k, b, : stop - start] = tokens[1:]
-        batch.weights_KBT[k, b, : stop - start] = sequence.weights(start + 1, stop + 1)
+        read_pairs(batch, k, b, sequence, start, stop)
         batch.starts_KB[k, b] = number == 0
+
+
+def read_pairs(batch, k, b, sequence, start, stop):
+    """Fills in row b of segment k with the pairs start ... stop - 1 of a sequence."""
+    tokens = sequence.tokens(start, stop + 1)
+    batch.inputs_KBT[k, b, : stop - start] = tokens[:-1]
+    batch.targets_KBT[k, b, : stop - start] = tokens[1:]
+    batch.weights_KBT[k, b, : stop - start] = sequence.weights(start + 1, stop + 1)

@@ -5,6 +5,7 @@ from brt.data.document_stream import DocumentPass, DocumentStream
 from brt.data.mixture import MixedStore
 from brt.data.mixture_stream import MixtureStream
 from brt.data.sample_stream import SamplePass, SampleStream
+from brt.data.shifted_pass import ShiftedPass
 
 STREAMS = ("documents", "contiguous", "shuffled", "samples")
 """Documents, each read by one row; the corpus cut into rows; the same, documents shuffled; samples
@@ -47,8 +48,10 @@ def training_stream(
     return ContiguousStream(store, *sizes, shuffle=kind == "shuffled")
 
 
-def evaluation_pass(kind: str, store, rows: int, segment_length: int):
+def evaluation_pass(kind: str, store, rows: int, segment_length: int, stride: int | None = None):
     """One pass over a store; `"shuffled"` evaluates in the store's order.
+
+    stride: for windows that overlap, of a `ShiftedPass`; None for segments that do not.
 
     Returns:
         An object as above with `num_steps` and `places(step)`.
@@ -58,6 +61,13 @@ def evaluation_pass(kind: str, store, rows: int, segment_length: int):
     """
     check_stream(kind)
     _check_mixture(kind, store)
+    if stride is not None:
+        if kind == "samples":
+            raise ValueError(
+                'Evaluation.stride has no place in Trainer.stream = "samples", where every sample '
+                "is read whole: bind one of them otherwise."
+            )
+        return ShiftedPass(store, rows, segment_length, stride, kind != "documents")
     passes = {"documents": DocumentPass, "samples": SamplePass}
     return passes.get(kind, ContiguousPass)(store, rows, segment_length)
 

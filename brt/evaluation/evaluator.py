@@ -34,6 +34,10 @@ class Evaluation:
         model: by reference, as `Trainer.model`, with the same parameters; its other settings may
             differ: `@evaluation/TransformerXL` takes bindings of that scope, such as a longer
             memory. None takes the trainer's.
+        stride: evaluate by windows of one segment that are read from nothing, each `stride` tokens
+            after the one before, and score what is new in each. 1 is how a model without memory
+            is evaluated at its best, at the price of a whole window for every token
+            (Transformer-XL, section 3.1). None reads segments one after another with memory.
     """
 
     def __init__(
@@ -46,9 +50,10 @@ class Evaluation:
         score=None,
         meliad_scoring: bool = False,
         model=None,
+        stride: int | None = None,
     ):
         self.split, self.max_steps, self.cleared, self.score = split, max_steps, cleared, score
-        self.meliad_scoring, self.model = meliad_scoring, model
+        self.meliad_scoring, self.model, self.stride = meliad_scoring, model, stride
         self.tokens_per_step, self.segment_length = tokens_per_step, segment_length
 
 
@@ -148,7 +153,8 @@ class Evaluator:
             )
         self.reader = SegmentReader(experiment, mesh, rows, self.segment_length)
         self.has_state = self.reader.has_state
-        self.stream = evaluation_pass(trainer.stream, store, rows, self.segment_length)
+        shape = rows, self.segment_length, evaluation.stride
+        self.stream = evaluation_pass(trainer.stream, store, *shape)
         self.scores = [TokenSums()] + ([score] if score else [])
         self.decoder = None
         if hasattr(score, "run"):
@@ -170,7 +176,7 @@ class Evaluator:
             label = progress_label and f"{progress_label}, free-running"
             own = self.decoder, params, scalars["accuracy"], samples, label
             scalars |= self.evaluation.score.run(*own)
-        if self.evaluation.cleared and self.has_state:
+        if self.evaluation.cleared and self.has_state and self.evaluation.stride is None:
             label = progress_label and f"{progress_label}, state cleared"
             scalars |= _prefixed(self._pass(params, "cleared", label, max_steps))
         return scalars

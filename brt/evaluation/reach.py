@@ -159,8 +159,8 @@ class Stretches:
         store: a `TokenStore`.
         rows: B.
         window: W, the length of a step's segments.
-        documents, begins: of each stretch its document, and its first token there, a multiple of
-            W; rows wait for a document that begins later than its stretch.
+        documents, begins: of each stretch its document, and its first target there; rows wait
+            for a document that begins later than its stretch, and after one that ends earlier.
         length: of all stretches, in blocks.
     """
 
@@ -179,8 +179,9 @@ class Stretches:
         group, block = divmod(step, self.length)
         stretches = np.array(row_range(step, first_row, num_rows, self.rows)) + group * self.rows
         offsets_B = self._begins[stretches] + block * self.segment_length
-        documents_B = np.where(offsets_B < 0, -1, self._documents[stretches])
-        return documents_B, np.maximum(offsets_B, 0)
+        documents_B = self._documents[stretches]
+        outside = (offsets_B < 0) | (offsets_B >= self.store.lengths_D[documents_B])
+        return np.where(outside, -1, documents_B), np.maximum(offsets_B, 0)
 
     def batch(self, step: int, first_row: int = 0, num_rows: int | None = None):
         """One step's `Batch`, K = 1."""

@@ -30,8 +30,8 @@ class RecordedRun:
         has_state: whether the model carries anything besides windows.
 
     Raises:
-        ValueError: a stream that marks no documents, a batch that cannot be divided, or parameters
-            of another tokenizer.
+        ValueError: a stream that marks no documents, windows that overlap, a batch that cannot be
+            divided, or parameters of another tokenizer.
         FileNotFoundError: no checkpoint, or no store.
     """
 
@@ -41,6 +41,11 @@ class RecordedRun:
             raise ValueError(
                 f"Recordings and studies are of whole documents, and Trainer.stream = "
                 f"{trainer.stream!r} marks none: add --gin.Trainer.stream='\"documents\"'."
+            )
+        if trainer.evaluation.stride is not None:
+            raise ValueError(
+                "Recordings and studies read segments one after another: add "
+                "--gin.Evaluation.stride=None."
             )
         self.experiment, self.mesh, self.workdir, self.quiet = experiment, mesh, workdir, quiet
         self.split = trainer.evaluation.split
@@ -59,8 +64,8 @@ class RecordedRun:
         return self.experiment.evaluated_model(self.segment_length)
 
     @classmethod
-    def load(cls, workdir, mesh, gin_files=(), bindings=(), search_paths=(), quiet=False):
-        """Another run folder's; gin is bound anew.
+    def load(cls, workdir, mesh, gin_files=(), bindings=(), search_paths=(), **options):
+        """Another run folder's; gin is bound anew. The options are those of the class.
 
         Raises:
             FileNotFoundError: it is no run folder.
@@ -71,7 +76,7 @@ class RecordedRun:
         config.parse([own, *gin_files], bindings, search_paths)
         experiment = Experiment.from_gin()
         experiment.trainer.corpus.prepare(experiment.trainer.evaluation.split)
-        return cls(experiment, mesh, workdir, quiet)
+        return cls(experiment, mesh, workdir, **options)
 
     def folder(self, state: str) -> str:
         """Where the recording of a state is, whether it exists or not."""

@@ -12,8 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from brt.data.store_writer import replace_json
+from brt.evaluation.attention_length import attention_length
 from brt.evaluation.attention_maps import attention
 from brt.evaluation.compare import choose_documents, compare
+from brt.evaluation.context_losses import LONGEST, POSITIONS, STEP, as_csv, recl
 from brt.evaluation.memory_use import memory_use
 from brt.evaluation.positions import positions
 from brt.evaluation.reach import TOKENS, reach
@@ -29,12 +31,21 @@ class Choices(NamedTuple):
     against: what `compare` sets against a kept state: a name of `TREATMENTS`.
     seed: of what is drawn.
     tokens: `reach` reads for each distance, and `attention` in all.
+    context_step, longest_context: contexts of `recl`, or lengths of `attention_length`, in tokens.
+    positions: tokens that `recl` scores.
+    lengthened: the setting that `attention_length` lengthens.
+    gin: files, bindings and search paths besides the run's own.
     """
 
     documents: np.ndarray
-    against: str
-    seed: int
-    tokens: int
+    against: str = "cleared"
+    seed: int = 0
+    tokens: int = TOKENS
+    context_step: int = STEP
+    longest_context: int = LONGEST
+    positions: int = POSITIONS
+    lengthened: str = "TransformerXL.memory_length"
+    gin: tuple = ()
 
 
 def study_compare(run, others, choices):
@@ -64,6 +75,17 @@ def study_reach(run, others, choices):
     return reach(run, choices.documents, choices.seed, choices.tokens)
 
 
+def study_recl(run, others, choices):
+    """The run and any number of others, a group."""
+    sizes = choices.context_step, choices.longest_context, choices.positions
+    return recl(run, others, choices.documents, choices.seed, *sizes)
+
+
+def study_attention_length(run, others, choices):
+    settings = choices.context_step, choices.longest_context, choices.lengthened, *choices.gin
+    return attention_length(run, choices.documents, *settings)
+
+
 def study_attention(run, others, choices):
     return attention(run, choices.documents, choices.seed, choices.tokens)
 
@@ -74,41 +96,40 @@ STUDIES = {
     "memory_use": study_memory_use,
     "reach": study_reach,
     "positions": study_positions,
+    "recl": study_recl,
+    "attention_length": study_attention_length,
 }
-ANY_STREAM = ("attention",)
+WITH_OTHERS = ("compare", "positions", "recl")
+WITH_MANY = ("recl",)
+ANY_STREAM = ("attention", "attention_length", "recl")
 """Studies that need no whole documents."""
-WITH_OTHERS = ("compare", "positions")
 
 
 def run_study(
-    name: str,
-    run,
-    others=None,
-    number: int | None = None,
-    seed: int = 0,
-    against: str = "cleared",
-    tokens: int = TOKENS,
+    name: str, run, others=None, number: int | None = None, seed: int = 0, **choices
 ) -> dict:
     """Runs a study.
 
     Args:
         name: one of `STUDIES`.
         run: a `RecordedRun`.
-        others: at most one more `RecordedRun`, by its folder's name.
+        others: more `RecordedRun`s by their folders' names; one at most, but for `WITH_MANY`.
         number: documents to read, drawn by the seed; None for `BOOKS` in `compare`, and all in
             the others.
-        seed, against, tokens: see `Choices`.
+        seed, choices: see `Choices`.
 
     Returns:
         What the study's file holds, a dict.
 
     Raises:
-        ValueError: another run that the study has no use for, or that was read from other tokens;
+        ValueError: other runs that the study has no use for, or that were read from other tokens;
             or no state to compare with and without.
     """
     others = others or {}
     if others and name not in WITH_OTHERS:
         raise ValueError(f"--study={name} looks at one run: leave --other out.")
+    if len(others) > 1 and name not in WITH_MANY:
+        raise ValueError(f"--study={name} looks at two runs: name one with --other.")
     for other in others.values():
         check_same_tokens(run.store, other.store)
         if Path(other.workdir).resolve() == Path(run.workdir).resolve():
@@ -120,12 +141,15 @@ def run_study(
     if number is None:
         number = BOOKS if name == "compare" else run.store.num_documents
     documents = np.array(choose_documents(run.store, number, seed))
-    found = STUDIES[name](run, others, Choices(documents, against, seed, tokens))
+    chosen = Choices(documents, seed=seed, **choices)
+    found = STUDIES[name](run, others, chosen)
     heads = {"study": name, "run": str(run.workdir), "step": run.step, "split": run.split}
-    if others:
+    if name in WITH_MANY:
+        heads["others"] = list(map(str, others))
+    elif others:
         heads["other"] = next(iter(others))
     elif name == "compare":
-        heads["against"] = against
+        heads["against"] = chosen.against
     return {**heads, "documents": documents.tolist(), **found}
 
 
@@ -151,7 +175,8 @@ def write_study(result: dict) -> str:
     """Writes a study to its run folder; returns the file's path.
 
     One with another run beside it, or another treatment of the state, has a file of its own.
-    Arrays go to an .npz beside it, which the study then names.
+    Arrays go to an .npz beside it, which the study then names. The tables of `recl` stand beside
+    it as CSV.
     """
     folder = Path(result["run"], "studies")
     folder.mkdir(exist_ok=True)
@@ -163,6 +188,9 @@ def write_study(result: dict) -> str:
             np.savez_compressed(file, **arrays)
         os.replace(folder / f"{result['arrays']}.new", folder / result["arrays"])
     replace_json(folder, name, result)
+    if "gains" in result:
+        for part, text in as_csv(result).items():
+            (folder / f"{result['study']}-{part}.csv").write_text(text, encoding="utf-8")
     return str(folder / name)
 
 

@@ -3,8 +3,8 @@
 A parameter `queries_DA`, a cache field `keys_BWHK` and an activation `x_BTD` all say
 their shape in their name, so one table of letters decides every sharding:
 rows over `data`; heads, attention width, feed-forward and vocabulary over `model`;
-and the width of whatever has no rows (parameters, and the optimizer's copies of them)
-over `data` too, as fully sharded data parallelism does.
+and the width of whatever has no rows (parameters, and the optimizer's copies of them),
+or a recurrent layer's input, over `data` too, as fully sharded data parallelism does.
 """
 
 import jax
@@ -17,6 +17,7 @@ RULES = {
     "F": "model",
     "V": "model",
     "D": "data",
+    "I": "data",
     "E": "data",
 }
 

@@ -130,6 +130,15 @@ STUDIES = {
         "a line down to the right, tokens are copied in order, to the left in reverse; lines in "
         "the leftmost columns read the memory (Figures 6 and 9 of the RMT paper).",
     ),
+    "recl": (
+        "Relative effective context length",
+        "Perplexity by context alone (Figure 4 of the Transformer-XL paper), and what each model "
+        "gains beside the best of the group (Figure 3); the table is its Table 6.",
+    ),
+    "attention_length": (
+        "A longer memory at evaluation",
+        "The same parameters, until a longer memory takes less than 0.1 % off the perplexity.",
+    ),
     "reach": (
         "How far back the memory reaches",
         "What is lost when the memory is reset so long before the scored tokens, with its standard "

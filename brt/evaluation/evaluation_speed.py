@@ -1,0 +1,165 @@
+"""Evaluation speed: segments with a memory against a window for every token (Table 7).
+
+The model with a memory of M tokens reads segments and scores all their tokens; the vanilla model
+reads a whole window of M tokens for each prediction and scores the last one only. Both have the
+same sizes and rows; a prediction of either sees M tokens or more.
+
+Source: Transformer-XL, section 4.4; the vanilla model is that of Al-Rfou et al. 2018, with learned
+positions in every layer and no memory.
+"""
+
+import statistics
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from brt import config
+from brt.experiment import Experiment
+from brt.progress import Progress
+
+LENGTHS = (100, 200, 400, 800, 1800, 2800, 3800)
+"""Attention lengths; the last four are those of Table 7."""
+PUBLISHED = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
+"""Table 7: how many times slower the vanilla model is, on one GPU."""
+ROUNDS = 5
+"""Vanilla tokens timed at each length."""
+SEGMENTS = 4
+"""Segments timed for each of them, which take much less."""
+
+
+class Speed(NamedTuple):
+    """What one attention length costs, in seconds a token and row: medians over rounds.
+
+    ratio: vanilla to memory, the median over rounds, each of which times both.
+    """
+
+    attention_length: int
+    segment_length: int
+    rounds: int
+    memory_seconds: float
+    vanilla_seconds: float
+    ratio: float
+
+
+def measure(file: str, lengths=LENGTHS, rounds: int = ROUNDS, bindings=(), paths=()) -> list[Speed]:
+    """Times both models of a config at each attention length.
+
+    Args:
+        file: a gin file whose model is a `TransformerXL`; the vanilla model is made of it. Its
+            evaluation's segment length and rows are those of the memory's segments.
+        lengths: M in tokens, rising.
+        rounds: vanilla tokens timed at each length, at least 1.
+        bindings, paths: gin's.
+
+    Raises:
+        ValueError: lengths below 1.
+        brt.config.ConfigError: a config of another model.
+    """
+    if not lengths or min(lengths) < 1 or rounds < 1:
+        raise ValueError(
+            f"--attention_lengths = {list(lengths)} and --rounds = {rounds} must be at least 1."
+        )
+    progress, found = Progress("attention lengths", len(lengths)), []
+    for number, length in enumerate(lengths):
+        found.append(_measure(file, length, rounds, list(bindings), list(paths)))
+        progress.update(number + 1)
+    progress.close()
+    return found
+
+
+def _measure(file, length, rounds, bindings, paths):
+    with_memory = _build(file, [*bindings, f"TransformerXL.memory_length = {length}"], paths)
+    segment_length = _evaluated_length(with_memory)
+    vanilla = [
+        "TransformerXL.memory_length = 0",
+        "TransformerXL.same_length = False",
+        'TransformerXL.encoding = "learned"',
+        f"TransformerXL.position_rows = {length}",
+    ]
+    segment, caches = _segment(with_memory, segment_length)
+    window = _window(_build(file, [*bindings, *vanilla], paths), length)
+    filled = -(-length // segment_length)
+    for number in range(filled):  # then the memory is full, as it is almost everywhere
+        caches = segment(number, caches)
+    window(0)
+    pairs = []
+    for number in range(rounds):
+        begun = time.perf_counter()
+        window(number)
+        between = time.perf_counter()
+        for again in range(SEGMENTS):
+            caches = segment(filled + SEGMENTS * number + again, caches)
+        seconds = time.perf_counter() - between
+        pairs.append((between - begun, seconds / (SEGMENTS * segment_length)))
+    slow, fast = zip(*pairs)
+    ratio = statistics.median(a / b for a, b in pairs)
+    times = statistics.median(fast), statistics.median(slow)
+    return Speed(length, segment_length, rounds, *times, ratio)
+
+
+def _build(file, bindings, paths):
+    config.parse([file], bindings, paths)
+    return Experiment.from_gin()
+
+
+def _evaluated_length(experiment):
+    trainer = experiment.trainer
+    return trainer.evaluation.segment_length or trainer.segment_length
+
+
+def _segment(experiment, segment_length):
+    """Reads a segment and scores all of it: (number, caches) to caches; and empty caches."""
+    params, tokens = experiment.init_params(), _tokens(experiment, segment_length)
+
+    @jax.jit
+    def score(params, tokens_BT, caches):
+        model = experiment.bind(params).for_segments(segment_length)
+        x_BTD, caches, _ = model.stack(model.embed(tokens_BT[:, :-1]), caches)
+        return caches, model.token_losses(x_BTD, tokens_BT[:, 1:])[0]
+
+    def run(number, caches):
+        caches, nats_BT = score(params, tokens(number), caches)
+        jax.block_until_ready(nats_BT)
+        return caches
+
+    return run, experiment.bind(params).init_caches(1)
+
+
+def _window(experiment, length):
+    """Reads a window from nothing and scores its last token."""
+    params, tokens = experiment.init_params(), _tokens(experiment, length)
+
+    @jax.jit
+    def score(params, tokens_BT):
+        model = experiment.bind(params).for_segments(length)
+        x_BTD, _, _ = model.stack(model.embed(tokens_BT[:, :-1]), model.init_caches(1))
+        return model.token_losses(x_BTD[:, -1:], tokens_BT[:, -1:])[0]
+
+    return lambda number: jax.block_until_ready(score(params, tokens(number)))
+
+
+def _tokens(experiment, length):
+    size = experiment.model.vocabulary_size
+    return lambda number: jnp.asarray(
+        np.random.default_rng(number).integers(0, size, (1, length + 1)), jnp.int32
+    )
+
+
+def table(found: list[Speed]) -> str:
+    """Aligned lines, with the paper's ratios beside."""
+    titles = "attention length", "memory, ms/token", "vanilla, ms/token", "ratio", "paper's ratio"
+    lines = ["  ".join(f"{title:>18}" for title in titles)]
+    for row in found:
+        published = PUBLISHED.get(row.attention_length)
+        cells = (
+            f"{row.attention_length:,}",
+            f"{1000 * row.memory_seconds:.4f}",
+            f"{1000 * row.vanilla_seconds:.2f}",
+            f"{row.ratio:,.0f}",
+            f"{published:,}" if published else "",
+        )
+        lines.append("  ".join(f"{cell:>18}" for cell in cells).rstrip())
+    return "\n".join(lines)

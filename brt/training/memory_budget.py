@@ -1,0 +1,122 @@
+"""How long a segment may be, if a training step is to fit into so many bytes.
+
+The paper's ablation gives models with and without recurrence the same accelerator memory and each
+the longest backpropagation length that fits (Transformer-XL, appendix A, Table 8). Here the bytes
+are those of the compiled step, as the compiler reports them, so nothing is run.
+"""
+
+import math
+import re
+from typing import NamedTuple
+
+import jax
+
+from brt import config
+from brt.experiment import Experiment
+from brt.training.sharding import make_mesh
+
+UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+STEP = 4
+"""Tokens from one length to the next, for a model that takes any: the published are multiples."""
+MOST_PERIODS = 2**20
+"""Where the search gives up: no step is that long."""
+
+
+class Found(NamedTuple):
+    """The longest segment that fits, in tokens, 0 if none does; and what was tried.
+
+    tried: segment length to bytes of the step.
+    """
+
+    segment_length: int
+    tried: dict[int, int]
+
+
+def parse_bytes(text: str) -> int:
+    """The number of bytes that a text like "16GiB", "900 MB" or "1e9" means.
+
+    Raises:
+        ValueError: it means none.
+    """
+    match = re.fullmatch(r"([\d.]+(?:e\d+)?)\s*([KMG]i?B|)", text.strip(), re.I)
+    if not match or not float(match[1]):
+        raise ValueError(f"--memory_budget = {text!r}: give bytes, like 16GiB or 900MB.")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def longest_fitting(bytes_of, budget: int, period: int) -> Found:
+    """Doubles the length until it does not fit, then halves what lies between.
+
+    Args:
+        bytes_of: from a segment length in tokens, a multiple of the period, to bytes; it grows
+            with the length.
+        budget: bytes.
+        period: tokens that every length is a multiple of.
+
+    Returns:
+        What was found: the length fits, and one period more does not.
+
+    Raises:
+        ValueError: every length fits.
+    """
+    tried = {}
+
+    def fits(periods):
+        length = periods * period
+        tried[length] = bytes_of(length)
+        return tried[length] <= budget
+
+    short, long = 0, 1
+    while fits(long):
+        if long >= MOST_PERIODS:
+            raise ValueError(f"{long * period:,} tokens fit, and more: the budget is no limit.")
+        short, long = long, 2 * long
+    while long - short > 1:
+        middle = (short + long) // 2
+        short, long = (middle, long) if fits(middle) else (short, middle)
+    return Found(short * period, dict(sorted(tried.items())))
+
+
+def step_bytes(experiment) -> int:
+    """Bytes that the compiled training step holds at once, on each device: state, batch, work."""
+    mesh = make_mesh(*experiment.trainer.mesh)
+    experiment.check_mesh(mesh)
+    with jax.set_mesh(mesh):
+        arguments = experiment.abstract_state(mesh), experiment.abstract_batch()
+        return compiled_bytes(experiment.jit_step(mesh).lower(*arguments).compile())
+
+
+def compiled_bytes(compiled) -> int:
+    """Bytes of a compiled function: arguments, results that are not arguments, and work."""
+    memory = compiled.memory_analysis()
+    total = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    return total + memory.temp_size_in_bytes - memory.alias_size_in_bytes
+
+
+def longest_segment(file: str, budget: int, also=(), bindings=(), paths=(), report=print) -> Found:
+    """The longest segment of a config whose training step fits, with the rows it has.
+
+    Args:
+        file: a gin file; its rows (tokens_per_step over segment_length) stay as they are.
+        budget: bytes a device.
+        also: bindings that get the same length, such as TransformerXL.memory_length.
+        bindings, paths: gin's.
+        report: takes a line for each length tried.
+    """
+    bindings, paths = list(bindings), list(paths)
+    config.parse([file], bindings, paths)
+    experiment = Experiment.from_gin()
+    per_row = experiment.trainer.rows * experiment.trainer.segments_per_step
+    # A model whose memory moves at the ends of segments takes their length as its period.
+    follows = any(name.endswith(".window") for name in also)
+    period = STEP if follows else math.lcm(STEP, experiment.model.for_segments(STEP).period)
+
+    def bytes_of(length):
+        lengths = [f"{name} = {length}" for name in ("Trainer.segment_length", *also)]
+        lengths.append(f"Trainer.tokens_per_step = {length * per_row}")
+        config.parse([file], [*bindings, *lengths], paths)
+        found = step_bytes(Experiment.from_gin())
+        report(f"{length:>9,} tokens  {found / 2**20:>12,.1f} MiB")
+        return found
+
+    return longest_fitting(bytes_of, budget, period)
