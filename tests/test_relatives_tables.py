@@ -3,11 +3,13 @@
 import json
 
 import pytest
-from fabricated_runs import make_run, make_task_run, make_xl_run
+from fabricated_runs import ROOT, make_run, make_task_run, make_xl_run
 
 from brt.reporting import recurrent_memory as rmt
 from brt.reporting import transformer_xl as xl
 from brt.reporting.collect import collect
+from brt.reporting.gin_text import write_gin
+from brt.reporting.ladder import SCALES, read_rungs
 from brt.reporting.paper import number
 from brt.reporting.paper_tables import paper_plots, paper_tables
 from brt.reporting.papers import PAPERS
@@ -150,6 +152,33 @@ def test_a_run_with_a_row_s_settings_fills_that_row(tmp_path, table, row):
     assert list(found) == [labels]
     head = f"{table.quantities[0].head}, text"
     assert found[labels][head] in ("26.25", "1.235")
+
+
+@pytest.mark.parametrize(
+    "table", [rmt.TABLE_1, rmt.TABLE_2, rmt.TABLE_4, rmt.TABLE_5], ids=lambda t: t.name
+)
+def test_the_rungs_of_a_table_s_sweep_fill_every_row_of_it_and_no_other_cell(tmp_path, table):
+    rungs = read_rungs(
+        ROOT / "configs/sweeps" / f"{table.name}.txt", SCALES["paper"], None, [], None
+    )
+    runs = []
+    for number_, rung in enumerate(rungs):
+        run = tmp_path / rung.name
+        run.mkdir()
+        runs.append(run)
+        (run / "config.gin").write_text(write_gin(rung.settings))
+        (run / "rung.json").write_text(json.dumps(rung.paper))
+        names = ("perplexity", "bits_per_token", "answer_accuracy")
+        scalars = {"step": 10**9, **dict.fromkeys(names, 100.0 + number_)}
+        (run / "evaluation_test.json").write_text(json.dumps(scalars))
+    found = tables_of(RECURRENT_MEMORY, runs)[table.name]
+    ours = [row for row, data in zip(found.rows, table.rows) if data.where]
+    values = [cell.values for row in ours for cell in row if cell.values]
+    # In the sweep's order, which is the table's.
+    assert values == [(100.0 + place,) for place in range(len(rungs))]
+    assert len(rungs) == len(ours) == len(found.rows) - (table is not rmt.TABLE_1)
+    labels = [row.labels for row in table.rows if row.where]
+    assert len(set(labels)) == len(labels)
 
 
 def test_seeds_have_a_spread_a_worst_and_a_peak_of_memory(tmp_path):
