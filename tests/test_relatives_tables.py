@@ -154,31 +154,31 @@ def test_a_run_with_a_row_s_settings_fills_that_row(tmp_path, table, row):
     assert found[labels][head] in ("26.25", "1.235")
 
 
-@pytest.mark.parametrize(
-    "table", [rmt.TABLE_1, rmt.TABLE_2, rmt.TABLE_4, rmt.TABLE_5], ids=lambda t: t.name
-)
-def test_the_rungs_of_a_table_s_sweep_fill_every_row_of_it_and_no_other_cell(tmp_path, table):
-    rungs = read_rungs(
-        ROOT / "configs/sweeps" / f"{table.name}.txt", SCALES["paper"], None, [], None
-    )
-    runs = []
+SWEPT = (rmt.TABLE_1, rmt.TABLE_2, rmt.TABLE_4, rmt.TABLE_5, xl.TABLE_5, xl.TABLE_8)
+
+
+@pytest.mark.parametrize("table", SWEPT, ids=lambda table: table.name)
+def test_the_rungs_of_a_table_s_sweep_fill_its_rows_in_order_and_no_other_cell(tmp_path, table):
+    path = ROOT / "configs/sweeps" / f"{table.name}.txt"
+    rungs, runs = read_rungs(path, SCALES["paper"], None, [], None), []
     for number_, rung in enumerate(rungs):
-        run = tmp_path / rung.name
-        run.mkdir()
-        runs.append(run)
-        (run / "config.gin").write_text(write_gin(rung.settings))
-        (run / "rung.json").write_text(json.dumps(rung.paper))
+        runs.append(tmp_path / rung.name)
+        runs[-1].mkdir()
+        (runs[-1] / "config.gin").write_text(write_gin(rung.settings))
+        (runs[-1] / "rung.json").write_text(json.dumps(rung.paper))
         names = ("perplexity", "bits_per_token", "answer_accuracy")
         scalars = {"step": 10**9, **dict.fromkeys(names, 100.0 + number_)}
-        (run / "evaluation_test.json").write_text(json.dumps(scalars))
-    found = tables_of(RECURRENT_MEMORY, runs)[table.name]
-    ours = [row for row, data in zip(found.rows, table.rows) if data.where]
-    values = [cell.values for row in ours for cell in row if cell.values]
-    # In the sweep's order, which is the table's.
-    assert values == [(100.0 + place,) for place in range(len(rungs))]
-    assert len(rungs) == len(ours) == len(found.rows) - (table is not rmt.TABLE_1)
-    labels = [row.labels for row in table.rows if row.where]
-    assert len(set(labels)) == len(labels)
+        (runs[-1] / "evaluation_test.json").write_text(json.dumps(scalars))
+    paper = TRANSFORMER_XL if table.name.startswith("txl") else RECURRENT_MEMORY
+    rows = [
+        (data, row)
+        for data, row in zip(table.rows, tables_of(paper, runs)[table.name].rows, strict=True)
+        # Constants of other papers, and the standard model, whose rows are one study's.
+        if data.where and "151M)" not in data.labels[0]
+    ]
+    values = [cell.values for _, row in rows for cell in row if cell.values]
+    assert values == [(100.0 + number_,) for number_ in range(len(rungs))]
+    assert len(rungs) == len(rows) >= len(table.rows) - 3
 
 
 def test_seeds_have_a_spread_a_worst_and_a_peak_of_memory(tmp_path):

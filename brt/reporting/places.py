@@ -94,7 +94,9 @@ class Place(NamedTuple):
 
     @property
     def memory_shown(self) -> str:
-        """`75+5`: cached states and memory tokens."""
+        """`75+5`: cached states and memory tokens; `512 states`; a dash where there is neither."""
+        if self.model not in _WITH_MEMORY:
+            return f"{self.states} states" if self.states else "–"
         return "+".join(str(n) for n in (self.memory, self.memory_tokens) if n) or "0"
 
     @property
@@ -108,10 +110,12 @@ class Place(NamedTuple):
         return visible_context(self.system, self.segment_length, self.memory, self.bptt_depth)
 
     @property
-    def vectors(self) -> int:
+    def vectors_shown(self) -> str:
         """Vectors a row carries between segments, as the RMT paper counts them."""
+        if self.model not in _WITH_MEMORY:
+            return str(self.states or "–")
         tokens = 0 if self.system == "MemTr" else self.memory_tokens
-        return vectors(self.layers, self.memory, tokens)
+        return f"{vectors(self.layers, self.memory, tokens):,}"
 
 
 def place(run: Run) -> Place:
@@ -194,11 +198,8 @@ def _other(settings, model, segment):
     }
 
 
-_OF_MODEL = {
-    "LanguageModel": _language_model,
-    "TransformerXL": _transformer_xl,
-    "RecurrentMemoryTransformer": _transformer_xl,
-}
+_WITH_MEMORY = ("TransformerXL", "RecurrentMemoryTransformer")
+_OF_MODEL = {"LanguageModel": _language_model, **dict.fromkeys(_WITH_MEMORY, _transformer_xl)}
 
 
 def _depth(settings):
