@@ -19,6 +19,7 @@ from brt.reporting.runs import Run, open_runs
 from brt.reporting.step_times import read_step_times
 from brt.reporting.transformer_xl import TRANSFORMER_XL
 
+STANDARD = {"size": "151M", "memory": 150, "segment": 150, "steps": 200_000}
 WIKITEXT = ('Corpus.store = "stores/wikitext103"', 'Corpus.vocabulary = "words:wikitext103.txt"')
 RUN_ROWS = [(table, row) for table in rmt.TABLES[1:-1] for row in table.rows if row.where]
 
@@ -305,9 +306,7 @@ def test_figure_5_shows_published_and_measured_runs_where_they_see_that_far(tmp_
 
 def test_transformer_xl_fills_its_tables_and_its_parameters_are_counted(tmp_path):
     evaluations = {"validation": {"perplexity": 23.5}, "test": {"perplexity": 24.25}}
-    run = make_xl_run(
-        tmp_path / "standard", *WIKITEXT, size="151M", memory=150, evaluations=evaluations
-    )
+    run = make_xl_run(tmp_path / "standard", *WIKITEXT, **STANDARD, evaluations=evaluations)
     tables = tables_of(TRANSFORMER_XL, [run])
     ((labels, found),) = filled(tables["txl_table_1"]).items()
     assert labels[0] == "Transformer-XL Standard"
@@ -327,7 +326,7 @@ def test_transformer_xl_fills_its_tables_and_its_parameters_are_counted(tmp_path
 
 
 def test_studies_fill_the_tables_of_context_and_attention_lengths(tmp_path):
-    run = make_xl_run(tmp_path / "xl", size="151M", memory=150)
+    run = make_xl_run(tmp_path / "xl", **STANDARD)
     other = make_run(tmp_path / "lstm", None, *make_lstm())
     (run / "studies").mkdir()
     rows = [
@@ -344,9 +343,9 @@ def test_studies_fill_the_tables_of_context_and_attention_lengths(tmp_path):
 def test_an_attention_length_sweep_and_a_timing_fill_tables_5_and_7(tmp_path):
     evaluations = {"validation": {"perplexity": 23.456}}
     runs = [
-        make_xl_run(tmp_path / "a", size="151M", memory=150, evaluations=evaluations),
-        make_xl_run(tmp_path / "b", "evaluation/TransformerXL.memory_length = 640", size="151M",
-                    memory=150, evaluations={"validation": {"perplexity": 22.0}}),
+        make_xl_run(tmp_path / "a", **STANDARD, evaluations=evaluations),
+        make_xl_run(tmp_path / "b", "evaluation/TransformerXL.memory_length = 640", **STANDARD,
+                    evaluations={"validation": {"perplexity": 22.0}}),
     ]  # fmt: skip
     (runs[0] / "studies").mkdir()
     study = {"study": "attention_length", "numbers": {"best": 640, "perplexity_best": 23.123}}
@@ -374,8 +373,8 @@ def make_lstm():
 
 def test_a_config_that_no_longer_builds_is_told_and_not_counted(tmp_path):
     run = make_xl_run(
-        tmp_path / "run", *WIKITEXT, "TransformerXL.no_such = 1", size="151M", memory=150,
-        segment=150, evaluations={"test": {"perplexity": 24.0}},
+        tmp_path / "run", *WIKITEXT, "TransformerXL.no_such = 1", **STANDARD,
+        evaluations={"test": {"perplexity": 24.0}},
     )  # fmt: skip
     (opened,) = open_runs([run])
     (group,) = collect([opened])

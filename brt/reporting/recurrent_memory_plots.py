@@ -57,8 +57,8 @@ FIGURE_3 = (
         "rmt_figure_3a",
         "Figure 3: copy, 24 symbols",
         "Share of characters right on test samples, by the number of segments; the memory is as "
-        "long as a segment. Without recurrence only the copied half that is still in sight can be "
-        "right, and guessing gives 0.1.",
+        "long as a segment. Without recurrence the source is out of sight in all but one segment: "
+        "guessing gives 0.1.",
         *SEGMENTS,
         COPY | WHOLE,
         {
