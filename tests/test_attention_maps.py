@@ -9,7 +9,8 @@ import pytest
 from tiny_run import build, one_device, shared_programs, write_config  # noqa: F401
 
 from brt.data.vocabularies import BEGIN
-from brt.evaluation.attention_maps import Parts, _add_lines, attention
+from brt.evaluation.attention_lines import Parts, add_lines
+from brt.evaluation.attention_maps import attention
 from brt.evaluation.attention_measures import best_line
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.studies import run_study, table, write_study
@@ -182,13 +183,26 @@ def test_a_planted_line_is_named_with_its_head_and_segment_and_even_attention_is
     maps[1][1, 0, rows] = 0
     maps[1][1, 0, rows, columns] = line
     found = {"numbers": {}, "arrays": {}, "maps": [], "verdict": ""}
-    _add_lines(found, parts, maps, 3)
+    add_lines(found, parts, maps, 3)
     assert found["numbers"]["writes_tokens_to_memory/mass_on_line"] == 1
     article = "a" if planted == "diagonal" else "an"
     text = f"Segment 2, layer 2, head 3 writes tokens to memory along {article} {planted}: 1.000"
     assert found["verdict"].startswith(text)
     assert "no head reads memory along a line" in found["verdict"]
     assert [entry["title"] for entry in found["maps"]] == [text.split(" along")[0]]
+
+
+def test_a_memory_in_an_order_of_its_own_is_read_one_key_a_row_and_along_no_line():
+    parts = Parts(0, 8, 8, 8)
+    rows, columns = parts.blocks()["reads memory"]
+    maps = [np.full((1, 2, 24, 24), 1 / 24)]
+    maps[0][0, 1, rows] = 0
+    maps[0][0, 1, rows, columns] = 0.9 * np.eye(8)[[3, 6, 1, 7, 0, 4, 2, 5]]
+    found = {"numbers": {}, "arrays": {}, "maps": [], "verdict": ""}
+    add_lines(found, parts, maps, 1)
+    assert found["numbers"]["reads_memory/mass_on_one_key"] == pytest.approx(0.9)
+    text = "layer 1, head 2 reads memory one key a row, in an order of its own: 0.900"
+    assert text in found["verdict"]
 
 
 def test_of_a_task_maps_are_those_of_each_segment_over_all_samples(tmp_path):
