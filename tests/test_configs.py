@@ -83,7 +83,7 @@ def test_a_config_says_how_it_is_run_and_what_was_measured(name):
         assert "BENCHMARKS.md" in header
     else:
         assert name in header or name == "quickstart.gin"
-    if re.match(f"pg19|arxiv|github|txl|{TASKS}", name):
+    if re.match(f"pg19|arxiv|github|txl|rmt|memtr|{TASKS}", name):
         assert re.search(r"^# Paper: ", header, re.M) and re.search(r"^# Ours: ", header, re.M)
 
 

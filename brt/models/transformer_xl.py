@@ -412,7 +412,8 @@ class TransformerXL(Model):
 def evaluation_memory(memory_length: int, segment_length: int, evaluated_length: int) -> int:
     """M for segments of another length, such that memory and segment are as long together.
 
-    With a memory of 0 this is the number of earlier tokens to read again.
+    With a memory of 0 this is the number of earlier tokens to read again: windows of both
+    together, `Evaluation.stride` the length of a segment.
 
     Raises:
         ValueError: the evaluated segments alone are longer.
