@@ -230,6 +230,9 @@ def test_the_first_memory_is_learned_and_clearing_the_state_returns_to_it():
     _, caches = model("rmt")(tokens()[0], empty)
     assert np.any(np.asarray(caches[-1].memory_BSD != memory_BSD))
     np.testing.assert_array_equal(clear_state(caches, empty)[-1].memory_BSD, memory_BSD)
+    # By this evaluation tells a state from a window.
+    assert clear_state(empty, empty)[-1] is not empty[-1]
+    assert clear_state(empty, empty)[0] is empty[0]
 
 
 @pytest.mark.parametrize(("rows", "same"), [("independent", False), ("identical", True)])
