@@ -57,6 +57,7 @@ def test_the_rungs_of_a_task_cut_whole_samples_and_keep_their_own_steps(path):
         assert rows in (32, 128) and not rest
         assert not settings["Evaluation.tokens_per_step"] % settings["Trainer.segment_length"]
         assert settings["Trainer.steps"] >= 100_000 and len(rung.name) < 240
+        assert settings["Trainer.eval_every"] in (12_000, 40_000)
         folder = settings["Corpus.store"]
         assert folder.rsplit("_", 1)[-1] in (str(n), str(length), "100", "stores/retrieval")
 
