@@ -138,7 +138,6 @@ def reading_again(model, sample, first, scored, length):
         ("slide", 1, 5, 8),
         ("rec_fixed_skip", 15, 7, 8),
         ("rec_fixed_skip", 9, 3, 4),
-        ("feedback_lstm_single", 14, 4, 4),
         ("memorizing_exact", 13, 6, 8),  # these remember at the ends of segments only
         ("txl_same_length", 14, 5, 6),
     ],
@@ -209,7 +208,7 @@ Trainer.segment_length = 8
 Trainer.segments_per_step = 3
 Trainer.tokens_per_step = 96
 Trainer.log_every = 2
-Trainer.eval_every = 3
+Trainer.eval_every = 6
 CheckpointPolicy.every = 100
 Evaluation.tokens_per_step = 40
 Evaluation.score = @FreeRunning()
