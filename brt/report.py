@@ -75,7 +75,7 @@ def report(runs, output, step_times=None, documents=None, reader_tokens=150_000)
         return shown
 
     found = show(page.overview(runs, list(map(place, runs))), *page.settings_that_differ(runs))
-    sections.append(("runs", "Runs", "".join(map(page.table_html, found))))
+    sections.append(("runs", "Runs", "".join(map(page.folded_if_long, found))))
     if curves := show(*training_curves(runs)):
         sections.append(("training", "Training", page.plots_html(curves)))
     sections.append(("evaluation", "Evaluation", _evaluation(runs, show)))

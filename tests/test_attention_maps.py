@@ -9,7 +9,8 @@ import pytest
 from tiny_run import build, one_device, shared_programs, write_config  # noqa: F401
 
 from brt.data.vocabularies import BEGIN
-from brt.evaluation.attention_maps import Parts, attention
+from brt.evaluation.attention_lines import Parts, add_lines
+from brt.evaluation.attention_maps import attention
 from brt.evaluation.attention_measures import best_line
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.studies import run_study, table, write_study
@@ -34,17 +35,20 @@ RMT = (
 WITHOUT = ("LanguageModel", "RecurrentCell")
 
 
-def a_run(folder, lines):
+def a_run(folder, lines, without=WITHOUT, length=T):
     """A `RecordedRun` of random parameters, with no checkpoint to read them from."""
-    experiment = build(write_config(folder, *lines, without=WITHOUT)).experiment
-    experiment.trainer.evaluation.tokens_per_step = 3 * T
+    path = write_config(folder, *lines, without=without)
+    kept = [line for line in path.read_text().split("\n") if not line.startswith(without)]
+    path.write_text("\n".join(kept))
+    experiment = build(path).experiment
+    experiment.trainer.evaluation.tokens_per_step = 3 * length
     rng, run = np.random.default_rng(0), RecordedRun.__new__(RecordedRun)
     run.experiment, run.mesh, run.workdir, run.quiet = experiment, one_device(), folder, True
     run.store, run.vocabulary = (
         experiment.open_store("validation"),
         experiment.trainer.corpus.vocabulary,
     )
-    run.split, run.rows, run.segment_length, run.window = "validation", 3, T, T
+    run.split, run.rows, run.segment_length, run.window = "validation", 3, length, length
     run.has_state, run.step = False, 0
     run.params = jax.tree.map(
         lambda x: jax.numpy.float32(0.5 * rng.normal(size=x.shape)), experiment.abstract_params
@@ -165,9 +169,75 @@ def test_the_best_lines_are_those_of_the_mean_maps(rmt):
         ]
         mass = found["numbers"][f"{name.replace(' ', '_')}/mass_on_line"]
         assert mass == pytest.approx(max(masses), rel=1e-4)
-    assert "writes tokens to memory along a" in found["verdict"]
+    assert "along a" in found["verdict"]
     for entry in found["maps"]:
         assert entry["x_borders"] == entry["y_borders"] == [S, S + T]
+
+
+@pytest.mark.parametrize("planted", ["diagonal", "anti-diagonal"])
+def test_a_planted_line_is_named_with_its_head_and_segment_and_even_attention_is_none(planted):
+    parts, heads = Parts(0, 6, 6, 6), 2
+    rows, columns = parts.blocks()["writes tokens to memory"]
+    maps = [np.full((2, heads, 18, 18), 1 / 18) for _ in range(3)]
+    line = np.eye(6) if planted == "diagonal" else np.eye(6)[::-1]
+    maps[1][1, 0, rows] = 0
+    maps[1][1, 0, rows, columns] = line
+    found = {"numbers": {}, "arrays": {}, "maps": [], "verdict": ""}
+    add_lines(found, parts, maps, 3)
+    assert found["numbers"]["writes_tokens_to_memory/mass_on_line"] == 1
+    article = "a" if planted == "diagonal" else "an"
+    text = f"Segment 2, layer 2, head 3 writes tokens to memory along {article} {planted}: 1.000"
+    assert found["verdict"].startswith(text)
+    assert "no head reads memory along a line" in found["verdict"]
+    assert [entry["title"] for entry in found["maps"]] == [text.split(" along")[0]]
+
+
+def test_a_memory_in_an_order_of_its_own_is_read_one_key_a_row_and_along_no_line():
+    parts = Parts(0, 8, 8, 8)
+    rows, columns = parts.blocks()["reads memory"]
+    maps = [np.full((1, 2, 24, 24), 1 / 24)]
+    maps[0][0, 1, rows] = 0
+    maps[0][0, 1, rows, columns] = 0.9 * np.eye(8)[[3, 6, 1, 7, 0, 4, 2, 5]]
+    found = {"numbers": {}, "arrays": {}, "maps": [], "verdict": ""}
+    add_lines(found, parts, maps, 1)
+    assert found["numbers"]["reads_memory/mass_on_one_key"] == pytest.approx(0.9)
+    text = "layer 1, head 2 reads memory one key a row, in an order of its own: 0.900"
+    assert text in found["verdict"]
+
+
+def test_of_a_task_maps_are_those_of_each_segment_over_all_samples(tmp_path):
+    task = (
+        'Trainer.stream = "samples"',
+        "Corpus.source = @CopyTask()",
+        "Corpus.vocabulary = None",
+        "CopyTask.length = 8",
+        "CopyTask.num_symbols = 4",
+        "CopyTask.num_train = 20",
+        "CopyTask.num_validation = 7",
+        "CopyTask.num_test = 5",
+        "Trainer.segment_length = 8",
+        "Trainer.segments_per_step = 3",
+        "Trainer.tokens_per_step = 48",
+        "TransformerXL.memory_length = 8",
+    )
+    lines = [*(line for line in XL if "memory_length" not in line), *task]
+    without = (*WITHOUT, "TextFiles")
+    with jax.set_mesh(one_device()):
+        run = a_run(tmp_path, lines, without, length=8)
+        found = attention(run, np.arange(7), seed=0, tokens=10**6)
+        model = run.experiment.bind_evaluated(run.params, 8)
+        look, best = jax.jit(model.look), 0.0
+        caches, maps = model.init_caches(7), []
+        tokens_BL = np.stack([run.store.tokens(sample) for sample in range(7)]).astype(np.int32)
+        for number in range(3):
+            looks, _, caches = look(tokens_BL[:, 8 * number : 8 * number + 8], caches)
+            maps.append([np.asarray(look.weights_BHTJ).mean(0) for look in looks])
+        for layers in maps:
+            for map_HTJ in layers:
+                best = max(best, *(best_line(map_TJ[:, :8]).mass for map_TJ in map_HTJ))
+    assert found["numbers"]["reads_the_cache/mass_on_line"] == pytest.approx(best, rel=1e-4)
+    # In a sample's first segment the cache is empty; the other two are full.
+    assert found["numbers"]["segments"] == 2 * 7
 
 
 def test_the_study_is_written_with_its_arrays_beside_it(xl):

@@ -82,6 +82,7 @@ def flags(folder, *bindings, run=True):
         (["LanguageModel.feedback=True"], ["feedback = True", "LanguageModel.recurrent_layers"]),
         (["LanguageModel.remat='some'"], ["LanguageModel.remat = 'some'", "layer"]),
         (["LanguageModel.vocabulary_size=200"], ["vocabulary_size = 256", "200 rows", "stores"]),
+        (["Trainer.loss='most'"], ["Trainer.loss = 'most'", "half"]),
         (["Trainer.tokens_per_step=72"], ["Trainer.tokens_per_step = 72", "1 x 16"]),
         (["Trainer.steps=0"], ["Trainer.steps"]),
         (["Trainer.tokens_per_step=1600"], ["100 rows", "documents"]),

@@ -11,6 +11,7 @@ from tiny_run import shared_programs  # noqa: F401  (rows of three corpora are o
 from brt import config
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
+from brt.models.transformer_xl import evaluation_memory
 
 ROOT = Path(__file__).parent.parent
 TASKS = "copy|reverse|retrieval|quadratic"
@@ -38,6 +39,19 @@ PUBLISHED = {  # millions of weights outside embeddings, computed from the publi
 }
 
 
+COUNTED = {  # millions of weights, embeddings too; the last three are own choice
+    "txl_wt103_base": 151.1,
+    "txl_wt103_large": 284.1
+    + 1.05,  # the first bin's second projection, which scripts leave untied
+    "txl_enwik8_12l": 41.1,
+    "txl_enwik8_24l": 277.2,
+    "txl_lm1b_base": 466.5,
+    "txl_enwik8_18l": 88.0,
+    "txl_ablation": 128.0,
+    "txl_ptb": 24.0,
+}
+
+
 def build(name, *bindings):
     config.parse([str(ROOT / "configs" / name)], bindings)
     return Experiment.from_gin()
@@ -50,6 +64,9 @@ def test_a_config_builds_reads_every_binding_and_has_the_published_size(name):
     for pattern, published in PUBLISHED.items():
         if re.fullmatch(pattern, name.removesuffix(".gin")):
             assert millions == pytest.approx(published, rel=0.005)
+    if name.removesuffix(".gin") in COUNTED:
+        all_of_them = sum(count_parameters(experiment.abstract_params)) / 1e6
+        assert all_of_them == pytest.approx(COUNTED[name.removesuffix(".gin")], abs=0.1)
     trainer = experiment.trainer
     if re.match("pg19|arxiv", name):
         assert trainer.tokens_per_step == 131_072
@@ -64,7 +81,7 @@ def test_a_config_says_how_it_is_run_and_what_was_measured(name):
         assert "BENCHMARKS.md" in header
     else:
         assert name in header or name == "quickstart.gin"
-    if re.match(f"pg19|arxiv|github|{TASKS}", name):
+    if re.match(f"pg19|arxiv|github|txl|rmt|memtr|{TASKS}", name):
         assert re.search(r"^# Paper: ", header, re.M) and re.search(r"^# Ours: ", header, re.M)
 
 
@@ -83,6 +100,45 @@ def test_every_row_of_table_1_and_both_columns_of_table_4_have_a_config():
     expected += ["pg19_memorizing_64k.gin", "arxiv_memorizing_64k.gin"]
     expected += [f"pg19_size_{size}_{kind}.gin" for size in sizes for kind in ("rec", "xl")]
     assert set(expected) <= set(CONFIGS)
+
+
+def test_counted_once_what_scripts_leave_untied_gives_the_counts_that_are_quoted():
+    once = "TransformerXL.tied_projections = True"
+    for name, bindings, millions in (
+        ("txl_wt103_large.gin", [once], 284.1),
+        ("txl_lm1b_base.gin", [once, "TransformerXL.tied = True"], 356.4),
+        ("txl_lm1b_large.gin", [once], 839.1),
+    ):
+        counts = count_parameters(build(name, *bindings).abstract_params)
+        assert sum(counts) / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+TESTED = {
+    "wt103_base": ["txl_wt103_base"],
+    "wt103_large": ["txl_wt103_large"],
+    "characters_base": ["txl_enwik8_12l", "txl_text8_base"],
+    "characters_large": ["txl_enwik8_18l", "txl_enwik8_24l", "txl_text8_large"],
+    "lm1b": ["txl_lm1b_base", "txl_lm1b_large"],
+}
+
+
+@pytest.mark.parametrize(("part", "name"), [(p, n) for p, names in TESTED.items() for n in names])
+def test_a_transformer_xl_is_tested_as_its_header_says_with_parameters_it_has(part, name):
+    given = f"configs/parts/txl_test_{part}.gin"
+    assert given in (ROOT / "configs" / f"{name}.gin").read_text()
+    config.parse([str(ROOT / "configs" / f"{name}.gin"), str(ROOT / given)])
+    experiment = Experiment.from_gin()
+    model = experiment.evaluated_model()
+    assert model.same_length and model.period == experiment.trainer.evaluation.segment_length
+    assert model.memory_length > experiment.model.memory_length
+
+
+@pytest.mark.parametrize("name", [n for n in CONFIGS if n.startswith("txl_")])
+def test_while_training_memory_and_segment_are_evaluated_as_long_as_they_are_trained(name):
+    experiment = build(name)
+    trained, evaluated = experiment.model, experiment.evaluated_model()
+    lengths = trained.memory_length, trained.period, evaluated.period
+    assert evaluated.memory_length == evaluation_memory(*lengths)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +175,19 @@ SMALL = (
     "Trainer.segment_length = 8",
     "Trainer.tokens_per_step = 64",
 )
+SMALL_TRANSFORMER_XL = (
+    "TransformerXL.num_layers = 2",
+    "TransformerXL.width = 16",
+    "TransformerXL.num_heads = 2",
+    "TransformerXL.head_size = 8",
+    "TransformerXL.feed_forward_size = 16",
+    "TransformerXL.memory_length = 6",
+    "TransformerXL.vocabulary_size = 64",
+    "Evaluation.segment_length = 8",
+    "Evaluation.tokens_per_step = 64",
+    "Trainer.segment_length = 8",
+    "Trainer.tokens_per_step = 64",
+)
 
 
 @pytest.mark.slow
@@ -132,6 +201,16 @@ def test_a_config_takes_two_real_steps_at_small_width(name):
     if re.match(TASKS, name):  # small enough, if it reads two samples a step
         tokens = {"co": 72, "re": 48, "qu": 180}[name[:2]] * (5 if "120" in name else 1)
         small = (f"Trainer.tokens_per_step = {2 * (10 if 'retrieval' in name else tokens)}",)
+    if re.match("txl_|rmt_|memtr_", name):
+        bins = ("TransformerXL.cutoffs = (10, 20)", "TransformerXL.tied_projections = True")
+        words = re.search("wikitext103|wt103|billion", text)
+        small = SMALL_TRANSFORMER_XL + (
+            bins[: 2 if "tied_proj" in text or "billion" in text else 1] if words else ()
+        )
+        if "div_val" in text or "billion" in text:
+            small = (*small, "TransformerXL.div_val = 2")
+        if not name.startswith("txl_"):
+            small = (*small, "RecurrentMemoryTransformer.num_memory = 3")
     experiment = build(name, *small)
     state = experiment.init_state()
     shapes, ids = experiment.abstract_batch(), experiment.model.vocabulary_size

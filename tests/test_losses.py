@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from brt.training.losses import token_losses
+from brt.training.losses import token_losses, trained_weights
 
 
 def plain(logits, target):
@@ -66,3 +66,13 @@ def test_the_gradient_is_the_softmax_minus_the_target():
 def test_the_first_of_equal_logits_is_the_prediction():
     _, correct = token_losses(jnp.zeros((3, 4)), jnp.array([0, 1, 3], jnp.int32))
     assert correct.tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("T", [1, 2, 5, 8])
+def test_the_half_loss_scores_the_most_recent_half_of_a_segment(T):
+    weights_BT = np.random.default_rng(1).random((3, T)) + 0.1
+    np.testing.assert_array_equal(trained_weights(weights_BT), weights_BT)
+    found = np.asarray(trained_weights(jnp.asarray(weights_BT), "half"))
+    scored = found > 0
+    assert (scored.sum(axis=-1) == T - T // 2).all() and scored[:, T // 2 :].all()
+    np.testing.assert_allclose(found[scored], weights_BT[scored], rtol=1e-6)

@@ -135,7 +135,7 @@ def test_the_model_is_the_papers_in_plain_loops(name):
             np.testing.assert_allclose(found, memories[1:], atol=1e-9)
 
 
-@every_model
+@pytest.mark.parametrize("name", ["long cache", "start, cache"])  # others: tests/test_laws.py
 def test_decoding_goes_through_the_memory_as_the_segments_do(name):
     logits, caches = fold(model(name), tokens())
     graph, params = nnx.split(model(name))
@@ -171,7 +171,8 @@ def test_without_memory_tokens_it_is_transformer_xl():
         lambda m: m.read_part(tokens()[1], m.init_caches(B), counts),
         lambda m: m.end_decoding(m.begin_decoding(m.init_caches(B))),
     ):
-        for x, y in zip(jax.tree.leaves(use(none)), jax.tree.leaves(use(plain)), strict=True):
+        found, expected = (jax.tree.leaves(quick_jit(use)(m)) for m in (none, plain))
+        for x, y in zip(found, expected, strict=True):
             np.testing.assert_array_equal(x, y)
 
 
@@ -192,6 +193,22 @@ def test_what_a_segment_read_reaches_all_later_ones_through_the_memory_alone():
 
 def test_memory_at_the_start_alone_carries_nothing_of_the_tokens():
     assert moved_segments(model("start")) == [True] + [False] * (SEGMENTS - 1)
+
+
+@pytest.mark.parametrize("name", ["rmt", "cache"])
+def test_cuts_elsewhere_change_nothing_before_the_first_and_every_logit_after_it(name):
+    # Memory moves at the ends of segments only, so law L1 holds up to the first cut. Behind it a
+    # token reads the memory of what came before in place of its tokens: exactly a segment that
+    # begins with what the model left at the cut.
+    document = tokens()[:2].swapaxes(0, 1).reshape(1, B, 2 * T)
+    begins = np.ones((1, B), bool)
+    (whole,), _ = fold(model(name).for_segments(2 * T), document, begins)
+    parts, caches = fold(model(name), tokens()[:2], STARTS[:2])
+    np.testing.assert_allclose(whole[:, :T], parts[0], rtol=0, atol=1e-12)
+    assert (np.abs(np.asarray(whole[:, T:] - parts[1])).max(axis=-1) > 1e-3).all()
+    left = jax.tree.map(lambda x: x[0], caches)
+    again, _ = quick_jit(model(name))(tokens()[1], left)
+    np.testing.assert_allclose(again, parts[1], rtol=0, atol=1e-12)
 
 
 def test_equal_memory_tokens_read_differently_because_they_stand_at_different_places():

@@ -3,11 +3,13 @@
 import json
 
 import pytest
-from fabricated_runs import make_run, make_task_run, make_xl_run
+from fabricated_runs import ROOT, make_run, make_task_run, make_xl_run
 
 from brt.reporting import recurrent_memory as rmt
 from brt.reporting import transformer_xl as xl
 from brt.reporting.collect import collect
+from brt.reporting.gin_text import write_gin
+from brt.reporting.ladder import SCALES, read_rungs
 from brt.reporting.paper import number
 from brt.reporting.paper_tables import paper_plots, paper_tables
 from brt.reporting.papers import PAPERS
@@ -17,6 +19,7 @@ from brt.reporting.runs import Run, open_runs
 from brt.reporting.step_times import read_step_times
 from brt.reporting.transformer_xl import TRANSFORMER_XL
 
+STANDARD = {"size": "151M", "memory": 150, "segment": 150, "steps": 200_000}
 WIKITEXT = ('Corpus.store = "stores/wikitext103"', 'Corpus.vocabulary = "words:wikitext103.txt"')
 RUN_ROWS = [(table, row) for table in rmt.TABLES[1:-1] for row in table.rows if row.where]
 
@@ -152,6 +155,33 @@ def test_a_run_with_a_row_s_settings_fills_that_row(tmp_path, table, row):
     assert found[labels][head] in ("26.25", "1.235")
 
 
+SWEPT = (rmt.TABLE_1, rmt.TABLE_2, rmt.TABLE_4, rmt.TABLE_5, xl.TABLE_5, xl.TABLE_8)
+
+
+@pytest.mark.parametrize("table", SWEPT, ids=lambda table: table.name)
+def test_the_rungs_of_a_table_s_sweep_fill_its_rows_in_order_and_no_other_cell(tmp_path, table):
+    path = ROOT / "configs/sweeps" / f"{table.name}.txt"
+    rungs, runs = read_rungs(path, SCALES["paper"], None, [], None), []
+    for number_, rung in enumerate(rungs):
+        runs.append(tmp_path / rung.name)
+        runs[-1].mkdir()
+        (runs[-1] / "config.gin").write_text(write_gin(rung.settings))
+        (runs[-1] / "rung.json").write_text(json.dumps(rung.paper))
+        names = ("perplexity", "bits_per_token", "answer_accuracy")
+        scalars = {"step": 10**9, **dict.fromkeys(names, 100.0 + number_)}
+        (runs[-1] / "evaluation_test.json").write_text(json.dumps(scalars))
+    paper = TRANSFORMER_XL if table.name.startswith("txl") else RECURRENT_MEMORY
+    rows = [
+        (data, row)
+        for data, row in zip(table.rows, tables_of(paper, runs)[table.name].rows, strict=True)
+        # Constants of other papers, and the standard model, whose rows are one study's.
+        if data.where and "151M)" not in data.labels[0]
+    ]
+    values = [cell.values for _, row in rows for cell in row if cell.values]
+    assert values == [(100.0 + number_,) for number_ in range(len(rungs))]
+    assert len(rungs) == len(rows) >= len(table.rows) - 3
+
+
 def test_seeds_have_a_spread_a_worst_and_a_peak_of_memory(tmp_path):
     (row,) = (
         r for r in rmt.TABLE_5.rows if r.labels[:3] == ("RMT BPTT-3", "10", "150")
@@ -276,9 +306,7 @@ def test_figure_5_shows_published_and_measured_runs_where_they_see_that_far(tmp_
 
 def test_transformer_xl_fills_its_tables_and_its_parameters_are_counted(tmp_path):
     evaluations = {"validation": {"perplexity": 23.5}, "test": {"perplexity": 24.25}}
-    run = make_xl_run(
-        tmp_path / "standard", *WIKITEXT, size="151M", memory=150, evaluations=evaluations
-    )
+    run = make_xl_run(tmp_path / "standard", *WIKITEXT, **STANDARD, evaluations=evaluations)
     tables = tables_of(TRANSFORMER_XL, [run])
     ((labels, found),) = filled(tables["txl_table_1"]).items()
     assert labels[0] == "Transformer-XL Standard"
@@ -298,7 +326,7 @@ def test_transformer_xl_fills_its_tables_and_its_parameters_are_counted(tmp_path
 
 
 def test_studies_fill_the_tables_of_context_and_attention_lengths(tmp_path):
-    run = make_xl_run(tmp_path / "xl", size="151M", memory=150)
+    run = make_xl_run(tmp_path / "xl", **STANDARD)
     other = make_run(tmp_path / "lstm", None, *make_lstm())
     (run / "studies").mkdir()
     rows = [
@@ -315,9 +343,9 @@ def test_studies_fill_the_tables_of_context_and_attention_lengths(tmp_path):
 def test_an_attention_length_sweep_and_a_timing_fill_tables_5_and_7(tmp_path):
     evaluations = {"validation": {"perplexity": 23.456}}
     runs = [
-        make_xl_run(tmp_path / "a", size="151M", memory=150, evaluations=evaluations),
-        make_xl_run(tmp_path / "b", "evaluation/TransformerXL.memory_length = 640", size="151M",
-                    memory=150, evaluations={"validation": {"perplexity": 22.0}}),
+        make_xl_run(tmp_path / "a", **STANDARD, evaluations=evaluations),
+        make_xl_run(tmp_path / "b", "evaluation/TransformerXL.memory_length = 640", **STANDARD,
+                    evaluations={"validation": {"perplexity": 22.0}}),
     ]  # fmt: skip
     (runs[0] / "studies").mkdir()
     study = {"study": "attention_length", "numbers": {"best": 640, "perplexity_best": 23.123}}
@@ -345,8 +373,8 @@ def make_lstm():
 
 def test_a_config_that_no_longer_builds_is_told_and_not_counted(tmp_path):
     run = make_xl_run(
-        tmp_path / "run", *WIKITEXT, "TransformerXL.no_such = 1", size="151M", memory=150,
-        segment=150, evaluations={"test": {"perplexity": 24.0}},
+        tmp_path / "run", *WIKITEXT, "TransformerXL.no_such = 1", **STANDARD,
+        evaluations={"test": {"perplexity": 24.0}},
     )  # fmt: skip
     (opened,) = open_runs([run])
     (group,) = collect([opened])

@@ -194,6 +194,18 @@ def test_targets_of_weight_0_are_ignored(tools):
     assert float(first[1].weight) == weights.sum()
 
 
+def test_the_half_loss_is_the_mean_over_the_second_half_and_leaves_the_caches_alone(tools):
+    whole = batch(11, [[True, False]])
+    second = np.broadcast_to(np.arange(T) >= T // 2, (1, B, T))
+    given = tools.state.params, tools.state.caches
+    value, (caches, sums, _) = losses(tools.bind, scores="half")(*given, whole, None)
+    half = batch(11, [[True, False]], second)
+    expected, (expected_caches, expected_sums, _) = losses(tools.bind)(*given, half, None)
+    assert float(sums[1]) == B * (T - T // 2) == float(expected_sums[1])
+    assert float(value) == pytest.approx(float(expected), rel=1e-6)
+    close(caches, expected_caches, 1e-6)
+
+
 def test_a_batch_of_weight_0_costs_nothing_and_moves_nothing(tools):
     state, metrics = steps(tools.bind)(tools.state, batch(9, [OLD], weights=0.0))
     assert (float(metrics.nats), float(metrics.weight), bool(metrics.finite)) == (0.0, 0.0, True)

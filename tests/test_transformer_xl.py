@@ -106,6 +106,11 @@ def test_no_gradient_reaches_what_is_remembered():
     moved = np.abs(quick_jit(jax.grad(second))(x_BTD)).max(axis=(0, 2)) > 0
     np.testing.assert_array_equal(moved, np.arange(2 * SEGMENT) >= SEGMENT)
 
+    def remembered(x_BTD):
+        return model.stack(x_BTD, model.init_caches(ROWS))[1][-1].x_BMD.sum()
+
+    assert not np.any(quick_jit(jax.grad(remembered))(x_BTD[:, :SEGMENT]))
+
     def of_cache(caches):
         return model.stack(x_BTD[:, SEGMENT:], caches)[0].sum()
 

@@ -10,16 +10,13 @@ the RMT paper).
 L layers, H heads, T tokens of a segment, X positions with memory tokens, J keys, N segments.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from brt.data.streams import evaluation_pass
+from brt.evaluation.attention_lines import Parts, add_lines, head_name
 from brt.evaluation.attention_measures import (
-    Line,
-    best_line,
     by_distance,
     most_attended,
     widest_heads,
@@ -31,46 +28,6 @@ from brt.models.caches import reset_rows
 
 TERMS = {"a": "content_BHTJ", "b": "position_BHTJ", "d": "position_bias_BHTJ"}
 """The terms of Figure 7; (c), what is liked wherever it stands, is left out there too."""
-
-
-class Parts(NamedTuple):
-    """How a segment's queries and keys are laid out: [cache; read; tokens; write].
-
-    cache, read, tokens, write: numbers of positions; the cache is no query.
-    """
-
-    cache: int
-    read: int
-    tokens: int
-    write: int
-
-    @classmethod
-    def of(cls, model, segment_length: int):
-        S = getattr(model, "num_memory", 0)
-        at_end = S if getattr(model, "memory_at_end", False) else 0
-        return cls(model.memory_length, S, segment_length, at_end)
-
-    def borders(self) -> list[int]:
-        """Where one part of the keys ends and the next begins."""
-        ends = np.cumsum(self)
-        return sorted({int(end) for end in ends[:-1] if 0 < end < ends[-1]})
-
-    def blocks(self) -> dict[str, tuple[slice, slice]]:
-        """Rows (queries) and columns (keys) of what can be copied along a line, by what it does."""
-        starts = np.concatenate([[0], np.cumsum(self)])
-        keys = {n: slice(starts[i], starts[i + 1]) for i, n in enumerate(self._fields)}
-        queries = {n: slice(k.start - self.cache, k.stop - self.cache) for n, k in keys.items()}
-        found = {
-            "writes tokens to memory": ("write", "tokens"),
-            "reads memory": ("tokens", "read"),
-            "rewrites memory": ("write", "read"),
-            "reads the cache": ("tokens", "cache"),
-        }
-        return {
-            name: (queries[rows], keys[columns])
-            for name, (rows, columns) in found.items()
-            if getattr(self, rows) and getattr(self, columns)
-        }
 
 
 class Looker:
@@ -206,7 +163,7 @@ def attention(run, documents, seed: int, tokens: int) -> dict:
             _add_wide_heads(found, run, looker, place)
     if looker.parts.read or classes > 1:
         means = [total / max(count, 1) for total, count in zip(maps, counts)]
-        _add_lines(found, looker.parts, means, classes)
+        add_lines(found, looker.parts, means, classes)
     if not found["verdict"]:
         found["verdict"] = (
             "No segment was read with a full cache: read longer documents, or bind a shorter "
@@ -223,11 +180,6 @@ def _whole(kind, stream, run, step, documents_B, offsets_B):
         ends_B = offsets_B + run.segment_length
         return (documents_B >= 0) & (ends_B <= run.store.lengths_D[np.maximum(documents_B, 0)])
     return (documents_B >= 0) & (step < stream.num_steps - 1)
-
-
-def _head(layer, head, heads) -> str:
-    """As the paper names it: heads are counted on from layer to layer, all from 1."""
-    return f"layer {layer + 1}, head {layer * heads + head + 1}"
 
 
 def _add_spans(found, run, looker):
@@ -260,7 +212,7 @@ def _add_spans(found, run, looker):
     }
     texts = []
     for layer, head in widest_heads(mean_LHJ):
-        name = _head(layer, head, heads)
+        name = head_name(layer, head, heads)
         found["numbers"][f"{name}/width"] = float(width_LH[layer, head])
         texts.append(f"{name} ({width_LH[layer, head]:,.0f})")
         found["series"].append(
@@ -288,7 +240,7 @@ def _add_wide_heads(found, run, looker, place):
     texts = token_texts(run.vocabulary, tokens)[-(parts.cache + parts.tokens) :]
     mean_LHJ = looker.spans["attention"] / looker.counted
     for layer, head in widest_heads(mean_LHJ):
-        name, map_TJ = _head(layer, head, heads), map_LHXJ[layer, head]
+        name, map_TJ = head_name(layer, head, heads), map_LHXJ[layer, head]
         key = f"wide_{layer + 1}_{head + 1}"
         marked_M = most_attended(map_TJ, parts.cache)
         found["arrays"][key] = map_TJ.astype(np.float32)
@@ -316,68 +268,3 @@ def _add_wide_heads(found, run, looker, place):
                 "parts": [[text, bool(flag)] for text, flag in zip(texts, flags)],
             }
         )
-
-
-class _Best(NamedTuple):
-    line: Line
-    segment: int
-    layer: int
-    head: int
-
-
-def _add_lines(found, parts, maps, classes):
-    """Figures 6 and 9 of RMT: of each block the head with most attention on one line."""
-    sentences, drawn = [], set()
-    for name, (rows, columns) in parts.blocks().items():
-        best = max(
-            (
-                _Best(best_line(map_LHXJ[layer, head, rows, columns]), segment, layer, head)
-                for segment, map_LHXJ in enumerate(maps)
-                for layer in range(map_LHXJ.shape[0])
-                for head in range(map_LHXJ.shape[1])
-            ),
-            key=lambda found: found.line.mass,
-        )
-        line, segment = best.line, best.segment
-        where = f"segment {segment + 1}, " if classes > 1 else ""
-        where += _head(best.layer, best.head, maps[0].shape[1])
-        words = name.replace(" ", "_")
-        found["numbers"] |= {
-            f"{words}/mass_on_line": line.mass,
-            f"{words}/chance": line.chance,
-            f"{words}/offset": line.offset,
-        }
-        sentences.append(
-            f"{where} {name} along {'a' if line.direction == 'diagonal' else 'an'} "
-            f"{line.direction}: {line.mass:.3f} of its rows' attention (even: {line.chance:.3f})"
-        )
-        key = f"map_{segment + 1}_{best.layer + 1}_{best.head + 1}"
-        if key in drawn:
-            continue
-        drawn.add(key)
-        map_XJ = maps[segment][best.layer, best.head]
-        found["arrays"][key] = map_XJ.astype(np.float32)
-        found["maps"].append(
-            {
-                "array": key,
-                "title": f"{where} {name}",
-                "caption": f"Averaged over {'samples' if classes > 1 else 'segments'}; rows are "
-                f"queries, columns keys: {_legend(parts)}. {line.direction.capitalize()}: "
-                f"{line.mass:.3f}, even attention {line.chance:.3f}.",
-                "x_label": "key",
-                "y_label": "query",
-                "x_ends": [-parts.cache, map_XJ.shape[1] - parts.cache - 1],
-                "y_ends": [0, map_XJ.shape[0] - 1],
-                "x_borders": parts.borders(),
-                "y_borders": [b - parts.cache for b in parts.borders() if b > parts.cache],
-            }
-        )
-    if sentences:
-        text = "; ".join(sentences)
-        found["verdict"] = f"{found['verdict']} {text[:1].upper()}{text[1:]}.".strip()
-
-
-def _legend(parts):
-    names = {"cache": "cache", "read": "memory", "tokens": "tokens", "write": "memory written"}
-    shown = (f"{count} {names[n]}" for n, count in zip(parts._fields, parts) if count)
-    return ", ".join(shown)

@@ -7,6 +7,7 @@ N: rare bins.
 """
 
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -139,6 +140,12 @@ class AdaptiveEmbedding(nnx.Module):
             y_BTD = part.embed(jnp.clip(tokens_BT - low, 0, high - low - 1), dtype)
             x_BTD = jnp.where(inside_BT[..., None], y_BTD, x_BTD)
         return x_BTD * self.width**0.5
+
+    def divided_sizes(self) -> dict[str, int]:
+        """Bindings whose sizes the model axis of a mesh must divide: every bin's."""
+        sizes = [high - low for low, high in itertools.pairwise(self.edges)]
+        rare = {"TransformerXL.cutoffs": math.gcd(*sizes)} if len(sizes) > 1 else {}
+        return {"TransformerXL.vocabulary_size": self.edges[-1], **rare}
 
     def logits(self, x_BTD):
         """(..., D) to (..., V): logits of one bin, log-probabilities of several."""

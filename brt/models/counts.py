@@ -10,7 +10,9 @@ import jax
 import numpy as np
 from flax import nnx
 
-RECURRENCE = {"cell", "cross_queries_DA", "cross_scale_H", "cross_norm", "memory"}
+RECURRENCE = {
+    *("cell", "cross_queries_DA", "cross_scale_H", "cross_norm", "memory", "memory_SD"),
+}
 NOT_MULTIPLIED = {
     *("table_HR", "initial_states_SD", "state_ids_SD", "content_bias_HK", "position_bias_HK"),
     *("positions_DA", "distance_bias_RH", "places_RD"),

@@ -113,9 +113,9 @@ class ExternalMemory(nnx.Module):
             read = jax.checkpoint(read) if remat else read
             return read(q_BGWHK, *found).reshape(B, T, H, K)
 
-        q_BTHK_still = jax.lax.stop_gradient(q_BTHK)
+        still_BTHK = jax.lax.stop_gradient(q_BTHK)
         scores_BHTJ = jnp.einsum(
-            "BTHK,BJHK->BHTJ", q_BTHK_still, k_BJHK, preferred_element_type=wide(q_BTHK).dtype
+            "BTHK,BJHK->BHTJ", still_BTHK, k_BJHK, preferred_element_type=wide(q_BTHK).dtype
         )
         scores_BHTJ = jnp.where(empty_BJ[:, None, None], HIDDEN, scores_BHTJ)
         if visible_BGJ is not None:

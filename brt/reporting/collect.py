@@ -11,7 +11,7 @@ from brt.reporting.paper import Quantity
 from brt.reporting.places import Place, place
 from brt.reporting.rounding import mean_and_spread
 from brt.reporting.runs import Run
-from brt.reporting.table import NOT_EVALUATED, Cell, measured
+from brt.reporting.table import NOT_EVALUATED, NOT_RUN, Cell, measured
 
 PROPERTIES = ("parameters", "all_parameters", "vocabulary_size")
 """Of a `Group` itself, whatever its seeds."""
@@ -53,8 +53,9 @@ class Group(NamedTuple):
         name, decimals = quantity.scalar, quantity.decimals
         values = [value / quantity.divisor for value in self._values(name, quantity.split)]
         if not values:
-            from_evaluation = "/" not in name and name not in PROPERTIES
-            return Cell(NOT_EVALUATED if from_evaluation else "–")
+            if name.startswith("studies/"):
+                return Cell(NOT_RUN)
+            return Cell("–" if "/" in name or name in PROPERTIES else NOT_EVALUATED)
         if quantity.of == "mean":
             note = "" if name in PROPERTIES else self._note(len(values), quantity.split)
             return measured(values, decimals, note)

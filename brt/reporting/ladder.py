@@ -66,8 +66,8 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
             a rung's own bindings come after it.
         bindings: gin lines for all rungs.
         tokens: that each run trains on, rounded up to whole steps, and as many times more as a
-            rung binds more Trainer.steps than its config; None for the steps, and the tokens of
-            a step, of each rung's own config.
+            rung binds more Trainer.steps than its config; None for the steps of each rung's own
+            config, their size, and what is done every so many of them.
         tokens_per_step: of every run; None for the first rung's at this scale.
 
     Raises:
@@ -98,10 +98,8 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
             size = tokens_per_step = tokens_per_step or of_rung
             steps = -(-int(tokens * longer) // size)
         settings |= {"Trainer.tokens_per_step": size, "Trainer.steps": steps}
-        # Curves of fifty points, and at most a tenth of a run to repeat after a kill.
-        often = {"log_every": 50, "eval_every": 5}
-        settings |= {f"Trainer.{n}": max(steps // parts, 1) for n, parts in often.items()}
-        settings["CheckpointPolicy.every"] = max(steps // 10, 1)
+        if tokens is not None:
+            settings |= _often(steps)
         name = "-".join([Path(config).stem, *(re.sub(r"[^\w.]+", "_", b).strip("_") for b in own)])
         rungs.append(Rung(name, settings | common, {"config": config, "settings": paper}))
     names = [rung.name for rung in rungs]
@@ -110,6 +108,13 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
     if twice := {name for name in names if names.count(name) > 1}:
         raise LadderError(f"{path} names {', '.join(sorted(twice))} twice; a rung needs one line.")
     return rungs
+
+
+def _often(steps):
+    """Curves of fifty points, and at most a tenth of a run to repeat after a kill."""
+    often = {"log_every": 50, "eval_every": 5}
+    found = {f"Trainer.{name}": max(steps // parts, 1) for name, parts in often.items()}
+    return found | {"CheckpointPolicy.every": max(steps // 10, 1)}
 
 
 def _read(config, path):

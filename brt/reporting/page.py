@@ -13,6 +13,8 @@ from brt.reporting.table import Cell, Column, Table
 
 HERE = Path(__file__).parent
 
+MANY_ROWS = 40
+"""Rows of settings that are folded away: runs of different models differ in all of theirs."""
 READER = """
 <p class="caption">Every token is as deeply coloured as the model was surprised by it. Pick another
 recording with the buttons, or subtract one: state cleared from state kept, one model from another.
@@ -145,6 +147,8 @@ EVALUATED = (
     ("perplexity", "token perplexity", 2),
     ("word_level_perplexity", "word-level perplexity", 2),
     ("tokens_per_word", "tokens/word", 4),
+    ("task_accuracy", "task accuracy", 3),
+    ("answer_accuracy", "answers right", 3),
     ("recall_accuracy", "recall", 3),
     ("cleared_recall_accuracy", "recall, state cleared", 3),
     ("scored_tokens", "tokens scored", 0),
@@ -169,6 +173,15 @@ def evaluations(runs: list[Run]) -> Table:
         "per token and the column beside it is what the state is worth."
     )
     return Table("evaluations", "Whole splits", caption, columns, rows)
+
+
+def folded_if_long(table: Table) -> str:
+    """A table as `table_html`, behind a line if it has very many rows."""
+    content = table_html(table)
+    if len(table.rows) <= MANY_ROWS:
+        return content
+    head = f"<summary>{html.escape(table.title)}: {len(table.rows)} rows</summary>"
+    return f"<details>{head}\n{content}</details>\n"
 
 
 def numbers_table(name: str, numbers: dict) -> Table:

@@ -59,6 +59,7 @@ def _fits(group, *rules):
 
 def _filled(table: PaperTable, groups, rest, step_times):
     shown = [g for g in groups if any(_fits(g, table.where, row.where) for row in table.rows)]
+    rest = [g for g in rest if any(_has(g, quantity) for quantity in table.quantities)]
     columns, measures = [Column("", label) for label in table.labels], []
     runs_here = table.rest is not None or any(row.where is not None for row in table.rows)
     for quantity in table.quantities:
@@ -81,9 +82,17 @@ def _filled(table: PaperTable, groups, rest, step_times):
         labels = [group.label, *(str(getattr(group.place, name)) for name in table.rest)]
         nothing = [None] * sum(quantity.is_printed for quantity in table.quantities)
         cells = _cells(measures, nothing, {"system": group.place.system}, [group], step_times)
-        if any(cell.values for cell in cells):
-            rows.append([*map(Cell, labels), *cells])
+        rows.append([*map(Cell, labels), *cells])
     return Table(table.name, table.title, table.caption, columns, rows)
+
+
+def _has(group, quantity):
+    """Whether a run that no row asks for has something to show in a column."""
+    return (
+        quantity.scalar not in TIMES
+        and _fits(group, quantity.where)
+        and bool(group.quantity(quantity).values)
+    )
 
 
 def _corpora(table, quantity, groups):
@@ -183,7 +192,7 @@ def _plot(paper, plot: PaperPlot, groups):
                 mean, spread = mean_and_spread(values)
                 found = group.at(plot.x), mean, spread, plot.size and group.at(plot.size)
                 if found[0] is not None and math.isfinite(found[0]):
-                    points.setdefault(_series(group), []).append(found)
+                    points.setdefault(_series(group, plot), []).append(found)
         for series, found in points.items():
             x, y, spreads, sizes = map(list, zip(*sorted(found, key=lambda point: point[:2])))
             line = Line(f"{curve.name}, {series}", x, y, "points", curve.on_second_axis)
@@ -205,8 +214,10 @@ def _plot(paper, plot: PaperPlot, groups):
     )
 
 
-def _series(group):
+def _series(group, plot):
     """What a measured curve is of. A store for each vocabulary is still one corpus."""
     if group.place.task:
         return "measured"
-    return group.place.corpus.rstrip("0123456789k")  # books_spm1k, books_spm8k
+    if plot.x == "vocabulary_size":
+        return group.place.corpus.rstrip("0123456789k")  # books_spm1k, books_spm8k
+    return group.place.corpus

@@ -50,6 +50,7 @@ class Place(NamedTuple):
         steps: updates in all.
         task: `copy`, `reverse`, `retrieval` or `quadratic`; None for text.
         task_length: n of the task: symbols to be copied, pairs, or the largest root.
+        symbols: different ones that copy and reverse draw from; None for others.
         segments: of a sample of the task; 1 for text.
     """
 
@@ -73,6 +74,7 @@ class Place(NamedTuple):
     steps: int = 0
     task: str | None = None
     task_length: int | None = None
+    symbols: int | None = None
     segments: int = 1
 
     @property
@@ -92,8 +94,15 @@ class Place(NamedTuple):
 
     @property
     def memory_shown(self) -> str:
-        """`75+5`: cached states and memory tokens."""
+        """`75+5`: cached states and memory tokens; `512 states`; a dash where there is neither."""
+        if self.model not in _WITH_MEMORY:
+            return f"{self.states} states" if self.states else "–"
         return "+".join(str(n) for n in (self.memory, self.memory_tokens) if n) or "0"
+
+    @property
+    def symbols_shown(self) -> str:
+        """`10`, or a dash where there is no choice."""
+        return str(self.symbols or "–")
 
     @property
     def visible_context(self) -> int | None:
@@ -101,10 +110,12 @@ class Place(NamedTuple):
         return visible_context(self.system, self.segment_length, self.memory, self.bptt_depth)
 
     @property
-    def vectors(self) -> int:
+    def vectors_shown(self) -> str:
         """Vectors a row carries between segments, as the RMT paper counts them."""
+        if self.model not in _WITH_MEMORY:
+            return str(self.states or "–")
         tokens = 0 if self.system == "MemTr" else self.memory_tokens
-        return vectors(self.layers, self.memory, tokens)
+        return f"{vectors(self.layers, self.memory, tokens):,}"
 
 
 def place(run: Run) -> Place:
@@ -187,11 +198,8 @@ def _other(settings, model, segment):
     }
 
 
-_OF_MODEL = {
-    "LanguageModel": _language_model,
-    "TransformerXL": _transformer_xl,
-    "RecurrentMemoryTransformer": _transformer_xl,
-}
+_WITH_MEMORY = ("TransformerXL", "RecurrentMemoryTransformer")
+_OF_MODEL = {"LanguageModel": _language_model, **dict.fromkeys(_WITH_MEMORY, _transformer_xl)}
 
 
 def _depth(settings):
@@ -209,6 +217,7 @@ def _task(settings):
         "task": name,
         "corpus": name,
         "task_length": settings.get(f"{source}.{length}", _DEFAULT_LENGTHS[length]),
+        "symbols": settings.get(f"{source}.num_symbols", 10) if length == "length" else None,
         "segments": settings.get("Trainer.segments_per_step", 1),
     }
 

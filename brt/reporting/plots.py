@@ -18,6 +18,8 @@ MOST_POINTS = 2000
 MOST_BORDERS = 100
 """More cannot be told apart, and are left out."""
 MOST_TICKS = 12
+MOST_NAMED = 30
+"""Lines that a legend has room for; the names of more are in the CSV only."""
 MARK, PER_SIZE = 12, 1.0
 """Area of a mark that shows a size of 0, and what each unit adds, in square points."""
 LEGEND_LETTERS = 96
@@ -129,7 +131,7 @@ class Plot(NamedTuple):
             second.spines["right"].set_visible(True)
             if all(y == int(y) for line in self.lines if line.on_second_axis for y in line.y):
                 second.yaxis.get_major_locator().set_params(integer=True)
-        if len(self.lines) > 1:
+        if 1 < len(self.lines) <= MOST_NAMED:
             handles = [h for a in (axes, second) if a for h in a.get_legend_handles_labels()[0]]
             columns = LEGEND_LETTERS // (max(len(line.name) for line in self.lines) + 8)
             columns = min(max(columns, 1), len(self.lines))

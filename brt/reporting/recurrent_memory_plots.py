@@ -38,7 +38,7 @@ def _task(name, title, text, x, x_label, where, logged, source):
         log_x=False,
         source=LOGS,
         y_range=(0, 1.05),
-        rest={name: where[name] for name in ("task", "task_length") if name in where},
+        rest={name: value for name, value in where.items() if not name.startswith("memory")},
     )
 
 
@@ -46,7 +46,9 @@ def _pairs(x, *y):
     return tuple((at, found) for at, found in zip(x, y) if found)
 
 
-COPY, REVERSE = {"task": "copy", "task_length": 24}, {"task": "reverse", "task_length": 24}
+COPY = {"task": "copy", "task_length": 24, "symbols": 10}
+REVERSE = COPY | {"task": "reverse"}
+LONG = {"task_length": 120, "symbols": 8}
 WHOLE, HALF = {"memory_share": 1.0}, {"memory_share": 0.5}
 SEGMENTS = "segments", "segments"
 
@@ -55,8 +57,8 @@ FIGURE_3 = (
         "rmt_figure_3a",
         "Figure 3: copy, 24 symbols",
         "Share of characters right on test samples, by the number of segments; the memory is as "
-        "long as a segment. Without recurrence only the copied half that is still in sight can be "
-        "right, and guessing gives 0.1.",
+        "long as a segment. Without recurrence the source is out of sight in all but one segment: "
+        "guessing gives 0.1.",
         *SEGMENTS,
         COPY | WHOLE,
         {
@@ -101,7 +103,7 @@ FIGURE_4 = (
         "360 tokens cut into more and more segments: 120, 60 and 40 long, with memories of 60, 30 "
         "and 40. Guessing gives 0.125.",
         *SEGMENTS,
-        {"task": "copy", "task_length": 120},
+        LONG | {"task": "copy"},
         {
             "Tr-XL": _pairs((3, 6, 9), "0.779", "0.125", "0.136"),
             "RMT": _pairs((3, 6, 9), "1.00", "1.00", "1.00"),
@@ -115,7 +117,7 @@ FIGURE_4 = (
         "logged RMT has 1.00 at 240. Guessing gives 0.125.",
         "task_length",
         "symbols to copy",
-        {"task": "copy", "segment_length": 120, "memory_size": 60},
+        {"task": "copy", "symbols": 8, "segment_length": 120, "memory_size": 60},
         {
             "Tr-XL": _pairs((120, 240, 360), "0.779", "0.125", "0.125"),
             "RMT": _pairs((120, 240, 360), "1.00", "0.883", "0.579"),
@@ -156,7 +158,7 @@ FIGURE_8 = (
         "The memory is 60; cuts of 120, 60 and 40 tokens, Tr-XL with a cache of 40 or 60 at the "
         "last. Where the logs have runs of two kinds, both ends are marked.",
         *SEGMENTS,
-        {"task": "reverse", "task_length": 120},
+        LONG | {"task": "reverse"},
         {
             "Tr-XL": _pairs((2, 2, 4, 6, 6), "0.81", "0.89", "0.614", "0.46", "0.67"),
             "RMT": _pairs((2, 2, 4, 6), "0.94", "0.97", "0.997", "1.00"),

@@ -36,6 +36,7 @@ SIZES = (
 are those of configs/txl_ablation.gin, chosen to meet the count."""
 
 ABLATION = "128M"
+STANDARD = {"size": "151M", "memory": 150, "segment_length": 150, "steps": 200_000}
 PARAMETERS = Quantity("parameters, M", "all_parameters", 1, is_printed=False)
 COMPARABLE = "Numbers of other corpora, sizes or budgets can be compared with one another only."
 
@@ -46,7 +47,7 @@ def _others(*rows):
 
 
 def _ours(name, printed_size, *printed, **where):
-    return Row((name, printed_size), printed, {"system": "Tr-XL", "task": None} | where)
+    return Row((name, printed_size), printed, {"system": "Tr-XL"} | where)
 
 
 TABLE_1 = PaperTable(
@@ -69,7 +70,7 @@ TABLE_1 = PaperTable(
             ("Dauphin et al. (2016), GCNN-14", "–", None, "37.2"),
             ("Merity et al. (2018), 4-layer QRNN", "151M", "32.0", "33.0"),
         ),
-        _ours("Transformer-XL Standard", "151M", "23.1", "24.0", size="151M", memory=150),
+        _ours("Transformer-XL Standard", "151M", "23.1", "24.0", **STANDARD),
         _ours("Transformer-XL Large", "257M", "18.2", "18.9", size="257M"),
     ),
     {"corpus": "WikiText-103"},
@@ -92,7 +93,7 @@ TABLE_2 = PaperTable(
             ("Knol (2017), cmix v13", "–", "1.23"),
             ("Al-Rfou et al. (2018), 12-layer Transformer", "44M", "1.11"),
         ),
-        _ours("12-layer Transformer-XL", "41M", "1.06", size="41M", memory=512),
+        _ours("12-layer Transformer-XL", "41M", "1.06", size="41M", memory=512, segment_length=512),
         *_others(("Al-Rfou et al. (2018), 64-layer Transformer", "235M", "1.06")),
         _ours("18-layer Transformer-XL", "88M", "1.03", layers=18),
         _ours("24-layer Transformer-XL", "277M", "0.99", layers=24),
@@ -194,12 +195,11 @@ TABLE_5 = PaperTable(
         Row(
             ("Transformer-XL (151M)", "yes", "this paper", "full"),
             ("23.43", "23.09", "640"),
-            _RECURRENT | {"size": "151M"},
+            _RECURRENT | STANDARD,
         ),
         Row(("Transformer-XL (151M)", "yes", "this paper", "full"), (None, "23.16", "450"), None),
         Row(("Transformer-XL (151M)", "yes", "this paper", "full"), (None, "23.35", "300"), None),
     ),
-    {"task": None},
 )
 
 TABLE_6 = PaperTable(
@@ -211,7 +211,7 @@ TABLE_6 = PaperTable(
     ("model",),
     tuple(Quantity(f"r = {r}", f"studies/recl/r{r}", 0) for r in ("0.1", "0.5", "1.0")),
     (
-        Row(("Transformer-XL 151M",), ("900", "800", "700"), _RECURRENT | {"size": "151M"}),
+        Row(("Transformer-XL 151M",), ("900", "800", "700"), _RECURRENT | STANDARD),
         Row(("QRNN",), ("500", "400", "300"), {"system": "QRNN"}),
         Row(("LSTM",), ("400", "300", "200"), {"system": "LSTM"}),
         Row(("Transformer-XL 128M",), ("700", "600", "500"), _RECURRENT | {"size": ABLATION}),
@@ -262,7 +262,6 @@ TABLE_8 = PaperTable(
         _ablated("176", False, "this paper", "full", "27.98", "28.43", "400", segment=176),
         _ablated("172", False, "this paper", "partial", "28.83", "28.83", "120", segment=172),
     ),
-    {"task": None},
 )
 
 TABLES = (TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6, TABLE_7, TABLE_8)
@@ -272,4 +271,5 @@ TRANSFORMER_XL = Paper(
     TABLES,
     (),
     about={"model": {"TransformerXL", "LSTM", "QRNN"}, "task": None},
+    where={"task": None},
 )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from brt.models.caches import clear_state, reset_rows
+from brt.training.losses import trained_weights
 from brt.training.unroll import unroll
 
 
@@ -77,7 +78,7 @@ def read_segment(model, batch, caches, key=None):
     return caches, x_BTD, monitors
 
 
-def make_loss(bind, clear=False, bptt_depth=None, remat_segments=False):
+def make_loss(bind, clear=False, bptt_depth=None, remat_segments=False, scores="full"):
     """The loss of one step, a mean over its scored tokens in nats, and what a model adds to it.
 
     Args:
@@ -86,6 +87,7 @@ def make_loss(bind, clear=False, bptt_depth=None, remat_segments=False):
         bptt_depth: memories between the K segments of the batch that the gradient of a
             segment's loss crosses; None: all of them. See `brt.training.unroll`.
         remat_segments: recompute each segment in the backward pass (RMT, section 3).
+        scores: one of `brt.training.losses.LOSSES`.
 
     Returns:
         loss(params, caches, batch, key) -> (loss, (caches, sums and monitors)). No gradient
@@ -101,7 +103,7 @@ def make_loss(bind, clear=False, bptt_depth=None, remat_segments=False):
             caches, nats_BT, correct_BT, monitors = segment_sums(
                 model, segment_batch, caches, segment_key, clear
             )
-            weights_BT = segment_batch.weights_KBT
+            weights_BT = trained_weights(segment_batch.weights_KBT, scores)
             sums = (nats_BT * weights_BT).sum(), weights_BT.sum(), (correct_BT * weights_BT).sum()
             return caches, (sums, monitors)
 

@@ -16,6 +16,7 @@ from brt.evaluation.evaluator import Evaluation, Evaluator
 from brt.models.language_model import LanguageModel
 from brt.progress import Progress
 from brt.training.checkpoint import CheckpointPolicy, Checkpoints
+from brt.training.losses import LOSSES
 from brt.training.metrics import Interval, device_peak, peak_bytes
 from brt.training.prefetch import Prefetch
 from brt.training.run_folder import RunFolder
@@ -58,6 +59,8 @@ class Trainer:
             segments_per_step; None for all.
         remat_segments: recompute each segment in the backward pass, so that a step needs the
             memory of one segment's activations instead of all.
+        loss: positions of a segment that are trained on: "full", all; "half", the most recent
+            half (Transformer-XL, Table 5). Evaluation scores all.
         seed: of parameters, dropout and the order of documents.
         stream: "documents", each read by one row from start to end; "contiguous", the corpus cut
             into rows; "shuffled", the same with its documents in a new order every epoch; or
@@ -83,6 +86,7 @@ class Trainer:
         segments_per_step: int = 1,
         bptt_depth: int | None = None,
         remat_segments: bool = False,
+        loss: str = "full",
         seed: int = 0,
         stream: str = "documents",
         mesh: tuple[int, int] = (-1, 1),
@@ -106,6 +110,9 @@ class Trainer:
         if min(steps, tokens_per_step, log_every) < 1:
             raise ValueError("Trainer.steps, tokens_per_step and log_every must be at least 1.")
         check_depth(bptt_depth, segments_per_step)
+        if loss not in LOSSES:
+            raise ValueError(f"Trainer.loss = {loss!r}: choose one of {LOSSES}.")
+        self.loss = loss
         check_stream(stream)
         source = getattr(corpus, "source", None)
         if stream == "samples" and (length := getattr(source, "input_length", None)):
@@ -137,6 +144,7 @@ class Trainer:
             "clear": self.clear_state,
             "bptt_depth": self.bptt_depth,
             "remat_segments": self.remat_segments,
+            "scores": self.loss,
         }
 
 
