@@ -236,6 +236,7 @@ class Experiment:
             ("parameters, layers", f"{_millions(counts.layers)}"),
             ("parameters, recurrence", f"{_millions(counts.recurrence)}"),
             ("parameters, non-embedding", f"{_millions(counts.non_embedding)}"),
+            ("parameters, all", f"{_millions(sum(counts))}"),
             ("FLOPs per token, forward", f"{flops / 1e6:,.1f} M"),
             ("FLOPs per token, training", f"{3 * flops / 1e6:,.1f} M"),
             ("bytes per device, parameters", _bytes_per_device(state.params)),

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from architectures import (
     ARCHITECTURES,
+    EVERY,
     STATES,
     WINDOW,
+    abstract,
     parameters,
     quick_jit,
     random_model,
@@ -28,6 +30,7 @@ from brt.models.caches import (
     last_block,
     reset_rows,
     select_rows,
+    with_state,
     write_token,
 )
 
@@ -185,3 +188,16 @@ def test_a_full_block_becomes_the_previous_one():
     np.testing.assert_array_equal(block.keys_BWHK[0], tokens[:, 0])
     np.testing.assert_array_equal(block.values_BWHK[0], 2 * tokens[:, 0])
     assert not window.keys_BJHK[:, W:].any()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_what_clearing_touches_is_told_from_windows(name):
+    graph, shapes = nnx.split(abstract(name))
+    caches = jax.eval_shape(lambda params: nnx.merge(graph, params).init_caches(2), shapes)
+    of_layers = ARCHITECTURES.get(name, {})
+    layers = (*of_layers.get("recurrent_layers", ()), *of_layers.get("memorizing_layers", ()))
+    if name.startswith("rmt"):
+        layers = (len(caches) - 1,)
+    elif name.startswith(("lstm", "qrnn")):
+        layers = range(len(caches))
+    assert with_state(caches) == list(layers)

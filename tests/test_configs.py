@@ -12,6 +12,8 @@ from brt import config
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.models.transformer_xl import evaluation_memory
+from brt.reporting.gin_text import read_gin_file
+from brt.reporting.places import model_name
 
 ROOT = Path(__file__).parent.parent
 TASKS = "copy|reverse|retrieval|quadratic"
@@ -181,13 +183,31 @@ SMALL_TRANSFORMER_XL = (
     "TransformerXL.num_heads = 2",
     "TransformerXL.head_size = 8",
     "TransformerXL.feed_forward_size = 16",
-    "TransformerXL.memory_length = 6",
     "TransformerXL.vocabulary_size = 64",
     "Evaluation.segment_length = 8",
     "Evaluation.tokens_per_step = 64",
     "Trainer.segment_length = 8",
-    "Trainer.tokens_per_step = 64",
 )
+
+
+def small_relative(name):
+    """Bindings that make another model than `LanguageModel` small; None for that one."""
+    settings = read_gin_file(ROOT / "configs" / name)
+    model = model_name(settings)
+    if model == "LanguageModel":
+        return None
+    if "TransformerXL.width" not in settings:
+        return ("Trainer.tokens_per_step = 256", "Trainer.segment_length = 16")
+    small = {
+        "TransformerXL.memory_length": 6 if settings["TransformerXL.memory_length"] else 0,
+        "TransformerXL.cutoffs": (10, 20),
+        "TransformerXL.tied_projections": True,
+        "TransformerXL.div_val": 2,
+        "RecurrentMemoryTransformer.num_memory": 2,
+        "Trainer.tokens_per_step": 64 * settings.get("Trainer.segments_per_step", 1),
+    }
+    bound = [f"{key} = {value}" for key, value in small.items() if key in settings]
+    return (*SMALL_TRANSFORMER_XL, *bound)
 
 
 @pytest.mark.slow
@@ -201,16 +221,8 @@ def test_a_config_takes_two_real_steps_at_small_width(name):
     if re.match(TASKS, name):  # small enough, if it reads two samples a step
         tokens = {"co": 72, "re": 48, "qu": 180}[name[:2]] * (5 if "120" in name else 1)
         small = (f"Trainer.tokens_per_step = {2 * (10 if 'retrieval' in name else tokens)}",)
-    if re.match("txl_|rmt_|memtr_", name):
-        bins = ("TransformerXL.cutoffs = (10, 20)", "TransformerXL.tied_projections = True")
-        words = re.search("wikitext103|wt103|billion", text)
-        small = SMALL_TRANSFORMER_XL + (
-            bins[: 2 if "tied_proj" in text or "billion" in text else 1] if words else ()
-        )
-        if "div_val" in text or "billion" in text:
-            small = (*small, "TransformerXL.div_val = 2")
-        if not name.startswith("txl_"):
-            small = (*small, "RecurrentMemoryTransformer.num_memory = 3")
+    else:
+        small = small_relative(name) or small
     experiment = build(name, *small)
     state = experiment.init_state()
     shapes, ids = experiment.abstract_batch(), experiment.model.vocabulary_size

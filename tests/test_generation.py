@@ -24,7 +24,7 @@ from brt.generation.sampling import Sampling
 LENGTHS = (0, 1, WINDOW - 1, WINDOW, WINDOW + 1, SEGMENT, 3 * SEGMENT + 5)
 WRITTEN = 2 * WINDOW + 3
 GREEDY, DRAWN = Sampling(0), Sampling(0.9, top_p=0.95, repetition_penalty=1.1)
-SOME = ("rec_two_layers", "feedback_two_cells", "memorizing_bucketed")
+SOME = ("rec_two_layers", "feedback_two_cells", "memorizing_bucketed", "qrnn")
 FIRST = SOME[0]
 
 
@@ -92,8 +92,8 @@ def test_greedy_writing_takes_the_best_token_of_the_pass_over_segments(name):
         np.testing.assert_allclose(writing.nats[row], expected, atol=1e-9)
     assert writing.memory.position_B.tolist() == [n + WRITTEN for n in LENGTHS]
     for row, document in enumerate(documents):
-        recent = [BEGIN] * WINDOW + document
-        assert writing.memory.recent_BP[row].tolist() == recent[-WINDOW:]
+        recent, P = [BEGIN] * WINDOW + document, generator.model.period
+        assert writing.memory.recent_BP[row].tolist() == recent[-P:]
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -10,6 +10,7 @@ import pytest
 from absl import flags
 from tiny_run import command, shared_programs  # noqa: F401
 
+from brt import benchmark as benchmark_command  # noqa: F401  (defines the flags)
 from brt import config
 from brt import evaluate as evaluate_command  # noqa: F401  (defines the flags)
 from brt import generate as generate_command

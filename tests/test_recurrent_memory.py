@@ -11,7 +11,7 @@ from architectures import OneKey, cast, parameters, quick_jit, randomised
 from flax import nnx
 
 from brt.data.vocabularies import BEGIN
-from brt.models.caches import clear_state, reset_rows
+from brt.models.caches import clear_state, reset_rows, with_state
 from brt.models.memory_tokens import segment_mask, visible_positions
 from brt.models.recurrent_memory import RecurrentMemoryTransformer
 from brt.models.transformer_xl import TransformerXL
@@ -230,6 +230,7 @@ def test_the_first_memory_is_learned_and_clearing_the_state_returns_to_it():
     _, caches = model("rmt")(tokens()[0], empty)
     assert np.any(np.asarray(caches[-1].memory_BSD != memory_BSD))
     np.testing.assert_array_equal(clear_state(caches, empty)[-1].memory_BSD, memory_BSD)
+    assert with_state(empty) == [SIZES["num_layers"]]  # after the layers' windows
 
 
 @pytest.mark.parametrize(("rows", "same"), [("independent", False), ("identical", True)])

@@ -40,7 +40,15 @@ MODELS = {
         "TransformerXL.cutoffs = (64, 128)",
         "TransformerXL.div_val = 2",
     ],
+    "recurrent_memory": [
+        "Trainer.model = @RecurrentMemoryTransformer",
+        "RecurrentMemoryTransformer.num_memory = 3",
+        "Trainer.segments_per_step = 3",
+        "Trainer.tokens_per_step = 384",
+        "Trainer.bptt_depth = 1",
+    ],
 }
+OF_TRANSFORMER_XL = ("transformer_xl", "recurrent_memory")
 CONFIG = """
 Trainer.corpus = @Corpus()
 Corpus.store = "{folder}/store"
@@ -88,14 +96,15 @@ def folder(tmp_path_factory):
 
 def losses_on(folder, model, mesh_shape, devices):
     """The losses of the first steps on a mesh of some of the devices, and what was read."""
-    file = "transformer_xl.gin" if model == "transformer_xl" else "config.gin"
+    file = "transformer_xl.gin" if model in OF_TRANSFORMER_XL else "config.gin"
     config.parse([str(folder / file)], MODELS[model])
     experiment = Experiment.from_gin()
     mesh = jax.sharding.Mesh(
         np.array(jax.devices()[:devices]).reshape(mesh_shape), ("data", "model")
     )
     trainer = experiment.trainer
-    stream = DocumentStream(experiment.open_store("train"), trainer.rows, trainer.segment_length)
+    lengths = trainer.segment_length, trainer.segments_per_step
+    stream = DocumentStream(experiment.open_store("train"), trainer.rows, *lengths)
     with jax.set_mesh(mesh):
         state, step = experiment.jit_init(mesh)(), experiment.jit_step(mesh)
         losses, batches = [], []
@@ -112,7 +121,7 @@ CASES = [
     (model, mesh_shape)
     for model in MODELS
     for mesh_shape in [(8, 1), (1, 4), (2, 4)]
-    if model not in ("memorizing", "transformer_xl") or mesh_shape == (2, 4)
+    if model not in ("memorizing", *OF_TRANSFORMER_XL) or mesh_shape == (2, 4)
 ]
 
 
@@ -127,7 +136,7 @@ def test_the_mesh_changes_no_batch_and_no_loss(folder, model, mesh_shape):
     keys_BWHK = jax.tree.leaves(state.caches)[0]
     part = keys_BWHK.sharding.shard_shape(keys_BWHK.shape)
     assert part[0] == keys_BWHK.shape[0] // mesh_shape[0]
-    if model != "transformer_xl":  # whose caches have no heads
+    if model not in OF_TRANSFORMER_XL:  # whose caches have no heads
         assert part[2] == keys_BWHK.shape[2] // mesh_shape[1]
     queries_DA = state.params["layers"][0]["queries_DA"]
     shard = queries_DA.sharding.shard_shape(queries_DA.shape)

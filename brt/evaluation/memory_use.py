@@ -15,7 +15,7 @@ from flax import nnx
 
 from brt.data.document_stream import DocumentPass
 from brt.evaluation.reading import to_host
-from brt.models.caches import clear_state
+from brt.models.caches import clear_state, with_state
 from brt.models.gates import Gate
 from brt.training.prefetch import Prefetch
 from brt.training.train_step import read_segment
@@ -145,7 +145,7 @@ def _probe(run):
         (total, (after, monitors)), slopes = slope(caches)
         rows = jnp.maximum(later_B.sum(), 1)
         found = dict(monitors)
-        for i in _with_state(caches):
+        for i in with_state(caches):
             slope_B, norm_B = _norms(slopes[i]), _norms(_state_only(caches, i))
             found[f"layer{i}/gradient_norm"] = (slope_B * later_B).sum() / rows
             share = (slope_B * norm_B * later_B).sum() / jnp.maximum(total, 1e-6)
@@ -153,12 +153,6 @@ def _probe(run):
         return after, found
 
     return reader.empty(run.params), jax.jit(step)
-
-
-def _with_state(caches):
-    """Indices of the layers whose cache holds more than a window."""
-    cleared = clear_state(caches, caches)
-    return [i for i, (x, y) in enumerate(zip(cleared, caches, strict=True)) if x is not y]
 
 
 def _state_only(caches, index):

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from brt.data.document_stream import Batch
-from brt.models.caches import clear_state, select_rows
+from brt.models.caches import clear_state, select_rows, with_state
 from brt.models.shape_letters import spec
 from brt.progress import Progress
 from brt.training.prefetch import Prefetch
@@ -97,9 +97,7 @@ class SegmentReader:
             donate_argnames="caches",
             out_shardings=(place, by_row),
         )
-        # Clearing leaves a cache without a long-term state as it is.
-        cleared = clear_state(abstract, abstract)
-        self.has_state = any(x is not y for x, y in zip(cleared, abstract, strict=True))
+        self.has_state = bool(with_state(abstract))
 
     def empty(self, params):
         """The caches of rows that have read nothing."""

@@ -100,6 +100,15 @@ def clear_state(caches, empty):
     return tuple(cache.clear_state(fresh) for cache, fresh in zip(caches, empty, strict=True))
 
 
+def with_state(caches) -> list[int]:
+    """Indices of the caches that hold more than a window: something that clearing touches.
+
+    caches: segment form; arrays, shapes or tracers.
+    """
+    old, new = (jax.tree.map(lambda _, mark=mark: mark, caches) for mark in (False, True))
+    return [i for i, cache in enumerate(clear_state(old, new)) if any(jax.tree.leaves(cache))]
+
+
 def fill_window(window: WindowCache, block: WindowCache | None = None, fill_B=None):
     """The decoding form: the last block to the left, and what has been read of the current one.
 

@@ -20,7 +20,7 @@ class MemoryCache(NamedTuple):
     memory_BSD: jax.Array
 
     def clear_state(self, empty):
-        return empty
+        return self._replace(memory_BSD=empty.memory_BSD)
 
 
 def segment_mask(S: int, T: int, memory_at_end: bool = True):

@@ -120,6 +120,7 @@ class RecurrentMemoryTransformer(TransformerXL):
             return super().stack(x_BTD, caches, key)
         y_BXD, inputs = self.read_with_memory(x_BTD, caches, key)
         y_BTD, memory_BSD = self.divide(y_BXD)
+        # Of rows in different documents; a memory that tells nothing of them is the same in all.
         spread = jnp.std(memory_BSD.astype(jnp.float32), axis=0).mean()
         monitors = {"memory_spread": jax.lax.stop_gradient(spread)}
         if self.special_tokens:

@@ -249,7 +249,7 @@ class TransformerXL(Model):
             (B, T, D), the caches after the segment, and no monitors.
         """
         if self.published_artefacts:
-            caches = self._placed_again(caches, x_BTD.shape[1])
+            caches = self.placed_again(caches, x_BTD.shape[1])
         x_BTD, inputs = self.read(x_BTD, caches, self.visible(caches, x_BTD.shape[1]), key)
         return x_BTD, self.remember(caches, inputs), {}
 
@@ -284,7 +284,7 @@ class TransformerXL(Model):
     def _sinusoid(self, positions):
         return sinusoid(positions, self.width, self.clamp_length, self.dtype)
 
-    def _placed_again(self, caches, T):
+    def placed_again(self, caches, T):
         """The released code's artefact: absolute positions are added to what it remembers, in
         place and at every segment, though they are in there already."""
         backwards_M = jnp.arange(self.memory_length + T - 1, T - 1, -1)
@@ -412,7 +412,8 @@ class TransformerXL(Model):
 def evaluation_memory(memory_length: int, segment_length: int, evaluated_length: int) -> int:
     """M for segments of another length, such that memory and segment are as long together.
 
-    With a memory of 0 this is the number of earlier tokens to read again.
+    With a memory of 0 this is the number of earlier tokens to read again: windows of both
+    together, `Evaluation.stride` the length of a segment.
 
     Raises:
         ValueError: the evaluated segments alone are longer.
