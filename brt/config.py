@@ -53,7 +53,25 @@ def parse(gin_files=(), bindings=(), search_paths=()):
         where = f"In the binding {binding!r}"
         _explained(lambda line=binding: gin.parse_config(line), where, binding)
     _explained(gin.finalize, "In the configuration")
+    _check_passed_on()
     _check_whole_numbers()
+
+
+def _check_passed_on():
+    """Gin checks no names of a class that hands on **arguments; its base reads them by its own."""
+    names = known_names()
+    for (_, selector), bound in gin.config._CONFIG.items():
+        entry = gin.config._REGISTRY.get(selector)
+        if entry is None or not inspect.isclass(entry.wrapped) or entry.name not in names:
+            continue
+        if not any(p.kind is p.VAR_KEYWORD for p in _parameters(entry).values()):
+            continue
+        own = [f"{entry.name}.{parameter}" for parameter in names[entry.name]]
+        bases = [base.__name__ for base in entry.wrapped.__mro__[1:]]
+        for name in bound.keys() - set(names[entry.name]):
+            of_base = [f"{base}.{name}" for base in bases if name in names.get(base, ())]
+            nearest = _nearest(f"{entry.name}.{name}", of_base or own)
+            raise ConfigError(f"{entry.name} has no parameter {name}.{nearest}")
 
 
 def _check_whole_numbers():
@@ -115,7 +133,10 @@ def known_names() -> dict[str, list[str]]:
     for selector, entry in gin.config._REGISTRY.items():  # no public listing in gin 0.5
         if entry.module and entry.module.split(".")[0] == "brt":
             names[selector.rsplit(".", 1)[-1]] = [
-                p for p in _parameters(entry) if p != "self" and p not in (entry.denylist or ())
+                name
+                for name, parameter in _parameters(entry).items()
+                if name != "self" and name not in (entry.denylist or ())
+                if parameter.kind is not inspect.Parameter.VAR_KEYWORD
             ]
     return names
 
@@ -162,6 +183,12 @@ def _unread(name, read):
             f"{name} is bound, but nothing reads it: nothing here uses {configurable}. "
             f"Leave the binding out, or begin with a config that has none of it.{nearest}"
         )
+    scope, _, rest = name.rpartition("/")
+    if scope == "evaluation" and rest in read:
+        return (
+            f"{name} is bound, but nothing reads it: bind Evaluation.model to the model of "
+            "Trainer.model in that scope, as in Evaluation.model = @evaluation/TransformerXL."
+        )
     return f"{name} is bound, but nothing reads it.{_nearest(name, read)}"
 
 
@@ -193,6 +220,8 @@ def unbuildable(error: Exception) -> ConfigError | None:
     called = re.search(r"In call to configurable '(\w+)'", str(error))
     if "Required bindings" in text:
         return ConfigError(f"{text}. Bind it in a gin file or with --gin.NAME=VALUE.")
+    if called and "missing 1 required positional argument: 'rngs'" in text:
+        return ConfigError(f"@{called[1]}() is built too early: write @{called[1]}, no brackets.")
     if isinstance(error, TypeError) and called:
         return ConfigError(f"A binding of {called[1]} has a value of a wrong type: {text}")
     return None

@@ -7,6 +7,7 @@ Building reads every binding any mode of a run may use, so what is left unread i
 """
 
 import functools
+import inspect
 import os
 import types
 
@@ -150,8 +151,8 @@ class Experiment:
                 name = jax.tree_util.keystr(path, simple=True, separator=".")
                 raise ValueError(
                     f"Evaluation.model has other parameters than Trainer.model ({name}): in its "
-                    "scope bind only what leaves the parameters as they are, such as the length "
-                    "of a memory."
+                    "scope name the same model, and bind only what leaves the parameters as they "
+                    "are, such as the length of a memory."
                 )
 
     def init_params(self, seed: int | None = None):
@@ -251,10 +252,16 @@ class Experiment:
 def _built(model, rngs, who) -> Model:
     """A model that a binding names, with shapes instead of arrays."""
 
+    refusal = ValueError(f"{who}.model must name a model, like @LanguageModel, no brackets.")
+    if not callable(model) or (inspect.isclass(model) and not issubclass(model, Model)):
+        raise refusal
+    if inspect.isfunction(model) and "rngs" not in inspect.signature(model).parameters:
+        raise refusal
+
     def build():
         built = model(rngs)
         if not isinstance(built, Model):
-            raise ValueError(f"{who}.model must name a model, like @LanguageModel, no brackets.")
+            raise refusal
         return built
 
     return nnx.eval_shape(build)

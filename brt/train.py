@@ -55,7 +55,9 @@ def settings(experiment) -> str:
     lines = [f"{name:<{width}} = {value}" for name, value in sorted(experiment.bindings.items())]
     lines.append("")
     try:
-        lines.append(f"vocabulary: {trainer.corpus.vocabulary_size:,} ids")
+        size, rows = trainer.corpus.vocabulary_size, experiment.model.vocabulary_size
+        fits = "" if size <= rows else f", but the model's table has only {rows:,} rows"
+        lines.append(f"vocabulary: {size:,} ids{fits}")
     except (OSError, ValueError) as error:
         lines.append(f"vocabulary: {error}")
     for split in dict.fromkeys(("train", trainer.evaluation.split)):

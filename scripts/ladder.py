@@ -21,7 +21,11 @@ from pathlib import Path
 
 from absl import flags
 
-from brt import command_line
+from brt import (
+    command_line,
+    config,
+    experiment,  # noqa: F401  (registers with gin)
+)
 from brt.config import differences
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
@@ -55,6 +59,8 @@ def climb():
     for rung in rungs:
         check_rung(folder, rung)
     files = [write_rung(folder, rung) for rung in rungs]
+    for file in files:
+        config.parse([file])  # a misspelt name, before the first of them trains
     runs = [
         (rung, file, seed, folder / "runs" / f"{rung.name}-seed{seed}")
         for seed in FLAGS.seeds  # seed by seed, so that a table stands early

@@ -92,6 +92,13 @@ def flags(folder, *bindings, run=True):
         (["CheckpointPolicy.keep_last=0"], ["keep_last = 0"]),
         (["TextFiles.suffix='.md'"], ["suffix", "another source"]),
         (["Trainer.model=@Evaluation"], ["Trainer.model must name a model"]),
+        (["Trainer.model=@CopyTask"], ["Trainer.model must name a model"]),
+        (["Trainer.model=@adamw"], ["Trainer.model must name a model"]),
+        (["Trainer.model='LSTM'"], ["Trainer.model must name a model"]),
+        (["Trainer.model=@LanguageModel()"], ["write @LanguageModel, no brackets"]),
+        (["RecurrentMemoryTransformer.num_memry=4"], ["RecurrentMemoryTransformer.num_memory"]),
+        (["RecurrentMemoryTransformer.width=4"], ["TransformerXL.width"]),
+        (["evaluation/LanguageModel.dropout=0.0"], ["bind Evaluation.model"]),
         (
             ["Evaluation.model=@evaluation/LanguageModel", "evaluation/LanguageModel.width=8"],
             ["Evaluation.model has other parameters than Trainer.model"],
