@@ -150,20 +150,26 @@ def evaluate(experiment, mesh, workdir, record=False, number=None):
         )
     if not first:
         return
-    counts = {name: store.manifest[name] for name in COUNTS} if documents is None else {}
-    vocabulary = experiment.trainer.corpus.vocabulary
-    caveat = white_space_caveat(vocabulary, store.tokens(0, 0, SAMPLE))
+    # A task's store has tokens and no text.
+    counts = {name: store.manifest[name] for name in COUNTS if store.manifest[name]}
+    counts = counts if documents is None else {}
+    caveat = ""
+    if store.manifest["bytes"]:
+        vocabulary = experiment.trainer.corpus.vocabulary
+        caveat = white_space_caveat(vocabulary, store.tokens(0, 0, SAMPLE))
     read = "every document once" if documents is None else f"documents {documents}"
     print(f"\n{workdir} at step {step:,}, {split}, {read}")
     for name, value in {**counts, **scalars}.items():
         whole = float(value).is_integer() or value >= 1e6  # a perplexity, then: of bytes, by words
         text = f"{value:,.0f}" if whole else f"{value:,.6f}"
         print(f"  {name:<32} {text:>16}")
-    print(caveat)
+    if caveat:
+        print(caveat)
     if documents is None:
         name = f"evaluation_{split}.json"
         given = [*FLAGS.gin_file[1:], *FLAGS.gin_bindings]  # after the run's own
-        figures = {"step": step, "split": split, **counts, **scalars, "caveat": caveat}
+        figures = {"step": step, "split": split, **counts, **scalars}
+        figures |= {"caveat": caveat} if caveat else {}
         figures |= {"given": given} if given else {}
         replace_json(Path(workdir), name, figures)
         print(f"Written to {os.path.join(workdir, name)}")

@@ -210,9 +210,11 @@ def array_file(folder, part):
     return max(files, key=lambda path: path.stat().st_size)
 
 
-def flip(path: Path, place=0.5):
+def flip(path: Path):
+    """Spoils a byte in nine places: what lies at one of them may have been written over since."""
     data = bytearray(path.read_bytes())
-    data[int(len(data) * place)] ^= 0x10
+    for tenth in range(1, 10):
+        data[len(data) * tenth // 10] ^= 0x10
     path.write_bytes(data)
 
 
@@ -222,9 +224,9 @@ class Damage(NamedTuple):
 
 
 DAMAGES = [
-    Damage("flipped byte", lambda folder: flip(array_file(folder, "params"))),
-    Damage("flipped byte of the optimizer", lambda folder: flip(array_file(folder, "optimizer"))),
-    Damage("flipped byte of the caches", lambda folder: flip(array_file(folder, "caches"))),
+    Damage("flipped bytes", lambda folder: flip(array_file(folder, "params"))),
+    Damage("flipped bytes of the optimizer", lambda folder: flip(array_file(folder, "optimizer"))),
+    Damage("flipped bytes of the caches", lambda folder: flip(array_file(folder, "caches"))),
     Damage("truncated file", lambda folder: os.truncate(array_file(folder, "params"), 100)),
     Damage("emptied file", lambda folder: os.truncate(array_file(folder, "caches"), 0)),
     Damage("deleted file", lambda folder: array_file(folder, "optimizer").unlink()),
