@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from brt.data import pretrained_vocabularies
 from brt.data.pretrained_vocabularies import ByteLevelBpeVocabulary, WordPieceVocabulary, parts
 
-PUBLISHED = Path("/work/shared/data/vocabs.tar.gz")
+PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "data" / "vocabs.tar.gz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cafe", "whale", "##s", "sep", "[", "]", "."]
 texts = st.lists(st.sampled_from(["a", "b", "'s", " ", "\n", "\t", "é", "1", "\x1c", "\u2028"]))
 

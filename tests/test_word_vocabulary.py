@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from brt.data.sources import Document
 from brt.data.word_vocabulary import WordVocabulary, count_words, word_list
 
-WIKITEXT = Path("/work/shared/data/wikitext-103-eval.tar.gz")
+WIKITEXT = Path(__file__).resolve().parents[2] / "shared" / "data" / "wikitext-103-eval.tar.gz"
 TEXT = "the cat sat\n\nthe dog sat the\n"
 words_text = st.lists(st.sampled_from(["a", "bb", "é", "<unk>", " ", "\n", "\t"]), max_size=30)
 
