@@ -176,9 +176,21 @@ def distinct_rows(draw, count: int) -> np.ndarray:
 
 
 class _SequenceTask(SampleTask):
-    """Copy and reverse, whose sources are sequences of independent uniform symbols."""
+    """Copy and reverse, whose sources are sequences of independent uniform symbols.
 
-    def __init__(self, copies, length, num_symbols, counts, seed, padded_length):
+    A task says in `copies` how many times it writes its source, and gives `_target`.
+    """
+
+    def __init__(
+        self,
+        length: int = 24,
+        num_symbols: int = 10,
+        num_train: int = 100_000,
+        num_validation: int = 5_000,
+        num_test: int = 10_000,
+        padded_length: int | None = None,
+        seed: int = 0,
+    ):
         letters = string.digits + string.ascii_letters
         if length < 1 or not 2 <= num_symbols <= len(letters):
             raise ValueError(
@@ -189,8 +201,9 @@ class _SequenceTask(SampleTask):
         vocabulary = SymbolVocabulary(
             f"symbols:{num_symbols}", "_>" + letters[:num_symbols], {"pad": PAD, "start": START}
         )
+        tokens, scored = (self.copies + 1) * length + 1, self.copies * length
+        counts = num_train, num_validation, num_test
         settings = {"length": length, "num_symbols": num_symbols}
-        tokens, scored = (copies + 1) * length + 1, copies * length
         super().__init__(vocabulary, tokens, scored, counts, seed, padded_length, settings)
 
     def _sources(self, count):
@@ -202,6 +215,10 @@ class _SequenceTask(SampleTask):
             return (START + 1 + np.floor(uniform * self.num_symbols)).astype(np.uint8)
 
         return distinct_rows(draw, count)
+
+    def _stacked(self, sources):
+        starts = np.full((len(sources), 1), START)
+        return np.concatenate([sources, starts, self._target(sources)], axis=1)
 
 
 @gin.configurable
@@ -222,22 +239,10 @@ class CopyTask(_SequenceTask):
     Source: Recurrent Memory Transformer, section 4; symbols as in the released logs.
     """
 
-    def __init__(
-        self,
-        length: int = 24,
-        num_symbols: int = 10,
-        num_train: int = 100_000,
-        num_validation: int = 5_000,
-        num_test: int = 10_000,
-        padded_length: int | None = None,
-        seed: int = 0,
-    ):
-        counts = num_train, num_validation, num_test
-        super().__init__(2, length, num_symbols, counts, seed, padded_length)
+    copies = 2
 
-    def _stacked(self, sources):
-        starts = np.full((len(sources), 1), START)
-        return np.concatenate([sources, starts, sources, sources], axis=1)
+    def _target(self, sources):
+        return np.concatenate([sources, sources], axis=1)
 
 
 @gin.configurable
@@ -247,22 +252,10 @@ class ReverseTask(_SequenceTask):
     Arguments, errors and source as `CopyTask`.
     """
 
-    def __init__(
-        self,
-        length: int = 24,
-        num_symbols: int = 10,
-        num_train: int = 100_000,
-        num_validation: int = 5_000,
-        num_test: int = 10_000,
-        padded_length: int | None = None,
-        seed: int = 0,
-    ):
-        counts = num_train, num_validation, num_test
-        super().__init__(1, length, num_symbols, counts, seed, padded_length)
+    copies = 1
 
-    def _stacked(self, sources):
-        starts = np.full((len(sources), 1), START)
-        return np.concatenate([sources, starts, sources[:, ::-1]], axis=1)
+    def _target(self, sources):
+        return sources[:, ::-1]
 
 
 @gin.configurable

@@ -138,21 +138,15 @@ class LanguageModel(Model):
         return tuple(layer.init_cache(rows, self.dtype) for layer in self.layers)
 
     def embed(self, tokens_BT):
-        """(B, T) ids, `BEGIN` before a document's first token, to (B, T, D) activations."""
         x_BTD = self.embedding_VD[...].astype(self.dtype)[jnp.maximum(tokens_BT, 0)]
         begin_D = self.begin_D[...].astype(self.dtype)
         return constrain(jnp.where((tokens_BT == BEGIN)[..., None], begin_D, x_BTD), "BTD")
 
     def stack(self, x_BTD, caches, key=None):
-        """Embedded tokens through all layers and the final norm.
+        """All layers and the final norm; as `Model.stack`.
 
-        Args:
-            x_BTD: (B, T, D) activations, T a positive multiple of the window.
-            caches: one segment-form cache a layer, from `init_caches` or the last segment.
-            key: dropout key; None turns dropout off.
-
-        Returns:
-            (B, T, D), the caches after the segment, and a dict of scalar monitors.
+        Raises:
+            ValueError: T is no positive multiple of the window, or the caches have other rows.
         """
         T, W = x_BTD.shape[1], self.window
         if T < W or T % W:
@@ -191,17 +185,13 @@ class LanguageModel(Model):
         return jax.checkpoint(call) if self.remat == "layer" else call
 
     def logits(self, x_BTD):
-        """(..., D) outputs of the stack to (..., V) logits, float32 or wider."""
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
         logits_BTV = x_BTD @ self.embedding_VD[...].astype(self.dtype).T
         return wide(logits_BTV) / self.logits_divisor
 
     @property
     def period(self) -> int:
-        """Tokens, from a document's start, between the places where a cache has its segment form.
-
-        Here the window. For a memory that moves at the ends of segments it is their length.
-        """
+        """The window."""
         return self.window
 
     def windows_reach(self) -> int:
@@ -223,15 +213,10 @@ class LanguageModel(Model):
         return within + (len(self.layers) - len(sizes)) * self.window
 
     def flops_per_token(self) -> float:
-        """Floating-point operations of one token's forward pass, a product and a sum as two.
-
-        Matrix products and attention only, counting the keys a query may see. A training step
-        costs three times as much.
-        """
+        """As `Model.flops_per_token`."""
         return counts.flops_per_token(self)
 
     def divided_sizes(self) -> dict[str, int]:
-        """Bindings whose sizes the model axis of a mesh must divide."""
         return {
             "LanguageModel.num_heads": self.num_heads,
             "LanguageModel.feed_forward_size": self.layers[0].feed_forward.hidden_DF.shape[1],
@@ -239,21 +224,10 @@ class LanguageModel(Model):
         }
 
     def begin_decoding(self, caches):
-        """The decoding form of segment-form caches, for `decode`."""
         return tuple(layer.begin_decoding(cache) for layer, cache in zip(self.layers, caches))
 
     def read_part(self, tokens_BT, caches, counts_B):
-        """Reads the beginning of a block of every row, all of it at once.
-
-        Args:
-            tokens_BT: (B, W) int32 ids; beyond a row's count they are padding.
-            caches: the segment form.
-            counts_B: (B,) int32, tokens each row reads, 0 ... W - 1.
-
-        Returns:
-            (B, W, V) logits, without meaning in padding, and the decoding form of the caches,
-            without a trace of it.
-        """
+        """The beginning of a block of W tokens; as `Model.read_part`."""
         logits_BTV, after = self(tokens_BT, caches)
         return logits_BTV, tuple(
             layer.begin_decoding(cache, later, counts_B)
@@ -261,23 +235,12 @@ class LanguageModel(Model):
         )
 
     def end_decoding(self, caches):
-        """The segment form again; every row must stand at a block border (fill 0)."""
         return tuple(
             layer.end_decoding(cache) for layer, cache in zip(self.layers, caches, strict=True)
         )
 
     def decode(self, tokens_B, caches, reads_B=True):
-        """One token of every row, each row at its own place in its own block.
-
-        Args:
-            tokens_B: (B,) int32 ids.
-            caches: the decoding form.
-            reads_B: (B,) bool, rows that read a token; the caches of the others stay as they
-                are, and their logits mean nothing.
-
-        Returns:
-            (B, V) logits of the next token and the caches after this one.
-        """
+        """One token of every row; as `Model.decode`."""
         x_BD = self.embed(tokens_B[:, None])[:, 0]
         given = None
         if self.feedback:

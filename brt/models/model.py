@@ -6,30 +6,25 @@ from brt.training.losses import token_losses
 
 
 class Model(nnx.Module):
-    """The base of all models: what they share, and what each must say for itself.
+    """The base of all models: what each must say for itself, and what they share.
 
     A model holds parameters only; what it remembers between segments is a tuple of named tuples
-    that goes in and comes out (`brt/models/caches.py` says what such a tuple must offer). Besides
-    what is written here, a model has
-
-        init_caches(rows)                      the only definition of "empty"
-        embed(tokens_BT)                       ids, `BEGIN` too, to (B, T, D)
-        stack(x_BTD, caches, key)              (B, T, D), the caches after, a dict of monitors
-        logits(x_BTD)                          (..., V) logits or log-probabilities, float32
-        begin_decoding(caches), end_decoding(caches), decode(tokens_B, caches, reads_B),
-        read_part(tokens_BT, caches, counts_B)
-        windows_reach(), receptive_field(), flops_per_token(), divided_sizes()
-
-    and `LanguageModel` describes them. The monitor `added_nats`, if there is one, is added to the
-    loss that is trained on, and to nothing that is reported as a loss.
+    that goes in and comes out (`brt/models/caches.py` says what such a tuple must offer). There
+    are two forms of it. The segment form stands between segments; the decoding form holds a
+    segment or block that is being filled, each row at its own place in its own.
 
     Attributes:
         vocabulary_size: V.
         dropout: 0 if the model never drops anything; else it is given keys in training.
         dtype: of activations.
-        period: tokens, from a document's start, between the places where a cache has its segment
-            form: the window, or the length of a segment where memory moves at the ends of those.
+        period: P in tokens, from a document's start, between the places where a cache has its
+            segment form: the window, or the length of a segment where memory moves at the ends
+            of those, or one token.
+
+    A model whose attention can be drawn has `look(tokens_BT, caches)` besides, as `TransformerXL`.
     """
+
+    # Segments.
 
     def for_segments(self, length: int):
         """The same model, same parameters, for segments of `length` tokens.
@@ -37,6 +32,35 @@ class Model(nnx.Module):
         A memory that moves at the ends of segments takes the length as its `period`.
         """
         return self
+
+    def init_caches(self, rows: int):
+        """The segment form of `rows` documents that have not begun: the only definition of
+        "empty"."""
+        raise NotImplementedError
+
+    def embed(self, tokens_BT):
+        """(B, T) ids, `BEGIN` before a document's first token, to (B, T, D) activations."""
+        raise NotImplementedError
+
+    def stack(self, x_BTD, caches, key=None):
+        """Embedded tokens of one segment through all layers.
+
+        Args:
+            x_BTD: (B, T, D) activations.
+            caches: the segment form, from `init_caches` or the last segment.
+            key: dropout key; None turns dropout off.
+
+        Returns:
+            (B, T, D), the caches after the segment, and a dict of scalar monitors. The monitor
+            `added_nats`, if there is one, is added to the loss that is trained on, and to nothing
+            that is reported as a loss.
+        """
+        raise NotImplementedError
+
+    def logits(self, x_BTD):
+        """(..., D) outputs of the stack to (..., V) logits or log-probabilities, float32 or
+        wider."""
+        raise NotImplementedError
 
     def token_losses(self, x_BTD, targets_BT):
         """-log p of each target in nats, and whether it is the most likely; both (B, T)."""
@@ -55,3 +79,63 @@ class Model(nnx.Module):
         """
         x_BTD, caches, _ = self.stack(self.embed(tokens_BT), caches, key)
         return self.logits(x_BTD), caches
+
+    # Tokens.
+
+    def begin_decoding(self, caches):
+        """The decoding form of segment-form caches, for `decode`."""
+        raise NotImplementedError
+
+    def read_part(self, tokens_BT, caches, counts_B):
+        """Reads the beginning of a period of every row, all of it at once.
+
+        Args:
+            tokens_BT: (B, P) int32 ids; beyond a row's count they are padding.
+            caches: the segment form.
+            counts_B: (B,) int32, tokens each row reads, 0 ... P - 1.
+
+        Returns:
+            (B, P, V) logits, without meaning in padding, and the decoding form of the caches,
+            without a trace of it.
+        """
+        raise NotImplementedError
+
+    def decode(self, tokens_B, caches, reads_B=True):
+        """One token of every row, each row at its own place in its own period.
+
+        Args:
+            tokens_B: (B,) int32 ids.
+            caches: the decoding form.
+            reads_B: (B,) bool, rows that read a token; the caches of the others stay as they
+                are, and their logits mean nothing.
+
+        Returns:
+            (B, V) logits of the next token and the caches after this one.
+        """
+        raise NotImplementedError
+
+    def end_decoding(self, caches):
+        """The segment form again; every row must stand at the end of a period (fill 0)."""
+        raise NotImplementedError
+
+    # What it costs, and how far it sees.
+
+    def windows_reach(self) -> int:
+        """How many tokens back anything but a state or memory of its own is carried."""
+        raise NotImplementedError
+
+    def receptive_field(self) -> float:
+        """How many tokens before it a token can be influenced by, at most; may be infinite."""
+        raise NotImplementedError
+
+    def flops_per_token(self) -> float:
+        """Floating-point operations of one token's forward pass, a product and a sum as two.
+
+        Matrix products and attention only, counting the keys a query may see. A training step
+        costs three times as much.
+        """
+        raise NotImplementedError
+
+    def divided_sizes(self) -> dict[str, int]:
+        """Bindings whose sizes the model axis of a mesh must divide."""
+        raise NotImplementedError

@@ -80,15 +80,4 @@ def pooled(keep_BTU, add_BTU, first_BU):
 class QRNN(RecurrentStack):
     """See `RecurrentStack`; segments of any length."""
 
-    def __init__(
-        self,
-        rngs: nnx.Rngs,
-        vocabulary_size: int = gin.REQUIRED,
-        width: int = gin.REQUIRED,
-        num_layers: int = gin.REQUIRED,
-        hidden_size: int = gin.REQUIRED,
-        dropout: float = 0.0,
-        activation_dtype: str = "float32",
-    ):
-        sizes = vocabulary_size, width, num_layers, hidden_size
-        super().__init__(rngs, QRNNLayer, *sizes, dropout, activation_dtype)
+    layer = QRNNLayer

@@ -8,6 +8,7 @@ period is one token, and decoding is a segment of one token.
 import itertools
 import math
 
+import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -25,8 +26,9 @@ from brt.models.shape_letters import constrain
 class RecurrentStack(Model):
     """Embed, layers one above the other, logits from the embedding table.
 
+    A network names its `layer`, which is built from `rngs`, the size of its input and its units.
+
     Args:
-        layer: builds a layer from `rngs`, the size of its input and its number of units.
         vocabulary_size, width: V, D of the embedding; the highest layer has D units too.
         num_layers, hidden_size: layers, and the units of all but the highest.
         dropout: rate after the embedding and after each layer.
@@ -36,18 +38,18 @@ class RecurrentStack(Model):
         ValueError: no layers, an unknown type or a rate out of range.
     """
 
+    layer = None
     period = 1
 
     def __init__(
         self,
         rngs: nnx.Rngs,
-        layer,
-        vocabulary_size: int,
-        width: int,
-        num_layers: int,
-        hidden_size: int,
-        dropout: float,
-        activation_dtype: str,
+        vocabulary_size: int = gin.REQUIRED,
+        width: int = gin.REQUIRED,
+        num_layers: int = gin.REQUIRED,
+        hidden_size: int = gin.REQUIRED,
+        dropout: float = 0.0,
+        activation_dtype: str = "float32",
     ):
         name = type(self).__name__
         if activation_dtype not in DTYPES:
@@ -67,7 +69,7 @@ class RecurrentStack(Model):
         self.bias_V = parameter(rngs, jax.nn.initializers.zeros, vocabulary_size)
         sizes = [width, *[hidden_size] * (num_layers - 1), width]
         self.layers = nnx.List(
-            layer(rngs, inputs, units) for inputs, units in itertools.pairwise(sizes)
+            self.layer(rngs, inputs, units) for inputs, units in itertools.pairwise(sizes)
         )
 
     def init_caches(self, rows: int):
@@ -75,22 +77,12 @@ class RecurrentStack(Model):
         return tuple(layer.init_cache(rows, self.dtype) for layer in self.layers)
 
     def embed(self, tokens_BT):
-        """(B, T) ids, `BEGIN` before a document's first token, to (B, T, D) activations."""
         x_BTD = self.embedding_VD[...].astype(self.dtype)[jnp.maximum(tokens_BT, 0)]
         begin_D = self.begin_D[...].astype(self.dtype)
         return constrain(jnp.where((tokens_BT == BEGIN)[..., None], begin_D, x_BTD), "BTD")
 
     def stack(self, x_BTD, caches, key=None):
-        """Embedded tokens through all layers.
-
-        Args:
-            x_BTD: (B, T, D) activations, any T of at least 1.
-            caches: one a layer, from `init_caches` or the last segment.
-            key: dropout key; None turns dropout off.
-
-        Returns:
-            (B, T, D), the caches after the segment, and no monitors.
-        """
+        """A segment of any length; no monitors. As `Model.stack`."""
         keys = [None] * (len(self.layers) + 1)
         if key is not None and self.dropout:
             keys = list(jax.random.split(key, len(keys)))
@@ -102,7 +94,6 @@ class RecurrentStack(Model):
         return x_BTD, tuple(new_caches), {}
 
     def logits(self, x_BTD):
-        """(..., D) outputs of the stack to (..., V) logits, float32 or wider."""
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
         return wide(x_BTD @ self.embedding_VD[...].astype(self.dtype).T) + self.bias_V[...]
 
@@ -113,7 +104,7 @@ class RecurrentStack(Model):
     end_decoding = begin_decoding
 
     def decode(self, tokens_B, caches, reads_B=True):
-        """One token of every row; see `LanguageModel.decode`."""
+        """A segment of one token; as `Model.decode`."""
         logits_BTV, after = self(tokens_B[:, None], caches)
         if reads_B is not True:
             after = select_rows(reads_B, after, caches)
@@ -124,7 +115,7 @@ class RecurrentStack(Model):
         return self(tokens_BT, caches)[0], caches
 
     def windows_reach(self) -> int:
-        """How many tokens back anything but the recurrent state is carried."""
+        """How many tokens back the layers' inputs are carried."""
         return sum(layer.window for layer in self.layers)
 
     def receptive_field(self) -> float:
@@ -132,10 +123,9 @@ class RecurrentStack(Model):
         return math.inf
 
     def flops_per_token(self) -> float:
-        """Matrix products of one token's forward pass, a product and a sum as two."""
+        """As `Model.flops_per_token`."""
         leaves = jax.tree.leaves(nnx.state(self, nnx.Param))
         return 2.0 * sum(leaf.size for leaf in leaves if len(leaf.shape) == 2)
 
     def divided_sizes(self) -> dict[str, int]:
-        """Bindings whose sizes the model axis of a mesh must divide."""
         return {f"{type(self).__name__}.vocabulary_size": self.vocabulary_size}

@@ -179,7 +179,6 @@ class TransformerXL(Model):
         return tuple(empty_cache(*shape, self.dtype) for _ in self.layers)
 
     def embed(self, tokens_BT):
-        """(B, T) ids, `BEGIN` before a document's first token, to (B, T, D) activations."""
         return constrain(self.embedding(tokens_BT, self.dtype), "BTD")
 
     def visible(self, caches, T: int):
@@ -238,16 +237,7 @@ class TransformerXL(Model):
         return tuple(remember(cache, x_BTD) for cache, x_BTD in zip(caches, inputs, strict=True))
 
     def stack(self, x_BTD, caches, key=None):
-        """Embedded tokens of one segment through all layers.
-
-        Args:
-            x_BTD: (B, T, D) activations, T as long as the segment is.
-            caches: one segment-form cache a layer, from `init_caches` or the last segment.
-            key: dropout key; None turns dropout off.
-
-        Returns:
-            (B, T, D), the caches after the segment, and no monitors.
-        """
+        """One segment, T as long as it is; no monitors. As `Model.stack`."""
         if self.published_artefacts:
             caches = self.placed_again(caches, x_BTD.shape[1])
         x_BTD, inputs = self.read(x_BTD, caches, self.visible(caches, x_BTD.shape[1]), key)
@@ -266,12 +256,12 @@ class TransformerXL(Model):
         return looks, self.logits(x_BTD), self.remember(caches, inputs)
 
     def logits(self, x_BTD):
-        """(..., D) to (..., V) logits, log-probabilities if there are several bins."""
+        """Logits, or log-probabilities if there are several bins; as `Model.logits`."""
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
         return self.embedding.logits(x_BTD)
 
     def token_losses(self, x_BTD, targets_BT):
-        """As the base class; with several bins without an array of (B, T, V)."""
+        """As `Model.token_losses`; with several bins without an array of (B, T, V)."""
         if len(self.embedding.bins) == 1:
             return super().token_losses(x_BTD, targets_BT)
         return self.embedding.token_losses(x_BTD, targets_BT)
@@ -300,21 +290,10 @@ class TransformerXL(Model):
     # Tokens.
 
     def begin_decoding(self, caches):
-        """The decoding form of segment-form caches, for `decode`."""
         return tuple(open_segment(cache, self.period) for cache in caches)
 
     def read_part(self, tokens_BT, caches, counts_B):
-        """Reads the beginning of a segment of every row, all of it at once.
-
-        Args:
-            tokens_BT: (B, P) int32 ids; beyond a row's count they are padding.
-            caches: the segment form.
-            counts_B: (B,) int32, tokens each row reads, 0 ... P - 1.
-
-        Returns:
-            (B, P, V) logits, without meaning in padding, and the decoding form of the caches,
-            without a trace of it.
-        """
+        """The beginning of a segment of P tokens; as `Model.read_part`."""
         T = tokens_BT.shape[1]
         x_BTD, inputs = self.read(self.embed(tokens_BT), caches, self.visible(caches, T))
         return self.logits(x_BTD), tuple(
@@ -323,21 +302,10 @@ class TransformerXL(Model):
         )
 
     def end_decoding(self, caches):
-        """The segment form again; every row must stand at a segment's end (fill 0)."""
         return tuple(close_segment(cache, self.memory_length) for cache in caches)
 
     def decode(self, tokens_B, caches, reads_B=True):
-        """One token of every row, each row at its own place in its own segment.
-
-        Args:
-            tokens_B: (B,) int32 ids.
-            caches: the decoding form.
-            reads_B: (B,) bool, rows that read a token; the caches of the others stay as they
-                are, and their logits mean nothing.
-
-        Returns:
-            (B, V) logits of the next token and the caches after this one.
-        """
+        """One token of every row; as `Model.decode`."""
         logits_BV, caches = self.decode_token(tokens_B, caches, reads_B)
         return logits_BV, tuple(advance(cache, self.memory_length, reads_B) for cache in caches)
 
@@ -380,16 +348,11 @@ class TransformerXL(Model):
         return P - 1 - oldest
 
     def receptive_field(self) -> int:
-        """How many tokens before it a token can be influenced by, at most."""
         return self.windows_reach()
 
     def flops_per_token(self) -> float:
-        """Floating-point operations of one token's forward pass, a product and a sum as two.
-
-        Matrix products and attention only, counting the keys a query sees; keys and values of
-        the memory are computed anew with every segment. A training step costs three times as
-        much.
-        """
+        """As `Model.flops_per_token`; keys and values of the memory are computed anew with
+        every segment."""
         M, P = self.memory_length, self.period
         seen = M if self.same_length else M + (P + 1) / 2
         products = 3 if self.encoding in ("relative", "shaw") else 2
@@ -401,11 +364,10 @@ class TransformerXL(Model):
         return total
 
     def divided_sizes(self) -> dict[str, int]:
-        """Bindings whose sizes the model axis of a mesh must divide."""
         return {
             "TransformerXL.num_heads": self.num_heads,
             "TransformerXL.feed_forward_size": self.layers[0].feed_forward.hidden_DF.shape[1],
-            "TransformerXL.vocabulary_size": self.vocabulary_size + self.special_tokens,
+            **self.embedding.divided_sizes(),
         }
 
 
