@@ -106,17 +106,6 @@ class Experiment:
             raise
         config.check_all_read()
         experiment.bindings = config.read_bindings()
-        for name in experiment.bindings:
-            if not name.endswith(".warmup_steps"):
-                continue
-            schedule = name.removesuffix(".warmup_steps")
-            warmup_steps = gin.get_bindings(schedule).get("warmup_steps")  # no macro: its value
-            if (warmup_steps or 0) >= trainer.steps:
-                logging.warning(
-                    "%s = %s and Trainer.steps = %d: the learning rate is still rising when the "
-                    "run ends",
-                    *(name, warmup_steps, trainer.steps),
-                )
         return experiment
 
     # From parameters to values.
@@ -209,6 +198,20 @@ class Experiment:
 
     # Checks that need more than gin.
 
+    def warn_of_warmup(self):
+        """Warns of a learning rate that still rises when the run ends; for experiments of gin."""
+        for name in self.bindings:
+            if not name.endswith(".warmup_steps"):
+                continue
+            schedule = name.removesuffix(".warmup_steps")
+            warmup_steps = gin.get_bindings(schedule).get("warmup_steps")  # no macro: its value
+            if (warmup_steps or 0) >= self.trainer.steps:
+                logging.warning(
+                    "%s = %s and Trainer.steps = %d: the learning rate is still rising when the "
+                    "run ends",
+                    *(name, warmup_steps, self.trainer.steps),
+                )
+
     def check_mesh(self, mesh):
         """Refuses a mesh the model or the batch cannot be divided over."""
         check_divisible(mesh, self.trainer.rows, self.model.divided_sizes())
@@ -235,7 +238,7 @@ class Experiment:
         rows = [
             ("parameters, embedding", f"{_millions(counts.embedding)}"),
             ("parameters, layers", f"{_millions(counts.layers)}"),
-            ("parameters, recurrence", f"{_millions(counts.recurrence)}"),
+            ("parameters, cells and memory", f"{_millions(counts.recurrence)}"),
             ("parameters, non-embedding", f"{_millions(counts.non_embedding)}"),
             ("parameters, all", f"{_millions(sum(counts))}"),
             ("FLOPs per token, forward", f"{flops / 1e6:,.1f} M"),

@@ -31,6 +31,8 @@ def main():
     experiment = Experiment.from_gin()
     mesh = make_mesh(*experiment.trainer.mesh)
     experiment.check_mesh(mesh)
+    if not FLAGS.eval_only:
+        experiment.warn_of_warmup()
     with jax.set_mesh(mesh):
         if jax.process_index() == 0:
             print(experiment.describe(mesh), flush=True)

@@ -21,12 +21,10 @@ from pathlib import Path
 
 from absl import flags
 
-from brt import (
-    command_line,
-    config,
-    experiment,  # noqa: F401  (registers with gin)
-)
+from brt import command_line, config
 from brt.config import differences
+from brt.experiment import Experiment
+from brt.progress import Progress
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 from brt.reporting.ladder import SCALES, LadderError, Rung, read_rungs
@@ -59,8 +57,7 @@ def climb():
     for rung in rungs:
         check_rung(folder, rung)
     files = [write_rung(folder, rung) for rung in rungs]
-    for file in files:
-        config.parse([file])  # a misspelt name, before the first of them trains
+    check_configs(files)
     runs = [
         (rung, file, seed, folder / "runs" / f"{rung.name}-seed{seed}")
         for seed in FLAGS.seeds  # seed by seed, so that a table stands early
@@ -99,6 +96,26 @@ def check_rung(folder, rung: Rung):
         f"{file} is a rung of another ladder, and was trained with: name a new --workdir, or give "
         "the flags it was begun with. What differs:\n" + "\n".join(differences(old, new))
     )
+
+
+def check_configs(files):
+    """Refuses rungs that no model can be built from, before the first of them trains.
+
+    Raises:
+        LadderError: naming the rung's file.
+        brt.config.ConfigError: a binding of it that nothing reads, or a name that is misspelt.
+    """
+    progress = Progress("checking rungs", len(files))
+    try:
+        for number, file in enumerate(files, 1):
+            config.parse([file])
+            try:
+                Experiment.from_gin()
+            except ValueError as error:
+                raise LadderError(f"{file}: {error}") from error
+            progress.update(number)
+    finally:
+        progress.close()
 
 
 def write_rung(folder, rung: Rung) -> Path:

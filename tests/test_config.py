@@ -317,9 +317,9 @@ def test_a_warm_up_as_long_as_the_run_is_warned_of(folder, monkeypatch):
     )
     path = plain_config(folder)
     for bindings in (["rsqrt.warmup_steps = 5"], ["rsqrt.warmup_steps = None"]):
-        built(path, *bindings)
+        built(path, *bindings).warn_of_warmup()
     assert logged == []
-    built(path, "LONG = 6.0", "rsqrt.warmup_steps = %LONG")
+    built(path, "LONG = 6.0", "rsqrt.warmup_steps = %LONG").warn_of_warmup()
     (warning,) = logged
     assert warning.startswith("rsqrt.warmup_steps = 6.0 and Trainer.steps = 6: the learning rate")
 

@@ -317,6 +317,17 @@ def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_fin
     assert contents(tmp_path / "whole") == before
 
 
+def test_rungs_that_contradict_themselves_are_refused_before_the_first_of_them_trains(
+    ladder, monkeypatch, tmp_path
+):
+    file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_12l.gin Trainer.segment_length=4160")
+    flags = [f"--rungs={file}", "--scale=tiny", "--corpus=configs/parts/ladder_text.gin"]
+    flags += ["--tokens=10000", f"--workdir={tmp_path}/ladder"]
+    with pytest.raises(LadderError, match=r"segment_length_4160\.gin: .*segment_length"):
+        climb(ladder, monkeypatch, pretended(calls := []), *flags)
+    assert not calls
+
+
 def test_a_ladder_that_has_not_trained_yet_may_be_changed(ladder, monkeypatch, tmp_path):
     """What it lacked, a flag that the error named, is given with the same workdir."""
     file = a_file(tmp_path, "pg19_slide_12l.gin")
