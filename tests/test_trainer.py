@@ -1,7 +1,6 @@
 """The loop: a run that was stopped, killed or evaluated is the run that never was."""
 
 import json
-import logging
 import re
 import shutil
 import signal
@@ -13,14 +12,15 @@ import numpy as np
 import pytest
 from tiny_run import (  # noqa: F401
     PLAIN,
+    assert_same_run,
     build,
     command,
     contents,
     differing,
     half_read,
     leaves,
-    mesh_of,
     one_device,
+    records,
     shared_programs,
     start,
     train_here,
@@ -31,7 +31,6 @@ from brt import evaluate, train
 from brt.data.document_stream import DocumentStream
 from brt.data.ledger import MODULUS, ledger_of
 from brt.data.streams import training_stream
-from brt.data.token_store import TokenStore
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import load_params, load_run
 from brt.training.checkpoint import CheckpointError
@@ -71,21 +70,6 @@ def straight(tiny, first_params, tmp_path_factory):
         return state, batch
 
     return train_here(tiny, tmp_path_factory.mktemp("runs") / "straight", hook=keep_first)
-
-
-def records(folder, *prefixes):
-    """What metrics.jsonl says, without the timings."""
-    prefixes = prefixes or ("train/", "eval/", "data/")
-    found = [
-        {name: value for name, value in record.items() if name.startswith(("step", *prefixes))}
-        for record in read_metrics(str(folder))
-    ]
-    return [record for record in found if len(record) > 1]
-
-
-def assert_same_run(run, straight):
-    assert not differing(run.state, straight.state)
-    assert records(run.folder.path) == records(straight.folder.path)
 
 
 # What a run records.
@@ -426,71 +410,3 @@ def test_both_ways_to_evaluate_write_the_scores_of_the_whole_split(
     assert {name: written[name] for name in expected} == expected
     out = capsys.readouterr().out
     assert all(name in out for name in expected) and f"at step {STEPS}, validation" in out
-
-
-# Compilation.
-
-
-def compilations(caplog, name):
-    return sum(
-        record.getMessage().startswith(f"Finished XLA compilation of jit({name})")
-        for record in caplog.records
-    )
-
-
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
-def test_nothing_is_compiled_after_the_first_step(tmp_path, caplog):
-    # Two model-parallel devices, where the compiler may prefer layouts other than ours.
-    tiny = build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)))
-    with caplog.at_level(logging.WARNING), jax.log_compiles():
-        train_here(tiny, tmp_path / "run", mesh=mesh_of(1, 2))
-    assert compilations(caplog, "train_step") == 1
-
-
-# Other streams. They bind gin anew, so they come last.
-
-
-@pytest.mark.parametrize("kind", ["contiguous", "shuffled"])
-def test_contiguous_streams_train_evaluate_and_resume(tmp_path, kind):
-    bindings = (*BINDINGS, f'Trainer.stream = "{kind}"', "Evaluation.max_steps = None")
-    tiny = build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)), *bindings)
-    whole = train_here(tiny, tmp_path / "whole")
-    train_here(tiny, tmp_path / "parts", stop_after=7)
-    assert_same_run(train_here(tiny, tmp_path / "parts"), whole)
-    (last,) = [r for r in records(tmp_path / "whole", "eval/") if r["step"] == STEPS]
-    held_out = tiny.experiment.open_store("validation")
-    assert last["eval/scored_tokens"] == held_out.num_tokens - 1
-
-
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
-def test_a_run_resumed_on_another_mesh_ends_with_the_same_ledger(tmp_path):
-    path = write_config(tmp_path, *PLAIN, "Trainer.steps = 4", without=("RecurrentCell",))
-    tiny = build(path)
-    train_here(tiny, tmp_path / "parts", stop_after=1, mesh=mesh_of(2, 1))
-    run = train_here(tiny, tmp_path / "parts")
-    whole = train_here(tiny, tmp_path / "whole")
-    assert records(run.folder.path, "data/") == records(whole.folder.path, "data/") != []
-
-
-def test_a_mixture_trains_evaluates_and_resumes_where_its_stores_have_moved(tmp_path):
-    texts = f'TextFiles.path = "{tmp_path}/texts/{{split}}"'
-    mixture = [
-        "Trainer.corpus = @Mixture()",
-        "Mixture.corpora = [@first/Corpus(), @second/Corpus()]",
-        "Mixture.weights = [3, 1]",
-        f'first/Corpus.store = "{tmp_path}/one"',
-        f'second/Corpus.store = "{tmp_path}/two"',
-        *(texts, "Trainer.eval_every = 4", "Trainer.steps = 4"),
-    ]
-    path = write_config(tmp_path, *PLAIN, *mixture, without=("RecurrentCell",))
-    path.write_text(path.read_text().replace(f'Corpus.store = "{tmp_path}/stores"\n', ""))
-    tiny = build(path)
-    whole = train_here(tiny, tmp_path / "whole")
-    train_here(tiny, tmp_path / "parts", stop_after=3)
-    (tmp_path / "two").rename(tmp_path / "moved")
-    moved = build(path, f'second/Corpus.store = "{tmp_path}/moved"')
-    assert_same_run(train_here(moved, tmp_path / "parts"), whole)
-    (record,) = records(tmp_path / "parts", "eval/")
-    stores = [TokenStore(tmp_path / name / "validation") for name in ("one", "moved")]
-    assert record["eval/scored_tokens"] == sum(store.num_tokens for store in stores)
-    assert [record[f"eval/scored_tokens/{n}"] for n in "01"] == [s.num_tokens for s in stores]

@@ -25,6 +25,7 @@ from jax.sharding import AxisType
 
 from brt import command_line, config, evaluate, train
 from brt.experiment import Experiment
+from brt.training.run_folder import read_metrics
 from brt.training.trainer import TrainingRun
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -253,3 +254,18 @@ def differing(first, second) -> list[str]:
         for name, x in first.items()
         if x.dtype != second[name].dtype or x.tobytes() != second[name].tobytes()
     ]
+
+
+def records(folder, *prefixes):
+    """What metrics.jsonl says, without the timings."""
+    prefixes = prefixes or ("train/", "eval/", "data/")
+    found = [
+        {name: value for name, value in record.items() if name.startswith(("step", *prefixes))}
+        for record in read_metrics(str(folder))
+    ]
+    return [record for record in found if len(record) > 1]
+
+
+def assert_same_run(run, straight):
+    assert not differing(run.state, straight.state)
+    assert records(run.folder.path) == records(straight.folder.path)
