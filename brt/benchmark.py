@@ -36,8 +36,8 @@ from brt.evaluation.evaluation_speed import LENGTHS
 from brt.experiment import Experiment
 from brt.generation.throughput import measure_generation
 from brt.progress import Progress
-from brt.training.memory_budget import compiled_bytes, longest_segment, parse_bytes
-from brt.training.metrics import device_peak
+from brt.training.memory_budget import longest_segment, parse_bytes
+from brt.training.metrics import compiled_bytes, device_peak
 from brt.training.sharding import make_mesh, shardings
 
 FLAGS = flags.FLAGS

@@ -13,6 +13,7 @@ import jax
 
 from brt import config
 from brt.experiment import Experiment
+from brt.training.metrics import compiled_bytes
 from brt.training.sharding import make_mesh
 
 UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -84,13 +85,6 @@ def step_bytes(experiment) -> int:
     with jax.set_mesh(mesh):
         arguments = experiment.abstract_state(mesh), experiment.abstract_batch()
         return compiled_bytes(experiment.jit_step(mesh).lower(*arguments).compile())
-
-
-def compiled_bytes(compiled) -> int:
-    """Bytes of a compiled function: arguments, results that are not arguments, and work."""
-    memory = compiled.memory_analysis()
-    total = memory.argument_size_in_bytes + memory.output_size_in_bytes
-    return total + memory.temp_size_in_bytes - memory.alias_size_in_bytes
 
 
 def longest_segment(file: str, budget: int, also=(), bindings=(), paths=(), report=print) -> Found:

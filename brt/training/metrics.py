@@ -38,7 +38,15 @@ def peak_bytes(step_function, *arguments) -> int | None:
         return int(counted["peak_bytes_in_use"])
     if not hasattr(step_function, "lower"):
         return None
-    plan = step_function.lower(*arguments).compile().memory_analysis()
+    return compiled_bytes(step_function.lower(*arguments).compile())
+
+
+def compiled_bytes(compiled) -> int | None:
+    """What XLA plans for a compiled function, in bytes a device, or None if it does not say.
+
+    What it is given, what it gives back beyond that, and what it holds meanwhile.
+    """
+    plan = compiled.memory_analysis()
     if plan is None:
         return None
     held = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
