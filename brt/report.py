@@ -21,6 +21,7 @@ from brt.reporting.heat_map import study_maps
 from brt.reporting.paper_tables import concerns, paper_plots, paper_tables
 from brt.reporting.papers import PAPERS
 from brt.reporting.places import place
+from brt.reporting.plots import png
 from brt.reporting.runs import open_runs
 from brt.reporting.step_times import read_step_times
 
@@ -103,7 +104,7 @@ def report(runs, output, step_times=None, documents=None, reader_tokens=150_000)
         _write(folder / f"{table.name}.csv", table.as_csv().encode())
     for plot in plots:
         _write(folder / f"{plot.name}.csv", plot.as_csv().encode())
-        _write(folder / f"{plot.name}.png", plot.as_png())
+        _write(folder / f"{plot.name}.png", png(plot))
     whole = json.dumps([table.as_json() for table in tables], indent=1, ensure_ascii=False)
     _write(folder / "tables.json", whole.encode())
     _write(Path(output), text.encode("utf-8", "replace"))

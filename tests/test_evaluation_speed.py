@@ -1,22 +1,11 @@
 """What is timed is the same prediction, from a memory and from a window of its own."""
 
 import pytest
-from tiny_run import shared_programs, write_config  # noqa: F401
+from tiny_run import TXL, shared_programs, write_config  # noqa: F401
 
 from brt.config import ConfigError
 from brt.evaluation import evaluation_speed
 from brt.evaluation.evaluation_speed import Speed, measure, table
-
-TXL = (
-    "Trainer.model = @TransformerXL",
-    "TransformerXL.vocabulary_size = 256",
-    "TransformerXL.num_layers = 1",
-    "TransformerXL.width = 16",
-    "TransformerXL.num_heads = 2",
-    "TransformerXL.head_size = 4",
-    "TransformerXL.feed_forward_size = 24",
-    "TransformerXL.memory_length = 16",
-)
 
 
 def test_each_length_is_timed_with_both_models_in_turn(tmp_path, monkeypatch):

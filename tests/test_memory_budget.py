@@ -1,7 +1,7 @@
 """The longest segment that fits a budget: on made-up costs, and on tiny models."""
 
 import pytest
-from tiny_run import one_device, shared_programs, write_config  # noqa: F401
+from tiny_run import TXL, one_device, shared_programs, write_config  # noqa: F401
 
 from brt import config
 from brt.experiment import Experiment
@@ -50,17 +50,7 @@ def test_what_is_no_number_of_bytes_is_refused(text):
 @pytest.fixture(scope="module")
 def txl(tmp_path_factory):
     folder = tmp_path_factory.mktemp("budget")
-    lines = (
-        "Trainer.model = @TransformerXL",
-        "TransformerXL.vocabulary_size = 256",
-        "TransformerXL.num_layers = 1",
-        "TransformerXL.width = 16",
-        "TransformerXL.num_heads = 2",
-        "TransformerXL.head_size = 4",
-        "TransformerXL.feed_forward_size = 24",
-        "TransformerXL.memory_length = 16",
-    )
-    return write_config(folder, *lines, without=("LanguageModel", "RecurrentCell"))
+    return write_config(folder, *TXL, without=("LanguageModel", "RecurrentCell"))
 
 
 def bytes_at(path, length):

@@ -23,7 +23,7 @@ pytest.importorskip("matplotlib", reason='the report needs pip install -e ".[rep
 from brt.report import files_folder, report
 from brt.reporting import block_recurrent as paper
 from brt.reporting.papers import PAPERS
-from brt.reporting.plots import COLOURS, MOST_POINTS, Line, Plot
+from brt.reporting.plots import COLOURS, MOST_POINTS, Line, Plot, svg
 from brt.reporting.runs import open_runs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -338,9 +338,9 @@ def test_a_long_line_is_thinned_without_losing_its_spike():
     y = np.zeros(50_000)
     y[31_234] = 9.0
     plot = Plot("p", "t", "c", "x", "y", [Line("line", list(range(50_000)), y.tolist())])
-    svg = plot.as_svg()
-    assert len(svg) < 200_000 and "currentColor" in svg
-    (path,) = re.findall(rf'd="(M[^"]*)"[^>]*stroke: {COLOURS[0]}', svg)
+    drawn = svg(plot)
+    assert len(drawn) < 200_000 and "currentColor" in drawn
+    (path,) = re.findall(rf'd="(M[^"]*)"[^>]*stroke: {COLOURS[0]}', drawn)
     heights = [float(pair.split()[1]) for pair in re.split("[ML]", path) if pair.strip()]
     assert len(heights) <= MOST_POINTS and min(heights) < max(heights) - 50
     assert plot.as_csv().count("\n") == 50_001

@@ -68,6 +68,18 @@ RecurrentCell.num_states = 5
 PLAIN = ("LanguageModel.recurrent_layers = ()", "LanguageModel.num_layers = 1")
 """Bindings of the smallest model, without a state; for a file without `RecurrentCell` lines."""
 
+TXL = (
+    "Trainer.model = @TransformerXL",
+    "TransformerXL.vocabulary_size = 256",
+    "TransformerXL.num_layers = 1",
+    "TransformerXL.width = 16",
+    "TransformerXL.num_heads = 2",
+    "TransformerXL.head_size = 4",
+    "TransformerXL.feed_forward_size = 24",
+    "TransformerXL.memory_length = 16",
+)
+"""The smallest Transformer-XL; for a file without `LanguageModel` and `RecurrentCell` lines."""
+
 
 @pytest.fixture(autouse=True, scope="module")
 def shared_programs():

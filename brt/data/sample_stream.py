@@ -112,15 +112,7 @@ class SamplePass:
         return _read(self.store, documents_B, [step % self.segments], self.segment_length)
 
     def places(self, step: int, first_row: int = 0, num_rows: int | None = None):
-        """What the rows of `batch` read.
-
-        Returns:
-            documents_B: int64, sample in the store; -1 where there is none left.
-            offsets_B: int64, offset in the sample of the segment's first target.
-
-        Raises:
-            ValueError: a negative step, or rows outside the batch.
-        """
+        """What the rows of `batch` read; as `DocumentPass.places`, a sample being a document."""
         rows = row_range(step, first_row, num_rows, self.rows)
         turn, segment = divmod(step, self.segments)
         documents_B = turn * self.rows + np.array(rows, np.int64)

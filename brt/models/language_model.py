@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from brt.data.vocabularies import BEGIN
 from brt.models import counts
 from brt.models.block_feedback import run_blocks, state_source
 from brt.models.dropout import dropout
+from brt.models.embedding import embedded
 from brt.models.external_memory import ExternalMemory
 from brt.models.initializers import normal, parameter
 from brt.models.layer import Layer
@@ -138,9 +138,7 @@ class LanguageModel(Model):
         return tuple(layer.init_cache(rows, self.dtype) for layer in self.layers)
 
     def embed(self, tokens_BT):
-        x_BTD = self.embedding_VD[...].astype(self.dtype)[jnp.maximum(tokens_BT, 0)]
-        begin_D = self.begin_D[...].astype(self.dtype)
-        return constrain(jnp.where((tokens_BT == BEGIN)[..., None], begin_D, x_BTD), "BTD")
+        return embedded(tokens_BT, self.embedding_VD[...], self.begin_D[...], self.dtype)
 
     def stack(self, x_BTD, caches, key=None):
         """All layers and the final norm; as `Model.stack`.

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from brt.data.vocabularies import BEGIN
 from brt.models.caches import select_rows
 from brt.models.dropout import dropout
+from brt.models.embedding import embedded
 from brt.models.initializers import normal, parameter
 from brt.models.language_model import DTYPES
 from brt.models.model import Model
@@ -77,9 +77,7 @@ class RecurrentStack(Model):
         return tuple(layer.init_cache(rows, self.dtype) for layer in self.layers)
 
     def embed(self, tokens_BT):
-        x_BTD = self.embedding_VD[...].astype(self.dtype)[jnp.maximum(tokens_BT, 0)]
-        begin_D = self.begin_D[...].astype(self.dtype)
-        return constrain(jnp.where((tokens_BT == BEGIN)[..., None], begin_D, x_BTD), "BTD")
+        return embedded(tokens_BT, self.embedding_VD[...], self.begin_D[...], self.dtype)
 
     def stack(self, x_BTD, caches, key=None):
         """A segment of any length; no monitors. As `Model.stack`."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from brt.reporting.plots import COLOURS, new_figure, png, svg
+from brt.reporting.plots import COLOURS, new_figure
 
 SHADE, MARK = COLOURS[0], COLOURS[7]
 BRIGHTEST = 99.5
@@ -55,12 +55,6 @@ class HeatMap(NamedTuple):
         for name, values in zip(np.linspace(*self.y_ends, rows), self.values_RC.tolist()):
             writer.writerow([_short(name), *(f"{value:.6g}" for value in values)])
         return file.getvalue()
-
-    def as_png(self) -> bytes:
-        return png(self)
-
-    def as_svg(self) -> str:
-        return svg(self)
 
     def draw(self, foreground):
         """A matplotlib figure; shades are transparent, so that they fit any background."""

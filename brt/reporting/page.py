@@ -7,7 +7,7 @@ from pathlib import Path
 
 from brt.reporting.model_settings import model_setting
 from brt.reporting.places import Place
-from brt.reporting.plots import Plot
+from brt.reporting.plots import Plot, svg
 from brt.reporting.runs import Run
 from brt.reporting.table import Cell, Column, Table
 
@@ -86,7 +86,7 @@ def _prose(text):
 def plots_html(plots: list[Plot]) -> str:
     """Plots side by side where there is room; nothing for none."""
     figures = "".join(
-        f'<figure id="{plot.name}"><h3>{html.escape(plot.title)}</h3>{plot.as_svg()}'
+        f'<figure id="{plot.name}"><h3>{html.escape(plot.title)}</h3>{svg(plot)}'
         + (f"<figcaption>{_prose(plot.caption)}</figcaption>" if plot.caption else "")
         + "</figure>\n"
         for plot in plots

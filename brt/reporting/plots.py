@@ -87,12 +87,6 @@ class Plot(NamedTuple):
             writer.writerows(zip(*columns, *[line.errors or [""] * len(line.x)] * has_errors))
         return file.getvalue()
 
-    def as_png(self) -> bytes:
-        return png(self)
-
-    def as_svg(self) -> str:
-        return svg(self)
-
     def draw(self, foreground):
         """A matplotlib figure whose lines and letters have that colour."""
         figure = new_figure()

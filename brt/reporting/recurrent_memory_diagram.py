@@ -4,7 +4,7 @@ import csv
 import io
 from typing import NamedTuple
 
-from brt.reporting.plots import COLOURS, new_figure, png, svg
+from brt.reporting.plots import COLOURS, new_figure
 from brt.reporting.recurrent_memory import TITLE
 
 READ, COPIED = COLOURS[6], COLOURS[0]
@@ -43,12 +43,6 @@ class TaskDiagram(NamedTuple):
             for place, tokens in enumerate(zip(self.inputs, self.targets)):
                 writer.writerow([cut, place, place // length, *tokens])
         return file.getvalue()
-
-    def as_png(self) -> bytes:
-        return png(self)
-
-    def as_svg(self) -> str:
-        return svg(self)
 
     def draw(self, foreground):
         """A matplotlib figure, a panel for each cut."""
