@@ -7,7 +7,6 @@ N: rare bins.
 """
 
 import itertools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -143,9 +142,11 @@ class AdaptiveEmbedding(nnx.Module):
 
     def divided_sizes(self) -> dict[str, int]:
         """Bindings whose sizes the model axis of a mesh must divide: every bin's."""
-        sizes = [high - low for low, high in itertools.pairwise(self.edges)]
-        rare = {"TransformerXL.cutoffs": math.gcd(*sizes)} if len(sizes) > 1 else {}
-        return {"TransformerXL.vocabulary_size": self.edges[-1], **rare}
+        ends = [f"TransformerXL.cutoffs[{i}]" for i in range(len(self.bins) - 1)]
+        ends.append("TransformerXL.vocabulary_size")
+        names = [ends[0], *(f"{high} - {low}" for low, high in itertools.pairwise(ends))]
+        sizes = (high - low for low, high in itertools.pairwise(self.edges))
+        return dict(zip(names, sizes, strict=True))
 
     def logits(self, x_BTD):
         """(..., D) to (..., V): logits of one bin, log-probabilities of several."""
