@@ -208,7 +208,7 @@ class Experiment:
             if (warmup_steps or 0) >= self.trainer.steps:
                 logging.warning(
                     "%s = %s and Trainer.steps = %d: the learning rate is still rising when the "
-                    "run ends",
+                    "run ends; bind fewer of the one or more of the other",
                     *(name, warmup_steps, self.trainer.steps),
                 )
 

@@ -79,6 +79,8 @@ def climb():
     tables = write_tables(folder, [workdir for *_, workdir in runs], step_times)
     for table in tables:
         print(f"\n{table.as_markdown()}")
+    if not tables:
+        print("\nNo published table has a row for these runs; the report shows their evaluations.")
     print(f"\nWritten to {folder}/tables.md. To look at it: python -m brt.report {folder}/runs/*")
 
 

@@ -234,11 +234,19 @@ def test_the_sweep_of_table_5_fills_every_row_of_it(tmp_path):
         (["sorting_rmt.gin"], "names sorting_rmt.gin, which is neither beside it nor in configs/"),
         (["pg19_slide_12l.gin LanguageModel.window=100"], "window = 100 cannot be divided by 8"),
         (["pg19_rec_fixed_skip.gin LanguageModel.recurrent_layers=(8,9)"], "falls together"),
+        (["text_lstm.gin"], "not those of LSTM: give --scale=paper"),
+        (["pg19_slide_12l.gin LanguageModel.window = 64"], "without spaces"),
+        (["pg19_slide_12l.gin Trainer.seed=1 Trainer.seed=2"], "binds one name twice"),
     ],
 )
 def test_a_ladder_that_cannot_be_climbed_says_why(tmp_path, lines, message):
     with pytest.raises(LadderError, match=message.replace("(", r"\(")):
         rungs_of(a_file(tmp_path, *lines))
+
+
+def test_a_budget_is_given_in_tokens_or_in_steps(tmp_path):
+    with pytest.raises(LadderError, match="both say how long a run trains"):
+        rungs_of(a_file(tmp_path, "pg19_slide_12l.gin"), bindings=["Trainer.steps = 7"])
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ def attention_length(run, documents, step, longest, binding: str, files=(), bind
     if model != type(run.experiment.model).__name__:
         raise ValueError(
             f"--lengthened={binding} is no setting of {run.workdir}, whose model is "
-            f"{type(run.experiment.model).__name__}: name the length of its memory."
+            f"{type(run.experiment.model).__name__}: name the length of its memory, if it has one."
         )
     own_length = getattr(run.experiment.model, setting)
     longer = range((own_length // step + 1) * step, longest + 1, step)
@@ -97,7 +97,10 @@ def attention_length(run, documents, step, longest, binding: str, files=(), bind
     if found.ended:
         after = f"{found.lengths[-1]:,} gains less than {THRESHOLD:.1%} more"
     verdict = (
-        f"Perplexity falls from {perplexities[0]:,.4f} with an attention length of "
+        f"Perplexity is {perplexities[0]:,.4f} with an attention length of "
+        f"{found.lengths[0]:,}, as in training; {after}."
+        if found.best == found.lengths[0]
+        else f"Perplexity falls from {perplexities[0]:,.4f} with an attention length of "
         f"{found.lengths[0]:,} to {best:,.4f} with {found.best:,}; {after}."
     )
     return {"numbers": numbers, "series": [series], "verdict": verdict}

@@ -57,7 +57,7 @@ class Group(NamedTuple):
                 return Cell(NOT_RUN)
             return Cell("–" if "/" in name or name in PROPERTIES else NOT_EVALUATED)
         if quantity.of == "mean":
-            note = "" if name in PROPERTIES else self._note(len(values), quantity.split)
+            note = "" if name in PROPERTIES else self._note(len(values), quantity)
             return measured(values, decimals, note)
         if quantity.of == "spread":
             _, spread = mean_and_spread(values)
@@ -118,9 +118,9 @@ class Group(NamedTuple):
     def _setting(self, name):
         return model_setting(self.runs[0].settings, self.place.model, name)
 
-    def _note(self, count, split=None):
-        split = split or self.split
-        notes = []
+    def _note(self, count, quantity):
+        split, notes = quantity.split or self.split, []
+        studied = quantity.scalar.startswith("studies/")
         for run in self.runs:
             last = run.settings.get("Trainer.steps", 0)
             step = run.evaluations.get(split, {}).get("step", last)
@@ -129,7 +129,7 @@ class Group(NamedTuple):
                 for line in run.evaluations.get(split, {}).get("given", [])
                 if not str(line).startswith(WITHOUT_EFFECT)
             ]
-            if given:
+            if given and not studied:
                 notes.append(f"{run.name}: evaluated with {', '.join(map(str, given))}")
             if step < last:
                 notes.append(f"{run.name}: evaluated at step {step:,} of {last:,}")

@@ -78,7 +78,7 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
         config, *own = line.split("#")[0].split() or [""]
         if not config:
             continue
-        bound, settings = read_gin("\n".join(own)), _read(config, path)
+        bound, settings = _own(own, line, path), _read(config, path)
         # A rung of twice its config's steps stays twice as long.
         usual = settings.get("Trainer.steps", 1)
         longer = bound.get("Trainer.steps", usual) / usual
@@ -86,6 +86,10 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
         paper = {name: settings[name] for name in STANDS_FOR if name in settings}
         settings |= scaled(settings, scale)
         common = read_gin("\n".join(bindings))
+        if tokens is not None and "Trainer.steps" in common:
+            raise LadderError(
+                "--tokens and a binding of Trainer.steps both say how long a run trains: give one."
+            )
         if corpus:
             settings = with_corpus(settings, read_gin_file(corpus) | common)
         # A rung's own vocabulary, say, is not the corpus's; what is scaled stays scaled.
@@ -100,7 +104,7 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
         settings |= {"Trainer.tokens_per_step": size, "Trainer.steps": steps}
         if tokens is not None:
             settings |= _often(steps)
-        name = "-".join([Path(config).stem, *(re.sub(r"[^\w.]+", "_", b).strip("_") for b in own)])
+        name = "-".join([Path(config).stem, *(re.sub(r"[^\w.-]+", "_", b).strip("_") for b in own)])
         rungs.append(Rung(name, settings | common, {"config": config, "settings": paper}))
     names = [rung.name for rung in rungs]
     if not rungs:
@@ -108,6 +112,19 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
     if twice := {name for name in names if names.count(name) > 1}:
         raise LadderError(f"{path} names {', '.join(sorted(twice))} twice; a rung needs one line.")
     return rungs
+
+
+def _own(words, line, path):
+    """A rung's bindings; one name twice, or a space inside a binding, is a mistake."""
+    try:
+        found = read_gin("\n".join(words))
+    except SyntaxError as error:
+        raise LadderError(
+            f"{path}: {line.strip()!r} is not a config and bindings NAME=VALUE without spaces."
+        ) from error
+    if len(found) < len(words):
+        raise LadderError(f"{path}: {line.strip()!r} binds one name twice: leave one out.")
+    return found
 
 
 def _often(steps):
@@ -137,6 +154,11 @@ def scaled(settings: dict, scale: Scale) -> dict:
         return {}
     if "TransformerXL.width" in settings:
         return _scaled_transformer_xl(settings, scale)
+    if "LanguageModel.num_layers" not in settings:
+        raise LadderError(
+            f"--scale divides the dimensions of LanguageModel and of TransformerXL, not those of "
+            f"{model_name(settings)}: give --scale=paper, which leaves a config as it is."
+        )
     divisors = {
         f"LanguageModel.{name}": getattr(scale, name)
         for name in ("width", "num_heads", "head_size", "feed_forward_size")

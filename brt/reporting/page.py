@@ -163,7 +163,9 @@ def evaluations(runs: list[Run]) -> Table:
     columns += [Column("", title) for _, title, _ in shown]
     rows = []
     for run, split, scalars in found:
-        cells = [Cell(run.name), Cell(split), _number(scalars.get("step"), 0)]
+        given = ", ".join(map(str, scalars.get("given", ())))
+        name = Cell(run.name, note=f"{run.name}, {split}: evaluated with {given}" if given else "")
+        cells = [name, Cell(split), _number(scalars.get("step"), 0)]
         for name, _, decimals in shown:
             note = scalars.get("caveat", "") if name == "bits_per_character" else ""
             cells.append(_number(scalars.get(name), decimals, note))
