@@ -10,6 +10,7 @@ from brt.reporting import transformer_xl as xl
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import write_gin
 from brt.reporting.ladder import SCALES, read_rungs
+from brt.reporting.page import evaluations
 from brt.reporting.paper import number
 from brt.reporting.paper_tables import paper_plots, paper_tables
 from brt.reporting.papers import PAPERS
@@ -237,6 +238,8 @@ def test_a_cell_says_what_its_evaluation_was_given_besides_the_run_s_own_setting
     )  # fmt: skip
     table = tables_of(RECURRENT_MEMORY, [run])["rmt_table_5"]
     assert table.notes() == ["run: evaluated with configs/parts/longer.gin, Evaluation.stride = 2"]
+    (note,) = evaluations(open_runs([run])).notes()
+    assert note == "run, test: evaluated with configs/parts/longer.gin, Evaluation.stride = 2"
 
 
 @pytest.mark.parametrize("system", ["Baseline", "Tr-XL", "RMT"])
@@ -337,7 +340,9 @@ def test_transformer_xl_fills_its_tables_and_its_parameters_are_counted(tmp_path
 
 
 def test_studies_fill_the_tables_of_context_and_attention_lengths(tmp_path):
-    run = make_xl_run(tmp_path / "xl", **STANDARD)
+    scalars = {"perplexity": 20.0, "given": ["Evaluation.stride = 2"]}  # of the evaluation alone
+    evaluations = {split: scalars for split in ("validation", "test")}
+    run = make_xl_run(tmp_path / "xl", **STANDARD, evaluations=evaluations)
     other = make_run(tmp_path / "lstm", None, *make_lstm())
     (run / "studies").mkdir()
     rows = [
@@ -346,7 +351,9 @@ def test_studies_fill_the_tables_of_context_and_attention_lengths(tmp_path):
     ]
     study = {"study": "recl", "numbers": {}, "series": [], "table": rows, "verdict": "."}
     (run / "studies" / "recl.json").write_text(json.dumps(study))
-    found = filled(tables_of(TRANSFORMER_XL, [run, other])["txl_table_6"])
+    table = tables_of(TRANSFORMER_XL, [run, other])["txl_table_6"]
+    found = filled(table)
+    assert table.notes() == []
     assert [*found["Transformer-XL 151M",].values()] == ["10", "20", "30"]
     assert [*found["LSTM",].values()] == ["20", "40", "60"]
 

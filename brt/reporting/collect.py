@@ -19,6 +19,12 @@ WITHOUT_EFFECT = ("Evaluation.split", "Evaluation.tokens_per_step", "Evaluation.
 """Bindings given to an evaluation that change no figure of a whole split."""
 
 
+def given_to(evaluation: dict) -> str:
+    """The gin files and bindings an evaluation was given, those without effect left out."""
+    lines = map(str, evaluation.get("given", ()))
+    return ", ".join(line for line in lines if not line.startswith(WITHOUT_EFFECT))
+
+
 class Group(NamedTuple):
     """Runs that differ in their seed only.
 
@@ -124,13 +130,8 @@ class Group(NamedTuple):
         for run in self.runs:
             last = run.settings.get("Trainer.steps", 0)
             step = run.evaluations.get(split, {}).get("step", last)
-            given = [
-                line
-                for line in run.evaluations.get(split, {}).get("given", [])
-                if not str(line).startswith(WITHOUT_EFFECT)
-            ]
-            if given and not studied:
-                notes.append(f"{run.name}: evaluated with {', '.join(map(str, given))}")
+            if not studied and (given := given_to(run.evaluations.get(split, {}))):
+                notes.append(f"{run.name}: evaluated with {given}")
             if step < last:
                 notes.append(f"{run.name}: evaluated at step {step:,} of {last:,}")
         if count < len(self.runs):

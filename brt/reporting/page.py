@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+from brt.reporting.collect import given_to
 from brt.reporting.model_settings import model_setting
 from brt.reporting.places import Place
 from brt.reporting.plots import Plot, svg
@@ -163,7 +164,7 @@ def evaluations(runs: list[Run]) -> Table:
     columns += [Column("", title) for _, title, _ in shown]
     rows = []
     for run, split, scalars in found:
-        given = ", ".join(map(str, scalars.get("given", ())))
+        given = given_to(scalars)
         name = Cell(run.name, note=f"{run.name}, {split}: evaluated with {given}" if given else "")
         cells = [name, Cell(split), _number(scalars.get("step"), 0)]
         for name, _, decimals in shown:
