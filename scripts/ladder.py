@@ -4,11 +4,11 @@
         --corpus=configs/parts/ladder_text.gin --gin.TextFiles.path='"books/{split}"' \
         --tokens=20e6 --seeds=0,1,2
 
-A file of rungs has one config a line, with bindings after it: `pg19_rec_fixed_skip.gin
-RecurrentCell.num_states=128`. The model's dimensions are divided as --scale says, the corpus's
-bindings are replaced by those of --corpus, and every rung trains on the same number of tokens (one
-with twice the Trainer.steps of its config on twice as many); or, without --tokens, for the steps of
-its own config, as in papers whose rows differ in that.
+A file of rungs has one config a line, with bindings after it, without spaces in them:
+`pg19_rec_fixed_skip.gin RecurrentCell.num_states=128`. The model's dimensions are divided as
+--scale says, the corpus's bindings are replaced by those of --corpus, and every rung trains on the
+same number of tokens (one with twice the Trainer.steps of its config on twice as many); or, without
+--tokens, for the steps of its own config, as in papers whose rows differ in that.
 Stopped at any time, the same command goes on: finished runs are kept, the one in training resumes.
 Bindings given here come after a rung's own. Nothing is run twice, and a changed ladder is refused.
 """
