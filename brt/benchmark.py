@@ -226,7 +226,10 @@ def show_evaluation_speed(file, lengths, rounds):
     settings = FLAGS.gin_bindings, FLAGS.gin_search_paths
     found = evaluation_speed.measure(file, lengths, rounds, *settings)
     load = os.getloadavg()[0]
-    print(f"\n{file}, one row, {jax.devices()[0].device_kind}, load {load:.1f}, {rounds} rounds")
+    print(
+        f"\n{file}, one row, {jax.devices()[0].device_kind}, load {load:.1f}, "
+        f"{rounds} rounds at the longest"
+    )
     print(evaluation_speed.table(found))
     return [row._asdict() for row in found]
 

@@ -105,7 +105,7 @@ def check_configs(files):
 
     Raises:
         LadderError: naming the rung's file.
-        brt.config.ConfigError: a binding of it that nothing reads, or a name that is misspelt.
+        brt.config.ConfigError: a name in it that is misspelt.
     """
     progress = Progress("checking rungs", len(files))
     try:

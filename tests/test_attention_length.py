@@ -4,21 +4,10 @@ import json
 import math
 
 import pytest
-from tiny_run import build, command, shared_programs, train_here, write_config  # noqa: F401
+from tiny_run import TXL, build, command, shared_programs, train_here, write_config  # noqa: F401
 
 from brt import evaluate
 from brt.evaluation.attention_length import sweep
-
-TXL = (
-    "Trainer.model = @TransformerXL",
-    "TransformerXL.vocabulary_size = 256",
-    "TransformerXL.num_layers = 1",
-    "TransformerXL.width = 12",
-    "TransformerXL.num_heads = 2",
-    "TransformerXL.head_size = 4",
-    "TransformerXL.feed_forward_size = 16",
-    "TransformerXL.memory_length = 16",
-)
 
 
 @pytest.mark.parametrize("last", [100, 300, 1600])
@@ -70,6 +59,15 @@ def test_the_sweep_of_a_run_is_one_command(monkeypatch, capsys, run):
         figures = json.loads((run / "evaluation_validation.json").read_text())
         assert perplexity == pytest.approx(figures["perplexity"], rel=1e-6)
     assert len(set(curve["y"])) == 3
+
+
+def test_where_nothing_is_gained_the_verdict_speaks_of_no_fall(monkeypatch, capsys, run):
+    flags = "--study=attention_length", "--context_step=24", "--longest_context=24"
+    monkeypatch.setattr("brt.evaluation.attention_length.THRESHOLD", 1.0)
+    assert not command(monkeypatch, evaluate, f"--workdir={run}", *flags)
+    out = capsys.readouterr().out
+    assert "with an attention length of 16, as in training; 24 gains less" in out
+    assert "falls" not in out
 
 
 def test_a_model_without_that_setting_is_refused(monkeypatch, capsys, run):

@@ -218,8 +218,8 @@ def read_vocabulary_file(path: str, what: str, binding: str) -> bytes:
             return file.read()
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"no {what} at {path}: put the file there, or bind {binding}, which is the FILE in "
-            'Corpus.vocabulary = "KIND:FILE", to where it is; README.md says how one is made'
+            f"no {what} at {path}: put the file there, or bind what names it to where it is, "
+            f'{binding} or Corpus.vocabulary = "KIND:FILE"; README.md says how one is made'
         ) from None
     except (IsADirectoryError, PermissionError) as error:
         raise type(error)(

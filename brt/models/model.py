@@ -34,8 +34,7 @@ class Model(nnx.Module):
         return self
 
     def init_caches(self, rows: int):
-        """The segment form of `rows` documents that have not begun: the only definition of
-        "empty"."""
+        """The segment form of `rows` documents that have not begun: what "empty" means."""
         raise NotImplementedError
 
     def embed(self, tokens_BT):

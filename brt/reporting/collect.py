@@ -126,11 +126,12 @@ class Group(NamedTuple):
 
     def _note(self, count, quantity):
         split, notes = quantity.split or self.split, []
-        studied = quantity.scalar.startswith("studies/")
+        evaluated = not quantity.scalar.startswith("studies/")
         for run in self.runs:
+            evaluation = run.evaluations.get(split, {}) if evaluated else {}
             last = run.settings.get("Trainer.steps", 0)
-            step = run.evaluations.get(split, {}).get("step", last)
-            if not studied and (given := given_to(run.evaluations.get(split, {}))):
+            step = evaluation.get("step", last)
+            if given := given_to(evaluation):
                 notes.append(f"{run.name}: evaluated with {given}")
             if step < last:
                 notes.append(f"{run.name}: evaluated at step {step:,} of {last:,}")

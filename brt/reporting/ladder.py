@@ -71,9 +71,14 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
         tokens_per_step: of every run; None for the first rung's at this scale.
 
     Raises:
-        LadderError: no rungs, two of one name, a missing config, or dimensions that do not divide.
+        LadderError: no rungs, two of one name, a missing config, a binding that is none or stands
+            twice, dimensions that do not divide, or two lengths of training.
     """
-    rungs = []
+    rungs, common = [], read_gin("\n".join(bindings))
+    if tokens is not None and "Trainer.steps" in common:
+        raise LadderError(
+            "--tokens and a binding of Trainer.steps both say how long a run trains: give one."
+        )
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         config, *own = line.split("#")[0].split() or [""]
         if not config:
@@ -85,11 +90,6 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
         settings |= bound
         paper = {name: settings[name] for name in STANDS_FOR if name in settings}
         settings |= scaled(settings, scale)
-        common = read_gin("\n".join(bindings))
-        if tokens is not None and "Trainer.steps" in common:
-            raise LadderError(
-                "--tokens and a binding of Trainer.steps both say how long a run trains: give one."
-            )
         if corpus:
             settings = with_corpus(settings, read_gin_file(corpus) | common)
         # A rung's own vocabulary, say, is not the corpus's; what is scaled stays scaled.

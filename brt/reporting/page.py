@@ -165,8 +165,8 @@ def evaluations(runs: list[Run]) -> Table:
     rows = []
     for run, split, scalars in found:
         given = given_to(scalars)
-        name = Cell(run.name, note=f"{run.name}, {split}: evaluated with {given}" if given else "")
-        cells = [name, Cell(split), _number(scalars.get("step"), 0)]
+        note = f"{run.name}, {split}: evaluated with {given}" if given else ""
+        cells = [Cell(run.name, note=note), Cell(split), _number(scalars.get("step"), 0)]
         for name, _, decimals in shown:
             note = scalars.get("caveat", "") if name == "bits_per_character" else ""
             cells.append(_number(scalars.get(name), decimals, note))
