@@ -29,8 +29,8 @@ import numpy as np
 from absl import flags
 
 from brt import command_line, config
-from brt.data.document_stream import Batch
-from brt.data.throughput import measure_store, time_input
+from brt.data.streams.documents import Batch
+from brt.data.streams.throughput import measure_store, time_input
 from brt.evaluation import evaluation_speed
 from brt.evaluation.evaluation_speed import LENGTHS
 from brt.experiment import Experiment

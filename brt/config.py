@@ -12,6 +12,8 @@ import re
 
 import gin
 
+from brt.registration import register_all
+
 
 class ConfigError(ValueError):
     """A gin file or binding is wrong; the message names it and says what to do."""
@@ -40,6 +42,7 @@ def parse(gin_files=(), bindings=(), search_paths=()):
         ConfigError: a missing file, a wrong name (with the nearest right one), a value
             that is not gin syntax (with the quoted form, where quotes are missing).
     """
+    register_all()
     gin.clear_config()
     # Gin also looks into importable packages, and stumbles over a folder named configs.
     gin.config._FILE_READERS[:] = [(open, os.path.isfile)]

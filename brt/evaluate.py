@@ -18,15 +18,15 @@ import jax
 from absl import flags
 
 from brt import command_line
-from brt.data.store_writer import replace_json
-from brt.evaluation.compare import choose_documents
-from brt.evaluation.context_losses import LONGEST, POSITIONS, STEP
+from brt.data.stores.writer import replace_json
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.perplexity import white_space_caveat
-from brt.evaluation.reach import TOKENS
 from brt.evaluation.reading import TREATMENTS
 from brt.evaluation.recorded_run import RecordedRun
-from brt.evaluation.studies import ANY_STREAM, STUDIES, run_study, table, write_study
+from brt.evaluation.studies.compare import choose_documents
+from brt.evaluation.studies.context_losses import LONGEST, POSITIONS, STEP
+from brt.evaluation.studies.reach import TOKENS
+from brt.evaluation.studies.registry import ANY_STREAM, STUDIES, run_study, table, write_study
 from brt.experiment import Experiment, check_vocabulary, load_params
 from brt.training.sharding import make_mesh
 

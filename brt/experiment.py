@@ -20,27 +20,9 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from brt import config
-from brt.data import (  # noqa: F401  (register with gin)
-    algorithmic_tasks,
-    mixture,
-    published_corpora,
-    quadratic_equations,
-    selections,
-    seqio_source,
-    sources,
-    tfds_source,
-)
-from brt.data.document_stream import Batch, document_segments
-from brt.evaluation import recall  # noqa: F401  (registers with gin)
-from brt.models import (  # noqa: F401  (register with gin)
-    lstm,
-    qrnn,
-    recurrent_memory,
-    transformer_xl,
-)
+from brt.data.streams.documents import Batch, document_segments
 from brt.models.counts import count_parameters
 from brt.models.model import Model
-from brt.training import optimizers, plateau, schedules  # noqa: F401  (register with gin)
 from brt.training.checkpoint import Checkpoints
 from brt.training.sharding import check_divisible, shardings
 from brt.training.train_step import TrainState, make_loss, make_train_step
@@ -255,7 +237,9 @@ class Experiment:
 def _built(model, rngs, who) -> Model:
     """A model that a binding names, with shapes instead of arrays."""
 
-    refusal = ValueError(f"{who}.model must name a model, like @LanguageModel, no brackets.")
+    refusal = ValueError(
+        f"{who}.model must name a model, like @BlockRecurrentTransformer, no brackets."
+    )
     if not callable(model) or (inspect.isclass(model) and not issubclass(model, Model)):
         raise refusal
     if inspect.isfunction(model) and "rngs" not in inspect.signature(model).parameters:

@@ -18,7 +18,7 @@ import time
 from absl import flags
 
 from brt import command_line
-from brt.data.vocabularies import expanded
+from brt.data.vocabularies.base import expanded
 from brt.experiment import load_run
 from brt.generation.generator import Generator
 from brt.generation.memory import take_rows

@@ -11,11 +11,11 @@ from absl import flags
 
 from brt import command_line
 from brt.data.corpus import Corpus
-from brt.data.named_vocabularies import named_vocabulary
-from brt.data.store_inspection import describe, document_ends, verify
-from brt.data.token_store import TokenStore
-from brt.data.train_vocabulary import bound_training, train_vocabulary
-from brt.data.vocabulary_report import report, sample_text
+from brt.data.stores.inspection import describe, document_ends, verify
+from brt.data.stores.token_store import TokenStore
+from brt.data.vocabularies.named import named_vocabulary
+from brt.data.vocabularies.report import report, sample_text
+from brt.data.vocabularies.training import bound_training, train_vocabulary
 from brt.experiment import Experiment
 
 FLAGS = flags.FLAGS

@@ -16,12 +16,12 @@ from absl import flags
 from brt import command_line
 from brt.reporting import page
 from brt.reporting.collect import collect
+from brt.reporting.drawing.heat_map import study_maps
+from brt.reporting.drawing.plots import png
 from brt.reporting.figures import STUDIES, study_plots, training_curves
-from brt.reporting.heat_map import study_maps
-from brt.reporting.paper_tables import concerns, paper_plots, paper_tables
-from brt.reporting.papers import PAPERS
+from brt.reporting.papers.all import PAPERS
+from brt.reporting.papers.fill import concerns, paper_plots, paper_tables
 from brt.reporting.places import place
-from brt.reporting.plots import png
 from brt.reporting.runs import open_runs
 from brt.reporting.step_times import read_step_times
 

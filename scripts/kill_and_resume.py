@@ -43,15 +43,15 @@ Trainer.segment_length = 64
 Trainer.tokens_per_step = 512
 Trainer.log_every = 3
 Trainer.eval_every = 25
-LanguageModel.vocabulary_size = 256
-LanguageModel.num_layers = 2
-LanguageModel.width = 64
-LanguageModel.num_heads = 2
-LanguageModel.head_size = 16
-LanguageModel.feed_forward_size = 128
-LanguageModel.window = 16
-LanguageModel.recurrent_layers = (1,)
-LanguageModel.dropout = 0.1
+BlockRecurrentTransformer.vocabulary_size = 256
+BlockRecurrentTransformer.num_layers = 2
+BlockRecurrentTransformer.width = 64
+BlockRecurrentTransformer.num_heads = 2
+BlockRecurrentTransformer.head_size = 16
+BlockRecurrentTransformer.feed_forward_size = 128
+BlockRecurrentTransformer.window = 16
+BlockRecurrentTransformer.recurrent_layers = (1,)
+BlockRecurrentTransformer.dropout = 0.1
 RecurrentCell.num_states = 16
 """
 

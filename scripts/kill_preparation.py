@@ -24,9 +24,9 @@ from pathlib import Path
 
 PREPARE = """
 import sys
-from brt.data import parallel_preparation
+from brt.data.stores import shards as parallel_preparation
 from brt.data.corpus import Corpus
-from brt.data.sources import TextFiles
+from brt.data.sources.files import TextFiles
 
 store, text, vocabulary, workers, shard_bytes = sys.argv[1:]
 parallel_preparation.SHARD_BYTES = int(shard_bytes)

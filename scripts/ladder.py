@@ -28,8 +28,8 @@ from brt.progress import Progress
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 from brt.reporting.ladder import SCALES, LadderError, Rung, read_rungs
-from brt.reporting.paper_tables import paper_tables
-from brt.reporting.papers import PAPERS
+from brt.reporting.papers.all import PAPERS
+from brt.reporting.papers.fill import paper_tables
 from brt.reporting.runs import RUNG_FILE, open_runs
 from brt.reporting.step_times import read_step_times
 

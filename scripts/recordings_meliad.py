@@ -1,7 +1,7 @@
 """Replays recordings of google-research/meliad; see `check_recording.py`.
 
 Each file holds parameters, token segments, document starts, logits, caches and, in some,
-gradients (see `brt/models/meliad_checkpoint.py` for what the parameters tell). An external
+gradients (see `brt/models/checkpoints/meliad.py` for what the parameters tell). An external
 memory is searched as the released code does it, by buckets, unless the file's name has `exact` in
 it: the settings in a file do not tell.
 """
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.models import meliad_checkpoint
 from brt.models.caches import RecurrentCache, reset_rows
-from brt.models.memorizing_cache import MemorizingCache
+from brt.models.checkpoints import meliad as meliad_checkpoint
+from brt.models.memories.memorizing_cache import MemorizingCache
 
 
 def replay(recording, model):

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 from recordings_txl import cache_error, gradient_error, rows_first
 
-from brt.models import rmt_checkpoint
+from brt.models.checkpoints import recurrent_memory as rmt_checkpoint
 
 DETACHED = "grads_seg1_detached"
 """Gradients of the second segment's loss that do not cross the memory before it."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.models import txl_checkpoint
+from brt.models.checkpoints import transformer_xl as txl_checkpoint
 
 
 def rows_first(x_TB):

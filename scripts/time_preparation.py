@@ -18,7 +18,7 @@ import time
 PREPARE = """
 import sys
 from brt.data.corpus import Corpus
-from brt.data.sources import TextFiles
+from brt.data.sources.files import TextFiles
 
 Corpus(sys.argv[1], TextFiles(sys.argv[2]), sys.argv[3]).prepare(
     "train", quiet=True, workers=int(sys.argv[4])

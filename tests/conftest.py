@@ -3,6 +3,8 @@ because the models here are tiny and run once."""
 
 import os
 
+from paths import ROOT
+
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
@@ -17,7 +19,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import functools
 import importlib
-from pathlib import Path
 
 import gin
 import jax
@@ -26,7 +27,7 @@ import pytest
 from architectures import QUICK
 from stores import FIRST, make_store
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+SCRIPTS = ROOT / "scripts"
 
 
 @pytest.fixture(autouse=True, scope="module")

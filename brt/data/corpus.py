@@ -9,12 +9,12 @@ from pathlib import Path
 import gin
 from absl import logging
 
-from brt.data.named_vocabularies import as_vocabulary
-from brt.data.parallel_preparation import ListedDocuments, StreamedDocuments
-from brt.data.sources import Source
-from brt.data.store_writer import vocabulary_entry
-from brt.data.token_store import TokenStore, write_store
-from brt.data.vocabularies import Vocabulary
+from brt.data.sources.files import Source
+from brt.data.stores.shards import ListedDocuments, StreamedDocuments
+from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.stores.writer import vocabulary_entry
+from brt.data.vocabularies.base import Vocabulary
+from brt.data.vocabularies.named import as_vocabulary
 
 
 class StoreMissing(FileNotFoundError):

@@ -7,8 +7,8 @@ import gin
 import numpy as np
 
 from brt.data.corpus import Corpus
-from brt.data.store_writer import vocabulary_entry
-from brt.data.token_store import TokenStore
+from brt.data.stores.token_store import TokenStore
+from brt.data.stores.writer import vocabulary_entry
 
 
 @gin.configurable

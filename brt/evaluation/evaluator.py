@@ -8,7 +8,7 @@ import gin
 import numpy as np
 
 from brt.data.mixture import MixedStore
-from brt.data.streams import evaluation_pass
+from brt.data.streams.select import evaluation_pass
 from brt.evaluation.free_running import SampleDecoder
 from brt.evaluation.perplexity import per_text, per_token
 from brt.evaluation.reading import TREATMENTS, SegmentReader

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from brt.data.sample_stream import read_samples, sample_length
+from brt.data.streams.samples import read_samples, sample_length
 from brt.evaluation.reading import to_host
 from brt.models.shape_letters import spec
 from brt.progress import Progress

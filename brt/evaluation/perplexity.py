@@ -11,7 +11,7 @@ Source: Block-Recurrent, appendix I.
 
 import math
 
-from brt.data.vocabulary_report import lost_white_space
+from brt.data.vocabularies.report import lost_white_space
 
 LARGEST = 700.0
 """Nats whose exponential is still a float."""

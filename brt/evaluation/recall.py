@@ -3,7 +3,7 @@
 import gin
 import numpy as np
 
-from brt.data.recall_task import answer_distances
+from brt.data.sources.recall import answer_distances
 
 
 @gin.configurable

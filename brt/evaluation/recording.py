@@ -22,9 +22,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from brt.data.document_stream import DocumentPass
-from brt.data.store_writer import replace_json, write_json
-from brt.data.token_store import TokenStore
+from brt.data.stores.token_store import TokenStore
+from brt.data.stores.writer import replace_json, write_json
+from brt.data.streams.documents import DocumentPass
 from brt.evaluation.reading import TREATMENTS, to_host
 
 FORMAT = 1

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from brt.data.vocabularies import Vocabulary, checked_ids
+from brt.data.vocabularies.base import Vocabulary, checked_ids
 from brt.generation import memory_file
 from brt.generation.decode_loop import DRAW, make_decode_loop
 from brt.generation.memory import Memory, fresh_memory
@@ -35,7 +35,7 @@ class Generator:
     go on from it twice. All of it costs the same at any position of a document.
 
     Args:
-        model: a `LanguageModel` with parameters, from `Experiment.bind`; on one device. Asked for
+        model: a model with parameters, from `Experiment.bind`; on one device. Asked for
             `period`, `init_caches`, `begin_decoding`, `end_decoding`, `read_part`, `decode` and a
             call on a segment; what its caches hold is its own affair.
         vocabulary: what text is read and written with.
@@ -270,5 +270,5 @@ def _not_finite(memory, row, place):
     return NonFiniteLogits(
         f"The model's logits for token {int(memory.position_B[row]) + place:,} of document {row} "
         "are not finite numbers, and say nothing: look at the parameters, or at "
-        "LanguageModel.activation_dtype."
+        "BlockRecurrentTransformer.activation_dtype."
     )

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from brt.data.vocabularies import BEGIN
+from brt.data.vocabularies.base import BEGIN
 
 
 class Memory(NamedTuple):

@@ -15,7 +15,7 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.flax import save as to_bytes
 
-from brt.data.vocabularies import Vocabulary, expanded
+from brt.data.vocabularies.base import Vocabulary, expanded
 from brt.generation.memory import Memory, fresh_memory
 
 FORMAT = "brt document memory 1"
@@ -94,7 +94,7 @@ def load(path: str, model, fingerprint: str, vocabulary: Vocabulary) -> Memory:
 
     Args:
         path: of the file.
-        model: the `LanguageModel` that is to go on.
+        model: the `BlockRecurrentTransformer` that is to go on.
         fingerprint: its `model_fingerprint`.
         vocabulary: its vocabulary.
 

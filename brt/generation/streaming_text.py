@@ -2,7 +2,7 @@
 
 import itertools
 
-from brt.data.vocabularies import Vocabulary
+from brt.data.vocabularies.base import Vocabulary
 
 UNSURE = "\ufffd"
 """How every vocabulary renders bytes that are not, or not yet, a character of UTF-8."""

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from brt.data.vocabularies import BEGIN
+from brt.data.vocabularies.base import BEGIN
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
 from brt.progress import Progress

@@ -7,7 +7,7 @@ highest recurrent layer's state are handed to all layers without a cell, above a
 import jax
 import jax.numpy as jnp
 
-from brt.models.recurrent_cell import BlockStates
+from brt.models.memories.recurrent_cell import BlockStates
 
 
 def state_source(layers) -> int:

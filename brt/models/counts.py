@@ -51,7 +51,7 @@ def count_parameters(params) -> ParameterCounts:
 
 
 def flops_per_token(model) -> float:
-    """What `LanguageModel.flops_per_token` returns.
+    """What `BlockRecurrentTransformer.flops_per_token` returns.
 
     Matrix products and attention only. Attention counts the keys a query may see (W, or all
     states); what a blocked implementation multiplies and then hides is not counted. A
@@ -59,7 +59,7 @@ def flops_per_token(model) -> float:
     and all M keys once, and then attention to those it picked.
 
     Args:
-        model: a `LanguageModel`, built or abstract.
+        model: a `BlockRecurrentTransformer`, built or abstract.
 
     Source: Block-Recurrent, section 3.6: O(W N) and O((W^2 + S^2 + 2 S W) N / W).
     """

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from brt.models.attention import attend
 from brt.models.caches import (
     DecodingRecurrent,
     RecurrentCache,
@@ -22,13 +21,14 @@ from brt.models.caches import (
     select_rows,
     write_token,
 )
-from brt.models.dropout import dropout, keep_mask
-from brt.models.feed_forward import FeedForward
-from brt.models.initializers import DENSE, parameter
-from brt.models.memorizing_cache import DecodingMemorizing, MemorizingCache
-from brt.models.norms import RMSNorm, unit_heads, wide
-from brt.models.positions_t5 import RelativeBias, WindowMask
-from brt.models.recurrent_cell import BlockStates
+from brt.models.layers.attention import attend
+from brt.models.layers.dropout import dropout, keep_mask
+from brt.models.layers.feed_forward import FeedForward
+from brt.models.layers.initializers import DENSE, parameter
+from brt.models.layers.norms import RMSNorm, unit_heads, wide
+from brt.models.layers.positions_t5 import RelativeBias, WindowMask
+from brt.models.memories.memorizing_cache import DecodingMemorizing, MemorizingCache
+from brt.models.memories.recurrent_cell import BlockStates
 from brt.models.shape_letters import constrain
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
 from brt.models.hidden_cache import HiddenCache, close_segment, open_segment
-from brt.models.initializers import parameter
+from brt.models.layers.initializers import parameter
 from brt.models.memory_tokens import MemoryCache, segment_mask, visible_positions
 from brt.models.transformer_xl import TransformerXL
 

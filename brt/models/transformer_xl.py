@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from brt.models.adaptive_embedding import AdaptiveEmbedding
+from brt.models.block_recurrent import DTYPES
 from brt.models.counts import matrix_size
 from brt.models.hidden_cache import (
     advance,
@@ -22,13 +22,19 @@ from brt.models.hidden_cache import (
     visible_keys,
     write,
 )
-from brt.models.initializers import normal, parameter
-from brt.models.language_model import DTYPES
+from brt.models.layers.adaptive_embedding import AdaptiveEmbedding
+from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.positions_sinusoid import sinusoid
+from brt.models.layers.relative_attention import distances
+from brt.models.layers.transformer_xl_layer import (
+    ENCODINGS,
+    NORMS,
+    Biases,
+    Drops,
+    TransformerXLLayer,
+)
 from brt.models.model import Model
-from brt.models.positions_sinusoid import sinusoid
-from brt.models.relative_attention import distances
 from brt.models.shape_letters import constrain
-from brt.models.txl_layer import ENCODINGS, NORMS, Biases, Drops, TransformerXLLayer
 
 REMATS = ("none", "layer")
 

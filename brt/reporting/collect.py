@@ -6,12 +6,12 @@ from typing import NamedTuple
 from brt import config
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
+from brt.reporting.drawing.rounding import mean_and_spread
+from brt.reporting.drawing.table import NOT_EVALUATED, NOT_RUN, Cell, measured
 from brt.reporting.model_settings import model_setting
-from brt.reporting.paper import Quantity
+from brt.reporting.papers.form import Quantity
 from brt.reporting.places import Place, place
-from brt.reporting.rounding import mean_and_spread
 from brt.reporting.runs import Run
-from brt.reporting.table import NOT_EVALUATED, NOT_RUN, Cell, measured
 
 PROPERTIES = ("parameters", "all_parameters", "vocabulary_size")
 """Of a `Group` itself, whatever its seeds."""

@@ -2,7 +2,7 @@
 
 import re
 
-from brt.reporting.plots import Line, Plot
+from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.runs import Run
 
 MANY_POINTS = 30

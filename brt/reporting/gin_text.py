@@ -26,7 +26,7 @@ class _AsText(config_parser.ParserDelegate):
 
 
 def read_gin(text: str) -> dict:
-    """The bindings of a gin text, `LanguageModel.window` to 512; includes are followed.
+    """The bindings of a gin text, `BlockRecurrentTransformer.window` to 512; includes are followed.
 
     Raises:
         SyntaxError: as gin's parser.

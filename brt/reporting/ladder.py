@@ -32,10 +32,26 @@ SCALES = {
 """small: the 151M stack becomes configs/parts/small_model.gin, for a CPU; tiny: for tests."""
 
 STANDS_FOR = (
-    *("LanguageModel.num_layers", "LanguageModel.width", "LanguageModel.num_heads"),
-    *("LanguageModel.head_size", "LanguageModel.feed_forward_size", "LanguageModel.window"),
-    *("LanguageModel.recurrent_layers", "RecurrentCell.num_states", "Trainer.segment_length"),
-    *("LanguageModel.memorizing_layers", "ExternalMemory.size", "ExternalMemory.neighbours"),
+    *(
+        "BlockRecurrentTransformer.num_layers",
+        "BlockRecurrentTransformer.width",
+        "BlockRecurrentTransformer.num_heads",
+    ),
+    *(
+        "BlockRecurrentTransformer.head_size",
+        "BlockRecurrentTransformer.feed_forward_size",
+        "BlockRecurrentTransformer.window",
+    ),
+    *(
+        "BlockRecurrentTransformer.recurrent_layers",
+        "RecurrentCell.num_states",
+        "Trainer.segment_length",
+    ),
+    *(
+        "BlockRecurrentTransformer.memorizing_layers",
+        "ExternalMemory.size",
+        "ExternalMemory.neighbours",
+    ),
     *("TransformerXL.num_layers", "TransformerXL.width", "TransformerXL.num_heads"),
     *("TransformerXL.head_size", "TransformerXL.feed_forward_size", "Trainer.steps"),
 )
@@ -154,16 +170,21 @@ def scaled(settings: dict, scale: Scale) -> dict:
         return {}
     if "TransformerXL.width" in settings:
         return _scaled_transformer_xl(settings, scale)
-    if "LanguageModel.num_layers" not in settings:
+    if "BlockRecurrentTransformer.num_layers" not in settings:
         raise LadderError(
-            f"--scale divides the dimensions of LanguageModel and of TransformerXL, not those of "
+            f"--scale divides the dimensions of BlockRecurrentTransformer and of TransformerXL, "
+            f"not those of "
             f"{model_name(settings)}: give --scale=paper, which leaves a config as it is."
         )
     divisors = {
-        f"LanguageModel.{name}": getattr(scale, name)
+        f"BlockRecurrentTransformer.{name}": getattr(scale, name)
         for name in ("width", "num_heads", "head_size", "feed_forward_size")
     }
-    lengths = "LanguageModel.window", "Trainer.segment_length", "RecurrentCell.num_states"
+    lengths = (
+        "BlockRecurrentTransformer.window",
+        "Trainer.segment_length",
+        "RecurrentCell.num_states",
+    )
     memory = "ExternalMemory.size", "ExternalMemory.neighbours"
     divisors |= dict.fromkeys([*lengths, *memory], scale.lengths)
     found = {}
@@ -175,10 +196,13 @@ def scaled(settings: dict, scale: Scale) -> dict:
                     f"{name} = {settings[name]} cannot be divided by {divisor}: choose a scale "
                     "that divides it."
                 )
-    times, more = divmod(settings["LanguageModel.num_layers"], 12)
-    layers = found["LanguageModel.num_layers"] = scale.layers * times + more
-    ratio = layers / settings["LanguageModel.num_layers"]
-    for name in ("LanguageModel.recurrent_layers", "LanguageModel.memorizing_layers"):
+    times, more = divmod(settings["BlockRecurrentTransformer.num_layers"], 12)
+    layers = found["BlockRecurrentTransformer.num_layers"] = scale.layers * times + more
+    ratio = layers / settings["BlockRecurrentTransformer.num_layers"]
+    for name in (
+        "BlockRecurrentTransformer.recurrent_layers",
+        "BlockRecurrentTransformer.memorizing_layers",
+    ):
         if not (indices := settings.get(name)):
             continue
         places = tuple(max(round((index + 1) * ratio), 1) - 1 for index in indices)
@@ -187,7 +211,7 @@ def scaled(settings: dict, scale: Scale) -> dict:
                 f"{name} = {indices} falls together in {layers} layers: choose a larger scale."
             )
         found[name] = places
-    found["LanguageModel.activation_dtype"] = "float32"
+    found["BlockRecurrentTransformer.activation_dtype"] = "float32"
     return found
 
 

@@ -6,7 +6,7 @@ BUILT_ON = {"RecurrentMemoryTransformer": ("TransformerXL",)}
 
 def model_name(settings: dict) -> str:
     """The class that `Trainer.model` refers to."""
-    reference = str(settings.get("Trainer.model", "@LanguageModel"))
+    reference = str(settings.get("Trainer.model", "@BlockRecurrentTransformer"))
     return reference.strip("@()").rsplit("/", 1)[-1].rsplit(".", 1)[-1]
 
 

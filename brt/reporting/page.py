@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 from brt.reporting.collect import given_to
+from brt.reporting.drawing.plots import Plot, svg
+from brt.reporting.drawing.table import Cell, Column, Table
 from brt.reporting.model_settings import model_setting
 from brt.reporting.places import Place
-from brt.reporting.plots import Plot, svg
 from brt.reporting.runs import Run
-from brt.reporting.table import Cell, Column, Table
 
 HERE = Path(__file__).parent
 

@@ -3,11 +3,11 @@
 import re
 from typing import NamedTuple
 
-from brt.reporting.block_recurrent import SIZES
 from brt.reporting.model_settings import model_name, model_setting
-from brt.reporting.recurrent_memory import vectors, visible_context
+from brt.reporting.papers.block_recurrent import SIZES
+from brt.reporting.papers.recurrent_memory import vectors, visible_context
+from brt.reporting.papers.transformer_xl import SIZES as XL_SIZES
 from brt.reporting.runs import Run
-from brt.reporting.transformer_xl import SIZES as XL_SIZES
 
 TASKS = {
     "CopyTask": ("copy", "length"),
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     """A run in the papers' terms; lengths in tokens.
 
     Attributes:
-        model: name of its class, `LanguageModel`.
+        model: name of its class, `BlockRecurrentTransformer`.
         system: as Table 1 of the Block-Recurrent paper spells it, `Rec:fixed:skip`, `Slide:12L`,
             `XL:512`; or `Tr-XL`, `Baseline` (the same without recurrence), `MemTr`, `RMT`,
             `Tr-XL + RMT`; or the class's name.
@@ -138,8 +138,11 @@ def place(run: Run) -> Place:
 
 
 def _language_model(settings, model, segment):
-    layers, window = settings["LanguageModel.num_layers"], settings["LanguageModel.window"]
-    recurrent = tuple(settings.get("LanguageModel.recurrent_layers") or ())
+    layers, window = (
+        settings["BlockRecurrentTransformer.num_layers"],
+        settings["BlockRecurrentTransformer.window"],
+    )
+    recurrent = tuple(settings.get("BlockRecurrentTransformer.recurrent_layers") or ())
     return {
         "system": _system(settings, layers, window, segment, recurrent),
         "size": _size(settings, layers, bool(recurrent)),
@@ -199,7 +202,10 @@ def _other(settings, model, segment):
 
 
 _WITH_MEMORY = ("TransformerXL", "RecurrentMemoryTransformer")
-_OF_MODEL = {"LanguageModel": _language_model, **dict.fromkeys(_WITH_MEMORY, _transformer_xl)}
+_OF_MODEL = {
+    "BlockRecurrentTransformer": _language_model,
+    **dict.fromkeys(_WITH_MEMORY, _transformer_xl),
+}
 
 
 def _depth(settings):
@@ -224,7 +230,7 @@ def _task(settings):
 
 def _system(settings, layers, window, segment, recurrent):
     memory = ""
-    if settings.get("LanguageModel.memorizing_layers"):
+    if settings.get("BlockRecurrentTransformer.memorizing_layers"):
         kind = " dense" if settings.get("ExternalMemory.search") == "dense" else ""
         memory = f"Memorizing Trans. {settings.get('ExternalMemory.size', 65_536) // 1024}k{kind}"
     if not recurrent:
@@ -233,7 +239,7 @@ def _system(settings, layers, window, segment, recurrent):
         if window != segment:
             return f"Slide:{layers}L"
         return f"XL:{window}" if layers == 12 else f"XL:{window}:{layers}-layer"
-    family = "Feedback" if settings.get("LanguageModel.feedback") else "Rec"
+    family = "Feedback" if settings.get("BlockRecurrentTransformer.feedback") else "Rec"
     gate, arrangement = (settings.get(f"RecurrentCell.{n}") for n in ("gate", "arrangement"))
     where = ""
     if len(recurrent) != (1 if layers < 24 else 2):
@@ -245,7 +251,7 @@ def _system(settings, layers, window, segment, recurrent):
 
 def _size(settings, layers, is_recurrent):
     dimensions = tuple(
-        settings.get(f"LanguageModel.{name}")
+        settings.get(f"BlockRecurrentTransformer.{name}")
         for name in ("width", "num_heads", "head_size", "feed_forward_size")
     )
     for size in SIZES:

@@ -5,11 +5,11 @@ import base64
 import numpy as np
 
 from brt import config
-from brt.data.token_store import TokenStore
+from brt.data.stores.token_store import TokenStore
 from brt.evaluation.recording import Recording
 from brt.evaluation.words import Words
-from brt.experiment import Trainer  # from there, so that all of brt is registered with gin
 from brt.reporting.runs import Run
+from brt.training.trainer import Trainer
 
 NO_WORD = 2**32 - 1
 """In `last_seen`, for white space and punctuation; page.js knows it too."""

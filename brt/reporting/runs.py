@@ -23,8 +23,9 @@ class Run:
         folder: `pathlib.Path` of it.
         name: the folder's name, with as much of the path as tells the runs of a report apart.
         records: metrics.jsonl, oldest first.
-        settings: every value in force, `LanguageModel.window` to 512; references as `Reference`.
-        evaluations: split to the content of evaluation_<split>.json; and of models with a state
+        settings: every value in force, `BlockRecurrentTransformer.window` to 512; references as
+        `Reference`. evaluations: split to the content of evaluation_<split>.json; and of models
+        with a state
             "uses_state", 1 or 0: whether the loss grows by `SHARE` where the state is cleared.
         studies: name to the content of studies/<name>.json.
         recordings: folders of recordings that have a manifest, those with the state kept first.

@@ -3,8 +3,8 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from brt.data.document_stream import DTYPES, Batch
-from brt.data.ledger import MODULUS, ledger_of
+from brt.data.streams.documents import DTYPES, Batch
+from brt.data.streams.ledger import MODULUS, ledger_of
 from brt.training.sharding import put_rows, rows_answered_for
 
 FIELDS = {name: name.rsplit("_", 1)[1] for name in Batch._fields}

@@ -9,11 +9,11 @@ from jax.experimental import multihost_utils
 
 from brt import config
 from brt.data.corpus import Corpus
-from brt.data.ledger import MODULUS
-from brt.data.sample_stream import check_cut
-from brt.data.streams import check_stream, training_stream
+from brt.data.streams.ledger import MODULUS
+from brt.data.streams.samples import check_cut
+from brt.data.streams.select import check_stream, training_stream
 from brt.evaluation.evaluator import Evaluation, Evaluator
-from brt.models.language_model import LanguageModel
+from brt.models.block_recurrent import BlockRecurrentTransformer
 from brt.progress import Progress
 from brt.training.checkpoint import CheckpointPolicy, Checkpoints
 from brt.training.losses import LOSSES
@@ -98,7 +98,7 @@ class Trainer:
         eval_every: int = 1000,
         evaluation=None,
         checkpoints=None,
-        model=LanguageModel,
+        model=BlockRecurrentTransformer,
     ):
         per_row = segment_length * segments_per_step
         if min(segment_length, segments_per_step) < 1 or tokens_per_step % per_row:

@@ -1,0 +1,325 @@
+"""Algorithmic tasks: copy, reverse and associative retrieval, one sample a document.
+
+A sample is a source, a start token and the target, one after another; a model reads all of it but
+the last token and predicts all of it but the first (`Trainer.stream = "samples"`). Loss weights
+are 1 on the target and 0 elsewhere.
+
+    copy        x, start, x, x              3 n + 1 tokens, 2 n scored
+    reverse     x, start, x backwards       2 n + 1 tokens, n scored
+    retrieval   a 3 d 1 k 4 b 9 k start 4   11 tokens, 1 scored
+
+The splits of a task are drawn together, without duplicates, and do not overlap. The test samples
+are drawn first: they stay the same when `num_train` changes.
+
+Source: Bulatov et al. 2022, arXiv:2207.06881 (Recurrent Memory Transformer), section 4 and
+appendix A.1; associative retrieval as in Ba et al. 2016, arXiv:1610.06258.
+"""
+
+import hashlib
+import math
+import string
+from collections.abc import Iterator
+
+import gin
+import numpy as np
+
+from brt.data.sources.files import Document
+from brt.data.vocabularies.base import checked_ids
+
+PAD, START = 0, 1
+"""Ids of copy, reverse and the equations; their symbols follow."""
+SPLITS = ("test", "validation", "train")
+"""In the order in which they are drawn."""
+
+
+class SymbolVocabulary:
+    """Ids of symbols that are written as one character each.
+
+    Args:
+        name: for messages and manifests.
+        symbols: a character for each id, all different.
+        special_ids: names of the ids that are no part of a source or target.
+    """
+
+    unknown_id = None
+
+    def __init__(self, name: str, symbols: str, special_ids: dict[str, int]):
+        self.name, self.symbols, self.special_ids = name, symbols, special_ids
+        self.size = len(symbols)
+        self.fingerprint = hashlib.sha256(f"symbols {symbols}".encode()).hexdigest()
+
+    def encode(self, data: bytes, title: str) -> np.ndarray:
+        """Ids of the characters, int32; white space is passed over.
+
+        Raises:
+            ValueError: a character that stands for no id.
+        """
+        text = "".join(data.decode("utf-8", errors="replace").split())
+        if unknown := set(text) - set(self.symbols):
+            raise ValueError(
+                f"document {title!r} has the character {min(unknown)!r}; the symbols of "
+                f"{self.name} are {self.symbols}"
+            )
+        return np.array([self.symbols.index(symbol) for symbol in text], np.int32)
+
+    def decode(self, ids) -> str:
+        """The characters, without spaces.
+
+        Raises:
+            ValueError: an id outside [0, size).
+        """
+        return "".join(self.symbols[i] for i in checked_ids(ids, self.size, self.name))
+
+
+class SampleTask:
+    """What the tasks share: the splits, and how a sample becomes a document.
+
+    A task has `scored`, the tokens of a target, and gives `_sources` and `_stacked`.
+
+    Args:
+        vocabulary: a `SymbolVocabulary`.
+        tokens, scored: of a sample, before padding, and of those the last ones that count.
+        counts: samples of the splits train, validation and test.
+        seed: not negative.
+        padded_length: tokens a model reads of a sample; None for as many as there are, `tokens`
+            - 1. What is added stands behind the sample, with weight 0.
+        settings: what else decides the samples, for the manifest.
+
+    Attributes:
+        input_length: tokens a model reads of a sample, to be cut into segments.
+
+    Raises:
+        ValueError: no samples, a negative seed, or less room than a sample takes.
+    """
+
+    def __init__(self, vocabulary, tokens, scored, counts, seed, padded_length, settings):
+        name = type(self).__name__
+        if min(counts) < 1 or seed < 0:
+            raise ValueError(
+                f"{name}.num_train, num_validation, num_test = {tuple(counts)} must be 1 or more, "
+                f"and {name}.seed = {seed} not negative."
+            )
+        self.input_length = tokens - 1 if padded_length is None else padded_length
+        if self.input_length < tokens - 1:
+            raise ValueError(
+                f"{name}.padded_length = {padded_length} is shorter than a sample: a model reads "
+                f"{tokens - 1} tokens of it."
+            )
+        self.vocabulary, self.scored, self.seed = vocabulary, scored, seed
+        self._tokens, self._settings = tokens, settings
+        self._counts = dict(zip(("train", "validation", "test"), counts))
+
+    def documents(self, split: str) -> Iterator[Document]:
+        """Yields the samples of a split with tokens and weights; `data` stays empty.
+
+        Raises:
+            ValueError: another split than train, validation and test, or fewer different samples
+                than all splits need.
+        """
+        first = sum(self.count(other) for other in SPLITS[: SPLITS.index(self._known(split))])
+        total = sum(self._counts.values())
+        sources = self._sources(total)[first : first + self.count(split)]
+        weights = np.zeros(self.input_length + 1, np.float32)
+        weights[self._tokens - self.scored : self._tokens] = 1
+        for number, sample in enumerate(self._stacked(sources)):
+            tokens = np.full(self.input_length + 1, PAD, np.int32)
+            tokens[: self._tokens] = sample
+            yield Document(f"{split}-{number}", tokens=tokens, weights=weights)
+
+    def description(self, split: str) -> dict:
+        """The settings that decide the samples of a split."""
+        return {
+            "source": type(self).__name__,
+            "split": split,
+            "samples": {name: self._counts[name] for name in SPLITS},
+            "seed": self.seed,
+            "input_length": self.input_length,
+            **self._settings,
+        }
+
+    def count(self, split: str) -> int:
+        """Number of samples of a split."""
+        return self._counts[self._known(split)]
+
+    def _known(self, split):
+        if split not in self._counts:
+            raise ValueError(
+                f"{type(self).__name__} has the splits train, validation and test, and not "
+                f"{split!r}; bind Evaluation.split to one of them"
+            )
+        return split
+
+    def _random(self):
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, 1])))
+
+    def _refuse_too_many(self, count, possible):
+        if count > possible:
+            raise ValueError(
+                f"{type(self).__name__} is asked for {count:,} different samples and has "
+                f"{possible:,}; lower num_train, num_validation and num_test"
+            )
+
+
+def distinct_rows(draw, count: int) -> np.ndarray:
+    """The first `count` different rows of an endless sequence of draws.
+
+    Args:
+        draw: from a number of rows to that many, (rows, columns); equal to drawing them in turn.
+        count: at most the number of different rows there are, better a good deal fewer.
+    """
+    rows = draw(count)
+    while True:
+        first = np.sort(np.unique(rows, axis=0, return_index=True)[1])
+        if len(first) >= count:
+            return rows[first[:count]]
+        rows = np.concatenate([rows[first], draw(count)])
+
+
+class _SequenceTask(SampleTask):
+    """Copy and reverse, whose sources are sequences of independent uniform symbols.
+
+    A task says in `copies` how many times it writes its source, and gives `_target`.
+    """
+
+    def __init__(
+        self,
+        length: int = 24,
+        num_symbols: int = 10,
+        num_train: int = 100_000,
+        num_validation: int = 5_000,
+        num_test: int = 10_000,
+        padded_length: int | None = None,
+        seed: int = 0,
+    ):
+        letters = string.digits + string.ascii_letters
+        if length < 1 or not 2 <= num_symbols <= len(letters):
+            raise ValueError(
+                f"{type(self).__name__}.length = {length} must be at least 1, and num_symbols = "
+                f"{num_symbols} between 2 and {len(letters)}."
+            )
+        self.length, self.num_symbols = length, num_symbols
+        vocabulary = SymbolVocabulary(
+            f"symbols:{num_symbols}", "_>" + letters[:num_symbols], {"pad": PAD, "start": START}
+        )
+        tokens, scored = (self.copies + 1) * length + 1, self.copies * length
+        counts = num_train, num_validation, num_test
+        settings = {"length": length, "num_symbols": num_symbols}
+        super().__init__(vocabulary, tokens, scored, counts, seed, padded_length, settings)
+
+    def _sources(self, count):
+        self._refuse_too_many(count, self.num_symbols**self.length)
+        random = self._random()
+
+        def draw(rows):
+            uniform = random.random((rows, self.length))
+            return (START + 1 + np.floor(uniform * self.num_symbols)).astype(np.uint8)
+
+        return distinct_rows(draw, count)
+
+    def _stacked(self, sources):
+        starts = np.full((len(sources), 1), START)
+        return np.concatenate([sources, starts, self._target(sources)], axis=1)
+
+
+@gin.configurable
+class CopyTask(_SequenceTask):
+    """A sequence of symbols, to be written twice.
+
+    Args:
+        length: n, symbols of the source; a model reads 3 n tokens.
+        num_symbols: different symbols. Ids are one more for padding and one for the start token.
+        num_train, num_validation, num_test: samples of the splits.
+        padded_length: tokens to pad what is read to, so that it divides into segments; None for
+            no padding.
+        seed: not negative.
+
+    Raises:
+        ValueError: sizes below 1, or too many symbols.
+
+    Source: Recurrent Memory Transformer, section 4; symbols as in the released logs.
+    """
+
+    copies = 2
+
+    def _target(self, sources):
+        return np.concatenate([sources, sources], axis=1)
+
+
+@gin.configurable
+class ReverseTask(_SequenceTask):
+    """A sequence of symbols, to be written backwards; a model reads 2 n tokens.
+
+    Arguments, errors and source as `CopyTask`.
+    """
+
+    copies = 1
+
+    def _target(self, sources):
+        return sources[:, ::-1]
+
+
+@gin.configurable
+class AssociativeRetrieval(SampleTask):
+    """Pairs of a letter and a digit, then one of the letters: which digit stood behind it?
+
+    Ids: the digits 0 to 9, the start token 10, the letters 11 to 36. The letters of a sample are
+    different, and so are its digits.
+
+    Args:
+        num_pairs: at most 10; a model reads 2 num_pairs + 2 tokens.
+        others: as of `CopyTask`. The published cut of 10 tokens into 3 and 4 segments is in truth
+            one into 2 of 5, and into 4, 4 and 2; padded to 12 tokens they are 3 of 4 and 4 of 3.
+
+    Raises:
+        ValueError: fewer pairs than 1 or more than 10, or as `CopyTask`.
+    """
+
+    START, FIRST_LETTER = 10, 11
+
+    def __init__(
+        self,
+        num_pairs: int = 4,
+        num_train: int = 100_000,
+        num_validation: int = 5_000,
+        num_test: int = 10_000,
+        padded_length: int | None = None,
+        seed: int = 0,
+    ):
+        if not 1 <= num_pairs <= 10:
+            raise ValueError(
+                f"AssociativeRetrieval.num_pairs = {num_pairs} must lie between 1 and 10."
+            )
+        self.num_pairs = num_pairs
+        symbols = string.digits + ">" + string.ascii_lowercase
+        vocabulary = SymbolVocabulary("retrieval", symbols, {"start": self.START})
+        counts, settings = (num_train, num_validation, num_test), {"num_pairs": num_pairs}
+        super().__init__(vocabulary, 2 * num_pairs + 3, 1, counts, seed, padded_length, settings)
+
+    def _sources(self, count):
+        """Keys, values, and which key is asked for: uint8 (count, 2 num_pairs + 1)."""
+        pairs = self.num_pairs
+        self._refuse_too_many(count, pairs * math.perm(26, pairs) * math.perm(10, pairs))
+        random = self._random()
+
+        def draw(rows):
+            uniform = random.random((rows, 26 + 10 + 1))
+            keys = np.argsort(uniform[:, :26], axis=1)[:, :pairs]
+            values = np.argsort(uniform[:, 26:36], axis=1)[:, :pairs]
+            asked = np.floor(uniform[:, 36:] * pairs)
+            return np.concatenate([keys, values, asked], axis=1).astype(np.uint8)
+
+        return distinct_rows(draw, count)
+
+    def _stacked(self, sources):
+        keys, values = sources[:, : self.num_pairs], sources[:, self.num_pairs : -1]
+        asked, letters = sources[:, -1:].astype(int), keys + self.FIRST_LETTER
+        stacked = np.stack([letters, values], axis=2).reshape(len(sources), -1)
+        return np.concatenate(
+            [
+                stacked,
+                np.take_along_axis(letters, asked, axis=1),
+                np.full((len(sources), 1), self.START),
+                np.take_along_axis(values, asked, axis=1),
+            ],
+            axis=1,
+        )

@@ -1,0 +1,244 @@
+"""Sources that take a share of another source: its first documents, first tokens, inner text.
+
+They can be nested, and list their documents without reading them where the inner source does.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import islice
+
+import gin
+from absl import logging
+
+from brt.data.sources.files import Document, Source
+from brt.data.vocabularies.base import Vocabulary
+from brt.data.vocabularies.named import as_vocabulary
+
+
+class _Selection:
+    """A source that gives what another gives, changed."""
+
+    def __init__(self, source: Source):
+        self.source = source
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """The vocabulary the inner source brings along."""
+        return getattr(self.source, "vocabulary", None)
+
+    @property
+    def parts(self):
+        """As the inner source's; an AttributeError where that cannot list its documents."""
+        return self.source.parts
+
+    def read(self, part) -> Document:
+        """The document a part stands for."""
+        return self.source.read(part)
+
+    def files(self, part) -> list[str]:
+        """The files it is read from."""
+        return self.source.files(part)
+
+    def count(self, split: str) -> int | None:
+        """As the inner source's."""
+        return self.source.count(split)
+
+
+@gin.configurable
+class FirstDocuments(_Selection):
+    """The first documents of some splits, in the order of the inner source.
+
+    That is the order of file names for `TextFiles`, so the first 1,250 books of PG19 by name are
+    `source=TextFiles("pg19/{split}"), first={"train": 1250}`. Names are compared as text: 10
+    comes before 9.
+
+    Args:
+        source: what to take them from.
+        first: from a split's name to a number of documents; other splits are taken whole.
+
+    Raises:
+        ValueError: a number below 1; from `documents`, where there are fewer documents and the
+            inner source knows that beforehand.
+    """
+
+    def __init__(self, source: Source = gin.REQUIRED, first: dict = gin.REQUIRED):
+        super().__init__(source)
+        self.first = _positive("FirstDocuments.first", first)
+
+    def documents(self, split: str) -> Iterator[Document]:
+        """Yields the first `Document`s of a split."""
+        self.count(split)
+        yield from islice(self.source.documents(split), self.first.get(split))
+
+    @property
+    def parts(self):
+        """As the inner source's, cut short."""
+        inner = self.source.parts
+        return lambda split: inner(split)[: self._checked(split, self.source.count(split))]
+
+    def count(self, split: str) -> int | None:
+        """Number of documents, None where the inner source does not know its own."""
+        return self._checked(split, self.source.count(split))
+
+    def description(self, split: str) -> dict:
+        """The inner source's, and the number of documents."""
+        return {**self.source.description(split), "first_documents": self.first.get(split)}
+
+    def _checked(self, split, there):
+        first = self.first.get(split)
+        if first is None or there is None:
+            return there
+        if there < first:
+            raise ValueError(
+                f"FirstDocuments.first asks for {first:,} documents of {split!r} and there are "
+                f"{there:,}; lower it, or add the documents that are missing"
+            )
+        return first
+
+
+@gin.configurable
+class FirstTokens(_Selection):
+    """The first tokens of every document of some splits.
+
+    A document is encoded whole before it is cut, so its tokens are those it has in full. Its
+    bytes, which the counts of bytes and words in a store's manifest come from, become the
+    shortest beginning of the text, in whole characters, that has as many tokens.
+
+    Args:
+        source: what to take them from.
+        vocabulary: what tokens are, or its name (`named_vocabulary`); the corpus then takes its
+            vocabulary from here.
+        first: from a split's name to a number of tokens; other splits are taken whole.
+
+    Raises:
+        ValueError: a number below 1.
+    """
+
+    def __init__(
+        self,
+        source: Source = gin.REQUIRED,
+        vocabulary: Vocabulary | str = gin.REQUIRED,
+        first: dict = gin.REQUIRED,
+    ):
+        super().__init__(source)
+        self._vocabulary = as_vocabulary(vocabulary)
+        self.first = _positive("FirstTokens.first", first)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What tokens are."""
+        return self._vocabulary
+
+    def documents(self, split: str) -> Iterator[Document]:
+        """Yields the beginning of each `Document`."""
+        for document in self.source.documents(split):
+            yield self._cut(document, self.first.get(split))
+
+    @property
+    def parts(self):
+        """(part of the inner source, number of tokens or None) for each document."""
+        inner = self.source.parts
+        return lambda split: [(part, self.first.get(split)) for part in inner(split)]
+
+    def read(self, part: tuple) -> Document:
+        """The beginning of the document a part stands for."""
+        inner, first = part
+        return self._cut(self.source.read(inner), first)
+
+    def files(self, part: tuple) -> list[str]:
+        """The files it is read from."""
+        return self.source.files(part[0])
+
+    def description(self, split: str) -> dict:
+        """The inner source's, and the number of tokens."""
+        return {**self.source.description(split), "first_tokens": self.first.get(split)}
+
+    def _cut(self, document, first):
+        if first is None:
+            return document
+        encode = self._vocabulary.encode
+        tokens = document.tokens
+        if tokens is None:
+            tokens = encode(document.data, document.title)
+        if len(tokens) <= first:
+            return document._replace(tokens=tokens)
+        weights = None if document.weights is None else document.weights[:first]
+        data = document.data
+        end = bisect_left(
+            range(len(data)),
+            first,
+            key=lambda end: len(encode(data[: _border(data, end)], document.title)),
+        )
+        return Document(document.title, data[:end], tokens[:first], weights)
+
+
+@gin.configurable
+class GutenbergText(_Selection):
+    """Books of Project Gutenberg without its header, licence and footer.
+
+    A book is cut after the line (or lines) `*** START OF ... ***` and before `*** END OF`; where
+    it is older, after `*END*THE SMALL PRINT!` and before `End of (the) Project Gutenberg`. Where
+    it has no mark, nothing is cut and a warning names it. What editors wrote inside the marks
+    (who scanned it, notes) is kept. PG19's own files are without the licence already.
+
+    Args:
+        source: what gives the books.
+    """
+
+    def __init__(self, source: Source = gin.REQUIRED):
+        super().__init__(source)
+
+    def documents(self, split: str) -> Iterator[Document]:
+        """Yields the text of each `Document` between its marks."""
+        yield from map(_between_marks, self.source.documents(split))
+
+    def read(self, part) -> Document:
+        """The text between the marks of the book a part stands for."""
+        return _between_marks(self.source.read(part))
+
+    def description(self, split: str) -> dict:
+        """The inner source's, and that its books are cut."""
+        return {**self.source.description(split), "gutenberg_marks": "cut"}
+
+
+_START = re.compile(
+    rb"^\*{3} ?START OF (?:THE|THIS) PROJECT GUTENBERG E(?:BOOK|TEXT)"
+    rb"[^*\n]*(?:\n[^*\n]+){0,3}\*+[^\n]*\n"  # a long title goes on in the next lines
+    rb"|^\*END[ *]*THE SMALL PRINT![^\n]*\n",
+    re.MULTILINE | re.IGNORECASE,
+)
+_END = re.compile(
+    rb"^(?:\*{3} ?END OF (?:THE|THIS) PROJECT GUTENBERG E(?:BOOK|TEXT)"
+    rb"|[ ]*End of (?:the |this )?Project Gutenberg)",
+    re.MULTILINE | re.IGNORECASE,
+)
+_FOOTER = 1000
+"""Bytes in which both forms of the end stand, one above the other."""
+
+
+def _between_marks(document):
+    data = document.data
+    start = _START.search(data)
+    first = start.end() if start else 0
+    ends = [match.start() for match in _END.finditer(data, first)]
+    for found, name in ((start, "start"), (ends, "end")):
+        if not found:
+            logging.warning("%s has no mark of its %s; nothing is cut there", document.title, name)
+    # A collection may hold the ends of its volumes, so the last one counts.
+    last = min(end for end in ends if end > ends[-1] - _FOOTER) if ends else len(data)
+    return document._replace(data=data[first:last])
+
+
+def _border(data, position):
+    """The last start of a UTF-8 character at or before `position`."""
+    while 0 < position < len(data) and data[position] & 0xC0 == 0x80:
+        position -= 1
+    return position
+
+
+def _positive(name, first):
+    for split, number in first.items():
+        if number < 1:
+            raise ValueError(f"{name} of {split!r} is {number} and must be at least 1")
+    return dict(first)

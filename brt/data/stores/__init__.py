@@ -1,0 +1,1 @@
+"""Token stores: writing, reading and inspecting them."""

@@ -1,0 +1,147 @@
+"""What `brt.prepare --inspect` says of a token store: its counts, its documents, its soundness."""
+
+import hashlib
+import json
+import os
+from itertools import islice
+
+import numpy as np
+
+from brt.data.stores.token_store import HOW_TO_REPEAT, TokenStore
+from brt.data.vocabularies.base import Vocabulary
+from brt.progress import Progress
+
+LISTED = 10
+"""Documents that the table names."""
+
+SHOWN = 64
+"""Tokens that are shown of either end of a document."""
+
+
+def describe(store: TokenStore) -> str:
+    """The manifest and the first documents, as aligned lines."""
+    manifest = store.manifest
+    vocabulary = manifest["vocabulary"]
+    rows = [("store", store.folder), ("format", manifest["format"])]
+    rows += [(f"source: {key}", value) for key, value in manifest["source"].items()]
+    rows += [(f"vocabulary: {key}", value) for key, value in vocabulary.items()]
+    rows += [
+        (name, f"{manifest[name]:,}")
+        for name in ("documents", "tokens", "bytes", "words", "characters")
+    ]
+    if manifest["unknown"] is None:
+        rows.append(("unknown tokens", "none: the vocabulary has no such id"))
+    else:
+        share = manifest["unknown"] / manifest["tokens"]
+        rows.append(("unknown tokens", f"{manifest['unknown']:,} ({share:.4%})"))
+    for name, above, below in [
+        ("bytes per token", "bytes", "tokens"),
+        ("tokens per word", "tokens", "words"),
+    ]:
+        if manifest[above] and manifest[below]:
+            rows.append((name, f"{manifest[above] / manifest[below]:.4f}"))
+    rows += [("ids are", manifest["dtype"]), ("loss weights", manifest["weighted"])]
+    rows.append(("sha256: source", manifest["source_hash"]))
+    rows += [(f"sha256: {name}", value) for name, value in manifest["hashes"].items()]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    return "\n".join([*lines, "", *_document_table(store)])
+
+
+def document_ends(store: TokenStore, which: str, vocabulary: Vocabulary | None) -> str:
+    """The first and last tokens of a document, as ids and as text.
+
+    Args:
+        which: its title, or its number from 0.
+        vocabulary: what renders them; None shows ids only.
+
+    Raises:
+        ValueError: there is no such document.
+    """
+    number, entry = _find(store, which)
+    tokens = store.tokens(number)
+    lines = [f"document {number}, {entry['title']!r}: {len(tokens):,} tokens"]
+    ends = [("first", tokens[:SHOWN]), ("last", tokens[max(len(tokens) - SHOWN, 0) :])]
+    for name, ids in ends if len(tokens) > SHOWN else [("all", tokens)]:
+        lines += ["", f"{name} {len(ids)}: {' '.join(map(str, ids))}"]
+        if vocabulary is not None:
+            lines.append(repr(vocabulary.decode(ids)))
+    return "\n".join(lines)
+
+
+def verify(store: TokenStore, quiet: bool = False) -> None:
+    """Compares the files with the manifest's hashes and counts, and with one another.
+
+    Raises:
+        ValueError: naming the first file that differs.
+    """
+    manifest = store.manifest
+    sizes = {name: os.path.getsize(store.folder / name) for name in manifest["hashes"]}
+    progress = Progress(f"verifying {store.folder}, MB", sum(sizes.values()) // 10**6, quiet=quiet)
+    done = 0
+    for name, expected in manifest["hashes"].items():
+        digest = hashlib.sha256()
+        with open(store.folder / name, "rb") as file:
+            while data := file.read(2**22):
+                digest.update(data)
+                done += len(data)
+                progress.update(done // 10**6)
+        if digest.hexdigest() != expected:
+            progress.close()
+            raise _damaged(store.folder / name, "its sha256 is not the one in the manifest")
+    progress.close()
+    names = ("tokens", "bytes", "words", "characters")
+    counts = dict.fromkeys(names, 0)
+    documents = 0
+    for documents, (entry, length) in enumerate(
+        zip(_entries(store), store.lengths_D, strict=True), 1
+    ):
+        if entry["tokens"] != length:
+            raise _damaged(store.folder / "offsets.npy", f"document {documents - 1} is cut wrong")
+        for name in names:
+            counts[name] += entry[name]
+    if any(manifest[name] != count for name, count in {"documents": documents, **counts}.items()):
+        raise _damaged(store.folder / "manifest.json", "its counts are not those of the documents")
+
+
+def _entries(store):
+    with open(store.folder / "documents.jsonl", encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def _document_table(store):
+    columns = ("tokens", "words", "bytes", "characters")
+    rows = [("", *columns, "title")]
+    for number, entry in enumerate(islice(_entries(store), LISTED)):
+        rows.append((str(number), *(f"{entry[name]:,}" for name in columns), entry["title"]))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(columns) + 1)]
+    for *numbers, title in rows:
+        cells = [cell.rjust(width) for cell, width in zip(numbers, widths)]
+        yield "  ".join([*cells, title])
+    if store.num_documents > LISTED:
+        low, middle, high = np.percentile(store.lengths_D, [0, 50, 100]).astype(int)
+        yield (
+            f"and {store.num_documents - LISTED:,} more; the shortest has {low:,} tokens, the "
+            f"median {middle:,}, the longest {high:,}"
+        )
+
+
+def _find(store, which):
+    """Number and entry of a document: by title, or else by number."""
+    numbered = None
+    for number, entry in enumerate(_entries(store)):
+        if entry["title"] == which:
+            return number, entry
+        if str(number) == which:
+            numbered = number, entry
+    if numbered is None:
+        raise ValueError(
+            f"{store.folder} has no document {which!r}; give a title of documents.jsonl, or a "
+            f"number from 0 to {store.num_documents - 1}"
+        )
+    return numbered
+
+
+def _damaged(path, what):
+    return ValueError(f"{path} is damaged: {what}; {HOW_TO_REPEAT}")

@@ -1,0 +1,394 @@
+"""Shards: who writes which documents of a store, and what is not written again after a kill.
+
+A shard is a run of consecutive documents, `SHARD_BYTES` of them or a little more. Where a run ends
+follows from the documents alone, so the store has the same bytes for any number of workers. A shard
+has its name, `shard-<key>`, once it is complete. The key identifies what went in (source and
+vocabulary, which documents, the size and time of their files), so a later preparation can tell
+which shards it may use and which it has to write.
+
+Workers are processes of their own that know nothing of this one's: they import neither JAX nor the
+program that asks for the store. What a source or a vocabulary needs is sent to them once.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import signal
+import sys
+import threading
+import types
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice, zip_longest
+from multiprocessing import connection, get_context, parent_process
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from brt.data.sources.files import Document, Source
+from brt.data.stores.writer import (
+    FORMAT,
+    ShardWriter,
+    document_digest,
+    vocabulary_entry,
+)
+from brt.data.vocabularies.base import Vocabulary
+
+SHARD_BYTES = 2**23
+"""A shard takes documents until they have as many bytes: a second's work, or a few."""
+
+SHARD_DOCUMENTS = 2**12
+"""A shard has no more documents than this."""
+
+SENT_BYTES = 2**26
+"""More than this is not sent to a worker, but encoded where it was read."""
+
+
+class Run(NamedTuple):
+    """The documents of one shard.
+
+    first: number of the first one in the store, from 0.
+    documents: `Document`s, or handles which the source can read.
+    size: bytes of the documents, about.
+    key: identifies what the shard is made from.
+    """
+
+    first: int
+    documents: list
+    size: int
+    key: str
+
+    def __str__(self):
+        last = self.first + len(self.documents) - 1
+        names = [
+            part if isinstance(part, str) else getattr(part, "title", part)
+            for part in (self.documents[0], self.documents[-1])
+        ]
+        return f"documents {self.first} ({names[0]}) to {last} ({names[1]})"
+
+
+class ListedDocuments:
+    """The documents of a source that has `parts`: workers read them.
+
+    Raises:
+        OSError, ValueError: the source cannot be listed.
+    """
+
+    def __init__(self, source: Source, split: str):
+        self.source = source
+        self.split = split
+        self.parts = source.parts(split)
+        self.total = len(self.parts)
+        self._stamps = {}  # size and time of every file when it was listed
+
+    def runs(self, made_with: dict) -> Iterator[Run]:
+        """The runs in order; `made_with` is JSON that becomes part of every key."""
+        first, parts, stamps, size = 0, [], {}, 0
+        for number, part in enumerate(self.parts, 1):
+            parts.append(part)
+            size += self._look_at(part, stamps)
+            if size >= SHARD_BYTES or len(parts) == SHARD_DOCUMENTS or number == self.total:
+                content = [made_with, [repr(part) for part in parts], stamps]
+                yield Run(first, parts, size, _hexadecimal(content))
+                first, parts, stamps, size = number, [], {}, 0
+
+    def check_unchanged(self):
+        """Refuses the source if it is not what it was when it was listed.
+
+        Raises:
+            ValueError: naming the first file that has changed, gone or come.
+        """
+        for file, stamp in self._stamps.items():
+            if _stamp(file) != stamp:
+                raise _changed(f"{file} changed")
+        again = self.source.parts(self.split)
+        for old, new in zip_longest(self.parts, again):
+            if old != new:
+                raise _changed(f"{new or old} came or went")
+
+    def _look_at(self, part, stamps):
+        """Notes the files of a part; returns the bytes it adds to its shard."""
+        added = 0
+        for file in self.source.files(part):
+            if file not in self._stamps:
+                self._stamps[file] = _stamp(file)
+                added += self._stamps[file][0]
+            stamps[file] = self._stamps[file]
+        return part.stop - part.start if hasattr(part, "stop") else added
+
+
+class StreamedDocuments:
+    """Documents that come one after another: they are read here, and workers encode them."""
+
+    source = None
+
+    def __init__(self, documents: Iterable[Document], total: int | None = None):
+        self.documents = documents
+        self.total = total
+
+    def runs(self, made_with: dict) -> Iterator[Run]:
+        """The runs in order; `made_with` is JSON that becomes part of every key."""
+        first = size = 0
+        documents = []
+        digests = [made_with]
+        for document in self.documents:
+            documents.append(document)
+            digests += [document.title, document_digest(document).hex()]
+            size += len(document.data)
+            size += 8 * np.size(document.tokens) if document.tokens is not None else 0
+            del document  # or it would stay while the source makes the next one
+            if size >= SHARD_BYTES or len(documents) == SHARD_DOCUMENTS:
+                yield Run(first, documents, size, _hexadecimal(digests))
+                first += len(documents)
+                documents, size, digests = [], 0, [made_with]
+        if documents:
+            yield Run(first, documents, size, _hexadecimal(digests))
+
+    def check_unchanged(self):
+        """Nothing can be said of a stream."""
+
+
+class ShardMaker:
+    """Makes the shards of one store.
+
+    Args:
+        folder: where they stand, an existing folder.
+        vocabulary: the vocabulary of the ids.
+        source: the source whose handles runs hold; None when they hold documents.
+    """
+
+    def __init__(self, folder: Path, vocabulary: Vocabulary, source: Source | None):
+        self.folder = folder
+        self.vocabulary = vocabulary
+        self.source = source
+
+    def path(self, run: Run) -> Path:
+        """Folder of a run's shard, whether it is there or not."""
+        return self.folder / f"shard-{run.key}"
+
+    def finished(self, run: Run) -> dict | None:
+        """What shard.json of a complete shard says; None if the shard has to be made."""
+        path = self.path(run)
+        try:
+            summary = json.loads((path / "shard.json").read_bytes())
+            whole = all(
+                os.path.getsize(path / name) == size for name, size in summary["sizes"].items()
+            )
+        except (OSError, ValueError, KeyError):
+            whole = False
+        if whole:
+            return summary
+        shutil.rmtree(path, ignore_errors=True)
+        return None
+
+    def make(self, run: Run) -> dict:
+        """Makes a run's shard and returns what its shard.json says."""
+        growing = self.folder / f"{run.key}.{os.getpid()}.growing"
+        shutil.rmtree(growing, ignore_errors=True)
+        growing.mkdir()
+        try:
+            with ShardWriter(growing, self.vocabulary) as writer:
+                for document in run.documents:
+                    self._add(writer, document)
+                summary = writer.finish()
+            os.replace(growing, self.path(run))
+        except BaseException:
+            shutil.rmtree(growing, ignore_errors=True)
+            raise
+        return summary
+
+    def _add(self, writer, document):
+        if self.source is None:
+            writer.add(document)
+            return
+        files = ", ".join(list(self.source.files(document))[:3])
+        try:
+            writer.add(self.source.read(document))
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{files} was there when the source was listed, and is gone; put it back, or run "
+                "the same command again to do without it"
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"{error} (read from {files})") from error
+
+
+def make_shards(maker: ShardMaker, runs: Iterable[Run], workers: int) -> Iterator[dict]:
+    """Makes the shards of `runs`; yields what their shard.json say as they are finished.
+
+    With one worker, or one run, this process makes them.
+
+    Raises:
+        ChildProcessError: a worker was killed.
+        OSError, ValueError: as making a shard.
+    """
+    runs = iter(runs)
+    first = list(islice(runs, 2 if workers > 1 else 0))
+    runs = chain(first, runs)
+    setup = _pickled(maker) if len(first) == 2 else None
+    if setup is None:
+        for run in runs:
+            yield maker.make(run)
+        return
+    crew, idle, busy = [], [], {}
+
+    def finished():
+        for ready in connection.wait(list(busy)):
+            worker = busy.pop(ready)
+            summary = worker.answer()
+            idle.append(worker)
+            yield summary
+
+    try:
+        for run in runs:
+            if maker.source is None and (run.size > SENT_BYTES or _has_tokens(run)):
+                yield maker.make(run)
+                continue
+            if not idle and len(crew) < workers:
+                crew.append(_Worker(setup))
+                idle.append(crew[-1])
+            while not idle:
+                yield from finished()
+            worker = idle.pop()
+            worker.give(run)
+            busy[worker.connection] = worker
+        while busy:
+            yield from finished()
+    finally:
+        for worker in crew:
+            worker.end()
+
+
+class _Worker:
+    """A process that makes one shard at a time."""
+
+    def __init__(self, setup):
+        self.run = None
+        self.connection, theirs = connection.Pipe()
+        self.process = get_context("spawn").Process(target=_work, args=(theirs, setup), daemon=True)
+        with _no_main_module():
+            self.process.start()
+        theirs.close()
+
+    def give(self, run):
+        self.run = run
+        try:
+            self.connection.send(run)
+        except OSError:
+            raise self._lost() from None
+
+    def answer(self):
+        try:
+            answer = self.connection.recv()
+        except (EOFError, OSError):
+            raise self._lost() from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def end(self):
+        """Ends the process; whatever it was making is made anew another time."""
+        self.connection.close()
+        self.process.terminate()
+        self.process.join()
+
+    def _lost(self):
+        self.process.join(10)
+        code = self.process.exitcode
+        how = f"killed by signal {-code}" if code and code < 0 else f"ended with status {code}"
+        return ChildProcessError(
+            f"the worker that prepared {self.run} was {how}, perhaps for want of memory; what is "
+            "finished is kept: run the same command again, with a smaller --workers if need be"
+        )
+
+
+def _work(requests, setup):
+    """What a worker does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the process that ends this one
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    maker = pickle.loads(setup)
+    while True:
+        try:
+            run = requests.recv()
+        except EOFError:
+            return
+        try:
+            answer = maker.make(run)
+        except Exception as error:
+            answer = _portable(error)
+        requests.send(answer)
+
+
+def _end_with_parent():
+    """So that a killed preparation leaves nobody who writes on."""
+    connection.wait([parent_process().sentinel])
+    os._exit(1)
+
+
+def _portable(error):
+    """An error that survives being sent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _pickled(maker):
+    """The maker as bytes; None when it cannot leave this process.
+
+    What is defined in the main module cannot: workers do not import that.
+    """
+    try:
+        with _no_main_module():
+            return pickle.dumps(maker)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return None
+
+
+class _no_main_module:
+    """Hides the main module: `spawn` would have every worker import it, JAX and all, and a script
+    without `if __name__ == "__main__"` would run once more in each."""
+
+    def __enter__(self):
+        self.main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+
+    def __exit__(self, *exception):
+        sys.modules["__main__"] = self.main
+
+
+def key_of(vocabulary: Vocabulary, source_description: dict) -> dict:
+    """What the shards of a store have in common, as JSON."""
+    return {
+        "format": FORMAT,
+        "vocabulary": vocabulary_entry(vocabulary),
+        "source": source_description,
+    }
+
+
+def _has_tokens(run):
+    return any(document.tokens is not None for document in run.documents)
+
+
+def _hexadecimal(content):
+    """A hash of JSON, short enough for a folder's name."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _stamp(file):
+    """Size and time of a file, in nanoseconds; of one that is gone, what no file has."""
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:
+        return 0, -1
+    return status.st_size, status.st_mtime_ns
+
+
+def _changed(what):
+    return ValueError(
+        f"{what} while its corpus was being prepared, so no store was made; run the same command "
+        "again when the source is at rest: only what changed is read again"
+    )

@@ -1,0 +1,280 @@
+"""Token stores: the documents of one split, as token ids in a folder.
+
+    manifest.json     what the store was made from, its counts, and the sha256 of its files
+    tokens.bin        the ids of all documents, one after another: little-endian uint16 or uint32
+    offsets.npy       int64 (documents + 1,): document d is tokens[offsets[d]:offsets[d + 1]]
+    weights.bin       float32, one a token; only where some document has loss weights
+    documents.jsonl   one line a document: title, tokens, bytes, words, characters
+
+A store is written whole or not at all: it grows in `<folder>.partial`, first as shards, which a
+later preparation takes up again, then as files, which get the store's name when they are safely on
+disk. Reading maps the files into memory, so opening a store costs the same whatever its size, and
+the processes of a machine share the pages.
+"""
+
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from brt.data.sources.files import Document
+from brt.data.stores.shards import (
+    ListedDocuments,
+    ShardMaker,
+    StreamedDocuments,
+    key_of,
+    make_shards,
+)
+from brt.data.stores.writer import DTYPES, FORMAT, WEIGHT, join_shards
+from brt.data.vocabularies.base import Vocabulary
+from brt.progress import Progress
+
+HOW_TO_REPEAT = "delete the folder and prepare it again"
+
+
+def write_store(
+    folder,
+    documents: ListedDocuments | StreamedDocuments | Iterable[Document],
+    vocabulary: Vocabulary,
+    source_description: dict,
+    total: int | None = None,
+    quiet: bool = False,
+    workers: int = 1,
+) -> dict:
+    """Writes `documents` to a new token store and returns its manifest.
+
+    The store is the same for any number of workers. Shards that an earlier call has finished, from
+    the same documents, are used. A process holds one document at a time, or the documents of a few
+    shards where they are not listed. The disk holds the store twice for a moment.
+
+    Args:
+        folder: the store to make; folders above it are made too.
+        documents: at least one `Document`; those without tokens are encoded by `vocabulary`.
+        vocabulary: the vocabulary of the ids.
+        source_description: goes into the manifest; JSON.
+        total: number of documents where known, for the progress display.
+        quiet: no progress display.
+        workers: number of processes that encode; with 1 it is this one.
+
+    Raises:
+        FileExistsError: `folder` exists.
+        ValueError: no document, a document without a token, an id outside the vocabulary, weights
+            that do not fit the tokens, or a source that changed in between.
+        ChildProcessError: a worker was killed.
+        OSError: the disk is full.
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists; delete it, or give the new store another name")
+    partial = partial_folder(folder)
+    partial.mkdir(parents=True, exist_ok=True)
+    _remove_unfinished(partial)
+    if not isinstance(documents, (ListedDocuments, StreamedDocuments)):
+        documents = StreamedDocuments(documents, total)
+    progress = Progress(str(folder), documents.total, quiet=quiet)
+    try:
+        maker = ShardMaker(partial, vocabulary, documents.source)
+        runs = documents.runs(key_of(vocabulary, source_description))
+        shards = _make_missing(maker, runs, workers, progress)
+        documents.check_unchanged()
+        if not shards:
+            raise ValueError(
+                f"the source has no documents for {folder.name}: {source_description}; correct its "
+                "settings"
+            )
+        store = partial / "store"
+        store.mkdir()
+        manifest = join_shards(store, shards, vocabulary, source_description)
+        os.replace(store, folder)
+    except BaseException as error:
+        shards = _remove_unfinished(partial)
+        kept = f"; {shards} finished shards stay in {partial} for the next try" if shards else ""
+        if not shards:
+            partial.rmdir()
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(
+                error.errno,
+                f"the disk was full before store {folder} was whole; free some space, or bind "
+                f"Corpus.store to a folder on another disk{kept}",
+            ) from error
+        raise
+    finally:
+        progress.close()
+    _sync(folder.parent)
+    shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
+def partial_folder(folder: Path) -> Path:
+    """Where a store grows."""
+    return folder.with_name(folder.name + ".partial")
+
+
+def _make_missing(maker, runs, workers, progress):
+    """Has the shards made that are not there yet; returns the folders of all, in order."""
+    shards, done, size = [], 0, 0
+
+    def missing():
+        nonlocal done
+        for run in runs:
+            shards.append(maker.path(run))
+            if summary := maker.finished(run):
+                done += summary["documents"]
+                progress.start += summary["documents"]
+            else:
+                yield run
+
+    for summary in make_shards(maker, missing(), workers):
+        done += summary["documents"]
+        size += summary["bytes"]
+        seconds = max(time.monotonic() - progress.begun, 1e-9)
+        speed = f"{(done - progress.start) / seconds:.3g} documents/s"
+        progress.update(done, aside=f"{speed}  {size / seconds / 1e6:.3g} MB/s")
+    return shards
+
+
+def _remove_unfinished(partial):
+    """Removes all but finished shards; returns their number."""
+    for path in partial.iterdir():
+        if not path.name.startswith("shard-"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return len(list(partial.iterdir()))
+
+
+class TokenStore:
+    """A token store, open for reading.
+
+    Attributes:
+        folder: `pathlib.Path` of the store.
+        manifest: its manifest, a dict.
+        lengths_D: tokens of each document, int64 (documents,).
+        has_weights: whether it holds loss weights.
+
+    Raises:
+        FileNotFoundError: there is no folder, or the store in it is incomplete.
+        ValueError: the manifest cannot be used, or a file's size differs from what it says.
+    """
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.manifest = _read_manifest(self.folder)
+        dtype = DTYPES[self.manifest["dtype"]]
+        self._offsets = _read_offsets(self.folder, self.manifest)
+        self._tokens = _mapped(self.folder / "tokens.bin", dtype, self.manifest["tokens"])
+        self.has_weights = self.manifest["weighted"]
+        self._weights = None
+        if self.has_weights:
+            self._weights = _mapped(self.folder / "weights.bin", WEIGHT, self.manifest["tokens"])
+        self.lengths_D = np.diff(self._offsets)
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.lengths_D)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._tokens)
+
+    def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Ids start to stop of a document, fewer where it ends: uint16 or uint32, read-only."""
+        return self._tokens[self._range(document, start, stop)]
+
+    def weights(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Loss weights of the same tokens, float32; ones where the store holds none."""
+        where = self._range(document, start, stop)
+        if self._weights is None:
+            return np.ones(where.stop - where.start, np.float32)
+        return self._weights[where]
+
+    @property
+    def all_tokens(self) -> np.ndarray:
+        """Ids of all documents, one after another: (num_tokens,), read-only, mapped."""
+        return self._tokens
+
+    @property
+    def all_weights(self) -> np.ndarray | None:
+        """Loss weights of all tokens, float32 (num_tokens,); None where the store holds none."""
+        return self._weights
+
+    def titles(self) -> list[str]:
+        """Titles of all documents, in order."""
+        with open(self.folder / "documents.jsonl", encoding="utf-8") as file:
+            return [json.loads(line)["title"] for line in file]
+
+    def _range(self, document, start, stop):
+        if not 0 <= document < len(self.lengths_D):
+            raise IndexError(f"{self.folder} has no document {document}, only {self.num_documents}")
+        first, end = int(self._offsets[document]), int(self._offsets[document + 1])
+        start = min(first + max(start, 0), end)
+        return slice(start, end if stop is None else max(start, min(first + stop, end)))
+
+
+def _sync(folder):
+    """Makes a rename inside `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_manifest(folder):
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no token store at {folder}; prepare it, or correct the path")
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{folder} has no manifest.json: its preparation or a copy of it was interrupted; "
+            f"{HOW_TO_REPEAT}"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not a manifest ({error}); {HOW_TO_REPEAT}") from None
+    version = manifest.get("format") if isinstance(manifest, dict) else None
+    if version != FORMAT:
+        raise ValueError(
+            f"{path} has store format {version}, this version of brt reads {FORMAT}; "
+            f"{HOW_TO_REPEAT}"
+        )
+    return manifest
+
+
+def _read_offsets(folder, manifest):
+    path = folder / "offsets.npy"
+    try:
+        offsets = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{folder} has no offsets.npy; {HOW_TO_REPEAT}") from None
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); {HOW_TO_REPEAT}") from None
+    if (
+        offsets.shape != (manifest["documents"] + 1,)
+        or offsets.dtype != np.int64
+        or offsets[0] != 0
+        or offsets[-1] != manifest["tokens"]
+        or np.any(np.diff(offsets) < 1)
+    ):
+        raise ValueError(
+            f"{path} does not describe {manifest['documents']} documents with "
+            f"{manifest['tokens']} tokens, as the manifest says; {HOW_TO_REPEAT}"
+        )
+    return offsets
+
+
+def _mapped(path, dtype, count):
+    if not path.exists():
+        raise FileNotFoundError(f"{path.parent} has no {path.name}; {HOW_TO_REPEAT}")
+    expected, found = count * dtype.itemsize, os.path.getsize(path)
+    if found != expected:
+        raise ValueError(
+            f"{path} should have {expected} bytes and has {found}: it was cut short or changed; "
+            f"{HOW_TO_REPEAT}"
+        )
+    # As a plain array: slices of the memmap class cost several times as much.
+    return np.asarray(np.memmap(path, dtype, mode="r"))

@@ -1,0 +1,331 @@
+"""The files of a token store: written in shards of consecutive documents, then joined.
+
+`token_store` describes the store, `parallel_preparation` decides what a shard holds and who writes
+it. A shard is a folder:
+
+    shard.json        its counts, its files' sizes, and the sha256 of those that stay as they are
+    tokens.bin, weights.bin, documents.jsonl      as in a store
+    lengths.bin       int64 (documents,): tokens of each
+    digests.bin       32 bytes a document: the sha256 of what the source gave
+"""
+
+import codecs
+import hashlib
+import json
+import os
+import shutil
+from contextlib import ExitStack
+
+import numpy as np
+
+from brt.data.sources.files import Document
+from brt.data.vocabularies.base import Vocabulary
+
+FORMAT = 2
+"""Version of the layout, written to every manifest."""
+
+DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+WEIGHT = np.dtype("<f4")
+OFFSET = np.dtype("<i8")
+COUNTS = ("documents", "tokens", "bytes", "words", "characters", "unknown")
+
+PIECE = 2**16
+"""Bytes of a document that are looked at together where that changes nothing."""
+
+WHOLE = 2**25
+"""Bytes of the longest document that is encoded whole: SentencePiece takes up to 50 times that,
+and a process should need no more than 2 GB."""
+
+
+class ShardWriter:
+    """The files of one shard while they grow; a context that closes them.
+
+    Args:
+        folder: an existing, empty folder.
+        vocabulary: the vocabulary of the ids; encodes documents that come without tokens.
+    """
+
+    def __init__(self, folder, vocabulary: Vocabulary):
+        self.folder = folder
+        self.vocabulary = vocabulary
+        self.size = vocabulary.size
+        self.unknown_id = getattr(vocabulary, "unknown_id", None)
+        self.dtype = DTYPES[dtype_name(self.size)]
+        self.counts = dict.fromkeys(COUNTS, 0)
+        self.hashes = {}
+        self._files = SyncedFiles(folder)
+
+    def __enter__(self):
+        self._tokens = self._new("tokens.bin")
+        self._lines = self._new("documents.jsonl")
+        self._lengths = self._files.new("lengths.bin")
+        self._digests = self._files.new("digests.bin")
+        return self
+
+    def __exit__(self, *exception):
+        self._files.close()
+
+    def add(self, document: Document) -> None:
+        """Appends one document.
+
+        Raises:
+            ValueError: no token, an id outside the vocabulary, weights of another length, or more
+                than `WHOLE` bytes for a vocabulary without `cuts_after`.
+        """
+        tokens = sum(self._add_tokens(document, ids) for ids in self._encoded(document))
+        if not tokens:
+            raise ValueError(
+                f"document {document.title!r} has no tokens ({len(document.data)} bytes); remove "
+                "it from the source"
+            )
+        self._add_weights(document, tokens)
+        words, characters = count_text(document.data)
+        line = {
+            "title": document.title,
+            "tokens": tokens,
+            "bytes": len(document.data),
+            "words": words,
+            "characters": characters,
+        }
+        self._lines(json.dumps(line).encode() + b"\n")
+        self._lengths.write(np.array(tokens, OFFSET).tobytes())
+        self._digests.write(document_digest(document))
+        for name in ("tokens", "bytes", "words", "characters"):
+            self.counts[name] += line[name]
+        self.counts["documents"] += 1
+
+    def finish(self) -> dict:
+        """Puts everything on disk, then writes and returns what shard.json says."""
+        self._files.close()
+        summary = {
+            **self.counts,
+            "hashes": {name: digest.hexdigest() for name, digest in self.hashes.items()},
+            "sizes": {file.name: file.stat().st_size for file in sorted(self.folder.iterdir())},
+        }
+        write_json(self.folder, "shard.json", summary)
+        return summary
+
+    def _new(self, name):
+        """A function that appends to a new file, and to the hash of its content."""
+        file, digest = self._files.new(name), hashlib.sha256()
+        self.hashes[name] = digest
+
+        def append(data):
+            file.write(data)
+            digest.update(data)
+
+        return append
+
+    def _encoded(self, document):
+        """The ids of a document, in one piece or several."""
+        data = document.data
+        if document.tokens is not None:
+            yield np.asarray(document.tokens)
+        elif (after := getattr(self.vocabulary, "cuts_after", None)) is not None:
+            start = 0
+            while start < len(data):
+                stop = data.find(after, min(start + PIECE, len(data)) - len(after))
+                stop = len(data) if stop < 0 else stop + len(after)
+                yield self._encoded_piece(data[start:stop], start, document.title)
+                start = stop
+        elif len(data) > WHOLE:
+            raise ValueError(
+                f"document {document.title!r} has {len(data):,} bytes, and vocabulary "
+                f"{self.vocabulary.name!r} has to encode a document whole, of at most {WHOLE:,} "
+                'bytes; cut it into several documents, or bind Corpus.vocabulary = "bytes"'
+            )
+        else:
+            yield np.asarray(self.vocabulary.encode(data[:], document.title))
+
+    def _encoded_piece(self, data, start, title):
+        try:
+            return np.asarray(self.vocabulary.encode(data, title))
+        except ValueError as error:
+            if start:
+                raise ValueError(f"{error} (counted from byte {start:,} of the document)") from None
+            raise
+
+    def _add_tokens(self, document, ids):
+        if not ids.size:
+            return 0
+        low, high = ids.min(), ids.max()
+        if low < 0 or high >= self.size:
+            raise ValueError(
+                f"document {document.title!r} has token id {low if low < 0 else high}, outside "
+                f"vocabulary {self.vocabulary.name!r} of size {self.size}; use the "
+                "vocabulary that made its tokens"
+            )
+        self._tokens(ids.astype(self.dtype).tobytes())
+        if self.unknown_id is not None:
+            self.counts["unknown"] += int(np.count_nonzero(ids == self.unknown_id))
+        return ids.size
+
+    def _add_weights(self, document, tokens):
+        weights = document.weights
+        if weights is None and "weights.bin" not in self.hashes:
+            return
+        if "weights.bin" not in self.hashes:  # the documents so far count 1 a token
+            self._weights = self._new("weights.bin")
+            _write_ones(self._weights, self.counts["tokens"])
+        if weights is None:
+            _write_ones(self._weights, tokens)
+            return
+        if np.shape(weights) != (tokens,):
+            raise ValueError(
+                f"document {document.title!r} has {tokens} tokens but weights of shape "
+                f"{np.shape(weights)}; give one weight a token"
+            )
+        self._weights(np.asarray(weights, WEIGHT).tobytes())
+
+
+def join_shards(folder, shards: list, vocabulary: Vocabulary, source_description: dict) -> dict:
+    """Writes the files of a store from its shards, in order, and returns its manifest.
+
+    Args:
+        folder: an existing, empty folder.
+        shards: folders that `ShardWriter` has finished, at least one.
+
+    Raises:
+        ValueError: a shard is not what it was when it was finished; it is removed.
+    """
+    summaries = [json.loads((shard / "shard.json").read_bytes()) for shard in shards]
+    totals = {name: sum(summary[name] for summary in summaries) for name in COUNTS}
+    if getattr(vocabulary, "unknown_id", None) is None:
+        totals["unknown"] = None
+    weighted = any("weights.bin" in summary["hashes"] for summary in summaries)
+    with SyncedFiles(folder) as files:
+        hashes = {
+            name: _join(files.new(name), shards, summaries, name)
+            for name in ("tokens.bin", "documents.jsonl", *["weights.bin"] * weighted)
+        }
+        _join_offsets(files.new("offsets.npy"), shards, totals["documents"])
+    source_hash = hashlib.sha256()
+    for shard in shards:
+        source_hash.update((shard / "digests.bin").read_bytes())
+    manifest = {
+        "format": FORMAT,
+        "source": source_description,
+        "source_hash": source_hash.hexdigest(),
+        "vocabulary": vocabulary_entry(vocabulary),
+        "dtype": dtype_name(vocabulary.size),
+        "weighted": weighted,
+        **totals,
+        "content": hashes["tokens.bin"],
+        "hashes": hashes,
+    }
+    write_json(folder, "manifest.json", manifest)
+    return manifest
+
+
+class SyncedFiles(ExitStack):
+    """New files of a folder, which are on disk for certain once the context is left."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def new(self, name):
+        """Opens a new file for writing bytes."""
+        file = self.enter_context((self.folder / name).open("wb"))
+        self.callback(lambda: (file.flush(), os.fsync(file.fileno())))
+        return file
+
+
+def write_json(folder, name, content):
+    """Writes a JSON file, on disk for certain."""
+    with SyncedFiles(folder) as files:
+        files.new(name).write(json.dumps(content, indent=2).encode() + b"\n")
+
+
+def replace_json(folder, name, content):
+    """Writes a JSON file in place of one there may be; who reads it finds one or the other."""
+    write_json(folder, f"{name}.new", content)
+    os.replace(folder / f"{name}.new", folder / name)
+
+
+def vocabulary_entry(vocabulary: Vocabulary) -> dict:
+    """What a manifest says of a vocabulary: its name, size and fingerprint, and its file if any."""
+    entry = {
+        "name": vocabulary.name,
+        "size": int(vocabulary.size),
+        "fingerprint": vocabulary.fingerprint,
+    }
+    for name in ("model_file", "file", "folder"):
+        if file := getattr(vocabulary, name, None):
+            entry["file"] = str(file)
+    return entry
+
+
+def dtype_name(size: int) -> str:
+    """The type that holds the ids of a vocabulary of this size."""
+    return "uint16" if size <= 2**16 else "uint32"
+
+
+def document_digest(document: Document) -> bytes:
+    """sha256 of what a source gave: the bytes, then any tokens (int64) and weights (float32)."""
+    digest = hashlib.sha256(document.data)
+    if document.tokens is not None:
+        digest.update(np.asarray(document.tokens, OFFSET).tobytes())
+    if document.weights is not None:
+        digest.update(np.asarray(document.weights, WEIGHT).tobytes())
+    return digest.digest()
+
+
+def count_text(data) -> tuple[int, int]:
+    """Words and characters of a document, whose invalid UTF-8 reads as U+FFFD.
+
+    Words are what white space, Unicode's included, separates. Memory does not grow with `data`.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    words = characters = 0
+    inside = False  # whether the text so far ends within a word
+    for start in range(0, len(data), PIECE):
+        text = decoder.decode(data[start : start + PIECE], final=start + PIECE >= len(data))
+        if text:
+            words += len(text.split()) - (inside and not text[0].isspace())
+            characters += len(text)
+            inside = not text[-1].isspace()
+    return words, characters
+
+
+def _write_ones(append, count):
+    for start in range(0, count, PIECE):
+        append(np.ones(min(PIECE, count - start), WEIGHT).tobytes())
+
+
+def _join(file, shards, summaries, name):
+    """Appends a file of every shard to `file`; returns the sha256 of the whole."""
+    whole = hashlib.sha256()
+    for shard, summary in zip(shards, summaries):
+        own = hashlib.sha256()
+
+        def append(data, own=own):
+            file.write(data)
+            whole.update(data)
+            own.update(data)
+
+        if name not in summary["hashes"]:  # other shards have weights, this one has none
+            _write_ones(append, summary["tokens"])
+            continue
+        with open(shard / name, "rb") as part:
+            while data := part.read(2**20):
+                append(data)
+        if own.hexdigest() != summary["hashes"][name]:
+            shutil.rmtree(shard)
+            raise ValueError(
+                f"{shard / name} is damaged, and has been removed; run the same command again to "
+                "make it anew, and check the disk"
+            )
+    return whole.hexdigest()
+
+
+def _join_offsets(file, shards, documents):
+    """Writes what `np.save` would, without holding more than a shard's."""
+    header = {"descr": OFFSET.str, "fortran_order": False, "shape": (documents + 1,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    last = 0
+    file.write(np.array(last, OFFSET).tobytes())
+    for shard in shards:
+        offsets = last + np.cumsum(np.fromfile(shard / "lengths.bin", OFFSET))
+        file.write(offsets.astype(OFFSET).tobytes())
+        last = int(offsets[-1])

@@ -1,0 +1,1 @@
+"""The order in which a run reads a token store."""

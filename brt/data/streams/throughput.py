@@ -1,0 +1,84 @@
+"""How fast token stores are read, how much of what is read is padding, how even the rows are."""
+
+import os
+import tempfile
+import time
+
+import numpy as np
+
+from brt.data.sources.files import Document
+from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.streams.ledger import ledger_of
+from brt.data.streams.select import STREAMS, training_stream
+from brt.data.vocabularies.base import ByteVocabulary
+
+
+def measure_store(folder, rows: int, segment_length: int, batches: int = 200, rounds: int = 5):
+    """Reads a token store with each kind of stream, on the thread that calls, to host memory.
+
+    Returns:
+        For each of `STREAMS` but samples a dictionary: `first_batch_seconds` from opening the
+        store to the first batch; `tokens_per_second` and `tokens_per_second_with_ledger`, places
+        of a batch (padding counts) by one core's time, in the fastest of the rounds; `padding`,
+        the share of an epoch's places that hold no token; `row_segments`, the fewest and the most
+        segments that a row has in an epoch.
+
+    Raises:
+        ValueError, FileNotFoundError: as `TokenStore` and the streams.
+    """
+    found = {}
+    for kind in STREAMS:
+        if kind == "samples":  # of one length, which is seldom what a store holds
+            continue
+        begun = time.perf_counter()
+        store = TokenStore(folder)
+        stream = training_stream(kind, store, rows, segment_length)
+        stream.batch(0)
+        first = time.perf_counter() - begun
+        segments_B = stream.row_segments_B
+        found[kind] = {
+            "first_batch_seconds": first,
+            "tokens_per_second": max(_rate(stream, batches, False) for _ in range(rounds)),
+            "tokens_per_second_with_ledger": max(
+                _rate(stream, batches, True) for _ in range(rounds)
+            ),
+            "padding": 1 - _tokens_read(kind, store, rows) / int(segments_B.sum() * segment_length),
+            "row_segments": (int(segments_B.min()), int(segments_B.max())),
+        }
+    return found
+
+
+def time_input(rows: int, segment_length: int, segments_per_step: int, steps: int = 200) -> float:
+    """Tokens per second of the input alone, ledger included, from a store of random documents."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(segment_length // 2, 40 * segment_length, 2 * rows)
+    documents = (
+        Document(str(i), rng.integers(0, 256, size, np.uint8).tobytes())
+        for i, size in enumerate(lengths)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "store")
+        write_store(path, documents, ByteVocabulary(), {"source": "random"}, quiet=True)
+        sizes = rows, segment_length, segments_per_step
+        stream = training_stream("documents", TokenStore(path), *sizes)
+        stream.batch(0)
+        return _rate(stream, steps, True)
+
+
+def _rate(stream, batches, ledger):
+    """Places of a batch read per second of this thread's own time, whatever else is running."""
+    begun = time.thread_time()
+    for step in range(1, batches + 1):
+        batch = stream.batch(step)
+        if ledger:
+            ledger_of(batch, step)
+    places = stream.rows * stream.segment_length * stream.segments_per_step
+    return batches * places / (time.thread_time() - begun)
+
+
+def _tokens_read(kind, store, rows):
+    """Targets in one epoch."""
+    if kind == "documents":
+        return store.num_tokens
+    pairs = store.num_tokens - 1
+    return pairs // rows * rows if kind == "contiguous" else pairs

@@ -1,0 +1,169 @@
+"""Vocabularies of single symbols: the bytes, or the characters, that occur in a text.
+
+The file names one symbol a line, the most frequent first, and its count: `0x20 13519824` for a
+byte, `U+0020 13519824` for a character, `<unk> 0` for all others. The line's number is the id.
+"""
+
+import functools
+import hashlib
+from collections.abc import Iterable
+
+import gin
+import numpy as np
+
+from brt.data.sources.files import Document
+from brt.data.vocabularies.base import (
+    checked_ids,
+    expanded,
+    read_vocabulary_file,
+    utf8_lines,
+    utf8_text,
+)
+
+UNKNOWN = "<unk>"
+PREFIXES = {"byte": "0x", "character": "U+"}
+CODES = {"byte": 2**8, "character": 0x110000}
+
+
+@gin.configurable
+class CharacterVocabulary:
+    """The symbols that a file lists: bytes or characters, as the file says.
+
+    enwik8's 204 symbols are the bytes of all its splits, text8's 27 likewise.
+
+    Args:
+        file: path of the list; opened when first needed. `~` and variables are expanded.
+
+    Raises:
+        FileNotFoundError, ValueError: on first use, when the file is missing or no such list.
+    """
+
+    def __init__(self, file: str = gin.REQUIRED):
+        self.file = expanded(file)
+
+    @property
+    def size(self) -> int:
+        """Number of symbols, the unknown one included where it is listed."""
+        return len(self._list[0])
+
+    @property
+    def name(self) -> str:
+        """`characters:` and the name of the file."""
+        return f"characters:{self.file.rsplit('/', 1)[-1]}"
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the symbols in their order; counts do not matter."""
+        return hashlib.sha256(" ".join(["symbols", *self._list[0]]).encode()).hexdigest()
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """`<unk>`, where the file lists it."""
+        return {} if self.unknown_id is None else {UNKNOWN: self.unknown_id}
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The id of symbols that are not listed; None where they are refused."""
+        symbols = self._list[0]
+        return symbols.index(UNKNOWN) if UNKNOWN in symbols else None
+
+    @property
+    def cuts_after(self) -> bytes:
+        """Nothing where symbols are bytes; line ends where they are characters."""
+        return b"" if self._list[1] == "byte" else b"\n"
+
+    def encode(self, data: bytes, title: str) -> np.ndarray:
+        """Ids of the symbols of a whole document, int32 (symbols,).
+
+        Raises:
+            ValueError: a symbol that is not listed, without an unknown one to stand for it; or
+                characters are read and `data` is not UTF-8.
+        """
+        _, unit, _, ids_of_codes = self._list
+        codes = _codes(data, unit, title)
+        ids = ids_of_codes[codes]
+        if self.unknown_id is None and (ids < 0).any():
+            place = int(np.argmax(ids < 0))
+            symbol = _symbol(int(codes[place]), unit)
+            raise ValueError(
+                f"document {title!r} has {symbol} at {unit} {place}, which {self.file} does not "
+                "list; count over this split too (SymbolCounting.splits), or count with "
+                "SymbolCounting.unknown = True"
+            )
+        return ids
+
+    def decode(self, ids) -> str:
+        """The text; unknown symbols, and bytes that are not UTF-8, become U+FFFD.
+
+        Raises:
+            ValueError: an id outside [0, size).
+        """
+        pieces = self._list[2]
+        ids = checked_ids(ids, self.size, self.name)
+        return b"".join(pieces[i] for i in ids).decode("utf-8", errors="replace")
+
+    @functools.cached_property
+    def _list(self):
+        """Symbols as written, their unit, the bytes of each, and the id of every code, int32."""
+        binding = "CharacterVocabulary.file"
+        data = read_vocabulary_file(self.file, "symbol list", binding)
+        symbols = [line.split()[0] for line in utf8_lines(data, self.file) if line.strip()]
+        try:
+            unit = next(u for u, prefix in PREFIXES.items() if symbols[0].startswith(prefix))
+            codes = [None if s == UNKNOWN else _code(s, PREFIXES[unit]) for s in symbols]
+            pieces = ["\ufffd".encode() if c is None else _bytes(c, unit) for c in codes]
+            known = np.array([c for c in codes if c is not None])
+            if len(set(symbols)) < len(symbols) or len(symbols) - len(known) > 1:
+                raise ValueError
+        except (IndexError, StopIteration, ValueError, OverflowError):
+            raise ValueError(
+                f"{self.file} is no list of symbols, each once, as 0x20 or as U+0020; make one "
+                f"with `brt.prepare --train_vocabulary`, or bind {binding} to one"
+            ) from None
+        default = codes.index(None) if None in codes else -1
+        ids_of_codes = np.full(CODES[unit], default, np.int32)
+        ids_of_codes[known] = [i for i, c in enumerate(codes) if c is not None]
+        return symbols, unit, pieces, ids_of_codes
+
+
+def count_symbols(documents: Iterable[Document], unit: str) -> np.ndarray:
+    """How often each code occurs, int64: (256,) of a "byte", (0x110000,) of a "character".
+
+    Raises:
+        ValueError: another unit, or characters of a document that is not UTF-8.
+    """
+    if unit not in CODES:
+        raise ValueError(f'unit = {unit!r} is neither "byte" nor "character"')
+    counts = np.zeros(CODES[unit], np.int64)
+    for document in documents:
+        codes, times = np.unique(_codes(document.data, unit, document.title), return_counts=True)
+        counts[codes] += times
+    return counts
+
+
+def symbol_list(counts: np.ndarray, unit: str, unknown: bool = False) -> bytes:
+    """The file of a symbol vocabulary: by falling count, equal counts by code, unknown last."""
+    found = np.flatnonzero(counts)
+    order = found[np.argsort(-counts[found], kind="stable")]
+    lines = [f"{_symbol(code, unit)} {counts[code]}\n" for code in order.tolist()]
+    return "".join([*lines, *([f"{UNKNOWN} 0\n"] if unknown else [])]).encode()
+
+
+def _codes(data, unit, title):
+    if unit == "byte":
+        return np.frombuffer(data, np.uint8)
+    return np.frombuffer(utf8_text(data, title).encode("utf-32-le"), "<u4")
+
+
+def _symbol(code, unit):
+    return f"0x{code:02x}" if unit == "byte" else f"U+{code:04X}"
+
+
+def _code(symbol, prefix):
+    if not symbol.startswith(prefix):
+        raise ValueError
+    return int(symbol.removeprefix(prefix), 16)
+
+
+def _bytes(code, unit):
+    return bytes([code]) if unit == "byte" else chr(code).encode()

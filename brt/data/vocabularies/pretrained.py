@@ -1,0 +1,175 @@
+"""Vocabularies of published encoders: byte-level BPE (GPT-2, RoBERTa) and WordPiece (BERT).
+
+The `tokenizers` library does the work: `pip install -e ".[text]"`. The ids are the published ones;
+no id is added around a text, and names of special tokens in a text are text.
+"""
+
+import functools
+import hashlib
+import os
+import re
+
+import gin
+import numpy as np
+
+from brt.data.extras import extra_library
+from brt.data.vocabularies.base import checked_ids, expanded, read_vocabulary_file, utf8_text
+
+PART = 2**18
+"""Characters the library is given at once: it needs some 500 bytes for each token."""
+
+
+class _Pretrained:
+    """What both have in common; `self._loaded` is a `tokenizers.Tokenizer` and a sha256."""
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        return self._loaded[0].get_vocab_size()
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the files and the settings."""
+        return self._loaded[1]
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """The special tokens that are listed; text never becomes one, but for the unknown."""
+        tokenizer = self._loaded[0]
+        ids = {token: tokenizer.token_to_id(token) for token in self.special_tokens}
+        return {token: number for token, number in ids.items() if number is not None}
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The id of words that cannot be spelt, None where every text can be."""
+        return None
+
+    def encode(self, data: bytes, title: str) -> np.ndarray:
+        """Ids of a whole UTF-8 document, int32 (tokens,).
+
+        Raises:
+            ValueError: `data` is not UTF-8.
+        """
+        tokenizer, text = self._loaded[0], utf8_text(data, title)
+        ids = [
+            tokenizer.encode_batch_fast([part], add_special_tokens=False)[0].ids
+            for part in parts(text, PART)
+        ]
+        return np.concatenate([np.zeros(0, np.int32), *(np.array(i, np.int32) for i in ids)])
+
+    def decode(self, ids) -> str:
+        """The text, as well as the pieces tell it.
+
+        Raises:
+            ValueError: an id outside [0, size).
+        """
+        ids = checked_ids(ids, self.size, self.name).tolist()
+        return self._loaded[0].decode(ids, skip_special_tokens=False)
+
+
+@gin.configurable
+class ByteLevelBpeVocabulary(_Pretrained):
+    """Byte-level BPE of GPT-2 and, with its own numbers, RoBERTa: every text, and nothing lost.
+
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2.
+
+    Args:
+        folder: holds `vocab.json` and `merges.txt`; `~` and variables are expanded.
+
+    Raises:
+        FileNotFoundError, ValueError, ImportError: on first use.
+    """
+
+    special_tokens = ("<|endoftext|>", "<s>", "<pad>", "</s>", "<unk>", "<mask>")
+
+    def __init__(self, folder: str = gin.REQUIRED):
+        self.folder = expanded(folder)
+
+    @property
+    def name(self) -> str:
+        """`bpe:` and the name of the folder."""
+        return f"bpe:{os.path.basename(os.path.normpath(self.folder))}"
+
+    @functools.cached_property
+    def _loaded(self):
+        library = _library(type(self).__name__)
+        paths = [os.path.join(self.folder, name) for name in ("vocab.json", "merges.txt")]
+        binding = "ByteLevelBpeVocabulary.folder"
+        digest = _digest("bpe", *(read_vocabulary_file(p, "file of BPE", binding) for p in paths))
+        try:
+            model = library.models.BPE.from_file(*paths)
+        except Exception as error:  # the library raises no class of its own
+            raise ValueError(f"{self.folder} holds no byte-level BPE ({error})") from None
+        tokenizer = library.Tokenizer(model)
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        return tokenizer, digest
+
+
+@gin.configurable
+class WordPieceVocabulary(_Pretrained):
+    """WordPiece of BERT: white space is not kept, nor case and accents with `lower_case`.
+
+    Source: Devlin et al. 2019, arXiv:1810.04805, and its code.
+
+    Args:
+        file: path of `vocab.txt`; `~` and variables are expanded.
+        lower_case: as the model was trained; False for the cased ones.
+
+    Raises:
+        FileNotFoundError, ValueError, ImportError: on first use.
+    """
+
+    special_tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+    def __init__(self, file: str = gin.REQUIRED, lower_case: bool = True):
+        self.file, self.lower_case = expanded(file), lower_case
+
+    @property
+    def name(self) -> str:
+        """`wordpiece:`, the name of the folder and of the file."""
+        return "wordpiece:" + "/".join(os.path.abspath(self.file).split("/")[-2:])
+
+    @property
+    def unknown_id(self) -> int:
+        """The id of words that cannot be spelt."""
+        return self._loaded[0].token_to_id("[UNK]")
+
+    @functools.cached_property
+    def _loaded(self):
+        library = _library(type(self).__name__)
+        data = read_vocabulary_file(self.file, "WordPiece list", "WordPieceVocabulary.file")
+        model = library.models.WordPiece.from_file(self.file, unk_token="[UNK]")
+        tokenizer = library.Tokenizer(model)
+        if tokenizer.token_to_id("[UNK]") is None:
+            raise ValueError(f"{self.file} has no [UNK]: it is no WordPiece list of BERT's")
+        tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=self.lower_case)
+        tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = library.decoders.WordPiece(cleanup=False)
+        return tokenizer, _digest(f"wordpiece {self.lower_case}", data)
+
+
+def parts(text: str, size: int) -> list[str]:
+    r"""Cuts a text where no token of either kind can reach across.
+
+    That is after a single `\\n` between two characters that are not white space; a part is `size`
+    characters long, and then on to the next such place.
+    """
+    cut = re.compile(r"\S\n(?=\S)")
+    found, start = [], 0
+    while place := cut.search(text, start + size):
+        found.append(text[start : place.end()])
+        start = place.end()
+    return [*found, text[start:]]
+
+
+def _digest(*contents):
+    digest = hashlib.sha256()
+    for content in contents:
+        content = content.encode() if isinstance(content, str) else content
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()
+
+
+def _library(what):
+    return extra_library("tokenizers", what, "text")

@@ -1,0 +1,142 @@
+"""What a vocabulary makes of a text: sizes, ratios, and what survives a round trip."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from brt.data.sources.files import Document
+from brt.data.vocabularies.base import Vocabulary
+
+PROBE_WORDS = 500
+"""Words of the text, at most, that are joined anew to see which white space survives."""
+
+
+class Report(NamedTuple):
+    """Measured on one text.
+
+    name, size, fingerprint, special_ids: the vocabulary's.
+    bytes, words, tokens, unknown: of the text: its bytes, words separated by white space, token
+        ids, and how many of these are the unknown id.
+    exact: whether the text comes back unchanged.
+    tabs, newlines, double_spaces: whether they survive where they separate words of the text that
+        the vocabulary knows.
+    """
+
+    name: str
+    size: int
+    fingerprint: str
+    special_ids: dict[str, int]
+    bytes: int
+    words: int
+    tokens: int
+    unknown: int
+    exact: bool
+    tabs: bool
+    newlines: bool
+    double_spaces: bool
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Mean bytes of a token, at the text's own."""
+        return self.bytes / self.tokens
+
+    @property
+    def tokens_per_word(self) -> float:
+        """Mean tokens of a word, at the text's own; the paper's Table 5 calls it scale."""
+        return self.tokens / max(self.words, 1)
+
+    def __str__(self):
+        special = [f"{name} {number}" for name, number in self.special_ids.items()]
+        more = [f"and {len(special) - 8} more"] if len(special) > 8 else []
+        rows = [
+            ("vocabulary", f"{self.name} ({self.fingerprint:.12})"),
+            ("size", f"{self.size:,}"),
+            ("special ids", ", ".join(special[:8] + more) or "none"),
+            ("sample", f"{self.bytes:,} bytes, {self.words:,} words, {self.tokens:,} tokens"),
+            ("bytes per token", f"{self.bytes_per_token:.4f}"),
+            ("tokens per word", f"{self.tokens_per_word:.4f}"),
+            ("unknown tokens", f"{self.unknown:,} ({self.unknown / self.tokens:.3%}), scored"),
+            ("tabs survive", _yes(self.tabs)),
+            ("newlines survive", _yes(self.newlines)),
+            ("double spaces survive", _yes(self.double_spaces)),
+            ("sample comes back", "unchanged" if self.exact else "changed"),
+        ]
+        return "\n".join(f"{name:<22} {value}" for name, value in rows)
+
+
+def report(vocabulary: Vocabulary, text: bytes) -> Report:
+    """Measures a vocabulary on a text; the more text, the steadier the ratios.
+
+    Args:
+        vocabulary: any.
+        text: UTF-8 with at least two words.
+
+    Raises:
+        ValueError: fewer words or no token, or text that the vocabulary refuses.
+    """
+    ids = vocabulary.encode(text, "sample")
+    words = text.decode("utf-8", errors="replace").split()
+    if len(words) < 2 or not len(ids):
+        raise ValueError("the sample has fewer than two words; give a longer one")
+    unknown, exact = vocabulary.unknown_id, _round_trip(vocabulary, ids) == text
+    # What stands for an unknown symbol may bring white space of its own, as SentencePiece's does.
+    probe = words[:PROBE_WORDS]
+    known = [w for w in probe if unknown not in vocabulary.encode(w.encode(), "sample")]
+    known = known if len(known) > 1 else probe
+    return Report(
+        name=vocabulary.name,
+        size=int(vocabulary.size),
+        fingerprint=vocabulary.fingerprint,
+        special_ids=dict(vocabulary.special_ids),
+        bytes=len(text),
+        words=len(words),
+        tokens=len(ids),
+        unknown=0 if unknown is None else int((ids == unknown).sum()),
+        exact=exact,
+        tabs=_survives("\t", vocabulary, known),
+        newlines=_survives("\n", vocabulary, known),
+        double_spaces=_survives("  ", vocabulary, known),
+    )
+
+
+def sample_text(documents: Iterable[Document], size: int = 2**22) -> bytes:
+    """The first `size` bytes of a source's documents, fewer to end with a line.
+
+    Raises:
+        ValueError: the documents come as token ids.
+    """
+    sample = b""
+    for document in documents:
+        if document.tokens is not None:
+            raise ValueError(
+                f"document {document.title!r} comes as token ids; there is no text to measure its "
+                "vocabulary on"
+            )
+        sample += document.data
+        if len(sample) >= size:
+            return sample[: sample.rfind(b"\n", 0, size) + 1] or sample
+    return sample
+
+
+def lost_white_space(vocabulary: Vocabulary, words: list[str]) -> list[str]:
+    """Which of tabs, newlines and double spaces do not survive between the given words."""
+    separators = {"tabs": "\t", "newlines": "\n", "double spaces": "  "}
+    return [name for name, text in separators.items() if not _survives(text, vocabulary, words)]
+
+
+def _round_trip(vocabulary, ids):
+    return vocabulary.decode(ids).encode("utf-8", errors="replace")
+
+
+def _survives(separator, vocabulary, words):
+    """Whether words joined by it come back with as many of it."""
+    # The line end that closes the probe gives vocabularies with line symbols a whole line.
+    probe = separator.join(words) + "\n"
+    try:
+        back = vocabulary.decode(vocabulary.encode(probe.encode(), "sample"))
+    except ValueError:  # a symbol that the vocabulary refuses
+        return False
+    return back.count(separator) == probe.count(separator)
+
+
+def _yes(survives):
+    return "yes" if survives else "no"

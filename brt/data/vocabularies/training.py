@@ -1,0 +1,334 @@
+"""Makes the file of a vocabulary from the documents of a source, read once and never as tokens.
+
+    python -m brt.prepare --gin_file=configs/pg19_rec_fixed_skip.gin --train_vocabulary \\
+        --gin.Corpus.vocabulary='"vocabularies/pg19_8k.model"' \\
+        --gin.SentencePieceTraining.size=8000
+
+What `Corpus.vocabulary` names is made: a SentencePiece model, or a list of words, characters or
+subwords. The same source and settings give the same file, byte for byte.
+"""
+
+import io
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import gin
+import numpy as np
+
+from brt import config
+from brt.data.corpus import Corpus
+from brt.data.sources.files import Document, Source
+from brt.data.vocabularies.base import SentencePieceVocabulary, utf8_text
+from brt.data.vocabularies.characters import CharacterVocabulary, count_symbols, symbol_list
+from brt.data.vocabularies.subwords import SUFFIX, SubwordVocabulary, encoder_class
+from brt.data.vocabularies.words import WordVocabulary, count_words, word_list
+from brt.progress import SECONDS, reported
+
+TABLE_5_SIZES = (512, 1000, 4000, 8000, 32_000, 64_000, 96_000, 128_000)
+"""Pieces of the SentencePiece models of the Block-Recurrent paper's Table 5."""
+
+PG19_OPTIONS = {
+    "model_type": "bpe",
+    "character_coverage": 0.9995,
+    "normalization_rule_name": "nmt_nfkc",
+    "remove_extra_whitespaces": False,
+    "add_dummy_prefix": True,
+    "split_by_whitespace": True,
+    "split_by_unicode_script": True,
+    "split_by_number": True,
+    "split_digits": True,
+    "allow_whitespace_only_pieces": True,
+    "byte_fallback": False,
+    "max_sentence_length": 4192,
+    "unk_id": 0,
+    "bos_id": -1,
+    "eos_id": -1,
+    "pad_id": -1,
+    "num_threads": 16,  # is written into the model, so it must not follow the machine
+}
+"""Settings inside the models that google-research/meliad published for PG19."""
+
+
+@gin.configurable
+class SentencePieceTraining:
+    """Trains a SentencePiece model, with the settings of the published PG19 models.
+
+    A line of text is a sentence to the library. The lines are a uniform sample, drawn here and not
+    by the library, whose own sampling has a fixed seed.
+
+    Args:
+        size: number of pieces; `TABLE_5_SIZES` are the paper's.
+        seed: of the sample; of no effect where all lines are taken.
+        max_lines: lines of the sample.
+        keep_whitespace: give tabs and line breaks pieces of their own. Without it they become
+            spaces, as in the published models; spaces are kept either way.
+        options: settings of the library's trainer that replace those of `PG19_OPTIONS`.
+        splits: which splits are read.
+
+    Raises:
+        ValueError: from `make`, when the library cannot make so many pieces of this text, or no
+            line is short enough.
+    """
+
+    def __init__(
+        self,
+        size: int = gin.REQUIRED,
+        seed: int = 0,
+        max_lines: int = 2_000_000,
+        keep_whitespace: bool = False,
+        options: dict | None = None,
+        splits=("train",),
+    ):
+        self.size, self.seed, self.max_lines, self.splits = size, seed, max_lines, splits
+        self.options = {**PG19_OPTIONS, **(options or {})}
+        if keep_whitespace:
+            own = list(self.options.get("user_defined_symbols", ()))
+            self.options["user_defined_symbols"] = [*own, "\n", "\t"]
+
+    def make(self, vocabulary: SentencePieceVocabulary, documents: Iterable[Document]) -> bytes:
+        """The model file."""
+        from sentencepiece import SentencePieceTrainer
+
+        longest, model = self.options["max_sentence_length"], io.BytesIO()
+        lines = sample_lines(documents, self.max_lines, self.seed, longest)
+        if not lines:
+            raise ValueError(
+                f"no line of the source has 1 to {longest} bytes; bind SentencePieceTraining."
+                "options = {'max_sentence_length': ...} to more"
+            )
+        try:
+            with _still_working(f"training {self.size:,} pieces on {len(lines):,} lines"):
+                SentencePieceTrainer.train(
+                    sentence_iterator=iter(lines),
+                    model_writer=model,
+                    vocab_size=self.size,
+                    input_sentence_size=0,
+                    shuffle_input_sentence=False,
+                    minloglevel=2,
+                    **self.options,
+                )
+        except (RuntimeError, OSError) as error:
+            raise ValueError(
+                f"SentencePiece cannot train {self.size} pieces on {len(lines)} lines "
+                f"({str(error).strip()}); change SentencePieceTraining.size or options, or give "
+                "more text"
+            ) from None
+        return model.getvalue()
+
+
+@gin.configurable
+class WordCounting:
+    """Lists words by how often they occur, as `word_list` says.
+
+    Args:
+        min_count: leave out words that are rarer.
+        max_size: list so many words at most, special ones included; None lists all.
+        splits: which splits are counted.
+    """
+
+    def __init__(self, min_count: int = 1, max_size: int | None = None, splits=("train",)):
+        self.min_count, self.max_size, self.splits = min_count, max_size, splits
+
+    def make(self, vocabulary: WordVocabulary, documents: Iterable[Document]) -> bytes:
+        """The word list."""
+        counts = count_words(vocabulary, documents)
+        return word_list(vocabulary, counts, self.min_count, self.max_size)
+
+
+@gin.configurable
+class SymbolCounting:
+    """Lists bytes or characters by how often they occur.
+
+    Args:
+        unit: "byte" or "character".
+        unknown: list an id for all other symbols as well; without it they are refused.
+        splits: which splits are counted. All of them, where a corpus is to have no unknown symbol,
+            as for enwik8's 204 and text8's 27.
+    """
+
+    def __init__(
+        self,
+        unit: str = "byte",
+        unknown: bool = False,
+        splits=("train", "validation", "test"),
+    ):
+        self.unit, self.unknown, self.splits = unit, unknown, splits
+
+    def make(self, vocabulary: CharacterVocabulary, documents: Iterable[Document]) -> bytes:
+        """The symbol list."""
+        return symbol_list(count_symbols(documents, self.unit), self.unit, self.unknown)
+
+
+@gin.configurable
+class SubwordTraining:
+    """Builds a SubwordTextEncoder; needs TensorFlow Datasets and its patience.
+
+    Args:
+        size: how many ids, about: the library searches for the count that comes near.
+        max_characters: of text that the library counts; None counts all.
+        splits: which splits are read.
+    """
+
+    def __init__(
+        self,
+        size: int = gin.REQUIRED,
+        max_characters: int | None = 10_000_000,
+        splits=("train",),
+    ):
+        self.size, self.max_characters, self.splits = size, max_characters, splits
+
+    def make(self, vocabulary: SubwordVocabulary, documents: Iterable[Document]) -> bytes:
+        """The file of subwords."""
+        texts = (utf8_text(document.data, document.title) for document in documents)
+        encoder = encoder_class().build_from_corpus(
+            texts, target_vocab_size=self.size, max_corpus_chars=self.max_characters
+        )
+        encoder.save_to_file(partial := vocabulary.file.removesuffix(SUFFIX) + ".partial")
+        try:
+            with open(partial + SUFFIX, "rb") as file:
+                return file.read()
+        finally:
+            os.remove(partial + SUFFIX)
+
+
+TRAININGS = {
+    SentencePieceVocabulary: SentencePieceTraining,
+    WordVocabulary: WordCounting,
+    CharacterVocabulary: SymbolCounting,
+    SubwordVocabulary: SubwordTraining,
+}
+
+
+def bound_training():
+    """The training that fits the vocabulary `Corpus` is bound to; reads its bindings.
+
+    Raises:
+        brt.config.ConfigError: a REQUIRED value is missing, such as SentencePieceTraining.size.
+        ValueError: it is a vocabulary that is not made from text.
+    """
+    try:
+        vocabulary = Corpus().vocabulary
+        if type(vocabulary) not in TRAININGS:
+            raise ValueError(
+                f"{vocabulary.name!r} is not made from text; bind Corpus.vocabulary to the file to "
+                'make, such as "vocabularies/8k.model" or "words:vocabularies/words.txt"'
+            )
+        return TRAININGS[type(vocabulary)]()
+    except (RuntimeError, TypeError) as error:
+        if explained := config.unbuildable(error):
+            raise explained from error
+        raise
+
+
+def train_vocabulary(vocabulary, training, source: Source, quiet: bool = False) -> str:
+    """Makes the vocabulary's file, whole or not at all, and returns its path.
+
+    Args:
+        vocabulary: one of the kinds in `TRAININGS`, bound to a file that does not exist yet.
+        training: of its kind.
+        source: whose splits, as the training names them, are read once, one after another.
+        quiet: no progress display.
+
+    Raises:
+        FileExistsError: the file exists; stores may have been made with it.
+        ValueError: a source that gives no text, or as the training's `make`.
+    """
+    path = getattr(vocabulary, "file", None) or vocabulary.model_file
+    if os.path.exists(path):
+        raise FileExistsError(
+            f"{path} exists, and stores may have been made with it; delete it, or bind "
+            "Corpus.vocabulary to another file"
+        )
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    data = training.make(vocabulary, _documents(source, training.splits, path, quiet))
+    partial = path + ".partial"
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        if os.path.exists(partial):
+            os.remove(partial)
+    return path
+
+
+def sample_lines(documents: Iterable[Document], count: int, seed: int, longest: int) -> list[str]:
+    """A uniform sample of the lines that have 1 to `longest` bytes; all of them if they are fewer.
+
+    Memory holds the sample and one document. The draws depend on the seed and on how many lines
+    came before, not on NumPy's version. Source: Li 1994, "Reservoir-sampling algorithms of time
+    complexity O(n(1 + log(N/n)))", algorithm L.
+
+    Raises:
+        ValueError: a sampled line is not UTF-8, or `count` is below 1.
+    """
+    if count < 1:
+        raise ValueError(f"SentencePieceTraining.max_lines = {count} must be at least 1")
+    uniform = _uniform(seed)
+    sample, seen, weight, following = [], 0, 1.0, count - 1
+    for document in documents:
+        lines = [line for line in document.data.split(b"\n") if 0 < len(line) <= longest]
+        filling = lines[: count - len(sample)]
+        sample += [_text_of(line, document) for line in filling]
+        while following < seen + len(lines):
+            if following >= count:
+                line = _text_of(lines[following - seen], document)
+                sample[int(next(uniform) * count)] = line
+            weight *= math.exp(math.log(next(uniform)) / count)
+            following += 1 + int(math.log(next(uniform)) / math.log1p(-weight))
+        seen += len(lines)
+    return sample
+
+
+def _text_of(line, document):
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        utf8_text(document.data[:], document.title)  # says where in the document
+        raise
+
+
+def _uniform(seed) -> Iterator[float]:
+    """Numbers above 0 and below 1, from raw bits, which NumPy keeps the same in all versions."""
+    bits = np.random.Philox(np.random.SeedSequence(seed))
+    while True:
+        yield from ((bits.random_raw(1024) >> np.uint64(11)) + 0.5) * 2.0**-53
+
+
+def _documents(source, splits, path, quiet):
+    for split in splits:
+        documents = source.documents(split)
+        if not quiet:
+            documents = reported(documents, f"{path}, {split}", source.count(split))
+        for document in documents:
+            if document.tokens is not None:
+                raise ValueError(
+                    f"document {document.title!r} comes as token ids; a vocabulary is made from a "
+                    "source of text"
+                )
+            yield document
+
+
+@contextmanager
+def _still_working(label):
+    """Says every few seconds how long one call that reports nothing has taken."""
+    done, begun = threading.Event(), time.monotonic()
+
+    def tell():
+        while not done.wait(SECONDS):
+            print(f"{label}, {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

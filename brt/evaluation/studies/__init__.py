@@ -1,0 +1,1 @@
+"""Questions about one run, or two, that a study answers."""

@@ -1,0 +1,281 @@
+"""The language model: embed, a stack of layers with their caches, logits.
+
+    logits_BTV, caches = model(tokens_BT, caches)
+
+Letters as in `brt.models`.
+"""
+
+import math
+
+import gin
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from brt.models import counts
+from brt.models.block_feedback import run_blocks, state_source
+from brt.models.layer import Layer
+from brt.models.layers.dropout import dropout
+from brt.models.layers.embedding import embedded
+from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.norms import RMSNorm, wide
+from brt.models.memories.external_memory import ExternalMemory
+from brt.models.memories.recurrent_cell import BlockStates, RecurrentCell
+from brt.models.model import Model
+from brt.models.shape_letters import constrain
+
+DIVISORS = ("vocabulary", "width")
+REMATS = ("none", "layer", "block")
+DTYPES = ("float32", "bfloat16")
+
+
+@gin.configurable(denylist=["rngs", "cell", "memory"])
+class BlockRecurrentTransformer(Model):
+    """XL, Slide, Rec, Feedback and Memorizing, which differ in their bindings only.
+
+    Args:
+        vocabulary_size: V, rows of the embedding table; at least the vocabulary's size.
+        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F.
+        window: W in tokens, the block and the reach of attention. XL: equal to the
+            segment length. Segments are any multiple of it.
+        recurrent_layers: indices, counted from 0 (or from the end, negative), of the
+            layers with a `RecurrentCell`.
+        memorizing_layers: likewise, of the layers with an `ExternalMemory`.
+        feedback: block feedback: all other layers read the highest cell's state too.
+        dropout: rate of every published place.
+        logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").
+        activation_dtype: "float32" or "bfloat16"; parameters stay float32.
+        remat: "none"; "layer" recomputes each layer in the backward pass; "block" only
+            what is computed block by block: attention and the cells' steps. With feedback
+            both recompute each block of the whole stack.
+        cell, memory: build what a recurrent or a memorizing layer has; gin configures the
+            defaults.
+
+    Raises:
+        ValueError: a recurrent or memorizing layer out of range, one that is both, feedback
+            without a cell or with a memory, a bad choice.
+
+    Source: Block-Recurrent, sections 3, 4.1 and 4.5.
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        vocabulary_size: int = gin.REQUIRED,
+        num_layers: int = gin.REQUIRED,
+        width: int = gin.REQUIRED,
+        num_heads: int = gin.REQUIRED,
+        head_size: int = gin.REQUIRED,
+        feed_forward_size: int = gin.REQUIRED,
+        window: int = gin.REQUIRED,
+        recurrent_layers: tuple[int, ...] = (),
+        memorizing_layers: tuple[int, ...] = (),
+        feedback: bool = False,
+        dropout: float = 0.0,
+        logits_divisor: str = "vocabulary",
+        activation_dtype: str = "float32",
+        remat: str = "none",
+        cell=RecurrentCell,
+        memory=ExternalMemory,
+    ):
+        for name, value, choices in (
+            ("logits_divisor", logits_divisor, DIVISORS),
+            ("remat", remat, REMATS),
+            ("activation_dtype", activation_dtype, DTYPES),
+        ):
+            if value not in choices:
+                raise ValueError(
+                    f"BlockRecurrentTransformer.{name} = {value!r}: choose one of {choices}."
+                )
+        if window < 1 or not 0 <= dropout < 1:
+            raise ValueError(
+                f"BlockRecurrentTransformer.window = {window} must be at least 1, and "
+                f"BlockRecurrentTransformer.dropout = "
+                f"{dropout} at least 0 and below 1."
+            )
+        recurrent = _places("recurrent_layers", recurrent_layers, num_layers)
+        memorizing = _places("memorizing_layers", memorizing_layers, num_layers)
+        if both := recurrent & memorizing:
+            raise ValueError(
+                f"BlockRecurrentTransformer.recurrent_layers and "
+                f"BlockRecurrentTransformer.memorizing_layers both name "
+                f"layer {min(both)}: a layer has a cell or an external memory, not both."
+            )
+        if feedback and memorizing:
+            raise ValueError(
+                "BlockRecurrentTransformer.feedback = True and "
+                "BlockRecurrentTransformer.memorizing_layers = "
+                f"{tuple(sorted(memorizing))}: feedback hands states to every layer, and a "
+                "memorizing layer reads none. Bind one of the two."
+            )
+        if feedback and not recurrent:
+            raise ValueError(
+                "BlockRecurrentTransformer.feedback = True needs a state to feed back: "
+                "bind BlockRecurrentTransformer.recurrent_layers, for example (9,)."
+            )
+        self.window, self.feedback, self.dropout = window, feedback, dropout
+        self.num_heads, self.remat = num_heads, remat
+        self.dtype = jnp.dtype(activation_dtype)
+        self.vocabulary_size = vocabulary_size
+        self.logits_divisor = math.sqrt(
+            vocabulary_size if logits_divisor == "vocabulary" else width
+        )
+        self.embedding_VD = parameter(rngs, normal(1.0), vocabulary_size, width)
+        self.begin_D = parameter(rngs, normal(1.0), width)
+        sizes = (width, num_heads, head_size, feed_forward_size)
+        self.layers = nnx.List(
+            Layer(
+                rngs,
+                *sizes,
+                window,
+                dropout,
+                cell=cell(rngs, *sizes) if i in recurrent else None,
+                memory=memory(rngs, num_heads, window) if i in memorizing else None,
+                reads_states=feedback,
+                remat_blocks=remat == "block" and not feedback,
+            )
+            for i in range(num_layers)
+        )
+        self.final_norm = RMSNorm(rngs, width)
+
+    def init_caches(self, rows: int):
+        """The caches of `rows` documents that have not begun, one a layer (segment form)."""
+        return tuple(layer.init_cache(rows, self.dtype) for layer in self.layers)
+
+    def embed(self, tokens_BT):
+        return embedded(tokens_BT, self.embedding_VD[...], self.begin_D[...], self.dtype)
+
+    def stack(self, x_BTD, caches, key=None):
+        """All layers and the final norm; as `Model.stack`.
+
+        Raises:
+            ValueError: T is no positive multiple of the window, or the caches have other rows.
+        """
+        T, W = x_BTD.shape[1], self.window
+        if T < W or T % W:
+            raise ValueError(
+                f"A segment of {T} tokens does not consist of whole blocks of "
+                f"BlockRecurrentTransformer.window = {W}: make the segment length a multiple of "
+                f"{W}."
+            )
+        rows = {leaf.shape[0] for leaf in jax.tree.leaves(caches)}
+        if rows != {x_BTD.shape[0]}:
+            raise ValueError(
+                f"{x_BTD.shape[0]} rows of tokens, but caches of {sorted(rows)} rows: take them "
+                "from init_caches with as many rows, or from the segment before."
+            )
+        keys = [None] * (len(self.layers) + 1)
+        if key is not None and self.dropout:
+            keys = list(jax.random.split(key, len(keys)))
+        if self.feedback:
+            tables = [layer.window_table() for layer in self.layers]
+            x_BTD, caches, monitors = run_blocks(
+                self.layers, x_BTD, caches, tables, keys[0], self.remat != "none"
+            )
+        else:
+            new_caches, monitors = [], []
+            for layer, cache, layer_key in zip(self.layers, caches, keys[:-1], strict=True):
+                x_BTD, cache, monitor = self._layer(layer)(x_BTD, cache, layer_key)
+                new_caches.append(cache)
+                monitors.append(monitor)
+            caches = tuple(new_caches)
+        x_BTD = dropout(self.final_norm(x_BTD), self.dropout, keys[-1])
+        return x_BTD, caches, _by_layer(monitors)
+
+    def _layer(self, layer):
+        def call(x_BTD, cache, key):
+            return layer(x_BTD, cache, key=key)
+
+        return jax.checkpoint(call) if self.remat == "layer" else call
+
+    def logits(self, x_BTD):
+        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
+        logits_BTV = x_BTD @ self.embedding_VD[...].astype(self.dtype).T
+        return wide(logits_BTV) / self.logits_divisor
+
+    @property
+    def period(self) -> int:
+        """The window."""
+        return self.window
+
+    def windows_reach(self) -> int:
+        """How many tokens back windows alone carry anything: n * W."""
+        return len(self.layers) * self.window
+
+    def receptive_field(self) -> float:
+        """How many tokens before it a token can be influenced by; infinite with a state.
+
+        A memorizing layer reaches M tokens instead of W, counted from the beginning of the block,
+        so the last token of a block W - 1 more. No gradient reaches further than n * W.
+
+        Source: Block-Recurrent, appendix A.
+        """
+        if any(layer.cell is not None for layer in self.layers):
+            return math.inf
+        sizes = [layer.memory.size for layer in self.layers if layer.memory is not None]
+        within = sum(sizes) + self.window - 1 if sizes else 0
+        return within + (len(self.layers) - len(sizes)) * self.window
+
+    def flops_per_token(self) -> float:
+        """As `Model.flops_per_token`."""
+        return counts.flops_per_token(self)
+
+    def divided_sizes(self) -> dict[str, int]:
+        return {
+            "BlockRecurrentTransformer.num_heads": self.num_heads,
+            "BlockRecurrentTransformer.feed_forward_size": self.layers[
+                0
+            ].feed_forward.hidden_DF.shape[1],
+            "BlockRecurrentTransformer.vocabulary_size": self.vocabulary_size,
+        }
+
+    def begin_decoding(self, caches):
+        return tuple(layer.begin_decoding(cache) for layer, cache in zip(self.layers, caches))
+
+    def read_part(self, tokens_BT, caches, counts_B):
+        """The beginning of a block of W tokens; as `Model.read_part`."""
+        logits_BTV, after = self(tokens_BT, caches)
+        return logits_BTV, tuple(
+            layer.begin_decoding(cache, later, counts_B)
+            for layer, cache, later in zip(self.layers, caches, after, strict=True)
+        )
+
+    def end_decoding(self, caches):
+        return tuple(
+            layer.end_decoding(cache) for layer, cache in zip(self.layers, caches, strict=True)
+        )
+
+    def decode(self, tokens_B, caches, reads_B=True):
+        """One token of every row; as `Model.decode`."""
+        x_BD = self.embed(tokens_B[:, None])[:, 0]
+        given = None
+        if self.feedback:
+            cache = caches[state_source(self.layers)]
+            given = BlockStates(cache.state_keys_BSHK[:, None], cache.state_values_BSHK[:, None])
+        new_caches = []
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x_BD, cache = layer.decode(x_BD, cache, given, reads_B)
+            new_caches.append(cache)
+        return self.logits(self.final_norm(x_BD)), tuple(new_caches)
+
+
+def _places(name, layers, num_layers) -> set[int]:
+    """Indices of layers, counted from 0."""
+    layers = (layers,) if isinstance(layers, int) else tuple(layers)  # (9) for (9,)
+    for index in layers:
+        if not -num_layers <= index < num_layers:
+            raise ValueError(
+                f"BlockRecurrentTransformer.{name} = {layers}: layer {index} does not exist in a "
+                f"stack of "
+                f"{num_layers}; use 0 ... {num_layers - 1}."
+            )
+    return {index % num_layers for index in layers}
+
+
+def _by_layer(monitors):
+    """One flat dictionary, `layer3/state_share` and so on, of the monitors of all layers."""
+    return {
+        f"layer{i}/{name}": value
+        for i, monitor in enumerate(monitors)
+        for name, value in monitor.items()
+    }

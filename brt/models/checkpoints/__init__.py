@@ -1,0 +1,1 @@
+"""Readers of the parameters of published implementations."""

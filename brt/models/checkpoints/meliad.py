@@ -1,0 +1,220 @@
+"""Reads parameters of google-research/meliad into brt's models.
+
+meliad's parameter tree says almost everything about its model: how many layers, which are
+recurrent or memorizing, how they are gated, whether there is block feedback. Only the window
+and the settings of an external memory do not show in it. The loaded model uses the gate form
+"meliad" and logits over the root of D.
+"""
+
+import functools
+import json
+import re
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from brt.models.block_recurrent import BlockRecurrentTransformer
+from brt.models.memories.external_memory import ExternalMemory
+from brt.models.memories.recurrent_cell import RecurrentCell
+
+LAYER = "transformer{}/"
+TOKENS = "tbase/"
+STATES = "recurrent_tbase/"
+MIX = "external_memory_bias"
+
+
+class UnsupportedCheckpoint(ValueError):
+    """The checkpoint holds something brt has no counterpart for; the message names it."""
+
+
+def load(params: dict, window: int, **memory) -> BlockRecurrentTransformer:
+    """A model with meliad's parameters.
+
+    Args:
+        params: from paths joined with "/" (`transformer0/tbase/...`) to arrays.
+        window: W in tokens (meliad's WINDOW_LENGTH).
+        memory: `size`, `neighbours` and `search` of the `ExternalMemory`, where there is one.
+
+    Returns:
+        A float32 `BlockRecurrentTransformer`. Its `begin_D` is zero: meliad has no begin token.
+
+    Raises:
+        UnsupportedCheckpoint: for a parameter that has no place in brt's model.
+    """
+    params = {path: np.asarray(value, np.float32) for path, value in params.items()}
+    try:
+        model = nnx.eval_shape(lambda: _build(params, window, memory))
+    except KeyError as error:
+        raise UnsupportedCheckpoint(f"The checkpoint has no {error}.") from error
+    except ValueError as error:
+        raise UnsupportedCheckpoint(f"The checkpoint describes no model: {error}") from error
+    graph, shapes = nnx.split(model, nnx.Param)
+    left = dict(params)
+    left["begin"] = np.zeros(model.begin_D.shape, np.float32)
+
+    def take(path, shape):
+        source = _source(path)
+        if source not in left:
+            raise UnsupportedCheckpoint(f"The checkpoint has no {source!r} for brt's {path!r}.")
+        value = left.pop(source)
+        if value.shape != shape.shape:
+            raise UnsupportedCheckpoint(
+                f"{source!r} has shape {value.shape}; brt's {path!r} needs {shape.shape}."
+            )
+        return value
+
+    flat = [
+        (path, nnx.Param(jnp.asarray(take("/".join(map(str, path)), leaf))))
+        for path, leaf in nnx.to_flat_state(shapes)
+    ]
+    if left:
+        raise UnsupportedCheckpoint(f"brt has no counterpart for {sorted(left)[:5]}.")
+    return nnx.merge(graph, nnx.from_flat_state(flat))
+
+
+def load_recording(recording, search: str = "bucketed") -> BlockRecurrentTransformer:
+    """The model of a recording in meliad's format: `params/...` and `config_json`.
+
+    Args:
+        recording: a mapping such as `numpy.load(file, allow_pickle=False)`.
+        search: of an external memory; the released code's own is "bucketed".
+
+    Raises:
+        UnsupportedCheckpoint: when it uses what brt lacks, or `config_json` and the
+            parameters disagree.
+    """
+    config = json.loads(str(recording["config_json"]))
+    pairs = (binding.split("=", 1) for binding in config["gin_bindings"])
+    bindings = {name.strip(): value.strip() for name, value in pairs}
+    names = [key for key in recording if key.startswith("params/")]
+    model = load(
+        {name.removeprefix("params/"): recording[name] for name in names},
+        window=int(bindings["WINDOW_LENGTH"]),
+        **_memory_settings(bindings, search),
+    )
+    for macro, found in (
+        ("NUM_LAYERS", len(model.layers)),
+        ("NUM_HEADS", model.num_heads),
+        ("NUM_EMBEDDINGS", model.vocabulary_size),
+        ("HEAD_DIM", model.layers[0].head_size),
+        ("EMBED_DIM", model.embedding_VD.shape[1]),
+        ("MLP_DIM", model.layers[0].feed_forward.hidden_DF.shape[1]),
+    ):
+        if macro in bindings and int(bindings[macro]) != found:
+            raise UnsupportedCheckpoint(
+                f"config_json says {macro}={bindings[macro]}, the parameters say {found}."
+            )
+    return model
+
+
+def _memory_settings(bindings, search):
+    """Of the `ExternalMemory`, by the last part of the names meliad's gin files give them."""
+    names = {"database_size": "size", "memory_num_neighbors": "neighbours"}
+    found = {
+        names[name.rsplit(".", 1)[-1]]: int(value)
+        for name, value in bindings.items()
+        if name.rsplit(".", 1)[-1] in names
+    }
+    return found | {"search": search}
+
+
+def from_brt_path(path) -> str:
+    """meliad's name of a brt parameter: `("layers", 0, "keys_DA")` to `transformer0/...`."""
+    return _source("/".join(map(str, path)))
+
+
+def _build(params, window, memory):
+    count = len({match[0] for path in params if (match := re.match(r"transformer\d+/", path))})
+    recurrent = [i for i in range(count) if f"{LAYER.format(i)}recurrent_initial_state" in params]
+    heads = params[f"{LAYER.format(0)}{TOKENS}_kvq/attention_scale"].shape[0]
+    D, A = params[f"{LAYER.format(0)}{TOKENS}_kvq/queries_layer/kernel"].shape
+    crossing = [i for i in range(count) if f"{LAYER.format(i)}{TOKENS}attention_scale2" in params]
+    memorizing = [i for i in range(count) if f"{LAYER.format(i)}{MIX}" in params]
+    cell = {}
+    if recurrent:
+        prefix = LAYER.format(recurrent[0])
+        projects = f"{prefix}{STATES}post_attn_mlp/output_layer/kernel" in params
+        feeds = f"{prefix}{STATES}ffn/output_layer/kernel" in params
+        cell = {
+            "num_states": params[f"{prefix}recurrent_initial_state"].shape[0],
+            "arrangement": {(True, True): "dual", (False, True): "single", (True, False): "skip"}[
+                projects, feeds
+            ],
+            "gate": "fixed"
+            if any(re.match(f"{prefix}{STATES}.*/gate_bias$", path) for path in params)
+            else "lstm",
+            "gate_form": "meliad",
+        }
+    return BlockRecurrentTransformer(
+        nnx.Rngs(0),
+        vocabulary_size=params["embed/embedding"].shape[0],
+        num_layers=count,
+        width=D,
+        num_heads=heads,
+        head_size=A // heads,
+        feed_forward_size=params[f"{LAYER.format(0)}{TOKENS}ffn/hidden0/kernel"].shape[1],
+        window=window,
+        recurrent_layers=tuple(recurrent),
+        memorizing_layers=tuple(memorizing),
+        feedback=len(crossing) > len(recurrent),
+        logits_divisor="width",
+        dropout=0.0,
+        activation_dtype="float32",
+        remat="none",
+        cell=functools.partial(RecurrentCell, **cell),
+        memory=functools.partial(ExternalMemory, **memory),
+    )
+
+
+_ATTENTION = {
+    r"queries_DA": "_kvq/queries_layer/kernel",
+    r"keys_DA": "_kvq/keys_layer/kernel",
+    r"values_DA": "_kvq/values_layer/kernel",
+    r"cross_queries_DA": "_kvq/queries2_layer/kernel",
+    r"attention_scale_H": "_kvq/attention_scale",
+    r"cross_scale_H": "attention_scale2",
+    r"(attention_norm|norm)/scale_D": "_kvq/pre_attn_layernorm/scale",
+    r"feed_forward_norm/scale_D": "pre_ffn_layernorm/scale",
+    r"output_[AC]D": "post_attn_mlp/output_layer/kernel",
+    r"(feed_forward/)?hidden_[DC]F": "ffn/hidden0/kernel",
+    r"feed_forward/output_FD": "ffn/output_layer/kernel",
+    r"state_ids_SD": "_kvq/position_embeddings",
+}
+_GATE = {
+    "candidate_.D": "output_layer/kernel",
+    "keep_bias_D": "gate_bias",
+    "input_.D": "input_gate/kernel",
+    "input_bias_D": "input_gate/bias",
+    "forget_.D": "forget_gate/kernel",
+    "forget_bias_D": "forget_gate/bias",
+}
+_GATE_PLACES = {"attention_gate/": "post_attn_mlp/", "feed_forward_gate/": "ffn/"}
+_TOP = {"embedding_VD": "embed/embedding", "begin_D": "begin"}
+_TOP["final_norm/scale_D"] = "final_layernorm/scale"
+
+
+def _source(path: str) -> str:
+    if path in _TOP:
+        return _TOP[path]
+    _, layer, rest = path.split("/", 2)
+    prefix = LAYER.format(layer)
+    if rest == "relative_bias/table_HR":
+        return prefix + "relative_positions/rel_embedding"
+    if rest == "memory/mix_H":
+        return prefix + MIX
+    if rest == "cell/initial_states_SD":
+        return prefix + "recurrent_initial_state"
+    side = STATES if rest.startswith("cell/") else TOKENS
+    rest = rest.removeprefix("cell/")
+    for place, source in _GATE_PLACES.items():
+        if rest.startswith(place):
+            return prefix + side + source + _translate(_GATE, rest.removeprefix(place))
+    return prefix + side + _translate(_ATTENTION, rest)
+
+
+def _translate(table, name):
+    for pattern, source in table.items():
+        if re.fullmatch(pattern, name):
+            return source
+    raise UnsupportedCheckpoint(f"meliad has no counterpart for brt's {name!r}.")

@@ -1,0 +1,40 @@
+"""Reads parameters of booydar/LM-RMT's PyTorch code into brt's models.
+
+It is the released Transformer-XL with memory tokens; see
+`brt/models/checkpoints/transformer_xl.py`. A loaded model keeps the code's artefact
+(`published_artefacts`): a memory token's relative position to one behind it is what the relative
+shift happens to leave there. Token by token it is not kept.
+"""
+
+import json
+
+from brt.models.checkpoints import transformer_xl as txl_checkpoint
+from brt.models.checkpoints.transformer_xl import Source
+from brt.models.recurrent_memory import RecurrentMemoryTransformer
+
+MEMORY = {"memory_SD": Source("mem_tokens", lambda x_S1D: x_S1D[:, 0])}
+"""What Transformer-XL does not have."""
+
+
+def load(params: dict, config: dict) -> RecurrentMemoryTransformer:
+    """A model with the released code's parameters; arguments and errors as there."""
+    return txl_checkpoint.load(
+        params,
+        config,
+        build=RecurrentMemoryTransformer,
+        more=MEMORY,
+        num_memory=config["num_mem_tokens"],
+        memory_at_end=config["mem_at_end"],
+        read_memory_from_cache=config["read_mem_from_cache"],
+        allow_long_memory=True,
+    )
+
+
+def load_recording(recording) -> RecurrentMemoryTransformer:
+    """The model of a recording: `params/...` and `config_json`."""
+    params = {
+        name.removeprefix("params/"): recording[name]
+        for name in recording
+        if name.startswith("params/")
+    }
+    return load(params, json.loads(str(recording["config_json"])))

@@ -1,0 +1,241 @@
+"""Reads parameters of kimiyoung/transformer-xl's PyTorch code into brt's models.
+
+Names and settings are that code's: a state dictionary, and the arguments of its model, of
+which `reset_length` (target, extended, memory) stands for a later call of that method. A
+loaded model keeps the code's artefacts (`published_artefacts`).
+"""
+
+import json
+import re
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from brt.models.checkpoints.meliad import UnsupportedCheckpoint
+from brt.models.transformer_xl import TransformerXL
+
+ENCODINGS = ("relative", "shaw", "absolute", "learned")  # attn_type 0, 1, 2, 3
+
+
+class Source(NamedTuple):
+    """Where a parameter of brt comes from: a name there, and what makes it brt's array."""
+
+    name: str
+    arrange: callable
+
+
+def settings(config: dict, params: dict) -> dict:
+    """Arguments of `TransformerXL` for the released code's settings.
+
+    Args:
+        config: of the released model, by its arguments' names.
+        params: the state dictionary, for the rows of learned tables.
+
+    Raises:
+        UnsupportedCheckpoint: for what brt has no counterpart for.
+    """
+    width, ext_len = config["d_model"], config.get("ext_len", 0)
+    if config.get("d_embed", width) != width:
+        raise UnsupportedCheckpoint(f"d_embed is {config['d_embed']}, d_model {width}.")
+    memory_length = config["mem_len"]
+    if "reset_length" in config:
+        _, ext_len, memory_length = config["reset_length"]
+    if ext_len:
+        raise UnsupportedCheckpoint(f"ext_len is {ext_len}: brt extends the context of a segment.")
+    cutoffs, ties = tuple(config.get("cutoffs", ())), list(config.get("tie_projs", ()))
+    clamp = config.get("clamp_len", -1)
+    return dict(
+        vocabulary_size=config["n_token"],
+        num_layers=config["n_layer"],
+        width=width,
+        num_heads=config["n_head"],
+        head_size=config["d_head"],
+        feed_forward_size=config["d_inner"],
+        memory_length=memory_length,
+        encoding=ENCODINGS[config["attn_type"]],
+        position_rows=params["r_emb"].shape[1] if "r_emb" in params else 0,
+        same_length=config.get("same_length", False),
+        clamp_length=clamp if clamp > 0 else None,
+        norm="pre" if config.get("pre_lnorm") else "post",
+        cutoffs=cutoffs,
+        div_val=config.get("div_val", 1),
+        tied=config.get("tie_weight", True),
+        tied_projections=tuple((ties + [False] * len(cutoffs))[: len(cutoffs) + 1]) or True,
+        activation_dtype="float32",
+    )
+
+
+def load(params: dict, config: dict, build=TransformerXL, more=None, **others) -> TransformerXL:
+    """A model with the released code's parameters.
+
+    Args:
+        params: from names of the state dictionary to arrays.
+        config: settings of that model.
+        build: makes the model from `rngs` and the settings as keywords.
+        more: from a brt path to the `Source` of what `TransformerXL` does not have.
+        others: further keywords of `build`.
+
+    Returns:
+        A float32 model, for segments of the recorded length. Its begin row is zero: the
+        released code has none.
+
+    Raises:
+        UnsupportedCheckpoint: for a parameter without a place in brt's model, or a missing one.
+    """
+    params = {name: np.asarray(value, np.float32) for name, value in params.items()}
+    try:
+        keywords = settings(config, params) | others
+        model = nnx.eval_shape(lambda: build(nnx.Rngs(0), **keywords))
+    except (KeyError, IndexError) as error:
+        raise UnsupportedCheckpoint(f"The checkpoint has no {error}.") from error
+    except ValueError as error:
+        raise UnsupportedCheckpoint(f"The checkpoint describes no model: {error}") from error
+    graph, shapes = nnx.split(model, nnx.Param)
+    taken, flat = set(), []
+    for path, shape in nnx.to_flat_state(shapes):
+        value = recorded(params, path, model, more)
+        if value is None:
+            value = np.zeros(shape.shape, np.float32)
+        elif value.shape != shape.shape:
+            raise UnsupportedCheckpoint(
+                f"brt's {_text(path)!r} of shape {shape.shape} would be {value.shape}."
+            )
+        else:
+            taken.add(source(_text(path), model, more).name)
+        flat.append((path, nnx.Param(jnp.asarray(value))))
+    if left := params.keys() - taken - _copies(params):
+        raise UnsupportedCheckpoint(f"brt has no counterpart for {sorted(left)[:5]}.")
+    model = nnx.merge(graph, nnx.from_flat_state(flat)).for_segments(config["tgt_len"])
+    model.published_artefacts = True
+    return model
+
+
+def load_recording(recording, **keywords) -> TransformerXL:
+    """The model of a recording: `params/...` and `config_json`; keywords as `load`."""
+    params = {
+        name.removeprefix("params/"): recording[name]
+        for name in recording
+        if name.startswith("params/")
+    }
+    return load(params, json.loads(str(recording["config_json"])), **keywords)
+
+
+def recorded(arrays, path, model, more=None):
+    """What stands for a parameter of brt in arrays named and shaped as the released ones.
+
+    Returns:
+        The array in brt's shape, or None for the begin row.
+    """
+    found = source(_text(path), model, more)
+    if found is None:
+        return None
+    if found.name not in arrays:
+        raise UnsupportedCheckpoint(f"The checkpoint has no {found.name!r} for {_text(path)!r}.")
+    return found.arrange(arrays[found.name])
+
+
+def _text(path):
+    return "/".join(map(str, path))
+
+
+def _copies(params):
+    """Names that hold nothing of their own: ties, and the sinusoid's frequencies."""
+    copies = {"pos_emb.inv_freq"}
+    for name, value in params.items():
+        for there, here in (("out_layers", "emb_layers"), ("out_projs", "emb_projs")):
+            other = name.replace(f"crit.{there}", f"word_emb.{here}")
+            if other != name and other in params and np.array_equal(value, params[other]):
+                copies.add(name)
+    return copies
+
+
+def _whole(x):
+    return x
+
+
+def _transposed(x):
+    return x.T
+
+
+def _third(number, of=3):
+    """The part of a fused projection, [out, in], as [in, out]."""
+    return lambda x: np.split(x, of)[number].T
+
+
+_LAYER = {
+    "output_AD": Source("dec_attn.o_net.weight", _transposed),
+    "positions_DA": Source("dec_attn.r_net.weight", _transposed),
+    "attention_norm/scale_D": Source("dec_attn.layer_norm.weight", _whole),
+    "attention_norm/bias_D": Source("dec_attn.layer_norm.bias", _whole),
+    "feed_forward/hidden_DF": Source("pos_ff.CoreNet.0.weight", _transposed),
+    "feed_forward/hidden_bias_F": Source("pos_ff.CoreNet.0.bias", _whole),
+    "feed_forward/output_FD": Source("pos_ff.CoreNet.3.weight", _transposed),
+    "feed_forward/output_bias_D": Source("pos_ff.CoreNet.3.bias", _whole),
+    "feed_forward_norm/scale_D": Source("pos_ff.layer_norm.weight", _whole),
+    "feed_forward_norm/bias_D": Source("pos_ff.layer_norm.bias", _whole),
+}
+_FUSED = {  # queries, keys and values in one matrix where keys know distances
+    "queries_DA": Source("dec_attn.qkv_net.weight", _third(0)),
+    "keys_DA": Source("dec_attn.qkv_net.weight", _third(1)),
+    "values_DA": Source("dec_attn.qkv_net.weight", _third(2)),
+}
+_APART = {
+    "queries_DA": Source("dec_attn.q_net.weight", _transposed),
+    "keys_DA": Source("dec_attn.kv_net.weight", _third(0, of=2)),
+    "values_DA": Source("dec_attn.kv_net.weight", _third(1, of=2)),
+}
+_OF_ALL_LAYERS = {  # arrays whose first axis is the layer
+    "content_bias_HK": "r_w_bias",
+    "distance_keys_RHK": "r_emb",
+    "distance_bias_RH": "r_bias",
+    "places_RD": "r_emb",
+}
+_TOP = {
+    "content_bias_HK": Source("r_w_bias", _whole),
+    "position_bias_HK": Source("r_r_bias", _whole),
+    # The released code numbers the rare bins' logits from the end.
+    "embedding/clusters_ND": Source("crit.cluster_weight", lambda x: x[::-1]),
+    "embedding/cluster_bias_N": Source("crit.cluster_bias", lambda x: x[::-1]),
+    "embedding/begin_D": None,
+}
+_BIN = {
+    "table_VE": "word_emb.emb_layers.{}.weight",
+    "bias_V": "crit.out_layers.{}.bias",
+    "output_VE": "crit.out_layers.{}.weight",
+    "projection_ED": "word_emb.emb_projs.{}",
+    "output_projection_ED": "crit.out_projs.{}",
+}
+
+
+def source(path: str, model, more=None) -> Source | None:
+    """Where the parameter at a brt path comes from; None for the begin row.
+
+    Raises:
+        UnsupportedCheckpoint: if the released code has no counterpart.
+    """
+    table = _TOP | (more or {})
+    if path in table:
+        return table[path]
+    if match := re.fullmatch(r"embedding/bins/(\d+)/(\w+)", path):
+        return _of_bin(int(match[1]), match[2], model.embedding)
+    if match := re.fullmatch(r"layers/(\d+)/(.+)", path):
+        layer, rest = int(match[1]), match[2]
+        if rest in _OF_ALL_LAYERS:
+            shape = getattr(model.layers[layer], rest).shape
+            return Source(_OF_ALL_LAYERS[rest], lambda x: x[layer].reshape(shape))
+        fused = _FUSED if model.encoding in ("relative", "shaw") else _APART
+        if rest in _LAYER | fused:
+            name, arrange = (_LAYER | fused)[rest]
+            return Source(f"layers.{layer}.{name}", arrange)
+    raise UnsupportedCheckpoint(f"The released code has no counterpart for brt's {path!r}.")
+
+
+def _of_bin(index, name, embedding) -> Source:
+    if "projection" in name:
+        return Source(_BIN[name].format(index), _transposed)
+    if embedding.bins[index].projects:
+        return Source(_BIN[name].format(index), _whole)
+    low, high = embedding.edges[index : index + 2]  # bins of one width share a table
+    return Source(_BIN[name].format(0), lambda x: x[low:high])

@@ -1,0 +1,1 @@
+"""Parts of which models are built: attention, positions, norms, embeddings."""

@@ -1,0 +1,227 @@
+"""Word vectors in bins by frequency: the embedding, and the softmax that goes back.
+
+Ids are ranks by frequency. Rare bins have narrower vectors, projected to the model's width;
+the softmax first chooses among the frequent words and the rare bins, then within the bin.
+One bin is a plain table and a plain softmax. Letters as in `brt.models`; E: width of a bin,
+N: rare bins.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn.initializers import zeros
+
+from brt.data.vocabularies.base import BEGIN
+from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.norms import wide
+
+CHUNK = 256
+"""Tokens whose words of one rare bin are scored at a time."""
+
+
+class Bin(nnx.Module):
+    """Words of similar frequency.
+
+    table_VE is tied to the softmax unless there is an output_VE; projection_ED, if the bin
+    has one, unless there is an output_projection_ED. bias_V: of the softmax.
+    """
+
+    def __init__(self, rngs, size, bin_width, width, projects, tied, ties_projection, stds):
+        std, projection_std = stds
+        self.table_VE = parameter(rngs, normal(std), size, bin_width)
+        self.bias_V = parameter(rngs, zeros, size)
+        self.projects, self.tied, self.ties_projection = projects, tied, ties_projection
+        if not tied:
+            self.output_VE = parameter(rngs, normal(std), size, bin_width)
+        if projects:
+            self.projection_ED = parameter(rngs, normal(projection_std), bin_width, width)
+            if not ties_projection:
+                shape = bin_width, width
+                self.output_projection_ED = parameter(rngs, normal(projection_std), *shape)
+
+    def embed(self, ids, dtype):
+        x_BTE = self.table_VE[...].astype(dtype)[ids]
+        return x_BTE @ self.projection_ED[...].astype(dtype) if self.projects else x_BTE
+
+    def logits(self, x_BTD, more_NE=None, more_bias_N=None):
+        """Logits of the bin's words and, after them, of further rows."""
+        if self.projects:
+            tied = self.ties_projection
+            projection_ED = self.projection_ED if tied else self.output_projection_ED
+            x_BTD = x_BTD @ projection_ED[...].astype(x_BTD.dtype).T
+        table_VE = (self.table_VE if self.tied else self.output_VE)[...]
+        bias_V = self.bias_V[...]
+        if more_NE is not None:
+            table_VE = jnp.concatenate([table_VE, more_NE])
+            bias_V = jnp.concatenate([bias_V, more_bias_N])
+        return wide(x_BTD @ table_VE.astype(x_BTD.dtype).T) + bias_V
+
+
+class AdaptiveEmbedding(nnx.Module):
+    """Embedding and softmax of V words.
+
+    Args:
+        vocabulary_size: V.
+        width: D.
+        cutoffs: first ids of the rare bins, increasing, 0 < ... < V. Empty: one bin.
+        div_val: the vectors of bin i are D // div_val ** i wide; above 1 all bins project.
+        tied: whether the softmax uses the embedding's tables.
+        tied_projections: whether it uses the embedding's projections: one bool, or one a bin.
+        std, projection_std: tables begin as N(0, std ** 2), projections as
+            N(0, projection_std ** 2), biases as 0.
+
+    Raises:
+        ValueError: cutoffs that do not increase or lie outside the vocabulary; a divisor
+            that leaves a bin no width; flags for another number of bins.
+
+    Source: Grave et al. 2017 (arXiv:1609.04309) and Baevski and Auli 2019
+    (arXiv:1809.10853), as used by Transformer-XL's word-level models.
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        vocabulary_size: int,
+        width: int,
+        cutoffs: tuple[int, ...] = (),
+        div_val: int = 1,
+        tied: bool = True,
+        tied_projections=True,
+        std: float = 0.02,
+        projection_std: float = 0.01,
+    ):
+        edges = (0, *cutoffs, vocabulary_size)
+        if any(low >= high for low, high in itertools.pairwise(edges)):
+            raise ValueError(
+                f"TransformerXL.cutoffs = {tuple(cutoffs)} must increase and lie between 0 and "
+                f"TransformerXL.vocabulary_size = {vocabulary_size}."
+            )
+        bins = len(edges) - 1
+        if div_val < 1 or width // div_val ** (bins - 1) < 1:
+            raise ValueError(
+                f"TransformerXL.div_val = {div_val} leaves bin {bins - 1} of a model of width "
+                f"{width} no width: make it smaller, at least 1."
+            )
+        if isinstance(tied_projections, bool):
+            tied_projections = (tied_projections,) * bins
+        if len(tied_projections) != bins:
+            raise ValueError(
+                f"TransformerXL.tied_projections = {tuple(tied_projections)} needs one value for "
+                f"each of {bins} bins, or one for all."
+            )
+        self.edges, self.width = edges, width
+        self.bins = nnx.List(
+            Bin(
+                rngs,
+                high - low,
+                width // div_val**i,
+                width,
+                div_val > 1,
+                tied,
+                tied_projections[i],
+                (std, projection_std),
+            )
+            for i, (low, high) in enumerate(itertools.pairwise(edges))
+        )
+        if bins > 1:
+            self.clusters_ND = parameter(rngs, normal(std), bins - 1, width)
+            self.cluster_bias_N = parameter(rngs, zeros, bins - 1)
+        self.begin_D = parameter(rngs, normal(std), width)
+
+    def __call__(self, tokens_BT, dtype):
+        """(B, T) ids, `BEGIN` too, to (B, T, D) vectors times the root of D."""
+        begin_D = self.begin_D[...].astype(dtype)
+        x_BTD = jnp.where((tokens_BT == BEGIN)[..., None], begin_D, jnp.zeros((), dtype))
+        for part, low, high in zip(self.bins, self.edges[:-1], self.edges[1:], strict=True):
+            inside_BT = (tokens_BT >= low) & (tokens_BT < high)
+            y_BTD = part.embed(jnp.clip(tokens_BT - low, 0, high - low - 1), dtype)
+            x_BTD = jnp.where(inside_BT[..., None], y_BTD, x_BTD)
+        return x_BTD * self.width**0.5
+
+    def divided_sizes(self) -> dict[str, int]:
+        """Bindings whose sizes the model axis of a mesh must divide: every bin's."""
+        ends = [f"TransformerXL.cutoffs[{i}]" for i in range(len(self.bins) - 1)]
+        ends.append("TransformerXL.vocabulary_size")
+        names = [ends[0], *(f"{high} - {low}" for low, high in itertools.pairwise(ends))]
+        sizes = (high - low for low, high in itertools.pairwise(self.edges))
+        return dict(zip(names, sizes, strict=True))
+
+    def logits(self, x_BTD):
+        """(..., D) to (..., V): logits of one bin, log-probabilities of several."""
+        if len(self.bins) == 1:
+            return self.bins[0].logits(x_BTD)
+        head_BTV = self._head(x_BTD)
+        size = self.edges[1]
+        parts = [head_BTV[..., :size]]
+        for i, part in enumerate(self.bins[1:]):
+            tail_BTV = jax.nn.log_softmax(part.logits(x_BTD))
+            parts.append(head_BTV[..., size + i, None] + tail_BTV)
+        return jnp.concatenate(parts, axis=-1)
+
+    def _head(self, x_BTD):
+        """Log-probabilities of the words of the first bin, then of the rare bins."""
+        more = self.clusters_ND[...], self.cluster_bias_N[...]
+        return jax.nn.log_softmax(self.bins[0].logits(x_BTD, *more))
+
+    def token_losses(self, x_BTD, targets_BT):
+        """-log p of each target, and whether it is the most likely word; both (B, T).
+
+        For several bins. A rare bin is scored for those tokens only that need it, CHUNK at a
+        time: where the target lies in it, or the bin is more likely than every frequent word,
+        so that it may hold the most likely one. No (B, T, V) array exists.
+        """
+        x_ND, targets_N = x_BTD.reshape(-1, x_BTD.shape[-1]), targets_BT.reshape(-1)
+        size = self.edges[1]
+        head_NV = self._head(x_ND)
+        first_N = jnp.minimum(targets_N, size - 1)
+        log_p_N = jnp.take_along_axis(head_NV, first_N[:, None], axis=-1)[:, 0]
+        best_N = jax.lax.stop_gradient(head_NV[:, :size].max(axis=-1))
+        likely_N = jnp.argmax(head_NV[:, :size], axis=-1)
+        frequent_N = best_N
+        for i, (part, low, high) in enumerate(
+            zip(self.bins[1:], self.edges[1:-1], self.edges[2:], strict=True)
+        ):
+            inside_N = (targets_N >= low) & (targets_N < high)
+            cluster_N = head_NV[:, size + i]
+            needed_N = inside_N | (cluster_N > frequent_N)
+            target_N = jnp.clip(targets_N - low, 0, high - low - 1)
+            tail_N, top_N, word_N = _score_needed(part, x_ND, target_N, needed_N)
+            log_p_N = jnp.where(inside_N, cluster_N + tail_N, log_p_N)
+            top_N = jnp.where(needed_N, jax.lax.stop_gradient(cluster_N) + top_N, -jnp.inf)
+            likely_N = jnp.where(top_N > best_N, low + word_N, likely_N)
+            best_N = jnp.maximum(best_N, top_N)
+        shape = targets_BT.shape
+        return -log_p_N.reshape(shape), (likely_N == targets_N).reshape(shape)
+
+
+def _score_needed(part, x_ND, target_N, needed_N):
+    """Within a bin: log p of the target, the highest log p and its word, where needed."""
+    count = x_ND.shape[0]
+    order_N = jnp.argsort(~needed_N, stable=True)  # those needed come first
+    chunk = min(CHUNK, count)
+    padded = -(-count // chunk) * chunk
+    places = jnp.pad(order_N, (0, padded - count)).reshape(-1, chunk)
+    starts = jnp.arange(0, padded, chunk)
+    total = needed_N.sum()
+    dtype = wide(x_ND).dtype
+
+    def score(x_CD, target_C):
+        log_p_CV = jax.nn.log_softmax(part.logits(x_CD))
+        log_p_C = jnp.take_along_axis(log_p_CV, target_C[:, None], axis=-1)[:, 0]
+        top_C = jax.lax.stop_gradient(log_p_CV.max(axis=-1))
+        return log_p_C, top_C, jnp.argmax(log_p_CV, axis=-1).astype(jnp.int32)
+
+    def skip(x_CD, target_C):
+        return jnp.zeros(chunk, dtype), jnp.zeros(chunk, dtype), jnp.zeros(chunk, jnp.int32)
+
+    def step(carry, inputs):
+        place_C, start = inputs
+        operands = x_ND[place_C], target_N[place_C]
+        return carry, jax.lax.cond(start < total, score, skip, *operands)
+
+    # Recomputed in the backward pass, or the logits of all chunks would be kept for it.
+    _, found = jax.lax.scan(jax.checkpoint(step), None, (places, starts))
+    back_N = jnp.argsort(order_N)
+    return tuple(x.reshape(-1)[:count][back_N] for x in found)

@@ -1,0 +1,13 @@
+"""From ids to vectors, by a table and a vector for a document's beginning."""
+
+import jax.numpy as jnp
+
+from brt.data.vocabularies.base import BEGIN
+from brt.models.shape_letters import constrain
+
+
+def embedded(tokens_BT, table_VD, begin_D, dtype):
+    """(B, T) ids, `BEGIN` too, to (B, T, D): rows of the table, or the vector of the beginning."""
+    x_BTD = table_VD.astype(dtype)[jnp.maximum(tokens_BT, 0)]
+    begins_BT1 = (tokens_BT == BEGIN)[..., None]
+    return constrain(jnp.where(begins_BT1, begin_D.astype(dtype), x_BTD), "BTD")

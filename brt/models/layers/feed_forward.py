@@ -1,0 +1,39 @@
+"""The two-layer feed-forward network with ReLU."""
+
+import jax
+from flax import nnx
+from jax.nn.initializers import zeros
+
+from brt.models.layers.initializers import DENSE, parameter
+
+
+class FeedForward(nnx.Module):
+    """relu(x hidden) output, with biases if asked (Block-Recurrent, section 4.1, has none).
+
+    Args:
+        width: D.
+        hidden_size: F.
+        initializer: of both matrices; biases begin at zero.
+        biases: whether there are any.
+    """
+
+    def __init__(
+        self, rngs: nnx.Rngs, width: int, hidden_size: int, initializer=DENSE, biases=False
+    ):
+        self.hidden_DF = parameter(rngs, initializer, width, hidden_size)
+        self.output_FD = parameter(rngs, initializer, hidden_size, width)
+        self.biases = biases
+        if biases:
+            self.hidden_bias_F = parameter(rngs, zeros, hidden_size)
+            self.output_bias_D = parameter(rngs, zeros, width)
+
+    def __call__(self, x_BTD, drop=None):
+        """(B, T, D) to (B, T, D), same type. drop: applied to the hidden units, or None."""
+        h_BTF = x_BTD @ self.hidden_DF[...].astype(x_BTD.dtype)
+        if self.biases:
+            h_BTF = h_BTF + self.hidden_bias_F[...].astype(x_BTD.dtype)
+        h_BTF = jax.nn.relu(h_BTF)
+        if drop is not None:
+            h_BTF = drop(h_BTF)
+        y_BTD = h_BTF @ self.output_FD[...].astype(x_BTD.dtype)
+        return y_BTD + self.output_bias_D[...].astype(x_BTD.dtype) if self.biases else y_BTD

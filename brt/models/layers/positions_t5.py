@@ -1,0 +1,101 @@
+"""Relative position bias of T5, causal form: one learned number per head and bucket."""
+
+import gin
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from brt.models.layers.initializers import normal, parameter
+
+HIDDEN = -1e6
+"""Added to the score of a key that may not be seen."""
+
+
+def t5_buckets(distance, num_buckets=32, max_distance=128):
+    """Bucket of each query-key distance, causal form.
+
+    Args:
+        distance: query position minus key position in tokens, integers of any shape;
+            keys in the future (negative) fall in bucket 0.
+        num_buckets: half of them hold one distance each, the rest grow geometrically.
+        max_distance: distances of this or more share the last bucket.
+
+    Returns:
+        int32 of the same shape, in [0, num_buckets).
+
+    Source: Raffel et al. 2020, section 2.1, arXiv:1910.10683.
+    """
+    distance = np.maximum(np.asarray(distance), 0)
+    exact = num_buckets // 2
+    growth = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
+    coarse = exact + (growth * (num_buckets - exact)).astype(np.int32)
+    buckets = np.where(distance < exact, distance, np.minimum(coarse, num_buckets - 1))
+    return buckets.astype(np.int32)
+
+
+class WindowMask(nnx.Module):
+    """What a window of W tokens may see, expanded for blocks of W queries and 2W keys; no bias."""
+
+    def window_table(self, scale_H, window: int):
+        """What is added to the scores of a block: the scaled bias, or `HIDDEN`.
+
+        Query i of a block and key j of [previous block, block] are W + i - j tokens
+        apart; a token sees distances 1 ... W, never itself.
+
+        Args:
+            scale_H: the non-negative factor of the scores, which multiplies the bias too.
+            window: W, in tokens.
+
+        Returns:
+            (H, W, 2W) of the parameter's type.
+        """
+        W = window
+        bias_HW = self._by_distance(scale_H, W)[:, ::-1]
+        # One row of length 2W + 1, written over and over and cut every 2W: each row of
+        # the result stands one place further right. The gradient is a sum, no scatter.
+        hidden = jnp.full((bias_HW.shape[0], W + 1), HIDDEN, bias_HW.dtype)
+        line = jnp.tile(jnp.concatenate([bias_HW, hidden], axis=1), (1, W))
+        return line[:, : W * 2 * W].reshape(-1, W, 2 * W)
+
+    def token_table(self, scale_H, window: int, fill_B):
+        """The row of `window_table` that each row's next token uses while decoding.
+
+        Args:
+            fill_B: (B,) int32, the token's place in its block.
+
+        Returns:
+            (B, H, 1, 2W).
+        """
+        distance_BJ = window + fill_B[:, None] - jnp.arange(2 * window)
+        visible_BJ = (distance_BJ >= 1) & (distance_BJ <= window)
+        bias_HW = self._by_distance(scale_H, window)
+        bias_HBJ = bias_HW[:, jnp.clip(distance_BJ - 1, 0, window - 1)]
+        return jnp.moveaxis(jnp.where(visible_BJ, bias_HBJ, HIDDEN), 0, 1)[:, :, None]
+
+    def _by_distance(self, scale_H, window):
+        """Scaled bias at distances 1 ... W, (H, W)."""
+        return jnp.zeros((len(scale_H), window), scale_H.dtype)
+
+
+@gin.configurable
+class RelativeBias(WindowMask):
+    """The bias of a window of W tokens, expanded for blocks of W queries and 2W keys.
+
+    Args:
+        num_heads: H.
+        num_buckets: R.
+        max_distance: distance in tokens from which the last bucket is used.
+
+    Source: Block-Recurrent, section 3.2.
+    """
+
+    def __init__(
+        self, rngs: nnx.Rngs, num_heads: int, num_buckets: int = 32, max_distance: int = 128
+    ):
+        self.max_distance = max_distance
+        self.table_HR = parameter(rngs, normal(num_buckets**-0.5), num_heads, num_buckets)
+
+    def _by_distance(self, scale_H, window):
+        """Scaled bias at distances 1 ... W, (H, W)."""
+        buckets = t5_buckets(np.arange(1, window + 1), self.table_HR.shape[1], self.max_distance)
+        return self.table_HR[...][:, buckets] * scale_H[:, None]

@@ -1,0 +1,125 @@
+"""Attention whose scores know distances: the four terms, at a cost linear in the distance.
+
+    (a) q.k   (b) q.r   (c) u.k   (d) v.r        r: what is known of the distance
+
+Both encodings have this form. Transformer-XL: r is a projected sinusoid, u and v are learned.
+Shaw: r is a row of a table, and so is the number in place of v.r. Letters as in `brt.models`.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from brt.models.layers.norms import wide
+
+
+class Positions(NamedTuple):
+    """What attention knows of the distances J - 1, J - 2, ... in this order.
+
+    keys_CHK: r of each distance, (C, H, K). bias_CH: term (d), v.r or a learned number.
+    """
+
+    keys_CHK: jax.Array
+    bias_CH: jax.Array
+
+
+class Terms(NamedTuple):
+    """The four parts of the scores, scaled as these are, each (B, H, T, J) or broadcast to it.
+
+    content, position, content_bias, position_bias: (a), (b), (c), (d); their sum is the score.
+    Where a key lies in a query's future, (b) and (d) are without meaning if it is hidden.
+    """
+
+    content_BHTJ: jax.Array
+    position_BHTJ: jax.Array
+    content_bias_BHTJ: jax.Array
+    position_bias_BHTJ: jax.Array
+
+
+def distances(T: int, J: int, future: bool = False):
+    """The distances `shift` needs for T queries at the end of J keys: J - 1 ... 0, as (C,).
+
+    future: also those to keys behind a query, -1 ... 1 - T.
+    """
+    return jnp.arange(J - 1, -T if future else -1, -1)
+
+
+def shift(x_TC, J: int):
+    """Scores by distance to scores by key: row i moved left by T - 1 - i, in one reshape.
+
+    Args:
+        x_TC: (..., T, C), column c holds distance J - 1 - c.
+        J: keys; query i stands at key J - T + i.
+
+    Returns:
+        (..., T, J). With C = J + T - 1 every entry is that of its distance, negative ones too.
+        With C = J those of keys behind the query are what the row below happens to hold: a
+        zero for the next key, then distances of the next query (the released code's artefact).
+
+    Source: Transformer-XL, appendix B.
+    """
+    *leading, T, C = x_TC.shape
+    padded = jnp.pad(x_TC, [(0, 0)] * (len(leading) + 1) + [(1, 0)])
+    flat = padded.reshape(*leading, T * (C + 1))[..., T:]
+    return flat.reshape(*leading, T, C)[..., :J]
+
+
+def scores(q_BTHK, k_BJHK, content_bias_HK=None, positions: Positions | None = None):
+    """All terms at once, over the root of K, float32 or wider.
+
+    Args:
+        q_BTHK, k_BJHK: queries (B, T, H, K) and keys (B, J, H, K), J >= T.
+        content_bias_HK: u, or None.
+        positions: of `distances(T, J)`; None if positions are in the inputs.
+
+    Returns:
+        (B, H, T, J).
+
+    Source: Transformer-XL, section 3.3.
+    """
+    J, dtype = k_BJHK.shape[1], wide(q_BTHK).dtype
+    biased = q_BTHK if content_bias_HK is None else q_BTHK + content_bias_HK.astype(q_BTHK.dtype)
+    s_BHTJ = jnp.einsum("BTHK,BJHK->BHTJ", biased, k_BJHK, preferred_element_type=dtype)
+    if positions is not None:
+        p_BHTC = jnp.einsum(
+            "BTHK,CHK->BHTC", q_BTHK, positions.keys_CHK, preferred_element_type=dtype
+        )
+        s_BHTJ = s_BHTJ + shift(p_BHTC + positions.bias_CH.T[:, None].astype(dtype), J)
+    return s_BHTJ / math.sqrt(q_BTHK.shape[-1])
+
+
+def score_terms(q_BTHK, k_BJHK, content_bias_HK=None, positions: Positions | None = None) -> Terms:
+    """The same scores as their four parts; arguments as `scores`. What is missing is zero.
+
+    Source: Transformer-XL, section 3.3, terms (a) to (d).
+    """
+    T, J, root = q_BTHK.shape[1], k_BJHK.shape[1], math.sqrt(q_BTHK.shape[-1])
+    content = scores(q_BTHK, k_BJHK)
+    position = content_bias = position_bias = jnp.zeros((1, 1, 1, 1), content.dtype)
+    if content_bias_HK is not None:
+        content_bias = jnp.einsum("HK,BJHK->BHJ", content_bias_HK, k_BJHK)[:, :, None] / root
+    if positions is not None:
+        p_BHTC = jnp.einsum("BTHK,CHK->BHTC", q_BTHK, positions.keys_CHK)
+        position = shift(p_BHTC, J) / root
+        C, H = positions.bias_CH.shape
+        position_bias = shift(jnp.broadcast_to(positions.bias_CH.T[:, None], (H, T, C)), J) / root
+    shape = content.shape
+    return Terms(*(jnp.broadcast_to(x, shape) for x in (content, position, content_bias)),
+                 jnp.broadcast_to(position_bias, shape))  # fmt: skip
+
+
+def weights(scores_BHTJ, visible_BTJ, keep_BHTJ=None):
+    """Softmax over the visible keys; hidden ones get exactly zero.
+
+    visible_BTJ: (B, T, J) bool; every query must see a key. keep_BHTJ: dropout, or None.
+    """
+    hidden = jnp.finfo(scores_BHTJ.dtype).min
+    w_BHTJ = jax.nn.softmax(jnp.where(visible_BTJ[:, None], scores_BHTJ, hidden), axis=-1)
+    return w_BHTJ if keep_BHTJ is None else w_BHTJ * keep_BHTJ
+
+
+def read_values(weights_BHTJ, v_BJHK):
+    """Weighted sums of values, (B, T, H, K) in their type."""
+    return jnp.einsum("BHTJ,BJHK->BTHK", weights_BHTJ.astype(v_BJHK.dtype), v_BJHK)

@@ -1,0 +1,1 @@
+"""What a layer of the Block-Recurrent stack can carry between segments."""

@@ -1,0 +1,190 @@
+"""External memory: the keys and values of long ago, looked up by the queries of attention.
+
+A ring buffer per row and head that no gradient enters. A block reads the memory as the blocks
+before it left it, and is taken in afterwards, whole. So with segments of one block (N = W) this
+is the published model, which reads and then writes once a segment; with longer segments it is
+still the same model, block for block: a segment is read in one product against the memory and
+the segment's own keys, where each block sees the slots that no earlier block has overwritten
+and, of the segment, the blocks before it. Letters as in `brt.models`.
+"""
+
+import gin
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from brt.models.layers.attention import attend
+from brt.models.layers.initializers import parameter
+from brt.models.layers.norms import wide
+from brt.models.layers.positions_t5 import HIDDEN
+
+SEARCHES = ("exact", "bucketed", "dense")
+
+
+@gin.configurable(denylist=["rngs", "num_heads", "window"])
+class ExternalMemory(nnx.Module):
+    """The memory of a memorizing layer: how it is searched, and how its answer is mixed in.
+
+    The layer's own queries and attention scale are used, without a position bias. A slot that
+    nothing was written to has a zero key and a zero value. The search takes it last, but what
+    is taken is attended to like any other, so in a document's first block the memory answers
+    exactly zero. Nothing is dropped out.
+
+    Args:
+        num_heads, window: H, W of the layer around it.
+        size: M in tokens, a multiple of the window; the oldest are overwritten.
+        neighbours: k, slots that each query and head attends to.
+        search: "exact", the k keys with the largest products; "bucketed", the best of each
+            group of slots of equal index mod k, which is what the released code does (k must
+            divide the window); "dense", all slots, whatever k: equal to "exact" with k = M.
+
+    Raises:
+        ValueError: an unknown search, or sizes that do not fit.
+
+    Source: Block-Recurrent, section 4.5; Memorizing Transformers, Wu et al. 2022,
+    arXiv:2203.08913, section 3.
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        num_heads: int,
+        window: int,
+        size: int = 65_536,
+        neighbours: int = 128,
+        search: str = "exact",
+    ):
+        if search not in SEARCHES:
+            raise ValueError(f"ExternalMemory.search = {search!r}: choose one of {SEARCHES}.")
+        if size < window or size % window:
+            raise ValueError(
+                f"ExternalMemory.size = {size} must be a multiple of "
+                f"BlockRecurrentTransformer.window = "
+                f"{window}: the memory takes in whole blocks."
+            )
+        if search != "dense" and not 1 <= neighbours <= size:
+            raise ValueError(
+                f"ExternalMemory.neighbours = {neighbours} must be at least 1 and at most "
+                f"ExternalMemory.size = {size}."
+            )
+        if search == "bucketed" and window % neighbours:
+            raise ValueError(
+                f"ExternalMemory.neighbours = {neighbours} must divide "
+                f"BlockRecurrentTransformer.window = "
+                f'{window} where ExternalMemory.search = "bucketed".'
+            )
+        self.window, self.size, self.search = window, size, search
+        self.neighbours = size if search == "dense" else neighbours
+        self.mix_H = parameter(rngs, jax.nn.initializers.zeros, num_heads)
+
+    def mixed(self, local_BTHK, memory_BTHK):
+        """local * (1 - sigmoid(b)) + memory * sigmoid(b), the two parts: each (B, T, H, K)."""
+        share_H1 = jax.nn.sigmoid(self.mix_H[...])[:, None]
+        parts = local_BTHK * (1 - share_H1), memory_BTHK * share_H1
+        return tuple(part.astype(local_BTHK.dtype) for part in parts)
+
+    def read(self, q_BTHK, cache, k_BTHK, v_BTHK, scale_H, remat=False):
+        """What the queries of a segment find.
+
+        Args:
+            q_BTHK, k_BTHK, v_BTHK: (B, T, H, K), unit queries and keys, and values, of whole
+                blocks; or of one token (T = 1) while decoding.
+            cache: the memory before the segment.
+            scale_H: the layer's attention scale.
+            remat: gather what was found again in the backward pass.
+
+        Returns:
+            (B, T, H, K); gradients reach the queries and the scale, nothing else.
+        """
+        B, T, H, K = q_BTHK.shape
+        # The segment's last block is read by none of its blocks.
+        candidates = [(cache.keys_BMHK, cache.values_BMHK)]
+        if self.window < T:
+            candidates.append((k_BTHK[:, : -self.window], v_BTHK[:, : -self.window]))
+        k_BJHK, v_BJHK = (
+            jax.lax.stop_gradient(jnp.concatenate(x, axis=1) if len(x) > 1 else x[0])
+            for x in zip(*candidates)
+        )
+        blocks = max(T // self.window, 1)
+        visible_BGJ, empty_BJ = self._visible(cache.written_B, blocks, k_BJHK.shape[1])
+        if self.search == "dense":
+            read, found = attend, (k_BJHK[:, None], v_BJHK[:, None], scale_H)
+            q_BGWHK = q_BTHK.reshape(B, blocks, -1, H, K)
+            if visible_BGJ is not None:
+                found = *found, jnp.where(visible_BGJ, 0.0, HIDDEN)[:, :, None, None]
+            read = jax.checkpoint(read) if remat else read
+            return read(q_BGWHK, *found).reshape(B, T, H, K)
+
+        still_BTHK = jax.lax.stop_gradient(q_BTHK)
+        scores_BHTJ = jnp.einsum(
+            "BTHK,BJHK->BHTJ", still_BTHK, k_BJHK, preferred_element_type=wide(q_BTHK).dtype
+        )
+        scores_BHTJ = jnp.where(empty_BJ[:, None, None], HIDDEN, scores_BHTJ)
+        if visible_BGJ is not None:
+            visible_BTJ = jnp.repeat(visible_BGJ, T // blocks, axis=1)
+            scores_BHTJ = jnp.where(visible_BTJ[:, None], scores_BHTJ, -jnp.inf)
+        picks_BTPH = jnp.moveaxis(self._best(scores_BHTJ), 1, 3)
+
+        def read(q_BTHK, k_BJHK, v_BJHK, scale_H):
+            k_BTPHK, v_BTPHK = _taken(k_BJHK, picks_BTPH), _taken(v_BJHK, picks_BTPH)
+            return attend(q_BTHK[:, :, None], k_BTPHK, v_BTPHK, scale_H)[:, :, 0]
+
+        read = jax.checkpoint(read) if remat else read
+        return read(q_BTHK, k_BJHK, v_BJHK, scale_H)
+
+    def write(self, cache, k_BTHK, v_BTHK, rows_B=None):
+        """The cache with whole blocks taken in, the oldest slots overwritten.
+
+        Args:
+            cache: either form; its window is left as it is.
+            k_BTHK, v_BTHK: (B, T, H, K), T a multiple of W.
+            rows_B: (B,) bool, rows that write; None for all.
+        """
+        T, M = k_BTHK.shape[1], self.size
+        slots_BT = (cache.written_B[:, None] + jnp.arange(T)) % M
+        if rows_B is not None:
+            slots_BT = jnp.where(rows_B[:, None], slots_BT, M)  # beyond the end: dropped
+        put = jax.vmap(lambda x_MHK, slots_T, x_THK: x_MHK.at[slots_T].set(x_THK, mode="drop"))
+        # Of a segment longer than the memory only the end stays.
+        latest = [jax.lax.stop_gradient(x[:, -M:]) for x in (slots_BT, k_BTHK, v_BTHK)]
+        return cache._replace(
+            keys_BMHK=put(cache.keys_BMHK, latest[0], latest[1]),
+            values_BMHK=put(cache.values_BMHK, latest[0], latest[2]),
+            written_B=cache.written_B + T * jnp.asarray(True if rows_B is None else rows_B),
+        )
+
+    def _visible(self, written_B, blocks, num_keys):
+        """Which keys each block may find, (B, G, J), None for all; and which are empty, (B, J).
+
+        Keys are the ring's slots, then the segment's tokens. Every block may find M of them.
+        """
+        M = self.size
+        slots, tokens = jnp.arange(M), jnp.arange(num_keys - M)
+        empty_BJ = jnp.pad(slots >= written_B[:, None], ((0, 0), (0, num_keys - M)))
+        if blocks == 1:
+            return None, empty_BJ
+        before_G1 = jnp.arange(blocks)[:, None] * self.window  # tokens taken in since
+        age_BM = (slots - written_B[:, None]) % M
+        in_ring_BGM = age_BM[:, None] >= before_G1
+        in_segment_GT = (tokens < before_G1) & (tokens >= before_G1 - M)
+        in_segment_BGT = jnp.broadcast_to(in_segment_GT, (len(written_B), *in_segment_GT.shape))
+        return jnp.concatenate([in_ring_BGM, in_segment_BGT], axis=2), empty_BJ
+
+    def _best(self, scores_BHTJ):
+        """The places of the picked keys, (B, H, T, P)."""
+        k = self.neighbours
+        if self.search == "exact":
+            return jax.lax.top_k(scores_BHTJ, k)[1]
+        # Token t of a segment goes to slot written + t, and k divides what was written: its
+        # place among the candidates falls in the group of its slot.
+        groups = scores_BHTJ.reshape(*scores_BHTJ.shape[:3], -1, k)
+        return jnp.argmax(groups, axis=3) * k + jnp.arange(k)
+
+
+def _taken(x_BJHK, picks_BTPH):
+    """Each head's keys or values at its own places, (B, T, P, H, K)."""
+
+    def of_head(x_JK, picks_TP):
+        return x_JK.at[picks_TP].get(mode="promise_in_bounds")
+
+    return jax.vmap(jax.vmap(of_head, (1, 2), 2))(x_BJHK, picks_BTPH)

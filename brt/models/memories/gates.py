@@ -1,0 +1,90 @@
+"""Gates: how a recurrent state takes in what a block of tokens tells it."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from brt.models.layers.initializers import DENSE, SMALL, normal, parameter
+from brt.models.layers.norms import wide
+
+KINDS = ("fixed", "lstm")
+FORMS = ("paper", "meliad")
+BIASES = ("small", "zero", "one")
+
+
+class Gate(nnx.Module):
+    """c' = c * keep + z * take, with z a projection of h.
+
+    fixed: keep = sigmoid(b_g), one vector for all states; take = 1 - keep (eq. 1-3).
+    lstm: keep = sigmoid(W_f h + b_f + 1), take = sigmoid(W_i h + b_i - 1) (eq. 4-7).
+
+    Args:
+        letter: the axis of h in the parameters' names: A or C (attention), F (feed-forward).
+        input_size: length of that axis, f_in.
+        width: D of the states.
+        kind: "fixed" or "lstm".
+        form: "paper" has z = W_z h + b_z, inside a tanh for lstm, and draws every matrix
+            small (appendix B). "meliad", the released code, has no b_z, draws W_z as any
+            other matrix, and applies tanh where `squash` says, whatever the kind.
+        squash: with form "meliad", whether z goes through tanh.
+        biases: how the gates begin. "small" is the paper's way, N(0, 0.1^2) beside constants
+            +1 and -1 outside the parameters. The ways it advises against: "zero", and "one" for
+            what keeps and 0 for what takes, as in other LSTMs, both without the constants.
+
+    Source: Block-Recurrent, sections 3.3-3.4, appendix B. The constants +1 and -1 stay
+    outside the parameters, which Adafactor scales its steps by.
+    """
+
+    def __init__(
+        self, rngs, letter, input_size, width, kind, form="paper", squash=False, biases="small"
+    ):
+        if kind not in KINDS:
+            raise ValueError(f"RecurrentCell.gate = {kind!r}: choose one of {KINDS}.")
+        if form not in FORMS:
+            raise ValueError(f"RecurrentCell.gate_form = {form!r}: choose one of {FORMS}.")
+        if biases not in BIASES:
+            raise ValueError(f"RecurrentCell.gate_biases = {biases!r}: choose one of {BIASES}.")
+        self.kind, self.letter = kind, letter
+        self.constant = 1.0 if biases == "small" else 0.0
+        self.squash = kind == "lstm" if form == "paper" else squash
+
+        def matrix(name, initializer):
+            setattr(self, f"{name}_{letter}D", parameter(rngs, initializer, input_size, width))
+
+        def bias(keeps=False):
+            value = jax.nn.initializers.constant(float(biases == "one" and keeps))
+            return parameter(rngs, normal(0.1) if biases == "small" else value, width)
+
+        matrix("candidate", SMALL if form == "paper" else DENSE)
+        self.candidate_bias_D = bias() if form == "paper" else None
+        if kind == "fixed":
+            self.keep_bias_D = bias(keeps=True)
+        else:
+            matrix("input", SMALL)
+            matrix("forget", SMALL)
+            self.input_bias_D, self.forget_bias_D = bias(), bias(keeps=True)
+
+    def _project(self, name, h_BSX):
+        matrix_XD = getattr(self, f"{name}_{self.letter}D")[...]
+        return wide(h_BSX @ matrix_XD.astype(h_BSX.dtype))
+
+    def __call__(self, states_BSD, h_BSX):
+        """(B, S, D) states and (B, S, f_in) input to the next states and how much was kept.
+
+        Returns:
+            (B, S, D) in the states' type, and keep, broadcastable to the same shape.
+        """
+        z_BSD = self._project("candidate", h_BSX)
+        if self.candidate_bias_D is not None:
+            z_BSD = z_BSD + self.candidate_bias_D[...]
+        if self.squash:
+            z_BSD = jnp.tanh(z_BSD)
+        if self.kind == "fixed":
+            keep = jax.nn.sigmoid(self.keep_bias_D[...])
+            take = 1.0 - keep
+        else:
+            forget_BSD = self._project("forget", h_BSX) + self.forget_bias_D[...]
+            input_BSD = self._project("input", h_BSX) + self.input_bias_D[...]
+            keep = jax.nn.sigmoid(forget_BSD + self.constant)
+            take = jax.nn.sigmoid(input_BSD - self.constant)
+        return states_BSD * keep + z_BSD * take, keep

@@ -1,0 +1,202 @@
+"""The horizontal direction of a recurrent layer: from one block's states to the next's.
+
+Only this is sequential, so only this stands inside the loop over blocks. The tokens' side
+(their queries, keys, values, their attention to one another and to the states) is computed
+for all blocks at once in `layer.py`. Letters as in `brt.models`.
+"""
+
+from typing import NamedTuple
+
+import gin
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from brt.models.layers.attention import attend
+from brt.models.layers.initializers import DENSE, normal, parameter
+from brt.models.layers.norms import RMSNorm, unit_heads
+from brt.models.memories.gates import Gate
+
+ARRANGEMENTS = ("dual", "single", "skip")
+ORDERS = ("parallel", "sequential")
+
+
+class BlockStates(NamedTuple):
+    """What the tokens of each block attend to: the states before the block's update.
+
+    keys_BGSHK, values_BGSHK: (B, G, S, H, K), in the activations' type.
+    """
+
+    keys_BGSHK: jax.Array
+    values_BGSHK: jax.Array
+
+
+@gin.configurable(denylist=["rngs", "width", "num_heads", "head_size", "feed_forward_size"])
+class RecurrentCell(nnx.Module):
+    """State vectors that read the tokens of a block, and one another, through gates.
+
+    Args:
+        width, num_heads, head_size, feed_forward_size: D, H, K, F of the layer around it.
+        num_states: S, independent of the window.
+        gate: "fixed" or "lstm" (section 3.3).
+        arrangement: "dual" gates both residuals; "single" drops the projection and its
+            gate, the attention feeds the network directly; "skip" drops the network and
+            its gate (section 3.5).
+        gate_form: "paper" or "meliad", see `Gate`.
+        gate_biases: "small", or "zero" or "one" to see what the paper warns of (appendix B).
+        order: "parallel" or "sequential": cross-attention after self-attention, with a
+            gate of its own, the variant section 3.1 reports as worse.
+
+    Source: Block-Recurrent, sections 3.1-3.5.
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        width: int,
+        num_heads: int,
+        head_size: int,
+        feed_forward_size: int,
+        num_states: int = 512,
+        gate: str = "fixed",
+        arrangement: str = "skip",
+        gate_form: str = "paper",
+        gate_biases: str = "small",
+        order: str = "parallel",
+    ):
+        if arrangement not in ARRANGEMENTS:
+            raise ValueError(
+                f"RecurrentCell.arrangement = {arrangement!r}: choose one of {ARRANGEMENTS}."
+            )
+        if num_states < 1:
+            raise ValueError(f"RecurrentCell.num_states = {num_states} must be at least 1.")
+        if order not in ORDERS:
+            raise ValueError(f"RecurrentCell.order = {order!r}: choose one of {ORDERS}.")
+        if order == "sequential" and arrangement == "single":
+            raise ValueError(
+                'RecurrentCell.order = "sequential" gates each attention after a projection, '
+                'and arrangement "single" has none: use "dual" or "skip".'
+            )
+        D, A, F = width, num_heads * head_size, feed_forward_size
+        self.num_heads, self.arrangement, self.order = num_heads, arrangement, order
+        self.initial_states_SD = parameter(rngs, normal(0.1), num_states, D)
+        self.state_ids_SD = parameter(rngs, normal(1.0), num_states, D)
+        self.norm = RMSNorm(rngs, D)
+        self.queries_DA = parameter(rngs, DENSE, D, A)
+        self.keys_DA = parameter(rngs, DENSE, D, A)
+        self.values_DA = parameter(rngs, DENSE, D, A)
+        self.cross_queries_DA = parameter(rngs, DENSE, D, A)
+        self.attention_scale_H = parameter(rngs, jax.nn.initializers.ones, num_heads)
+        self.cross_scale_H = parameter(rngs, jax.nn.initializers.ones, num_heads)
+
+        def make_gate(letter, size):
+            squash = arrangement == "single"
+            return Gate(rngs, letter, size, D, gate, gate_form, squash, gate_biases)
+
+        if order == "sequential":
+            self.self_gate, self.cross_gate = make_gate("A", A), make_gate("A", A)
+            self.cross_norm = RMSNorm(rngs, D)
+        elif arrangement != "single":
+            self.attention_gate = make_gate("C", 2 * A)
+        if arrangement == "dual":
+            self.feed_forward_norm = RMSNorm(rngs, D)
+            self.hidden_DF = parameter(rngs, DENSE, D, F)
+        elif arrangement == "single":
+            self.hidden_CF = parameter(rngs, DENSE, 2 * A, F)
+        if arrangement != "skip":
+            self.feed_forward_gate = make_gate("F", F)
+
+    def initial_states(self, rows: int):
+        """The learned states a document begins with, (B, S, D) float32."""
+        initial_SD = self.initial_states_SD[...]
+        return jnp.broadcast_to(initial_SD, (rows, *initial_SD.shape))
+
+    def _identified(self, norm, states_BSD, dtype):
+        return norm(states_BSD).astype(dtype) + self.state_ids_SD[...].astype(dtype)
+
+    def _heads(self, x_BSD, matrix_DA):
+        x_BSA = x_BSD @ matrix_DA[...].astype(x_BSD.dtype)
+        return x_BSA.reshape(*x_BSA.shape[:-1], self.num_heads, -1)
+
+    def keys_values(self, states_BSD, dtype):
+        """Keys (unit length) and values of the states, each (B, S, H, K) of `dtype`."""
+        x_BSD = self._identified(self.norm, states_BSD, dtype)
+        return unit_heads(self._heads(x_BSD, self.keys_DA)), self._heads(x_BSD, self.values_DA)
+
+    def step(self, states_BSD, state_k_BSHK, state_v_BSHK, token_k_BJHK, token_v_BJHK):
+        """One block: the states read themselves and the tokens, and are updated.
+
+        Args:
+            states_BSD: (B, S, D), the states before this block.
+            state_k_BSHK, state_v_BSHK: their `keys_values`, (B, S, H, K).
+            token_k_BJHK, token_v_BJHK: the tokens' own keys and values, of the previous
+                block and this one, (B, 2W, H, K). No mask: all 2W are seen.
+
+        Returns:
+            The next states (B, S, D), and the mean share of the old states the gates kept.
+        """
+        dtype = token_k_BJHK.dtype
+        x_BSD = self._identified(self.norm, states_BSD, dtype)
+
+        def read_states():
+            q_BSHK = unit_heads(self._heads(x_BSD, self.queries_DA))
+            y_BSHK = attend(q_BSHK, state_k_BSHK, state_v_BSHK, self.attention_scale_H[...])
+            return y_BSHK.reshape(*x_BSD.shape[:2], -1)
+
+        def read_tokens(x_BSD):
+            q_BSHK = unit_heads(self._heads(x_BSD, self.cross_queries_DA))
+            y_BSHK = attend(q_BSHK, token_k_BJHK, token_v_BJHK, self.cross_scale_H[...])
+            return y_BSHK.reshape(*x_BSD.shape[:2], -1)
+
+        kept = []
+
+        def gated(gate, states_BSD, h_BSX):
+            states_BSD, keep = gate(states_BSD, h_BSX)
+            kept.append(jnp.mean(keep))
+            return states_BSD
+
+        if self.order == "sequential":
+            states_BSD = gated(self.self_gate, states_BSD, read_states())
+            x_BSD = self._identified(self.cross_norm, states_BSD, dtype)
+            states_BSD = gated(self.cross_gate, states_BSD, read_tokens(x_BSD))
+        else:
+            h_BSC = jnp.concatenate([read_states(), read_tokens(x_BSD)], axis=-1)
+            if self.arrangement == "single":
+                h_BSF = jax.nn.relu(h_BSC @ self.hidden_CF[...].astype(dtype))
+                return gated(self.feed_forward_gate, states_BSD, h_BSF), kept[0]
+            states_BSD = gated(self.attention_gate, states_BSD, h_BSC)
+        if self.arrangement == "dual":
+            x_BSD = self.feed_forward_norm(states_BSD).astype(dtype)
+            h_BSF = jax.nn.relu(x_BSD @ self.hidden_DF[...].astype(dtype))
+            states_BSD = gated(self.feed_forward_gate, states_BSD, h_BSF)
+        return states_BSD, sum(kept) / len(kept)
+
+    def over_blocks(self, states_BSD, token_k_BGJHK, token_v_BGJHK, known=None, remat=False):
+        """Folds `step` over the blocks of a segment.
+
+        Args:
+            states_BSD: (B, S, D), the states before the first block.
+            token_k_BGJHK, token_v_BGJHK: (B, G, 2W, H, K), what each block's states read.
+            known: `BlockStates` of `states_BSD` if the caller has them (one block only).
+            remat: recompute each block's step in the backward pass.
+
+        Returns:
+            The states after the last block (B, S, D); the `BlockStates` the tokens of each
+            block attend to; the mean share kept by the gates, a scalar.
+        """
+        dtype = token_k_BGJHK.dtype
+
+        def block(states_BSD, tokens):
+            k_BSHK, v_BSHK = self.keys_values(states_BSD, dtype)
+            states_BSD, kept = step(states_BSD, k_BSHK, v_BSHK, *tokens)
+            return states_BSD, (BlockStates(k_BSHK, v_BSHK), kept)
+
+        step = jax.checkpoint(self.step) if remat else self.step
+        if known is not None:
+            seen = (x[:, 0] for x in (*known, token_k_BGJHK, token_v_BGJHK))
+            states_BSD, kept = step(states_BSD, *seen)
+            return states_BSD, known, kept
+        by_block = jnp.moveaxis(token_k_BGJHK, 1, 0), jnp.moveaxis(token_v_BGJHK, 1, 0)
+        states_BSD, (seen, kept) = jax.lax.scan(block, states_BSD, by_block)
+        seen = BlockStates(*(jnp.moveaxis(x, 0, 1) for x in seen))
+        return states_BSD, seen, jnp.mean(kept)

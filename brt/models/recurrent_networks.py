@@ -1,0 +1,264 @@
+"""The LSTM and QRNN language models: stacks of token-by-token recurrent layers.
+
+The baselines that RECL compares Transformer-XL with (its section 4.3). A layer reads a segment of
+any length at once, and its memory is the same in the middle of a segment as at the end; so the
+period is one token, and decoding is a segment of one token.
+"""
+
+import itertools
+import math
+from typing import NamedTuple
+
+import gin
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from brt.models.block_recurrent import DTYPES
+from brt.models.caches import select_rows
+from brt.models.layers.dropout import dropout
+from brt.models.layers.embedding import embedded
+from brt.models.layers.initializers import DENSE, normal, parameter
+from brt.models.layers.norms import wide
+from brt.models.model import Model
+from brt.models.shape_letters import constrain
+
+
+class RecurrentStack(Model):
+    """Embed, layers one above the other, logits from the embedding table.
+
+    A network names its `layer`, which is built from `rngs`, the size of its input and its units.
+
+    Args:
+        vocabulary_size, width: V, D of the embedding; the highest layer has D units too.
+        num_layers, hidden_size: layers, and the units of all but the highest.
+        dropout: rate after the embedding and after each layer.
+        activation_dtype: "float32" or "bfloat16"; parameters stay float32.
+
+    Raises:
+        ValueError: no layers, an unknown type or a rate out of range.
+    """
+
+    layer = None
+    period = 1
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        vocabulary_size: int = gin.REQUIRED,
+        width: int = gin.REQUIRED,
+        num_layers: int = gin.REQUIRED,
+        hidden_size: int = gin.REQUIRED,
+        dropout: float = 0.0,
+        activation_dtype: str = "float32",
+    ):
+        name = type(self).__name__
+        if activation_dtype not in DTYPES:
+            raise ValueError(
+                f"{name}.activation_dtype = {activation_dtype!r}: choose one of {DTYPES}."
+            )
+        if min(num_layers, width, hidden_size) < 1 or not 0 <= dropout < 1:
+            raise ValueError(
+                f"{name}.num_layers = {num_layers}, {name}.width = {width} and "
+                f"{name}.hidden_size = {hidden_size} must be at least 1, and {name}.dropout = "
+                f"{dropout} at least 0 and below 1."
+            )
+        self.vocabulary_size, self.dropout = vocabulary_size, dropout
+        self.dtype = jnp.dtype(activation_dtype)
+        self.embedding_VD = parameter(rngs, normal(1.0), vocabulary_size, width)
+        self.begin_D = parameter(rngs, normal(1.0), width)
+        self.bias_V = parameter(rngs, jax.nn.initializers.zeros, vocabulary_size)
+        sizes = [width, *[hidden_size] * (num_layers - 1), width]
+        self.layers = nnx.List(
+            self.layer(rngs, inputs, units) for inputs, units in itertools.pairwise(sizes)
+        )
+
+    def init_caches(self, rows: int):
+        """Zeros, one cache a layer."""
+        return tuple(layer.init_cache(rows, self.dtype) for layer in self.layers)
+
+    def embed(self, tokens_BT):
+        return embedded(tokens_BT, self.embedding_VD[...], self.begin_D[...], self.dtype)
+
+    def stack(self, x_BTD, caches, key=None):
+        """A segment of any length; no monitors. As `Model.stack`."""
+        keys = [None] * (len(self.layers) + 1)
+        if key is not None and self.dropout:
+            keys = list(jax.random.split(key, len(keys)))
+        x_BTD, new_caches = dropout(x_BTD, self.dropout, keys[0]), []
+        for layer, cache, layer_key in zip(self.layers, caches, keys[1:], strict=True):
+            x_BTD, cache = layer(x_BTD, cache)
+            x_BTD = dropout(x_BTD, self.dropout, layer_key)
+            new_caches.append(cache)
+        return x_BTD, tuple(new_caches), {}
+
+    def logits(self, x_BTD):
+        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
+        return wide(x_BTD @ self.embedding_VD[...].astype(self.dtype).T) + self.bias_V[...]
+
+    def begin_decoding(self, caches):
+        """The caches: every token ends a segment."""
+        return caches
+
+    end_decoding = begin_decoding
+
+    def decode(self, tokens_B, caches, reads_B=True):
+        """A segment of one token; as `Model.decode`."""
+        logits_BTV, after = self(tokens_B[:, None], caches)
+        if reads_B is not True:
+            after = select_rows(reads_B, after, caches)
+        return logits_BTV[:, 0], after
+
+    def read_part(self, tokens_BT, caches, counts_B):
+        """Nothing is less than one token: the caches as they are, and logits without meaning."""
+        return self(tokens_BT, caches)[0], caches
+
+    def windows_reach(self) -> int:
+        """How many tokens back the layers' inputs are carried."""
+        return sum(layer.window for layer in self.layers)
+
+    def receptive_field(self) -> float:
+        """Infinite: the state has seen everything."""
+        return math.inf
+
+    def flops_per_token(self) -> float:
+        """As `Model.flops_per_token`."""
+        leaves = jax.tree.leaves(nnx.state(self, nnx.Param))
+        return 2.0 * sum(leaf.size for leaf in leaves if len(leaf.shape) == 2)
+
+    def divided_sizes(self) -> dict[str, int]:
+        return {f"{type(self).__name__}.vocabulary_size": self.vocabulary_size}
+
+
+class LSTMCache(NamedTuple):
+    """What a layer remembers after a token. Empty: zeros.
+
+    hidden_BU: (B, U), the layer's last output, in the activations' type.
+    cell_BU: (B, U), float32 or wider: a long sum of small changes.
+    """
+
+    hidden_BU: jax.Array
+    cell_BU: jax.Array
+
+    def clear_state(self, empty):
+        return empty
+
+
+class LSTMLayer(nnx.Module):
+    """i, f, o = sigma(W x + V h + b), g = tanh(same); c' = f c + i g; h' = o tanh(c').
+
+    Args:
+        inputs: I, the size of x.
+        units: U, the size of h and c; Z = 4 U are the gates i, f, o and g side by side.
+
+    Source: Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000, whose bias
+    begins at 1 so that the cell keeps what it has.
+    """
+
+    window = 0
+
+    def __init__(self, rngs: nnx.Rngs, inputs: int, units: int):
+        self.units = units
+        self.inputs_IZ = parameter(rngs, DENSE, inputs, 4 * units)
+        self.hidden_UZ = parameter(rngs, DENSE, units, 4 * units)
+        self.bias_Z = parameter(rngs, _forgets_little, 4 * units)
+
+    def init_cache(self, rows: int, dtype) -> LSTMCache:
+        cell_BU = wide(jnp.zeros((rows, self.units), dtype))
+        return LSTMCache(cell_BU.astype(dtype), cell_BU)
+
+    def __call__(self, x_BTI, cache: LSTMCache):
+        """(B, T, I) to (B, T, U), and the cache after the last token."""
+        dtype = x_BTI.dtype
+        hidden_UZ, bias_Z = self.hidden_UZ[...].astype(dtype), self.bias_Z[...]
+        given_BTZ = x_BTI @ self.inputs_IZ[...].astype(dtype)  # of all tokens at once
+
+        def token(cache, given_BZ):
+            gates_BZ = wide(given_BZ + cache.hidden_BU @ hidden_UZ) + bias_Z
+            i_BU, f_BU, o_BU, g_BU = jnp.split(gates_BZ, 4, axis=-1)
+            i_BU, f_BU, o_BU = map(jax.nn.sigmoid, (i_BU, f_BU, o_BU))
+            cell_BU = f_BU * cache.cell_BU + i_BU * jnp.tanh(g_BU)
+            hidden_BU = (o_BU * jnp.tanh(cell_BU)).astype(dtype)
+            return LSTMCache(hidden_BU, cell_BU), hidden_BU
+
+        cache, hidden_TBU = jax.lax.scan(token, cache, jnp.moveaxis(given_BTZ, 1, 0))
+        return jnp.moveaxis(hidden_TBU, 0, 1), cache
+
+
+def _forgets_little(key, shape, dtype):
+    """Zeros, and 1 for the forget gate, the second quarter."""
+    return jnp.repeat(jnp.array([0, 1, 0, 0], dtype), shape[0] // 4)
+
+
+@gin.configurable(denylist=["rngs"])
+class LSTM(RecurrentStack):
+    """See `RecurrentStack`; segments of any length."""
+
+    layer = LSTMLayer
+
+
+class QRNNCache(NamedTuple):
+    """What a layer remembers after a token. Empty: zeros.
+
+    last_BI: (B, I), the layer's last input, for the convolution, in the activations' type.
+    cell_BU: (B, U), float32 or wider.
+    """
+
+    last_BI: jax.Array
+    cell_BU: jax.Array
+
+    def clear_state(self, empty):
+        return self._replace(cell_BU=empty.cell_BU)
+
+
+class QRNNLayer(nnx.Module):
+    """z = tanh, f = sigma, o = sigma of W_1 x_{t-1} + W_2 x_t + b; c' = f c + (1 - f) z; h = o c'.
+
+    Args:
+        inputs: I, the size of x.
+        units: U, the size of c and h; Z = 3 U are z, f and o side by side.
+
+    Source: Bradbury et al. 2017, arXiv:1611.01576, section 2: masked convolutions of width 2 and
+    fo-pooling.
+    """
+
+    window = 1
+
+    def __init__(self, rngs: nnx.Rngs, inputs: int, units: int):
+        self.inputs_size, self.units = inputs, units
+        self.earlier_IZ = parameter(rngs, DENSE, inputs, 3 * units)
+        self.inputs_IZ = parameter(rngs, DENSE, inputs, 3 * units)
+        self.bias_Z = parameter(rngs, jax.nn.initializers.zeros, 3 * units)
+
+    def init_cache(self, rows: int, dtype) -> QRNNCache:
+        last_BI = jnp.zeros((rows, self.inputs_size), dtype)
+        return QRNNCache(last_BI, wide(jnp.zeros((rows, self.units), dtype)))
+
+    def __call__(self, x_BTI, cache: QRNNCache):
+        """(B, T, I) to (B, T, U), and the cache after the last token."""
+        dtype = x_BTI.dtype
+        earlier_BTI = jnp.concatenate([cache.last_BI[:, None], x_BTI[:, :-1]], axis=1)
+        gates_BTZ = earlier_BTI @ self.earlier_IZ[...].astype(dtype)
+        gates_BTZ += x_BTI @ self.inputs_IZ[...].astype(dtype)
+        z_BTU, f_BTU, o_BTU = jnp.split(wide(gates_BTZ) + self.bias_Z[...], 3, axis=-1)
+        f_BTU = jax.nn.sigmoid(f_BTU)
+        cell_BTU = pooled(f_BTU, (1 - f_BTU) * jnp.tanh(z_BTU), cache.cell_BU)
+        hidden_BTU = (jax.nn.sigmoid(o_BTU) * cell_BTU).astype(dtype)
+        return hidden_BTU, QRNNCache(x_BTI[:, -1], cell_BTU[:, -1])
+
+
+def pooled(keep_BTU, add_BTU, first_BU):
+    """c_t = keep_t c_{t-1} + add_t from c_0 on, as an associative scan: (B, T, U)."""
+
+    def join(before, after):
+        return before[0] * after[0], after[0] * before[1] + after[1]
+
+    kept_BTU, added_BTU = jax.lax.associative_scan(join, (keep_BTU, add_BTU), axis=1)
+    return kept_BTU * first_BU[:, None] + added_BTU
+
+
+@gin.configurable(denylist=["rngs"])
+class QRNN(RecurrentStack):
+    """See `RecurrentStack`; segments of any length."""
+
+    layer = QRNNLayer

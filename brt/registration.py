@@ -1,0 +1,18 @@
+"""Imports every module whose classes and functions gin may name, so that gin knows them.
+
+A file put into one of the packages needs no list to be extended. A module outside brt is named by
+gin's own `import` line: `import my_memories` as the first line of a gin file.
+"""
+
+import importlib
+import pkgutil
+
+PACKAGES = ("brt.models", "brt.data", "brt.training", "brt.evaluation")
+
+
+def register_all():
+    """Imports all modules of `PACKAGES`, those of their folders included."""
+    for name in PACKAGES:
+        package = importlib.import_module(name)
+        for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+            importlib.import_module(module.name)

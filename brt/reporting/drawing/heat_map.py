@@ -1,0 +1,152 @@
+"""A map of numbers: rows and columns as shades of one colour, with borders and marked columns."""
+
+import csv
+import io
+import os
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from brt.reporting.drawing.plots import COLOURS, new_figure
+
+SHADE, MARK = COLOURS[0], COLOURS[7]
+BRIGHTEST = 99.5
+"""Percentile of the numbers that gets the full colour, so that a few great ones do not hide all."""
+FADES = 0.5
+"""Power of a number that is its shade: small ones can be told from zero."""
+TALLEST, PER_ROW = 5.0, 0.06
+"""Inches: of a map, and what a row adds to it."""
+
+
+class HeatMap(NamedTuple):
+    """A figure of a matrix.
+
+    Attributes:
+        name, title, caption, x_label, y_label: as of a `Plot`.
+        values_RC: (rows, columns), not negative; the first row is above.
+        x_ends, y_ends: what the first and the last column, and row, stand for.
+        x_borders, y_borders: numbers of columns and rows before which a line is drawn.
+        marked: numbers of the columns that are marked, above the map.
+    """
+
+    name: str
+    title: str
+    caption: str
+    x_label: str
+    y_label: str
+    values_RC: np.ndarray
+    x_ends: tuple[float, float]
+    y_ends: tuple[float, float]
+    x_borders: tuple[int, ...] = ()
+    y_borders: tuple[int, ...] = ()
+    marked: tuple[int, ...] = ()
+
+    @property
+    def has_measurements(self) -> bool:
+        return True
+
+    def as_csv(self) -> str:
+        """A line a row; what a row or column stands for is the first number of its line."""
+        file, (rows, columns) = io.StringIO(), self.values_RC.shape
+        writer = csv.writer(file, lineterminator="\n")
+        head = np.linspace(*self.x_ends, columns)
+        writer.writerow([f"{self.y_label} \\ {self.x_label}", *map(_short, head)])
+        for name, values in zip(np.linspace(*self.y_ends, rows), self.values_RC.tolist()):
+            writer.writerow([_short(name), *(f"{value:.6g}" for value in values)])
+        return file.getvalue()
+
+    def draw(self, foreground):
+        """A matplotlib figure; shades are transparent, so that they fit any background."""
+        rows, columns = self.values_RC.shape
+        figure = new_figure(7.2, min(max(1.2 + PER_ROW * rows, 2.6), TALLEST))
+        axes = figure.add_subplot()
+        axes.imshow(self._shades(), aspect="auto", interpolation="none", origin="upper")
+        for border in self.x_borders:
+            axes.axvline(border - 0.5, color=foreground, linewidth=0.8, linestyle=":")
+        for border in self.y_borders:
+            axes.axhline(border - 0.5, color=foreground, linewidth=0.5, alpha=0.5, linestyle=":")
+        if self.marked:
+            high = [-0.5 - 0.03 * rows] * len(self.marked)
+            axes.scatter(self.marked, high, 10, color=MARK, marker="v", clip_on=False)
+        for axis, count, ends in (
+            (axes.xaxis, columns, self.x_ends),
+            (axes.yaxis, rows, self.y_ends),
+        ):
+            at = np.unique(np.round(np.linspace(0, count - 1, min(count, 9))).astype(int))
+            step = (ends[1] - ends[0]) / max(count - 1, 1)
+            axis.set_ticks(at, [_short(ends[0] + step * place) for place in at])
+        axes.set_xlabel(self.x_label)
+        axes.set_ylabel(self.y_label)
+        return figure
+
+    def _shades(self):
+        values_RC = np.asarray(self.values_RC, np.float64)
+        most = np.percentile(values_RC, BRIGHTEST) or values_RC.max() or 1.0
+        shades = np.empty((*values_RC.shape, 4))
+        shades[..., :3] = [int(SHADE[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        shades[..., 3] = np.clip(values_RC / most, 0, 1) ** FADES
+        return shades
+
+
+def _short(number):
+    return f"{number:.0f}" if abs(number - round(number)) < 1e-9 else f"{number:.1f}"
+
+
+def study_maps(run, name: str) -> list[HeatMap]:
+    """The maps of a study, from the arrays beside it; a torn or missing file is a problem told.
+
+    Args:
+        run: a `Run`.
+        name: of the study's file.
+    """
+    study = run.studies[name]
+    if "gains" in study:
+        return _gains(run, name, study)
+    if not (entries := study.get("maps")):
+        return []
+    path, maps = run.folder / "studies" / str(study.get("arrays")), []
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            found = {entry["array"]: arrays[entry["array"]] for entry in entries}
+    except (OSError, ValueError, KeyError) as error:
+        run.problems.append(f"{path} was left out: its maps cannot be read ({error})")
+        return []
+    for number, entry in enumerate(entries, 1):
+        maps.append(
+            HeatMap(
+                re.sub(r"\W+", "_", f"{name}_{run.name}_map_{number}"),
+                entry["title"],
+                entry["caption"],
+                entry["x_label"],
+                entry["y_label"],
+                found[entry["array"]],
+                tuple(entry["x_ends"]),
+                tuple(entry["y_ends"]),
+                tuple(entry["x_borders"]),
+                tuple(entry["y_borders"]),
+                tuple(entry.get("marked", ())),
+            )
+        )
+    return maps
+
+
+def _gains(run, name, study):
+    """Figure 3 of the Transformer-XL paper: what each model gains from each longer context."""
+    contexts, maps = study["contexts"], []
+    for number, (model, gains_CC) in enumerate(study["gains"].items(), 1):
+        values_CC = [[max(gain or 0.0, 0.0) for gain in line] for line in gains_CC]
+        maps.append(
+            HeatMap(
+                re.sub(r"\W+", "_", f"{name}_{run.name}_gains_{number}"),
+                f"Gains of longer contexts: {os.path.basename(model.rstrip('/'))}",
+                "Perplexity that the longer context takes off, beside the group's best with the "
+                "short one, r = 0.1: dark far to the right is a long memory (Figure 3).",
+                "longer context, tokens",
+                "short context, tokens",
+                np.array(values_CC),
+                (contexts[0], contexts[-1]),
+                (contexts[0], contexts[-1]),
+            )
+        )
+    return maps

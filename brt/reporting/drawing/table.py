@@ -1,0 +1,211 @@
+"""A table of published and measured numbers, and its forms: Markdown, CSV, JSON, HTML."""
+
+import csv
+import html
+import io
+import re
+from typing import NamedTuple
+
+from brt.reporting.drawing.rounding import rounded_up, three_digits, with_error_bar
+
+NOT_RUN = "not run"
+NOT_EVALUATED = "not evaluated"
+
+
+class Cell(NamedTuple):
+    """What a cell shows, and the numbers behind it.
+
+    Attributes:
+        text: as shown.
+        values: the measured numbers, one a seed; empty for published ones and labels.
+        note: what a reader has to know, such as the step of an unfinished run.
+    """
+
+    text: str
+    values: tuple[float, ...] = ()
+    note: str = ""
+
+
+def published(text: str | None) -> Cell:
+    """A published number; a dash where the paper has one."""
+    return Cell(text or "–")
+
+
+def measured(values, decimals: int | None = None, note: str = "", rounds_up: bool = False) -> Cell:
+    """A mean over seeds with its error bar, `not run` without any value.
+
+    Args:
+        values: one a seed.
+        decimals: None for three significant digits.
+        rounds_up: never down, as a spread is; of a single value.
+    """
+    values = tuple(float(value) for value in values)
+    if not values:
+        return Cell(NOT_RUN)
+    if decimals is None:
+        decimals = three_digits(sum(values) / len(values))
+    text = rounded_up(values[0], decimals) if rounds_up else with_error_bar(values, decimals)
+    return Cell(text, values, note)
+
+
+class Column(NamedTuple):
+    """A column; neighbours of the same group share a heading above their own."""
+
+    group: str
+    title: str
+
+
+class Table(NamedTuple):
+    """A table as the paper has it.
+
+    Attributes:
+        name: for files, `table_1`.
+        title: what it shows.
+        caption: what to look at, what is compared with what, and the source.
+        columns: (columns,)
+        rows: each with (columns,) cells.
+    """
+
+    name: str
+    title: str
+    caption: str
+    columns: list[Column]
+    rows: list[list[Cell]]
+
+    @property
+    def has_measurements(self) -> bool:
+        return any(cell.values for row in self.rows for cell in row)
+
+    def heads(self) -> list[str]:
+        """One heading a column: `PG19 tokens, measured`."""
+        return [", ".join(filter(None, column)) for column in self.columns]
+
+    def notes(self) -> list[str]:
+        """The notes of all cells, each once, in order."""
+        return list(dict.fromkeys(cell.note for row in self.rows for cell in row if cell.note))
+
+    def _marked(self):
+        """Cells as text, with a mark for each note: `2.07 [1]`."""
+        notes = self.notes()
+        return [
+            [f"{c.text} [{notes.index(c.note) + 1}]" if c.note else c.text for c in row]
+            for row in self.rows
+        ]
+
+    def _texts(self):
+        """Whether each column holds words, which go to the left; numbers go to the right."""
+        empty = ("", "–", NOT_RUN, NOT_EVALUATED)
+        return [
+            any(
+                text not in empty and not re.match(r"[-−+]?[\d.]", text)
+                for text in (row[i].text for row in self.rows)
+            )
+            or i == 0
+            for i in range(len(self.columns))
+        ]
+
+    def as_markdown(self) -> str:
+        """With columns of one width, so that it reads as well in a terminal."""
+        lines = [[text.replace("|", "\\|") for text in line] for line in self._marked()]
+        lines = [self.heads(), *lines]
+        widths = [max(map(len, cells)) for cells in zip(*lines)]
+        sides = ["<" if is_text else ">" for is_text in self._texts()]
+        rule = ["-" * (w - (side == ">")) + ":" * (side == ">") for w, side in zip(widths, sides)]
+        shown = [
+            "| " + " | ".join(f"{t:{s}{w}}" for t, s, w in zip(line, sides, widths)) + " |"
+            for line in (lines[0], rule, *lines[1:])
+        ]
+        notes = [f"[{number}] {note}" for number, note in enumerate(self.notes(), 1)]
+        return "\n".join([f"### {self.title}", "", *shown, "", *notes, "", self.caption, ""])
+
+    def as_csv(self) -> str:
+        """The shown text; of measured cells the values too, in a column of their own."""
+        has_values = [any(row[i].values for row in self.rows) for i in range(len(self.columns))]
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+
+        def line(texts, values):
+            pairs = zip(texts, values, has_values)
+            return [x for t, v, has in pairs for x in ((t, v) if has else (t,))]
+
+        heads = self.heads()
+        writer.writerow(line(heads, [f"{head}, every seed" for head in heads]))
+        for row in self.rows:
+            values = [" ".join(map(repr, cell.values)) for cell in row]
+            writer.writerow(line([cell.text for cell in row], values))
+        return file.getvalue()
+
+    def as_json(self) -> dict:
+        return {
+            "name": self.name,
+            "title": self.title,
+            "caption": self.caption,
+            "columns": self.heads(),
+            "rows": [[_cell_json(cell) for cell in row] for row in self.rows],
+        }
+
+    def as_html(self) -> str:
+        """A `<table>`; measured cells carry their numbers in `data-values`."""
+        kinds = self._column_classes()
+        spans, titles = [], []
+        for column, kind in zip(self.columns, kinds):
+            titles.append(f'<th scope="col"{kind}>{html.escape(column.title)}</th>')
+            if spans and spans[-1][0] == column.group != "":
+                spans[-1][1] += 1
+            else:
+                spans.append([column.group, 1, kind if column.group else ""])
+        groups = "".join(
+            f'<th colspan="{span}" scope="colgroup"{kind}>{html.escape(group)}</th>'
+            for group, span, kind in spans
+        )
+        head = f"<tr>{groups}</tr>\n" if any(group for group, *_ in spans) else ""
+        notes = self.notes()
+        bars = [max((_bar(row[i]) for row in self.rows), key=len, default="")
+                for i in range(len(self.columns))]  # fmt: skip
+        body = []
+        for row in self.rows:
+            cells = [f'<th scope="row">{html.escape(row[0].text)}</th>']
+            for cell, kind, bar in list(zip(row, kinds, bars))[1:]:
+                state = "measured" if cell.values else "missing" if _missing(cell) else ""
+                values = " ".join(map(repr, cell.values))
+                data = f' data-values="{values}"' if cell.values else ""
+                # Numbers without an error bar keep its place free, so that points are aligned.
+                data += f' data-pad="{bar}"' if bar and not _bar(cell) else ""
+                mark = f"<sup>{notes.index(cell.note) + 1}</sup>" if cell.note else ""
+                kind = f' class="{state}"{data}' if not kind else f'{kind[:-1]} {state}"{data}'
+                cells.append(f"<td{kind}>{html.escape(cell.text)}{mark}</td>")
+            body.append(f"<tr>{''.join(cells)}</tr>")
+        foot = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+        return (
+            f'<div class="scroll"><table id="{self.name}"><thead>{head}'
+            f"<tr>{''.join(titles)}</tr></thead>\n<tbody>\n"
+            + "\n".join(body)
+            + "\n</tbody></table></div>"
+            + (f'\n<ol class="notes">{foot}</ol>' if foot else "")
+        )
+
+    def _column_classes(self):
+        """Attributes of each column's cells: words to the left, a rule where a group begins."""
+        classes, last = [], ""
+        for column, is_text in zip(self.columns, self._texts()):
+            found = ["words"] * is_text + ["first"] * (column.group != last)
+            last = column.group
+            classes.append(f' class="{" ".join(found)}"' if found else "")
+        return classes
+
+
+def _bar(cell):
+    return cell.text[cell.text.find(" ±") :] if " ±" in cell.text else ""
+
+
+def _missing(cell):
+    return cell.text in (NOT_RUN, NOT_EVALUATED)
+
+
+def _cell_json(cell):
+    entry = {"text": cell.text}
+    if cell.values:
+        entry["values"] = list(cell.values)
+    if cell.note:
+        entry["note"] = cell.note
+    return entry

@@ -1,0 +1,223 @@
+"""A paper's tables and figures, filled: what was measured beside what was published."""
+
+import math
+
+from brt.reporting.collect import Group
+from brt.reporting.drawing.plots import Line, Plot
+from brt.reporting.drawing.rounding import mean_and_spread
+from brt.reporting.drawing.table import NOT_RUN, Cell, Column, Table, measured, published
+from brt.reporting.papers.form import Curve, Paper, PaperPlot, PaperTable, number
+
+PUBLISHED, MEASURED = "paper", "measured"
+TIMES = "step_time", "evaluation_speed"
+"""Scalars that are no run's, but of `brt.benchmark`, by system."""
+
+
+def paper_tables(
+    paper: Paper, groups: list[Group], step_times: dict[str, float] | None = None
+) -> list[Table]:
+    """The tables of a paper, in its order.
+
+    Args:
+        groups: what was run.
+        step_times: system to step time relative to the benchmark's baseline.
+    """
+    tables, groups = [], [group for group in groups if _fits(group, paper.where)]
+    placed = {
+        id(group)
+        for table in paper.tables
+        if any(quantity.is_printed for quantity in table.quantities)
+        for row in table.rows
+        for group in groups
+        if _fits(group, table.where, row.where)
+    }
+    rest = [group for group in groups if id(group) not in placed]
+    for table in paper.tables:
+        others = [] if table.rest is None else rest
+        filled = _filled(table, groups, others, step_times or {})
+        tables.append(filled._replace(caption=f"{filled.caption} of {paper.title}."))
+        if table.contrasts:
+            tables.append(_differences(table, filled))
+    return tables
+
+
+def concerns(paper: Paper, groups: list[Group]) -> bool:
+    """Whether a report of these runs should show a paper that none of them has numbers for yet."""
+    return any(_fits(group, paper.about) for group in groups)
+
+
+def _fits(group, *rules):
+    """Whether a group is what all rules ask for; a row without a rule has no runs."""
+    if None in rules:
+        return False
+    asked = [(name, value) for rule in rules for name, value in rule.items()]
+    return all(
+        getattr(group.place, name) in (value if isinstance(value, set) else {value})
+        for name, value in asked
+    )
+
+
+def _filled(table: PaperTable, groups, rest, step_times):
+    shown = [g for g in groups if any(_fits(g, table.where, row.where) for row in table.rows)]
+    rest = [g for g in rest if any(_has(g, quantity) for quantity in table.quantities)]
+    columns, measures = [Column("", label) for label in table.labels], []
+    runs_here = table.rest is not None or any(row.where is not None for row in table.rows)
+    for quantity in table.quantities:
+        corpora = _corpora(table, quantity, shown + rest) if runs_here else []
+        measures.append((quantity, corpora))
+        if quantity.is_printed:
+            columns.append(Column(quantity.head, PUBLISHED))
+        for corpus in corpora:
+            head = quantity.head or corpus
+            columns.append(Column(head, MEASURED if corpus in (None, head) else corpus))
+    rows = []
+    for row in table.rows:
+        mine = [group for group in shown if _fits(group, table.where, row.where)]
+        for variant in dict.fromkeys(group.variant for group in mine) or [""]:
+            label = f"{row.labels[0]}, {variant}" if variant else row.labels[0]
+            own = [group for group in mine if group.variant == variant]
+            cells = _cells(measures, row.printed, row.where, own, step_times)
+            rows.append([*map(Cell, (label, *row.labels[1:])), *cells])
+    for group in rest:
+        labels = [group.label, *(str(getattr(group.place, name)) for name in table.rest)]
+        nothing = [None] * sum(quantity.is_printed for quantity in table.quantities)
+        cells = _cells(measures, nothing, {"system": group.place.system}, [group], step_times)
+        rows.append([*map(Cell, labels), *cells])
+    return Table(table.name, table.title, table.caption, columns, rows)
+
+
+def _has(group, quantity):
+    """Whether a run that no row asks for has something to show in a column."""
+    return (
+        quantity.scalar not in TIMES
+        and _fits(group, quantity.where)
+        and bool(group.quantity(quantity).values)
+    )
+
+
+def _corpora(table, quantity, groups):
+    """The corpora that have a measured column of their own; [None] where one holds for all."""
+    if quantity.scalar in TIMES or "corpus" in table.where | quantity.where:
+        return [None]
+    named = {q.where.get("corpus") for q in table.quantities}
+    found = [g.place.corpus for g in groups if _fits(g, quantity.where)]
+    corpora = [corpus for corpus in dict.fromkeys(found) if corpus not in named]
+    nothing_printed = not any(q.is_printed for q in table.quantities)
+    return corpora or ([None] if quantity.is_printed or nothing_printed else [])
+
+
+def _cells(measures, printed, where, groups, step_times):
+    """The cells of a row, after its labels."""
+    cells, printed = [], iter(printed)
+    for quantity, corpora in measures:
+        if quantity.is_printed:
+            cells.append(published(next(printed)))
+        for corpus in corpora:
+            rule = quantity.where | ({"corpus": corpus} if corpus else {})
+            found = [group for group in groups if _fits(group, rule)]
+            if where is None:
+                cells.append(published(None))
+            elif quantity.scalar in TIMES:
+                ratio = step_times.get(where["system"])
+                values = [] if ratio is None else [ratio]
+                cells.append(measured(values, quantity.decimals))
+            elif found:
+                cells.append(found[0].quantity(quantity))
+            else:
+                cells.append(Cell(NOT_RUN))
+    return cells
+
+
+def _differences(table: PaperTable, filled: Table) -> Table:
+    """A table's contrasts, for all columns of bits."""
+    rows = {row[0].text: row for row in reversed(filled.rows)}
+    heads = {q.head for q in table.quantities if q.scalar in TIMES}
+    first = len(table.labels)
+    at = [i for i, c in enumerate(filled.columns) if i >= first and c.group not in heads]
+    columns = [Column("", "question"), Column("", "rows"), *(filled.columns[i] for i in at)]
+    lines = []
+    for question, row, other in table.contrasts:
+        pairs = [(rows[row][i], rows[other][i]) for i in at if {row, other} <= rows.keys()]
+        lines.append([Cell(question), Cell(f"{row} − {other}"), *(_minus(*p) for p in pairs)])
+    return Table(
+        f"{table.name}_differences",
+        f"Differences within {table.title.split(':')[0]}",
+        "The first row less the second: below zero the first is better. A question may have "
+        "different answers on different text: a longer window helps on arXiv, not on PG19.",
+        columns,
+        lines,
+    )
+
+
+def _minus(one: Cell, other: Cell) -> Cell:
+    if one.values and other.values:
+        difference = sum(one.values) / len(one.values) - sum(other.values) / len(other.values)
+        return Cell(_signed(difference, 3), (difference,))
+    try:
+        decimals = min(len(cell.text.split("±")[0].strip().split(".")[1]) for cell in (one, other))
+        return Cell(_signed(number(one.text) - number(other.text), decimals))
+    except (ValueError, IndexError):
+        return Cell(NOT_RUN if NOT_RUN in (one.text, other.text) else "–")
+
+
+def _signed(value, decimals):
+    text = f"{value:+.{decimals}f}".replace("-", "−")
+    return text if text.strip("+−0.") else text[1:]
+
+
+def paper_plots(paper: Paper, groups: list[Group]) -> list[Plot]:
+    """The figures of a paper that show its tables: published curves, and measured points."""
+    groups = [group for group in groups if _fits(group, paper.where)]
+    return [_plot(paper, plot, groups) for plot in paper.plots]
+
+
+def _plot(paper, plot: PaperPlot, groups):
+    lines = [
+        Line(f"{curve.name}, {plot.source}", [*curve.x], [*map(number, curve.y)], "published",
+             curve.on_second_axis, sizes=curve.sizes and [*curve.sizes])
+        for curve in plot.curves
+    ]  # fmt: skip
+    curves = list(plot.curves)
+    if plot.rest is not None:
+        scalar = plot.curves[0].scalar
+        named = {curve.name for curve in plot.curves}
+        systems = [group.place.system for group in groups if _fits(group, plot.rest)]
+        systems = [system for system in systems if system not in named]
+        for system in dict.fromkeys(systems):
+            curves.append(Curve(system, (), (), plot.rest | {"system": system}, scalar))
+    for colour, curve in enumerate(curves):
+        points: dict[str, list] = {}
+        for group in groups:
+            if _fits(group, curve.where) and (values := group.cell(curve.scalar).values):
+                mean, spread = mean_and_spread(values)
+                found = group.at(plot.x), mean, spread, plot.size and group.at(plot.size)
+                if found[0] is not None and math.isfinite(found[0]):
+                    points.setdefault(_series(group, plot), []).append(found)
+        for series, found in points.items():
+            x, y, spreads, sizes = map(list, zip(*sorted(found, key=lambda point: point[:2])))
+            line = Line(f"{curve.name}, {series}", x, y, "points", curve.on_second_axis)
+            if len(points) == 1:
+                line = line._replace(colour=colour)
+            if None not in spreads:
+                line = line._replace(errors=spreads)
+            lines.append(line._replace(sizes=sizes) if plot.size else line)
+    return Plot(
+        plot.name,
+        plot.title,
+        f"{plot.caption} of {paper.title}.",
+        plot.x_label,
+        plot.y_label,
+        lines,
+        log_x=plot.log_x,
+        second_label=plot.second_label,
+        y_range=plot.y_range,
+    )
+
+
+def _series(group, plot):
+    """What a measured curve is of. A store for each vocabulary is still one corpus."""
+    if group.place.task:
+        return "measured"
+    if plot.x == "vocabulary_size":
+        return group.place.corpus.rstrip("0123456789k")  # books_spm1k, books_spm8k
+    return group.place.corpus

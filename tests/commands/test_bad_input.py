@@ -1,0 +1,345 @@
+"""Bad input: status 1, one sentence that names what to change, and nothing overwritten."""
+
+import errno
+import io
+import os
+import re
+import resource
+import shutil
+
+import jax
+import jax.numpy as jnp
+import pytest
+import sentencepiece
+from tiny_run import (  # noqa: F401
+    PLAIN,
+    build,
+    command,
+    contents,
+    files_of_at_most,
+    half_read,
+    shared_programs,
+    start,
+    write_config,
+)
+
+from brt import evaluate, prepare, train
+from brt.data.stores import writer as store_writer
+from brt.training.checkpoint import Checkpoints
+from brt.training.run_folder import read_metrics
+from brt.training.sharding import make_mesh
+
+CELL = ("RecurrentCell",)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A folder with a config of the smallest model and its token stores."""
+    folder = tmp_path_factory.mktemp("prepared")
+    build(write_config(folder, *PLAIN, without=CELL))
+    return folder
+
+
+@pytest.fixture
+def folder(prepared, tmp_path):
+    """A copy of it to spoil; its config reads the copy."""
+    shutil.copytree(prepared, tmp_path / "copy")
+    path = tmp_path / "copy" / "tiny.gin"
+    path.write_text(path.read_text() + f"Corpus.store = '{tmp_path}/copy/stores'\n")
+    return tmp_path / "copy"
+
+
+@pytest.fixture
+def error(monkeypatch, capsys):
+    """Runs a command that must fail cleanly; the sentence it ends with."""
+
+    def run(module, *arguments, others_complain=False, **options):
+        status = command(monkeypatch, module, *arguments, **options)
+        err = capsys.readouterr().err
+        assert status == 1 and (others_complain or "Traceback" not in err), err
+        (sentence,) = re.findall(r"^Error: (.*)\Z", err, re.DOTALL | re.MULTILINE)
+        assert "In call to configurable" not in sentence
+        return sentence.strip()
+
+    return run
+
+
+def flags(folder, *bindings, run=True):
+    own = [f"--workdir={folder / 'run'}"] if run else []
+    return [f"--gin_file={folder / 'tiny.gin'}", *own, *(f"--gin.{b}" for b in bindings)]
+
+
+# Values that contradict one another.
+
+
+@pytest.mark.parametrize(
+    ("bindings", "named"),
+    [
+        (
+            ["BlockRecurrentTransformer.window=7"],
+            ["BlockRecurrentTransformer.window = 7", "16 tokens"],
+        ),
+        (
+            ["BlockRecurrentTransformer.window=32"],
+            ["BlockRecurrentTransformer.window = 32", "16 tokens"],
+        ),
+        (
+            ["BlockRecurrentTransformer.recurrent_layers=(1,)"],
+            ["recurrent_layers = (1,)", "0 ... 0"],
+        ),
+        (["BlockRecurrentTransformer.recurrent_layers=(-2,)"], ["recurrent_layers = (-2,)"]),
+        (
+            ["BlockRecurrentTransformer.feedback=True"],
+            ["feedback = True", "BlockRecurrentTransformer.recurrent_layers"],
+        ),
+        (
+            ["BlockRecurrentTransformer.remat='some'"],
+            ["BlockRecurrentTransformer.remat = 'some'", "layer"],
+        ),
+        (
+            ["BlockRecurrentTransformer.vocabulary_size=200"],
+            ["vocabulary_size = 256", "200 rows", "stores"],
+        ),
+        (["Trainer.loss='most'"], ["Trainer.loss = 'most'", "half"]),
+        (["Trainer.tokens_per_step=72"], ["Trainer.tokens_per_step = 72", "1 x 16"]),
+        (["Trainer.steps=0"], ["Trainer.steps"]),
+        (["Trainer.tokens_per_step=1600"], ["100 rows", "documents"]),
+        (["Trainer.seed=-1"], ["seed = -1"]),
+        (["Trainer.stream='rows'"], ["Trainer.stream = 'rows'", "'contiguous'"]),
+        (["Trainer.eval_every=2", "Evaluation.tokens_per_step=40"], ["Evaluation.tokens_per_step"]),
+        (["CheckpointPolicy.keep_last=0"], ["keep_last = 0"]),
+        (["TextFiles.suffix='.md'"], ["suffix", "another source"]),
+        (["Trainer.model=@Evaluation"], ["Trainer.model must name a model"]),
+        (["Trainer.model=@CopyTask"], ["Trainer.model must name a model"]),
+        (["Trainer.model=@adamw"], ["Trainer.model must name a model"]),
+        (["Trainer.model='LSTM'"], ["Trainer.model must name a model"]),
+        (
+            ["Trainer.model=@BlockRecurrentTransformer()"],
+            ["write @BlockRecurrentTransformer, no brackets"],
+        ),
+        (["RecurrentMemoryTransformer.num_memry=4"], ["RecurrentMemoryTransformer.num_memory"]),
+        (["RecurrentMemoryTransformer.width=4"], ["TransformerXL.width"]),
+        (["evaluation/BlockRecurrentTransformer.dropout=0.0"], ["bind Evaluation.model"]),
+        (
+            [
+                "Evaluation.model=@evaluation/BlockRecurrentTransformer",
+                "evaluation/BlockRecurrentTransformer.width=8",
+            ],
+            ["Evaluation.model has other parameters than Trainer.model"],
+        ),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else None,
+)
+def test_values_that_do_not_fit_together_are_named(folder, error, bindings, named):
+    before = contents(folder)
+    sentence = error(train, *flags(folder, *bindings))
+    assert all(name in sentence for name in named), sentence
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("bindings", "named"),
+    [
+        ([], ["4 rows", "8 data-parallel", "Trainer.tokens_per_step"]),
+        (["Trainer.mesh=(1, 8)"], ["BlockRecurrentTransformer.num_heads = 2", "8 model-parallel"]),
+        (["Trainer.mesh=(3, -1)"], ["Trainer.mesh = (3, -1)", "8 devices"]),
+        (["Trainer.mesh=(-1, -1)"], ["Trainer.mesh = (-1, -1)"]),
+    ],
+)
+@pytest.mark.skipif(jax.device_count() != 8, reason="needs eight devices")
+def test_a_mesh_that_does_not_fit_is_named(folder, error, bindings, named):
+    sentence = error(train, *flags(folder, *bindings), mesh=make_mesh)
+    assert all(name in sentence for name in named), sentence
+    assert not (folder / "run").exists()
+
+
+# Flags.
+
+
+@pytest.mark.parametrize("module", [train, evaluate])
+def test_a_missing_workdir_is_asked_for(folder, error, module):
+    given = flags(folder, run=False)
+    assert "--workdir is missing" in error(module, *given)
+
+
+def test_a_folder_that_is_no_run_is_named(folder, error):
+    (folder / "empty").mkdir()
+    assert f"{folder / 'empty'}" in error(evaluate, f"--workdir={folder / 'empty'}")
+    sentence = error(train, *flags(folder), f"--load_dir={folder / 'empty'}")
+    assert f"{folder / 'empty'}" in sentence
+
+
+def test_arguments_that_are_no_flags_are_refused(folder, error):
+    path = folder / "tiny.gin"
+    assert "steps=3" in error(train, f"--gin_file={path}", "--dry_run", "steps=3")
+
+
+def test_a_missing_config_is_named_by_a_real_command(tmp_path):
+    process = start("brt.train", "--gin_file=nowhere.gin", f"--workdir={tmp_path / 'run'}")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.strip().startswith("Error: In nowhere.gin: the file does not exist")
+    assert "Traceback" not in err and not (tmp_path / "run").exists()
+
+
+# Folders.
+
+
+def test_the_folder_of_another_run_is_left_alone(folder, error):
+    tiny = build(
+        folder / "tiny.gin",
+        "BlockRecurrentTransformer.width = 8",
+        "BlockRecurrentTransformer.head_size = 2",
+    )
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tiny.experiment.abstract_state())
+    checkpoints = Checkpoints(str(folder / "run" / "checkpoints"))
+    checkpoints.save(zeros, {"bindings": tiny.experiment.bindings, "interval": {}})
+    checkpoints.close()
+    before = contents(folder)
+    sentence = error(train, *flags(folder))
+    assert "BlockRecurrentTransformer.width: 8 -> 16" in sentence
+    assert "BlockRecurrentTransformer.head_size: 2 -> 4" in sentence
+    assert "--allow_changes" in sentence and str(folder / "run") in sentence
+    assert contents(folder) == before
+
+
+def test_a_workdir_that_cannot_be_made_is_named(folder, error):
+    (folder / "run").write_text("a file in the way")
+    sentence = error(train, *flags(folder, run=False), f"--workdir={folder / 'run' / 'deep'}")
+    assert f"--workdir {folder / 'run' / 'deep'}" in sentence
+    assert (folder / "run").read_text() == "a file in the way"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any folder")
+def test_a_workdir_without_permission_is_named(folder, error):
+    (folder / "run").mkdir(mode=0o500)
+    assert f"--workdir {folder / 'run'}" in error(train, *flags(folder))
+
+
+# Documents and vocabularies.
+
+
+def tokenizer(path, size=40):
+    """A SentencePiece model trained on a few lines."""
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the eaten heat of tea", "ten neat hats then a hen"] * 20),
+        model_writer=made,
+        vocab_size=size,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    path.write_bytes(made.getvalue())
+    return [
+        "Corpus.vocabulary=@SentencePieceVocabulary()",
+        f"SentencePieceVocabulary.model_file='{path}'",
+    ]
+
+
+def test_a_store_of_another_tokenizer_is_refused(folder, error):
+    pieces = tokenizer(folder / "pieces.model")
+    before = contents(folder)
+    for module in (train, prepare):
+        sentence = error(module, *flags(folder, *pieces, run=module is train))
+        assert "another tokenizer, bytes of size 256" in sentence
+        assert "sentencepiece:pieces.model" in sentence and str(folder / "stores") in sentence
+    assert contents(folder) == before
+
+
+def test_a_document_that_is_not_utf8_is_named(folder, error):
+    pieces = tokenizer(folder / "pieces.model")
+    shutil.rmtree(folder / "stores")
+    (folder / "texts" / "train" / "00.txt").write_bytes(b"caf\xe9")
+    path = f"TextFiles.path='{folder}/texts/{{split}}'"
+    before = contents(folder)
+    sentence = error(prepare, *flags(folder, *pieces, path, run=False))
+    assert "'00' is not UTF-8" in sentence and "byte 3" in sentence
+    assert {name for name in contents(folder) if "lock" not in name} == set(before)
+
+
+def test_a_file_that_is_no_tokenizer_is_named(folder, error):
+    shutil.rmtree(folder / "stores")
+    (folder / "pieces.model").write_bytes(b"this is no model")
+    bindings = (
+        "Corpus.vocabulary=@SentencePieceVocabulary()",
+        f"SentencePieceVocabulary.model_file='{folder / 'pieces.model'}'",
+    )
+    sentence = error(prepare, *flags(folder, *bindings, run=False))
+    assert f"{folder / 'pieces.model'} is not a SentencePiece model" in sentence
+    assert not (folder / "stores").exists()
+
+
+def test_an_empty_document_is_named(folder, error):
+    shutil.rmtree(folder / "stores")
+    (folder / "texts" / "train" / "hollow.txt").write_bytes(b"")
+    path = f"TextFiles.path='{folder}/texts/{{split}}'"
+    sentence = error(prepare, *flags(folder, path, run=False))
+    assert "hollow.txt" in sentence and "TextFiles.skip_empty = True" in sentence
+    assert not (folder / "stores" / "train").exists()
+
+
+def test_an_empty_folder_is_named_and_training_does_not_begin(folder, monkeypatch, capfd):
+    shutil.rmtree(folder / "stores")
+    (folder / "nothing").mkdir()
+    given = flags(folder, f"TextFiles.path='{folder}/nothing'")
+    assert command(monkeypatch, train, *given) == 1
+    err = capfd.readouterr().err  # of the process that prepares, too
+    assert f"no .txt files in folder {folder}/nothing" in err and "TextFiles.path" in err
+    assert "the reason stands above" in err and "Traceback" not in err
+    assert not (folder / "run").exists() and not (folder / "stores" / "train").exists()
+
+
+def test_a_token_file_that_was_cut_short_is_named(folder, error):
+    tokens = folder / "stores" / "train" / "tokens.bin"
+    os.truncate(tokens, tokens.stat().st_size - 3)
+    sentence = error(train, *flags(folder))
+    assert str(tokens) in sentence and "cut short" in sentence
+    assert "delete the folder and prepare it again" in sentence
+    assert not (folder / "run").exists()
+
+
+# Full disks.
+
+
+def test_a_disk_that_fills_while_preparing_leaves_nothing_half_done(
+    folder, error, monkeypatch, capsys
+):
+    shutil.rmtree(folder / "stores")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_writer.os, "fsync", full)
+        sentence = error(prepare, *flags(folder, run=False), "--splits=train")
+    assert sentence.startswith("the disk was full") and "Corpus.store" in sentence
+    assert [path.name for path in (folder / "stores").iterdir()] == [".train.lock"]
+    assert command(monkeypatch, prepare, *flags(folder, run=False), "--splits=train") == 0
+    assert f"{folder / 'stores' / 'train'}: 9 documents" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("half_read")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_disk_that_fills_while_saving_leaves_the_earlier_checkpoints(
+    folder, error, monkeypatch, capsys
+):
+    save = Checkpoints.save
+
+    def save_on_a_full_disk(self, state, record):
+        if int(state.step) >= 4:
+            self.wait()  # the one before still had room
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+        save(self, state, record)
+
+    given = flags(folder, "CheckpointPolicy.every=2")
+    with files_of_at_most(resource.RLIM_INFINITY), monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", save_on_a_full_disk)
+        # Threads of TensorStore may complain that nobody listens to them any more.
+        sentence = error(train, *given, others_complain=True)
+    assert str(folder / "run" / "checkpoints") in sentence
+    assert "Complete checkpoints: [2]" in sentence and "run the same command again" in sentence
+    assert command(monkeypatch, train, *given) == 0
+    assert "from step 2." in capsys.readouterr().out
+    assert [record["step"] for record in read_metrics(str(folder / "run"))] == [2, 4, 6]
+    assert (folder / "run" / "checkpoints" / "6").is_dir()

@@ -1,0 +1,377 @@
+"""Configuration: what gin would let pass, or say badly, ends in one clear sentence."""
+
+import inspect
+import re
+
+import gin
+import pytest
+from paths import ROOT
+from tiny_run import PLAIN, write_config
+
+from brt import config
+from brt.config import ConfigError
+from brt.experiment import Experiment
+from brt.models.block_recurrent import BlockRecurrentTransformer
+from brt.models.memories.recurrent_cell import RecurrentCell
+
+
+@pytest.fixture(autouse=True)
+def gin_afterwards():
+    yield
+    gin.clear_config()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("config")
+
+
+def plain_config(folder, *lines, without=()):
+    return write_config(folder, *PLAIN, *lines, without=("RecurrentCell", *without))
+
+
+def built(path, *bindings):
+    config.parse([str(path)], bindings)
+    return Experiment.from_gin()
+
+
+def message(call, *arguments, **options):
+    with pytest.raises(ConfigError) as caught:
+        call(*arguments, **options)
+    return str(caught.value)
+
+
+# What a full build does not read.
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "nearest"),
+    [
+        ("cosine.warmup_steps = 3", "cosine.warmup_steps", "rsqrt.warmup_steps"),
+        ("SourceTree.path = 'x'", "SourceTree.path", "TextFiles.path"),
+        ("other/TextFiles.path = 'x'", "other/TextFiles.path", "TextFiles.path"),
+        ("NUM_LAYERS = 9", "NUM_LAYERS", ""),
+    ],
+)
+def test_what_nothing_reads_is_an_error_that_names_it(folder, line, name, nearest):
+    sentence = message(built, plain_config(folder), line)
+    assert f"{name} is bound, but nothing reads it" in sentence
+    assert f"The nearest valid name is {nearest}" in sentence
+
+
+@pytest.mark.parametrize(
+    "line", ["adafactor.momentum = 0.5", "RecurrentCell.gate = 'lstm'", "SourceTree.path = 'x'"]
+)
+def test_a_binding_of_what_is_not_used_says_so(folder, line):
+    """RecurrentCell.num_states in a config of no recurrent layer is spelt well enough."""
+    sentence = message(built, plain_config(folder), line)
+    name = line.partition(" ")[0]
+    assert sentence.startswith(f"{name} is bound, but nothing reads it: nothing here uses ")
+    assert name.partition(".")[0] + ". Leave the binding out" in sentence
+    for nearest in re.findall(r"nearest valid name is (\S+)\.", sentence):
+        assert nearest.partition(".")[2] == name.partition(".")[2]
+
+
+def test_every_unread_name_is_listed_in_one_error(folder):
+    path = plain_config(folder, "cosine.tail = False", "RecurrentCell.gate = 'lstm'", "X = 1")
+    sentence = message(built, path)
+    for name in ("cosine.tail", "RecurrentCell.gate", "X"):
+        assert f"{name} is bound" in sentence
+    assert sentence.count("\n") == 2
+
+
+def test_a_recurrent_layer_reads_the_bindings_of_the_cell(folder):
+    lines = ["BlockRecurrentTransformer.recurrent_layers = (0,)", "RecurrentCell.gate = 'lstm'"]
+    experiment = built(plain_config(folder, *lines))
+    assert experiment.bindings["RecurrentCell.gate"] == "'lstm'"
+
+
+def test_bindings_for_evaluation_count_as_read_although_training_never_evaluates(folder):
+    path = plain_config(folder)
+    experiment = built(path, "Trainer.eval_every = 0", "Evaluation.max_steps = 3")
+    assert experiment.bindings["Evaluation.max_steps"] == "3"
+
+
+def test_a_macro_that_is_used_counts_as_read(folder):
+    path = plain_config(folder, "HEADS = 4", "BlockRecurrentTransformer.num_heads = %HEADS")
+    assert built(path).model.num_heads == 4
+
+
+def test_a_binding_that_only_scopes_read_counts_as_read(folder):
+    lines = [
+        "Trainer.corpus = @Mixture()",
+        "Mixture.corpora = [@one/Corpus(), @two/Corpus()]",
+        "Mixture.weights = [1, 1]",
+        "one/Corpus.store = 'one'",
+        "two/Corpus.store = 'two'",
+        "DATA = 'texts'",
+        "TextFiles.path = %DATA",
+    ]
+    path = plain_config(folder, *lines, without=("Corpus.store",))
+    path.write_text(path.read_text().replace("Corpus.store", "one/Corpus.store", 1))
+    experiment = built(path)
+    assert experiment.bindings["two/TextFiles.path"] == "%DATA"
+    assert [corpus.store.name for corpus in experiment.trainer.corpus.corpora] == ["one", "two"]
+    # With a binding for each scope, nothing reads the one for all.
+    both = "one/TextFiles.path = 'x'", "two/TextFiles.path = 'y'"
+    assert "TextFiles.path is bound, but nothing reads it." in message(built, path, *both)
+
+
+def test_nothing_is_left_of_the_configuration_before(folder):
+    built(plain_config(folder))
+    config.parse(bindings=["Trainer.steps = 3"])
+    assert config.read_bindings() == {}
+    with pytest.raises(ConfigError, match="corpus"):
+        Experiment.from_gin()
+
+
+# Names and values that do not exist.
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted", "nearest"),
+    [
+        ("RecurentCell.gate = 'fixed'", "RecurentCell", "RecurrentCell."),
+        ("Trainer.optimizer = @adafactr", "adafactr", "adafactor."),
+        ("Trainer.corpus = @Corpu()", "Corpu", "Corpus."),
+        (
+            "RecurrentCell.gat = 'fixed'",
+            "RecurrentCell has no parameter gat",
+            "RecurrentCell.gate.",
+        ),
+        (
+            "BlockRecurrentTransformer.windows = 8",
+            "no parameter windows",
+            "BlockRecurrentTransformer.window.",
+        ),
+        ("Trainer.step = 8", "Trainer has no parameter step", "Trainer.steps."),
+        ("RelativeBias.buckets = 8", "no parameter buckets", "RelativeBias.num_buckets."),
+        ("cosine.warmup = 8", "cosine has no parameter warmup", "cosine.warmup_steps."),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(line, wanted, nearest):
+    sentence = message(config.parse, bindings=[line])
+    assert line in sentence and wanted in sentence
+    assert sentence.endswith(f"The nearest valid name is {nearest}")
+
+
+def test_a_misspelt_name_in_a_file_names_the_file(folder):
+    path = plain_config(folder, "Trainer.stops = 8")
+    sentence = message(config.parse, [str(path)])
+    assert f"In {path}" in sentence and sentence.endswith("Trainer.steps.")
+
+
+def test_known_names_are_the_arguments_gin_may_bind():
+    names = config.known_names()
+    for configurable, hidden in (
+        (BlockRecurrentTransformer, {"rngs", "cell"}),
+        (RecurrentCell, {"rngs"}),
+    ):
+        own = set(inspect.signature(configurable.__init__).parameters) - {"self"}
+        found = set(names[configurable.__name__])
+        assert found <= own - hidden and "args" not in found
+    assert "window" in names["BlockRecurrentTransformer"] and "gate" in names["RecurrentCell"]
+    assert "width" not in names["RecurrentCell"]
+
+
+@pytest.mark.parametrize("name", sorted(config.known_names()))
+def test_every_configurable_can_be_named_in_a_config(name):
+    config.parse(bindings=[f"Trainer.optimizer = @{name}"])
+
+
+@pytest.mark.parametrize(
+    ("line", "quoted"),
+    [
+        ("RecurrentCell.gate = lstm", '"lstm"'),
+        ("BlockRecurrentTransformer.activation_dtype = float32", '"float32"'),
+        ("Corpus.store = stores/books", '"stores/books"'),
+        ("Corpus.store = /data/books", '"/data/books"'),
+        ("TextFiles.path = ~/books", '"~/books"'),
+        ("TextFiles.path = books/{split}", '"books/{split}"'),
+    ],
+)
+def test_an_unquoted_string_is_answered_with_its_quoted_form(folder, line, quoted):
+    sentence = message(config.parse, bindings=[line])
+    name = line.split(" = ")[0]
+    assert f"--gin.{name}='{quoted}'" in sentence and line in sentence
+    path = plain_config(folder, line)
+    sentence = message(config.parse, [str(path)])
+    assert f"{name} = {quoted}" in sentence and str(path) in sentence
+
+
+@pytest.mark.parametrize(
+    "without",
+    ["Trainer.steps", "Trainer.corpus", "BlockRecurrentTransformer.window", "Trainer.optimizer"],
+)
+def test_a_required_value_that_is_not_bound_is_named(folder, without):
+    path = plain_config(folder, without=[without])
+    configurable, parameter = without.split(".")
+    sentence = message(built, path)
+    assert configurable in sentence and f"'{parameter}'" in sentence
+    assert "--gin.NAME=VALUE" in sentence
+
+
+@pytest.mark.parametrize("without", ["TextFiles.path", "Corpus.store", "Corpus.source"])
+def test_a_required_value_of_the_data_that_is_not_bound_is_named(folder, without):
+    path = plain_config(folder)
+    lines = [line for line in path.read_text().split("\n") if not line.startswith(without)]
+    path.write_text("\n".join(lines))
+    configurable, parameter = without.split(".")
+    sentence = message(built, path)
+    assert configurable in sentence and f"'{parameter}'" in sentence
+    assert "--gin.NAME=VALUE" in sentence
+
+
+def test_a_required_value_of_an_evaluation_is_asked_for_before_training(folder):
+    path = plain_config(folder, "Evaluation.score = @RecallScore()", "RecallScore.far = 3")
+    assert "segment_length" in message(built, path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Trainer.steps = 'ten'",
+        "BlockRecurrentTransformer.num_layers = 'two'",
+        "BlockRecurrentTransformer.width = 8.5",
+    ],
+)
+def test_a_value_of_another_type_is_an_error_that_names_the_configurable(folder, line):
+    assert line.split(".")[0] in message(built, plain_config(folder), line)
+
+
+def test_a_macro_without_a_value_is_named():
+    sentence = message(config.parse, bindings=["BlockRecurrentTransformer.width = %WIDTH"])
+    assert "the macro WIDTH has no value" in sentence
+
+
+# Files.
+
+
+def test_a_missing_file_is_named(folder):
+    assert "nowhere.gin: the file does not exist" in message(config.parse, ["nowhere.gin"])
+    path = plain_config(folder)
+    path.write_text('include "configs/parts/nowhere.gin"\n' + path.read_text())
+    sentence = message(config.parse, [str(path)])
+    assert str(path) in sentence and "configs/parts/nowhere.gin" in sentence
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "BlockRecurrentTransformer.recurrent_layers = (1,",
+        "BlockRecurrentTransformer.recurrent_layers = [1",
+    ],
+)
+def test_an_open_bracket_is_suspected(folder, line):
+    assert "bracket" in message(config.parse, bindings=[line])
+    path = plain_config(folder, line)
+    sentence = message(config.parse, [str(path)])
+    assert "bracket" in sentence and str(path) in sentence
+
+
+@pytest.mark.parametrize("line", ["Trainer.steps", "Trainer.steps =", "= 5", "Trainer.steps = = 5"])
+def test_half_a_binding_is_shown(line):
+    assert repr(line) in message(config.parse, bindings=[line])
+
+
+def test_includes_are_found_from_anywhere_and_in_the_given_folders(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "extra").mkdir(exist_ok=True)
+    (folder / "extra" / "part.gin").write_text("Trainer.seed = 7\n")
+    path = folder / "whole.gin"
+    path.write_text('include "configs/parts/small_run.gin"\ninclude "part.gin"\n')
+    config.parse([str(path)], search_paths=[str(folder / "extra")])
+    assert gin.query_parameter("Trainer.seed") == 7
+    assert gin.query_parameter("BlockRecurrentTransformer.activation_dtype") == "float32"
+
+
+def test_later_files_and_bindings_override_earlier_ones(folder):
+    first, second = folder / "first.gin", folder / "second.gin"
+    first.write_text("Trainer.seed = 1\nTrainer.steps = 1\nTrainer.log_every = 1\n")
+    second.write_text("Trainer.seed = 2\nTrainer.steps = 2\n")
+    config.parse([str(first), str(second)], ["Trainer.seed = 3", "Trainer.seed = 4"])
+    found = [gin.query_parameter(f"Trainer.{name}") for name in ("seed", "steps", "log_every")]
+    assert found == [4, 2, 1]
+
+
+# Flags.
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("--gin.Trainer.steps=5", "--gin_bindings=Trainer.steps = 5"),
+        ("--gin.a/b.c=@f()", "--gin_bindings=a/b.c = @f()"),
+        ("--gin.TextFiles.path='a=b'", "--gin_bindings=TextFiles.path = 'a=b'"),
+        ("--gin.X='a == b'", "--gin_bindings=X = 'a == b'"),
+        ("--gin_bindings=Trainer.steps=5", "--gin_bindings=Trainer.steps=5"),
+        ("--gin_file=--gin.x=1", "--gin_file=--gin.x=1"),
+        ("--workdir=runs/a=b", "--workdir=runs/a=b"),
+        ("positional", "positional"),
+    ],
+)
+def test_gin_flags_become_bindings_and_other_flags_stay(flag, expected):
+    assert config.split_flags(["brt.train", flag, "last"]) == ["brt.train", expected, "last"]
+
+
+@pytest.mark.parametrize("value", ["a=b", "=", "a == b = c"])
+def test_a_value_with_equal_signs_arrives_whole(value):
+    (flag,) = config.split_flags([f"--gin.TextFiles.path='{value}'"])
+    config.parse(bindings=[flag.removeprefix("--gin_bindings=")])
+    assert gin.query_parameter("TextFiles.path") == value
+
+
+# Comparing two configurations.
+
+
+def test_a_warm_up_as_long_as_the_run_is_warned_of(folder, monkeypatch):
+    logged = []
+    monkeypatch.setattr(
+        "brt.experiment.logging.warning", lambda form, *values: logged.append(form % values)
+    )
+    path = plain_config(folder)
+    for bindings in (["rsqrt.warmup_steps = 5"], ["rsqrt.warmup_steps = None"]):
+        built(path, *bindings).warn_of_warmup()
+    assert logged == []
+    built(path, "LONG = 6.0", "rsqrt.warmup_steps = %LONG").warn_of_warmup()
+    (warning,) = logged
+    assert warning.startswith("rsqrt.warmup_steps = 6.0 and Trainer.steps = 6: the learning rate")
+
+
+def test_differences_name_each_binding_once_in_order():
+    old = {"b.x": "1", "a.x": "'fixed'", "c.x": "None", "same.x": "3"}
+    new = {"b.x": "2", "a.x": "'fixed'", "d.x": "True", "same.x": "3"}
+    assert config.differences(old, new) == [
+        "b.x: 1 -> 2",
+        "c.x: None -> (not bound)",
+        "d.x: (not bound) -> True",
+    ]
+    assert config.differences(old, dict(reversed(old.items()))) == []
+
+
+def test_a_configuration_differs_from_another_by_what_was_changed(folder):
+    path = plain_config(folder)
+    first = built(path).bindings
+    again = built(path).bindings
+    assert first == again and len(first) > 30
+    changed = built(
+        path, "BlockRecurrentTransformer.width = 24", "Trainer.optimizer = @adafactor"
+    ).bindings
+    lines = config.differences(first, changed)
+    assert "BlockRecurrentTransformer.width: 16 -> 24" in lines
+    assert "Trainer.optimizer: @adamw -> @adafactor" in lines
+    assert all(line.split(":")[0].startswith(("BlockRec", "Trainer.opt", "ada")) for line in lines)
+
+
+@pytest.mark.parametrize(
+    "binding",
+    [
+        "BlockRecurrentTransformer.window = 512.0",
+        "Trainer.steps = 1e3",
+        "RecurrentCell.num_states = 2.5",
+    ],
+)
+def test_a_number_with_a_point_where_a_whole_one_belongs_is_refused_by_name(binding):
+    name = binding.split(" = ")[0]
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)} = .* must be a whole number"):
+        config.parse([str(ROOT / "configs" / "pg19_rec_fixed_skip.gin")], [binding])

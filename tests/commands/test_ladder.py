@@ -1,0 +1,401 @@
+"""Rungs of a ladder are the paper's experiments, made smaller alike, on one corpus and budget."""
+
+import collections
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fabricated_runs import DIMENSIONS, ROOT, make_run
+from quick_commands import quick_environment
+from tiny_run import contents
+
+from brt import config
+from brt.experiment import Experiment
+from brt.reporting.collect import collect
+from brt.reporting.gin_text import read_gin_file, write_gin
+from brt.reporting.ladder import SCALES, LadderError, read_rungs
+from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT
+from brt.reporting.papers.fill import paper_tables
+from brt.reporting.runs import open_runs
+
+SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.txt"))
+
+
+def rungs_of(path, scale="small", corpus="configs/parts/ladder_text.gin", bindings=(), **options):
+    return read_rungs(path, SCALES[scale], corpus, bindings, 10_000, **options)
+
+
+def a_file(folder, *lines):
+    (folder / "rungs.txt").write_text("\n".join(lines))
+    return folder / "rungs.txt"
+
+
+TASK_SWEEPS = [path for path in SWEEPS if re.match("rmt_(figure|table_1)", path.stem)]
+"""Of the algorithmic tasks: every rung has steps of its own."""
+
+
+@pytest.mark.parametrize("path", TASK_SWEEPS, ids=lambda path: path.stem)
+def test_the_rungs_of_a_task_cut_whole_samples_and_keep_their_own_steps(path):
+    rungs = read_rungs(path, SCALES["paper"], None, [], None)
+    assert len({write_gin(rung.settings) for rung in rungs}) == len(rungs)
+    for rung in rungs:
+        settings = rung.settings
+        n = settings.get("CopyTask.length") or settings.get("ReverseTask.length")
+        length = {"copy": 3 * (n or 0), "reverse": 2 * (n or 0), "quadratic": 180}.get(
+            rung.name.partition("_")[0], settings.get("AssociativeRetrieval.padded_length", 10)
+        )
+        segments = settings["Trainer.segments_per_step"]
+        assert segments * settings["Trainer.segment_length"] == length
+        rows, rest = divmod(settings["Trainer.tokens_per_step"], length)
+        assert rows in (32, 128) and not rest
+        assert not settings["Evaluation.tokens_per_step"] % settings["Trainer.segment_length"]
+        assert settings["Trainer.steps"] >= 100_000 and len(rung.name) < 240
+        assert settings["Trainer.eval_every"] in (12_000, 40_000)
+        folder = settings["Corpus.store"]
+        assert folder.rsplit("_", 1)[-1] in (str(n), str(length), "100", "stores/retrieval")
+
+
+def test_figure_3_has_every_model_at_every_number_of_segments():
+    rungs = read_rungs(ROOT / "configs/sweeps/rmt_figure_3.txt", SCALES["paper"], None, [], None)
+    found = collections.Counter()
+    for rung in rungs:
+        task, model = rung.name.split("-")[0].split("_")
+        at_end = rung.settings.get("RecurrentMemoryTransformer.memory_at_end", True)
+        found[task, model if at_end else "mt"] += 1
+        memory = rung.settings.get("RecurrentMemoryTransformer.num_memory")
+        memory = memory or rung.settings["TransformerXL.memory_length"]
+        assert memory == (0 if model == "baseline" else rung.settings["Trainer.segment_length"])
+    assert found == {
+        **{(task, model): 3 for task in ("copy", "reverse") for model in ("txl", "rmt", "mt")},
+        **{("retrieval", "txl"): 4, ("retrieval", "rmt"): 4},
+        **{("copy", "baseline"): 4, ("reverse", "baseline"): 4, ("retrieval", "baseline"): 5},
+    }
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SWEEPS if not path.stem.startswith("rmt_")],
+    ids=lambda path: path.stem,
+)
+def test_every_sweep_names_configs_that_are_there(path):
+    corpus = (
+        None
+        if path.stem in ("recurrent_layers", "table_4", "table_5")
+        else "configs/parts/ladder_text.gin"
+    )
+    scale = "paper" if corpus is None else "small"
+    rungs = rungs_of(path, scale, corpus)
+    assert len({write_gin(rung.settings) for rung in rungs}) == len(rungs)
+    # One budget for all, and twice as much for the models that were trained twice as long.
+    usual = [r for r in rungs if "Trainer.steps" not in r.name]
+    for some in (rungs, usual):
+        names = ["tokens_per_step", "steps"] if some is usual else ["tokens_per_step"]
+        assert len({tuple(r.settings[f"Trainer.{name}"] for name in names) for r in some}) == 1
+
+
+def test_the_standard_model_at_small_scale_is_the_small_model_of_this_repository(tmp_path):
+    (rung,) = rungs_of(a_file(tmp_path, "pg19_rec_fixed_skip.gin"))
+    small = read_gin_file(ROOT / "configs" / "text_rec_fixed_skip.gin")
+    for name, value in small.items():
+        if (
+            name.startswith(("BlockRecurrentTransformer.", "RecurrentCell."))
+            and "dropout" not in name
+        ):
+            assert rung.settings[name] == value, name
+    assert rung.settings["Trainer.segment_length"] == small["Trainer.segment_length"]
+    assert rung.paper["settings"]["BlockRecurrentTransformer.window"] == 512
+
+
+RELATIVE = """
+Trainer.model = @RecurrentMemoryTransformer
+TransformerXL.vocabulary_size = 267735
+TransformerXL.num_layers = 16
+TransformerXL.width = 410
+TransformerXL.num_heads = 10
+TransformerXL.head_size = 41
+TransformerXL.feed_forward_size = 2100
+TransformerXL.memory_length = 75
+TransformerXL.cutoffs = (200, 20000, 40000)
+RecurrentMemoryTransformer.num_memory = 5
+Trainer.corpus = @Corpus()
+Corpus.source = @WikiText103()
+Corpus.store = "stores/wikitext103"
+Corpus.vocabulary = "words:vocabularies/wikitext103.txt"
+WikiText103.path = "data/wikitext-103"
+Trainer.stream = "contiguous"
+Trainer.optimizer = @adamw
+Trainer.schedule = @cosine
+Trainer.steps = 200_000
+Trainer.segment_length = 150
+Trainer.segments_per_step = 4
+Trainer.tokens_per_step = 36_000
+Trainer.bptt_depth = 3
+"""
+
+
+def test_a_recurrent_memory_model_shrinks_keeps_its_lengths_and_builds_on_another_corpus(tmp_path):
+    (tmp_path / "relative.gin").write_text(RELATIVE)
+    path = a_file(tmp_path, "relative.gin", "relative.gin Trainer.steps=400_000")
+    one, twice = rungs_of(path)
+    kept = ("segment_length", "segments_per_step", "tokens_per_step", "bptt_depth")
+    assert [one.settings[f"Trainer.{name}"] for name in kept] == [150, 4, 36_000, 3]
+    assert one.settings["RecurrentMemoryTransformer.num_memory"] == 5
+    sizes = [one.settings[f"TransformerXL.{name}"] for name in DIMENSIONS]
+    assert sizes == [5, 52, 5, 12, 264] and one.settings["TransformerXL.vocabulary_size"] == 256
+    assert one.settings["TransformerXL.cutoffs"] == (200,)
+    many = read_rungs(path, SCALES["small"], "configs/parts/ladder_text.gin", [], 36e7)
+    assert [rung.settings["Trainer.steps"] for rung in many] == [10_000, 20_000]
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.gin").write_text(write_gin(twice.settings))
+    (run / "rung.json").write_text(json.dumps(twice.paper))
+    (group,) = collect(open_runs([run]))
+    place = group.place
+    assert (place.system, place.size, place.steps) == ("Tr-XL + RMT", "151M", 400_000)
+    config.parse([], [write_gin(one.settings)])
+    Experiment.from_gin()
+
+
+def test_a_rung_on_another_corpus_builds_and_reads_every_binding(tmp_path):
+    for rung in rungs_of(a_file(tmp_path, "pg19_slide_13l.gin", "arxiv_feedback_lstm_single.gin")):
+        file = tmp_path / f"{rung.name}.gin"
+        file.write_text(write_gin(rung.settings))
+        config.parse([str(file)])
+        trainer = Experiment.from_gin().trainer
+        assert trainer.corpus.source.path == "text/{split}"
+        assert trainer.steps * trainer.tokens_per_step >= 10_000
+
+
+def test_the_thirteenth_layer_stays_one_more_and_lengths_shrink_alike(tmp_path):
+    lines = (
+        "pg19_slide_13l.gin",
+        "pg19_xl_2048.gin",
+        "pg19_size_650m_xl.gin",
+        "pg19_size_650m_rec.gin",
+    )
+    found = [
+        [
+            r.settings[n]
+            for n in ("BlockRecurrentTransformer.num_layers", "BlockRecurrentTransformer.window")
+        ]
+        for r in rungs_of(a_file(tmp_path, *lines))
+    ]
+    assert found == [[5, 64], [4, 256], [10, 64], [8, 64]]
+
+
+def test_a_memory_and_what_it_finds_shrink_as_lengths_do(tmp_path):
+    (rung,) = rungs_of(a_file(tmp_path, "pg19_memorizing_64k.gin"))
+    names = ("BlockRecurrentTransformer.memorizing_layers", "BlockRecurrentTransformer.window")
+    names += ("ExternalMemory.size", "ExternalMemory.neighbours")
+    assert [rung.settings[name] for name in names] == [(2,), 64, 8192, 16]
+    assert [rung.paper["settings"][name] for name in names] == [(8,), 512, 65_536, 128]
+
+
+def test_bindings_of_a_rung_and_of_the_command_are_in_force(tmp_path):
+    file = a_file(tmp_path, "pg19_rec_fixed_skip.gin RecurrentCell.num_states=128  # fewer")
+    bindings = ['TextFiles.path = "books/{split}"', "Trainer.log_every = 7"]
+    (rung,) = rungs_of(file, bindings=bindings)
+    assert rung.settings["RecurrentCell.num_states"] == 16
+    assert rung.paper["settings"]["RecurrentCell.num_states"] == 128
+    assert rung.settings["TextFiles.path"] == "books/{split}"
+    assert rung.settings["Trainer.log_every"] == 7
+    assert rung.name == "pg19_rec_fixed_skip-RecurrentCell.num_states_128"
+
+
+def test_a_rung_keeps_its_own_vocabulary_on_another_corpus(tmp_path):
+    own = 'Corpus.vocabulary="v/8k.model" BlockRecurrentTransformer.vocabulary_size=8000'
+    (rung,) = rungs_of(a_file(tmp_path, f"pg19_rec_fixed_skip.gin {own}"))
+    assert rung.settings["Corpus.vocabulary"] == "v/8k.model"
+    assert rung.settings["BlockRecurrentTransformer.vocabulary_size"] == 8000
+    assert rung.settings["TextFiles.path"] == "text/{split}"
+
+
+def test_the_sweep_of_table_5_fills_every_row_of_it(tmp_path):
+    runs = []
+    for number, rung in enumerate(rungs_of(ROOT / "configs/sweeps/table_5.txt", "paper", None)):
+        folder = tmp_path / str(number)
+        make_run(folder, "pg19_rec_fixed_skip", evaluations={"test": 3 + number / 100})
+        (folder / "operative_config.gin").write_text(write_gin(rung.settings))
+        runs.append(folder)
+    tables = paper_tables(BLOCK_RECURRENT, collect(open_runs(runs)))
+    table = next(table for table in tables if table.name == "table_5")
+    at = table.heads().index("bits/token, measured")
+    found = [row[at].values for row in table.rows]
+    assert len(found) == 13 and all(found) and len(set(found)) == 12  # SPM 32k stands twice
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["# nothing"], "names no config"),
+        (["pg19_slide_12l.gin"] * 2, "pg19_slide_12l twice"),
+        (["pg19_slide_99l.gin"], "neither beside it nor in configs/"),
+        (["sorting_rmt.gin"], "names sorting_rmt.gin, which is neither beside it nor in configs/"),
+        (
+            ["pg19_slide_12l.gin BlockRecurrentTransformer.window=100"],
+            "window = 100 cannot be divided by 8",
+        ),
+        (
+            ["pg19_rec_fixed_skip.gin BlockRecurrentTransformer.recurrent_layers=(8,9)"],
+            "falls together",
+        ),
+        (["text_lstm.gin"], "not those of LSTM: give --scale=paper"),
+        (["pg19_slide_12l.gin BlockRecurrentTransformer.window = 64"], "without spaces"),
+        (["pg19_slide_12l.gin Trainer.seed=1 Trainer.seed=2"], "binds one name twice"),
+    ],
+)
+def test_a_ladder_that_cannot_be_climbed_says_why(tmp_path, lines, message):
+    with pytest.raises(LadderError, match=message.replace("(", r"\(")):
+        rungs_of(a_file(tmp_path, *lines))
+
+
+def test_a_budget_is_given_in_tokens_or_in_steps(tmp_path):
+    with pytest.raises(LadderError, match="both say how long a run trains"):
+        rungs_of(a_file(tmp_path, "pg19_slide_12l.gin"), bindings=["Trainer.steps = 7"])
+
+
+@pytest.fixture(scope="module")
+def ladder():
+    path = Path(ROOT / "scripts" / "ladder.py")
+    spec = importlib.util.spec_from_file_location("ladder_script", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside."""
+
+
+def pretended(calls, kill_at=None):
+    """Stands for `brt.train` and `brt.evaluate`; dies before call number `kill_at`."""
+
+    def command(module, *arguments):
+        if len(calls) == kill_at:
+            raise Killed
+        calls.append((module, *arguments))
+        given = dict(a.removeprefix("--").split("=", 1) for a in arguments)
+        workdir = Path(given["workdir"])
+        if module == "brt.train":
+            settings = read_gin_file(given["gin_file"]) | {
+                "Trainer.seed": int(given["gin.Trainer.seed"])
+            }
+            (workdir / "config.gin").write_text(write_gin(settings))
+            return
+        settings = read_gin_file(workdir / "config.gin")
+        bits = settings["BlockRecurrentTransformer.num_layers"] + settings["Trainer.seed"] / 1000
+        found = {"step": settings["Trainer.steps"], "bits_per_token": bits}
+        (workdir / "evaluation_validation.json").write_text(json.dumps(found))
+
+    return command
+
+
+def climb(ladder, monkeypatch, command, *arguments):
+    names = [*(a.removeprefix("--").split("=")[0] for a in arguments)]
+    for name in ("workdir", "rungs", "scale", "corpus", "tokens", "seeds", "gin_bindings"):
+        ladder.FLAGS[name].unparse()
+    assert set(names) <= set(ladder.FLAGS)
+    ladder.FLAGS(["ladder.py", *arguments])
+    monkeypatch.setattr(ladder, "command", command)
+    ladder.climb()
+
+
+def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_finished(
+    ladder, monkeypatch, tmp_path, capsys
+):
+    file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
+    flags = [f"--rungs={file}", "--scale=tiny", "--corpus=configs/parts/ladder_text.gin"]
+    flags += ["--tokens=10000", "--seeds=0,3"]
+
+    def go(name, calls, kill_at=None):
+        command = pretended(calls, kill_at)
+        climb(ladder, monkeypatch, command, *flags, f"--workdir={tmp_path}/{name}")
+        return (tmp_path / name / "tables.md").read_text()
+
+    whole = go("whole", calls := [])
+    assert len(calls) == 8 and "2.002 ± 0.003" in whole and "3.002 ± 0.003" in whole
+    for kill_at in range(8):
+        done = []
+        with pytest.raises(Killed):
+            go(f"killed{kill_at}", done, kill_at)
+        assert go(f"killed{kill_at}", again := []) == whole
+        finished = [call for call in done if call[0] == "brt.evaluate"]
+        assert len([call for call in again if call[0] == "brt.evaluate"]) == 4 - len(finished)
+    assert go("whole", calls := []) == whole and not calls
+    capsys.readouterr()
+    before = contents(tmp_path / "whole")
+    with pytest.raises(LadderError, match=r"(?s)another ladder.*\nTrainer\.steps: \d+ -> "):
+        climb(ladder, monkeypatch, pretended([]), *flags, "--tokens=20000",
+              f"--workdir={tmp_path}/whole")  # fmt: skip
+    assert contents(tmp_path / "whole") == before
+
+
+def test_rungs_that_contradict_themselves_are_refused_before_the_first_of_them_trains(
+    ladder, monkeypatch, tmp_path
+):
+    file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_12l.gin Trainer.segment_length=4160")
+    flags = [f"--rungs={file}", "--scale=tiny", "--corpus=configs/parts/ladder_text.gin"]
+    flags += ["--tokens=10000", f"--workdir={tmp_path}/ladder"]
+    with pytest.raises(LadderError, match=r"segment_length_4160\.gin: .*segment_length"):
+        climb(ladder, monkeypatch, pretended(calls := []), *flags)
+    assert not calls
+
+
+def test_a_ladder_that_has_not_trained_yet_may_be_changed(ladder, monkeypatch, tmp_path):
+    """What it lacked, a flag that the error named, is given with the same workdir."""
+    file = a_file(tmp_path, "pg19_slide_12l.gin")
+    flags = [f"--rungs={file}", "--scale=tiny", "--corpus=configs/parts/ladder_text.gin"]
+    flags += ["--tokens=10000", f"--workdir={tmp_path}/ladder"]
+    with pytest.raises(Killed):
+        climb(ladder, monkeypatch, pretended([], kill_at=0), *flags)
+    climb(ladder, monkeypatch, pretended([]), *flags, "--gin_bindings=TextFiles.skip_empty = True")
+    (config_file,) = (tmp_path / "ladder" / "configs").iterdir()
+    assert read_gin_file(config_file)["TextFiles.skip_empty"] is True
+
+
+def test_a_ladder_killed_in_training_goes_on_from_its_checkpoint_to_the_same_table(tmp_path):
+    file = a_file(tmp_path, "pg19_slide_12l.gin")
+    for split, count in (("train", 8), ("validation", 3)):
+        (tmp_path / "text" / split).mkdir(parents=True)
+        for number in range(count):
+            text = f"The {number} winds blew, and {number} more. " * 40
+            (tmp_path / "text" / split / f"{number}.txt").write_text(text)
+    environment = quick_environment(tmp_path.parent)
+
+    def begin(name):
+        flags = [f"--workdir={tmp_path}/{name}", f"--rungs={file}", "--scale=tiny"]
+        flags += ["--corpus=configs/parts/ladder_text.gin", "--tokens=20000"]
+        flags += [f'--gin.TextFiles.path="{tmp_path}/text/{{split}}"', "--tokens_per_step=256"]
+        flags += [f'--gin.Corpus.store="{tmp_path}/stores"', "--gin.rsqrt.warmup_steps=10"]
+        with open(tmp_path / f"{name}.log", "a") as log:
+            command = [sys.executable, "scripts/ladder.py", *flags]
+            options = {"cwd": ROOT, "env": environment, "start_new_session": True}
+            return subprocess.Popen(command, stdout=log, stderr=log, **options)
+
+    def end(process, name):
+        assert process.wait() == 0, (tmp_path / f"{name}.log").read_text()[-3000:]
+
+    end(begin("whole"), "whole")
+    process = begin("killed")
+    checkpoints = tmp_path / "killed" / "runs" / "pg19_slide_12l-seed0" / "checkpoints"
+    while not list(checkpoints.glob("[1-9]*")) and process.poll() is None:
+        time.sleep(0.02)
+    assert process.poll() is None, "it ended before it could be killed"
+    os.killpg(process.pid, signal.SIGKILL)  # the ladder and the run it waits for
+    process.wait()
+    assert not (checkpoints.parent / "evaluation_validation.json").exists()
+    end(begin("killed"), "killed")
+    tables = [(tmp_path / name / "tables.json").read_text() for name in ("whole", "killed")]
+    assert tables[0] == tables[1]
+    table = json.loads(tables[0])[0]
+    (row,) = (row for row in table["rows"] if row[0]["text"] == "Slide:12L")
+    assert sum("values" in cell for cell in row) == 1
+    log = (tmp_path / "killed.log").read_text()
+    assert log.count("[1 of 1] pg19_slide_12l, seed 0") == 2

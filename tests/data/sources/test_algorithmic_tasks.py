@@ -1,0 +1,224 @@
+"""The algorithmic tasks: the published formats, splits without a sample in common."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brt.data.sources.algorithmic import (
+    SPLITS,
+    AssociativeRetrieval,
+    CopyTask,
+    ReverseTask,
+    distinct_rows,
+)
+from brt.data.sources.quadratic import QuadraticEquations, stages
+
+FEW = {"num_train": 40, "num_validation": 15, "num_test": 20}
+
+
+def samples(task, split="train"):
+    return [document.tokens.tolist() for document in task.documents(split)]
+
+
+@pytest.mark.parametrize("length", [1, 8, 24])
+def test_copy_is_the_source_the_start_token_and_the_source_twice(length):
+    task = CopyTask(
+        length=length,
+        num_symbols=62 if length == 1 else 10,
+        **(FEW if length > 1 else {"num_train": 40, "num_validation": 2, "num_test": 20}),
+    )
+    for sample in samples(task):
+        x = sample[:length]
+        assert sample == [*x, 1, *x, *x] and len(sample) == 3 * length + 1
+        assert set(x) <= set(range(2, task.vocabulary.size))
+    assert task.input_length == 3 * length
+
+
+@pytest.mark.parametrize("length", [2, 24])
+def test_reverse_is_the_source_the_start_token_and_the_source_backwards(length):
+    task = ReverseTask(length=length, **FEW)
+    for sample in samples(task):
+        assert sample == [*sample[:length], 1, *reversed(sample[:length])]
+    assert task.input_length == 2 * length and task.vocabulary.size == 12
+
+
+@pytest.mark.parametrize("pairs", [1, 4, 10])
+def test_retrieval_asks_for_the_digit_behind_one_of_the_letters(pairs):
+    task = AssociativeRetrieval(num_pairs=pairs, **FEW)
+    for sample in samples(task):
+        keys, values, (key, start, answer) = (
+            sample[: 2 * pairs : 2],
+            sample[1 : 2 * pairs : 2],
+            sample[2 * pairs :],
+        )
+        assert len(set(keys)) == len(set(values)) == pairs and start == 10
+        assert set(keys) <= set(range(11, 37)) and set(values) <= set(range(10))
+        assert dict(zip(keys, values))[key] == answer
+    assert task.input_length == 2 * pairs + 2 and task.vocabulary.size == 37
+
+
+def test_all_symbols_keys_and_values_are_drawn_alike():
+    sources = np.array(samples(CopyTask(num_train=4000)))[:, :24]
+    counts = np.bincount(sources.ravel())[2:]
+    assert len(counts) == 10 and np.abs(counts / sources.size - 0.1).max() < 0.005
+    retrieval = np.array(samples(AssociativeRetrieval(num_train=4000)))
+    assert np.abs(np.bincount(retrieval[:, 1]) / 4000 - 0.1).max() < 0.02
+    asked = [row[:8:2].tolist().index(row[8]) for row in retrieval]
+    assert np.abs(np.bincount(asked) / 4000 - 0.25).max() < 0.03
+
+
+TASKS = [
+    CopyTask(length=3, num_symbols=5, **FEW),
+    ReverseTask(length=5, **FEW),
+    AssociativeRetrieval(num_pairs=1, **FEW),
+    QuadraticEquations(max_root=5, num_train=1000, num_validation=200, num_test=450),
+]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
+def test_no_sample_occurs_twice_in_a_split_or_in_two(task):
+    found = [tuple(sample) for split in SPLITS for sample in samples(task, split)]
+    assert len(set(found)) == len(found) == sum(task.count(split) for split in SPLITS)
+
+
+def test_a_split_is_the_same_every_time_and_for_any_size_of_the_training_split():
+    one, more = CopyTask(**FEW), CopyTask(**FEW | {"num_train": 3000})
+    for split in ("validation", "test"):
+        assert samples(one, split) == samples(more, split) == samples(one, split)
+    assert samples(more)[:40] == samples(one)
+    assert samples(CopyTask(**FEW, seed=1)) != samples(one)
+    # For good: a store made today must be that of tomorrow.
+    assert samples(one, "test")[0][:8] == [8, 7, 6, 4, 5, 7, 7, 4]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
+def test_exactly_the_target_is_scored(task):
+    (document, *_) = task.documents("test")
+    scored = {"CopyTask": 6, "ReverseTask": 5, "AssociativeRetrieval": 1, "QuadraticEquations": 150}
+    count = scored[type(task).__name__]
+    assert document.weights.tolist() == [0] * (len(document.tokens) - count) + [1] * count
+
+
+def test_padding_stands_behind_the_sample_and_is_not_scored():
+    plain, padded = AssociativeRetrieval(**FEW), AssociativeRetrieval(**FEW, padded_length=12)
+    for one, other in zip(plain.documents("test"), padded.documents("test")):
+        assert other.tokens.tolist() == [*one.tokens, 0, 0]
+        assert other.weights.tolist() == [*one.weights, 0, 0]
+    assert padded.input_length == 12
+    with pytest.raises(ValueError, match="padded_length = 9 is shorter"):
+        AssociativeRetrieval(padded_length=9)
+
+
+def test_the_papers_example_comes_from_roots_6_and_92_and_multiplier_minus_4():
+    equation, *solution, answer = stages(-4, -(6 + 92), 6 * 92)
+    assert equation == "-4*x^2+392*x-2208=0"
+    assert "".join(solution) == (
+        "x^2-98*x+552=0;D=98^2-4*1*552=7396=86^2;x=(98-86)/2=6;x=(98+86)/2=92"
+    )
+    assert answer == "6,92"
+
+
+def evaluated(side, x):
+    return eval(re.sub(r"\^", "**", side), {"x": x})
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(
+    st.sampled_from([*range(-10, 0), *range(1, 11)]),
+    st.integers(-100, 100),
+    st.integers(-100, 100),
+)
+def test_every_stage_is_true_and_has_room(multiplier, x1, x2):
+    found = stages(multiplier, -(x1 + x2), x1 * x2)
+    assert max(map(len, found)) <= 30
+    equation, normalised, discriminant, first, second, answer = found
+    for text in (equation, normalised.removesuffix(";")):
+        assert text.endswith("=0") and evaluated(text[:-2], x1) == evaluated(text[:-2], x2) == 0
+    assert evaluated(equation[:-2], 1000) == multiplier * evaluated(normalised[:-3], 1000)
+    sides = [evaluated(side, None) for side in discriminant.removesuffix(";")[2:].split("=")]
+    assert len(sides) == 3 and sides[0] == sides[1] == sides[2] == (x1 - x2) ** 2
+    for text, root in ((first.removesuffix(";"), min(x1, x2)), (second, max(x1, x2))):
+        _, quotient, value = text.split("=")
+        assert evaluated(quotient, None) == int(value) == root
+    assert answer == f"{min(x1, x2)},{max(x1, x2)}"
+
+
+def test_between_minus_30_and_30_there_are_37_820_equations_with_roots_and_all_can_be_drawn():
+    """61 * 62 / 2 pairs of roots, and 20 multipliers."""
+    counts = {"num_train": 37_000, "num_validation": 400, "num_test": 420}
+    task = QuadraticEquations(max_root=30, rootless=0.0, **counts)
+    sources = task._sources(37_820)
+    assert len(np.unique(sources, axis=0)) == 37_820
+    _, b, c = sources.T
+    root = np.sqrt(b**2 - 4 * c)
+    assert (root == np.round(root)).all() and np.abs((np.abs(b) + root) / 2).max() == 30
+    with pytest.raises(ValueError, match="asked for 37,821 different samples and has 37,820"):
+        list(QuadraticEquations(max_root=30, rootless=0.0, **counts | {"num_test": 421}).documents(
+            "test"
+        ))  # fmt: skip
+
+
+def test_a_fifth_of_the_equations_has_no_real_root_and_says_so():
+    task = QuadraticEquations(max_root=30, num_train=500, num_validation=50, num_test=100)
+    rootless = 0
+    for document in task.documents("train"):
+        text = task.vocabulary.decode(document.tokens)
+        assert len(text) == 181 and text[30] == ">"
+        text = text[:30] + text[31:]
+        found = [text[at : at + 30].rstrip("_") for at in range(0, 180, 30)]
+        assert "_" not in "".join(found)
+        discriminant = int(found[2].split("=")[2].removesuffix(";"))
+        assert (found[3:] == ["", "", ""]) == (discriminant < 0)
+        rootless += discriminant < 0
+    assert rootless == 100
+
+
+def test_multipliers_have_both_signs_unless_told_otherwise():
+    for signed, lowest in ((True, -3), (False, 1)):
+        task = QuadraticEquations(max_multiplier=3, signed=signed)
+        multipliers = task._sources(2000)[:, 0]
+        assert multipliers.min() == lowest and multipliers.max() == 3
+
+
+def test_symbols_are_written_and_read_as_characters():
+    vocabulary = QuadraticEquations().vocabulary
+    text = "".join(stages(-4, -98, 552))
+    ids = vocabulary.encode(text.encode(), "prompt")
+    assert vocabulary.decode(ids) == text and vocabulary.size == 24
+    assert vocabulary.encode(b"0 9", "prompt").tolist() == [2, 11]
+    with pytest.raises(ValueError, match="character 'y'"):
+        vocabulary.encode(b"y=1", "prompt")
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: CopyTask(length=0), "CopyTask.length = 0"),
+        (lambda: ReverseTask(num_symbols=63), "num_symbols = 63 between 2 and 62"),
+        (lambda: CopyTask(num_test=0), "num_test"),
+        (lambda: CopyTask(seed=-1), "CopyTask.seed = -1"),
+        (lambda: AssociativeRetrieval(num_pairs=11), "num_pairs = 11"),
+        (lambda: QuadraticEquations(max_root=101), "max_root = 101"),
+        (lambda: QuadraticEquations(rootless=1.0), "rootless = 1.0"),
+        (lambda: CopyTask().count("dev"), "not 'dev'"),
+        (lambda: samples(CopyTask(length=2)), "115,000 different samples and has 100"),
+    ],
+)
+def test_bad_settings_are_refused_with_the_bindings_name(make, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        make()
+
+
+def test_different_rows_are_the_first_of_a_sequence_of_draws():
+    rows = np.array([[0], [1], [0], [2], [1], [3], [0], [4]])
+    taken = []
+
+    def draw(count):
+        taken.append(count)
+        start = sum(taken[:-1])
+        return rows[start : start + count]
+
+    assert distinct_rows(draw, 4).ravel().tolist() == [0, 1, 2, 3] and len(taken) == 2

@@ -1,0 +1,233 @@
+"""The recall task: solvable with memory, and only with memory."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brt.data.sources.recall import ASK, DEFINE, RecallTask, RecallVocabulary, answer_distances
+
+SMALL = {"num_documents": 20, "num_held_out": 20, "document_length": 300, "max_distance": 200}
+
+
+def plain_answers(tokens):
+    """Reads a document token by token: (position, distance, value by memory) of each answer."""
+    known = {}
+    found = []
+    for at in range(2, len(tokens)):
+        if tokens[at - 2] == DEFINE:
+            known[tokens[at - 1]] = (at, tokens[at])
+        if tokens[at - 2] == ASK:
+            where, value = known[tokens[at - 1]]
+            found.append((at, at - where, value))
+    return found
+
+
+@st.composite
+def tasks(draw):
+    facts = draw(st.integers(1, 6))
+    low = draw(st.integers(3, 40))
+    high = draw(st.integers(low, 150))
+    shortest = high + 3 + 20 * (facts - 1) + draw(st.sampled_from([0, 1, 50]))
+    return RecallTask(
+        num_documents=4,
+        num_held_out=2,
+        document_length=(shortest, shortest + draw(st.sampled_from([0, 30]))),
+        num_facts=facts,
+        num_keys=facts + draw(st.integers(0, 3)),
+        num_values=draw(st.integers(1, 9)),
+        num_fillers=draw(st.integers(1, 5)),
+        min_distance=low,
+        max_distance=high,
+        seed=draw(st.integers(0, 5)),
+    )
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(tasks())
+def test_each_fact_is_defined_once_and_asked_once_within_the_distances(task):
+    for document in task.documents("train"):
+        tokens = document.tokens.tolist()
+        assert task.lengths[0] <= len(tokens) <= task.lengths[1]
+        assert tokens.count(DEFINE) == tokens.count(ASK) == task.num_facts
+        answers = plain_answers(tokens)
+        assert len(answers) == task.num_facts
+        keys = [tokens[at - 1] for at, _, _ in answers]
+        assert all(tokens.count(key) == 2 for key in keys)
+        values = range(task.vocabulary.first_value, task.vocabulary.first_filler)
+        places = {at for at, _, _ in answers} | {at - d for at, d, _ in answers}
+        for at, token in enumerate(tokens):
+            assert (token in values) == (at in places)
+        for at, distance, value in answers:
+            assert task.min_distance <= distance <= task.max_distance
+            assert tokens[at] == value  # an oracle that remembers is always right
+        assert max(tokens) < task.vocabulary.size
+        weights = np.zeros(len(tokens))
+        weights[[at for at, _, _ in answers]] = 1
+        assert document.weights.tolist() == weights.tolist()
+        assert document.weights.dtype == np.float32
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(tasks())
+def test_distances_are_recovered_from_the_tokens_alone(task):
+    for document in task.documents("test"):
+        positions, distances = answer_distances(document.tokens)
+        wanted = plain_answers(document.tokens.tolist())
+        assert list(zip(positions.tolist(), distances.tolist())) == [w[:2] for w in wanted]
+        assert positions.dtype == distances.dtype == np.int64
+
+
+def test_a_question_without_a_definition_is_refused():
+    with pytest.raises(ValueError, match="token 2 asks for key 5, which is not defined before"):
+        answer_distances([9, ASK, 5, 7, DEFINE, 5, 7])
+    assert [a.tolist() for a in answer_distances([9, 9])] == [[], []]
+
+
+def test_every_document_has_short_and_long_distances():
+    for document in RecallTask(num_documents=50).documents("train"):
+        distances = np.sort(answer_distances(document.tokens)[1])
+        borders = 8 * 96.125 ** (np.arange(5) / 4)  # 8 to 769, in four equal ratios
+        assert np.all(distances >= np.floor(borders[:-1])) and np.all(distances <= borders[1:])
+
+
+def test_the_farthest_answers_are_not_always_those_of_one_place():
+    ranks = {
+        tuple(np.argsort(answer_distances(document.tokens)[1]))
+        for document in RecallTask(**SMALL).documents("train")
+    }
+    assert len(ranks) > 3
+
+
+def test_what_is_near_says_nothing_about_a_far_answer():
+    """Fits, on half the documents, the best guess from the 1 to 6 tokens before an answer."""
+    task = RecallTask(
+        num_documents=3000,
+        document_length=120,
+        num_facts=2,
+        num_keys=4,
+        num_values=4,
+        num_fillers=2,
+        min_distance=30,
+        max_distance=90,
+    )
+    documents = [document.tokens.tolist() for document in task.documents("train")]
+    for order in [1, 2, 4, 6]:
+        counts = {}
+        right = asked = 0
+        for number, tokens in enumerate(documents):
+            for at, _, value in plain_answers(tokens):
+                votes = counts.setdefault(tuple(tokens[at - order : at]), {})
+                if number < len(documents) / 2:
+                    votes[value] = votes.get(value, 0) + 1
+                else:
+                    asked += 1
+                    right += max(votes, key=votes.get, default=None) == value
+        chance = 1 / 4
+        spread = (chance * (1 - chance) / asked) ** 0.5
+        assert right / asked < chance + 4 * spread
+
+
+def test_between_definition_and_question_the_fact_is_not_repeated():
+    for document in RecallTask(**SMALL).documents("train"):
+        tokens = document.tokens
+        for at, distance in zip(*answer_distances(tokens)):
+            between = tokens[at - distance + 1 : at - 2]
+            assert tokens[at - 1] not in between  # nor its key, so no pair of key and value
+
+
+def test_values_are_uniform_and_independent_of_their_keys():
+    task = RecallTask(
+        num_documents=2000,
+        document_length=120,
+        num_facts=2,
+        num_keys=3,
+        num_values=4,
+        num_fillers=2,
+        min_distance=5,
+        max_distance=60,
+    )
+    counts = np.zeros((3, 4))
+    pairs = np.zeros((4, 4))
+    ids = task.vocabulary
+    for document in task.documents("train"):
+        tokens = document.tokens.tolist()
+        answers = plain_answers(tokens)
+        for at, _, value in answers:
+            counts[tokens[at - 1] - ids.first_key, value - ids.first_value] += 1
+        pairs[answers[0][2] - ids.first_value, answers[1][2] - ids.first_value] += 1
+    for table in counts, pairs:
+        expected = table.sum() / table.size
+        chi_square = ((table - expected) ** 2 / expected).sum()
+        assert chi_square < 45  # 11 and 15 degrees of freedom: beyond one in 10,000
+
+
+def contents(task, split):
+    return [document.tokens.tolist() for document in task.documents(split)]
+
+
+def test_documents_follow_from_seed_split_and_number():
+    first = contents(RecallTask(**SMALL), "train")
+    assert first == contents(RecallTask(**SMALL), "train")
+    longer = contents(RecallTask(**(SMALL | {"num_documents": 25})), "train")
+    assert longer[:20] == first
+    groups = [
+        first,
+        contents(RecallTask(**SMALL), "validation"),
+        contents(RecallTask(**SMALL), "test"),
+        contents(RecallTask(**SMALL, seed=1), "train"),
+    ]
+    together = {tuple(tokens) for group in groups for tokens in group}
+    assert len(together) == 80
+
+
+def test_descriptions_change_with_every_setting():
+    changes = [
+        {}, {"num_documents": 9}, {"document_length": (900, 1024)}, {"num_facts": 3},
+        {"num_keys": 9}, {"num_values": 9}, {"num_fillers": 9}, {"min_distance": 9},
+        {"max_distance": 99}, {"seed": 9},
+    ]  # fmt: skip
+    seen = {str(RecallTask(**change).description("train")) for change in changes}
+    assert len(seen) == len(changes)
+    held_out = RecallTask(num_held_out=9)
+    assert held_out.description("train") == RecallTask().description("train")
+    assert held_out.description("test") != RecallTask().description("test")
+    assert (held_out.count("train"), held_out.count("test")) == (2000, 9)
+
+
+@pytest.mark.parametrize(
+    "settings, sentence",
+    [
+        ({"num_facts": 0}, "at least one document, fact, value and filler"),
+        ({"num_values": 0}, "at least one"),
+        ({"seed": -1}, "seed = -1 is negative"),
+        ({"num_keys": 3}, "num_keys = 3 is below num_facts = 4"),
+        ({"min_distance": 2}, "the shortest possible is 3"),
+        ({"min_distance": 900}, "distances run from 900 to 768"),
+        ({"document_length": 830}, "document_length = 830 is too short: .* at least 831 tokens"),
+        ({"document_length": (900, 890)}, "too short"),
+    ],
+)
+def test_settings_without_room_for_the_facts_are_refused(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        RecallTask(**settings)
+
+
+def test_the_vocabulary_reads_and_writes_words():
+    vocabulary = RecallVocabulary(4, 8, 3)
+    text = "define k3 v7 . . ask k3"
+    ids = vocabulary.encode(text.encode(), "prompt")
+    assert ids.tolist() == [DEFINE, 5, 13, 14, 14, ASK, 5]
+    assert vocabulary.decode(ids) == text
+    assert vocabulary.decode([14, 15, 16]) == ". . ."
+    assert vocabulary.size == 17
+    with pytest.raises(ValueError, match="token id 17"):
+        vocabulary.decode([17])
+    with pytest.raises(ValueError, match=r"'prompt' has the word 'k4'; .* k0 to k3 and v0 to v7"):
+        vocabulary.encode(b"ask k4", "prompt")
+
+
+def test_vocabularies_of_other_sizes_have_other_fingerprints():
+    sizes = [(4, 8, 3), (5, 8, 3), (4, 9, 3), (4, 8, 4), (5, 7, 3)]
+    assert len({RecallVocabulary(*size).fingerprint for size in sizes}) == len(sizes)
+    assert RecallVocabulary(4, 8, 3).fingerprint == RecallVocabulary(4, 8, 3).fingerprint

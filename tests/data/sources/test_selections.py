@@ -1,0 +1,186 @@
+"""Selections: first documents, first tokens, the text between Gutenberg's marks."""
+
+import os
+import pickle
+from itertools import accumulate
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brt.data.corpus import Corpus
+from brt.data.sources.files import Document, TextFiles
+from brt.data.sources.selections import FirstDocuments, FirstTokens, GutenbergText
+from brt.data.vocabularies.base import ByteVocabulary
+
+
+class Words:
+    """A vocabulary whose ids are the lengths of words, so that white space is lost."""
+
+    size = 100
+    name = "words"
+    fingerprint = "0" * 64
+
+    def encode(self, data, title):
+        return np.array([len(word) for word in data.decode().split()], np.int32)
+
+    def decode(self, ids):
+        return " ".join("x" * i for i in ids)
+
+
+class Stream:
+    """A source that cannot list its documents."""
+
+    def __init__(self, *texts):
+        self.texts = texts
+
+    def documents(self, split):
+        for number, text in enumerate(self.texts):
+            yield Document(str(number), text)
+
+    def description(self, split):
+        return {"source": "Stream", "split": split}
+
+    def count(self, split):
+        return None
+
+
+@pytest.fixture
+def books(tmp_path):
+    for split in ["train", "validation"]:
+        (tmp_path / split).mkdir()
+        for number in [10, 9, 100, 2]:
+            (tmp_path / split / f"{number}.txt").write_text(
+                f"book  {number} of\n{split} caf\u00e9s"
+            )
+    return TextFiles(f"{tmp_path}/{{split}}")
+
+
+def parallel(source, split):
+    """The documents as other processes would read them."""
+    parts = pickle.loads(pickle.dumps(source.parts(split)))
+    assert all(os.path.isfile(path) for part in parts for path in source.files(part))
+    return [pickle.loads(pickle.dumps(source)).read(part) for part in parts]
+
+
+def same(a, b):
+    assert [d._replace(tokens=None) for d in a] == [d._replace(tokens=None) for d in b]
+    assert [list(d.tokens) if d.tokens is not None else None for d in a] == [
+        list(d.tokens) if d.tokens is not None else None for d in b
+    ]
+
+
+def test_the_first_documents_are_those_of_the_first_names(books):
+    source = FirstDocuments(books, {"train": 3})
+    assert [d.title for d in source.documents("train")] == ["10", "100", "2"]
+    assert source.count("train") == 3
+    assert list(source.documents("validation")) == list(books.documents("validation"))
+    assert source.count("validation") == 4
+    for split in ["train", "validation"]:
+        same(parallel(source, split), list(source.documents(split)))
+
+
+def test_fewer_documents_than_asked_for_are_refused_beforehand(books):
+    for read in [lambda s: next(s.documents("train")), lambda s: s.parts("train")]:
+        with pytest.raises(ValueError, match="asks for 1,250 documents of 'train' and there are 4"):
+            read(FirstDocuments(books, {"train": 1250}))
+    with pytest.raises(ValueError, match=r"FirstDocuments\.first of 'train' is 0"):
+        FirstDocuments(books, {"train": 0})
+
+
+def test_the_first_documents_of_a_stream_are_taken_and_no_more(books):
+    source = FirstDocuments(Stream(b"a", b"b", b"c"), {"train": 2})
+    assert [d.data for d in source.documents("train")] == [b"a", b"b"]
+    assert not hasattr(source, "parts") and hasattr(FirstDocuments(books, {}), "parts")
+
+
+def test_the_first_tokens_are_those_of_the_whole_document_and_its_text_ends_with_them(books):
+    source = FirstTokens(books, Words(), {"validation": 3})
+    for document, whole in zip(source.documents("validation"), books.documents("validation")):
+        assert list(document.tokens) == list(Words().encode(whole.data, ""))[:3]
+        assert document.data == whole.data[: whole.data.index(b"of") + 1]
+    assert list(source.documents("train")) == list(books.documents("train"))
+    for split in ["train", "validation"]:
+        same(parallel(source, split), list(source.documents(split)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.text(max_size=40), st.integers(1, 20))
+def test_the_text_of_the_first_tokens_is_the_shortest_that_has_as_many(text, first):
+    data = text.encode("utf-8", "replace")
+    (document,) = FirstTokens(Stream(data), Words(), {"test": first}).documents("test")
+    begins = list(accumulate((c.encode() for c in data.decode()), initial=b""))
+    enough = [begin for begin in begins if len(Words().encode(begin, "")) >= first]
+    assert document.data == (enough[0] if len(Words().encode(data, "")) > first else data)
+
+
+@pytest.mark.parametrize("data", [b"caf\xc3\xa9s and", b"\xff\x80\x80\x80 and", b"abc"])
+def test_the_first_bytes_are_cut_at_most_within_a_character(data):
+    for first in range(1, len(data) + 2):
+        (document,) = FirstTokens(Stream(data), ByteVocabulary(), {"t": first}).documents("t")
+        assert bytes(document.tokens.tolist()) == data[:first]
+        assert document.data.startswith(data[:first]) and len(document.data) < first + 4
+
+
+def test_tokens_and_weights_a_source_makes_itself_are_cut_alike():
+    class Made(Stream):
+        def documents(self, split):
+            yield Document("a", b"", np.arange(5), np.ones(5, np.float32))
+
+    (document,) = FirstTokens(Made(), Words(), {"test": 2}).documents("test")
+    assert list(document.tokens) == [0, 1] and len(document.weights) == 2
+
+
+def test_selections_nest_and_a_store_says_what_was_taken(books, tmp_path):
+    source = FirstTokens(FirstDocuments(books, {"train": 2}), Words(), {"train": 1})
+    same(parallel(source, "train"), list(source.documents("train")))
+    corpus = Corpus(str(tmp_path / "stores"), source)
+    corpus.prepare("train", quiet=True)
+    manifest = corpus.open("train").manifest
+    assert (manifest["documents"], manifest["tokens"], manifest["words"]) == (2, 2, 2)
+    assert manifest["source"]["first_documents"] == 2
+    assert manifest["source"]["first_tokens"] == 1
+
+
+BODY = b"\nTitle\n\nThe text *** of a book.\nThe End of the Project\n\n"
+NEW = (
+    b"The Project Gutenberg EBook\n*** START OF THIS PROJECT GUTENBERG EBOOK TITLE ***\n%s"
+    b"End of the Project Gutenberg EBook of Title\n\n"
+    b"*** END OF THIS PROJECT GUTENBERG EBOOK TITLE ***\nlicence\n"
+)
+LONG = (
+    b"head\n***START OF THE PROJECT GUTENBERG EBOOK A TITLE\nOF TWO LINES***\n%s"
+    b"***END OF THE PROJECT GUTENBERG EBOOK A TITLE\nOF TWO LINES***\nlicence\n"
+)
+OLD = (
+    b"***START**THE SMALL PRINT!**FOR PUBLIC DOMAIN ETEXTS**START***\nlegal\n"
+    b"*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*\n%s"
+    b"End of this Project Gutenberg Etext of Title\n"
+)
+
+
+@pytest.mark.parametrize("form", [NEW, LONG, OLD])
+def test_gutenbergs_header_and_footer_are_cut_at_their_marks(form):
+    (document,) = GutenbergText(Stream(form % BODY)).documents("train")
+    assert document.data == BODY
+
+
+def test_the_ends_of_volumes_inside_a_collection_are_kept():
+    body = BODY + b"End of Project Gutenberg's Volume 1\n" + b"words " * 500 + b"\n"
+    (document,) = GutenbergText(Stream(NEW % body)).documents("train")
+    assert document.data == body
+
+
+def test_a_book_without_marks_is_kept_and_named(caplog):
+    (document,) = GutenbergText(Stream(BODY)).documents("train")
+    assert document.data == BODY
+    assert [record.message[:1] for record in caplog.records] == ["0", "0"]
+
+
+def test_books_are_cut_wherever_they_are_read(tmp_path):
+    (tmp_path / "a.txt").write_bytes(NEW % BODY)
+    source = GutenbergText(TextFiles(f"{tmp_path}/*.txt"))
+    assert [d.data for d in parallel(source, "train")] == [BODY]
+    assert source.description("train")["gutenberg_marks"] == "cut"
+    assert not hasattr(GutenbergText(Stream()), "parts")

@@ -1,0 +1,118 @@
+"""Real seqio tasks over a real TFDS set, made here from small texts, become token stores."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from brt.data.sources.seqio import SeqioText
+
+SCRIPT = """
+from pathlib import Path
+import numpy as np
+import seqio
+import sentencepiece
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from brt.data.sources import tasks
+from brt.data.corpus import Corpus
+from brt.data.sources.seqio import SeqioText
+from brt.data.vocabularies.base import ByteVocabulary, SentencePieceVocabulary
+
+# PG19 in small: the library's own builder reads it, as it would read the books.
+texts = {"train": [f"The {i}th book  tells\\n\\tof {'sea ' * i}and é.\\n" for i in range(1, 24)],
+         "validation": ["One book of the sea."], "test": ["A test.", "And another test."]}
+tfds.dataset_builders.store_as_tfds_dataset(
+    name="pg19", version="0.1.1", data_dir="sets",
+    split_datasets={
+        split: tf.data.Dataset.from_tensor_slices({
+            "book_text": books, "book_title": [f"{split} {i}" for i in range(len(books))],
+            "book_id": np.arange(len(books), dtype=np.int32),
+            "publication_date": ["1900"] * len(books), "book_link": ["-"] * len(books)})
+        for split, books in texts.items()},
+    features=tfds.features.FeaturesDict({
+        "book_text": tfds.features.Text(), "book_title": np.str_, "book_id": np.int32,
+        "publication_date": np.str_, "book_link": np.str_}))
+Path("vocabularies").mkdir()
+sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(texts["train"]), model_prefix="vocabularies/t5.spiece",
+    vocab_size=60, hard_vocab_limit=False, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2)
+Path("vocabularies/t5.spiece.model").rename(tasks.T5_MODEL)
+model = SentencePieceVocabulary(tasks.T5_MODEL)
+
+def stored(name, source, vocabulary=None, split="train"):
+    corpus = Corpus(f"stores/{name}", source, vocabulary)
+    corpus.prepare(split, quiet=True)
+    store = corpus.open(split)
+    tokens = [store.tokens(d).tolist() for d in range(store.num_documents)]
+    assert store.manifest["bytes"] == sum(len(t.encode()) for t in texts[split])
+    assert store.manifest["words"] == sum(len(t.split()) for t in texts[split])
+    return dict(zip(store.titles(), tokens))  # TFDS shuffles what it writes
+
+# Tokens and bytes of PG19, and its text read with the same vocabulary, agree.
+pg19 = dict(title_feature="title", data_dir="sets")
+processor = sentencepiece.SentencePieceProcessor(model_file=tasks.T5_MODEL)
+for split, books in texts.items():
+    named = {f"{split} {i}": text for i, text in enumerate(books)}
+    encoded = {title: processor.encode(text) for title, text in named.items()}
+    ids = SeqioText("pg19_tokens", vocabulary=model, **pg19)
+    assert ids.count(split) == len(books)
+    assert stored("tokens", ids, split=split) == encoded
+    text = SeqioText("pg19_tokens", feature="targets_pretokenized", **pg19)
+    assert stored("text", text, model, split) == encoded
+    data = SeqioText("pg19_bytes", vocabulary=ByteVocabulary(), **pg19)
+    assert stored("bytes", data, split=split) == {
+        title: list(text.encode()) for title, text in named.items()}
+
+# A task of one's own over text files, and a mixture of it and another.
+for name in "ab":
+    Path(name).write_text("".join(f"{name} line {i}\\n" for i in range(50)))
+    seqio.TaskRegistry.add(
+        name, seqio.TextLineDataSource({"train": name}),
+        preprocessors=[lambda ds: ds.map(lambda line: {"targets": line})],
+        output_features={"targets": seqio.Feature(
+            seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)})
+seqio.MixtureRegistry.add("both", ["a", "b"], default_rate=1.0)
+own = list(SeqioText("a").documents("train"))
+assert [d.data for d in own] == Path("a").read_bytes().splitlines()
+assert own[7].title == "train-7"
+assert SeqioText("a").count("train") is None
+mixed = [d.data for d in SeqioText("both").documents("train")]
+assert mixed == [d.data for d in SeqioText("both").documents("train")]
+for name in "ab":
+    lines = Path(name).read_bytes().splitlines()
+    found = [line for line in mixed if line in lines]
+    assert found == lines[: len(found)] and len(found) > 10
+
+def refused(source, split="train"):
+    try:
+        next(source.documents(split))
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("not refused")
+
+said = refused(SeqioText("pg19_tokens", data_dir="sets"))
+assert "SeqioText.vocabulary" in said and "targets_pretokenized" in said, said
+said = refused(SeqioText("pg19_tokens", data_dir="sets", vocabulary=ByteVocabulary()))
+assert "'bytes' reads as" in said, said
+assert "no feature 'story'; bind SeqioText.feature to one of" in refused(SeqioText("a", "story"))
+assert "holds" in refused(SeqioText("pg19_tokens", title_feature="targets", data_dir="sets"))
+assert "no split 'dev'" in refused(SeqioText("a"), "dev")
+assert "SeqioText.module" in refused(SeqioText("absent"))
+"""
+
+
+def test_tasks_and_mixtures_are_prepared_whole_with_their_ids_titles_and_counts(tmp_path):
+    if importlib.util.find_spec("seqio") is None:
+        pytest.skip("the data extra is not installed")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_missing_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "seqio", None)
+    with pytest.raises(ImportError, match=r'SeqioText needs seqio .*pip install -e "\.\[data\]"'):
+        next(SeqioText("pg19_bytes").documents("train"))

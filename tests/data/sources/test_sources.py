@@ -1,0 +1,296 @@
+"""Sources: which documents, in which order, and what is said when there are none."""
+
+import hashlib
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from brt.data.sources.files import SourceTree, TextFiles
+from brt.data.sources.seqio import SeqioText
+from brt.data.sources.tfds import TfdsText
+
+
+def fill(root, files):
+    for path, content in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(content)
+
+
+def read(source, split="train"):
+    return {document.title: document.data for document in source.documents(split)}
+
+
+# Text files
+
+
+def test_a_document_is_a_file_and_comes_in_order_of_its_name(tmp_path):
+    fill(tmp_path, {"b.txt": b"two", "a.c.txt": b"one", "c.txt": b"\xff\n\n", "d.md": b"no"})
+    fill(tmp_path, {".hidden.txt": b"no", "inner/e.txt": b"no"})
+    (tmp_path / "folder.txt").mkdir()
+    source = TextFiles(str(tmp_path))
+    assert list(read(source).items()) == [("a.c", b"one"), ("b", b"two"), ("c", b"\xff\n\n")]
+    assert source.count("train") == 3
+    assert read(TextFiles(str(tmp_path), suffix=".md")) == {"d": b"no"}
+
+
+def test_the_split_chooses_the_folder(tmp_path):
+    fill(tmp_path, {"train/a.txt": b"one", "test/b.txt": b"two"})
+    source = TextFiles(str(tmp_path / "{split}"))
+    assert read(source, "train") == {"a": b"one"}
+    assert read(source, "test") == {"b": b"two"}
+    assert source.description("train") != source.description("test")
+
+
+def test_a_path_without_split_warns_that_the_splits_are_the_same(tmp_path, caplog):
+    fill(tmp_path, {"a.txt": b"one"})
+    assert read(TextFiles(str(tmp_path)), "train") == read(TextFiles(str(tmp_path)), "test")
+    assert [record.message for record in caplog.records if "every other split" in record.message]
+
+
+def test_a_pattern_or_a_single_file_may_be_given(tmp_path):
+    fill(tmp_path, {"x/a.md": b"1", "x/y/b.md": b"2", "c.md": b"3", "d.txt": b"4"})
+    assert list(read(TextFiles(f"{tmp_path}/**/*.md"))) == ["c", "a", "b"]
+    assert read(TextFiles(f"{tmp_path}/d.txt")) == {"d": b"4"}
+
+
+def test_the_home_folder_and_variables_are_expanded(tmp_path, monkeypatch):
+    fill(tmp_path, {"a.txt": b"one"})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("BOOKS", str(tmp_path))
+    assert read(TextFiles("~")) == read(TextFiles("$BOOKS")) == {"a": b"one"}
+
+
+@pytest.mark.parametrize("path", ["missing", "missing/{split}", "empty", "empty/*.txt"])
+def test_a_path_without_documents_is_named_as_resolved(tmp_path, path):
+    (tmp_path / "empty").mkdir()
+    source = TextFiles(str(tmp_path / path))
+    with pytest.raises(FileNotFoundError, match=r"TextFiles\.path") as caught:
+        next(source.documents("train"))
+    assert str(tmp_path / path).replace("{split}", "train") in str(caught.value)
+
+
+def test_a_file_that_points_nowhere_is_an_error(tmp_path):
+    fill(tmp_path, {"a.txt": b"one"})
+    (tmp_path / "b.txt").symlink_to(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError, match=r"b\.txt is a link to a file that is gone"):
+        next(TextFiles(str(tmp_path)).documents("train"))
+
+
+def test_empty_files_are_refused_before_the_first_document(tmp_path):
+    fill(tmp_path, {"a.txt": b"one"} | {f"z{n}.txt": b"" for n in range(7)})
+    with pytest.raises(ValueError, match=r"TextFiles.skip_empty = True") as caught:
+        next(TextFiles(str(tmp_path)).documents("train"))
+    named = [f"z{n}.txt" in str(caught.value) for n in range(7)]
+    assert named == [True] * 5 + [False] * 2
+    assert "and 2 more" in str(caught.value)
+    assert read(TextFiles(str(tmp_path), skip_empty=True)) == {"a": b"one"}
+
+
+def test_a_file_that_may_not_be_read_is_named_before_the_first_document(tmp_path, monkeypatch):
+    fill(tmp_path, {"a.txt": b"one", "b.txt": b"two"})
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda p, mode: "b.txt" not in str(p) and allowed(p, mode))
+    with pytest.raises(PermissionError, match=r"no permission to read .*b\.txt"):
+        next(TextFiles(str(tmp_path)).documents("train"))
+
+
+def test_descriptions_read_nothing_and_change_with_every_setting():
+    sources = [
+        TextFiles("/absent"),
+        TextFiles("/other"),
+        TextFiles("/absent", skip_empty=True),
+        TextFiles("/absent", suffix=".md"),
+        SourceTree("/absent"),
+        SourceTree("/absent", suffixes=(".c",)),
+        SourceTree("/absent", exclude=("doc",)),
+        SourceTree("/absent", held_out=0.1),
+        SourceTree("/absent", header=""),
+        SeqioText("absent"),
+        SeqioText("absent", feature="inputs"),
+        SeqioText("absent", title_feature="title"),
+        SeqioText("absent", splits={"train": "test"}),
+        TfdsText("absent"),
+        TfdsText("absent", text_feature="book"),
+        TfdsText("absent", title_feature="title"),
+        TfdsText("absent", splits={"train": "test"}),
+    ]
+    seen = {json.dumps(source.description("train"), sort_keys=True) for source in sources}
+    assert len(seen) == len(sources)
+
+
+def test_other_processes_read_the_same_documents_from_their_parts(tmp_path):
+    fill(tmp_path, {f"{split}/{n}.txt": b"%d" % n for split in ("train", "test") for n in range(5)})
+    fill(tmp_path, {"train/pack/a.txt": b"a", "train/pack/b.txt": b"b"})
+    path = str(tmp_path / "{split}")
+    for source in [TextFiles(path), SourceTree(path, suffixes=(".txt",))]:
+        for split in ["train", "test"]:
+            parts = pickle.loads(pickle.dumps(source.parts(split)))
+            there = pickle.loads(pickle.dumps(source))
+            assert [there.read(part) for part in parts] == list(source.documents(split))
+            assert source.count(split) == len(parts)
+            for part in parts:
+                pieces = [Path(path).read_bytes() for path in source.files(part)]
+                assert pieces and all(piece in source.read(part).data for piece in pieces)
+
+
+# Trees of source code
+
+
+def tree(root, entries=40):
+    fill(root, {f"module_{n:02}.py": f"x = {n}\n".encode() for n in range(entries)})
+    return root
+
+
+def test_a_package_is_one_document_with_a_header_before_each_file(tmp_path):
+    tree(tmp_path)
+    fill(
+        tmp_path,
+        {
+            "pack/b.py": b"b = 1",
+            "pack/a/z.py": b"z = 1\n",
+            "pack/a.py": b"a = '\xff'\n",
+            "pack/c.py": b"",
+            "pack/data.txt": b"no",
+            "pack/tests/no.py": b"no",
+            "pack/.cache/no.py": b"no",
+            "test/no.py": b"no",
+            ".git/no.py": b"no",
+            "hollow/__init__.py": b"",
+        },
+    )
+    (tmp_path / "linked").symlink_to(tmp_path / "pack")
+    (tmp_path / "pack" / "link.py").symlink_to(tmp_path / "module_00.py")
+    source = SourceTree(str(tmp_path))
+    documents = {}
+    for split in ["train", "validation", "test"]:
+        documents |= read(source, split)
+    assert set(documents) == {"pack"} | {f"module_{n:02}.py" for n in range(40)}
+    assert documents["module_07.py"] == b"# file: module_07.py\nx = 7\n"
+    assert documents["pack"] == (
+        b"# file: pack/a.py\na = '\xff'\n"
+        b"# file: pack/a/z.py\nz = 1\n"
+        b"# file: pack/b.py\nb = 1\n"
+        b"# file: pack/c.py\n"
+    )
+
+
+def test_an_article_is_one_file_or_the_files_of_its_folder_without_headers(tmp_path):
+    fill(tmp_path, {"train/1.tex": b"one", "train/2/main.tex": b"a", "train/2/appendix.tex": b"b"})
+    fill(tmp_path, {"train/2/figure.pdf": b"no", "test/3.tex": b"three"})
+    source = SourceTree(str(tmp_path / "{split}"), suffixes=(".tex",), exclude=(), header="")
+    assert read(source, "train") == {"1.tex": b"one", "2": b"b\na"}
+    assert read(source, "test") == {"3.tex": b"three"}
+    assert source.count("train") == 2
+    with pytest.raises(ValueError, match=r"no entry with source; bind SourceTree\.path"):
+        next(SourceTree(str(tmp_path / "{split}")).documents("train"))
+    headed = SourceTree(str(tmp_path / "{split}"), suffixes=(".tex",), header="%% {path}")
+    assert read(headed, "test") == {"3.tex": b"%% 3.tex\nthree"}
+
+
+@pytest.mark.parametrize("entries, held_out, share", [(3, 0.05, 1), (40, 0.05, 2), (41, 0.2, 8)])
+def test_splits_share_the_entries_by_rank_of_their_hash(tmp_path, entries, held_out, share):
+    source = SourceTree(str(tree(tmp_path, entries)), held_out=held_out)
+    ranked = sorted(
+        (hashlib.sha256(b"split:" + name.encode()).hexdigest(), name)
+        for name in os.listdir(tmp_path)
+    )
+    names = [name for _, name in ranked]
+    assert list(read(source, "test")) == sorted(names[:share])
+    assert list(read(source, "validation")) == sorted(names[share : 2 * share])
+    assert list(read(source, "train")) == sorted(names[2 * share :])
+    assert source.count("train") == entries - 2 * share
+
+
+def test_the_standard_library_is_at_hand():
+    source = SourceTree("stdlib")
+    titles = [title for split in ["train", "validation", "test"] for title in read(source, split)]
+    assert {"json", "asyncio", "argparse.py"} <= set(titles)
+    assert not {"site-packages", "test", "__pycache__"} & set(titles)
+
+
+def test_trees_that_cannot_be_split_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="missing"):
+        next(SourceTree(str(tmp_path / "missing")).documents("train"))
+    with pytest.raises(ValueError, match="2 entries with source, too few"):
+        next(SourceTree(str(tree(tmp_path, 2))).documents("train"))
+    with pytest.raises(ValueError, match="no split 'dev'"):
+        next(SourceTree(str(tree(tmp_path, 3))).documents("dev"))
+    with pytest.raises(NotADirectoryError, match=r"module_00\.py is not a folder"):
+        next(SourceTree(str(tmp_path / "module_00.py")).documents("train"))
+    for held_out in [0, 0.5]:
+        with pytest.raises(ValueError, match=f"SourceTree.held_out = {held_out}"):
+            SourceTree(str(tmp_path), held_out=held_out)
+
+
+# TensorFlow Datasets, with a stand-in for the library
+
+
+class LibraryStandIn:
+    """Holds data sets as lists of examples, behind the part of the library's face we use."""
+
+    def __init__(self, data_sets):
+        self.data_sets = data_sets
+        self.read = []
+
+    def builder(self, name, data_dir=None):
+        splits = self.data_sets[name]
+
+        def as_dataset(split, shuffle_files, read_config):
+            assert not shuffle_files
+            assert read_config.interleave_cycle_length == 1
+            return splits[split]
+
+        return SimpleNamespace(
+            info=SimpleNamespace(
+                splits={s: SimpleNamespace(num_examples=len(e)) for s, e in splits.items()}
+            ),
+            download_and_prepare=lambda: self.read.append((name, data_dir)),
+            as_dataset=as_dataset,
+        )
+
+    def ReadConfig(self, interleave_cycle_length):
+        return SimpleNamespace(interleave_cycle_length=interleave_cycle_length)
+
+    def as_numpy(self, examples):
+        return iter(examples)
+
+
+@pytest.fixture
+def library(monkeypatch):
+    books = [{"book_text": b"Call me", "book_title": "Möby".encode()}, {"book_text": b"It was"}]
+    books[1]["book_title"] = b"Two Cities"
+    stand_in = LibraryStandIn({"pg19": {"train": books, "test": books[1:]}})
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", stand_in)
+    return stand_in
+
+
+def test_a_data_set_gives_a_document_an_example(library, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    source = TfdsText("pg19", "book_text", "book_title", data_dir="~/sets")
+    assert read(source) == {"Möby": b"Call me", "Two Cities": b"It was"}
+    assert source.count("train") == 2
+    assert library.read == [("pg19", "/home/ada/sets")]
+
+
+def test_titles_are_numbers_where_there_is_no_feature_and_splits_may_be_renamed(library):
+    source = TfdsText("pg19", "book_text", splits={"validation": "test"})
+    assert read(source, "validation") == {"validation-0": b"It was"}
+    assert source.count("validation") == 1
+
+
+def test_a_feature_the_data_set_lacks_is_named_beside_those_it_has(library):
+    with pytest.raises(
+        ValueError, match=r"'text'; bind TfdsText.text_feature .* book_text, book_t"
+    ):
+        next(TfdsText("pg19").documents("train"))
+
+
+def test_a_missing_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(ImportError, match=r'pip install -e "\.\[data\]"'):
+        next(TfdsText("pg19").documents("train"))

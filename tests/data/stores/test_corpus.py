@@ -1,0 +1,304 @@
+"""Corpora: prepared once, opened anywhere, and refused when they do not fit the config."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import gin
+import numpy as np
+import pytest
+from paths import ROOT
+
+from brt import train
+from brt.data.corpus import Corpus, StoreMissing
+from brt.data.sources.files import Document, SourceTree, TextFiles
+from brt.data.sources.published import Text8
+from brt.data.sources.recall import RecallTask
+from brt.data.sources.selections import GutenbergText
+from brt.data.vocabularies.base import ByteVocabulary, SentencePieceVocabulary
+
+
+class Upper(ByteVocabulary):
+    name = "upper"
+    fingerprint = "0" * 64
+
+
+class Lines:
+    """A source of one document, which counts how often it was read."""
+
+    def __init__(self, text=b"text", **extra):
+        self.text = text
+        self.extra = extra
+        self.read = 0
+
+    def documents(self, split):
+        self.read += 1
+        yield Document(split, self.text)
+
+    def description(self, split):
+        return {"source": "Lines", "split": split, **self.extra}
+
+    def count(self, split):
+        return 1
+
+
+def test_a_split_is_prepared_then_opened(tmp_path):
+    corpus = Corpus(str(tmp_path / "stores"), Lines(b"hello"), ByteVocabulary())
+    assert corpus.path("train") == tmp_path / "stores" / "train"
+    assert not corpus.exists("train")
+    corpus.prepare("train", quiet=True)
+    assert corpus.exists("train") and not corpus.exists("test")
+    store = corpus.open("train")
+    assert bytes(store.tokens(0).tolist()) == b"hello"
+    assert store.manifest["source"] == {"source": "Lines", "split": "train"}
+    assert corpus.vocabulary_size == 256
+
+
+def test_preparing_again_reads_nothing(tmp_path):
+    source = Lines()
+    corpus = Corpus(str(tmp_path), source, ByteVocabulary())
+    for _ in range(3):
+        corpus.prepare("train", quiet=True)
+    assert source.read == 1
+
+
+def test_a_missing_store_gives_the_command(tmp_path):
+    with pytest.raises(StoreMissing, match=r"python -m brt\.prepare") as caught:
+        Corpus(str(tmp_path), Lines(), ByteVocabulary()).open("train")
+    assert str(tmp_path / "train") in str(caught.value)
+    assert isinstance(caught.value, FileNotFoundError)
+
+
+@pytest.mark.parametrize("method", ["open", "prepare"])
+def test_a_store_of_another_tokenizer_is_refused_naming_both(tmp_path, method):
+    Corpus(str(tmp_path), Lines(), ByteVocabulary()).prepare("train", quiet=True)
+    other = Corpus(str(tmp_path), Lines(), Upper())
+    with pytest.raises(ValueError, match=r"another tokenizer, bytes of size 256 .* upper of size"):
+        getattr(other, method)("train")
+
+
+@pytest.mark.parametrize("method", ["open", "prepare"])
+def test_a_store_of_another_source_is_refused_saying_what_changed(tmp_path, method):
+    Corpus(str(tmp_path), Lines(a=(1,), b=2, c=3), Upper()).prepare("train", quiet=True)
+    Corpus(str(tmp_path), Lines(a=(1,), b=2, c=3), Upper()).open("train")
+    other = Corpus(str(tmp_path), Lines(a=(1,), b=4, d=5), Upper())
+    with pytest.raises(ValueError, match="another source") as caught:
+        getattr(other, method)("train")
+    sentence = str(caught.value)
+    assert "b is 2 in the store and 4 in the config" in sentence
+    assert "c is 3 in the store and None in the config" in sentence
+    assert "d is None in the store and 5 in the config" in sentence
+    assert "a is" not in sentence
+
+
+def test_a_store_opens_where_its_source_is_gone(tmp_path):
+    (tmp_path / "books").mkdir()
+    for n in range(3):
+        (tmp_path / "books" / f"{n}.txt").write_text("text")
+    for source in [
+        TextFiles(str(tmp_path / "books")),
+        SourceTree(str(tmp_path / "books"), suffixes=(".txt",)),
+    ]:
+        corpus = Corpus(str(tmp_path / type(source).__name__), source, ByteVocabulary())
+        corpus.prepare("train", quiet=True)
+    for path in (tmp_path / "books").iterdir():
+        path.unlink()
+    for source in [
+        TextFiles(str(tmp_path / "books")),
+        SourceTree(str(tmp_path / "books"), suffixes=[".txt"]),
+    ]:
+        store = str(tmp_path / type(source).__name__)
+        Corpus(store, source, ByteVocabulary()).open("train")
+
+
+def test_an_interrupted_copy_says_how_to_repeat(tmp_path):
+    (tmp_path / "train").mkdir()
+    corpus = Corpus(str(tmp_path), Lines(), ByteVocabulary())
+    for method in [corpus.open, corpus.prepare]:
+        with pytest.raises(FileNotFoundError, match="delete the folder and prepare it again"):
+            method("train")
+
+
+def test_a_vocabulary_without_its_file_says_so_before_any_work(tmp_path):
+    source = Lines()
+    vocabulary = SentencePieceVocabulary(str(tmp_path / "absent.model"))
+    corpus = Corpus(str(tmp_path), source, vocabulary)
+    with pytest.raises(FileNotFoundError, match=r"absent\.model"):
+        corpus.prepare("train")
+    assert source.read == 0
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    """Which stores have been warned of since it was last asked."""
+    logged = []
+    monkeypatch.setattr(
+        "brt.data.corpus.logging.warning", lambda form, *values: logged.append(form % values)
+    )
+
+    def take():
+        taken = [warning for warning in logged if "may no longer be" in warning]
+        logged.clear()
+        return taken
+
+    return take
+
+
+@pytest.mark.parametrize("wrap", [lambda source: source, GutenbergText])
+def test_texts_that_changed_since_they_were_prepared_are_warned_of(tmp_path, warnings, wrap):
+    (tmp_path / "books").mkdir()
+    for n in range(3):
+        (tmp_path / "books" / f"{n}.txt").write_text("text")
+    corpus = Corpus(str(tmp_path / "s"), wrap(TextFiles(str(tmp_path / "books"))), "bytes")
+    later = time.time_ns() + 10**12
+
+    def said():
+        corpus.prepare("train", quiet=True, workers=1)
+        return warnings()
+
+    assert said() == [] and said() == []
+    os.utime(tmp_path / "books" / "1.txt", ns=(later, later))
+    (warning,) = said()
+    assert f"{tmp_path}/books/1.txt is newer" in warning and f"{tmp_path}/s/train may" in warning
+    assert "delete it, or bind Corpus.store" in warning
+    (tmp_path / "books" / "1.txt").unlink()
+    (warning,) = said()
+    assert "the source has 2 documents now, and not 3" in warning
+    for path in (tmp_path / "books").iterdir():
+        path.unlink()
+    assert said() == []  # as on a machine that only trains
+
+
+def test_training_warns_of_changed_texts_and_waits_for_nothing(tmp_path, warnings):
+    (tmp_path / "a.txt").write_text("text")
+    corpus = Corpus(str(tmp_path / "s"), TextFiles(str(tmp_path / "a.txt")), "bytes")
+    for split in ("train", "validation"):
+        corpus.prepare(split, quiet=True, workers=1)
+    trainer = SimpleNamespace(
+        corpus=corpus, eval_every=1, evaluation=SimpleNamespace(split="validation")
+    )
+    train.prepare_missing(SimpleNamespace(trainer=trainer))
+    assert warnings() == []
+    os.utime(tmp_path / "a.txt", ns=(1, time.time_ns() + 10**12))
+    train.prepare_missing(SimpleNamespace(trainer=trainer))
+    assert ["a.txt is newer" in warning for warning in warnings()] == [True, True]
+
+
+def test_published_files_are_not_counted_again_to_see_whether_they_changed(tmp_path, warnings):
+    source = Text8(str(tmp_path / "text8"))
+    source.lengths = dict.fromkeys(source.lengths, 1)
+    (tmp_path / "text8").write_bytes(b"abc")
+    corpus = Corpus(str(tmp_path / "s"), source, "bytes")
+    corpus.prepare("train", quiet=True)
+    source.parts = None  # must not be called
+    corpus.prepare("train", quiet=True)
+    assert warnings() == []
+
+
+def test_a_vocabulary_that_did_not_make_the_sources_tokens_is_refused(tmp_path):
+    corpus = Corpus(str(tmp_path / "s"), RecallTask(num_documents=3), ByteVocabulary())
+    with pytest.raises(
+        ValueError, match=r"RecallTask makes its tokens with .*Corpus\.vocabulary is bytes .*= None"
+    ):
+        corpus.prepare("train", quiet=True)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_source_may_bring_its_vocabulary(tmp_path):
+    task = RecallTask(num_documents=3)
+    corpus = Corpus(str(tmp_path), task)
+    corpus.prepare("train", quiet=True)
+    assert corpus.vocabulary_size == task.vocabulary.size
+    store = corpus.open("train")
+    for d, document in enumerate(task.documents("train")):
+        assert np.array_equal(store.tokens(d), document.tokens)
+        assert np.array_equal(store.weights(d), document.weights)
+    with pytest.raises(ValueError, match=r"Lines yields text .* bind Corpus\.vocabulary"):
+        Corpus(str(tmp_path), Lines())
+
+
+def test_the_home_folder_and_variables_are_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("STORES", str(tmp_path))
+    for store in ["~/a", "$STORES/a"]:
+        assert Corpus(store, Lines(), Upper()).path("x") == tmp_path / "a" / "x"
+
+
+def test_a_second_process_waits_and_uses_the_first_ones_store(tmp_path):
+    reading, go_on = threading.Event(), threading.Event()
+
+    class Slow(Lines):
+        def documents(self, split):
+            reading.set()
+            assert go_on.wait(30)
+            yield from super().documents(split)
+
+    first, second = Slow(b"first"), Lines(b"second")
+    threads = [
+        threading.Thread(
+            target=Corpus(str(tmp_path), source, ByteVocabulary()).prepare, args=("train", True)
+        )
+        for source in [first, second]
+    ]
+    threads[0].start()
+    assert reading.wait(30)
+    threads[1].start()
+    threads[1].join(0.2)
+    assert threads[1].is_alive() and second.read == 0
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert (first.read, second.read) == (1, 0)
+    corpus = Corpus(str(tmp_path), Lines(), ByteVocabulary())
+    assert bytes(corpus.open("train").tokens(0).tolist()) == b"first"
+
+
+def test_processes_that_prepare_at_once_leave_one_good_store(tmp_path):
+    (tmp_path / "books").mkdir()
+    for n in range(300):
+        (tmp_path / "books" / f"{n:03}.txt").write_text(f"book {n}" * 50)
+    program = """if True:
+        import sys
+        from brt.data.corpus import Corpus
+        from brt.data.sources.files import TextFiles
+        from brt.data.vocabularies.base import ByteVocabulary
+        print("ready", flush=True)
+        sys.stdin.readline()
+        Corpus(sys.argv[1], TextFiles(sys.argv[2]), ByteVocabulary()).prepare("train")
+        assert not {"jax", "tensorflow", "sentencepiece"} & set(sys.modules)
+    """
+    command = [sys.executable, "-c", program, str(tmp_path / "stores"), str(tmp_path / "books")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(3)]
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 3
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate(timeout=60)
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    store = Corpus(
+        str(tmp_path / "stores"), TextFiles(str(tmp_path / "books")), ByteVocabulary()
+    ).open("train")
+    assert store.titles() == [f"{n:03}" for n in range(300)]
+    assert {path.name for path in (tmp_path / "stores").iterdir()} == {"train", ".train.lock"}
+
+
+def test_gin_builds_a_corpus_without_touching_a_file():
+    bindings = """
+        Corpus.store = "~/stores/absent"
+        Corpus.source = @TextFiles()
+        TextFiles.path = "~/absent/{split}"
+        Corpus.vocabulary = @SentencePieceVocabulary()
+        SentencePieceVocabulary.model_file = "~/absent.model"
+    """
+    try:
+        gin.parse_config(bindings)
+        corpus = Corpus()
+    finally:
+        gin.clear_config()
+    assert corpus.source.description("test")["path"] == "~/absent/{split}"
+    assert not corpus.exists("train")

@@ -1,0 +1,93 @@
+"""The page on corpora is true: its files exist, its parts are read, its example runs."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from paths import ROOT
+
+from brt import config
+from brt.data.sources import published as published_corpora
+from brt.data.sources.selections import GutenbergText
+from brt.training.trainer import Trainer
+
+README = (ROOT / "brt" / "data" / "README.md").read_text(encoding="utf-8")
+PARTS = sorted(path.name for path in (ROOT / "configs" / "parts").glob("data_*.gin"))
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_every_part_of_a_corpus_is_on_the_page_and_every_named_file_exists():
+    named = set(re.findall(r"\b\w+\.gin\b", README)) - {"letters.gin"}
+    assert set(PARTS) <= named
+    for name in named:
+        assert (ROOT / "configs" / "parts" / name).exists(), name
+    for name in re.findall(r"`([A-Z]\w+)(?:\.(\w+))?", README):
+        if name[0] in config.known_names() and name[1]:
+            assert name[1] in config.known_names()[name[0]], name
+    assert {"Enwik8", "OneBillionWord"} <= config.known_names().keys()
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_is_read_to_its_last_binding(name):
+    parts = ROOT / "configs" / "parts"
+    config.parse([str(parts / "small_model.gin"), str(parts / name)])
+    Trainer()
+    left = set(re.findall(r"^([\w.]+) =", (parts / name).read_text(), re.M))
+    left -= config.read_bindings().keys()
+    assert {binding.split(".")[0] for binding in left} <= {
+        "BlockRecurrentTransformer"
+    }  # not built here
+    command = re.search(r"^#   (python -m brt\.prepare .*)", (parts / name).read_text(), re.M)
+    assert f"--gin_file=configs/parts/{name}" in command[1]
+
+
+def test_the_books_without_gutenbergs_marks_are_one_override_away():
+    command = next(block for block in blocks("bash") if "GutenbergText" in block)
+    bindings = [word[6:].split("=", 1) for word in shlex.split(command) if word[:6] == "--gin."]
+    assert len(bindings) == 3
+    lines = [f"{name} = {value}" for name, value in bindings]
+    config.parse([str(ROOT / "configs" / "parts" / "text.gin")], lines)
+    source = Trainer().corpus.source
+    assert isinstance(source, GutenbergText) and source.source.path == "books/{split}"
+
+
+def test_the_counts_of_the_page_are_those_the_readers_check():
+    for make, name in [
+        (published_corpora.WikiText103, "WikiText-103"),
+        (published_corpora.WikiText2, "WikiText-2"),
+        (published_corpora.PennTreebank, "Penn Treebank"),
+    ]:
+        counts = [f"{count:,}" for count in make.tokens.values()]
+        assert f"| {name}, tokens | {' | '.join(counts)} |" in README
+        if name != "Penn Treebank":
+            counts = [f"{count:,}" for count in make.lines.values()]
+            assert f"| {name}, lines | {' | '.join(counts)} |" in README
+    assert f"{published_corpora.OneBillionWord.held_out_lines:,} | the same" in README
+    assert f"{len(published_corpora.OneBillionWord.shards)} shards" in README
+
+
+def test_a_corpus_of_ones_own_is_ten_lines(tmp_path):
+    (code,), (bindings,) = blocks("python"), blocks("gin")
+    assert len([line for line in code[code.index("@gin") :].splitlines() if line]) == 10
+    (tmp_path / "my_corpus.py").write_text(code)
+    (tmp_path / "letters.gin").write_text(bindings)
+    (tmp_path / "letters").mkdir()
+    letters = [{"title": f"letter {n}", "text": f"Dear {n}th caf\u00e9,\n"} for n in range(9)]
+    for split in ["train", "validation", "test"]:
+        lines = "".join(json.dumps(letter) + "\n" for letter in letters)
+        (tmp_path / "letters" / f"{split}.jsonl").write_text(lines)
+    command = blocks("bash")[-1].split()[1:]
+    files = [word.replace("configs/parts", f"{ROOT}/configs/parts") for word in command]
+    done = subprocess.run(
+        [sys.executable, *files], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = (tmp_path / "stores" / "letters" / "test" / "documents.jsonl").read_text().splitlines()
+    assert [json.loads(line)["title"] for line in lines] == [x["title"] for x in letters]
+    assert json.loads(lines[3])["bytes"] == len(letters[3]["text"].encode())

@@ -1,0 +1,404 @@
+"""Shards: the same store whoever writes it, and nothing written twice."""
+
+import errno
+import filecmp
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from paths import ROOT
+from preparation_reference import Touching, Witness
+
+from brt.data.corpus import Corpus
+from brt.data.sources.files import Document, SourceTree, TextFiles
+from brt.data.stores import shards, writer
+from brt.data.stores.shards import StreamedDocuments
+from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.vocabularies.base import ByteVocabulary
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with ten files of 100 bytes, of which two make a shard."""
+    monkeypatch.setattr(shards, "SHARD_BYTES", 150)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "seen").mkdir()
+    (tmp_path / "seen" / f"home.{os.getpid()}").touch()
+    for number in range(10):
+        write(tmp_path, number, f"text of {number}? ".encode())
+    return tmp_path
+
+
+def write(place, number, start):
+    (place / "text" / f"{number}.txt").write_bytes(start.ljust(100, b"x"))
+
+
+def prepare(place, name="store", source=TextFiles, workers=1, vocabulary=None):
+    corpus = Corpus(
+        str(place / name), source(str(place / "text")), vocabulary or Witness(place / "seen")
+    )
+    corpus.prepare("train", quiet=True, workers=workers)
+    return corpus.open("train")
+
+
+def seen(place):
+    """How often each document has been encoded so far; forgets it."""
+    counts = {}
+    for path in (place / "seen").glob("?.*"):
+        lines = path.read_text().splitlines()
+        counts[path.name[0]] = counts.get(path.name[0], 0) + len(lines)
+        path.unlink()
+    return counts
+
+
+def finished_shards(place, name="store"):
+    return sorted(path.name for path in (place / name / "train.partial").iterdir())
+
+
+def same(a, b):
+    files = sorted(os.listdir(a))
+    assert files == sorted(os.listdir(b))
+    return all(filecmp.cmp(a / name, b / name, shallow=False) for name in files)
+
+
+# One store, whoever writes it
+
+
+def test_workers_write_the_store_of_one_process_and_know_nothing_of_its_modules(place):
+    one = prepare(place, "one")
+    assert one.num_documents == 10 and one.manifest["unknown"] == 10
+    assert set(seen(place).values()) == {1}
+    two = prepare(place, "two", workers=2)  # the witness complains where it finds JAX
+    assert same(one.folder, two.folder)
+    encoders = {path.name.split(".")[1] for path in (place / "seen").glob("?.*")}
+    assert len(encoders) == 2 and str(os.getpid()) not in encoders
+    assert seen(place) == {str(number): 1 for number in range(10)}
+
+
+def test_a_small_corpus_is_not_worth_a_worker(place, monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_BYTES", 10_000)
+    prepare(place, workers=8)
+    assert {path.name.split(".")[1] for path in (place / "seen").glob("?.*")} == {str(os.getpid())}
+
+
+@pytest.mark.parametrize(
+    "bound", [{"SHARD_BYTES": 1}, {"SHARD_BYTES": 450}, {"SHARD_DOCUMENTS": 3}]
+)
+def test_where_shards_end_changes_nothing(place, monkeypatch, bound):
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "SHARD_BYTES", 10_000)
+        whole = prepare(place, "whole")
+        for name, value in bound.items():
+            patch.setattr(shards, name, value)
+        assert same(prepare(place, "cut").folder, whole.folder)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stream_gives_the_same_store_as_the_list(place, workers):
+    source = TextFiles(str(place / "text"))
+    store = prepare(place, vocabulary=ByteVocabulary())
+    write_store(
+        place / "streamed",
+        source.documents("train"),
+        ByteVocabulary(),
+        source.description("train"),
+        quiet=True,
+        workers=workers,
+    )
+    assert same(store.folder, place / "streamed")
+
+
+def test_tokens_and_weights_of_some_shards_are_joined(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_DOCUMENTS", 2)
+    documents = [Document(str(n), tokens=np.arange(1, n + 2)) for n in range(7)]
+    documents[3] = documents[3]._replace(weights=np.array([0, 1, 0, 2], np.float32))
+    write_store(tmp_path / "s", documents, ByteVocabulary(), {}, quiet=True, workers=2)
+    store = TokenStore(tmp_path / "s")
+    assert [store.tokens(d).tolist() for d in range(7)] == [list(range(1, n + 2)) for n in range(7)]
+    assert [store.weights(d).tolist() for d in range(7)] == [
+        [0, 1, 0, 2] if n == 3 else [1] * (n + 1) for n in range(7)
+    ]
+
+
+def test_offsets_are_what_numpy_would_have_saved(place):
+    store = prepare(place)
+    np.save(place / "offsets.npy", np.arange(0, 1001, 100))
+    assert (place / "offsets.npy").read_bytes() == (store.folder / "offsets.npy").read_bytes()
+
+
+def test_a_script_without_a_guard_and_with_its_own_source_runs_once(place):
+    script = place / "script.py"
+    script.write_text(
+        """if True:
+        import sys
+        from brt.data.stores import shards
+        from brt.data.corpus import Corpus
+        from brt.data.sources.files import TextFiles
+        shards.SHARD_BYTES = 150
+        print("once")
+        class Mine(TextFiles):
+            pass
+        for name, source in [("own", Mine), ("ready", TextFiles)]:
+            store = sys.argv[1] + "/" + name
+            Corpus(store, source(sys.argv[1] + "/text"), "bytes").prepare("train", workers=2)
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, str(script), str(place)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
+    assert same(place / "own" / "train", place / "ready" / "train")
+
+
+# Kills
+
+
+def test_a_killed_worker_is_named_by_its_documents_and_the_next_run_goes_on(place):
+    write(place, 6, b"kill")
+    (place / "seen" / "armed").touch()
+    with pytest.raises(ChildProcessError, match=r"documents 6 \(.*6\.txt\) to 7 .* by signal 9"):
+        prepare(place, workers=2)
+    finished = finished_shards(place)
+    assert finished and all(name.startswith("shard-") for name in finished)
+    before = {number for number, count in seen(place).items() if count == 1}
+    (place / "seen" / "armed").unlink()
+    store = prepare(place, workers=2)
+    again = seen(place)
+    assert set(again) >= {"6", "7"} and len(again) == 10 - 2 * len(finished)
+    assert len(before) >= 2 * len(finished)
+    assert same(store.folder, prepare(place, "whole").folder)
+
+
+def test_after_a_kill_while_joining_nothing_is_encoded_again(place, monkeypatch):
+    with monkeypatch.context() as patch:
+
+        def killed(*_):
+            raise KeyboardInterrupt
+
+        patch.setattr(writer, "_join_offsets", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(place)
+    assert len(finished_shards(place)) == 5 and len(seen(place)) == 10
+    store = prepare(place)
+    assert seen(place) == {}
+    assert same(store.folder, prepare(place, "whole").folder)
+
+
+@pytest.mark.parametrize(
+    ("kills", "megabytes", "shard_bytes"),
+    [(1, 2, 2**16), pytest.param(10, 8, 2**18, marks=pytest.mark.slow)],
+)
+def test_sigkill_at_random_moments_leaves_the_same_bytes(kills, megabytes, shard_bytes):
+    script = ROOT / "scripts" / "kill_preparation.py"
+    sizes = [f"--megabytes={megabytes}", f"--shard_bytes={shard_bytes}"]
+    command = [sys.executable, str(script), f"--kills={kills}", *sizes]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 files compared: equal byte for byte" in done.stdout
+
+
+def half_done(place, monkeypatch, **options):
+    """Leaves the first three shards of a preparation that was interrupted."""
+    make = shards.ShardMaker.make
+
+    def make_three(self, run):
+        if run.first == 6:
+            raise KeyboardInterrupt
+        return make(self, run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.ShardMaker, "make", make_three)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(place, **options)
+    assert len(finished_shards(place)) == 3 and sorted(seen(place)) == list("012345")
+
+
+def test_finished_shards_are_used_whatever_the_number_of_workers(place, monkeypatch):
+    half_done(place, monkeypatch)
+    prepare(place, workers=2)
+    assert sorted(seen(place)) == list("6789")
+
+
+def test_another_vocabulary_or_source_uses_no_shard(place, monkeypatch):
+    half_done(place, monkeypatch)
+    other = Witness(place / "seen")
+    other.fingerprint = "4" * 64
+    prepare(place, vocabulary=other)
+    assert len(seen(place)) == 10
+
+
+def test_of_a_changed_file_only_the_shard_is_made_again(place, monkeypatch):
+    half_done(place, monkeypatch)
+    write(place, 2, b"another text")
+    store = prepare(place)
+    assert sorted(seen(place)) == list("236789")
+    assert bytes(store.tokens(2).tolist()).startswith(b"another")
+
+
+def test_of_a_changed_document_of_a_stream_only_the_shard_is_made_again(place):
+    def written(text, ends):
+        def documents():
+            for number in range(6):
+                yield Document(str(number), (text if number == 1 else b"same").ljust(100, b"x"))
+            if not ends:
+                raise KeyboardInterrupt
+
+        write_store(place / "store", documents(), Witness(place / "seen"), {}, quiet=True)
+
+    with pytest.raises(KeyboardInterrupt):
+        written(b"before", ends=False)
+    assert sorted(seen(place)) == list("012345")
+    written(b"after", ends=True)
+    assert sorted(seen(place)) == list("01")
+
+
+def test_a_file_of_another_time_makes_its_shard_again(place, monkeypatch):
+    half_done(place, monkeypatch)
+    os.utime(place / "text" / "5.txt", ns=(1, 1))
+    prepare(place)
+    assert sorted(seen(place)) == list("456789")
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "documents.jsonl", "lengths.bin", "shard.json"])
+def test_a_shard_that_was_cut_short_is_made_again(place, monkeypatch, name):
+    half_done(place, monkeypatch)
+    path = next((place / "store" / "train.partial").iterdir()) / name
+    os.truncate(path, path.stat().st_size // 2)
+    store = prepare(place)
+    assert len(seen(place)) == 6
+    assert same(store.folder, prepare(place, "whole").folder)
+
+
+def test_a_shard_whose_bytes_changed_is_named_and_made_again_the_next_time(place, monkeypatch):
+    half_done(place, monkeypatch)
+    path = next((place / "store" / "train.partial").iterdir()) / "tokens.bin"
+    data = bytearray(path.read_bytes())
+    data[7] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"tokens\.bin is damaged.* run the same command again"):
+        prepare(place)
+    seen(place)
+    store = prepare(place)
+    assert len(seen(place)) == 2
+    assert same(store.folder, prepare(place, "whole").folder)
+
+
+# Sources and documents that cannot be
+
+
+def test_a_file_that_changes_during_preparation_is_named_and_no_store_is_made(place):
+    with pytest.raises(ValueError, match=r"/0\.txt changed while its corpus was being prepared"):
+        prepare(place, source=Touching)
+    assert not (place / "store" / "train").exists()
+    (place / "text" / "5.txt").unlink()
+    prepare(place, source=Touching)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_file_that_comes_or_goes_during_preparation_is_named(place, monkeypatch, comes):
+    check = shards.ListedDocuments.check_unchanged
+
+    def changed(self):
+        if comes:
+            write(place, 11, b"new")
+        else:
+            (place / "text" / "3.txt").unlink()
+        check(self)
+
+    monkeypatch.setattr(shards.ListedDocuments, "check_unchanged", changed)
+    with pytest.raises(ValueError, match=r"11\.txt came or went" if comes else r"3\.txt changed"):
+        prepare(place)
+    assert not (place / "store" / "train").exists()
+
+
+def test_a_file_that_is_gone_when_its_turn_comes_is_named(place, monkeypatch):
+    source = TextFiles(str(place / "text"))
+    parts = source.parts("train")
+    monkeypatch.setattr(source, "parts", lambda split: parts)
+    (place / "text" / "7.txt").unlink()
+    corpus = Corpus(str(place / "store"), source, Witness(place / "seen"))
+    with pytest.raises(FileNotFoundError, match=r"7\.txt was there .* and is gone"):
+        corpus.prepare("train", quiet=True, workers=1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_id_beyond_the_vocabulary_is_named_with_its_file(place, workers):
+    write(place, 8, b"big")
+    with pytest.raises(
+        ValueError, match=r"'8' has token id 300, outside .*\(read from .*/8\.txt\)"
+    ):
+        prepare(place, workers=workers)
+    assert not (place / "store" / "train").exists()
+
+
+def test_a_document_longer_than_can_be_encoded_whole_is_refused(place, monkeypatch):
+    monkeypatch.setattr(writer, "WHOLE", 99)
+    with pytest.raises(ValueError, match=r"has 100 bytes.*'witness'.* at most 99 bytes; cut it"):
+        prepare(place)
+    prepare(place, vocabulary=ByteVocabulary())  # which is encoded in pieces
+
+
+def test_pieces_and_mapped_files_give_the_same_store(place, monkeypatch):
+    whole = prepare(place, "whole", vocabulary=ByteVocabulary())
+    monkeypatch.setattr(writer, "PIECE", 7)
+    monkeypatch.setattr("brt.data.sources.files.MAPPED", 50)
+    assert not isinstance(TextFiles("").read(str(place / "text" / "1.txt")).data, bytes)
+    assert same(whole.folder, prepare(place, "pieces", vocabulary=ByteVocabulary()).folder)
+    prepare(place, "witness")  # a vocabulary that needs the bytes
+
+
+def test_a_disk_that_fills_keeps_the_finished_shards_and_says_so(place, monkeypatch):
+    synced = [0]
+    sync = os.fsync
+
+    def full(descriptor):
+        synced[0] += 1
+        if synced[0] > 13:  # five files a shard
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer.os, "fsync", full)
+        with pytest.raises(OSError, match=r"disk was full.*; 2 finished shards stay in .*partial"):
+            prepare(place)
+    assert len(finished_shards(place)) == 2 and not (place / "store" / "train").exists()
+    seen(place)
+    prepare(place)
+    assert sorted(seen(place)) == list("456789")
+
+
+def test_a_tree_is_listed_and_read_as_it_is_streamed(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_BYTES", 20)
+    for number in range(9):
+        (tmp_path / "tree" / f"p{number}").mkdir(parents=True)
+        for name in "ab":
+            (tmp_path / "tree" / f"p{number}" / f"{name}.py").write_text(f"{name} = {number}\n")
+    source = SourceTree(str(tmp_path / "tree"))
+    Corpus(str(tmp_path / "s"), source, "bytes").prepare("train", quiet=True, workers=2)
+    store = TokenStore(tmp_path / "s" / "train")
+    texts = [bytes(store.tokens(d).tolist()) for d in range(store.num_documents)]
+    assert texts == [document.data for document in source.documents("train")]
+    key = [run.key for run in StreamedDocuments(source.documents("train")).runs({})]
+    assert len(set(key)) == len(key) > 1
+
+
+def test_a_preparation_leaves_no_thread_and_no_worker(place):
+    threads = threading.active_count()
+    prepare(place, workers=2)
+    assert threading.active_count() == threads
+    assert not multiprocessing.active_children()
+
+
+def test_lines_of_the_documents_are_in_order(place):
+    lines = (prepare(place, workers=2).folder / "documents.jsonl").read_text().splitlines()
+    assert [json.loads(line)["title"] for line in lines] == [str(number) for number in range(10)]

@@ -1,0 +1,90 @@
+"""Inspection: what a store says of itself is true, and damage does not stay hidden."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from paths import ROOT
+
+from brt.data.corpus import Corpus
+from brt.data.sources.files import TextFiles
+from brt.data.stores.inspection import LISTED, describe, document_ends, verify
+
+
+@pytest.fixture
+def store(tmp_path):
+    (tmp_path / "text").mkdir()
+    for number in range(12):
+        (tmp_path / "text" / f"b{number:02}.txt").write_text(f"book {number} é " * (number + 1))
+    corpus = Corpus(str(tmp_path / "stores"), TextFiles(str(tmp_path / "text")), "bytes")
+    corpus.prepare("train", quiet=True)
+    return corpus.open("train")
+
+
+def test_the_table_names_counts_and_the_first_documents(store):
+    text = describe(store)
+    rows = dict(line.split("  ", 1) for line in text.split("\n\n")[0].splitlines())
+    rows = {name.strip(): value.strip() for name, value in rows.items()}
+    assert rows["documents"] == "12"
+    assert rows["tokens"] == rows["bytes"] == f"{store.num_tokens:,}"
+    assert rows["words"] == str(3 * sum(range(1, 13)))
+    assert rows["bytes per token"] == "1.0000"
+    assert rows["sha256: tokens.bin"] == store.manifest["content"]
+    table = text.split("\n\n")[1].splitlines()
+    assert len(table) == 1 + LISTED + 1
+    assert len({line.rindex(" b0") for line in table[1 : 1 + LISTED]}) == 1  # aligned
+    assert table[-1].startswith("and 2 more; the shortest has 10 tokens")
+
+
+def test_both_ends_of_a_document_are_shown_as_text(store):
+    vocabulary = Corpus("", TextFiles(""), "bytes").vocabulary
+    text = document_ends(store, "b11", vocabulary)
+    assert "document 11, 'b11': 132 tokens" in text
+    assert text == document_ends(store, "11", vocabulary)
+    whole = ("book 11 é " * 12).encode()
+    assert repr(whole[:64].decode("utf-8", "replace")) in text
+    assert repr(whole[-64:].decode("utf-8", "replace")) in text
+    assert "all 10" in document_ends(store, "0", vocabulary)
+    assert "'" not in document_ends(store, "b01", None).split("\n", 1)[1]
+    with pytest.raises(ValueError, match=r"no document 'b12'; .* from 0 to 11"):
+        document_ends(store, "b12", vocabulary)
+
+
+def test_a_sound_store_is_verified(store):
+    verify(store, quiet=True)
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "documents.jsonl"])
+def test_one_changed_byte_is_found(store, name):
+    path = store.folder / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=rf"{name} is damaged: its sha256 .* prepare it again"):
+        verify(store, quiet=True)
+
+
+def test_offsets_and_counts_that_do_not_fit_the_documents_are_found(store):
+    manifest = json.loads((store.folder / "manifest.json").read_text())
+    store.manifest["words"] += 1
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged: its counts"):
+        verify(store, quiet=True)
+    store.manifest = manifest
+    store.lengths_D = store.lengths_D[::-1]
+    with pytest.raises(ValueError, match=r"offsets\.npy is damaged: document 0 is cut wrong"):
+        verify(store, quiet=True)
+
+
+def test_the_command_needs_no_gin_file(store):
+    command = [sys.executable, "-m", "brt.prepare", f"--inspect={store.folder}", "--document=b03"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert repr("book 3 é " * 4) in done.stdout
+    assert "verified" in done.stdout
+    os.truncate(store.folder / "tokens.bin", 4)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    assert "cut short" in done.stderr and "Traceback" not in done.stderr

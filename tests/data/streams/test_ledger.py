@@ -1,0 +1,108 @@
+"""The ledger: equal when the same data was read, by however many, and different when not."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stores import RAGGED, W, lengths_for
+
+from brt.data.streams.ledger import MODULUS, ledger_of, row_hashes
+from brt.data.streams.select import STREAMS, training_stream
+
+SIZES = 8, W, 2, 5
+
+
+def ledger_after(store, kind, hosts, steps):
+    """The ledger of `steps`, read by so many hosts that know nothing of one another."""
+    rows, sums = 8 // hosts, []
+    for host in range(hosts):
+        stream = training_stream(kind, store, *SIZES)
+        sums.append(
+            sum(ledger_of(stream.batch(s, host * rows, rows), s, host * rows) for s in steps)
+        )
+    return sum(sums) % MODULUS
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_any_number_of_hosts_keeps_the_same_ledger(store_of, kind):
+    store = store_of(lengths_for(kind))
+    ledgers = {ledger_after(store, kind, hosts, range(40)) for hosts in (1, 2, 4, 8)}
+    assert len(ledgers) == 1
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_run_resumed_on_another_number_of_hosts_ends_with_the_same_ledger(store_of, kind):
+    store = store_of(lengths_for(kind))
+    parts = [(8, range(13)), (2, range(13, 14)), (1, range(14, 40))]
+    resumed = sum(ledger_after(store, kind, hosts, steps) for hosts, steps in parts) % MODULUS
+    assert resumed == ledger_after(store, kind, 1, range(40))
+    assert resumed != ledger_after(store, kind, 1, range(39))
+    assert resumed != ledger_after(store, kind, 1, [*range(39), 38])
+
+
+def test_the_ledger_is_fixed_for_good(store_of):
+    """It is compared between machines and versions."""
+    assert f"{ledger_after(store_of(RAGGED), 'documents', 1, range(9)):016x}" == "c8e8f2b263f94ba9"
+
+
+def mixed(x):
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ x >> shift) * factor % MODULUS
+    return x ^ x >> 31
+
+
+def plain_hash(batch, step, row, first_row):
+    """The hash of one row, word by word."""
+    total = 0
+    for number, array in enumerate(batch):
+        row_KT = array[:, row].ravel()
+        words = (row_KT.view(np.uint32) if array.dtype == np.float32 else row_KT).tolist()
+        bits = np.random.Philox(np.random.SeedSequence((number, 1))).random_raw(len(words))
+        total += sum(word % 2**32 * (int(b) | 1) for word, b in zip(words, bits))
+    return mixed((total + mixed((first_row + row + mixed(step)) % MODULUS)) % MODULUS)
+
+
+def test_the_hash_is_that_of_a_plain_loop_and_rows_keep_their_number(store_of):
+    stream = training_stream("documents", store_of(RAGGED, weighted=True), *SIZES)
+    for step, first in ((0, 0), (3, 2), (7, 5)):
+        batch = stream.batch(step, first)
+        plain = [plain_hash(batch, step, row, first) for row in range(8 - first)]
+        assert row_hashes(batch, step, first).tolist() == plain
+        assert ledger_of(batch, step, first) == sum(plain) % MODULUS
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    st.sampled_from(range(4)),
+    st.integers(0, 1),
+    st.integers(0, 7),
+    st.integers(0, W - 1),
+    st.data(),
+)
+def test_whatever_changes_in_a_row_changes_its_hash_and_no_other(store_of, field, k, row, at, data):
+    batch = training_stream("documents", store_of(RAGGED), *SIZES).batch(3)
+    changed = list(map(np.copy, batch))
+    place = (k, row, at)[: changed[field].ndim]
+    old = changed[field][place]
+    new = not old if field == 3 else data.draw(st.integers(-1, 2**20).filter(lambda x: x != old))
+    changed[field][place] = new
+    different = row_hashes(type(batch)(*changed), 3) != row_hashes(batch, 3)
+    assert different.tolist() == [r == row for r in range(8)]
+
+
+def test_places_rows_and_steps_count(store_of):
+    batch = training_stream("documents", store_of(RAGGED), *SIZES).batch(3)
+    one = type(batch)(*(array[:, :1] for array in batch))
+    every = [int(row_hashes(one, step, row)[0]) for step in range(30) for row in range(30)]
+    assert len(set(every)) == len(every)
+    swapped = batch._replace(targets_KBT=batch.targets_KBT[:, :, [1, 0, 2, 3]])
+    read = (batch.targets_KBT[..., 0] != batch.targets_KBT[..., 1]).any(axis=0)
+    assert (row_hashes(swapped, 3) != row_hashes(batch, 3)).tolist() == read.tolist()
+    assert read.any()
+
+
+def test_hashes_use_all_their_bits(store_of):
+    stream = training_stream("documents", store_of(RAGGED), *SIZES)
+    hashes = np.concatenate([row_hashes(stream.batch(step), step) for step in range(100)])
+    bits = (hashes[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
+    assert np.abs(bits.mean(axis=0) - 0.5).max() < 0.1  # five standard deviations

@@ -1,0 +1,202 @@
+"""Mixtures: every row reads whole documents of every store, for its share of the tokens."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stores import RAGGED, N, W, joined, plain_segments, read_row, same
+
+from brt.data.corpus import Corpus
+from brt.data.mixture import MixedStore, Mixture
+from brt.data.sources.files import TextFiles
+from brt.data.streams.documents import DocumentPass
+from brt.data.streams.mixture import MixtureStream
+from brt.data.streams.select import evaluation_pass, training_stream
+from brt.data.vocabularies.base import ByteVocabulary
+
+BOOKS, NOTES, PAGES = [31, 40, 57, 12, 90, 33, 64, 41], [1, 2, 5, 3, 1, 1, 4], RAGGED
+
+
+@pytest.fixture
+def mixed(store_of):
+    def make(shares=(0.5, 0.2, 0.3)):
+        firsts = (1000, 5000, 9000)
+        stores = [store_of(d, first=f) for d, f in zip((BOOKS, NOTES, PAGES), firsts)]
+        return MixedStore(stores[: len(shares)], list(shares))
+
+    return make
+
+
+def documents_read(store, stream, row, segments):
+    """Documents of a row, in order, of about so many segments; each was read whole."""
+    batches = [stream.batch(step) for step in range(segments + 30)]
+    length, count, documents = stream.segment_length, 0, []
+    document_of = {int(store.tokens(d)[0]): d for d in range(store.num_documents)}
+    while count < segments:
+        documents.append(document_of[int(batches[count].targets_KBT[0, row, 0])])
+        count += len(plain_segments(store, documents[-1], length))
+    assert read_row(store, batches, row, length, count) == documents
+    return documents
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.2, 0.3), (0.98, 0.01, 0.01), (0.05, 0.95)])
+@pytest.mark.parametrize(("rows", "length"), [(1, N), (3, 5)])
+def test_every_row_reads_whole_documents_for_their_shares(mixed, shares, rows, length):
+    store = mixed(shares)
+    stream = MixtureStream(store, rows, length, seed=3)
+    longest = np.array([part.lengths_D.max() for part in store.stores])
+    owners = [set() for _ in range(rows)]
+    for row in range(rows):
+        tokens, epochs = np.zeros(len(shares)), [[] for _ in shares]
+        for document in documents_read(store, stream, row, 400):
+            which = np.searchsorted(store.bases, document, side="right") - 1
+            tokens[which] += store.lengths_D[document]
+            epochs[which].append(document)
+            # Off by its own longest document, and its share of what all are off, at most.
+            off = np.abs(tokens - tokens.sum() * np.array(shares))
+            assert (off <= longest + np.array(shares) * longest.sum()).all()
+        for read in filter(None, epochs):
+            own = len(set(read))
+            owners[row] |= set(read)
+            for start in range(0, len(read) - own + 1, own):
+                assert len(set(read[start : start + own])) == own  # an epoch of the row
+    if shares == (0.5, 0.2, 0.3):  # all were read within the steps looked at
+        assert sorted(d for row in owners for d in row) == list(range(store.num_documents))
+
+
+def test_rows_begin_with_stores_in_proportion(store_of):
+    stores = [store_of([9] * 40), store_of([3] * 40, first=5000)]
+    for seed in range(5):
+        batch = MixtureStream(MixedStore(stores, [0.75, 0.25]), 40, N, seed=seed).batch(0)
+        assert (batch.targets_KBT[0, :, 0] < 5000).sum() == 30
+
+
+@settings(deadline=None, derandomize=True, max_examples=10)
+@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=3), st.integers(1, 4), st.data())
+def test_any_step_may_be_asked_for_at_any_time(store_of, shares, rows, data):
+    lengths = (BOOKS, NOTES, PAGES)
+    stores = [store_of(x, first=f) for x, f in zip(lengths, (1000, 5000, 9000))][: len(shares)]
+    store = MixedStore(stores, [share / sum(shares) for share in shares])
+    walker = MixtureStream(store, rows, W, seed=1)
+    walked = [walker.batch(step) for step in range(60)]
+    jumper = MixtureStream(store, rows, W, seed=1)
+    for _ in range(8):
+        step = data.draw(st.integers(0, 59))
+        assert same(jumper.batch(step), walked[step])
+    together = MixtureStream(store, rows, W, 3, seed=1).batch(13)
+    assert same(together, joined(walked[39:42], axis=0))
+
+
+def test_a_far_step_costs_no_replay(mixed):
+    begun = time.process_time()
+    MixtureStream(mixed((0.9, 0.1)), 3, W).batch(10**11)
+    assert time.process_time() - begun < 1.0
+
+
+def test_far_steps_join_without_a_gap(mixed):
+    store = mixed()
+    for first in (10**6, 10**10):
+        stream = MixtureStream(store, 2, W)
+        for row in range(2):
+            batches = [stream.batch(first + step) for step in range(60)]
+            starts = [s for s, batch in enumerate(batches) if batch.starts_KB[0, row]]
+            read_row(store, batches[starts[0] :], row, W, starts[-1] - starts[0])
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_hosts_together_read_the_global_batch(mixed, hosts):
+    store, rows = mixed(), 4 // hosts
+    whole = MixtureStream(store, 4, W, 2)
+    readers = [MixtureStream(store, 4, W, 2) for _ in range(hosts)]
+    for step in (5, 0, 33, 10**8):
+        parts = [reader.batch(step, h * rows, rows) for h, reader in enumerate(readers)]
+        assert same(joined(parts, axis=1), whole.batch(step))
+
+
+def test_the_order_is_fixed_for_good(mixed):
+    """A checkpoint is a step, so the stream must be the same in every version of NumPy."""
+    store = mixed()
+    found = documents_read(store, MixtureStream(store, 2, N, seed=3), 1, 30)
+    assert found[:12] == [17, 13, 10, 21, 8, 3, 8, 10, 2, 13, 8, 13]
+
+
+def test_a_mixture_is_evaluated_as_the_union_of_its_documents(mixed):
+    store = mixed()
+    reader = evaluation_pass("documents", store, 5, W)
+    assert isinstance(reader, DocumentPass)
+    batches = [reader.batch(step) for step in range(reader.num_steps)]
+    scored = [int(t) for batch in batches for t in batch.targets_KBT[batch.weights_KBT > 0]]
+    every = [int(t) for part in store.stores for t in part.all_tokens]
+    assert sorted(scored) == every
+    assert store.manifest["tokens"] == store.num_tokens == len(every)
+    assert store.manifest["documents"] == store.num_documents == len(store.titles())
+
+
+def test_weights_of_one_store_stay_with_it(store_of):
+    stores = [store_of([5, 4]), store_of([6, 3], weighted=True, first=5000)]
+    store = MixedStore(stores, [0.5, 0.5])
+    assert store.has_weights
+    for document in range(4):
+        expected = stores[document // 2].weights(document % 2)
+        assert store.weights(document).tolist() == expected.tolist()
+
+
+# What cannot be mixed.
+
+
+def corpus(folder, name, vocabulary=None):
+    return Corpus(str(folder / name), TextFiles(str(folder)), vocabulary or ByteVocabulary())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.5, 0])
+def test_weights_that_are_no_shares_are_refused_and_named(tmp_path, bad):
+    corpora = [corpus(tmp_path, "a"), corpus(tmp_path, "b")]
+    with pytest.raises(ValueError, match=rf"Mixture\.weights = .* has {bad} for {tmp_path}/b; "):
+        Mixture(corpora, [1, bad])
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "b", "a"], []])
+def test_each_corpus_has_a_name_of_its_own_or_a_number(tmp_path, names):
+    corpora = [corpus(tmp_path, "a"), corpus(tmp_path, "b")]
+    with pytest.raises(ValueError, match=r"Mixture\.names = .*: give each of 2 corpora a name"):
+        Mixture(corpora, [1, 1], names)
+    assert Mixture(corpora, [1, 1]).names == ["0", "1"]
+    assert Mixture(corpora, [1, 1], ["x", "y"]).names == ["x", "y"]
+
+
+@pytest.mark.parametrize("weights", [[], [1], [1, 2, 3]])
+def test_each_corpus_has_a_weight(tmp_path, weights):
+    with pytest.raises(ValueError, match=rf"gives {len(weights)} weights for 2 corpora"):
+        Mixture([corpus(tmp_path, "a"), corpus(tmp_path, "b")], weights)
+    with pytest.raises(ValueError, match="at least one corpus"):
+        Mixture([], [])
+
+
+def test_corpora_with_different_vocabularies_are_refused_before_any_work(tmp_path):
+    class Upper(ByteVocabulary):
+        name, fingerprint = "upper", "0" * 64
+
+    (tmp_path / "text.txt").write_text("some text")
+    mixture = Mixture([corpus(tmp_path, "a"), corpus(tmp_path, "b", Upper())], [1, 1])
+    with pytest.raises(ValueError, match=r"b/train has vocabulary upper .*a/train has bytes"):
+        mixture.prepare("train", quiet=True)
+    assert not (tmp_path / "a").exists()
+    for part in mixture.corpora:
+        part.prepare("train", quiet=True)
+    with pytest.raises(ValueError, match="what is mixed needs one vocabulary"):
+        mixture.open("train")
+
+
+def test_a_store_with_fewer_documents_than_rows_is_named(mixed):
+    store = mixed()
+    with pytest.raises(ValueError, match=r"8 rows .* has 7; lower the batch .*Mixture\.corpora"):
+        MixtureStream(store, 8, N)
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "shuffled"])
+def test_contiguous_streams_over_a_mixture_are_refused(mixed, kind):
+    for make in (training_stream, evaluation_pass):
+        with pytest.raises(ValueError, match=rf"Trainer\.stream = '{kind}' .* Mixture"):
+            make(kind, mixed(), 2, N)

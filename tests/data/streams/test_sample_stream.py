@@ -1,0 +1,109 @@
+"""The samples stream: whole samples, every scored token once, in an order the step decides."""
+
+import collections
+
+import numpy as np
+import pytest
+from stores import RAGGED, W, joined, same
+
+from brt.data.mixture import MixedStore
+from brt.data.streams.samples import SamplePass, SampleStream
+from brt.data.streams.select import evaluation_pass, training_stream
+
+K = 3
+LENGTHS = [K * W + 1] * 11
+
+
+def of(store, batch, row):
+    """The sample a row read: its number, and a check of every place of the batch."""
+    inputs, targets, weights = (array[:, row].ravel() for array in batch[:3])
+    document = (int(inputs[0]) - int(store.tokens(0)[0])) // LENGTHS[0]
+    tokens = store.tokens(document)
+    assert inputs.tolist() == tokens[:-1].tolist() and targets.tolist() == tokens[1:].tolist()
+    assert weights.tolist() == store.weights(document)[1:].tolist()
+    assert batch.starts_KB[:, row].tolist() == [True] + [False] * (K - 1)
+    return document
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("rows", [1, 4, 11, 25])
+def test_every_row_reads_a_whole_new_sample_a_step_and_an_epoch_reads_each_once(
+    store_of, rows, weighted
+):
+    store = store_of(LENGTHS, weighted=weighted)
+    stream = SampleStream(store, rows, W, K, seed=3)
+    steps = -(-5 * 11 // rows)
+    read = [of(store, stream.batch(step), row) for step in range(steps) for row in range(rows)]
+    epochs = [read[at : at + 11] for at in range(0, 55, 11)]
+    assert all(sorted(epoch) == list(range(11)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 5
+
+
+def test_a_batch_follows_from_store_seed_and_step_whoever_reads_it(store_of):
+    store = store_of(LENGTHS)
+    whole, parts = SampleStream(store, 6, W, K, seed=1), SampleStream(store, 6, W, K, seed=1)
+    for step in (7, 0, 1, 7):
+        split = [parts.batch(step, 0, 1), parts.batch(step, 1, 3), parts.batch(step, 4)]
+        assert same(whole.batch(step), joined(split, axis=1))
+    assert not same(whole.batch(0), SampleStream(store, 6, W, K, seed=2).batch(0))
+    # For good: a checkpoint is a step.
+    assert [of(store, whole.batch(2), row) for row in range(6)] == [6, 2, 10, 4, 3, 5]
+
+
+@pytest.mark.parametrize("length", [1, W, 2 * W, 3 * W])
+@pytest.mark.parametrize("rows", [1, 4, 11, 25])
+def test_a_pass_scores_each_target_of_each_sample_exactly_once(store_of, rows, length):
+    if 3 * W % length:
+        with pytest.raises(ValueError, match="segment_length = 8 does not cut a sample of 12"):
+            SamplePass(store_of(LENGTHS), rows, length)
+        return
+    store = store_of(LENGTHS, weighted=True)
+    reader, scored = SamplePass(store, rows, length), collections.Counter()
+    for step in range(reader.num_steps):
+        batch = reader.batch(step)
+        documents_B, offsets_B = reader.places(step)
+        for row, (document, offset) in enumerate(zip(documents_B, offsets_B)):
+            if document < 0:
+                assert not batch.weights_KBT[0, row].any() and batch.starts_KB[0, row]
+                continue
+            tokens = store.tokens(document)
+            assert batch.inputs_KBT[0, row].tolist() == tokens[offset - 1 :][:length].tolist()
+            assert batch.targets_KBT[0, row].tolist() == tokens[offset:][:length].tolist()
+            assert batch.starts_KB[0, row] == (offset == 1)
+            for target, weight in zip(batch.targets_KBT[0, row], batch.weights_KBT[0, row]):
+                scored[int(target)] += float(weight)
+    assert scored.total() == sum(store.weights(d)[1:].sum() for d in range(11))
+    assert len(scored) == 11 * 3 * W and reader.num_steps == -(-11 // rows) * (3 * W // length)
+
+
+def test_segments_that_do_not_make_up_a_sample_are_refused_with_what_to_bind(store_of):
+    store = store_of(LENGTHS)
+    for sizes, told in (
+        ((W, 2), "bind Trainer.segment_length = 6"),
+        ((3, 5), "12 tokens do not divide into 5 segments"),
+        ((2 * W, 2), "bind Trainer.segment_length = 6"),
+    ):
+        with pytest.raises(ValueError, match=f"{told}.*padded_length of the task"):
+            SampleStream(store, 4, *sizes)
+
+
+def test_documents_that_are_no_samples_are_refused(store_of):
+    ragged, samples = store_of(RAGGED), store_of(LENGTHS)
+    mixed = MixedStore([samples, samples], [0.5, 0.5])
+    for store, told in (
+        (ragged, "samples of one length"),
+        (mixed, "has no order"),
+        (store_of([1, 1]), "two tokens or more"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            training_stream("samples", store, 2, W, K)
+        with pytest.raises(ValueError, match=told):
+            evaluation_pass("samples", store, 2, W)
+
+
+def test_reading_past_the_batch_or_before_it_is_refused(store_of):
+    for stream in (SampleStream(store_of(LENGTHS), 4, W, K), SamplePass(store_of(LENGTHS), 4, W)):
+        for place in ((-1, 0, 1), (0, 4, 1), (0, 0, 5)):
+            with pytest.raises(ValueError, match="the batch has 4 rows"):
+                stream.batch(*place)
+    assert np.array_equal(SampleStream(store_of(LENGTHS), 4, W, K).row_segments_B, [9] * 4)

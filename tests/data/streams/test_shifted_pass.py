@@ -1,0 +1,116 @@
+"""Evaluation by windows that overlap: every token once, from as much context as was promised."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from stores import FIRST, RAGGED, make_store
+from tiny_run import build, one_device, shared_programs, write_config  # noqa: F401
+
+from brt.data.streams.shifted import ShiftedPass
+from brt.data.vocabularies.base import BEGIN
+from brt.evaluation.evaluator import Evaluator
+
+T = 8
+VANILLA = (
+    "Trainer.model = @TransformerXL",
+    "TransformerXL.vocabulary_size = 256",
+    "TransformerXL.num_layers = 2",
+    "TransformerXL.width = 12",
+    "TransformerXL.num_heads = 2",
+    "TransformerXL.head_size = 4",
+    "TransformerXL.feed_forward_size = 16",
+    "TransformerXL.memory_length = 0",
+    "Evaluation.segment_length = 8",
+    "Evaluation.tokens_per_step = 320",
+)
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("stride", [1, 3, T])
+@pytest.mark.parametrize("rows", [1, 4, 300])
+def test_every_token_is_scored_once_with_the_promised_context(tmp_path, rows, stride, contiguous):
+    store = make_store(tmp_path / "store", RAGGED, weighted=True)
+    shifted = ShiftedPass(store, rows, T, stride, contiguous)
+    weight_of, offset_of, place = {}, {}, 0
+    for document, length in enumerate(RAGGED):
+        for offset in range(length):
+            weight_of[FIRST + place] = float(store.weights(document)[offset])
+            offset_of[FIRST + place] = (document, offset)
+            place += 1
+    scored = {}
+    for step in range(shifted.num_steps):
+        batch = shifted.batch(step)
+        documents_B, offsets_B = shifted.places(step)
+        assert batch.starts_KB.all()
+        for row in range(rows):
+            inputs, targets, weights = (x[0, row].tolist() for x in batch[:3])
+            if documents_B[row] >= 0:
+                assert offset_of[targets[0]] == (documents_B[row], offsets_B[row])
+            for t, (target, weight) in enumerate(zip(targets, weights)):
+                if not weight:
+                    continue
+                assert target not in scored and weight == weight_of[target]
+                document, offset = offset_of[target]
+                before = target - FIRST - 1 if contiguous else offset
+                assert t >= min(before, T - stride)  # tokens before the last input, in the window
+                assert inputs[t] == (BEGIN if offset == 0 and not contiguous else target - 1)
+                scored[target] = weight
+    unseen = {FIRST} if contiguous else set()
+    assert scored == {
+        token: weight for token, weight in weight_of.items() if weight and token not in unseen
+    }
+
+
+def test_hosts_read_their_rows_of_the_same_batch(tmp_path):
+    store = make_store(tmp_path / "store", RAGGED)
+    shifted = ShiftedPass(store, 6, T, 2)
+    for step in (0, 1, shifted.num_steps - 1):
+        whole, parts = shifted.batch(step), [shifted.batch(step, row, 2) for row in (0, 2, 4)]
+        for name, expected in whole._asdict().items():
+            found = np.concatenate([getattr(part, name) for part in parts], axis=1)
+            np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("stride", [0, 9])
+def test_a_stride_that_leaves_tokens_out_is_refused(tmp_path, stride):
+    store = make_store(tmp_path / "store", RAGGED)
+    with pytest.raises(ValueError, match=f"Evaluation.stride = {stride}"):
+        ShiftedPass(store, 2, T, stride)
+
+
+@pytest.mark.parametrize("stream", ["documents", "contiguous"])
+def test_shifting_by_one_predicts_every_token_from_a_whole_window_of_its_own(tmp_path, stream):
+    path = write_config(tmp_path, *VANILLA, without=("BlockRecurrentTransformer", "RecurrentCell"))
+    experiment = build(path, "Evaluation.stride = 1", f"Trainer.stream = '{stream}'").experiment
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: jax.numpy.float32(0.5 * rng.normal(size=x.shape)), experiment.abstract_params
+    )
+    store = experiment.open_store("validation")
+    with jax.set_mesh(one_device()):
+        found = Evaluator(experiment, store, one_device()).run(params)
+
+    @jax.jit
+    def read(inputs_BT):
+        model = experiment.bind(params).for_segments(T)
+        return model(inputs_BT, model.init_caches(1))[0][0]
+
+    if stream == "documents":
+        texts = [np.append(BEGIN, store.tokens(d)) for d in range(store.num_documents)]
+    else:
+        texts = [np.concatenate([store.tokens(d) for d in range(store.num_documents)])]
+    nats, count = 0.0, 0
+    for text in texts:
+        text = text.astype(int)
+        for t in range(1, len(text)):
+            window = np.zeros(T, np.int32)  # what follows the last input is never seen
+            inputs = text[max(t - T, 0) : t]
+            window[: len(inputs)] = inputs
+            logits_V = np.float64(read(window[None])[len(inputs) - 1])
+            nats += math.log(np.exp(logits_V).sum()) - logits_V[text[t]]
+            count += 1
+    assert found["scored_tokens"] == count
+    assert found["loss"] == pytest.approx(nats / count, rel=1e-5)
+    assert not any(name.startswith("cleared") for name in found)

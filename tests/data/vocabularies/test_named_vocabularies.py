@@ -1,0 +1,45 @@
+"""Strings that name vocabularies: one form for each kind, and no guesses."""
+
+import gin
+import pytest
+
+from brt.data.corpus import Corpus
+from brt.data.sources.files import TextFiles
+from brt.data.vocabularies.base import ByteVocabulary, SentencePieceVocabulary
+from brt.data.vocabularies.named import KINDS, named_vocabulary
+
+
+def test_bytes_and_models_need_no_kind():
+    assert isinstance(named_vocabulary("bytes"), ByteVocabulary)
+    for text in ("a/b.model", "sentencepiece:a/b.model", "sentencepiece:a/b"):
+        assert isinstance(named_vocabulary(text), SentencePieceVocabulary)
+    assert named_vocabulary("odd:name.model").model_file == "odd:name.model"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_and_a_path_name_its_class_and_open_nothing(kind):
+    vocabulary = Corpus("store", TextFiles("x"), f"{kind}:absent/file.txt").vocabulary
+    assert type(vocabulary) is KINDS[kind]
+    assert "absent/file.txt" in vars(vocabulary).values()
+    assert vocabulary.name.startswith(kind)
+
+
+def test_further_settings_are_bindings_of_the_class():
+    with gin.config_scope(None), gin.unlock_config():
+        gin.bind_parameter("WordVocabulary.lower_case", True)
+    try:
+        assert named_vocabulary("words:list.txt").lower_case
+    finally:
+        gin.clear_config()
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [("byte", "bytes"), ("word:list.txt", "words"), ("words:", "words"), ("list.txt", None)],
+)
+def test_anything_else_is_refused_with_all_forms(text, nearest):
+    with pytest.raises(
+        ValueError, match=r"KIND:PATH with one of the kinds sentencepiece, words"
+    ) as e:
+        named_vocabulary(text)
+    assert (f"is {nearest} meant" in str(e.value)) == (nearest is not None)

@@ -1,0 +1,49 @@
+"""SubwordTextEncoder through TensorFlow Datasets; what training asks needs no TensorFlow."""
+
+import subprocess
+import sys
+
+import pytest
+
+from brt.data.vocabularies.subwords import SubwordVocabulary
+
+FILE = "### SubwordTextEncoder\n### Metadata: {}\n'whale'\n'the_'\n's'\n"
+
+
+@pytest.fixture
+def vocabulary(tmp_path):
+    (tmp_path / "tiny.subwords").write_text(FILE)
+    return SubwordVocabulary(str(tmp_path / "tiny.subwords"))
+
+
+def test_size_and_fingerprint_are_read_without_tensorflow(vocabulary):
+    code = (
+        "import sys; from brt.data.vocabularies.subwords import SubwordVocabulary as V; "
+        f"v = V({vocabulary.file!r}); print(v.size, v.fingerprint); "
+        "assert not {'tensorflow', 'tensorflow_datasets'} & sys.modules.keys()"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["260", vocabulary.fingerprint]
+
+
+@pytest.mark.parametrize("name", ["wrong.subwords", "wrong.txt"])
+def test_a_file_of_another_kind_is_named(tmp_path, name):
+    (tmp_path / name).write_text("whale\n" if name.endswith("subwords") else FILE)
+    with pytest.raises(ValueError, match=f"{name} is not a .subwords file"):
+        SubwordVocabulary(str(tmp_path / name)).size  # noqa: B018
+
+
+def test_without_the_library_the_sentence_says_what_to_install(vocabulary, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(ImportError, match=r"SubwordVocabulary needs.*\.\[data\]"):
+        vocabulary.encode(b"a", "any")
+
+
+@pytest.mark.filterwarnings("ignore")  # TensorFlow's own, while it is imported
+def test_any_text_comes_back(vocabulary):
+    pytest.importorskip("tensorflow_datasets", reason='needs pip install -e ".[data]"')
+    text = "the whales  swam\t\n\né€_\\"
+    ids = vocabulary.encode(text.encode(), "any")
+    assert vocabulary.decode(ids) == text
+    assert ids.min() > 0 and ids.max() < vocabulary.size == vocabulary._encoder.vocab_size
+    assert ids[:3].tolist() == [2, 1, 3]

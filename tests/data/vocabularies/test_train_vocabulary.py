@@ -1,0 +1,268 @@
+"""Making vocabularies: the same file for the same text and seed, from text read once."""
+
+import hashlib
+import itertools
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from paths import ROOT
+from sentencepiece import SentencePieceProcessor
+from tiny_run import command, write_config
+
+from brt import config, prepare
+from brt.data.sources.files import Document
+from brt.data.vocabularies.base import SentencePieceVocabulary
+from brt.data.vocabularies.characters import CharacterVocabulary
+from brt.data.vocabularies.report import report
+from brt.data.vocabularies.subwords import SubwordVocabulary
+from brt.data.vocabularies.training import (
+    SentencePieceTraining,
+    SubwordTraining,
+    SymbolCounting,
+    WordCounting,
+    bound_training,
+    sample_lines,
+    train_vocabulary,
+)
+from brt.data.vocabularies.words import WordVocabulary
+
+TEXT = "\n".join(
+    f"{a}{b} {b}  {a}{a} {number * 37}\t{a}!"
+    for number, (a, b) in enumerate([("ka", "to"), ("mi", "re"), ("su", "no"), ("vel", "dan")] * 8)
+)
+
+
+class Texts:
+    """A source of texts by split, which counts how often it is read."""
+
+    def __init__(self, **texts):
+        self.texts, self.read = texts, Counter()
+
+    def documents(self, split):
+        self.read[split] += 1
+        for number, text in enumerate(self.texts[split]):
+            yield Document(f"{split}{number}", text.encode())
+
+    def count(self, split):
+        return len(self.texts[split])
+
+
+def made(vocabulary, training, source):
+    train_vocabulary(vocabulary, training, source, quiet=True)
+    return vocabulary
+
+
+def trained(path, size=60, text=TEXT, **settings):
+    training = SentencePieceTraining(size, **settings)
+    return made(SentencePieceVocabulary(str(path)), training, Texts(train=[text]))
+
+
+# SentencePiece.
+
+
+def test_the_same_text_and_seed_give_the_same_model_byte_for_byte(tmp_path):
+    first = trained(tmp_path / "first.model", max_lines=20, seed=1)
+    again = trained(tmp_path / "elsewhere" / "again.model", max_lines=20, seed=1)
+    other = trained(tmp_path / "other.model", max_lines=20, seed=2)
+    assert first.fingerprint == again.fingerprint != other.fingerprint
+    content = (tmp_path / "first.model").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == first.fingerprint
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_another_process_trains_the_same_model(tmp_path):
+    here = trained(tmp_path / "here.model")
+    code = (
+        "import sys; sys.path[:0] = ['tests/data/vocabularies', 'tests/support']\n"
+        "from pathlib import Path; from test_train_vocabulary import trained\n"
+        f"print(trained(Path({str(tmp_path / 'there.model')!r})).fingerprint)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert shown.stdout.strip() == here.fingerprint
+
+
+def test_models_have_the_settings_of_the_published_ones(tmp_path):
+    vocabulary = trained(tmp_path / "pg19.model")
+    assert vocabulary.size == 60
+    assert vocabulary.special_ids == {"<unk>": 0} and vocabulary.unknown_id == 0
+    processor = SentencePieceProcessor(model_file=vocabulary.model_file)
+    pieces = [processor.id_to_piece(i) for i in range(vocabulary.size)]
+    assert not any(processor.is_byte(i) for i in range(vocabulary.size))
+    assert not [p for p in pieces if any(c.isdigit() for c in p) and len(p) > 1]  # digits apart
+    assert pieces[1].startswith("▁") or len(pieces[1]) == 2  # merges first, letters last
+    found = report(vocabulary, TEXT.encode())
+    assert (found.tabs, found.newlines, found.double_spaces) == (False, False, True)
+
+
+def test_white_space_is_kept_where_asked(tmp_path):
+    found = report(trained(tmp_path / "white.model", keep_whitespace=True), TEXT.encode())
+    assert (found.tabs, found.newlines, found.double_spaces, found.exact) == (True,) * 4
+
+
+def test_options_of_the_library_replace_the_published_ones(tmp_path):
+    vocabulary = trained(tmp_path / "more.model", 330, options={"byte_fallback": True})
+    data = "ka Ω".encode()
+    assert vocabulary.unknown_id not in vocabulary.encode(data, "any")
+    usual = trained(tmp_path / "usual.model")
+    assert usual.unknown_id in usual.encode(data, "any")
+
+
+def test_larger_vocabularies_take_fewer_tokens(tmp_path):
+    sizes = [40, 50, 70]
+    counts = [report(trained(tmp_path / f"{n}.model", n), TEXT.encode()).tokens for n in sizes]
+    assert counts[0] > counts[1] > counts[2]
+
+
+def test_what_the_library_cannot_do_is_said_and_leaves_no_file(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot train 9000 pieces.*SentencePieceTraining\.size"):
+        trained(tmp_path / "a.model", 9000)
+    with pytest.raises(ValueError, match="no line of the source has 1 to 4192 bytes"):
+        trained(tmp_path / "b.model", text="x" * 5000 + "\n\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_exists_is_never_replaced(tmp_path):
+    (tmp_path / "old.model").write_bytes(b"precious")
+    with pytest.raises(FileExistsError, match=r"old\.model exists.*another file"):
+        trained(tmp_path / "old.model")
+    assert (tmp_path / "old.model").read_bytes() == b"precious"
+
+
+# The sample.
+
+
+def cut(lines, borders):
+    """The same lines in documents that end at some of their borders."""
+    edges = [0, *sorted(borders), len(lines)]
+    for number, (start, stop) in enumerate(itertools.pairwise(edges)):
+        yield Document(str(number), "\n".join(lines[start:stop]).encode() + b"\n")
+
+
+@pytest.mark.parametrize("count", [1, 3, 40, 200])
+def test_the_sample_does_not_depend_on_where_documents_end(count):
+    lines = [f"line {n}" for n in range(100)]
+    samples = [sample_lines(cut(lines, b), count, 5, 99) for b in ([], [1, 2, 50], range(1, 100))]
+    assert samples[0] == samples[1] == samples[2]
+    assert len(samples[0]) == min(count, 100)
+    assert set(samples[0]) <= set(lines) and len(set(samples[0])) == len(samples[0])
+    if count > 100:
+        assert samples[0] == lines
+
+
+@pytest.mark.parametrize("count", [1, 4, 15])
+def test_every_line_is_drawn_equally_often(count):
+    lines = [f"{n}" for n in range(20)]
+    documents, draws = list(cut(lines, [7])), 1500
+    counts = Counter(
+        line for seed in range(draws) for line in sample_lines(documents, count, seed, 99)
+    )
+    share = count / 20
+    deviation = (draws * share * (1 - share)) ** 0.5
+    assert counts.total() == draws * count
+    assert max(abs(counts[line] - draws * share) for line in lines) < 4 * deviation
+
+
+def test_empty_and_long_lines_are_no_sentences():
+    documents = [Document("a", b"one\n\n\nfour is too long\nfive")]
+    assert sample_lines(documents, 10, 0, 6) == ["one", "five"]
+    with pytest.raises(ValueError, match=r"max_lines = 0 must be at least 1"):
+        sample_lines(documents, 0, 0, 6)
+
+
+@pytest.mark.parametrize("count", [10, 2])
+def test_a_line_that_is_not_utf8_is_found_by_its_byte_in_the_document(count):
+    documents = [Document("a", b"one\n"), Document("b", b"two\n" + b"ab\xff\n" * 40)]
+    with pytest.raises(ValueError, match=r"'b' is not UTF-8 \(byte 6 is 0xff\)"):
+        sample_lines(documents, count, 0, 6)
+
+
+# Counted vocabularies.
+
+
+def test_words_and_symbols_are_counted_over_the_splits_named(tmp_path):
+    source = Texts(train=["a b a\n", "c\n"], validation=["d\n"], test=["é\n"])
+    words = made(WordVocabulary(str(tmp_path / "words.txt")), WordCounting(), source)
+    assert (tmp_path / "words.txt").read_text() == "<eos> 2\na 2\nb 1\nc 1\n<unk> 0\n"
+    assert source.read == {"train": 1}
+    symbols = made(CharacterVocabulary(str(tmp_path / "bytes.txt")), SymbolCounting(), source)
+    assert symbols.size == len({*"a b a\nc\nd\né\n".encode()})
+    assert source.read == {"train": 2, "validation": 1, "test": 1}
+    few = SymbolCounting("character", unknown=True, splits=("train",))
+    characters = made(CharacterVocabulary(str(tmp_path / "few.txt")), few, source)
+    assert characters.encode("éa".encode(), "any").tolist()[0] == characters.unknown_id
+    assert words.encode(b"d", "any")[0] == words.unknown_id
+
+
+def test_a_source_of_token_ids_is_refused(tmp_path):
+    class Ids(Texts):
+        def documents(self, split):
+            yield Document("task", tokens=np.zeros(3, np.int32))
+
+    with pytest.raises(ValueError, match="'task' comes as token ids"):
+        made(WordVocabulary(str(tmp_path / "w.txt")), WordCounting(), Ids(train=["x"]))
+
+
+@pytest.mark.filterwarnings("ignore")  # TensorFlow's own, while it is imported
+def test_subwords_are_built_and_give_text_back(tmp_path):
+    pytest.importorskip("tensorflow_datasets", reason='needs pip install -e ".[data]"')
+    vocabulary = SubwordVocabulary(str(tmp_path / "s.subwords"))
+    made(vocabulary, SubwordTraining(size=300), Texts(train=[TEXT] * 3))
+    found = report(vocabulary, TEXT.encode())
+    assert found.exact and 257 < found.size < 400
+    assert found.bytes_per_token > 1.1
+    assert [path.name for path in tmp_path.iterdir()] == ["s.subwords"]
+
+
+# From gin and from the command line.
+
+
+def bindings(tmp_path, vocabulary, *more):
+    return [
+        "Corpus.source = @TextFiles()",
+        f'TextFiles.path = "{tmp_path}/texts"',
+        f'Corpus.store = "{tmp_path}/store"',
+        f'Corpus.vocabulary = "{vocabulary}"',
+        *more,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "kind"),
+    [("a.model", SentencePieceTraining), ("words:a.txt", WordCounting)],
+)
+def test_the_training_fits_the_vocabulary(tmp_path, vocabulary, kind):
+    config.parse([], bindings(tmp_path, vocabulary, "SentencePieceTraining.size = 9"))
+    assert type(bound_training()) is kind
+
+
+def test_a_missing_size_and_a_vocabulary_that_nothing_trains_are_explained(tmp_path):
+    config.parse([], bindings(tmp_path, "a.model"))
+    with pytest.raises(config.ConfigError, match=r"SentencePieceTraining.*\['size'\].*Bind it"):
+        bound_training()
+    config.parse([], bindings(tmp_path, "bytes"))
+    with pytest.raises(ValueError, match=r"'bytes' is not made from text; bind Corpus"):
+        bound_training()
+
+
+def test_the_command_makes_a_vocabulary_and_describes_it(tmp_path, monkeypatch, capsys):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "book.txt").write_text(TEXT)
+    flags = [
+        f"--gin_file={write_config(tmp_path, without=['Corpus.vocabulary'])}",
+        f"--gin.TextFiles.path='{tmp_path}/texts'",
+        f"--gin.Corpus.vocabulary='{tmp_path}/made.model'",
+    ]
+    size = "--gin.SentencePieceTraining.size=60"
+    assert command(monkeypatch, prepare, *flags, size, "--train_vocabulary") == 0
+    first, table = capsys.readouterr().out.split("\n", 1)
+    assert first == f"{tmp_path}/made.model is made"
+    same = trained(tmp_path / "same.model")
+    assert f"sentencepiece:made.model ({same.fingerprint:.12})" in table
+    assert command(monkeypatch, prepare, *flags, "--describe_vocabulary") == 0
+    assert capsys.readouterr().out == table
+    assert not (tmp_path / "stores").exists()

@@ -1,0 +1,125 @@
+"""Vocabularies: ids, errors that say what to do, and files opened only when needed."""
+
+import io
+import itertools
+
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brt.data.vocabularies.base import BEGIN, ByteVocabulary, SentencePieceVocabulary
+
+SYLLABLES = ["ka", "to", "mi", "re", "su", "no", "vel", "dan"]
+WORDS = ["".join(pair) for pair in itertools.product(SYLLABLES, SYLLABLES)]
+
+
+def train_model(path, size):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([" ".join(WORDS[n:] + WORDS[:n]) for n in range(60)]),
+        model_writer=model,
+        vocab_size=size,
+        model_type="bpe",
+        num_threads=1,
+        minloglevel=2,
+    )
+    path.write_bytes(model.getvalue())
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    return train_model(tmp_path_factory.mktemp("pieces") / "tiny.model", 40)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.binary(max_size=50))
+def test_byte_ids_are_the_bytes(data):
+    ids = ByteVocabulary().encode(data, "any")
+    assert ids.tolist() == [byte for byte in data]
+    assert ids.dtype == np.int32
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from("aé\n €𝄞"), max_size=30).map("".join))
+def test_bytes_give_any_text_back(text):
+    vocabulary = ByteVocabulary()
+    assert vocabulary.decode(vocabulary.encode(text.encode(), "any")) == text
+
+
+def test_a_character_cut_in_half_is_replaced_not_refused():
+    assert ByteVocabulary().decode(list("aé".encode())[:2]) == "a\ufffd"
+
+
+@pytest.mark.parametrize("bad", [BEGIN, 256])
+def test_decoding_an_id_outside_the_vocabulary_names_it(bad):
+    with pytest.raises(
+        ValueError, match=f"token id {bad} is not in vocabulary 'bytes' of size 256"
+    ):
+        ByteVocabulary().decode([65, bad])
+
+
+def test_building_a_sentencepiece_vocabulary_opens_nothing(tmp_path):
+    vocabulary = SentencePieceVocabulary(str(tmp_path / "absent.model"))
+    assert vocabulary.name == "sentencepiece:absent.model"
+
+
+@pytest.mark.parametrize("attribute", ["size", "fingerprint"])
+def test_a_missing_model_is_named_with_the_binding_that_chooses_it(tmp_path, attribute):
+    path = str(tmp_path / "absent.model")
+    with pytest.raises(FileNotFoundError) as caught:
+        getattr(SentencePieceVocabulary(path), attribute)
+    assert path in str(caught.value)
+    assert "SentencePieceVocabulary.model_file" in str(caught.value)
+
+
+def test_a_folder_in_place_of_a_model_is_named(tmp_path):
+    with pytest.raises(IsADirectoryError, match=r"model_file\) to a readable file"):
+        SentencePieceVocabulary(str(tmp_path)).encode(b"a", "any")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model at all", b"{}\n" * 1000])
+def test_a_file_that_is_no_model_is_named(tmp_path, content):
+    path = tmp_path / "wrong.model"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"wrong\.model is not a SentencePiece model"):
+        SentencePieceVocabulary(str(path)).encode(b"a", "any")
+
+
+def test_pieces_are_those_of_the_library_for_the_whole_document(model_file):
+    vocabulary = SentencePieceVocabulary(model_file)
+    text = " ".join(WORDS * 50)
+    processor = sentencepiece.SentencePieceProcessor(model_file=model_file)
+    ids = vocabulary.encode(text.encode(), "long")
+    assert ids.tolist() == processor.encode(text)
+    assert ids.dtype == np.int32
+    assert vocabulary.size == 40
+    assert vocabulary.decode(ids) == text
+    with pytest.raises(ValueError, match="token id 40"):
+        vocabulary.decode([40])
+
+
+def test_bytes_that_are_not_utf8_are_named_by_title_and_offset(model_file):
+    with pytest.raises(ValueError, match=r"'Moby Dick' is not UTF-8 \(byte 5 is 0xff\)"):
+        SentencePieceVocabulary(model_file).encode(b"whale\xffs", "Moby Dick")
+
+
+def test_the_home_folder_and_variables_are_expanded(model_file, monkeypatch):
+    folder, name = model_file.rsplit("/", 1)
+    monkeypatch.setenv("HOME", folder)
+    monkeypatch.setenv("PIECES", folder)
+    sizes = {SentencePieceVocabulary(f"{place}/{name}").size for place in ["~", "$PIECES"]}
+    assert sizes == {40}
+
+
+def test_fingerprints_tell_mappings_apart_and_files_of_equal_content_together(model_file, tmp_path):
+    other = SentencePieceVocabulary(train_model(tmp_path / "other.model", 48))
+    copy = tmp_path / "copy.model"
+    with open(model_file, "rb") as file:
+        copy.write_bytes(file.read())
+    first = SentencePieceVocabulary(model_file)
+    assert first.fingerprint == SentencePieceVocabulary(str(copy)).fingerprint
+    assert len({first.fingerprint, other.fingerprint, ByteVocabulary().fingerprint}) == 3
+    assert len(first.fingerprint) == 64

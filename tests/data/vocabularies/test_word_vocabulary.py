@@ -1,0 +1,164 @@
+"""Word-level vocabularies: counted, ordered by frequency, with symbols for lines."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paths import SHARED
+
+from brt.data.sources.files import Document
+from brt.data.vocabularies.words import WordVocabulary, count_words, word_list
+
+WIKITEXT = SHARED / "data" / "wikitext-103-eval.tar.gz"
+TEXT = "the cat sat\n\nthe dog sat the\n"
+words_text = st.lists(st.sampled_from(["a", "bb", "é", "<unk>", " ", "\n", "\t"]), max_size=30)
+
+
+def made(path, text, min_count=1, max_size=None, **settings):
+    """A vocabulary whose list was counted over one text."""
+    vocabulary = WordVocabulary(str(path), **settings)
+    counts = count_words(vocabulary, [Document("text", text.encode())])
+    path.write_bytes(word_list(vocabulary, counts, min_count, max_size))
+    return vocabulary
+
+
+def listed(vocabulary):
+    return [line.split() for line in Path(vocabulary.file).read_text(encoding="utf-8").splitlines()]
+
+
+def test_words_are_listed_by_falling_count_and_equal_counts_by_code_point(tmp_path):
+    vocabulary = made(tmp_path / "words.txt", TEXT)
+    assert listed(vocabulary) == [
+        *(["<eos>", "3"], ["the", "3"], ["sat", "2"]),
+        *(["cat", "1"], ["dog", "1"], ["<unk>", "0"]),
+    ]
+    assert vocabulary.size == 6
+    assert vocabulary.special_ids == {"<unk>": 5, "<eos>": 0}
+    assert vocabulary.unknown_id == 5
+
+
+@settings(deadline=None, derandomize=True, max_examples=50)
+@given(st.lists(words_text.map("".join), min_size=1, max_size=5), st.randoms())
+def test_the_list_depends_on_the_counts_alone(texts, random):
+    vocabulary = WordVocabulary("unused")
+    shuffled = random.sample(texts, len(texts))
+    lists = [
+        word_list(vocabulary, count_words(vocabulary, [Document("", t.encode()) for t in order]))
+        for order in (texts, shuffled)
+    ]
+    assert lists[0] == lists[1]
+    plain = Counter(word for text in texts for word in text.split())
+    plain["<eos>"] += sum(len(text.splitlines()) for text in texts)
+    found = dict(line.split() for line in lists[0].decode().splitlines())
+    assert {word: int(count) for word, count in found.items()} == {"<unk>": 0, **plain}
+    counts = [int(count) for count in found.values()]
+    assert counts == sorted(counts, reverse=True)
+
+
+def test_rare_words_are_counted_as_the_unknown_one_and_take_its_place(tmp_path):
+    vocabulary = made(tmp_path / "words.txt", TEXT, min_count=2)
+    assert listed(vocabulary) == [["<eos>", "3"], ["the", "3"], ["<unk>", "2"], ["sat", "2"]]
+    largest = made(tmp_path / "few.txt", TEXT + "<unk>\n", max_size=3)
+    assert listed(largest) == [["<unk>", "5"], ["<eos>", "4"], ["the", "3"]]
+    with pytest.raises(ValueError, match="max_size = 2 leaves no place"):
+        made(tmp_path / "none.txt", TEXT, max_size=2)
+
+
+def test_ids_are_those_of_a_plain_loop_and_unknown_words_have_an_id(tmp_path):
+    vocabulary = made(tmp_path / "words.txt", TEXT)
+    order = [word for word, _ in listed(vocabulary)]
+    ids = vocabulary.encode(b"the bird\nsat", "new")
+    assert ids.dtype == np.int32
+    assert [order[i] for i in ids] == ["the", "<unk>", "<eos>", "sat", "<eos>"]
+
+
+def test_lines_come_back_with_one_space_between_words(tmp_path):
+    vocabulary = made(tmp_path / "words.txt", TEXT)
+    assert vocabulary.decode(vocabulary.encode(b" the  cat \n\n sat", "any")) == "the cat\n\nsat\n"
+    with pytest.raises(ValueError, match=r"token id 6 is not in vocabulary 'words:words\.txt'"):
+        vocabulary.decode([6])
+
+
+def test_sentences_stand_between_their_marks(tmp_path):
+    marks = {"before_line": "<S>", "after_line": "<S>", "unknown": "<UNK>"}
+    vocabulary = made(tmp_path / "words.txt", "a b\nc\n", **marks)
+    order = [word for word, _ in listed(vocabulary)]
+    ids = vocabulary.encode(b"a d\nc\n", "any")
+    assert [order[i] for i in ids] == ["<S>", "a", "<UNK>", "<S>", "<S>", "c", "<S>"]
+    assert vocabulary.decode(ids) == "a <UNK>\nc\n"
+
+
+def test_a_list_that_comes_with_a_corpus_needs_no_counts_and_keeps_its_order(tmp_path):
+    path = tmp_path / "supplied.txt"
+    path.write_text("<S>\n<UNK>\nzebra 9\nant 12\nzebra 1\n")
+    vocabulary = WordVocabulary(str(path), "<UNK>", before_line="<S>", after_line="<S>")
+    assert vocabulary.encode(b"ant zebra", "any").tolist() == [0, 3, 2, 0]
+    assert vocabulary.size == 4
+
+
+def test_text_is_lower_cased_only_where_asked(tmp_path):
+    both = made(tmp_path / "both.txt", "Cat cat CAT")
+    lower = made(tmp_path / "lower.txt", "Cat cat CAT", lower_case=True)
+    assert len({*both.encode(b"Cat cat CAT", "any").tolist()}) == 4  # with <eos>
+    assert lower.encode(b"Cat cat CAT", "any").tolist()[:3] == [0, 0, 0]
+
+
+def test_without_an_unknown_word_unlisted_words_are_refused_by_name(tmp_path):
+    vocabulary = made(tmp_path / "words.txt", "a b\n", unknown=None)
+    assert vocabulary.unknown_id is None
+    with pytest.raises(ValueError, match=r"'Emma' has the word 'z'.*WordVocabulary\.unknown"):
+        vocabulary.encode(b"a z", "Emma")
+    with pytest.raises(ValueError, match="1 words would be left out"):
+        made(tmp_path / "cut.txt", "a a b\n", min_count=2, unknown=None)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a\n\nb\n", "line 2 of .* is empty"),
+        ("a\nb\n", "does not list '<unk>'; bind WordVocabulary"),
+        ("<unk>\na\n", "does not list '<eos>'"),
+    ],
+)
+def test_a_file_that_is_no_fitting_list_is_named(tmp_path, content, message):
+    path = tmp_path / "words.txt"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        WordVocabulary(str(path)).encode(b"a", "any")
+
+
+def test_a_missing_list_is_named_when_it_is_needed_and_not_before(tmp_path):
+    vocabulary = WordVocabulary(str(tmp_path / "absent.txt"))
+    assert vocabulary.name == "words:absent.txt"
+    with pytest.raises(FileNotFoundError, match=r"absent\.txt.*WordVocabulary\.file"):
+        vocabulary.size  # noqa: B018
+
+
+def test_bytes_that_are_not_utf8_are_named_where_they_stand_in_the_document(tmp_path):
+    vocabulary = made(tmp_path / "words.txt", TEXT)
+    with pytest.raises(ValueError, match=r"'Emma' is not UTF-8 \(byte 6 is 0xff\)"):
+        vocabulary.encode(b"a\nb\nc \xff\n", "Emma")
+
+
+def test_fingerprints_tell_settings_and_orders_apart_but_not_counts(tmp_path):
+    first = made(tmp_path / "first.txt", "a a b <unk>\n")
+    again = made(tmp_path / "again.txt", "a a a a b <unk>\n")
+    swapped = made(tmp_path / "swapped.txt", "b b a <unk>\n")
+    lower = WordVocabulary(first.file, lower_case=True)
+    unmarked = WordVocabulary(first.file, after_line=None)
+    assert listed(first) != listed(again)
+    assert first.fingerprint == again.fingerprint
+    assert len({v.fingerprint for v in (first, swapped, lower, unmarked)}) == 4
+
+
+@pytest.mark.skipif(not WIKITEXT.exists(), reason="needs WikiText-103's validation split")
+def test_wikitext_103_has_its_official_number_of_tokens(tmp_path):
+    import tarfile
+
+    with tarfile.open(WIKITEXT) as archive:
+        data = archive.extractfile("wikitext-103-eval/wiki.valid.tokens").read()
+    vocabulary = made(tmp_path / "words.txt", data.decode())
+    assert len(vocabulary.encode(data, "validation")) == 217_646

@@ -1,0 +1,265 @@
+"""What the study of attention finds is what a plain loop over the model's own look finds."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import build, one_device, shared_programs, write_config  # noqa: F401
+
+from brt.data.vocabularies.base import BEGIN
+from brt.evaluation.recorded_run import RecordedRun
+from brt.evaluation.studies.attention_lines import Parts, add_lines
+from brt.evaluation.studies.attention_maps import attention
+from brt.evaluation.studies.attention_measures import best_line
+from brt.evaluation.studies.registry import run_study, table, write_study
+
+T, M, S = 16, 24, 5
+ALL = np.arange(7)
+LAYERS = (
+    "TransformerXL.vocabulary_size = 256",
+    "TransformerXL.num_layers = 3",
+    "TransformerXL.width = 12",
+    "TransformerXL.num_heads = 2",
+    "TransformerXL.head_size = 4",
+    "TransformerXL.feed_forward_size = 16",
+)
+XL = (*LAYERS, "Trainer.model = @TransformerXL", f"TransformerXL.memory_length = {M}")
+RMT = (
+    *LAYERS,
+    "Trainer.model = @RecurrentMemoryTransformer",
+    "TransformerXL.memory_length = 0",
+    f"RecurrentMemoryTransformer.num_memory = {S}",
+)
+WITHOUT = ("BlockRecurrentTransformer", "RecurrentCell")
+
+
+def a_run(folder, lines, without=WITHOUT, length=T):
+    """A `RecordedRun` of random parameters, with no checkpoint to read them from."""
+    path = write_config(folder, *lines, without=without)
+    kept = [line for line in path.read_text().split("\n") if not line.startswith(without)]
+    path.write_text("\n".join(kept))
+    experiment = build(path).experiment
+    experiment.trainer.evaluation.tokens_per_step = 3 * length
+    rng, run = np.random.default_rng(0), RecordedRun.__new__(RecordedRun)
+    run.experiment, run.mesh, run.workdir, run.quiet = experiment, one_device(), folder, True
+    run.store, run.vocabulary = (
+        experiment.open_store("validation"),
+        experiment.trainer.corpus.vocabulary,
+    )
+    run.split, run.rows, run.segment_length, run.window = "validation", 3, length, length
+    run.has_state, run.step = False, 0
+    run.params = jax.tree.map(
+        lambda x: jax.numpy.float32(0.5 * rng.normal(size=x.shape)), experiment.abstract_params
+    )
+    return run
+
+
+@pytest.fixture(scope="module")
+def xl(tmp_path_factory):
+    with jax.set_mesh(one_device()):
+        yield a_run(tmp_path_factory.mktemp("xl"), XL)
+
+
+@pytest.fixture(scope="module")
+def rmt(tmp_path_factory):
+    with jax.set_mesh(one_device()):
+        yield a_run(tmp_path_factory.mktemp("rmt"), RMT)
+
+
+def looks_of(run):
+    """Document by document: every whole segment's number and looks, of the model itself."""
+    model = run.experiment.bind_evaluated(run.params, T)
+    look = jax.jit(model.look)
+    for document in ALL:
+        tokens = run.store.tokens(document).astype(int)
+        inputs, caches = np.concatenate([[BEGIN], tokens[:-1]]), model.init_caches(1)
+        for number in range(len(tokens) // T):
+            segment = inputs[number * T : (number + 1) * T][None].astype(np.int32)
+            looks, _, caches = look(segment, caches)
+            yield number, jax.tree.map(np.asarray, looks)
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def test_attention_by_distance_is_the_mean_over_all_tokens_with_a_full_memory(xl):
+    found = attention(xl, ALL, seed=0, tokens=10**6)
+    totals, count = {name: np.zeros((3, 2, M + T)) for name in ("attention", "a", "b", "d")}, 0
+    for number, looks in looks_of(xl):
+        if number * T < M:
+            continue
+        count += T
+        for layer, look in enumerate(looks):
+            terms = {"a": look.terms[0], "b": look.terms[1], "d": look.terms[3]}
+            for i in range(T):
+                seen = slice(0, M + i + 1)
+                rows = {"attention": look.weights_BHTJ[0, :, i, seen]}
+                rows |= {name: softmax(term[0, :, i, seen]) for name, term in terms.items()}
+                for name, row_HJ in rows.items():
+                    totals[name][layer, :, : M + i + 1] += row_HJ[:, ::-1]
+    assert found["numbers"]["segments"] * T == count > 0
+    for name, total in totals.items():
+        array = found["arrays"][name if name == "attention" else f"term_{name}"]
+        expected = total.reshape(6, M + T)[:, ::-1] / count
+        assert np.allclose(array, expected, atol=2e-6)
+        assert np.allclose(array.sum(-1), 1, atol=1e-5)
+
+
+def test_term_d_is_the_same_for_all_tokens_and_terms_sum_to_the_scores(xl):
+    looks = next(looks for number, looks in looks_of(xl) if number * T >= M)
+    for look in looks:
+        d_HTJ = look.terms.position_bias_BHTJ[0]
+        for i in range(1, T):
+            # The key so far back has the same bias for every query.
+            assert np.allclose(d_HTJ[:, i, i : M + i + 1], d_HTJ[:, 0, : M + 1], atol=1e-5)
+        scores = sum(np.asarray(term, np.float64) for term in look.terms)[0]
+        hidden = np.arange(M + T) > M + np.arange(T)[:, None]
+        weights = softmax(np.where(hidden, -np.inf, scores))
+        assert np.allclose(weights, look.weights_BHTJ[0], atol=1e-5)
+
+
+def test_wide_heads_are_drawn_with_a_fifth_of_their_memory_marked(xl):
+    found = attention(xl, ALL, seed=3, tokens=10**6)
+    wide = [entry for entry in found["maps"] if entry["array"].startswith("wide")]
+    assert [entry["title"].split(": ")[1].split(",")[0] for entry in wide] == [
+        f"layer {n}" for n in (1, 2, 3)
+    ]
+    for entry, text in zip(wide, found["texts"]):
+        map_TJ = found["arrays"][entry["array"]]
+        assert map_TJ.shape == (T, M + T) and np.allclose(map_TJ.sum(-1), 1, atol=1e-5)
+        assert len(entry["marked"]) == round(0.2 * M)
+        assert sum(flag for _, flag in text["parts"]) in (round(0.2 * M), round(0.2 * M) - 1)
+        shown = "".join(part for part, _ in text["parts"])
+        assert any(shown in run_text(xl, document) for document in ALL)
+
+
+def run_text(run, document):
+    return run.vocabulary.decode(run.store.tokens(document))
+
+
+def test_parts_of_a_segment_are_those_of_the_model_s_mask(rmt):
+    parts = Parts.of(rmt.model, T)
+    assert parts == Parts(0, S, T, S) and parts.borders() == [S, S + T]
+    _, looks = next(looks_of(rmt))
+    for look in looks:
+        map_XJ = look.weights_BHTJ[0].sum(0)
+        blocks = {name: map_XJ[block] for name, block in parts.blocks().items()}
+        assert set(blocks) == {"writes tokens to memory", "reads memory", "rewrites memory"}
+        shapes = [block.shape for block in blocks.values()]
+        assert shapes == [(S, T), (T, S), (S, S)] and all((b > 0).all() for b in blocks.values())
+        assert (map_XJ[:S, S:] == 0).all() and (map_XJ[S : S + T, S + T :] == 0).all()
+
+
+def test_the_best_lines_are_those_of_the_mean_maps(rmt):
+    found = attention(rmt, ALL, seed=0, tokens=10**6)
+    total, count = np.zeros((3, 2, S + T + S, S + T + S)), 0
+    for number, looks in looks_of(rmt):
+        if number:
+            total += np.stack([look.weights_BHTJ[0] for look in looks])
+            count += 1
+    for name, (rows, columns) in Parts.of(rmt.model, T).blocks().items():
+        masses = [
+            best_line(total[layer, head, rows, columns] / count).mass
+            for layer in range(3)
+            for head in range(2)
+        ]
+        mass = found["numbers"][f"{name.replace(' ', '_')}/mass_on_line"]
+        assert mass == pytest.approx(max(masses), rel=1e-4)
+    assert "along a" in found["verdict"]
+    for entry in found["maps"]:
+        assert entry["x_borders"] == entry["y_borders"] == [S, S + T]
+
+
+@pytest.mark.parametrize("planted", ["diagonal", "anti-diagonal"])
+def test_a_planted_line_is_named_with_its_head_and_segment_and_even_attention_is_none(planted):
+    parts, heads = Parts(0, 6, 6, 6), 2
+    rows, columns = parts.blocks()["writes tokens to memory"]
+    maps = [np.full((2, heads, 18, 18), 1 / 18) for _ in range(3)]
+    line = np.eye(6) if planted == "diagonal" else np.eye(6)[::-1]
+    maps[1][1, 0, rows] = 0
+    maps[1][1, 0, rows, columns] = line
+    found = {"numbers": {}, "arrays": {}, "maps": [], "verdict": ""}
+    add_lines(found, parts, maps, 3)
+    assert found["numbers"]["writes_tokens_to_memory/mass_on_line"] == 1
+    article = "a" if planted == "diagonal" else "an"
+    text = f"Segment 2, layer 2, head 3 writes tokens to memory along {article} {planted}: 1.000"
+    assert found["verdict"].startswith(text)
+    assert "no head reads memory along a line" in found["verdict"]
+    assert [entry["title"] for entry in found["maps"]] == [text.split(" along")[0]]
+
+
+def test_a_memory_in_an_order_of_its_own_is_read_one_key_a_row_and_along_no_line():
+    parts = Parts(0, 8, 8, 8)
+    rows, columns = parts.blocks()["reads memory"]
+    maps = [np.full((1, 2, 24, 24), 1 / 24)]
+    maps[0][0, 1, rows] = 0
+    maps[0][0, 1, rows, columns] = 0.9 * np.eye(8)[[3, 6, 1, 7, 0, 4, 2, 5]]
+    found = {"numbers": {}, "arrays": {}, "maps": [], "verdict": ""}
+    add_lines(found, parts, maps, 1)
+    assert found["numbers"]["reads_memory/mass_on_one_key"] == pytest.approx(0.9)
+    text = "layer 1, head 2 reads memory one key a row, in an order of its own: 0.900"
+    assert text in found["verdict"]
+
+
+def test_of_a_task_maps_are_those_of_each_segment_over_all_samples(tmp_path):
+    task = (
+        'Trainer.stream = "samples"',
+        "Corpus.source = @CopyTask()",
+        "Corpus.vocabulary = None",
+        "CopyTask.length = 8",
+        "CopyTask.num_symbols = 4",
+        "CopyTask.num_train = 20",
+        "CopyTask.num_validation = 7",
+        "CopyTask.num_test = 5",
+        "Trainer.segment_length = 8",
+        "Trainer.segments_per_step = 3",
+        "Trainer.tokens_per_step = 48",
+        "TransformerXL.memory_length = 8",
+    )
+    lines = [*(line for line in XL if "memory_length" not in line), *task]
+    without = (*WITHOUT, "TextFiles")
+    with jax.set_mesh(one_device()):
+        run = a_run(tmp_path, lines, without, length=8)
+        found = attention(run, np.arange(7), seed=0, tokens=10**6)
+        model = run.experiment.bind_evaluated(run.params, 8)
+        look, best = jax.jit(model.look), 0.0
+        caches, maps = model.init_caches(7), []
+        tokens_BL = np.stack([run.store.tokens(sample) for sample in range(7)]).astype(np.int32)
+        for number in range(3):
+            looks, _, caches = look(tokens_BL[:, 8 * number : 8 * number + 8], caches)
+            maps.append([np.asarray(look.weights_BHTJ).mean(0) for look in looks])
+        for layers in maps:
+            for map_HTJ in layers:
+                best = max(best, *(best_line(map_TJ[:, :8]).mass for map_TJ in map_HTJ))
+    assert found["numbers"]["reads_the_cache/mass_on_line"] == pytest.approx(best, rel=1e-4)
+    # In a sample's first segment the cache is empty; the other two are full.
+    assert found["numbers"]["segments"] == 2 * 7
+
+
+def test_the_study_is_written_with_its_arrays_beside_it(xl):
+    result = run_study("attention", xl)
+    path = write_study(result)
+    content = json.loads(Path(path).read_text())
+    with np.load(xl.workdir / "studies" / content["arrays"], allow_pickle=False) as arrays:
+        assert {entry["array"] for entry in content["maps"]} == set(arrays.files)
+    assert "Widest heads" in table(result)
+
+
+def test_a_model_that_cannot_be_looked_at_is_named(xl):
+    run = RecordedRun.__new__(RecordedRun)
+    run.__dict__ = {**xl.__dict__}
+
+    class Other:
+        pass
+
+    class Experiment:
+        def evaluated_model(self, length):
+            return Other()
+
+    run.experiment = Experiment()
+    with pytest.raises(ValueError, match=r"looks at TransformerXL and .* holds a Other"):
+        attention(run, ALL, 0, 100)

@@ -1,0 +1,200 @@
+"""The study of token differences finds what was planted: names, distances, the title at the end."""
+
+import numpy as np
+import pytest
+from fabricated_recordings import book_store, fabricate, planted_book
+
+from brt.data.vocabularies.base import ByteVocabulary
+from brt.evaluation.studies.compare import choose_documents, compare, describe, largest
+from brt.evaluation.words import Words
+
+WINDOW, SEGMENT = 64, 512
+BOOKS = [
+    planted_book("Curgenven", "Baby Mine", 0),
+    planted_book("Gomin", "Good Hope", 1, gaps=(30, 90, 2500, 130)),
+    planted_book("Truus", "Brownie Book", 2, gaps=(600, 601, 602, 50)),
+]
+
+
+def remembers(book, reach, seed):
+    """Nats of a reader that knows the book's names if they stood at most `reach` bytes ago.
+
+    A name costs it by its first byte; the filler costs about the same whoever reads it.
+    """
+    nats = np.random.default_rng(seed).uniform(0.5, 1.5, len(book.text))
+    first, second, distance = book.title
+    known = {**book.planted, first: distance, second: distance}
+    for rank, (place, ago) in enumerate(known.items()):
+        nats[place] = 0.1 if ago <= reach else 12.0 + rank
+    return nats
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return book_store(tmp_path_factory.mktemp("books") / "test", BOOKS)
+
+
+@pytest.fixture(scope="module")
+def recordings(store, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recordings")
+    sizes = {"window": WINDOW, "segment_length": SEGMENT}
+
+    def make(name, reach):
+        nats = [remembers(book, reach, 10 * n + reach % 7) for n, book in enumerate(BOOKS)]
+        return fabricate(folder / name, store, nats, **sizes)
+
+    return {"recurrent": make("recurrent", 10**9), "window": make("window", WINDOW)}
+
+
+@pytest.fixture(scope="module")
+def found(recordings, store):
+    documents = range(len(BOOKS))
+    return compare(*recordings.values(), store, ByteVocabulary(), documents)
+
+
+def beyond_window(book):
+    return {place: ago for place, ago in book.planted.items() if ago > WINDOW}
+
+
+def test_the_top_tokens_are_the_planted_names_and_their_distances_are_exact(found):
+    for number, book in enumerate(BOOKS):
+        first, second, distance = book.title
+        planted = {**beyond_window(book), first: distance, second: distance}
+        top = [
+            entry
+            for entry in found["excerpts"]
+            if entry["document"] == number and entry["direction"] == "better"
+        ]
+        assert len(top) == 4
+        assert {entry["token"] for entry in top} <= planted.keys()
+        for entry in top:
+            assert entry["kind"] == "proper name"
+            assert entry["last_seen"] == planted[entry["token"]]
+            assert book.text.startswith(entry["word"], entry["token"])
+            assert entry["text"] == entry["word"][0]
+            assert entry["before"].endswith(book.text[entry["token"] - 20 : entry["token"]])
+            assert entry["nats"] == pytest.approx(0.1)
+            assert entry["other_nats"] >= 12
+
+
+def test_the_title_at_the_end_is_flagged_and_nothing_else_is(found):
+    flagged = {(e["document"], e["token"]) for e in found["excerpts"] if e["recalled"]}
+    expected = {(n, place) for n, book in enumerate(BOOKS) for place in book.title[:2]}
+    assert flagged == expected
+
+
+def test_where_a_word_was_last_seen_is_what_a_plain_count_says(store):
+    for number, book in enumerate(BOOKS):
+        tokens = store.tokens(number)
+        words = Words(ByteVocabulary(), tokens)
+        for place, ago in book.planted.items():
+            entry = describe(words, tokens, place, WINDOW, SEGMENT)
+            # The token before a place is what is read there: one more is in reach.
+            if ago <= WINDOW + 1:
+                expected = "window"
+            elif (place - ago + 1) // SEGMENT == place // SEGMENT:
+                expected = "segment"
+            else:
+                expected = "beyond"
+            assert (entry["where"], entry["last_seen"]) == (expected, ago)
+            inside = describe(words, tokens, place + 2, WINDOW, SEGMENT)
+            assert (inside["word"], inside["last_seen"]) == (entry["word"], ago)
+
+
+@pytest.mark.parametrize("place", [3 * SEGMENT, 3 * SEGMENT + 200])
+@pytest.mark.parametrize("ago", [WINDOW, WINDOW + 1, WINDOW + 2, 199, 200, 201, 202, 203])
+def test_a_word_is_in_reach_to_the_token(place, ago):
+    """A place reads the token before it; its window ends W tokens before that one."""
+    text = "a" * (place - ago - 1) + " Gomin " + "b" * (ago - 7) + " Gomin "
+    words = Words(ByteVocabulary(), np.frombuffer(text.encode(), np.uint8))
+    found = describe(words, None, place, WINDOW, SEGMENT)
+    assert (found["word"], found["last_seen"]) == ("Gomin", ago)
+    if ago <= WINDOW + 1:
+        assert found["where"] == "window"
+    else:  # the word's first letter is read one place after it stands
+        same = place - ago + 1 >= place // SEGMENT * SEGMENT
+        assert found["where"] == ("segment" if same else "beyond")
+
+
+def test_counts_are_those_of_the_entries(found):
+    numbers = found["numbers"]
+    better = [e for e in found["excerpts"] if e["direction"] == "better"]
+    assert numbers["better_top4_of"] == len(better) == 12
+    assert numbers["better_top4_proper_name"] == 12
+    assert numbers["better_top4_outside_window"] == 12
+    assert numbers["better_top4_recalled"] == sum(e["recalled"] for e in better) == 6
+    for where in ("window", "segment", "beyond", "never"):
+        assert numbers[f"better_top4_last_seen_{where}"] == sum(e["where"] == where for e in better)
+    early = [e for e in better if e["token"] % SEGMENT < SEGMENT // 4]
+    assert numbers["better_top4_first_quarter_of_segment"] == len(early) > 0
+    distances = [e["last_seen"] for e in better]
+    assert numbers["better_top4_recall_distance_largest"] == max(distances) > 2500
+    assert numbers["better_top40_of"] > 12
+    assert "12 of 12 tokens are proper names" in found["verdict"]
+
+
+def test_the_other_direction_is_the_same_study_with_the_models_exchanged(found, recordings, store):
+    exchanged = compare(*reversed(recordings.values()), store, ByteVocabulary(), range(len(BOOKS)))
+    for one, two in (("better", "worse"), ("worse", "better")):
+        ours = [(e["document"], e["token"]) for e in found["excerpts"] if e["direction"] == one]
+        theirs = [
+            (e["document"], e["token"]) for e in exchanged["excerpts"] if e["direction"] == two
+        ]
+        assert ours == theirs
+    ours, theirs = found["numbers"], exchanged["numbers"]
+    assert ours["difference_bits"] == pytest.approx(-theirs["difference_bits"])
+    assert ours["bits_per_token"] == pytest.approx(theirs["other_bits_per_token"])
+
+
+def test_curves_hold_every_document_with_its_borders(found, recordings):
+    for number, book in enumerate(BOOKS):
+        curve = found["series"][number]
+        own, other = (r.document(number).nats_T for r in recordings.values())
+        assert np.allclose(curve["y"], (other - own)[curve["x"]], atol=1e-4)
+        assert curve["borders"] == list(range(SEGMENT, len(book.text), SEGMENT))
+        assert int(np.argmax(other - own)) in curve["x"]
+
+
+def test_documents_of_one_token_are_compared(tmp_path):
+    books = [BOOKS[0]._replace(text="a"), BOOKS[0]._replace(text="b")]
+    store = book_store(tmp_path / "test", books)
+    one, two = (
+        fabricate(tmp_path / name, store, [np.array([x]), np.array([1.0])])
+        for name, x in (("a", 0.5), ("b", 2.0))
+    )
+    found = compare(one, two, store, ByteVocabulary(), [0, 1])
+    assert found["numbers"]["tokens"] == found["numbers"]["better_top40_of"] == 2
+    assert found["excerpts"][0]["text"] == "a" and found["series"][0]["borders"] == []
+
+
+def test_a_long_curve_keeps_its_spikes(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("brt.evaluation.studies.compare.POINTS", 50)
+    flat = [np.ones(len(book.text)) for book in BOOKS]
+    spiked = [nats.copy() for nats in flat]
+    spiked[1][[333, 1234]] = 9.0, -5.0
+    one, two = (
+        fabricate(tmp_path / name, store, nats) for name, nats in (("a", flat), ("b", spiked))
+    )
+    curve = compare(one, two, store, ByteVocabulary(), [1])["series"][0]
+    assert len(curve["x"]) == 50
+    points = dict(zip(curve["x"], curve["y"]))
+    assert points[333] == 8.0 and points[1234] == -6.0
+
+
+def test_one_token_of_a_word_is_enough(store):
+    words = Words(ByteVocabulary(), store.tokens(0))
+    place = next(iter(BOOKS[0].planted))
+    values = np.zeros(len(BOOKS[0].text))
+    values[place : place + 6] = [3, 9, 8, 7, 6, 5]
+    values[place + 40] = 4
+    assert largest(values, words, 2)[0] == place + 1
+    second = largest(values, words, 2)[1]
+    assert words.at(second) == words.at(place + 40)
+
+
+def test_documents_are_drawn_by_the_seed_alone(store_of):
+    store = store_of([5] * 40)
+    drawn = [tuple(choose_documents(store, 5, seed)) for seed in range(20)]
+    assert drawn == [tuple(choose_documents(store, 5, seed)) for seed in range(20)]
+    assert len(set(drawn)) > 15 and all(len(set(d)) == 5 for d in drawn)
+    assert choose_documents(store, 100) == list(range(40))

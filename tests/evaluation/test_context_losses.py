@@ -1,0 +1,164 @@
+"""Losses with exactly c tokens of context, against the definition; RECL as a command."""
+
+import json
+import math
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from test_studies import a_run
+from tiny_run import (  # noqa: F401
+    PLAIN,
+    build,
+    command,
+    contents,
+    one_device,
+    shared_programs,
+    train_here,
+    write_config,
+)
+
+from brt import evaluate
+from brt.evaluation.studies import context_losses as module
+from brt.evaluation.studies.context_length import effective_context, perplexities
+from brt.evaluation.studies.context_losses import context_losses, contexts, draw_positions
+
+T = 16
+CONTEXTS = contexts(7, 45)  # 7 ... 42: no multiples of the block of 8 or the segment of 16
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recurrent")
+    with jax.set_mesh(one_device()):
+        yield a_run(folder, build(write_config(folder)).experiment)
+
+
+def loss_of(run, read, document, place, context):
+    """-log p of a token, from a forward pass over the tokens right before it and nothing else."""
+    tokens = run.store.tokens(document).astype(int)
+    window = tokens[place - context : place]
+    padded = np.zeros(-(-len(window) // T) * T, np.int32)
+    padded[: len(window)] = window
+    logits_V = np.float64(read(padded[None])[0, len(window) - 1])
+    return math.log(np.exp(logits_V).sum()) - logits_V[tokens[place]]
+
+
+def test_a_loss_is_that_of_a_model_that_reads_exactly_c_tokens(recurrent):
+    owners_P, places_P = draw_positions(recurrent.store, np.arange(7), CONTEXTS, 11, seed=0)
+    assert len(places_P) == 11 and set(owners_P) == {5, 6}  # the documents longer than 42
+    found_CP = context_losses(recurrent, owners_P, places_P, CONTEXTS)
+
+    @jax.jit
+    def read(tokens_BT):
+        model = recurrent.experiment.bind(recurrent.params)
+        return model(tokens_BT, model.init_caches(1))[0]
+
+    for p, (document, place) in enumerate(zip(owners_P, places_P)):
+        for c, context in enumerate(CONTEXTS):
+            expected = loss_of(recurrent, read, document, place, context)
+            assert found_CP[c, p] == pytest.approx(expected, abs=2e-5)
+
+
+def test_positions_have_the_longest_context_before_them_and_come_in_stretches(recurrent):
+    store, documents = recurrent.store, np.arange(7)
+    owners_P, places_P = draw_positions(store, documents, CONTEXTS, 1000, seed=0)
+    assert len(set(zip(owners_P, places_P))) == len(places_P)
+    assert (places_P >= 42).all() and (places_P < store.lengths_D[owners_P]).all()
+    again = draw_positions(store, documents, CONTEXTS, 1000, seed=0)
+    np.testing.assert_array_equal((owners_P, places_P), again)
+    few = draw_positions(store, documents, CONTEXTS, 5, seed=0)
+    np.testing.assert_array_equal(few, (owners_P[:5], places_P[:5]))
+    with pytest.raises(ValueError, match=r"No document of .* is longer than --longest_context=600"):
+        draw_positions(store, documents, contexts(100, 600), 5, seed=0)
+    with pytest.raises(ValueError, match="twice the step"):
+        contexts(100, 150)
+
+
+def test_a_model_without_memory_is_read_with_its_whole_segment_and_no_more(recurrent, monkeypatch):
+    monkeypatch.setattr(module, "own_reach", lambda experiment, length: length)
+    owners_P, places_P = draw_positions(recurrent.store, np.arange(7), CONTEXTS, 4, seed=1)
+    found_CP = context_losses(recurrent, owners_P, places_P, CONTEXTS)
+    short, exact = context_losses(recurrent, owners_P, places_P, np.array([14, 16]))
+    np.testing.assert_array_equal(found_CP[1], short)  # 14 tokens
+    for later in found_CP[2:]:  # 21 and more
+        np.testing.assert_array_equal(later, exact)
+    assert (short != exact).all()
+
+
+@pytest.mark.parametrize(("memory", "reach"), [(0, T), (1, np.iinfo(np.int64).max)])
+def test_a_model_that_carries_nothing_reaches_no_farther_than_its_segment(tmp_path, memory, reach):
+    sizes = "vocabulary_size = 256", "num_layers = 1", "width = 4", "num_heads = 1"
+    sizes += "head_size = 4", "feed_forward_size = 4", f"memory_length = {memory}"
+    lines = "Trainer.model = @TransformerXL", *(f"TransformerXL.{size}" for size in sizes)
+    path = write_config(tmp_path, *lines, without=("BlockRecurrentTransformer", "RecurrentCell"))
+    assert module.own_reach(build(path).experiment, T) == reach
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folders of three trained runs on the same texts, two of them the same."""
+    folder = tmp_path_factory.mktemp("runs")
+    train_here(build(write_config(folder)), folder / "rec")
+    path = write_config(folder, *PLAIN, without=("RecurrentCell",))
+    train_here(build(path), folder / "one")
+    shutil.copytree(folder / "one", folder / "two")
+    return folder
+
+
+def test_recl_of_a_group_is_one_command(monkeypatch, capsys, runs):
+    flags = f"--other={runs}/one,{runs}/two", "--context_step=8", "--longest_context=32"
+    flags += ("--study_positions=10",)
+    assert not command(monkeypatch, evaluate, f"--workdir={runs}/rec", "--study=recl", *flags)
+    shown = capsys.readouterr().out
+    found = json.loads((runs / "rec" / "studies" / "recl.json").read_text())
+    assert found["contexts"] == [8, 16, 24, 32] and found["numbers"]["models"] == 3
+    assert [row["run"] for row in found["table"]] == [f"{runs}/{n}" for n in ("rec", "one", "two")]
+    assert found["verdict"] in shown and found["numbers"]["positions"] == 10
+    columns = {f"r{r}{end}" for r in (0.1, 0.5, 1.0) for end in ("", "_ended")}
+    for row in found["table"]:
+        assert set(row) == {"run", "step"} | columns
+        gains_CC = np.array(found["gains"][row["run"]], float)
+        np.testing.assert_array_equal(np.isnan(gains_CC), np.tri(4, k=-1, dtype=bool))
+    folder = runs / "rec" / "studies"
+    table = (folder / "recl-table.csv").read_text().splitlines()
+    assert len(table) == 4 and table[0].startswith("run,r = 0.1,r = 0.5,r = 1.0,")
+    assert len((folder / "recl-gains.csv").read_text().splitlines()) == 1 + 3 * 10
+    assert len((folder / "recl-perplexity.csv").read_text().splitlines()) == 1 + 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--other={}/letters"], "have different tokenizers, bytes of size 256 and words:"),
+        (["--other={}/one", "--context_step=20", "--longest_context=30"], "twice the step"),
+        (["--other={}/one"], "is longer than --longest_context=1000"),
+        (["--other={}/one,{}/rec"], "is the run itself"),
+    ],
+)
+def test_a_group_that_cannot_be_compared_is_refused(monkeypatch, capsys, runs, flags, sentence):
+    if "letters" in flags[0] and not (runs / "letters").exists():
+        (runs / "words.txt").write_text("<eos>\n<unk>\naaa\n")
+        other = f'Corpus.vocabulary = "words:{runs}/words.txt"', f'Corpus.store = "{runs}/words"'
+        path = write_config(runs, *PLAIN, *other, without=("RecurrentCell",))
+        train_here(build(path), runs / "letters")
+    before = contents(runs / "rec")
+    flags = [flag.format(runs, runs) for flag in flags]
+    assert command(monkeypatch, evaluate, f"--workdir={runs}/rec", "--study=recl", *flags) == 1
+    shown = capsys.readouterr().err
+    assert sentence in shown and "Traceback" not in shown
+    assert contents(runs / "rec") == before
+
+
+def test_what_is_reported_is_made_of_the_losses_of_each_model(recurrent, monkeypatch):
+    rng = np.random.default_rng(0)
+    losses = iter(rng.gamma(2.0, size=(2, 6, 9)) - 0.4 * np.arange(6)[:, None])
+    kept = []
+    monkeypatch.setattr(module, "context_losses", lambda *_: kept.append(next(losses)) or kept[-1])
+    found = module.recl(recurrent, {"other": recurrent}, np.arange(7), 0, 7, 45, 9)
+    for i, row in enumerate(found["table"]):
+        for share in (0.1, 0.5, 1.0):
+            expected = effective_context(np.stack(kept), i, CONTEXTS, share)
+            assert (row[f"r{share}"], row[f"r{share}_ended"]) == expected
+        assert found["series"][i]["y"] == pytest.approx(perplexities(np.stack(kept))[i])

@@ -1,0 +1,350 @@
+"""Evaluation: every token once, and the same number however the documents were batched."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_run import (  # noqa: F401
+    PLAIN,
+    build,
+    mesh_of,
+    one_device,
+    shared_programs,
+    write_config,
+)
+
+from brt.data.mixture import MixedStore
+from brt.data.sources.files import Document
+from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.streams.documents import DocumentPass
+from brt.data.vocabularies.base import BEGIN, ByteVocabulary
+from brt.evaluation.evaluator import Evaluator, TokenSums
+from brt.training.sharding import shardings
+
+W = 8
+
+
+def random_params(experiment):
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda x: jax.numpy.float32(0.5 * rng.normal(size=x.shape)), experiment.abstract_params
+    )
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory):
+    return build(write_config(tmp_path_factory.mktemp("recurrent"))).experiment
+
+
+@pytest.fixture(scope="module")
+def slide(tmp_path_factory):
+    path = write_config(tmp_path_factory.mktemp("slide"), *PLAIN, without=("RecurrentCell",))
+    return build(path).experiment
+
+
+@pytest.fixture(scope="module")
+def evaluated():
+    """Scalars of an experiment on its validation split; each shape is compiled once."""
+    compiled, known = {}, {}
+
+    def run(experiment, rows, length, cleared=False, max_steps=None):
+        shape, mesh = (id(experiment), rows, length), one_device()
+        evaluation = experiment.trainer.evaluation
+        evaluation.tokens_per_step, evaluation.segment_length = rows * length, length
+        with jax.set_mesh(mesh):
+            if shape not in compiled:
+                store = experiment.open_store("validation")
+                compiled[shape] = Evaluator(experiment, store, mesh)
+            key = *shape, cleared, max_steps
+            if key not in known:
+                evaluation.cleared = cleared
+                params = random_params(experiment)
+                known[key] = compiled[shape].run(params, max_steps=max_steps)
+        return known[key]
+
+    return run
+
+
+def plain_tokens(experiment, store):
+    """Document, position, target, nats and rightness of all tokens: one document at a time, one
+    block at a time, softmax in NumPy."""
+    params = random_params(experiment)
+
+    @jax.jit
+    def read(params, tokens, caches):
+        return experiment.bind(params)(tokens, caches)
+
+    for document in range(store.num_documents):
+        targets = store.tokens(document).astype(int)
+        inputs = np.concatenate([[BEGIN], targets[:-1]])
+        caches = experiment.bind(params).init_caches(1)
+        for start in range(0, len(targets), W):
+            block = np.full((1, W), 77, np.int32)  # what padding holds does not matter
+            part = inputs[start : start + W]
+            block[0, : len(part)] = part
+            logits, caches = read(params, block, caches)
+            logits = np.float64(logits[0])
+            for t, target in enumerate(targets[start : start + W]):
+                nats = math.log(np.exp(logits[t]).sum()) - logits[t, target]
+                yield document, start + t, target, nats, logits[t].argmax() == target
+
+
+@pytest.fixture(scope="module")
+def witness(recurrent, slide):
+    sums = {}
+    for experiment in (recurrent, slide):
+        tokens = plain_tokens(experiment, experiment.open_store("validation"))
+        sums[id(experiment)] = np.sum([token[3:] for token in tokens], axis=0)
+    return sums
+
+
+SHAPES = [(1, 8), (3, 24), (4, 16), (16, 64)]
+"""Rows and segment lengths; the corpus has seven documents."""
+
+
+@pytest.mark.parametrize("name", ["recurrent", "slide"])
+@pytest.mark.parametrize(("rows", "length"), SHAPES)
+def test_the_loss_is_that_of_a_loop_over_documents(
+    name, rows, length, evaluated, witness, recurrent, slide
+):
+    experiment = {"recurrent": recurrent, "slide": slide}[name]
+    scalars = evaluated(experiment, rows, length)
+    manifest = experiment.open_store("validation").manifest
+    nats, right = witness[id(experiment)]
+    assert scalars["scored_tokens"] == manifest["tokens"]
+    assert scalars["loss"] == pytest.approx(nats / manifest["tokens"], rel=1e-5)
+    assert scalars["accuracy"] == pytest.approx(right / manifest["tokens"], rel=1e-12)
+    assert scalars["bits_per_token"] == pytest.approx(scalars["loss"] / math.log(2), rel=1e-12)
+    assert scalars["perplexity"] == pytest.approx(math.exp(scalars["loss"]), rel=1e-12)
+    assert scalars["bits_per_byte"] == pytest.approx(
+        nats / math.log(2) / manifest["bytes"], rel=1e-5
+    )
+    bits = nats / math.log(2)
+    assert scalars["bits_per_character"] == pytest.approx(bits / manifest["characters"], rel=1e-5)
+    assert scalars["word_level_perplexity"] == pytest.approx(
+        math.exp(nats / manifest["words"]), rel=1e-3
+    )
+
+
+def test_rows_and_segments_move_no_bit_per_token(evaluated, recurrent):
+    """Batches of 1, 4 and 16 rows, segments of 1, 2 and 8 blocks."""
+    found = [evaluated(recurrent, rows, W * n) for rows in (1, 4, 16) for n in (1, 2, 8)]
+    tokens = recurrent.open_store("validation").manifest["tokens"]
+    assert {scalars["scored_tokens"] for scalars in found} == {tokens}
+    for name in ("bits_per_token", "bits_per_character", "perplexity", "word_level_perplexity"):
+        values = [scalars[name] for scalars in found]
+        assert max(values) - min(values) <= 1e-6 * min(values), (name, values)
+
+
+def test_a_mixture_has_the_figures_of_each_store_apart_and_of_all(evaluated, recurrent, tmp_path):
+    alone = {"first": evaluated(recurrent, 3, 16, cleared=True)}
+    texts = [bytes([65 + n]) * (5 + 9 * n) for n in range(4)]
+    folder = tmp_path / "second" / "validation"
+    documents = [Document(str(n), text) for n, text in enumerate(texts)]
+    write_store(folder, documents, ByteVocabulary(), {}, quiet=True)
+    stores = [recurrent.open_store("validation"), TokenStore(folder)]
+    mesh, params = one_device(), random_params(recurrent)
+    with jax.set_mesh(mesh):
+        alone["second"] = Evaluator(recurrent, stores[1], mesh).run(params)
+        mixed = MixedStore(stores, [0.9, 0.1], ["first", "second"])
+        together = Evaluator(recurrent, mixed, mesh).run(params)
+        recurrent.trainer.evaluation.tokens_per_step = 16  # one row: one document, of one store
+        part = Evaluator(recurrent, mixed, mesh).run(params, max_steps=1)
+    for name, figures in alone.items():
+        own = {key: together[f"{key}/{name}"] for key in figures}
+        assert own == pytest.approx(figures, rel=1e-6)
+    assert len(together) == 3 * len(alone["second"])
+    total = sum(figures["scored_tokens"] for figures in alone.values())
+    assert together["scored_tokens"] == total
+    assert together["loss"] == pytest.approx(
+        sum(figures["loss"] * figures["scored_tokens"] for figures in alone.values()) / total
+    )
+    assert {key.partition("/")[2] for key in part} == {"", "first"}
+    assert part["loss"] == part["loss/first"] and "bits_per_byte/first" not in part
+
+
+def test_only_whole_splits_have_bits_per_byte(evaluated, slide):
+    part, whole = evaluated(slide, 4, 16, max_steps=2), evaluated(slide, 4, 16)
+    assert "bits_per_byte" in whole and "bits_per_byte" not in part
+    stream = DocumentPass(slide.open_store("validation"), 4, 16)
+    expected = sum(stream.batch(step).weights_KBT.sum() for step in range(2))
+    assert part["scored_tokens"] == expected < whole["scored_tokens"]
+    assert "bits_per_byte" in evaluated(slide, 4, 16, max_steps=stream.num_steps + 5)
+
+
+class Asked:
+    """A pass that notes what was read of it."""
+
+    def __init__(self, stream):
+        self.stream, self.asked, self.rows = stream, [], stream.rows
+        self.segment_length, self.segments_per_step = stream.segment_length, 1
+        self.num_steps, self.places = stream.num_steps, stream.places
+
+    def batch(self, *place):
+        self.asked.append(place)
+        return self.stream.batch(*place)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (4, 2)])
+def test_each_batch_is_read_once(evaluated, recurrent, shape):
+    if np.prod(shape) > jax.device_count():
+        pytest.skip("needs eight devices")
+    mesh = mesh_of(*shape)
+    with jax.set_mesh(mesh):
+        evaluation = recurrent.trainer.evaluation
+        evaluation.tokens_per_step, evaluation.segment_length = 4 * 16, 16
+        evaluator = Evaluator(recurrent, recurrent.open_store("validation"), mesh)
+        evaluation.cleared, evaluator.stream = False, Asked(evaluator.stream)
+        params = random_params(recurrent)
+        params = jax.device_put(params, shardings(recurrent.abstract_params, mesh))
+        found = evaluator.run(params)
+    assert found["loss"] == pytest.approx(evaluated(recurrent, 4, 16)["loss"], rel=1e-6)
+    stream = evaluator.stream
+    assert stream.asked == [(step, 0, 4) for step in range(stream.num_steps)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=30),
+    st.integers(1, 16),
+    st.sampled_from([8, 16, 64]),
+)
+def test_a_finished_row_takes_the_next_document(store_of, lengths, rows, length):
+    """However the lengths differ: once a row is idle, no document is begun in another."""
+    stream = DocumentPass(store_of(lengths), rows, length)
+    for step in range(1, stream.num_steps):
+        documents_B, offsets_B = stream.places(step)
+        begun_B = (documents_B >= 0) & (offsets_B == 0)
+        assert not begun_B.any() or (stream.places(step - 1)[0] >= 0).all()
+    assert (stream.places(0)[0] >= 0).sum() == min(rows, len(lengths))
+
+
+@pytest.mark.parametrize(("rows", "length"), [(3, 24), (4, 16)])
+def test_meliad_scoring_leaves_out_first_tokens_of_segments_and_id_0(tmp_path, slide, rows, length):
+    rng = np.random.default_rng(0)
+    texts = [rng.choice([0, 0, 97, 101, 116], n).astype(np.uint8).tobytes() for n in (1, 24, 50)]
+    documents = [Document(str(n), text) for n, text in enumerate(texts)]
+    write_store(tmp_path / "zeros", documents, ByteVocabulary(), {"source": "zeros"}, quiet=True)
+    store, mesh, evaluation = TokenStore(tmp_path / "zeros"), one_device(), slide.trainer.evaluation
+    evaluation.tokens_per_step, evaluation.segment_length = rows * length, length
+    evaluation.meliad_scoring = True
+    try:
+        with jax.set_mesh(mesh):
+            scalars = Evaluator(slide, store, mesh).run(random_params(slide))
+    finally:
+        evaluation.meliad_scoring = False
+    tokens = [t for t in plain_tokens(slide, store) if t[1] % length and t[2] != 0]
+    unscored = sum(-(-len(text) // length) for text in texts)
+    assert 0 < len(tokens) < 75 - unscored  # some zeros stand elsewhere
+    assert scalars["scored_tokens"] == len(tokens)
+    assert scalars["loss"] == pytest.approx(np.mean([nats for *_, nats, _ in tokens]), rel=1e-5)
+    assert "bits_per_byte" not in scalars
+
+
+@pytest.mark.skipif(jax.device_count() != 8, reason="needs eight devices")
+def test_the_number_of_devices_moves_nothing(evaluated, recurrent):
+    alone, mesh = evaluated(recurrent, 4, 16, cleared=True), mesh_of(4, 2)
+    with jax.set_mesh(mesh):
+        evaluator = Evaluator(recurrent, recurrent.open_store("validation"), mesh)
+        params = jax.device_put(
+            random_params(recurrent), shardings(recurrent.abstract_params, mesh)
+        )
+        divided = evaluator.run(params)
+    assert divided.keys() == alone.keys()
+    for name, value in alone.items():
+        assert divided[name] == pytest.approx(value, rel=1e-6), name
+
+
+# The state cleared.
+
+
+def test_clearing_costs_a_recurrent_model_something_and_scores_the_same_tokens(
+    evaluated, recurrent
+):
+    scalars = evaluated(recurrent, 4, 16, cleared=True)
+    assert abs(scalars["cleared_loss"] - scalars["loss"]) > 1e-4
+    assert scalars["loss"] == evaluated(recurrent, 4, 16)["loss"]
+    names = ("bits_per_token", "perplexity", "accuracy", "bits_per_character")
+    assert {f"cleared_{name}" for name in names} <= set(scalars)
+    assert not {"cleared_scored_tokens", "cleared_tokens_per_word"} & set(scalars)
+    assert not any(name.startswith("cleared") for name in evaluated(recurrent, 4, 16))
+
+
+def test_there_is_nothing_to_clear_in_a_first_segment(evaluated, recurrent):
+    # Sixteen rows for seven documents: the first step reads first segments only.
+    scalars = evaluated(recurrent, 16, 8, cleared=True, max_steps=1)
+    for name in ("loss", "accuracy", "perplexity"):
+        assert scalars[f"cleared_{name}"] == scalars[name]
+
+
+def test_a_model_without_a_state_is_not_evaluated_twice(evaluated, slide):
+    assert evaluated(slide, 4, 16, cleared=True) == evaluated(slide, 4, 16)
+
+
+# Sums.
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 12])
+@pytest.mark.parametrize("length", [1, 3, 8, 16, 200])
+def test_sums_depend_neither_on_rows_nor_on_segments(slide, rows, length):
+    store = slide.open_store("validation")
+
+    def cost(document, position):
+        return 1 + 0.01 * document + 0.0001 * position
+
+    stream, sums, score = DocumentPass(store, rows, length), {}, TokenSums()
+    for step in range(stream.num_steps):
+        documents, offsets = stream.places(step)
+        nats = cost(documents[:, None], offsets[:, None] + np.arange(length))
+        weights = stream.batch(step).weights_KBT[0]
+        nats[weights == 0] = np.nan  # what a model says about padding
+        correct = (offsets[:, None] + np.arange(length)) % 3 == 0
+        score.add(sums, store, documents, offsets, nats, correct, weights)
+    scalars = score.scalars(sums, store, whole=True)
+    tokens = [(d, p) for d in range(store.num_documents) for p in range(store.lengths_D[d])]
+    expected = sum(cost(*token) for token in tokens)
+    assert scalars["scored_tokens"] == len(tokens) == store.manifest["tokens"]
+    assert scalars["loss"] == pytest.approx(expected / len(tokens), rel=1e-12)
+    assert scalars["accuracy"] == pytest.approx(
+        sum(p % 3 == 0 for _, p in tokens) / len(tokens), rel=1e-12
+    )
+
+
+def test_tokens_count_by_their_weights(slide):
+    store, score, sums = slide.open_store("validation"), TokenSums(), {}
+    nats = np.array([[1.0, 2.0, 4.0, np.inf]], np.float32)
+    correct = np.array([[True, False, True, True]])
+    weights = np.array([[1.0, 0.5, 0.25, 0.0]], np.float32)
+    for _ in range(3):
+        score.add(sums, store, None, None, nats, correct, weights)
+    scalars = score.scalars(sums, store, whole=False)
+    assert scalars["loss"] == pytest.approx((1 + 1 + 1) / 1.75)
+    assert scalars["accuracy"] == pytest.approx(1.25 / 1.75)
+    assert scalars["scored_tokens"] == 9
+
+
+def test_a_hopeless_model_has_a_perplexity_all_the_same(slide):
+    store = slide.open_store("validation")
+    sums = {"nats": 1e9, "weight": 1.0, "correct": 0.0, "tokens": 1.0}
+    assert math.isfinite(TokenSums().scalars(sums, store, whole=True)["perplexity"])
+
+
+# What cannot be divided.
+
+
+def test_a_number_of_tokens_that_is_no_number_of_segments_is_refused(slide):
+    evaluation = slide.trainer.evaluation
+    evaluation.tokens_per_step, evaluation.segment_length = 40, 16
+    with pytest.raises(ValueError, match=r"Evaluation\.tokens_per_step = 40 .* 16 tokens"):
+        Evaluator(slide, slide.open_store("validation"), one_device())
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+def test_rows_that_do_not_divide_over_the_devices_are_refused(slide):
+    evaluation = slide.trainer.evaluation
+    evaluation.tokens_per_step, evaluation.segment_length = 48, 16
+    with pytest.raises(ValueError, match="3 rows cannot be divided over 2"):
+        Evaluator(slide, slide.open_store("validation"), mesh_of(2, 1))

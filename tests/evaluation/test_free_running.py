@@ -1,0 +1,272 @@
+"""Free-running accuracy: an oracle is perfect, one that is a token off is at chance, and a model
+that writes reads what it would have read in whole segments."""
+
+import math
+import types
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import quick_jit, random_model, read_segment
+from tiny_run import build, command, mesh_of, one_device, shared_programs, train_here  # noqa: F401
+
+from brt import evaluate
+from brt.data.sources.algorithmic import CopyTask, ReverseTask
+from brt.data.stores.token_store import TokenStore, write_store
+from brt.evaluation.free_running import FreeRunning, SampleDecoder, scored_part, write
+from brt.models.caches import select_rows
+from brt.training.run_folder import read_metrics
+
+N = 4
+
+
+class Seen(NamedTuple):
+    """tokens_BL: (B, 64) what was read; count_B: how much."""
+
+    tokens_BL: jax.Array
+    count_B: jax.Array
+
+
+class Oracle:
+    """Knows copy's answer, or the one a token further on: by looking it up in what it read."""
+
+    period, dtype, vocabulary_size = N, jnp.dtype("float32"), 12
+
+    def __init__(self, shift=0):
+        self.shift = shift
+
+    def init_caches(self, rows):
+        return (Seen(jnp.zeros((rows, 64), jnp.int32), jnp.zeros(rows, jnp.int32)),)
+
+    def decode(self, tokens_B, caches, reads_B=True):
+        (seen,) = caches
+        rows = jnp.arange(len(tokens_B))
+        tokens_BL = seen.tokens_BL.at[rows, seen.count_B].set(tokens_B)
+        count_B = seen.count_B + 1
+        answer_B = tokens_BL[rows, (count_B - N - 1 + self.shift) % N]
+        return jax.nn.one_hot(answer_B, 12), (Seen(tokens_BL, count_B),)
+
+    def __call__(self, tokens_BT, caches):
+        logits = []
+        for t in range(tokens_BT.shape[1]):
+            logits_BV, caches = self.decode(tokens_BT[:, t], caches)
+            logits.append(logits_BV)
+        return jnp.stack(logits, axis=1), caches
+
+    def read_part(self, tokens_BT, caches, counts_B):
+        for t in range(tokens_BT.shape[1]):
+            _, after = self.decode(tokens_BT[:, t], caches)
+            caches = select_rows(t < counts_B, after, caches)
+        return None, caches
+
+    def begin_decoding(self, caches):
+        return caches
+
+
+def store_of_task(task, folder, split="test"):
+    write_store(folder, task.documents(split), task.vocabulary, {}, quiet=True)
+    return TokenStore(folder)
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    task = CopyTask(length=N, num_train=1, num_validation=1, num_test=300)
+    return store_of_task(task, tmp_path_factory.mktemp("copy") / "test")
+
+
+def decoder_of(model, store, rows=64, length=N):
+    experiment = types.SimpleNamespace(bind_evaluated=lambda params, segment_length: model)
+    return SampleDecoder(experiment, one_device(), store, rows, length)
+
+
+def test_samples_are_divided_over_devices(copies):
+    if len(jax.devices()) < 8:
+        pytest.skip("needs eight devices")
+    experiment = types.SimpleNamespace(bind_evaluated=lambda params, segment_length: Oracle())
+    decoder = SampleDecoder(experiment, mesh_of(8, 1), copies, 16, N)
+    found = FreeRunning().run(decoder, None, accuracy=0.0)
+    assert found["free_running_exact"] == 1.0 and found["free_running_samples"] == 300
+
+
+@pytest.mark.parametrize("rows", [7, 64, 512])
+def test_an_oracle_is_perfect_on_every_sample_whatever_the_batch(copies, rows):
+    score = FreeRunning(answer=3)
+    found = score.run(decoder_of(Oracle(), copies, rows), None, accuracy=0.3)
+    assert found == {
+        "free_running_accuracy": 1.0,
+        "free_running_exact": 1.0,
+        "answer_accuracy": 1.0,
+        "task_accuracy": 1.0,
+        "free_running_samples": 300,
+    }
+    found = score.run(decoder_of(Oracle(), copies, rows), None, 0.3, max_samples=11)
+    assert found["free_running_samples"] == 11
+
+
+def test_an_oracle_one_token_off_is_at_chance(copies):
+    found = FreeRunning().run(decoder_of(Oracle(shift=1), copies), None, accuracy=1.0)
+    chance = 0.1
+    assert abs(found["free_running_accuracy"] - chance) < 4 * math.sqrt(0.09 / (300 * 2 * N))
+    assert found["free_running_exact"] == 0.0
+
+
+def test_a_task_counts_by_the_teacher_forced_accuracy_if_less_than_a_segment_is_scored(copies):
+    for length, expected in ((2 * N, 1.0), (3 * N, 0.25)):
+        decoder = decoder_of(Oracle(), copies, length=length)
+        assert FreeRunning().run(decoder, None, accuracy=0.25)["task_accuracy"] == expected
+
+
+def reading_again(model, sample, first, scored, length):
+    """Each token by reading the whole sample so far once more, from its start, in segments."""
+    tokens = list(sample[:first])
+    while len(tokens) < first + scored:
+        padded = np.zeros(-(-len(tokens) // length) * length, np.int32)
+        padded[: len(tokens)] = tokens
+        caches, logits = model.init_caches(1), []
+        for segment in padded.reshape(-1, 1, length):
+            logits_BTV, caches = read_segment(model, segment, np.zeros(1, bool), caches)
+            logits.extend(logits_BTV[0])
+        tokens.append(int(np.argmax(logits[len(tokens) - 1])))
+    return tokens[first:]
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "scored", "length"),
+    [
+        ("slide", 1, 5, 8),
+        ("rec_fixed_skip", 15, 7, 8),
+        ("rec_fixed_skip", 9, 3, 4),
+        ("memorizing_exact", 13, 6, 8),  # these remember at the ends of segments only
+        ("txl_same_length", 14, 5, 6),
+    ],
+)
+def test_writing_continues_what_was_read_in_segments(name, first, scored, length):
+    model = random_model(name).for_segments(length)
+    samples = np.random.default_rng(0).integers(0, 17, (2, first + scored)).astype(np.int32)
+    written = quick_jit(lambda tokens: write(model, tokens, first, scored, length))(samples)
+    for sample, found in zip(samples, written):
+        assert found.tolist() == reading_again(model, sample, first, scored, length)
+
+
+def test_the_scored_part_is_found_and_must_be_the_same_in_all_samples(copies, tmp_path, store_of):
+    assert scored_part(copies) == (N + 1, 2 * N)
+    padded = ReverseTask(length=3, padded_length=8, num_train=9, num_validation=1, num_test=1)
+    assert scored_part(store_of_task(padded, tmp_path / "a", "train")) == (4, 3)
+    assert scored_part(store_of([9, 9])) == (1, 8)
+    documents = [
+        document._replace(weights=np.roll(document.weights, shift % 2))
+        for shift, document in enumerate(padded.documents("train"))
+    ]
+    write_store(tmp_path / "b", documents, padded.vocabulary, {}, quiet=True)
+    with pytest.raises(ValueError, match=r"bind Evaluation\.score = None"):
+        scored_part(TokenStore(tmp_path / "b"))
+
+
+def test_teacher_forced_figures_count_the_end_and_what_is_not_blank(copies):
+    score, sums, rng = FreeRunning(end=3, blank=5), {}, np.random.default_rng(0)
+    counts = {"accuracy_end": [0, 0], "accuracy_written": [0, 0], "accuracy_end_written": [0, 0]}
+    for offset in (1, N + 1, 2 * N + 1):
+        correct_BT = rng.random((6, N)) < 0.7
+        documents_B = np.array([3, 0, -1, 7, 100, -1])
+        offsets_B = np.where(documents_B < 0, 0, offset)
+        score.add(sums, copies, documents_B, offsets_B, None, correct_BT, None)
+        for row, document in enumerate(documents_B):
+            for t in range(N):
+                position = offset + t
+                if document < 0 or position <= N:
+                    continue
+                end, written = position > 3 * N - 3, copies.tokens(document)[position] != 5
+                for name, counted in (
+                    ("accuracy_end", end),
+                    ("accuracy_written", written),
+                    ("accuracy_end_written", end and written),
+                ):
+                    counts[name][0] += int(counted and correct_BT[row, t])
+                    counts[name][1] += int(counted)
+    expected = {name: right / of for name, (right, of) in counts.items()}
+    assert score.scalars(sums, copies, True) == expected
+
+
+LINES = """
+Trainer.corpus = @Corpus()
+Corpus.source = @CopyTask()
+CopyTask.length = 8
+CopyTask.num_symbols = 4
+CopyTask.num_train = 50
+CopyTask.num_validation = 13
+CopyTask.num_test = 10
+Trainer.stream = "samples"
+Trainer.optimizer = @adamw
+Trainer.schedule = @constant_rate
+constant_rate.warmup_steps = 2
+Trainer.evaluation = @Evaluation()
+Trainer.checkpoints = @CheckpointPolicy()
+Trainer.steps = 6
+Trainer.segment_length = 8
+Trainer.segments_per_step = 3
+Trainer.tokens_per_step = 96
+Trainer.log_every = 2
+Trainer.eval_every = 6
+CheckpointPolicy.every = 100
+Evaluation.tokens_per_step = 40
+Evaluation.score = @FreeRunning()
+FreeRunning.answer = 4
+FreeRunning.end = 8
+BlockRecurrentTransformer.vocabulary_size = 6
+BlockRecurrentTransformer.num_layers = 1
+BlockRecurrentTransformer.width = 16
+BlockRecurrentTransformer.num_heads = 2
+BlockRecurrentTransformer.head_size = 4
+BlockRecurrentTransformer.feed_forward_size = 24
+BlockRecurrentTransformer.window = 4
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "copy.gin").write_text(LINES + f'Corpus.store = "{folder}/stores"\n')
+    return build(folder / "copy.gin")
+
+
+def test_a_run_on_samples_reports_both_accuracies_and_can_be_resumed(tiny, tmp_path, monkeypatch):
+    train_here(tiny, tmp_path / "whole")
+    train_here(tiny, tmp_path / "cut", stop_after=2)
+    train_here(tiny, tmp_path / "cut")
+    whole, cut = (read_metrics(tmp_path / name) for name in ("whole", "cut"))
+
+    def kept(records):
+        return [
+            {name: x for name, x in record.items() if not name.startswith(("perf", "time"))}
+            for record in records
+        ]
+
+    assert kept(whole) == kept(cut)
+    (last,) = [record for record in whole if record.get("eval/loss") and record["step"] == 6]
+    assert last["eval/scored_tokens"] == 13 * 16 and last["eval/free_running_samples"] == 13
+    for name in ("accuracy", "accuracy_end", "free_running_accuracy", "answer_accuracy"):
+        assert 0 <= last[f"eval/{name}"] <= 1
+    assert last["eval/task_accuracy"] == last["eval/free_running_accuracy"]
+    split = '--gin.Evaluation.split="test"'
+    assert not command(monkeypatch, evaluate, f"--workdir={tmp_path / 'whole'}", split)
+
+
+@pytest.mark.parametrize(
+    ("bindings", "told"),
+    [
+        (("Trainer.segments_per_step = 5", "Trainer.tokens_per_step = 200"), "divide into 5"),
+        (("Trainer.segments_per_step = 2", "Trainer.tokens_per_step = 48"), "segment_length = 12"),
+        (("FreeRunning.answer = 0",), "FreeRunning.answer = 0"),
+    ],
+)  # fmt: skip
+def test_a_cut_that_does_not_fit_is_refused_before_anything_is_prepared(tiny, bindings, told):
+    with pytest.raises(ValueError, match=told):
+        build(tiny.path, *bindings)
+
+
+def test_a_score_of_documents_needs_documents_and_one_of_samples_samples(tiny, tmp_path):
+    whole = build(tiny.path, 'Trainer.stream = "documents"')
+    with pytest.raises(ValueError, match=r"FreeRunning\(\) looks at samples, and Trainer\.stream"):
+        train_here(whole, tmp_path / "a")

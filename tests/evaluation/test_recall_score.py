@@ -1,0 +1,109 @@
+"""The recall score, against a loop over questions."""
+
+import numpy as np
+import pytest
+
+from brt.data.corpus import Corpus
+from brt.data.sources.recall import ASK, DEFINE, RecallTask
+from brt.data.streams.documents import DocumentPass
+from brt.evaluation.recall import RecallScore
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    task = RecallTask(
+        num_held_out=6,
+        document_length=(190, 260),
+        num_facts=4,
+        num_keys=5,
+        num_values=6,
+        num_fillers=3,
+        min_distance=4,
+        max_distance=120,
+        seed=3,
+    )
+    corpus = Corpus(str(tmp_path_factory.mktemp("recall")), task)
+    corpus.prepare("validation", quiet=True)
+    return corpus.open("validation")
+
+
+def questions(store):
+    """(document, position of the answer, position of its definition), found token by token."""
+    found = []
+    for document in range(store.num_documents):
+        tokens, defined = store.tokens(document).tolist(), {}
+        for position, token in enumerate(tokens):
+            if position >= 2 and tokens[position - 2] == DEFINE:
+                defined[tokens[position - 1]] = position
+            if position >= 2 and tokens[position - 2] == ASK:
+                assert token == tokens[defined[tokens[position - 1]]]
+                found.append((document, position, defined[tokens[position - 1]]))
+    return found
+
+
+def far(store):
+    """A distance that occurs: it is far, and one less is near."""
+    distances = sorted(answer - definition for _, answer, definition in questions(store))
+    return distances[len(distances) // 2]
+
+
+def scored(store, rows, length, says, segments=3):
+    """Scalars when the answer at (document, position) is right where `says` has it so."""
+    score, sums = RecallScore(far(store), length, segments), {}
+    stream = DocumentPass(store, rows, length)
+    for step in range(stream.num_steps):
+        documents, offsets = stream.places(step)
+        correct = np.zeros((rows, length), bool)
+        for b in range(rows):
+            for t in range(length):
+                correct[b, t] = says(int(documents[b]), int(offsets[b]) + t)
+        weights = stream.batch(step).weights_KBT[0]
+        score.add(sums, store, documents, offsets, np.zeros((rows, length)), correct, weights)
+    return score.scalars(sums, store, True)
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 16), (2, 32), (4, 300), (9, 8)])
+def test_an_oracle_is_always_right_and_every_question_is_asked_once(store, rows, length):
+    scalars = scored(store, rows, length, lambda document, position: True)
+    asked = questions(store)
+    assert len(asked) == 4 * 6
+    assert scalars["recall_accuracy"] == scalars["recall_accuracy_near"] == 1.0
+    total = scalars["recall_questions"] + scalars["recall_questions_near"]
+    assert total == len(asked)
+    wrong = scored(store, rows, length, lambda document, position: False)
+    assert wrong["recall_accuracy"] == wrong["recall_accuracy_near"] == 0.0
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 16), (3, 32), (2, 8)])
+@pytest.mark.parametrize("segments", [1, 3])
+def test_groups_are_those_of_a_loop_over_questions(store, rows, length, segments):
+    def says(document, position):
+        return (7 * document + position) % 3 > 0
+
+    scalars = scored(store, rows, length, says, segments)
+    groups = {"": [], "_near": [], "_across_segments": []}
+    for document, answer, definition in questions(store):
+        right = says(document, answer)
+        groups["" if answer - definition >= far(store) else "_near"].append(right)
+        # The model reads the definition as input one place later than it is a target.
+        borders = sum(definition + 1 < border <= answer for border in range(0, 300, length))
+        if borders >= segments:
+            groups["_across_segments"].append(right)
+    assert groups[""] and groups["_near"] and groups["_across_segments"]
+    for name, group in groups.items():
+        assert scalars[f"recall_questions{name}"] == len(group)
+        assert scalars[f"recall_accuracy{name}"] == pytest.approx(sum(group) / len(group))
+
+
+def test_only_answers_count(store):
+    answers = {(document, answer) for document, answer, _ in questions(store)}
+    scalars = scored(store, 2, 16, lambda *place: place in answers)
+    assert scalars["recall_accuracy"] == 1.0
+    scalars = scored(store, 2, 16, lambda *place: place not in answers)
+    assert scalars["recall_accuracy"] == 0.0
+
+
+def test_a_group_without_questions_is_left_out(store):
+    scalars = scored(store, 2, 300, lambda document, position: True)
+    assert "recall_accuracy_across_segments" not in scalars
+    assert "recall_questions_across_segments" not in scalars

@@ -1,0 +1,335 @@
+"""Recordings: every token's loss on disk, the same whatever was interrupted on the way."""
+
+import math
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from fabricated_recordings import fabricate
+from tiny_run import (  # noqa: F401
+    build,
+    contents,
+    files_of_at_most,
+    one_device,
+    shared_programs,
+    write_config,
+)
+
+from brt.data.vocabularies.base import BEGIN
+from brt.evaluation import recording
+from brt.evaluation.evaluator import Evaluator
+from brt.evaluation.reading import SegmentReader
+from brt.evaluation.recording import Recording, check_aligned, record
+
+T, W, ROWS = 16, 8, 3
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Experiment, store, reader and parameters of a model with a state."""
+    experiment = build(write_config(tmp_path_factory.mktemp("recurrent"))).experiment
+    rng, store = np.random.default_rng(0), experiment.open_store("validation")
+    params = jax.tree.map(
+        lambda x: jax.numpy.float32(0.5 * rng.normal(size=x.shape)), experiment.abstract_params
+    )
+    mesh = one_device()
+    with jax.set_mesh(mesh):
+        yield experiment, store, SegmentReader(experiment, mesh, ROWS, T, entropy=True), params
+
+
+@pytest.fixture(scope="module")
+def recorder(made, tmp_path_factory):
+    """Makes a recording; one of each kind is made once, in a folder of its own."""
+    _, store, reader, params = made
+    folder, known = tmp_path_factory.mktemp("recordings"), {}
+
+    def make(state="kept", documents=None, at=None, **changes):
+        key = state, None if documents is None else tuple(documents)
+        if at is None and key in known:
+            return known[key]
+        options = {"run": "runs/x", "step": 3, "window": W, **changes}
+        place = at or folder / str(len(known))
+        own = options.pop("params", params)
+        found = record(place, reader, own, store, state=state, documents=documents, **options)
+        if at is None:
+            known[key] = found
+        return found
+
+    return make
+
+
+def plain(made, document, replace=None):
+    """Nats, entropies and rightness of a document, segment by segment, in NumPy.
+
+    replace: (segment number, own states) -> the states this segment begins with, of each layer.
+    """
+    experiment, store, _, params = made
+    model = experiment.bind(params)
+    read = jax.jit(lambda params, tokens, caches: experiment.bind(params)(tokens, caches))
+    targets = store.tokens(document).astype(int)
+    inputs = np.concatenate([[BEGIN], targets[:-1]])
+    caches, rows, carried = model.init_caches(1), [], []
+    for number, start in enumerate(range(0, len(targets), T)):
+        segment = np.zeros((1, T), np.int32)
+        part = inputs[start : start + T]
+        segment[0, : len(part)] = part
+        carried.append(caches[1].states_BSD)
+        if replace is not None and number:
+            caches = (caches[0], caches[1]._replace(states_BSD=replace(number, caches)))
+        logits, caches = read(params, segment, caches)
+        for t, target in enumerate(targets[start : start + T]):
+            scores = np.float64(logits[0, t])
+            log_p = scores - math.log(np.exp(scores).sum())
+            entropy = -(np.exp(log_p) * log_p).sum()
+            rows.append((-log_p[target], entropy, scores.argmax() == target))
+    return np.array(rows), carried
+
+
+def test_a_recording_is_what_a_loop_over_documents_says(made, recorder):
+    recording = recorder()
+    assert recording.manifest["complete"] and recording.done_D.all()
+    for document in range(made[1].num_documents):
+        rows, _ = plain(made, document)
+        scores = recording.document(document)
+        assert np.allclose(scores.nats_T, rows[:, 0], atol=1e-4)
+        assert np.allclose(scores.entropy_T, rows[:, 1], atol=1e-4)
+        assert scores.correct_T.tolist() == rows[:, 2].astype(bool).tolist()
+    assert np.concatenate([recording.document(d).nats_T for d in range(7)]).tobytes() == (
+        np.asarray(recording.nats).tobytes()
+    )
+
+
+@pytest.mark.parametrize("state", ["cleared", "zeroed"])
+def test_states_are_replaced_before_every_segment(made, recorder, state):
+    initial = made[0].bind(made[3]).init_caches(1)[1].states_BSD
+    other = {"cleared": initial, "zeroed": np.zeros_like(initial)}[state]
+    recording = recorder(state)
+    rows, _ = plain(made, 6, lambda number, caches: other)
+    found = recording.document(6).nats_T
+    assert np.allclose(found, rows[:, 0], atol=1e-4)
+    kept = recorder().document(6).nats_T
+    # A document begins with the learned state, whatever was done to the one before.
+    assert np.array_equal(found[:T], kept[:T])
+    assert np.abs(found[T:] - kept[T:]).max() > 1e-3
+
+
+def test_a_swapped_state_is_that_of_the_next_document_at_the_same_place(made, recorder):
+    # Two documents in three rows: they meet, and the empty row does not.
+    recording = recorder("swapped", [5, 6])
+    assert recording.done_D.tolist() == [False] * 5 + [True, True]
+    carried = {d: plain(made, d)[1] for d in (5, 6)}
+    last = {d: len(carried[d]) for d in (5, 6)}
+    assert last == {5: 4, 6: 7}
+
+    def of(other):
+        return lambda number, caches: carried[other][number]
+
+    expected = plain_swapped(made, 5, of(6))
+    assert np.allclose(recording.document(5).nats_T, expected, atol=1e-4)
+    # While document 5 goes on; then it keeps what it ended with.
+    expected = plain_swapped(made, 6, of(5), stop=last[5])
+    assert np.allclose(recording.document(6).nats_T[: len(expected)], expected, atol=1e-4)
+
+
+def plain_swapped(made, document, replace, stop=None):
+    """Nats with other states in place of the own, which go on beside them."""
+    experiment, store, _, params = made
+    read = jax.jit(lambda params, tokens, caches: experiment.bind(params)(tokens, caches))
+    targets = store.tokens(document).astype(int)
+    inputs = np.concatenate([[BEGIN], targets[:-1]])
+    caches, nats = experiment.bind(params).init_caches(1), []
+    for number, start in enumerate(range(0, len(targets), T)):
+        if number == stop:
+            break
+        segment = np.zeros((1, T), np.int32)
+        part = inputs[start : start + T]
+        segment[0, : len(part)] = part
+        used = caches
+        if number:
+            used = caches[0], caches[1]._replace(states_BSD=replace(number, caches))
+        logits, _ = read(params, segment, used)
+        _, caches = read(params, segment, caches)
+        for t, target in enumerate(targets[start : start + T]):
+            scores = np.float64(logits[0, t])
+            nats.append(math.log(np.exp(scores).sum()) - scores[target])
+    return nats
+
+
+def test_an_evaluation_of_recordings_is_the_evaluation(made, recorder):
+    experiment, store, _, params = made
+    evaluation = experiment.trainer.evaluation
+    evaluation.tokens_per_step, evaluation.segment_length = ROWS * T, T
+    evaluator = Evaluator(experiment, store, one_device())
+    for meliad in (False, True):
+        evaluation.meliad_scoring = meliad
+        direct = evaluator.run(params)
+        replayed = evaluator.of_recordings({s: recorder(s) for s in ("kept", "cleared")})
+        assert direct.keys() == replayed.keys() and "cleared_accuracy" in direct
+        for name, value in direct.items():
+            assert replayed[name] == pytest.approx(value, rel=1e-12), name
+    evaluation.meliad_scoring = False
+
+
+# Interrupted.
+
+
+@pytest.mark.parametrize("stop", [1, 2, 4, 6])
+def test_a_killed_recording_goes_on_and_ends_in_the_same_bytes(
+    made, recorder, tmp_path, monkeypatch, stop
+):
+    reader, read = made[2], made[2].read
+    steps = []
+
+    def killed(*arguments, **options):
+        for number, segment in enumerate(read(*arguments, **options)):
+            if number == stop:
+                raise Killed
+            yield segment
+
+    monkeypatch.setattr(reader, "read", killed)
+    with pytest.raises(Killed):
+        recorder(at=tmp_path / "r")
+    begun = Recording(tmp_path / "r", made[1])
+    assert not begun.manifest["complete"]
+    done = np.array(begun.done_D)
+
+    def counted(params, stream, *arguments, **options):
+        steps.append({int(d) for n in range(stream.num_steps) for d in stream.places(n)[0]})
+        return read(params, stream, *arguments, **options)
+
+    monkeypatch.setattr(reader, "read", counted)
+    finished = recorder(at=tmp_path / "r")
+    assert steps[0] - {-1} == set(np.flatnonzero(~done))
+    whole = recorder()
+    for name in ("nats", "entropy", "correct", "done"):
+        ours, theirs = (r.folder / f"{name}.bin" for r in (finished, whole))
+        assert ours.read_bytes() == theirs.read_bytes()
+    assert finished.manifest["complete"]
+    recorder(at=tmp_path / "r")
+    assert len(steps) == 1  # nothing is left to read
+
+
+def test_some_documents_first_and_the_others_later(recorder, tmp_path):
+    some = recorder(documents=[6, 0], at=tmp_path / "r")
+    assert some.done_D.tolist() == [True] + [False] * 5 + [True]
+    assert np.array_equal(some.document(6).nats_T, recorder().document(6).nats_T)
+    with pytest.raises(ValueError, match=r"document 3 is not in .*brt\.evaluate --record"):
+        some.document(3)
+    assert np.array_equal(recorder(at=tmp_path / "r").nats, recorder().nats)
+
+
+def test_other_parameters_begin_a_recording_anew(made, recorder, tmp_path):
+    recorder(documents=[0, 6], at=tmp_path / "r")
+    params = jax.tree.map(lambda x: x * 1.1, made[3])
+    again = recorder(documents=[0], at=tmp_path / "r", params=params)
+    assert again.done_D.tolist() == [True] + [False] * 6
+    later = recorder(documents=[6], at=tmp_path / "r", params=params, step=4)
+    assert later.done_D.tolist() == [False] * 6 + [True] and later.manifest["step"] == 4
+
+
+# What cannot be read or compared.
+
+
+def test_a_recording_that_was_cut_short_is_named(recorder, tmp_path):
+    for name in ("nats", "entropy", "correct", "done"):
+        copy = tmp_path / name
+        shutil.copytree(recorder().folder, copy)
+        data = (copy / f"{name}.bin").read_bytes()
+        (copy / f"{name}.bin").write_bytes(data[:-1])
+        with pytest.raises(ValueError, match=rf"{name}\.bin should have {len(data)} bytes"):
+            Recording(copy)
+        (copy / f"{name}.bin").unlink()
+        with pytest.raises(FileNotFoundError, match=rf"has no {name}\.bin"):
+            Recording(copy)
+    (copy / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match="is not a manifest"):
+        Recording(copy)
+    (copy / "manifest.json").write_text('{"format": 99}')
+    with pytest.raises(ValueError, match="recording format 99"):
+        Recording(copy)
+    with pytest.raises(FileNotFoundError, match=r"no recording at .*--record"):
+        Recording(tmp_path / "nowhere")
+
+
+def test_recordings_of_other_documents_or_tokenizers_are_not_compared(
+    made, recorder, store_of, tmp_path
+):
+    stores = store_of([3, 4]), store_of([3, 5])
+    one, two = (
+        fabricate(tmp_path / str(n), store, [np.ones(length) for length in store.lengths_D])
+        for n, store in enumerate(stores)
+    )
+    check_aligned(one, one)
+    with pytest.raises(ValueError, match=r"which differ; bind Corpus\.store"):
+        check_aligned(one, two)
+    with pytest.raises(ValueError, match=r"different tokenizers, ids of size 100000 and bytes"):
+        check_aligned(one, recorder())
+    with pytest.raises(ValueError, match="whose tokens are not those of"):
+        Recording(one.folder, stores[1])
+    assert Recording(one.folder).document(1).nats_T.tolist() == [1] * 4  # finds its store
+
+
+def test_a_disk_that_fills_up_is_named_and_what_was_recorded_stays(recorder, tmp_path, monkeypatch):
+    recorder(documents=[0, 1], at=tmp_path / "r")
+    put, calls = recording._put, []
+
+    def full(file, first, values):
+        calls.append(first)
+        if len(calls) == 9:
+            with files_of_at_most(0):
+                return put(file, first, values)
+        return put(file, first, values)
+
+    monkeypatch.setattr(recording, "_put", full)
+    with pytest.raises(OSError, match=r"cannot write .*goes on where it stopped"):
+        recorder(at=tmp_path / "r")
+    monkeypatch.undo()
+    assert Recording(tmp_path / "r").done_D[:2].all()
+    assert np.array_equal(recorder(at=tmp_path / "r").nats, recorder().nats)
+
+
+def test_a_loss_that_is_not_finite_is_named_and_the_documents_before_it_stay(
+    made, recorder, tmp_path, monkeypatch
+):
+    recorder(documents=[0, 6], at=tmp_path / "r")
+    reader, read = made[2], made[2].read
+
+    def diverging(*arguments, **options):
+        for segment in read(*arguments, **options):
+            nats_BT = np.array(segment.nats_BT)
+            nats_BT[(segment.documents_B == 5) & (segment.offsets_B == T), 3] = np.inf
+            nats_BT[segment.batch.weights_KBT[0] == 0] = np.nan  # padding may be anything
+            yield segment._replace(nats_BT=nats_BT)
+
+    monkeypatch.setattr(reader, "read", diverging)
+    with pytest.raises(ValueError, match=r"token 19 of document 5 is not finite.* diverged"):
+        recorder(at=tmp_path / "r")
+    found = Recording(tmp_path / "r", made[1])
+    assert found.done_D[[0, 6]].all() and not found.done_D[5]
+
+
+def test_a_kill_while_the_manifest_is_replaced_loses_nothing(recorder, tmp_path, monkeypatch):
+    """The manifest is written once more at the end, when everything else is on disk."""
+
+    def killed(folder, name, content):
+        (folder / f"{name}.new").write_text('{"format": 1, "st')
+        raise Killed
+
+    monkeypatch.setattr(recording, "replace_json", killed)
+    with pytest.raises(Killed):
+        recorder(at=tmp_path / "r")
+    monkeypatch.undo()
+    monkeypatch.setattr(recording, "_begin", None)  # nothing is begun anew
+    assert recorder(at=tmp_path / "r").manifest["complete"]
+    assert np.array_equal(Recording(tmp_path / "r").nats, recorder().nats)
+
+
+def test_swapping_asks_for_two_documents(recorder, tmp_path):
+    with pytest.raises(ValueError, match="needs two documents side by side"):
+        recorder("swapped", [3], at=tmp_path / "r")
+    assert not contents(tmp_path)

@@ -1,0 +1,369 @@
+"""Is the memory used, how far back does it reach: against plain loops."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import (  # noqa: F401
+    PLAIN,
+    build,
+    one_device,
+    shared_programs,
+    write_config,
+)
+
+from brt.data.vocabularies.base import BEGIN
+from brt.evaluation.reading import SegmentReader
+from brt.evaluation.recorded_run import RecordedRun
+from brt.evaluation.studies.memory_use import gates_and_gradients, memory_use
+from brt.evaluation.studies.memory_use import verdict as memory_verdict
+from brt.evaluation.studies.reach import block_starts, cost_of_reset, reach, reach_of
+from brt.evaluation.studies.registry import run_study, table
+
+T, W = 16, 8
+ALL = np.arange(7)
+
+
+def a_run(folder, experiment):
+    """A `RecordedRun` of random parameters, with no checkpoint to read them from."""
+    evaluation = experiment.trainer.evaluation
+    evaluation.tokens_per_step, evaluation.segment_length = 3 * T, T
+    rng, run = np.random.default_rng(0), RecordedRun.__new__(RecordedRun)
+    run.experiment, run.mesh, run.workdir, run.quiet = experiment, one_device(), folder, True
+    run.store, run.vocabulary = experiment.open_store("validation"), None
+    run.split, run.rows, run.segment_length, run.window = "validation", 3, T, W
+    run.reader = SegmentReader(experiment, run.mesh, 3, T, entropy=True)
+    run.has_state, run.step = run.reader.has_state, 0
+    run.params = jax.tree.map(
+        lambda x: jax.numpy.float32(0.5 * rng.normal(size=x.shape)), experiment.abstract_params
+    )
+    return run
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recurrent")
+    with jax.set_mesh(one_device()):
+        path = write_config(folder, 'RecurrentCell.arrangement = "dual"')
+        yield a_run(folder, build(path).experiment)
+
+
+@pytest.fixture(scope="module")
+def slide(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slide")
+    path = write_config(folder, *PLAIN, without=("RecurrentCell",))
+    with jax.set_mesh(one_device()):
+        yield a_run(folder, build(path).experiment)
+
+
+def deaf(run, folder):
+    """The run with what states give to the tokens set to zero."""
+    copy = RecordedRun.__new__(RecordedRun)
+    copy.__dict__ = {**run.__dict__, "workdir": folder}
+
+    def silenced(path, x):
+        name = jax.tree_util.keystr(path)
+        return x.at[x.shape[0] // 2 :].set(0.0) if "output_CD" in name else x
+
+    copy.params = jax.tree_util.tree_map_with_path(silenced, run.params)
+    return copy
+
+
+# Is the memory used?
+
+
+def test_costs_are_those_of_the_recordings(recurrent):
+    found = memory_use(recurrent, ALL)["numbers"]
+    sums, tokens = {}, 0
+    for document in ALL:
+        length = int(recurrent.store.lengths_D[document])
+        tokens += max(length - T, 0)
+        for state in ("kept", "cleared", "zeroed", "swapped"):
+            nats = recurrent.recording(state).document(document).nats_T
+            sums[state] = sums.get(state, 0.0) + float(nats[T:].sum(dtype=float))
+    assert found["tokens"] == tokens
+    for state, nats in sums.items():
+        assert found[f"bits_{state}"] == pytest.approx(nats / tokens / math.log(2), rel=1e-9)
+    for state in ("cleared", "zeroed", "swapped"):
+        cost = (sums[state] - sums["kept"]) / tokens / math.log(2)
+        assert found[f"cost_{state}"] == pytest.approx(cost, abs=1e-9)
+        assert cost != 0 and found[f"cost_{state}_error"] > 0
+
+
+def test_an_external_memory_is_weighed_like_a_state_but_no_gradient_reaches_it(tmp_path):
+    memory = ("ExternalMemory.size = 24", "ExternalMemory.neighbours = 3")
+    lines = (
+        "BlockRecurrentTransformer.recurrent_layers = ()",
+        "BlockRecurrentTransformer.memorizing_layers = (1,)",
+    )
+    path = write_config(tmp_path, *lines, *memory, without=("RecurrentCell",))
+    with jax.set_mesh(one_device()):
+        found = memory_use(a_run(tmp_path, build(path).experiment), ALL)
+    numbers = found["numbers"]
+    assert numbers["cost_cleared"] != 0 and numbers["cost_cleared"] == numbers["cost_zeroed"]
+    assert numbers["cost_swapped"] not in (0, numbers["cost_cleared"])
+    assert 0 < numbers["layer1/memory_share"] < 1 and numbers["layer1/gradient_norm"] == 0
+    assert "of what attention reads from its memory" in found["verdict"]
+
+
+def test_gradients_reach_the_state_as_differences_say(recurrent):
+    found = gates_and_gradients(recurrent, np.array([6]))
+    assert {name.partition("/")[0] for name in found} == {"layer1"}
+    experiment, norms, shares = recurrent.experiment, [], []
+    tokens = recurrent.store.tokens(6).astype(int)
+    inputs = np.concatenate([[BEGIN], tokens[:-1]])
+
+    @jax.jit
+    def read(states, segment, caches):
+        model = experiment.bind(recurrent.params)
+        if states is not None:
+            caches = caches[0], caches[1]._replace(states_BSD=states)
+        return model(segment, caches)
+
+    caches = experiment.bind(recurrent.params).init_caches(1)
+    for number, begin in enumerate(range(0, len(tokens), T)):
+        segment, targets = np.zeros((1, T), np.int32), tokens[begin : begin + T]
+        segment[0, : len(targets)] = inputs[begin : begin + T]
+
+        def nats(states, segment=segment, targets=targets, caches=caches):
+            logits = np.float64(read(states, segment, caches)[0][0, : len(targets)])
+            picked = logits[np.arange(len(targets)), targets]
+            return (np.log(np.exp(logits).sum(-1)) - picked).sum()
+
+        states = np.asarray(caches[1].states_BSD)
+        if number:
+            slopes = []
+            for place in np.ndindex(states.shape):
+                step = np.zeros_like(states)
+                step[place] = 0.02
+                slopes.append((nats(states + step) - nats(states - step)) / 0.04)
+            norms.append(np.linalg.norm(slopes))
+            shares.append(norms[-1] * np.linalg.norm(states) / nats(states))
+        caches = read(states, segment, caches)[1]
+        if number == 2:
+            break
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr("brt.evaluation.studies.memory_use.SAMPLED", 3)
+    found = gates_and_gradients(recurrent, np.array([6]))
+    monkey.undo()
+    assert found["layer1/gradient_norm"] == pytest.approx(np.mean(norms), rel=0.02)
+    assert found["layer1/gradient_share"] == pytest.approx(np.mean(shares), rel=0.02)
+
+
+def test_a_half_life_is_where_half_is_left(recurrent):
+    found = gates_and_gradients(recurrent, ALL)
+    blocks = found["layer1/half_life_tokens"] / W
+    gates = 2  # the dual arrangement: one after attention, one after the network
+    assert found["layer1/kept"] ** (gates * blocks) == pytest.approx(0.5)
+    cell = recurrent.params["layers"][1]["cell"]
+    kept = np.prod(
+        [
+            jax.nn.sigmoid(np.float64(gate["keep_bias_D"]))
+            for gate in cell.values()
+            if isinstance(gate, dict) and "keep_bias_D" in gate
+        ],
+        axis=0,
+    )
+    lives = [found[f"layer1/half_life_tokens_p{p}"] for p in (10, 50, 90)]
+    assert lives == sorted(lives)
+    assert np.median(kept) ** (lives[1] / W) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_a_state_that_nothing_reads_is_found_out(recurrent, tmp_path):
+    found = memory_use(deaf(recurrent, tmp_path), ALL)
+    numbers = found["numbers"]
+    assert numbers["layer1/state_share"] == numbers["layer1/gradient_norm"] == 0
+    assert abs(numbers["cost_cleared"]) < 1e-6 > abs(numbers["cost_swapped"])
+    assert found["verdict"].startswith("There is no sign that the memory is used")
+
+
+@pytest.mark.parametrize(
+    ("cost", "error", "begins"),
+    [
+        (0.02, 0.005, "The memory is used: cleared"),
+        (-0.02, 0.005, "The memory is used and does harm: "),
+        (0.009, 0.005, "There is no sign that the memory is used: "),
+    ],
+)
+def test_the_verdict_follows_the_numbers(cost, error, begins):
+    numbers = {
+        "bits_kept": 2.5,
+        "cost_cleared": cost,
+        "cost_cleared_error": error,
+        "cost_zeroed": 0.5,
+        "layer9/state_share": 0.125,
+        "layer9/gradient_norm": 0.3125,
+        "layer9/half_life_tokens": 2300.0,
+    }
+    sentence = memory_verdict(numbers)
+    assert sentence.startswith(begins)
+    for text in (f"{cost:+.4f} ± 0.0050", "+0.5000 zeroed", "12.5%", "norm 0.31", "2,300 tokens"):
+        assert text in sentence
+
+
+@pytest.mark.parametrize(("swapped", "alike"), [(0.015, True), (0.03, False)])
+def test_a_memory_that_any_document_s_could_replace_is_called_that(swapped, alike):
+    numbers = {"bits_kept": 2.5, "cost_cleared": 0.04, "cost_cleared_error": 0.01}
+    numbers |= {"cost_zeroed": 0.5, "cost_swapped": swapped, "cost_swapped_error": 0.01}
+    doubt = ", but that of another document would do as well"
+    assert memory_verdict(numbers).startswith(f"The memory is used{doubt * alike}: cleared")
+
+
+def test_a_model_without_a_state_says_so(slide):
+    found = memory_use(slide, ALL)
+    assert found["verdict"] == "The model has no state: it carries windows of 8 tokens."
+    assert found["numbers"] == {}
+
+
+@pytest.mark.parametrize("documents", [[0], range(5)])
+def test_documents_of_one_segment_carry_nothing(recurrent, documents):
+    """The first of them is of one token."""
+    found = memory_use(recurrent, np.array(documents))
+    assert "No document is longer than a segment of 16 tokens" in found["verdict"]
+
+
+# Reach.
+
+
+@pytest.mark.parametrize("what", ["state", "context"])
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_a_reset_stands_exactly_so_far_before_what_is_scored(recurrent, what, blocks):
+    experiment, params = recurrent.experiment, recurrent.params
+    read = jax.jit(lambda params, tokens, caches: experiment.bind(params)(tokens, caches))
+    empty = experiment.bind(params).init_caches(1)
+    extra, scored = 0.0, 0
+
+    def losses(document, begin, reset=None):
+        """Nats of each block from `begin` on; the states are reset before block `reset`."""
+        tokens, caches, found = recurrent.store.tokens(document).astype(int), empty, {}
+        inputs = np.concatenate([[BEGIN], tokens[:-1]])
+        for number in range(begin, -(-len(tokens) // W)):
+            if number == reset:
+                caches = caches[0], caches[1]._replace(states_BSD=empty[1].states_BSD)
+            targets = tokens[number * W : (number + 1) * W]
+            segment = np.zeros((1, W), np.int32)
+            segment[0, : len(targets)] = inputs[number * W : (number + 1) * W]
+            logits, caches = read(params, segment, caches)
+            logits = np.float64(logits[0, : len(targets)])
+            picked = logits[np.arange(len(targets)), targets]
+            found[number] = np.log(np.exp(logits).sum(-1)) - picked
+        return found
+
+    layers = 2
+    for document in (5, 6):
+        kept = losses(document, 0)
+        for number in range(blocks + 1, len(kept)):
+            reset = number - blocks
+            begin = max(reset - layers, 0) if what == "state" else reset
+            again = losses(document, begin, reset if what == "state" else None)
+            extra += (again[number] - kept[number]).sum()
+            scored += len(kept[number])
+    reader = SegmentReader(experiment, recurrent.mesh, 3, W)
+    blocks_of = block_starts(recurrent.store, ALL, W, seed=0)
+    recording = recurrent.recording("kept")
+    found = cost_of_reset(recurrent, reader, recording, blocks_of, what, blocks * W)
+    assert found[2] == scored > 0
+    assert found[0] == pytest.approx(extra / scored / math.log(2), abs=1e-4)
+    assert found[1] > 0
+
+
+def test_blocks_are_drawn_from_everywhere_and_no_more_than_asked_for(store_of):
+    store = store_of([5, 8, 100, 31])
+    owners, starts = block_starts(store, [0, 2, 3], 8, seed=1)
+    drawn = list(zip(owners.tolist(), starts.tolist()))
+    assert sorted(drawn) == [
+        (d, start) for d, n in ((0, 5), (2, 100), (3, 31)) for start in range(0, n, 8)
+    ]
+    assert drawn != sorted(drawn)
+    assert drawn != list(zip(*(x.tolist() for x in block_starts(store, [0, 2, 3], 8, seed=2))))
+
+
+@pytest.mark.parametrize(("tokens", "scored"), [(10**6, 18), (24 * 7, 7), (1, 3)])
+def test_a_distance_costs_no_more_tokens_than_allowed_but_one_batch(recurrent, tokens, scored):
+    """Contexts of two blocks and the scored one: 24 tokens each, in 3 rows."""
+    reader = SegmentReader(recurrent.experiment, recurrent.mesh, 3, W)
+    blocks, recording = block_starts(recurrent.store, ALL, W, 0), recurrent.recording("kept")
+    found = cost_of_reset(recurrent, reader, recording, blocks, "context", 2 * W, tokens)
+    lengths = recurrent.store.lengths_D[blocks[0]] - blocks[1]
+    chosen = np.minimum(lengths[blocks[1] > 2 * W], W)[:scored]
+    assert found[2] == chosen.sum()
+
+
+def test_a_window_reaches_as_far_as_it_is_long(slide):
+    """One layer: a block that begins W tokens after a reset sees nothing of what was before."""
+    found = reach(slide, ALL)
+    (curve,) = found["series"]
+    assert curve["name"] == "cost of resetting the context"
+    assert curve["x"] == [8, 16, 32, 64, 100]
+    assert np.abs(curve["y"]).max() < 1e-5
+    assert found["numbers"]["windows_reach"] == slide.experiment.model.receptive_field() == 8
+    nearest = cost_of_reset(
+        *(slide, SegmentReader(slide.experiment, slide.mesh, 3, W), slide.recording("kept")),
+        *(block_starts(slide.store, ALL, W, 0), "context", 0),
+    )
+    assert abs(nearest[0]) > 1e-3  # right before it, it does
+
+
+@pytest.mark.parametrize(
+    ("costs", "expected"),
+    [
+        ((1.0, 0.5, 0.1, 0.0), 32),
+        ((1.0, 0.05, 0.2, -0.3), 64),  # small, then not: what is said of the reach stays true
+        ((1.0, -0.5, -1.0, 0.0), 16),
+        ((1.0, 0.5, 0.5, 0.5), 100),
+    ],
+)
+def test_beyond_the_reach_no_reset_is_dear(costs, expected):
+    assert reach_of(costs, [8, 16, 32, 64, 100]) == expected
+
+
+def test_both_curves_end_at_the_whole_document(recurrent):
+    found = reach(recurrent, ALL)
+    assert [s["name"] for s in found["series"]] == [
+        "cost of resetting the state",
+        "cost of resetting the context",
+    ]
+    for curve in found["series"]:
+        assert curve["x"][-1] == 100 and curve["y"][-1] == 0
+        assert len(curve["x"]) == len(curve["errors"]) == len(curve["tokens"])
+        assert all(curve["tokens"][:-1]) and abs(curve["y"][0]) > 1e-3
+    assert "8 tokens before costs" in found["verdict"] and "back 16 tokens" in found["verdict"]
+    assert recurrent.experiment.model.receptive_field() == math.inf
+    for short in (np.arange(5), np.array([0])):
+        assert (
+            "No document is longer than two blocks of 8 tokens"
+            in reach(recurrent, short)["verdict"]
+        )
+
+
+# Two runs, or one with itself.
+
+
+def test_runs_of_other_texts_are_refused_before_they_are_read(recurrent, slide, tmp_path):
+    """Each has texts of its own; here they are made to differ."""
+    other = RecordedRun.__new__(RecordedRun)
+    other.__dict__ = {**slide.__dict__, "workdir": tmp_path}
+    other.store = other.experiment.open_store("test")
+    with pytest.raises(ValueError, match=r"hold different documents; bind Corpus\.store"):
+        run_study("compare", recurrent, {"other": other})
+    other.store.manifest["vocabulary"]["fingerprint"] = "0" * 64
+    with pytest.raises(ValueError, match="have different tokenizers"):
+        run_study("compare", recurrent, {"other": other})
+    assert not (tmp_path / "recordings").exists()
+
+
+def test_an_excerpt_s_line_names_the_word_that_its_distance_is_of():
+    entry = {"title": "a", "direction": "better", "rank": 0, "token": 309, "nats": 1.0}
+    entry |= {"other_nats": 2.0, "kind": "other", "last_seen": 1, "where": "window"}
+    entry |= {"recalled": False, "word": "equation", "before": "the ", "text": "e", "after": "qu"}
+    result = {"study": "compare", "run": "r", "step": 1, "split": "test", "numbers": {}}
+    result |= {"series": [], "verdict": "", "excerpts": [entry, entry | {"text": " equation"}]}
+    first, second = (line for line in table(result).splitlines() if "nats" in line)
+    assert first.endswith("nats, in 'equation', other, seen 1 token ago, window")
+    assert second.endswith("nats, other, seen 1 token ago, window")
+
+
+def test_a_model_without_a_state_cannot_be_compared_with_itself(slide):
+    with pytest.raises(ValueError, match="has no state to compare with and without"):
+        run_study("compare", slide)

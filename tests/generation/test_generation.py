@@ -1,0 +1,279 @@
+"""Reading and writing with a memory: what a plain pass over segments says, token by token."""
+
+import copy
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import (
+    SEGMENT,
+    VOCABULARY,
+    WINDOW,
+    random_model,
+    read_segment,
+)
+
+from brt.data.vocabularies.base import BEGIN, ByteVocabulary
+from brt.data.vocabularies.words import WordVocabulary
+from brt.generation.generator import Generator, NonFiniteLogits
+from brt.generation.memory import take_rows
+from brt.generation.sampling import Sampling
+
+LENGTHS = (0, 1, WINDOW - 1, WINDOW, WINDOW + 1, SEGMENT, 3 * SEGMENT + 5)
+WRITTEN = 2 * WINDOW + 3
+GREEDY, DRAWN = Sampling(0), Sampling(0.9, top_p=0.95, repetition_penalty=1.1)
+SOME = ("rec_two_layers", "feedback_two_cells", "memorizing_bucketed", "qrnn")
+FIRST = SOME[0]
+
+
+class Ids(ByteVocabulary):
+    """Bytes, but few."""
+
+    size = VOCABULARY
+
+
+@pytest.fixture(autouse=True)
+def wide_types():
+    with jax.enable_x64(True):
+        yield
+
+
+@functools.cache
+def generator_of(name, segment_length=WINDOW, chunk=5):
+    with jax.enable_x64(True):
+        return Generator(random_model(name, dtype="float64"), Ids(), segment_length, chunk)
+
+
+def prompts(seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, VOCABULARY, length).astype(np.int32) for length in LENGTHS]
+
+
+def pass_over_segments(model, documents):
+    """Logits for each token of each document, by one segment as long as the longest."""
+    length = -(-max(map(len, documents)) // WINDOW) * WINDOW
+    inputs = np.zeros((len(documents), length), np.int32)
+    for row, document in enumerate(documents):
+        inputs[row, : len(document)] = [BEGIN, *document[:-1]]
+    starts_B = np.ones(len(documents), bool)
+    logits_BTV, _ = read_segment(model, inputs, starts_B, model.init_caches(len(documents)))
+    return [np.asarray(x[: len(d)]) for x, d in zip(logits_BTV, documents)]
+
+
+def nats_of(logits_TV, tokens):
+    logits_TV = logits_TV - logits_TV.max(axis=-1, keepdims=True)
+    return np.log(np.exp(logits_TV).sum(axis=-1)) - logits_TV[np.arange(len(tokens)), tokens]
+
+
+def assert_same(found, expected):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def assert_close(found, expected):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * max(1.0, np.abs(b).max()))
+
+
+@pytest.mark.parametrize("name", ["slide", *SOME])
+def test_greedy_writing_takes_the_best_token_of_the_pass_over_segments(name):
+    # Prompts of every awkward length in one batch: each row is checked against a pass of its own.
+    generator, texts = generator_of(name), prompts()
+    memory = generator.read(texts)
+    assert memory.position_B.tolist() == list(LENGTHS)
+    writing = generator.write(memory, WRITTEN, GREEDY).run()
+    documents = [[*text, *new] for text, new in zip(texts, writing.tokens)]
+    for row, logits_TV in enumerate(pass_over_segments(generator.model, documents)):
+        new_TV = logits_TV[LENGTHS[row] :]
+        assert writing.tokens[row] == new_TV.argmax(axis=-1).tolist()
+        expected = nats_of(new_TV, writing.tokens[row])
+        np.testing.assert_allclose(writing.nats[row], expected, atol=1e-9)
+    assert writing.memory.position_B.tolist() == [n + WRITTEN for n in LENGTHS]
+    for row, document in enumerate(documents):
+        recent, P = [BEGIN] * WINDOW + document, generator.model.period
+        assert writing.memory.recent_BP[row].tolist() == recent[-P:]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_text_read_in_parts_is_the_text_read_at_once(name):
+    generator, text = generator_of(name), prompts()[-1]
+    whole, (nats_T,) = generator.score([text])
+    (logits_TV,) = pass_over_segments(generator.model, [text])
+    np.testing.assert_allclose(nats_T, nats_of(logits_TV, text), atol=1e-9)
+    memory, parts = None, []
+    for part in np.split(text, [0, 6, 7, 12, 13]):
+        memory, (nats,) = generator.score([part], memory)
+        parts.append(nats)
+    assert_close(memory, whole)
+    np.testing.assert_allclose(np.concatenate(parts), nats_T, atol=1e-9)
+    # What is beyond the fill was padding of a segment in one, and never there in the other.
+    assert_close(generator_of(name, SEGMENT).read([text]), whole)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_documents_in_one_batch_read_and_write_as_each_alone(name):
+    generator, texts = generator_of(name), prompts()
+    memory = generator.read(texts)
+    memory = generator.read(texts[::-1], memory)  # now each stands somewhere in a block
+    together = generator.write(memory, WRITTEN, DRAWN, seed=5).run()
+    for row in (1, 4, 6):  # the last has nothing to read any more, and stands inside a block
+        alone = generator.read([texts[::-1][row]], generator.read([texts[row]]))
+        assert_close(take_rows(memory, [row]), alone)
+        writing = generator.write(alone, WRITTEN, DRAWN, seed=5 + row).run()
+        assert writing.tokens[0] == together.tokens[row]
+        assert_close(take_rows(together.memory, [row]), writing.memory)
+
+
+def test_interleaved_streams_are_strangers_and_a_memory_is_a_value():
+    generator, texts = generator_of(FIRST), prompts()
+    memories = [generator.read([texts[row]]) for row in (3, 6)]
+    before = jax.tree.map(np.array, memories)
+
+    def start(row):
+        return generator.write(memories[row], WRITTEN, DRAWN, seed=row)
+
+    alone, mixed = [start(row).run() for row in (0, 1)], [start(row) for row in (0, 1)]
+    for _ in zip(*mixed):
+        pass
+    for writing in mixed:
+        writing.run()
+    for found, expected in zip(mixed, alone):
+        assert found.tokens == expected.tokens and found.texts == expected.texts
+        assert_same(found.memory, expected.memory)
+    assert_same(memories, before)
+
+
+def test_where_the_host_looks_changes_nothing():
+    text = prompts()[-1]
+    writings = [
+        generator.write(generator.read([text]), WRITTEN, DRAWN, seed=1).run()
+        for generator in (generator_of(FIRST), generator_of(FIRST, chunk=1))
+    ]
+    assert writings[0].tokens == writings[1].tokens
+    assert len(set(writings[0].tokens[0])) > 3
+
+
+def test_going_on_in_two_steps_is_going_on_in_one():
+    generator = generator_of(FIRST)
+    memory = generator.read([prompts()[4]])
+    whole = generator.write(memory, 11, DRAWN).run()
+    first = generator.write(memory, 7, DRAWN).run()
+    second = generator.write(first.memory, 4, DRAWN).run()
+    assert first.tokens[0] + second.tokens[0] == whole.tokens[0]
+    assert_same(second.memory, whole.memory)
+
+
+def test_nothing_is_compiled_again_whatever_the_position(tmp_path):
+    generator, text = generator_of(SOME[1]), prompts()[-1]
+    prefill = generator.prefill
+    programs = generator.decode_loop, prefill._segment, prefill._part, prefill._end
+
+    def go_on(memory, temperature):
+        memory = generator.read([text], memory)
+        drawn = DRAWN._replace(temperature=temperature)
+        return generator.write(memory, 7, drawn, seed=3).run().memory
+
+    memory = go_on(go_on(generator.begin(), 1.0), 1.0)
+    counts = [program._cache_size() for program in programs]
+    assert min(counts) >= 1
+    generator.save(tmp_path / "memory", memory)
+    for again in (generator.load(tmp_path / "memory"), take_rows(memory, [0])):
+        for _ in range(3):
+            again = go_on(again, 0.7)
+    assert [program._cache_size() for program in programs] == counts
+
+
+def test_a_row_that_has_stopped_holds_still_while_others_go_on():
+    generator = generator_of(FIRST)
+    memory = generator.read(prompts())
+    free = generator.write(memory, WRITTEN, GREEDY).run()
+    stop = free.texts[4][3:5]  # ends row 4 inside a chunk
+    writing = generator.write(memory, WRITTEN, GREEDY, stop=[stop]).run()
+    assert writing.stopped[4] and not all(writing.stopped)
+    for row, text in enumerate(free.texts):
+        place = text.find(stop)
+        assert writing.stopped[row] == (place >= 0)
+        count = place + len(stop) if place >= 0 else WRITTEN
+        assert writing.tokens[row] == free.tokens[row][:count]
+        assert len(writing.nats[row]) == count
+        assert writing.texts[row] == (text[:place] if place >= 0 else text)
+    expected = generator.read([np.array(tokens) for tokens in writing.tokens], memory)
+    assert_close(writing.memory, expected)
+
+
+def test_ids_beyond_the_vocabulary_are_never_written():
+    model = random_model("slide", dtype="float64")
+    model.embedding_VD[...] = model.embedding_VD[...].at[5:].mul(50.0)  # the likeliest, or least
+
+    class Few(Ids):
+        size = 5
+
+    few = Generator(model, Few(), WINDOW, 5)
+    writing = few.write(few.begin(3), WRITTEN, Sampling(2.0)).run()
+    assert all(token < 5 for tokens in writing.tokens for token in tokens)
+
+
+def test_forks_of_one_memory_draw_by_their_own_seeds():
+    generator = generator_of(FIRST)
+    memory = generator.read([prompts()[5]])
+    forks = take_rows(memory, [0] * 7)
+    tokens = generator.write(forks, 9, DRAWN, seed=[4, 5, 4, 6, 7, 8, 9]).run().tokens
+    assert tokens[0] == tokens[2] != tokens[1]
+    assert tokens[1] == generator.write(memory, 9, DRAWN, seed=5).run().tokens[0]
+
+
+def test_logits_that_are_no_numbers_end_in_a_sentence_and_keep_what_was_written():
+    generator = copy.copy(generator_of(FIRST))
+    memory = generator.read([[1, 2]])
+    expected = generator.write(memory, 2, DRAWN).run()
+    # From its second block on a document has a state that no number is in.
+    generator.params = jax.tree_util.tree_map_with_path(
+        lambda path, x: x * jnp.nan if "attention_gate" in str(path) else x, generator.params
+    )
+    writing = generator.write(memory, 9, DRAWN)
+    with pytest.raises(NonFiniteLogits, match="token 4 of document 0 are not finite"):
+        writing.run()
+    assert writing.tokens == expected.tokens and writing.texts == expected.texts
+    assert writing.nats == expected.nats and writing.memory.position_B.tolist() == [4]
+    with pytest.raises(NonFiniteLogits, match="token 4 of document 0 are not finite"):
+        generator.score([[1, 2, 3, 4, 5]])
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"sampling": Sampling(-1)}, "temperature = -1"),
+        ({"sampling": Sampling(top_k=VOCABULARY + 1)}, "top_k = 18 .* 17 ids"),
+        ({"max_tokens": -1}, "max_tokens = -1"),
+        ({"seed": [1, 2]}, "1 rows need seeds"),
+        ({"seed": -1}, "seed = -1"),
+        ({"stop": [""]}, "stop sequences not empty"),
+    ],
+)
+def test_bad_settings_of_writing_are_named_before_anything_is_computed(options, named):
+    generator = generator_of("slide")
+    with pytest.raises(ValueError, match=named):
+        generator.write(generator.begin(), **options)
+
+
+def test_a_model_and_what_does_not_fit_it():
+    model = random_model("slide")
+    with pytest.raises(ValueError, match="bytes has 256 ids and the model's table only 17 rows"):
+        Generator(model, ByteVocabulary())
+    with pytest.raises(ValueError, match=r"segment_length = 6 must be a multiple .* of 4 tokens"):
+        Generator(model, Ids(), segment_length=6)
+    generator = generator_of("slide")
+    with pytest.raises(ValueError, match="2 texts were given for 1 documents"):
+        generator.read(["\1", "\2"], generator.begin())
+    with pytest.raises(ValueError, match="token id 17 is not in vocabulary"):
+        generator.read([[1, 17]])
+
+
+def test_a_vocabulary_of_words_does_not_end_the_line_that_is_to_be_gone_on_with(tmp_path):
+    (tmp_path / "words.txt").write_text("a\nb\n<eos>\n<unk>\n")
+    generator = Generator(random_model("slide"), WordVocabulary(str(tmp_path / "words.txt")))
+    assert generator.encode("a b\nb").tolist() == [0, 1, 2, 1]
+    assert generator.encode("a b\nb\n").tolist() == [0, 1, 2, 1, 2]
+    assert generator.encode("").tolist() == []

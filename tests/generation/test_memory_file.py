@@ -1,0 +1,162 @@
+"""Memory files: the same memory, of constant size, for the model that wrote it and no other."""
+
+import json
+import os
+import struct
+
+import jax
+import numpy as np
+import pytest
+from architectures import SEGMENT, VOCABULARY, WINDOW, cast, random_model
+from tiny_run import files_of_at_most
+
+from brt.data.vocabularies.base import ByteVocabulary
+from brt.generation.generator import Generator
+from brt.generation.memory import take_rows
+from brt.generation.memory_file import model_fingerprint
+
+
+class Ids(ByteVocabulary):
+    size = VOCABULARY
+
+
+class OtherIds(Ids):
+    name = "other bytes"
+    fingerprint = "f" * 64
+
+
+NAME = "feedback_two_cells"
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return Generator(random_model(NAME), Ids(), SEGMENT, 5)
+
+
+@pytest.fixture(scope="module")
+def memory(generator):
+    return generator.read([np.arange(3 * SEGMENT + 5) % VOCABULARY])
+
+
+@pytest.fixture
+def path(generator, memory, tmp_path):
+    generator.save(tmp_path / "book.memory", memory)
+    return tmp_path / "book.memory"
+
+
+def assert_identical(found, expected):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def test_what_is_loaded_is_what_was_saved_and_goes_on_bit_for_bit(generator, memory, path):
+    loaded = generator.load(path)
+    assert_identical(loaded, memory)
+    found, expected = (generator.write(m, 2 * WINDOW + 1).run() for m in (loaded, memory))
+    assert found.tokens == expected.tokens and found.nats == expected.nats
+    assert_identical(found.memory, expected.memory)
+
+
+def test_an_external_memory_is_in_the_file_and_how_much_of_it_is_filled(tmp_path):
+    generator = Generator(random_model("memorizing_exact"), Ids(), SEGMENT, 5)
+    memory = generator.read([np.arange(3 * SEGMENT + 1) % VOCABULARY])
+    generator.save(tmp_path / "memory", memory)
+    loaded = generator.load(tmp_path / "memory")
+    assert_identical(loaded, memory)
+    assert loaded.caches[1].written_B.tolist() == [3 * SEGMENT] and loaded.caches[1].keys_BMHK.all()
+
+
+def test_activations_in_bfloat16_are_kept_as_they_are(tmp_path):
+    model = cast(random_model(NAME), "bfloat16")
+    generator = Generator(model, Ids(), SEGMENT, 5)
+    memory = generator.begin()
+    memory = memory._replace(caches=jax.tree.map(lambda x: x + 1 * (x.ndim > 1), memory.caches))
+    generator.save(tmp_path / "memory", memory)
+    assert_identical(generator.load(tmp_path / "memory"), memory)
+
+
+def test_the_size_is_constant_and_that_of_the_caches(generator, memory, path, tmp_path):
+    empty = generator.begin()
+    generator.save(tmp_path / "first", empty)
+    generator.save(tmp_path / "last", memory._replace(position_B=np.array([2**31 - 1], np.int32)))
+    sizes = [os.path.getsize(p) for p in (path, tmp_path / "first", tmp_path / "last")]
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert memory.bytes == empty.bytes < sizes[0] < memory.bytes + 4096
+
+
+def test_the_header_describes_the_document_in_json(generator, path):
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    description = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["brt"])
+    assert int(description["position"]) == 3 * SEGMENT + 5
+    assert description["vocabulary"]["name"] == "bytes"
+    assert description["model"] == model_fingerprint(generator.model)
+
+
+def refusal(path, generator, **others):
+    with pytest.raises(ValueError, match=str(path)) as error:
+        Generator(others.get("model", generator.model), others.get("ids", Ids())).load(path)
+    return str(error.value)
+
+
+def test_a_file_of_another_model_or_vocabulary_is_refused(generator, path):
+    assert "another model" in refusal(path, generator, model=random_model(NAME, seed=2))
+    assert "another model" in refusal(path, generator, model=random_model("rec_two_layers"))
+    assert "vocabulary bytes of 17 ids" in refusal(path, generator, ids=OtherIds())
+
+
+def test_the_fingerprint_is_of_every_parameter_and_of_settings_that_matter():
+    def fingerprint(**settings):
+        return model_fingerprint(random_model(NAME, **settings))
+
+    usual = fingerprint()
+    assert usual == fingerprint(dropout=0.1, remat="block")
+    for others in (
+        *({"logits_divisor": "width"}, {"window": 8}, {"gate_form": "meliad"}, {"seed": 2}),
+        *({"activation_dtype": "bfloat16"}, {"feedback": False}),
+    ):
+        assert fingerprint(**others) != usual, others
+    model = random_model(NAME)
+    scale = model.layers[2].cell.norm.scale_D
+    scale[...] = scale[...].at[3].set(np.nextafter(scale[3], np.float32(9)))
+    assert model_fingerprint(model) != usual
+
+
+def test_a_truncated_file_is_refused_wherever_it_ends(generator, path):
+    content = path.read_bytes()
+    for length in (0, 4, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        assert "only a part of one" in refusal(path, generator)
+
+
+def test_a_changed_file_is_refused_wherever_it_was_changed(generator, path):
+    content = path.read_bytes()
+    (header,) = struct.unpack("<Q", content[:8])
+    position = content.index(b"29", content.index(b"position"))
+    for place in (0, 9, position, 8 + header, len(content) // 2, len(content) - 1):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        refusal(path, generator)
+
+
+def test_other_files_are_refused(generator, path, tmp_path):
+    path.write_text("Call me Ishmael.")
+    assert "is no memory file" in refusal(path, generator)
+    with pytest.raises(FileNotFoundError, match="There is no memory file"):
+        generator.load(tmp_path / "nothing")
+
+
+def test_several_documents_are_not_one(generator, memory, tmp_path):
+    with pytest.raises(ValueError, match="one document and this memory 2"):
+        generator.save(tmp_path / "both", take_rows(memory, [0, 0]))
+
+
+def test_a_file_that_cannot_be_written_leaves_the_earlier_one(generator, path, tmp_path):
+    before = path.read_bytes()
+    with (
+        files_of_at_most(1000),
+        pytest.raises(OSError, match=f"Cannot write the memory file {path}"),
+    ):
+        generator.save(path, generator.begin())
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["book.memory"]

@@ -1,0 +1,295 @@
+"""The laws every architecture keeps: cuts, decoding, rows, causality, gradient borders.
+
+All on one ragged corpus with documents of every awkward length, starting mid-stream, in
+float64, where only a mistake makes a difference; and the first two in float32 as well.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import (
+    EVERY,
+    SEGMENT,
+    SEGMENT_MEMORIES,
+    TOKEN_MEMORIES,
+    VOCABULARY,
+    WINDOW,
+    Ragged,
+    ragged_segments,
+    random_model,
+    segment_length,
+)
+from flax import nnx
+
+from brt.data.vocabularies.base import BEGIN
+from brt.models.caches import clear_state, reset_rows
+
+every_architecture = pytest.mark.parametrize("name", EVERY)
+# The others see a number of keys that depends on the cuts; by how much, they say themselves.
+every_cuttable = pytest.mark.parametrize(
+    "name", [name for name in EVERY if name not in SEGMENT_MEMORIES or name == "txl_same_length"]
+)
+every_type = pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 2e-5)])
+ROWS = 3
+ALL, NONE = np.ones(ROWS, bool), np.zeros(ROWS, bool)
+
+
+@pytest.fixture(autouse=True)
+def wide_types():
+    with jax.enable_x64(True):
+        yield
+
+
+@functools.cache
+def tiny(name, dtype="float64"):
+    with jax.enable_x64(True):
+        return random_model(name, dtype=dtype)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def segment(graph, params, tokens_BT, caches, starts_B):
+    model = nnx.merge(graph, params)
+    return model(tokens_BT, reset_rows(caches, model.init_caches(len(starts_B)), starts_B))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def token(graph, params, tokens_B, caches, starts_B, reads_B):
+    model = nnx.merge(graph, params)
+    empty = model.begin_decoding(model.init_caches(len(starts_B)))
+    return model.decode(tokens_B, reset_rows(caches, empty, starts_B), reads_B)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def part(graph, params, tokens_BT, caches, counts_B):
+    return nnx.merge(graph, params).read_part(tokens_BT, caches, counts_B)
+
+
+def segment_pass(model, tokens, starts):
+    """Folds a model over segments (steps, B, N); returns logits (B, steps * N, V) and caches."""
+    split = nnx.split(model, nnx.Param)
+    caches, logits = model.init_caches(tokens.shape[1]), []
+    for tokens_BT, starts_B in zip(tokens, starts, strict=True):
+        logits_BTV, caches = segment(*split, jnp.asarray(tokens_BT), caches, jnp.asarray(starts_B))
+        logits.append(np.asarray(logits_BTV))
+    return np.concatenate(logits, axis=1), caches
+
+
+def recut(ragged, length):
+    """The same rows in segments of another length, a divisor of theirs."""
+    steps, rows, whole = ragged.tokens.shape
+    parts = whole // length
+    tokens = ragged.tokens.reshape(steps, rows, parts, length).swapaxes(1, 2)
+    starts = np.zeros((steps, parts, rows), bool)
+    starts[:, 0] = ragged.starts
+    return tokens.reshape(-1, rows, length), starts.reshape(-1, rows)
+
+
+def largest(x):
+    return np.abs(x).max(initial=0.0)
+
+
+def leaves_close(found, expected, tolerance):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1.0, largest(b)))
+
+
+@every_type
+@every_cuttable
+def test_cutting_a_document_at_block_borders_changes_no_logit_and_no_cache(name, dtype, tolerance):
+    model = tiny(name, dtype)
+    # In float32 only rounding is new, and two lengths show it.
+    longest, *shorter = (4 * WINDOW, 2 * WINDOW, WINDOW)[dtype == "float32" :]
+    ragged = ragged_segments(WINDOW, longest, VOCABULARY, ROWS, seed=2)
+    whole, whole_caches = segment_pass(model, ragged.tokens, ragged.starts)
+    for length in shorter:
+        parts, caches = segment_pass(model, *recut(ragged, length))
+        np.testing.assert_allclose(parts, whole, rtol=0, atol=tolerance * largest(whole))
+        leaves_close(caches, whole_caches, tolerance)
+
+
+@every_type
+@every_architecture
+def test_decoding_token_by_token_is_the_segment_pass(name, dtype, tolerance):
+    model = tiny(name, dtype)
+    ragged = ragged_segments(WINDOW, SEGMENT, VOCABULARY, ROWS, seed=3)
+    expected, caches = segment_pass(model, ragged.tokens, ragged.starts)
+    split = nnx.split(model, nnx.Param)
+    decoding, found = model.begin_decoding(model.init_caches(ROWS)), []
+    for tokens_BT, starts_B in zip(ragged.tokens, ragged.starts, strict=True):
+        for t in range(SEGMENT):
+            begins = jnp.asarray(starts_B & (t == 0))
+            logits_BV, decoding = token(*split, jnp.asarray(tokens_BT[:, t]), decoding, begins, ALL)
+            found.append(np.asarray(logits_BV))
+    tolerance *= largest(expected)
+    np.testing.assert_allclose(np.stack(found, axis=1), expected, rtol=0, atol=tolerance)
+    leaves_close(model.end_decoding(decoding), caches, tolerance)
+
+
+@every_architecture
+def test_rows_decode_at_their_own_pace_and_documents_may_end_mid_block(name):
+    # Row r begins a new document after lengths[r] tokens, wherever in a block that is: the
+    # memory of the first must leave no trace, whatever the other rows do meanwhile.
+    model, rng = tiny(name), np.random.default_rng(4)
+    split = nnx.split(model, nnx.Param)
+    lengths, total = np.array([1, WINDOW + 1, 2 * WINDOW - 1]), 4 * WINDOW
+    tokens = rng.integers(0, VOCABULARY, (ROWS, total))
+    tokens[:, 0] = BEGIN
+    tokens[np.arange(ROWS), lengths] = BEGIN
+
+    caches, found = model.begin_decoding(model.init_caches(ROWS)), []
+    for t in range(total):
+        begins = jnp.asarray(lengths == t)
+        tokens_B = jnp.asarray(tokens[:, t], jnp.int32)
+        logits_BV, caches = token(*split, tokens_B, caches, begins, ALL)
+        found.append(np.asarray(logits_BV))
+    found = np.stack(found, axis=1)
+    alone = np.zeros((2, ROWS, total), np.int32)
+    for row, length in enumerate(lengths):
+        alone[0, row, :length] = tokens[row, :length]
+        alone[1, row, : total - length] = tokens[row, length:]
+    both = np.ones((1, ROWS), bool)
+    whole = (Ragged(alone[i : i + 1], both, None) for i in range(2))
+    first, second = (segment_pass(model, *recut(ragged, SEGMENT))[0] for ragged in whole)
+    for row, length in enumerate(lengths):
+        np.testing.assert_allclose(found[row, :length], first[row, :length], rtol=0, atol=1e-9)
+        rest = second[row, : total - length]
+        np.testing.assert_allclose(found[row, length:], rest, rtol=0, atol=1e-9)
+
+
+@every_architecture
+def test_the_beginning_of_a_block_read_at_once_is_read_token_by_token(name):
+    model, rng = tiny(name), np.random.default_rng(14)
+    split, P = nnx.split(model, nnx.Param), model.period
+    tokens = rng.integers(0, VOCABULARY, (ROWS, SEGMENT + P)).astype(np.int32)
+    _, caches = segment(*split, tokens[:, :SEGMENT], model.init_caches(ROWS), NONE)
+    counts_B = np.minimum([0, 1, P - 1], P - 1).astype(np.int32)
+    found, after = part(*split, tokens[:, SEGMENT:], caches, counts_B)
+    decoding = model.begin_decoding(caches)
+    for t in range(P - 1):
+        reads_B = t < counts_B
+        logits_BV, decoding = token(*split, tokens[:, SEGMENT + t], decoding, NONE, reads_B)
+        expected = np.asarray(logits_BV)[reads_B]
+        np.testing.assert_allclose(found[reads_B, t], expected, rtol=0, atol=1e-9)
+    leaves_close(after, decoding, 1e-9)
+
+
+@every_architecture
+def test_a_row_holds_still_while_others_decode(name):
+    model = tiny(name)
+    caches = free = model.begin_decoding(model.init_caches(ROWS))
+    rng, others = np.random.default_rng(5), np.array([False, True, True])
+    before = jax.tree.map(lambda x: np.asarray(x[0]), caches)
+    split = nnx.split(model, nnx.Param)
+    for _ in range(WINDOW + 1):
+        tokens_B = jnp.asarray(rng.integers(0, VOCABULARY, ROWS), jnp.int32)
+        _, free = token(*split, tokens_B, free, NONE, ALL)
+        _, caches = token(*split, tokens_B, caches, NONE, others)
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[0], y), caches, before)
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[1:], y[1:]), caches, free)
+
+
+@every_architecture
+def test_rows_are_strangers(name):
+    model, length = tiny(name, "float32"), segment_length(name)
+    ragged = ragged_segments(WINDOW, length, VOCABULARY, ROWS, seed=6)
+    other = ragged._replace(tokens=ragged.tokens.copy(), starts=ragged.starts.copy())
+    other.tokens[:, 1] = np.random.default_rng(7).integers(0, VOCABULARY, other.tokens[:, 1].shape)
+    other.starts[:, 1] ^= True
+    found, caches = segment_pass(model, ragged.tokens, ragged.starts)
+    changed, other_caches = segment_pass(model, other.tokens, other.starts)
+    assert not np.array_equal(found[1], changed[1])
+    for row in (0, 2):
+        np.testing.assert_array_equal(found[row], changed[row])
+        for a, b in zip(jax.tree.leaves(caches), jax.tree.leaves(other_caches), strict=True):
+            np.testing.assert_array_equal(a[row], b[row])
+
+
+@every_architecture
+def test_a_cache_that_has_seen_padding_is_never_read(name):
+    model, length = tiny(name, "float32"), segment_length(name)
+    ragged = ragged_segments(WINDOW, length, VOCABULARY, ROWS, seed=8)
+    noise = np.random.default_rng(9).integers(0, VOCABULARY, ragged.tokens.shape)
+    noisy = np.where(ragged.valid, ragged.tokens, noise).astype(np.int32)
+    assert not np.array_equal(noisy, ragged.tokens)
+    found, _ = segment_pass(model, ragged.tokens, ragged.starts)
+    changed, _ = segment_pass(model, noisy, ragged.starts)
+    valid = np.concatenate(list(ragged.valid), axis=1)
+    np.testing.assert_array_equal(found[valid], changed[valid])
+
+
+@every_architecture
+def test_a_row_that_starts_a_document_is_a_fresh_model(name):
+    model, length = tiny(name, "float32"), segment_length(name)
+    rng = np.random.default_rng(10)
+    tokens = rng.integers(0, VOCABULARY, (3, ROWS, length)).astype(np.int32)
+    tokens[2, 1, 0] = BEGIN
+    used, _ = segment_pass(model, tokens, np.array([[False] * 3] * 2 + [[False, True, False]]))
+    fresh, _ = segment_pass(model, tokens[2:], np.array([[True] * 3]))
+    np.testing.assert_array_equal(used[1, 2 * length :], fresh[1])
+
+
+@every_architecture
+def test_logits_depend_on_all_of_the_past_they_may_see_and_on_nothing_else(name):
+    length = 4 * WINDOW
+    model = tiny(name).for_segments(length)
+    x_BTD, direction_BTD = jnp.asarray(np.random.default_rng(11).normal(size=(2, 1, length, 12)))
+
+    @jax.jit
+    @jax.vmap
+    def moved(u):
+        """How far each output moves when token u does, in a direction drawn at random."""
+        push_BTD = jnp.where(jnp.arange(length)[:, None] == u, direction_BTD, 0)
+        return jax.jvp(outputs, (x_BTD,), (push_BTD,))[1]
+
+    def outputs(x_BTD):
+        return model.stack(x_BTD, model.init_caches(1))[0][0].sum(axis=-1)
+
+    jacobian = np.abs(moved(jnp.arange(length))).T
+    reach = model.windows_reach()
+    # What an external memory holds carries no gradient: by derivatives it reaches as a plain
+    # layer does. That it is read all the same is shown in test_external_memory.py.
+    recurrent = model.receptive_field() == math.inf
+    for t in range(length):
+        assert not jacobian[t, t + 1 :].any(), f"token {t} sees the future"
+        assert jacobian[t, t] > 0
+        if not recurrent:
+            assert not jacobian[t, : max(t - reach, 0)].any(), f"token {t} sees beyond its reach"
+            assert (jacobian[t, max(t - reach, 0) : t] > 0).all()
+        else:
+            block = t // WINDOW * WINDOW
+            assert (jacobian[t, :block] > 0).all(), f"token {t} misses a token of earlier blocks"
+
+
+def test_the_receptive_field_is_exactly_n_windows():
+    # Long enough that a stack of three plain layers forgets within the segment.
+    model, length = tiny("slide"), 6 * WINDOW
+    x_BTD = jnp.asarray(np.random.default_rng(12).normal(size=(1, length, 12)))
+
+    def last(x_BTD):
+        return model.stack(x_BTD, model.init_caches(1))[0][0, -1].sum()
+
+    seen = np.abs(jax.grad(last)(x_BTD))[0].max(axis=-1) > 0
+    reach = model.receptive_field()
+    np.testing.assert_array_equal(seen, np.arange(length) >= length - 1 - reach)
+
+
+@every_architecture
+def test_clearing_the_state_at_each_segment_spares_the_first_segment_and_the_windows(name):
+    model = tiny(name)
+    rng = np.random.default_rng(13)
+    tokens = jnp.asarray(rng.integers(0, VOCABULARY, (2, ROWS, SEGMENT)), jnp.int32)
+    empty, none = model.init_caches(ROWS), jnp.zeros(ROWS, bool)
+    read = functools.partial(segment, *nnx.split(model, nnx.Param))
+    first, kept = read(tokens[0], empty, none)
+    again, _ = read(tokens[0], clear_state(empty, empty), none)
+    np.testing.assert_array_equal(first, again)
+    with_state, _ = read(tokens[1], kept, none)
+    without, _ = read(tokens[1], clear_state(kept, empty), none)
+    parts = ((layer, part) for layer in model.layers for part in ("cell", "memory"))
+    remembers = name in TOKEN_MEMORIES or name.startswith("rmt")
+    remembers |= any(getattr(*part, None) is not None for part in parts)
+    assert np.array_equal(with_state, without) is not remembers

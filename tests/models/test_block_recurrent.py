@@ -1,0 +1,281 @@
+"""The whole model: embedding and logits, settings, memory for time, narrow activations."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import (
+    ARCHITECTURES,
+    SEGMENT,
+    VOCABULARY,
+    WINDOW,
+    OneKey,
+    abstract,
+    build,
+    drawn,
+    parameters,
+    quick_jit,
+    random_model,
+    read_segment,
+)
+from flax import nnx
+
+from brt.data.vocabularies.base import BEGIN
+from brt.models.block_recurrent import REMATS, BlockRecurrentTransformer
+from brt.models.caches import RecurrentCache
+from brt.models.memories.recurrent_cell import RecurrentCell
+
+B, D, W = 2, 12, WINDOW
+
+
+def tokens(rows=B, length=SEGMENT, seed=0):
+    return np.random.default_rng(seed).integers(0, VOCABULARY, (rows, length)).astype(np.int32)
+
+
+def read(model, tokens_BT, caches=None):
+    caches = model.init_caches(len(tokens_BT)) if caches is None else caches
+    return read_segment(model, tokens_BT, np.zeros(len(tokens_BT), bool), caches)
+
+
+# Embedding and logits
+
+
+def test_first_logits_have_variance_d_over_V_or_one():
+    """Over all words but the one just read, which the tied table favours."""
+    sizes = dict(vocabulary_size=4096, num_layers=1, width=64)
+    model = drawn(lambda: build("slide", **sizes, logits_divisor="width"))
+    tokens_BT = np.random.default_rng(1).integers(0, 4096, (4, 8)).astype(np.int32)
+    logits_BTV = np.array(read(model, tokens_BT)[0])
+    assert (logits_BTV.argmax(axis=-1) == tokens_BT).mean() > 0.9
+    np.put_along_axis(logits_BTV, tokens_BT[..., None], np.nan, axis=-1)
+    assert abs(np.nanvar(logits_BTV) - 1) < 0.05
+    # The other divisor makes them smaller by the root of V / d, no more and no less.
+    shapes = abstract("slide", **sizes, logits_divisor="vocabulary")
+    assert model.logits_divisor**2 == pytest.approx(64)
+    assert shapes.logits_divisor**2 == pytest.approx(4096)
+
+
+def test_one_table_embeds_and_predicts():
+    model = random_model("slide")
+    assert [
+        leaf.shape for leaf in jax.tree.leaves(parameters(model)) if VOCABULARY in leaf.shape
+    ] == [(VOCABULARY, D)]
+    x_BD = np.random.default_rng(2).normal(size=(B, D)).astype(np.float32)
+    for divisor, root in (("vocabulary", VOCABULARY), ("width", D)):
+        logits_BV = random_model("slide", logits_divisor=divisor).logits(x_BD)
+        expected = x_BD @ np.asarray(model.embedding_VD[...]).T / np.sqrt(root)
+        np.testing.assert_allclose(logits_BV, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_begin_of_a_document_has_a_row_of_its_own():
+    model = random_model("slide")
+    x_BTD = model.embed(jnp.array([[BEGIN, 0, VOCABULARY - 1]]))
+    np.testing.assert_array_equal(x_BTD[0, 0], model.begin_D[...])
+    np.testing.assert_array_equal(x_BTD[0, 1:], model.embedding_VD[...][jnp.array([0, -1])])
+    assert model.logits(x_BTD).shape == (1, 3, VOCABULARY)  # it can never be predicted
+
+
+def test_the_table_begins_with_variance_one():
+    model = drawn(lambda: BlockRecurrentTransformer(nnx.Rngs(0), 2000, 1, 100, 1, 2, 2, 2))
+    assert abs(float(model.embedding_VD[...].std()) - 1) < 0.01
+    assert abs(float(model.begin_D[...].std()) - 1) < 0.3
+
+
+# Blocks and segments
+
+
+def test_one_block_at_a_time_or_all_at_once():
+    """XL, whose segment is its window, is the same model as Slide."""
+    model, tokens_BT = random_model("xl"), tokens(length=4 * W)
+    whole_BTV, last = read(model, tokens_BT)
+    caches, parts = model.init_caches(B), []
+    for first in range(0, 4 * W, W):
+        logits_BTV, caches = read(model, tokens_BT[:, first : first + W], caches)
+        parts.append(logits_BTV)
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), whole_BTV, atol=2e-6)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-6), caches, last)
+
+
+@pytest.mark.parametrize("length", [0, 1, W - 1, W + 1, 2 * W - 1])
+def test_a_segment_is_whole_blocks(length):
+    x_BTD = np.zeros((B, length, D), np.float32)
+    with pytest.raises(
+        ValueError, match=rf"{length} tokens.*BlockRecurrentTransformer\.window = {W}"
+    ):
+        abstract("slide").stack(x_BTD, ())
+
+
+def test_the_parameters_know_neither_segments_nor_windows():
+    shapes = [
+        jax.tree.map(lambda leaf: leaf.shape, parameters(abstract("rec_lstm_dual", window=window)))
+        for window in (1, 4, 7)
+    ]
+    assert shapes[0] == shapes[1] == shapes[2]
+
+
+def test_monitors_are_named_by_their_layer():
+    for name, layers in (("slide", ()), ("rec_two_layers", (0, 2))):
+        model = random_model(name)
+        inputs = jnp.ones((B, W, D)), model.init_caches(B)
+        _, _, monitors = jax.eval_shape(model.stack, *inputs)
+        assert set(monitors) == {
+            f"layer{i}/{monitor}"
+            for i in layers
+            for monitor in ("kept", "state_norm", "state_share")
+        }
+        assert all(value.shape == () for value in monitors.values())
+
+
+# Settings
+
+
+def test_layers_are_counted_from_zero_or_from_the_end():
+    for index in (9, -3):
+        model = nnx.eval_shape(
+            lambda index=index: BlockRecurrentTransformer(OneKey(), 8, 12, 4, 1, 4, 4, 4, (index,))
+        )
+        assert [i for i, layer in parameters(model)["layers"].items() if "cell" in layer] == [9]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(logits_divisor="root"), r"BlockRecurrentTransformer\.logits_divisor = 'root'.*width"),
+        (
+            dict(activation_dtype="int32"),
+            r"BlockRecurrentTransformer\.activation_dtype = 'int32'.*bfloat16",
+        ),
+        (dict(remat="all"), r"BlockRecurrentTransformer\.remat = 'all'.*block"),
+        (
+            dict(recurrent_layers=(3,)),
+            r"BlockRecurrentTransformer\.recurrent_layers = \(3,\).*0 \.\.\. 2",
+        ),
+        (dict(recurrent_layers=(0, -4)), r"BlockRecurrentTransformer\.recurrent_layers.*layer -4"),
+        (dict(feedback=True), r"BlockRecurrentTransformer\.feedback = True.*recurrent_layers"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_the_name_of_its_binding(settings, message):
+    with pytest.raises(ValueError, match=message):
+        BlockRecurrentTransformer(OneKey(), 8, 3, 4, 1, 4, 4, 4, **settings)
+
+
+def test_the_cell_is_built_for_recurrent_layers_only_and_with_their_sizes():
+    made = []
+
+    def cell(rngs, *sizes):
+        made.append(sizes)
+        return RecurrentCell(rngs, *sizes, num_states=2)
+
+    nnx.eval_shape(
+        lambda: BlockRecurrentTransformer(
+            OneKey(), 8, 3, 4, 2, 5, 6, 7, recurrent_layers=(0, 2), cell=cell
+        )
+    )
+    assert made == [(4, 2, 5, 6)] * 2
+
+
+# Memory for time
+
+
+def loss_and_gradients(model, tokens_BT, caches):
+    graph, params = nnx.split(model)
+
+    def loss(params):
+        logits_BTV, after = nnx.merge(graph, params)(tokens_BT, caches)
+        total = sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(after))
+        return jnp.mean(jax.nn.log_softmax(logits_BTV)[..., 0]) + total
+
+    return jax.value_and_grad(loss), params
+
+
+@pytest.mark.parametrize(("name", "layers"), [("rec_fixed_skip", 1), ("feedback_fixed_skip", 2)])
+def test_recomputing_changes_what_is_stored_and_not_what_is_learned(name, layers):
+    tokens_BT, results, traces = tokens(), {}, {}
+    for remat in REMATS:
+        model = random_model(name, remat=remat, num_layers=layers, recurrent_layers=(-1,))
+        function, params = loss_and_gradients(model, tokens_BT, model.init_caches(B))
+        traces[remat] = str(jax.make_jaxpr(function)(params))
+        results[remat] = quick_jit(function)(params)
+    for remat in ("layer", "block"):
+        assert ("remat" in traces[remat]) or ("checkpoint" in traces[remat])
+        assert traces[remat] != traces["none"]
+        for found, expected in zip(
+            *(jax.tree.leaves(results[key]) for key in (remat, "none")), strict=True
+        ):
+            size = np.abs(expected).max()
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * size)
+    assert "remat" not in traces["none"] and "checkpoint" not in traces["none"]
+    same = name.startswith("feedback")  # whose blocks hold all layers
+    assert (traces["layer"] == traces["block"]) == same
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("slide", dict(none=0, layer=2, block=2)),  # each layer; each attention
+        ("rec_fixed_skip", dict(none=0, layer=2, block=4)),  # and to states, and the cell's step
+        ("feedback_fixed_skip", dict(none=0, layer=1, block=1)),  # each block, all layers at once
+    ],
+)
+def test_what_is_recomputed_is_what_was_asked_for(name, expected):
+    recurrent = dict(recurrent_layers=(1,)) if ARCHITECTURES[name] else {}
+    for remat, count in expected.items():
+        graph, params = nnx.split(abstract(name, remat=remat, num_layers=2, **recurrent))
+
+        def run(params, graph=graph):
+            model = nnx.merge(graph, params)
+            return model(jnp.zeros((B, SEGMENT), jnp.int32), model.init_caches(B))
+
+        trace = str(jax.make_jaxpr(run)(params))
+        assert len(re.findall(r"= (?:remat|checkpoint)\w*\[", trace)) == count
+
+
+# Narrow activations
+
+
+@pytest.mark.parametrize("name", ["rec_lstm_dual", "feedback_fixed_skip"])
+def test_bfloat16_activations_give_nearly_the_logits_of_float32(name):
+    tokens_BT = tokens(length=3 * SEGMENT)
+    wide_BTV, wide = read(random_model(name), tokens_BT)
+    narrow = random_model(name, activation_dtype="bfloat16")
+    assert {leaf.dtype for leaf in jax.tree.leaves(parameters(narrow))} == {jnp.dtype("float32")}
+    narrow_BTV, caches = read(narrow, tokens_BT)
+    assert narrow_BTV.dtype == jnp.float32
+    error = np.abs(np.asarray(narrow_BTV) - wide_BTV)
+    assert 0 < error.max() < 0.1 * np.abs(wide_BTV).max()
+    assert np.sqrt((error**2).mean()) < 0.02 * np.asarray(wide_BTV).std()
+    for cache, wide_cache in zip(caches, wide, strict=True):
+        if isinstance(cache, RecurrentCache):
+            assert cache.states_BSD.dtype == jnp.float32
+            size = np.abs(wide_cache.states_BSD).max()
+            np.testing.assert_allclose(
+                cache.states_BSD, wide_cache.states_BSD, rtol=0, atol=0.05 * size
+            )
+            cache = cache.window
+        assert cache.keys_BWHK.dtype == cache.values_BWHK.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_segment_leaves_caches_of_the_kind_it_found(name):
+    """Shapes and types, so that segments can be folded; logits float32 in every case."""
+    for dtype in ("float32", "bfloat16"):
+        graph, params = nnx.split(abstract(name, activation_dtype=dtype))
+
+        def run(params, graph=graph):
+            model = nnx.merge(graph, params)
+            caches = model.init_caches(B)
+            logits_BTV, after = model(jnp.zeros((B, SEGMENT), jnp.int32), caches)
+            decoding = model.begin_decoding(after)
+            logits_BV, decoded = model.decode(jnp.zeros(B, jnp.int32), decoding)
+            return (logits_BTV, logits_BV), (caches, after), (decoding, decoded)
+
+        logits, segment_forms, decoding_forms = jax.eval_shape(run, params)
+        for x, shape in zip(logits, ((B, SEGMENT, VOCABULARY), (B, VOCABULARY)), strict=True):
+            assert x.shape == shape and x.dtype == jnp.float32
+        for before, after in (segment_forms, decoding_forms):
+            assert jax.tree.structure(before) == jax.tree.structure(after)
+            assert jax.tree.map(lambda x: (x.shape, x.dtype), before) == jax.tree.map(
+                lambda x: (x.shape, x.dtype), after
+            )

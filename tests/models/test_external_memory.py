@@ -1,0 +1,288 @@
+"""The external memory: what is kept, what is found, how far it reaches, what is refused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import (
+    SEGMENT,
+    VOCABULARY,
+    WINDOW,
+    OneKey,
+    abstract,
+    parameters,
+    quick_jit,
+    random_model,
+    read_segment,
+)
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brt import config
+from brt.models.block_recurrent import BlockRecurrentTransformer
+from brt.models.caches import WindowCache
+from brt.models.counts import count_parameters
+from brt.models.memories.external_memory import ExternalMemory
+from brt.models.memories.memorizing_cache import DecodingMemorizing, MemorizingCache
+
+H, K = 2, 4
+
+
+def memory_of(**options):
+    return ExternalMemory(OneKey(), H, options.pop("window", WINDOW), **options)
+
+
+def ring(rows, size, dtype=np.float32):
+    zeros = jnp.zeros((rows, size, H, K), dtype)
+    window = WindowCache(zeros[:, :WINDOW], zeros[:, :WINDOW])
+    return MemorizingCache(window, zeros, zeros, jnp.zeros(rows, jnp.int32))
+
+
+def tokens_of(rows, length, seed=0):
+    """Queries, keys of unit length and values."""
+    rng = np.random.default_rng(seed)
+    q, k, v = rng.normal(size=(3, rows, length, H, K)).astype(np.float32)
+    return q, k / np.linalg.norm(k, axis=-1, keepdims=True), v
+
+
+# The ring
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.lists(st.booleans(), min_size=5))
+def test_the_ring_holds_the_last_tokens_each_where_its_place_in_the_document_says(cuts, pauses):
+    """Rows that pause keep what they have; a segment may be longer than the memory."""
+    size = 3 * WINDOW
+    memory, cache = memory_of(size=size, neighbours=1), ring(2, size)
+    read, seed = [[], []], 0
+    for blocks, pauses_0 in zip(cuts, pauses):
+        _, k, v = tokens_of(2, blocks * WINDOW, seed := seed + 1)
+        rows_B = np.array([not pauses_0, True])
+        cache = memory.write(cache, jnp.asarray(k), jnp.asarray(v), jnp.asarray(rows_B))
+        for row in np.flatnonzero(rows_B):
+            read[row] += list(zip(k[row], v[row]))
+    assert cache.written_B.tolist() == [len(row) for row in read]
+    for row, pairs in enumerate(read):
+        expected = np.zeros((2, size, H, K), np.float32)
+        for t, pair in enumerate(pairs):
+            expected[:, t % size] = pair
+        np.testing.assert_array_equal(cache.keys_BMHK[row], expected[0])
+        np.testing.assert_array_equal(cache.values_BMHK[row], expected[1])
+
+
+def test_writing_all_rows_is_writing_every_row():
+    memory, (_, k, v) = memory_of(size=8, neighbours=1), tokens_of(3, 12)
+    some = memory.write(ring(3, 8), k, v, jnp.ones(3, bool))
+    jax.tree.map(np.testing.assert_array_equal, memory.write(ring(3, 8), k, v), some)
+
+
+def test_clearing_forgets_the_memory_and_keeps_the_window():
+    cache = jax.tree.map(lambda x: x + 1, ring(2, 8))
+    found = cache.clear_state(ring(2, 8))
+    assert all((x == 1).all() for x in found.window)
+    assert not any(x.any() for x in found[1:])
+
+
+# The search
+
+
+def test_buckets_find_what_independent_places_promise():
+    """Random keys fall into buckets at random, and only the best of a bucket is found.
+
+    So of the k best a share of 1 - 1/e is found, the others losing to a better one; of the best
+    quarter nine in ten; and with them most of what a sharp attention would weigh.
+    """
+    rng = np.random.default_rng(0)
+    size, k, width, queries = 4096, 64, 64, 200
+    keys, q = (rng.normal(size=(n, width)) for n in (size, queries))
+    scores = (
+        q
+        / np.linalg.norm(q, axis=1, keepdims=True)
+        @ (keys / np.linalg.norm(keys, axis=1, keepdims=True)).T
+    )
+    picks = {}
+    for search in ("exact", "bucketed"):
+        memory = memory_of(window=k, size=size, neighbours=k, search=search)
+        picks[search] = np.asarray(memory._best(jnp.asarray(scores)[None, None]))[0, 0]
+    order = np.argsort(-scores, axis=1)
+    for row in range(queries):
+        assert set(picks["exact"][row]) == set(order[row, :k])
+        assert sorted(picks["bucketed"][row] % k) == list(range(k))
+
+    def share(count):
+        return np.mean([np.isin(o[:count], p) for o, p in zip(order, picks["bucketed"])])
+
+    assert abs(share(k) - (1 - np.exp(-1))) < 0.02
+    assert share(k // 4) > 0.85
+    weights = np.exp(20 * scores)
+    sums = {name: np.take_along_axis(weights, p, 1).sum(1) for name, p in picks.items()}
+    assert np.mean(sums["bucketed"] / sums["exact"]) > 0.8
+
+
+def test_dense_is_exact_with_as_many_neighbours_as_slots():
+    dense = random_model("memorizing_dense")
+    exact = random_model("memorizing_dense", search="exact", neighbours=2 * WINDOW)
+    rng, rows = np.random.default_rng(3), 2
+    tokens = rng.integers(0, VOCABULARY, (rows, 5 * SEGMENT)).astype(np.int32)
+
+    @functools.partial(quick_jit, static_argnums=0)
+    def loss_and_slope(graph, params, tokens_BT, caches):
+        def loss(params):
+            logits_BTV, after = nnx.merge(graph, params)(tokens_BT, caches)
+            return jnp.mean(jax.nn.log_softmax(logits_BTV)[..., 0]), after
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    caches = dense.init_caches(rows)
+    for part in np.split(tokens, 5, axis=1):
+        (a, after), slope = loss_and_slope(*nnx.split(dense, nnx.Param), part, caches)
+        (b, _), other = loss_and_slope(*nnx.split(exact, nnx.Param), part, caches)
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+        close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
+        jax.tree.map(close, *map(nnx.to_pure_dict, (slope, other)))
+        caches = after
+
+
+@pytest.mark.parametrize("search", ["exact", "bucketed", "dense"])
+def test_nothing_is_found_in_the_first_block_and_an_empty_slot_that_is_taken_counts(search):
+    memory = memory_of(size=16, neighbours=2, search=search)
+    q, k, v = tokens_of(1, 2 * WINDOW, seed=5)
+    scale_H = jnp.ones(H)
+    found = memory.read(q, ring(1, 16), k, v, scale_H)
+    assert not found[:, :WINDOW].any() and np.abs(found[:, WINDOW:]).min() > 0
+    # One filled slot beside one empty one: weights exp(q.k) and exp(0), values v and 0.
+    lone = memory_of(window=1, size=2, neighbours=2, search="exact")
+    cache = lone.write(ring(1, 2), k[:, :1], v[:, :1])
+    (found,) = lone.read(q[:, :1], cache, k[:, :1], v[:, :1], scale_H)[0]
+    weight_H1 = np.exp(np.sum(q[0, 0] * k[0, 0], axis=-1, keepdims=True))
+    np.testing.assert_allclose(found, v[0, 0] * weight_H1 / (weight_H1 + 1), rtol=1e-5)
+
+
+def test_the_negative_and_the_positive_scale_search_and_read_alike():
+    memory = memory_of(size=16, neighbours=2)
+    q, k, v = tokens_of(1, 2 * WINDOW, seed=6)
+    both = [memory.read(q, ring(1, 16), k, v, s * jnp.ones(H)) for s in (3.0, -3.0)]
+    np.testing.assert_array_equal(*both)
+
+
+# The mix
+
+
+def mixing(model, value):
+    for layer in model.layers:
+        if layer.memory is not None:
+            layer.memory.mix_H[...] = jnp.full(2, value)
+    return model
+
+
+def without_bias(model, layers):
+    for index in layers:
+        model.layers[index].relative_bias.table_HR[...] *= 0
+    return model
+
+
+def test_a_memory_that_is_not_mixed_in_is_a_plain_layer_without_position_bias():
+    plain = without_bias(random_model("slide"), (1,))
+    tokens = np.random.default_rng(7).integers(0, VOCABULARY, (2, 4 * SEGMENT)).astype(np.int32)
+    starts_B = np.ones(2, bool)
+    expected, _ = read_segment(plain, tokens, starts_B, plain.init_caches(2))
+    off = {}
+    for value in (-10.0, -100.0, 10.0):
+        model = mixing(random_model("memorizing_exact"), value)
+        graph, state = nnx.split(model, nnx.Param)
+        both = dict(nnx.to_flat_state(nnx.state(plain, nnx.Param)))
+        flat = [(path, both.get(path, leaf)) for path, leaf in nnx.to_flat_state(state)]
+        model = nnx.merge(graph, nnx.from_flat_state(flat))
+        found, _ = read_segment(model, tokens, starts_B, model.init_caches(2))
+        off[value] = np.abs(found - expected).max() / np.abs(expected).max()
+    assert off[-100.0] < 1e-6 < off[-10.0] < 2e-3 < 0.1 < off[10.0]
+
+
+def test_the_mix_begins_half_and_half():
+    memory = memory_of(size=8, neighbours=1)
+    local, found = jnp.full((1, 4, H, K), 2.0), jnp.full((1, 4, H, K), 6.0)
+    assert [float(part[0, 0, 0, 0]) for part in memory.mixed(local, found)] == [1.0, 3.0]
+
+
+# The reach
+
+
+@pytest.mark.parametrize("layers", [(1,), (0, 2)])
+def test_a_token_is_influenced_from_as_far_as_the_memory_reaches_and_no_further(layers):
+    """No derivative says so: what is stored carries none. Each row changes another token."""
+    with jax.enable_x64(True):
+        model = random_model("memorizing_dense", dtype="float64", memorizing_layers=layers)
+        reach, length = model.receptive_field(), 12 * WINDOW
+        assert reach == {1: 2 * WINDOW, 2: WINDOW}[len(layers)] + len(layers) * 8 + WINDOW - 1
+        x_BTD = np.repeat(np.random.default_rng(8).normal(size=(1, length, 12)), length, axis=0)
+        x_BTD[np.arange(length), np.arange(length)] += 1.0
+
+        @quick_jit
+        def last(x_BTD):
+            return model.stack(x_BTD, model.init_caches(length))[0][:, -1]
+
+        moved = np.abs(last(x_BTD) - last(x_BTD)[0]).max(axis=-1) > 0
+    np.testing.assert_array_equal(moved, np.arange(length) >= length - 1 - reach)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (dict(search="nearest"), r"ExternalMemory\.search = 'nearest'.*bucketed"),
+        (
+            dict(size=2),
+            r"ExternalMemory\.size = 2 .*multiple of BlockRecurrentTransformer\.window = 4",
+        ),
+        (dict(size=10), r"ExternalMemory\.size = 10 .*multiple"),
+        (dict(neighbours=9), r"neighbours = 9 .*at most ExternalMemory\.size = 8"),
+        (dict(neighbours=0), r"neighbours = 0 must be at least 1"),
+        (dict(search="bucketed", neighbours=3), r"neighbours = 3 must divide .*window = 4"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(options, named):
+    with pytest.raises(ValueError, match=named):
+        memory_of(**dict(size=8, neighbours=2) | options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (dict(memorizing_layers=(3,)), r"memorizing_layers = \(3,\): layer 3.*0 \.\.\. 2"),
+        (dict(memorizing_layers=(-1,), recurrent_layers=(2,)), "both name layer 2"),
+        (
+            dict(memorizing_layers=(0,), recurrent_layers=(2,), feedback=True),
+            r"feedback = True and BlockRecurrentTransformer\.memorizing_layers = \(0,\)",
+        ),
+    ],
+)
+def test_layers_that_cannot_memorize_are_named(settings, named):
+    with pytest.raises(ValueError, match=named):
+        abstract("slide", neighbours=2, **settings)
+
+
+def test_gin_configures_the_memory_of_the_layers_that_have_one():
+    sizes = ["ExternalMemory.size = 24", "ExternalMemory.neighbours = 5"]
+    config.parse([], ["BlockRecurrentTransformer.memorizing_layers = (-2,)", *sizes])
+    model = nnx.eval_shape(lambda: BlockRecurrentTransformer(OneKey(), 8, 3, 4, 2, 4, 4, 6))
+    assert [layer.memory is not None for layer in model.layers] == [False, True, False]
+    memory = model.layers[1].memory
+    assert (memory.size, memory.neighbours, memory.search) == (24, 5, "exact")
+    assert memory.mix_H.shape == (2,)
+    assert "table_HR" not in str(parameters(model)["layers"][1])
+    assert count_parameters(parameters(model)).recurrence == 2
+
+
+def test_a_memory_in_bfloat16_counts_its_tokens_in_whole_numbers():
+    model = random_model("memorizing_exact", activation_dtype="bfloat16")
+    cache = model.init_caches(2)[1]
+    assert isinstance(cache, MemorizingCache)
+    assert cache.keys_BMHK.dtype == cache.values_BMHK.dtype == jnp.bfloat16
+    assert cache.keys_BMHK.shape == (2, 2 * WINDOW, 2, 4) and cache.written_B.dtype == jnp.int32
+    decoding = model.begin_decoding(model.init_caches(2))[1]
+    assert isinstance(decoding, DecodingMemorizing) and decoding.keys_BMHK.dtype == jnp.bfloat16

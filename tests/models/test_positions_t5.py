@@ -1,0 +1,103 @@
+"""The relative position bias: buckets, the table of a block, the row of a decoded token."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import quick_jit
+from flax import nnx
+
+from brt.models.layers.positions_t5 import HIDDEN, RelativeBias, t5_buckets
+
+
+def exact_bucket(distance, num_buckets, max_distance):
+    """In whole numbers: bucket E + k begins where (d / E) ** (R - E) >= (max / E) ** k."""
+    exact = num_buckets // 2
+    distance, coarse = max(distance, 0), num_buckets - exact
+    if distance < exact:
+        return distance
+    k = 0
+    while (
+        k + 1 < coarse
+        and distance**coarse * exact ** (k + 1) >= max_distance ** (k + 1) * exact**coarse
+    ):
+        k += 1
+    return exact + k
+
+
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (32, 1000), (10, 50), (6, 7)])
+def test_buckets_hold_one_distance_each_and_then_grow_geometrically(num_buckets, max_distance):
+    distances = range(-5, 1100)
+    expected = [exact_bucket(d, num_buckets, max_distance) for d in distances]
+    found = t5_buckets(np.array(distances), num_buckets, max_distance)
+    assert found.dtype == np.int32
+    assert found.tolist() == expected
+    assert set(expected) == set(range(num_buckets))  # every bucket is used
+
+
+def test_published_buckets_begin_where_they_did():
+    found = t5_buckets(np.arange(200)).tolist()
+    first = [found.index(bucket) for bucket in range(32)]
+    assert first[:17] == list(range(17))
+    assert first[16:] == [16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+    assert set(found[128:]) == {31}
+
+
+def bias_and_scale(heads, seed=0):
+    bias = RelativeBias(nnx.Rngs(seed), heads)
+    rng = np.random.default_rng(seed)
+    bias.table_HR[...] = jnp.asarray(rng.normal(size=(heads, 32)), jnp.float32)
+    return bias, jnp.asarray(rng.uniform(0.5, 3, heads), jnp.float32)
+
+
+def plain_table(bias, scale_H, W):
+    table_HR = np.asarray(bias.table_HR[...])
+    buckets = [exact_bucket(distance, 32, 128) for distance in range(W + 1)]
+    expected = np.full((len(table_HR), W, 2 * W), HIDDEN, np.float32)
+    scale_H = np.asarray(scale_H)
+    for h, i, j in np.ndindex(expected.shape):
+        distance = (W + i) - j  # query i stands at W + i among the 2W
+        if 1 <= distance <= W:
+            expected[h, i, j] = table_HR[h, buckets[distance]] * scale_H[h]
+    return expected
+
+
+@pytest.mark.parametrize(("window", "heads"), [(1, 1), (2, 3), (5, 2), (33, 1), (160, 2)])
+def test_the_table_of_a_block_is_the_bias_of_the_W_tokens_before_each_and_hides_the_rest(
+    window, heads
+):
+    bias, scale_H = bias_and_scale(heads)
+    found = quick_jit(lambda scale_H: bias.window_table(scale_H, window))(scale_H)
+    np.testing.assert_array_equal(found, plain_table(bias, scale_H, window))
+    assert ((np.asarray(found) != HIDDEN).sum(axis=-1) == window).all()
+    # What a token sees while decoding is the row of its place in the block.
+    fill_B = np.arange(window, dtype=np.int32)
+    tokens = quick_jit(lambda fill_B: bias.token_table(scale_H, window, fill_B))(fill_B)
+    assert tokens.shape == (window, heads, 1, 2 * window)
+    np.testing.assert_array_equal(np.moveaxis(tokens[:, :, 0], 0, 1), found)
+
+
+def test_the_gradient_of_the_table_counts_every_use_of_a_bucket():
+    W, H = 150, 2
+    bias, scale_H = bias_and_scale(H)
+    weights = np.random.default_rng(1).normal(size=(H, W, 2 * W)).astype(np.float32)
+
+    def loss(table_HR):
+        graph, _ = nnx.split(bias)
+        changed = nnx.merge(graph, nnx.State({"table_HR": nnx.Param(table_HR)}))
+        return jnp.sum(changed.window_table(scale_H, W) * weights)
+
+    found = quick_jit(jax.grad(loss))(bias.table_HR[...])
+    expected = np.zeros((H, 32))
+    for i in range(W):
+        for distance in range(1, W + 1):
+            bucket = exact_bucket(distance, 32, 128)
+            expected[:, bucket] += weights[:, i, W + i - distance] * np.asarray(scale_H)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+    assert (found[:, 0] == 0).all()  # distance 0, the token itself, is never seen
+
+
+def test_a_new_table_has_variance_one_over_the_buckets():
+    table_HR = RelativeBias(nnx.Rngs(0), num_heads=4000).table_HR[...]
+    assert table_HR.shape == (4000, 32)
+    assert abs(float(table_HR.std()) * np.sqrt(32) - 1) < 0.01

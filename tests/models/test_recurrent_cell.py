@@ -1,0 +1,268 @@
+"""The horizontal direction: what a cell holds, reads and leaves behind."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import paper_numpy as paper
+import pytest
+from architectures import drawn, parameters, quick_jit, random_model
+from flax import nnx
+
+from brt.models.layers.norms import unit_heads
+from brt.models.memories.gates import KINDS
+from brt.models.memories.recurrent_cell import ARRANGEMENTS, BlockStates, RecurrentCell
+
+D, H, K, F, S, W, B = 12, 2, 4, 10, 3, 4, 2
+A = H * K
+ALL = [
+    dict(gate=gate, arrangement=arrangement, order="parallel")
+    for gate, arrangement in itertools.product(KINDS, ARRANGEMENTS)
+] + [
+    dict(gate="fixed", arrangement="dual", order="sequential"),
+    dict(gate="lstm", arrangement="skip", order="sequential"),
+]
+every_cell = pytest.mark.parametrize("settings", ALL, ids=lambda s: "-".join(s.values()))
+
+
+def random_cell(**settings):
+    """A cell with random parameters, out of a random model."""
+    model = random_model("slide", num_layers=1, recurrent_layers=(0,), **settings)
+    return model.layers[0].cell
+
+
+def draw(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng((seed, *shape)).normal(size=shape), jnp.float32)
+
+
+def tokens(blocks=None):
+    """Keys, of unit length, and values of two blocks of tokens."""
+    lead = (B,) if blocks is None else (B, blocks)
+    return unit_heads(draw(*lead, 2 * W, H, K, seed=1)), draw(*lead, 2 * W, H, K, seed=2)
+
+
+@quick_jit
+def step(graph_and_params, states_BSD, k_BJHK, v_BJHK):
+    cell = nnx.merge(*graph_and_params)
+    return cell.step(states_BSD, *cell.keys_values(states_BSD, jnp.float32), k_BJHK, v_BJHK)[0]
+
+
+def next_states(cell, states_BSD, k_BJHK, v_BJHK):
+    return step(nnx.split(cell), states_BSD, k_BJHK, v_BJHK)
+
+
+def names(cell):
+    return {".".join(path): leaf.shape for path, leaf in nnx.to_flat_state(nnx.state(cell))}
+
+
+# What it holds
+
+
+@every_cell
+def test_a_recurrent_layer_has_two_keys_two_values_and_four_queries(settings):
+    """Of the shape (D, H * K) there is nothing else, so nothing hides under another name."""
+    recurrent = random_model("slide", num_layers=1, recurrent_layers=(0,), **settings).layers[0]
+    found = [path for path, leaf in nnx.to_flat_state(nnx.state(recurrent)) if leaf.shape == (D, A)]
+    assert sorted(found) == sorted(
+        (*side, name)
+        for side in ((), ("cell",))
+        for name in ("keys_DA", "values_DA", "queries_DA", "cross_queries_DA")
+    )
+
+
+@every_cell
+def test_gates_stand_where_the_arrangement_puts_them(settings):
+    gates = {name.split(".")[0] for name in names(random_cell(**settings)) if "gate" in name}
+    expected = set() if settings["arrangement"] == "skip" else {"feed_forward_gate"}
+    if settings["order"] == "sequential":
+        expected |= {"self_gate", "cross_gate"}
+    elif settings["arrangement"] != "single":
+        expected |= {"attention_gate"}
+    assert gates == expected
+
+
+@every_cell
+def test_gates_read_the_attention_or_the_hidden_layer(settings):
+    """Their matrices are 2 H K by D at the projection, F by D at the network."""
+    shapes = names(random_cell(**settings))
+    inputs = {"attention_gate": ("C", 2 * A), "feed_forward_gate": ("F", F)}
+    inputs |= {"self_gate": ("A", A), "cross_gate": ("A", A)}
+    for gate in {name.split(".")[0] for name in shapes if "gate" in name}:
+        letter, size = inputs[gate]
+        for part in ("candidate", "input", "forget"):
+            if part == "candidate" or settings["gate"] == "lstm":
+                assert shapes[f"{gate}.{part}_{letter}D"] == (size, D)
+    if settings["arrangement"] == "single":
+        assert shapes["hidden_CF"] == (2 * A, F)
+    assert ("hidden_DF" in shapes) == (settings["arrangement"] == "dual")
+
+
+@pytest.mark.parametrize("num_states", [1, 5])
+def test_a_fixed_skip_cell_costs_eight_matrices_and_two_tables(num_states):
+    """With the layer's own query matrix and the state half of its projection."""
+    model = random_model("rec_fixed_skip", num_states=num_states)
+    recurrent, plain = (
+        sum(leaf.size for leaf in jax.tree.leaves(parameters(model.layers[i])) if leaf.ndim == 2)
+        for i in (1, 0)
+    )
+    assert recurrent - plain == 8 * D * A + 2 * num_states * D
+
+
+# What it computes
+
+
+@every_cell
+@pytest.mark.parametrize("num_states", [1, 7])
+def test_states_and_window_are_independent(settings, num_states):
+    cell = random_cell(num_states=num_states, **settings)
+    states_BSD = cell.initial_states(B)
+    assert states_BSD.shape == (B, num_states, D) and states_BSD.dtype == jnp.float32
+    np.testing.assert_array_equal(states_BSD, [cell.initial_states_SD[...]] * B)
+    found = next_states(cell, states_BSD, *tokens())
+    assert found.shape == states_BSD.shape and found.dtype == states_BSD.dtype
+    assert (found[0] != found[1]).all()  # rows that read other tokens
+
+
+@every_cell
+def test_the_order_of_the_tokens_in_a_block_does_not_matter_and_each_of_them_does(settings):
+    cell = random_cell(**settings)
+    states_BSD, (k_BJHK, v_BJHK) = draw(B, S, D), tokens()
+    before = next_states(cell, states_BSD, k_BJHK, v_BJHK)
+    order = np.random.default_rng(3).permutation(2 * W)
+    shuffled = next_states(cell, states_BSD, k_BJHK[:, order], v_BJHK[:, order])
+    np.testing.assert_allclose(shuffled, before, rtol=2e-5, atol=2e-5)
+    for j in range(2 * W):  # all of both blocks: nothing is masked
+        changed = next_states(cell, states_BSD, k_BJHK, v_BJHK.at[:, j].add(1.0))
+        assert np.abs(changed - before).max() > 1e-3
+
+
+@every_cell
+def test_states_read_one_another(settings):
+    cell = random_cell(**settings)
+    states_BSD, read = draw(B, S, D), tokens()
+    before = next_states(cell, states_BSD, *read)
+    for s in range(S):
+        after = next_states(cell, states_BSD.at[:, s].multiply(-1.0), *read)
+        for other in set(range(S)) - {s}:
+            assert np.abs(after[:, other] - before[:, other]).max() > 1e-4
+
+
+@every_cell
+def test_equal_states_stay_equal_without_ids_and_separate_with_them(settings):
+    cell = random_cell(**settings)
+    states_BSD = jnp.broadcast_to(draw(B, 1, D), (B, S, D))
+    separate = next_states(cell, states_BSD, *tokens())
+    assert np.ptp(separate, axis=1).max() > 1e-2
+    cell.state_ids_SD[...] = jnp.zeros((S, D))
+    together = next_states(cell, states_BSD, *tokens())
+    assert np.ptp(together, axis=1).max() < 1e-5
+
+
+def test_ids_are_not_added_to_the_state_that_is_carried():
+    cell = random_cell(gate="fixed", arrangement="skip")
+    cell.attention_gate.keep_bias_D[...] = jnp.full(D, 50.0)
+    states_BSD = draw(B, S, D)
+    np.testing.assert_array_equal(next_states(cell, states_BSD, *tokens()), states_BSD)
+
+
+@every_cell
+def test_the_length_of_queries_and_the_sign_of_scales_do_not_matter(settings):
+    cell = random_cell(**settings)
+    inputs = draw(B, S, D), *tokens()
+    before = next_states(cell, *inputs)
+    for name in ("queries_DA", "cross_queries_DA"):
+        getattr(cell, name)[...] = 100 * getattr(cell, name)[...]
+    for name in ("attention_scale_H", "cross_scale_H"):
+        getattr(cell, name)[...] = -getattr(cell, name)[...]
+    np.testing.assert_allclose(next_states(cell, *inputs), before, rtol=1e-4, atol=1e-4)
+
+
+def test_sequential_attention_reads_the_tokens_with_states_that_have_read_one_another():
+    """Section 3.1 gives no equations: each attention is projected and gated by itself."""
+    for settings in ALL[-2:]:
+        cell = random_cell(**settings)
+        weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters(cell))
+        told = paper.Settings(H, K, W, gate=settings["gate"], arrangement=settings["arrangement"])
+        states_BSD, (k_BJHK, v_BJHK) = draw(B, S, D), tokens()
+        found = next_states(cell, states_BSD, k_BJHK, v_BJHK)
+        for b in range(B):
+            c_SD = np.asarray(states_BSD[b], np.float64)
+            read = paper.state_keys_and_values(weights, told, c_SD)
+            y_SD = paper.rms_norm(c_SD, weights["norm"]) + weights["state_ids_SD"]
+            q_SHK = paper.unit_length(paper.heads(y_SD, weights["queries_DA"], told))
+            h_SA = paper.full_attention(q_SHK, *read, weights["attention_scale_H"])
+            c_SD = paper.gate(weights["self_gate"], told, c_SD, h_SA, "A")
+            y_SD = paper.rms_norm(c_SD, weights["cross_norm"]) + weights["state_ids_SD"]
+            q_SHK = paper.unit_length(paper.heads(y_SD, weights["cross_queries_DA"], told))
+            h_SA = paper.full_attention(q_SHK, k_BJHK[b], v_BJHK[b], weights["cross_scale_H"])
+            c_SD = paper.gate(weights["cross_gate"], told, c_SD, h_SA, "A")
+            if settings["arrangement"] == "dual":
+                y_SD = paper.rms_norm(c_SD, weights["feed_forward_norm"])
+                h_SF = np.maximum(y_SD @ weights["hidden_DF"], 0)
+                c_SD = paper.gate(weights["feed_forward_gate"], told, c_SD, h_SF, "F")
+            np.testing.assert_allclose(found[b], c_SD, rtol=1e-4, atol=1e-4)
+
+
+# Over blocks
+
+
+@pytest.mark.parametrize("settings", [ALL[0], ALL[5], ALL[6]], ids=lambda s: "-".join(s.values()))
+def test_the_loop_over_blocks_is_one_step_after_another(settings):
+    cell, (k_BGJHK, v_BGJHK) = random_cell(**settings), tokens(blocks=3)
+    last_BSD, seen, kept = quick_jit(cell.over_blocks)(draw(B, S, D), k_BGJHK, v_BGJHK)
+    states_BSD, shares, one_step = draw(B, S, D), [], quick_jit(cell.step)
+    read_states = quick_jit(lambda states_BSD: cell.keys_values(states_BSD, jnp.float32))
+    for g in range(3):
+        # Tokens see the states from before their block.
+        keys_values = read_states(states_BSD)
+        for found, expected in zip(seen, keys_values, strict=True):
+            np.testing.assert_allclose(found[:, g], expected, atol=1e-5)
+        states_BSD, share = one_step(states_BSD, *keys_values, k_BGJHK[:, g], v_BGJHK[:, g])
+        shares.append(share)
+    np.testing.assert_allclose(last_BSD, states_BSD, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(kept, np.mean(shares), rtol=1e-5)
+
+
+def test_one_block_whose_states_are_known_gives_what_the_loop_gives():
+    cell, (k_BGJHK, v_BGJHK) = random_cell(gate="lstm"), tokens(blocks=1)
+    states_BSD = draw(B, S, D)
+    known = BlockStates(*(x[:, None] for x in cell.keys_values(states_BSD, jnp.float32)))
+    found = quick_jit(cell.over_blocks)(states_BSD, k_BGJHK, v_BGJHK, known)
+    loop = quick_jit(cell.over_blocks)(states_BSD, k_BGJHK, v_BGJHK)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(loop), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
+
+
+def test_the_share_kept_is_that_of_the_gates():
+    cell = random_cell(gate="fixed", arrangement="dual")
+    cell.attention_gate.keep_bias_D[...] = jnp.full(D, np.log(3.0))  # keeps 3/4
+    cell.feed_forward_gate.keep_bias_D[...] = jnp.full(D, 0.0)  # keeps 1/2
+    states_BSD = draw(B, S, D)
+    _, kept = cell.step(states_BSD, *cell.keys_values(states_BSD, jnp.float32), *tokens())
+    np.testing.assert_allclose(kept, 5 / 8, rtol=1e-6)
+
+
+# What it begins with, and what it refuses
+
+
+def test_initial_states_begin_a_tenth_as_large_as_ids():
+    cell = drawn(lambda: RecurrentCell(nnx.Rngs(0), 250, 1, 1, 1, num_states=400))
+    assert abs(float(cell.initial_states_SD[...].std()) / 0.1 - 1) < 0.02
+    assert abs(float(cell.state_ids_SD[...].std()) - 1) < 0.02
+    assert (cell.attention_scale_H[...] == 1).all() and (cell.cross_scale_H[...] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(arrangement="double"), r"RecurrentCell\.arrangement = 'double'.*skip"),
+        (dict(order="both"), r"RecurrentCell\.order = 'both'.*sequential"),
+        (dict(gate="bias"), r"RecurrentCell\.gate = 'bias'"),
+        (dict(gate_form="code"), r"RecurrentCell\.gate_form = 'code'"),
+        (dict(order="sequential", arrangement="single"), r"RecurrentCell\.order.*single"),
+    ],
+)
+def test_a_wrong_choice_is_refused_with_the_name_of_its_binding(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RecurrentCell(nnx.Rngs(0), D, H, K, F, S, **settings)

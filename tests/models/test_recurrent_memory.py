@@ -1,0 +1,338 @@
+"""The Recurrent Memory Transformer: who sees whom, what is carried, and what it equals."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import rmt_numpy
+from architectures import OneKey, cast, parameters, quick_jit, randomised
+from flax import nnx
+
+from brt.data.vocabularies.base import BEGIN
+from brt.models.caches import clear_state, reset_rows, with_state
+from brt.models.memory_tokens import segment_mask, visible_positions
+from brt.models.recurrent_memory import RecurrentMemoryTransformer
+from brt.models.transformer_xl import TransformerXL
+
+B, T, V, SEGMENTS = 2, 6, 17, 4
+SIZES = dict(
+    vocabulary_size=V,
+    num_layers=2,
+    width=12,
+    num_heads=2,
+    head_size=4,
+    feed_forward_size=10,
+    memory_length=0,
+)
+MODELS = {
+    "rmt": dict(num_memory=3),
+    "cache": dict(num_memory=2, memory_length=5),
+    "long cache": dict(num_memory=2, memory_length=24, read_memory_from_cache=True),
+    "start": dict(num_memory=3, memory_at_end=False),
+    "start, cache": dict(num_memory=3, memory_at_end=False, memory_length=4),
+}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+@pytest.fixture(autouse=True)
+def wide_types():
+    with jax.enable_x64(True):
+        yield
+
+
+def built(kind=RecurrentMemoryTransformer, seed=1, dtype="float64", **settings):
+    """A model of random parameters for segments of T tokens."""
+    abstract = nnx.eval_shape(lambda: kind(OneKey(), **SIZES | settings).for_segments(T))
+    return cast(randomised(abstract, seed), dtype)
+
+
+@functools.cache
+def model(name):
+    with jax.enable_x64(True):
+        return built(**MODELS[name])
+
+
+@functools.cache
+def tokens():
+    segments = np.random.default_rng(0).integers(0, V, (SEGMENTS, B, T)).astype(np.int32)
+    segments[0, :, 0] = segments[2, 1, 0] = BEGIN  # row 1 begins again in segment 2
+    return segments
+
+
+STARTS = np.zeros((SEGMENTS, B), bool)
+STARTS[0] = STARTS[2, 1] = True
+
+
+@functools.partial(quick_jit, static_argnums=0)
+def read_all(graph, params, tokens_NBT, starts_NB):
+    model = nnx.merge(graph, params)
+    empty = model.init_caches(tokens_NBT.shape[1])
+
+    def segment(caches, inputs):
+        tokens_BT, starts_B = inputs
+        logits_BTV, caches = model(tokens_BT, reset_rows(caches, empty, starts_B))
+        return caches, (logits_BTV, caches)
+
+    return jax.lax.scan(segment, empty, (tokens_NBT, starts_NB))[1]
+
+
+def fold(model, tokens_NBT, starts_NB=STARTS):
+    """Logits (N, B, T, V) and the caches after every segment."""
+    return read_all(*nnx.split(model), tokens_NBT, starts_NB)
+
+
+# The mask.
+
+
+def test_who_sees_whom_with_two_memory_tokens_around_three_tokens():
+    # Columns and rows: read, read, token, token, token, write, write. RMT, section 3.
+    by_hand = """
+        X X . . . . .
+        X X . . . . .
+        X X X . . . .
+        X X X X . . .
+        X X X X X . .
+        X X X X X X X
+        X X X X X X X
+    """
+    expected = np.array([[c == "X" for c in line.split()] for line in by_hand.split("\n")[1:-1]])
+    np.testing.assert_array_equal(segment_mask(2, 3), expected)
+    np.testing.assert_array_equal(segment_mask(2, 3, memory_at_end=False), expected[:5, :5])
+
+
+@pytest.mark.parametrize("read_from_cache", [False, True])
+def test_memory_tokens_see_the_cache_only_if_they_may_and_nobody_its_empty_places(read_from_cache):
+    is_memory = np.array([True, False, False, True])
+    seen = visible_positions(segment_mask(1, 2), is_memory, jnp.array([0, 2]), 3, read_from_cache)
+    for row, filled in enumerate(([0, 0, 0], [0, 1, 1])):
+        for place, memory in enumerate(is_memory):
+            expected = np.array(filled) * (not memory or read_from_cache)
+            np.testing.assert_array_equal(seen[row, place, :3], expected)
+        np.testing.assert_array_equal(seen[row, :, 3:], segment_mask(1, 2))
+
+
+# The witness.
+
+
+@every_model
+def test_the_model_is_the_papers_in_plain_loops(name):
+    logits, caches = fold(model(name), tokens())
+    weights = rmt_numpy.of_model(parameters(model(name)))
+    settings = MODELS[name]
+    settings = rmt_numpy.Settings(
+        SIZES["num_heads"],
+        settings.get("memory_length", 0),
+        settings.get("memory_at_end", True),
+        settings.get("read_memory_from_cache", False),
+    )
+    for row, documents in ((0, [slice(0, 4)]), (1, [slice(0, 2), slice(2, 4)])):
+        for part in documents:
+            expected, memories, *_ = rmt_numpy.read_document(weights, settings, tokens()[part, row])
+            np.testing.assert_allclose(logits[part, row], expected, atol=1e-9)
+            found = caches[-1].memory_BSD[part, row]
+            np.testing.assert_allclose(found, memories[1:], atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["long cache", "start, cache"])  # others: tests/laws/test_laws.py
+def test_decoding_goes_through_the_memory_as_the_segments_do(name):
+    logits, caches = fold(model(name), tokens())
+    graph, params = nnx.split(model(name))
+
+    @quick_jit
+    def token(params, tokens_B, caches, starts_B):
+        model = nnx.merge(graph, params)
+        empty = model.begin_decoding(model.init_caches(B))
+        return model.decode(tokens_B, reset_rows(caches, empty, starts_B))
+
+    decoding = model(name).begin_decoding(model(name).init_caches(B))
+    for segment, starts_B, expected in zip(tokens(), STARTS, logits):
+        for t in range(T):
+            found, decoding = token(params, segment[:, t], decoding, starts_B & (t == 0))
+            np.testing.assert_allclose(found, expected[:, t], atol=1e-9)
+    ended = jax.tree.leaves(model(name).end_decoding(decoding))
+    for x, y in zip(ended, jax.tree.leaves(caches), strict=True):
+        np.testing.assert_allclose(x, y[-1], atol=1e-9)
+
+
+def test_without_memory_tokens_it_is_transformer_xl():
+    settings = dict(memory_length=5)
+    plain = built(TransformerXL, **settings)
+    none = built(num_memory=0, auxiliary_weight=0.01, **settings)
+    assert jax.tree.structure(parameters(none)) == jax.tree.structure(parameters(plain))
+    for x, y in zip(*(jax.tree.leaves(fold(m, tokens())) for m in (none, plain)), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert none.flops_per_token() == plain.flops_per_token()
+    assert none.receptive_field() == plain.receptive_field()
+    counts = jnp.array([0, 4])
+    for use in (
+        lambda m: m.decode(tokens()[1][:, 0], m.begin_decoding(m.init_caches(B))),
+        lambda m: m.read_part(tokens()[1], m.init_caches(B), counts),
+        lambda m: m.end_decoding(m.begin_decoding(m.init_caches(B))),
+    ):
+        found, expected = (jax.tree.leaves(quick_jit(use)(m)) for m in (none, plain))
+        for x, y in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+# What is carried.
+
+
+def moved_segments(model):
+    """Which segments' logits change when a token of segment 0 does."""
+    other = tokens().copy()
+    other[0, :, 2] = (other[0, :, 2] + 1) % V
+    before, after = fold(model, tokens())[0], fold(model, other)[0]
+    return [bool(np.any(np.asarray(x[0] != y[0]))) for x, y in zip(before, after)]
+
+
+def test_what_a_segment_read_reaches_all_later_ones_through_the_memory_alone():
+    assert moved_segments(model("rmt")) == [True] * SEGMENTS
+
+
+def test_memory_at_the_start_alone_carries_nothing_of_the_tokens():
+    assert moved_segments(model("start")) == [True] + [False] * (SEGMENTS - 1)
+
+
+@pytest.mark.parametrize("name", ["rmt", "cache"])
+def test_cuts_elsewhere_change_nothing_before_the_first_and_every_logit_after_it(name):
+    # Memory moves at the ends of segments only, so law L1 holds up to the first cut. Behind it a
+    # token reads the memory of what came before in place of its tokens: exactly a segment that
+    # begins with what the model left at the cut.
+    document = tokens()[:2].swapaxes(0, 1).reshape(1, B, 2 * T)
+    begins = np.ones((1, B), bool)
+    (whole,), _ = fold(model(name).for_segments(2 * T), document, begins)
+    parts, caches = fold(model(name), tokens()[:2], STARTS[:2])
+    np.testing.assert_allclose(whole[:, :T], parts[0], rtol=0, atol=1e-12)
+    assert (np.abs(np.asarray(whole[:, T:] - parts[1])).max(axis=-1) > 1e-3).all()
+    left = jax.tree.map(lambda x: x[0], caches)
+    again, _ = quick_jit(model(name))(tokens()[1], left)
+    np.testing.assert_allclose(again, parts[1], rtol=0, atol=1e-12)
+
+
+def test_equal_memory_tokens_read_differently_because_they_stand_at_different_places():
+    same = built(num_memory=3)
+    same.memory_SD[...] = jnp.broadcast_to(same.memory_SD[0], same.memory_SD.shape)
+    looks, logits, caches = same.look(tokens()[1], same.init_caches(B))
+    assert looks[0].weights_BHTJ.shape == (B, 2, 3 + T + 3, 3 + T + 3)
+    write_BHSX = np.asarray(looks[0].weights_BHTJ)[:, :, -3:]
+    assert np.abs(np.diff(write_BHSX, axis=2)).max() > 1e-3
+    expected, after = same(tokens()[1], same.init_caches(B))
+    np.testing.assert_allclose(logits, expected, atol=1e-12)
+    np.testing.assert_allclose(caches[-1].memory_BSD, after[-1].memory_BSD, atol=1e-12)
+
+
+def test_the_first_memory_is_learned_and_clearing_the_state_returns_to_it():
+    empty = model("rmt").init_caches(B)
+    (memory_BSD,) = empty[-1]
+    np.testing.assert_array_equal(memory_BSD[1], model("rmt").memory_SD[...])
+    _, caches = model("rmt")(tokens()[0], empty)
+    assert np.any(np.asarray(caches[-1].memory_BSD != memory_BSD))
+    np.testing.assert_array_equal(clear_state(caches, empty)[-1].memory_BSD, memory_BSD)
+    assert with_state(empty) == [SIZES["num_layers"]]  # after the layers' windows
+
+
+@pytest.mark.parametrize(("rows", "same"), [("independent", False), ("identical", True)])
+def test_the_first_memory_begins_as_independent_or_as_identical_rows(rows, same):
+    sizes = SIZES | dict(width=64)
+    drawn = RecurrentMemoryTransformer(nnx.Rngs(0), num_memory=3, initial_rows=rows, **sizes)
+    memory_SD = np.asarray(drawn.memory_SD[...])
+    assert np.array_equal(memory_SD[0], memory_SD[1]) == same
+    assert 0.7 < memory_SD[0].std() < 1.3
+
+
+def test_activations_keep_their_type_through_the_memory():
+    small = built(num_memory=2, memory_length=3, dtype="float32", activation_dtype="bfloat16")
+    small.dtype = jnp.dtype("bfloat16")
+    caches = small.init_caches(B)
+    after = jax.eval_shape(small, tokens()[1], caches)[1]
+    for old, new in zip(jax.tree.leaves(caches), jax.tree.leaves(after), strict=True):
+        assert (old.shape, old.dtype) == (new.shape, new.dtype)
+
+
+# The auxiliary loss.
+
+
+@pytest.mark.parametrize("cutoffs", [(), (5, 11)])
+def test_the_auxiliary_loss_is_what_the_new_memory_says_of_one_more_entry(cutoffs):
+    settings = dict(num_memory=3, cutoffs=cutoffs, div_val=2 if cutoffs else 1)
+    added = built(**settings, auxiliary_weight=0.01)
+    assert added.embedding.edges[-1] == V + 1 and added.vocabulary_size == V
+    x_BTD = added.embed(tokens()[0])
+    _, caches, monitors = added.stack(x_BTD, added.init_caches(B))
+    logits_BSV = np.asarray(added.logits(caches[-1].memory_BSD))
+    log_sum = np.log(np.exp(logits_BSV).sum(axis=-1))
+    expected = 0.01 * (log_sum - logits_BSV[..., V]).mean()
+    assert float(monitors["added_nats"]) == pytest.approx(expected, rel=1e-9)
+
+
+def test_without_a_weight_there_is_no_entry_and_no_auxiliary_loss():
+    plain = built(num_memory=3)
+    assert plain.embedding.edges[-1] == V
+    monitors = plain.stack(plain.embed(tokens()[0]), plain.init_caches(B))[2]
+    assert "added_nats" not in monitors
+
+
+def test_the_auxiliary_loss_is_soon_learned():
+    graph, params = nnx.split(built(num_memory=2, auxiliary_weight=1.0), nnx.Param)
+
+    @quick_jit
+    def step(params, tokens_BT):
+        def loss(params):
+            model = nnx.merge(graph, params)
+            return model.stack(model.embed(tokens_BT), model.init_caches(B))[2]["added_nats"]
+
+        nats, grads = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), nats
+
+    found = []
+    for _ in range(40):
+        params, nats = step(params, tokens()[1])
+        found.append(float(nats))
+    assert found[0] > 1 and found[-1] < 0.05
+
+
+# What it costs.
+
+
+@every_model
+def test_operations_are_counted_as_the_mask_has_them(name):
+    found = model(name)
+    M, S = found.memory_length, found.num_memory
+    X = T + (2 * S if found.memory_at_end else S)
+    mask = np.asarray(segment_mask(S, T, found.memory_at_end))
+    place = np.arange(X)
+    is_memory = (place < S) | (place >= S + T)
+    full = visible_positions(mask, is_memory, jnp.array([M]), M, found.read_memory_from_cache)
+    A, D, F, layers = 8, 12, 10, 2
+    per_position = 2 * (4 * D * A + 2 * D * F)  # queries, keys, values, output; the network
+    of_cache = 2 * 2 * D * A * M  # its keys and values
+    pairs = 3 * 2 * A * int(np.asarray(full).sum())  # by content, by position, of values
+    expected = 2 * V * D + layers * (X * per_position + of_cache + pairs) / T
+    assert found.flops_per_token() == pytest.approx(expected, rel=1e-12)
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (dict(num_memory=-1), "num_memory = -1"),
+        (dict(num_memory=T), r"num_memory = 6 .* allow_long_memory"),
+        (dict(num_memory=T + 3), r"num_memory = 9 .* whole segment of 6"),
+        (dict(num_memory=2, auxiliary_weight=-0.1), "auxiliary_weight"),
+        (dict(num_memory=2, initial_rows="equal"), "initial_rows = 'equal'"),
+        (dict(num_memory=2, encoding="absolute"), "TransformerXL.encoding"),
+        (dict(num_memory=2, same_length=True, memory_length=4), "same_length = False"),
+        (dict(num_memory=2, memory_length=-1), "memory_length = -1"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(settings, named):
+    with pytest.raises(ValueError, match=named):
+        built(**settings)
+
+
+def test_a_memory_as_long_as_the_segment_is_allowed_on_request():
+    assert built(num_memory=T, allow_long_memory=True).num_memory == T

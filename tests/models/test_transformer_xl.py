@@ -1,0 +1,387 @@
+"""Transformer-XL of its own paper: what it remembers, what it sees, and where laws are bent."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import (
+    SEGMENT,
+    SEGMENT_MEMORIES,
+    SIZES,
+    VOCABULARY,
+    OneKey,
+    abstract,
+    build,
+    cast,
+    parameters,
+    quick_jit,
+    randomised,
+    read_segment,
+)
+from flax import nnx
+
+from brt.data.vocabularies.base import BEGIN
+from brt.models.hidden_cache import visible_keys
+from brt.models.shape_letters import spec
+from brt.models.transformer_xl import TransformerXL, evaluation_memory
+
+ROWS, NONE = 2, np.zeros(2, bool)
+WIDTHS = {name: size for name, size in SIZES.items() if name != "window"} | {"num_layers": 2}
+
+
+def txl(seed=1, dtype="float64", **settings):
+    model = nnx.eval_shape(lambda: TransformerXL(OneKey(), **WIDTHS, **settings))
+    return cast(randomised(model, seed), dtype).for_segments(SEGMENT)
+
+
+@pytest.fixture(autouse=True)
+def wide_types():
+    with jax.enable_x64(True):
+        yield
+
+
+def tokens(length, seed=3):
+    drawn = np.random.default_rng(seed).integers(0, VOCABULARY, (ROWS, length))
+    drawn[:, 0] = BEGIN
+    return drawn
+
+
+@functools.partial(quick_jit, static_argnums=0)
+def _stack(graph, params, x_BTD, caches):
+    return nnx.merge(graph, params).stack(x_BTD, caches)
+
+
+def stack(model, x_BTD, caches):
+    return _stack(*nnx.split(model), x_BTD, caches)
+
+
+@functools.partial(quick_jit, static_argnums=0)
+def _call(graph, params, *given):
+    return nnx.merge(graph, params)(*given)
+
+
+def call(model, *given):
+    return _call(*nnx.split(model), *given)
+
+
+def read(model, tokens_BT, lengths):
+    """Logits of segments of these lengths, and the caches after them."""
+    caches, found = model.init_caches(ROWS), []
+    for part_BT in np.split(tokens_BT, np.cumsum(lengths)[:-1], axis=1):
+        logits_BTV, caches = read_segment(model, jnp.asarray(part_BT), NONE, caches)
+        found.append(np.asarray(logits_BTV))
+    return np.concatenate(found, axis=1), caches
+
+
+# What is remembered
+
+
+@pytest.mark.parametrize("memory_length", [0, 3, 2 * SEGMENT + 3])
+def test_after_j_segments_the_memory_holds_the_lesser_of_m_and_j_segments(memory_length):
+    model = txl(memory_length=memory_length)
+    x_BTD = model.embed(tokens(4 * SEGMENT))
+    caches = model.init_caches(ROWS)
+    for j in range(1, 5):
+        part_BTD = x_BTD[:, (j - 1) * SEGMENT : j * SEGMENT]
+        _, caches, monitors = stack(model, part_BTD, caches)
+        count = min(memory_length, j * SEGMENT)
+        assert not monitors and (caches[0].count_B == count).all()
+        # The first layer's inputs are the embeddings; the newest is the last.
+        expected = x_BTD[:, j * SEGMENT - count : j * SEGMENT]
+        np.testing.assert_array_equal(caches[0].x_BMD[:, memory_length - count :], expected)
+        assert not caches[-1].x_BMD[:, : memory_length - count].any()
+
+
+def test_no_gradient_reaches_what_is_remembered():
+    model = txl(memory_length=5)
+    x_BTD = model.embed(tokens(2 * SEGMENT))
+
+    def second(x_BTD):
+        _, caches, _ = model.stack(x_BTD[:, :SEGMENT], model.init_caches(ROWS))
+        return model.stack(x_BTD[:, SEGMENT:], caches)[0].sum()
+
+    moved = np.abs(quick_jit(jax.grad(second))(x_BTD)).max(axis=(0, 2)) > 0
+    np.testing.assert_array_equal(moved, np.arange(2 * SEGMENT) >= SEGMENT)
+
+    def remembered(x_BTD):
+        return model.stack(x_BTD, model.init_caches(ROWS))[1][-1].x_BMD.sum()
+
+    assert not np.any(quick_jit(jax.grad(remembered))(x_BTD[:, :SEGMENT]))
+
+    def of_cache(caches):
+        return model.stack(x_BTD[:, SEGMENT:], caches)[0].sum()
+
+    _, caches, _ = stack(model, x_BTD[:, :SEGMENT], model.init_caches(ROWS))
+    grads = quick_jit(jax.grad(of_cache, allow_int=True))(caches)
+    assert not any(np.any(cache.x_BMD) for cache in grads)
+
+
+# What is seen
+
+
+@pytest.mark.parametrize(("same_length", "filled"), [*itertools.product([False, True], [0, 2, 6])])
+def test_a_query_sees_itself_what_is_remembered_and_with_same_length_m_keys(same_length, filled):
+    M, T = 6, SEGMENT
+    distance_TJ = M + np.arange(T)[:, None] - np.arange(M + T)
+    found = visible_keys(jnp.array([filled]), jnp.asarray(distance_TJ), M, same_length)[0]
+    for i, j in np.ndindex(T, M + T):
+        own = j <= M + i and j >= M - filled
+        assert found[i, j] == (own and (not same_length or M + i - j < M))
+    if same_length and filled == M:
+        assert (found.sum(axis=-1) == M).all()
+
+
+def test_without_same_length_a_cut_changes_how_many_keys_are_seen_and_by_how_much_is_known():
+    M, length = 6, 2 * SEGMENT
+    model, ids = txl(memory_length=M), tokens(length)
+    whole, _ = read(model, ids, [length])
+    for cut in (3, SEGMENT):
+        parts, _ = read(model, ids, [cut, length - cut])
+        # Up to the cut, and on while memory and segment reach back to the start: the same.
+        same = slice(0, length if cut <= M else cut)
+        np.testing.assert_allclose(parts[:, same], whole[:, same], rtol=0, atol=1e-9)
+        # Behind a cut the query at place t sees M + t keys and itself, not all before it.
+        if cut > M:
+            assert np.abs(parts[:, cut:] - whole[:, cut:]).max(axis=(0, 2)).min() > 1e-6
+            x_BTD, caches = model.embed(ids), model.init_caches(ROWS)
+            visible = model.visible(caches, length)
+            place = np.arange(length)
+            forgotten = (place[:, None] >= cut) & (place < cut - M)
+            visible &= ~np.concatenate([np.zeros((length, M), bool), forgotten], axis=1)
+            x_BTD, _ = quick_jit(lambda *given: model.read(*given))(x_BTD, caches, visible)
+            np.testing.assert_allclose(parts, model.logits(x_BTD), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("settings", [dict(encoding="absolute"), dict(encoding="learned")])
+def test_absolute_places_count_from_the_end_of_a_segment_so_cuts_move_them(settings):
+    rows = dict(position_rows=3) if settings["encoding"] == "learned" else {}
+    model = txl(memory_length=SEGMENT, **settings, **rows)
+    ids = tokens(2 * SEGMENT)
+    whole, _ = read(model, ids, [2 * SEGMENT])
+    parts, _ = read(model, ids, [SEGMENT, SEGMENT])
+    assert np.abs(parts - whole)[:, :SEGMENT].max() > 1e-3
+    if settings["encoding"] == "absolute":
+        return
+    # Farther than its table a place changes nothing: there a longer segment reads the same.
+    np.testing.assert_array_equal(
+        model.layers[0].place(jnp.zeros((1, 5, 12)), jnp.arange(6, 1, -1))[0, 0],
+        model.layers[0].places_RD[0],
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(memory_length=0, remat="layer"),
+        dict(memory_length=3, encoding="absolute", clamp_length=2),
+        dict(memory_length=11, encoding="learned", position_rows=5, norm="pre"),
+    ],
+    ids=lambda settings: settings.get("encoding", "without recurrence"),
+)
+def test_what_is_no_architecture_of_the_laws_decodes_as_it_reads_too(settings):
+    model, ids = txl(**settings), tokens(2 * SEGMENT + 3)
+    expected, caches = read(model, ids[:, : 2 * SEGMENT], [SEGMENT, SEGMENT])
+    decoding = model.begin_decoding(model.init_caches(ROWS))
+    split = nnx.split(model)
+    decode = quick_jit(lambda params, *given: nnx.merge(split[0], params).decode(*given))
+    for t in range(2 * SEGMENT):
+        logits_BV, decoding = decode(split[1], ids[:, t], decoding)
+        np.testing.assert_allclose(logits_BV, expected[:, t], rtol=0, atol=1e-9)
+    for a, b in zip(jax.tree.leaves(model.end_decoding(decoding)), jax.tree.leaves(caches)):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("memory_length", "same_length", "reach"),
+    [(0, False, SEGMENT - 1), (5, False, 20), (SEGMENT, False, 23), (6, True, 10)],
+)
+def test_the_reach_is_what_gradients_would_see_if_they_crossed_memories(
+    memory_length, same_length, reach
+):
+    # Values do what gradients may not: the first token moved, does the last one notice?
+    model = txl(memory_length=memory_length, same_length=same_length)
+    assert model.receptive_field() == model.windows_reach() == reach
+    length = 5 * SEGMENT
+    ids = np.repeat(tokens(length)[:1], ROWS, axis=0)
+    for back, sees in ((reach, True), (reach + 1, False)):
+        ids[1] = ids[0]
+        ids[1, length - 1 - back] = (ids[0, length - 1 - back] + 1) % VOCABULARY
+        found, _ = read(model, ids, [SEGMENT] * 5)
+        assert (np.abs(found[1, -1] - found[0, -1]).max() > 0) == sees
+
+
+# Settings
+
+
+def test_a_longer_memory_at_evaluation_keeps_the_parameters():
+    short, long = (txl(memory_length=M, same_length=True, clamp_length=5) for M in (4, 19))
+    for a, b in zip(jax.tree.leaves(parameters(short)), jax.tree.leaves(parameters(long))):
+        np.testing.assert_array_equal(a, b)
+    ids = tokens(3 * SEGMENT)
+    first, _ = read(short, ids, [SEGMENT] * 3)
+    second, _ = read(long, ids, [SEGMENT] * 3)
+    np.testing.assert_allclose(first[:, :4], second[:, :4], rtol=0, atol=1e-9)
+    assert np.abs(first[:, 4:] - second[:, 4:]).max(axis=(0, 2)).min() > 0
+
+
+def test_distances_above_the_clamp_share_its_encoding():
+    ids = tokens(2 * SEGMENT)
+    found = [read(txl(memory_length=9, clamp_length=c), ids, [SEGMENT] * 2)[0] for c in (5, 17, 30)]
+    np.testing.assert_array_equal(found[1], found[2])  # no distance is above 16
+    assert np.abs(found[0] - found[1])[:, 6:].max() > 1e-3
+    np.testing.assert_allclose(found[0][:, :6], found[1][:, :6], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "L, L_eval, M, expected", [(150, 64, 150, 236), (8, 8, 4, 4), (512, 128, 512, 896)]
+)
+def test_validation_keeps_memory_and_segment_together_as_long_as_in_training(
+    L, L_eval, M, expected
+):
+    assert evaluation_memory(M, L, L_eval) == expected
+    assert expected + L_eval == M + L
+    with pytest.raises(ValueError, match="longer"):
+        evaluation_memory(M, L, M + L + 1)
+
+
+def test_looking_changes_nothing_and_shows_the_weights_the_model_reads_with():
+    model, ids = txl(memory_length=6), tokens(2 * SEGMENT)
+    _, caches = read(model, ids[:, :SEGMENT], [SEGMENT])
+    looks, logits, after = quick_jit(lambda *given: model.look(*given))(ids[:, SEGMENT:], caches)
+    expected, expected_after = read_segment(model, ids[:, SEGMENT:], NONE, caches)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-12)
+    for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(expected_after), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
+    assert len(looks) == len(model.layers)
+    visible = np.asarray(model.visible(caches, SEGMENT))[:, None]
+    for look in looks:
+        scores = np.where(visible, sum(look.terms), -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        np.testing.assert_allclose(look.weights_BHTJ, weights, rtol=0, atol=1e-12)
+
+
+# Beginnings and dropout
+
+
+def test_parameters_begin_as_published():
+    settings = dict(WIDTHS, width=128, num_heads=4, head_size=32, feed_forward_size=256)
+    settings |= dict(vocabulary_size=900, cutoffs=(300,), div_val=2, memory_length=4, num_layers=2)
+    model = TransformerXL(nnx.Rngs(0), **settings)
+    for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        name, x = path[-1], np.asarray(leaf[...])
+        if "bias" in name and not name.endswith("HK"):
+            assert not x.any(), path
+            continue
+        std = 0.01 if "projection" in name else 0.02
+        mean = 1.0 if name == "scale_D" else 0.0
+        assert x.mean() == pytest.approx(mean, abs=5 * std / x.size**0.5), path
+        assert x.std() == pytest.approx(std, rel=5 / x.size**0.5), path
+
+
+def test_dropout_needs_a_key_and_moves_every_place():
+    model = txl(memory_length=4, dropout=0.5)
+    ids, caches = tokens(SEGMENT), model.init_caches(ROWS)
+    keys = jax.random.split(jax.random.key(0), 2)
+    found = [call(model, ids, caches, key)[0] for key in keys]
+    assert np.abs(found[0] - found[1]).max() > 0.1
+    only = txl(memory_length=4, attention_dropout=0.5)
+    assert only.dropout == 0.5 and only.drops.rate == 0
+    dropped, still = call(only, ids, caches, keys[0])[0], call(only, ids, caches)[0]
+    assert np.abs(dropped - still).max() > 1e-3
+    whole = txl(memory_length=4)
+    np.testing.assert_allclose(still, call(whole, ids, caches)[0], rtol=0, atol=1e-12)
+
+
+def test_a_variational_mask_is_constant_along_time_and_differs_by_row():
+    variational, usual = (
+        txl(memory_length=4, dropout=0.5, variational_dropout=flag) for flag in (True, False)
+    )
+    x_BTD = jnp.ones((ROWS, SEGMENT, 12))
+    kept = variational.drops(x_BTD, jax.random.key(1))
+    assert np.ptp(kept, axis=1).max() == 0 and np.abs(kept[0] - kept[1]).max() > 0
+    assert set(np.unique(kept)) == {0.0, 2.0}
+    assert np.ptp(usual.drops(x_BTD, jax.random.key(1)), axis=1).max() > 0
+
+
+# Names, sizes, mistakes
+
+
+@pytest.mark.parametrize("name", [n for n in SEGMENT_MEMORIES if n.startswith("txl")])
+def test_parameters_and_caches_say_their_shapes_and_no_matrix_is_copied_whole(name):
+    model = abstract(name)
+    sizes = dict(D=12, H=2, A=8, K=4, F=10, B=5, N=2, M=model.memory_length, R=7)
+    sizes |= dict(J=model.memory_length + SEGMENT)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(parameters(model))[0]:
+        letters = path[-1].key.rsplit("_", 1)[1]
+        assert all(sizes.get(letter, n) == n for letter, n in zip(letters, leaf.shape)), path
+        assert len(letters) == leaf.ndim
+        axes = [axis for axis in spec(letters) if axis]
+        assert len(axes) == len(set(axes)) and (axes or leaf.ndim < 2)
+    both = jax.eval_shape(
+        lambda: (model.init_caches(5), model.begin_decoding(model.init_caches(5)))
+    )
+    for path, leaf in jax.tree_util.tree_flatten_with_path(both)[0]:
+        letters = path[-1].name.rsplit("_", 1)[1]
+        assert leaf.shape == tuple(sizes[letter] for letter in letters)
+
+
+def test_operations_are_counted_as_they_are_multiplied():
+    model = build("txl_same_length")
+    (D, A, F, V), M = (12, 8, 10, VOCABULARY), 6
+    layer = 2 * (4 * D * A + 2 * D * F) + 3 * 2 * A * M + 2 * 2 * D * A * M / SEGMENT
+    assert model.flops_per_token() == 3 * layer + 2 * V * D
+
+
+BAD = {
+    "memory_length": (-1, "memory_length = -1 must not be negative"),
+    "clamp_length": (-1, "clamp_length = -1 must not be negative"),
+    "encoding": ("rotary", "encoding = 'rotary': choose one of"),
+    "norm": ("none", "norm = 'none': choose one of"),
+    "remat": ("block", "remat = 'block': choose one of"),
+    "dropout": (1.0, "dropout = 1.0 must be"),
+    "attention_dropout": (-0.1, "attention_dropout = -0.1 must be"),
+    "width": (11, "even width"),
+    "cutoffs": ((9, 4), "must increase"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_is_refused_by_name(name):
+    value, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        TransformerXL(OneKey(), **(WIDTHS | dict(memory_length=4) | {name: value}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(memory_length=0, same_length=True), "same_length"),
+        (dict(memory_length=4, encoding="shaw"), "position_rows"),
+        (dict(memory_length=4, encoding="learned"), "position_rows"),
+    ],
+)
+def test_settings_that_contradict_one_another_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerXL(OneKey(), **WIDTHS, **settings)
+
+
+def test_every_bin_of_words_is_checked_against_the_mesh():
+    sizes = txl(memory_length=0, cutoffs=(4, 10)).divided_sizes()
+    assert sizes["TransformerXL.cutoffs[0]"] == 4
+    assert sizes["TransformerXL.cutoffs[1] - TransformerXL.cutoffs[0]"] == 6
+    assert sizes["TransformerXL.vocabulary_size - TransformerXL.cutoffs[1]"] == VOCABULARY - 10
+    assert txl(memory_length=0).divided_sizes()["TransformerXL.vocabulary_size"] == VOCABULARY
+
+
+def test_bfloat16_activations_give_nearly_the_same():
+    wide, narrow = txl(memory_length=4, dtype="float32"), txl(memory_length=4, dtype="float32")
+    narrow.dtype = jnp.dtype("bfloat16")
+    ids = tokens(SEGMENT)
+    found, caches = call(narrow, ids, narrow.init_caches(ROWS))
+    assert caches[0].x_BMD.dtype == "bfloat16" and found.dtype == "float32"
+    expected, _ = call(wide, ids, wide.init_caches(ROWS))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.2)

@@ -1,0 +1,170 @@
+"""The released Transformer-XL, read into brt and replayed: its recordings, and a witness's."""
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from architectures import quick_jit, read_segment
+from flax import nnx
+from paths import GOLDEN
+from txl_numpy import SETTINGS, record, released_params
+
+from brt.models.checkpoints.transformer_xl import UnsupportedCheckpoint, load_recording
+
+RECORDINGS = sorted(GOLDEN.glob("txl_*.npz"))
+ABSENT = f"no recordings under {GOLDEN}"
+every_recording = pytest.mark.parametrize(
+    "file",
+    RECORDINGS or [pytest.param("none", marks=pytest.mark.skip(reason=ABSENT))],
+    ids=lambda file: Path(file).stem,
+)
+
+LONG = dict(reset_length=[4, 0, 11])  # grows 4, 8, then is cut at 11
+VARIANTS = {
+    "attn0": {},
+    "attn1": dict(attn_type=1),
+    "attn2": dict(attn_type=2),
+    "attn3": dict(attn_type=3, d_head=3),
+    "prelnorm": dict(pre_lnorm=True),
+    "mem0": dict(mem_len=0),
+    "attn0_mem": LONG,
+    "attn1_mem": dict(attn_type=1) | LONG,
+    "attn2_mem": dict(attn_type=2) | LONG,
+    "same_length": dict(same_length=True),
+    "mem_same_clamp": dict(same_length=True, clamp_len=5) | LONG,
+    "attn1_clamp": dict(attn_type=1, clamp_len=3),
+    "attn2_clamp": dict(attn_type=2, clamp_len=3) | LONG,
+    "adaptive_div1": dict(cutoffs=[3, 6]),
+    "adaptive_div2": dict(cutoffs=[3, 6], div_val=2, tie_projs=[False, True, True]),
+    "untied": dict(cutoffs=[4], div_val=2, tie_projs=[False, False], tie_weight=False),
+}
+
+
+@functools.cache
+def recording(variant, artefacts=True, seed=0):
+    config = SETTINGS | VARIANTS[variant]
+    rng = np.random.default_rng(seed + 1)
+    tokens, targets = rng.integers(0, config["n_token"], (2, 4, config["tgt_len"], 2))
+    # Frequent and rare words, whatever the bins: none is missed.
+    targets[0] = np.resize(np.arange(config["n_token"]), targets[0].shape)
+    return record(config, released_params(config, seed), tokens, targets, artefacts)
+
+
+@every_recording
+def test_the_witness_writes_what_the_released_code_wrote(file):
+    with np.load(file, allow_pickle=False) as archive:
+        recorded = dict(archive)
+    config = json.loads(str(recorded["config_json"]))
+    params = {key[7:]: value for key, value in recorded.items() if key.startswith("params/")}
+    segments = 4 if config.get("reset_length") else 2  # until the memory is cut
+    found = record(config, params, recorded["tokens"][:segments], recorded["targets"][:segments])
+    for name in ("hidden", "loss", "logits", "log_probs"):
+        if name in found:
+            np.testing.assert_allclose(found[name], recorded[name][:segments], rtol=0, atol=2e-5)
+    for name in [name for name in found if name.startswith("mems_in_seg1")]:
+        np.testing.assert_allclose(found[name], recorded[name], rtol=0, atol=2e-5)
+
+
+@every_recording
+def test_every_recording_is_reproduced(check, file):
+    assert check(file) == 0
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_the_witness_writes_is_reproduced(check, variant):
+    assert check(recording(variant)) == 0
+
+
+@pytest.mark.parametrize(
+    ("variant", "key"),
+    [
+        ("attn0", "hidden"),
+        ("adaptive_div2", "loss"),
+        ("attn0", "mems/2"),
+        ("attn1", "mems_in_seg1/0"),
+    ],
+)
+def test_any_wrong_number_in_a_recording_fails(check, variant, key):
+    array = np.array(recording(variant)[key])
+    array.flat[-1] += 1e-3
+    assert check(recording(variant) | {key: array}) == 1
+
+
+def test_a_recording_with_a_memory_of_another_length_fails(check):
+    found = recording("attn0_mem")
+    shorter = {key: x[1:] for key, x in found.items() if key.startswith("mems/")}
+    assert check(found | shorter) == 1
+
+
+@pytest.mark.parametrize("variant", ["attn2_mem", "attn3"])
+def test_positions_are_added_to_the_memory_once_unless_parameters_were_released(variant):
+    clean = recording(variant, artefacts=False)
+    model = load_recording(clean)
+    model.published_artefacts = False
+    caches = model.init_caches(2)
+    for tokens_TB, logits_TBV in zip(clean["tokens"], clean["logits"]):
+        logits_BTV, caches = read_segment(model, tokens_TB.T, np.zeros(2, bool), caches)
+        found_TBV = np.swapaxes(logits_BTV, 0, 1)
+        np.testing.assert_allclose(found_TBV, logits_TBV, rtol=0, atol=2e-5)
+    assert np.abs(clean["logits"] - recording(variant)["logits"]).max() > 1e-2
+
+
+@pytest.mark.parametrize("variant", ["attn0", "attn1_mem", "attn2", "adaptive_div2"])
+def test_the_gradient_is_the_witness_s_difference_quotient(variant):
+    recorded = recording(variant)
+    config = json.loads(str(recorded["config_json"]))
+    params = {key[7:]: value for key, value in recorded.items() if key.startswith("params/")}
+    rng = np.random.default_rng(5)
+    # Tied names move together.
+    push, seen = {}, {}
+    for name, value in params.items():
+        push[name] = seen.setdefault(value.tobytes(), rng.normal(size=value.shape))
+    first = {"tokens": recorded["tokens"][:1], "targets": recorded["targets"][:1]}
+
+    def moved(by):
+        there = {name: value + by * push[name] for name, value in params.items()}
+        return record(config, there, *first.values())["loss"].mean()
+
+    quotient = (moved(1e-5) - moved(-1e-5)) / 2e-5
+    with jax.enable_x64(True):
+        model = load_recording(recorded)
+        other = load_recording(recorded | {f"params/{name}": push[name] for name in params})
+        graph, values = nnx.split(model, nnx.Param)
+        direction = nnx.state(other, nnx.Param)
+        tokens_BT, targets_BT = (x[0].T for x in first.values())
+
+        def loss(values):
+            model = nnx.merge(graph, values)
+            x_BTD, _, _ = model.stack(model.embed(tokens_BT), model.init_caches(2))
+            return model.token_losses(x_BTD, targets_BT)[0].mean()
+
+        grads = quick_jit(jax.grad(loss))(values)
+        products = jax.tree.map(
+            lambda g, d: np.sum(np.float64(g) * np.float64(d)), grads, direction
+        )
+    assert sum(jax.tree.leaves(products)) == pytest.approx(quotient, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"params/r_w_bias": None}, "r_w_bias"),
+        ({"params/layers.7.dec_attn.o_net.weight": np.zeros((6, 8))}, "no counterpart"),
+        ({"params/crit.out_layers.0.weight": np.zeros((11, 6))}, "no counterpart"),
+        ({"params/r_r_bias": np.zeros((3, 4))}, "shape"),
+        ({"config_json": dict(d_embed=4)}, "d_embed"),
+        ({"config_json": dict(ext_len=2)}, "ext_len"),
+        ({"config_json": dict(attn_type=4)}, "attn_type|no "),
+        ({"config_json": dict(cutoffs=[5, 3])}, "cutoffs"),
+    ],
+)
+def test_what_has_no_place_is_refused_by_name(change, message):
+    changed = recording("attn0") | change
+    if "config_json" in change:
+        changed["config_json"] = np.array(json.dumps(SETTINGS | change["config_json"]))
+    changed = {key: value for key, value in changed.items() if value is not None}
+    with pytest.raises(UnsupportedCheckpoint, match=message):
+        load_recording(changed)

@@ -1,0 +1,269 @@
+"""The Block-Recurrent Transformer as plain loops in NumPy float64: an independent witness.
+
+Read it beside Hutchins et al. 2022, arXiv:2203.07852; "section", "eq." and "Fig." mean that paper.
+Where the paper is silent the comment says "code": the released implementation, as described in
+shared/golden/README.md section 1. Nothing here is fast, shared or clever on purpose: one row, one
+block, one layer, one head and one query at a time.
+
+Axes: B rows, T tokens of a segment, W tokens of a block, X = 2W tokens of two blocks, S states,
+H heads, K head size, A = H K, C = 2 A (self beside cross), D width, F feed-forward width,
+V vocabulary, R relative-position buckets; N is any number of keys or vectors.
+Names: e is computed from the token embeddings, s from the states; v is the vertical direction
+(tokens out), h the horizontal one (states out). So Qv_s are the token queries against the states.
+"""
+
+from dataclasses import dataclass
+
+import memorizing_numpy
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the parameters do not say. Source: sections 3 to 3.5; App. E for feedback.
+
+    gate_form: "paper" is eq. 1-7 (b_z; tanh in the lstm gate only); "meliad" has no b_z, and its
+        tanh belongs to the single arrangement only, whatever the gate (code).
+    logits_divisor: "vocabulary" for sqrt(V), "width" for sqrt(D) (code; two releases differ).
+    recurrent_layers, memorizing_layers: layer indices, counted from 0.
+    size, neighbours, search: of an external memory, see tests/reference/memorizing_numpy.py.
+    """
+
+    num_heads: int
+    head_size: int
+    window: int
+    recurrent_layers: tuple = ()
+    gate: str = "fixed"
+    arrangement: str = "dual"
+    gate_form: str = "paper"
+    feedback: bool = False
+    logits_divisor: str = "vocabulary"
+    memorizing_layers: tuple = ()
+    size: int = 0
+    neighbours: int = 0
+    search: str = "exact"
+
+    def __post_init__(self):
+        assert self.gate in ("fixed", "lstm"), self.gate
+        assert self.arrangement in ("dual", "single", "skip"), self.arrangement
+        assert self.gate_form in ("paper", "meliad"), self.gate_form
+        assert self.logits_divisor in ("vocabulary", "width"), self.logits_divisor
+        assert self.recurrent_layers or not self.feedback, "feedback needs a recurrent layer"
+
+
+def init_caches(params, settings, rows):
+    """What every layer remembers at the start of a document.
+
+    Returns: list, one dict per layer, of float64: "keys" and "values" (B, W, H, K), zeros;
+        in recurrent layers also "states" (B, S, D), the learned initial states; in memorizing
+        layers also "memory_keys" and "memory_values" (B, M, H, K) and "written" (B,).
+    Source: section 3 (cache of the last block), 3.1 (states); zeros and learned values: code.
+    """
+    shape_BWHK = (rows, settings.window, settings.num_heads, settings.head_size)
+    caches = [{name: np.zeros(shape_BWHK) for name in ("keys", "values")} for _ in params["layers"]]
+    for index in settings.recurrent_layers:
+        initial_SD = params["layers"][index]["cell"]["initial_states_SD"]
+        caches[index]["states"] = np.stack([initial_SD] * rows)
+    for index in settings.memorizing_layers:
+        memory = memorizing_numpy.empty(settings)
+        caches[index] |= {name: np.stack([array] * rows) for name, array in memory.items()}
+    return caches
+
+
+def run_segment(params, settings, tokens_BT, starts_B, caches):
+    """One segment of every row, block by block through the whole stack.
+
+    Args:
+        params: nested dict of float64 arrays, the shapes in their names.
+        tokens_BT: int (B, T), T a multiple of W; -1 is the begin of a document.
+        starts_B: bool (B,), rows that start a document and so forget their cache.
+        caches: as init_caches gives them; not changed.
+
+    Returns: logits_BTV float64 (B, T, V), and the new caches.
+    Source: section 3 and Fig. 2 (segments, blocks, cache), section 3.1, App. E (feedback).
+    """
+    assert params["embedding_VD"].dtype == np.float64, "the witness works in float64"
+    B, T = tokens_BT.shape
+    W, L = settings.window, len(params["layers"])
+    if T % W:
+        raise ValueError(f"a segment of {T} tokens is not a whole number of blocks of {W}")
+    logits_BTV = np.zeros((B, T, params["embedding_VD"].shape[0]))
+    empty = init_caches(params, settings, B)
+    new_caches = init_caches(params, settings, B)
+    for b in range(B):
+        source = empty if starts_B[b] else caches
+        memory = [{name: array[b] for name, array in cache.items()} for cache in source]
+        # Without feedback a layer reads no block of another layer but the current one, so blocks
+        # outside and layers inside give the same as the reverse.
+        for first in range(0, T, W):
+            x_WD = embed(params, tokens_BT[b, first : first + W])
+            fed_back = None
+            if settings.feedback:
+                # App. E: layers without states of their own read those of the recurrent layer (of
+                # several, the highest: code), as the blocks before this one left them.
+                top = max(settings.recurrent_layers)
+                cell = params["layers"][top]["cell"]
+                fed_back = state_keys_and_values(cell, settings, memory[top]["states"])
+            for index in range(L):
+                layer = params["layers"][index]
+                x_WD, memory[index] = run_layer(layer, settings, x_WD, memory[index], fed_back)
+            logits_BTV[b, first : first + W] = predict(params, settings, x_WD)
+        for index in range(L):
+            for name in memory[index]:
+                new_caches[index][name][b] = memory[index][name]
+    return logits_BTV, new_caches
+
+
+def embed(params, tokens_W):
+    """Token embeddings (W, D), unscaled; no global positions (section 3.2)."""
+    return np.stack([params["begin_D"] if t == -1 else params["embedding_VD"][t] for t in tokens_W])
+
+
+def predict(params, settings, x_WD):
+    """Logits (W, V): final norm, the tied embedding table, a constant divisor (code)."""
+    V, D = params["embedding_VD"].shape
+    logits_WV = rms_norm(x_WD, params["final_norm"]) @ params["embedding_VD"].T
+    return logits_WV / np.sqrt(V if settings.logits_divisor == "vocabulary" else D)
+
+
+def run_layer(layer, settings, x_WD, memory, fed_back):
+    """One layer, one block, one row: tokens (W, D) and the memory after it. Source: Fig. 1."""
+    # K_e, V_e and the token queries, all from one pre-norm (code); no biases (code).
+    y_WD = rms_norm(x_WD, layer["attention_norm"])
+    K_e_WHK = unit_length(heads(y_WD, layer["keys_DA"], settings))
+    V_e_WHK = heads(y_WD, layer["values_DA"], settings)
+    Qv_e_WHK = unit_length(heads(y_WD, layer["queries_DA"], settings))
+    # Section 3.1: the previous block's keys and values come before this block's, 2W in all.
+    K_e_XHK = np.concatenate([memory["keys"], K_e_WHK])
+    V_e_XHK = np.concatenate([memory["values"], V_e_WHK])
+    self_WA = windowed_attention(layer, settings, Qv_e_WHK, K_e_XHK, V_e_XHK)
+    new_memory, read = {"keys": K_e_WHK, "values": V_e_WHK}, fed_back
+    if "memory" in layer:  # section 4.5: read first, then written
+        self_WHK = self_WA.reshape(Qv_e_WHK.shape)
+        old = {name: memory[name] for name in ("memory_keys", "memory_values", "written")}
+        self_WA = memorizing_numpy.mix(layer, settings, Qv_e_WHK, self_WHK, old).reshape(
+            self_WA.shape
+        )
+        new_memory |= memorizing_numpy.take_in(settings, old, K_e_WHK, V_e_WHK)
+    if "states" in memory:
+        # Section 3.1: keys and values of tokens and of states serve both directions, and both
+        # directions read the states as they were before this block.
+        cell, c_SD = layer["cell"], memory["states"]
+        read = state_keys_and_values(cell, settings, c_SD)
+        new_memory["states"] = next_states(cell, settings, c_SD, *read, K_e_XHK, V_e_XHK)
+    if read is None:
+        projected_WD = self_WA @ layer["output_AD"]
+    else:
+        # Section 3.1: cross-attention beside self-attention, no mask, no bias; then concatenated.
+        Qv_s_WHK = unit_length(heads(y_WD, layer["cross_queries_DA"], settings))
+        cross_WA = full_attention(Qv_s_WHK, *read, layer["cross_scale_H"])
+        projected_WD = np.concatenate([self_WA, cross_WA], axis=1) @ layer["output_CD"]
+
+    x_WD = x_WD + projected_WD  # Fig. 1 left: residual, then feed-forward and residual
+    y_WD = rms_norm(x_WD, layer["feed_forward_norm"])
+    hidden_WF = np.maximum(y_WD @ layer["feed_forward"]["hidden_DF"], 0)
+    return x_WD + hidden_WF @ layer["feed_forward"]["output_FD"], new_memory
+
+
+def state_keys_and_values(cell, settings, c_SD):
+    """K_s and V_s, both (S, H, K). Source: section 3.1, sharing of keys and values."""
+    # Section 3.2: state IDs for keys, values and queries, not for c itself; after the norm (code).
+    y_SD = rms_norm(c_SD, cell["norm"]) + cell["state_ids_SD"]
+    K_s_SHK = unit_length(heads(y_SD, cell["keys_DA"], settings))
+    return K_s_SHK, heads(y_SD, cell["values_DA"], settings)
+
+
+def next_states(cell, settings, c_SD, K_s_SHK, V_s_SHK, K_e_XHK, V_e_XHK):
+    """The horizontal direction: c_t to c_(t+1), both (S, D). Source: Fig. 1 right, section 3.5."""
+    y_SD = rms_norm(c_SD, cell["norm"]) + cell["state_ids_SD"]  # section 3.2
+    Qh_s_SHK = unit_length(heads(y_SD, cell["queries_DA"], settings))
+    Qh_e_SHK = unit_length(heads(y_SD, cell["cross_queries_DA"], settings))
+    self_SA = full_attention(Qh_s_SHK, K_s_SHK, V_s_SHK, cell["attention_scale_H"])
+    # Against both blocks of tokens (code); no position bias (section 3.2).
+    cross_SA = full_attention(Qh_e_SHK, K_e_XHK, V_e_XHK, cell["cross_scale_H"])
+    h_SC = np.concatenate([self_SA, cross_SA], axis=1)
+    if settings.arrangement == "skip":  # one projection with its gate, no feed-forward
+        return gate(cell["attention_gate"], settings, c_SD, h_SC, "C")
+    if settings.arrangement == "single":  # attention goes straight into the feed-forward
+        hidden_SF = np.maximum(h_SC @ cell["hidden_CF"], 0)
+        return gate(cell["feed_forward_gate"], settings, c_SD, hidden_SF, "F")
+    # dual: both residuals of an ordinary layer become gates
+    c_SD = gate(cell["attention_gate"], settings, c_SD, h_SC, "C")
+    y_SD = rms_norm(c_SD, cell["feed_forward_norm"])
+    hidden_SF = np.maximum(y_SD @ cell["hidden_DF"], 0)
+    return gate(cell["feed_forward_gate"], settings, c_SD, hidden_SF, "F")
+
+
+def gate(weights, settings, c, h, axis):
+    """Equations 1-7: states c (S, D) and gate input h (S, axis) to the next states (S, D)."""
+    z = h @ weights[f"candidate_{axis}D"]  # W_z h_t
+    if settings.gate_form == "paper":
+        z = z + weights["candidate_bias_D"]  # eq. 1, 4
+        z = np.tanh(z) if settings.gate == "lstm" else z  # eq. 4
+    else:
+        z = np.tanh(z) if settings.arrangement == "single" else z  # code
+    if settings.gate == "fixed":
+        g = sigmoid(weights["keep_bias_D"])  # eq. 2: one vector for all states
+        return c * g + z * (1 - g)  # eq. 3
+    i = sigmoid(h @ weights[f"input_{axis}D"] + weights["input_bias_D"] - 1)  # eq. 5
+    f = sigmoid(h @ weights[f"forget_{axis}D"] + weights["forget_bias_D"] + 1)  # eq. 6
+    return c * f + z * i  # eq. 7
+
+
+def windowed_attention(layer, settings, Q_WHK, K_XHK, V_XHK):
+    """Token i over the W tokens before it (section 3, Fig. 2), itself excluded (code): (W, A)."""
+    W = settings.window
+    attended_WHK = np.zeros_like(Q_WHK)
+    for i in range(W):
+        seen = range(i, i + W)  # token i lies at W + i among the 2W
+        buckets = [bucket(W + i - j) for j in seen]
+        for h, scale in enumerate(layer["attention_scale_H"]):
+            bias_N = 0  # for a memorizing layer (code)
+            if "relative_bias" in layer:
+                bias_N = layer["relative_bias"]["table_HR"][h, buckets]  # section 3.2
+            attended_WHK[i, h] = attend(Q_WHK[i, h], K_XHK[seen, h], V_XHK[seen, h], scale, bias_N)
+    return attended_WHK.reshape(W, -1)
+
+
+def full_attention(Q_MHK, K_NHK, V_NHK, scale_H):
+    """Every query over every key, no mask and no bias: (M, A). Source: section 3.1."""
+    attended_MHK = np.zeros_like(Q_MHK)
+    for m in range(len(Q_MHK)):
+        for h, scale in enumerate(scale_H):
+            attended_MHK[m, h] = attend(Q_MHK[m, h], K_NHK[:, h], V_NHK[:, h], scale, bias_N=0)
+    return attended_MHK.reshape(len(Q_MHK), -1)
+
+
+def attend(Q_K, K_NK, V_NK, scale, bias_N):
+    """One query of one head: (K,). The bias is scaled too; the scale's sign is dropped (code)."""
+    scores_N = (K_NK @ Q_K + bias_N) * abs(scale)
+    # A softmax with one more place, of score -1000 and value zero (code).
+    peak = max(scores_N.max(), -1000)
+    weights_N = np.exp(scores_N - peak)
+    return weights_N @ V_NK / (weights_N.sum() + np.exp(-1000 - peak))
+
+
+def bucket(distance):
+    """T5 bucket, 0 to 31 (section 3.2): exact below 16, logarithmic to 128, then the last."""
+    if distance < 16:
+        return distance
+    return min(31, 16 + int(np.log(distance / 16) / np.log(128 / 16) * 16))
+
+
+def heads(x_ND, weight_DA, settings):
+    """Project and split: (N, H, K)."""
+    return (x_ND @ weight_DA).reshape(len(x_ND), settings.num_heads, settings.head_size)
+
+
+def unit_length(x_NHK):
+    """Query and key normalisation, each vector of each head (section 3.2; epsilon: code)."""
+    return x_NHK / np.sqrt((x_NHK**2).sum(axis=-1, keepdims=True) + 1e-6)
+
+
+def rms_norm(x_ND, norm):
+    """Root mean square norm with a learned scale, no centring, no bias (code)."""
+    return x_ND / np.sqrt((x_ND**2).mean(axis=-1, keepdims=True) + 1e-6) * norm["scale_D"]
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))

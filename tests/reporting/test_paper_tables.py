@@ -1,0 +1,313 @@
+"""Fabricated runs land in the cells of the paper's tables that they belong in."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+from fabricated_runs import make_run
+
+from brt.reporting.collect import collect
+from brt.reporting.papers import block_recurrent as paper
+from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT
+from brt.reporting.papers.fill import paper_plots, paper_tables
+from brt.reporting.runs import open_runs
+
+BYTES = ("parts/pg19_bytes.gin",)
+
+
+def tables_of(runs, step_times=None):
+    groups = collect(open_runs(runs))
+    return {table.name: table for table in paper_tables(BLOCK_RECURRENT, groups, step_times)}
+
+
+def measured_of(table, row, head):
+    """Cells of a column, of the rows whose label begins so."""
+    at = table.heads().index(head)
+    return [cells[at] for cells in table.rows if cells[0].text.startswith(row)]
+
+
+def test_without_runs_every_table_shows_the_published_numbers_and_not_run():
+    tables = tables_of([])
+    names = ("1", "1_differences", "2", "3a", "3b", "4", "5")
+    assert list(tables) == [*(f"table_{name}" for name in names), "gate_biases"]
+    for table in tables.values():
+        assert not table.has_measurements
+        assert all(len(row) == len(table.columns) for row in table.rows)
+        assert any(cell.text == "not run" for row in table.rows for cell in row)
+    printed = [cell.text for row in tables["table_1"].rows for cell in row]
+    for row in paper.TABLE_1.rows:
+        assert {text or "–" for text in row.printed} <= set(printed)
+
+
+@pytest.mark.parametrize("name", [row.labels[0] for row in paper.TABLE_1.rows[:-1]])
+def test_the_config_of_a_system_fills_its_own_row_of_table_1(tmp_path, name):
+    stem = name.lower().replace(":", "_")
+    runs = [
+        make_run(tmp_path / "tokens", f"pg19_{stem}", evaluations={"test": 2.51}),
+        make_run(tmp_path / "bytes", f"pg19_{stem}", files=BYTES, evaluations={"test": 0.952}),
+        make_run(tmp_path / "arxiv", f"arxiv_{stem}", evaluations={"test": 1.23}),
+        make_run(tmp_path / "github", f"github_{stem}", evaluations={"validation": 1.17}),
+    ]
+    table = tables_of(runs, {name: 1.234})["table_1"]
+    assert len(table.rows) == 14
+    cells = next(cells for cells in table.rows if cells[0].text == name)
+    found = {head: cell.text for head, cell in zip(table.heads(), cells) if cell.values}
+    assert found == {
+        "step time, measured": "1.23",
+        "PG19 tokens, measured": "2.51",
+        "PG19 bytes, measured": "0.952",
+        "arXiv, measured": "1.23",
+        "GitHub, measured": "1.17",
+    }
+    assert sum(bool(cell.values) for cells in table.rows for cell in cells) == 5
+
+
+def test_the_last_row_of_table_1_is_filled_by_a_memory_of_its_size_and_no_other(tmp_path):
+    name, smaller = "pg19_memorizing_64k", "ExternalMemory.size = 8192"
+    runs = [
+        make_run(tmp_path / "tokens", name, evaluations={"test": 3.56}),
+        make_run(tmp_path / "bytes", name, files=BYTES, evaluations={"test": 0.957}),
+        make_run(tmp_path / "arxiv", "arxiv_memorizing_64k", evaluations={"test": 1.27}),
+        make_run(tmp_path / "smaller", name, smaller, evaluations={"test": 3.6}),
+        make_run(tmp_path / "dense", "pg19_memorizing_dense_64k", evaluations={"test": 3.7}),
+    ]
+    table = tables_of(runs, {"Memorizing Trans. 64k": 1.9})["table_1"]
+    found = {
+        cells[0].text: {h: c.text for h, c in zip(table.heads(), cells) if c.values}
+        for cells in table.rows[13:]
+    }
+    assert found["Memorizing Trans. 64k"] == {
+        "step time, measured": "1.90",
+        "PG19 tokens, measured": "3.56",
+        "PG19 bytes, measured": "0.957",
+        "arXiv, measured": "1.27",
+    }
+    systems = [group.place.system for group in collect(open_runs(runs))]
+    assert {"Memorizing Trans. 8k", "Memorizing Trans. 64k dense"} <= set(systems)
+    assert len(found) == 1
+
+
+def test_seeds_share_a_cell_and_their_spread_is_rounded_up(tmp_path):
+    values = (3.52, 3.525, 3.53)
+    runs = [
+        make_run(tmp_path / f"seed{s}", "pg19_rec_fixed_skip", seed=s, evaluations={"test": v})
+        for s, v in enumerate(values)
+    ]
+    (cell,) = measured_of(tables_of(runs)["table_1"], "Rec:fixed:skip", "PG19 tokens, measured")
+    assert cell.text == "3.53 ± 0.01" and cell.values == values
+
+
+def test_another_setting_gets_a_row_that_names_it(tmp_path):
+    runs = [
+        make_run(tmp_path / "one", "pg19_slide_12l", evaluations={"test": 3.6}),
+        make_run(
+            tmp_path / "two", "pg19_slide_12l", "rsqrt.multiplier = 0.5", evaluations={"test": 3.7}
+        ),
+    ]
+    table = tables_of(runs)["table_1"]
+    labels = [cells[0].text for cells in table.rows if cells[0].text.startswith("Slide:12L")]
+    assert any("rsqrt.multiplier = 0.5" in label for label in labels) and len(labels) == 2
+    values = measured_of(table, "Slide:12L", "PG19 tokens, measured")
+    assert sorted(cell.values for cell in values) == [(3.6,), (3.7,)]
+
+
+def test_a_system_the_paper_does_not_have_stands_below_its_fourteen(tmp_path):
+    run = make_run(tmp_path / "r", "text_rec_fixed_skip", evaluations={"validation": 2.0696})
+    table = tables_of([run])["table_1"]
+    own = table.rows[14]
+    assert own[0].text == "Rec:fixed:skip (4 layers, d 128)"
+    assert own[table.heads().index("text_bytes, measured")].text == "2.070"
+
+
+@pytest.mark.parametrize("window", [128, 256, 512])
+def test_a_window_fills_its_row_of_table_3a(tmp_path, window):
+    binding = f"BlockRecurrentTransformer.window = {window}"
+    runs = [
+        make_run(tmp_path / "r", "pg19_rec_fixed_skip", binding, evaluations={"test": 3.5}),
+        make_run(tmp_path / "s", "pg19_slide_12l", binding, evaluations={"test": 3.9}),
+    ]
+    table = tables_of(runs)["table_3a"]
+    found = {cells[0].text: [c.text for c in cells if c.values] for cells in table.rows}
+    assert found == {str(w): ["3.50", "3.90"] * (w == window) for w in (128, 256, 512)}
+
+
+@pytest.mark.parametrize("states", [128, 256, 512, 1024, 2048])
+def test_a_number_of_states_fills_its_row_of_table_3b(tmp_path, states):
+    binding = f"RecurrentCell.num_states = {states}"
+    run = make_run(tmp_path / "r", "pg19_rec_fixed_skip", binding, evaluations={"test": 3.5})
+    tables = tables_of([run])
+    found = {
+        cells[0].text: [c.text for c in cells if c.values] for cells in tables["table_3b"].rows
+    }
+    for name in ("table_1", "table_4", "table_5"):
+        assert tables[name].has_measurements == (states == 512)
+    assert found == {
+        row.labels[0]: ["3.50"] * (row.labels[0] == str(states)) for row in paper.TABLE_3B.rows
+    }
+
+
+def test_the_scaling_configs_fill_table_4_and_the_two_largest_table_2(tmp_path):
+    names, runs = ("40m", "81m", "162m", "325m", "650m", "1300m"), []
+    for place, name in enumerate(names):
+        for at, kind in enumerate(("rec", "xl")):
+            scalars = {"bits_per_token": 3 + at + place / 100, "word_level_perplexity": 20 + place}
+            config_name = f"pg19_size_{name}_{kind}"
+            runs.append(
+                make_run(tmp_path / config_name, config_name, evaluations={"test": scalars})
+            )
+    tables = tables_of(runs)
+    table = tables["table_4"]
+    for at, column in enumerate(("Rec:fixed:skip", "XL:512:13-layer")):
+        measured = table.heads().index(f"{column}, PG19 SPM")
+        printed = [row[measured].text for row in table.rows]
+        assert printed == [f"{3 + at + place / 100:.2f}" for place in range(6)]
+    found = [cells[-1].text for cells in tables["table_2"].rows]
+    assert found == ["–", "–", "–", "24.00", "25.00"]
+
+
+def test_a_vocabulary_fills_its_rows_of_table_5(tmp_path):
+    scalars = {
+        "bits_per_token": 3.289,
+        "tokens": 11_559_455,
+        "tokens_per_word": 1.6593,
+        "word_level_perplexity": 43.94,
+    }
+    lines = (
+        'Corpus.vocabulary = "vocabularies/pg19train_bpe_8000.model"',
+        'Corpus.store = "stores/pg19_spm8k"',
+    )
+    run = make_run(tmp_path / "r", "pg19_rec_fixed_skip", *lines, evaluations={"test": scalars})
+    filled = [row for row in tables_of([run])["table_5"].rows if any(c.values for c in row)]
+    assert [cell.text for cell in filled[0][:2]] == ["PG19 SPM", "8k"] and len(filled) == 1
+    printed = [cell.text for cell in filled[0][2:]]
+    assert printed[0::2] == ["11,559,455", "1.6593", "3.289", "43.94"]
+    assert printed[1::2] == ["11,559,455", "1.6593", "3.289", "43.94"]
+
+
+def test_a_rung_stands_for_the_paper_s_dimensions(tmp_path):
+    settings = {
+        "BlockRecurrentTransformer.num_layers": 13,
+        "BlockRecurrentTransformer.window": 512,
+        "BlockRecurrentTransformer.width": 1024,
+        "BlockRecurrentTransformer.num_heads": 8,
+        "BlockRecurrentTransformer.head_size": 128,
+        "BlockRecurrentTransformer.feed_forward_size": 4096,
+        "Trainer.segment_length": 4096,
+    }
+    run = make_run(
+        tmp_path / "r", "text_slide_5l", evaluations={"validation": 2.5}, settings=settings
+    )
+    table = tables_of([run])["table_1"]
+    assert [c.text for c in measured_of(table, "Slide:13L", "text_bytes, measured")] == ["2.500"]
+    assert len(table.rows) == 14
+
+
+def test_unfinished_and_unevaluated_runs_say_so(tmp_path):
+    early = {"bits_per_token": 3.6, "step": 100}
+    runs = [
+        make_run(tmp_path / "early", "pg19_slide_12l", evaluations={"test": early}),
+        make_run(tmp_path / "none", "pg19_slide_13l"),
+    ]
+    table = tables_of(runs)["table_1"]
+    (cell,) = measured_of(table, "Slide:12L", "PG19 tokens, measured")
+    assert cell.note == "early: evaluated at step 100 of 500,000"
+    (cell,) = measured_of(table, "Slide:13L", "PG19 tokens, measured")
+    assert cell.text == "not evaluated"
+    assert "[1] early: evaluated" in table.as_markdown()
+
+
+def test_every_form_of_a_table_shows_the_same_cells(tmp_path):
+    values = (3.52, 3.53)
+    runs = [
+        make_run(tmp_path / f"seed{s}", "pg19_rec_fixed_skip", seed=s, evaluations={"test": v})
+        for s, v in enumerate(values)
+    ]
+    table = tables_of(runs)["table_1"]
+    shown = [[cell.text for cell in row] for row in table.rows]
+    lines = [line for line in table.as_markdown().split("\n") if line.startswith("| ")]
+    assert len({len(line) for line in lines}) == 1  # aligned, for a terminal
+    in_markdown = [[text.strip() for text in line[2:-2].split(" | ")] for line in lines]
+    assert in_markdown[2:] == shown
+    from_json = json.loads(json.dumps(table.as_json()))
+    assert [[cell["text"] for cell in row] for row in from_json["rows"]] == shown
+    body = table.as_html().split("<tbody>")[1]
+    in_html = re.findall(r"<t[hd][^>]*>([^<]*)<", body)
+    assert in_html == [text for row in shown for text in row]
+    assert re.findall(r'data-values="([^"]*)"', table.as_html()) == ["3.52 3.53"]
+    rows = list(csv.DictReader(io.StringIO(table.as_csv())))
+    (row,) = (row for row in rows if row["model"] == "Rec:fixed:skip")
+    assert row["PG19 tokens, measured"] == "3.53 ± 0.01"
+    assert row["PG19 tokens, measured, every seed"] == "3.52 3.53"
+
+
+def test_measured_points_of_the_scaling_figure_stand_at_their_own_parameters(tmp_path):
+    runs = [
+        make_run(tmp_path / kind, f"pg19_size_40m_{kind}", evaluations={"test": bits})
+        for kind, bits in (("rec", 3.9), ("xl", 4.0))
+    ]
+    figure_3, _ = paper_plots(BLOCK_RECURRENT, collect(open_runs(runs)))
+    found = {line.name: (line.x, line.y) for line in figure_3.lines}
+    for name, millions, bits in (("Rec:fixed:skip", 40.4, 3.9), ("XL:512:13-layer", 40.9, 4.0)):
+        ((x,), y) = found[f"{name}, PG19 SPM"]
+        assert x == pytest.approx(millions, abs=0.1) and y == [bits]
+
+
+def test_sizes_of_an_own_vocabulary_share_a_curve_of_figure_7(tmp_path):
+    runs = []
+    for size, bits, scale in ((1000, 2.5, 2.3), (8000, 3.3, 1.7)):
+        lines = (
+            f'Corpus.vocabulary = "vocabularies/books_{size}.model"',
+            f'Corpus.store = "stores/books_spm{size // 1000}k"',
+            f"BlockRecurrentTransformer.vocabulary_size = {size}",
+        )
+        scalars = {"bits_per_token": bits, "tokens_per_word": scale}
+        folder = tmp_path / str(size)
+        runs.append(
+            make_run(folder, "text_rec_fixed_skip", *lines, evaluations={"validation": scalars})
+        )
+    _, figure_7 = paper_plots(BLOCK_RECURRENT, collect(open_runs(runs)))
+    found = {line.name: (line.x, line.y) for line in figure_7.lines}
+    assert found["bits/token, books_spm"] == ([1000, 8000], [2.5, 3.3])
+    assert found["tokens/word, books_spm"] == ([1000, 8000], [2.3, 1.7])
+
+
+def test_the_differences_are_those_of_the_measured_cells(tmp_path):
+    runs = [
+        make_run(tmp_path / "rec", "pg19_rec_fixed_skip", evaluations={"test": 2.5}),
+        make_run(tmp_path / "slide", "pg19_slide_13l", evaluations={"test": 2.625}),
+    ]
+    table = tables_of(runs)["table_1_differences"]
+    (cell,) = measured_of(table, "Recurrence, or one more layer?", "PG19 tokens, measured")
+    assert cell.values == (-0.125,) and cell.text == "−0.125"
+
+
+def test_the_share_of_seeds_that_use_their_state_stands_beside_how_their_gates_begin(tmp_path):
+    lines = ('RecurrentCell.gate = "lstm"', 'RecurrentCell.gate_biases = "one"')
+    runs = [
+        make_run(
+            tmp_path / f"{begin}{seed}",
+            "recall_rec_fixed_skip",
+            *lines[: 1 + (begin == "one")],
+            seed=seed,
+            evaluations={"validation": {"bits_per_token": 1, "loss": loss, "cleared_loss": 1.0}},
+        )
+        for begin, losses in (("small", (0.5, 0.9)), ("one", (0.5, 0.995, 1.0, 0.999)))
+        for seed, loss in enumerate(losses)
+    ]
+    table = tables_of(runs)["gate_biases"]
+    shares = {tuple(cell.text for cell in row[:2]): row[2] for row in table.rows}
+    assert shares["lstm", "N(0, 0.1²), ±1 outside"].values == (1, 1)
+    assert shares["lstm", "keep 1, take 0"].values == (1, 0, 0, 0)
+    assert shares["lstm", "keep 1, take 0"].text.startswith("0.25")
+    assert shares["lstm", "0"].text == shares["fixed", "0"].text == "not run"
+    # Such runs are no seeds of Table 1's system.
+    of_table_1 = [make_run(tmp_path / "t1", "pg19_rec_fixed_skip", evaluations={"test": 3.5})]
+    of_table_1.append(
+        make_run(tmp_path / "t2", "pg19_rec_fixed_skip", lines[1], evaluations={"test": 3.9})
+    )
+    (cell,) = measured_of(
+        tables_of(of_table_1)["table_1"], "Rec:fixed:skip", "PG19 tokens, measured"
+    )[:1]
+    assert cell.values == (3.5,)

@@ -1,0 +1,399 @@
+"""The report is one page that says what the run folders say."""
+
+import base64
+import csv
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from fabricated_runs import (
+    add_recording,
+    make_run,
+    make_store,
+    make_task_run,
+    make_xl_run,
+)
+
+pytest.importorskip("matplotlib", reason='the report needs pip install -e ".[report]"')
+
+from brt.report import files_folder, report
+from brt.reporting.drawing.plots import COLOURS, MOST_POINTS, Line, Plot, svg
+from brt.reporting.papers import block_recurrent as paper
+from brt.reporting.papers.all import PAPERS
+from brt.reporting.runs import open_runs
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+TEXT = (
+    "It was Darcy <b>&amp; Élise</b>.\n" + "Nothing much was said of it.\n" * 120 + "Darcy left.\n"
+)
+RECORDS = [
+    {
+        "step": step,
+        "train/bits_per_token": 8 / step,
+        "train/layer2/kept": 0.5 + step / 1000,
+        "perf/tokens_per_second": 1000.0,
+        "data/ledger": "00ff",
+    }
+    for step in (20, 40, 60)
+] + [{"step": 60, "eval/bits_per_token": 2.5, "eval/cleared_bits_per_token": 2.75}]
+EVALUATION = {
+    "step": 100,
+    "bits_per_token": 2.0696052625086265,
+    "cleared_bits_per_token": 2.1234567,
+    "scored_tokens": 3456.0,
+}
+STUDY = {
+    "study": "compare",
+    "verdict": "The <run> is 0.1 bits better.",
+    "numbers": {"difference_bits": 0.0123456789, "of": 20},
+    "series": [
+        {
+            "name": "text 0",
+            "x": [0, 1, 2],
+            "y": [0.5, -0.25, 4.125],
+            "x_label": "token",
+            "y_label": "difference, nats",
+            "borders": [1],
+        }
+    ],
+    "excerpts": [
+        {
+            "before": "It was ",
+            "text": "Darcy",
+            "after": " <b>",
+            "nats": 0.25,
+            "token": 7,
+            "direction": "better",
+            "rank": 0,
+            "last_seen": 60123,
+            "where": "beyond",
+        }
+    ],
+}
+
+
+class Page(HTMLParser):
+    """Numbers, links and the embedded data of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.values, self.loaded, self.data, self._inside = [], [], None, None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        if "data-values" in given:
+            self.values.append(given["data-values"])
+        self.loaded += [given[k] for k in ("src", "href") if k in given and given[k][0] != "#"]
+        self._inside = given.get("id") if tag == "script" else None
+
+    def handle_data(self, text):
+        if self._inside == "reader-data":
+            self.data = json.loads(text)
+            self._inside = None
+
+
+def numbers(packed, dtype):
+    return np.frombuffer(base64.b64decode(packed), dtype)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Two runs with all a run may have, and their report."""
+    folder = tmp_path_factory.mktemp("report")
+    store = make_store(folder / "store" / "validation", [TEXT, "second text\n"])
+    nats_T = np.random.default_rng(0).gamma(1.0, 1.0, store.num_tokens).astype(np.float32)
+    common = {"evaluations": {"validation": EVALUATION}, "records": RECORDS}
+    runs = [make_run(folder / "rec", "text_rec_fixed_skip", **common)]
+    runs.append(make_run(folder / "slide", "text_slide_5l", **common))
+    add_recording(runs[0], store, "kept", nats_T)
+    add_recording(runs[0], store, "cleared", nats_T + 0.5)
+    add_recording(runs[1], store, "kept", nats_T[::-1])
+    (runs[0] / "studies").mkdir()
+    (runs[0] / "studies" / "compare.json").write_text(json.dumps(STUDY))
+    output = folder / "out" / "report.html"
+    report(open_runs(runs), output)
+    return output, output.read_text(), nats_T, store
+
+
+def test_the_page_needs_no_network(made):
+    _, text, _, _ = made
+    assert Page(text).loaded == []
+    assert not re.search(r"(?:@import|url\((?!#)|fetch\(|src=)", text.split("<script type")[0])
+
+
+def test_the_numbers_of_the_page_are_those_of_the_json(made):
+    output, text, _, _ = made
+    found = Page(text).values
+    tables = json.loads((files_folder(output) / "tables.json").read_text())
+    in_files = [c["values"] for t in tables for row in t["rows"] for c in row if "values" in c]
+    assert sorted(found) == sorted(" ".join(map(repr, values)) for values in in_files)
+    for value in (*EVALUATION.values(), STUDY["numbers"]["difference_bits"], 20):
+        assert repr(value) in found
+    assert "2.0696" in text and "0.012346" in text
+
+
+def test_every_figure_has_a_png_and_its_numbers_beside_the_page(made):
+    output, text, _, _ = made
+    names = re.findall(r'<figure id="(\w+)"', text)
+    assert {"training_loss", "evaluation_loss", "kept", "speed", "figure_3", "figure_7"} <= set(
+        names
+    )
+    for name in names:
+        assert (files_folder(output) / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+        assert (files_folder(output) / f"{name}.csv").exists()
+    with open(files_folder(output) / "training_loss.csv") as file:
+        rows = list(csv.DictReader(file))
+    expected = [(str(r["step"]), repr(r["train/bits_per_token"])) for r in RECORDS[:3]]
+    assert [(r["step"], r["bits per token"]) for r in rows if r["line"] == "rec"] == expected
+    (study,) = files_folder(output).glob("compare_rec_*.csv")
+    assert study.read_text().split("\n")[3] == "text 0,2,4.125"
+
+
+def test_what_was_measured_stands_beside_what_was_published(made):
+    output, text, _, _ = made
+    table = (files_folder(output) / "table_1.csv").read_text()
+    assert "Rec:fixed:skip (4 layers, d 128)" in table and "3.53 ± 0.01" in table
+    assert all(row.printed[-1] in text for row in paper.TABLE_5.rows)
+
+
+@pytest.fixture(scope="module")
+def relatives(tmp_path_factory):
+    """The report of runs of the other papers' models, on text and on tasks, with studies."""
+    folder = tmp_path_factory.mktemp("relatives")
+    text = {"evaluations": {"test": {"perplexity": 25.125, "bits_per_token": 1.25}}}
+    task = {"evaluations": {"test": {"task_accuracy": 0.987, "answer_accuracy": 0.912}}}
+    runs = [
+        make_xl_run(folder / "xl", size="151M", memory=75, segment=150, steps=200_000, **text),
+        make_xl_run(folder / "rmt", size="41M", tokens=10, depth=1, **text),
+        make_task_run(folder / "copy", "CopyTask", segments=3, tokens=24, **task),
+        make_task_run(folder / "equations", "QuadraticEquations", length=30, segments=6, **task),
+    ]
+    studies = runs[0] / "studies"
+    studies.mkdir()
+    map_XJ = np.random.default_rng(0).random((8, 12))
+    (studies / "attention.json").write_text(json.dumps(ATTENTION))
+    np.savez(studies / "attention.npz", wide=map_XJ)
+    names = [str(run) for run in runs[:2]]
+    rows = [{"run": n, "r0.1": 300, "r0.1_ended": n == names[0]} for n in names]
+    gains = {name: [[0.0, 1.5], [None, 0.0]] for name in names}
+    recl = {"study": "recl", "table": rows, "contexts": [100, 200], "gains": gains}
+    (studies / "recl.json").write_text(json.dumps(recl))
+    report(open_runs(runs), folder / "report.html")
+    return folder / "report.html", map_XJ
+
+
+ATTENTION = {
+    "study": "attention",
+    "arrays": "attention.npz",
+    "maps": [
+        {
+            "array": "wide",
+            "title": "A <wide> head",
+            "caption": "Rows are tokens.",
+            "x_label": "key",
+            "y_label": "token",
+            "x_ends": [-4, 7],
+            "y_ends": [0, 7],
+            "x_borders": [4],
+            "y_borders": [],
+            "marked": [1, 3],
+        }
+    ],
+    "texts": [{"title": "head 1", "parts": [["It <was> ", False], ["Darcy", True]]}],
+}
+
+
+def test_every_table_and_figure_of_the_relatives_papers_is_on_the_page_and_beside_it(relatives):
+    output, _ = relatives
+    page = output.read_text()
+    for of in PAPERS[1:]:
+        for kind, things in (("csv", of.tables), ("png", (*of.plots, *of.diagrams))):
+            for thing in things:
+                assert f'id="{thing.name}"' in page
+                assert (files_folder(output) / f"{thing.name}.{kind}").stat().st_size > 50
+    for text in ("25.13", "0.987", "0.912", "1.250", "Tr-XL", "29.95 ± 0.15", "1,874"):
+        assert text in page
+    assert 'id="table_1"' not in page  # no run here is of the Block-Recurrent paper
+
+
+def test_maps_gains_and_marked_text_of_studies_are_on_the_page(relatives):
+    output, map_XJ = relatives
+    page, files = output.read_text(), files_folder(output)
+    assert "A &lt;wide&gt; head" in page and "It &lt;was&gt; <mark>Darcy</mark>" in page
+    rows = [line.split(",") for line in (files / "attention_xl_map_1.csv").read_text().split()[1:]]
+    found = np.array([[float(x) for x in row[-12:]] for row in rows[-8:]])
+    assert np.allclose(found, map_XJ, atol=1e-5)
+    assert "300 or more" in page and (files / "recl_xl_gains_2.png").exists()
+    assert Page(page).loaded == [] and "data:image/png" in page
+
+
+def test_a_study_whose_arrays_are_torn_is_told_and_the_rest_of_the_page_is_made(tmp_path):
+    run = make_run(tmp_path / "run", "text_slide_5l")
+    (run / "studies").mkdir()
+    (run / "studies" / "attention.json").write_text(json.dumps(ATTENTION))
+    (run / "studies" / "attention.npz").write_bytes(b"PK torn")
+    report(open_runs([run]), tmp_path / "report.html")
+    assert "its maps cannot be read" in (tmp_path / "report.html").read_text()
+
+
+def test_text_and_study_cannot_break_the_page(made):
+    _, text, _, _ = made
+    assert "It was Darcy <b>" not in text and "The &lt;run&gt; is 0.1 bits better." in text
+    assert 'It was <mark class="better">Darcy</mark> &lt;b&gt;' in text
+    assert "better 1 · token 7 · 0.250 nats · last seen 60,123 tokens ago, beyond" in text
+
+
+def test_the_reader_has_every_loss_and_the_whole_text(made):
+    _, text, nats_T, _ = made
+    first = Page(text).data["documents"][0]
+    assert first["text"] == TEXT and first["tokens"] == len(TEXT.encode())
+    lengths = numbers(first["lengths"], "<u2")
+    assert lengths.sum() == len(TEXT) and len(lengths) == first["tokens"]
+    assert [r["name"] for r in first["recordings"]] == [
+        "rec, state kept",
+        "rec, state cleared",
+        "slide, state kept",
+    ]
+    kept = numbers(first["recordings"][0]["nats"], "<f4")
+    assert np.array_equal(kept, nats_T[: first["tokens"]])
+    seen = numbers(first["last_seen"], "<u4")
+    last = len(TEXT.encode()) - len("Darcy left.\n")
+    assert seen[7] == 0 and seen[last] == last - 7
+
+
+def test_a_run_still_being_written_is_reported_as_far_as_it_goes(tmp_path, capsys):
+    run = make_run(tmp_path / "run", "text_rec_fixed_skip", records=RECORDS)
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 80, "train/bits_per')
+    (run / "evaluation_test.json").write_text('{"step": 6')
+    report(open_runs([run]), tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "evaluation_test.json was left out: it is being written, or was cut short" in text
+    assert "has not been evaluated on a whole split yet" in text
+    assert "evaluation_test.json" in capsys.readouterr().out
+
+
+def test_a_run_that_has_only_begun_still_has_a_page(tmp_path):
+    run = make_run(tmp_path / "run", "text_rec_fixed_skip")
+    report(open_runs([run]), tmp_path / "report.html")
+    assert "brt.evaluate --workdir" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("other", ["other documents", "another tokenizer", "a cut recording"])
+def test_recordings_that_do_not_align_are_named_and_left_out(tmp_path, other):
+    store = make_store(tmp_path / "a" / "validation", [TEXT])
+    nats_T = np.ones(store.num_tokens)
+    runs = [make_run(tmp_path / name, "text_rec_fixed_skip") for name in ("one", "two")]
+    add_recording(runs[0], store, "kept", nats_T)
+    text = TEXT if other == "a cut recording" else "something else\n"
+    second = make_store(tmp_path / "b" / "validation", [text])
+    folder = add_recording(runs[1], second, "kept", np.ones(second.num_tokens))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    if other == "another tokenizer":
+        manifest["store"]["vocabulary"] |= {"name": "t5", "fingerprint": "0"}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        expected = "have different tokenizers, bytes and t5: their tokens cannot be compared"
+    elif other == "other documents":
+        expected = "are of different documents"
+    else:
+        np.ones(3, "<f4").tofile(folder / "nats.bin")
+        expected = "A recording was left out"
+    report(open_runs(runs), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert expected in page
+    assert [r["name"] for r in Page(page).data["documents"][0]["recordings"]] == ["one, state kept"]
+
+
+def test_a_document_is_shown_with_the_recordings_that_hold_it_most_held_first(tmp_path):
+    store = make_store(tmp_path / "a" / "validation", [TEXT, "two\n", "three\n"])
+    run = make_run(tmp_path / "one", "text_rec_fixed_skip")
+    nats_T = np.ones(store.num_tokens)
+    add_recording(run, store, "kept", nats_T, done=[1, 1, 0])
+    add_recording(run, store, "cleared", nats_T, done=[0, 1, 0])
+    report(open_runs([run]), tmp_path / "report.html")
+    found = Page((tmp_path / "report.html").read_text()).data["documents"]
+    assert [(d["number"], len(d["recordings"])) for d in found] == [(1, 2), (0, 1)]
+    report(open_runs([run]), tmp_path / "report.html", documents=[0, 2])
+    text = (tmp_path / "report.html").read_text()
+    assert [d["number"] for d in Page(text).data["documents"]] == [0]
+    assert "Documents 2 are in no recording" in text
+
+
+def test_what_is_no_run_folder_is_refused_in_a_sentence(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no run folder at"):
+        open_runs([tmp_path / "missing"])
+    with pytest.raises(FileNotFoundError, match=r"has no config\.gin"):
+        open_runs([tmp_path])
+    run = make_run(tmp_path / "run", "text_slide_5l")
+    with pytest.raises(ValueError, match="named twice"):
+        open_runs([run, run])
+
+
+def test_a_long_line_is_thinned_without_losing_its_spike():
+    y = np.zeros(50_000)
+    y[31_234] = 9.0
+    plot = Plot("p", "t", "c", "x", "y", [Line("line", list(range(50_000)), y.tolist())])
+    drawn = svg(plot)
+    assert len(drawn) < 200_000 and "currentColor" in drawn
+    (path,) = re.findall(rf'd="(M[^"]*)"[^>]*stroke: {COLOURS[0]}', drawn)
+    heights = [float(pair.split()[1]) for pair in re.split("[ML]", path) if pair.strip()]
+    assert len(heights) <= MOST_POINTS and min(heights) < max(heights) - 50
+    assert plot.as_csv().count("\n") == 50_001
+
+
+PRESS = """<script>
+addEventListener("load", () => {
+  const minus = document.getElementById("minus");
+  minus.value = "1"; minus.dispatchEvent(new Event("change"));
+  document.body.dataset.difference = document.getElementById("mean").textContent;
+  document.querySelector("#largest button").click();
+  const text = document.getElementById("text"), found = text.querySelector(".found");
+  const place = found.getBoundingClientRect(), box = text.getBoundingClientRect();
+  document.body.dataset.found = found.dataset.i;
+  document.body.dataset.visible = place.top >= box.top && place.bottom <= box.bottom;
+  found.dispatchEvent(new MouseEvent("mousemove", {bubbles: true, clientX: 300, clientY: 300}));
+  document.body.dataset.tip = document.getElementById("tip").textContent;
+});
+</script>"""
+
+
+def chromium(*arguments):
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000")
+    command = [CHROMIUM, *options, "--window-size=1200,2400", *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, timeout=300)
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no chromium on PATH")
+def test_in_a_browser_a_long_book_opens_at_once_and_its_buttons_work(tmp_path):
+    book = "".join(f"Chapter {n}. Darcy said nothing of it to her.\n" for n in range(2200))
+    store = make_store(tmp_path / "store" / "validation", [book])
+    assert store.num_tokens > 100_000
+    run = make_run(tmp_path / "run", "text_rec_fixed_skip")
+    nats_T = np.full(store.num_tokens, 0.5, np.float32)
+    add_recording(run, store, "cleared", nats_T)
+    nats_T += np.float32(np.log(2))
+    nats_T[77_777] = 6.0
+    add_recording(run, store, "kept", nats_T)
+    report(open_runs([run]), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    (tmp_path / "pressed.html").write_text(page.replace("</body>", PRESS + "</body>"))
+    chromium(f"--screenshot={tmp_path}/page.png", f"file://{tmp_path}/report.html#reader")
+    dom = chromium("--dump-dom", f"file://{tmp_path}/pressed.html").stdout.decode()
+    body = dict(re.findall(r'data-(\w+)="([^"]*)"', re.search("<body[^>]*>", dom)[0]))
+    assert body["difference"] == "mean difference 1.0001 bits"
+    assert body["found"] == "77777" and body["visible"] == "true"
+    assert "bits  (entropy" in body["tip"] and "token" in body["tip"]
+    assert 0 < dom.count('data-i="') < 20_000  # of more than 100,000
+    assert int(re.search(r'data-milliseconds="(\d+)"', dom)[1]) < 5_000
+
+    from matplotlib.image import imread
+
+    pixels = (imread(tmp_path / "page.png")[..., :3] * 255).astype(int)
+    red, green, blue = (pixels[..., i] for i in range(3))
+    assert ((red > 200) & (green < 240) & (blue < 220) & (red - blue > 20)).sum() > 5_000
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50

@@ -1,0 +1,107 @@
+"""Configs and sweeps of the recurrent memory's language models are the paper's rows."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from fabricated_runs import ROOT
+
+from brt import config
+from brt.experiment import Experiment
+from brt.models.counts import count_parameters
+from brt.reporting.gin_text import write_gin
+from brt.reporting.ladder import SCALES, read_rungs
+from brt.reporting.papers.recurrent_memory import TABLE_2, TABLE_4, TABLE_5
+from brt.reporting.places import place
+
+TABLES = {"rmt_table_2": TABLE_2, "rmt_table_4": TABLE_4, "rmt_table_5": TABLE_5}
+every_table = pytest.mark.parametrize("name", TABLES)
+
+
+def rungs(name):
+    return read_rungs(ROOT / f"configs/sweeps/{name}.txt", SCALES["paper"], None, [], None)
+
+
+def placed(rung):
+    store = rung.settings["Corpus.store"].rsplit("/", 1)[-1]
+    return place(SimpleNamespace(paper_settings=rung.settings, corpus=store))
+
+
+@every_table
+def test_a_sweep_has_the_rows_of_its_table_that_are_trained_in_their_order(name):
+    table, found = TABLES[name], rungs(name)
+    rows = [row for row in table.rows if row.where is not None]
+    assert (
+        len(found) == len(rows) == {"rmt_table_2": 16, "rmt_table_4": 14, "rmt_table_5": 49}[name]
+    )
+    for rung, row in zip(found, rows, strict=True):
+        for what, value in (table.where | row.where).items():
+            assert getattr(placed(rung), what) == value, (rung.name, what)
+    assert len({write_gin(rung.settings) for rung in found}) == len(found)
+    assert all(len(rung.name) < 240 for rung in found)
+
+
+@every_table
+def test_batches_schedules_and_losses_are_the_published_ones(name):
+    tokens = {150: 60 * 150, 50: 128 * 50, 512: 22 * 512, 128: 64 * 128}
+    for rung in rungs(name):
+        settings, where = rung.settings, placed(rung)
+        segment, steps = where.segment_length, settings.get("Trainer.segments_per_step", 1)
+        assert settings["Trainer.tokens_per_step"] == tokens[segment]
+        evaluated = settings.get("Evaluation.segment_length", segment)
+        assert evaluated == min(segment, 128) if name == "rmt_table_4" else evaluated == segment
+        assert settings["Evaluation.tokens_per_step"] == 10 * evaluated
+        assert str(settings["Trainer.schedule"]) == "@cosine"
+        assert settings["Trainer.steps"] in ((400_000,) if name == "rmt_table_4" else (2e5, 4e5))
+        assert where.bptt_depth < steps and (where.bptt_depth > 0) == (steps > 1)
+        weight = settings.get("RecurrentMemoryTransformer.auxiliary_weight", 0)
+        assert weight == (0.01 if where.system == "Tr-XL + RMT" else 0)
+
+
+def built(name, *bindings):
+    config.parse([str(ROOT / "configs" / name)], bindings)
+    return Experiment.from_gin()
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "more"),
+    [
+        ("rmt_wt103_150.gin", 151_107_538 + 10 * 410, 410),
+        ("rmt_wt103_50.gin", 151_107_538 + 10 * 410, 410),
+        ("memtr_wt103_150.gin", 151_107_538 + 10 * 410, 410),
+        ("rmt_txl_wt103_150.gin", 151_107_538 + 10 * 410, 410 + 411),
+        ("rmt_enwik8_128.gin", 41_055_436 + 20 * 512, 512),
+    ],
+)
+def test_the_count_of_parameters_is_the_published_one(name, published, more):
+    # More: the begin vector, and one more word with its bias for the auxiliary loss.
+    counts = count_parameters(built(name).abstract_params)
+    assert counts.embedding + counts.non_embedding == published + more
+    assert counts.recurrence == (20 * 512 if "enwik8" in name else 10 * 410)
+
+
+def test_the_header_of_a_config_names_its_row():
+    for file in sorted((ROOT / "configs").glob("*.gin")):
+        if re.match("(rmt|rmt_txl|memtr)_(wt103|enwik8)", file.stem):
+            text = file.read_text()
+            assert re.search(rf"^# Run: .*{file.name}", text, re.M)
+            printed = re.search(
+                r"^# Paper:  ([\d.]+(?: ± [\d.]+)?) (?:perplexity|bits)", text, re.M
+            )
+            assert printed[1] in {row.printed[0] for t in TABLES.values() for row in t.rows}
+            assert re.search(r"^# Ours: ", text, re.M)
+
+
+@pytest.mark.slow
+@every_table
+def test_every_row_builds_and_reads_every_binding(name, tmp_path):
+    for rung in rungs(name):
+        file = tmp_path / "rung.gin"
+        file.write_text(write_gin(rung.settings))
+        config.parse([str(file)])
+        Experiment.from_gin()
+
+
+def test_a_depth_beyond_the_segments_of_a_step_is_named():
+    with pytest.raises(ValueError, match=r"bptt_depth = 4 .*segments_per_step = 5"):
+        built("rmt_wt103_150.gin", "Trainer.bptt_depth = 4")

@@ -1,0 +1,35 @@
+"""Numbers are rounded as the paper rounds them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brt.reporting.drawing.rounding import mean_and_spread, rounded, three_digits, with_error_bar
+
+
+def test_the_paper_s_own_example_is_rounded_up():
+    values = 3.525 + 0.0047 * np.array([-1.0, 0.0, 1.0])  # mean 3.525, deviation 0.0047
+    assert mean_and_spread(values) == pytest.approx((3.525, 0.0047))
+    assert with_error_bar(values, 2) == "3.53 ± 0.01"
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0.1, 9.0), min_size=2, max_size=5), st.integers(1, 4))
+def test_the_printed_spread_is_never_below_the_true_one_nor_a_unit_above(values, decimals):
+    _, spread = mean_and_spread(values)
+    bar = float(with_error_bar(values, decimals).split("±")[1])
+    unit = 10.0**-decimals
+    assert bar >= spread - 1e-9
+    assert bar <= max(spread + unit, unit) + 1e-9
+
+
+def test_a_single_run_has_no_error_bar():
+    assert with_error_bar([3.6], 2) == "3.60"
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"), [(3.525, "3.53"), (0.9524, "0.952"), (1.009, "1.01"), (0.9999, "1.00")]
+)
+def test_three_digits_are_what_the_paper_prints(value, printed):
+    assert rounded(value, three_digits(value)) == printed

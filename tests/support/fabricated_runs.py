@@ -1,0 +1,110 @@
+"""Run folders with made-up numbers, as `brt.train` and `brt.evaluate` would leave them."""
+
+import json
+
+import numpy as np
+from fabricated_recordings import fabricate
+from paths import ROOT
+
+from brt.data.sources.files import Document
+from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.vocabularies.base import ByteVocabulary
+from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
+
+
+def make_run(folder, name, *bindings, files=(), seed=0, evaluations=None, records=(), **rung):
+    """A run folder of one of configs/, never trained.
+
+    Args:
+        name: of the gin file; None for none.
+        bindings, files: read after it.
+        evaluations: split to bits per token, or to a dictionary of scalars.
+        records: of metrics.jsonl.
+        rung: content of rung.json, if any.
+    """
+    folder.mkdir(parents=True)
+    settings = {}
+    for file in (*([f"{name}.gin"] if name else []), *files):
+        settings |= read_gin_file(ROOT / "configs" / file)
+    settings |= read_gin("\n".join([*bindings, f"Trainer.seed = {seed}"]))
+    for file in ("config.gin", "operative_config.gin"):
+        (folder / file).write_text(write_gin(settings))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    for split, found in (evaluations or {}).items():
+        scalars = found if isinstance(found, dict) else {"bits_per_token": found}
+        content = {"step": 10**9, "split": split, **scalars}
+        (folder / f"evaluation_{split}.json").write_text(json.dumps(content))
+    if rung:
+        (folder / "rung.json").write_text(json.dumps(rung))
+    return folder
+
+
+SMALL = (
+    "Trainer.corpus = @Corpus()",
+    "Trainer.optimizer = @adamw",
+    "Trainer.schedule = @cosine",
+    "Corpus.source = @TextFiles()",
+    'TextFiles.path = "texts"',
+    "TransformerXL.vocabulary_size = 256",
+)
+PUBLISHED = {
+    "151M": (16, 410, 10, 41, 2100),
+    "257M": (18, 1024, 16, 64, 4096),
+    "41M": (12, 512, 8, 64, 2048),
+    "277M": (24, 1024, 8, 128, 3072),
+    "0.46B": (18, 1024, 8, 128, 4096),
+    None: (2, 8, 2, 4, 12),
+}
+DIMENSIONS = "num_layers", "width", "num_heads", "head_size", "feed_forward_size"
+
+
+def make_xl_run(
+    folder, *bindings, size=None, memory=0, tokens=0, segment=128, steps=100, depth=None, **options
+):
+    """A run of Transformer-XL or the Recurrent Memory Transformer.
+
+    Args:
+        size: of `PUBLISHED`.
+        memory, tokens: M and m. depth: of backpropagation, in as many segments and one more.
+        bindings, options: as of `make_run`.
+    """
+    model = "RecurrentMemoryTransformer" if tokens else "TransformerXL"
+    lines = [f"Trainer.model = @{model}", f"TransformerXL.memory_length = {memory}"]
+    lines += [f"TransformerXL.{n} = {v}" for n, v in zip(DIMENSIONS, PUBLISHED[size])]
+    lines += [f"RecurrentMemoryTransformer.num_memory = {tokens}"] * bool(tokens)
+    rows = segment * ((depth or 0) + 1)
+    lines += [f"Trainer.segment_length = {segment}", f"Trainer.tokens_per_step = {rows}"]
+    lines += [f"Trainer.steps = {steps}", 'Corpus.store = "stores/text"']
+    if depth is not None:
+        lines += [f"Trainer.bptt_depth = {depth}", f"Trainer.segments_per_step = {depth + 1}"]
+    return make_run(folder, None, *SMALL, *lines, *bindings, **options)
+
+
+def make_task_run(folder, source, *bindings, segments=1, length=24, segment=24, **options):
+    """A run of an algorithmic task: `CopyTask`, say; options as of `make_xl_run`."""
+    argument = {"AssociativeRetrieval": "num_pairs", "QuadraticEquations": "max_root"}
+    lines = [
+        f"Corpus.source = @{source}()",
+        f"{source}.{argument.get(source, 'length')} = {length}",
+        'Trainer.stream = "samples"',
+        f"Trainer.segments_per_step = {segments}",
+        f"Trainer.tokens_per_step = {segments * segment}",
+    ]
+    return make_xl_run(folder, *lines, *bindings, segment=segment, **options)
+
+
+def make_store(folder, texts):
+    """A store of bytes, one document a text."""
+    documents = [Document(f"text {n}", text.encode()) for n, text in enumerate(texts)]
+    write_store(folder, documents, ByteVocabulary(), {}, quiet=True)
+    return TokenStore(folder)
+
+
+def add_recording(run, store, state, nats_T, segment_length=64, done=None):
+    """A recording of every token of a store, as `brt.evaluate --record` leaves it."""
+    folder = run / "recordings" / f"validation-{state}"
+    by_document = np.split(np.asarray(nats_T), np.cumsum(store.lengths_D)[:-1])
+    fabricate(
+        folder, store, by_document, done, state=state, segment_length=segment_length, run=str(run)
+    )
+    return folder

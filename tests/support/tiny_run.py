@@ -1,0 +1,287 @@
+"""A tiny run: a ragged corpus of text files, a config of a few lines, and ways to train on it.
+
+Two layers, one of them recurrent, read four rows of 16 bytes a step.
+"""
+
+import atexit
+import gc
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import gin
+import jax
+import numpy as np
+import pytest
+from absl import flags
+from jax.sharding import AxisType
+from paths import ROOT
+
+from brt import command_line, config, evaluate, train
+from brt.experiment import Experiment
+from brt.training.run_folder import read_metrics
+from brt.training.trainer import TrainingRun
+
+XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
+LENGTHS = {
+    "train": (1, 7, 8, 9, 16, 53, 120, 31, 90),
+    "validation": (1, 7, 8, 9, 16, 53, 100),
+    "test": (40, 3),
+}
+"""Bytes of each document: around every border there is, and several segments long."""
+
+LINES = """
+Trainer.corpus = @Corpus()
+Trainer.optimizer = @adamw
+Trainer.schedule = @rsqrt
+Trainer.evaluation = @Evaluation()
+Trainer.checkpoints = @CheckpointPolicy()
+Trainer.steps = 6
+Trainer.segment_length = 16
+Trainer.tokens_per_step = 64
+Trainer.log_every = 2
+Trainer.eval_every = 0
+CheckpointPolicy.every = 100
+Corpus.source = @TextFiles()
+Corpus.vocabulary = @ByteVocabulary()
+rsqrt.multiplier = 0.2
+rsqrt.warmup_steps = 2
+BlockRecurrentTransformer.vocabulary_size = 256
+BlockRecurrentTransformer.num_layers = 2
+BlockRecurrentTransformer.width = 16
+BlockRecurrentTransformer.num_heads = 2
+BlockRecurrentTransformer.head_size = 4
+BlockRecurrentTransformer.feed_forward_size = 24
+BlockRecurrentTransformer.window = 8
+BlockRecurrentTransformer.recurrent_layers = (1,)
+BlockRecurrentTransformer.logits_divisor = "width"
+RecurrentCell.num_states = 5
+"""
+
+PLAIN = (
+    "BlockRecurrentTransformer.recurrent_layers = ()",
+    "BlockRecurrentTransformer.num_layers = 1",
+)
+"""Bindings of the smallest model, without a state; for a file without `RecurrentCell` lines."""
+
+TXL = (
+    "Trainer.model = @TransformerXL",
+    "TransformerXL.vocabulary_size = 256",
+    "TransformerXL.num_layers = 1",
+    "TransformerXL.width = 16",
+    "TransformerXL.num_heads = 2",
+    "TransformerXL.head_size = 4",
+    "TransformerXL.feed_forward_size = 24",
+    "TransformerXL.memory_length = 16",
+)
+"""The smallest Transformer-XL; for a file without `BlockRecurrentTransformer` and `RecurrentCell`
+lines."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shared_programs():
+    """Import it to compile each program once for all tests of the process, and subprocesses."""
+    usual = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", _programs())
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    yield
+    jax.config.update("jax_compilation_cache_dir", usual)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+@pytest.fixture
+def half_read():
+    """For tests in which a restore fails: what Orbax left half read complains in the same test.
+
+    Each of them needs a filter for `pytest.PytestUnraisableExceptionWarning` too.
+    """
+    yield
+    gc.collect()
+
+
+def _programs(made=[]):  # noqa: B006  (one folder a process)
+    if not made:
+        made.append(tempfile.mkdtemp(prefix="brt-programs-"))
+        atexit.register(shutil.rmtree, made[0], ignore_errors=True)
+    return made[0]
+
+
+def write_corpus(folder: Path, lengths=LENGTHS, seed=0):
+    """Writes `<split>/<number>.txt`; letters are drawn with unequal odds, which can be learned."""
+    rng = np.random.default_rng(seed)
+    for split, sizes in lengths.items():
+        (folder / split).mkdir(parents=True)
+        for number, size in enumerate(sizes):
+            letters = rng.choice(list(b"aaaaeeetthn \n"), size).astype(np.uint8)
+            (folder / split / f"{number:02}.txt").write_bytes(letters.tobytes())
+
+
+def write_config(folder: Path, *lines: str, without=()) -> Path:
+    """Writes a corpus and a gin file that reads it.
+
+    Args:
+        lines: come after the file's own, so they override them.
+        without: beginnings of lines to leave out.
+    """
+    if not (folder / "texts").exists():
+        write_corpus(folder / "texts")
+    own = [line for line in LINES.split("\n") if not line.startswith(tuple(without))]
+    places = [f'TextFiles.path = "{folder}/texts/{{split}}"', f'Corpus.store = "{folder}/stores"']
+    path = folder / "tiny.gin"
+    path.write_text("\n".join([*own, *places, *lines]) + "\n")
+    return path
+
+
+def one_device():
+    """A mesh of the first device only, however many there are."""
+    return mesh_of(1, 1)
+
+
+def mesh_of(data: int, model: int):
+    """A (data, model) mesh of the first devices."""
+    axes = AxisType.Auto, AxisType.Auto
+    devices = jax.devices()[: data * model]
+    return jax.make_mesh((data, model), ("data", "model"), axes, devices=devices)
+
+
+class Tiny(NamedTuple):
+    """An experiment and what it was built from, to bind gin to it again."""
+
+    path: Path
+    bindings: tuple[str, ...]
+    experiment: Experiment
+
+    def bind(self):
+        config.parse([str(self.path)], self.bindings)
+        return self.experiment
+
+
+def build(path: Path, *bindings: str) -> Tiny:
+    """The experiment of a gin file and bindings, its token stores prepared."""
+    config.parse([str(path)], bindings)
+    experiment = Experiment.from_gin()
+    for split in LENGTHS:
+        experiment.trainer.corpus.prepare(split, quiet=True)
+    return Tiny(path, bindings, experiment)
+
+
+def train_here(tiny: Tiny, workdir, stop_after=None, mesh=None, hook=None, **options):
+    """Trains in this process, as `brt.train` does, and returns the closed `TrainingRun`.
+
+    Args:
+        stop_after: the step during which the run is asked to stop.
+        hook: called with (step, state, batch) before each step; returns both.
+        options: of `TrainingRun`.
+    """
+    tiny.bind()
+    mesh = mesh or one_device()
+    with jax.set_mesh(mesh):
+        run = TrainingRun(tiny.experiment, mesh, str(workdir), **options)
+        run.folder.describe(gin.config_str())
+        step_function, calls = run.step_function, []
+
+        def step(state, batch):
+            calls.append(run.start + len(calls) + 1)
+            if calls[-1] == stop_after:
+                run.request_stop()
+            if hook:
+                state, batch = hook(calls[-1], state, batch)
+            return step_function(state, batch)
+
+        step.lower = step_function.lower
+        run.step_function = step
+        try:
+            run.run()
+        finally:
+            run.close()
+    run.step_function = step_function
+    return run
+
+
+def command(monkeypatch, module, *arguments, mesh=None) -> int:
+    """Runs a command of brt in this process; its exit status.
+
+    Args:
+        mesh: takes the mesh from (data, model); one device without it.
+    """
+    for name in flags.FLAGS:
+        flags.FLAGS[name].unparse()
+    for place in (train, evaluate):
+        monkeypatch.setattr(place, "make_mesh", mesh or (lambda data, model: one_device()))
+    monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
+    try:
+        command_line.run(module.main)
+    except SystemExit as end:
+        return end.code or 0
+
+
+def start(module: str, *arguments, **options) -> subprocess.Popen:
+    """Starts `python -m <module>` on one device, with its output as text in pipes."""
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": re.sub(r"--xla_force_host_platform_device_count=\d+", "", XLA_FLAGS),
+        "JAX_COMPILATION_CACHE_DIR": _programs(),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+    }
+    line = [sys.executable, "-m", module, *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(line, cwd=ROOT, env=environment, **pipes, **options)
+
+
+@contextmanager
+def files_of_at_most(size: int):
+    """What a full disk is like: writing beyond `size` bytes of any file fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def contents(folder) -> dict[str, tuple[int, bytes]]:
+    """When each file below a folder was written, and what is in it."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+def leaves(tree) -> dict[str, np.ndarray]:
+    """The arrays of a tree by name, on the host."""
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in flat}
+
+
+def differing(first, second) -> list[str]:
+    """Names of the arrays of two trees that are not the same, bit for bit."""
+    first, second = leaves(first), leaves(second)
+    assert first.keys() == second.keys() and first
+    return [
+        name
+        for name, x in first.items()
+        if x.dtype != second[name].dtype or x.tobytes() != second[name].tobytes()
+    ]
+
+
+def records(folder, *prefixes):
+    """What metrics.jsonl says, without the timings."""
+    prefixes = prefixes or ("train/", "eval/", "data/")
+    found = [
+        {name: value for name, value in record.items() if name.startswith(("step", *prefixes))}
+        for record in read_metrics(str(folder))
+    ]
+    return [record for record in found if len(record) > 1]
+
+
+def assert_same_run(run, straight):
+    assert not differing(run.state, straight.state)
+    assert records(run.folder.path) == records(straight.folder.path)

@@ -1,0 +1,352 @@
+"""Checkpoints: what comes back is what was saved, bit for bit, or an older one, or an error."""
+
+import logging
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny_run import differing, files_of_at_most, half_read, leaves, mesh_of  # noqa: F401
+
+from brt.models.caches import RecurrentCache, WindowCache
+from brt.models.memories.memorizing_cache import MemorizingCache
+from brt.training import checkpoint
+from brt.training.checkpoint import CheckpointError, CheckpointPolicy, Checkpoints
+from brt.training.sharding import shardings
+from brt.training.train_step import TrainState
+
+pytestmark = [
+    pytest.mark.usefixtures("half_read"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def make_state(step=3, seed=0, width=16):
+    """A train state of every kind of array a run carries."""
+    rng = np.random.default_rng([seed, step])
+
+    def draw(*shape, dtype=jnp.float32):
+        return jnp.asarray(rng.normal(size=shape), dtype)
+
+    params = {
+        "embedding_VD": draw(64, width),
+        "begin_D": draw(width).at[0].set(-0.0).at[1].set(jnp.nan),
+        "layers": {0: {"queries_DA": draw(width, 8)}},
+    }
+
+    def pair(length):
+        return (draw(8, length, 2, 3, dtype=jnp.bfloat16) for _ in range(2))
+
+    memory = MemorizingCache(WindowCache(*pair(4)), *pair(12), jnp.arange(8, dtype=jnp.int32) * 4)
+    caches = (RecurrentCache(WindowCache(*pair(4)), draw(8, 5, width)), memory)
+    optimizer = optax.sgd(0.1, momentum=0.9).init(params)
+    optimizer = jax.tree.map(lambda x: (x + draw(*x.shape)).astype(x.dtype), optimizer)
+    return TrainState(jnp.int32(step), params, optimizer, caches)
+
+
+def placed(state, mesh):
+    return jax.device_put(state, shardings(state, mesh))
+
+
+def abstract(state, mesh=None):
+    mesh = mesh or mesh_of(1, 1)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        state,
+        shardings(state, mesh),
+    )
+
+
+@contextmanager
+def opened(folder, **policy):
+    checkpoints = Checkpoints(str(folder), CheckpointPolicy(**policy))
+    yield checkpoints
+    checkpoints.close()
+
+
+def saved(folder, *steps, **policy):
+    with opened(folder, **policy) as checkpoints:
+        for step in steps:
+            checkpoints.save(make_state(step), {"step": step})
+        checkpoints.wait()
+        return checkpoints.steps()
+
+
+def restored(folder, state=None, **options):
+    with opened(folder) as checkpoints:
+        return checkpoints.restore_latest(abstract(state or make_state()), **options)
+
+
+# What is saved comes back.
+
+
+def test_every_array_comes_back_bit_for_bit_with_its_record(tmp_path):
+    state, record = make_state(7), {"interval": {"nats": 0.1 + 0.2, "weight": 1e-17}, "list": [1]}
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(state, record)
+    found, found_record = restored(tmp_path, state)
+    assert not differing(found, state)
+    assert jax.tree.structure(found) == jax.tree.structure(state)
+    found_record.pop("fingerprints")
+    assert found_record == record
+    with opened(tmp_path) as checkpoints:
+        assert checkpoints.record(7)["interval"] == record["interval"]
+
+
+def test_an_array_without_elements_comes_back_as_one(tmp_path):
+    """The cache of a Transformer-XL with memory_length 0."""
+    whole = make_state()
+    state = whole._replace(caches=(*whole.caches, jnp.zeros((8, 0, 16), jnp.bfloat16)))
+    mesh = mesh_of(8, 1) if len(jax.devices()) >= 8 else mesh_of(1, 1)
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(state, {})
+        checkpoints.wait()
+        for where in (mesh_of(1, 1), mesh):
+            shapes = abstract(whole, where)
+            empty = jax.ShapeDtypeStruct((8, 0, 16), jnp.bfloat16, sharding=shapes.step.sharding)
+            found, _ = checkpoints.restore_latest(shapes._replace(caches=(*shapes.caches, empty)))
+            assert not differing(state, found)
+
+
+def test_an_empty_folder_has_nothing_to_restore(tmp_path):
+    assert restored(tmp_path / "new") is None
+
+
+def test_steps_that_overwrite_the_state_do_not_change_what_is_being_saved(tmp_path):
+    step = jax.jit(
+        lambda state: jax.tree.map(lambda x: x + jnp.ones_like(x), state), donate_argnums=0
+    )
+    state = make_state(0)
+    state = state._replace(params={**state.params, "large_VD": jnp.ones((512, 1024))})
+    kept = {}
+    with opened(tmp_path, keep_last=3) as checkpoints:
+        for number in range(3):
+            kept[number] = jax.tree.map(np.array, state)
+            checkpoints.save(state, {})
+            for _ in range(3):
+                state = step(state)
+            state = state._replace(step=jnp.int32(number + 1))
+        checkpoints.wait()
+        for number, expected in reversed(kept.items()):
+            checkpoints.remove_after(number)
+            found, _ = checkpoints.restore_latest(abstract(expected))
+            assert not differing(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ({"keep_last": 3}, [4, 5, 6]),
+        ({"keep_last": 1, "keep_every": 3}, [3, 6]),
+        ({"keep_last": 2, "keep_every": 2}, [2, 4, 5, 6]),
+    ],
+)
+def test_the_newest_and_every_so_manyth_are_kept(tmp_path, policy, expected):
+    assert saved(tmp_path, *range(1, 7), **policy) == expected
+    found, record = restored(tmp_path)
+    assert (int(found.step), record["step"]) == (6, 6)
+
+
+def test_saving_a_step_again_keeps_the_first(tmp_path):
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(make_state(4), {"number": 1})
+        checkpoints.wait()
+        checkpoints.save(make_state(4, seed=1), {"number": 2})
+    found, record = restored(tmp_path)
+    assert not differing(found, make_state(4)) and record["number"] == 1
+
+
+@pytest.mark.parametrize("policy", [{"every": 0}, {"keep_last": 0}, {"every": -5}])
+def test_a_policy_that_saves_nothing_is_refused(policy):
+    (name,) = policy
+    with pytest.raises(ValueError, match=f"CheckpointPolicy.*{name} = {policy[name]}"):
+        CheckpointPolicy(**policy)
+
+
+# Only a part, or on other devices.
+
+
+def test_parameters_come_back_alone(tmp_path):
+    saved(tmp_path, 5)
+    shutil.rmtree(tmp_path / "5" / "optimizer")
+    found, _ = restored(tmp_path, parts=("step", "params"))
+    state = make_state(5)
+    assert not differing(found.params, state.params) and int(found.step) == 5
+    assert found.optimizer is None and found.caches is None
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((1, 1), (8, 1)), ((1, 1), (2, 4)), ((4, 2), (1, 1)), ((4, 2), (1, 4)), ((2, 1), (2, 1))],
+)
+def test_a_state_moves_to_another_mesh_unchanged(tmp_path, first, second):
+    state = placed(make_state(2), mesh_of(*first))
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(state, {})
+        checkpoints.wait()
+        wanted = abstract(state, mesh_of(*second))
+        found, record = checkpoints.restore_latest(wanted)
+    assert not differing(found, state)
+    assert checkpoint._fingerprints(found) == record["fingerprints"]
+    for x, place in zip(jax.tree.leaves(found), jax.tree.leaves(wanted)):
+        assert x.sharding == place.sharding
+    split = found.params["embedding_VD"].addressable_shards[0].data.shape
+    assert split == (64 // second[1], 16 // second[0])
+
+
+# Damage.
+
+
+def array_file(folder, part):
+    """The largest file of a part: its array data."""
+    files = [path for path in (folder / part).rglob("*") if path.is_file()]
+    return max(files, key=lambda path: path.stat().st_size)
+
+
+def flip(path: Path):
+    """Spoils a byte in nine places: what lies at one of them may have been written over since."""
+    data = bytearray(path.read_bytes())
+    for tenth in range(1, 10):
+        data[len(data) * tenth // 10] ^= 0x10
+    path.write_bytes(data)
+
+
+class Damage(NamedTuple):
+    what: str
+    do: callable
+
+
+DAMAGES = [
+    Damage("flipped bytes", lambda folder: flip(array_file(folder, "params"))),
+    Damage("flipped bytes of the optimizer", lambda folder: flip(array_file(folder, "optimizer"))),
+    Damage("flipped bytes of the caches", lambda folder: flip(array_file(folder, "caches"))),
+    Damage("truncated file", lambda folder: os.truncate(array_file(folder, "params"), 100)),
+    Damage("emptied file", lambda folder: os.truncate(array_file(folder, "caches"), 0)),
+    Damage("deleted file", lambda folder: array_file(folder, "optimizer").unlink()),
+    Damage("deleted part", lambda folder: shutil.rmtree(folder / "caches")),
+    Damage("deleted record", lambda folder: shutil.rmtree(folder / "record")),
+    Damage("flipped record", lambda folder: flip(array_file(folder, "record"))),
+    Damage("emptied folder", lambda folder: [shutil.rmtree(folder), folder.mkdir()]),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.what)
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path, damage, caplog):
+    saved(tmp_path, 2, 4)
+    damage.do(tmp_path / "4")
+    with caplog.at_level(logging.WARNING):
+        found, record = restored(tmp_path)
+    assert not differing(found, make_state(2)) and record["step"] == 2
+    assert f"Checkpoint 4 in {tmp_path} is damaged" in caplog.text
+
+
+def test_a_run_that_went_back_saves_the_damaged_step_anew(tmp_path):
+    saved(tmp_path, 2, 4)
+    shutil.rmtree(tmp_path / "4")
+    (tmp_path / "4").mkdir()
+    with opened(tmp_path) as checkpoints:
+        found, _ = checkpoints.restore_latest(abstract(make_state()))
+        checkpoints.remove_after(int(found.step))
+        assert checkpoints.steps() == [2]
+        checkpoints.save(make_state(4), {})
+        checkpoints.wait()
+        found, _ = checkpoints.restore_latest(abstract(make_state()))
+    assert not differing(found, make_state(4))
+
+
+def test_when_all_are_damaged_the_error_lists_them_and_deletes_nothing(tmp_path):
+    saved(tmp_path, 2, 4)
+    for step in ("2", "4"):
+        flip(array_file(tmp_path / step, "params"))
+    with pytest.raises(CheckpointError, match=r"\[2, 4\]") as caught:
+        restored(tmp_path)
+    assert str(tmp_path) in str(caught.value) and "--workdir" in str(caught.value)
+    assert (tmp_path / "2" / "params").exists() and (tmp_path / "4" / "params").exists()
+
+
+def test_an_unfinished_checkpoint_is_ignored(tmp_path):
+    saved(tmp_path, 2, 4)
+    (tmp_path / "4").rename(tmp_path / "4.orbax-checkpoint-tmp-1700000000000000")
+    with opened(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [2]
+        found, _ = checkpoints.restore_latest(abstract(make_state()))
+        assert int(found.step) == 2
+        checkpoints.save(make_state(4), {})  # the name is free again
+        checkpoints.wait()
+        assert checkpoints.steps() == [2, 4]
+
+
+def test_a_checkpoint_of_another_model_is_an_error(tmp_path):
+    saved(tmp_path, 2)
+    with pytest.raises(CheckpointError, match=r"\[2\].* cannot be read into|can be read into"):
+        restored(tmp_path, make_state(width=24))
+    assert not differing(restored(tmp_path)[0], make_state(2))
+
+
+# Fingerprints.
+
+
+def test_a_fingerprint_sees_every_bit_and_every_place():
+    rng = np.random.default_rng(0)
+    for dtype in (np.float32, np.int32, jnp.bfloat16, np.uint8):
+        x = np.asarray(rng.integers(0, 100, (6, 7)), dtype)
+        (usual,) = checkpoint._fingerprints({"x": x}).values()
+        for _ in range(40):
+            row, column, bit = (int(rng.integers(n)) for n in (6, 7, 8 * x.itemsize))
+            raw = x.copy().view(f"uint{8 * x.itemsize}")
+            raw[row, column] ^= raw.dtype.type(1 << bit)
+            assert checkpoint._fingerprints({"x": raw.view(x.dtype)}) != {"['x']": usual}
+        swapped = x.copy()
+        swapped[[0, 1]] = x[[1, 0]]
+        assert checkpoint._fingerprints({"x": swapped}) != {"['x']": usual}
+    assert checkpoint._fingerprints({"x": np.float32(0.0)}) != checkpoint._fingerprints(
+        {"x": np.float32(-0.0)}
+    )
+
+
+# Disks.
+
+
+def test_a_write_that_fails_is_reported_and_leaves_the_earlier_ones(tmp_path):
+    state = make_state(4)
+    state = state._replace(params={**state.params, "large_VD": jnp.ones((512, 1024))})
+    noise = jax.random.normal(jax.random.key(0), (512, 1024))
+    state.params["large_VD"] = noise
+    saved(tmp_path, 2)
+    checkpoints = Checkpoints(str(tmp_path))
+    with files_of_at_most(500_000), pytest.raises(CheckpointError) as caught:
+        checkpoints.save(state, {})
+        checkpoints.wait()
+    assert str(tmp_path) in str(caught.value)
+    assert "Complete checkpoints: [2]" in str(caught.value)
+    assert not differing(restored(tmp_path)[0], make_state(2))
+    # With room again, the same step can be saved.
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(state, {})
+    found, _ = restored(tmp_path, state)
+    assert not differing(found, state)
+    assert len(leaves(found)) == len(leaves(state))
+
+
+def test_a_record_may_go_on_counting_while_it_is_written(tmp_path, monkeypatch):
+    # Held back until the caller has counted on, which a busy machine does by itself.
+    written, counts = [], {"nats": 1.0}
+    with opened(tmp_path) as checkpoints:
+        save = checkpoints._manager.save
+        monkeypatch.setattr(
+            checkpoints._manager,
+            "save",
+            lambda step, args, **options: written.append((step, args, options)),
+        )
+        checkpoints.save(make_state(), {"interval": counts})
+        counts["nats"] += 1.0
+        ((step, args, options),) = written
+        save(step, args=args, **options)
+    assert restored(tmp_path)[1]["interval"] == {"nats": 1.0}

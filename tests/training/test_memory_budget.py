@@ -1,0 +1,83 @@
+"""The longest segment that fits a budget: on made-up costs, and on tiny models."""
+
+import pytest
+from tiny_run import TXL, one_device, shared_programs, write_config  # noqa: F401
+
+from brt import config
+from brt.experiment import Experiment
+from brt.training.memory_budget import longest_fitting, longest_segment, parse_bytes, step_bytes
+
+
+@pytest.fixture(autouse=True)
+def on_one_device(monkeypatch):
+    monkeypatch.setattr("brt.training.memory_budget.make_mesh", lambda data, model: one_device())
+
+
+@pytest.mark.parametrize("period", [1, 4, 64])
+@pytest.mark.parametrize("budget", [0, 99, 100, 101, 5000, 123_456])
+def test_what_is_found_fits_and_one_period_more_does_not(budget, period):
+    def bytes_of(length):
+        return 50 + length // 2
+
+    found = longest_fitting(bytes_of, budget, period)
+    length = found.segment_length
+    assert length % period == 0
+    assert not length or bytes_of(length) <= budget
+    assert bytes_of(length + period) > budget
+    assert found.tried == {tried: bytes_of(tried) for tried in found.tried}
+    assert len(found.tried) <= 2 * max(length // period, 1).bit_length() + 2
+
+
+def test_a_budget_without_a_limit_is_said_to_be_none():
+    with pytest.raises(ValueError, match="the budget is no limit"):
+        longest_fitting(lambda length: 1, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16GiB", 16 * 2**30), ("900 MB", 900_000_000), ("1.5KiB", 1536), ("2e9", 2_000_000_000)],
+)
+def test_bytes_are_read_with_their_unit(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "0", "-3GB", "3 apples"])
+def test_what_is_no_number_of_bytes_is_refused(text):
+    with pytest.raises(ValueError, match="--memory_budget"):
+        parse_bytes(text)
+
+
+@pytest.fixture(scope="module")
+def txl(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("budget")
+    return write_config(folder, *TXL, without=("BlockRecurrentTransformer", "RecurrentCell"))
+
+
+def bytes_at(path, length):
+    """Of the compiled step with segments and a memory of that length, four rows."""
+    lengths = (
+        f"Trainer.segment_length = {length}",
+        f"Trainer.tokens_per_step = {4 * length}",
+        f"TransformerXL.memory_length = {length}",
+    )
+    config.parse([str(path)], lengths)
+    return step_bytes(Experiment.from_gin())
+
+
+def test_the_longest_segment_of_a_model_fits_and_the_next_does_not(txl):
+    lines, budget, also = [], bytes_at(txl, 24) + 1, ["TransformerXL.memory_length"]
+    found = longest_segment(str(txl), budget, also, report=lines.append)
+    assert found.segment_length >= 24 and found.tried[24] == budget - 1
+    assert found.tried[found.segment_length] <= budget
+    assert found.tried[found.segment_length + 4] > budget
+    assert list(found.tried.values()) == sorted(found.tried.values())
+    assert len(lines) == len(found.tried) and "MiB" in lines[0]
+
+
+def test_lengths_are_multiples_of_a_window(tmp_path, monkeypatch):
+    lines = "BlockRecurrentTransformer.window = 12", "Trainer.segment_length = 12"
+    path = write_config(tmp_path, *lines, "Trainer.tokens_per_step = 48")
+    tokens = "brt.training.memory_budget.step_bytes"
+    monkeypatch.setattr(tokens, lambda experiment: experiment.trainer.tokens_per_step)
+    found = longest_segment(str(path), 4 * 64, report=lambda line: None)
+    assert found == (60, {length: 4 * length for length in (12, 24, 48, 60, 72, 96)})

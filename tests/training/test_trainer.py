@@ -1,0 +1,412 @@
+"""The loop: a run that was stopped, killed or evaluated is the run that never was."""
+
+import json
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import (  # noqa: F401
+    PLAIN,
+    assert_same_run,
+    build,
+    command,
+    contents,
+    differing,
+    half_read,
+    leaves,
+    one_device,
+    records,
+    shared_programs,
+    start,
+    train_here,
+    write_config,
+)
+
+from brt import evaluate, train
+from brt.data.streams.documents import DocumentStream
+from brt.data.streams.ledger import MODULUS, ledger_of
+from brt.data.streams.select import training_stream
+from brt.evaluation.evaluator import Evaluator
+from brt.experiment import load_params, load_run
+from brt.training.checkpoint import CheckpointError
+from brt.training.run_folder import read_metrics
+from brt.training.trainer import ChangedConfig, NonFiniteLoss, TrainingRun
+
+STEPS = 12
+BINDINGS = (
+    f"Trainer.steps = {STEPS}",
+    "Trainer.log_every = 5",  # does not divide the steps between checkpoints
+    "CheckpointPolicy.every = 3",
+    "CheckpointPolicy.keep_last = 20",
+    "Trainer.eval_every = 4",
+    "Evaluation.max_steps = 3",
+    "Evaluation.cleared = False",
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return build(write_config(tmp_path_factory.mktemp("trainer")), *BINDINGS)
+
+
+@pytest.fixture(scope="module")
+def first_params():
+    """Filled with the parameters that `straight` began with."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def straight(tiny, first_params, tmp_path_factory):
+    """The run that nothing ever happened to."""
+
+    def keep_first(step, state, batch):
+        if step == 1:
+            first_params.update(leaves(state.params))
+        return state, batch
+
+    return train_here(tiny, tmp_path_factory.mktemp("runs") / "straight", hook=keep_first)
+
+
+# What a run records.
+
+
+def test_a_run_records_every_interval_and_every_evaluation_once(straight, tiny):
+    folder = straight.folder.path
+    assert [record["step"] for record in records(folder, "train/")] == [5, 10, 12]
+    assert [record["step"] for record in records(folder, "eval/")] == [4, 8, 12]
+    assert straight.checkpoints.steps() == [3, 6, 9, 12]
+    trainer = tiny.experiment.trainer
+    stream = DocumentStream(
+        trainer.corpus.open("train"), trainer.rows, trainer.segment_length, 1, trainer.seed
+    )
+    tokens = [stream.batch(step).weights_KBT.sum() for step in range(STEPS)]
+    expected = [sum(tokens[:5]), sum(tokens[5:10]), sum(tokens[10:])]
+    assert [record["train/scored_tokens"] for record in records(folder, "train/")] == expected
+    for record in records(folder, "train/"):
+        assert {"train/loss", "train/learning_rate", "train/layer1/cell_grad_norm"} <= set(record)
+    assert records(folder, "train/")[-1]["train/loss"] < records(folder, "train/")[0]["train/loss"]
+    for record in records(folder, "eval/"):
+        assert {"eval/loss", "eval/accuracy", "eval/scored_tokens"} <= set(record)
+    # Parameters and two moments at least, in float32.
+    parameters = sum(x.size for x in leaves(straight.state.params).values())
+    for record in records(folder, "perf/"):
+        assert record["perf/peak_bytes"] > 4 * parameters and record["perf/step_seconds"] > 0
+
+
+def test_the_ledger_is_recorded_and_kept_for_the_run_that_goes_on(straight, tiny):
+    trainer, ledger, expected = tiny.experiment.trainer, 0, {}
+    for step in range(STEPS):
+        stream = training_stream(
+            "documents", trainer.corpus.open("train"), trainer.rows, trainer.segment_length
+        )
+        ledger = (ledger + ledger_of(stream.batch(step), step)) % MODULUS
+        expected[step + 1] = f"{ledger:016x}"
+    found = {r["step"]: r["data/ledger"] for r in records(straight.folder.path, "data/")}
+    assert found == {step: expected[step] for step in (5, 10, 12)}
+    kept = {step: straight.checkpoints.record(step)["ledger"] for step in (3, 6, 9, 12)}
+    assert kept == {step: expected[step] for step in (3, 6, 9, 12)}
+
+
+def test_training_moves_every_parameter(straight, first_params):
+    last = leaves(straight.state.params)
+    assert last.keys() == first_params.keys()
+    for name, first in first_params.items():
+        assert np.abs(last[name] - first).max() > 1e-4, name
+
+
+# Stopped, killed, evaluated.
+
+
+@pytest.mark.parametrize("stops", [(6,), (1, 10)])
+def test_a_run_that_was_stopped_ends_like_one_that_was_not(tiny, straight, tmp_path, stops):
+    for stop in stops:
+        run = train_here(tiny, tmp_path, stop_after=stop)
+        assert int(run.state.step) == stop == run.checkpoints.steps()[-1]
+    run = train_here(tiny, tmp_path)
+    assert run.resumed and run.start == stops[-1]
+    assert_same_run(run, straight)
+
+
+@pytest.mark.parametrize(("killed", "safe", "torn"), [(8, 6, True), (12, 9, False)])
+def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(
+    tiny, straight, tmp_path, killed, safe, torn
+):
+    folder = tmp_path / "run"
+    shutil.copytree(straight.folder.path, folder)
+    for step in range(safe + 1, STEPS + 1):
+        shutil.rmtree(folder / "checkpoints" / str(step), ignore_errors=True)
+    (folder / "checkpoints" / f"{safe + 3}.orbax-checkpoint-tmp").mkdir()
+    lines = [
+        json.dumps(r) + "\n" for r in read_metrics(straight.folder.path) if r["step"] <= killed
+    ]
+    lines[-1] = lines[-1][:30] if torn else lines[-1]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    run = train_here(tiny, folder)
+    assert run.start == safe
+    assert_same_run(run, straight)
+
+
+def test_evaluating_in_between_changes_no_training_record(tiny, straight, tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny.experiment.trainer, "eval_every", 0)
+    run = train_here(tiny, tmp_path)
+    assert not differing(run.state, straight.state)
+    assert records(tmp_path, "train/") == records(straight.folder.path, "train/")
+    assert records(tmp_path, "eval/") == []
+
+
+def test_a_termination_signal_saves_and_the_same_command_goes_on(tmp_path):
+    cell = ("RecurrentCell",)
+    path = write_config(tmp_path, *PLAIN, "Trainer.log_every = 1", without=cell)
+    flags = [f"--gin_file={path}", f"--workdir={tmp_path / 'run'}", "--gin.Trainer.steps=1000000"]
+    reached = 0
+    for number, status in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
+        process = start("brt.train", *flags)
+        for line in process.stderr:
+            if (shown := re.match(r"step ([\d,]+)/", line)) and int(
+                shown[1].replace(",", "")
+            ) >= reached + 3:
+                break
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == status, err
+        assert ("Going on" in out) == (reached > 0)
+        if reached:
+            assert f"from step {reached:,}." in out
+        before, reached = reached, int(re.search(r"saved step (\d+), run again", err)[1])
+        assert reached > before
+        assert (tmp_path / "run" / "checkpoints" / str(reached)).is_dir()
+    assert [r["step"] for r in read_metrics(str(tmp_path / "run"))] == [*range(1, reached + 1)]
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_any_moment_ends_like_one_that_was_not(tmp_path):
+    path = write_config(
+        tmp_path,
+        *("Trainer.steps = 40", "Trainer.log_every = 7", "Trainer.eval_every = 9"),
+        *("CheckpointPolicy.every = 5", "CheckpointPolicy.keep_last = 2"),
+    )
+    tiny, rng = build(path), np.random.default_rng()
+    seconds, kills = rng.uniform(0.0, 2.5, 6), 0
+    for name in ("straight", "killed"):
+        flags = [f"--gin_file={path}", f"--workdir={tmp_path / name}"]
+        while True:
+            process = start("brt.train", *flags)
+            if name == "killed" and kills < len(seconds):
+                for line in process.stderr:
+                    if line.startswith(("step ", "eval ")):
+                        break
+                time.sleep(seconds[kills])
+                process.kill()
+                kills += 1
+            err = process.communicate(timeout=120)[1]
+            assert process.returncode in (0, -signal.SIGKILL), err
+            if process.returncode == 0 and (name == "straight" or kills == len(seconds)):
+                break
+    states = [
+        load_params(str(tmp_path / name), tiny.experiment.abstract_state())[0]
+        for name in ("straight", "killed")
+    ]
+    assert int(states[0].step) == 40 and not differing(*(state.params for state in states))
+    assert records(tmp_path / "straight") == records(tmp_path / "killed"), seconds
+
+
+# A loss that is not finite.
+
+
+def poison(step):
+    def hook(number, state, batch):
+        if number == step:
+            weights = np.array(batch.weights_KBT)
+            weights[0, 0, 0] = np.inf
+            weights = jax.device_put(weights, batch.weights_KBT.sharding)
+            batch = batch._replace(weights_KBT=weights)
+        return state, batch
+
+    return hook
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_the_last_checkpoint_is_good(
+    tiny, straight, tmp_path
+):
+    # In step 9, which is itself to be saved.
+    with pytest.raises(NonFiniteLoss, match=r"^Step 9: .*not finite") as caught:
+        train_here(tiny, tmp_path, hook=poison(9))
+    sentence = str(caught.value)
+    assert f"step 6 in {tmp_path}/checkpoints" in sentence
+    assert "Trainer.skip_nonfinite" in sentence
+    run = train_here(tiny, tmp_path)
+    assert run.start == 6
+    assert_same_run(run, straight)
+
+
+@pytest.mark.parametrize(("bad", "safe"), [(1, "none yet"), (2, "none yet"), (5, "step 3")])
+def test_a_loss_that_is_not_finite_names_its_step_and_the_last_checkpoint(
+    tiny, tmp_path, monkeypatch, bad, safe
+):
+    monkeypatch.setattr(tiny.experiment.trainer, "eval_every", 0)
+    with pytest.raises(NonFiniteLoss, match=f"^Step {bad}: .*checkpoint is {safe} in"):
+        train_here(tiny, tmp_path, hook=poison(bad))
+
+
+# Changed bindings.
+
+FREE = (
+    *("Trainer.steps", "Trainer.log_every", "Trainer.eval_every", "Trainer.mesh"),
+    *("Trainer.evaluation", "Trainer.checkpoints", "Corpus.store"),
+    *("Evaluation.", "CheckpointPolicy.", "RecallScore."),
+)
+
+
+def opened(tiny, folder, **options):
+    mesh = one_device()
+    with jax.set_mesh(mesh):
+        run = TrainingRun(tiny.experiment, mesh, str(folder), **options)
+        run.close()
+    return run
+
+
+def test_a_changed_binding_that_decides_what_is_computed_is_refused_and_named(
+    tiny, straight, monkeypatch
+):
+    folder, bindings = straight.folder.path, tiny.experiment.bindings
+    before = contents(folder)
+    others = [name for name in bindings if not name.startswith(FREE)]
+    assert len(others) > 30
+    for name in others[::3]:
+        monkeypatch.setattr(tiny.experiment, "bindings", {**bindings, name: "'changed'"})
+        with pytest.raises(ChangedConfig) as caught:
+            opened(tiny, folder)
+        lines = str(caught.value).split("\n")
+        assert lines[1:-1] == [f"  {name}: {bindings[name]} -> 'changed'"]
+        assert folder in lines[0] and "--allow_changes" in lines[-1]
+    assert contents(folder) == before
+
+
+def test_several_changes_are_all_named(tiny, straight, monkeypatch):
+    changed = {"BlockRecurrentTransformer.width": "99", "Trainer.seed": "7", "Trainer.steps": "99"}
+    bindings = {**tiny.experiment.bindings, **changed, "RecurrentCell.new": "1"}
+    monkeypatch.setattr(tiny.experiment, "bindings", bindings)
+    with pytest.raises(ChangedConfig) as caught:
+        opened(tiny, straight.folder.path)
+    assert str(caught.value).split("\n")[1:-1] == [
+        "  BlockRecurrentTransformer.width: 16 -> 99",
+        "  RecurrentCell.new: (not bound) -> 1",
+        "  Trainer.seed: 0 -> 7",
+    ]
+
+
+@pytest.mark.parametrize(
+    "kind", [FREE[:4], ("Trainer.evaluation", "Trainer.checkpoints"), FREE[6:]], ids=lambda k: k[0]
+)
+def test_how_long_and_how_often_may_change(tiny, straight, monkeypatch, kind):
+    bindings = tiny.experiment.bindings
+    changed = {name: "'changed'" for name in bindings if name.startswith(kind)}
+    changed |= {"RecallScore.far": "3"} if "RecallScore." in kind else {}
+    assert len(changed) >= 2
+    monkeypatch.setattr(tiny.experiment, "bindings", {**bindings, **changed})
+    assert opened(tiny, straight.folder.path).start == STEPS
+
+
+def test_changes_are_accepted_with_the_flag_if_the_shapes_fit(tiny, straight, monkeypatch):
+    bindings = {**tiny.experiment.bindings, "adamw.b1": "0.8"}
+    monkeypatch.setattr(tiny.experiment, "bindings", bindings)
+    run = opened(tiny, straight.folder.path, allow_changes=True)
+    assert run.resumed and not differing(run.state, straight.state)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("half_read")
+def test_changes_that_do_not_fit_are_an_error_even_with_the_flag(tiny, straight):
+    wider = build(tiny.path, *BINDINGS, "BlockRecurrentTransformer.feed_forward_size = 20")
+    before = contents(straight.folder.path)
+    with pytest.raises(CheckpointError, match="into this model"):
+        opened(wider, straight.folder.path, allow_changes=True)
+    assert contents(straight.folder.path) == before
+
+
+# Again, and from another run.
+
+
+def gin_flags(tiny):
+    lines = *tiny.bindings, "Trainer.eval_every = 0"
+    return [f"--gin_file={tiny.path}", *(f"--gin_bindings={line}" for line in lines)]
+
+
+def test_a_finished_run_says_so_and_stays_as_it_is(tiny, straight, monkeypatch, capsys):
+    folder = straight.folder.path
+    before = contents(folder)
+    assert command(monkeypatch, train, *gin_flags(tiny), f"--workdir={folder}") == 0
+    assert f"{folder} is trained to its last step, {STEPS}." in capsys.readouterr().out
+    assert contents(folder) == before
+
+
+def test_a_finished_run_can_be_made_longer(tiny, straight, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(straight.folder.path, folder)
+    monkeypatch.setattr(tiny.experiment.trainer, "steps", 14)
+    monkeypatch.setattr(tiny.experiment.trainer, "eval_every", 0)
+    run = train_here(tiny, folder)
+    assert run.start == STEPS and int(run.state.step) == 14
+    assert [record["step"] for record in records(folder, "train/")] == [5, 10, 12, 14]
+
+
+def test_a_run_can_begin_with_the_parameters_of_another(tiny, straight, tmp_path, monkeypatch):
+    # The first step has a learning rate of 0, so its parameters are still those it began with.
+    source = straight.folder.path
+    flags = [*gin_flags(tiny), f"--workdir={tmp_path}", f"--load_dir={source}"]
+    assert command(monkeypatch, train, *flags, "--gin.Trainer.steps=1") == 0
+    experiment, params, step = load_run(str(tmp_path))
+    assert step == 1
+    assert not differing(params, straight.state.params)
+    state, _ = load_params(str(tmp_path), experiment.abstract_state())
+    assert int(state.step) == 1
+
+
+def test_a_run_folder_is_enough_to_load_a_run(straight):
+    experiment, params, step = load_run(straight.folder.path)
+    assert step == STEPS and experiment.bindings == straight.experiment.bindings
+    assert not differing(params, straight.state.params)
+
+
+# The commands.
+
+
+def test_a_dry_run_prints_the_sizes_and_touches_nothing(tiny, tmp_path, monkeypatch, capsys):
+    flags = [*gin_flags(tiny), "--dry_run", f"--workdir={tmp_path / 'run'}"]
+    assert command(monkeypatch, train, *flags, "--gin.Corpus.store='nowhere'") == 0
+    rows = {line[:30].strip(): line[30:].strip() for line in capsys.readouterr().out.splitlines()}
+    count = sum(x.size for x in jax.tree.leaves(tiny.experiment.abstract_params))
+    embedding = tiny.experiment.abstract_params["embedding_VD"].size
+    shown = {
+        name: int(re.search(r"\(([\d,]+)\)", rows[name])[1].replace(",", ""))
+        for name in ("parameters, embedding", "parameters, non-embedding")
+    }
+    assert sum(shown.values()) == count
+    assert shown["parameters, embedding"] >= embedding
+    assert rows["tokens per step"] == "64 (4 rows)"
+    assert rows["devices, data x model"] == "1 x 1"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("module", [evaluate, train])
+def test_both_ways_to_evaluate_write_the_scores_of_the_whole_split(
+    tiny, straight, monkeypatch, capsys, module
+):
+    folder = Path(straight.folder.path)
+    flags = {evaluate: [], train: [*gin_flags(tiny), "--eval_only"]}[module]
+    assert command(monkeypatch, module, *flags, f"--workdir={folder}") == 0
+    written = json.loads((folder / "evaluation_validation.json").read_text())
+    store = tiny.experiment.open_store("validation")
+    assert (written["step"], written["split"]) == (STEPS, "validation")
+    assert written["scored_tokens"] == store.manifest["tokens"]
+    mesh = one_device()
+    with jax.set_mesh(mesh):
+        expected = Evaluator(tiny.experiment, store, mesh).run(straight.state.params)
+    assert {name: written[name] for name in expected} == expected
+    out = capsys.readouterr().out
+    assert all(name in out for name in expected) and f"at step {STEPS}, validation" in out

@@ -1,0 +1,90 @@
+"""What training does on other streams and meshes: one program, and the same run."""
+
+import logging
+
+import jax
+import pytest
+from tiny_run import (  # noqa: F401
+    PLAIN,
+    assert_same_run,
+    build,
+    mesh_of,
+    records,
+    shared_programs,
+    train_here,
+    write_config,
+)
+
+from brt.data.stores.token_store import TokenStore
+
+STEPS = 12
+BINDINGS = (
+    f"Trainer.steps = {STEPS}",
+    "Trainer.log_every = 5",
+    "CheckpointPolicy.every = 3",
+    "Trainer.eval_every = 4",
+    "Evaluation.cleared = False",
+    "Evaluation.max_steps = None",
+)
+
+
+def compilations(caplog, name):
+    return sum(
+        record.getMessage().startswith(f"Finished XLA compilation of jit({name})")
+        for record in caplog.records
+    )
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+def test_nothing_is_compiled_after_the_first_step(tmp_path, caplog):
+    # Two model-parallel devices, where the compiler may prefer layouts other than ours.
+    tiny = build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)))
+    with caplog.at_level(logging.WARNING), jax.log_compiles():
+        train_here(tiny, tmp_path / "run", mesh=mesh_of(1, 2))
+    assert compilations(caplog, "train_step") == 1
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "shuffled"])
+def test_contiguous_streams_train_evaluate_and_resume(tmp_path, kind):
+    bindings = *BINDINGS, f'Trainer.stream = "{kind}"'
+    tiny = build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)), *bindings)
+    whole = train_here(tiny, tmp_path / "whole")
+    train_here(tiny, tmp_path / "parts", stop_after=7)
+    assert_same_run(train_here(tiny, tmp_path / "parts"), whole)
+    (last,) = [r for r in records(tmp_path / "whole", "eval/") if r["step"] == STEPS]
+    held_out = tiny.experiment.open_store("validation")
+    assert last["eval/scored_tokens"] == held_out.num_tokens - 1
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+def test_a_run_resumed_on_another_mesh_ends_with_the_same_ledger(tmp_path):
+    path = write_config(tmp_path, *PLAIN, "Trainer.steps = 4", without=("RecurrentCell",))
+    tiny = build(path)
+    train_here(tiny, tmp_path / "parts", stop_after=1, mesh=mesh_of(2, 1))
+    run = train_here(tiny, tmp_path / "parts")
+    whole = train_here(tiny, tmp_path / "whole")
+    assert records(run.folder.path, "data/") == records(whole.folder.path, "data/") != []
+
+
+def test_a_mixture_trains_evaluates_and_resumes_where_its_stores_have_moved(tmp_path):
+    texts = f'TextFiles.path = "{tmp_path}/texts/{{split}}"'
+    mixture = [
+        "Trainer.corpus = @Mixture()",
+        "Mixture.corpora = [@first/Corpus(), @second/Corpus()]",
+        "Mixture.weights = [3, 1]",
+        f'first/Corpus.store = "{tmp_path}/one"',
+        f'second/Corpus.store = "{tmp_path}/two"',
+        *(texts, "Trainer.eval_every = 4", "Trainer.steps = 4"),
+    ]
+    path = write_config(tmp_path, *PLAIN, *mixture, without=("RecurrentCell",))
+    path.write_text(path.read_text().replace(f'Corpus.store = "{tmp_path}/stores"\n', ""))
+    tiny = build(path)
+    whole = train_here(tiny, tmp_path / "whole")
+    train_here(tiny, tmp_path / "parts", stop_after=3)
+    (tmp_path / "two").rename(tmp_path / "moved")
+    moved = build(path, f'second/Corpus.store = "{tmp_path}/moved"')
+    assert_same_run(train_here(moved, tmp_path / "parts"), whole)
+    (record,) = records(tmp_path / "parts", "eval/")
+    stores = [TokenStore(tmp_path / name / "validation") for name in ("one", "moved")]
+    assert record["eval/scored_tokens"] == sum(store.num_tokens for store in stores)
+    assert [record[f"eval/scored_tokens/{n}"] for n in "01"] == [s.num_tokens for s in stores]

@@ -1,0 +1,255 @@
+"""Backpropagation through time: the gradient of segment t reaches exactly min(t, depth) back."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import VOCABULARY, cast, parameters, quick_jit, random_model, segment_length
+from flax import nnx
+
+from brt.data.streams.documents import Batch
+from brt.models.layers.dropout import dropout
+from brt.models.layers.initializers import normal, parameter
+from brt.models.model import Model
+from brt.training.train_step import make_loss, segment_sums
+from brt.training.unroll import check_depth
+
+K, B, T, D = 4, 2, 3, 5
+DEPTHS = (None, 0, 1, 2, 3)
+every_depth = pytest.mark.parametrize("depth", DEPTHS)
+
+
+@pytest.fixture(autouse=True)
+def wide_types():
+    with jax.enable_x64(True):
+        yield
+
+
+class SumCache(NamedTuple):
+    """What the toy remembers: a state that every token goes into."""
+
+    state_BD: jax.Array
+
+    def clear_state(self, empty):
+        return empty
+
+
+class Toy(Model):
+    """The smallest model with a memory and a learned first state: quick to compile."""
+
+    vocabulary_size, dropout = VOCABULARY, 0.3
+
+    def __init__(self, rngs):
+        self.embedding_VD = parameter(rngs, normal(0.5), VOCABULARY, D)
+        self.state_DD = parameter(rngs, normal(0.5), D, D)
+        self.first_D = parameter(rngs, normal(0.5), D)
+
+    def init_caches(self, rows):
+        return (SumCache(jnp.broadcast_to(self.first_D[...], (rows, D))),)
+
+    def embed(self, tokens_BT):
+        return self.embedding_VD[...][tokens_BT]
+
+    def stack(self, x_BTD, caches, key=None):
+        read_BTD = dropout(x_BTD + caches[0].state_BD[:, None], 0.3 if key is not None else 0, key)
+        y_BTD = jnp.tanh(jnp.cumsum(read_BTD, axis=1) @ self.state_DD[...])
+        return y_BTD, (SumCache(y_BTD[:, -1]),), {"size": jnp.mean(y_BTD**2)}
+
+    def logits(self, x_BTD):
+        return x_BTD @ self.embedding_VD[...].T
+
+
+class Bumped:
+    """A model whose embedded tokens can be pushed, segment by segment.
+
+    A batch adds the segment's number, times the vocabulary's size, to its token ids.
+    """
+
+    def __init__(self, model, bumps_KTD):
+        self.model, self.bumps_KTD = model, bumps_KTD
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def embed(self, tokens_BT):
+        number = tokens_BT[0, 0] // VOCABULARY
+        return self.model.embed(tokens_BT % VOCABULARY) + self.bumps_KTD[number]
+
+
+class Case(NamedTuple):
+    """A model to grade: its parameters with the bumps, caches of rows mid-document, T, reach."""
+
+    bind: callable
+    params: dict
+    caches: tuple
+    length: int
+    back: int
+
+
+SETTINGS = {
+    "rmt": dict(num_layers=1),
+    "rmt_txl": dict(num_layers=2, memory_length=24),  # a cache of all that came before
+    "rec_fixed_skip": dict(num_layers=1, recurrent_layers=(0,)),
+    "slide": dict(num_layers=2),  # which sees 2 windows of tokens, a segment, and no farther
+}
+BACK = {"slide": 1}
+
+
+@functools.cache
+def case(name) -> Case:
+    with jax.enable_x64(True):
+        if name == "toy":
+            model, length, width = cast(Toy(nnx.Rngs(0)), "float64"), T, D
+        else:
+            model = random_model(name, dtype="float64", **SETTINGS[name])
+            length, width = segment_length(name), 12
+        graph = nnx.graphdef(model)
+
+        def bind(params):
+            flat = jax.tree_util.tree_leaves_with_path(params["model"])
+            state = [(tuple(key.key for key in path), nnx.Param(leaf)) for path, leaf in flat]
+            return Bumped(nnx.merge(graph, nnx.from_flat_state(state)), params["bumps"])
+
+        rng = np.random.default_rng(0)
+        params = {"model": parameters(model), "bumps": jnp.zeros((K, length, width))}
+        caches = model.init_caches(B)
+        caches = jax.tree.map(lambda x: jnp.asarray(0.4 * rng.normal(size=x.shape)), caches)
+        return Case(bind, params, caches, length, BACK.get(name, K))
+
+
+@functools.cache
+def graded(name, depth, **options):
+    loss = make_loss(case(name).bind, bptt_depth=depth, **options)
+    return quick_jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def grade(name, depth, batch, key=None, **options):
+    return graded(name, depth, **options)(case(name).params, case(name).caches, batch, key)
+
+
+def batch(name, scored=None, starts=None):
+    """Random tokens; weights are random, or 1 on the tokens of segment `scored` alone."""
+    shape, rng = (K, B, case(name).length), np.random.default_rng(1)
+    tokens, targets = rng.integers(0, VOCABULARY, (2, *shape)).astype(np.int32)
+    numbers = np.arange(K)[:, None, None]
+    weights = rng.random(shape) if scored is None else np.float64((numbers == scored) + 0 * tokens)
+    starts = np.zeros((K, B), bool) if starts is None else starts
+    return Batch(np.int32(tokens + VOCABULARY * numbers), targets, weights, starts)
+
+
+def equal(found, expected, tolerance=1e-12):
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * np.abs(y).max(initial=1.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    [(name, depth) for name in ("toy", "rmt") for depth in DEPTHS]
+    + [("rmt_txl", None), ("rmt_txl", 1), ("rec_fixed_skip", 1), ("slide", None), ("slide", 0)],
+)
+def test_the_loss_of_a_segment_reaches_the_tokens_of_exactly_depth_segments_back(name, depth):
+    model, caches = case(name).params["model"], case(name).caches
+
+    @quick_jit
+    @jax.grad
+    def slopes(bumps_KTD, batch):
+        loss = make_loss(case(name).bind, bptt_depth=depth)
+        return loss({"model": model, "bumps": bumps_KTD}, caches, batch, None)[0]
+
+    for t in range(K):
+        bumps_KTD = slopes(case(name).params["bumps"], batch(name, scored=t))
+        limit = min(t, K if depth is None else depth, case(name).back)
+        moved = [t - s for s in range(K) if np.any(np.asarray(bumps_KTD[s]))]
+        assert sorted(moved) == list(range(limit + 1)), f"segment {t}"
+
+
+def by_hand(name, depth):
+    """The loss spelled out: every segment read from min(t, depth) back, its memory cut there."""
+    read = jax.jit(lambda *args: segment_sums(case(name).bind(args[0]), *args[1:])[:2])
+
+    def loss(params, caches, batch):
+        memories = [caches]
+        part = [jax.tree.map(lambda x, t=t: x[t], batch) for t in range(K)]
+        for t in range(K):
+            memories.append(read(params, part[t], memories[t])[0])
+        nats = 0.0
+        for t in range(K):
+            first = 0 if depth is None else max(0, t - depth)
+            memory = jax.lax.stop_gradient(memories[first])
+            for s in range(first, t + 1):
+                memory, nats_BT = read(params, part[s], memory)
+            nats += (nats_BT * part[t].weights_KBT).sum()
+        return nats / batch.weights_KBT.sum(), memories[K]
+
+    return quick_jit(jax.value_and_grad(loss, has_aux=True))
+
+
+@pytest.mark.parametrize(("name", "depth"), [*(("toy", depth) for depth in DEPTHS), ("rmt", 2)])
+def test_the_gradient_is_that_of_the_unroll_spelled_out(name, depth):
+    starts = np.zeros((K, B), bool)
+    starts[0, 0] = starts[1, 1] = starts[3, 0] = True  # learned first states, at several places
+    mixed = batch(name, starts=starts)
+    (value, (caches, _, _)), grads = grade(name, depth, mixed)
+    (expected, memory), slopes = by_hand(name, depth)(case(name).params, case(name).caches, mixed)
+    equal((value, caches, grads), (expected, memory, slopes), 1e-11)
+
+
+@pytest.mark.parametrize("key", [None, jax.random.key(3)], ids=["plain", "dropout"])
+def test_no_value_depends_on_the_depth_whatever_is_dropped(key):
+    found = [grade("toy", depth, batch("toy"), key)[0] for depth in (None, 0, 2)]
+    for other in found[1:]:
+        equal(other, found[0])
+
+
+@every_depth
+def test_a_learned_first_memory_gets_its_gradient_from_segments_within_the_depth(depth):
+    starts = np.zeros((K, B), bool)
+    starts[0] = True
+    for t in range(K):
+        _, grads = grade("toy", depth, batch("toy", t, starts))
+        learned = bool(np.any(np.asarray(grads["model"]["first_D"])))
+        assert learned == (depth is None or t <= depth), t
+
+
+@pytest.mark.parametrize("depth", [None, 2])
+def test_recomputing_segments_changes_no_gradient(depth):
+    key = jax.random.key(4)
+    equal(
+        grade("toy", depth, batch("toy"), key, remat_segments=True),
+        grade("toy", depth, batch("toy"), key),
+    )
+
+
+def test_recomputing_segments_needs_less_memory():
+    name, segments = "slide", 32
+    tokens = np.zeros((segments, B, case(name).length))
+    many = Batch(np.int32(tokens), np.int32(tokens), tokens, np.zeros((segments, B), bool))
+
+    def temporary(remat):
+        step = graded(name, None, remat_segments=remat)
+        compiled = step.lower(case(name).params, case(name).caches, many, None).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(True) < temporary(False) / 3
+
+
+@pytest.mark.parametrize("depth", [4, 7])
+def test_a_depth_beyond_the_unroll_names_both_bindings(depth):
+    with pytest.raises(
+        ValueError, match=rf"bptt_depth = {depth} .*segments_per_step = {depth + 1}"
+    ):
+        check_depth(depth, K)
+
+
+@pytest.mark.parametrize("depth", [-1, "all"])
+def test_a_depth_that_is_no_count_is_refused(depth):
+    with pytest.raises(ValueError, match=r"bptt_depth = .* counts the memories"):
+        check_depth(depth, K)
+
+
+@every_depth
+def test_depths_within_the_unroll_are_accepted(depth):
+    check_depth(depth, K)
