@@ -214,7 +214,7 @@ class Experiment:
 
     def describe(self, mesh) -> str:
         """Parameters, operations, bytes per device and tokens per step, as aligned lines."""
-        counts = count_parameters(self.abstract_params)
+        counts = count_parameters(self.model)
         state = self.abstract_state(mesh)
         flops = self.model.flops_per_token()
         rows = [
@@ -255,7 +255,8 @@ def _built(model, rngs, who) -> Model:
 
 
 def _merged(graph, params) -> Model:
-    flat = [(tuple(key.key for key in path), nnx.Param(leaf)) for path, leaf in _leaves(params)]
+    # Without `nnx.Param` around the leaves the graph's own parameters take them, with their marks.
+    flat = [(tuple(key.key for key in path), leaf) for path, leaf in _leaves(params)]
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
 

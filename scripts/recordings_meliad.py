@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.models.caches import RecurrentCache, reset_rows
+from brt.models.caches import reset_rows
 from brt.models.checkpoints import meliad as meliad_checkpoint
-from brt.models.memories.memorizing_cache import MemorizingCache
+from brt.models.memories.external_memory import RingCache
+from brt.models.memories.recurrent_cell import StateCache
 
 
 def replay(recording, model):
@@ -39,12 +40,11 @@ def cache_error(recording, prefix, caches):
     """Largest difference of any cached array from the recorded collection `prefix`."""
     errors = []
     for i, cache in enumerate(caches):
-        found = {}
-        if isinstance(cache, RecurrentCache):
-            found["recurrent_state"], cache = cache.states_BSD, cache.window
-        if isinstance(cache, MemorizingCache):
-            cache = cache.window
-        found |= {"previous_keys": cache.keys_BWHK, "previous_values": cache.values_BWHK}
+        window = cache.window
+        found = {"previous_keys": window.keys_BWHK, "previous_values": window.values_BWHK}
+        for memory in cache.memories:
+            if isinstance(memory, StateCache):
+                found["recurrent_state"] = memory.states_BSD
         for name, value in found.items():
             recorded = recording[f"{prefix}/transformer{i}/{name}_test"]
             errors.append(np.abs(recorded - np.asarray(value)).max())
@@ -54,9 +54,8 @@ def cache_error(recording, prefix, caches):
 def database_error(recording, caches):
     """Largest difference of any external memory from the recorded one; its places are exact."""
     errors = []
-    for i, cache in enumerate(caches):
-        if not isinstance(cache, MemorizingCache):
-            continue
+    rings = [(i, m) for i, c in enumerate(caches) for m in c.memories if isinstance(m, RingCache)]
+    for i, cache in rings:
         prefix = f"database/transformer{i}/mem_layer_test/wrapped"
         rows, size, heads, _ = cache.keys_BMHK.shape
         for name, x_BMHK in (("key_db", cache.keys_BMHK), ("value_db", cache.values_BMHK)):

@@ -14,6 +14,7 @@ from flax import nnx
 from recordings_txl import cache_error, gradient_error, rows_first
 
 from brt.models.checkpoints import recurrent_memory as rmt_checkpoint
+from brt.models.recurrent_memory import MemoryCache
 
 DETACHED = "grads_seg1_detached"
 """Gradients of the second segment's loss that do not cross the memory before it."""
@@ -29,13 +30,14 @@ def read_segment(model, x_BTD, caches, filled):
     Returns:
         Outputs at all positions, (B, X, D), those of the tokens, and the caches after.
     """
-    *hidden, memory = caches
+    *hidden, (memory_BSD,) = caches
     grown = [
         cache._replace(x_BMD=cache.x_BMD[:, cache.x_BMD.shape[1] - filled :]) for cache in hidden
     ]
-    y_BXD, inputs = model.read_with_memory(x_BTD, (*grown, memory))
-    x_BTD, memory_BSD = model.divide(y_BXD)
-    return y_BXD, x_BTD, (*model.remember(hidden, inputs), memory._replace(memory_BSD=memory_BSD))
+    y_BXD, inputs = model.positions.read(x_BTD, grown, memory_BSD)
+    x_BTD, memory_BSD = model.layout.divide(y_BXD)
+    after, _ = model.body.remember(hidden, inputs)
+    return y_BXD, x_BTD, (*after, MemoryCache(memory_BSD))
 
 
 def replay(recording, model):
@@ -59,7 +61,7 @@ def replay(recording, model):
         *outputs, after = segment(params, *batch, caches[-1], filled=filled)
         found.append(outputs)
         caches.append(after)
-        filled = min(filled + outputs[0].shape[1], model.memory_length)
+        filled = min(filled + outputs[0].shape[1], model.body.memory_length)
     return *zip(*found, strict=True), caches
 
 
@@ -77,7 +79,7 @@ def gradients(recording, model, prefix):
         for weight, (tokens_BT, targets_BT) in zip(GRADIENTS[prefix], batch, strict=True):
             x_BTD = model.embed(tokens_BT)
             y_BXD, x_BTD, caches = read_segment(model, x_BTD, caches, filled)
-            filled = min(filled + y_BXD.shape[1], model.memory_length)
+            filled = min(filled + y_BXD.shape[1], model.body.memory_length)
             total += weight * jnp.mean(model.token_losses(x_BTD, targets_BT)[0])
             if prefix == DETACHED:
                 caches = jax.lax.stop_gradient(caches)

@@ -7,7 +7,7 @@ from flax import nnx
 from brt.generation.memory import Memory
 from brt.generation.sampling import choose, row_keys
 from brt.models.caches import select_rows
-from brt.training.losses import token_losses
+from brt.models.layers.losses import token_losses
 
 DRAW = -1
 """In place of a given token: choose one."""

@@ -12,8 +12,8 @@ from flax import nnx
 from brt.generation.memory import Memory
 from brt.generation.sampling import GREEDY
 from brt.models.caches import select_rows
+from brt.models.layers.losses import token_losses
 from brt.progress import Progress
-from brt.training.losses import token_losses
 
 
 class Prefill:

@@ -1,25 +1,25 @@
 """Block feedback: the whole stack runs block by block, and every layer reads the state.
 
-The one model whose stack is sequential: before each block, the keys and values of the
-highest recurrent layer's state are handed to all layers without a cell, above and below.
+The one model whose stack is sequential: before each block, the keys and values of the highest
+layer's states are handed to all layers without states of their own, above and below.
 """
 
 import jax
 import jax.numpy as jnp
 
-from brt.models.memories.recurrent_cell import BlockStates
+from brt.models.layer import Layer, joined
 
 
-def state_source(layers) -> int:
-    """Index of the layer whose state feeds the others: the highest recurrent one."""
-    return max(i for i, layer in enumerate(layers) if layer.cell is not None)
+def state_source(layers: list[Layer]) -> int:
+    """Returns the index of the layer whose states feed the others: the highest that has any."""
+    return max(i for i, layer in enumerate(layers) if layer.num_states)
 
 
-def run_blocks(layers, x_BTD, caches, tables, key=None, remat=False):
-    """A segment of every row through the stack, one block at a time.
+def run_blocks(layers: list[Layer], x_BTD, caches, tables, key=None, remat: bool = False):
+    """Reads a segment of every row through the stack, one block at a time.
 
     Args:
-        layers: the stack; each reads states, at least one has a cell.
+        layers: the stack; each reads states, at least one has a memory that offers some.
         x_BTD: (B, T, D) activations of the segment, T a multiple of W.
         caches: one segment-form cache a layer.
         tables: each layer's `window_table()`, computed once outside the loop.
@@ -36,13 +36,13 @@ def run_blocks(layers, x_BTD, caches, tables, key=None, remat=False):
 
     def block(caches, inputs):
         x_BWD, index = inputs
-        k_BSHK, v_BSHK = layers[source].cell.keys_values(caches[source].states_BSD, x_BTD.dtype)
-        given = BlockStates(k_BSHK[:, None], v_BSHK[:, None])
+        known = layers[source].own_states(caches[source], x_BTD.dtype)
+        given = joined(known)
         new_caches, monitors = [], []
         for i, (layer, cache, table) in enumerate(zip(layers, caches, tables, strict=True)):
             layer_key = key if key is None else jax.random.fold_in(key, index * len(layers) + i)
-            read = given if layer.cell is None or i == source else None
-            x_BWD, cache, monitor = layer(x_BWD, cache, table, read, layer_key)
+            own = known if i == source else None
+            x_BWD, cache, monitor = layer(x_BWD, cache, table, given, own, layer_key)
             new_caches.append(cache)
             monitors.append(monitor)
         return tuple(new_caches), (x_BWD, monitors)

@@ -1,4 +1,4 @@
-"""The language model: embed, a stack of layers with their caches, logits.
+"""The Block-Recurrent Transformer: embed, a stack of layers with their caches, logits.
 
     logits_BTV, caches = model(tokens_BT, caches)
 
@@ -10,27 +10,28 @@ import math
 import gin
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
-from brt.models import counts
 from brt.models.block_feedback import run_blocks, state_source
+from brt.models.body import Body
 from brt.models.layer import Layer
 from brt.models.layers.dropout import dropout
 from brt.models.layers.embedding import embedded
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import RMSNorm, wide
+from brt.models.layers.sizes import Sizes
 from brt.models.memories.external_memory import ExternalMemory
-from brt.models.memories.recurrent_cell import BlockStates, RecurrentCell
-from brt.models.model import Model
+from brt.models.memories.recurrent_cell import RecurrentCell
+from brt.models.model import DTYPES
 from brt.models.shape_letters import constrain
 
 DIVISORS = ("vocabulary", "width")
 REMATS = ("none", "layer", "block")
-DTYPES = ("float32", "bfloat16")
 
 
-@gin.configurable(denylist=["rngs", "cell", "memory"])
-class BlockRecurrentTransformer(Model):
+@gin.configurable(denylist=["rngs", "cell", "memory", "special_tokens"])
+class BlockRecurrentTransformer(Body):
     """XL, Slide, Rec, Feedback and Memorizing, which differ in their bindings only.
 
     Args:
@@ -41,6 +42,8 @@ class BlockRecurrentTransformer(Model):
         recurrent_layers: indices, counted from 0 (or from the end, negative), of the
             layers with a `RecurrentCell`.
         memorizing_layers: likewise, of the layers with an `ExternalMemory`.
+        memories: further memories of layers: pairs of what builds a `LayerMemory` and the indices
+            of its layers, as in `((@MyMemory, (3, 7)),)`.
         feedback: block feedback: all other layers read the highest cell's state too.
         dropout: rate of every published place.
         logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").
@@ -48,12 +51,13 @@ class BlockRecurrentTransformer(Model):
         remat: "none"; "layer" recomputes each layer in the backward pass; "block" only
             what is computed block by block: attention and the cells' steps. With feedback
             both recompute each block of the whole stack.
-        cell, memory: build what a recurrent or a memorizing layer has; gin configures the
-            defaults.
+        cell, memory: build what `recurrent_layers` and `memorizing_layers` have; gin configures
+            the defaults.
+        special_tokens: further entries of the vocabulary, which no text holds.
 
     Raises:
-        ValueError: a recurrent or memorizing layer out of range, one that is both, feedback
-            without a cell or with a memory, a bad choice.
+        ValueError: a layer out of range, two memories of one name in a layer, feedback without
+            states, a bad choice.
 
     Source: Block-Recurrent, sections 3, 4.1 and 4.5.
     """
@@ -70,6 +74,7 @@ class BlockRecurrentTransformer(Model):
         window: int = gin.REQUIRED,
         recurrent_layers: tuple[int, ...] = (),
         memorizing_layers: tuple[int, ...] = (),
+        memories: tuple = (),
         feedback: bool = False,
         dropout: float = 0.0,
         logits_divisor: str = "vocabulary",
@@ -77,6 +82,7 @@ class BlockRecurrentTransformer(Model):
         remat: str = "none",
         cell=RecurrentCell,
         memory=ExternalMemory,
+        special_tokens: int = 0,
     ):
         for name, value, choices in (
             ("logits_divisor", logits_divisor, DIVISORS),
@@ -93,49 +99,45 @@ class BlockRecurrentTransformer(Model):
                 f"BlockRecurrentTransformer.dropout = "
                 f"{dropout} at least 0 and below 1."
             )
-        recurrent = _places("recurrent_layers", recurrent_layers, num_layers)
-        memorizing = _places("memorizing_layers", memorizing_layers, num_layers)
-        if both := recurrent & memorizing:
-            raise ValueError(
-                f"BlockRecurrentTransformer.recurrent_layers and "
-                f"BlockRecurrentTransformer.memorizing_layers both name "
-                f"layer {min(both)}: a layer has a cell or an external memory, not both."
-            )
-        if feedback and memorizing:
-            raise ValueError(
-                "BlockRecurrentTransformer.feedback = True and "
-                "BlockRecurrentTransformer.memorizing_layers = "
-                f"{tuple(sorted(memorizing))}: feedback hands states to every layer, and a "
-                "memorizing layer reads none. Bind one of the two."
-            )
-        if feedback and not recurrent:
-            raise ValueError(
-                "BlockRecurrentTransformer.feedback = True needs a state to feed back: "
-                "bind BlockRecurrentTransformer.recurrent_layers, for example (9,)."
-            )
-        self.window, self.feedback, self.dropout = window, feedback, dropout
-        self.num_heads, self.remat = num_heads, remat
+        sizes = Sizes(width, num_heads, head_size, feed_forward_size)
+        assigned = [
+            (cell, _indices("recurrent_layers", recurrent_layers, num_layers)),
+            (memory, _indices("memorizing_layers", memorizing_layers, num_layers)),
+            *((build, _indices("memories", at, num_layers)) for build, at in memories),
+        ]
+        self.sizes = sizes
+        self.width = width
+        self.window = window
+        self.feedback = feedback
+        self.dropout = dropout
+        self.remat = remat
         self.dtype = jnp.dtype(activation_dtype)
         self.vocabulary_size = vocabulary_size
         self.logits_divisor = math.sqrt(
             vocabulary_size if logits_divisor == "vocabulary" else width
         )
-        self.embedding_VD = parameter(rngs, normal(1.0), vocabulary_size, width)
-        self.begin_D = parameter(rngs, normal(1.0), width)
-        sizes = (width, num_heads, head_size, feed_forward_size)
-        self.layers = nnx.List(
-            Layer(
+        rows = vocabulary_size + special_tokens
+        self.embedding_VD = parameter(rngs, normal(1.0), rows, width, purpose="embedding")
+        self.begin_D = parameter(rngs, normal(1.0), width, purpose="embedding")
+
+        def layer(index):
+            carried = [build(rngs, sizes, window) for build, at in assigned if index in at]
+            return Layer(
                 rngs,
-                *sizes,
+                sizes,
                 window,
-                dropout,
-                cell=cell(rngs, *sizes) if i in recurrent else None,
-                memory=memory(rngs, num_heads, window) if i in memorizing else None,
+                dropout=dropout,
+                memories=tuple(carried),
                 reads_states=feedback,
                 remat_blocks=remat == "block" and not feedback,
             )
-            for i in range(num_layers)
-        )
+
+        self.layers = nnx.List(layer(index) for index in range(num_layers))
+        if feedback and not any(layer.num_states for layer in self.layers):
+            raise ValueError(
+                "BlockRecurrentTransformer.feedback = True needs a state to feed back: "
+                "bind BlockRecurrentTransformer.recurrent_layers, for example (9,)."
+            )
         self.final_norm = RMSNorm(rngs, width)
 
     def init_caches(self, rows: int):
@@ -203,39 +205,49 @@ class BlockRecurrentTransformer(Model):
         return len(self.layers) * self.window
 
     def receptive_field(self) -> float:
-        """How many tokens before it a token can be influenced by; infinite with a state.
+        """Returns how many tokens before it a token can be influenced by; infinite with a state.
 
-        A memorizing layer reaches M tokens instead of W, counted from the beginning of the block,
-        so the last token of a block W - 1 more. No gradient reaches further than n * W.
+        A memory that reaches M tokens counts them from the beginning of the block, so the last
+        token of a block reaches W - 1 more. No gradient reaches further than n * W.
 
         Source: Block-Recurrent, appendix A.
         """
-        if any(layer.cell is not None for layer in self.layers):
-            return math.inf
-        sizes = [layer.memory.size for layer in self.layers if layer.memory is not None]
-        within = sum(sizes) + self.window - 1 if sizes else 0
-        return within + (len(self.layers) - len(sizes)) * self.window
+        within = self.window - 1 if any(layer.memories for layer in self.layers) else 0
+        return within + sum(layer.reach() for layer in self.layers)
+
+    def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
+        """Returns the norm of the gradient that reaches each memory's parameters."""
+        return {
+            f"layer{i}/{name}_grad_norm": optax.tree.norm(grads["layers"][i][name])
+            for i, layer in enumerate(self.layers)
+            for name in layer.memory_names
+        }
 
     def flops_per_token(self) -> float:
-        """As `Model.flops_per_token`."""
-        return counts.flops_per_token(self)
+        """As `Model.flops_per_token`.
+
+        Attention counts the keys a query may see (W, or all states); what a blocked
+        implementation multiplies and then hides is not counted.
+
+        Source: Block-Recurrent, section 3.6: O(W N) and O((W^2 + S^2 + 2 S W) N / W).
+        """
+        given = self.layers[state_source(self.layers)].num_states if self.feedback else 0
+        of_layers = sum(layer.flops_per_token(given) for layer in self.layers)
+        return 2.0 * self.embedding_VD.size + of_layers
 
     def divided_sizes(self) -> dict[str, int]:
         return {
-            "BlockRecurrentTransformer.num_heads": self.num_heads,
-            "BlockRecurrentTransformer.feed_forward_size": self.layers[
-                0
-            ].feed_forward.hidden_DF.shape[1],
+            "BlockRecurrentTransformer.num_heads": self.sizes.num_heads,
+            "BlockRecurrentTransformer.feed_forward_size": self.sizes.feed_forward_size,
             "BlockRecurrentTransformer.vocabulary_size": self.vocabulary_size,
         }
 
     def begin_decoding(self, caches):
         return tuple(layer.begin_decoding(cache) for layer, cache in zip(self.layers, caches))
 
-    def read_part(self, tokens_BT, caches, counts_B):
-        """The beginning of a block of W tokens; as `Model.read_part`."""
-        logits_BTV, after = self(tokens_BT, caches)
-        return logits_BTV, tuple(
+    def read_part_embedded(self, x_BPD, caches, counts_B):
+        y_BPD, after, _ = self.stack(x_BPD, caches)
+        return y_BPD, tuple(
             layer.begin_decoding(cache, later, counts_B)
             for layer, cache, later in zip(self.layers, caches, after, strict=True)
         )
@@ -245,21 +257,19 @@ class BlockRecurrentTransformer(Model):
             layer.end_decoding(cache) for layer, cache in zip(self.layers, caches, strict=True)
         )
 
-    def decode(self, tokens_B, caches, reads_B=True):
-        """One token of every row; as `Model.decode`."""
-        x_BD = self.embed(tokens_B[:, None])[:, 0]
+    def decode_embedded(self, x_BD, caches, reads_B=True):
         given = None
         if self.feedback:
-            cache = caches[state_source(self.layers)]
-            given = BlockStates(cache.state_keys_BSHK[:, None], cache.state_values_BSHK[:, None])
+            source = state_source(self.layers)
+            given = self.layers[source].own_decoding_states(caches[source], self.dtype)
         new_caches = []
         for layer, cache in zip(self.layers, caches, strict=True):
             x_BD, cache = layer.decode(x_BD, cache, given, reads_B)
             new_caches.append(cache)
-        return self.logits(self.final_norm(x_BD)), tuple(new_caches)
+        return self.final_norm(x_BD), tuple(new_caches)
 
 
-def _places(name, layers, num_layers) -> set[int]:
+def _indices(name, layers, num_layers) -> set[int]:
     """Indices of layers, counted from 0."""
     layers = (layers,) if isinstance(layers, int) else tuple(layers)  # (9) for (9,)
     for index in layers:

@@ -1,18 +1,13 @@
-"""What a layer remembers between segments, as values that go in and come out.
+"""What a model remembers between segments, as values that go in and come out.
 
 The segment form is carried from segment to segment: a segment ends on a block border, so
 it holds whole blocks. The decoding form is carried from token to token: it also holds the
-block being filled and says, per row, how far. A layer's `init_cache` is the only
-definition of "empty"; every function here works on whole trees and knows no layer.
+block being filled and says, per row, how far. `init_caches` of a model is the only definition of
+"empty"; every function here works on whole trees and knows no layer.
 
-A new kind of memory is a named tuple of its own, in its own file, with every array's rows first
-and its letters at the end of its name (they decide how it is divided over devices), and with
-`clear_state(empty)`. The layer that carries it makes it in `init_cache`, takes and returns it in
-`__call__` (a segment) and `decode` (a token), and turns one form into the other in
-`begin_decoding` and `end_decoding`. Resetting, checkpoints, evaluation, generation, memory files
-and sharding follow from that; `counts.py` counts its operations, and `tests/architectures.py`
-brings it under the laws. Where memory moves at the ends of segments instead of blocks, the model
-says so by `period`, and reads the beginning of a segment in its own way in `read_part`.
+Caches are named tuples whose arrays have their rows first and their letters at the end of their
+names, which decide how they are divided over devices. Those of the segment form have a method
+`clear_state(empty)`. README.md beside this file says how to write a memory of your own.
 """
 
 from typing import NamedTuple
@@ -30,21 +25,17 @@ class WindowCache(NamedTuple):
     keys_BWHK: jax.Array
     values_BWHK: jax.Array
 
-    def clear_state(self, empty):
-        return self
 
-
-class RecurrentCache(NamedTuple):
-    """A recurrent layer's window and its state vectors.
-
-    states_BSD: (B, S, D), float32 or wider: a long sum of small changes. Empty: learned.
-    """
+class LayerCache(NamedTuple):
+    """The window of a layer and the caches of its memories, in their order."""
 
     window: WindowCache
-    states_BSD: jax.Array
+    memories: tuple = ()
 
     def clear_state(self, empty):
-        return self._replace(states_BSD=empty.states_BSD)
+        """Keeps the window and clears every memory in its own way."""
+        pairs = zip(self.memories, empty.memories, strict=True)
+        return self._replace(memories=tuple(cache.clear_state(fresh) for cache, fresh in pairs))
 
 
 class DecodingWindow(NamedTuple):
@@ -60,17 +51,11 @@ class DecodingWindow(NamedTuple):
     fill_B: jax.Array
 
 
-class DecodingRecurrent(NamedTuple):
-    """A recurrent layer's window and state while a block is being filled.
-
-    states_BSD: (B, S, D), fixed inside a block.
-    state_keys_BSHK, state_values_BSHK: (B, S, H, K), computed from the states once a block.
-    """
+class DecodingLayer(NamedTuple):
+    """A layer's window while a block is being filled, and the decoding forms of its memories."""
 
     window: DecodingWindow
-    states_BSD: jax.Array
-    state_keys_BSHK: jax.Array
-    state_values_BSHK: jax.Array
+    memories: tuple = ()
 
 
 def select_rows(rows_B, chosen, others):
@@ -101,12 +86,18 @@ def clear_state(caches, empty):
 
 
 def with_state(caches) -> list[int]:
-    """Indices of the caches that hold more than a window: something that clearing touches.
+    """Indices of the caches that hold more than a window: something that clearing changes.
 
     caches: segment form; arrays, shapes or tracers.
     """
-    old, new = (jax.tree.map(lambda _, mark=mark: mark, caches) for mark in (False, True))
-    return [i for i, cache in enumerate(clear_state(old, new)) if any(jax.tree.leaves(cache))]
+
+    def changes(cache):
+        shapes = jax.eval_shape(lambda: cache)
+        traced = jax.make_jaxpr(lambda old, new: old.clear_state(new))(shapes, shapes).jaxpr
+        old = traced.invars[: len(traced.outvars)]
+        return any(after is not before for after, before in zip(traced.outvars, old))
+
+    return [i for i, cache in enumerate(caches) if changes(cache)]
 
 
 def fill_window(window: WindowCache, block: WindowCache | None = None, fill_B=None):

@@ -1,34 +1,36 @@
-"""One layer: windowed attention, optional attention to states, feed-forward, residuals.
+"""One layer: windowed attention, memories, attention to states, feed-forward, residuals.
 
-A plain layer attends to the W tokens before each token. A layer that `reads_states` also
-attends, in parallel, to state vectors: its own cell's if it has one (a recurrent layer),
-otherwise those it is handed (block feedback). A memorizing layer mixes what its attention reads
-with what the same queries find in an external memory. Letters as in `brt.models`.
+A layer attends to the W tokens before each token. It carries any number of memories, known by
+their interface only (`brt/models/memories/memory.py`). One that `reads_states` also attends to
+state vectors: those its memories offer, otherwise those it is handed (block feedback). Letters as
+in `brt.models`.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from brt.models.caches import (
-    DecodingRecurrent,
-    RecurrentCache,
+    DecodingLayer,
+    LayerCache,
     WindowCache,
     advance,
     completes_block,
     fill_window,
     last_block,
-    select_rows,
     write_token,
 )
+from brt.models.counts import matrix_size
 from brt.models.layers.attention import attend
 from brt.models.layers.dropout import dropout, keep_mask
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import DENSE, parameter
-from brt.models.layers.norms import RMSNorm, unit_heads, wide
+from brt.models.layers.norms import RMSNorm, share_of_norm, unit_heads, wide
 from brt.models.layers.positions_t5 import RelativeBias, WindowMask
-from brt.models.memories.memorizing_cache import DecodingMemorizing, MemorizingCache
-from brt.models.memories.recurrent_cell import BlockStates
+from brt.models.layers.sizes import Sizes
+from brt.models.memories.memory import BlockPairs, BlockStates, LayerMemory, LayerTokens
 from brt.models.shape_letters import constrain
 
 
@@ -36,124 +38,139 @@ class Layer(nnx.Module):
     """Pre-norm attention and feed-forward, each with a residual (sections 3.1 and 4.1).
 
     Args:
-        width, num_heads, head_size, feed_forward_size, window: D, H, K, F, W.
+        sizes: D, H, K, F.
+        window: W in tokens.
         dropout: rate after the attention norm, on attention weights and after the network.
-        cell: the `RecurrentCell` that makes this a recurrent layer, or None.
-        memory: the `ExternalMemory` that makes this a memorizing layer, without a position
-            bias, or None.
-        reads_states: whether the tokens attend to states.
-        remat_blocks: recompute attention and the cell's steps in the backward pass.
+        memories: `LayerMemory` modules, whose additions to attention are made in this order.
+        reads_states: whether the tokens attend to states, even without a memory that offers some.
+        remat_blocks: recompute attention and the memories' parts in the backward pass.
     """
 
     def __init__(
         self,
         rngs: nnx.Rngs,
-        width: int,
-        num_heads: int,
-        head_size: int,
-        feed_forward_size: int,
+        sizes: Sizes,
         window: int,
         dropout: float = 0.0,
-        cell=None,
-        memory=None,
+        memories: tuple[LayerMemory, ...] = (),
         reads_states: bool = False,
         remat_blocks: bool = False,
     ):
-        D, A = width, num_heads * head_size
-        self.num_heads, self.head_size, self.window = num_heads, head_size, window
-        self.dropout, self.remat_blocks = dropout, remat_blocks
-        self.reads_states = reads_states or cell is not None
-        self.sequential = cell is not None and cell.order == "sequential"
+        D, H, A = sizes.width, sizes.num_heads, sizes.attention_size
+        self.sizes = sizes
+        self.window = window
+        self.dropout = dropout
+        self.remat_blocks = remat_blocks
+        self.num_states = sum(memory.num_states for memory in memories)
+        self.reads_states = reads_states or self.num_states > 0
+        self.sequential = any(memory.reads_after_tokens for memory in memories)
         self.attention_norm = RMSNorm(rngs, D)
         self.queries_DA = parameter(rngs, DENSE, D, A)
         self.keys_DA = parameter(rngs, DENSE, D, A)
         self.values_DA = parameter(rngs, DENSE, D, A)
-        self.attention_scale_H = parameter(rngs, jax.nn.initializers.ones, num_heads)
-        self.relative_bias = RelativeBias(rngs, num_heads) if memory is None else WindowMask()
+        self.attention_scale_H = parameter(rngs, jax.nn.initializers.ones, H)
+        biased = all(memory.position_bias for memory in memories)
+        self.relative_bias = RelativeBias(rngs, H) if biased else WindowMask()
         if self.reads_states:
-            self.cross_queries_DA = parameter(rngs, DENSE, D, A)
-            self.cross_scale_H = parameter(rngs, jax.nn.initializers.ones, num_heads)
-            self.output_CD = parameter(rngs, DENSE, 2 * A, D)
+            ones = jax.nn.initializers.ones
+            self.cross_queries_DA = parameter(rngs, DENSE, D, A, purpose="recurrence")
+            self.cross_scale_H = parameter(rngs, ones, H, purpose="recurrence")
+            # Rows of what attention to tokens reads, then rows of what attention to states reads.
+            self.output_CD = parameter(rngs, DENSE, 2 * A, D, purpose=("layers", "recurrence"))
         else:
             self.output_AD = parameter(rngs, DENSE, A, D)
         if self.sequential:
-            self.cross_norm = RMSNorm(rngs, D)
+            self.cross_norm = RMSNorm(rngs, D, purpose="recurrence")
         self.feed_forward_norm = RMSNorm(rngs, D)
-        self.feed_forward = FeedForward(rngs, D, feed_forward_size)
-        self.cell, self.memory = cell, memory
+        self.feed_forward = FeedForward(rngs, D, sizes.feed_forward_size)
+        self.memory_names = tuple(memory.name for memory in memories)
+        for memory in memories:
+            if hasattr(self, memory.name):
+                raise ValueError(
+                    f'{type(memory).__name__}.name = "{memory.name}" is taken in its layer: a '
+                    "layer has one memory of a name, and none is called as a part of the layer is."
+                )
+            setattr(self, memory.name, memory)
+
+    @property
+    def memories(self) -> tuple[LayerMemory, ...]:
+        """The memories of the layer, in the order in which they add to attention."""
+        return tuple(getattr(self, name) for name in self.memory_names)
 
     # The caches.
 
-    def init_cache(self, rows: int, dtype):
-        """The cache of `rows` documents that have not begun: zero keys and values, visible."""
+    def init_cache(self, rows: int, dtype) -> LayerCache:
+        """Returns the cache of `rows` documents that have not begun: visible zeros, no memory."""
+        shape = rows, self.window, self.sizes.num_heads, self.sizes.head_size
+        window = WindowCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        return LayerCache(window, tuple(m.init_cache(rows, dtype) for m in self.memories))
 
-        def zeros(length):
-            return jnp.zeros((rows, length, self.num_heads, self.head_size), dtype)
-
-        window = WindowCache(zeros(self.window), zeros(self.window))
-        if self.memory is not None:
-            size = self.memory.size
-            return MemorizingCache(window, zeros(size), zeros(size), jnp.zeros(rows, jnp.int32))
-        if self.cell is None:
-            return window
-        return RecurrentCache(window, self.cell.initial_states(rows))
-
-    def _window(self, cache):
-        """The part of a cache that every layer has, in either form."""
-        return cache if self.cell is None and self.memory is None else cache.window
-
-    def begin_decoding(self, cache, after=None, fill_B=None):
-        """The decoding form of a segment-form cache.
+    def begin_decoding(self, cache: LayerCache, after: LayerCache | None = None, fill_B=None):
+        """Returns the decoding form of a segment-form cache.
 
         after, fill_B: as `fill_window` takes them, for rows that stand inside a block.
         """
-        block = None if after is None else self._window(after)
-        window = fill_window(self._window(cache), block, fill_B)
-        if self.memory is not None:
-            return DecodingMemorizing(window, *cache[1:])
-        if self.cell is None:
-            return window
-        states_BSD, dtype = cache.states_BSD, window.keys_BJHK.dtype
-        return DecodingRecurrent(window, states_BSD, *self.cell.keys_values(states_BSD, dtype))
+        block = None if after is None else after.window
+        window = fill_window(cache.window, block, fill_B)
+        dtype = window.keys_BJHK.dtype
+        return DecodingLayer(window, self._each("begin_decoding", cache.memories, dtype))
 
-    def end_decoding(self, cache):
-        """The segment form of a decoding-form cache whose rows stand at a block border."""
-        window = last_block(self._window(cache))
-        if self.memory is not None:
-            return MemorizingCache(window, *cache[1:])
-        return window if self.cell is None else RecurrentCache(window, cache.states_BSD)
+    def end_decoding(self, cache: DecodingLayer) -> LayerCache:
+        """Returns the segment form of a decoding-form cache whose rows stand at a block border."""
+        return LayerCache(last_block(cache.window), self._each("end_decoding", cache.memories))
+
+    def _each(self, method, caches, *arguments):
+        """What a method of each memory says of its cache."""
+        pairs = zip(self.memories, caches, strict=True)
+        return tuple(getattr(memory, method)(cache, *arguments) for memory, cache in pairs)
 
     def window_table(self):
-        """Scaled position bias and mask of one block, (H, W, 2W)."""
+        """Returns the scaled position bias and mask of one block, (H, W, 2W)."""
         return self.relative_bias.window_table(self._scale(), self.window)
 
     def _scale(self):
         return jnp.abs(self.attention_scale_H[...])
 
+    # The states that tokens attend to.
+
+    def own_states(self, cache: LayerCache, dtype) -> tuple[BlockStates | None, ...]:
+        """Returns the states that each memory offers to the next block (G = 1)."""
+        return self._each("states", cache.memories, dtype)
+
+    def own_decoding_states(self, cache: DecodingLayer, dtype) -> BlockStates | None:
+        """Returns the states of all memories of a decoding-form cache, or None without any."""
+        return joined(self._each("decoding_states", cache.memories, dtype))
+
     # The parts both forms share.
 
     def _heads(self, x_BTD, matrix_DA):
         x_BTA = x_BTD @ matrix_DA[...].astype(x_BTD.dtype)
-        return constrain(x_BTA.reshape(*x_BTA.shape[:2], self.num_heads, -1), "BTHK")
+        return constrain(x_BTA.reshape(*x_BTA.shape[:2], self.sizes.num_heads, -1), "BTHK")
 
-    def _queries_keys_values(self, x_BTD):
+    def _tokens(self, x_BTD) -> LayerTokens:
         q_BTHK = unit_heads(self._heads(x_BTD, self.queries_DA))
         k_BTHK = unit_heads(self._heads(x_BTD, self.keys_DA))
-        return q_BTHK, k_BTHK, self._heads(x_BTD, self.values_DA)
+        v_BTHK = self._heads(x_BTD, self.values_DA)
+        return LayerTokens(q_BTHK, k_BTHK, v_BTHK, self.attention_scale_H[...])
+
+    def _read_memories(self, caches, tokens, attended_BTHK, remat=False):
+        """What self-attention read with what each memory adds to it, and the monitors."""
+        monitors = {}
+        for memory, cache in zip(self.memories, caches, strict=True):
+            attended_BTHK, found = memory.read(cache, tokens, attended_BTHK, remat)
+            monitors |= found
+        return attended_BTHK, monitors
 
     def _project_and_feed(self, x_BTD, normed_BTD, self_BTHK, read_states, key):
         """Output projection, residual, network, residual; and the states' share of the sum.
 
         read_states: from queries (B, T, H, K) to what they read in the states, or None.
         """
-        A = self.num_heads * self.head_size
-        share = None
+        A = self.sizes.attention_size
+        monitors = {}
 
         def flat(y_BTHK):
             return y_BTHK.reshape(*x_BTD.shape[:2], A)
-
-        def queries(x_BTD):
-            return unit_heads(self._heads(x_BTD, self.cross_queries_DA))
 
         if not self.reads_states:
             x_BTD = x_BTD + flat(self_BTHK) @ self.output_AD[...].astype(x_BTD.dtype)
@@ -162,148 +179,151 @@ class Layer(nnx.Module):
             from_tokens_BTD = flat(self_BTHK) @ output_CD[:A]
             if self.sequential:
                 normed_BTD = self.cross_norm(x_BTD + from_tokens_BTD)
-            from_states_BTD = flat(read_states(queries(normed_BTD))) @ output_CD[A:]
+            q_BTHK = unit_heads(self._heads(normed_BTD, self.cross_queries_DA))
+            from_states_BTD = flat(read_states(q_BTHK)) @ output_CD[A:]
             x_BTD = x_BTD + (from_tokens_BTD + from_states_BTD)
-            share = _share(from_states_BTD, from_tokens_BTD)
+            monitors["state_share"] = share_of_norm(from_states_BTD, from_tokens_BTD)
         y_BTD = self.feed_forward(self.feed_forward_norm(x_BTD))
-        return constrain(x_BTD + dropout(y_BTD, self.dropout, key), "BTD"), share
+        return constrain(x_BTD + dropout(y_BTD, self.dropout, key), "BTD"), monitors
 
     # The segment form.
 
-    def __call__(self, x_BTD, cache, table_HWJ=None, given=None, key=None):
-        """One segment of every row.
+    def __call__(self, x_BTD, cache: LayerCache, table_HWJ=None, given=None, known=None, key=None):
+        """Reads one segment of every row.
 
         Args:
             x_BTD: (B, T, D) activations, T a multiple of W.
-            cache: `WindowCache`, `RecurrentCache` or `MemorizingCache`, as `init_cache` makes it.
+            cache: segment form.
             table_HWJ: `window_table()`, if the caller has it already.
-            given: `BlockStates` to read, for a layer without a cell; for one with a cell,
-                those of its own states if they are known already (one block only).
+            given: `BlockStates` to read, for a layer whose memories offer none.
+            known: `own_states(cache)`, if the caller has them already (one block only).
             key: dropout key; None turns dropout off.
 
         Returns:
-            (B, T, D), the cache after the segment, and the monitors: a dict of scalars
-            (kept: share of the states the gates keep; state_norm: root mean square;
-            state_share: the states' part of what attention adds; memory_share: the external
-            memory's part of what attention reads), empty for plain layers.
+            (B, T, D), the cache after the segment, and the monitors: a dict of scalars, those of
+            the memories and, where tokens attend to states, state_share: the states' part of what
+            attention adds.
         """
         B, T, _ = x_BTD.shape
-        W, G = self.window, T // self.window
+        W = self.window
         table_HWJ = self.window_table() if table_HWJ is None else table_HWJ
-        window = self._window(cache)
         norm_key, weights_key, states_key, output_key = (
             (None,) * 4 if key is None else jax.random.split(key, 4)
         )
 
         normed_BTD = dropout(self.attention_norm(x_BTD), self.dropout, norm_key)
-        q_BTHK, k_BTHK, v_BTHK = self._queries_keys_values(normed_BTD)
-        k_BGJHK, v_BGJHK = _pairs(window.keys_BWHK, k_BTHK), _pairs(window.values_BWHK, v_BTHK)
+        tokens = self._tokens(normed_BTD)
+        blocks = BlockPairs(
+            _pairs(cache.window.keys_BWHK, tokens.keys_BTHK),
+            _pairs(cache.window.values_BWHK, tokens.values_BTHK),
+        )
 
         def read(q_BTHK, k_BGJHK, v_BGJHK, scale_H, table, key):
-            q_BGWHK = q_BTHK.reshape(B, G, W, *q_BTHK.shape[2:])
-            shape = (self.num_heads, W, k_BGJHK.shape[2])
+            q_BGWHK = q_BTHK.reshape(B, T // W, W, *q_BTHK.shape[2:])
+            shape = (self.sizes.num_heads, W, k_BGJHK.shape[2])
             keep = keep_mask(key, self.dropout, shape, wide(x_BTD).dtype)
             y = attend(q_BGWHK, k_BGJHK, v_BGJHK, scale_H, table, keep)
             return y.reshape(B, T, *q_BTHK.shape[2:])
 
         if self.remat_blocks:
             read = jax.checkpoint(read)
-        scale_H = self.attention_scale_H[...]
-        self_BTHK = read(q_BTHK, k_BGJHK, v_BGJHK, scale_H, table_HWJ, weights_key)
+        self_BTHK = read(tokens.queries_BTHK, *blocks, tokens.scale_H, table_HWJ, weights_key)
 
-        monitors, new_cache = {}, WindowCache(k_BTHK[:, -W:], v_BTHK[:, -W:])
-        if self.cell is not None:
-            states_BSD, given, kept = self.cell.over_blocks(
-                cache.states_BSD, k_BGJHK, v_BGJHK, given, self.remat_blocks
-            )
-            new_cache = RecurrentCache(new_cache, states_BSD)
-            monitors = {"kept": kept, "state_norm": jnp.sqrt(jnp.mean(jnp.square(states_BSD)))}
-
-        if self.memory is not None:
-            found_BTHK = self.memory.read(q_BTHK, cache, k_BTHK, v_BTHK, scale_H, self.remat_blocks)
-            parts = self.memory.mixed(self_BTHK, found_BTHK)
-            self_BTHK, monitors = sum(parts), {"memory_share": _share(*parts[::-1])}
-            new_cache = self.memory.write(cache, k_BTHK, v_BTHK)._replace(window=new_cache)
+        self_BTHK, monitors = self._read_memories(
+            cache.memories, tokens, self_BTHK, self.remat_blocks
+        )
+        memories, offered, changes = self._take_in(cache.memories, blocks, known)
+        monitors = changes | monitors
+        states = joined(offered) or given
 
         def read_states(q_BTHK):
-            return read(q_BTHK, *given, self.cross_scale_H[...], None, states_key)
+            return read(q_BTHK, *states, self.cross_scale_H[...], None, states_key)
 
-        x_BTD, share = self._project_and_feed(x_BTD, normed_BTD, self_BTHK, read_states, output_key)
-        if share is not None:
-            monitors["state_share"] = share
-        return x_BTD, new_cache, monitors
+        x_BTD, shares = self._project_and_feed(
+            x_BTD, normed_BTD, self_BTHK, read_states, output_key
+        )
+        window = WindowCache(tokens.keys_BTHK[:, -W:], tokens.values_BTHK[:, -W:])
+        return x_BTD, LayerCache(window, memories), monitors | shares
+
+    def _take_in(self, caches, blocks, known):
+        """The caches of the memories after the blocks, the states they offer, and monitors."""
+        known = (None,) * len(caches) if known is None else known
+        after, offered, monitors = [], [], {}
+        for memory, cache, states in zip(self.memories, caches, known, strict=True):
+            cache, seen, found = memory.take_in(cache, blocks, states, self.remat_blocks)
+            after.append(cache)
+            offered.append(seen)
+            monitors |= found
+        return tuple(after), offered, monitors
 
     # The decoding form.
 
-    def decode(self, x_BD, cache, given: BlockStates | None = None, reads_B=True):
-        """One token of every row; state and memory move when the token completes a block.
+    def decode(self, x_BD, cache: DecodingLayer, given: BlockStates | None = None, reads_B=True):
+        """Reads one token of every row; memories change when the token completes a block.
 
         Args:
             x_BD: (B, D) activations.
             cache: the decoding form.
-            given: `BlockStates` with G = 1 for a layer that reads states but has no cell.
+            given: `BlockStates` with G = 1, for a layer whose memories offer none.
             reads_B: (B,) bool, rows that read a token; the caches of the others stay.
 
         Returns:
             (B, D) and the cache after the token.
         """
         x_B1D = x_BD[:, None]
-        window = self._window(cache)
         normed_B1D = self.attention_norm(x_B1D)
-        q_B1HK, k_B1HK, v_B1HK = self._queries_keys_values(normed_B1D)
-        window = write_token(window, k_B1HK[:, 0], v_B1HK[:, 0], reads_B)
+        token = self._tokens(normed_B1D)
+        window = write_token(cache.window, token.keys_BTHK[:, 0], token.values_BTHK[:, 0], reads_B)
         table_BH1J = self.relative_bias.token_table(self._scale(), self.window, window.fill_B)
         self_B1HK = attend(
-            q_B1HK, window.keys_BJHK, window.values_BJHK, self.attention_scale_H[...], table_BH1J
+            token.queries_BTHK, window.keys_BJHK, window.values_BJHK, token.scale_H, table_BH1J
         )
-
-        if self.memory is not None:
-            scale_H = self.attention_scale_H[...]
-            found_B1HK = self.memory.read(q_B1HK, cache, k_B1HK, v_B1HK, scale_H)
-            self_B1HK = sum(self.memory.mixed(self_B1HK, found_B1HK))
+        self_B1HK, _ = self._read_memories(cache.memories, token, self_B1HK)
 
         def read_states(q_B1HK):
-            if self.cell is None:
-                k_BSHK, v_BSHK = given.keys_BGSHK[:, 0], given.values_BGSHK[:, 0]
-            else:
-                k_BSHK, v_BSHK = cache.state_keys_BSHK, cache.state_values_BSHK
+            states = self.own_decoding_states(cache, x_BD.dtype) or given
+            k_BSHK, v_BSHK = (x_BGSHK[:, 0] for x_BGSHK in states)
             return attend(q_B1HK, k_BSHK, v_BSHK, self.cross_scale_H[...])
 
         x_B1D, _ = self._project_and_feed(x_B1D, normed_B1D, self_B1HK, read_states, None)
-        if self.memory is not None:
-            cache = self._advance_memory(cache._replace(window=window), reads_B)
-        elif self.cell is not None:
-            cache = self._advance_state(cache._replace(window=window), reads_B)
-        else:
-            cache = advance(window, reads_B)
-        return x_B1D[:, 0], cache
+        memories = self._complete_block(cache.memories, window, reads_B)
+        return x_B1D[:, 0], DecodingLayer(advance(window, reads_B), memories)
 
-    def _advance_memory(self, cache: DecodingMemorizing, reads_B):
-        window, W = cache.window, self.window
+    def _complete_block(self, caches, window, reads_B):
+        if not caches:
+            return caches
         full_B = completes_block(window, reads_B)
+        blocks = BlockPairs(window.keys_BJHK[:, None], window.values_BJHK[:, None])
 
-        def update(cache):
-            block = window.keys_BJHK[:, W:], window.values_BJHK[:, W:]
-            return self.memory.write(cache, *block, full_B)
+        def update(caches):
+            return self._each("complete_block", caches, blocks, full_B)
 
-        cache = jax.lax.cond(jnp.any(full_B), update, lambda cache: cache, cache)
-        return cache._replace(window=advance(window, reads_B))
+        return jax.lax.cond(jnp.any(full_B), update, lambda caches: caches, caches)
 
-    def _advance_state(self, cache: DecodingRecurrent, reads_B):
-        window = cache.window
-        full_B = completes_block(window, reads_B)
+    # What it costs, and how far it sees.
 
-        def update(cache):
-            states_BSD, _ = self.cell.step(*cache[1:], window.keys_BJHK, window.values_BJHK)
-            k_BSHK, v_BSHK = self.cell.keys_values(states_BSD, window.keys_BJHK.dtype)
-            moved = cache._replace(
-                states_BSD=states_BSD, state_keys_BSHK=k_BSHK, state_values_BSHK=v_BSHK
-            )
-            # Keys computed again from the same states need not be the same to the last bit.
-            return select_rows(full_B, moved, cache)
+    def flops_per_token(self, given_states: int = 0) -> float:
+        """Returns the operations of one token's forward pass, a product and a sum as two.
 
-        cache = jax.lax.cond(jnp.any(full_B), update, lambda cache: cache, cache)
-        return cache._replace(window=advance(window, reads_B))
+        given_states: S, states that it is handed where its memories offer none.
+        """
+        A = self.sizes.attention_size
+        total = 2 * matrix_size(self, without=self.memory_names) + 4 * A * self.window
+        if self.reads_states:
+            total += 4 * A * (self.num_states or given_states)
+        return total + sum(memory.flops_per_token(self.window) for memory in self.memories)
+
+    def reach(self) -> float:
+        """Returns how many tokens before a block its tokens may be influenced by, at most."""
+        return max([self.window, *(memory.reach for memory in self.memories)])
+
+
+def joined(states) -> BlockStates | None:
+    """Puts the states of several memories side by side; None where none has any."""
+    offered = [each for each in states if each is not None]
+    if len(offered) < 2:
+        return offered[0] if offered else None
+    return BlockStates(*map(functools.partial(jnp.concatenate, axis=2), zip(*offered)))
 
 
 def _pairs(previous_BWHK, x_BTHK):
@@ -312,8 +332,3 @@ def _pairs(previous_BWHK, x_BTHK):
     whole = jnp.concatenate([previous_BWHK, x_BTHK], axis=1)
     blocks = whole.reshape(B, -1, W, *whole.shape[2:])
     return jnp.concatenate([blocks[:, :-1], blocks[:, 1:]], axis=2)
-
-
-def _share(part, rest):
-    part, rest = (jnp.sqrt(jnp.mean(jnp.square(wide(x)))) for x in (part, rest))
-    return part / jnp.maximum(part + rest, 1e-30)

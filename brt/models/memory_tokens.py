@@ -1,65 +1,199 @@
-"""Memory tokens: who sees whom, and what is carried between segments. Letters as in `brt.models`.
+"""Memory tokens around the segments of a body.
 
 A segment of a Recurrent Memory Transformer is [read; tokens; write], X = S + T + S positions: the
 same S vectors of memory stand at both ends. What the write positions come out as is the memory
-of the next segment. Without write positions (the Memory Transformer) X = S + T.
+of the next segment. Without write positions (the Memory Transformer) X = S + T, and the memory is
+what the read positions come out as. Letters as in `brt.models`.
 """
 
+import abc
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from brt.models.caches import select_rows
 
-class MemoryCache(NamedTuple):
-    """The memory that the next segment is read with; the same in the decoding form.
 
-    memory_BSD: (B, S, D) in the activations' type. Empty: learned.
+class MemoryLayout(NamedTuple):
+    """Where memory tokens stand in a segment, and what they see.
+
+    num_memory: S. period: T, tokens of a segment.
+    memory_at_end: whether there are write positions.
+    read_from_cache: whether memory tokens see what the body remembers of earlier segments, where
+        the body lets them choose.
     """
 
-    memory_BSD: jax.Array
+    num_memory: int
+    period: int
+    memory_at_end: bool = True
+    read_from_cache: bool = False
 
-    def clear_state(self, empty):
-        return self._replace(memory_BSD=empty.memory_BSD)
+    @property
+    def positions(self) -> int:
+        """X, positions of a segment."""
+        return self.num_memory + self.period + (self.num_memory if self.memory_at_end else 0)
+
+    def surround(self, x_BTD, memory_BSD):
+        """Returns (B, X, D): the memory, the tokens, and the memory again if it stands there."""
+        ends = (memory_BSD,) if self.memory_at_end else ()
+        return jnp.concatenate([memory_BSD, x_BTD, *ends], axis=1)
+
+    def divide(self, y_BXD):
+        """Returns the outputs of the tokens, (B, T, D), and the next memory, (B, S, D)."""
+        S, X = self.num_memory, y_BXD.shape[1]
+        if not self.memory_at_end:
+            return y_BXD[:, S:], y_BXD[:, :S]
+        return y_BXD[:, S : X - S], y_BXD[:, X - S :]
 
 
-def segment_mask(S: int, T: int, memory_at_end: bool = True):
-    """Which positions of its segment each position sees.
+class MemoryTokens(abc.ABC):
+    """Reads segments with memory tokens around them: the base of the ways bodies do it.
 
-    Read positions see each other; tokens the read positions, the tokens before them and
-    themselves; write positions everything.
+    Caches are those of the body alone. In the decoding form a segment begins when its first token
+    is read: `begin` reads the read positions, and `finish` the write positions.
+    """
+
+    @abc.abstractmethod
+    def segment(self, x_BTD, caches, memory_BSD, key=None):
+        """Reads one segment of every row.
+
+        Returns:
+            (B, T, D) outputs of the tokens, the next memory (B, S, D), the caches after the
+            segment, and monitors.
+        """
+
+    @abc.abstractmethod
+    def begin_decoding(self, caches):
+        """Returns the decoding form of segment-form caches, in which nothing has been read."""
+
+    @abc.abstractmethod
+    def end_decoding(self, caches):
+        """Returns the segment form again; nothing has been read of a segment."""
+
+    @abc.abstractmethod
+    def begin(self, caches, memory_BSD, rows_B):
+        """Reads the read positions of the rows in `rows_B` in the decoding form.
+
+        Returns:
+            The caches, and the outputs of these positions, (B, S, D).
+        """
+
+    @abc.abstractmethod
+    def decode(self, x_BD, caches, reads_B=True):
+        """Reads one token of every row; returns (B, D) and the caches."""
+
+    @abc.abstractmethod
+    def finish(self, caches, memory_BSD, rows_B):
+        """Reads the write positions of the rows in `rows_B`, whose tokens are all read.
+
+        Returns:
+            The caches, in which nothing has been read of the next segment, and the outputs of
+            these positions, (B, S, D).
+        """
+
+    @abc.abstractmethod
+    def read_part(self, x_BPD, caches, memory_BSD, counts_B):
+        """Reads the read positions and the first `counts_B` of up to P tokens, all at once.
+
+        Returns:
+            (B, P, D) outputs of the tokens, the decoding form of the caches, and the outputs of
+            the read positions, (B, S, D).
+        """
+
+    @abc.abstractmethod
+    def carries(self) -> bool:
+        """Returns whether a memory vector can tell of tokens before its segment."""
+
+    @abc.abstractmethod
+    def flops_per_token(self) -> float:
+        """Returns operations of one token's forward pass, its part of the memory's included."""
+
+
+class CausalMemoryTokens(MemoryTokens):
+    """Memory tokens as positions like any other, of a body that sees what stands before.
+
+    A memory vector sees what a token in its place would see: in a stack of windows, the last
+    W positions. A segment consists of whole periods of the body.
 
     Args:
-        S: memory tokens.
-        T: tokens.
-        memory_at_end: whether there are write positions.
+        body: a `Body`.
+        layout: of its segments.
 
-    Returns:
-        (X, X) bool.
-
-    Source: RMT, section 3 (memory tokens of a block see one another), and the released code.
+    Raises:
+        ValueError: a segment that is no multiple of the body's period.
     """
-    place = jnp.arange(S + T + (S if memory_at_end else 0))
-    read, write = place < S, place >= S + T
-    causal_XX = place <= place[:, None]
-    return jnp.where(read[:, None], read, write[:, None] | causal_XX)
 
+    def __init__(self, body, layout: MemoryLayout):
+        X, W = layout.positions, body.period
+        if X % W:
+            raise ValueError(
+                f"A segment of {layout.period} tokens with its memory tokens is {X} positions, "
+                f"and {type(body).__name__} reads blocks of {W}: make the segment length "
+                f"{max(X // W, 1) * W - X + layout.period} or "
+                f"{(X // W + 1) * W - X + layout.period}, or bind another "
+                "RecurrentMemoryTransformer.num_memory."
+            )
+        self.body = body
+        self.layout = layout
 
-def visible_positions(mask_QX, is_memory_Q, count_B, M: int, read_from_cache: bool = False):
-    """The mask with a cache of hidden states before the segment.
+    def segment(self, x_BTD, caches, memory_BSD, key=None):
+        x_BXD = self.layout.surround(x_BTD, memory_BSD)
+        y_BXD, caches, monitors = self.body.stack(x_BXD, caches, key)
+        return *self.layout.divide(y_BXD), caches, monitors
 
-    Args:
-        mask_QX: (Q, X) bool, which positions of the segment those that ask see.
-        is_memory_Q: (Q,) bool, which of them are memory tokens.
-        count_B: (B,) int32, filled places of the cache, its last ones.
-        M: places of the cache.
-        read_from_cache: whether memory tokens see the cache, as tokens do.
+    def begin_decoding(self, caches):
+        return self.body.begin_decoding(caches)
 
-    Returns:
-        (B, Q, M + X) bool.
-    """
-    filled_BM = jnp.arange(M) >= M - count_B[:, None]
-    asks_Q = ~is_memory_Q | read_from_cache
-    cache_BQM = filled_BM[:, None] & asks_Q[:, None]
-    mask_BQX = jnp.broadcast_to(mask_QX, (len(count_B), *mask_QX.shape))
-    return jnp.concatenate([cache_BQM, mask_BQX], axis=-1)
+    def end_decoding(self, caches):
+        return self.body.end_decoding(caches)
+
+    def _read_vectors(self, caches, x_BSD, rows_B):
+        """Reads vectors one after the other; their outputs and the caches."""
+
+        def read(caches, x_BD):
+            y_BD, caches = self.body.decode_embedded(x_BD, caches, rows_B)
+            return caches, y_BD
+
+        caches, y_SBD = jax.lax.scan(read, caches, jnp.moveaxis(x_BSD, 1, 0))
+        return caches, jnp.moveaxis(y_SBD, 0, 1)
+
+    def begin(self, caches, memory_BSD, rows_B):
+        return self._read_vectors(caches, memory_BSD, rows_B)
+
+    def decode(self, x_BD, caches, reads_B=True):
+        return self.body.decode_embedded(x_BD, caches, reads_B)
+
+    def finish(self, caches, memory_BSD, rows_B):
+        if not self.layout.memory_at_end:
+            return caches, memory_BSD
+        return self._read_vectors(caches, memory_BSD, rows_B)
+
+    def read_part(self, x_BPD, caches, memory_BSD, counts_B):
+        S, W = self.layout.num_memory, self.body.period
+        x_BXD = jnp.concatenate([memory_BSD, x_BPD], axis=1)
+        X = x_BXD.shape[1]
+        x_BXD = jnp.pad(x_BXD, [(0, 0), (0, -X % W), (0, 0)])
+        rows, _, D = x_BXD.shape
+        x_GBWD = jnp.moveaxis(x_BXD.reshape(rows, -1, W, D), 1, 0)
+
+        def block(carried, inputs):
+            caches, decoding = carried
+            x_BWD, first = inputs
+            within_B = S + counts_B - first
+            here_B = (within_B >= 0) & (within_B < W)
+            y_BWD, part = self.body.read_part_embedded(x_BWD, caches, jnp.clip(within_B, 0, W - 1))
+            _, after, _ = self.body.stack(x_BWD, caches)
+            return (after, select_rows(here_B, part, decoding)), y_BWD
+
+        firsts = W * jnp.arange(len(x_GBWD))
+        carried = caches, self.begin_decoding(caches)
+        (_, decoding), y_GBWD = jax.lax.scan(block, carried, (x_GBWD, firsts))
+        y_BXD = jnp.moveaxis(y_GBWD, 0, 1).reshape(rows, -1, D)
+        return y_BXD[:, S:X], decoding, y_BXD[:, :S]
+
+    def carries(self) -> bool:
+        return True
+
+    def flops_per_token(self) -> float:
+        return self.body.flops_per_token() * self.layout.positions / self.layout.period

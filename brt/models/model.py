@@ -1,52 +1,48 @@
-"""What training, evaluation and generation ask of a model, whatever it remembers."""
+"""The contract of a model: what training, evaluation and generation ask of it.
 
+`Model` says what every model offers, segment by segment. `LanguageModel` says what a model that
+writes text offers besides, token by token. README.md beside this file has a runnable example.
+"""
+
+import jax
 from flax import nnx
 
-from brt.training.losses import token_losses
+from brt.models.layers.losses import token_losses
+
+DTYPES = ("float32", "bfloat16")
+"""Types of activations."""
 
 
 class Model(nnx.Module):
-    """The base of all models: what each must say for itself, and what they share.
+    """A model that reads segments: the base of all models.
 
     A model holds parameters only; what it remembers between segments is a tuple of named tuples
-    that goes in and comes out (`brt/models/caches.py` says what such a tuple must offer). There
-    are two forms of it. The segment form stands between segments; the decoding form holds a
-    segment or block that is being filled, each row at its own place in its own.
+    that goes in and comes out (`brt/models/caches.py` says what such a tuple must offer).
 
     Attributes:
-        vocabulary_size: V.
+        vocabulary_size: V, ids that may be read and predicted.
         dropout: 0 if the model never drops anything; else it is given keys in training.
         dtype: of activations.
-        period: P in tokens, from a document's start, between the places where a cache has its
-            segment form: the window, or the length of a segment where memory moves at the ends
-            of those, or one token.
-
-    A model whose attention can be drawn has `look(tokens_BT, caches)` besides, as `TransformerXL`.
     """
 
-    # Segments.
-
     def for_segments(self, length: int):
-        """The same model, same parameters, for segments of `length` tokens.
-
-        A memory that moves at the ends of segments takes the length as its `period`.
-        """
+        """Returns the same model, same parameters, for segments of `length` tokens."""
         return self
 
-    def init_caches(self, rows: int):
-        """The segment form of `rows` documents that have not begun: what "empty" means."""
+    def init_caches(self, rows: int) -> tuple:
+        """Returns the caches of `rows` documents that have not begun: what "empty" means."""
         raise NotImplementedError
 
     def embed(self, tokens_BT):
-        """(B, T) ids, `BEGIN` before a document's first token, to (B, T, D) activations."""
+        """Maps (B, T) ids, `BEGIN` before a document's first token, to (B, T, D) activations."""
         raise NotImplementedError
 
     def stack(self, x_BTD, caches, key=None):
-        """Embedded tokens of one segment through all layers.
+        """Reads embedded tokens of one segment through all layers.
 
         Args:
             x_BTD: (B, T, D) activations.
-            caches: the segment form, from `init_caches` or the last segment.
+            caches: from `init_caches` or the last segment.
             key: dropout key; None turns dropout off.
 
         Returns:
@@ -57,16 +53,16 @@ class Model(nnx.Module):
         raise NotImplementedError
 
     def logits(self, x_BTD):
-        """(..., D) outputs of the stack to (..., V) logits or log-probabilities, float32 or
+        """Maps (..., D) outputs of the stack to (..., V) logits or log-probabilities, float32 or
         wider."""
         raise NotImplementedError
 
     def token_losses(self, x_BTD, targets_BT):
-        """-log p of each target in nats, and whether it is the most likely; both (B, T)."""
+        """Returns -log p of each target in nats, and whether it is the most likely; both (B, T)."""
         return token_losses(self.logits(x_BTD), targets_BT)
 
     def __call__(self, tokens_BT, caches, key=None):
-        """One segment of every row.
+        """Reads one segment of every row.
 
         Args:
             tokens_BT: (B, T) int32 ids as read; the target of each is the next token.
@@ -79,10 +75,41 @@ class Model(nnx.Module):
         x_BTD, caches, _ = self.stack(self.embed(tokens_BT), caches, key)
         return self.logits(x_BTD), caches
 
-    # Tokens.
+    def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
+        """Returns scalars of a gradient to be reported, such as the norm that reaches a memory.
+
+        grads: nested dictionary of arrays, with the names of the parameters.
+        """
+        return {}
+
+    def flops_per_token(self) -> float:
+        """Returns floating-point operations of one token's forward pass, a product and a sum as
+        two.
+
+        Matrix products and attention only, counting the keys a query may see. A training step
+        costs three times as much.
+        """
+        raise NotImplementedError
+
+    def divided_sizes(self) -> dict[str, int]:
+        """Returns the bindings whose sizes the model axis of a mesh must divide."""
+        raise NotImplementedError
+
+
+class LanguageModel(Model):
+    """A model that also reads and writes token by token: the base of all that generate text.
+
+    Its caches have two forms. The segment form stands between segments; the decoding form holds a
+    segment or block that is being filled, each row at its own place in its own.
+
+    Attributes:
+        period: P in tokens, from a document's start, between the places where a cache has its
+            segment form: the window, or the length of a segment where memory moves at the ends
+            of those, or one token.
+    """
 
     def begin_decoding(self, caches):
-        """The decoding form of segment-form caches, for `decode`."""
+        """Returns the decoding form of segment-form caches, for `decode`."""
         raise NotImplementedError
 
     def read_part(self, tokens_BT, caches, counts_B):
@@ -100,7 +127,7 @@ class Model(nnx.Module):
         raise NotImplementedError
 
     def decode(self, tokens_B, caches, reads_B=True):
-        """One token of every row, each row at its own place in its own period.
+        """Reads one token of every row, each row at its own place in its own period.
 
         Args:
             tokens_B: (B,) int32 ids.
@@ -114,27 +141,16 @@ class Model(nnx.Module):
         raise NotImplementedError
 
     def end_decoding(self, caches):
-        """The segment form again; every row must stand at the end of a period (fill 0)."""
+        """Returns the segment form again; every row must stand at the end of a period (fill 0)."""
         raise NotImplementedError
 
-    # What it costs, and how far it sees.
+    # How far it sees.
 
     def windows_reach(self) -> int:
-        """How many tokens back anything but a state or memory of its own is carried."""
+        """Returns how many tokens back anything but a state or memory of its own is carried."""
         raise NotImplementedError
 
     def receptive_field(self) -> float:
-        """How many tokens before it a token can be influenced by, at most; may be infinite."""
-        raise NotImplementedError
-
-    def flops_per_token(self) -> float:
-        """Floating-point operations of one token's forward pass, a product and a sum as two.
-
-        Matrix products and attention only, counting the keys a query may see. A training step
-        costs three times as much.
-        """
-        raise NotImplementedError
-
-    def divided_sizes(self) -> dict[str, int]:
-        """Bindings whose sizes the model axis of a mesh must divide."""
+        """Returns how many tokens before it a token can be influenced by, at most; may be
+        infinite."""
         raise NotImplementedError

@@ -1,277 +1,303 @@
-"""The Recurrent Memory Transformer: memory tokens around each segment of a Transformer-XL.
+"""The Recurrent Memory Transformer: memory tokens around each segment of a body.
 
     logits_BTV, caches = model(tokens_BT, caches)
 
-Between segments S vectors are carried, and with M > 0 the cache of hidden states too. Letters as
-in `brt.models` and `brt/models/memory_tokens.py`.
+Between segments S vectors are carried, beside what the body carries. Letters as in `brt.models`
+and `brt/models/memory_tokens.py`.
 """
 
 import math
+from typing import NamedTuple
 
 import gin
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
+from brt.models.body import Body
 from brt.models.caches import select_rows
-from brt.models.counts import matrix_size
-from brt.models.hidden_cache import HiddenCache, close_segment, open_segment
 from brt.models.layers.initializers import parameter
-from brt.models.memory_tokens import MemoryCache, segment_mask, visible_positions
+from brt.models.memory_tokens import MemoryLayout, MemoryTokens
+from brt.models.model import LanguageModel
 from brt.models.transformer_xl import TransformerXL
 
 INITIAL_ROWS = ("independent", "identical")
 
 
-@gin.configurable(denylist=["rngs"])
-class RecurrentMemoryTransformer(TransformerXL):
-    """RMT, the Memory Transformer, and both with a cache of hidden states (Tr-XL + RMT).
+class MemoryCache(NamedTuple):
+    """The memory that the next segment is read with.
 
-    The layers, their sizes and their cache are bound as `TransformerXL.width` and so on.
+    memory_BSD: (B, S, D) in the activations' type. Empty: learned.
+    """
+
+    memory_BSD: jax.Array
+
+    def clear_state(self, empty):
+        """Returns the learned memory that a document begins with."""
+        return empty
+
+
+class DecodingMemory(NamedTuple):
+    """The memory while a segment is being read.
+
+    memory_BSD: (B, S, D), as in `MemoryCache`; without write positions, from the first token of a
+        segment on, the next memory.
+    fill_B: (B,) int32, tokens of the segment read so far, 0 ... P - 1.
+    """
+
+    memory_BSD: jax.Array
+    fill_B: jax.Array
+
+
+@gin.configurable(denylist=["rngs"])
+class RecurrentMemoryTransformer(LanguageModel):
+    """RMT, the Memory Transformer, and both around any `Body`.
+
+    With a body that remembers hidden states this is Tr-XL + RMT; with a Block-Recurrent stack,
+    memory tokens beside its states. The body's own settings are bound by its name, as in
+    `TransformerXL.width`.
 
     Args:
-        num_memory: S, memory tokens; with 0 this is Transformer-XL.
+        num_memory: S, memory tokens, at least 1.
+        body: builds the `Body` that they are put around.
         memory_at_end: whether the memory stands at both ends of a segment. At its start alone
-            (the Memory Transformer) it cannot see the tokens, so it carries nothing of them.
-        read_memory_from_cache: whether memory tokens see the cache of hidden states.
+            (the Memory Transformer) it cannot see the segment's tokens, so it carries nothing of
+            them.
+        read_memory_from_cache: whether memory tokens see the hidden states that a Transformer-XL
+            remembers.
         initial_rows: the learned first memory begins as S "independent" draws of N(0, 1), or
             as S times the same ("identical", the released code).
         auxiliary_weight: of a loss by which every new memory vector predicts one special token,
             an entry of the vocabulary after the last (appendix A.5).
         allow_long_memory: whether there may be as many memory tokens as a segment has tokens,
             which then can be copied whole, as in the paper's algorithmic tasks.
-        transformer_xl: arguments of `TransformerXL`, which gin binds by its name.
 
     Raises:
-        ValueError: negative counts; a setting of the layers that leaves memory tokens without
-            a place or out of sight; from `for_segments`, segments that are too short.
+        ValueError: no memory tokens or a negative weight; a body around which they cannot be put;
+            from `for_segments`, segments that are too short.
 
     Source: RMT, section 3; for what it leaves open, the released code.
     """
 
     def __init__(
         self,
-        rngs,
+        rngs: nnx.Rngs,
         num_memory: int = gin.REQUIRED,
+        body=TransformerXL,
         memory_at_end: bool = True,
         read_memory_from_cache: bool = False,
         initial_rows: str = "independent",
         auxiliary_weight: float = 0.0,
         allow_long_memory: bool = False,
-        **transformer_xl,
     ):
-        if num_memory < 0 or auxiliary_weight < 0:
+        if num_memory < 1:
             raise ValueError(
-                f"RecurrentMemoryTransformer.num_memory = {num_memory} and auxiliary_weight = "
-                f"{auxiliary_weight} must not be negative."
+                f"RecurrentMemoryTransformer.num_memory = {num_memory} must be at least 1: for a "
+                "model without memory tokens bind Trainer.model to the body itself, as in "
+                "Trainer.model = @TransformerXL."
+            )
+        if auxiliary_weight < 0:
+            raise ValueError(
+                f"RecurrentMemoryTransformer.auxiliary_weight = {auxiliary_weight} must not be "
+                "negative."
             )
         if initial_rows not in INITIAL_ROWS:
             raise ValueError(
                 f"RecurrentMemoryTransformer.initial_rows = {initial_rows!r}: choose one of "
                 f"{INITIAL_ROWS}."
             )
-        self.special_tokens = int(num_memory > 0 and auxiliary_weight > 0)
-        super().__init__(rngs, **transformer_xl)
-        if num_memory and (self.encoding != "relative" or self.same_length):
+        self.special_tokens = int(auxiliary_weight > 0)
+        self.body = body(rngs, special_tokens=self.special_tokens)
+        if not isinstance(self.body, Body):
             raise ValueError(
-                "RecurrentMemoryTransformer places its memory tokens by relative positions and "
-                'shows them to every token: bind TransformerXL.encoding = "relative" and '
-                "same_length = False."
+                "RecurrentMemoryTransformer.body must build a model that memory tokens can be put "
+                f"around, a Body, and {type(self.body).__name__} is none."
             )
-        self.num_memory, self.memory_at_end = num_memory, memory_at_end
+        self.num_memory = num_memory
+        self.memory_at_end = memory_at_end
         self.read_memory_from_cache = read_memory_from_cache
-        self.auxiliary_weight, self.allow_long_memory = auxiliary_weight, allow_long_memory
-        if num_memory:
-            rows = num_memory if initial_rows == "independent" else 1
-            self.memory_SD = parameter(rngs, _repeated(rows), num_memory, self.width)
+        self.auxiliary_weight = auxiliary_weight
+        self.allow_long_memory = allow_long_memory
+        self.segment_length = 1
+        self.vocabulary_size = self.body.vocabulary_size
+        self.dropout = self.body.dropout
+        rows = num_memory if initial_rows == "independent" else 1
+        self.memory_SD = parameter(
+            rngs,
+            _repeated(rows),
+            num_memory,
+            self.body.width,
+            purpose="recurrence",
+            multiplied=False,
+        )
+
+    @property
+    def dtype(self):
+        """Of activations: the body's."""
+        return self.body.dtype
+
+    @dtype.setter
+    def dtype(self, dtype):
+        self.body.dtype = dtype
+
+    @property
+    def period(self) -> int:
+        """Tokens of a segment: the memory moves at the ends of segments."""
+        return self.segment_length
+
+    @property
+    def layout(self) -> MemoryLayout:
+        """Where the memory tokens stand in a segment of `period` tokens."""
+        return MemoryLayout(
+            self.num_memory, self.period, self.memory_at_end, self.read_memory_from_cache
+        )
+
+    @property
+    def positions(self) -> MemoryTokens:
+        """How the body reads them."""
+        return self.body.memory_tokens(self.layout)
 
     def for_segments(self, length: int):
-        """As the base class; refuses segments that the memory could hold whole."""
+        """Returns the same model for segments of `length` tokens.
+
+        Raises:
+            ValueError: the memory could hold a whole segment; or the body cannot read segments of
+                that length with memory tokens around them.
+        """
         if self.num_memory >= length and not self.allow_long_memory:
             raise ValueError(
                 f"RecurrentMemoryTransformer.num_memory = {self.num_memory} memory tokens can "
                 f"hold a whole segment of {length} tokens: bind fewer, or allow_long_memory = "
                 "True if that is what you mean, as in the paper's algorithmic tasks."
             )
-        return super().for_segments(length)
-
-    def init_caches(self, rows: int):
-        """The caches of `rows` documents that have not begun, one a layer, then the memory."""
-        caches = super().init_caches(rows)
-        if not self.num_memory:
-            return caches
-        memory_SD = self.memory_SD[...].astype(self.dtype)
-        return (*caches, MemoryCache(jnp.broadcast_to(memory_SD, (rows, *memory_SD.shape))))
+        model = nnx.merge(*nnx.split(self))
+        model.segment_length = length
+        model.body = model.body.for_memory_tokens(model.layout)
+        model.body.memory_tokens(model.layout)  # refuses what it cannot read
+        return model
 
     # Segments.
 
+    def init_caches(self, rows: int) -> tuple:
+        """Returns the body's caches of documents that have not begun, then the memory."""
+        memory_SD = self.memory_SD[...].astype(self.dtype)
+        memory_BSD = jnp.broadcast_to(memory_SD, (rows, *memory_SD.shape))
+        return (*self.body.init_caches(rows), MemoryCache(memory_BSD))
+
+    def embed(self, tokens_BT):
+        return self.body.embed(tokens_BT)
+
     def stack(self, x_BTD, caches, key=None):
-        """Embedded tokens of one segment, and the memory at its ends, through all layers.
+        """Reads one segment, and the memory at its ends; as `Model.stack`.
 
-        Args:
-            x_BTD: (B, T, D) activations, T as long as the segment is.
-            caches: segment form, from `init_caches` or the last segment.
-            key: dropout key; None turns dropout off.
-
-        Returns:
-            (B, T, D) outputs of the tokens; the caches after the segment, whose memory, unlike
-            the hidden states, carries gradients; monitors.
+        The memory after the segment carries gradients. Its monitor memory_spread is its standard
+        deviation over rows: a memory that tells nothing of its document is the same in all.
         """
-        if not self.num_memory:
-            return super().stack(x_BTD, caches, key)
-        y_BXD, inputs = self.read_with_memory(x_BTD, caches, key)
-        y_BTD, memory_BSD = self.divide(y_BXD)
-        # Of rows in different documents; a memory that tells nothing of them is the same in all.
+        *of_body, (memory_BSD,) = caches
+        y_BTD, memory_BSD, after, monitors = self.positions.segment(
+            x_BTD, tuple(of_body), memory_BSD, key
+        )
         spread = jnp.std(memory_BSD.astype(jnp.float32), axis=0).mean()
-        monitors = {"memory_spread": jax.lax.stop_gradient(spread)}
+        monitors = monitors | {"memory_spread": jax.lax.stop_gradient(spread)}
         if self.special_tokens:
-            monitors["added_nats"] = self.auxiliary_weight * self._special_nats(memory_BSD)
-        return y_BTD, self._after(caches, inputs, memory_BSD), monitors
+            added = self.auxiliary_weight * self._special_nats(memory_BSD)
+            monitors["added_nats"] = monitors.get("added_nats", 0.0) + added
+        return y_BTD, (*after, MemoryCache(memory_BSD)), monitors
 
     def look(self, tokens_BT, caches):
-        """As the base class; weights and terms (B, H, X, M + X), X = S + T + S."""
-        if not self.num_memory:
-            return super().look(tokens_BT, caches)
+        """As `TransformerXL.look`; weights and terms (B, H, X, M + X), X = S + T + S."""
+        *of_body, (memory_BSD,) = caches
         looks = []
-        y_BXD, inputs = self.read_with_memory(self.embed(tokens_BT), caches, looks=looks)
-        y_BTD, memory_BSD = self.divide(y_BXD)
-        return looks, self.logits(y_BTD), self._after(caches, inputs, memory_BSD)
+        x_BTD = self.embed(tokens_BT)
+        y_BXD, inputs = self.positions.read(x_BTD, tuple(of_body), memory_BSD, looks=looks)
+        y_BTD, memory_BSD = self.layout.divide(y_BXD)
+        after, _ = self.body.remember(tuple(of_body), inputs)
+        return looks, self.logits(y_BTD), (*after, MemoryCache(memory_BSD))
 
-    def read_with_memory(self, x_BTD, caches, key=None, looks=None):
-        """Embedded tokens with the memory around them through all layers.
+    def logits(self, x_BTD):
+        return self.body.logits(x_BTD)
 
-        Returns:
-            (B, X, D), and a list of each layer's inputs (B, X, D).
-        """
-        *hidden, (memory_BSD,) = caches
-        S, T = self.num_memory, x_BTD.shape[1]
-        ends = (memory_BSD,) if self.memory_at_end else ()
-        x_BXD = jnp.concatenate([memory_BSD, x_BTD, *ends], axis=1)
-        place = jnp.arange(x_BXD.shape[1])
-        mask_XX = segment_mask(S, T, self.memory_at_end)
-        visible_BXJ = self._visible(hidden, mask_XX, (place < S) | (place >= S + T))
-        return self.read(x_BXD, hidden, visible_BXJ, key, future=True, looks=looks)
-
-    def divide(self, y_BXD):
-        """Outputs of the tokens, (B, T, D), and the next memory, (B, S, D)."""
-        S, X = self.num_memory, y_BXD.shape[1]
-        if not self.memory_at_end:
-            return y_BXD[:, S:], y_BXD[:, :S]
-        return y_BXD[:, S : X - S], y_BXD[:, X - S :]
-
-    def _visible(self, hidden, mask_QX, is_memory_Q):
-        count_B, M = hidden[0].count_B, hidden[0].x_BMD.shape[1]
-        return visible_positions(mask_QX, is_memory_Q, count_B, M, self.read_memory_from_cache)
-
-    def _after(self, caches, inputs, memory_BSD):
-        return (*self.remember(caches[:-1], inputs), MemoryCache(memory_BSD))
+    def token_losses(self, x_BTD, targets_BT):
+        return self.body.token_losses(x_BTD, targets_BT)
 
     def _special_nats(self, memory_BSD):
         special_BS = jnp.full(memory_BSD.shape[:2], self.vocabulary_size, jnp.int32)
         return self.token_losses(memory_BSD, special_BS)[0].mean()
 
-    # Tokens. The inputs of the read positions stand before those of the tokens, so a token sees
-    # what a token of Transformer-XL sees; the write positions follow when the segment is full.
+    def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
+        return self.body.gradient_monitors(grads["body"])
+
+    # Tokens. The read positions are read with a segment's first token, the write positions with
+    # its last: so between segments the decoding form holds nothing but the segment form.
 
     def begin_decoding(self, caches):
-        """The decoding form of segment-form caches: the memory has been read, no token has."""
-        if not self.num_memory:
-            return super().begin_decoding(caches)
-        *hidden, (memory_BSD,) = caches
-        _, inputs = self._read_memory(hidden, memory_BSD)
-        return (*self._opened(hidden, inputs, 0), caches[-1])
-
-    def _read_memory(self, hidden, memory_BSD, before=()):
-        """Outputs and inputs of memory tokens that see the segment's positions `before` them.
-
-        before: layers' inputs there, (B, X, D) each; none for the read positions.
-        """
-        S, everything = self.num_memory, hidden
-        X = S
-        if before:
-            X += before[0].shape[1]
-            everything = [
-                HiddenCache(jnp.concatenate([cache.x_BMD, x_BXD], axis=1), cache.count_B)
-                for cache, x_BXD in zip(hidden, before, strict=True)
-            ]
-        visible_BSJ = self._visible(hidden, jnp.ones((S, X), bool), jnp.ones(S, bool))
-        return self.read(memory_BSD, everything, visible_BSJ, future=True)
-
-    def _opened(self, hidden, inputs, counts_B):
-        """Layers' caches with room for S + P positions, S and `counts_B` of which are filled."""
-        S, room = self.num_memory, self.num_memory + self.period
-        fill_B = jnp.zeros_like(hidden[0].count_B) + S + counts_B
-        return [
-            open_segment(cache, room, _to_length(x_BXD, room), fill_B)
-            for cache, x_BXD in zip(hidden, inputs, strict=True)
-        ]
-
-    def read_part(self, tokens_BT, caches, counts_B):
-        """Reads the beginning of a segment; as the base class."""
-        if not self.num_memory:
-            return super().read_part(tokens_BT, caches, counts_B)
-        y_BXD, inputs = self.read_with_memory(self.embed(tokens_BT), caches)
-        logits_BTV = self.logits(self.divide(y_BXD)[0])
-        return logits_BTV, (*self._opened(caches[:-1], inputs, counts_B), caches[-1])
+        *of_body, (memory_BSD,) = caches
+        fill_B = jnp.zeros(len(memory_BSD), jnp.int32)
+        begun = self.positions.begin_decoding(tuple(of_body))
+        return (*begun, DecodingMemory(memory_BSD, fill_B))
 
     def end_decoding(self, caches):
-        """The segment form again; every row must stand at a segment's end (no token read)."""
-        if not self.num_memory:
-            return super().end_decoding(caches)
-        return (*(close_segment(cache, self.memory_length) for cache in caches[:-1]), caches[-1])
+        *of_body, memory = caches
+        ended = self.positions.end_decoding(tuple(of_body))
+        return (*ended, MemoryCache(memory.memory_BSD))
+
+    def read_part(self, tokens_BT, caches, counts_B):
+        *of_body, (memory_BSD,) = caches
+        y_BPD, part, read_BSD = self.positions.read_part(
+            self.embed(tokens_BT), tuple(of_body), memory_BSD, counts_B
+        )
+        memory_BSD = self._while_reading(memory_BSD, read_BSD)
+        part = (*part, DecodingMemory(memory_BSD, counts_B))
+        return self.logits(y_BPD), select_rows(counts_B > 0, part, self.begin_decoding(caches))
+
+    def _while_reading(self, memory_BSD, read_BSD):
+        return memory_BSD if self.memory_at_end else read_BSD
 
     def decode(self, tokens_B, caches, reads_B=True):
-        """One token of every row, the last of a segment with its memory; as the base class."""
-        if not self.num_memory:
-            return super().decode(tokens_B, caches, reads_B)
-        *hidden, memory = caches
-        logits_BV, hidden = self.decode_token(tokens_B, hidden, reads_B)
-        counted = [
-            cache._replace(fill_B=cache.fill_B + jnp.asarray(reads_B, jnp.int32))
-            for cache in hidden
-        ]
-        full_B = counted[0].fill_B == self.num_memory + self.period
-        caches = (*counted, memory)
+        *of_body, (memory_BSD, fill_B) = caches
+        reads_B = jnp.broadcast_to(jnp.asarray(reads_B), fill_B.shape)
+        positions = self.positions
 
-        def move(caches):
-            return select_rows(full_B, self._next_segment(caches), caches)
+        def begin(of_body, memory_BSD, rows_B):
+            of_body, read_BSD = positions.begin(of_body, memory_BSD, rows_B)
+            read_BSD = self._while_reading(memory_BSD, read_BSD)
+            return of_body, select_rows(rows_B, read_BSD, memory_BSD)
 
-        return logits_BV, jax.lax.cond(jnp.any(full_B), move, lambda caches: caches, caches)
+        def finish(of_body, memory_BSD, rows_B):
+            of_body, written_BSD = positions.finish(of_body, memory_BSD, rows_B)
+            return of_body, select_rows(rows_B, written_BSD, memory_BSD)
 
-    def _next_segment(self, caches):
-        """From full segments to the beginning of the next ones."""
-        *full, (memory_BSD,) = caches
-        M = self.memory_length
-        hidden = [close_segment(cache, M) for cache in full]
-        before = [cache.x_BJD[:, M:] for cache in full]
-        if self.memory_at_end:
-            memory_BSD, inputs = self._read_memory(hidden, memory_BSD, before)
-            before = [jnp.concatenate(pair, axis=1) for pair in zip(before, inputs, strict=True)]
-        else:
-            memory_BSD, _ = self._read_memory(hidden, memory_BSD)
-        return self.begin_decoding((*self.remember(hidden, before), MemoryCache(memory_BSD)))
+        def where_any(change, rows_B, of_body, memory_BSD):
+            def keep(of_body, memory_BSD, rows_B):
+                return of_body, memory_BSD
+
+            return jax.lax.cond(jnp.any(rows_B), change, keep, of_body, memory_BSD, rows_B)
+
+        begins_B = reads_B & (fill_B == 0)
+        state = where_any(begin, begins_B, tuple(of_body), memory_BSD)
+        x_BD = self.embed(tokens_B[:, None])[:, 0]
+        y_BD, of_body = positions.decode(x_BD, state[0], reads_B)
+        fill_B = fill_B + reads_B.astype(jnp.int32)
+        full_B = fill_B == self.period
+        of_body, memory_BSD = where_any(finish, full_B, of_body, state[1])
+        fill_B = jnp.where(full_B, 0, fill_B)
+        return self.logits(y_BD), (*of_body, DecodingMemory(memory_BSD, fill_B))
 
     # What it costs, and how far it sees.
 
+    def windows_reach(self) -> int:
+        return self.body.windows_reach()
+
     def receptive_field(self) -> float:
-        """How many tokens before it a token can be influenced by; infinite with a memory."""
-        reads = self.memory_at_end or (self.memory_length and self.read_memory_from_cache)
-        return math.inf if self.num_memory and reads else super().receptive_field()
+        """Returns how many tokens before it a token can be influenced by; infinite if the memory
+        tells of tokens."""
+        return math.inf if self.positions.carries() else self.body.receptive_field()
 
     def flops_per_token(self) -> float:
-        """As the base class; what the memory tokens cost is shared among a segment's tokens."""
-        S, P, M = self.num_memory, self.period, self.memory_length
-        if not S:
-            return super().flops_per_token()
-        seen = M if self.read_memory_from_cache else 0
-        pairs = S * P + S * (S + seen)
-        if self.memory_at_end:
-            pairs += S * (2 * S + P + seen)
-        positions = 2 * S if self.memory_at_end else S
-        total = super().flops_per_token()
-        for layer in self.layers:
-            A = layer.num_heads * layer.head_size
-            total += (2 * matrix_size(layer) * positions + 6 * A * pairs) / P
-        return total
+        return self.positions.flops_per_token()
+
+    def divided_sizes(self) -> dict[str, int]:
+        return self.body.divided_sizes()
 
 
 def _repeated(rows):
@@ -281,9 +307,3 @@ def _repeated(rows):
         return jnp.broadcast_to(jax.random.normal(key, (rows, *shape[1:]), dtype), shape)
 
     return draw
-
-
-def _to_length(x_BXD, length):
-    """Cut, or filled up with zeros, to so many positions."""
-    x_BXD = x_BXD[:, :length]
-    return jnp.pad(x_BXD, [(0, 0), (0, length - x_BXD.shape[1]), (0, 0)])

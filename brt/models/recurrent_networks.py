@@ -14,17 +14,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from brt.models.block_recurrent import DTYPES
 from brt.models.caches import select_rows
 from brt.models.layers.dropout import dropout
 from brt.models.layers.embedding import embedded
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import wide
-from brt.models.model import Model
+from brt.models.model import DTYPES, LanguageModel
 from brt.models.shape_letters import constrain
 
 
-class RecurrentStack(Model):
+class RecurrentStack(LanguageModel):
     """Embed, layers one above the other, logits from the embedding table.
 
     A network names its `layer`, which is built from `rngs`, the size of its input and its units.
@@ -65,8 +64,10 @@ class RecurrentStack(Model):
             )
         self.vocabulary_size, self.dropout = vocabulary_size, dropout
         self.dtype = jnp.dtype(activation_dtype)
-        self.embedding_VD = parameter(rngs, normal(1.0), vocabulary_size, width)
-        self.begin_D = parameter(rngs, normal(1.0), width)
+        self.embedding_VD = parameter(
+            rngs, normal(1.0), vocabulary_size, width, purpose="embedding"
+        )
+        self.begin_D = parameter(rngs, normal(1.0), width, purpose="embedding")
         self.bias_V = parameter(rngs, jax.nn.initializers.zeros, vocabulary_size)
         sizes = [width, *[hidden_size] * (num_layers - 1), width]
         self.layers = nnx.List(

@@ -6,26 +6,21 @@ Every layer remembers its inputs at the last M positions before the segment. Let
 `brt.models`.
 """
 
+import functools
+
 import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from brt.models.block_recurrent import DTYPES
+from brt.models.body import Body
+from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
-from brt.models.hidden_cache import (
-    advance,
-    close_segment,
-    empty_cache,
-    open_segment,
-    remember,
-    visible_keys,
-    write,
-)
 from brt.models.layers.adaptive_embedding import AdaptiveEmbedding
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.positions_sinusoid import sinusoid
 from brt.models.layers.relative_attention import distances
+from brt.models.layers.sizes import Sizes
 from brt.models.layers.transformer_xl_layer import (
     ENCODINGS,
     NORMS,
@@ -33,14 +28,23 @@ from brt.models.layers.transformer_xl_layer import (
     Drops,
     TransformerXLLayer,
 )
-from brt.models.model import Model
+from brt.models.memories.hidden_memory import (
+    HiddenMemory,
+    count_position,
+    open_segment,
+    visible_keys,
+    write_input,
+)
+from brt.models.memory_tokens import MemoryLayout
+from brt.models.model import DTYPES
 from brt.models.shape_letters import constrain
+from brt.models.transformer_xl_memory import TransformerXLMemoryTokens
 
 REMATS = ("none", "layer")
 
 
-@gin.configurable(denylist=["rngs"])
-class TransformerXL(Model):
+@gin.configurable(denylist=["rngs", "special_tokens", "published_artefacts"])
+class TransformerXL(Body):
     """Transformer-XL, and with `memory_length` 0 the model without recurrence.
 
     Args:
@@ -66,14 +70,17 @@ class TransformerXL(Model):
             the embedding as N(0, projection_std ** 2), scales of norms as N(1, std ** 2).
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.
         remat: "none", or "layer" to recompute each layer in the backward pass.
+        memory: builds what each layer remembers of its inputs, a `HiddenMemory` of length M or
+            another of that interface.
+        special_tokens: further entries of the vocabulary, which no text holds.
+        published_artefacts: keep what the released code does beside its paper; for loaders of
+            published parameters.
 
     Raises:
         ValueError: a negative length, an unknown choice, a table without rows, bad cutoffs.
 
     Source: Transformer-XL, section 3, and for what it leaves open the released PyTorch code.
     """
-
-    special_tokens = 0  # further entries of the vocabulary, which no text holds
 
     def __init__(
         self,
@@ -102,6 +109,9 @@ class TransformerXL(Model):
         projection_std: float = 0.01,
         activation_dtype: str = "float32",
         remat: str = "none",
+        memory=HiddenMemory,
+        special_tokens: int = 0,
+        published_artefacts: bool = False,
     ):
         _check(
             {
@@ -125,38 +135,44 @@ class TransformerXL(Model):
                 "TransformerXL.same_length = True lets every query see memory_length keys, and "
                 "that is 0: bind TransformerXL.memory_length, or same_length = False."
             )
-        self.vocabulary_size, self.memory_length = vocabulary_size, memory_length
-        self.width, self.num_heads, self.encoding = width, num_heads, encoding
-        self.same_length, self.clamp_length = same_length, clamp_length
+        sizes = Sizes(width, num_heads, head_size, feed_forward_size)
+        self.sizes = sizes
+        self.width = width
+        self.vocabulary_size = vocabulary_size
+        self.memory_length = memory_length
+        self.encoding = encoding
+        self.same_length = same_length
+        self.clamp_length = clamp_length
         self.dropout = max(dropout, attention_dropout)
         self.drops = Drops(dropout, attention_dropout, variational_dropout)
-        self.dtype, self.remat = jnp.dtype(activation_dtype), remat
+        self.dtype = jnp.dtype(activation_dtype)
+        self.remat = remat
         self.segment_length = 1
-        self.published_artefacts = False  # set by the loader of published parameters only
+        self.published_artefacts = published_artefacts
         self.embedding = AdaptiveEmbedding(
             rngs,
-            vocabulary_size + self.special_tokens,
+            vocabulary_size + special_tokens,
             width,
-            tuple(cutoffs),
-            div_val,
-            tied,
-            tied_projections,
-            std,
-            projection_std,
+            cutoffs=tuple(cutoffs),
+            div_val=div_val,
+            tied=tied,
+            tied_projections=tied_projections,
+            std=std,
+            projection_std=projection_std,
         )
         self.shared_biases = encoding == "relative" and not untie_biases
         if self.shared_biases:
-            self.content_bias_HK = parameter(rngs, normal(std), num_heads, head_size)
-            self.position_bias_HK = parameter(rngs, normal(std), num_heads, head_size)
+            bias = functools.partial(
+                parameter, rngs, normal(std), num_heads, head_size, multiplied=False
+            )
+            self.content_bias_HK = bias()
+            self.position_bias_HK = bias()
         self.layers = nnx.List(
             TransformerXLLayer(
                 rngs,
-                width,
-                num_heads,
-                head_size,
-                feed_forward_size,
-                encoding,
-                position_rows,
+                sizes,
+                encoding=encoding,
+                position_rows=position_rows,
                 own_biases=encoding == "relative" and untie_biases,
                 norm=norm,
                 drops=self.drops,
@@ -165,6 +181,7 @@ class TransformerXL(Model):
             )
             for _ in range(num_layers)
         )
+        self.memories = nnx.List(memory(rngs, sizes, memory_length) for _ in range(num_layers))
 
     # Segments.
 
@@ -179,26 +196,39 @@ class TransformerXL(Model):
         model.segment_length = length
         return model
 
-    def init_caches(self, rows: int):
-        """The caches of `rows` documents that have not begun, one a layer (segment form)."""
-        shape = rows, self.memory_length, self.width
-        return tuple(empty_cache(*shape, self.dtype) for _ in self.layers)
+    def init_caches(self, rows: int) -> tuple:
+        """Returns the caches of `rows` documents that have not begun, one a layer."""
+        return tuple(memory.init_cache(rows, self.dtype) for memory in self.memories)
+
+    @property
+    def remembered(self) -> int:
+        """How many vectors each layer attends to before the segment: M, or those of its memory."""
+        return self.memories[0].length if self.memories else 0
+
+    def contents(self, caches) -> list:
+        """Returns what each layer attends to before the segment, (B, M, D) each."""
+        pairs = zip(self.memories, caches, strict=True)
+        return [memory.contents(cache) for memory, cache in pairs]
+
+    def filled(self, caches):
+        """Returns which vectors of each layer's contents hold something, (B, M) bool."""
+        return self.memories[0].filled(caches[0])
 
     def embed(self, tokens_BT):
         return constrain(self.embedding(tokens_BT, self.dtype), "BTD")
 
     def visible(self, caches, T: int):
-        """(B, T, M + T) bool: which keys the queries of a segment of T tokens see."""
-        M = self.memory_length
+        """Returns which keys the queries of a segment of T tokens see, (B, T, M + T) bool."""
+        M = self.remembered
         distance_TJ = M + jnp.arange(T)[:, None] - jnp.arange(M + T)
-        return visible_keys(caches[0].count_B, distance_TJ, M, self.same_length)
+        return visible_keys(self.filled(caches), distance_TJ, self.same_length)
 
-    def read(self, x_BTD, caches, visible_BTJ, key=None, future=False, looks=None):
-        """Embedded inputs through all layers, the last dropout included.
+    def read(self, x_BTD, contents, visible_BTJ, key=None, future=False, looks=None):
+        """Reads embedded inputs through all layers, the last dropout included.
 
         Args:
             x_BTD: (B, T, D), of any length.
-            caches: segment form, one a layer.
+            contents: what each layer attends to before them, (B, M, D) each.
             visible_BTJ: (B, T, M + T) bool, the keys each query sees, itself among them.
             key: dropout key or None.
             future: whether keys behind a query are visible to any.
@@ -208,7 +238,7 @@ class TransformerXL(Model):
             (B, T, D), and a list of each layer's inputs (B, T, D), which `remember` takes.
         """
         T = x_BTD.shape[1]
-        M = caches[0].x_BMD.shape[1]
+        M = contents[0].shape[1]
         keys = [None] * (len(self.layers) + 3)
         if key is not None and self.dropout:
             keys = list(jax.random.split(key, len(keys)))
@@ -228,29 +258,41 @@ class TransformerXL(Model):
 
         if self.remat == "layer":
             run = jax.checkpoint(run, static_argnums=0)
-        x_BTD, inputs = self.drops(x_BTD, first_key), []
-        for layer, cache, layer_key in zip(self.layers, caches, layer_keys, strict=True):
+        x_BTD = self.drops(x_BTD, first_key)
+        inputs = []
+        for layer, memory_BMD, layer_key in zip(self.layers, contents, layer_keys, strict=True):
             x_BTD = layer.place(x_BTD, backwards_T)
             inputs.append(x_BTD)
             if looks is not None:
                 positions = layer.positions(distance_C, known_CD, biases)
-                looks.append(layer.look(x_BTD, cache.x_BMD, visible_BTJ, positions, biases))
-            x_BTD = run(layer, x_BTD, cache.x_BMD, visible_BTJ, layer_key)
+                looks.append(layer.look(x_BTD, memory_BMD, visible_BTJ, positions, biases))
+            x_BTD = run(layer, x_BTD, memory_BMD, visible_BTJ, layer_key)
         return self.drops(x_BTD, last_key), inputs
 
     def remember(self, caches, inputs):
-        """The caches after a segment: M positions of each layer's inputs, without gradient."""
-        return tuple(remember(cache, x_BTD) for cache, x_BTD in zip(caches, inputs, strict=True))
+        """Returns the caches after a segment of which each layer had these inputs, and monitors.
+
+        inputs: (B, T, D) a layer. Monitors are summed over layers.
+        """
+        after, monitors = [], {}
+        parts = zip(self.memories, caches, inputs, self.layers, strict=True)
+        for memory, cache, x_BTD, layer in parts:
+            cache, found = memory.remember(cache, x_BTD, layer)
+            after.append(cache)
+            for name, value in found.items():
+                monitors[name] = monitors.get(name, 0.0) + value
+        return tuple(after), monitors
 
     def stack(self, x_BTD, caches, key=None):
-        """One segment, T as long as it is; no monitors. As `Model.stack`."""
+        """Reads one segment, T as long as it is; as `Model.stack`."""
+        T = x_BTD.shape[1]
         if self.published_artefacts:
-            caches = self.placed_again(caches, x_BTD.shape[1])
-        x_BTD, inputs = self.read(x_BTD, caches, self.visible(caches, x_BTD.shape[1]), key)
-        return x_BTD, self.remember(caches, inputs), {}
+            caches = self.placed_again(caches, T)
+        y_BTD, inputs = self.read(x_BTD, self.contents(caches), self.visible(caches, T), key)
+        return y_BTD, *self.remember(caches, inputs)
 
     def look(self, tokens_BT, caches):
-        """One segment, with what each layer attends to.
+        """Reads one segment, and returns what each layer attends to.
 
         Returns:
             A list of `Look`, one a layer, weights and terms (B, H, T, M + T); the logits and
@@ -258,8 +300,9 @@ class TransformerXL(Model):
         """
         looks = []
         visible_BTJ = self.visible(caches, tokens_BT.shape[1])
-        x_BTD, inputs = self.read(self.embed(tokens_BT), caches, visible_BTJ, looks=looks)
-        return looks, self.logits(x_BTD), self.remember(caches, inputs)
+        contents = self.contents(caches)
+        x_BTD, inputs = self.read(self.embed(tokens_BT), contents, visible_BTJ, looks=looks)
+        return looks, self.logits(x_BTD), self.remember(caches, inputs)[0]
 
     def logits(self, x_BTD):
         """Logits, or log-probabilities if there are several bins; as `Model.logits`."""
@@ -293,86 +336,126 @@ class TransformerXL(Model):
 
         return tuple(placed(*pair) for pair in zip(self.layers, caches, strict=True))
 
+    def for_memory_tokens(self, layout: MemoryLayout):
+        # Only tokens are counted: their memory tokens stand outside the period.
+        return self.for_segments(layout.period)
+
+    def memory_tokens(self, layout: MemoryLayout) -> TransformerXLMemoryTokens:
+        return TransformerXLMemoryTokens(self, layout)
+
     # Tokens.
 
     def begin_decoding(self, caches):
-        return tuple(open_segment(cache, self.period) for cache in caches)
+        return self.open_segments(caches, self.period)
 
-    def read_part(self, tokens_BT, caches, counts_B):
-        """The beginning of a segment of P tokens; as `Model.read_part`."""
-        T = tokens_BT.shape[1]
-        x_BTD, inputs = self.read(self.embed(tokens_BT), caches, self.visible(caches, T))
-        return self.logits(x_BTD), tuple(
-            open_segment(cache, self.period, x_BPD, counts_B)
+    def open_segments(self, caches, room: int, inputs=None, counts_B=None):
+        """Returns the decoding form with room for a segment of `room` positions.
+
+        inputs, counts_B: of a segment of which each row has read `counts_B` positions.
+        """
+        rows = jax.tree.leaves(caches)[0].shape[0]
+        shape = rows, room, self.width
+        inputs = [None] * len(self.layers) if inputs is None else inputs
+        return tuple(
+            open_segment(cache, shape, self.dtype, x_BPD, counts_B)
             for cache, x_BPD in zip(caches, inputs, strict=True)
         )
 
+    def read_part_embedded(self, x_BPD, caches, counts_B):
+        P = x_BPD.shape[1]
+        y_BPD, inputs = self.read(x_BPD, self.contents(caches), self.visible(caches, P))
+        return y_BPD, self.open_segments(caches, self.period, inputs, counts_B)
+
     def end_decoding(self, caches):
-        return tuple(close_segment(cache, self.memory_length) for cache in caches)
+        return tuple(cache.before for cache in caches)
 
-    def decode(self, tokens_B, caches, reads_B=True):
-        """One token of every row; as `Model.decode`."""
-        logits_BV, caches = self.decode_token(tokens_B, caches, reads_B)
-        return logits_BV, tuple(advance(cache, self.memory_length, reads_B) for cache in caches)
+    def decode_embedded(self, x_BD, caches, reads_B=True):
+        y_BD, caches = self.decode_position(x_BD, caches, reads_B)
+        return y_BD, self.finish_segments(caches, self.period)
 
-    def decode_token(self, tokens_B, caches, reads_B=True):
-        """`decode`, but the token's inputs are written into the caches and not counted yet."""
-        M, fill_B = self.memory_length, caches[0].fill_B
-        P = caches[0].x_BJD.shape[1] - M
+    def finish_segments(self, caches, length: int, done_B=True):
+        """Moves segments that are full into the memories.
+
+        Args:
+            caches: the decoding form.
+            length: positions of a full segment.
+            done_B: (B,) bool, rows that may be full.
+        """
+        full_B = (caches[0].fill_B == length) & done_B
+
+        def move(caches):
+            inputs = [cache.x_BPD[:, :length] for cache in caches]
+            after, _ = self.remember([cache.before for cache in caches], inputs)
+            return select_rows(full_B, self.open_segments(after, caches[0].x_BPD.shape[1]), caches)
+
+        return jax.lax.cond(jnp.any(full_B), move, lambda caches: caches, tuple(caches))
+
+    def decode_position(self, x_BD, caches, reads_B=True):
+        """Reads one position of every row, and counts it.
+
+        Returns:
+            (B, D) outputs, and the decoding form, in which full segments stay as they are.
+        """
+        M, fill_B = self.remembered, caches[0].fill_B
+        P = caches[0].x_BPD.shape[1]
         distance_BJ = M + fill_B[:, None] - jnp.arange(M + P)
-        visible_B1J = visible_keys(caches[0].count_B, distance_BJ[:, None], M, self.same_length)
+        before = [cache.before for cache in caches]
+        visible_B1J = visible_keys(self.filled(before), distance_BJ[:, None], self.same_length)
         backwards_B1 = P - 1 - fill_B[:, None]
-        x_B1D = self.embed(tokens_B[:, None])
+        x_B1D = x_BD[:, None]
         if self.encoding == "absolute":
             x_B1D = x_B1D + self._sinusoid(backwards_B1)
         known_CD = None
         if self.encoding == "relative":
             known_CD = self._sinusoid(jnp.arange(M + P))
         biases, new_caches = self._biases(), []
-        for layer, cache in zip(self.layers, caches, strict=True):
+        contents = self.contents(before)
+        for layer, cache, memory_BMD in zip(self.layers, caches, contents, strict=True):
             x_B1D = layer.place(x_B1D, backwards_B1)
-            cache = write(cache, x_B1D[:, 0], M, reads_B)
+            cache = write_input(cache, x_B1D[:, 0], reads_B)
+            hidden = memory_BMD, cache.x_BPD
             x_BD = layer.decode(
-                x_B1D[:, 0], cache.x_BJD, visible_B1J[:, 0], distance_BJ, known_CD, biases
+                x_B1D[:, 0], hidden, visible_B1J[:, 0], distance_BJ, known_CD, biases
             )
             x_B1D = x_BD[:, None]
-            new_caches.append(cache)
-        return self.logits(x_B1D[:, 0]), tuple(new_caches)
+            new_caches.append(count_position(cache, reads_B))
+        return x_B1D[:, 0], tuple(new_caches)
 
     # What it costs, and how far it sees.
 
     def windows_reach(self) -> int:
-        """How many tokens back the caches of all layers carry anything.
+        """Returns how many tokens back the caches of all layers carry anything.
 
         Source: Transformer-XL, section 3.2: O(n * L) for M = L.
         """
         if self.same_length:
             return len(self.layers) * (self.memory_length - 1)
         P, oldest = self.period, self.period - 1
-        for _ in self.layers:  # the last of a segment sees farthest
-            oldest = oldest // P * P - self.memory_length
+        for memory in self.memories:  # the last of a segment sees farthest
+            oldest = memory.oldest(oldest, P)
         return P - 1 - oldest
 
-    def receptive_field(self) -> int:
+    def receptive_field(self) -> float:
         return self.windows_reach()
 
     def flops_per_token(self) -> float:
         """As `Model.flops_per_token`; keys and values of the memory are computed anew with
         every segment."""
-        M, P = self.memory_length, self.period
+        M, P = self.remembered, self.period
         seen = M if self.same_length else M + (P + 1) / 2
         products = 3 if self.encoding in ("relative", "shaw") else 2
+        A = self.sizes.attention_size
         total = 2.0 * sum(matrix_size(part) for part in self.embedding.bins)
-        for layer in self.layers:
-            A = layer.num_heads * layer.head_size
+        for layer, memory in zip(self.layers, self.memories, strict=True):
             total += 2 * matrix_size(layer) + 2 * products * A * seen
             total += 2 * (layer.keys_DA.size + layer.values_DA.size) * M / P
+            total += memory.flops_per_token(P)
         return total
 
     def divided_sizes(self) -> dict[str, int]:
         return {
-            "TransformerXL.num_heads": self.num_heads,
-            "TransformerXL.feed_forward_size": self.layers[0].feed_forward.hidden_DF.shape[1],
+            "TransformerXL.num_heads": self.sizes.num_heads,
+            "TransformerXL.feed_forward_size": self.sizes.feed_forward_size,
             **self.embedding.divided_sizes(),
         }
 

@@ -158,14 +158,9 @@ def make_train_step(
             "grad_norm": grad_norm,
             "update_norm": update_norm,
             **monitors,
-            **{f"layer{i}/cell_grad_norm": norm for i, norm in _cell_norms(grads).items()},
+            **bind(params).gradient_monitors(grads),
         }
         metrics = StepMetrics(*sums, finite, means)
         return TrainState(state.step + 1, params, optimizer_state, caches), metrics
 
     return train_step
-
-
-def _cell_norms(grads):
-    layers = grads.get("layers", {})
-    return {i: optax.tree.norm(layer["cell"]) for i, layer in layers.items() if "cell" in layer}

@@ -10,7 +10,7 @@ from flax import nnx
 from brt.data.vocabularies.base import BEGIN
 from brt.models.layers import adaptive_embedding
 from brt.models.layers.adaptive_embedding import AdaptiveEmbedding
-from brt.training.losses import token_losses
+from brt.models.layers.losses import token_losses
 
 V, D = 23, 8
 CASES = {

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from brt.training.losses import token_losses, trained_weights
+from brt.models.layers.losses import token_losses
+from brt.training.losses import trained_weights
 
 
 def plain(logits, target):

@@ -65,7 +65,7 @@ def load(params: dict, window: int, **memory) -> BlockRecurrentTransformer:
         return value
 
     flat = [
-        (path, nnx.Param(jnp.asarray(take("/".join(map(str, path)), leaf))))
+        (path, jnp.asarray(take("/".join(map(str, path)), leaf)))
         for path, leaf in nnx.to_flat_state(shapes)
     ]
     if left:
@@ -95,11 +95,11 @@ def load_recording(recording, search: str = "bucketed") -> BlockRecurrentTransfo
     )
     for macro, found in (
         ("NUM_LAYERS", len(model.layers)),
-        ("NUM_HEADS", model.num_heads),
+        ("NUM_HEADS", model.sizes.num_heads),
         ("NUM_EMBEDDINGS", model.vocabulary_size),
-        ("HEAD_DIM", model.layers[0].head_size),
-        ("EMBED_DIM", model.embedding_VD.shape[1]),
-        ("MLP_DIM", model.layers[0].feed_forward.hidden_DF.shape[1]),
+        ("HEAD_DIM", model.sizes.head_size),
+        ("EMBED_DIM", model.sizes.width),
+        ("MLP_DIM", model.sizes.feed_forward_size),
     ):
         if macro in bindings and int(bindings[macro]) != found:
             raise UnsupportedCheckpoint(

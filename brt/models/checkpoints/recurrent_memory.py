@@ -17,17 +17,19 @@ MEMORY = {"memory_SD": Source("mem_tokens", lambda x_S1D: x_S1D[:, 0])}
 
 
 def load(params: dict, config: dict) -> RecurrentMemoryTransformer:
-    """A model with the released code's parameters; arguments and errors as there."""
-    return txl_checkpoint.load(
-        params,
-        config,
-        build=RecurrentMemoryTransformer,
-        more=MEMORY,
-        num_memory=config["num_mem_tokens"],
-        memory_at_end=config["mem_at_end"],
-        read_memory_from_cache=config["read_mem_from_cache"],
-        allow_long_memory=True,
-    )
+    """Returns a model with the released code's parameters; arguments and errors as there."""
+
+    def around(rngs, body):
+        return RecurrentMemoryTransformer(
+            rngs,
+            num_memory=config["num_mem_tokens"],
+            body=body,
+            memory_at_end=config["mem_at_end"],
+            read_memory_from_cache=config["read_mem_from_cache"],
+            allow_long_memory=True,
+        )
+
+    return txl_checkpoint.load(params, config, around, MEMORY)
 
 
 def load_recording(recording) -> RecurrentMemoryTransformer:

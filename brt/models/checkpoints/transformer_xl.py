@@ -5,6 +5,7 @@ which `reset_length` (target, extended, memory) stands for a later call of that 
 loaded model keeps the code's artefacts (`published_artefacts`).
 """
 
+import functools
 import json
 import re
 from typing import NamedTuple
@@ -67,15 +68,15 @@ def settings(config: dict, params: dict) -> dict:
     )
 
 
-def load(params: dict, config: dict, build=TransformerXL, more=None, **others) -> TransformerXL:
-    """A model with the released code's parameters.
+def load(params: dict, config: dict, around=None, more=None):
+    """Returns a model with the released code's parameters.
 
     Args:
         params: from names of the state dictionary to arrays.
         config: settings of that model.
-        build: makes the model from `rngs` and the settings as keywords.
+        around: makes the model from `rngs` and what builds its `TransformerXL`, its `body`; None:
+            the model is the `TransformerXL` itself.
         more: from a brt path to the `Source` of what `TransformerXL` does not have.
-        others: further keywords of `build`.
 
     Returns:
         A float32 model, for segments of the recorded length. Its begin row is zero: the
@@ -86,8 +87,10 @@ def load(params: dict, config: dict, build=TransformerXL, more=None, **others) -
     """
     params = {name: np.asarray(value, np.float32) for name, value in params.items()}
     try:
-        keywords = settings(config, params) | others
-        model = nnx.eval_shape(lambda: build(nnx.Rngs(0), **keywords))
+        keywords = settings(config, params)
+        body = functools.partial(TransformerXL, published_artefacts=True, **keywords)
+        build = around or (lambda rngs, body: body(rngs))
+        model = nnx.eval_shape(lambda: build(nnx.Rngs(0), body))
     except (KeyError, IndexError) as error:
         raise UnsupportedCheckpoint(f"The checkpoint has no {error}.") from error
     except ValueError as error:
@@ -104,22 +107,20 @@ def load(params: dict, config: dict, build=TransformerXL, more=None, **others) -
             )
         else:
             taken.add(source(_text(path), model, more).name)
-        flat.append((path, nnx.Param(jnp.asarray(value))))
+        flat.append((path, jnp.asarray(value)))
     if left := params.keys() - taken - _copies(params):
         raise UnsupportedCheckpoint(f"brt has no counterpart for {sorted(left)[:5]}.")
-    model = nnx.merge(graph, nnx.from_flat_state(flat)).for_segments(config["tgt_len"])
-    model.published_artefacts = True
-    return model
+    return nnx.merge(graph, nnx.from_flat_state(flat)).for_segments(config["tgt_len"])
 
 
-def load_recording(recording, **keywords) -> TransformerXL:
-    """The model of a recording: `params/...` and `config_json`; keywords as `load`."""
+def load_recording(recording) -> TransformerXL:
+    """Returns the model of a recording: `params/...` and `config_json`."""
     params = {
         name.removeprefix("params/"): recording[name]
         for name in recording
         if name.startswith("params/")
     }
-    return load(params, json.loads(str(recording["config_json"])), **keywords)
+    return load(params, json.loads(str(recording["config_json"])))
 
 
 def recorded(arrays, path, model, more=None):
@@ -137,7 +138,7 @@ def recorded(arrays, path, model, more=None):
 
 
 def _text(path):
-    return "/".join(map(str, path))
+    return "/".join(map(str, path)).removeprefix("body/")
 
 
 def _copies(params):
@@ -215,6 +216,7 @@ def source(path: str, model, more=None) -> Source | None:
     Raises:
         UnsupportedCheckpoint: if the released code has no counterpart.
     """
+    model = getattr(model, "body", model)
     table = _TOP | (more or {})
     if path in table:
         return table[path]

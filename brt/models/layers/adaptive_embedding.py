@@ -80,6 +80,8 @@ class AdaptiveEmbedding(nnx.Module):
     (arXiv:1809.10853), as used by Transformer-XL's word-level models.
     """
 
+    purpose = "embedding"
+
     def __init__(
         self,
         rngs: nnx.Rngs,

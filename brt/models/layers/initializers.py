@@ -1,4 +1,4 @@
-"""How parameters begin."""
+"""How parameters begin, and what each one is for."""
 
 from flax import nnx
 from jax.nn import initializers
@@ -9,13 +9,36 @@ DENSE = initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 SMALL = initializers.variance_scaling(0.1, "fan_in", "truncated_normal")
 """Truncated normal of variance 0.1 / fan-in: gate matrices (Block-Recurrent, appendix B)."""
 
+PURPOSES = ("embedding", "layers", "recurrence")
+"""What a parameter may be for; recurrence: cells, memories, and what reads them."""
+
 
 def normal(stddev, mean=0.0):
-    """N(mean, stddev ** 2)."""
+    """Returns the initializer of N(mean, stddev ** 2)."""
     draw = initializers.normal(stddev)
     return draw if not mean else lambda *args: mean + draw(*args)
 
 
-def parameter(rngs: nnx.Rngs, initializer, *shape) -> nnx.Param:
-    """A float32 parameter drawn by `initializer`."""
-    return nnx.Param(initializer(rngs.params(), shape, "float32"))
+def parameter(
+    rngs: nnx.Rngs,
+    initializer,
+    *shape: int,
+    purpose: str | tuple[str, ...] | None = None,
+    multiplied: bool | None = None,
+) -> nnx.Param:
+    """Returns a float32 parameter drawn by `initializer`, marked with what it is for.
+
+    The marks are what `brt.models.counts` counts by, so a new layer needs no edit there.
+
+    Args:
+        rngs: source of the random key.
+        initializer: from (key, shape, dtype) to an array.
+        shape: sizes of its axes.
+        purpose: one of `PURPOSES`; several name equal parts along the first axis. None: the
+            `purpose` of the nearest module around it that has one, else "layers".
+        multiplied: whether every token is multiplied with it, which costs operations. None:
+            a matrix (two axes) is, anything else is not.
+    """
+    multiplied = len(shape) == 2 if multiplied is None else multiplied
+    value = initializer(rngs.params(), shape, "float32")
+    return nnx.Param(value, purpose=purpose, multiplied=multiplied)

@@ -19,12 +19,14 @@ class RMSNorm(nnx.Module):
 
     Args:
         width: D, the size of the last axis.
+        purpose: of its parameter, as `brt.models.layers.initializers.parameter` takes it; None:
+            that of the module around it.
 
     Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
 
-    def __init__(self, rngs: nnx.Rngs, width: int):
-        self.scale_D = parameter(rngs, jax.nn.initializers.ones, width)
+    def __init__(self, rngs: nnx.Rngs, width: int, purpose: str | None = None):
+        self.scale_D = parameter(rngs, jax.nn.initializers.ones, width, purpose=purpose)
 
     def __call__(self, x_BTD):
         """(..., D) of any float type; the same shape and type."""
@@ -62,3 +64,9 @@ def unit_heads(x_BTHK):
     x = wide(x_BTHK)
     x = x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
     return x.astype(x_BTHK.dtype)
+
+
+def share_of_norm(part, rest):
+    """Returns a scalar in [0, 1]: the part's root mean square over the sum of both."""
+    part, rest = (jnp.sqrt(jnp.mean(jnp.square(wide(x)))) for x in (part, rest))
+    return part / jnp.maximum(part + rest, 1e-30)

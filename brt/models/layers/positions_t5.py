@@ -93,7 +93,9 @@ class RelativeBias(WindowMask):
         self, rngs: nnx.Rngs, num_heads: int, num_buckets: int = 32, max_distance: int = 128
     ):
         self.max_distance = max_distance
-        self.table_HR = parameter(rngs, normal(num_buckets**-0.5), num_heads, num_buckets)
+        self.table_HR = parameter(
+            rngs, normal(num_buckets**-0.5), num_heads, num_buckets, multiplied=False
+        )
 
     def _by_distance(self, scale_H, window):
         """Scaled bias at distances 1 ... W, (H, W)."""

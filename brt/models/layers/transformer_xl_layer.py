@@ -4,6 +4,7 @@ What the encodings differ in is here: where positions enter, and as what. Letter
 `brt.models`; C: distances, in the order of `relative_attention.distances`.
 """
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from brt.models.layers.relative_attention import (
     scores,
     weights,
 )
+from brt.models.layers.sizes import Sizes
 from brt.models.shape_letters import constrain
 
 ENCODINGS = ("relative", "shaw", "absolute", "learned")
@@ -62,7 +64,7 @@ class TransformerXLLayer(nnx.Module):
     """Attention, output projection, residual and norm; network, residual and norm.
 
     Args:
-        width, num_heads, head_size, feed_forward_size: D, H, K, F.
+        sizes: D, H, K, F.
         encoding: one of ENCODINGS. "relative": keys of projected sinusoids; "shaw": keys and
             numbers learned for each distance, beyond the table those of its farthest row;
             "absolute": none here; "learned": vectors added to the layer's inputs, counted
@@ -80,10 +82,7 @@ class TransformerXLLayer(nnx.Module):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        width: int,
-        num_heads: int,
-        head_size: int,
-        feed_forward_size: int,
+        sizes: Sizes,
         encoding: str = "relative",
         position_rows: int = 0,
         own_biases: bool = False,
@@ -92,28 +91,33 @@ class TransformerXLLayer(nnx.Module):
         clamp: int | None = None,
         std: float = 0.02,
     ):
-        D, H, K, A, R = width, num_heads, head_size, num_heads * head_size, position_rows
-        self.num_heads, self.head_size, self.encoding = num_heads, head_size, encoding
-        self.pre_norm, self.drops, self.clamp = norm == "pre", drops, clamp
+        D, H, K, A = sizes.width, sizes.num_heads, sizes.head_size, sizes.attention_size
+        R = position_rows
+        self.num_heads = H
+        self.head_size = K
+        self.encoding = encoding
+        self.pre_norm = norm == "pre"
+        self.drops = drops
+        self.clamp = clamp
         draw = normal(std)
         self.queries_DA = parameter(rngs, draw, D, A)
         self.keys_DA = parameter(rngs, draw, D, A)
         self.values_DA = parameter(rngs, draw, D, A)
         self.output_AD = parameter(rngs, draw, A, D)
         self.attention_norm = LayerNorm(rngs, D, std)
-        self.feed_forward = FeedForward(rngs, D, feed_forward_size, draw, biases=True)
+        self.feed_forward = FeedForward(rngs, D, sizes.feed_forward_size, draw, biases=True)
         self.feed_forward_norm = LayerNorm(rngs, D, std)
         if encoding == "relative":
-            self.positions_DA = parameter(rngs, draw, D, A)
+            self.positions_DA = parameter(rngs, draw, D, A, multiplied=False)
         if encoding == "shaw" or own_biases:
-            self.content_bias_HK = parameter(rngs, draw, H, K)
+            self.content_bias_HK = parameter(rngs, draw, H, K, multiplied=False)
         if encoding == "shaw":
             self.distance_keys_RHK = parameter(rngs, draw, R, H, K)
-            self.distance_bias_RH = parameter(rngs, zeros, R, H)
+            self.distance_bias_RH = parameter(rngs, zeros, R, H, multiplied=False)
         elif own_biases:
-            self.position_bias_HK = parameter(rngs, draw, H, K)
+            self.position_bias_HK = parameter(rngs, draw, H, K, multiplied=False)
         if encoding == "learned":
-            self.places_RD = parameter(rngs, draw, R, D)
+            self.places_RD = parameter(rngs, draw, R, D, multiplied=False)
 
     # Where positions enter.
 
@@ -207,15 +211,16 @@ class TransformerXLLayer(nnx.Module):
 
     # One token.
 
-    def decode(self, x_BD, hidden_BJD, visible_BJ, distance_BJ, sinusoid_CD, biases=None):
-        """One token of every row, over inputs that are kept as they are.
+    def decode(self, x_BD, hidden, visible_BJ, distance_BJ, sinusoid_CD, biases=None):
+        """Reads one token of every row, over inputs that are kept as they are.
 
         Keys and values of all J inputs are never computed: the token's query is taken back
         through the matrices instead, H * D numbers for each key in place of D * H * K.
 
         Args:
             x_BD: (B, D), from `place`.
-            hidden_BJD: (B, J, D), inputs of this layer, the token's own among them.
+            hidden: inputs of this layer, the token's own among them, in parts that stand one
+                after the other, J in all: (B, M, D) remembered and (B, P, D) of the segment.
             visible_BJ, distance_BJ: what it sees of them, and at which distance, (B, J).
             sinusoid_CD: of the distances 0, 1, ... J - 1, in this order.
             biases: as in `__call__`.
@@ -224,9 +229,11 @@ class TransformerXLLayer(nnx.Module):
             (B, D).
         """
         x_B1D, H, K = x_BD[:, None], self.num_heads, self.head_size
-        normed_B1D, normed_BJD = x_B1D, hidden_BJD.astype(x_BD.dtype)
+        normed_B1D = x_B1D
+        parts = [part_BJD.astype(x_BD.dtype) for part_BJD in hidden]
         if self.pre_norm:
-            normed_B1D, normed_BJD = self.attention_norm(x_B1D), self.attention_norm(normed_BJD)
+            normed_B1D = self.attention_norm(x_B1D)
+            parts = [self.attention_norm(part_BJD) for part_BJD in parts]
         q_BHK = self._heads(normed_B1D, self.queries_DA)[:, 0]
         u_HK, v_HK = self._biases(biases)
 
@@ -238,24 +245,31 @@ class TransformerXLLayer(nnx.Module):
             return q_BHK if bias_HK is None else q_BHK + bias_HK.astype(q_BHK.dtype)
 
         dtype = wide(x_BD).dtype
-        s_BHJ = jnp.einsum(
-            "BHD,BJD->BHJ",
-            through(add(q_BHK, u_HK), self.keys_DA),
-            normed_BJD,
-            preferred_element_type=dtype,
+        content_BHD = through(add(q_BHK, u_HK), self.keys_DA)
+        s_BHJ = jnp.concatenate(
+            [
+                jnp.einsum("BHD,BJD->BHJ", content_BHD, part_BJD, preferred_element_type=dtype)
+                for part_BJD in parts
+            ],
+            axis=-1,
         )
         p_BHC = None
         if self.encoding == "relative":
             q_BHD = through(add(q_BHK, v_HK), self.positions_DA)
             p_BHC = jnp.einsum("BHD,CD->BHC", q_BHD, sinusoid_CD, preferred_element_type=dtype)
         elif self.encoding == "shaw":
-            keys_CHK, bias_CH = self.positions(jnp.arange(hidden_BJD.shape[1]), None, None)
+            keys_CHK, bias_CH = self.positions(jnp.arange(s_BHJ.shape[-1]), None, None)
             p_BHC = jnp.einsum("BHK,CHK->BHC", q_BHK, keys_CHK, preferred_element_type=dtype)
             p_BHC = p_BHC + bias_CH.T
         if p_BHC is not None:
             s_BHJ += jnp.take_along_axis(p_BHC, jnp.maximum(distance_BJ, 0)[:, None], axis=-1)
         w_BH1J = weights((s_BHJ / math.sqrt(K))[:, :, None], visible_BJ[:, None])
-        y_BHD = jnp.einsum("BHJ,BJD->BHD", w_BH1J[:, :, 0].astype(x_BD.dtype), normed_BJD)
+        w_BHJ = w_BH1J[:, :, 0].astype(x_BD.dtype)
+        edges = list(itertools.accumulate(part_BJD.shape[1] for part_BJD in parts[:-1]))
+        y_BHD = sum(
+            jnp.einsum("BHJ,BJD->BHD", weight_BHJ, part_BJD)
+            for weight_BHJ, part_BJD in zip(jnp.split(w_BHJ, edges, axis=-1), parts)
+        )
         values_DHK = self.values_DA[...].astype(x_BD.dtype).reshape(-1, H, K)
         y_BHK = jnp.einsum("BHD,DHK->BHK", y_BHD, values_DHK)
         return self._project_and_feed(x_B1D, y_BHK[:, None])[:, 0]

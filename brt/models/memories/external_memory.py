@@ -8,6 +8,8 @@ the segment's own keys, where each block sees the slots that no earlier block ha
 and, of the segment, the blocks before it. Letters as in `brt.models`.
 """
 
+from typing import NamedTuple
+
 import gin
 import jax
 import jax.numpy as jnp
@@ -15,14 +17,34 @@ from flax import nnx
 
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import parameter
-from brt.models.layers.norms import wide
+from brt.models.layers.norms import share_of_norm, wide
 from brt.models.layers.positions_t5 import HIDDEN
+from brt.models.layers.sizes import Sizes
+from brt.models.memories.memory import BlockPairs, BlockStates, LayerMemory, LayerTokens
 
 SEARCHES = ("exact", "bucketed", "dense")
 
 
-@gin.configurable(denylist=["rngs", "num_heads", "window"])
-class ExternalMemory(nnx.Module):
+class RingCache(NamedTuple):
+    """The external memory of a layer, the same in both forms.
+
+    keys_BMHK, values_BMHK: (B, M, H, K) in the activations' type, a ring in which a document's
+        token t lies at slot t mod M. Empty: zeros.
+    written_B: (B,) int32, tokens of the document taken in so far, a multiple of W; slots from
+        there on are empty. Empty: 0.
+    """
+
+    keys_BMHK: jax.Array
+    values_BMHK: jax.Array
+    written_B: jax.Array
+
+    def clear_state(self, empty):
+        """Returns the empty ring."""
+        return empty
+
+
+@gin.configurable(denylist=["rngs", "sizes", "window"])
+class ExternalMemory(LayerMemory):
     """The memory of a memorizing layer: how it is searched, and how its answer is mixed in.
 
     The layer's own queries and attention scale are used, without a position bias. A slot that
@@ -31,7 +53,7 @@ class ExternalMemory(nnx.Module):
     exactly zero. Nothing is dropped out.
 
     Args:
-        num_heads, window: H, W of the layer around it.
+        sizes, window: H, K and W of the layer around it.
         size: M in tokens, a multiple of the window; the oldest are overwritten.
         neighbours: k, slots that each query and head attends to.
         search: "exact", the k keys with the largest products; "bucketed", the best of each
@@ -45,10 +67,13 @@ class ExternalMemory(nnx.Module):
     arXiv:2203.08913, section 3.
     """
 
+    name = "memory"
+    position_bias = False
+
     def __init__(
         self,
         rngs: nnx.Rngs,
-        num_heads: int,
+        sizes: Sizes,
         window: int,
         size: int = 65_536,
         neighbours: int = 128,
@@ -73,29 +98,70 @@ class ExternalMemory(nnx.Module):
                 f"BlockRecurrentTransformer.window = "
                 f'{window} where ExternalMemory.search = "bucketed".'
             )
-        self.window, self.size, self.search = window, size, search
+        self.sizes = sizes
+        self.window = window
+        self.size = size
+        self.reach = size
+        self.search = search
         self.neighbours = size if search == "dense" else neighbours
-        self.mix_H = parameter(rngs, jax.nn.initializers.zeros, num_heads)
+        self.mix_H = parameter(rngs, jax.nn.initializers.zeros, sizes.num_heads)
+
+    # The interface of a layer's memory.
+
+    def init_cache(self, rows: int, dtype) -> RingCache:
+        shape = rows, self.size, self.sizes.num_heads, self.sizes.head_size
+        return RingCache(
+            jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros(rows, jnp.int32)
+        )
+
+    def read(self, cache: RingCache, tokens: LayerTokens, attended_BTHK, remat: bool = False):
+        """Mixes what the queries find in the memory with what attention read.
+
+        The monitor memory_share is the memory's part of the sum.
+        """
+        found_BTHK = self.search_memory(cache, tokens, remat)
+        local_BTHK, memory_BTHK = self.mixed(attended_BTHK, found_BTHK)
+        return local_BTHK + memory_BTHK, {"memory_share": share_of_norm(memory_BTHK, local_BTHK)}
+
+    def take_in(
+        self,
+        cache: RingCache,
+        blocks: BlockPairs,
+        known: BlockStates | None = None,
+        remat: bool = False,
+    ):
+        return self.write(cache, *blocks.tokens), None, {}
+
+    def complete_block(self, cache: RingCache, blocks: BlockPairs, full_B) -> RingCache:
+        # Writes the slots of one block, where the default would copy the whole ring.
+        return self.write(cache, *blocks.tokens, full_B)
+
+    def flops_per_token(self, window: int) -> float:
+        """Counts the search, a query and all M keys once, and attention to the picked ones."""
+        A = self.sizes.attention_size
+        searched = self.size if self.search != "dense" else 0
+        return 2.0 * A * searched + 4 * A * self.neighbours
+
+    # How it is searched and written.
 
     def mixed(self, local_BTHK, memory_BTHK):
-        """local * (1 - sigmoid(b)) + memory * sigmoid(b), the two parts: each (B, T, H, K)."""
+        """Returns local * (1 - sigmoid(b)) and memory * sigmoid(b), each (B, T, H, K)."""
         share_H1 = jax.nn.sigmoid(self.mix_H[...])[:, None]
         parts = local_BTHK * (1 - share_H1), memory_BTHK * share_H1
         return tuple(part.astype(local_BTHK.dtype) for part in parts)
 
-    def read(self, q_BTHK, cache, k_BTHK, v_BTHK, scale_H, remat=False):
-        """What the queries of a segment find.
+    def search_memory(self, cache: RingCache, tokens: LayerTokens, remat: bool = False):
+        """Returns what the queries of a segment, or of one token, find.
 
         Args:
-            q_BTHK, k_BTHK, v_BTHK: (B, T, H, K), unit queries and keys, and values, of whole
-                blocks; or of one token (T = 1) while decoding.
             cache: the memory before the segment.
-            scale_H: the layer's attention scale.
+            tokens: of whole blocks; or one token (T = 1) while decoding.
             remat: gather what was found again in the backward pass.
 
         Returns:
             (B, T, H, K); gradients reach the queries and the scale, nothing else.
         """
+        q_BTHK, k_BTHK, v_BTHK, scale_H = tokens
         B, T, H, K = q_BTHK.shape
         # The segment's last block is read by none of its blocks.
         candidates = [(cache.keys_BMHK, cache.values_BMHK)]
@@ -132,11 +198,11 @@ class ExternalMemory(nnx.Module):
         read = jax.checkpoint(read) if remat else read
         return read(q_BTHK, k_BJHK, v_BJHK, scale_H)
 
-    def write(self, cache, k_BTHK, v_BTHK, rows_B=None):
-        """The cache with whole blocks taken in, the oldest slots overwritten.
+    def write(self, cache: RingCache, k_BTHK, v_BTHK, rows_B=None):
+        """Returns the cache with whole blocks taken in, the oldest slots overwritten.
 
         Args:
-            cache: either form; its window is left as it is.
+            cache: before them.
             k_BTHK, v_BTHK: (B, T, H, K), T a multiple of W.
             rows_B: (B,) bool, rows that write; None for all.
         """

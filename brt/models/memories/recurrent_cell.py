@@ -1,8 +1,8 @@
-"""The horizontal direction of a recurrent layer: from one block's states to the next's.
+"""The recurrent cell: the horizontal direction of a layer, from one block's states to the next's.
 
 Only this is sequential, so only this stands inside the loop over blocks. The tokens' side
 (their queries, keys, values, their attention to one another and to the states) is computed
-for all blocks at once in `layer.py`. Letters as in `brt.models`.
+for all blocks at once in `brt/models/layer.py`. Letters as in `brt.models`.
 """
 
 from typing import NamedTuple
@@ -12,32 +12,51 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from brt.models.counts import matrix_size
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import RMSNorm, unit_heads
+from brt.models.layers.sizes import Sizes
 from brt.models.memories.gates import Gate
+from brt.models.memories.memory import BlockPairs, BlockStates, LayerMemory
 
 ARRANGEMENTS = ("dual", "single", "skip")
 ORDERS = ("parallel", "sequential")
 
 
-class BlockStates(NamedTuple):
-    """What the tokens of each block attend to: the states before the block's update.
+class StateCache(NamedTuple):
+    """The state vectors of a recurrent cell.
 
-    keys_BGSHK, values_BGSHK: (B, G, S, H, K), in the activations' type.
+    states_BSD: (B, S, D), float32 or wider: a long sum of small changes. Empty: learned.
     """
 
-    keys_BGSHK: jax.Array
-    values_BGSHK: jax.Array
+    states_BSD: jax.Array
+
+    def clear_state(self, empty):
+        """Returns the learned states that a document begins with."""
+        return empty
 
 
-@gin.configurable(denylist=["rngs", "width", "num_heads", "head_size", "feed_forward_size"])
-class RecurrentCell(nnx.Module):
+class DecodingStates(NamedTuple):
+    """The state vectors while a block is being filled.
+
+    states_BSD: (B, S, D), fixed inside a block.
+    state_keys_BSHK, state_values_BSHK: (B, S, H, K), computed from the states once a block.
+    """
+
+    states_BSD: jax.Array
+    state_keys_BSHK: jax.Array
+    state_values_BSHK: jax.Array
+
+
+@gin.configurable(denylist=["rngs", "sizes", "window"])
+class RecurrentCell(LayerMemory):
     """State vectors that read the tokens of a block, and one another, through gates.
 
     Args:
-        width, num_heads, head_size, feed_forward_size: D, H, K, F of the layer around it.
-        num_states: S, independent of the window.
+        sizes: D, H, K, F of the layer around it.
+        window: W of that layer; the number of states does not depend on it.
+        num_states: S.
         gate: "fixed" or "lstm" (section 3.3).
         arrangement: "dual" gates both residuals; "single" drops the projection and its
             gate, the attention feeds the network directly; "skip" drops the network and
@@ -47,16 +66,19 @@ class RecurrentCell(nnx.Module):
         order: "parallel" or "sequential": cross-attention after self-attention, with a
             gate of its own, the variant section 3.1 reports as worse.
 
+    Raises:
+        ValueError: an unknown choice, no states, or a sequential order without a projection.
+
     Source: Block-Recurrent, sections 3.1-3.5.
     """
+
+    name = "cell"
 
     def __init__(
         self,
         rngs: nnx.Rngs,
-        width: int,
-        num_heads: int,
-        head_size: int,
-        feed_forward_size: int,
+        sizes: Sizes,
+        window: int,
         num_states: int = 512,
         gate: str = "fixed",
         arrangement: str = "skip",
@@ -77,17 +99,21 @@ class RecurrentCell(nnx.Module):
                 'RecurrentCell.order = "sequential" gates each attention after a projection, '
                 'and arrangement "single" has none: use "dual" or "skip".'
             )
-        D, A, F = width, num_heads * head_size, feed_forward_size
-        self.num_heads, self.arrangement, self.order = num_heads, arrangement, order
-        self.initial_states_SD = parameter(rngs, normal(0.1), num_states, D)
-        self.state_ids_SD = parameter(rngs, normal(1.0), num_states, D)
+        D, A, F = sizes.width, sizes.attention_size, sizes.feed_forward_size
+        self.num_heads = sizes.num_heads
+        self.num_states = num_states
+        self.arrangement = arrangement
+        self.order = order
+        self.reads_after_tokens = order == "sequential"
+        self.initial_states_SD = parameter(rngs, normal(0.1), num_states, D, multiplied=False)
+        self.state_ids_SD = parameter(rngs, normal(1.0), num_states, D, multiplied=False)
         self.norm = RMSNorm(rngs, D)
         self.queries_DA = parameter(rngs, DENSE, D, A)
         self.keys_DA = parameter(rngs, DENSE, D, A)
         self.values_DA = parameter(rngs, DENSE, D, A)
         self.cross_queries_DA = parameter(rngs, DENSE, D, A)
-        self.attention_scale_H = parameter(rngs, jax.nn.initializers.ones, num_heads)
-        self.cross_scale_H = parameter(rngs, jax.nn.initializers.ones, num_heads)
+        self.attention_scale_H = parameter(rngs, jax.nn.initializers.ones, self.num_heads)
+        self.cross_scale_H = parameter(rngs, jax.nn.initializers.ones, self.num_heads)
 
         def make_gate(letter, size):
             squash = arrangement == "single"
@@ -106,10 +132,10 @@ class RecurrentCell(nnx.Module):
         if arrangement != "skip":
             self.feed_forward_gate = make_gate("F", F)
 
-    def initial_states(self, rows: int):
-        """The learned states a document begins with, (B, S, D) float32."""
+    def init_cache(self, rows: int, dtype) -> StateCache:
+        """Returns the learned states a document begins with, (B, S, D) float32."""
         initial_SD = self.initial_states_SD[...]
-        return jnp.broadcast_to(initial_SD, (rows, *initial_SD.shape))
+        return StateCache(jnp.broadcast_to(initial_SD, (rows, *initial_SD.shape)))
 
     def _identified(self, norm, states_BSD, dtype):
         return norm(states_BSD).astype(dtype) + self.state_ids_SD[...].astype(dtype)
@@ -171,32 +197,53 @@ class RecurrentCell(nnx.Module):
             states_BSD = gated(self.feed_forward_gate, states_BSD, h_BSF)
         return states_BSD, sum(kept) / len(kept)
 
-    def over_blocks(self, states_BSD, token_k_BGJHK, token_v_BGJHK, known=None, remat=False):
-        """Folds `step` over the blocks of a segment.
+    # The interface of a layer's memory.
 
-        Args:
-            states_BSD: (B, S, D), the states before the first block.
-            token_k_BGJHK, token_v_BGJHK: (B, G, 2W, H, K), what each block's states read.
-            known: `BlockStates` of `states_BSD` if the caller has them (one block only).
-            remat: recompute each block's step in the backward pass.
+    def states(self, cache: StateCache, dtype) -> BlockStates:
+        k_BSHK, v_BSHK = self.keys_values(cache.states_BSD, dtype)
+        return BlockStates(k_BSHK[:, None], v_BSHK[:, None])
 
-        Returns:
-            The states after the last block (B, S, D); the `BlockStates` the tokens of each
-            block attend to; the mean share kept by the gates, a scalar.
+    def take_in(
+        self,
+        cache: StateCache,
+        blocks: BlockPairs,
+        known: BlockStates | None = None,
+        remat: bool = False,
+    ):
+        """Folds `step` over the blocks of a segment; as `LayerMemory.take_in`.
+
+        The monitors are kept, the mean share of the states that the gates keep, and state_norm,
+        their root mean square after the segment.
         """
-        dtype = token_k_BGJHK.dtype
+        dtype = blocks.keys_BGJHK.dtype
+        step = jax.checkpoint(self.step) if remat else self.step
 
         def block(states_BSD, tokens):
             k_BSHK, v_BSHK = self.keys_values(states_BSD, dtype)
             states_BSD, kept = step(states_BSD, k_BSHK, v_BSHK, *tokens)
             return states_BSD, (BlockStates(k_BSHK, v_BSHK), kept)
 
-        step = jax.checkpoint(self.step) if remat else self.step
         if known is not None:
-            seen = (x[:, 0] for x in (*known, token_k_BGJHK, token_v_BGJHK))
-            states_BSD, kept = step(states_BSD, *seen)
-            return states_BSD, known, kept
-        by_block = jnp.moveaxis(token_k_BGJHK, 1, 0), jnp.moveaxis(token_v_BGJHK, 1, 0)
-        states_BSD, (seen, kept) = jax.lax.scan(block, states_BSD, by_block)
-        seen = BlockStates(*(jnp.moveaxis(x, 0, 1) for x in seen))
-        return states_BSD, seen, jnp.mean(kept)
+            seen = known
+            states_BSD, kept = step(cache.states_BSD, *(x[:, 0] for x in (*known, *blocks)))
+        else:
+            by_block = tuple(jnp.moveaxis(x, 1, 0) for x in blocks)
+            states_BSD, (seen, kept) = jax.lax.scan(block, cache.states_BSD, by_block)
+            seen = BlockStates(*(jnp.moveaxis(x, 0, 1) for x in seen))
+            kept = jnp.mean(kept)
+        state_norm = jnp.sqrt(jnp.mean(jnp.square(states_BSD)))
+        return StateCache(states_BSD), seen, {"kept": kept, "state_norm": state_norm}
+
+    def begin_decoding(self, cache: StateCache, dtype) -> DecodingStates:
+        return DecodingStates(cache.states_BSD, *self.keys_values(cache.states_BSD, dtype))
+
+    def end_decoding(self, cache: DecodingStates) -> StateCache:
+        return StateCache(cache.states_BSD)
+
+    def decoding_states(self, cache: DecodingStates, dtype) -> BlockStates:
+        return BlockStates(cache.state_keys_BSHK[:, None], cache.state_values_BSHK[:, None])
+
+    def flops_per_token(self, window: int) -> float:
+        S, A = self.num_states, self.queries_DA.shape[1]
+        block = 2 * S * matrix_size(self) + 4 * A * S * (S + 2 * window)
+        return block / window

@@ -1,0 +1,19 @@
+"""Token losses, in nats."""
+
+import jax
+import jax.numpy as jnp
+
+
+def token_losses(logits_BTV: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns -log p(target), and whether the target has the highest logit.
+
+    Args:
+        logits_BTV: (..., V), float32 or wider.
+        targets_BT: (...) int32 in [0, V).
+
+    Returns:
+        Nats and bool, both (...).
+    """
+    chosen = jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)[..., 0]
+    nats = jax.nn.logsumexp(logits_BTV, axis=-1) - chosen
+    return nats, jnp.argmax(logits_BTV, axis=-1) == targets_BT

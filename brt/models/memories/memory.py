@@ -1,0 +1,176 @@
+"""The interface of a layer's memory in the Block-Recurrent stack.
+
+A layer carries a window, which it manages itself, and any number of memories, which it knows
+through this interface only. README.md in `brt/models` shows how to write one. Letters as in
+`brt.models`.
+"""
+
+from typing import ClassVar, NamedTuple
+
+import jax
+from flax import nnx
+
+from brt.models.caches import select_rows
+
+
+class BlockStates(NamedTuple):
+    """Vectors that the tokens of each block attend to, with queries of their own.
+
+    keys_BGSHK, values_BGSHK: (B, G, S, H, K), in the activations' type.
+    """
+
+    keys_BGSHK: jax.Array
+    values_BGSHK: jax.Array
+
+
+class LayerTokens(NamedTuple):
+    """Queries, keys and values of a layer's self-attention, shown to its memories.
+
+    queries_BTHK, keys_BTHK: (B, T, H, K), of unit length. values_BTHK: (B, T, H, K). Of a
+        segment, whole blocks; while decoding of one token (T = 1).
+    scale_H: (H,), the layer's attention scale, used through its absolute value.
+    """
+
+    queries_BTHK: jax.Array
+    keys_BTHK: jax.Array
+    values_BTHK: jax.Array
+    scale_H: jax.Array
+
+
+class BlockPairs(NamedTuple):
+    """Keys and values of each block of a segment and of the block before it.
+
+    keys_BGJHK, values_BGJHK: (B, G, 2W, H, K): W tokens of the previous block, then W of this one.
+    """
+
+    keys_BGJHK: jax.Array
+    values_BGJHK: jax.Array
+
+    @property
+    def tokens(self) -> tuple[jax.Array, jax.Array]:
+        """Keys and values of the segment's own tokens, (B, T, H, K) each."""
+        W = self.keys_BGJHK.shape[2] // 2
+
+        def own(x_BGJHK):
+            x_BGWHK = x_BGJHK[:, :, W:]
+            return x_BGWHK.reshape(x_BGWHK.shape[0], -1, *x_BGWHK.shape[3:])
+
+        return own(self.keys_BGJHK), own(self.values_BGJHK)
+
+
+class LayerMemory(nnx.Module):
+    """What a layer remembers besides its window: the base of all memories.
+
+    A memory is built as `memory(rngs, sizes, window)`, with the `Sizes` and W of its layer, and
+    holds parameters only. What it remembers is a named tuple that goes in and comes out: its cache,
+    with rows first, shape letters at the end of each field's name, and a method
+    `clear_state(empty)` that returns the cache after forgetting. `empty` is the cache of a fresh
+    document; the method may compute.
+
+    Methods that a memory does not need keep their defaults: it changes nothing that is read, takes
+    nothing in, and its decoding form is its segment form.
+
+    Class attributes:
+        name: names its monitors, `layer3/<name>_grad_norm`; one memory of a name in a layer.
+        num_states: S, vectors that tokens attend to with queries of their own; 0 for none.
+        position_bias: whether the layer's self-attention keeps its relative position bias.
+        reads_after_tokens: whether tokens attend to the states after their self-attention, from
+            its result, instead of beside it.
+        reach: tokens before a block that the block's tokens may be influenced by through it; may
+            be infinite.
+    """
+
+    purpose = "recurrence"
+    name: ClassVar[str]
+    num_states: int = 0
+    position_bias: bool = True
+    reads_after_tokens: bool = False
+    reach: float = float("inf")
+
+    def init_cache(self, rows: int, dtype) -> NamedTuple:
+        """Returns the cache of `rows` documents that have not begun: what "empty" means.
+
+        dtype: of the activations.
+        """
+        raise NotImplementedError
+
+    # What the tokens of a block read.
+
+    def read(self, cache, tokens: LayerTokens, attended_BTHK, remat: bool = False):
+        """Returns what self-attention read, with what this memory adds to it, and monitors.
+
+        A block must not find in it what lies in the block or behind it.
+
+        Args:
+            cache: the memory before the segment; while decoding, its decoding form.
+            tokens: of the segment, or the token that is decoded.
+            attended_BTHK: (B, T, H, K), what self-attention and the memories before this one read.
+            remat: recompute what can be, in the backward pass.
+
+        Returns:
+            (B, T, H, K), and a dict of scalars.
+        """
+        return attended_BTHK, {}
+
+    def states(self, cache, dtype) -> BlockStates | None:
+        """Returns the states that the next block attends to (G = 1), or None without states.
+
+        cache: segment form; dtype: of the activations.
+        """
+        return None
+
+    # What it takes in from a block.
+
+    def take_in(
+        self, cache, blocks: BlockPairs, known: BlockStates | None = None, remat: bool = False
+    ):
+        """Takes in the blocks of a segment, one after the other.
+
+        Args:
+            cache: segment form, before the segment.
+            blocks: their keys and values.
+            known: `states(cache)` if the caller has them already (one block only).
+            remat: recompute each block's part in the backward pass.
+
+        Returns:
+            The cache after the segment; the `BlockStates` that the tokens of each block attend to,
+            those from before the block, or None without states; and a dict of scalar monitors.
+        """
+        return cache, None, {}
+
+    # The decoding form: one token at a time.
+
+    def begin_decoding(self, cache, dtype):
+        """Returns the decoding form of a segment-form cache; dtype: of the activations."""
+        return cache
+
+    def end_decoding(self, cache):
+        """Returns the segment form of a decoding-form cache."""
+        return cache
+
+    def decoding_states(self, cache, dtype) -> BlockStates | None:
+        """Returns `states` of a decoding-form cache."""
+        return self.states(self.end_decoding(cache), dtype)
+
+    def complete_block(self, cache, blocks: BlockPairs, full_B):
+        """Returns the decoding form after the rows in `full_B` have completed a block.
+
+        Args:
+            cache: decoding form.
+            blocks: keys and values of the block just filled and of the one before it (G = 1).
+            full_B: (B,) bool; the caches of the other rows stay as they are.
+        """
+        dtype = blocks.keys_BGJHK.dtype
+        known = self.decoding_states(cache, dtype)
+        after, _, _ = self.take_in(self.end_decoding(cache), blocks, known)
+        # Values computed again from the same cache need not be the same to the last bit.
+        return select_rows(full_B, self.begin_decoding(after, dtype), cache)
+
+    # What it costs.
+
+    def flops_per_token(self, window: int) -> float:
+        """Returns operations of one token's forward pass that the memory adds to its layer's.
+
+        The tokens' attention to `num_states` states is counted by the layer.
+        """
+        return 0.0

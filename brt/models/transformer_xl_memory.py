@@ -1,0 +1,164 @@
+"""Memory tokens around the segments of a Transformer-XL, as the released code of RMT has them.
+
+Unlike positions of a text, memory tokens see others behind them: read positions see each other,
+write positions see everything in their segment. Letters as in `brt.models`; Q: positions that ask.
+"""
+
+import jax.numpy as jnp
+
+from brt.models.caches import select_rows
+from brt.models.counts import matrix_size
+from brt.models.memory_tokens import MemoryLayout, MemoryTokens
+
+
+def segment_mask(S: int, T: int, memory_at_end: bool = True):
+    """Returns which positions of its segment each position sees, (X, X) bool.
+
+    Read positions see each other; tokens the read positions, the tokens before them and
+    themselves; write positions everything.
+
+    Args:
+        S: memory tokens.
+        T: tokens.
+        memory_at_end: whether there are write positions.
+
+    Source: RMT, section 3 (memory tokens of a block see one another), and the released code.
+    """
+    index = jnp.arange(S + T + (S if memory_at_end else 0))
+    read, write = index < S, index >= S + T
+    causal_XX = index <= index[:, None]
+    return jnp.where(read[:, None], read, write[:, None] | causal_XX)
+
+
+def visible_positions(mask_QX, is_memory_Q, filled_BM, read_from_cache: bool = False):
+    """Returns the mask with remembered vectors before the segment, (B, Q, M + X) bool.
+
+    Args:
+        mask_QX: (Q, X) bool, which positions of the segment those that ask see.
+        is_memory_Q: (Q,) bool, which of them are memory tokens.
+        filled_BM: (B, M) bool, which remembered vectors hold something.
+        read_from_cache: whether memory tokens see them, as tokens do.
+    """
+    asks_Q = ~is_memory_Q | read_from_cache
+    cache_BQM = filled_BM[:, None] & asks_Q[:, None]
+    mask_BQX = jnp.broadcast_to(mask_QX, (len(filled_BM), *mask_QX.shape))
+    return jnp.concatenate([cache_BQM, mask_BQX], axis=-1)
+
+
+class TransformerXLMemoryTokens(MemoryTokens):
+    """Memory tokens that see more than the positions before them.
+
+    Args:
+        body: a `TransformerXL`.
+        layout: of its segments.
+
+    Raises:
+        ValueError: an encoding that has no distances, or queries that see too few keys.
+
+    Source: RMT, section 3; for what it leaves open, the released code.
+    """
+
+    def __init__(self, body, layout: MemoryLayout):
+        if body.encoding != "relative" or body.same_length:
+            raise ValueError(
+                "RecurrentMemoryTransformer places its memory tokens by relative positions and "
+                'shows them to every token: bind TransformerXL.encoding = "relative" and '
+                "same_length = False."
+            )
+        self.body = body
+        self.layout = layout
+
+    def segment(self, x_BTD, caches, memory_BSD, key=None):
+        y_BXD, inputs = self.read(x_BTD, caches, memory_BSD, key)
+        after, monitors = self.body.remember(caches, inputs)
+        return *self.layout.divide(y_BXD), after, monitors
+
+    def read(self, x_BTD, caches, memory_BSD, key=None, looks=None):
+        """Reads embedded tokens with the memory around them through all layers.
+
+        Returns:
+            (B, X, D), and a list of each layer's inputs (B, X, D).
+        """
+        S, T = self.layout.num_memory, x_BTD.shape[1]
+        x_BXD = self.layout.surround(x_BTD, memory_BSD)
+        index = jnp.arange(x_BXD.shape[1])
+        mask_XX = segment_mask(S, T, self.layout.memory_at_end)
+        visible_BXJ = self._visible(caches, mask_XX, (index < S) | (index >= S + T))
+        contents = self.body.contents(caches)
+        return self.body.read(x_BXD, contents, visible_BXJ, key, future=True, looks=looks)
+
+    def _visible(self, caches, mask_QX, is_memory_Q):
+        filled_BM = self.body.filled(caches)
+        return visible_positions(mask_QX, is_memory_Q, filled_BM, self.layout.read_from_cache)
+
+    def _read_memory(self, caches, memory_BSD, before=None):
+        """Outputs and inputs of memory tokens that see the segment's positions `before` them.
+
+        before: layers' inputs there, (B, X, D) each; none for the read positions.
+        """
+        S, X = self.layout.num_memory, self.layout.num_memory
+        contents = self.body.contents(caches)
+        if before is not None:
+            X += before[0].shape[1]
+            contents = [jnp.concatenate(pair, axis=1) for pair in zip(contents, before)]
+        visible_BSJ = self._visible(caches, jnp.ones((S, X), bool), jnp.ones(S, bool))
+        return self.body.read(memory_BSD, contents, visible_BSJ, future=True)
+
+    # The decoding form has room for the read positions and the tokens; when they are all read, the
+    # write positions follow.
+
+    @property
+    def _room(self):
+        return self.layout.num_memory + self.layout.period
+
+    def begin_decoding(self, caches):
+        return self.body.open_segments(caches, self._room)
+
+    def end_decoding(self, caches):
+        return self.body.end_decoding(caches)
+
+    def begin(self, caches, memory_BSD, rows_B):
+        before = self.body.end_decoding(caches)
+        y_BSD, inputs = self._read_memory(before, memory_BSD)
+        counts_B = jnp.full(len(memory_BSD), self.layout.num_memory, jnp.int32)
+        begun = self.body.open_segments(before, self._room, inputs, counts_B)
+        return select_rows(rows_B, begun, caches), y_BSD
+
+    def decode(self, x_BD, caches, reads_B=True):
+        return self.body.decode_position(x_BD, caches, reads_B)
+
+    def finish(self, caches, memory_BSD, rows_B):
+        before = self.body.end_decoding(caches)
+        inputs = [cache.x_BPD for cache in caches]
+        if self.layout.memory_at_end:
+            memory_BSD, written = self._read_memory(before, memory_BSD, inputs)
+            inputs = [jnp.concatenate(pair, axis=1) for pair in zip(inputs, written, strict=True)]
+        after, _ = self.body.remember(before, inputs)
+        return select_rows(rows_B, self.begin_decoding(after), caches), memory_BSD
+
+    def read_part(self, x_BPD, caches, memory_BSD, counts_B):
+        S, P = self.layout.num_memory, x_BPD.shape[1]
+        y_BXD, inputs = self.read(x_BPD, caches, memory_BSD)
+        opened = self.body.open_segments(caches, self._room, inputs, S + counts_B)
+        return y_BXD[:, S : S + P], opened, y_BXD[:, :S]
+
+    # What it costs, and how far it sees.
+
+    def carries(self) -> bool:
+        sees_cache = self.body.remembered > 0 and self.layout.read_from_cache
+        return self.layout.memory_at_end or sees_cache
+
+    def flops_per_token(self) -> float:
+        """What the memory tokens cost is shared among a segment's tokens."""
+        S, P = self.layout.num_memory, self.layout.period
+        seen = self.body.remembered if self.layout.read_from_cache else 0
+        pairs = S * P + S * (S + seen)
+        positions = S
+        if self.layout.memory_at_end:
+            pairs += S * (2 * S + P + seen)
+            positions = 2 * S
+        A = self.body.sizes.attention_size
+        of_memory = sum(
+            2 * matrix_size(layer) * positions + 6 * A * pairs for layer in self.body.layers
+        )
+        return self.body.flops_per_token() + of_memory / P
