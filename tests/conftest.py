@@ -24,8 +24,8 @@ import gin
 import jax
 import numpy as np
 import pytest
-from architectures import QUICK
 from stores import FIRST, make_store
+from tiny_models import QUICK
 
 SCRIPTS = ROOT / "scripts"
 

@@ -186,7 +186,7 @@ class CausalMemoryTokens(MemoryTokens):
             _, after, _ = self.body.stack(x_BWD, caches)
             return (after, select_rows(here_B, part, decoding)), y_BWD
 
-        firsts = W * jnp.arange(len(x_GBWD))
+        firsts = W * jnp.arange(len(x_GBWD), dtype=jnp.int32)
         carried = caches, self.begin_decoding(caches)
         (_, decoding), y_GBWD = jax.lax.scan(block, carried, (x_GBWD, firsts))
         y_BXD = jnp.moveaxis(y_GBWD, 0, 1).reshape(rows, -1, D)

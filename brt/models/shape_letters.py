@@ -19,6 +19,7 @@ RULES = {
     "D": "data",
     "I": "data",
     "E": "data",
+    "U": "data",
 }
 
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import quick_jit, random_model, read_segment
+from architectures import random_model
+from tiny_models import quick_jit, read_segment
 from tiny_run import build, command, mesh_of, one_device, shared_programs, train_here  # noqa: F401
 
 from brt import evaluate

@@ -7,13 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import (
-    SEGMENT,
-    VOCABULARY,
-    WINDOW,
-    random_model,
-    read_segment,
-)
+from architectures import SEGMENT, VOCABULARY, WINDOW, random_model
+from tiny_models import read_segment
 
 from brt.data.vocabularies.base import BEGIN, ByteVocabulary
 from brt.data.vocabularies.words import WordVocabulary

@@ -7,7 +7,8 @@ import struct
 import jax
 import numpy as np
 import pytest
-from architectures import SEGMENT, VOCABULARY, WINDOW, cast, random_model
+from architectures import SEGMENT, VOCABULARY, WINDOW, random_model
+from tiny_models import cast
 from tiny_run import files_of_at_most
 
 from brt.data.vocabularies.base import ByteVocabulary

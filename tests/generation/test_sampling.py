@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import quick_jit
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import quick_jit
 
 from brt.generation.sampling import (
     GREEDY,

@@ -12,26 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from architectures import (
-    EVERY,
+    ARCHITECTURES,
     SEGMENT,
-    SEGMENT_MEMORIES,
-    TOKEN_MEMORIES,
     VOCABULARY,
     WINDOW,
-    Ragged,
-    ragged_segments,
     random_model,
     segment_length,
 )
 from flax import nnx
+from ragged import Ragged, ragged_segments
 
 from brt.data.vocabularies.base import BEGIN
 from brt.models.caches import clear_state, reset_rows
 
-every_architecture = pytest.mark.parametrize("name", EVERY)
+every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 # The others see a number of keys that depends on the cuts; by how much, they say themselves.
 every_cuttable = pytest.mark.parametrize(
-    "name", [name for name in EVERY if name not in SEGMENT_MEMORIES or name == "txl_same_length"]
+    "name", [name for name, entry in ARCHITECTURES.items() if entry.cut_invariant]
 )
 every_type = pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 2e-5)])
 ROWS = 3
@@ -252,16 +249,37 @@ def test_logits_depend_on_all_of_the_past_they_may_see_and_on_nothing_else(name)
     reach = model.windows_reach()
     # What an external memory holds carries no gradient: by derivatives it reaches as a plain
     # layer does. That it is read all the same is shown in test_external_memory.py.
-    recurrent = model.receptive_field() == math.inf
     for t in range(length):
         assert not jacobian[t, t + 1 :].any(), f"token {t} sees the future"
         assert jacobian[t, t] > 0
-        if not recurrent:
+        if not ARCHITECTURES[name].within:
             assert not jacobian[t, : max(t - reach, 0)].any(), f"token {t} sees beyond its reach"
             assert (jacobian[t, max(t - reach, 0) : t] > 0).all()
         else:
             block = t // WINDOW * WINDOW
             assert (jacobian[t, :block] > 0).all(), f"token {t} misses a token of earlier blocks"
+
+
+@every_architecture
+def test_what_carries_a_state_sees_infinitely_far_and_nothing_else_does(name):
+    model, entry = tiny(name), ARCHITECTURES[name]
+    limited = model.receptive_field() < math.inf
+    assert not (limited and entry.within)
+    # Beyond the receptive field nothing of a document is left, however many segments it has.
+    length, segments = segment_length(name), 12
+    rng = np.random.default_rng(15)
+    tokens = rng.integers(0, VOCABULARY, (segments, ROWS, length)).astype(np.int32)
+    other = tokens.copy()
+    other[0, :, 1] = (other[0, :, 1] + 1) % VOCABULARY
+    starts = np.zeros((segments, ROWS), bool)
+    starts[0] = True
+    found, changed = (segment_pass(model, x, starts)[0] for x in (tokens, other))
+    differs = np.abs(found - changed).max(axis=(0, 2)) > 0
+    last = differs.nonzero()[0].max()
+    if limited:
+        assert last <= 1 + model.receptive_field()
+    else:
+        assert last >= (segments - 1) * length
 
 
 def test_the_receptive_field_is_exactly_n_windows():
@@ -289,7 +307,4 @@ def test_clearing_the_state_at_each_segment_spares_the_first_segment_and_the_win
     np.testing.assert_array_equal(first, again)
     with_state, _ = read(tokens[1], kept, none)
     without, _ = read(tokens[1], clear_state(kept, empty), none)
-    parts = ((layer, part) for layer in model.layers for part in ("cell", "memory"))
-    remembers = name in TOKEN_MEMORIES or name.startswith("rmt")
-    remembers |= any(getattr(*part, None) is not None for part in parts)
-    assert np.array_equal(with_state, without) is not remembers
+    assert np.array_equal(with_state, without) is not bool(ARCHITECTURES[name].cleared)

@@ -1,31 +1,53 @@
-"""Names say shapes, and shapes say shardings."""
+"""Names say shapes, and shapes say shardings, of every architecture."""
 
 import jax
 import jax.numpy as jnp
 import pytest
-from architectures import ARCHITECTURES, abstract, parameters
+from architectures import ARCHITECTURES, abstract
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
+from tiny_models import parameters
 
 from brt.models.shape_letters import RULES, constrain, spec
 
-# A = H * K and C = 2 * A; every letter has a size of its own, so none can stand for another.
-SIZES = dict(V=17, D=12, H=2, A=8, C=16, F=10, S=3, R=32, B=5, W=4, K=4, J=8)
+FIXED = dict(B=5, D=12, H=2, K=4, A=8, C=16, F=10, W=4)
+"""Letters that mean the same in every model; each has a size of its own but A, which is J = 2W in
+the stacks of blocks too."""
+
+every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+def letters_of(name: str) -> str:
+    """The shape suffix of a parameter's or a field's name."""
+    return name.rsplit("_", 1)[1]
+
+
+def assert_consistent(name, named_shapes):
+    """Letters with a fixed size have it; every other letter has one size wherever it stands.
+
+    The split axes are those of letters in `RULES`, so a letter that stands for another size
+    would split, or copy, an array wrongly.
+    """
+    sizes = dict(FIXED)
+    for where, letters, shape in named_shapes:
+        assert len(letters) == len(shape), where
+        for letter, size in zip(letters, shape):
+            if letter in ARCHITECTURES[name].various:
+                continue
+            assert sizes.setdefault(letter, size) == size, (where, letter)
+
+
+@every_architecture
 def test_every_parameter_says_its_shape_in_its_name(name):
-    model = abstract(name)
-    for path, leaf in jax.tree_util.tree_flatten_with_path(parameters(model))[0]:
-        letters = path[-1].key.rsplit("_", 1)[1]
-        assert leaf.shape == tuple(SIZES[letter] for letter in letters), path
-        assert leaf.dtype == jnp.float32
+    leaves = jax.tree_util.tree_flatten_with_path(parameters(abstract(name)))[0]
+    named = [(path, letters_of(path[-1].key), leaf.shape) for path, leaf in leaves]
+    assert_consistent(name, named)
+    assert all(leaf.dtype == jnp.float32 for _, leaf in leaves)
 
 
-@pytest.mark.parametrize("name", ["slide", "rec_fixed_skip", "feedback_two_cells"])
+@every_architecture
 def test_every_cache_says_its_shape_in_its_name(name):
-    model = abstract(name)
-    graph, params = nnx.split(model)
+    graph, params = nnx.split(abstract(name))
 
     def both(params):
         model = nnx.merge(graph, params)
@@ -33,9 +55,9 @@ def test_every_cache_says_its_shape_in_its_name(name):
 
     leaves = jax.tree_util.tree_flatten_with_path(jax.eval_shape(both, params))[0]
     assert leaves
-    for path, leaf in leaves:
-        letters = path[-1].name.rsplit("_", 1)[1]
-        assert leaf.shape == tuple(SIZES[letter] for letter in letters), path
+    named = [(path, letters_of(path[-1].name), leaf.shape) for path, leaf in leaves]
+    assert all(letters[0] == "B" for _, letters, _ in named), "rows come first"
+    assert_consistent(name, named)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +79,11 @@ def test_rows_and_widths_go_over_data_and_heads_and_vocabulary_over_model(letter
     assert spec(letters) == PartitionSpec(*expected)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@every_architecture
 def test_no_parameter_is_split_twice_over_one_axis_of_the_mesh(name):
     model = abstract(name)
     for path, leaf in jax.tree_util.tree_flatten_with_path(parameters(model))[0]:
-        axes = [axis for axis in spec(path[-1].key.rsplit("_", 1)[1]) if axis]
+        axes = [axis for axis in spec(letters_of(path[-1].key)) if axis]
         assert len(axes) == len(set(axes)) and set(axes) <= set(RULES.values())
         assert axes or leaf.ndim < 2  # no matrix is copied whole to every device
 

@@ -9,46 +9,98 @@ import sys
 import jax
 import numpy as np
 import pytest
+from architectures import ARCHITECTURES
 
-from brt import config
+from brt.data.sources.files import Document
+from brt.data.stores.token_store import TokenStore, write_store
 from brt.data.streams.documents import DocumentStream
 from brt.experiment import Experiment
+from brt.models.shape_letters import spec
+from brt.training.optimizers import adafactor
 from brt.training.prefetch import device_batch
+from brt.training.schedules import constant_rate
+from brt.training.trainer import Trainer
 
-STEPS = 3
-MODELS = {
-    "slide": [],
-    "rec": ["BlockRecurrentTransformer.recurrent_layers = (1,)", "RecurrentCell.num_states = 4"],
-    "rec_lstm_dual": [
-        "BlockRecurrentTransformer.recurrent_layers = (0, 1)",
-        "RecurrentCell.num_states = 4",
-        'RecurrentCell.gate = "lstm"',
-        'RecurrentCell.arrangement = "dual"',
-    ],
-    "feedback": [
-        "BlockRecurrentTransformer.recurrent_layers = (1,)",
-        "BlockRecurrentTransformer.feedback = True",
-        "RecurrentCell.num_states = 4",
-    ],
-    "memorizing": [
-        "BlockRecurrentTransformer.memorizing_layers = (0,)",
-        "ExternalMemory.size = 16",
-        "ExternalMemory.neighbours = 3",
-    ],
-    "transformer_xl": [
-        "Trainer.model = @TransformerXL",
-        "TransformerXL.cutoffs = (64, 128)",
-        "TransformerXL.div_val = 2",
-    ],
-    "recurrent_memory": [
-        "Trainer.model = @RecurrentMemoryTransformer",
-        "RecurrentMemoryTransformer.num_memory = 3",
-        "Trainer.segments_per_step = 3",
-        "Trainer.tokens_per_step = 384",
-        "Trainer.bptt_depth = 1",
-    ],
-}
-OF_TRANSFORMER_XL = ("transformer_xl", "recurrent_memory")
+STEPS, ROWS, SEGMENTS = 3, 8, 2
+EVERY_MESH = ("rec_lstm_dual", "feedback_fixed_skip", "rmt_rec")
+"""Checked on all meshes; the others on the one that splits both rows and models."""
+CASES = [
+    (name, mesh_shape)
+    for name in ARCHITECTURES
+    for mesh_shape in [(8, 1), (1, 4), (2, 4)]
+    if name in EVERY_MESH or mesh_shape == (2, 4)
+]
+
+
+class Bytes:
+    name, size, fingerprint = "ids", 256, "f" * 64
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    documents = [
+        Document(f"document {d}", tokens=rng.integers(0, Bytes.size, rng.integers(1, 200)))
+        for d in range(20)
+    ]
+    folder = tmp_path_factory.mktemp("sharding") / "train"
+    write_store(folder, documents, Bytes, {}, quiet=True)
+    return TokenStore(folder)
+
+
+def experiment_of(name) -> Experiment:
+    """An experiment on an architecture, of sizes that a mesh divides."""
+    entry = ARCHITECTURES[name]
+    trainer = Trainer(
+        corpus=None,
+        optimizer=adafactor,
+        schedule=lambda step, total_steps: constant_rate(step, total_steps, 0.01, 0),
+        steps=STEPS,
+        segment_length=entry.segment,
+        segments_per_step=SEGMENTS,
+        tokens_per_step=ROWS * SEGMENTS * entry.segment,
+        model=lambda rngs: entry.build(rngs, **entry.divisible),
+    )
+    return Experiment(trainer)
+
+
+def losses_on(store, experiment, mesh_shape):
+    """The losses of the first steps on a mesh of some of the devices, and what was read."""
+    devices = np.array(jax.devices()[: np.prod(mesh_shape)]).reshape(mesh_shape)
+    mesh = jax.sharding.Mesh(devices, ("data", "model"))
+    trainer = experiment.trainer
+    stream = DocumentStream(store, ROWS, trainer.segment_length, SEGMENTS)
+    with jax.set_mesh(mesh):
+        state, step = experiment.jit_init(mesh)(), experiment.jit_step(mesh)
+        losses, batches = [], []
+        for number in range(STEPS):
+            batch = device_batch(stream, mesh, number)
+            batches.append(jax.tree.map(np.asarray, batch))
+            state, metrics = step(state, batch)
+            losses.append(float(metrics.nats / metrics.weight))
+        assert step._cache_size() == 1, "the second step compiled again"
+    return losses, batches, state
+
+
+@pytest.mark.parametrize(("name", "mesh_shape"), CASES)
+def test_the_mesh_changes_no_batch_and_no_loss(store, name, mesh_shape):
+    experiment = experiment_of(name)
+    expected, batches, _ = losses_on(store, experiment, (1, 1))
+    found, sharded_batches, state = losses_on(store, experiment, mesh_shape)
+    jax.tree.map(np.testing.assert_array_equal, sharded_batches, batches)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    # And the mesh is really used: by rows and heads of the caches, by every matrix.
+    axes = dict(zip(("data", "model"), mesh_shape))
+    for path, leaf in jax.tree_util.tree_leaves_with_path((state.params, state.caches)):
+        key = path[-1]
+        letters = str(getattr(key, "key", getattr(key, "name", ""))).rsplit("_", 1)[1]
+        if len(letters) < 2 and letters != "B":
+            continue
+        parts = np.prod([axes[axis] for axis in spec(letters) if axis])
+        shard = leaf.sharding.shard_shape(leaf.shape)
+        assert np.prod(shard) * parts == leaf.size, (path, leaf.shape, shard)
+
+
 CONFIG = """
 Trainer.corpus = @Corpus()
 Corpus.store = "{folder}/store"
@@ -74,83 +126,22 @@ BlockRecurrentTransformer.num_heads = 4
 BlockRecurrentTransformer.head_size = 8
 BlockRecurrentTransformer.feed_forward_size = 32
 BlockRecurrentTransformer.window = 8
+BlockRecurrentTransformer.recurrent_layers = (1,)
+RecurrentCell.num_states = 4
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sharding")
-    (folder / "text").mkdir()
+def test_two_processes_train_as_one(tmp_path):
+    (tmp_path / "text").mkdir()
     rng = np.random.default_rng(0)
     for number in range(11):
         text = rng.integers(97, 123, rng.integers(1, 200)).astype(np.uint8).tobytes()
-        (folder / "text" / f"{number}.txt").write_bytes(text)
-    (folder / "config.gin").write_text(CONFIG.format(folder=folder))
-    other = CONFIG.replace("BlockRecurrentTransformer.window", "TransformerXL.memory_length")
-    other = other.replace("BlockRecurrentTransformer", "TransformerXL")
-    (folder / "transformer_xl.gin").write_text(other.format(folder=folder))
-    config.parse([str(folder / "config.gin")])
-    Experiment.from_gin().trainer.corpus.prepare("train")
-    return folder
-
-
-def losses_on(folder, model, mesh_shape, devices):
-    """The losses of the first steps on a mesh of some of the devices, and what was read."""
-    file = "transformer_xl.gin" if model in OF_TRANSFORMER_XL else "config.gin"
-    config.parse([str(folder / file)], MODELS[model])
-    experiment = Experiment.from_gin()
-    mesh = jax.sharding.Mesh(
-        np.array(jax.devices()[:devices]).reshape(mesh_shape), ("data", "model")
-    )
-    trainer = experiment.trainer
-    lengths = trainer.segment_length, trainer.segments_per_step
-    stream = DocumentStream(experiment.open_store("train"), trainer.rows, *lengths)
-    with jax.set_mesh(mesh):
-        state, step = experiment.jit_init(mesh)(), experiment.jit_step(mesh)
-        losses, batches = [], []
-        for number in range(STEPS):
-            batch = device_batch(stream, mesh, number)
-            batches.append(jax.tree.map(np.asarray, batch))
-            state, metrics = step(state, batch)
-            losses.append(float(metrics.nats / metrics.weight))
-        assert step._cache_size() == 1, "the second step compiled again"
-    return losses, batches, state
-
-
-CASES = [
-    (model, mesh_shape)
-    for model in MODELS
-    for mesh_shape in [(8, 1), (1, 4), (2, 4)]
-    if model not in ("memorizing", *OF_TRANSFORMER_XL) or mesh_shape == (2, 4)
-]
-
-
-@pytest.mark.parametrize(("model", "mesh_shape"), CASES)
-def test_the_mesh_changes_no_batch_and_no_loss(folder, model, mesh_shape):
-    expected, batches, _ = losses_on(folder, model, (1, 1), 1)
-    devices = mesh_shape[0] * mesh_shape[1]
-    found, sharded_batches, state = losses_on(folder, model, mesh_shape, devices)
-    jax.tree.map(np.testing.assert_array_equal, sharded_batches, batches)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    # And the mesh is really used: rows and heads of the caches, matrices of the parameters.
-    keys_BWHK = jax.tree.leaves(state.caches)[0]
-    part = keys_BWHK.sharding.shard_shape(keys_BWHK.shape)
-    assert part[0] == keys_BWHK.shape[0] // mesh_shape[0]
-    if model not in OF_TRANSFORMER_XL:  # whose caches have no heads
-        assert part[2] == keys_BWHK.shape[2] // mesh_shape[1]
-    queries_DA = state.params["layers"][0]["queries_DA"]
-    shard = queries_DA.sharding.shard_shape(queries_DA.shape)
-    assert np.prod(shard) * devices == queries_DA.size
-
-
-def test_two_processes_train_as_one(folder, tmp_path):
+        (tmp_path / "text" / f"{number}.txt").write_bytes(text)
+    (tmp_path / "config.gin").write_text(CONFIG.format(folder=tmp_path))
     with socket.socket() as found:
         found.bind(("localhost", 0))
         port = found.getsockname()[1]
-    common = [
-        *(sys.executable, "-m", "brt.train", f"--gin_file={folder}/config.gin"),
-        *(f"--gin_bindings={line}" for line in MODELS["rec"]),
-    ]
+    common = [sys.executable, "-m", "brt.train", f"--gin_file={tmp_path}/config.gin"]
     flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     environment = os.environ | {"XLA_FLAGS": flags}
     one = subprocess.run(

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import OneKey, quick_jit, randomised
 from flax import nnx
+from tiny_models import OneKey, quick_jit, randomised
 
 from brt.data.vocabularies.base import BEGIN
 from brt.models.layers import adaptive_embedding

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import quick_jit
+from tiny_models import quick_jit
 
 from brt.models.layers.attention import attend
 from brt.models.layers.positions_t5 import HIDDEN

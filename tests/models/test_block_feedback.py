@@ -4,15 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import (
-    ARCHITECTURES,
-    VOCABULARY,
-    WINDOW,
-    parameters,
-    quick_jit,
-    random_model,
-    read_segment,
-)
+from architectures import ARCHITECTURES, VOCABULARY, WINDOW, random_model
+from tiny_models import parameters, quick_jit, read_segment
 
 from brt.models.block_feedback import run_blocks, state_source
 from brt.models.layer import Layer

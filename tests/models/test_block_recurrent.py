@@ -6,21 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import (
-    ARCHITECTURES,
-    SEGMENT,
-    VOCABULARY,
-    WINDOW,
-    OneKey,
-    abstract,
-    build,
-    drawn,
-    parameters,
-    quick_jit,
-    random_model,
-    read_segment,
-)
+from architectures import ARCHITECTURES, SEGMENT, VOCABULARY, WINDOW, abstract, build, random_model
 from flax import nnx
+from tiny_models import OneKey, drawn, parameters, quick_jit, read_segment
 
 from brt.data.vocabularies.base import BEGIN
 from brt.models.block_recurrent import REMATS, BlockRecurrentTransformer

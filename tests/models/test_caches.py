@@ -4,20 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import (
-    ARCHITECTURES,
-    EVERY,
-    STATES,
-    WINDOW,
-    abstract,
-    parameters,
-    quick_jit,
-    random_model,
-    read_segment,
-)
+from architectures import ARCHITECTURES, STATES, WINDOW, random_model
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import parameters, quick_jit, read_segment
 
 from brt.models.caches import (
     DecodingRecurrent,
@@ -30,7 +21,6 @@ from brt.models.caches import (
     last_block,
     reset_rows,
     select_rows,
-    with_state,
     write_token,
 )
 
@@ -188,16 +178,3 @@ def test_a_full_block_becomes_the_previous_one():
     np.testing.assert_array_equal(block.keys_BWHK[0], tokens[:, 0])
     np.testing.assert_array_equal(block.values_BWHK[0], 2 * tokens[:, 0])
     assert not window.keys_BJHK[:, W:].any()
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_what_clearing_touches_is_told_from_windows(name):
-    graph, shapes = nnx.split(abstract(name))
-    caches = jax.eval_shape(lambda params: nnx.merge(graph, params).init_caches(2), shapes)
-    of_layers = ARCHITECTURES.get(name, {})
-    layers = (*of_layers.get("recurrent_layers", ()), *of_layers.get("memorizing_layers", ()))
-    if name.startswith("rmt"):
-        layers = (len(caches) - 1,)
-    elif name.startswith(("lstm", "qrnn")):
-        layers = range(len(caches))
-    assert with_state(caches) == list(layers)

@@ -5,8 +5,9 @@ import functools
 import jax
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, OneKey, abstract, parameters
+from architectures import ARCHITECTURES, abstract
 from flax import nnx
+from tiny_models import OneKey, parameters
 
 from brt.models.block_recurrent import BlockRecurrentTransformer
 from brt.models.counts import count_parameters, flops_per_token

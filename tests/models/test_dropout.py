@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import OneKey, parameters, quick_jit, random_model, randomised
+from architectures import random_model
 from flax import nnx
+from tiny_models import OneKey, parameters, quick_jit, randomised
 
 import brt.models.layer
 from brt.models.layer import Layer

@@ -6,27 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import (
-    SEGMENT,
-    VOCABULARY,
-    WINDOW,
-    OneKey,
-    abstract,
-    parameters,
-    quick_jit,
-    random_model,
-    read_segment,
-)
+from architectures import SEGMENT, VOCABULARY, WINDOW, abstract, random_model
+from brt.models.memories.memorizing_cache import DecodingMemorizing, MemorizingCache
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import OneKey, parameters, quick_jit, read_segment
 
 from brt import config
 from brt.models.block_recurrent import BlockRecurrentTransformer
 from brt.models.caches import WindowCache
 from brt.models.counts import count_parameters
 from brt.models.memories.external_memory import ExternalMemory
-from brt.models.memories.memorizing_cache import DecodingMemorizing, MemorizingCache
 
 H, K = 2, 4
 

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from architectures import quick_jit
 from flax import nnx
+from tiny_models import quick_jit
 
 from brt.models.memories.gates import BIASES, FORMS, KINDS, Gate
 

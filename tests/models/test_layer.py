@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import paper_numpy as paper
 import pytest
-from architectures import OneKey, drawn, parameters, quick_jit, random_model
+from architectures import random_model
 from flax import nnx
+from tiny_models import OneKey, drawn, parameters, quick_jit
 
 from brt.models.layer import Layer
 

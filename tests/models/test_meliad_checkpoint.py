@@ -9,18 +9,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from architectures import (
-    SIZES,
-    VOCABULARY,
-    WINDOW,
-    parameters,
-    ragged_segments,
-    random_model,
-    read_segment,
-)
+from architectures import SIZES, VOCABULARY, WINDOW, random_model
 from flax import nnx
 from paper_numpy import Settings, init_caches, run_segment
 from paths import GOLDEN
+from ragged import ragged_segments
+from tiny_models import parameters, read_segment
 
 from brt.models.checkpoints.meliad import (
     UnsupportedCheckpoint,

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import quick_jit
 from flax import nnx
+from tiny_models import quick_jit
 
 from brt.models.layers.positions_t5 import HIDDEN, RelativeBias, t5_buckets
 

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import paper_numpy as paper
 import pytest
-from architectures import drawn, parameters, quick_jit, random_model
+from architectures import random_model
 from flax import nnx
+from tiny_models import drawn, parameters, quick_jit
 
 from brt.models.layers.norms import unit_heads
 from brt.models.memories.gates import KINDS

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rmt_numpy
-from architectures import OneKey, cast, parameters, quick_jit, randomised
 from flax import nnx
+from tiny_models import OneKey, cast, parameters, quick_jit, randomised
 
 from brt.data.vocabularies.base import BEGIN
 from brt.models.caches import clear_state, reset_rows, with_state

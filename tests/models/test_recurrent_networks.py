@@ -4,20 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import (
-    SEGMENT,
-    TOKEN_MEMORIES,
-    VOCABULARY,
-    WINDOW,
-    abstract,
-    parameters,
-    quick_jit,
-    ragged_segments,
-    random_model,
-    read_segment,
-)
+from architectures import SEGMENT, TOKEN_MEMORIES, VOCABULARY, WINDOW, abstract, random_model
 from flax import nnx
 from jax.extend.core import jaxprs_in_params
+from ragged import ragged_segments
+from tiny_models import parameters, quick_jit, read_segment
 
 from brt.data.vocabularies.base import BEGIN
 from brt.models.recurrent_networks import LSTM, QRNN, LSTMLayer, pooled

@@ -7,24 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import (
-    SEGMENT,
-    SEGMENT_MEMORIES,
-    SIZES,
-    VOCABULARY,
-    OneKey,
-    abstract,
-    build,
-    cast,
-    parameters,
-    quick_jit,
-    randomised,
-    read_segment,
-)
+from architectures import SEGMENT, SEGMENT_MEMORIES, SIZES, VOCABULARY, abstract, build
+from brt.models.hidden_cache import visible_keys
 from flax import nnx
+from tiny_models import OneKey, cast, parameters, quick_jit, randomised, read_segment
 
 from brt.data.vocabularies.base import BEGIN
-from brt.models.hidden_cache import visible_keys
 from brt.models.shape_letters import spec
 from brt.models.transformer_xl import TransformerXL, evaluation_memory
 

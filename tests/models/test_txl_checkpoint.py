@@ -7,9 +7,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from architectures import quick_jit, read_segment
 from flax import nnx
 from paths import GOLDEN
+from tiny_models import quick_jit, read_segment
 from txl_numpy import SETTINGS, record, released_params
 
 from brt.models.checkpoints.transformer_xl import UnsupportedCheckpoint, load_recording

@@ -24,6 +24,8 @@ class Settings:
 
     gate_form: "paper" is eq. 1-7 (b_z; tanh in the lstm gate only); "meliad" has no b_z, and its
         tanh belongs to the single arrangement only, whatever the gate (code).
+    order: "parallel", or "sequential": cross-attention after self-attention, each with a gate of
+        its own (section 3.1 mentions it and gives no equations; Fig. 1 read in that order).
     logits_divisor: "vocabulary" for sqrt(V), "width" for sqrt(D) (code; two releases differ).
     recurrent_layers, memorizing_layers: layer indices, counted from 0.
     size, neighbours, search: of an external memory, see tests/reference/memorizing_numpy.py.
@@ -36,6 +38,7 @@ class Settings:
     gate: str = "fixed"
     arrangement: str = "dual"
     gate_form: str = "paper"
+    order: str = "parallel"
     feedback: bool = False
     logits_divisor: str = "vocabulary"
     memorizing_layers: tuple = ()
@@ -84,34 +87,48 @@ def run_segment(params, settings, tokens_BT, starts_B, caches):
     """
     assert params["embedding_VD"].dtype == np.float64, "the witness works in float64"
     B, T = tokens_BT.shape
-    W, L = settings.window, len(params["layers"])
-    if T % W:
-        raise ValueError(f"a segment of {T} tokens is not a whole number of blocks of {W}")
     logits_BTV = np.zeros((B, T, params["embedding_VD"].shape[0]))
     empty = init_caches(params, settings, B)
     new_caches = init_caches(params, settings, B)
     for b in range(B):
         source = empty if starts_B[b] else caches
         memory = [{name: array[b] for name, array in cache.items()} for cache in source]
-        # Without feedback a layer reads no block of another layer but the current one, so blocks
-        # outside and layers inside give the same as the reverse.
-        for first in range(0, T, W):
-            x_WD = embed(params, tokens_BT[b, first : first + W])
-            fed_back = None
-            if settings.feedback:
-                # App. E: layers without states of their own read those of the recurrent layer (of
-                # several, the highest: code), as the blocks before this one left them.
-                top = max(settings.recurrent_layers)
-                cell = params["layers"][top]["cell"]
-                fed_back = state_keys_and_values(cell, settings, memory[top]["states"])
-            for index in range(L):
-                layer = params["layers"][index]
-                x_WD, memory[index] = run_layer(layer, settings, x_WD, memory[index], fed_back)
-            logits_BTV[b, first : first + W] = predict(params, settings, x_WD)
-        for index in range(L):
-            for name in memory[index]:
-                new_caches[index][name][b] = memory[index][name]
+        x_TD = embed(params, tokens_BT[b])
+        y_TD, memory = run_vectors(params, settings, x_TD, memory)
+        logits_BTV[b] = predict(params, settings, y_TD)
+        for index, cache in enumerate(memory):
+            for name in cache:
+                new_caches[index][name][b] = cache[name]
     return logits_BTV, new_caches
+
+
+def run_vectors(params, settings, x_TD, memory):
+    """Embedded positions of one row through the stack, block by block.
+
+    memory: of one row, as `init_caches` has it for several; not changed.
+
+    Returns: the outputs of the last layer (T, D), and the new memory.
+    """
+    W, L = settings.window, len(params["layers"])
+    memory, outputs = list(memory), []
+    if len(x_TD) % W:
+        raise ValueError(f"a segment of {len(x_TD)} tokens is not a whole number of blocks of {W}")
+    # Without feedback a layer reads no block of another layer but the current one, so blocks
+    # outside and layers inside give the same as the reverse.
+    for first in range(0, len(x_TD), W):
+        x_WD = x_TD[first : first + W]
+        fed_back = None
+        if settings.feedback:
+            # App. E: layers without states of their own read those of the recurrent layer (of
+            # several, the highest: code), as the blocks before this one left them.
+            top = max(settings.recurrent_layers)
+            cell = params["layers"][top]["cell"]
+            fed_back = state_keys_and_values(cell, settings, memory[top]["states"])
+        for index in range(L):
+            layer = params["layers"][index]
+            x_WD, memory[index] = run_layer(layer, settings, x_WD, memory[index], fed_back)
+        outputs.append(x_WD)
+    return np.concatenate(outputs), memory
 
 
 def embed(params, tokens_W):
@@ -120,9 +137,14 @@ def embed(params, tokens_W):
 
 
 def predict(params, settings, x_WD):
-    """Logits (W, V): final norm, the tied embedding table, a constant divisor (code)."""
+    """Logits (W, V) of the stack's outputs: the final norm, then `words`."""
+    return words(params, settings, rms_norm(x_WD, params["final_norm"]))
+
+
+def words(params, settings, y_WD):
+    """Logits (W, V): the tied embedding table, a constant divisor (code)."""
     V, D = params["embedding_VD"].shape
-    logits_WV = rms_norm(x_WD, params["final_norm"]) @ params["embedding_VD"].T
+    logits_WV = y_WD @ params["embedding_VD"].T
     return logits_WV / np.sqrt(V if settings.logits_divisor == "vocabulary" else D)
 
 
@@ -155,6 +177,9 @@ def run_layer(layer, settings, x_WD, memory, fed_back):
         projected_WD = self_WA @ layer["output_AD"]
     else:
         # Section 3.1: cross-attention beside self-attention, no mask, no bias; then concatenated.
+        if "cross_norm" in layer:  # after it, in the sequential order
+            A = self_WA.shape[1]
+            y_WD = rms_norm(x_WD + self_WA @ layer["output_CD"][:A], layer["cross_norm"])
         Qv_s_WHK = unit_length(heads(y_WD, layer["cross_queries_DA"], settings))
         cross_WA = full_attention(Qv_s_WHK, *read, layer["cross_scale_H"])
         projected_WD = np.concatenate([self_WA, cross_WA], axis=1) @ layer["output_CD"]
@@ -177,10 +202,16 @@ def next_states(cell, settings, c_SD, K_s_SHK, V_s_SHK, K_e_XHK, V_e_XHK):
     """The horizontal direction: c_t to c_(t+1), both (S, D). Source: Fig. 1 right, section 3.5."""
     y_SD = rms_norm(c_SD, cell["norm"]) + cell["state_ids_SD"]  # section 3.2
     Qh_s_SHK = unit_length(heads(y_SD, cell["queries_DA"], settings))
-    Qh_e_SHK = unit_length(heads(y_SD, cell["cross_queries_DA"], settings))
     self_SA = full_attention(Qh_s_SHK, K_s_SHK, V_s_SHK, cell["attention_scale_H"])
+    if settings.order == "sequential":
+        c_SD = gate(cell["self_gate"], settings, c_SD, self_SA, "A")
+        y_SD = rms_norm(c_SD, cell["cross_norm"]) + cell["state_ids_SD"]
+    Qh_e_SHK = unit_length(heads(y_SD, cell["cross_queries_DA"], settings))
     # Against both blocks of tokens (code); no position bias (section 3.2).
     cross_SA = full_attention(Qh_e_SHK, K_e_XHK, V_e_XHK, cell["cross_scale_H"])
+    if settings.order == "sequential":
+        c_SD = gate(cell["cross_gate"], settings, c_SD, cross_SA, "A")
+        return c_SD if settings.arrangement == "skip" else fed_states(cell, settings, c_SD)
     h_SC = np.concatenate([self_SA, cross_SA], axis=1)
     if settings.arrangement == "skip":  # one projection with its gate, no feed-forward
         return gate(cell["attention_gate"], settings, c_SD, h_SC, "C")
@@ -188,7 +219,11 @@ def next_states(cell, settings, c_SD, K_s_SHK, V_s_SHK, K_e_XHK, V_e_XHK):
         hidden_SF = np.maximum(h_SC @ cell["hidden_CF"], 0)
         return gate(cell["feed_forward_gate"], settings, c_SD, hidden_SF, "F")
     # dual: both residuals of an ordinary layer become gates
-    c_SD = gate(cell["attention_gate"], settings, c_SD, h_SC, "C")
+    return fed_states(cell, settings, gate(cell["attention_gate"], settings, c_SD, h_SC, "C"))
+
+
+def fed_states(cell, settings, c_SD):
+    """The feed-forward network of the states and its gate (dual)."""
     y_SD = rms_norm(c_SD, cell["feed_forward_norm"])
     hidden_SF = np.maximum(y_SD @ cell["hidden_DF"], 0)
     return gate(cell["feed_forward_gate"], settings, c_SD, hidden_SF, "F")
@@ -267,3 +302,52 @@ def rms_norm(x_ND, norm):
 
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
+
+
+class Reader:
+    """Reads documents of one row.
+
+    Args:
+        params: nested dict of float64 arrays, the shapes in their names.
+        settings: `Settings`.
+    """
+
+    def __init__(self, params, settings):
+        self.params, self.settings = params, settings
+
+    def begin(self):
+        """The memory of a document that has not begun."""
+        caches = init_caches(self.params, self.settings, 1)
+        return [{name: array[0] for name, array in cache.items()} for cache in caches]
+
+    def read(self, tokens_T, memory):
+        """Logits (T, V) of a segment, and the memory after it."""
+        y_TD, memory = run_vectors(self.params, self.settings, embed(self.params, tokens_T), memory)
+        return predict(self.params, self.settings, y_TD), memory
+
+
+class MemoryTokensReader(Reader):
+    """The same stack with memory tokens around each segment, positions like any other.
+
+    Args:
+        params: of the stack.
+        settings: of the stack.
+        memory_SD: the first memory of a document.
+
+    Source: RMT, section 3, around a stack in which a position sees what stands before it.
+    """
+
+    def __init__(self, params, settings, memory_SD):
+        super().__init__(params, settings)
+        self.memory_SD = memory_SD
+
+    def begin(self):
+        return self.memory_SD, super().begin()
+
+    def read(self, tokens_T, memory):
+        memory_SD, of_stack = memory
+        S, T = len(memory_SD), len(tokens_T)
+        x_XD = np.concatenate([memory_SD, embed(self.params, tokens_T), memory_SD])
+        y_XD, of_stack = run_vectors(self.params, self.settings, x_XD, of_stack)
+        y_XD = rms_norm(y_XD, self.params["final_norm"])  # what the stack gives is normalised
+        return words(self.params, self.settings, y_XD[S : S + T]), (y_XD[S + T :], of_stack)

@@ -199,6 +199,7 @@ def of_recording(params):
 def of_model(params):
     """Weights from a model's parameters, a nested dictionary."""
     params = _arrays(params)
+    memory_SD, params = params["memory_SD"], params["body"]
     layers = []
     for index in sorted(params["layers"]):
         layer = dict(params["layers"][index])
@@ -222,8 +223,29 @@ def of_model(params):
         "embedding_VD": table["table_VE"],
         "bias_V": table["bias_V"],
         "begin_D": params["embedding"]["begin_D"],
-        "memory_SD": params["memory_SD"],
+        "memory_SD": memory_SD,
     }
+
+
+class Reader:
+    """Reads documents of one row.
+
+    Args:
+        params: of a `RecurrentMemoryTransformer` around a `TransformerXL`, a nested dictionary.
+        settings: `Settings`.
+    """
+
+    def __init__(self, params, settings):
+        self.weights, self.settings = of_model(params), settings
+
+    def begin(self):
+        return self.weights["memory_SD"], empty_caches(self.weights)
+
+    def read(self, tokens_T, memory):
+        """Logits (T, V) of a segment, and the memory after it."""
+        x_TD = embed(self.weights, tokens_T)
+        logits_TV, *after, _ = read_segment(self.weights, self.settings, x_TD, *memory)
+        return logits_TV, tuple(after)
 
 
 def record(config, params, tokens, targets):

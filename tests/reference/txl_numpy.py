@@ -116,7 +116,9 @@ def farthest_first(table, distance, config):
 
 def embed(token, params, config):
     edges = [0, *config["cutoffs"], config["n_token"]]
-    if config["div_val"] == 1:
+    if token < 0:  # before a document's first token; the released code has no such row
+        x = params["begin"]
+    elif config["div_val"] == 1:
         x = params["word_emb.emb_layers.0.weight"][token]
     else:
         i = max(i for i, low in enumerate(edges[:-1]) if token >= low)
@@ -172,7 +174,8 @@ def attend(i, x, memory, layer, params, config, mem_len):
             if kind == 0:
                 W_r = params[place + "r_net.weight"]
                 r = (W_r @ sinusoid(here - j, config)).reshape(H, K)[h]
-                score += q[h] @ r + params["r_w_bias"][h] @ k + params["r_r_bias"][h] @ r
+                u, v = (untied(params[name], layer) for name in ("r_w_bias", "r_r_bias"))
+                score += q[h] @ r + u[h] @ k + v[h] @ r
             elif kind == 1:
                 r = farthest_first(params["r_emb"][layer], here - j, config)[h]
                 d = farthest_first(params["r_bias"][layer], here - j, config)[h]
@@ -181,6 +184,11 @@ def attend(i, x, memory, layer, params, config, mem_len):
             values.append((W_v @ everything[j]).reshape(H, K)[h])
         read.append(np.exp(log_softmax(np.array(scores))) @ np.array(values))
     return params[place + "o_net.weight"] @ np.concatenate(read)
+
+
+def untied(bias, layer):
+    """u or v of a layer: its own, or that of all."""
+    return bias[layer] if bias.ndim == 3 else bias
 
 
 def feed_forward(x, layer, params, config):
@@ -226,6 +234,85 @@ def read_segment(tokens, memories, params, config, mem_len, artefacts=True):
         x = [feed_forward(y, layer, params, config) for y in attended]
     after.append((memories[n] + x)[max(0, len(memories[n]) + T - mem_len) :])
     return x, after
+
+
+class Reader:
+    """Reads documents of one row.
+
+    Args:
+        params: of a `TransformerXL`, a nested dictionary of arrays.
+        config: the released code's settings; those of `SETTINGS` that are missing are filled in.
+    """
+
+    def __init__(self, params, config):
+        self.config = SETTINGS | config
+        self.params = of_model(params, self.config)
+
+    def begin(self):
+        return [[] for _ in range(self.config["n_layer"] + 1)]
+
+    def read(self, tokens_T, memories):
+        """Logits or log-probabilities (T, V) of a segment, and the memories after it."""
+        outputs, memories = read_segment(
+            tokens_T, memories, self.params, self.config, self.config["mem_len"], artefacts=False
+        )
+        scored = []
+        for y in outputs:
+            log_p, logits = log_probabilities(y, self.params, self.config)
+            scored.append(log_p if logits is None else logits)
+        return np.array(scored), memories
+
+
+def of_model(params, config):
+    """A model's parameters under the released code's names, matrices as [out, in]; tied ones."""
+    n = config["n_layer"]
+    layers, bins = params["layers"], params["embedding"]["bins"]
+    found = {"begin": params["embedding"]["begin_D"]}
+    for i in range(n):
+        layer, attention, network = layers[i], f"layers.{i}.dec_attn.", f"layers.{i}.pos_ff."
+        q, k, v = (layer[f"{name}_DA"].T for name in ("queries", "keys", "values"))
+        if config["attn_type"] < 2:
+            found[attention + "qkv_net.weight"] = np.concatenate([q, k, v])
+        else:
+            found |= {
+                attention + "q_net.weight": q,
+                attention + "kv_net.weight": np.concatenate([k, v]),
+            }
+        if config["attn_type"] == 0:
+            found[attention + "r_net.weight"] = layer["positions_DA"].T
+        found[attention + "o_net.weight"] = layer["output_AD"].T
+        of_network = layer["feed_forward"]
+        found[network + "CoreNet.0.weight"] = of_network["hidden_DF"].T
+        found[network + "CoreNet.0.bias"] = of_network["hidden_bias_F"]
+        found[network + "CoreNet.3.weight"] = of_network["output_FD"].T
+        found[network + "CoreNet.3.bias"] = of_network["output_bias_D"]
+        for place, norm in ((attention, "attention_norm"), (network, "feed_forward_norm")):
+            found[place + "layer_norm.weight"] = layer[norm]["scale_D"]
+            found[place + "layer_norm.bias"] = layer[norm]["bias_D"]
+    tops = {"r_w_bias": "content_bias_HK", "r_r_bias": "position_bias_HK"}
+    of_layers = {"r_emb": "distance_keys_RHK", "r_bias": "distance_bias_RH"}
+    for there, here in (tops | of_layers).items():
+        if here in params:
+            found[there] = params[here]
+        elif here in layers[0]:
+            found[there] = np.stack([layers[i][here] for i in range(n)])
+    several = config["div_val"] > 1
+    tables = [bins[i]["table_VE"] for i in range(len(bins))]
+    biases = [bins[i]["bias_V"] for i in range(len(bins))]
+    if not several:
+        tables, biases = [np.concatenate(tables)], [np.concatenate(biases)]
+    for i, (table, bias) in enumerate(zip(tables, biases)):
+        for there in ("word_emb.emb_layers", "crit.out_layers"):
+            found[f"{there}.{i}.weight"] = table
+        found[f"crit.out_layers.{i}.bias"] = bias
+        if several:
+            for there in ("word_emb.emb_projs", "crit.out_projs"):
+                found[f"{there}.{i}"] = bins[i]["projection_ED"].T
+    if config["cutoffs"]:
+        # The released code numbers the rare bins' logits from the end.
+        found["crit.cluster_weight"] = params["embedding"]["clusters_ND"][::-1]
+        found["crit.cluster_bias"] = params["embedding"]["cluster_bias_N"][::-1]
+    return {name: np.asarray(value, np.float64) for name, value in found.items()}
 
 
 def record(config, params, tokens, targets, artefacts=True):

@@ -1,19 +1,22 @@
-"""Every architecture the laws are checked on, tiny, and the ragged corpus they read.
+"""Every architecture the laws are checked on, tiny: the one list to which a new model is added.
 
-Two or three layers, S != W and H * K != D, so that no axis can be taken for another.
+Two or three layers, S != W and H * K != D, so that no axis can be taken for another. An entry
+says how the model is built and which independent NumPy transcription it must agree with; one
+without is refused.
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+import paper_numpy
+import recurrent_networks_numpy
+import rmt_numpy
+import txl_numpy
 from flax import nnx
+from tiny_models import OneKey, cast, randomised
 
-from brt.data.vocabularies.base import BEGIN
 from brt.models.block_recurrent import BlockRecurrentTransformer
-from brt.models.caches import reset_rows
 from brt.models.memories.external_memory import ExternalMemory
 from brt.models.memories.recurrent_cell import RecurrentCell
 from brt.models.model import Model
@@ -32,23 +35,174 @@ SIZES = dict(
     feed_forward_size=10,
     window=WINDOW,
 )
+WITHOUT_WINDOW = {name: size for name, size in SIZES.items() if name != "window"}
 CELL_SIZES = dict(num_states=STATES, gate_form="paper")
 MEMORY_SIZES = dict(size=2 * WINDOW)  # documents of several segments come round again
 MEMORY_SETTINGS = ("size", "neighbours", "search")
 CELL_SETTINGS = ("num_states", "gate", "arrangement", "gate_form", "order")
+DIVISIBLE = dict(vocabulary_size=256, width=16, num_heads=4, head_size=8, feed_forward_size=32)
+"""Sizes that a mesh of eight devices divides."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How an architecture is built, what it must agree with, and which laws it keeps.
+
+    Attributes:
+        build: from `rngs` and overrides of its settings to a model, for segments of any length.
+        reference: from a nested dictionary of float64 NumPy parameters to a reader of documents
+            in plain loops: `begin()` is the memory of a document, and `read(tokens_T, memory)`
+            returns logits (T, V) and the memory after the segment.
+        settings: arguments of the model, for tests of one architecture.
+        segment: tokens of a segment it is fed; the law of cuts takes others.
+        cut_invariant: whether cutting a document at block borders changes nothing.
+        cleared: indices of the caches that clearing the state changes.
+        within: whether, inside a segment, a token sees all blocks before its own, through a
+            state; otherwise exactly `windows_reach()` tokens.
+        various: letters that stand for several sizes in it, such as those of layers that differ.
+        divisible: overrides that make its sizes divisible by a mesh of eight devices.
+    """
+
+    build: Callable
+    reference: Callable
+    settings: dict = field(default_factory=dict)
+    segment: int = SEGMENT
+    cut_invariant: bool = False
+    cleared: tuple[int, ...] = ()
+    within: bool = False
+    various: str = ""
+    divisible: dict = field(default_factory=lambda: DIVISIBLE)
+
+
+def stack_of_blocks(rngs, **settings):
+    """A Block-Recurrent stack; settings of cells and external memories are given by name."""
+    settings = SIZES | CELL_SIZES | MEMORY_SIZES | settings
+    cell = {key: settings.pop(key) for key in CELL_SETTINGS if key in settings}
+    memory = {key: settings.pop(key) for key in MEMORY_SETTINGS if key in settings}
+    return BlockRecurrentTransformer(
+        rngs,
+        cell=functools.partial(RecurrentCell, **cell),
+        memory=functools.partial(ExternalMemory, **memory),
+        **settings,
+    )
+
+
+def paper_settings(**settings):
+    """What the transcription is told, from what the model is told."""
+    told = SIZES | CELL_SIZES | MEMORY_SIZES | settings
+    known = paper_numpy.Settings.__dataclass_fields__
+    return paper_numpy.Settings(**{key: told[key] for key in known if key in told})
+
+
+def block_recurrent(segment=SEGMENT, **settings) -> Architecture:
+    """An entry of a Block-Recurrent stack."""
+    recurrent = settings.get("recurrent_layers", ())
+    return Architecture(
+        build=lambda rngs, **overrides: stack_of_blocks(rngs, **settings | overrides),
+        reference=lambda params: paper_numpy.Reader(params, paper_settings(**settings)),
+        settings=settings,
+        segment=segment,
+        cut_invariant=True,
+        cleared=tuple(sorted({*recurrent, *settings.get("memorizing_layers", ())})),
+        within=bool(recurrent),
+    )
+
+
+def transformer_xl(config, **settings) -> Architecture:
+    """An entry of a Transformer-XL; config: of its reference, by the released code's names."""
+    sizes = dict(n_token=VOCABULARY, n_layer=3, n_head=2, d_model=12, d_head=4, d_inner=10)
+    config = sizes | dict(mem_len=settings["memory_length"]) | config
+    return Architecture(
+        build=lambda rngs, **overrides: TransformerXL(
+            rngs, **WITHOUT_WINDOW | settings | overrides
+        ),
+        reference=lambda params: txl_numpy.Reader(params, config),
+        settings=settings,
+        cut_invariant=settings.get("same_length", False),
+        various="EV" if settings.get("cutoffs") else "",
+    )
+
+
+OF_RMT = (
+    *("num_memory", "memory_at_end", "read_memory_from_cache", "initial_rows"),
+    *("auxiliary_weight", "allow_long_memory"),
+)
+
+
+def recurrent_memory(body, reference, within=False, **settings) -> Architecture:
+    """An entry of memory tokens around a body.
+
+    Args:
+        body: from `rngs`, special_tokens and overrides to the body.
+        reference: as of an `Architecture`.
+    """
+
+    def build(rngs, **overrides):
+        given = settings | overrides
+        own = {name: given.pop(name) for name in OF_RMT if name in given}
+        return RecurrentMemoryTransformer(rngs, body=functools.partial(body, **given), **own)
+
+    layers = SIZES["num_layers"]
+    return Architecture(build, reference, settings, cleared=(layers,), within=within)
+
+
+def around_transformer_xl(**settings) -> Architecture:
+    """Memory tokens around a Transformer-XL, as published."""
+    told = dict(
+        num_heads=SIZES["num_heads"],
+        cache=settings["memory_length"],
+        memory_at_end=settings.get("memory_at_end", True),
+        read_from_cache=settings.get("read_memory_from_cache", False),
+    )
+    return recurrent_memory(
+        lambda rngs, **given: TransformerXL(rngs, **WITHOUT_WINDOW | given),
+        lambda params: rmt_numpy.Reader(params, rmt_numpy.Settings(**told)),
+        **settings,
+    )
+
+
+def around_blocks(num_memory, within=False, **settings) -> Architecture:
+    """Memory tokens around a Block-Recurrent stack."""
+    cleared = settings.get("recurrent_layers", ())
+    entry = recurrent_memory(
+        stack_of_blocks,
+        lambda params: paper_numpy.MemoryTokensReader(
+            params["body"], paper_settings(**settings), params["memory_SD"]
+        ),
+        num_memory=num_memory,
+        within=within,
+        **settings,
+    )
+    # S: states of a cell, and memory tokens.
+    return Architecture(**vars(entry) | dict(cleared=(*cleared, *entry.cleared), various="S"))
+
+
+def recurrent_network(model, token, state) -> Architecture:
+    """An entry of a stack of token-by-token layers."""
+    settings = dict(vocabulary_size=VOCABULARY, num_layers=3, width=12, hidden_size=10)
+    return Architecture(
+        build=lambda rngs, **overrides: model(rngs, **settings | overrides),
+        reference=lambda params: recurrent_networks_numpy.Reader(params, token, state),
+        settings=settings,
+        cut_invariant=True,
+        cleared=(0, 1, 2),
+        within=True,
+        various="IUZ",
+        divisible=dict(vocabulary_size=256, width=16, hidden_size=24),
+    )
 
 
 def _rec(gate, arrangement, layers=(1,), **others):
-    return dict(recurrent_layers=layers, gate=gate, arrangement=arrangement, **others)
+    return block_recurrent(recurrent_layers=layers, gate=gate, arrangement=arrangement, **others)
 
 
 def _memorizing(search, neighbours, layers=(1,), **others):
-    return dict(memorizing_layers=layers, search=search, neighbours=neighbours, **others)
+    return block_recurrent(memorizing_layers=layers, search=search, neighbours=neighbours, **others)
 
 
-ARCHITECTURES = {
-    "xl": {},  # fed segments of one block
-    "slide": {},
+ARCHITECTURES: dict[str, Architecture] = {
+    "xl": block_recurrent(segment=WINDOW),
+    "slide": block_recurrent(),
     "rec_fixed_dual": _rec("fixed", "dual"),
     "rec_fixed_single": _rec("fixed", "single"),
     "rec_fixed_skip": _rec("fixed", "skip"),
@@ -64,57 +218,45 @@ ARCHITECTURES = {
     "memorizing_exact": _memorizing("exact", 3),
     "memorizing_bucketed": _memorizing("bucketed", 2, layers=(0, 2)),
     "memorizing_dense": _memorizing("dense", 1),
-}
-"""Arguments of `BlockRecurrentTransformer` and, by name, of its `RecurrentCell` and
-`ExternalMemory`."""
-
-SEGMENT_MEMORIES = {
-    "txl_same_length": (TransformerXL, dict(memory_length=6, same_length=True, clamp_length=4)),
-    "txl_adaptive": (
-        TransformerXL,
-        dict(memory_length=11, norm="pre", untie_biases=True, cutoffs=(5, 11), div_val=2),
+    "rec_memorizing": _rec("fixed", "skip", memorizing_layers=(1, 2), search="exact", neighbours=3),
+    "feedback_memorizing": _rec(
+        "fixed", "skip", memorizing_layers=(1,), search="exact", neighbours=3, feedback=True
     ),
-    "txl_shaw": (TransformerXL, dict(memory_length=3, encoding="shaw", position_rows=7)),
-    "rmt": (RecurrentMemoryTransformer, dict(num_memory=3, memory_length=0)),
-    "rmt_txl": (RecurrentMemoryTransformer, dict(num_memory=2, memory_length=5)),
+    "txl_same_length": transformer_xl(
+        dict(same_length=True, clamp_len=4), memory_length=6, same_length=True, clamp_length=4
+    ),
+    "txl_adaptive": transformer_xl(
+        dict(pre_lnorm=True, cutoffs=[5, 11], div_val=2),
+        **dict(memory_length=11, norm="pre", untie_biases=True, cutoffs=(5, 11), div_val=2),
+    ),
+    "txl_shaw": transformer_xl(
+        dict(attn_type=1), memory_length=3, encoding="shaw", position_rows=7
+    ),
+    "rmt": around_transformer_xl(num_memory=3, memory_length=0),
+    "rmt_txl": around_transformer_xl(num_memory=2, memory_length=5),
+    "memtr_txl": around_transformer_xl(num_memory=2, memory_length=5, memory_at_end=False),
+    "rmt_slide": around_blocks(num_memory=2),
+    "rmt_rec": around_blocks(2, True, recurrent_layers=(1,), gate="fixed", arrangement="skip"),
+    "lstm": recurrent_network(
+        LSTM, recurrent_networks_numpy.lstm_token, recurrent_networks_numpy.lstm_state
+    ),
+    "qrnn": recurrent_network(
+        QRNN, recurrent_networks_numpy.qrnn_token, recurrent_networks_numpy.qrnn_state
+    ),
 }
-"""Models whose memory moves at the ends of segments: classes and their arguments."""
-
-STACK = dict(vocabulary_size=VOCABULARY, num_layers=3, width=12, hidden_size=10)
-TOKEN_MEMORIES = {"lstm": (LSTM, STACK), "qrnn": (QRNN, STACK)}
-"""Models whose memory moves with every token, likewise."""
-
-EVERY = (*ARCHITECTURES, *SEGMENT_MEMORIES, *TOKEN_MEMORIES)
 
 
-def build(name, seed=0, dtype="float32", **overrides) -> Model:
-    """The tiny model of that name; overrides go to it or, by name, to its cell or memory."""
-    return _assemble(nnx.Rngs(seed), name, dtype, overrides)
+def build(name, seed=0, **overrides) -> Model:
+    """The tiny model of that name; overrides go to it or, by name, to its parts."""
+    return _assemble(nnx.Rngs(seed), name, overrides)
 
 
-def _assemble(rngs, name, dtype, overrides):
-    if name in TOKEN_MEMORIES:
-        model, settings = TOKEN_MEMORIES[name]
-        return model(rngs, **{"activation_dtype": dtype, **settings, **overrides})
-    if name in SEGMENT_MEMORIES:
-        kind, settings = SEGMENT_MEMORIES[name]
-        sizes = {key: size for key, size in SIZES.items() if key != "window"}
-        settings = dict(activation_dtype=dtype) | sizes | settings | overrides
-        return kind(rngs, **settings).for_segments(SEGMENT)
-    settings = dict(activation_dtype=dtype) | SIZES | CELL_SIZES | MEMORY_SIZES
-    settings |= ARCHITECTURES[name] | overrides
-    cell = {key: settings.pop(key) for key in CELL_SETTINGS if key in settings}
-    memory = {key: settings.pop(key) for key in MEMORY_SETTINGS if key in settings}
-    return BlockRecurrentTransformer(
-        rngs,
-        cell=functools.partial(RecurrentCell, **cell),
-        memory=functools.partial(ExternalMemory, **memory),
-        **settings,
-    )
+def _assemble(rngs, name, overrides):
+    return ARCHITECTURES[name].build(rngs, **overrides).for_segments(ARCHITECTURES[name].segment)
 
 
 def random_model(name, seed=1, dtype="float32", **overrides) -> Model:
-    """`cast(randomised(build(name)))`, sooner: nothing is drawn only to be replaced."""
+    """The tiny model with every parameter random, and activations of that type."""
     model = randomised(abstract(name, **overrides), seed)
     return model if dtype == "float32" else cast(model, dtype)
 
@@ -122,133 +264,9 @@ def random_model(name, seed=1, dtype="float32", **overrides) -> Model:
 @functools.cache
 def abstract(name, **overrides) -> Model:
     """`build(name)` with shapes for arrays; shared, so not to be changed."""
-    return nnx.eval_shape(lambda: _assemble(OneKey(), name, "float32", overrides))
-
-
-def drawn(make):
-    """`make()`, a module, its random draws compiled together."""
-    graph, _ = nnx.split(nnx.eval_shape(make))
-    return nnx.merge(graph, quick_jit(lambda: nnx.split(make())[1])())
-
-
-class OneKey:
-    """Stands in for `nnx.Rngs`, whose counters are slow to trace, where no draw matters."""
-
-    def params(self):
-        return jax.random.key(0)
+    return nnx.eval_shape(lambda: _assemble(OneKey(), name, overrides))
 
 
 def segment_length(name) -> int:
-    """Tokens of a segment this architecture is fed: one block for xl, two for the others."""
-    return WINDOW if name == "xl" else SEGMENT
-
-
-def parameters(model) -> dict:
-    """The parameter arrays as a nested plain dict."""
-    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
-
-
-def randomised(model, seed):
-    """A copy with every parameter random: no scale is 1 or positive on purpose, no bias small."""
-    rng = np.random.default_rng(seed)
-
-    def draw(path, leaf):
-        name = str(getattr(path[-2], "key", path[-2]))  # the last entry is the Param's value
-        size = 3.0 if name.endswith("scale_H") else 1.0 if leaf.ndim == 1 else 0.5
-        values = size * rng.normal(size=leaf.shape)
-        if name.endswith("scale_H"):
-            values = (0.5 + np.abs(values)) * np.where(np.arange(values.size) % 2, 1.0, -1.0)
-        return jnp.asarray(values, leaf.dtype)
-
-    graph, params = nnx.split(model)
-    return nnx.merge(graph, jax.tree_util.tree_map_with_path(draw, params))
-
-
-def cast(model, dtype):
-    """A copy with all parameters and activations of `dtype`; float64 inside jax.enable_x64."""
-    graph, params = nnx.split(model)
-    model = nnx.merge(graph, jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params))
-    model.dtype = jnp.dtype(dtype)
-    return model
-
-
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
-"""Compiler options for tests, which spend their time compiling, not running: a quarter of it."""
-
-quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
-
-
-@functools.partial(quick_jit, static_argnums=0)
-def _read(graph, params, tokens_BT, starts_B, caches):
-    model = nnx.merge(graph, params)
-    return model(tokens_BT, reset_rows(caches, model.init_caches(len(starts_B)), starts_B))
-
-
-def read_segment(model, tokens_BT, starts_B, caches):
-    """Logits and caches after one segment, rows that start a document reset, as in training.
-
-    Compiled once for all models of equal settings and types, whatever their parameters.
-    """
-    return _read(*nnx.split(model), tokens_BT, starts_B, caches)
-
-
-class Ragged(NamedTuple):
-    """A corpus of short and long documents, as steps of segments.
-
-    tokens: int32 (steps, B, N), as read: BEGIN, then the document but its last token; 0 in
-        padding.
-    starts: bool (steps, B), segments that begin a document or hold nothing.
-    valid: bool (steps, B, N), false in padding.
-    """
-
-    tokens: np.ndarray
-    starts: np.ndarray
-    valid: np.ndarray
-
-
-def ragged_lengths(window, segment_length):
-    """Document lengths around every border there is."""
-    lengths = (1, window - 1, window, window + 1, segment_length, 3 * segment_length + 5)
-    return tuple(length for length in lengths if length)
-
-
-RAGGED = ragged_lengths(WINDOW, SEGMENT)
-
-
-def ragged_segments(window, segment_length, vocabulary, rows, seed) -> Ragged:
-    """Each row reads documents of all ragged lengths, in a rotated order of its own.
-
-    So some rows start documents at steps where others are in the middle of theirs. With
-    several rows the last one leaves out its last document and reads padding instead.
-    """
-    rng = np.random.default_rng(seed)
-    lengths = ragged_lengths(window, segment_length)
-    by_row = []
-    for row in range(rows):
-        turn = 2 * row % len(lengths)
-        documents = lengths[turn:] + lengths[:turn]
-        by_row.append(documents[:-1] if row and row == rows - 1 else documents)
-    steps = max(sum(-(-length // segment_length) for length in row) for row in by_row)
-    tokens = np.zeros((rows, steps * segment_length), np.int32)
-    valid = np.zeros(tokens.shape, bool)
-    starts = np.ones((rows, steps), bool)
-    for row, documents in enumerate(by_row):
-        step = 0
-        for length in documents:
-            first, segments = step * segment_length, -(-length // segment_length)
-            tokens[row, first] = BEGIN
-            tokens[row, first + 1 : first + length] = rng.integers(0, vocabulary, length - 1)
-            valid[row, first : first + length] = True
-            starts[row, step + 1 : step + segments] = False
-            step += segments
-    shape = (rows, steps, segment_length)
-    return Ragged(
-        np.moveaxis(tokens.reshape(shape), 1, 0),
-        np.moveaxis(starts, 1, 0),
-        np.moveaxis(valid.reshape(shape), 1, 0),
-    )
+    """Tokens of a segment this architecture is fed."""
+    return ARCHITECTURES[name].segment

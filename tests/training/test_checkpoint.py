@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from brt.models.memories.memorizing_cache import MemorizingCache
 from tiny_run import differing, files_of_at_most, half_read, leaves, mesh_of  # noqa: F401
 
 from brt.models.caches import RecurrentCache, WindowCache
-from brt.models.memories.memorizing_cache import MemorizingCache
 from brt.training import checkpoint
 from brt.training.checkpoint import CheckpointError, CheckpointPolicy, Checkpoints
 from brt.training.sharding import shardings

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import VOCABULARY, cast, parameters, quick_jit, random_model, segment_length
+from architectures import VOCABULARY, random_model, segment_length
 from flax import nnx
+from tiny_models import cast, parameters, quick_jit
 
 from brt.data.streams.documents import Batch
 from brt.models.layers.dropout import dropout

@@ -1,0 +1,82 @@
+"""What tests do with tiny models: random parameters, other types, quick compilation."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from brt.models.caches import reset_rows
+
+
+class OneKey:
+    """Stands in for `nnx.Rngs`, whose counters are slow to trace, where no draw matters."""
+
+    def params(self):
+        return jax.random.key(0)
+
+
+def drawn(make):
+    """`make()`, a module, its random draws compiled together."""
+    graph, _ = nnx.split(nnx.eval_shape(make))
+    return nnx.merge(graph, quick_jit(lambda: nnx.split(make())[1])())
+
+
+def parameters(model) -> dict:
+    """The parameter arrays as a nested plain dict."""
+    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+
+def plain(tree):
+    """Nested dictionaries of NumPy arrays."""
+    return jax.tree.map(np.asarray, tree)
+
+
+def randomised(model, seed):
+    """A copy with every parameter random: no scale is 1 or positive on purpose, no bias small."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        name = str(getattr(path[-2], "key", path[-2]))  # the last entry is the Param's value
+        size = 3.0 if name.endswith("scale_H") else 1.0 if leaf.ndim == 1 else 0.5
+        values = size * rng.normal(size=leaf.shape)
+        if name.endswith("scale_H"):
+            values = (0.5 + np.abs(values)) * np.where(np.arange(values.size) % 2, 1.0, -1.0)
+        return jnp.asarray(values, leaf.dtype)
+
+    graph, params = nnx.split(model)
+    return nnx.merge(graph, jax.tree_util.tree_map_with_path(draw, params))
+
+
+def cast(model, dtype):
+    """A copy with all parameters and activations of `dtype`; float64 inside jax.enable_x64."""
+    graph, params = nnx.split(model)
+    model = nnx.merge(graph, jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params))
+    model.dtype = jnp.dtype(dtype)
+    return model
+
+
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+"""Compiler options for tests, which spend their time compiling, not running: a quarter of it."""
+
+quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
+
+
+@functools.partial(quick_jit, static_argnums=0)
+def _read(graph, params, tokens_BT, starts_B, caches):
+    model = nnx.merge(graph, params)
+    return model(tokens_BT, reset_rows(caches, model.init_caches(len(starts_B)), starts_B))
+
+
+def read_segment(model, tokens_BT, starts_B, caches):
+    """Logits and caches after one segment, rows that start a document reset, as in training.
+
+    Compiled once for all models of equal settings and types, whatever their parameters.
+    """
+    return _read(*nnx.split(model), tokens_BT, starts_B, caches)
