@@ -41,7 +41,7 @@ def a_run(folder, lines, without=WITHOUT, length=T):
     kept = [line for line in path.read_text().split("\n") if not line.startswith(without)]
     path.write_text("\n".join(kept))
     experiment = build(path).experiment
-    experiment.trainer.evaluation.tokens_per_step = 3 * length
+    experiment.evaluation.tokens_per_step = 3 * length
     rng, run = np.random.default_rng(0), RecordedRun.__new__(RecordedRun)
     run.experiment, run.mesh, run.workdir, run.quiet = experiment, one_device(), folder, True
     run.store, run.vocabulary = (

@@ -27,7 +27,7 @@ ALL = np.arange(7)
 
 def a_run(folder, experiment):
     """A `RecordedRun` of random parameters, with no checkpoint to read them from."""
-    evaluation = experiment.trainer.evaluation
+    evaluation = experiment.evaluation
     evaluation.tokens_per_step, evaluation.segment_length = 3 * T, T
     rng, run = np.random.default_rng(0), RecordedRun.__new__(RecordedRun)
     run.experiment, run.mesh, run.workdir, run.quiet = experiment, one_device(), folder, True

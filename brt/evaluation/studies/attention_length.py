@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from brt import config
 from brt.data.streams.documents import DocumentPass
 from brt.data.streams.select import evaluation_pass
 from brt.evaluation.reading import SegmentReader
-from brt.experiment import Experiment
 
 THRESHOLD = 0.001
 """Of the perplexity: a length that gains less ends the sweep."""
@@ -49,15 +47,14 @@ def sweep(loss_of, lengths) -> Sweep:
     return Sweep(tried, losses, tried[-1], False)
 
 
-def attention_length(run, documents, step, longest, binding: str, files=(), bindings=(), paths=()):
+def attention_length(run, documents, step, longest, binding: str):
     """Evaluates a run with one length of its memory after the other.
 
     Args:
-        run: a `RecordedRun`.
+        run: a `RecordedRun` that can be rebuilt.
         documents: to read, where the stream marks any; else all is read.
         step, longest: lengths tried after training's own are multiples of the step, in tokens.
         binding: the setting that is lengthened, `TransformerXL.memory_length`; at evaluation only.
-        files, bindings, paths: gin's, besides the run's own.
 
     Returns:
         "numbers", "series" and "verdict" of a study.
@@ -77,9 +74,7 @@ def attention_length(run, documents, step, longest, binding: str, files=(), bind
 
     def loss_of(length):
         lengthened = f"Evaluation.model = @evaluation/{model}", f"evaluation/{binding} = {length}"
-        own = f"{run.workdir}/config.gin"
-        config.parse([own, *files], [*bindings, *lengthened], paths)
-        return _loss(run, Experiment.from_gin(), documents, f"{binding} = {length:,}")
+        return _loss(run, run.rebuild(lengthened), documents, f"{binding} = {length:,}")
 
     found = sweep(loss_of, [own_length, *longer])
     perplexities = [math.exp(loss) for loss in found.losses]

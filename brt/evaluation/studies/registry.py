@@ -34,7 +34,6 @@ class Choices(NamedTuple):
     context_step, longest_context: contexts of `recl`, or lengths of `attention_length`, in tokens.
     positions: tokens that `recl` scores.
     lengthened: the setting that `attention_length` lengthens.
-    gin: files, bindings and search paths besides the run's own.
     """
 
     documents: np.ndarray
@@ -45,7 +44,6 @@ class Choices(NamedTuple):
     longest_context: int = LONGEST
     positions: int = POSITIONS
     lengthened: str = "TransformerXL.memory_length"
-    gin: tuple = ()
 
 
 def study_compare(run, others, choices):
@@ -82,7 +80,7 @@ def study_recl(run, others, choices):
 
 
 def study_attention_length(run, others, choices):
-    settings = choices.context_step, choices.longest_context, choices.lengthened, *choices.gin
+    settings = choices.context_step, choices.longest_context, choices.lengthened
     return attention_length(run, choices.documents, *settings)
 
 
