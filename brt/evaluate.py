@@ -26,8 +26,9 @@ from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.studies.compare import choose_documents
 from brt.evaluation.studies.context_losses import LONGEST, POSITIONS, STEP
 from brt.evaluation.studies.reach import TOKENS
-from brt.evaluation.studies.registry import ANY_STREAM, STUDIES, run_study, table, write_study
+from brt.evaluation.studies.registry import ANY_STREAM, STUDIES, run_study
 from brt.experiment import Configuration, Experiment
+from brt.reporting.studies.output import study_content, table, write_study
 from brt.training.parameters import check_vocabulary, load_params
 from brt.training.sharding import make_mesh
 
@@ -103,7 +104,7 @@ def study(experiment, mesh, workdir, gin_files):
     """Runs a study of the newest checkpoint, prints it and writes it to the run folder."""
     run = studied_run(workdir, mesh, gin_files, experiment)
     others = {other: studied_run(other, mesh, gin_files) for other in FLAGS.other}
-    result = run_study(
+    found = run_study(
         FLAGS.study,
         run,
         others,
@@ -117,8 +118,9 @@ def study(experiment, mesh, workdir, gin_files):
         lengthened=FLAGS.lengthened,
     )
     if jax.process_index() == 0:
-        path = write_study(result)
-        print(f"\n{table(result)}\nWritten to {path}")
+        content = study_content(found)
+        path = write_study(content)
+        print(f"\n{table(content)}\nWritten to {path}")
 
 
 def studied_run(workdir, mesh, gin_files, experiment=None) -> RecordedRun:
