@@ -28,12 +28,12 @@ import jax
 import numpy as np
 from absl import flags
 
-from brt import command_line, config
+from brt import command_line
 from brt.data.streams.documents import Batch
 from brt.data.streams.throughput import measure_store, time_input
 from brt.evaluation import evaluation_speed
 from brt.evaluation.evaluation_speed import LENGTHS
-from brt.experiment import Experiment
+from brt.experiment import Configuration
 from brt.generation.throughput import measure_generation
 from brt.progress import Progress
 from brt.training.memory_budget import longest_segment, parse_bytes
@@ -69,10 +69,14 @@ class Candidate(NamedTuple):
     facts: dict
 
 
+def configured(file) -> Configuration:
+    """A config with the bindings of this command after its own."""
+    return Configuration([file], FLAGS.gin_bindings, FLAGS.gin_search_paths)
+
+
 def build(file) -> Candidate:
     """Compiles the training step of one config at once: gin will be bound anew for the next."""
-    config.parse([file], FLAGS.gin_bindings, FLAGS.gin_search_paths)
-    experiment = Experiment.from_gin()
+    experiment = configured(file).experiment()
     mesh = make_mesh(*experiment.trainer.mesh)
     experiment.check_mesh(mesh)
     with jax.set_mesh(mesh):
@@ -187,8 +191,7 @@ def show_input(folder, rows, segment_length):
 
 def show_generation(file, positions, tokens):
     """Prints how fast the model of a config reads and writes."""
-    config.parse([file], FLAGS.gin_bindings, FLAGS.gin_search_paths)
-    experiment = Experiment.from_gin()
+    experiment = configured(file).experiment()
     if len(positions) != 2 or not 0 <= positions[0] < positions[1] or tokens < 1:
         raise ValueError(
             f"--positions = {positions} must be two rising numbers, and --written = {tokens} at "
@@ -223,8 +226,7 @@ def show_generation(file, positions, tokens):
 
 def show_evaluation_speed(file, lengths, rounds):
     """Prints how much faster a memory makes evaluation, and returns the figures."""
-    settings = FLAGS.gin_bindings, FLAGS.gin_search_paths
-    found = evaluation_speed.measure(file, lengths, rounds, *settings)
+    found = evaluation_speed.measure(configured(file).experiment, lengths, rounds)
     load = os.getloadavg()[0]
     print(
         f"\n{file}, one row, {jax.devices()[0].device_kind}, load {load:.1f}, "
@@ -239,8 +241,7 @@ def show_memory_budget(files, budget, also):
     found = {}
     for file in files:
         print(f"{file}, training steps of at most {budget / 2**20:,.0f} MiB a device", flush=True)
-        settings = FLAGS.gin_bindings, FLAGS.gin_search_paths
-        found[file] = longest_segment(file, budget, also, *settings)._asdict()
+        found[file] = longest_segment(configured(file).experiment, budget, also)._asdict()
     width = max(map(len, files))
     print(f"\n{'':<{width}}  longest segment  {'MiB':>10}")
     for file, (length, tried) in ((file, entry.values()) for file, entry in found.items()):

@@ -26,8 +26,10 @@ from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.studies.compare import choose_documents
 from brt.evaluation.studies.context_losses import LONGEST, POSITIONS, STEP
 from brt.evaluation.studies.reach import TOKENS
-from brt.evaluation.studies.registry import ANY_STREAM, STUDIES, run_study, table, write_study
-from brt.experiment import Experiment, check_vocabulary, load_params
+from brt.evaluation.studies.registry import ANY_STREAM, STUDIES, run_study
+from brt.experiment import Configuration, Experiment
+from brt.reporting.studies.output import study_content, table, write_study
+from brt.training.parameters import check_vocabulary, load_params
 from brt.training.sharding import make_mesh
 
 FLAGS = flags.FLAGS
@@ -68,9 +70,7 @@ SAMPLE = 4096
 def main():
     if not FLAGS.workdir:
         raise ValueError("--workdir is missing: name the run folder to evaluate.")
-    own = os.path.join(FLAGS.workdir, "config.gin")
-    if not os.path.isfile(own):
-        raise FileNotFoundError(f"{FLAGS.workdir} is not a run folder: it has no config.gin.")
+    own = own_config(FLAGS.workdir)
     if not FLAGS.study and (FLAGS.other or (FLAGS.documents and not FLAGS.record)):
         raise ValueError(
             "An evaluation reads every document of one run: --other goes with --study, and "
@@ -88,15 +88,23 @@ def main():
             evaluate(experiment, mesh, FLAGS.workdir, FLAGS.record, FLAGS.documents)
 
 
+def own_config(workdir: str) -> str:
+    """Path of a run folder's config.
+
+    Raises:
+        FileNotFoundError: it is no run folder.
+    """
+    path = os.path.join(workdir, "config.gin")
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{workdir} is not a run folder: it has no config.gin.")
+    return path
+
+
 def study(experiment, mesh, workdir, gin_files):
     """Runs a study of the newest checkpoint, prints it and writes it to the run folder."""
-    experiment.trainer.corpus.prepare(experiment.trainer.evaluation.split)
-    any_stream = FLAGS.study in ANY_STREAM
-    run = RecordedRun(experiment, mesh, workdir, any_stream=any_stream)
-    others, settings = {}, (gin_files, FLAGS.gin_bindings, FLAGS.gin_search_paths)
-    for other in FLAGS.other:
-        others[other] = RecordedRun.load(other, mesh, *settings, any_stream=any_stream)
-    result = run_study(
+    run = studied_run(workdir, mesh, gin_files, experiment)
+    others = {other: studied_run(other, mesh, gin_files) for other in FLAGS.other}
+    found = run_study(
         FLAGS.study,
         run,
         others,
@@ -108,11 +116,30 @@ def study(experiment, mesh, workdir, gin_files):
         longest_context=FLAGS.longest_context,
         positions=FLAGS.study_positions,
         lengthened=FLAGS.lengthened,
-        gin=settings,
     )
     if jax.process_index() == 0:
-        path = write_study(result)
-        print(f"\n{table(result)}\nWritten to {path}")
+        content = study_content(found)
+        path = write_study(content)
+        print(f"\n{table(content)}\nWritten to {path}")
+
+
+def studied_run(workdir, mesh, gin_files, experiment=None) -> RecordedRun:
+    """A run folder with the gin files and bindings of this command after its own.
+
+    Args:
+        experiment: of it, if it is built already; without it gin is bound anew.
+
+    Raises:
+        FileNotFoundError: it is no run folder.
+    """
+    own = own_config(workdir)
+    rebuild = Configuration(
+        [own, *gin_files], FLAGS.gin_bindings, FLAGS.gin_search_paths
+    ).experiment
+    experiment = experiment or rebuild()
+    experiment.trainer.corpus.prepare(experiment.evaluation.split)
+    any_stream = FLAGS.study in ANY_STREAM
+    return RecordedRun(experiment, mesh, workdir, rebuild, any_stream=any_stream)
 
 
 def evaluate(experiment, mesh, workdir, record=False, number=None):
@@ -125,7 +152,7 @@ def evaluate(experiment, mesh, workdir, record=False, number=None):
     Raises:
         ValueError: the loss is not finite, or the parameters are of another tokenizer.
     """
-    split = experiment.trainer.evaluation.split
+    split = experiment.evaluation.split
     experiment.trainer.corpus.prepare(split)
     store = experiment.open_store(split)
     evaluator = Evaluator(experiment, store, mesh)
@@ -134,7 +161,7 @@ def evaluate(experiment, mesh, workdir, record=False, number=None):
         if number is not None:
             documents = choose_documents(store, number, FLAGS.study_seed)
         run = RecordedRun(experiment, mesh, workdir)
-        cleared = experiment.trainer.evaluation.cleared and run.has_state
+        cleared = experiment.evaluation.cleared and run.has_state
         states = ["kept", "cleared"] if cleared else ["kept"]
         recordings = {name: run.recording(name, documents) for name in states}
         step, scalars = run.step, evaluator.of_recordings(recordings, documents)

@@ -10,6 +10,8 @@ import functools
 import inspect
 import os
 import types
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import gin
 import jax
@@ -21,20 +23,22 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from brt import config
 from brt.data.streams.documents import Batch, document_segments
+from brt.evaluation.evaluator import Evaluator
+from brt.evaluation.settings import Evaluation
 from brt.models.counts import count_parameters
 from brt.models.model import Model
-from brt.training.checkpoint import Checkpoints
+from brt.training.parameters import load_params
+from brt.training.settings import Trainer
 from brt.training.sharding import check_divisible, shardings
 from brt.training.train_step import TrainState, make_loss, make_train_step
-from brt.training.trainer import Trainer
-from brt.training.weight_average import Averaged, evaluated_params
 
 
 class Experiment:
     """The model, the optimizer and the settings a configuration describes.
 
     Attributes:
-        trainer: the `Trainer` settings, with the corpus and the evaluation.
+        trainer: the `Trainer` settings, with the corpus.
+        evaluation: the `Evaluation` settings, the trainer's or the default ones.
         model: the model with shapes instead of arrays.
         abstract_params: its parameters as a nested dictionary of shapes.
         bindings: every binding read, as text.
@@ -42,6 +46,7 @@ class Experiment:
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
+        self.evaluation = trainer.evaluation or Evaluation()
         # One key for all parameters: their shapes do not depend on it, and folding costs most.
         key = jax.random.key(0)
         rngs = types.SimpleNamespace(params=lambda: key)
@@ -49,7 +54,7 @@ class Experiment:
         self._graph, state = nnx.split(self.model, nnx.Param)
         self.abstract_params = nnx.to_pure_dict(state)
         self._evaluated = self.model
-        if evaluated := trainer.evaluation.model:
+        if evaluated := self.evaluation.model:
             self._evaluated = _built(evaluated, rngs, "Evaluation")
             self._check_evaluated()
         self.schedule = functools.partial(trainer.schedule, total_steps=trainer.steps)
@@ -106,12 +111,18 @@ class Experiment:
 
         segment_length: in tokens; None takes the evaluation's.
         """
-        length = segment_length or self.trainer.evaluation.segment_length
+        length = segment_length or self.evaluation.segment_length
         return self._evaluated.for_segments(length or self.trainer.segment_length)
 
     def bind_evaluated(self, params, segment_length: int | None = None) -> Model:
         """`evaluated_model` with these parameters."""
         return _merged(nnx.graphdef(self.evaluated_model(segment_length)), params)
+
+    def evaluator(self, mesh) -> Evaluator | None:
+        """The evaluator of the training loop; None if `Trainer.eval_every` is 0."""
+        if not self.trainer.eval_every:
+            return None
+        return Evaluator(self, self.open_store(self.evaluation.split), mesh)
 
     def _check_evaluated(self):
         shapes = nnx.to_pure_dict(nnx.state(self._evaluated, nnx.Param))
@@ -234,6 +245,27 @@ class Experiment:
         return "\n".join(f"{name:<30} {value:>24}" for name, value in rows)
 
 
+class Configuration(NamedTuple):
+    """Gin files and bindings that an experiment is built of, as often as asked.
+
+    files, search_paths: as `brt.config.parse` takes them.
+    bindings: gin lines, read after the files.
+    """
+
+    files: Sequence[str] = ()
+    bindings: Sequence[str] = ()
+    search_paths: Sequence[str] = ()
+
+    def experiment(self, further: Sequence[str] = ()) -> Experiment:
+        """The experiment, with further bindings after these; gin is bound anew.
+
+        Raises:
+            As `brt.config.parse` and `Experiment.from_gin`.
+        """
+        config.parse(self.files, [*self.bindings, *further], self.search_paths)
+        return Experiment.from_gin()
+
+
 def _built(model, rngs, who) -> Model:
     """A model that a binding names, with shapes instead of arrays."""
 
@@ -279,8 +311,7 @@ def load_run(folder: str, bindings=()):
     folder = os.path.abspath(folder)
     if not os.path.isfile(os.path.join(folder, "config.gin")):
         raise FileNotFoundError(f"{folder} is not a run folder: it has no config.gin.")
-    config.parse([os.path.join(folder, "config.gin")], bindings)
-    experiment = Experiment.from_gin()
+    experiment = Configuration([os.path.join(folder, "config.gin")], bindings).experiment()
     device = SingleDeviceSharding(jax.devices()[0])
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
@@ -288,44 +319,6 @@ def load_run(folder: str, bindings=()):
     )
     state, _ = load_params(folder, abstract)
     return experiment, state.params, int(state.step)
-
-
-def check_vocabulary(record: dict, store) -> None:
-    """Refuses parameters that were trained on other token ids than a store's.
-
-    Args:
-        record: of a checkpoint, from `load_params`; those of older versions say nothing.
-        store: a token store, or a mixture.
-
-    Raises:
-        ValueError: naming both tokenizers.
-    """
-    trained, read = record.get("vocabulary"), store.manifest["vocabulary"]
-    if trained and trained["fingerprint"] != read["fingerprint"]:
-        raise ValueError(
-            f"The parameters were trained with the tokenizer {trained['name']} of size "
-            f"{trained['size']}, and {store.folder} was made with {read['name']} of size "
-            f"{read['size']}: bind Corpus.vocabulary and Corpus.store to those of the run."
-        )
-
-
-def load_params(folder: str, abstract: TrainState):
-    """Step and parameters of a run folder's newest sound checkpoint.
-
-    Their average, if the run keeps one and `abstract` has its optimizer's state.
-    """
-    path = os.path.join(folder, "checkpoints")
-    if not os.path.isdir(path):
-        raise FileNotFoundError(f"{folder} holds no checkpoints/ folder: has the run begun?")
-    checkpoints = Checkpoints(path)
-    averaged = isinstance(abstract.optimizer, Averaged)
-    parts = ("step", "params", "optimizer") if averaged else ("step", "params")
-    found = checkpoints.restore_latest(abstract, parts)
-    checkpoints.close()
-    if found is None:
-        raise FileNotFoundError(f"{path} holds no complete checkpoint yet.")
-    state, record = found
-    return state._replace(params=evaluated_params(state), optimizer=None), record
 
 
 def _millions(count):

@@ -13,7 +13,8 @@ from absl import flags
 from jax.experimental import multihost_utils
 
 from brt import command_line
-from brt.experiment import Experiment, load_params
+from brt.experiment import Experiment
+from brt.training.parameters import load_params
 from brt.training.sharding import make_mesh
 from brt.training.trainer import TrainingRun
 
@@ -62,7 +63,7 @@ def settings(experiment) -> str:
         lines.append(f"vocabulary: {size:,} ids{fits}")
     except (OSError, ValueError) as error:
         lines.append(f"vocabulary: {error}")
-    for split in dict.fromkeys(("train", trainer.evaluation.split)):
+    for split in dict.fromkeys(("train", experiment.evaluation.split)):
         ready = "is prepared" if trainer.corpus.exists(split) else "is to be prepared"
         lines.append(f"store of split {split}: {ready}")
     return "\n" + "\n".join(lines)
@@ -94,7 +95,7 @@ def train(experiment, mesh):
 def prepare_missing(experiment):
     """Has missing token stores made by another process, which may need TensorFlow."""
     trainer = experiment.trainer
-    splits = ["train"] + ([trainer.evaluation.split] if trainer.eval_every else [])
+    splits = ["train"] + ([experiment.evaluation.split] if trainer.eval_every else [])
     missing = [split for split in splits if not trainer.corpus.exists(split)]
     if jax.process_index() == 0:
         for corpus in trainer.corpus.corpora:

@@ -11,14 +11,14 @@ positions in every layer and no memory.
 
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brt import config
-from brt.experiment import Experiment
+from brt.evaluation.experiment import EvaluatedExperiment
 from brt.progress import Progress
 
 LENGTHS = (100, 200, 400, 800, 1800, 2800, 3800)
@@ -45,16 +45,20 @@ class Speed(NamedTuple):
     ratio: float
 
 
-def measure(file: str, lengths=LENGTHS, rounds: int = ROUNDS, bindings=(), paths=()) -> list[Speed]:
+def measure(
+    build: Callable[[Sequence[str]], EvaluatedExperiment],
+    lengths: Sequence[int] = LENGTHS,
+    rounds: int = ROUNDS,
+) -> list[Speed]:
     """Times both models of a config at each attention length.
 
     Args:
-        file: a gin file whose model is a `TransformerXL`; the vanilla model is made of it. Its
-            evaluation's segment length and rows are those of the memory's segments.
+        build: from further bindings to an experiment (`brt.experiment.Configuration.experiment`)
+            whose model is a `TransformerXL`; the vanilla model is made of it. Its evaluation's
+            segment length and rows are those of the memory's segments.
         lengths: M in tokens, rising.
         rounds: vanilla tokens timed at the longest length, at least 1. Half that length is timed
             twice as often, and so on: what is short is soon disturbed.
-        bindings, paths: gin's.
 
     Raises:
         ValueError: lengths below 1.
@@ -67,14 +71,14 @@ def measure(file: str, lengths=LENGTHS, rounds: int = ROUNDS, bindings=(), paths
     progress, found = Progress("attention lengths", len(lengths)), []
     for number, length in enumerate(lengths):
         times = rounds * max(lengths) // length
-        found.append(_measure(file, length, times, list(bindings), list(paths)))
+        found.append(_measure(build, length, times))
         progress.update(number + 1)
     progress.close()
     return found
 
 
-def _measure(file, length, rounds, bindings, paths):
-    with_memory = _build(file, [*bindings, f"TransformerXL.memory_length = {length}"], paths)
+def _measure(build, length, rounds):
+    with_memory = build([f"TransformerXL.memory_length = {length}"])
     segment_length = _evaluated_length(with_memory)
     vanilla = [
         "TransformerXL.memory_length = 0",
@@ -83,7 +87,7 @@ def _measure(file, length, rounds, bindings, paths):
         f"TransformerXL.position_rows = {length}",
     ]
     segment, caches = _segment(with_memory, segment_length)
-    window = _window(_build(file, [*bindings, *vanilla], paths), length)
+    window = _window(build(vanilla), length)
     filled = -(-length // segment_length)
     for number in range(filled):  # then the memory is full, as it is almost everywhere
         caches = segment(number, caches)
@@ -104,14 +108,8 @@ def _measure(file, length, rounds, bindings, paths):
     return Speed(length, segment_length, rounds, *times, ratio)
 
 
-def _build(file, bindings, paths):
-    config.parse([file], bindings, paths)
-    return Experiment.from_gin()
-
-
 def _evaluated_length(experiment):
-    trainer = experiment.trainer
-    return trainer.evaluation.segment_length or trainer.segment_length
+    return experiment.evaluation.segment_length or experiment.trainer.segment_length
 
 
 def _segment(experiment, segment_length):

@@ -4,7 +4,6 @@ The devices return each token's loss; sums are kept in float64 on the host, so t
 does not depend on how documents were batched.
 """
 
-import gin
 import numpy as np
 
 from brt.data.mixture import MixedStore
@@ -12,49 +11,6 @@ from brt.data.streams.select import evaluation_pass
 from brt.evaluation.free_running import SampleDecoder
 from brt.evaluation.perplexity import per_text, per_token
 from brt.evaluation.reading import TREATMENTS, SegmentReader
-
-
-@gin.configurable
-class Evaluation:
-    """What is evaluated, in the loop of a training run and by `brt.evaluate`.
-
-    Args:
-        split: of the corpus.
-        tokens_per_step: rows times segment length; None takes the trainer's.
-        segment_length: None takes the trainer's.
-        max_steps: read only so many segments of each row, in the loop of a training run.
-        cleared: evaluate a second time with the state cleared at every segment, if the
-            model has a state.
-        score: a further score, such as `@RecallScore()` or, of samples, `@FreeRunning()`; or None.
-        meliad_scoring: leave out what google-research/meliad does not score: the first token of
-            each segment, and id 0, which is padding there and the unknown token of its PG19
-            vocabularies. For comparison with its figures; `scored_tokens` tells how many are
-            left, and there are no bits per byte, and no other figure
-            of the whole text.
-        model: by reference, as `Trainer.model`, with the same parameters; its other settings may
-            differ: `@evaluation/TransformerXL` takes bindings of that scope, such as a longer
-            memory. None takes the trainer's.
-        stride: evaluate by windows of one segment that are read from nothing, each `stride` tokens
-            after the one before, and score what is new in each. 1 is how a model without memory
-            is evaluated at its best, at the price of a whole window for every token
-            (Transformer-XL, section 3.1). None reads segments one after another with memory.
-    """
-
-    def __init__(
-        self,
-        split: str = "validation",
-        tokens_per_step: int | None = None,
-        segment_length: int | None = None,
-        max_steps: int | None = None,
-        cleared: bool = True,
-        score=None,
-        meliad_scoring: bool = False,
-        model=None,
-        stride: int | None = None,
-    ):
-        self.split, self.max_steps, self.cleared, self.score = split, max_steps, cleared, score
-        self.meliad_scoring, self.model, self.stride = meliad_scoring, model, stride
-        self.tokens_per_step, self.segment_length = tokens_per_step, segment_length
 
 
 class TokenSums:
@@ -94,7 +50,7 @@ def batch_shape(experiment) -> tuple[int, int]:
     Raises:
         ValueError: no whole number of rows.
     """
-    trainer, evaluation = experiment.trainer, experiment.trainer.evaluation
+    trainer, evaluation = experiment.trainer, experiment.evaluation
     segment_length = evaluation.segment_length or trainer.segment_length
     tokens = evaluation.tokens_per_step or trainer.tokens_per_step
     rows, rest = divmod(tokens, segment_length)
@@ -141,7 +97,7 @@ class Evaluator:
 
     def __init__(self, experiment, store, mesh):
         trainer = experiment.trainer
-        self.evaluation = evaluation = trainer.evaluation
+        self.evaluation = evaluation = experiment.evaluation
         self.store, self.mesh = store, mesh
         rows, self.segment_length = batch_shape(experiment)
         score = evaluation.score

@@ -1,14 +1,15 @@
 """A run folder with its newest parameters, whose recordings are made when they are asked for."""
 
 import os
+from collections.abc import Callable, Sequence
 
 import jax
 
-from brt import config
 from brt.evaluation.evaluator import batch_shape
+from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import Recording, record
-from brt.experiment import Experiment, check_vocabulary, load_params
+from brt.training.parameters import check_vocabulary, load_params
 
 
 class RecordedRun:
@@ -18,6 +19,8 @@ class RecordedRun:
         experiment: the run's `Experiment`.
         mesh: the device mesh.
         workdir: the run folder.
+        rebuild: from further bindings to the experiment of the run folder with them; for studies
+            that set evaluation otherwise.
         quiet: no progress display.
         any_stream: for what looks at segments, and at no recordings.
 
@@ -35,20 +38,29 @@ class RecordedRun:
         FileNotFoundError: no checkpoint, or no store.
     """
 
-    def __init__(self, experiment, mesh, workdir, quiet: bool = False, any_stream: bool = False):
+    def __init__(
+        self,
+        experiment: EvaluatedExperiment,
+        mesh: jax.sharding.Mesh,
+        workdir: str,
+        rebuild: Callable[[Sequence[str]], EvaluatedExperiment] | None = None,
+        quiet: bool = False,
+        any_stream: bool = False,
+    ):
         trainer = experiment.trainer
         if trainer.stream != "documents" and not any_stream:
             raise ValueError(
                 f"Recordings and studies are of whole documents, and Trainer.stream = "
                 f"{trainer.stream!r} marks none: add --gin.Trainer.stream='\"documents\"'."
             )
-        if trainer.evaluation.stride is not None:
+        if experiment.evaluation.stride is not None:
             raise ValueError(
                 "Recordings and studies read segments one after another: add "
                 "--gin.Evaluation.stride=None."
             )
         self.experiment, self.mesh, self.workdir, self.quiet = experiment, mesh, workdir, quiet
-        self.split = trainer.evaluation.split
+        self.rebuild = rebuild
+        self.split = experiment.evaluation.split
         self.store = experiment.open_store(self.split)
         self.vocabulary = trainer.corpus.vocabulary
         self.rows, self.segment_length = batch_shape(experiment)
@@ -62,21 +74,6 @@ class RecordedRun:
     @property
     def model(self):
         return self.experiment.evaluated_model(self.segment_length)
-
-    @classmethod
-    def load(cls, workdir, mesh, gin_files=(), bindings=(), search_paths=(), **options):
-        """Another run folder's; gin is bound anew. The options are those of the class.
-
-        Raises:
-            FileNotFoundError: it is no run folder.
-        """
-        own = os.path.join(workdir, "config.gin")
-        if not os.path.isfile(own):
-            raise FileNotFoundError(f"{workdir} is not a run folder: it has no config.gin.")
-        config.parse([own, *gin_files], bindings, search_paths)
-        experiment = Experiment.from_gin()
-        experiment.trainer.corpus.prepare(experiment.trainer.evaluation.split)
-        return cls(experiment, mesh, workdir, **options)
 
     def folder(self, state: str) -> str:
         """Where the recording of a state is, whether it exists or not."""

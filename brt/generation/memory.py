@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from brt.data.vocabularies.base import BEGIN
+from brt.token_ids import BEGIN
 
 
 class Memory(NamedTuple):

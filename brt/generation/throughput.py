@@ -12,10 +12,10 @@ import jax
 import numpy as np
 from flax import nnx
 
-from brt.data.vocabularies.base import BEGIN
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
 from brt.progress import Progress
+from brt.token_ids import BEGIN
 from brt.training.train_step import segment_sums
 
 PARTS = 20

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from brt.models.attention_weights import AttentionLayout
 from brt.models.caches import select_rows
 
 
@@ -108,6 +109,19 @@ class MemoryTokens(abc.ABC):
     @abc.abstractmethod
     def flops_per_token(self) -> float:
         """Returns operations of one token's forward pass, its part of the memory's included."""
+
+    def attention_layout(self) -> AttentionLayout | None:
+        """Returns the keys and queries of a segment; None if the body shows no attention."""
+        return None
+
+    def attention_weights(self, x_BTD, caches, memory_BSD):
+        """Reads as `segment`, without dropout; only where there is an `attention_layout`.
+
+        Returns:
+            The `AttentionWeights`; (B, T, D) outputs of the tokens, the next memory (B, S, D), and
+            the caches after the segment.
+        """
+        raise NotImplementedError
 
 
 class CausalMemoryTokens(MemoryTokens):

@@ -23,6 +23,8 @@ class Model(nnx.Module):
         vocabulary_size: V, ids that may be read and predicted.
         dropout: 0 if the model never drops anything; else it is given keys in training.
         dtype: of activations.
+
+    A model whose attention can be drawn is a `brt.models.attention_weights.ShowsAttention` besides.
     """
 
     def for_segments(self, length: int):

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from brt.models.attention_weights import AttentionLayout, ShowsAttention
 from brt.models.body import Body
 from brt.models.caches import select_rows
 from brt.models.layers.initializers import parameter
@@ -50,7 +51,7 @@ class DecodingMemory(NamedTuple):
 
 
 @gin.configurable(denylist=["rngs"])
-class RecurrentMemoryTransformer(LanguageModel):
+class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
     """RMT, the Memory Transformer, and both around any `Body`.
 
     With a body that remembers hidden states this is Tr-XL + RMT; with a Block-Recurrent stack,
@@ -204,15 +205,17 @@ class RecurrentMemoryTransformer(LanguageModel):
             monitors["added_nats"] = monitors.get("added_nats", 0.0) + added
         return y_BTD, (*after, MemoryCache(memory_BSD)), monitors
 
-    def look(self, tokens_BT, caches):
-        """As `TransformerXL.look`; weights and terms (B, H, X, M + X), X = S + T + S."""
+    def attention_layout(self, segment_length: int) -> AttentionLayout | None:
+        """As `ShowsAttention.attention_layout`; None around a body that shows no attention."""
+        return self.for_segments(segment_length).positions.attention_layout()
+
+    def attention_weights(self, tokens_BT, caches):
+        """As `ShowsAttention.attention_weights`; (B, H, X, M + X), X = S + T + S."""
         *of_body, (memory_BSD,) = caches
-        looks = []
-        x_BTD = self.embed(tokens_BT)
-        y_BXD, inputs = self.positions.read(x_BTD, tuple(of_body), memory_BSD, looks=looks)
-        y_BTD, memory_BSD = self.layout.divide(y_BXD)
-        after, _ = self.body.remember(tuple(of_body), inputs)
-        return looks, self.logits(y_BTD), (*after, MemoryCache(memory_BSD))
+        found, y_BTD, memory_BSD, after = self.positions.attention_weights(
+            self.embed(tokens_BT), tuple(of_body), memory_BSD
+        )
+        return found, self.logits(y_BTD), (*after, MemoryCache(memory_BSD))
 
     def logits(self, x_BTD):
         return self.body.logits(x_BTD)

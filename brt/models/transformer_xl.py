@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from brt.models.attention_weights import AttentionLayout, AttentionWeights, ShowsAttention
 from brt.models.body import Body
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
@@ -44,7 +45,7 @@ REMATS = ("none", "layer")
 
 
 @gin.configurable(denylist=["rngs", "special_tokens", "published_artefacts"])
-class TransformerXL(Body):
+class TransformerXL(Body, ShowsAttention):
     """Transformer-XL, and with `memory_length` 0 the model without recurrence.
 
     Args:
@@ -291,18 +292,27 @@ class TransformerXL(Body):
         y_BTD, inputs = self.read(x_BTD, self.contents(caches), self.visible(caches, T), key)
         return y_BTD, *self.remember(caches, inputs)
 
-    def look(self, tokens_BT, caches):
-        """Reads one segment, and returns what each layer attends to.
+    def attention_layout(self, segment_length: int) -> AttentionLayout:
+        """As `ShowsAttention.attention_layout`: what is remembered, then the segment's tokens."""
+        return AttentionLayout(self.memories[0].content_positions(), 0, segment_length, 0)
 
-        Returns:
-            A list of `Look`, one a layer, weights and terms (B, H, T, M + T); the logits and
-            the caches of `__call__`.
-        """
+    def attention_weights(self, tokens_BT, caches):
+        """As `ShowsAttention.attention_weights`; with terms if the encoding knows distances."""
         looks = []
         visible_BTJ = self.visible(caches, tokens_BT.shape[1])
         contents = self.contents(caches)
         x_BTD, inputs = self.read(self.embed(tokens_BT), contents, visible_BTJ, looks=looks)
-        return looks, self.logits(x_BTD), self.remember(caches, inputs)[0]
+        found = self.collected(looks, visible_BTJ, caches)
+        return found, self.logits(x_BTD), self.remember(caches, inputs)[0]
+
+    def collected(self, looks, visible_BXJ, caches) -> AttentionWeights:
+        """Returns the attention weights of all layers, from each layer's `Look`."""
+        terms = ({} for _ in looks)
+        if self.encoding in ("relative", "shaw"):
+            terms = (dict(zip("abcd", look.terms)) for look in looks)
+        weights = tuple(look.weights_BHTJ for look in looks)
+        full_B = self.filled(caches).all(axis=-1)
+        return AttentionWeights(weights, tuple(terms), visible_BXJ, full_B)
 
     def logits(self, x_BTD):
         """Logits, or log-probabilities if there are several bins; as `Model.logits`."""

@@ -6,6 +6,7 @@ write positions see everything in their segment. Letters as in `brt.models`; Q: 
 
 import jax.numpy as jnp
 
+from brt.models.attention_weights import AttentionLayout
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
 from brt.models.memory_tokens import MemoryLayout, MemoryTokens
@@ -79,13 +80,39 @@ class TransformerXLMemoryTokens(MemoryTokens):
         Returns:
             (B, X, D), and a list of each layer's inputs (B, X, D).
         """
-        S, T = self.layout.num_memory, x_BTD.shape[1]
         x_BXD = self.layout.surround(x_BTD, memory_BSD)
-        index = jnp.arange(x_BXD.shape[1])
-        mask_XX = segment_mask(S, T, self.layout.memory_at_end)
-        visible_BXJ = self._visible(caches, mask_XX, (index < S) | (index >= S + T))
+        visible_BXJ = self._visible_in_segment(caches, x_BTD.shape[1])
         contents = self.body.contents(caches)
         return self.body.read(x_BXD, contents, visible_BXJ, key, future=True, looks=looks)
+
+    def attention_layout(self) -> AttentionLayout:
+        """As the base class; a memory's contents are inputs at positions of earlier segments."""
+        S, T, X = self.layout.num_memory, self.layout.period, self.layout.positions
+        layout = AttentionLayout((), S, T, write=X - S - T)
+
+        def token(position):
+            if position is None:
+                return None
+            segment, index = divmod(position, X)
+            of_segment = layout.query_tokens[index]
+            return None if of_segment is None else segment * T + of_segment
+
+        remembered = self.body.attention_layout(T).cache_tokens
+        return layout._replace(cache_tokens=tuple(map(token, remembered)))
+
+    def attention_weights(self, x_BTD, caches, memory_BSD):
+        looks = []
+        y_BXD, inputs = self.read(x_BTD, caches, memory_BSD, looks=looks)
+        visible_BXJ = self._visible_in_segment(caches, x_BTD.shape[1])
+        after, _ = self.body.remember(caches, inputs)
+        found = self.body.collected(looks, visible_BXJ, caches)
+        return found, *self.layout.divide(y_BXD), after
+
+    def _visible_in_segment(self, caches, T):
+        S = self.layout.num_memory
+        mask_XX = segment_mask(S, T, self.layout.memory_at_end)
+        index = jnp.arange(len(mask_XX))
+        return self._visible(caches, mask_XX, (index < S) | (index >= S + T))
 
     def _visible(self, caches, mask_QX, is_memory_Q):
         filled_BM = self.body.filled(caches)

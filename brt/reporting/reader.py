@@ -9,7 +9,7 @@ from brt.data.stores.token_store import TokenStore
 from brt.evaluation.recording import Recording
 from brt.evaluation.words import Words
 from brt.reporting.runs import Run
-from brt.training.trainer import Trainer
+from brt.training.settings import Trainer
 
 NO_WORD = 2**32 - 1
 """In `last_seen`, for white space and punctuation; page.js knows it too."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from brt.reporting.gin_text import read_gin
 from brt.training.run_folder import read_metrics
-from brt.training.trainer import FREE_TO_CHANGE
+from brt.training.settings import FREE_TO_CHANGE
 
 RUNG_FILE = "rung.json"
 """In the run folder of a ladder: what the run stands for in the paper's tables."""

@@ -7,12 +7,11 @@ are those of the compiled step, as the compiler reports them, so nothing is run.
 
 import math
 import re
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
-from brt import config
-from brt.experiment import Experiment
 from brt.training.metrics import compiled_bytes
 from brt.training.sharding import make_mesh
 
@@ -87,19 +86,22 @@ def step_bytes(experiment) -> int:
         return compiled_bytes(experiment.jit_step(mesh).lower(*arguments).compile())
 
 
-def longest_segment(file: str, budget: int, also=(), bindings=(), paths=(), report=print) -> Found:
+def longest_segment(
+    build: Callable[[Sequence[str]], Any],
+    budget: int,
+    also: Sequence[str] = (),
+    report: Callable[[str], None] = print,
+) -> Found:
     """The longest segment of a config whose training step fits, with the rows it has.
 
     Args:
-        file: a gin file; its rows (tokens_per_step over segment_length) stay as they are.
+        build: from further bindings to an experiment (`brt.experiment.Configuration.experiment`);
+            its rows (tokens_per_step over segment_length) stay as they are.
         budget: bytes a device.
         also: bindings that get the same length, such as TransformerXL.memory_length.
-        bindings, paths: gin's.
         report: takes a line for each length tried.
     """
-    bindings, paths = list(bindings), list(paths)
-    config.parse([file], bindings, paths)
-    experiment = Experiment.from_gin()
+    experiment = build(())
     per_row = experiment.trainer.rows * experiment.trainer.segments_per_step
     # A model whose memory moves at the ends of segments takes their length as its period.
     follows = any(name.endswith(".window") for name in also)
@@ -108,8 +110,7 @@ def longest_segment(file: str, budget: int, also=(), bindings=(), paths=(), repo
     def bytes_of(length):
         lengths = [f"{name} = {length}" for name in ("Trainer.segment_length", *also)]
         lengths.append(f"Trainer.tokens_per_step = {length * per_row}")
-        config.parse([file], [*bindings, *lengths], paths)
-        found = step_bytes(Experiment.from_gin())
+        found = step_bytes(build(lengths))
         report(f"{length:>9,} tokens  {found / 2**20:>12,.1f} MiB")
         return found
 

@@ -130,7 +130,7 @@ def test_a_transformer_xl_is_tested_as_its_header_says_with_parameters_it_has(pa
     config.parse([str(ROOT / "configs" / f"{name}.gin"), str(ROOT / given)])
     experiment = Experiment.from_gin()
     model = experiment.evaluated_model()
-    assert model.same_length and model.period == experiment.trainer.evaluation.segment_length
+    assert model.same_length and model.period == experiment.evaluation.segment_length
     assert model.memory_length > experiment.model.memory_length
 
 

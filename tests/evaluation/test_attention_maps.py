@@ -1,4 +1,4 @@
-"""What the study of attention finds is what a plain loop over the model's own look finds."""
+"""The study of attention finds what a plain loop over the model's own weights finds."""
 
 import json
 from pathlib import Path
@@ -10,10 +10,12 @@ from tiny_run import build, one_device, shared_programs, write_config  # noqa: F
 
 from brt.data.vocabularies.base import BEGIN
 from brt.evaluation.recorded_run import RecordedRun
-from brt.evaluation.studies.attention_lines import Parts, add_lines
-from brt.evaluation.studies.attention_maps import attention
+from brt.evaluation.studies.attention_lines import Parts, find_lines
+from brt.evaluation.studies.attention_maps import AttentionMaps, attention
 from brt.evaluation.studies.attention_measures import best_line
-from brt.evaluation.studies.registry import run_study, table, write_study
+from brt.evaluation.studies.registry import run_study
+from brt.reporting.studies import attention as attention_report
+from brt.reporting.studies.output import study_content, table, write_study
 
 T, M, S = 16, 24, 5
 ALL = np.arange(7)
@@ -41,7 +43,7 @@ def a_run(folder, lines, without=WITHOUT, length=T):
     kept = [line for line in path.read_text().split("\n") if not line.startswith(without)]
     path.write_text("\n".join(kept))
     experiment = build(path).experiment
-    experiment.trainer.evaluation.tokens_per_step = 3 * length
+    experiment.evaluation.tokens_per_step = 3 * length
     rng, run = np.random.default_rng(0), RecordedRun.__new__(RecordedRun)
     run.experiment, run.mesh, run.workdir, run.quiet = experiment, one_device(), folder, True
     run.store, run.vocabulary = (
@@ -68,17 +70,17 @@ def rmt(tmp_path_factory):
         yield a_run(tmp_path_factory.mktemp("rmt"), RMT)
 
 
-def looks_of(run):
-    """Document by document: every whole segment's number and looks, of the model itself."""
+def weights_of(run):
+    """Document by document: every whole segment's number and weights, of the model itself."""
     model = run.experiment.bind_evaluated(run.params, T)
-    look = jax.jit(model.look)
+    read = jax.jit(model.attention_weights)
     for document in ALL:
         tokens = run.store.tokens(document).astype(int)
         inputs, caches = np.concatenate([[BEGIN], tokens[:-1]]), model.init_caches(1)
         for number in range(len(tokens) // T):
             segment = inputs[number * T : (number + 1) * T][None].astype(np.int32)
-            looks, _, caches = look(segment, caches)
-            yield number, jax.tree.map(np.asarray, looks)
+            found, _, caches = read(segment, caches)
+            yield number, jax.tree.map(np.asarray, found)
 
 
 def softmax(x):
@@ -87,18 +89,18 @@ def softmax(x):
 
 
 def test_attention_by_distance_is_the_mean_over_all_tokens_with_a_full_memory(xl):
-    found = attention(xl, ALL, seed=0, tokens=10**6)
+    found = attention_report.present(attention(xl, ALL, seed=0, tokens=10**6))
     totals, count = {name: np.zeros((3, 2, M + T)) for name in ("attention", "a", "b", "d")}, 0
-    for number, looks in looks_of(xl):
+    for number, weights in weights_of(xl):
         if number * T < M:
             continue
         count += T
-        for layer, look in enumerate(looks):
-            terms = {"a": look.terms[0], "b": look.terms[1], "d": look.terms[3]}
+        for layer, weights_BHTJ in enumerate(weights.weights):
+            terms = weights.terms[layer]
             for i in range(T):
                 seen = slice(0, M + i + 1)
-                rows = {"attention": look.weights_BHTJ[0, :, i, seen]}
-                rows |= {name: softmax(term[0, :, i, seen]) for name, term in terms.items()}
+                rows = {"attention": weights_BHTJ[0, :, i, seen]}
+                rows |= {name: softmax(terms[name][0, :, i, seen]) for name in ("a", "b", "d")}
                 for name, row_HJ in rows.items():
                     totals[name][layer, :, : M + i + 1] += row_HJ[:, ::-1]
     assert found["numbers"]["segments"] * T == count > 0
@@ -110,20 +112,20 @@ def test_attention_by_distance_is_the_mean_over_all_tokens_with_a_full_memory(xl
 
 
 def test_term_d_is_the_same_for_all_tokens_and_terms_sum_to_the_scores(xl):
-    looks = next(looks for number, looks in looks_of(xl) if number * T >= M)
-    for look in looks:
-        d_HTJ = look.terms.position_bias_BHTJ[0]
+    found = next(weights for number, weights in weights_of(xl) if number * T >= M)
+    assert found.full_B.all()
+    for weights_BHTJ, terms in zip(found.weights, found.terms, strict=True):
+        d_HTJ = terms["d"][0]
         for i in range(1, T):
             # The key so far back has the same bias for every query.
             assert np.allclose(d_HTJ[:, i, i : M + i + 1], d_HTJ[:, 0, : M + 1], atol=1e-5)
-        scores = sum(np.asarray(term, np.float64) for term in look.terms)[0]
-        hidden = np.arange(M + T) > M + np.arange(T)[:, None]
-        weights = softmax(np.where(hidden, -np.inf, scores))
-        assert np.allclose(weights, look.weights_BHTJ[0], atol=1e-5)
+        scores = sum(np.asarray(term, np.float64) for term in terms.values())[0]
+        weights = softmax(np.where(found.visible_BXJ[0], scores, -np.inf))
+        assert np.allclose(weights, weights_BHTJ[0], atol=1e-5)
 
 
 def test_wide_heads_are_drawn_with_a_fifth_of_their_memory_marked(xl):
-    found = attention(xl, ALL, seed=3, tokens=10**6)
+    found = attention_report.present(attention(xl, ALL, seed=3, tokens=10**6))
     wide = [entry for entry in found["maps"] if entry["array"].startswith("wide")]
     assert [entry["title"].split(": ")[1].split(",")[0] for entry in wide] == [
         f"layer {n}" for n in (1, 2, 3)
@@ -142,11 +144,11 @@ def run_text(run, document):
 
 
 def test_parts_of_a_segment_are_those_of_the_model_s_mask(rmt):
-    parts = Parts.of(rmt.model, T)
+    parts = Parts.of(rmt.model.attention_layout(T))
     assert parts == Parts(0, S, T, S) and parts.borders() == [S, S + T]
-    _, looks = next(looks_of(rmt))
-    for look in looks:
-        map_XJ = look.weights_BHTJ[0].sum(0)
+    _, weights = next(weights_of(rmt))
+    for weights_BHXJ in weights.weights:
+        map_XJ = weights_BHXJ[0].sum(0)
         blocks = {name: map_XJ[block] for name, block in parts.blocks().items()}
         assert set(blocks) == {"writes tokens to memory", "reads memory", "rewrites memory"}
         shapes = [block.shape for block in blocks.values()]
@@ -155,13 +157,13 @@ def test_parts_of_a_segment_are_those_of_the_model_s_mask(rmt):
 
 
 def test_the_best_lines_are_those_of_the_mean_maps(rmt):
-    found = attention(rmt, ALL, seed=0, tokens=10**6)
+    found = attention_report.present(attention(rmt, ALL, seed=0, tokens=10**6))
     total, count = np.zeros((3, 2, S + T + S, S + T + S)), 0
-    for number, looks in looks_of(rmt):
+    for number, weights in weights_of(rmt):
         if number:
-            total += np.stack([look.weights_BHTJ[0] for look in looks])
+            total += np.stack([weights_BHXJ[0] for weights_BHXJ in weights.weights])
             count += 1
-    for name, (rows, columns) in Parts.of(rmt.model, T).blocks().items():
+    for name, (rows, columns) in Parts.of(rmt.model.attention_layout(T)).blocks().items():
         masses = [
             best_line(total[layer, head, rows, columns] / count).mass
             for layer in range(3)
@@ -174,6 +176,12 @@ def test_the_best_lines_are_those_of_the_mean_maps(rmt):
         assert entry["x_borders"] == entry["y_borders"] == [S, S + T]
 
 
+def lines_of(parts, maps, of_samples):
+    """The study's content where such maps were read, and nothing else."""
+    lines = find_lines(parts, maps)
+    return attention_report.present(AttentionMaps(parts, 0, None, None, maps, of_samples, lines))
+
+
 @pytest.mark.parametrize("planted", ["diagonal", "anti-diagonal"])
 def test_a_planted_line_is_named_with_its_head_and_segment_and_even_attention_is_none(planted):
     parts, heads = Parts(0, 6, 6, 6), 2
@@ -182,8 +190,7 @@ def test_a_planted_line_is_named_with_its_head_and_segment_and_even_attention_is
     line = np.eye(6) if planted == "diagonal" else np.eye(6)[::-1]
     maps[1][1, 0, rows] = 0
     maps[1][1, 0, rows, columns] = line
-    found = {"numbers": {}, "arrays": {}, "maps": [], "verdict": ""}
-    add_lines(found, parts, maps, 3)
+    found = lines_of(parts, maps, of_samples=True)
     assert found["numbers"]["writes_tokens_to_memory/mass_on_line"] == 1
     article = "a" if planted == "diagonal" else "an"
     text = f"Segment 2, layer 2, head 3 writes tokens to memory along {article} {planted}: 1.000"
@@ -198,8 +205,7 @@ def test_a_memory_in_an_order_of_its_own_is_read_one_key_a_row_and_along_no_line
     maps = [np.full((1, 2, 24, 24), 1 / 24)]
     maps[0][0, 1, rows] = 0
     maps[0][0, 1, rows, columns] = 0.9 * np.eye(8)[[3, 6, 1, 7, 0, 4, 2, 5]]
-    found = {"numbers": {}, "arrays": {}, "maps": [], "verdict": ""}
-    add_lines(found, parts, maps, 1)
+    found = lines_of(parts, maps, of_samples=False)
     assert found["numbers"]["reads_memory/mass_on_one_key"] == pytest.approx(0.9)
     text = "layer 1, head 2 reads memory one key a row, in an order of its own: 0.900"
     assert text in found["verdict"]
@@ -224,14 +230,14 @@ def test_of_a_task_maps_are_those_of_each_segment_over_all_samples(tmp_path):
     without = (*WITHOUT, "TextFiles")
     with jax.set_mesh(one_device()):
         run = a_run(tmp_path, lines, without, length=8)
-        found = attention(run, np.arange(7), seed=0, tokens=10**6)
+        found = attention_report.present(attention(run, np.arange(7), seed=0, tokens=10**6))
         model = run.experiment.bind_evaluated(run.params, 8)
-        look, best = jax.jit(model.look), 0.0
+        read, best = jax.jit(model.attention_weights), 0.0
         caches, maps = model.init_caches(7), []
         tokens_BL = np.stack([run.store.tokens(sample) for sample in range(7)]).astype(np.int32)
         for number in range(3):
-            looks, _, caches = look(tokens_BL[:, 8 * number : 8 * number + 8], caches)
-            maps.append([np.asarray(look.weights_BHTJ).mean(0) for look in looks])
+            weights, _, caches = read(tokens_BL[:, 8 * number : 8 * number + 8], caches)
+            maps.append([np.asarray(weights_BHTJ).mean(0) for weights_BHTJ in weights.weights])
         for layers in maps:
             for map_HTJ in layers:
                 best = max(best, *(best_line(map_TJ[:, :8]).mass for map_TJ in map_HTJ))
@@ -241,15 +247,15 @@ def test_of_a_task_maps_are_those_of_each_segment_over_all_samples(tmp_path):
 
 
 def test_the_study_is_written_with_its_arrays_beside_it(xl):
-    result = run_study("attention", xl)
-    path = write_study(result)
+    found = study_content(run_study("attention", xl))
+    path = write_study(found)
     content = json.loads(Path(path).read_text())
     with np.load(xl.workdir / "studies" / content["arrays"], allow_pickle=False) as arrays:
         assert {entry["array"] for entry in content["maps"]} == set(arrays.files)
-    assert "Widest heads" in table(result)
+    assert "Widest heads" in table(found)
 
 
-def test_a_model_that_cannot_be_looked_at_is_named(xl):
+def test_a_model_that_shows_no_attention_is_named(xl):
     run = RecordedRun.__new__(RecordedRun)
     run.__dict__ = {**xl.__dict__}
 
@@ -261,5 +267,5 @@ def test_a_model_that_cannot_be_looked_at_is_named(xl):
             return Other()
 
     run.experiment = Experiment()
-    with pytest.raises(ValueError, match=r"looks at TransformerXL and .* holds a Other"):
+    with pytest.raises(ValueError, match=r"such as TransformerXL and .* holds a Other"):
         attention(run, ALL, 0, 100)

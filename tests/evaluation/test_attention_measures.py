@@ -6,10 +6,12 @@ import pytest
 from brt.evaluation.studies.attention_measures import (
     best_line,
     by_distance,
+    keys_at_distances,
     most_attended,
     widest_heads,
     width,
 )
+from brt.models.attention_weights import AttentionLayout
 
 
 def causal_weights(heads, queries, keys, seed=0):
@@ -29,12 +31,22 @@ def test_attention_by_distance_is_that_of_a_loop_and_sums_to_one(queries, keys):
                 distance = keys - queries + i - j
                 if distance >= 0:
                     expected[h, distance] += weights[h, i, j] / queries
-    found = by_distance(weights)
+    layout = AttentionLayout(tuple(range(queries - keys, 0)), 0, queries, 0)
+    found = by_distance(weights, keys_at_distances(layout))
     assert np.allclose(found, expected, atol=1e-15)
     assert np.allclose(found.sum(-1), 1)
 
 
-def test_a_head_that_always_looks_seven_back_has_width_one_and_an_even_one_the_whole_span():
+def test_keys_that_are_no_single_token_are_at_no_distance():
+    layout = AttentionLayout((None, None, -1), 0, 2, 0)
+    key_TN = keys_at_distances(layout)
+    assert key_TN.tolist() == [[3, 2, -1], [4, 3, 2]]
+    weights = np.array([[[0.1, 0.2, 0.3, 0.4, 0.0], [0.1, 0.1, 0.2, 0.2, 0.4]]])
+    found = by_distance(weights, key_TN)
+    assert np.allclose(found, [[(0.4 + 0.4) / 2, (0.3 + 0.2) / 2, 0.2 / 2]])
+
+
+def test_a_head_that_always_attends_seven_back_has_width_one_and_an_even_one_the_whole_span():
     mean = np.zeros((1, 2, 20))
     mean[0, 0, 7], mean[0, 1] = 1, 1 / 20
     assert np.allclose(width(mean), [[1, 20]])

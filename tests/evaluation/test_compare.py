@@ -7,6 +7,7 @@ from fabricated_recordings import book_store, fabricate, planted_book
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.evaluation.studies.compare import choose_documents, compare, describe, largest
 from brt.evaluation.words import Words
+from brt.reporting.studies.compare import present
 
 WINDOW, SEGMENT = 64, 512
 BOOKS = [
@@ -49,7 +50,7 @@ def recordings(store, tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(recordings, store):
     documents = range(len(BOOKS))
-    return compare(*recordings.values(), store, ByteVocabulary(), documents)
+    return present(compare(*recordings.values(), store, ByteVocabulary(), documents))
 
 
 def beyond_window(book):
@@ -96,9 +97,9 @@ def test_where_a_word_was_last_seen_is_what_a_plain_count_says(store):
                 expected = "segment"
             else:
                 expected = "beyond"
-            assert (entry["where"], entry["last_seen"]) == (expected, ago)
+            assert (entry.where, entry.last_seen) == (expected, ago)
             inside = describe(words, tokens, place + 2, WINDOW, SEGMENT)
-            assert (inside["word"], inside["last_seen"]) == (entry["word"], ago)
+            assert (inside.word, inside.last_seen) == (entry.word, ago)
 
 
 @pytest.mark.parametrize("place", [3 * SEGMENT, 3 * SEGMENT + 200])
@@ -108,12 +109,12 @@ def test_a_word_is_in_reach_to_the_token(place, ago):
     text = "a" * (place - ago - 1) + " Gomin " + "b" * (ago - 7) + " Gomin "
     words = Words(ByteVocabulary(), np.frombuffer(text.encode(), np.uint8))
     found = describe(words, None, place, WINDOW, SEGMENT)
-    assert (found["word"], found["last_seen"]) == ("Gomin", ago)
+    assert (found.word, found.last_seen) == ("Gomin", ago)
     if ago <= WINDOW + 1:
-        assert found["where"] == "window"
+        assert found.where == "window"
     else:  # the word's first letter is read one place after it stands
         same = place - ago + 1 >= place // SEGMENT * SEGMENT
-        assert found["where"] == ("segment" if same else "beyond")
+        assert found.where == ("segment" if same else "beyond")
 
 
 def test_counts_are_those_of_the_entries(found):
@@ -134,7 +135,8 @@ def test_counts_are_those_of_the_entries(found):
 
 
 def test_the_other_direction_is_the_same_study_with_the_models_exchanged(found, recordings, store):
-    exchanged = compare(*reversed(recordings.values()), store, ByteVocabulary(), range(len(BOOKS)))
+    other_way = *reversed(recordings.values()), store, ByteVocabulary(), range(len(BOOKS))
+    exchanged = present(compare(*other_way))
     for one, two in (("better", "worse"), ("worse", "better")):
         ours = [(e["document"], e["token"]) for e in found["excerpts"] if e["direction"] == one]
         theirs = [
@@ -162,7 +164,7 @@ def test_documents_of_one_token_are_compared(tmp_path):
         fabricate(tmp_path / name, store, [np.array([x]), np.array([1.0])])
         for name, x in (("a", 0.5), ("b", 2.0))
     )
-    found = compare(one, two, store, ByteVocabulary(), [0, 1])
+    found = present(compare(one, two, store, ByteVocabulary(), [0, 1]))
     assert found["numbers"]["tokens"] == found["numbers"]["better_top40_of"] == 2
     assert found["excerpts"][0]["text"] == "a" and found["series"][0]["borders"] == []
 
@@ -175,9 +177,9 @@ def test_a_long_curve_keeps_its_spikes(store, tmp_path, monkeypatch):
     one, two = (
         fabricate(tmp_path / name, store, nats) for name, nats in (("a", flat), ("b", spiked))
     )
-    curve = compare(one, two, store, ByteVocabulary(), [1])["series"][0]
-    assert len(curve["x"]) == 50
-    points = dict(zip(curve["x"], curve["y"]))
+    (curve,) = compare(one, two, store, ByteVocabulary(), [1]).curves
+    assert len(curve.tokens) == 50
+    points = dict(zip(curve.tokens, curve.nats))
     assert points[333] == 8.0 and points[1234] == -6.0
 
 

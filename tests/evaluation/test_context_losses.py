@@ -157,8 +157,9 @@ def test_what_is_reported_is_made_of_the_losses_of_each_model(recurrent, monkeyp
     kept = []
     monkeypatch.setattr(module, "context_losses", lambda *_: kept.append(next(losses)) or kept[-1])
     found = module.recl(recurrent, {"other": recurrent}, np.arange(7), 0, 7, 45, 9)
-    for i, row in enumerate(found["table"]):
+    assert found.contexts == CONTEXTS.tolist() and found.positions == 9 and len(found.models) == 2
+    for i, model in enumerate(found.models):
         for share in (0.1, 0.5, 1.0):
             expected = effective_context(np.stack(kept), i, CONTEXTS, share)
-            assert (row[f"r{share}"], row[f"r{share}_ended"]) == expected
-        assert found["series"][i]["y"] == pytest.approx(perplexities(np.stack(kept))[i])
+            assert model.effective[share] == expected
+        assert model.perplexities == pytest.approx(perplexities(np.stack(kept))[i])

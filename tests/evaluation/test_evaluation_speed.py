@@ -4,15 +4,19 @@ import pytest
 from tiny_run import TXL, shared_programs, write_config  # noqa: F401
 
 from brt.config import ConfigError
-from brt.evaluation import evaluation_speed
 from brt.evaluation.evaluation_speed import Speed, measure, table
+from brt.experiment import Configuration
 
 
-def test_each_length_is_timed_with_both_models_in_turn(tmp_path, monkeypatch):
+def test_each_length_is_timed_with_both_models_in_turn(tmp_path):
     path = write_config(tmp_path, *TXL, without=("BlockRecurrentTransformer", "RecurrentCell"))
-    built, build = [], evaluation_speed._build
-    monkeypatch.setattr(evaluation_speed, "_build", lambda *a: built.append(build(*a)) or built[-1])
-    found = measure(str(path), (8, 40), rounds=5, bindings=["TransformerXL.same_length = True"])
+    configuration, built = Configuration([str(path)], ["TransformerXL.same_length = True"]), []
+
+    def build(further):
+        built.append(configuration.experiment(further))
+        return built[-1]
+
+    found = measure(build, (8, 40), rounds=5)
     assert [row.attention_length for row in found] == [8, 40]
     for row, memory, vanilla in zip(found, built[::2], built[1::2], strict=True):
         assert memory.model.memory_length == row.attention_length and memory.model.same_length
@@ -31,6 +35,6 @@ def test_the_table_sets_the_papers_ratios_beside():
 def test_a_model_that_cannot_be_compared_is_refused(tmp_path):
     path = write_config(tmp_path)
     with pytest.raises(ConfigError, match="nothing here uses TransformerXL"):
-        measure(str(path), (8,), rounds=1, bindings=[])
+        measure(Configuration([str(path)]).experiment, (8,), rounds=1)
     with pytest.raises(ValueError, match="--attention_lengths"):
-        measure(str(path), (0,))
+        measure(Configuration([str(path)]).experiment, (0,))

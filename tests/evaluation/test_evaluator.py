@@ -52,7 +52,7 @@ def evaluated():
 
     def run(experiment, rows, length, cleared=False, max_steps=None):
         shape, mesh = (id(experiment), rows, length), one_device()
-        evaluation = experiment.trainer.evaluation
+        evaluation = experiment.evaluation
         evaluation.tokens_per_step, evaluation.segment_length = rows * length, length
         with jax.set_mesh(mesh):
             if shape not in compiled:
@@ -151,7 +151,7 @@ def test_a_mixture_has_the_figures_of_each_store_apart_and_of_all(evaluated, rec
         alone["second"] = Evaluator(recurrent, stores[1], mesh).run(params)
         mixed = MixedStore(stores, [0.9, 0.1], ["first", "second"])
         together = Evaluator(recurrent, mixed, mesh).run(params)
-        recurrent.trainer.evaluation.tokens_per_step = 16  # one row: one document, of one store
+        recurrent.evaluation.tokens_per_step = 16  # one row: one document, of one store
         part = Evaluator(recurrent, mixed, mesh).run(params, max_steps=1)
     for name, figures in alone.items():
         own = {key: together[f"{key}/{name}"] for key in figures}
@@ -194,7 +194,7 @@ def test_each_batch_is_read_once(evaluated, recurrent, shape):
         pytest.skip("needs eight devices")
     mesh = mesh_of(*shape)
     with jax.set_mesh(mesh):
-        evaluation = recurrent.trainer.evaluation
+        evaluation = recurrent.evaluation
         evaluation.tokens_per_step, evaluation.segment_length = 4 * 16, 16
         evaluator = Evaluator(recurrent, recurrent.open_store("validation"), mesh)
         evaluation.cleared, evaluator.stream = False, Asked(evaluator.stream)
@@ -228,7 +228,7 @@ def test_meliad_scoring_leaves_out_first_tokens_of_segments_and_id_0(tmp_path, s
     texts = [rng.choice([0, 0, 97, 101, 116], n).astype(np.uint8).tobytes() for n in (1, 24, 50)]
     documents = [Document(str(n), text) for n, text in enumerate(texts)]
     write_store(tmp_path / "zeros", documents, ByteVocabulary(), {"source": "zeros"}, quiet=True)
-    store, mesh, evaluation = TokenStore(tmp_path / "zeros"), one_device(), slide.trainer.evaluation
+    store, mesh, evaluation = TokenStore(tmp_path / "zeros"), one_device(), slide.evaluation
     evaluation.tokens_per_step, evaluation.segment_length = rows * length, length
     evaluation.meliad_scoring = True
     try:
@@ -336,7 +336,7 @@ def test_a_hopeless_model_has_a_perplexity_all_the_same(slide):
 
 
 def test_a_number_of_tokens_that_is_no_number_of_segments_is_refused(slide):
-    evaluation = slide.trainer.evaluation
+    evaluation = slide.evaluation
     evaluation.tokens_per_step, evaluation.segment_length = 40, 16
     with pytest.raises(ValueError, match=r"Evaluation\.tokens_per_step = 40 .* 16 tokens"):
         Evaluator(slide, slide.open_store("validation"), one_device())
@@ -344,7 +344,7 @@ def test_a_number_of_tokens_that_is_no_number_of_segments_is_refused(slide):
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_rows_that_do_not_divide_over_the_devices_are_refused(slide):
-    evaluation = slide.trainer.evaluation
+    evaluation = slide.evaluation
     evaluation.tokens_per_step, evaluation.segment_length = 48, 16
     with pytest.raises(ValueError, match="3 rows cannot be divided over 2"):
         Evaluator(slide, slide.open_store("validation"), mesh_of(2, 1))

@@ -7,6 +7,7 @@ import pytest
 from fabricated_recordings import fabricate
 
 from brt.evaluation.studies.positions import positions
+from brt.reporting.studies.positions import present
 
 LENGTHS = [1, 5, 30, 31, 77, 150]
 SEGMENT, WINDOW = 24, 8
@@ -29,26 +30,29 @@ def made(store_of, tmp_path_factory):
 def test_curves_are_means_over_all_tokens_up_to_a_position(made, documents):
     store, recordings, nats = made
     found = positions(recordings, store, documents)
-    curves = {series["name"]: series for series in found["series"]}
+    assert found.positions[-1] == found.longest == max(LENGTHS[d] for d in documents)
     for name in ("one", "two"):
-        curve = curves[f"cumulative, {name}"]
-        for x, y in zip(curve["x"], curve["y"]):
+        for x, y in zip(found.positions, found.cumulative[name], strict=True):
             seen = np.concatenate([nats[name][d][:x] for d in documents])
             assert y == pytest.approx(seen.mean(dtype=float) / math.log(2))
         whole = np.concatenate([nats[name][d] for d in documents]).mean(dtype=float)
-        assert curve["x"][-1] == max(LENGTHS[d] for d in documents)
-        assert found["numbers"][f"bits_per_token, {name}"] == pytest.approx(whole / math.log(2))
-    reached = curves["documents"]
-    for x, y in zip(reached["x"], reached["y"]):
+        assert found.cumulative[name][-1] == pytest.approx(whole / math.log(2))
+    for x, y in zip(found.positions, found.reaching, strict=True):
         assert y == sum(LENGTHS[d] >= x for d in documents)
+    content = present(found)
+    for curve in content["series"]:
+        if curve["name"].startswith("cumulative, "):
+            name = curve["name"].removeprefix("cumulative, ")
+            assert (curve["x"], curve["y"]) == (found.positions, found.cumulative[name])
+            assert content["numbers"][f"bits_per_token, {name}"] == curve["y"][-1]
 
 
 def test_places_are_means_over_all_but_first_segments(made):
     store, recordings, nats = made
-    curves = {s["name"]: s for s in positions(recordings, store, range(6))["series"]}
-    for what, length in (("segment", SEGMENT), ("block", WINDOW)):
-        curve = curves[f"by place in the {what}, one"]
-        for x, y in zip(curve["x"], curve["y"]):
+    parts = {part.unit: part for part in positions(recordings, store, range(6)).by_part}
+    for unit, length in (("segment", SEGMENT), ("block", WINDOW)):
+        part = parts[unit]
+        for x, y in zip(part.offsets, part.bits, strict=True):
             tokens = [
                 value
                 for document in nats["one"]
@@ -56,11 +60,11 @@ def test_places_are_means_over_all_but_first_segments(made):
                 if place >= SEGMENT and place % length == x
             ]
             assert y == pytest.approx(np.mean(tokens, dtype=float) / math.log(2))
-        assert len(curve["x"]) == length
+        assert len(part.offsets) == length
 
 
 def test_a_single_token_has_a_curve_too(made):
     store, recordings, nats = made
     found = positions({"one": recordings["one"]}, store, [0])
-    assert found["series"][0]["x"] == [1]
-    assert found["series"][0]["y"][0] == pytest.approx(nats["one"][0][0] / math.log(2))
+    assert found.positions == [1]
+    assert found.cumulative["one"] == pytest.approx([nats["one"][0][0] / math.log(2)])

@@ -162,7 +162,7 @@ def plain_swapped(made, document, replace, stop=None):
 
 def test_an_evaluation_of_recordings_is_the_evaluation(made, recorder):
     experiment, store, _, params = made
-    evaluation = experiment.trainer.evaluation
+    evaluation = experiment.evaluation
     evaluation.tokens_per_step, evaluation.segment_length = ROWS * T, T
     evaluator = Evaluator(experiment, store, one_device())
     for meliad in (False, True):

@@ -16,10 +16,20 @@ from tiny_run import (  # noqa: F401
 from brt.data.vocabularies.base import BEGIN
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
-from brt.evaluation.studies.memory_use import gates_and_gradients, memory_use
-from brt.evaluation.studies.memory_use import verdict as memory_verdict
+from brt.evaluation.studies.memory_use import (
+    AblationCost,
+    LayerMemory,
+    NothingCarried,
+    Probes,
+    StateLosses,
+    gates_and_gradients,
+    memory_use,
+)
 from brt.evaluation.studies.reach import block_starts, cost_of_reset, reach, reach_of
-from brt.evaluation.studies.registry import run_study, table
+from brt.evaluation.studies.registry import run_study
+from brt.reporting.studies import memory_use as memory_report
+from brt.reporting.studies import reach as reach_report
+from brt.reporting.studies.output import table
 
 T, W = 16, 8
 ALL = np.arange(7)
@@ -27,7 +37,7 @@ ALL = np.arange(7)
 
 def a_run(folder, experiment):
     """A `RecordedRun` of random parameters, with no checkpoint to read them from."""
-    evaluation = experiment.trainer.evaluation
+    evaluation = experiment.evaluation
     evaluation.tokens_per_step, evaluation.segment_length = 3 * T, T
     rng, run = np.random.default_rng(0), RecordedRun.__new__(RecordedRun)
     run.experiment, run.mesh, run.workdir, run.quiet = experiment, one_device(), folder, True
@@ -74,7 +84,8 @@ def deaf(run, folder):
 
 
 def test_costs_are_those_of_the_recordings(recurrent):
-    found = memory_use(recurrent, ALL)["numbers"]
+    found = memory_use(recurrent, ALL).losses
+    costs = {cost.state: cost for cost in found.costs}
     sums, tokens = {}, 0
     for document in ALL:
         length = int(recurrent.store.lengths_D[document])
@@ -82,13 +93,14 @@ def test_costs_are_those_of_the_recordings(recurrent):
         for state in ("kept", "cleared", "zeroed", "swapped"):
             nats = recurrent.recording(state).document(document).nats_T
             sums[state] = sums.get(state, 0.0) + float(nats[T:].sum(dtype=float))
-    assert found["tokens"] == tokens
+    assert found.tokens == tokens and list(costs) == ["cleared", "zeroed", "swapped"]
+    bits = {"kept": found.bits_kept, **{state: cost.bits for state, cost in costs.items()}}
     for state, nats in sums.items():
-        assert found[f"bits_{state}"] == pytest.approx(nats / tokens / math.log(2), rel=1e-9)
-    for state in ("cleared", "zeroed", "swapped"):
+        assert bits[state] == pytest.approx(nats / tokens / math.log(2), rel=1e-9)
+    for state, found_cost in costs.items():
         cost = (sums[state] - sums["kept"]) / tokens / math.log(2)
-        assert found[f"cost_{state}"] == pytest.approx(cost, abs=1e-9)
-        assert cost != 0 and found[f"cost_{state}_error"] > 0
+        assert found_cost.cost == pytest.approx(cost, abs=1e-9)
+        assert cost != 0 and found_cost.error > 0
 
 
 def test_an_external_memory_is_weighed_like_a_state_but_no_gradient_reaches_it(tmp_path):
@@ -100,16 +112,18 @@ def test_an_external_memory_is_weighed_like_a_state_but_no_gradient_reaches_it(t
     path = write_config(tmp_path, *lines, *memory, without=("RecurrentCell",))
     with jax.set_mesh(one_device()):
         found = memory_use(a_run(tmp_path, build(path).experiment), ALL)
-    numbers = found["numbers"]
-    assert numbers["cost_cleared"] != 0 and numbers["cost_cleared"] == numbers["cost_zeroed"]
-    assert numbers["cost_swapped"] not in (0, numbers["cost_cleared"])
-    assert 0 < numbers["layer1/memory_share"] < 1 and numbers["layer1/gradient_norm"] == 0
-    assert "of what attention reads from its memory" in found["verdict"]
+    cleared, zeroed, swapped = (cost.cost for cost in found.losses.costs)
+    assert cleared != 0 and cleared == zeroed
+    assert swapped not in (0, cleared)
+    (layer,) = found.probes.layers
+    assert layer.layer == 1 and 0 < layer.memory_share < 1 and layer.gradient_norm == 0
+    sentence = memory_report.present(found)["verdict"]
+    assert "of what attention reads from its memory; no gradient of the loss reaches it" in sentence
 
 
 def test_gradients_reach_the_state_as_differences_say(recurrent):
     found = gates_and_gradients(recurrent, np.array([6]))
-    assert {name.partition("/")[0] for name in found} == {"layer1"}
+    assert [layer.layer for layer in found.layers] == [1] and not found.model
     experiment, norms, shares = recurrent.experiment, [], []
     tokens = recurrent.store.tokens(6).astype(int)
     inputs = np.concatenate([[BEGIN], tokens[:-1]])
@@ -145,17 +159,17 @@ def test_gradients_reach_the_state_as_differences_say(recurrent):
             break
     monkey = pytest.MonkeyPatch()
     monkey.setattr("brt.evaluation.studies.memory_use.SAMPLED", 3)
-    found = gates_and_gradients(recurrent, np.array([6]))
+    (layer,) = gates_and_gradients(recurrent, np.array([6])).layers
     monkey.undo()
-    assert found["layer1/gradient_norm"] == pytest.approx(np.mean(norms), rel=0.02)
-    assert found["layer1/gradient_share"] == pytest.approx(np.mean(shares), rel=0.02)
+    assert layer.gradient_norm == pytest.approx(np.mean(norms), rel=0.02)
+    assert layer.gradient_share == pytest.approx(np.mean(shares), rel=0.02)
 
 
 def test_a_half_life_is_where_half_is_left(recurrent):
-    found = gates_and_gradients(recurrent, ALL)
-    blocks = found["layer1/half_life_tokens"] / W
+    (layer,) = gates_and_gradients(recurrent, ALL).layers
+    blocks = layer.half_life / W
     gates = 2  # the dual arrangement: one after attention, one after the network
-    assert found["layer1/kept"] ** (gates * blocks) == pytest.approx(0.5)
+    assert layer.kept ** (gates * blocks) == pytest.approx(0.5)
     cell = recurrent.params["layers"][1]["cell"]
     kept = np.prod(
         [
@@ -165,17 +179,25 @@ def test_a_half_life_is_where_half_is_left(recurrent):
         ],
         axis=0,
     )
-    lives = [found[f"layer1/half_life_tokens_p{p}"] for p in (10, 50, 90)]
-    assert lives == sorted(lives)
+    lives = list(layer.half_lives)
+    assert len(lives) == 3 and lives == sorted(lives)
     assert np.median(kept) ** (lives[1] / W) == pytest.approx(0.5, rel=1e-5)
 
 
 def test_a_state_that_nothing_reads_is_found_out(recurrent, tmp_path):
     found = memory_use(deaf(recurrent, tmp_path), ALL)
-    numbers = found["numbers"]
-    assert numbers["layer1/state_share"] == numbers["layer1/gradient_norm"] == 0
-    assert abs(numbers["cost_cleared"]) < 1e-6 > abs(numbers["cost_swapped"])
-    assert found["verdict"].startswith("There is no sign that the memory is used")
+    (layer,) = found.probes.layers
+    assert layer.carries_state and layer.state_share == layer.gradient_norm == 0
+    assert all(abs(cost.cost) < 1e-6 for cost in found.losses.costs if cost.state != "zeroed")
+    sentence = memory_report.present(found)["verdict"]
+    assert sentence.startswith("There is no sign that the memory is used")
+    assert "layer1 takes 0.0% of what attention adds from its states; no gradient" in sentence
+
+
+def sentence_of(layers, **costs):
+    """The verdict on made-up costs, (cost, error) by state."""
+    made = [AblationCost(state, 2.5 + c, c, error, []) for state, (c, error) in costs.items()]
+    return memory_report.verdict(StateLosses(1, 100, 2.5, made), Probes(layers, {}))
 
 
 @pytest.mark.parametrize(
@@ -187,16 +209,8 @@ def test_a_state_that_nothing_reads_is_found_out(recurrent, tmp_path):
     ],
 )
 def test_the_verdict_follows_the_numbers(cost, error, begins):
-    numbers = {
-        "bits_kept": 2.5,
-        "cost_cleared": cost,
-        "cost_cleared_error": error,
-        "cost_zeroed": 0.5,
-        "layer9/state_share": 0.125,
-        "layer9/gradient_norm": 0.3125,
-        "layer9/half_life_tokens": 2300.0,
-    }
-    sentence = memory_verdict(numbers)
+    layer = LayerMemory(9, True, state_share=0.125, gradient_norm=0.3125, half_life=2300.0)
+    sentence = sentence_of([layer], cleared=(cost, error), zeroed=(0.5, 0.0))
     assert sentence.startswith(begins)
     for text in (f"{cost:+.4f} ± 0.0050", "+0.5000 zeroed", "12.5%", "norm 0.31", "2,300 tokens"):
         assert text in sentence
@@ -204,23 +218,39 @@ def test_the_verdict_follows_the_numbers(cost, error, begins):
 
 @pytest.mark.parametrize(("swapped", "alike"), [(0.015, True), (0.03, False)])
 def test_a_memory_that_any_document_s_could_replace_is_called_that(swapped, alike):
-    numbers = {"bits_kept": 2.5, "cost_cleared": 0.04, "cost_cleared_error": 0.01}
-    numbers |= {"cost_zeroed": 0.5, "cost_swapped": swapped, "cost_swapped_error": 0.01}
+    costs = {"cleared": (0.04, 0.01), "zeroed": (0.5, 0.01), "swapped": (swapped, 0.01)}
     doubt = ", but that of another document would do as well"
-    assert memory_verdict(numbers).startswith(f"The memory is used{doubt * alike}: cleared")
+    assert sentence_of([], **costs).startswith(f"The memory is used{doubt * alike}: cleared")
+
+
+def test_zeros_of_layers_without_a_state_are_not_told():
+    costs = {"cleared": (0.04, 0.01), "zeroed": (0.5, 0.01)}
+    layers = [
+        LayerMemory(0, False, state_share=0.0, gradient_norm=None),
+        LayerMemory(1, True, state_share=0.25, gradient_norm=0.5),
+        LayerMemory(2, True, memory_share=0.5, gradient_norm=0.0),
+    ]
+    sentence = sentence_of(layers, **costs)
+    assert "layer0" not in sentence and "norm 0 " not in sentence
+    assert "layer1 takes 25.0%" in sentence and "layer2 takes 50.0%" in sentence
+    assert "no gradient" not in sentence
+    assert "; no gradient of the loss reaches it." in sentence_of(layers[2:], **costs)
 
 
 def test_a_model_without_a_state_says_so(slide):
     found = memory_use(slide, ALL)
-    assert found["verdict"] == "The model has no state: it carries windows of 8 tokens."
-    assert found["numbers"] == {}
+    assert found == NothingCarried(has_state=False, window=8, segment_length=16)
+    content = memory_report.present(found)
+    assert content["verdict"] == "The model has no state: it carries windows of 8 tokens."
+    assert content["numbers"] == {} and content["series"] == []
 
 
 @pytest.mark.parametrize("documents", [[0], range(5)])
 def test_documents_of_one_segment_carry_nothing(recurrent, documents):
     """The first of them is of one token."""
     found = memory_use(recurrent, np.array(documents))
-    assert "No document is longer than a segment of 16 tokens" in found["verdict"]
+    sentence = memory_report.present(found)["verdict"]
+    assert "No document is longer than a segment of 16 tokens" in sentence
 
 
 # Reach.
@@ -263,9 +293,9 @@ def test_a_reset_stands_exactly_so_far_before_what_is_scored(recurrent, what, bl
     blocks_of = block_starts(recurrent.store, ALL, W, seed=0)
     recording = recurrent.recording("kept")
     found = cost_of_reset(recurrent, reader, recording, blocks_of, what, blocks * W)
-    assert found[2] == scored > 0
-    assert found[0] == pytest.approx(extra / scored / math.log(2), abs=1e-4)
-    assert found[1] > 0
+    assert found.tokens == scored > 0
+    assert found.bits == pytest.approx(extra / scored / math.log(2), abs=1e-4)
+    assert found.error > 0
 
 
 def test_blocks_are_drawn_from_everywhere_and_no_more_than_asked_for(store_of):
@@ -287,22 +317,21 @@ def test_a_distance_costs_no_more_tokens_than_allowed_but_one_batch(recurrent, t
     found = cost_of_reset(recurrent, reader, recording, blocks, "context", 2 * W, tokens)
     lengths = recurrent.store.lengths_D[blocks[0]] - blocks[1]
     chosen = np.minimum(lengths[blocks[1] > 2 * W], W)[:scored]
-    assert found[2] == chosen.sum()
+    assert found.tokens == chosen.sum()
 
 
 def test_a_window_reaches_as_far_as_it_is_long(slide):
     """One layer: a block that begins W tokens after a reset sees nothing of what was before."""
     found = reach(slide, ALL)
-    (curve,) = found["series"]
-    assert curve["name"] == "cost of resetting the context"
-    assert curve["x"] == [8, 16, 32, 64, 100]
-    assert np.abs(curve["y"]).max() < 1e-5
-    assert found["numbers"]["windows_reach"] == slide.experiment.model.receptive_field() == 8
+    (probe,) = found.probes
+    assert probe.probe == "context" and probe.distances == [8, 16, 32, 64, 100]
+    assert np.abs(probe.bits).max() < 1e-5
+    assert found.windows_reach == slide.experiment.model.receptive_field() == 8
     nearest = cost_of_reset(
         *(slide, SegmentReader(slide.experiment, slide.mesh, 3, W), slide.recording("kept")),
         *(block_starts(slide.store, ALL, W, 0), "context", 0),
     )
-    assert abs(nearest[0]) > 1e-3  # right before it, it does
+    assert abs(nearest.bits) > 1e-3  # right before it, it does
 
 
 @pytest.mark.parametrize(
@@ -319,7 +348,7 @@ def test_beyond_the_reach_no_reset_is_dear(costs, expected):
 
 
 def test_both_curves_end_at_the_whole_document(recurrent):
-    found = reach(recurrent, ALL)
+    found = reach_report.present(reach(recurrent, ALL))
     assert [s["name"] for s in found["series"]] == [
         "cost of resetting the state",
         "cost of resetting the context",
@@ -331,10 +360,8 @@ def test_both_curves_end_at_the_whole_document(recurrent):
     assert "8 tokens before costs" in found["verdict"] and "back 16 tokens" in found["verdict"]
     assert recurrent.experiment.model.receptive_field() == math.inf
     for short in (np.arange(5), np.array([0])):
-        assert (
-            "No document is longer than two blocks of 8 tokens"
-            in reach(recurrent, short)["verdict"]
-        )
+        sentence = reach_report.present(reach(recurrent, short))["verdict"]
+        assert "No document is longer than two blocks of 8 tokens" in sentence
 
 
 # Two runs, or one with itself.

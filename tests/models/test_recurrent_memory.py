@@ -214,9 +214,9 @@ def test_cuts_elsewhere_change_nothing_before_the_first_and_every_logit_after_it
 def test_equal_memory_tokens_read_differently_because_they_stand_at_different_places():
     same = built(num_memory=3)
     same.memory_SD[...] = jnp.broadcast_to(same.memory_SD[0], same.memory_SD.shape)
-    looks, logits, caches = same.look(tokens()[1], same.init_caches(B))
-    assert looks[0].weights_BHTJ.shape == (B, 2, 3 + T + 3, 3 + T + 3)
-    write_BHSX = np.asarray(looks[0].weights_BHTJ)[:, :, -3:]
+    found, logits, caches = same.attention_weights(tokens()[1], same.init_caches(B))
+    assert found.weights[0].shape == (B, 2, 3 + T + 3, 3 + T + 3)
+    write_BHSX = np.asarray(found.weights[0])[:, :, -3:]
     assert np.abs(np.diff(write_BHSX, axis=2)).max() > 1e-3
     expected, after = same(tokens()[1], same.init_caches(B))
     np.testing.assert_allclose(logits, expected, atol=1e-12)

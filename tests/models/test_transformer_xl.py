@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from architectures import SEGMENT, SEGMENT_MEMORIES, SIZES, VOCABULARY, abstract, build
-from brt.models.hidden_cache import visible_keys
 from flax import nnx
 from tiny_models import OneKey, cast, parameters, quick_jit, randomised, read_segment
 
-from brt.data.vocabularies.base import BEGIN
+from brt.token_ids import BEGIN
+from brt.models.memories.hidden_memory import visible_keys
 from brt.models.shape_letters import spec
 from brt.models.transformer_xl import TransformerXL, evaluation_memory
 
@@ -235,21 +235,22 @@ def test_validation_keeps_memory_and_segment_together_as_long_as_in_training(
         evaluation_memory(M, L, M + L + 1)
 
 
-def test_looking_changes_nothing_and_shows_the_weights_the_model_reads_with():
+def test_drawing_attention_changes_nothing_and_shows_the_weights_the_model_reads_with():
     model, ids = txl(memory_length=6), tokens(2 * SEGMENT)
     _, caches = read(model, ids[:, :SEGMENT], [SEGMENT])
-    looks, logits, after = quick_jit(lambda *given: model.look(*given))(ids[:, SEGMENT:], caches)
+    draw = quick_jit(lambda *given: model.attention_weights(*given))
+    found, logits, after = draw(ids[:, SEGMENT:], caches)
     expected, expected_after = read_segment(model, ids[:, SEGMENT:], NONE, caches)
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-12)
     for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(expected_after), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
-    assert len(looks) == len(model.layers)
+    assert len(found.weights) == len(found.terms) == len(model.layers)
     visible = np.asarray(model.visible(caches, SEGMENT))[:, None]
-    for look in looks:
-        scores = np.where(visible, sum(look.terms), -np.inf)
+    for weights_BHTJ, terms in zip(found.weights, found.terms):
+        scores = np.where(visible, sum(terms.values()), -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        np.testing.assert_allclose(look.weights_BHTJ, weights, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(weights_BHTJ, weights, rtol=0, atol=1e-12)
 
 
 # Beginnings and dropout

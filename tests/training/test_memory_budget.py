@@ -3,8 +3,7 @@
 import pytest
 from tiny_run import TXL, one_device, shared_programs, write_config  # noqa: F401
 
-from brt import config
-from brt.experiment import Experiment
+from brt.experiment import Configuration
 from brt.training.memory_budget import longest_fitting, longest_segment, parse_bytes, step_bytes
 
 
@@ -60,13 +59,12 @@ def bytes_at(path, length):
         f"Trainer.tokens_per_step = {4 * length}",
         f"TransformerXL.memory_length = {length}",
     )
-    config.parse([str(path)], lengths)
-    return step_bytes(Experiment.from_gin())
+    return step_bytes(Configuration([str(path)], lengths).experiment())
 
 
 def test_the_longest_segment_of_a_model_fits_and_the_next_does_not(txl):
     lines, budget, also = [], bytes_at(txl, 24) + 1, ["TransformerXL.memory_length"]
-    found = longest_segment(str(txl), budget, also, report=lines.append)
+    found = longest_segment(Configuration([str(txl)]).experiment, budget, also, report=lines.append)
     assert found.segment_length >= 24 and found.tried[24] == budget - 1
     assert found.tried[found.segment_length] <= budget
     assert found.tried[found.segment_length + 4] > budget
@@ -79,5 +77,5 @@ def test_lengths_are_multiples_of_a_window(tmp_path, monkeypatch):
     path = write_config(tmp_path, *lines, "Trainer.tokens_per_step = 48")
     tokens = "brt.training.memory_budget.step_bytes"
     monkeypatch.setattr(tokens, lambda experiment: experiment.trainer.tokens_per_step)
-    found = longest_segment(str(path), 4 * 64, report=lambda line: None)
+    found = longest_segment(Configuration([str(path)]).experiment, 4 * 64, report=lambda line: None)
     assert found == (60, {length: 4 * length for length in (12, 24, 48, 60, 72, 96)})

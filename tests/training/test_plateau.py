@@ -18,7 +18,7 @@ from tiny_run import (  # noqa: F401
 from brt.training.optimizers import adamw
 from brt.training.plateau import ReduceOnPlateau
 from brt.training.run_folder import read_metrics
-from brt.training.trainer import Trainer
+from brt.training.settings import Trainer
 
 
 def scales(losses, factor, patience):

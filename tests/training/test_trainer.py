@@ -32,8 +32,9 @@ from brt.data.streams.documents import DocumentStream
 from brt.data.streams.ledger import MODULUS, ledger_of
 from brt.data.streams.select import training_stream
 from brt.evaluation.evaluator import Evaluator
-from brt.experiment import load_params, load_run
+from brt.experiment import load_run
 from brt.training.checkpoint import CheckpointError
+from brt.training.parameters import load_params
 from brt.training.run_folder import read_metrics
 from brt.training.trainer import ChangedConfig, NonFiniteLoss, TrainingRun
 

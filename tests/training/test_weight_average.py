@@ -13,11 +13,11 @@ from tiny_run import (  # noqa: F401
     write_config,
 )
 
-from brt.experiment import load_params
+from brt.training.parameters import load_params
 from brt.training.plateau import ReduceOnPlateau
 from brt.training.run_folder import read_metrics
+from brt.training.settings import Trainer
 from brt.training.train_step import TrainState
-from brt.training.trainer import Trainer
 from brt.training.weight_average import WeightAverage, evaluated_params
 
 

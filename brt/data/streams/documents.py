@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from brt.data.stores.token_store import TokenStore
-from brt.data.vocabularies.base import BEGIN
+from brt.token_ids import BEGIN
 
 
 class Batch(NamedTuple):

@@ -15,8 +15,7 @@ from typing import Protocol
 import gin
 import numpy as np
 
-BEGIN = -1
-"""The id fed to a model before a document's first token; never a target, never stored."""
+from brt.token_ids import BEGIN as BEGIN
 
 
 class Vocabulary(Protocol):

@@ -6,15 +6,15 @@ gains)", which is 1,600 on WikiText-103 and 3,800 on enwik8; the columns of Tabl
 """
 
 import math
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from brt import config
 from brt.data.streams.documents import DocumentPass
 from brt.data.streams.select import evaluation_pass
 from brt.evaluation.reading import SegmentReader
-from brt.experiment import Experiment
+from brt.evaluation.recorded_run import RecordedRun
 
 THRESHOLD = 0.001
 """Of the perplexity: a length that gains less ends the sweep."""
@@ -33,7 +33,14 @@ class Sweep(NamedTuple):
     ended: bool
 
 
-def sweep(loss_of, lengths) -> Sweep:
+class AttentionLength(NamedTuple):
+    """The setting that was lengthened, `TransformerXL.memory_length`, and its lengths in tokens."""
+
+    binding: str
+    sweep: Sweep
+
+
+def sweep(loss_of: Callable[[int], float], lengths: Iterable[int]) -> Sweep:
     """Tries lengths in order until one gains less than `THRESHOLD` over the one before.
 
     Args:
@@ -49,18 +56,16 @@ def sweep(loss_of, lengths) -> Sweep:
     return Sweep(tried, losses, tried[-1], False)
 
 
-def attention_length(run, documents, step, longest, binding: str, files=(), bindings=(), paths=()):
+def attention_length(
+    run: RecordedRun, documents: np.ndarray, step: int, longest: int, binding: str
+) -> AttentionLength:
     """Evaluates a run with one length of its memory after the other.
 
     Args:
-        run: a `RecordedRun`.
+        run: one that can be rebuilt.
         documents: to read, where the stream marks any; else all is read.
         step, longest: lengths tried after training's own are multiples of the step, in tokens.
         binding: the setting that is lengthened, `TransformerXL.memory_length`; at evaluation only.
-        files, bindings, paths: gin's, besides the run's own.
-
-    Returns:
-        "numbers", "series" and "verdict" of a study.
 
     Raises:
         ValueError: the run's model has no such setting, or other parameters with it.
@@ -77,33 +82,9 @@ def attention_length(run, documents, step, longest, binding: str, files=(), bind
 
     def loss_of(length):
         lengthened = f"Evaluation.model = @evaluation/{model}", f"evaluation/{binding} = {length}"
-        own = f"{run.workdir}/config.gin"
-        config.parse([own, *files], [*bindings, *lengthened], paths)
-        return _loss(run, Experiment.from_gin(), documents, f"{binding} = {length:,}")
+        return _loss(run, run.rebuild(lengthened), documents, f"{binding} = {length:,}")
 
-    found = sweep(loss_of, [own_length, *longer])
-    perplexities = [math.exp(loss) for loss in found.losses]
-    best = perplexities[found.lengths.index(found.best)]
-    numbers = {
-        "initial_length": found.lengths[0],
-        "initial_perplexity": perplexities[0],
-        "best_length": found.best,
-        "best_perplexity": best,
-        "ended": int(found.ended),
-    }
-    series = {"name": binding, "x": found.lengths, "y": perplexities}
-    series |= {"x_label": "attention length at evaluation, tokens", "y_label": "perplexity"}
-    after = "longer ones were not tried"
-    if found.ended:
-        after = f"{found.lengths[-1]:,} gains less than {THRESHOLD:.1%} more"
-    verdict = (
-        f"Perplexity is {perplexities[0]:,.4f} with an attention length of "
-        f"{found.lengths[0]:,}, as in training; {after}."
-        if found.best == found.lengths[0]
-        else f"Perplexity falls from {perplexities[0]:,.4f} with an attention length of "
-        f"{found.lengths[0]:,} to {best:,.4f} with {found.best:,}; {after}."
-    )
-    return {"numbers": numbers, "series": [series], "verdict": verdict}
+    return AttentionLength(binding, sweep(loss_of, [own_length, *longer]))
 
 
 def _loss(run, experiment, documents, label):

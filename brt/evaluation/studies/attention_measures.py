@@ -1,52 +1,75 @@
-"""What is read off attention weights: spans, wide heads, and diagonals.
+"""Measures of attention weights: spans, wide heads, and diagonals.
 
-L layers    H heads    T queries    J keys, the queries' own at their end
-M of them memory    R, C rows and columns of a block of a map
+L layers    H heads    X queries    J keys, the queries' own at their end    N distances
+M keys of memory    R, C rows and columns of a block of a map
 
 Weights are those of one layer's softmax: every query's sum to 1 over the keys it sees.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import jax
 import numpy as np
+
+from brt.models.attention_weights import AttentionLayout
+
+Array = TypeVar("Array", np.ndarray, jax.Array)
 
 WIDE_SHARE = 0.2
 """Of the memory's tokens: those with the most attention, which Figure 6 marks."""
 
 
-def by_distance(weights_HTJ):
-    """Mean over queries of the attention to the key so far back: (..., J), distances 0 ... J - 1.
+def keys_at_distances(layout: AttentionLayout) -> np.ndarray:
+    """Returns the key so many tokens back from each query, int (X, N), -1 where there is none.
 
-    Query i stands at key J - T + i, so it has J - T + i + 1 keys, and none at greater distances.
-    Rows sum to 1 if no query sees what comes after it.
+    N: distances 0, 1, ... up to the greatest that any query has. Keys that are no single token
+    are at no distance.
+    """
+    distances = [
+        (query, key, distance)
+        for query in range(len(layout.query_tokens))
+        for key in range(len(layout.key_tokens))
+        if (distance := layout.distance(query, key)) is not None and distance >= 0
+    ]
+    greatest = max(distance for _, _, distance in distances)
+    key_XN = np.full((len(layout.query_tokens), greatest + 1), -1)
+    queries, keys, columns = np.array(distances).T
+    key_XN[queries, columns] = keys
+    return key_XN
+
+
+def by_distance(weights_HXJ: Array, key_XN: np.ndarray) -> Array:
+    """Computes the mean over queries of the attention to the key so far back, (..., N).
+
+    Rows sum to 1 if no query sees what comes after it, and all keys are single tokens.
 
     Args:
-        weights_HTJ: (..., T, J), of NumPy or of JAX.
+        weights_HXJ: (..., X, J), of NumPy or of JAX.
+        key_XN: of `keys_at_distances`.
 
     Source: Transformer-XL, appendix D and Figure 5.
     """
-    queries, keys = weights_HTJ.shape[-2:]
-    key_TJ = keys - queries + np.arange(queries)[:, None] - np.arange(keys)
-    found_HTJ = weights_HTJ[..., np.arange(queries)[:, None], np.maximum(key_TJ, 0)]
-    return (found_HTJ * (key_TJ >= 0)).mean(-2)
+    queries_X1 = np.arange(len(key_XN))[:, None]
+    found_HXN = weights_HXJ[..., queries_X1, np.maximum(key_XN, 0)]
+    return (found_HXN * (key_XN >= 0)).mean(-2)
 
 
-def width(mean_LHJ) -> np.ndarray:
-    """How many distances a head spreads over: e^entropy of its mean attention, (L, H).
+def width(mean_LHN: np.ndarray) -> np.ndarray:
+    """Computes the number of distances a head spreads over: e^entropy of its mean, (L, H).
 
-    1 for a head that always looks at one distance, J for one that looks at all alike.
+    1 for a head that always attends to one distance, N for one that attends to all alike.
     """
-    p = np.asarray(mean_LHJ, np.float64)
+    p = np.asarray(mean_LHN, np.float64)
     p = p / p.sum(-1, keepdims=True)
     return np.exp(-np.sum(p * np.log(np.where(p > 0, p, 1.0)), axis=-1))
 
 
-def widest_heads(mean_LHJ) -> list[tuple[int, int]]:
-    """The widest head of the first, the middle and the last layer, as (layer, head) from 0.
+def widest_heads(mean_LHN: np.ndarray) -> list[tuple[int, int]]:
+    """Returns the widest head of the first, the middle and the last layer: (layer, head) from 0.
 
     The paper shows one head of each of the layers 1, 8 and 16 of 16, picked by eye.
     """
-    width_LH = width(mean_LHJ)
+    width_LH = width(mean_LHN)
     layers = len(width_LH)
     return [
         (layer, int(width_LH[layer].argmax()))
@@ -54,8 +77,8 @@ def widest_heads(mean_LHJ) -> list[tuple[int, int]]:
     ]
 
 
-def most_attended(weights_TJ, memory: int, share: float = WIDE_SHARE) -> np.ndarray:
-    """Which of the first `memory` keys have most attention, summed over queries: (memory,) bool.
+def most_attended(weights_TJ: np.ndarray, memory: int, share: float = WIDE_SHARE) -> np.ndarray:
+    """Marks those of the first `memory` keys with most attention, over all queries: (M,) bool.
 
     Source: Transformer-XL, Figure 6: the memory's tokens with the top 20 % of attention.
     """
@@ -69,7 +92,7 @@ class Line(NamedTuple):
     """The straight line of a block that holds most attention.
 
     Attributes:
-        direction: "diagonal", or "anti-diagonal" where later rows look at earlier columns.
+        direction: "diagonal", or "anti-diagonal" where later rows attend to earlier columns.
         offset: columns that it is moved to the right from where it meets both corners.
         mass: share of the rows' attention that lies on it, all their keys counted.
         chance: what a block has there if its rows spread evenly over its columns.
@@ -81,8 +104,8 @@ class Line(NamedTuple):
     chance: float
 
 
-def best_line(block_RC) -> Line:
-    """How far a block of a map is a copy in order, or in reverse.
+def best_line(block_RC: np.ndarray) -> Line:
+    """Finds how far a block of a map is a copy in order, or in reverse.
 
     In a block that is not square the line goes from corner to corner: of m write tokens and 2 m
     tokens, each row has two columns. A line may be moved along the columns; rows that it leaves
@@ -104,7 +127,7 @@ def best_line(block_RC) -> Line:
 
 
 def _line(rows, columns, offset):
-    """Rows and columns of the cells from one corner to the other, moved by an offset."""
+    """Returns rows and columns of the cells from one corner to the other, moved by an offset."""
     long = np.arange(max(rows, columns))
     short = long * min(rows, columns) // max(rows, columns)
     r, c = (short, long) if columns >= rows else (long, short)

@@ -12,15 +12,18 @@ more: beyond that l(c, t) is the loss with the whole segment.
 C contexts    P positions    M models of the group
 """
 
-import csv
-import io
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import permutation
+from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.reading import SegmentReader
+from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.studies import context_length
 from brt.evaluation.studies.reach import Stretches
 
@@ -29,7 +32,7 @@ STEP, LONGEST, POSITIONS = 100, 1000, 1000
 
 
 def contexts(step: int, longest: int) -> np.ndarray:
-    """The contexts step, 2 step ... up to the longest, int64 (C,).
+    """Returns the contexts step, 2 step ... up to the longest, int64 (C,).
 
     Raises:
         ValueError: fewer than two.
@@ -42,8 +45,14 @@ def contexts(step: int, longest: int) -> np.ndarray:
     return np.arange(step, longest + 1, step)
 
 
-def draw_positions(store, documents, contexts_C, number: int, seed: int):
-    """Tokens that have the longest context before them in their document.
+def draw_positions(
+    store: TokenStore,
+    documents: Sequence[int] | np.ndarray,
+    contexts_C: np.ndarray,
+    number: int,
+    seed: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draws tokens that have the longest context before them in their document.
 
     Args:
         store: a token store.
@@ -53,35 +62,37 @@ def draw_positions(store, documents, contexts_C, number: int, seed: int):
         seed: decides which.
 
     Returns:
-        The document and the place in it of each position, two int64 arrays (P,).
+        The document of each position and the token's index in it, two int64 arrays (P,).
 
     Raises:
         ValueError: no document is longer than the longest context.
     """
     step, longest = int(contexts_C[0]), int(contexts_C[-1])
     stretch = 2 * len(contexts_C)  # then a position costs 1.5 windows
-    owners, places = [], []
+    owners, offsets = [], []
     for document in documents:
         tokens_P = np.arange(longest, store.lengths_D[document], step)
         for begin in range(0, len(tokens_P), stretch):
-            places.append(tokens_P[begin : begin + stretch])
-            owners.append(np.full(len(places[-1]), document))
-    if not places:
+            offsets.append(tokens_P[begin : begin + stretch])
+            owners.append(np.full(len(offsets[-1]), document))
+    if not offsets:
         raise ValueError(
             f"No document of {store.folder} is longer than --longest_context={longest} tokens: "
             "give a shorter one."
         )
-    order = permutation(len(places), seed, 0, 0, 7)
+    order = permutation(len(offsets), seed, 0, 0, 7)
     owners_P = np.concatenate([owners[i] for i in order])[:number]
-    return owners_P, np.concatenate([places[i] for i in order])[:number]
+    return owners_P, np.concatenate([offsets[i] for i in order])[:number]
 
 
-def context_losses(run, owners_P, places_P, contexts_C) -> np.ndarray:
-    """l(c, t) of one model.
+def context_losses(
+    run: RecordedRun, owners_P: np.ndarray, offsets_P: np.ndarray, contexts_C: np.ndarray
+) -> np.ndarray:
+    """Computes l(c, t) of one model.
 
     Args:
-        run: a `RecordedRun`.
-        owners_P, places_P: of `draw_positions`; contexts may reach to the document's beginning.
+        run: the run.
+        owners_P, offsets_P: of `draw_positions`; contexts may reach to the document's beginning.
         contexts_C: c in tokens.
 
     Returns:
@@ -89,10 +100,11 @@ def context_losses(run, owners_P, places_P, contexts_C) -> np.ndarray:
     """
     T, rows = run.segment_length, run.rows
     seen_C = np.minimum(contexts_C, own_reach(run.experiment, T))
-    wanted = {}  # by window: context, position, and place in the window, of each loss it gives
-    for position, (document, place) in enumerate(zip(owners_P.tolist(), places_P.tolist())):
+    # By window: context, position, and index in the window, of each loss it gives.
+    wanted: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    for position, (document, offset) in enumerate(zip(owners_P.tolist(), offsets_P.tolist())):
         for context, seen in enumerate(seen_C.tolist()):
-            found = wanted.setdefault((document, place - seen), [])
+            found = wanted.setdefault((document, offset - seen), [])
             found.append((context, position, seen - 1))
     windows = sorted(wanted)
     owners, begins = np.array(windows).T
@@ -101,106 +113,96 @@ def context_losses(run, owners_P, places_P, contexts_C) -> np.ndarray:
     stretches = Stretches(run.store, rows, T, owners, begins + 1, length)
     reader = SegmentReader(run.experiment, run.mesh, rows, T)
     label = None if run.quiet else f"{run.workdir}, contexts up to {contexts_C[-1]:,}, segments"
-    losses_CP = np.full((len(contexts_C), len(places_P)), np.nan)
+    losses_CP = np.full((len(contexts_C), len(offsets_P)), np.nan)
     for step, segment in enumerate(reader.read(run.params, stretches, label=label)):
         group, number = divmod(step, length)
         for row, window in enumerate(windows[group * rows : (group + 1) * rows]):
-            for context, position, place in wanted[window]:
-                if place // T == number:
-                    losses_CP[context, position] = segment.nats_BT[row, place % T]
+            for context, position, index in wanted[window]:
+                if index // T == number:
+                    losses_CP[context, position] = segment.nats_BT[row, index % T]
     return losses_CP
 
 
-def own_reach(experiment, segment_length: int) -> int:
-    """Tokens a prediction can depend on: the segment, if the model carries nothing beyond it."""
+def own_reach(experiment: EvaluatedExperiment, segment_length: int) -> int:
+    """Returns how many tokens a prediction can depend on, by the model's caches.
+
+    The segment, if the model carries nothing beyond it; otherwise the largest int64.
+    """
 
     def empty(params):
         return experiment.bind_evaluated(params, segment_length).init_caches(1)
 
     caches = jax.eval_shape(empty, experiment.abstract_params)
     floats = (x for x in jax.tree.leaves(caches) if jnp.issubdtype(x.dtype, jnp.floating))
-    return np.iinfo(np.int64).max if sum(x.size for x in floats) else segment_length
+    return int(np.iinfo(np.int64).max) if sum(x.size for x in floats) else segment_length
 
 
-def recl(run, others, documents, seed, step=STEP, longest=LONGEST, positions=POSITIONS) -> dict:
-    """RECL of the group of a run and others, on the same tokens.
+class ModelContext(NamedTuple):
+    """The effective context of one model of a group.
+
+    name: its run folder.
+    step: of its parameters.
+    effective: share r of the hardest positions to the RECL in tokens, and whether the search ended
+        by itself; if not, the model may use more.
+    gains_CC: Figure 3, what it gains in perplexity from each longer context beside the group's
+        best with the short one, at the smallest share; NaN where c' < c.
+    perplexities: Figure 4, with each context.
+    """
+
+    name: str
+    step: int
+    effective: dict[float, tuple[int, bool]]
+    gains_CC: np.ndarray
+    perplexities: list[float]
+
+
+class EffectiveContext(NamedTuple):
+    """RECL of a group of models on the same tokens.
+
+    contexts: c in tokens, rising. step: from one to the next.
+    positions: tokens that were scored.
+    """
+
+    contexts: list[int]
+    step: int
+    positions: int
+    models: list[ModelContext]
+
+
+def recl(
+    run: RecordedRun,
+    others: Mapping[str, RecordedRun],
+    documents: np.ndarray,
+    seed: int,
+    step: int = STEP,
+    longest: int = LONGEST,
+    positions: int = POSITIONS,
+) -> EffectiveContext:
+    """Measures the RECL of the group of a run and others, on the same tokens.
 
     Args:
-        run, others: a `RecordedRun`, and more of them by name.
+        run, others: the run, and more of them by name.
         documents, seed, positions: see `draw_positions`.
         step, longest: of the `contexts`, in tokens.
-
-    Returns:
-        "numbers", "series" (Figure 4) and "verdict" of a study; "table", a row a model (Table 6);
-        and "gains", by model, (C, C) lists with None where c' < c (Figure 3, r = 0.1).
     """
     contexts_C = contexts(step, longest)
-    owners_P, places_P = draw_positions(run.store, documents, contexts_C, positions, seed)
-    group = {run.workdir: run, **others}
+    owners_P, offsets_P = draw_positions(run.store, documents, contexts_C, positions, seed)
+    group = {str(run.workdir): run, **others}
     losses_MCP = np.stack(
-        [context_losses(each, owners_P, places_P, contexts_C) for each in group.values()]
+        [context_losses(each, owners_P, offsets_P, contexts_C) for each in group.values()]
     )
-    rows, series, found_gains = [], [], {}
-    for i, name in enumerate(map(str, group)):
-        row = {"run": name, "step": list(group.values())[i].step}
-        for share in context_length.SHARES:
-            tokens, ended = context_length.effective_context(losses_MCP, i, contexts_C, share)
-            row[f"r{share}"], row[f"r{share}_ended"] = tokens, ended
-        rows.append(row)
-        gains_CC = context_length.gains(losses_MCP, i, context_length.SHARES[0])
-        found_gains[name] = [[None if np.isnan(x) else x for x in line] for line in gains_CC]
-        series.append(
-            {
-                "name": name,
-                "x": contexts_C.tolist(),
-                "y": context_length.perplexities(losses_MCP)[i].tolist(),
-                "x_label": "tokens of context",
-                "y_label": "perplexity",
-            }
+    models = []
+    for i, (name, each) in enumerate(group.items()):
+        models.append(
+            ModelContext(
+                str(name),
+                each.step,
+                {
+                    share: context_length.effective_context(losses_MCP, i, contexts_C, share)
+                    for share in context_length.SHARES
+                },
+                context_length.gains(losses_MCP, i, context_length.SHARES[0]),
+                context_length.perplexities(losses_MCP)[i].tolist(),
+            )
         )
-    numbers = {"positions": len(places_P), "models": len(group), "context_step": step}
-    for row in rows:
-        numbers |= {f"{row['run']}/recl_r{r}": row[f"r{r}"] for r in context_length.SHARES}
-    return {
-        "numbers": numbers,
-        "series": series,
-        "verdict": verdict(rows),
-        "contexts": contexts_C.tolist(),
-        "table": rows,
-        "gains": found_gains,
-    }
-
-
-def verdict(rows) -> str:
-    """One sentence: who makes use of the longest context, at r = 0.1."""
-    share = context_length.SHARES[0]
-
-    def text(row):
-        more = "" if row[f"r{share}_ended"] else " or more"
-        return f"{row[f'r{share}']:,} tokens{more} for {row['run']}"
-
-    ranked = sorted(rows, key=lambda row: -row[f"r{share}"])
-    return f"Relative effective context length at r = {share}: {', '.join(map(text, ranked))}."
-
-
-def as_csv(result: dict) -> dict[str, str]:
-    """A study's table, Figure 3 and Figure 4 as CSV texts by name."""
-    shares = context_length.SHARES
-    contexts_C, gains_of = result["contexts"], result["gains"]
-    table = [["run", *(f"r = {r}" for r in shares), *(f"r = {r}, search ended" for r in shares)]]
-    for row in result["table"]:
-        ended = [row[f"r{r}_ended"] for r in shares]
-        table.append([row["run"], *(row[f"r{r}"] for r in shares), *ended])
-    figure_3 = [["run", "context", "longer context", "gain in perplexity"]]
-    for name, gains in gains_of.items():
-        for c, line in zip(contexts_C, gains):
-            figure_3 += [[name, c, d, x] for d, x in zip(contexts_C, line) if x is not None]
-    figure_4 = [["run", "context", "perplexity"]]
-    for series in result["series"]:
-        figure_4 += [[series["name"], c, y] for c, y in zip(series["x"], series["y"])]
-    texts = {}
-    for name, lines in (("table", table), ("gains", figure_3), ("perplexity", figure_4)):
-        file = io.StringIO()
-        csv.writer(file, lineterminator="\n").writerows(lines)
-        texts[name] = file.getvalue()
-    return texts
+    return EffectiveContext(contexts_C.tolist(), step, len(offsets_P), models)

@@ -1,4 +1,4 @@
-"""Is the memory used? What a document's later segments cost when its state is tampered with.
+"""Measures whether the memory is used: what later segments of documents cost without their state.
 
 The state is kept; cleared before every segment, to the learned initial one; zeroed; or swapped for
 that of another document. Beside the losses: how much of what attention adds comes from the states,
@@ -7,14 +7,20 @@ how long a state lasts by its gates, and whether a gradient of the loss reaches 
 
 import math
 import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import DocumentPass
 from brt.evaluation.reading import to_host
+from brt.evaluation.recorded_run import RecordedRun
+from brt.evaluation.recording import Recording
 from brt.models.caches import clear_state, with_state
 from brt.models.memories.gates import Gate
 from brt.training.prefetch import Prefetch
@@ -22,43 +28,125 @@ from brt.training.train_step import read_segment
 
 SAMPLED = 16
 """Segments of each row that gates, shares and gradients are measured on."""
+PERCENTILES = (10, 50, 90)
+"""Of the half-lives of a state's entries, where gates are fixed."""
 
 
-def memory_use(run, documents) -> dict:
-    """Measures a `RecordedRun`; makes the recordings it needs.
+class NothingCarried(NamedTuple):
+    """Why there is no memory to measure: no state, or no document longer than a segment.
+
+    has_state: whether the model carries anything besides windows.
+    window, segment_length: in tokens.
+    """
+
+    has_state: bool
+    window: int
+    segment_length: int
+
+
+class AblationCost(NamedTuple):
+    """What a change of the state costs later segments.
+
+    state: what was done to it, a name of `STATE_ABLATIONS`.
+    bits: per token, with the changed state.
+    cost, error: how much more than with the state kept, and its standard error over segments of
+        documents.
+    by_segment: the cost at each segment of a document, bits per token.
+    """
+
+    state: str
+    bits: float
+    cost: float
+    error: float
+    by_segment: list[float]
+
+
+class StateLosses(NamedTuple):
+    """Bits per token of all segments but each document's first, and what changed states cost.
+
+    documents, tokens: counts.
+    bits_kept: per token, with the state kept.
+    costs: of every other recording.
+    """
+
+    documents: int
+    tokens: int
+    bits_kept: float
+    costs: list[AblationCost]
+
+
+class LayerMemory(NamedTuple):
+    """What is known of the memory of one layer; None where there is no such figure.
+
+    layer: index, of the layer or of the cache of its own that a model has after its layers'.
+    carries_state: whether its cache holds more than a window.
+    state_share, memory_share: part of what attention adds that comes from the states, or that it
+        reads from the memory, between 0 and 1.
+    kept: share of the states that the gates keep of each block.
+    state_norm: root mean square of the states.
+    gradient_norm: of a segment's nats with respect to the state before it, mean of rows.
+    gradient_share: that times the state's norm, over the segment's nats: by how much of itself, at
+        most, the loss answers a change of the state.
+    half_life: tokens after which half of a state is left at the mean `kept`.
+    half_lives: of the entries of a state at the `PERCENTILES`, in tokens; of fixed gates, whose
+        values are parameters; else empty.
+    others: further monitors of the layer, by name.
+    """
+
+    layer: int
+    carries_state: bool
+    state_share: float | None = None
+    memory_share: float | None = None
+    kept: float | None = None
+    state_norm: float | None = None
+    gradient_norm: float | None = None
+    gradient_share: float | None = None
+    half_life: float | None = None
+    half_lives: tuple[float, ...] = ()
+    others: Mapping[str, float] = MappingProxyType({})
+
+
+class Probes(NamedTuple):
+    """Means over segments of monitors and gradients, of each layer and of the whole model."""
+
+    layers: list[LayerMemory]
+    model: dict[str, float]
+
+
+class MemoryUse(NamedTuple):
+    """Everything that is measured of a model's memory."""
+
+    losses: StateLosses
+    probes: Probes
+
+
+def memory_use(run: RecordedRun, documents: np.ndarray) -> MemoryUse | NothingCarried:
+    """Measures a run; makes the recordings it needs.
 
     Args:
-        run: a `RecordedRun`.
-        documents: which to read.
-
-    Returns:
-        "numbers", "series" and "verdict" of a study; figures in bits are per token of all
-        segments but each document's first, in which there is nothing to remember yet.
+        run: the run.
+        documents: numbers of those to read.
     """
-    if not run.has_state:
-        return _nothing(f"The model has no state: it carries windows of {run.window:,} tokens.")
-    if (run.store.lengths_D[documents] <= run.segment_length).all():
-        return _nothing(
-            f"No document is longer than a segment of {run.segment_length:,} tokens, so no state "
-            "is ever carried; bind Evaluation.segment_length to less."
-        )
+    longer = run.store.lengths_D[documents] > run.segment_length
+    if not run.has_state or not longer.any():
+        return NothingCarried(run.has_state, run.window, run.segment_length)
     states = ["kept", "cleared", "zeroed"]
     if min(len(documents), run.rows) > 1:
         states.append("swapped")
     recordings = {state: run.recording(state, documents) for state in states}
-    numbers, series = losses(recordings, run.store, documents)
-    numbers |= gates_and_gradients(run, documents)
-    return {"numbers": numbers, "series": series, "verdict": verdict(numbers)}
+    found = losses(recordings, run.store, documents)
+    return MemoryUse(found, gates_and_gradients(run, documents))
 
 
-def losses(recordings: dict, store, documents) -> tuple[dict, list]:
-    """Bits per token of later segments, what each treatment costs, and the costs by segment.
+def losses(
+    recordings: Mapping[str, Recording], store: TokenStore, documents: Sequence[int] | np.ndarray
+) -> StateLosses:
+    """Computes what each change of the state costs, by recordings.
 
     Args:
-        recordings: by state, "kept" among them; see `TREATMENTS`.
-
-    Returns:
-        Numbers and series. A cost has a standard error, over segments of documents.
+        recordings: by state, "kept" among them; see `STATE_ABLATIONS`.
+        store: what they are recordings of.
+        documents: numbers of those to look at.
     """
     segment_length = recordings["kept"].manifest["segment_length"]
     by_state = {
@@ -68,51 +156,38 @@ def losses(recordings: dict, store, documents) -> tuple[dict, list]:
     lengths = [_by_segment(np.ones(store.lengths_D[d]), segment_length) for d in documents]
     later = np.concatenate([length[1:] for length in lengths])
     kept = np.concatenate([nats[1:] for nats in by_state["kept"]])
-    numbers, series = {"documents": len(documents), "tokens": int(later.sum())}, []
-    numbers["bits_kept"] = kept.sum() / later.sum() / math.log(2)
-    for state in by_state:
+    bits_kept = float(kept.sum() / later.sum() / math.log(2))
+    costs = []
+    for state, by_document in by_state.items():
         if state == "kept":
             continue
-        nats = np.concatenate([nats[1:] for nats in by_state[state]])
+        nats = np.concatenate([nats[1:] for nats in by_document])
         extra = (nats - kept) / math.log(2)
-        mean = extra.sum() / later.sum()
-        numbers[f"bits_{state}"] = numbers["bits_kept"] + mean
-        numbers[f"cost_{state}"] = mean
-        numbers[f"cost_{state}_error"] = _ratio_error(extra, later)
+        mean = float(extra.sum() / later.sum())
         most = max(map(len, lengths))
         sums, counts = np.zeros(most), np.zeros(most)
-        for own, other, length in zip(by_state["kept"], by_state[state], lengths):
+        for own, other, length in zip(by_state["kept"], by_document, lengths):
             sums[: len(own)] += other - own
             counts[: len(own)] += length
-        series.append(
-            {
-                "name": f"cost of the state {state}, by segment",
-                "x": list(range(most)),
-                "y": (sums / counts / math.log(2)).tolist(),
-                "x_label": "segment of the document",
-                "y_label": "bits per token",
-            }
-        )
-    return {name: _plain(value) for name, value in numbers.items()}, series
+        by_segment = (sums / counts / math.log(2)).tolist()
+        error = float(_ratio_error(extra, later))
+        costs.append(AblationCost(state, bits_kept + mean, mean, error, by_segment))
+    return StateLosses(len(documents), int(later.sum()), bits_kept, costs)
 
 
-def gates_and_gradients(run, documents) -> dict:
-    """Monitors and gradients on the first `SAMPLED` segments, without documents' first ones.
+def gates_and_gradients(run: RecordedRun, documents: np.ndarray) -> Probes:
+    """Measures the first `SAMPLED` segments of each row, without documents' first ones.
 
-    Returns:
-        For each layer with a state, by `layer9/` and so on:
-            state_share, memory_share, kept, state_norm: as in the training records.
-            half_life_tokens: after which half of a state is left at the mean `kept`; for fixed
-                gates, whose values are parameters, also of the entries of a state, as 10th, 50th
-                and 90th percentile (`_p10`, ...).
-            gradient_norm: of a segment's nats with respect to the state before it, mean of rows.
-            gradient_share: that times the state's norm, over the segment's nats: by how much of
-                itself, at most, the loss answers a change of the state.
+    Args:
+        run: the run.
+        documents: numbers of those to read.
     """
     stream = DocumentPass(run.store, run.rows, run.segment_length, documents=documents)
     caches, step = _probe(run)
+    carrying = with_state(caches)
     steps = min(stream.num_steps, SAMPLED)
-    prefetch, measured = Prefetch(stream, run.mesh, 0, steps), []
+    prefetch = Prefetch(stream, run.mesh, 0, steps)
+    measured = []
     try:
         for number in range(steps):
             places = stream.places(number)
@@ -123,7 +198,36 @@ def gates_and_gradients(run, documents) -> dict:
     finally:
         prefetch.close()
     means = {name: float(np.mean([m[name] for m in measured])) for name in measured[0]}
-    return means | _half_lives(run, means)
+    return _by_layer(run, means, carrying)
+
+
+MONITORS = ("state_share", "memory_share", "kept", "state_norm", "gradient_norm", "gradient_share")
+"""Monitors that are fields of `LayerMemory`; the others are among its `others`."""
+
+
+def _by_layer(run, means, carrying) -> Probes:
+    """Sorts means by layer, `layer9/kept` and so on, and adds half-lives."""
+    of_layers: dict[int, dict[str, float]] = {}
+    model = {}
+    for name, value in means.items():
+        if match := re.fullmatch(r"layer(\d+)/(.*)", name):
+            of_layers.setdefault(int(match[1]), {})[match[2]] = value
+        else:
+            model[name] = value
+    layers = []
+    for number, monitors in sorted(of_layers.items()):
+        known = {name: monitors.pop(name, None) for name in MONITORS}
+        layers.append(
+            LayerMemory(
+                number,
+                carries_state=number in carrying,
+                **known,
+                half_life=_layer_half_life(run, number, known["kept"]),
+                half_lives=_fixed_half_lives(run, number),
+                others=monitors,
+            )
+        )
+    return Probes(layers, model)
 
 
 def _probe(run):
@@ -156,42 +260,44 @@ def _probe(run):
 
 
 def _state_only(caches, index):
-    """A layer's cache with zeros for its window."""
+    """Returns a layer's cache with zeros for its window."""
     zeros = jax.tree.map(jnp.zeros_like, caches)
     return clear_state(zeros, caches)[index]
 
 
 def _norms(tree):
-    """Root of the sum of squares of each row over all arrays, (B,)."""
+    """Returns the root of the sum of squares of each row over all arrays, (B,)."""
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return jnp.sqrt(
         sum(jnp.square(x.astype(jnp.float32)).reshape(len(x), -1).sum(1) for x in leaves)
     )
 
 
-def _half_lives(run, means):
-    found = {}
-    for i, layer in enumerate(getattr(run.experiment.model, "layers", ())):
-        kept = means.get(f"layer{i}/kept")
-        gates = sum(isinstance(module, Gate) for _, module in nnx.iter_modules(layer))
-        if kept and gates and kept < 1:
-            # A block passes through all gates of its layer, one after the other.
-            found[f"layer{i}/half_life_tokens"] = _half_life(kept**gates) * run.window
-        kept_D = _fixed(run.params, i)
-        if kept_D is not None:
-            for percent, value in zip((10, 50, 90), np.percentile(kept_D, (10, 50, 90))):
-                half_life = _half_life(value) * run.window
-                found[f"layer{i}/half_life_tokens_p{percent}"] = half_life
-    return found
+def _layer_half_life(run, number, kept):
+    """Returns the tokens after which half of a layer's state is left, or None without gates."""
+    layers = getattr(run.experiment.model, "layers", ())
+    if number >= len(layers) or not kept or kept >= 1:
+        return None
+    gates = sum(isinstance(module, Gate) for _, module in nnx.iter_modules(layers[number]))
+    # A block passes through all gates of its layer, one after the other.
+    return _half_life(kept**gates) * run.window if gates else None
+
+
+def _fixed_half_lives(run, number):
+    """Returns the half-lives in tokens of a state's entries at the `PERCENTILES`, or ()."""
+    kept_D = _fixed(run.params, number)
+    if kept_D is None:
+        return ()
+    return tuple(_half_life(kept) * run.window for kept in np.percentile(kept_D, PERCENTILES))
 
 
 def _half_life(kept):
-    """Blocks after which half is left of what each of them keeps this share of."""
+    """Returns the blocks after which half is left of what each of them keeps this share of."""
     return math.log(0.5) / math.log(min(max(kept, 1e-12), 1 - 1e-12))
 
 
 def _fixed(params, index):
-    """What the fixed gates of a layer keep together of each entry, (D,); None if it has none."""
+    """Returns what a layer's fixed gates together keep of each entry, (D,); None without any."""
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     within = re.compile(rf"\['?layers'?\]\['?{index}'?\].*keep_bias_D")
     biases = [to_host(leaf) for path, leaf in leaves if within.match(jax.tree_util.keystr(path))]
@@ -201,65 +307,14 @@ def _fixed(params, index):
 
 
 def _by_segment(values_T, segment_length):
-    """Sums over the segments of a document, float64."""
+    """Returns the sums over the segments of a document, float64."""
     starts = np.arange(0, len(values_T), segment_length)
     return np.add.reduceat(np.asarray(values_T, np.float64), starts)
 
 
 def _ratio_error(values, weights):
-    """Standard error of sum(values) / sum(weights) over independent pairs; 0 for a single one."""
+    """Returns the standard error of sum(values) / sum(weights) over pairs; 0 for a single one."""
     if len(values) < 2:
         return 0.0
     residual = values - values.sum() / weights.sum() * weights
     return math.sqrt(len(values) / (len(values) - 1) * np.square(residual).sum()) / weights.sum()
-
-
-def verdict(numbers: dict) -> str:
-    """One sentence: whether the memory is used, with the numbers it rests on."""
-    cost, error = numbers["cost_cleared"], numbers["cost_cleared_error"]
-    swapped = numbers.get("cost_swapped", math.inf)
-    if cost > 2 * error:
-        head = "The memory is used"
-        if swapped <= 2 * numbers.get("cost_swapped_error", 0.0):
-            head += ", but that of another document would do as well"
-    elif cost < -2 * error:
-        head = "The memory is used and does harm"
-    else:
-        head = "There is no sign that the memory is used"
-    others = [
-        f"{numbers[f'cost_{state}']:+.4f} {what}"
-        for state, what in (("zeroed", "zeroed"), ("swapped", "with another document's state"))
-        if f"cost_{state}" in numbers
-    ]
-    shares = [
-        f"{name.partition('/')[0]} takes {value:.1%} of what attention adds from its states"
-        for name, value in numbers.items()
-        if name.endswith("/state_share")
-    ] + [
-        f"{name.partition('/')[0]} takes {value:.1%} of what attention reads from its memory"
-        for name, value in numbers.items()
-        if name.endswith("/memory_share")
-    ]
-    lives = [
-        f"half of {name.partition('/')[0]}'s state is left after {value:,.0f} tokens"
-        for name, value in numbers.items()
-        if name.endswith("/half_life_tokens")
-    ]
-    slopes = [
-        f"a gradient of norm {value:.2g} nats reaches them in {name.partition('/')[0]}"
-        for name, value in numbers.items()
-        if name.endswith("/gradient_norm")
-    ]
-    return (
-        f"{head}: cleared before every segment, later segments cost {cost:+.4f} ± {error:.4f} bits "
-        f"per token (kept {numbers['bits_kept']:.4f}), {', '.join(others)}; "
-        f"{'; '.join(shares + slopes + lives) or 'the model reports no gates'}."
-    )
-
-
-def _nothing(sentence):
-    return {"numbers": {}, "series": [], "verdict": sentence}
-
-
-def _plain(value):
-    return value.item() if isinstance(value, np.generic) else value

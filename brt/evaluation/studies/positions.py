@@ -4,105 +4,110 @@ Source: Block-Recurrent, appendix H (Figure 6).
 """
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from brt.data.stores.token_store import TokenStore
+from brt.evaluation.recording import Recording
+
 POINTS = 500
 """Points of the curve over a document, evenly spread over the logarithm of the position."""
-PLACES = 64
+PARTS = 64
 """Parts of a segment or block."""
 
 
-def positions(recordings: dict, store, documents) -> dict:
-    """Cumulative cross-entropy by position, and the loss by place in segment and block.
+class LossByPart(NamedTuple):
+    """Mean loss at each offset in a segment or a block, first segments of documents left out.
+
+    unit: "segment" or "block".
+    offsets: first token of each part of it that has any token.
+    bits: per token.
+    """
+
+    unit: str
+    offsets: list[int]
+    bits: list[float]
+
+
+class LossByPosition(NamedTuple):
+    """Losses of one or more models by position, on the same documents.
+
+    positions: numbers of tokens, rising up to the longest document's length (X values).
+    reaching: number of documents that have so many tokens, at each position.
+    cumulative: name of each model to its bits per token over the first x tokens of all documents,
+        at each position; the first is that of the run itself.
+    by_part: of the first model.
+    documents, tokens, longest: counts, and the length of the longest document in tokens.
+    """
+
+    positions: list[int]
+    reaching: list[int]
+    cumulative: dict[str, list[float]]
+    by_part: list[LossByPart]
+    documents: int
+    tokens: int
+    longest: int
+
+
+def positions(
+    recordings: Mapping[str, Recording], store: TokenStore, documents: Sequence[int] | np.ndarray
+) -> LossByPosition:
+    """Computes the cumulative cross-entropy by position, and the loss within segment and block.
 
     Args:
-        recordings: aligned `Recording`s by name, the first of the run itself.
+        recordings: aligned recordings by name, the first of the run itself.
         store: what they are recordings of.
-        documents: which to look at.
+        documents: numbers of those to look at.
 
     Returns:
-        "numbers", "series" and "verdict" of a study. Bits at position x are the mean over the
-        first x tokens of all documents, of shorter ones as many as they have; at the longest
-        document's length that is the mean over all tokens.
+        The losses. Bits at position x are the mean over the first x tokens of all documents, of
+        shorter ones as many as they have; at the longest document's length that is the mean over
+        all tokens.
     """
     lengths = store.lengths_D[list(documents)]
-    longest, numbers, series, curves = int(lengths.max()), {}, [], {}
-    grid = _grid(longest)
+    longest = int(lengths.max())
+    grid = np.unique(np.geomspace(1, longest, POINTS).round().astype(int))
     reaching_T = _reaching(lengths, longest)
     counts_T = np.cumsum(reaching_T)
+    cumulative: dict[str, list[float]] = {}
+    by_part: list[LossByPart] = []
     for name, recording in recordings.items():
         sums_T = np.zeros(longest)
         for document in documents:
             nats_T = recording.document(document).nats_T
             sums_T[: len(nats_T)] += nats_T
         bits_X = (np.cumsum(sums_T) / counts_T)[grid - 1] / math.log(2)
-        series.append(
-            {
-                "name": f"cumulative, {name}",
-                "x": grid.tolist(),
-                "y": bits_X.tolist(),
-                "x_label": "position, tokens",
-                "y_label": "bits per token so far",
-            }
-        )
-        curves[name] = series[-1]
-        numbers[f"bits_per_token, {name}"] = float(bits_X[-1])
-        if name == next(iter(recordings)):
-            series += _by_places(name, recording.manifest, sums_T, reaching_T)
-    series.append(
-        {
-            "name": "documents",
-            "x": grid.tolist(),
-            "y": reaching_T[grid - 1].tolist(),
-            "x_label": "position, tokens",
-            "y_label": "documents that reach it",
-        }
+        cumulative[name] = bits_X.tolist()
+        if not by_part:
+            by_part = list(_by_part(recording.manifest, sums_T, reaching_T))
+    return LossByPosition(
+        positions=grid.tolist(),
+        reaching=reaching_T[grid - 1].tolist(),
+        cumulative=cumulative,
+        by_part=by_part,
+        documents=len(lengths),
+        tokens=int(lengths.sum()),
+        longest=longest,
     )
-    numbers |= {"documents": len(lengths), "tokens": int(lengths.sum()), "longest": longest}
-    return {"numbers": numbers, "series": series, "verdict": _verdict(curves, longest)}
-
-
-def _grid(longest):
-    return np.unique(np.geomspace(1, longest, POINTS).round().astype(int))
 
 
 def _reaching(lengths, longest):
-    """Documents that have a token at each position, (longest,)."""
+    """Returns how many documents have a token at each position, (longest,)."""
     return len(lengths) - np.cumsum(np.bincount(lengths, minlength=longest + 1))[:longest]
 
 
-def _by_places(name, manifest, sums_T, reaching_T):
-    """The mean loss at each place in a segment and in a block, without first segments."""
+def _by_part(manifest, sums_T, reaching_T) -> Iterator[LossByPart]:
     segment_length = manifest["segment_length"]
     # A document's first tokens are dear for another reason.
     begin = segment_length if len(sums_T) > segment_length else 0
-    places_T = np.arange(begin, len(sums_T))
-    for what, length in (("segment", segment_length), ("block", manifest["window"])):
-        parts = min(PLACES, length)
-        part_T = places_T % length * parts // length
+    offsets_T = np.arange(begin, len(sums_T))
+    for unit, length in (("segment", segment_length), ("block", manifest["window"])):
+        parts = min(PARTS, length)
+        part_T = offsets_T % length * parts // length
         sums = np.bincount(part_T, sums_T[begin:], parts)
         counts = np.bincount(part_T, reaching_T[begin:], parts)
         known = np.flatnonzero(counts)
-        yield {
-            "name": f"by place in the {what}, {name}",
-            "x": (known * length // parts).tolist(),
-            "y": (sums[known] / counts[known] / math.log(2)).tolist(),
-            "x_label": f"place in the {what}, tokens",
-            "y_label": "bits per token",
-        }
-
-
-def _verdict(curves, longest):
-    """A sentence on the first of the curves, which are by name; the others in brackets."""
-    (_, own), *others = curves.items()
-    middle = int(np.searchsorted(own["x"], max(longest // 10, 1)))
-    early, whole = (
-        "".join(f" ({name} {curve['y'][place]:.4f})" for name, curve in others)
-        for place in (middle, -1)
-    )
-    return (
-        f"Over the first {own['x'][middle]:,} tokens of each document the loss is "
-        f"{own['y'][middle]:.4f} bits per token{early}, over all of its up to {longest:,} tokens "
-        f"{own['y'][-1]:.4f}{whole}."
-    )
+        bits = sums[known] / counts[known] / math.log(2)
+        yield LossByPart(unit, (known * length // parts).tolist(), bits.tolist())

@@ -12,11 +12,16 @@ model without a state. Stretches of one c have the same length, so the rows of a
 
 import itertools
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import gather, permutation, row_range
 from brt.evaluation.reading import TREATMENTS, SegmentReader
+from brt.evaluation.recorded_run import RecordedRun
+from brt.evaluation.recording import Recording
 
 BLOCKS, TOKENS = 1000, 1_000_000
 """Blocks scored at each distance, and tokens read for them, at most; one batch at least."""
@@ -24,61 +29,89 @@ SHARE = 0.1
 """From the reach on, a reset costs no more than this share of what the nearest one costs."""
 
 
-def reach(run, documents, seed: int = 0, tokens: int = TOKENS) -> dict:
-    """Measures a `RecordedRun`; makes the recording it needs.
+class ResetCosts(NamedTuple):
+    """Costs of resetting one thing, at rising distances before what is scored.
+
+    probe: what is reset, "state" or "context".
+    distances: tokens between the reset and the scored block; the last one is the longest
+        document's length, where a reset costs nothing.
+    bits, errors: cost in bits per token, and its standard error over blocks.
+    tokens: how many were scored.
+    reach: the distance in tokens from which on no reset costs more than `SHARE` of the nearest
+        one; 0 if that costs no more than twice its error.
+    """
+
+    probe: str
+    distances: list[int]
+    bits: list[float]
+    errors: list[float]
+    tokens: list[int]
+    reach: int
+
+
+class Reach(NamedTuple):
+    """Measured reach of a model's memory.
+
+    window: W in tokens, the length of a scored block.
+    documents: number of documents read.
+    longest: tokens of the longest of them.
+    windows_reach: tokens that the windows of all layers reach back, one behind the other.
+    probes: costs of each reset; none if no document is longer than two blocks.
+    """
+
+    window: int
+    documents: int
+    longest: int
+    windows_reach: int
+    probes: list[ResetCosts]
+
+
+def reach(run: RecordedRun, documents: np.ndarray, seed: int = 0, tokens: int = TOKENS) -> Reach:
+    """Measures a run; makes the recording it needs.
 
     Args:
-        run: a `RecordedRun`.
-        documents: which to read; only those longer than two blocks tell anything.
+        run: the run.
+        documents: numbers of those to read; only those longer than two blocks tell anything.
         seed: of the blocks drawn.
         tokens: read for each distance at most, if that is a batch or more.
-
-    Returns:
-        "numbers", "series" and "verdict" of a study; costs are in bits per token, and 0 for a
-        reset that lies before the document.
     """
-    W, longest = run.window, int(run.store.lengths_D[documents].max())
+    W = run.window
+    longest = int(run.store.lengths_D[documents].max())
+    windows_reach = run.model.windows_reach()
     if longest <= 2 * W:
-        return {
-            "numbers": {},
-            "series": [],
-            "verdict": f"No document is longer than two blocks of {W:,} tokens.",
-        }
+        return Reach(W, len(documents), longest, windows_reach, probes=[])
     recording = run.recording("kept", documents)
     reader = SegmentReader(run.experiment, run.mesh, run.rows, W)
     distances = [W * 2**i for i in range(64) if W * (2**i + 1) < longest]
     blocks = block_starts(run.store, documents, W, seed)
-    numbers, series = {"documents": len(documents), "longest": longest}, []
-    numbers["windows_reach"] = run.model.windows_reach()
-    probes = ("state", "context") if run.has_state else ("context",)
-    places = (f"{n} of {len(probes) * len(distances)}" for n in itertools.count(1))
-    for name in probes:
-        costs, errors, scored = zip(
-            *(
-                cost_of_reset(run, reader, recording, blocks, name, c, tokens, next(places))
-                for c in distances
+    names = ("state", "context") if run.has_state else ("context",)
+    total = len(names) * len(distances)
+    numbers = itertools.count(1)
+    probes = []
+    for probe in names:
+        costs = []
+        for distance in distances:
+            label = f"{next(numbers)} of {total}"
+            arguments = run, reader, recording, blocks, probe, distance
+            costs.append(cost_of_reset(*arguments, tokens=tokens, label=label))
+        bits, errors, scored = map(list, zip(*costs))
+        ends = [*distances, longest]
+        matters = bits[0] > 2 * errors[0]
+        probes.append(
+            ResetCosts(
+                probe,
+                distances=ends,
+                bits=[*bits, 0.0],
+                errors=[*errors, 0.0],
+                tokens=[*scored, 0],
+                reach=reach_of(bits, ends) if matters else 0,
             )
         )
-        series.append(
-            {
-                "name": f"cost of resetting the {name}",
-                "x": [*distances, longest],
-                "y": [*costs, 0.0],
-                "errors": [*errors, 0.0],
-                "tokens": [*scored, 0],
-                "x_label": "tokens between the reset and the scored block",
-                "y_label": "bits per token",
-            }
-        )
-        numbers[f"{name}_cost_nearest"] = costs[0]
-        numbers[f"{name}_cost_nearest_error"] = errors[0]
-        found = costs[0] > 2 * errors[0]
-        numbers[f"{name}_reach"] = reach_of(costs, [*distances, longest]) if found else 0
-    return {"numbers": numbers, "series": series, "verdict": verdict(numbers, W)}
+    return Reach(W, len(documents), longest, windows_reach, probes)
 
 
-def reach_of(costs, distances) -> int:
-    """The first distance from which on no reset costs more than `SHARE` of the nearest one.
+def reach_of(costs: Sequence[float], distances: Sequence[int]) -> int:
+    """Returns the first distance from which on no reset costs more than `SHARE` of the nearest one.
 
     Args:
         costs: of resets, the nearest first; above 0.
@@ -87,42 +120,51 @@ def reach_of(costs, distances) -> int:
     return distances[max(i for i, cost in enumerate(costs) if cost > SHARE * costs[0]) + 1]
 
 
-def block_starts(store, documents, window: int, seed: int):
-    """The documents and the first tokens of all their blocks, shuffled: two int arrays."""
+def block_starts(
+    store: TokenStore, documents: Sequence[int] | np.ndarray, window: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the documents and the first tokens of all their blocks, shuffled: two int arrays."""
     starts = [np.arange(0, store.lengths_D[d], window) for d in documents]
     owners = np.repeat(np.asarray(documents), [len(s) for s in starts])
     order = permutation(len(owners), seed, 0, 0, 5)
     return owners[order], np.concatenate(starts)[order]
 
 
+class ResetCost(NamedTuple):
+    """Cost of one reset: bits per token, their standard error over blocks, tokens scored."""
+
+    bits: float
+    error: float
+    tokens: int
+
+
 def cost_of_reset(
-    run,
-    reader,
-    recording,
-    blocks,
-    what: str,
+    run: RecordedRun,
+    reader: SegmentReader,
+    recording: Recording,
+    blocks: tuple[np.ndarray, np.ndarray],
+    probe: str,
     distance: int,
     tokens: int = TOKENS,
-    place: str = "",
-):
-    """What a reset `distance` tokens before a block costs it.
+    label: str = "",
+) -> ResetCost:
+    """Measures what a reset `distance` tokens before a block costs it.
 
     Args:
-        run: a `RecordedRun`.
-        reader: a `SegmentReader` of single blocks, T = W.
+        run: the run.
+        reader: of single blocks, T = W.
         recording: of the same parameters with the state kept.
         blocks: of `block_starts`; the first of them that begin after `distance` are scored.
-        what: "state" or "context".
+        probe: what is reset, "state" or "context".
         distance: c in tokens, a multiple of W.
         tokens: as `reach`.
-        place: what the progress display begins with, "3 of 18".
+        label: begins the progress display, "3 of 18".
 
     Returns:
-        Bits per token more than without a reset, their standard error over blocks, and the
-        tokens scored.
+        The cost, as much more as without a reset.
     """
     W = run.window
-    before = -(-run.model.windows_reach() // W) if what == "state" else 0
+    before = -(-run.model.windows_reach() // W) if probe == "state" else 0
     length = before + distance // W + 1
     owners, starts = (x[blocks[1] > distance] for x in blocks)
     number = max(min(tokens // (length * W), BLOCKS), reader.rows)
@@ -131,9 +173,9 @@ def cost_of_reset(
     segments = reader.read(
         run.params,
         stretches,
-        TREATMENTS["cleared"] if what == "state" else TREATMENTS["kept"],
+        TREATMENTS["cleared"] if probe == "state" else TREATMENTS["kept"],
         replaced=lambda step: step % length == before,
-        label=None if run.quiet else f"{place} {what} reset {distance:,} tokens before, blocks",
+        label=None if run.quiet else f"{label} {probe} reset {distance:,} tokens before, blocks",
     )
     extra, counts = [], []
     for step, segment in enumerate(segments):
@@ -149,7 +191,7 @@ def cost_of_reset(
     extra, counts = np.array(extra), np.array(counts)
     mean = extra.sum() / counts.sum()
     error = math.sqrt(np.square(extra - mean * counts).sum()) / counts.sum()
-    return float(mean), float(error), int(counts.sum())
+    return ResetCost(float(mean), float(error), int(counts.sum()))
 
 
 class Stretches:
@@ -189,21 +231,3 @@ class Stretches:
         batch = gather(self.store, [list(places)], self.segment_length)
         batch.starts_KB[:] |= step % self.length == 0
         return batch
-
-
-def verdict(numbers: dict, window: int) -> str:
-    """One sentence with the reach of each probe."""
-    parts = []
-    for name in ("state", "context"):
-        if f"{name}_reach" not in numbers:
-            continue
-        cost, tokens = numbers[f"{name}_cost_nearest"], numbers[f"{name}_reach"]
-        found = f"resetting the {name} {window:,} tokens before costs {cost:+.4f} bits per token"
-        if tokens:
-            found += f", and no more than {SHARE:.0%} of that from {tokens:,} tokens on"
-        parts.append(found)
-    sentence = "; ".join(parts)
-    return (
-        f"{sentence[0].upper()}{sentence[1:]}. The windows of all layers, one behind the other, "
-        f"reach back {numbers['windows_reach']:,} tokens."
-    )

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import zeros
 
-from brt.data.vocabularies.base import BEGIN
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
+from brt.token_ids import BEGIN
 
 CHUNK = 256
 """Tokens whose words of one rare bin are scored at a time."""

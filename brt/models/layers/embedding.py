@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 
-from brt.data.vocabularies.base import BEGIN
 from brt.models.shape_letters import constrain
+from brt.token_ids import BEGIN
 
 
 def embedded(tokens_BT, table_VD, begin_D, dtype):

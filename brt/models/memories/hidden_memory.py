@@ -69,6 +69,14 @@ class HiddenMemory(nnx.Module):
         M = cache.x_BMD.shape[1]
         return jnp.arange(M) >= M - cache.count_B[:, None]
 
+    def content_positions(self) -> tuple[int | None, ...]:
+        """Returns the position that each of the contents is the input of, for drawing attention.
+
+        Counted from the segment's first position: -1 is the one right before it. None where one
+        stands for no single position.
+        """
+        return tuple(range(-self.length, 0))
+
     def remember(self, cache, x_BTD, layer) -> tuple[NamedTuple, dict[str, jax.Array]]:
         """Returns the cache after a segment, without gradient, and monitors.
 

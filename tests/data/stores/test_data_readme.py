@@ -12,7 +12,7 @@ from paths import ROOT
 from brt import config
 from brt.data.sources import published as published_corpora
 from brt.data.sources.selections import GutenbergText
-from brt.training.trainer import Trainer
+from brt.training.settings import Trainer
 
 README = (ROOT / "brt" / "data" / "README.md").read_text(encoding="utf-8")
 PARTS = sorted(path.name for path in (ROOT / "configs" / "parts").glob("data_*.gin"))

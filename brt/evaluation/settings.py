@@ -1,0 +1,46 @@
+"""Settings of an evaluation, which gin binds."""
+
+import gin
+
+
+@gin.configurable
+class Evaluation:
+    """What is evaluated, in the loop of a training run and by `brt.evaluate`.
+
+    Args:
+        split: of the corpus.
+        tokens_per_step: rows times segment length; None takes the trainer's.
+        segment_length: None takes the trainer's.
+        max_steps: read only so many segments of each row, in the loop of a training run.
+        cleared: evaluate a second time with the state cleared at every segment, if the
+            model has a state.
+        score: a further score, such as `@RecallScore()` or, of samples, `@FreeRunning()`; or None.
+        meliad_scoring: leave out what google-research/meliad does not score: the first token of
+            each segment, and id 0, which is padding there and the unknown token of its PG19
+            vocabularies. For comparison with its figures; `scored_tokens` tells how many are
+            left, and there are no bits per byte, and no other figure
+            of the whole text.
+        model: by reference, as `Trainer.model`, with the same parameters; its other settings may
+            differ: `@evaluation/TransformerXL` takes bindings of that scope, such as a longer
+            memory. None takes the trainer's.
+        stride: evaluate by windows of one segment that are read from nothing, each `stride` tokens
+            after the one before, and score what is new in each. 1 is how a model without memory
+            is evaluated at its best, at the price of a whole window for every token
+            (Transformer-XL, section 3.1). None reads segments one after another with memory.
+    """
+
+    def __init__(
+        self,
+        split: str = "validation",
+        tokens_per_step: int | None = None,
+        segment_length: int | None = None,
+        max_steps: int | None = None,
+        cleared: bool = True,
+        score=None,
+        meliad_scoring: bool = False,
+        model=None,
+        stride: int | None = None,
+    ):
+        self.split, self.max_steps, self.cleared, self.score = split, max_steps, cleared, score
+        self.meliad_scoring, self.model, self.stride = meliad_scoring, model, stride
+        self.tokens_per_step, self.segment_length = tokens_per_step, segment_length

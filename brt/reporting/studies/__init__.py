@@ -1,0 +1,1 @@
+"""Sentences, tables and charts of what the studies of brt.evaluation measured."""

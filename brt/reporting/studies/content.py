@@ -1,0 +1,29 @@
+"""The parts that the files of all studies are made of: numbers, curves, maps and a verdict.
+
+README.md in `brt/evaluation` says what is in them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+Content = dict[str, Any]
+"""What a study's file holds: "numbers", "series", "verdict", and what a study has besides."""
+
+
+def content(numbers: dict[str, Any], series: list[dict], verdict: str, **more: Any) -> Content:
+    """Returns the parts that every study has, and more."""
+    return {"numbers": numbers, "series": series, "verdict": verdict, **more}
+
+
+def curve(
+    name: str, x: Sequence, y: Sequence, x_label: str, y_label: str, **more: Any
+) -> dict[str, Any]:
+    """Returns one of the "series": a curve with its labels; `more` as "borders" or "errors"."""
+    return {
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "x_label": x_label,
+        "y_label": y_label,
+        **more,
+    }

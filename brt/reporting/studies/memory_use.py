@@ -1,0 +1,113 @@
+"""The study `memory_use` in sentences and curves."""
+
+from brt.evaluation.studies.memory_use import (
+    MONITORS,
+    PERCENTILES,
+    AblationCost,
+    LayerMemory,
+    MemoryUse,
+    NothingCarried,
+    Probes,
+    StateLosses,
+)
+from brt.reporting.studies.content import Content, content, curve
+
+
+def present(found: MemoryUse | NothingCarried) -> Content:
+    """Returns the study's content."""
+    if isinstance(found, NothingCarried):
+        return content({}, [], nothing_carried(found))
+    losses = found.losses
+    numbers: dict[str, float] = {
+        "documents": losses.documents,
+        "tokens": losses.tokens,
+        "bits_kept": losses.bits_kept,
+    }
+    series = []
+    for cost in losses.costs:
+        numbers[f"bits_{cost.state}"] = cost.bits
+        numbers[f"cost_{cost.state}"] = cost.cost
+        numbers[f"cost_{cost.state}_error"] = cost.error
+        name = f"cost of the state {cost.state}, by segment"
+        segments = range(len(cost.by_segment))
+        labels = "segment of the document", "bits per token"
+        series.append(curve(name, segments, cost.by_segment, *labels))
+    return content(numbers | probe_numbers(found.probes), series, verdict(losses, found.probes))
+
+
+def probe_numbers(probes: Probes) -> dict[str, float]:
+    """Returns figures by name, `layer9/kept` and so on; half-lives come last."""
+    measured, half_lives = dict(probes.model), {}
+    for layer in probes.layers:
+        name = f"layer{layer.layer}"
+        fields = {monitor: getattr(layer, monitor) for monitor in MONITORS} | dict(layer.others)
+        measured |= {f"{name}/{m}": value for m, value in fields.items() if value is not None}
+        if layer.half_life is not None:
+            half_lives[f"{name}/half_life_tokens"] = layer.half_life
+        for percent, value in zip(PERCENTILES, layer.half_lives):
+            half_lives[f"{name}/half_life_tokens_p{percent}"] = value
+    return dict(sorted(measured.items())) | half_lives
+
+
+def nothing_carried(found: NothingCarried) -> str:
+    """Returns a sentence that says why there is nothing to measure."""
+    if not found.has_state:
+        return f"The model has no state: it carries windows of {found.window:,} tokens."
+    return (
+        f"No document is longer than a segment of {found.segment_length:,} tokens, so no state "
+        "is ever carried; bind Evaluation.segment_length to less."
+    )
+
+
+def verdict(losses: StateLosses, probes: Probes) -> str:
+    """Returns one sentence: whether the memory is used, with the numbers it rests on."""
+    costs = {cost.state: cost for cost in losses.costs}
+    cleared = costs["cleared"]
+    changes = [
+        f"{costs[state].cost:+.4f} {words}"
+        for state, words in (("zeroed", "zeroed"), ("swapped", "with another document's state"))
+        if state in costs
+    ]
+    return (
+        f"{_head(cleared, costs.get('swapped'))}: cleared before every segment, later segments "
+        f"cost {cleared.cost:+.4f} ± {cleared.error:.4f} bits per token (kept "
+        f"{losses.bits_kept:.4f}), {', '.join(changes)}; "
+        f"{'; '.join(_of_layers(probes.layers)) or 'the model reports no gates'}."
+    )
+
+
+def _head(cleared: AblationCost, swapped: AblationCost | None) -> str:
+    if cleared.cost < -2 * cleared.error:
+        return "The memory is used and does harm"
+    if cleared.cost <= 2 * cleared.error:
+        return "There is no sign that the memory is used"
+    if swapped is not None and swapped.cost <= 2 * swapped.error:
+        return "The memory is used, but that of another document would do as well"
+    return "The memory is used"
+
+
+def _of_layers(layers: list[LayerMemory]) -> list[str]:
+    """Returns clauses on shares, gradients and half-lives; zeros of layers are left out."""
+    shares = [
+        f"layer{layer.layer} takes {layer.state_share:.1%} of what attention adds from its states"
+        for layer in layers
+        if layer.state_share or (layer.carries_state and layer.state_share is not None)
+    ]
+    shares += [
+        f"layer{layer.layer} takes {layer.memory_share:.1%} of what attention reads from its memory"
+        for layer in layers
+        if layer.memory_share or (layer.carries_state and layer.memory_share is not None)
+    ]
+    slopes = [
+        f"a gradient of norm {layer.gradient_norm:.2g} nats reaches them in layer{layer.layer}"
+        for layer in layers
+        if layer.gradient_norm
+    ]
+    if not slopes and any(layer.gradient_norm is not None for layer in layers):
+        slopes = ["no gradient of the loss reaches it"]
+    half_lives = [
+        f"half of layer{layer.layer}'s state is left after {layer.half_life:,.0f} tokens"
+        for layer in layers
+        if layer.half_life is not None
+    ]
+    return shares + slopes + half_lives

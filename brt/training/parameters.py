@@ -1,0 +1,45 @@
+"""Parameters of a run folder: its newest checkpoint, read; and the tokens they belong to."""
+
+import os
+
+from brt.training.checkpoint import Checkpoints
+from brt.training.train_step import TrainState
+from brt.training.weight_average import Averaged, evaluated_params
+
+
+def check_vocabulary(record: dict, store) -> None:
+    """Refuses parameters that were trained on other token ids than a store's.
+
+    Args:
+        record: of a checkpoint, from `load_params`; those of older versions say nothing.
+        store: a token store, or a mixture.
+
+    Raises:
+        ValueError: naming both tokenizers.
+    """
+    trained, read = record.get("vocabulary"), store.manifest["vocabulary"]
+    if trained and trained["fingerprint"] != read["fingerprint"]:
+        raise ValueError(
+            f"The parameters were trained with the tokenizer {trained['name']} of size "
+            f"{trained['size']}, and {store.folder} was made with {read['name']} of size "
+            f"{read['size']}: bind Corpus.vocabulary and Corpus.store to those of the run."
+        )
+
+
+def load_params(folder: str, abstract: TrainState):
+    """Step and parameters of a run folder's newest sound checkpoint.
+
+    Their average, if the run keeps one and `abstract` has its optimizer's state.
+    """
+    path = os.path.join(folder, "checkpoints")
+    if not os.path.isdir(path):
+        raise FileNotFoundError(f"{folder} holds no checkpoints/ folder: has the run begun?")
+    checkpoints = Checkpoints(path)
+    averaged = isinstance(abstract.optimizer, Averaged)
+    parts = ("step", "params", "optimizer") if averaged else ("step", "params")
+    found = checkpoints.restore_latest(abstract, parts)
+    checkpoints.close()
+    if found is None:
+        raise FileNotFoundError(f"{path} holds no complete checkpoint yet.")
+    state, record = found
+    return state._replace(params=evaluated_params(state), optimizer=None), record

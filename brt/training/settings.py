@@ -1,0 +1,124 @@
+"""Settings of a training run, which gin binds; the loop that follows them is in `trainer.py`."""
+
+import gin
+
+from brt.data.corpus import Corpus
+from brt.data.streams.samples import check_cut
+from brt.data.streams.select import check_stream
+from brt.models.block_recurrent import BlockRecurrentTransformer
+from brt.training.checkpoint import CheckpointPolicy
+from brt.training.losses import LOSSES
+from brt.training.unroll import check_depth
+
+FREE_TO_CHANGE = (
+    *("Trainer.steps:", "Trainer.log_every:", "Trainer.eval_every:", "Trainer.mesh:"),
+    *("Trainer.evaluation:", "Trainer.checkpoints:"),
+    *("Evaluation.", "RecallScore.", "FreeRunning.", "CheckpointPolicy.", "Corpus.store:"),
+)
+"""Bindings that may differ when a run is resumed; all others decide what is computed."""
+
+
+@gin.configurable
+class Trainer:
+    """Settings of a run.
+
+    Args:
+        corpus: what is read, a `Corpus` or a `Mixture` of several.
+        optimizer, schedule: by reference, `@adafactor` and `@rsqrt`.
+        model: a `Model`, by reference.
+        steps: updates in all.
+        segment_length: N in tokens, a multiple of the model's window.
+        tokens_per_step: rows x segments_per_step x segment_length, over all devices.
+        segments_per_step: consecutive segments of a document that gradients may cross.
+        bptt_depth: memories that the gradient of a segment's loss crosses, fewer than
+            segments_per_step; None for all.
+        remat_segments: recompute each segment in the backward pass, so that a step needs the
+            memory of one segment's activations instead of all.
+        loss: positions of a segment that are trained on: "full", all; "half", the most recent
+            half (Transformer-XL, Table 5). Evaluation scores all.
+        seed: of parameters, dropout and the order of documents.
+        stream: "documents", each read by one row from start to end; "contiguous", the corpus cut
+            into rows; "shuffled", the same with its documents in a new order every epoch; or
+            "samples" of one length, which the segments of a step make up. Evaluation follows.
+        mesh: (data, model) devices; -1 takes what the other leaves.
+        plateau: lowers the rate when the evaluation loss stops falling, `@ReduceOnPlateau()`.
+        average: evaluates an average of the weights, `@WeightAverage()`; not with a plateau.
+        clear_state: train with the state cleared at every segment.
+        skip_nonfinite: skip updates that are not finite instead of stopping.
+        log_every, eval_every: in steps; eval_every 0 evaluates never.
+        evaluation: what in-loop evaluation and `brt.evaluate` do, `@Evaluation()`; None for its
+            defaults, which `Experiment.evaluation` has.
+        checkpoints: when checkpoints are written and kept.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus = gin.REQUIRED,
+        optimizer=gin.REQUIRED,
+        schedule=gin.REQUIRED,
+        steps: int = gin.REQUIRED,
+        segment_length: int = gin.REQUIRED,
+        tokens_per_step: int = gin.REQUIRED,
+        segments_per_step: int = 1,
+        bptt_depth: int | None = None,
+        remat_segments: bool = False,
+        loss: str = "full",
+        seed: int = 0,
+        stream: str = "documents",
+        mesh: tuple[int, int] = (-1, 1),
+        plateau=None,
+        average=None,
+        clear_state: bool = False,
+        skip_nonfinite: bool = False,
+        log_every: int = 100,
+        eval_every: int = 1000,
+        evaluation=None,
+        checkpoints=None,
+        model=BlockRecurrentTransformer,
+    ):
+        per_row = segment_length * segments_per_step
+        if min(segment_length, segments_per_step) < 1 or tokens_per_step % per_row:
+            raise ValueError(
+                f"Trainer.tokens_per_step = {tokens_per_step} is not a whole number of rows of "
+                f"{segments_per_step} x {segment_length} tokens (Trainer.segments_per_step x "
+                "Trainer.segment_length)."
+            )
+        if min(steps, tokens_per_step, log_every) < 1:
+            raise ValueError("Trainer.steps, tokens_per_step and log_every must be at least 1.")
+        check_depth(bptt_depth, segments_per_step)
+        if loss not in LOSSES:
+            raise ValueError(f"Trainer.loss = {loss!r}: choose one of {LOSSES}.")
+        self.loss = loss
+        check_stream(stream)
+        source = getattr(corpus, "source", None)
+        if stream == "samples" and (length := getattr(source, "input_length", None)):
+            check_cut(length, segment_length, segments_per_step)
+        self.bptt_depth, self.remat_segments = bptt_depth, remat_segments
+        self.stream = stream
+        if plateau and not eval_every:
+            raise ValueError(
+                "Trainer.plateau looks at evaluations: bind Trainer.eval_every to 1 or more."
+            )
+        if plateau and average:
+            raise ValueError(
+                "Trainer.plateau and Trainer.average are both bound: the rule would look at the "
+                "average, which improves long after the weights have stopped. Bind one of them."
+            )
+        self.plateau, self.average = plateau, average
+        self.corpus, self.optimizer, self.schedule, self.steps = corpus, optimizer, schedule, steps
+        self.segment_length, self.tokens_per_step = segment_length, tokens_per_step
+        self.segments_per_step, self.rows = segments_per_step, tokens_per_step // per_row
+        self.seed, self.mesh, self.clear_state = seed, mesh, clear_state
+        self.skip_nonfinite, self.log_every, self.eval_every = skip_nonfinite, log_every, eval_every
+        self.model, self.evaluation = model, evaluation
+        self.checkpoints = checkpoints or CheckpointPolicy()
+
+    @property
+    def loss_settings(self) -> dict:
+        """Arguments of `brt.training.train_step.make_loss`, besides the model."""
+        return {
+            "clear": self.clear_state,
+            "bptt_depth": self.bptt_depth,
+            "remat_segments": self.remat_segments,
+            "scores": self.loss,
+        }

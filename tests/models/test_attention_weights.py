@@ -1,0 +1,124 @@
+"""Models whose attention can be drawn: what keys stand for, against what they hold."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from architectures import OneKey, cast, quick_jit, randomised
+from flax import nnx
+
+from brt.models.attention_weights import AttentionLayout, ShowsAttention
+from brt.models.recurrent_memory import RecurrentMemoryTransformer
+from brt.models.transformer_xl import TransformerXL
+
+B, T, V, SEGMENTS = 2, 4, 17, 4
+SIZES = dict(
+    vocabulary_size=V, num_layers=2, width=12, num_heads=2, head_size=4, feed_forward_size=10
+)
+xl = functools.partial(TransformerXL, **SIZES)
+
+
+def around(**settings):
+    return functools.partial(RecurrentMemoryTransformer, body=functools.partial(xl, **settings))
+
+
+MODELS = {
+    "xl": (xl, dict(memory_length=6)),
+    "no memory": (xl, dict(memory_length=0, encoding="absolute")),
+    "learned": (xl, dict(memory_length=3, encoding="learned", position_rows=7)),
+    "rmt": (around(memory_length=0), dict(num_memory=2)),
+    "rmt, cache": (around(memory_length=11), dict(num_memory=2)),
+    "start, cache": (around(memory_length=11), dict(num_memory=2, memory_at_end=False)),
+}
+REMEMBERED = {"xl": 6, "no memory": 0, "learned": 3, "rmt": 0, "rmt, cache": 11, "start, cache": 11}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+@pytest.fixture(autouse=True)
+def wide_types():
+    with jax.enable_x64(True):
+        yield
+
+
+@functools.cache
+def built(name):
+    """A model of random parameters, and its two ways to read a segment, compiled once."""
+    kind, settings = MODELS[name]
+    with jax.enable_x64(True):
+        abstract = nnx.eval_shape(lambda: kind(OneKey(), **settings).for_segments(T))
+        model = cast(randomised(abstract, 1), "float64")
+    read = quick_jit(lambda *given: model(*given)[1])
+    draw = quick_jit(lambda *given: model.attention_weights(*given)[0])
+    return model, read, draw
+
+
+def last_weights(name, tokens_NBT):
+    """The weights of the last segment, after all segments before it."""
+    model, read, draw = built(name)
+    caches = model.init_caches(B)
+    for tokens_BT in tokens_NBT[:-1]:
+        caches = read(tokens_BT, caches)
+    return draw(tokens_NBT[-1], caches)
+
+
+@every_model
+def test_shapes_are_those_of_the_layout_and_weights_of_visible_keys_sum_to_one(name):
+    model = built(name)[0]
+    assert isinstance(model, ShowsAttention)
+    layout = model.attention_layout(T)
+    X, J = len(layout.query_tokens), len(layout.key_tokens)
+    tokens = np.random.default_rng(0).integers(0, V, (SEGMENTS, B, T)).astype(np.int32)
+    found = last_weights(name, tokens)
+    assert len(found.weights) == len(found.terms) == 2 and found.visible_BXJ.shape == (B, X, J)
+    assert np.asarray(found.full_B).all()
+    relative = MODELS[name][1].get("encoding", "relative") == "relative"
+    for weights_BHXJ, terms in zip(found.weights, found.terms):
+        assert weights_BHXJ.shape == (B, 2, X, J)
+        hidden = ~np.asarray(found.visible_BXJ)[:, None]
+        np.testing.assert_allclose(np.asarray(weights_BHXJ).sum(-1), 1, atol=1e-12)
+        assert (np.where(hidden, weights_BHXJ, 0) == 0).all()
+        assert list(terms) == (list("abcd") if relative else [])
+
+
+@every_model
+def test_a_cache_that_may_take_more_is_not_full(name):
+    model, memory = built(name)[0], REMEMBERED[name]
+    tokens = np.random.default_rng(0).integers(0, V, (SEGMENTS, B, T)).astype(np.int32)
+    full = [bool(last_weights(name, tokens[:n]).full_B.all()) for n in range(1, SEGMENTS + 1)]
+    positions = len(model.attention_layout(T).query_tokens)
+    assert full == [n * positions >= memory for n in range(SEGMENTS)]
+
+
+@pytest.mark.parametrize("name", ["xl", "rmt, cache", "start, cache"])
+def test_a_key_of_the_cache_changes_with_the_token_it_stands_for_and_with_no_other(name):
+    """In the first layer a token's key is made of its embedding, a memory token's of all before."""
+    model = built(name)[0]
+    layout = model.attention_layout(T)
+    cached = len(layout.cache_tokens)
+    queries = [x for x, token in enumerate(layout.query_tokens) if token is not None]
+    tokens = np.random.default_rng(0).integers(0, V, (SEGMENTS, B, T)).astype(np.int32)
+
+    def keys(tokens_NBT):
+        return np.asarray(last_weights(name, tokens_NBT).terms[0]["a"])[:, :, queries, :cached]
+
+    before, found = keys(tokens), set()
+    is_token = np.array([token is not None for token in layout.cache_tokens])
+    for back in range(1, 3 * T + 1):
+        other = tokens.copy()
+        segment, place = divmod((SEGMENTS - 1) * T - back, T)
+        other[segment, :, place] = (other[segment, :, place] + 1) % V
+        changed = np.abs(keys(other) - before).max(axis=(0, 1, 2)) > 1e-9
+        expected = [token == -back for token in layout.cache_tokens]
+        np.testing.assert_array_equal(changed & is_token, expected)
+        found |= set(np.flatnonzero(changed & is_token))
+    assert found == set(np.flatnonzero(is_token)) and len(found) >= 5
+
+
+def test_distances_are_between_tokens_only():
+    layout = AttentionLayout((None, -2, -1), read=1, tokens=2, write=1)
+    assert layout.query_tokens == (None, 0, 1, None)
+    assert layout.key_tokens == (None, -2, -1, None, 0, 1, None)
+    assert [layout.distance(2, key) for key in range(7)] == [None, 3, 2, None, 1, 0, None]
+    assert [layout.distance(1, key) for key in range(7)] == [None, 2, 1, None, 0, -1, None]
+    assert [layout.distance(0, key) for key in range(7)] == [None] * 7
