@@ -191,7 +191,7 @@ class TrainingRun:
         restored = self.checkpoints.restore_latest(abstract)
         if restored:
             self.state, record = restored
-            self.checkpoints.remove_after(int(self.state.step))
+            self.checkpoints.put_aside(int(self.state.step))
             self.interval = Interval(record["interval"])
             self._read_before = int(record.get("ledger", "0"), 16)
         else:

@@ -1,5 +1,6 @@
 """The loop: a run that was stopped, killed or evaluated is the run that never was."""
 
+import errno
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from checkpoints import array_file, flip
 from tiny_run import (  # noqa: F401
     PLAIN,
     assert_same_run,
@@ -33,7 +35,7 @@ from brt.data.streams.ledger import MODULUS, ledger_of
 from brt.data.streams.select import training_stream
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import load_params, load_run
-from brt.training.checkpoint import CheckpointError
+from brt.training.checkpoint import CheckpointError, Checkpoints
 from brt.training.run_folder import read_metrics
 from brt.training.trainer import ChangedConfig, NonFiniteLoss, TrainingRun
 
@@ -148,6 +150,46 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(
     (folder / "metrics.jsonl").write_text("".join(lines))
     run = train_here(tiny, folder)
     assert run.start == safe
+    assert_same_run(run, straight)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("half_read")
+def test_going_on_past_a_damaged_and_a_misnamed_checkpoint_is_invisible_and_deletes_nothing(
+    tiny, straight, tmp_path
+):
+    run = train_here(tiny, tmp_path, stop_after=9)
+    checkpoints = tmp_path / "checkpoints"
+    assert run.checkpoints.steps() == [3, 6, 9]
+    flip(array_file(checkpoints / "9", "params"))
+    shutil.copytree(checkpoints / "3", checkpoints / "11")
+    damaged, copied = contents(checkpoints / "9"), contents(checkpoints / "11")
+    run = train_here(tiny, tmp_path)
+    assert run.start == 6
+    assert_same_run(run, straight)
+    assert run.checkpoints.steps() == [3, 6, 9, 12]
+    assert contents(checkpoints / "aside" / "9-unreadable") == damaged
+    assert contents(checkpoints / "aside" / "11-holds-step-3") == copied
+
+
+def test_a_checkpoint_that_cannot_be_read_just_now_stops_the_run_and_changes_nothing(
+    tiny, straight, tmp_path, monkeypatch
+):
+    train_here(tiny, tmp_path, stop_after=6)
+    before, restore = contents(tmp_path), Checkpoints._restore
+
+    def failing(self, step, *arguments):
+        if step == 6:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return restore(self, step, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_restore", failing)
+        with pytest.raises(CheckpointError, match=r"Checkpoint 6 .*Too many open files"):
+            train_here(tiny, tmp_path)
+    assert contents(tmp_path) == before
+    run = train_here(tiny, tmp_path)
+    assert run.start == 6
     assert_same_run(run, straight)
 
 
