@@ -5,6 +5,7 @@ import os
 import jax
 
 from brt import config
+from brt.data.splits import check_split
 from brt.evaluation.evaluator import batch_shape
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import Recording, record
@@ -80,7 +81,7 @@ class RecordedRun:
 
     def folder(self, state: str) -> str:
         """Where the recording of a state is, whether it exists or not."""
-        return os.path.join(self.workdir, "recordings", f"{self.split}-{state}")
+        return os.path.join(self.workdir, "recordings", f"{check_split(self.split)}-{state}")
 
     def recording(self, state: str = "kept", documents=None) -> Recording:
         """The recording of a state, with at least the given documents; makes what is missing.
