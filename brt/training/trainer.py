@@ -10,6 +10,7 @@ from jax.experimental import multihost_utils
 from brt import config
 from brt.checks import check_choice
 from brt.data.corpus import Corpus
+from brt.data.streams.ids import check_store
 from brt.data.streams.ledger import MODULUS
 from brt.data.streams.samples import check_cut
 from brt.data.streams.select import check_stream, training_stream
@@ -166,6 +167,7 @@ class TrainingRun:
 
     Raises:
         ChangedConfig: the folder's checkpoints belong to another configuration.
+        ValueError: the store that is evaluated on has ids beyond its vocabulary.
     """
 
     def __init__(self, experiment, mesh, workdir, params=None, allow_changes=False):
@@ -183,6 +185,7 @@ class TrainingRun:
         self.evaluator = None
         if trainer.eval_every:
             held_out = experiment.open_store(trainer.evaluation.split)
+            check_store(held_out)  # now, and not after hours; of the training store each batch is
             self.evaluator = Evaluator(experiment, held_out, mesh)
         self.folder = RunFolder(workdir, writes=jax.process_index() == 0)
         self.checkpoints = Checkpoints(self.folder.file("checkpoints"), trainer.checkpoints)
@@ -240,6 +243,7 @@ class TrainingRun:
 
         Raises:
             NonFiniteLoss: with the step and the checkpoint that is safe.
+            ValueError: a batch has ids beyond the vocabulary of its store.
         """
         trainer = self.trainer
         aside = self.folder.open_metrics(self.start)

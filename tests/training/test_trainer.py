@@ -295,6 +295,38 @@ def test_a_loss_that_is_not_finite_names_its_step_and_the_last_checkpoint(
         train_here(tiny, tmp_path, hook=poison(bad))
 
 
+# A store with ids beyond the vocabulary.
+
+
+def spoil(store, every=7):
+    path = store.folder / "tokens.bin"
+    tokens = np.fromfile(path, "<u2")
+    tokens[::every] |= 0x8000
+    tokens.tofile(path)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_damaged_store_is_named_and_no_learning_rate_is_blamed(tmp_path, split):
+    tiny = build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)), *BINDINGS)
+    store = tiny.experiment.open_store(split)
+    spoil(store)
+    with pytest.raises(ValueError, match="prepare it again") as caught:
+        train_here(tiny, tmp_path / "run")
+    assert str(caught.value).startswith(f"{store.folder} is damaged: token 0 of document 0 has id")
+    assert "learning rate" not in str(caught.value)
+    assert read_metrics(str(tmp_path / "run")) == []
+    assert not list((tmp_path / "run" / "checkpoints").glob("*"))
+
+
+def test_a_damaged_store_is_named_by_an_evaluation(straight, tmp_path):
+    tiny = build(write_config(tmp_path), *BINDINGS)
+    store = tiny.experiment.open_store("test")
+    spoil(store)
+    mesh = one_device()
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=rf"^{store.folder} is damaged"):
+        Evaluator(tiny.experiment, store, mesh).run(straight.state.params)
+
+
 # Changed bindings.
 
 FREE = (

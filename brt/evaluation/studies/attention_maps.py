@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from brt.data.streams.ids import check_ids
 from brt.data.streams.select import evaluation_pass
 from brt.evaluation.reading import to_host
 from brt.evaluation.studies.attention_lines import Parts, add_lines, head_name
@@ -149,6 +150,7 @@ def attention(run, documents, seed: int, tokens: int) -> dict:
         whole_B = _whole(kind, stream, run, step, documents_B, offsets_B)
         mapped_B = whole_B if classes > 1 else whole_B & (offsets_B >= run.segment_length)
         batch = stream.batch(step)
+        check_ids(batch, run.store)
         full_B, map_LHXJ = looker.look(batch, whole_B, mapped_B.astype(np.float32))
         maps[step % classes] = maps[step % classes] + map_LHXJ
         counts[step % classes] += mapped_B.sum()
