@@ -12,6 +12,7 @@ import re
 
 import gin
 
+from brt.declared_types import UNKNOWN, advice, allows, words_for
 from brt.registration import register_all
 
 
@@ -57,7 +58,7 @@ def parse(gin_files=(), bindings=(), search_paths=()):
         _explained(lambda line=binding: gin.parse_config(line), where, binding)
     _explained(gin.finalize, "In the configuration")
     _check_passed_on()
-    _check_whole_numbers()
+    _check_declared_types()
 
 
 def _check_passed_on():
@@ -77,16 +78,36 @@ def _check_passed_on():
             raise ConfigError(f"{entry.name} has no parameter {name}.{nearest}")
 
 
-def _check_whole_numbers():
-    for (_, selector), bound in gin.config._CONFIG.items():
+def _check_declared_types():
+    """Refuses values whose type is not the one their parameter declares; see `declared_types`."""
+    for (scope, selector), bound in gin.config._CONFIG.items():
         entry = gin.config._REGISTRY.get(selector)
         parameters = _parameters(entry) if entry else {}
-        for name, value in bound.items():
-            whole = name in parameters and parameters[name].annotation in (int, int | None)
-            if whole and isinstance(value, float):
-                raise ConfigError(
-                    f"{entry.name}.{name} = {value} must be a whole number, without a point."
-                )
+        for parameter, value in bound.items():
+            if parameter not in parameters:
+                continue
+            declared, known = parameters[parameter].annotation, _without_references(value)
+            if declared is inspect.Parameter.empty or allows(declared, known):
+                continue
+            name = f"{scope}/{entry.name}.{parameter}" if scope else f"{entry.name}.{parameter}"
+            macro = f" (from {value!r})" if repr(value).startswith("%") else ""
+            raise ConfigError(
+                f"{name} = {known!r}{macro} must be {words_for(declared)}{advice(declared, known)}."
+            )
+
+
+def _without_references(value, inside=()):
+    """A bound value with macros replaced by theirs, and what is not known yet by `UNKNOWN`."""
+    if isinstance(value, gin.config.ConfigurableReference):
+        if not repr(value).startswith("%"):
+            return UNKNOWN
+        if value.config_key in inside:
+            raise ConfigError(f"The macro {value!r} is its own value: give it a value of another.")
+        bound = gin.config._CONFIG.get(value.config_key, {"value": UNKNOWN})["value"]
+        return _without_references(bound, (*inside, value.config_key))
+    if isinstance(value, tuple | list):
+        return type(value)(_without_references(one, inside) for one in value)
+    return value
 
 
 def _explained(call, where, text=""):

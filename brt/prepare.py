@@ -11,6 +11,7 @@ from absl import flags
 
 from brt import command_line
 from brt.data.corpus import Corpus
+from brt.data.splits import check_split
 from brt.data.stores.inspection import describe, document_ends, verify
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.named import named_vocabulary
@@ -36,6 +37,10 @@ def main():
     if FLAGS.inspect:
         inspect(TokenStore(FLAGS.inspect), FLAGS.document)
         return
+    if not FLAGS.splits:
+        raise ValueError("--splits is empty: name at least one split, as in --splits=train.")
+    for split in FLAGS.splits:
+        check_split(split, "--splits")
     training = bound_training() if FLAGS.train_vocabulary else None
     whole = Experiment.from_gin().trainer.corpus
     if FLAGS.train_vocabulary or FLAGS.describe_vocabulary:

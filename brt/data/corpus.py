@@ -10,6 +10,7 @@ import gin
 from absl import logging
 
 from brt.data.sources.files import Source
+from brt.data.splits import check_split
 from brt.data.stores.shards import ListedDocuments, StreamedDocuments
 from brt.data.stores.token_store import TokenStore, write_store
 from brt.data.stores.writer import vocabulary_entry
@@ -63,8 +64,12 @@ class Corpus:
         return self.vocabulary.size
 
     def path(self, split: str) -> Path:
-        """Folder of a split's store, whether it exists or not."""
-        return self.store / split
+        """Folder of a split's store, whether it exists or not.
+
+        Raises:
+            ValueError: the split's name is a path, or empty; so do all methods that take one.
+        """
+        return self.store / check_split(split)
 
     def exists(self, split: str) -> bool:
         """Whether a split has been prepared."""

@@ -21,7 +21,9 @@ class RecallScore:
 
     streams = ("documents",)
 
-    def __init__(self, far: int = gin.REQUIRED, segment_length: int = gin.REQUIRED, segments=3):
+    def __init__(
+        self, far: int = gin.REQUIRED, segment_length: int = gin.REQUIRED, segments: int = 3
+    ):
         self.far, self.segments, self.segment_length = far, segments, segment_length
 
     def add(self, sums, store, documents_B, offsets_B, nats_BT, correct_BT, weights_BT):

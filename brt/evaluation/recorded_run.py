@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from brt.data.splits import check_split
 from brt.evaluation.evaluator import batch_shape
 from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.reading import SegmentReader
@@ -77,7 +78,7 @@ class RecordedRun:
 
     def folder(self, state: str) -> str:
         """Where the recording of a state is, whether it exists or not."""
-        return os.path.join(self.workdir, "recordings", f"{self.split}-{state}")
+        return os.path.join(self.workdir, "recordings", f"{check_split(self.split)}-{state}")
 
     def recording(self, state: str = "kept", documents=None) -> Recording:
         """The recording of a state, with at least the given documents; makes what is missing.

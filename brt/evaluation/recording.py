@@ -13,7 +13,6 @@ killed goes on with the others, and one of a few documents can be completed late
 import hashlib
 import json
 import os
-import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +21,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from brt.data.stores.own_folders import MARK, claim, remove
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.writer import replace_json, write_json
 from brt.data.streams.documents import DocumentPass
@@ -288,17 +288,38 @@ def _put(file, first, values):
 
 
 def _begin(folder, manifest):
+    names = (*(f"{name}.bin" for name in FILES), "manifest.json.new", "manifest.json")
     if folder.exists():
-        shutil.rmtree(folder)
+        _check_is_recording(folder)
+        remove(folder, names)
     partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    claim(partial, is_own=_is_recording(partial))
+    remove(partial, names)  # of one that was killed while it began
+    claim(partial)
     for name, dtype in FILES.items():
         count = manifest["documents" if name == "done" else "tokens"]
         with open(partial / f"{name}.bin", "wb") as file:
             file.truncate(count * dtype.itemsize)
     write_json(partial, "manifest.json", manifest)
+    (partial / MARK).unlink()
     os.replace(partial, folder)
+
+
+def _check_is_recording(folder):
+    if not _is_recording(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ValueError(
+            f"{folder} is where a recording would be, and is none of this version of brt: move it "
+            "elsewhere, or delete it if nobody needs it, and record again. Nothing was removed."
+        )
+
+
+def _is_recording(folder):
+    """Whether a folder has the manifest of a recording, whatever became of its other files."""
+    try:
+        _read_manifest(folder)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _is_of(folder, manifest):
@@ -328,6 +349,12 @@ def _read_manifest(folder):
         raise ValueError(
             f"{path} has recording format {version}, this version of brt reads {FORMAT}; delete "
             f"{folder} and record again"
+        )
+    missing = [name for name in ("store", "documents", "tokens", *IDENTITY) if name not in manifest]
+    if missing:
+        raise ValueError(
+            f"{path} is not the manifest of a recording (no {missing[0]!r}); delete {folder} and "
+            "record again"
         )
     return manifest
 

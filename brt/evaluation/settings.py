@@ -2,13 +2,15 @@
 
 import gin
 
+from brt.data.splits import check_split
+
 
 @gin.configurable
 class Evaluation:
     """What is evaluated, in the loop of a training run and by `brt.evaluate`.
 
     Args:
-        split: of the corpus.
+        split: of the corpus; a plain name, never a path.
         tokens_per_step: rows times segment length; None takes the trainer's.
         segment_length: None takes the trainer's.
         max_steps: read only so many segments of each row, in the loop of a training run.
@@ -41,6 +43,9 @@ class Evaluation:
         model=None,
         stride: int | None = None,
     ):
-        self.split, self.max_steps, self.cleared, self.score = split, max_steps, cleared, score
+        self.split = check_split(split, "Evaluation.split")
+        self.max_steps = max_steps
+        self.cleared = cleared
+        self.score = score
         self.meliad_scoring, self.model, self.stride = meliad_scoring, model, stride
         self.tokens_per_step, self.segment_length = tokens_per_step, segment_length

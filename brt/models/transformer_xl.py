@@ -102,7 +102,7 @@ class TransformerXL(Body, ShowsAttention):
         cutoffs: tuple[int, ...] = (),
         div_val: int = 1,
         tied: bool = True,
-        tied_projections=True,
+        tied_projections: bool | tuple[bool, ...] = True,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         variational_dropout: bool = False,

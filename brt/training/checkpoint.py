@@ -3,18 +3,29 @@
 A checkpoint holds parameters, optimizer, caches and step, and a JSON record with a
 fingerprint of each array. It is written in the background and appears under its final
 name only when complete; one that does not read back with the same fingerprints is damaged
-and is never loaded.
+and is never loaded. What cannot be read is never deleted: a run that goes on from an older
+checkpoint puts it aside.
 """
 
 import copy
+import itertools
+import json
 import os
 
 import gin
 import jax
 import jax.numpy as jnp
 from absl import logging
+from jax.experimental import multihost_utils
 
+from brt.training.passing_errors import passing_reason
 from brt.training.train_step import TrainState
+
+ASIDE = "aside"
+"""Folder beside the checkpoints for those that a run does not go on from."""
+
+STEP_NAME = ".step"
+"""What fingerprints call `TrainState.step`."""
 
 
 class CheckpointError(RuntimeError):
@@ -51,6 +62,7 @@ class Checkpoints:
         import orbax.checkpoint as ocp  # takes a second, and only runs that save need it
 
         policy = policy or CheckpointPolicy()
+        self._skipped = {}  # steps that could not be restored: what to call them aside
         self._ocp, self.folder = ocp, os.path.abspath(folder)
         self._manager = ocp.CheckpointManager(
             self.folder,
@@ -121,17 +133,27 @@ class Checkpoints:
             abstract: shapes, types and shardings to restore into.
             parts: fields of the state to read; the others come back None.
 
+        One that is damaged, or whose folder is named after another step than it holds, is skipped
+        with a warning.
+
         Returns:
             (state, record), or None if the folder holds no checkpoint at all.
 
         Raises:
-            CheckpointError: if there are checkpoints, but none is sound.
+            CheckpointError: if there are checkpoints, but none is sound; or if one could not be
+                read for a reason that may pass, such as too many open files.
         """
         steps = self.steps()
         for step in reversed(steps):
             try:
-                return self._restore(step, abstract, parts)
+                held = self._step_held(step)
+                if held == step:
+                    return self._restore(step, abstract, parts)
+                self._skip_misnamed(step, held)
             except Exception as error:  # a damaged file shows itself in many ways
+                if reason := passing_reason(error):
+                    raise self._unread(step, reason) from error
+                self._skipped[step] = "unreadable"
                 logging.warning(
                     "Checkpoint %d in %s is damaged and was skipped: %s",
                     *(step, self.folder, str(error).strip().split("\n")[0][:300]),
@@ -142,6 +164,29 @@ class Checkpoints:
                 "If the config is right, remove the damaged ones or start in a new --workdir."
             )
         return None
+
+    def _step_held(self, step):
+        """The step that the checkpoint of this folder was saved at, by its own record."""
+        with open(os.path.join(self.folder, str(step), "record", "metadata"), "rb") as file:
+            record = json.load(file)
+        try:
+            return record["fingerprints"][STEP_NAME]  # of a single number it is the number itself
+        except (KeyError, TypeError):
+            raise CheckpointError("its record does not say which step it holds") from None
+
+    def _skip_misnamed(self, step, held):
+        self._skipped[step] = f"holds-step-{held}"
+        logging.warning(
+            "%s holds the checkpoint of step %d, not of step %d, and was skipped: a copy, perhaps.",
+            *(os.path.join(self.folder, str(step)), held, step),
+        )
+
+    def _unread(self, step, reason):
+        return CheckpointError(
+            f"Checkpoint {step} in {self.folder} could not be read: {reason}. It may be whole, so "
+            "nothing was changed: run the same command again when the cause is mended, or move "
+            f"{os.path.join(self.folder, str(step))} elsewhere to go on from an older checkpoint."
+        )
 
     def _restore(self, step, abstract, parts):
         ocp = self._ocp
@@ -168,10 +213,49 @@ class Checkpoints:
             raise CheckpointError(f"the contents of {bad[:3]} are not what was written")
         return found, record
 
-    def remove_after(self, step: int):
-        """Deletes newer checkpoints than `step`: damaged ones that were skipped."""
-        for newer in [s for s in self.steps() if s > step]:
-            self._manager.delete(newer)
+    def put_aside(self, step: int):
+        """Moves what training from `step` on would be in the way of to `aside/`; deletes nothing.
+
+        That is: checkpoints after `step`, and those before it that do not hold the step they are
+        named after, or whose record cannot be read. Their new names say why, as `6-unreadable` and
+        `7-holds-step-4`. Process 0 moves them; all processes of a run call this together.
+
+        Raises:
+            CheckpointError: a folder cannot be moved, or a record not be read just now.
+        """
+        if jax.process_index() == 0:
+            for other in self.steps():
+                if other != step and (why := self._reason_to_move(other, step)):
+                    self._move_aside(other, why)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("checkpoints put aside")
+        self._manager.reload()
+
+    def _reason_to_move(self, other, step):
+        if other not in self._skipped:
+            try:
+                if (held := self._step_held(other)) != other:
+                    self._skip_misnamed(other, held)
+            except Exception as error:
+                if reason := passing_reason(error):
+                    raise self._unread(other, reason) from error
+                self._skipped[other] = "unreadable"
+        return self._skipped.get(other, f"after-step-{step}" if other > step else None)
+
+    def _move_aside(self, step, why):
+        folder = os.path.join(self.folder, ASIDE)
+        wanted = os.path.join(folder, f"{step}-{why}")
+        more = (f"{wanted}-{number}" for number in itertools.count(2))
+        path = next(p for p in itertools.chain([wanted], more) if not os.path.lexists(p))
+        try:
+            os.makedirs(folder, exist_ok=True)
+            os.rename(os.path.join(self.folder, str(step)), path)
+        except OSError as error:
+            raise CheckpointError(
+                f"Checkpoint {step} in {self.folder} cannot be put aside as {path} "
+                f"({error.strerror}): move it elsewhere and run the same command again."
+            ) from error
+        logging.warning("Checkpoint %d was put aside as %s; nothing was deleted.", step, path)
 
     def close(self):
         self.wait()

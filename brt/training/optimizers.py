@@ -3,26 +3,37 @@
 import gin
 import optax
 
+from brt.checks import check_not_negative, check_positive, check_share, check_whole
+
 
 @gin.configurable(denylist=["learning_rate"])
 def adafactor(
     learning_rate,
-    momentum=0.9,
-    decay_rate=0.8,
-    clip_update=1.0,
-    min_factored=128,
-):
+    momentum: float | None = 0.9,
+    decay_rate: float = 0.8,
+    clip_update: float | None = 1.0,
+    min_factored: int = 128,
+) -> optax.GradientTransformation:
     """Adafactor as the paper used it: steps in units of each parameter's own scale.
 
     Args:
         learning_rate: from step to learning rate.
-        momentum: of the update, without bias correction.
-        decay_rate: second-moment decay 1 - t^(-decay_rate), t from 1.
-        clip_update: greatest root mean square of an update before scaling.
+        momentum: of the update, without bias correction; 0 to below 1, or None for none.
+        decay_rate: second-moment decay 1 - t^(-decay_rate), t from 1; above 0.
+        clip_update: greatest root mean square of an update before scaling; above 0, or None.
         min_factored: matrices with both sides at least this long are factored.
+
+    Raises:
+        ValueError: a setting outside its range.
 
     Source: Shazeer and Stern 2018, arXiv:1804.04235; Block-Recurrent, appendices B and C.
     """
+    if momentum is not None:
+        check_share("adafactor.momentum", momentum)
+    check_positive("adafactor.decay_rate", decay_rate)
+    if clip_update is not None:
+        check_positive("adafactor.clip_update", clip_update)
+    check_whole("adafactor.min_factored", min_factored)
     return optax.adafactor(
         learning_rate,
         min_dim_size_to_factor=min_factored,
@@ -36,25 +47,38 @@ def adafactor(
 @gin.configurable(denylist=["learning_rate"])
 def adamw(
     learning_rate,
-    b1=0.9,
-    b2=0.999,
-    eps=1e-8,
-    weight_decay=0.0,
-    clip_norm=None,
-    clip_value=None,
-):
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+) -> optax.GradientTransformation:
     """Adam, with decoupled weight decay if `weight_decay` is not 0.
 
     Args:
         learning_rate: from step to learning rate.
-        clip_norm: greatest norm of the whole gradient, or None.
-        clip_value: greatest absolute value of any entry of the gradient, or None.
+        b1, b2: decay of the first and the second moment, 0 to below 1.
+        eps: added to the root of the second moment, above 0.
+        weight_decay: share of a parameter taken off it in a step, times the learning rate; 0 or
+            above.
+        clip_norm: greatest norm of the whole gradient, above 0, or None.
+        clip_value: greatest absolute value of any entry of the gradient, above 0, or None.
+
+    Raises:
+        ValueError: a setting outside its range: with it the loss would climb, or nothing move.
 
     Source: Kingma and Ba 2015; Loshchilov and Hutter 2019, arXiv:1711.05101.
     """
+    check_share("adamw.b1", b1)
+    check_share("adamw.b2", b2)
+    check_positive("adamw.eps", eps)
+    check_not_negative("adamw.weight_decay", weight_decay)
     clips = []
     if clip_value is not None:
+        check_positive("adamw.clip_value", clip_value)
         clips.append(optax.clip(clip_value))
     if clip_norm is not None:
+        check_positive("adamw.clip_norm", clip_norm)
         clips.append(optax.clip_by_global_norm(clip_norm))
     return optax.chain(*clips, optax.adamw(learning_rate, b1, b2, eps, weight_decay=weight_decay))

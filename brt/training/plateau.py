@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from brt.checks import check_not_negative, check_whole
+
 
 class Slowed(NamedTuple):
     """The optimizer state of a run with a plateau rule.
@@ -35,17 +37,17 @@ class ReduceOnPlateau:
             schedule counts.
 
     Raises:
-        ValueError: a factor outside (0, 1), a negative patience or floor.
+        ValueError: a factor outside (0, 1), a patience that is no whole number, a negative or
+            infinite floor.
 
     Source: Recurrent Memory Transformer, appendix A.1; PyTorch's rule of the same name.
     """
 
     def __init__(self, factor: float = 0.5, patience: int = 10, floor: float = 1e-6):
-        if not 0 < factor < 1 or patience < 0 or floor < 0:
-            raise ValueError(
-                f"ReduceOnPlateau.factor = {factor} must lie between 0 and 1, patience = "
-                f"{patience} and floor = {floor} must not be negative."
-            )
+        if not 0 < factor < 1:
+            raise ValueError(f"ReduceOnPlateau.factor = {factor} must lie between 0 and 1.")
+        check_whole("ReduceOnPlateau.patience", patience)
+        check_not_negative("ReduceOnPlateau.floor", floor)
         self.floor = floor
         self._rule = optax.contrib.reduce_on_plateau(factor, patience + 1, rtol=1e-4)
 

@@ -4,6 +4,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from brt.data.streams.documents import DTYPES, Batch
+from brt.data.streams.ids import check_ids
 from brt.data.streams.ledger import MODULUS, ledger_of
 from brt.training.sharding import put_rows, rows_answered_for
 
@@ -13,7 +14,8 @@ FIELDS = {name: name.rsplit("_", 1)[1] for name in Batch._fields}
 class Prefetch:
     """Batches of consecutive steps as global device arrays, one ahead.
 
-    Reading, hashing and the transfer to the devices happen in a thread of their own.
+    Reading, checking, hashing and the transfer to the devices happen in a thread of their own. A
+    batch with an id beyond the vocabulary is an error of `next`.
 
     Args:
         stream: has `rows`, `segment_length`, `segments_per_step` and
@@ -72,7 +74,18 @@ class HostParts(dict):
         self.stream, self.step = stream, step
 
     def __missing__(self, rows):
-        return self.setdefault(rows, self.stream.batch(self.step, *rows))
+        return self.setdefault(rows, self.read(*rows))
+
+    def read(self, first_row, num_rows) -> Batch:
+        """Some rows of the step, with ids that the store's vocabulary has.
+
+        Raises:
+            ValueError: the store is damaged.
+        """
+        batch = self.stream.batch(self.step, first_row, num_rows)
+        if hasattr(self.stream, "store"):
+            check_ids(batch, self.stream.store)
+        return batch
 
 
 class WholeOnHost(HostParts):
@@ -80,7 +93,7 @@ class WholeOnHost(HostParts):
 
     def __init__(self, stream, step):
         super().__init__(stream, step)
-        self.whole = stream.batch(step, 0, stream.rows)
+        self.whole = self.read(0, stream.rows)
 
     def __missing__(self, rows):
         first, number = rows

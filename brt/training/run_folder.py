@@ -80,11 +80,13 @@ class RunFolder:
             return None
         from tensorboardX import SummaryWriter
 
+        own = os.path.exists(self.file("metrics.jsonl"))
         aside = None if step else self._put_aside()
         kept = [record for record in read_metrics(self.path) if record["step"] <= step]
         self._write("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
         self._metrics = open(self.file("metrics.jsonl"), "a", encoding="utf-8")  # noqa: SIM115
-        for events in glob.glob(self.file("events.out.tfevents.*")):
+        # They are written anew from the records. In a folder without records they are not ours.
+        for events in glob.glob(self.file("events.out.tfevents.*")) if own else ():
             os.remove(events)
         self._events = SummaryWriter(logdir=self.path, flush_secs=30)
         for record in kept:

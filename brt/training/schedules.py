@@ -3,14 +3,22 @@
 Each takes the step, counted from 0, and the number of steps of the run. All begin with
 the same ramp: `warmup_steps` steps from 0 to the value the schedule has at their end.
 Source: Block-Recurrent, appendix C; the constants of the released code.
+
+All raise `ValueError` for rates that are not above 0 (`minimum` may be 0 where the schedule ends
+there), a `minimum` above the `maximum`, and a warm-up that is no whole number of steps.
 """
 
 import gin
+import jax
 import jax.numpy as jnp
 
+from brt.checks import check_positive, check_rates, check_whole
 
-def _ramp(step, warmup_steps):
-    """min(t, w) / w, and the step the schedule is held at meanwhile."""
+
+def _ramp(name, step, warmup_steps):
+    """min(t, w) / w, and the step the schedule of that name is held at meanwhile."""
+    if warmup_steps is not None:
+        check_whole(f"{name}.warmup_steps", warmup_steps)
     step = jnp.asarray(step, jnp.float32)
     if not warmup_steps:
         return jnp.float32(1.0), step
@@ -18,28 +26,47 @@ def _ramp(step, warmup_steps):
 
 
 @gin.configurable(denylist=["step", "total_steps"])
-def rsqrt(step, total_steps, multiplier=1.0, warmup_steps=1000):
+def rsqrt(
+    step, total_steps: int, multiplier: float = 1.0, warmup_steps: float | None = 1000
+) -> jax.Array:
     """multiplier / sqrt(max(t, w, 100)): 0.0316 at 1,000 steps, 0.00141 at 500,000."""
-    ramp, held = _ramp(step, warmup_steps)
+    check_positive("rsqrt.multiplier", multiplier)
+    ramp, held = _ramp("rsqrt", step, warmup_steps)
     return multiplier * ramp / jnp.sqrt(jnp.maximum(held, 100.0))
 
 
 @gin.configurable(denylist=["step", "total_steps"])
-def rescaled_rsqrt(step, total_steps, minimum=0.001, maximum=0.05, warmup_steps=1000):
+def rescaled_rsqrt(
+    step,
+    total_steps: int,
+    minimum: float = 0.001,
+    maximum: float = 0.05,
+    warmup_steps: float | None = 1000,
+) -> jax.Array:
     """minimum / sqrt(t / T), at most `maximum`: ends at `minimum` whatever T is."""
-    ramp, held = _ramp(step, warmup_steps)
+    check_positive("rescaled_rsqrt.minimum", minimum)
+    check_rates("rescaled_rsqrt", minimum, maximum)
+    ramp, held = _ramp("rescaled_rsqrt", step, warmup_steps)
     return ramp * jnp.minimum(maximum, minimum / jnp.sqrt(jnp.maximum(held, 1.0) / total_steps))
 
 
 @gin.configurable(denylist=["step", "total_steps"])
-def cosine(step, total_steps, maximum=0.01, minimum=0.001, warmup_steps=1000, tail=True):
+def cosine(
+    step,
+    total_steps: int,
+    maximum: float = 0.01,
+    minimum: float = 0.001,
+    warmup_steps: float | None = 1000,
+    tail: bool = True,
+) -> jax.Array:
     """Half a cosine from `maximum` to `minimum` over the run.
 
     Args:
         tail: after the run's end, 2 * minimum * 2^(-t / T), which halves every run
             length; without it the rate stays at `minimum`.
     """
-    ramp, held = _ramp(step, warmup_steps)
+    check_rates("cosine", minimum, maximum)
+    ramp, held = _ramp("cosine", step, warmup_steps)
     progress = jnp.minimum(held / total_steps, 1.0)
     value = minimum + (maximum - minimum) * (1.0 + jnp.cos(jnp.pi * progress)) / 2.0
     if tail:
@@ -48,13 +75,23 @@ def cosine(step, total_steps, maximum=0.01, minimum=0.001, warmup_steps=1000, ta
 
 
 @gin.configurable(denylist=["step", "total_steps"])
-def linear(step, total_steps, maximum=0.01, minimum=0.0, warmup_steps=1000):
+def linear(
+    step,
+    total_steps: int,
+    maximum: float = 0.01,
+    minimum: float = 0.0,
+    warmup_steps: float | None = 1000,
+) -> jax.Array:
     """A straight line from `maximum` at step 0 to `minimum` at the end of the run."""
-    ramp, held = _ramp(step, warmup_steps)
+    check_rates("linear", minimum, maximum)
+    ramp, held = _ramp("linear", step, warmup_steps)
     return ramp * (maximum + (minimum - maximum) * jnp.minimum(held / total_steps, 1.0))
 
 
 @gin.configurable(denylist=["step", "total_steps"])
-def constant_rate(step, total_steps, value=0.001, warmup_steps=1000):
+def constant_rate(
+    step, total_steps: int, value: float = 0.001, warmup_steps: float | None = 1000
+) -> jax.Array:
     """`value`, after the ramp."""
-    return _ramp(step, warmup_steps)[0] * value
+    check_positive("constant_rate.value", value)
+    return _ramp("constant_rate", step, warmup_steps)[0] * value

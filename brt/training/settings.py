@@ -2,6 +2,7 @@
 
 import gin
 
+from brt.checks import check_choice
 from brt.data.corpus import Corpus
 from brt.data.streams.samples import check_cut
 from brt.data.streams.select import check_stream
@@ -86,8 +87,7 @@ class Trainer:
         if min(steps, tokens_per_step, log_every) < 1:
             raise ValueError("Trainer.steps, tokens_per_step and log_every must be at least 1.")
         check_depth(bptt_depth, segments_per_step)
-        if loss not in LOSSES:
-            raise ValueError(f"Trainer.loss = {loss!r}: choose one of {LOSSES}.")
+        check_choice("Trainer.loss", loss, LOSSES)
         self.loss = loss
         check_stream(stream)
         source = getattr(corpus, "source", None)

@@ -7,6 +7,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from brt import config
+from brt.data.streams.ids import check_store
 from brt.data.streams.ledger import MODULUS
 from brt.data.streams.select import training_stream
 from brt.progress import Progress
@@ -48,6 +49,7 @@ class TrainingRun:
 
     Raises:
         ChangedConfig: the folder's checkpoints belong to another configuration.
+        ValueError: the store that is evaluated on has ids beyond its vocabulary.
     """
 
     def __init__(self, experiment, mesh, workdir, params=None, allow_changes=False):
@@ -63,6 +65,8 @@ class TrainingRun:
             trainer.seed,
         )
         self.evaluator = experiment.evaluator(mesh)
+        if self.evaluator:
+            check_store(self.evaluator.store)  # now, not after hours; of training, each batch is
         self.folder = RunFolder(workdir, writes=jax.process_index() == 0)
         self.checkpoints = Checkpoints(self.folder.file("checkpoints"), trainer.checkpoints)
         self._refuse_changes(allow_changes)
@@ -70,7 +74,7 @@ class TrainingRun:
         restored = self.checkpoints.restore_latest(abstract)
         if restored:
             self.state, record = restored
-            self.checkpoints.remove_after(int(self.state.step))
+            self.checkpoints.put_aside(int(self.state.step))
             self.interval = Interval(record["interval"])
             self._read_before = int(record.get("ledger", "0"), 16)
         else:
@@ -119,6 +123,7 @@ class TrainingRun:
 
         Raises:
             NonFiniteLoss: with the step and the checkpoint that is safe.
+            ValueError: a batch has ids beyond the vocabulary of its store.
         """
         trainer = self.trainer
         aside = self.folder.open_metrics(self.start)

@@ -153,6 +153,27 @@ def test_a_mesh_that_does_not_fit_is_named(folder, error, bindings, named):
     assert not (folder / "run").exists()
 
 
+# Splits.
+
+
+@pytest.mark.parametrize("split", ["../escaped", "elsewhere/precious", "", "/tmp/a"])
+def test_a_split_that_is_a_path_is_refused_before_any_work(folder, error, split):
+    before = contents(folder.parent)
+    for module, *given in (
+        (train, "--dry_run", f"--gin.Evaluation.split='{split}'"),
+        (train, f"--gin.Evaluation.split='{split}'"),
+        (prepare, f"--splits=train,{split}"),
+    ):
+        sentence = error(module, *flags(folder, run=module is train), *given)
+        assert f"= {split!r} is not the name of a split" in sentence
+        assert sentence.startswith("--splits" if module is prepare else "Evaluation.split")
+    assert contents(folder.parent) == before
+
+
+def test_no_split_at_all_is_refused(folder, error):
+    assert "name at least one split" in error(prepare, *flags(folder, run=False), "--splits=")
+
+
 # Flags.
 
 

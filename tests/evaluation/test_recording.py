@@ -329,6 +329,56 @@ def test_a_kill_while_the_manifest_is_replaced_loses_nothing(recorder, tmp_path,
     assert np.array_equal(Recording(tmp_path / "r").nats, recorder().nats)
 
 
+# What is somebody else's.
+
+
+@pytest.mark.parametrize("manifest", [None, "{}", '{"format": 1}', '{"format": 2, "source": {}}'])
+@pytest.mark.parametrize("place", ["r", "r.partial"])
+def test_a_folder_that_is_no_recording_is_left_alone(recorder, tmp_path, place, manifest):
+    (tmp_path / place / "chapters").mkdir(parents=True)
+    (tmp_path / place / "chapters" / "1.txt").write_text("years of work")
+    if manifest:
+        (tmp_path / place / "manifest.json").write_text(manifest)
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=rf"^{tmp_path / place} is where .* Nothing was removed"):
+        recorder(documents=[0], at=tmp_path / "r")
+    assert contents(tmp_path) == before
+
+
+def test_what_somebody_put_into_a_recording_is_not_removed_with_it(made, recorder, tmp_path):
+    recorder(documents=[0], at=tmp_path / "r")
+    (tmp_path / "r" / "thesis.txt").write_text("years of work")
+    before = contents(tmp_path)
+    params = jax.tree.map(lambda x: x * 1.1, made[3])
+    with pytest.raises(ValueError, match=r"holds thesis\.txt, which is not brt's to remove"):
+        recorder(documents=[0], at=tmp_path / "r", params=params)
+    assert contents(tmp_path) == before
+    (tmp_path / "r" / "thesis.txt").unlink()
+    again = recorder(documents=[0], at=tmp_path / "r", params=params)
+    assert again.done_D.tolist() == [True] + [False] * 6
+    assert not list(tmp_path.rglob(".*"))
+
+
+@pytest.mark.parametrize("killed_by", ["write_json", "os.replace"])
+def test_a_kill_while_a_recording_begins_is_made_good(recorder, tmp_path, monkeypatch, killed_by):
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"brt.evaluation.recording.{killed_by}", killed)
+        with pytest.raises(Killed):
+            recorder(documents=[0], at=tmp_path / "r")
+    assert [path.name for path in tmp_path.iterdir()] == ["r.partial"]
+    assert recorder(documents=[0], at=tmp_path / "r").done_D[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["r"]
+
+
+def test_a_recording_with_a_damaged_file_is_begun_anew(recorder, tmp_path):
+    recorder(documents=[0, 6], at=tmp_path / "r")
+    (tmp_path / "r" / "nats.bin").unlink()
+    assert recorder(documents=[0], at=tmp_path / "r").done_D.tolist() == [True] + [False] * 6
+
+
 def test_swapping_asks_for_two_documents(recorder, tmp_path):
     with pytest.raises(ValueError, match="needs two documents side by side"):
         recorder("swapped", [3], at=tmp_path / "r")

@@ -11,10 +11,10 @@ from architectures import SEGMENT, SEGMENT_MEMORIES, SIZES, VOCABULARY, abstract
 from flax import nnx
 from tiny_models import OneKey, cast, parameters, quick_jit, randomised, read_segment
 
-from brt.token_ids import BEGIN
 from brt.models.memories.hidden_memory import visible_keys
 from brt.models.shape_letters import spec
 from brt.models.transformer_xl import TransformerXL, evaluation_memory
+from brt.token_ids import BEGIN
 
 ROWS, NONE = 2, np.zeros(2, bool)
 WIDTHS = {name: size for name, size in SIZES.items() if name != "window"} | {"num_layers": 2}

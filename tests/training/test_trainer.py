@@ -1,5 +1,6 @@
 """The loop: a run that was stopped, killed or evaluated is the run that never was."""
 
+import errno
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from checkpoints import array_file, flip
 from tiny_run import (  # noqa: F401
     PLAIN,
     assert_same_run,
@@ -33,7 +35,7 @@ from brt.data.streams.ledger import MODULUS, ledger_of
 from brt.data.streams.select import training_stream
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import load_run
-from brt.training.checkpoint import CheckpointError
+from brt.training.checkpoint import CheckpointError, Checkpoints
 from brt.training.parameters import load_params
 from brt.training.run_folder import read_metrics
 from brt.training.trainer import ChangedConfig, NonFiniteLoss, TrainingRun
@@ -152,6 +154,46 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(
     assert_same_run(run, straight)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("half_read")
+def test_going_on_past_a_damaged_and_a_misnamed_checkpoint_is_invisible_and_deletes_nothing(
+    tiny, straight, tmp_path
+):
+    run = train_here(tiny, tmp_path, stop_after=9)
+    checkpoints = tmp_path / "checkpoints"
+    assert run.checkpoints.steps() == [3, 6, 9]
+    flip(array_file(checkpoints / "9", "params"))
+    shutil.copytree(checkpoints / "3", checkpoints / "11")
+    damaged, copied = contents(checkpoints / "9"), contents(checkpoints / "11")
+    run = train_here(tiny, tmp_path)
+    assert run.start == 6
+    assert_same_run(run, straight)
+    assert run.checkpoints.steps() == [3, 6, 9, 12]
+    assert contents(checkpoints / "aside" / "9-unreadable") == damaged
+    assert contents(checkpoints / "aside" / "11-holds-step-3") == copied
+
+
+def test_a_checkpoint_that_cannot_be_read_just_now_stops_the_run_and_changes_nothing(
+    tiny, straight, tmp_path, monkeypatch
+):
+    train_here(tiny, tmp_path, stop_after=6)
+    before, restore = contents(tmp_path), Checkpoints._restore
+
+    def failing(self, step, *arguments):
+        if step == 6:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return restore(self, step, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_restore", failing)
+        with pytest.raises(CheckpointError, match=r"Checkpoint 6 .*Too many open files"):
+            train_here(tiny, tmp_path)
+    assert contents(tmp_path) == before
+    run = train_here(tiny, tmp_path)
+    assert run.start == 6
+    assert_same_run(run, straight)
+
+
 def test_evaluating_in_between_changes_no_training_record(tiny, straight, tmp_path, monkeypatch):
     monkeypatch.setattr(tiny.experiment.trainer, "eval_every", 0)
     run = train_here(tiny, tmp_path)
@@ -252,6 +294,38 @@ def test_a_loss_that_is_not_finite_names_its_step_and_the_last_checkpoint(
     monkeypatch.setattr(tiny.experiment.trainer, "eval_every", 0)
     with pytest.raises(NonFiniteLoss, match=f"^Step {bad}: .*checkpoint is {safe} in"):
         train_here(tiny, tmp_path, hook=poison(bad))
+
+
+# A store with ids beyond the vocabulary.
+
+
+def spoil(store, every=7):
+    path = store.folder / "tokens.bin"
+    tokens = np.fromfile(path, "<u2")
+    tokens[::every] |= 0x8000
+    tokens.tofile(path)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_damaged_store_is_named_and_no_learning_rate_is_blamed(tmp_path, split):
+    tiny = build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)), *BINDINGS)
+    store = tiny.experiment.open_store(split)
+    spoil(store)
+    with pytest.raises(ValueError, match="prepare it again") as caught:
+        train_here(tiny, tmp_path / "run")
+    assert str(caught.value).startswith(f"{store.folder} is damaged: token 0 of document 0 has id")
+    assert "learning rate" not in str(caught.value)
+    assert read_metrics(str(tmp_path / "run")) == []
+    assert not list((tmp_path / "run" / "checkpoints").glob("*"))
+
+
+def test_a_damaged_store_is_named_by_an_evaluation(straight, tmp_path):
+    tiny = build(write_config(tmp_path), *BINDINGS)
+    store = tiny.experiment.open_store("test")
+    spoil(store)
+    mesh = one_device()
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=rf"^{store.folder} is damaged"):
+        Evaluator(tiny.experiment, store, mesh).run(straight.state.params)
 
 
 # Changed bindings.

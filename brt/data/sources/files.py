@@ -190,8 +190,15 @@ class SourceTree:
     def __init__(
         self,
         path: str = gin.REQUIRED,
-        suffixes=(".py",),
-        exclude=("site-packages", "__pycache__", "test", "tests", "idlelib", "turtledemo"),
+        suffixes: tuple[str, ...] = (".py",),
+        exclude: tuple[str, ...] = (
+            "site-packages",
+            "__pycache__",
+            "test",
+            "tests",
+            "idlelib",
+            "turtledemo",
+        ),
         held_out: float = 0.05,
         header: str = "# file: {path}",
     ):

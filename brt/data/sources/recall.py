@@ -100,7 +100,7 @@ class RecallTask:
         self,
         num_documents: int = 2000,
         num_held_out: int = 100,
-        document_length=1024,
+        document_length: int | tuple[int, int] = 1024,
         num_facts: int = 4,
         num_keys: int = 16,
         num_values: int = 16,

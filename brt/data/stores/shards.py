@@ -14,12 +14,12 @@ import hashlib
 import json
 import os
 import pickle
-import shutil
 import signal
 import sys
 import threading
 import types
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import chain, islice, zip_longest
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
@@ -28,8 +28,10 @@ from typing import NamedTuple
 import numpy as np
 
 from brt.data.sources.files import Document, Source
+from brt.data.stores.own_folders import remove
 from brt.data.stores.writer import (
     FORMAT,
+    SHARD_FILES,
     ShardWriter,
     document_digest,
     vocabulary_entry,
@@ -180,13 +182,15 @@ class ShardMaker:
             whole = False
         if whole:
             return summary
-        shutil.rmtree(path, ignore_errors=True)
+        if path.is_dir():
+            remove(path, SHARD_FILES)
         return None
 
     def make(self, run: Run) -> dict:
         """Makes a run's shard and returns what its shard.json says."""
         growing = self.folder / f"{run.key}.{os.getpid()}.growing"
-        shutil.rmtree(growing, ignore_errors=True)
+        if growing.is_dir():
+            remove(growing, SHARD_FILES)
         growing.mkdir()
         try:
             with ShardWriter(growing, self.vocabulary) as writer:
@@ -195,7 +199,8 @@ class ShardMaker:
                 summary = writer.finish()
             os.replace(growing, self.path(run))
         except BaseException:
-            shutil.rmtree(growing, ignore_errors=True)
+            with suppress(OSError, ValueError):
+                remove(growing, SHARD_FILES)
             raise
         return summary
 

@@ -15,14 +15,15 @@ the processes of a machine share the pages.
 import errno
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from absl import logging
 
 from brt.data.sources.files import Document
+from brt.data.stores.own_folders import claim, remove
 from brt.data.stores.shards import (
     ListedDocuments,
     ShardMaker,
@@ -30,7 +31,14 @@ from brt.data.stores.shards import (
     key_of,
     make_shards,
 )
-from brt.data.stores.writer import DTYPES, FORMAT, WEIGHT, join_shards
+from brt.data.stores.writer import (
+    DTYPES,
+    FORMAT,
+    SHARD_FILES,
+    STORE_FILES,
+    WEIGHT,
+    join_shards,
+)
 from brt.data.vocabularies.base import Vocabulary
 from brt.progress import Progress
 
@@ -64,7 +72,8 @@ def write_store(
     Raises:
         FileExistsError: `folder` exists.
         ValueError: no document, a document without a token, an id outside the vocabulary, weights
-            that do not fit the tokens, or a source that changed in between.
+            that do not fit the tokens, a source that changed in between, or a folder of somebody
+            else where the store is to grow.
         ChildProcessError: a worker was killed.
         OSError: the disk is full.
     """
@@ -72,7 +81,8 @@ def write_store(
     if folder.exists():
         raise FileExistsError(f"{folder} exists; delete it, or give the new store another name")
     partial = partial_folder(folder)
-    partial.mkdir(parents=True, exist_ok=True)
+    # Earlier versions marked nothing; their finished shards show whose the folder is.
+    claim(partial, is_own=any(partial.glob("shard-*/shard.json")))
     _remove_unfinished(partial)
     if not isinstance(documents, (ListedDocuments, StreamedDocuments)):
         documents = StreamedDocuments(documents, total)
@@ -95,7 +105,7 @@ def write_store(
         shards = _remove_unfinished(partial)
         kept = f"; {shards} finished shards stay in {partial} for the next try" if shards else ""
         if not shards:
-            partial.rmdir()
+            _remove_partial(partial)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OSError(
                 error.errno,
@@ -106,7 +116,7 @@ def write_store(
     finally:
         progress.close()
     _sync(folder.parent)
-    shutil.rmtree(partial, ignore_errors=True)
+    _remove_partial(partial)
     return manifest
 
 
@@ -139,11 +149,22 @@ def _make_missing(maker, runs, workers, progress):
 
 
 def _remove_unfinished(partial):
-    """Removes all but finished shards; returns their number."""
-    for path in partial.iterdir():
-        if not path.name.startswith("shard-"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return len(list(partial.iterdir()))
+    """Removes what brt has begun and not finished; returns the number of finished shards."""
+    for path in partial.glob("*.growing"):
+        remove(path, SHARD_FILES)
+    if (partial / "store").is_dir():
+        remove(partial / "store", STORE_FILES)
+    return len(list(partial.glob("shard-*")))
+
+
+def _remove_partial(partial):
+    """Removes the folder a store grew in; where others left something in it, that stays."""
+    try:
+        for shard in partial.glob("shard-*"):
+            remove(shard, SHARD_FILES)
+        remove(partial, ())
+    except (OSError, ValueError) as error:
+        logging.warning("%s stays: %s", partial, error)
 
 
 class TokenStore:

@@ -13,12 +13,12 @@ import codecs
 import hashlib
 import json
 import os
-import shutil
 from contextlib import ExitStack
 
 import numpy as np
 
 from brt.data.sources.files import Document
+from brt.data.stores.own_folders import remove
 from brt.data.vocabularies.base import Vocabulary
 
 FORMAT = 2
@@ -28,6 +28,12 @@ DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 WEIGHT = np.dtype("<f4")
 OFFSET = np.dtype("<i8")
 COUNTS = ("documents", "tokens", "bytes", "words", "characters", "unknown")
+
+STORE_FILES = ("manifest.json", "tokens.bin", "weights.bin", "offsets.npy", "documents.jsonl")
+SHARD_FILES = (
+    *("shard.json", "tokens.bin", "weights.bin", "documents.jsonl", "lengths.bin", "digests.bin"),
+)
+"""All that is ever written to a store, and to a shard."""
 
 PIECE = 2**16
 """Bytes of a document that are looked at together where that changes nothing."""
@@ -311,7 +317,7 @@ def _join(file, shards, summaries, name):
             while data := part.read(2**20):
                 append(data)
         if own.hexdigest() != summary["hashes"][name]:
-            shutil.rmtree(shard)
+            remove(shard, SHARD_FILES)
             raise ValueError(
                 f"{shard / name} is damaged, and has been removed; run the same command again to "
                 "make it anew, and check the disk"

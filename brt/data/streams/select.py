@@ -1,5 +1,6 @@
 """The stream that a configuration names: for training, and its counterpart for evaluation."""
 
+from brt.checks import check_choice
 from brt.data.mixture import MixedStore
 from brt.data.streams.contiguous import ContiguousPass, ContiguousStream
 from brt.data.streams.documents import DocumentPass, DocumentStream
@@ -18,10 +19,7 @@ def check_stream(kind: str) -> None:
     Raises:
         ValueError: with the names that are.
     """
-    if kind not in STREAMS:
-        raise ValueError(
-            f"Trainer.stream = {kind!r}: choose one of {', '.join(map(repr, STREAMS))}."
-        )
+    check_choice("Trainer.stream", kind, STREAMS)
 
 
 def training_stream(

@@ -8,6 +8,7 @@ import numpy as np
 
 from brt.data.sources.files import Document
 from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.streams.ids import check_ids
 from brt.data.streams.ledger import ledger_of
 from brt.data.streams.select import STREAMS, training_stream
 from brt.data.vocabularies.base import ByteVocabulary
@@ -49,7 +50,10 @@ def measure_store(folder, rows: int, segment_length: int, batches: int = 200, ro
 
 
 def time_input(rows: int, segment_length: int, segments_per_step: int, steps: int = 200) -> float:
-    """Tokens per second of the input alone, ledger included, from a store of random documents."""
+    """Tokens per second of the input alone, from a store of random documents.
+
+    Check and ledger are included.
+    """
     rng = np.random.default_rng(0)
     lengths = rng.integers(segment_length // 2, 40 * segment_length, 2 * rows)
     documents = (
@@ -70,7 +74,8 @@ def _rate(stream, batches, ledger):
     begun = time.thread_time()
     for step in range(1, batches + 1):
         batch = stream.batch(step)
-        if ledger:
+        if ledger:  # what a training run does with every batch
+            check_ids(batch, stream.store)
             ledger_of(batch, step)
     places = stream.rows * stream.segment_length * stream.segments_per_step
     return batches * places / (time.thread_time() - begun)

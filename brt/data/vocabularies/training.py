@@ -82,7 +82,7 @@ class SentencePieceTraining:
         max_lines: int = 2_000_000,
         keep_whitespace: bool = False,
         options: dict | None = None,
-        splits=("train",),
+        splits: tuple[str, ...] = ("train",),
     ):
         self.size, self.seed, self.max_lines, self.splits = size, seed, max_lines, splits
         self.options = {**PG19_OPTIONS, **(options or {})}
@@ -131,7 +131,9 @@ class WordCounting:
         splits: which splits are counted.
     """
 
-    def __init__(self, min_count: int = 1, max_size: int | None = None, splits=("train",)):
+    def __init__(
+        self, min_count: int = 1, max_size: int | None = None, splits: tuple[str, ...] = ("train",)
+    ):
         self.min_count, self.max_size, self.splits = min_count, max_size, splits
 
     def make(self, vocabulary: WordVocabulary, documents: Iterable[Document]) -> bytes:
@@ -155,7 +157,7 @@ class SymbolCounting:
         self,
         unit: str = "byte",
         unknown: bool = False,
-        splits=("train", "validation", "test"),
+        splits: tuple[str, ...] = ("train", "validation", "test"),
     ):
         self.unit, self.unknown, self.splits = unit, unknown, splits
 
@@ -178,7 +180,7 @@ class SubwordTraining:
         self,
         size: int = gin.REQUIRED,
         max_characters: int | None = 10_000_000,
-        splits=("train",),
+        splits: tuple[str, ...] = ("train",),
     ):
         self.size, self.max_characters, self.splits = size, max_characters, splits
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from brt.data.streams.documents import Batch
+from brt.data.streams.ids import check_ids
 from brt.data.streams.select import evaluation_pass
 from brt.evaluation.reading import to_host
 from brt.evaluation.recorded_run import RecordedRun
@@ -227,7 +228,9 @@ def attention(run: RecordedRun, documents: np.ndarray, seed: int, tokens: int) -
         documents_B, offsets_B = stream.places(step)
         whole_B = _whole(kind, stream, run, step, documents_B, offsets_B)
         mapped_B = whole_B if classes > 1 else whole_B & (offsets_B >= run.segment_length)
-        full_B, map_LHXJ = reader.read(stream.batch(step), whole_B, mapped_B.astype(np.float32))
+        batch = stream.batch(step)
+        check_ids(batch, run.store)
+        full_B, map_LHXJ = reader.read(batch, whole_B, mapped_B.astype(np.float32))
         totals[step % classes] = totals[step % classes] + map_LHXJ
         counts[step % classes] += mapped_B.sum()
         if example is None and step >= chosen and full_B.any():

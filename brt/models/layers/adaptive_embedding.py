@@ -90,7 +90,7 @@ class AdaptiveEmbedding(nnx.Module):
         cutoffs: tuple[int, ...] = (),
         div_val: int = 1,
         tied: bool = True,
-        tied_projections=True,
+        tied_projections: bool | tuple[bool, ...] = True,
         std: float = 0.02,
         projection_std: float = 0.01,
     ):

@@ -12,6 +12,7 @@ import pytest
 from brt import progress
 from brt.data.sources.files import Document
 from brt.data.stores import shards, writer
+from brt.data.stores.own_folders import claim
 from brt.data.stores.token_store import TokenStore, write_store
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.data.vocabularies.characters import CharacterVocabulary
@@ -261,8 +262,10 @@ def test_the_store_has_its_name_only_when_it_is_complete(tmp_path):
 
 def test_what_an_interrupted_run_left_is_replaced(tmp_path):
     left = tmp_path / "train.partial"
-    left.mkdir()
-    (left / "weights.bin").write_bytes(b"half")
+    claim(left)
+    for name in ("store", f"{'0' * 32}.123.growing"):
+        (left / name).mkdir()
+        (left / name / "weights.bin").write_bytes(b"half")
     write(tmp_path / "train", texts())
     assert [path.name for path in tmp_path.iterdir()] == ["train"]
     assert not (tmp_path / "train" / "weights.bin").exists()

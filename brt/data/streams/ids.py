@@ -1,0 +1,62 @@
+"""Ids beyond the vocabulary: a damaged store is noticed when it is read, not by a loss of NaN."""
+
+import numpy as np
+
+from brt.data.streams.contiguous import place_in_store
+from brt.data.streams.documents import Batch
+from brt.data.vocabularies.base import BEGIN
+
+PIECE = 2**24
+"""Tokens of a store that are compared at once."""
+
+
+def check_ids(batch: Batch, store) -> None:
+    """Refuses a batch with an id that the store's vocabulary does not have.
+
+    Costs one pass over the targets: every input but the first of a segment is a target too.
+
+    Args:
+        batch: on the host, as the streams give it.
+        store: the `TokenStore` or `MixedStore` it is from.
+
+    Raises:
+        ValueError: naming the store, the document and the token.
+    """
+    size = store.manifest["vocabulary"]["size"]
+    firsts_KB = batch.inputs_KBT[..., 0]
+    firsts = firsts_KB[firsts_KB != BEGIN]
+    # As unsigned, what is too large for int32 is large, and not negative.
+    highest = max(x.view(np.uint32).max(initial=0) for x in (batch.targets_KBT, firsts))
+    if highest >= size:
+        check_store(store)
+        raise ValueError(
+            f"A batch of {store.folder} has token id {highest}, and its vocabulary has {size} ids: "
+            "what reads the store is at fault, or the disk; run the same command again."
+        )
+
+
+def check_store(store) -> None:
+    """Refuses a store of which any id is beyond its vocabulary; reads all of it.
+
+    Args:
+        store: a `TokenStore`, or a `MixedStore`, whose stores are looked at one by one.
+
+    Raises:
+        ValueError: naming the store, the document and the token.
+    """
+    for part in getattr(store, "stores", [store]):
+        vocabulary = part.manifest["vocabulary"]
+        for start in range(0, part.num_tokens, PIECE):
+            tokens = part.all_tokens[start : start + PIECE]
+            if tokens.max() >= vocabulary["size"]:
+                number = start + int(np.argmax(tokens >= vocabulary["size"]))
+                raise _beyond(part, number, vocabulary)
+
+
+def _beyond(store, number, vocabulary):
+    document, offset = place_in_store(store, number)
+    return ValueError(
+        f"{store.folder} is damaged: token {offset:,} of document {document:,} has id "
+        f"{store.all_tokens[number]:,}, and the vocabulary of the store, {vocabulary['name']}, has "
+        f"{vocabulary['size']:,} ids. Delete the folder and prepare it again, and check the disk."
+    )

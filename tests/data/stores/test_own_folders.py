@@ -1,0 +1,174 @@
+"""Nothing is removed that brt did not write and mark, and no split is a path."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from brt.data.corpus import Corpus
+from brt.data.mixture import Mixture
+from brt.data.sources.files import Document, TextFiles
+from brt.data.splits import check_split
+from brt.data.stores.own_folders import MARK, claim, remove
+from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.vocabularies.base import ByteVocabulary
+from brt.evaluation.evaluator import Evaluation
+
+PATHS = (
+    "",
+    ".",
+    "..",
+    "../escaped",
+    "a/b",
+    "/tmp/a",
+    "a\\b",
+    "a\nb",
+    "a/../b",
+    "a..b",
+    "~",
+    "-a",
+    " a",
+)
+NAMES = (
+    "train",
+    "validation",
+    "test",
+    "train_2",
+    "held-out",
+    "v1.5",
+    "0",
+    "train[:10%]",
+    "prüfung",
+)
+SLICES = ("train[90%:]", "train[:1%]+test[5:10]", "train[:10%](pct1_dropremainder)")
+
+
+def files_below(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def write(folder):
+    return write_store(folder, [Document("a", b"text")], ByteVocabulary(), {}, quiet=True)
+
+
+# Names of splits
+
+
+@pytest.mark.parametrize("split", [*PATHS, "train.partial", None, 1, {}])
+def test_a_path_is_no_split(split):
+    with pytest.raises(ValueError, match=r"^Evaluation\.split = .* is not the name of a split"):
+        Evaluation(split=split)
+    with pytest.raises(ValueError, match="is not the name of a split"):
+        check_split(split)
+
+
+@pytest.mark.parametrize("split", [*NAMES, *SLICES])
+def test_plain_names_and_slices_are_splits(split):
+    assert check_split(split) == split == Evaluation(split=split).split
+
+
+@pytest.mark.parametrize("split", PATHS)
+@pytest.mark.parametrize("kind", [Corpus, Mixture])
+def test_a_corpus_reads_and_writes_no_path(tmp_path, split, kind):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("text")
+    corpus = Corpus(str(tmp_path / "in" / "stores"), TextFiles(str(tmp_path / "texts")), "bytes")
+    corpus = corpus if kind is Corpus else Mixture([corpus], [1])
+    before = files_below(tmp_path)
+    for call in (corpus.prepare, corpus.open, corpus.exists):
+        with pytest.raises(ValueError, match="is not the name of a split"):
+            call(split)
+    assert files_below(tmp_path) == before and not (tmp_path / "in").exists()
+
+
+def test_a_slice_of_a_split_has_a_store(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    corpus = Corpus(str(tmp_path / "stores"), TextFiles(str(tmp_path)), "bytes")
+    corpus.prepare("train[:10%]", quiet=True, workers=1)
+    assert corpus.open("train[:10%]").num_tokens == 4
+    assert (tmp_path / "stores" / "train[:10%]").is_dir()
+
+
+# Folders
+
+
+def test_a_folder_is_claimed_when_it_is_new_empty_or_marked(tmp_path):
+    for prepare in (lambda path: None, Path.mkdir, claim):
+        folder = tmp_path / prepare.__name__ / "deep"
+        folder.parent.mkdir()
+        prepare(folder)
+        claim(folder)
+        assert os.listdir(folder) == [MARK]
+
+
+def test_a_folder_of_somebody_else_is_not_claimed(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(ValueError, match=rf"^{tmp_path} is where brt would write, and holds what"):
+        claim(tmp_path)
+    assert files_below(tmp_path) == {"thesis.txt": b"years of work"}
+
+
+@pytest.mark.parametrize("strange", ["thesis.txt", "a.bin.old", "folder"])
+def test_a_folder_with_something_else_in_it_stays_whole(tmp_path, strange):
+    folder = tmp_path / "made"
+    claim(folder)
+    (folder / "a.bin").write_text("made by brt")
+    if strange == "folder":
+        (folder / strange).mkdir()
+    else:
+        (folder / strange).write_text("mine")
+    before = files_below(folder)
+    with pytest.raises(
+        ValueError, match=rf"{folder} holds {strange}, which is not brt's to remove"
+    ):
+        remove(folder, ["a.bin", "b.bin"])
+    assert files_below(folder) == before and (folder / strange).exists()
+
+
+def test_a_link_is_not_followed(tmp_path):
+    claim(tmp_path / "made")
+    (tmp_path / "link").symlink_to(tmp_path / "made")
+    with pytest.raises(ValueError, match="is a link"):
+        remove(tmp_path / "link", [])
+    assert os.listdir(tmp_path / "made") == [MARK]
+
+
+def test_what_brt_made_is_removed(tmp_path):
+    claim(tmp_path / "made")
+    (tmp_path / "made" / "a.bin").write_text("made by brt")
+    remove(tmp_path / "made", ["a.bin", "b.bin"])
+    assert not (tmp_path / "made").exists()
+
+
+# Stores
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "chapters/1.txt", "weights.bin", "shard-1/a.txt"])
+def test_a_folder_of_somebody_else_where_a_store_would_grow_is_left_alone(tmp_path, name):
+    mine = tmp_path / "train.partial" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("years of work")
+    with pytest.raises(ValueError, match=r"train\.partial is where brt would write, and holds"):
+        write(tmp_path / "train")
+    assert mine.read_text() == "years of work" and not (tmp_path / "train").exists()
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "chapters/1.txt"])
+def test_what_somebody_put_beside_a_growing_store_outlives_it(tmp_path, name, caplog):
+    mine = tmp_path / "train.partial" / name
+    claim(tmp_path / "train.partial")
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("years of work")
+    write(tmp_path / "train")
+    assert TokenStore(tmp_path / "train").num_tokens == 4
+    assert mine.read_text() == "years of work"
+    assert f"{tmp_path}/train.partial stays" in caplog.text
+
+
+def test_shards_of_an_earlier_version_which_marked_nothing_are_taken_up(tmp_path):
+    shard = tmp_path / "train.partial" / "shard-0123456789abcdef0123456789abcdef"
+    shard.mkdir(parents=True)
+    (shard / "shard.json").write_text(json.dumps({"sizes": {}}))
+    write(tmp_path / "train")
+    assert os.listdir(tmp_path) == ["train"]

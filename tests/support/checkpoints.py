@@ -1,0 +1,108 @@
+"""Checkpoints of a small state with every kind of array a run carries, and ways to damage them."""
+
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from brt.models.memories.memorizing_cache import MemorizingCache
+from tiny_run import mesh_of
+
+from brt.models.caches import RecurrentCache, WindowCache
+from brt.training.checkpoint import CheckpointPolicy, Checkpoints
+from brt.training.sharding import shardings
+from brt.training.train_step import TrainState
+
+
+def make_state(step=3, seed=0, width=16):
+    """A train state of every kind of array a run carries."""
+    rng = np.random.default_rng([seed, step])
+
+    def draw(*shape, dtype=jnp.float32):
+        return jnp.asarray(rng.normal(size=shape), dtype)
+
+    params = {
+        "embedding_VD": draw(64, width),
+        "begin_D": draw(width).at[0].set(-0.0).at[1].set(jnp.nan),
+        "layers": {0: {"queries_DA": draw(width, 8)}},
+    }
+
+    def pair(length):
+        return (draw(8, length, 2, 3, dtype=jnp.bfloat16) for _ in range(2))
+
+    memory = MemorizingCache(WindowCache(*pair(4)), *pair(12), jnp.arange(8, dtype=jnp.int32) * 4)
+    caches = (RecurrentCache(WindowCache(*pair(4)), draw(8, 5, width)), memory)
+    optimizer = optax.sgd(0.1, momentum=0.9).init(params)
+    optimizer = jax.tree.map(lambda x: (x + draw(*x.shape)).astype(x.dtype), optimizer)
+    return TrainState(jnp.int32(step), params, optimizer, caches)
+
+
+def placed(state, mesh):
+    return jax.device_put(state, shardings(state, mesh))
+
+
+def abstract(state, mesh=None):
+    mesh = mesh or mesh_of(1, 1)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        state,
+        shardings(state, mesh),
+    )
+
+
+@contextmanager
+def opened(folder, **policy):
+    checkpoints = Checkpoints(str(folder), CheckpointPolicy(**policy))
+    yield checkpoints
+    checkpoints.close()
+
+
+def saved(folder, *steps, **policy):
+    with opened(folder, **policy) as checkpoints:
+        for step in steps:
+            checkpoints.save(make_state(step), {"step": step})
+        checkpoints.wait()
+        return checkpoints.steps()
+
+
+def restored(folder, state=None, **options):
+    with opened(folder) as checkpoints:
+        return checkpoints.restore_latest(abstract(state or make_state()), **options)
+
+
+def array_file(folder, part):
+    """The largest file of a part: its array data."""
+    files = [path for path in (folder / part).rglob("*") if path.is_file()]
+    return max(files, key=lambda path: path.stat().st_size)
+
+
+def flip(path: Path):
+    """Spoils a byte in nine places: what lies at one of them may have been written over since."""
+    data = bytearray(path.read_bytes())
+    for tenth in range(1, 10):
+        data[len(data) * tenth // 10] ^= 0x10
+    path.write_bytes(data)
+
+
+class Damage(NamedTuple):
+    what: str
+    do: callable
+
+
+DAMAGES = [
+    Damage("flipped bytes", lambda folder: flip(array_file(folder, "params"))),
+    Damage("flipped bytes of the optimizer", lambda folder: flip(array_file(folder, "optimizer"))),
+    Damage("flipped bytes of the caches", lambda folder: flip(array_file(folder, "caches"))),
+    Damage("truncated file", lambda folder: os.truncate(array_file(folder, "params"), 100)),
+    Damage("emptied file", lambda folder: os.truncate(array_file(folder, "caches"), 0)),
+    Damage("deleted file", lambda folder: array_file(folder, "optimizer").unlink()),
+    Damage("deleted part", lambda folder: shutil.rmtree(folder / "caches")),
+    Damage("deleted record", lambda folder: shutil.rmtree(folder / "record")),
+    Damage("flipped record", lambda folder: flip(array_file(folder, "record"))),
+    Damage("emptied folder", lambda folder: [shutil.rmtree(folder), folder.mkdir()]),
+]

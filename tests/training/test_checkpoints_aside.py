@@ -1,0 +1,146 @@
+"""What a run does not go on from is put aside under a name that says why, and never deleted."""
+
+import errno
+import logging
+import os
+import resource
+import shutil
+
+import pytest
+from checkpoints import (
+    DAMAGES,
+    abstract,
+    array_file,
+    flip,
+    make_state,
+    opened,
+    restored,
+    saved,
+)
+from tiny_run import contents, differing, half_read  # noqa: F401
+
+from brt.training.checkpoint import CheckpointError, Checkpoints
+
+pytestmark = [
+    pytest.mark.usefixtures("half_read"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def named_aside(folder):
+    return sorted(path.name for path in (folder / "aside").iterdir())
+
+
+def run_on(folder, *steps):
+    """What a run does: goes on from the newest sound checkpoint, then saves these steps."""
+    with opened(folder) as checkpoints:
+        found, _ = checkpoints.restore_latest(abstract(make_state()))
+        checkpoints.put_aside(int(found.step))
+        for step in steps:
+            checkpoints.save(make_state(step, seed=5), {})
+        checkpoints.wait()
+        return int(found.step), checkpoints.steps()
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.what)
+def test_what_cannot_be_read_is_put_aside_and_never_deleted(tmp_path, damage):
+    saved(tmp_path, 2, 4)
+    damage.do(tmp_path / "4")
+    before = contents(tmp_path / "4")
+    assert run_on(tmp_path, 4, 6) == (2, [2, 4, 6])
+    assert named_aside(tmp_path) == ["4-unreadable"]
+    assert contents(tmp_path / "aside" / "4-unreadable") == before
+    assert not differing(restored(tmp_path)[0], make_state(6, seed=5))
+
+
+def test_a_step_that_cannot_be_read_twice_is_put_aside_twice(tmp_path):
+    saved(tmp_path, 2, 4)
+    for _ in range(3):
+        flip(array_file(tmp_path / "4", "params"))
+        assert run_on(tmp_path, 4) == (2, [2, 4])
+    assert named_aside(tmp_path) == ["4-unreadable", "4-unreadable-2", "4-unreadable-3"]
+
+
+def test_what_keeping_so_many_deletes_are_not_those_put_aside(tmp_path):
+    saved(tmp_path, 2, 4)
+    flip(array_file(tmp_path / "4", "params"))
+    assert run_on(tmp_path, 4, 6, 8, 10) == (2, [6, 8, 10])
+    assert named_aside(tmp_path) == ["4-unreadable"]
+
+
+def too_many_open_files():
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def no_memory():
+    raise MemoryError
+
+
+def said_by_tensorstore():
+    raise ValueError('DATA_LOSS: Error reading "d/1": [OS error 5: EIO Input/output error]')
+
+
+def wrapped():
+    try:
+        raise OSError(errno.EACCES, "Permission denied")
+    except OSError as error:
+        raise ValueError("the arrays could not be restored") from error
+
+
+@pytest.mark.parametrize("fails", [too_many_open_files, no_memory, said_by_tensorstore, wrapped])
+def test_a_checkpoint_that_cannot_be_read_just_now_stops_the_run(tmp_path, monkeypatch, fails):
+    saved(tmp_path, 2, 4)
+    before = contents(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_restore", lambda *_: fails())
+        with pytest.raises(CheckpointError, match=r"^Checkpoint 4 .* could not be") as caught:
+            run_on(tmp_path)
+    assert str(tmp_path / "4") in str(caught.value) and "run the same command" in str(caught.value)
+    assert contents(tmp_path) == before
+    assert run_on(tmp_path) == (4, [2, 4])
+
+
+def test_without_a_free_file_the_run_stops(tmp_path):
+    saved(tmp_path, 2, 4)
+    with opened(tmp_path) as checkpoints:
+        checkpoints.restore_latest(abstract(make_state()))
+        usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, usual[1]))
+        try:
+            with pytest.raises(CheckpointError, match="Too many open files"):
+                checkpoints.restore_latest(abstract(make_state()))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+        assert int(checkpoints.restore_latest(abstract(make_state()))[0].step) == 4
+
+
+@pytest.mark.parametrize(("copied", "to"), [(2, 7), (4, 7), (2, 1), (6, 3)])
+def test_a_folder_named_after_another_step_is_said_and_put_aside(tmp_path, caplog, copied, to):
+    saved(tmp_path, 2, 4, 6)
+    shutil.copytree(tmp_path / str(copied), tmp_path / str(to))
+    with caplog.at_level(logging.WARNING):
+        assert run_on(tmp_path) == (6, [2, 4, 6])
+    assert f"{tmp_path / str(to)} holds the checkpoint of step {copied}, not of" in caplog.text
+    assert f"not of step {to}" in caplog.text
+    assert named_aside(tmp_path) == [f"{to}-holds-step-{copied}"]
+    again = contents(tmp_path / "aside" / f"{to}-holds-step-{copied}")
+    assert {name: data for name, (_, data) in again.items()} == {
+        name: data for name, (_, data) in contents(tmp_path / str(copied)).items()
+    }
+
+
+def test_reading_alone_moves_nothing(tmp_path):
+    saved(tmp_path, 2, 4)
+    flip(array_file(tmp_path / "4", "params"))
+    shutil.copytree(tmp_path / "2", tmp_path / "7")
+    before = contents(tmp_path)
+    assert int(restored(tmp_path)[0].step) == 2
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_of_somebody_else_is_put_aside(tmp_path):
+    saved(tmp_path, 2, 4)
+    (tmp_path / "2019").mkdir()
+    (tmp_path / "2019" / "thesis.txt").write_text("years of work")
+    assert run_on(tmp_path, 6, 8, 10) == (4, [6, 8, 10])
+    assert (tmp_path / "aside" / "2019-unreadable" / "thesis.txt").read_text() == "years of work"
