@@ -11,6 +11,7 @@ import functools
 import gin
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 from brt.models.attention_weights import AttentionLayout, AttentionWeights, ShowsAttention
@@ -192,7 +193,16 @@ class TransformerXL(Body, ShowsAttention):
         return self.segment_length
 
     def for_segments(self, length: int):
-        """The same model, same parameters, whose memory moves every `length` tokens."""
+        """Returns the same model, same parameters, whose memory moves every `length` tokens.
+
+        Raises:
+            ValueError: segments that a layer's memory cannot take in.
+        """
+        return self._for_segments(length, length)
+
+    def _for_segments(self, length, positions):
+        for memory in self.memories:
+            memory.check_segment(positions)
         model = nnx.merge(*nnx.split(self))
         model.segment_length = length
         return model
@@ -348,7 +358,7 @@ class TransformerXL(Body, ShowsAttention):
 
     def for_memory_tokens(self, layout: MemoryLayout):
         # Only tokens are counted: their memory tokens stand outside the period.
-        return self.for_segments(layout.period)
+        return self._for_segments(layout.period, layout.positions)
 
     def memory_tokens(self, layout: MemoryLayout) -> TransformerXLMemoryTokens:
         return TransformerXLMemoryTokens(self, layout)
@@ -446,7 +456,19 @@ class TransformerXL(Body, ShowsAttention):
         return P - 1 - oldest
 
     def receptive_field(self) -> float:
-        return self.windows_reach()
+        if self.same_length:
+            return self.windows_reach()
+        P, oldest = self.period, self.period - 1
+        for memory in self.memories:
+            oldest = memory.oldest_remembered(oldest, P)
+        return P - 1 - oldest
+
+    def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
+        """Returns the norm of the gradient that reaches each memory that learns something."""
+        return {
+            f"layer{i}/{self.memories[i].name}_grad_norm": optax.tree.norm(of_memory)
+            for i, of_memory in grads.get("memories", {}).items()
+        }
 
     def flops_per_token(self) -> float:
         """As `Model.flops_per_token`; keys and values of the memory are computed anew with

@@ -187,6 +187,31 @@ class TransformerXLLayer(nnx.Module):
         terms = score_terms(q_BTHK, k_BJHK, self._biases(biases)[0], positions)
         return Look(weights(sum(terms), visible_BTJ), terms)
 
+    def content_attention(self, x_BTD, memory_BJD, filled_BJ):
+        """Returns what the inputs of a segment read of vectors by their content alone.
+
+        Args:
+            x_BTD: (B, T, D), inputs of the layer, which ask.
+            memory_BJD: (B, J, D), what is read; gradients reach it, and nothing else.
+            filled_BJ: (B, J) bool, which of them may be read; at least one of each row.
+
+        Returns:
+            (B, T, H, K).
+
+        Source: the attention of the attention-reconstruction loss, Rae et al. 2019,
+        arXiv:1911.05507, algorithm 2.
+        """
+        graph, params = nnx.split(self)
+        layer = nnx.merge(graph, jax.lax.stop_gradient(params))
+        x_BTD = jax.lax.stop_gradient(x_BTD)
+        if layer.pre_norm:
+            x_BTD, memory_BJD = layer.attention_norm(x_BTD), layer.attention_norm(memory_BJD)
+        s_BHTJ = scores(
+            layer._heads(x_BTD, layer.queries_DA), layer._heads(memory_BJD, layer.keys_DA)
+        )
+        w_BHTJ = weights(s_BHTJ, filled_BJ[:, None])
+        return read_values(w_BHTJ, layer._heads(memory_BJD, layer.values_DA))
+
     def _queries_keys_values(self, x_BTD, memory_BMD):
         T, memory_BMD = x_BTD.shape[1], jax.lax.stop_gradient(memory_BMD)
         x_BJD = jnp.concatenate([memory_BMD.astype(x_BTD.dtype), x_BTD], axis=1)

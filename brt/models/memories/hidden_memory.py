@@ -55,6 +55,9 @@ class HiddenMemory(nnx.Module):
         self.width = sizes.width
         self.length = length
 
+    def check_segment(self, positions: int) -> None:
+        """Refuses segments of so many positions, with a `ValueError`, if it cannot take them in."""
+
     def init_cache(self, rows: int, dtype) -> NamedTuple:
         """Returns the cache of `rows` documents that have not begun; dtype: of activations."""
         x_BMD = jnp.zeros((rows, self.length, self.width), dtype)
@@ -95,13 +98,20 @@ class HiddenMemory(nnx.Module):
     # What it costs, and how far it sees.
 
     def oldest(self, position: int, period: int) -> int:
-        """Returns the oldest position whose input a query may attend to.
+        """Returns the oldest position that a query may attend to through the last inputs.
 
         Args:
             position: of the query, counted from the beginning of some segment; negative before.
             period: P, tokens of a segment.
         """
         return position // period * period - self.length
+
+    def oldest_remembered(self, position: int, period: int) -> float:
+        """Returns the oldest position that may influence a query; arguments as `oldest`.
+
+        May be minus infinity. It is older where more is remembered than the last inputs.
+        """
+        return self.oldest(position, period)
 
     def flops_per_token(self, period: int) -> float:
         """Returns operations of one token's forward pass besides attention to the contents."""
