@@ -1,5 +1,6 @@
 """Sharding is invisible: one device, eight devices in several meshes, two processes."""
 
+import functools
 import json
 import os
 import socket
@@ -8,6 +9,7 @@ import sys
 
 import jax
 import numpy as np
+import optax
 import pytest
 from architectures import ARCHITECTURES
 
@@ -19,10 +21,11 @@ from brt.models.shape_letters import spec
 from brt.training.optimizers import adafactor
 from brt.training.prefetch import device_batch
 from brt.training.schedules import constant_rate
-from brt.training.trainer import Trainer
+from brt.training.settings import Trainer
+from brt.training.sharding import shardings
 
 STEPS, ROWS, SEGMENTS = 3, 8, 2
-EVERY_MESH = ("rec_lstm_dual", "feedback_fixed_skip", "rmt_rec")
+EVERY_MESH = ("rec_lstm_dual", "feedback_fixed_skip")
 """Checked on all meshes; the others on the one that splits both rows and models."""
 CASES = [
     (name, mesh_shape)
@@ -48,12 +51,16 @@ def store(tmp_path_factory):
     return TokenStore(folder)
 
 
+@functools.cache
 def experiment_of(name) -> Experiment:
-    """An experiment on an architecture, of sizes that a mesh divides."""
+    """An experiment on an architecture, of sizes that a mesh divides.
+
+    Most take plain gradient steps, which compile in half the time of Adafactor's.
+    """
     entry = ARCHITECTURES[name]
     trainer = Trainer(
         corpus=None,
-        optimizer=adafactor,
+        optimizer=adafactor if name in EVERY_MESH else optax.sgd,
         schedule=lambda step, total_steps: constant_rate(step, total_steps, 0.01, 0),
         steps=STEPS,
         segment_length=entry.segment,
@@ -64,14 +71,23 @@ def experiment_of(name) -> Experiment:
     return Experiment(trainer)
 
 
-def losses_on(store, experiment, mesh_shape):
+@functools.cache
+def losses_on(store, name, mesh_shape):
     """The losses of the first steps on a mesh of some of the devices, and what was read."""
+    experiment = experiment_of(name)
     devices = np.array(jax.devices()[: np.prod(mesh_shape)]).reshape(mesh_shape)
     mesh = jax.sharding.Mesh(devices, ("data", "model"))
     trainer = experiment.trainer
     stream = DocumentStream(store, ROWS, trainer.segment_length, SEGMENTS)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(leaf.dtype), experiment.abstract_params
+    )
     with jax.set_mesh(mesh):
-        state, step = experiment.jit_init(mesh)(), experiment.jit_step(mesh)
+        # Through the host: each array a buffer of its own, which the step may reuse.
+        state = jax.tree.map(np.asarray, experiment.init_state(params))
+        state = jax.device_put(state, shardings(state, mesh))
+        step = experiment.jit_step(mesh)
         losses, batches = [], []
         for number in range(STEPS):
             batch = device_batch(stream, mesh, number)
@@ -84,9 +100,8 @@ def losses_on(store, experiment, mesh_shape):
 
 @pytest.mark.parametrize(("name", "mesh_shape"), CASES)
 def test_the_mesh_changes_no_batch_and_no_loss(store, name, mesh_shape):
-    experiment = experiment_of(name)
-    expected, batches, _ = losses_on(store, experiment, (1, 1))
-    found, sharded_batches, state = losses_on(store, experiment, mesh_shape)
+    expected, batches, _ = losses_on(store, name, (1, 1))
+    found, sharded_batches, state = losses_on(store, name, mesh_shape)
     jax.tree.map(np.testing.assert_array_equal, sharded_batches, batches)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     # And the mesh is really used: by rows and heads of the caches, by every matrix.
