@@ -94,7 +94,7 @@ def test_bindings_for_evaluation_count_as_read_although_training_never_evaluates
 
 def test_a_macro_that_is_used_counts_as_read(folder):
     path = plain_config(folder, "HEADS = 4", "BlockRecurrentTransformer.num_heads = %HEADS")
-    assert built(path).model.num_heads == 4
+    assert built(path).model.sizes.num_heads == 4
 
 
 def test_a_binding_that_only_scopes_read_counts_as_read(folder):

@@ -63,6 +63,17 @@ def recorder(made, tmp_path_factory):
     return make
 
 
+def states_of(caches):
+    """The states of the recurrent layer, the second of two."""
+    (cache,) = caches[1].memories
+    return cache.states_BSD
+
+
+def with_states(caches, states_BSD):
+    (cache,) = caches[1].memories
+    return caches[0], caches[1]._replace(memories=(cache._replace(states_BSD=states_BSD),))
+
+
 def plain(made, document, replace=None):
     """Nats, entropies and rightness of a document, segment by segment, in NumPy.
 
@@ -78,9 +89,9 @@ def plain(made, document, replace=None):
         segment = np.zeros((1, T), np.int32)
         part = inputs[start : start + T]
         segment[0, : len(part)] = part
-        carried.append(caches[1].states_BSD)
+        carried.append(states_of(caches))
         if replace is not None and number:
-            caches = (caches[0], caches[1]._replace(states_BSD=replace(number, caches)))
+            caches = with_states(caches, replace(number, caches))
         logits, caches = read(params, segment, caches)
         for t, target in enumerate(targets[start : start + T]):
             scores = np.float64(logits[0, t])
@@ -106,7 +117,7 @@ def test_a_recording_is_what_a_loop_over_documents_says(made, recorder):
 
 @pytest.mark.parametrize("state", ["cleared", "zeroed"])
 def test_states_are_replaced_before_every_segment(made, recorder, state):
-    initial = made[0].bind(made[3]).init_caches(1)[1].states_BSD
+    initial = states_of(made[0].bind(made[3]).init_caches(1))
     other = {"cleared": initial, "zeroed": np.zeros_like(initial)}[state]
     recording = recorder(state)
     rows, _ = plain(made, 6, lambda number, caches: other)
@@ -151,7 +162,7 @@ def plain_swapped(made, document, replace, stop=None):
         segment[0, : len(part)] = part
         used = caches
         if number:
-            used = caches[0], caches[1]._replace(states_BSD=replace(number, caches))
+            used = with_states(caches, replace(number, caches))
         logits, _ = read(params, segment, used)
         _, caches = read(params, segment, caches)
         for t, target in enumerate(targets[start : start + T]):

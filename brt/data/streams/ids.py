@@ -4,7 +4,7 @@ import numpy as np
 
 from brt.data.streams.contiguous import place_in_store
 from brt.data.streams.documents import Batch
-from brt.data.vocabularies.base import BEGIN
+from brt.token_ids import BEGIN
 
 PIECE = 2**24
 """Tokens of a store that are compared at once."""
