@@ -63,6 +63,19 @@ def recorder(made, tmp_path_factory):
     return make
 
 
+def states_of(caches):
+    """The states of the recurrent layer."""
+    (memory,) = caches[1].memories
+    return memory.states_BSD
+
+
+def with_states(caches, states_BSD):
+    """The caches with other states of the recurrent layer."""
+    (memory,) = caches[1].memories
+    memory = memory._replace(states_BSD=states_BSD)
+    return caches[0], caches[1]._replace(memories=(memory,))
+
+
 def plain(made, document, replace=None):
     """Nats, entropies and rightness of a document, segment by segment, in NumPy.
 
@@ -78,9 +91,9 @@ def plain(made, document, replace=None):
         segment = np.zeros((1, T), np.int32)
         part = inputs[start : start + T]
         segment[0, : len(part)] = part
-        carried.append(caches[1].states_BSD)
+        carried.append(states_of(caches))
         if replace is not None and number:
-            caches = (caches[0], caches[1]._replace(states_BSD=replace(number, caches)))
+            caches = with_states(caches, replace(number, caches))
         logits, caches = read(params, segment, caches)
         for t, target in enumerate(targets[start : start + T]):
             scores = np.float64(logits[0, t])
@@ -106,7 +119,7 @@ def test_a_recording_is_what_a_loop_over_documents_says(made, recorder):
 
 @pytest.mark.parametrize("state", ["cleared", "zeroed"])
 def test_states_are_replaced_before_every_segment(made, recorder, state):
-    initial = made[0].bind(made[3]).init_caches(1)[1].states_BSD
+    initial = states_of(made[0].bind(made[3]).init_caches(1))
     other = {"cleared": initial, "zeroed": np.zeros_like(initial)}[state]
     recording = recorder(state)
     rows, _ = plain(made, 6, lambda number, caches: other)
@@ -151,7 +164,7 @@ def plain_swapped(made, document, replace, stop=None):
         segment[0, : len(part)] = part
         used = caches
         if number:
-            used = caches[0], caches[1]._replace(states_BSD=replace(number, caches))
+            used = with_states(caches, replace(number, caches))
         logits, _ = read(params, segment, used)
         _, caches = read(params, segment, caches)
         for t, target in enumerate(targets[start : start + T]):
@@ -218,7 +231,7 @@ def test_some_documents_first_and_the_others_later(recorder, tmp_path):
     some = recorder(documents=[6, 0], at=tmp_path / "r")
     assert some.done_D.tolist() == [True] + [False] * 5 + [True]
     assert np.array_equal(some.document(6).nats_T, recorder().document(6).nats_T)
-    with pytest.raises(ValueError, match=r"document 3 is not in .*brt\.evaluate --record"):
+    with pytest.raises(ValueError, match=r"Document 3 is not in .*brt\.evaluate --record"):
         some.document(3)
     assert np.array_equal(recorder(at=tmp_path / "r").nats, recorder().nats)
 
@@ -252,7 +265,7 @@ def test_a_recording_that_was_cut_short_is_named(recorder, tmp_path):
     (copy / "manifest.json").write_text('{"format": 99}')
     with pytest.raises(ValueError, match="recording format 99"):
         Recording(copy)
-    with pytest.raises(FileNotFoundError, match=r"no recording at .*--record"):
+    with pytest.raises(FileNotFoundError, match=r"There is no recording at .*--record"):
         Recording(tmp_path / "nowhere")
 
 
@@ -265,7 +278,7 @@ def test_recordings_of_other_documents_or_tokenizers_are_not_compared(
         for n, store in enumerate(stores)
     )
     check_aligned(one, one)
-    with pytest.raises(ValueError, match=r"which differ; bind Corpus\.store"):
+    with pytest.raises(ValueError, match=r"which differ: bind Corpus\.store"):
         check_aligned(one, two)
     with pytest.raises(ValueError, match=r"different tokenizers, ids of size 100000 and bytes"):
         check_aligned(one, recorder())
@@ -286,7 +299,7 @@ def test_a_disk_that_fills_up_is_named_and_what_was_recorded_stays(recorder, tmp
         return put(file, first, values)
 
     monkeypatch.setattr(recording, "_put", full)
-    with pytest.raises(OSError, match=r"cannot write .*goes on where it stopped"):
+    with pytest.raises(OSError, match=r"Cannot write .*goes on where it stopped"):
         recorder(at=tmp_path / "r")
     monkeypatch.undo()
     assert Recording(tmp_path / "r").done_D[:2].all()
