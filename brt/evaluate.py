@@ -21,7 +21,7 @@ from brt import command_line
 from brt.data.stores.writer import replace_json
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.perplexity import white_space_caveat
-from brt.evaluation.reading import TREATMENTS
+from brt.evaluation.reading import STATE_ABLATIONS
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.studies.compare import choose_documents
 from brt.evaluation.studies.context_losses import LONGEST, POSITIONS, STEP
@@ -39,7 +39,7 @@ flags.DEFINE_list("other", [], "Another run folder, to compare with; or several,
 flags.DEFINE_enum(
     "against",
     "cleared",
-    [name for name in TREATMENTS if name != "kept"],
+    [name for name in STATE_ABLATIONS if name != "kept"],
     "What --study=compare without --other does to the state.",
 )
 flags.DEFINE_integer(

@@ -1,1 +1,1 @@
-"""What a model is worth: every document of a split, read whole, scored token by token."""
+"""Evaluation: every document of a split, read whole, scored token by token."""

@@ -32,7 +32,7 @@ SEGMENTS = 4
 
 
 class Speed(NamedTuple):
-    """What one attention length costs, in seconds a token and row: medians over rounds.
+    """Costs of one attention length, in seconds a token and row: medians over rounds.
 
     ratio: vanilla to memory, the median over rounds, each of which times both.
     """
@@ -68,7 +68,8 @@ def measure(
         raise ValueError(
             f"--attention_lengths = {list(lengths)} and --rounds = {rounds} must be at least 1."
         )
-    progress, found = Progress("attention lengths", len(lengths)), []
+    progress = Progress("attention lengths", len(lengths))
+    found = []
     for number, length in enumerate(lengths):
         times = rounds * max(lengths) // length
         found.append(_measure(build, length, times))
@@ -113,8 +114,9 @@ def _evaluated_length(experiment):
 
 
 def _segment(experiment, segment_length):
-    """Reads a segment and scores all of it: (number, caches) to caches; and empty caches."""
-    params, tokens = experiment.init_params(), _tokens(experiment, segment_length)
+    """Returns a function that reads and scores a segment, from caches to caches; and empty ones."""
+    params = experiment.init_params()
+    tokens = _tokens(experiment, segment_length)
 
     @jax.jit
     def score(params, tokens_BT, caches):
@@ -131,8 +133,9 @@ def _segment(experiment, segment_length):
 
 
 def _window(experiment, length):
-    """Reads a window from nothing and scores its last token."""
-    params, tokens = experiment.init_params(), _tokens(experiment, length)
+    """Returns a function that reads a window from nothing and scores its last token."""
+    params = experiment.init_params()
+    tokens = _tokens(experiment, length)
 
     @jax.jit
     def score(params, tokens_BT):
@@ -151,7 +154,7 @@ def _tokens(experiment, length):
 
 
 def table(found: list[Speed]) -> str:
-    """Aligned lines, with the paper's ratios beside."""
+    """Returns aligned lines, with the paper's ratios beside."""
     titles = "attention length", "memory, ms/token", "vanilla, ms/token", "ratio", "paper's ratio"
     lines = ["  ".join(f"{title:>18}" for title in titles)]
     for row in found:

@@ -4,48 +4,27 @@ The devices return each token's loss; sums are kept in float64 on the host, so t
 does not depend on how documents were batched.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
 import numpy as np
 
 from brt.data.mixture import MixedStore
+from brt.data.stores.token_store import TokenStore
 from brt.data.streams.select import evaluation_pass
+from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.free_running import SampleDecoder
-from brt.evaluation.perplexity import per_text, per_token
-from brt.evaluation.reading import TREATMENTS, SegmentReader
-
-
-class TokenSums:
-    """The score every evaluation has: sums over scored tokens."""
-
-    def add(self, sums, store, documents_B, offsets_B, nats_BT, correct_BT, weights_BT):
-        scored_BT = weights_BT > 0
-        weights_BT = weights_BT.astype(np.float64)
-        # Masked first: what a model says about padding need not even be finite.
-        nats_BT = np.where(scored_BT, nats_BT, 0.0).astype(np.float64)
-        for name, value in (
-            ("nats", (nats_BT * weights_BT).sum()),
-            ("weight", weights_BT.sum()),
-            ("correct", (correct_BT * weights_BT).sum()),
-            ("tokens", float(scored_BT.sum())),
-        ):
-            sums[name] = sums.get(name, 0.0) + float(value)
-
-    def scalars(self, sums, store, whole):
-        scalars = {
-            **per_token(sums["nats"], sums["weight"]),
-            "accuracy": sums["correct"] / max(sums["weight"], 1e-6),
-            "scored_tokens": sums["tokens"],
-        }
-        if whole and not store.has_weights:
-            scalars |= per_text(sums["nats"], store.manifest)
-        return scalars
-
+from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader
+from brt.evaluation.recording import Recording
+from brt.evaluation.scores import Score, StoreSums, Sums, TokenSums, WritingScore
 
 SHARED = ("scored_tokens", "tokens_per_word")
 """Scalars that say nothing of the model, and so are the same with the state cleared."""
 
 
-def batch_shape(experiment) -> tuple[int, int]:
-    """Rows and segment length of an evaluation.
+def batch_shape(experiment: EvaluatedExperiment) -> tuple[int, int]:
+    """Returns rows and segment length of an evaluation.
 
     Raises:
         ValueError: no whole number of rows.
@@ -62,31 +41,11 @@ def batch_shape(experiment) -> tuple[int, int]:
     return rows, segment_length
 
 
-class StoreSums(TokenSums):
-    """`TokenSums` of each store of a mixture, as `loss/NAME` and so on."""
-
-    def add(self, sums, store, documents_B, offsets_B, nats_BT, correct_BT, weights_BT):
-        stores_B = store.stores_of(documents_B)
-        for number, (name, part) in enumerate(zip(store.names, store.stores)):
-            rows = stores_B == number
-            tokens = nats_BT[rows], correct_BT[rows], weights_BT[rows]
-            own = sums.setdefault(name, {})
-            super().add(own, part, documents_B[rows], offsets_B[rows], *tokens)
-
-    def scalars(self, sums, store, whole):
-        scalars = {}
-        for name, part in zip(store.names, store.stores):
-            if sums[name]["tokens"]:
-                found = super().scalars(sums[name], part, whole)
-                scalars |= {f"{key}/{name}": value for key, value in found.items()}
-        return scalars
-
-
 class Evaluator:
     """Evaluates parameters on one split, as often as asked; of a mixture, each corpus as well.
 
     Args:
-        experiment: the `Experiment`, whose evaluation settings say what to do.
+        experiment: whose evaluation settings say what to do.
         store: the split's token store.
         mesh: the device mesh.
 
@@ -95,31 +54,41 @@ class Evaluator:
             score that the stream cannot give.
     """
 
-    def __init__(self, experiment, store, mesh):
+    def __init__(
+        self,
+        experiment: EvaluatedExperiment,
+        store: TokenStore | MixedStore,
+        mesh: jax.sharding.Mesh,
+    ):
         trainer = experiment.trainer
         self.evaluation = evaluation = experiment.evaluation
-        self.store, self.mesh = store, mesh
+        self.store = store
+        self.mesh = mesh
         rows, self.segment_length = batch_shape(experiment)
-        score = evaluation.score
-        streams = getattr(score, "streams", ("documents",))
-        if score and trainer.stream not in streams:
+        self.score: Score | None = evaluation.score
+        if self.score and trainer.stream not in self.score.streams:
             raise ValueError(
-                f"Evaluation.score = @{type(score).__name__}() looks at {streams[0]}, and "
-                f"Trainer.stream = {trainer.stream!r} has none: bind one of them otherwise."
+                f"Evaluation.score = @{type(self.score).__name__}() looks at "
+                f"{self.score.streams[0]}, and Trainer.stream = {trainer.stream!r} has none: bind "
+                "one of them otherwise."
             )
         self.reader = SegmentReader(experiment, mesh, rows, self.segment_length)
         self.has_state = self.reader.has_state
         shape = rows, self.segment_length, evaluation.stride
         self.stream = evaluation_pass(trainer.stream, store, *shape)
-        self.scores = [TokenSums()] + ([score] if score else [])
+        self.scores: list[Score] = [TokenSums()]
+        if self.score:
+            self.scores.append(self.score)
         self.decoder = None
-        if hasattr(score, "run"):
+        if isinstance(self.score, WritingScore):
             self.decoder = SampleDecoder(experiment, mesh, store, rows, self.segment_length)
         if isinstance(store, MixedStore):
             self.scores.append(StoreSums())
 
-    def run(self, params, progress_label=None, max_steps=None) -> dict[str, float]:
-        """Scalars of the split; those with the state cleared have the prefix `cleared_`.
+    def run(
+        self, params: Any, progress_label: str | None = None, max_steps: int | None = None
+    ) -> dict[str, float]:
+        """Evaluates parameters; scalars with the state cleared have the prefix `cleared_`.
 
         Args:
             params: parameters on the mesh.
@@ -127,21 +96,22 @@ class Evaluator:
             max_steps: stop after so many steps; scores that need whole documents are left out.
         """
         scalars = self._pass(params, "kept", progress_label, max_steps)
-        if self.decoder:
+        if self.decoder and isinstance(self.score, WritingScore):
             samples = max_steps and max_steps // self.stream.segments * self.stream.rows
             label = progress_label and f"{progress_label}, free-running"
-            own = self.decoder, params, scalars["accuracy"], samples, label
-            scalars |= self.evaluation.score.run(*own)
+            scalars |= self.score.run(self.decoder, params, scalars["accuracy"], samples, label)
         if self.evaluation.cleared and self.has_state and self.evaluation.stride is None:
             label = progress_label and f"{progress_label}, state cleared"
             scalars |= _prefixed(self._pass(params, "cleared", label, max_steps))
         return scalars
 
-    def of_recordings(self, recordings: dict, documents=None) -> dict[str, float]:
-        """The scalars that `run` gives, from recordings.
+    def of_recordings(
+        self, recordings: Mapping[str, Recording], documents: Sequence[int] | None = None
+    ) -> dict[str, float]:
+        """Returns the scalars that `run` gives, from recordings.
 
         Args:
-            recordings: `Recording`s by state; "kept", and "cleared" if that is wanted.
+            recordings: by state; "kept", and "cleared" if that is wanted.
             documents: of these only, and then without the figures of the whole text; None for all.
         """
         scalars = self._replay(recordings["kept"], documents)
@@ -150,18 +120,19 @@ class Evaluator:
         return scalars
 
     def _replay(self, recording, documents):
-        sums, whole = {}, documents is None
+        sums: Sums = {}
+        whole = documents is None
         for number in range(self.store.num_documents) if whole else documents:
             scores = recording.document(number)
-            place = np.array([number]), np.array([0])
+            begins = np.array([number]), np.array([0])
             read = self.store.tokens(number)[None], self.store.weights(number)[None]
-            self._add(sums, *place, scores.nats_T[None], scores.correct_T[None], *read)
+            self._add(sums, *begins, scores.nats_T[None], scores.correct_T[None], *read)
         return self._scalars(sums, whole)
 
     def _pass(self, params, state, progress_label, max_steps):
-        sums = {}
+        sums: Sums = {}
         reading = self.reader.read(
-            params, self.stream, TREATMENTS[state], max_steps=max_steps, label=progress_label
+            params, self.stream, STATE_ABLATIONS[state], max_steps=max_steps, label=progress_label
         )
         for segment in reading:
             self._add(

@@ -6,6 +6,8 @@ teacher-forced one; an answer counts if every one of its tokens is right.
 """
 
 import functools
+from collections.abc import Iterator
+from typing import Any
 
 import gin
 import jax
@@ -13,16 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from brt.data.stores.token_store import TokenStore
 from brt.data.streams.samples import read_samples, sample_length
+from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.reading import to_host
+from brt.evaluation.scores import Sums, WritingScore
+from brt.models.model import LanguageModel
 from brt.models.shape_letters import spec
 from brt.progress import Progress
 from brt.training.sharding import put_rows
 
 
 @gin.configurable
-class FreeRunning:
-    """What is known of a sample beyond `accuracy`, which is teacher-forced.
+class FreeRunning(WritingScore):
+    """Figures of samples beyond `accuracy`, which is teacher-forced.
 
     free_running_accuracy: share of scored tokens that are right when each prediction is the next
         input, from the start token on.
@@ -42,14 +48,14 @@ class FreeRunning:
         ValueError: an answer or end of less than one token.
     """
 
-    streams = ("samples",)
-
     def __init__(self, answer: int | None = None, end: int | None = None, blank: int | None = None):
         if min(x for x in (answer, end, 1) if x is not None) < 1:
             raise ValueError(
                 f"FreeRunning.answer = {answer} and FreeRunning.end = {end} must be 1 or more."
             )
-        self.answer, self.end, self.blank = answer, end, blank
+        self.answer = answer
+        self.end = end
+        self.blank = blank
 
     def add(self, sums, store, documents_B, offsets_B, nats_BT, correct_BT, weights_BT):
         """Counts teacher-forced tokens of one segment of every row."""
@@ -68,24 +74,17 @@ class FreeRunning:
         # Every evaluation has the accuracy itself already.
         return {name: share for name, share in _shares(sums).items() if name != "accuracy"}
 
-    def run(self, decoder, params, accuracy: float, max_samples=None, label=None):
-        """The free-running figures.
-
-        Args:
-            decoder: a `SampleDecoder`.
-            params: parameters on the mesh.
-            accuracy: teacher-forced.
-            max_samples: of the split's first; None for all.
-            label: shows progress under this name; None for silence.
-        """
-        sums, scored = {}, decoder.scored
+    def run(self, decoder, params, accuracy, max_samples=None, label=None):
+        """Returns the free-running figures; as `WritingScore.run`."""
+        sums: Sums = {}
         for targets_BS, predicted_BS in decoder.read(params, max_samples, label):
             correct_BS = targets_BS == predicted_BS
             self._count(sums, "free_running_accuracy", correct_BS, targets_BS)
             _add(sums, "free_running_exact", correct_BS.all(axis=1))
             if self.answer:
                 _add(sums, "answer_accuracy", correct_BS[:, -self.answer :].all(axis=1))
-        found, free = _shares(sums), scored >= decoder.segment_length
+        found = _shares(sums)
+        free = decoder.scored >= decoder.segment_length
         found["task_accuracy"] = found["free_running_accuracy"] if free else accuracy
         return found | {"free_running_samples": sums["free_running_exact"][1]}
 
@@ -109,7 +108,7 @@ class SampleDecoder:
     """A model compiled to read the unscored beginning of samples and write the rest itself.
 
     Args:
-        experiment: the `Experiment`; its parameters are an argument of `read`.
+        experiment: its parameters are an argument of `read`.
         mesh: the device mesh.
         store: samples of one length.
         rows: B.
@@ -123,10 +122,22 @@ class SampleDecoder:
         ValueError: samples whose scored tokens are not one stretch, the same in all.
     """
 
-    def __init__(self, experiment, mesh, store, rows: int, segment_length: int):
-        self.mesh, self.store, self.rows, self.segment_length = mesh, store, rows, segment_length
+    def __init__(
+        self,
+        experiment: EvaluatedExperiment,
+        mesh: jax.sharding.Mesh,
+        store: TokenStore,
+        rows: int,
+        segment_length: int,
+    ):
+        self.mesh = mesh
+        self.store = store
+        self.rows = rows
+        self.segment_length = segment_length
         sample_length(store)
-        self.first, self.scored = first, scored = scored_part(store)
+        first, scored = scored_part(store)
+        self.first = first
+        self.scored = scored
 
         def decode(params, tokens_BL):
             model = experiment.bind_evaluated(params, segment_length)
@@ -134,7 +145,9 @@ class SampleDecoder:
 
         self._decode = jax.jit(decode, out_shardings=NamedSharding(mesh, spec("BT")))
 
-    def read(self, params, max_samples=None, label=None):
+    def read(
+        self, params: Any, max_samples: int | None = None, label: str | None = None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields the targets and the predictions of some samples, int32 (samples, S) each."""
         count = min(self.store.num_documents, max_samples or self.store.num_documents)
         progress = Progress(label or "", count, quiet=not label)
@@ -156,11 +169,13 @@ class SampleDecoder:
             progress.close()
 
 
-def write(model, tokens_BL, first: int, scored: int, segment_length: int):
+def write(
+    model: LanguageModel, tokens_BL: jax.Array, first: int, scored: int, segment_length: int
+) -> jax.Array:
     """Reads samples up to their scored part, which the model then writes token by token.
 
     Args:
-        model: any `Model`, for segments of that length.
+        model: for segments of that length.
         tokens_BL: int32 (B, L + 1), whole samples; the scored tokens are not looked at.
         first: position of the first scored token, 1 or more.
         scored: S, their number.
@@ -170,7 +185,9 @@ def write(model, tokens_BL, first: int, scored: int, segment_length: int):
         int32 (B, S), the most likely tokens.
     """
     rows = tokens_BL.shape[0]
-    caches, done, P = model.init_caches(rows), 0, model.period
+    caches = model.init_caches(rows)
+    P = model.period
+    done = 0
     for length in (segment_length, P):
         count = (first - 1 - done) // length
         if count:
@@ -198,8 +215,8 @@ def write(model, tokens_BL, first: int, scored: int, segment_length: int):
 
 
 @functools.lru_cache(maxsize=4)
-def scored_part(store) -> tuple[int, int]:
-    """Position of the first scored token of every sample, and the number of scored tokens.
+def scored_part(store: TokenStore) -> tuple[int, int]:
+    """Returns the position of the first scored token of every sample, and how many are scored.
 
     The first token of a sample is never scored.
 
@@ -213,7 +230,7 @@ def scored_part(store) -> tuple[int, int]:
     same = (scored_DL == scored_DL[0]).all()
     if not same or not len(positions) or len(positions) != np.ptp(positions) + 1:
         raise ValueError(
-            f"the samples of {store.folder} are not scored on one and the same stretch of tokens, "
-            "and free-running accuracy has nothing to begin with; bind Evaluation.score = None"
+            f"The samples of {store.folder} are not scored on one and the same stretch of tokens, "
+            "and free-running accuracy has nothing to begin with: bind Evaluation.score = None."
         )
     return int(positions[0]), len(positions)

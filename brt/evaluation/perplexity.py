@@ -11,6 +11,9 @@ Source: Block-Recurrent, appendix I.
 
 import math
 
+import numpy as np
+
+from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.report import lost_white_space
 
 LARGEST = 700.0
@@ -18,7 +21,7 @@ LARGEST = 700.0
 
 
 def word_level_perplexity(bits_per_token: float, tokens: int, words: int) -> float:
-    """exp(L / words), with L the loss of the whole text in nats.
+    """Returns exp(L / words), with L the loss of the whole text in nats.
 
     Args:
         bits_per_token: mean over the tokens.
@@ -29,7 +32,7 @@ def word_level_perplexity(bits_per_token: float, tokens: int, words: int) -> flo
 
 
 def per_token(nats: float, weight: float) -> dict[str, float]:
-    """Loss (nats), bits per token and perplexity of a weighted number of tokens."""
+    """Returns loss (nats), bits per token and perplexity of a weighted number of tokens."""
     loss = nats / max(weight, 1e-6)
     return {
         "loss": loss,
@@ -39,14 +42,15 @@ def per_token(nats: float, weight: float) -> dict[str, float]:
 
 
 def per_text(nats: float, manifest: dict) -> dict[str, float]:
-    """Figures of a whole split that do not count tokens.
+    """Returns figures of a whole split that do not count tokens.
 
     Args:
         nats: of all tokens of the split.
         manifest: of its store, for the text's bytes, characters and words; what it counts none
             of, because the source gave ids without text, has no figure here.
     """
-    bits, figures = nats / math.log(2), {}
+    bits = nats / math.log(2)
+    figures = {}
     for name, count in (("byte", manifest["bytes"]), ("character", manifest["characters"])):
         if count:
             figures[f"bits_per_{name}"] = bits / count
@@ -57,8 +61,8 @@ def per_text(nats: float, manifest: dict) -> dict[str, float]:
     return figures
 
 
-def white_space_caveat(vocabulary, tokens) -> str:
-    """What the vocabulary makes of white space, and so what figures per character mean.
+def white_space_caveat(vocabulary: Vocabulary, tokens: np.ndarray) -> str:
+    """Returns a sentence on the white space that a vocabulary loses, if it loses any.
 
     Args:
         vocabulary: of the store.

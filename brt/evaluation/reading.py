@@ -1,12 +1,12 @@
-"""Reads documents with a model, segment by segment, and may meddle with its state on the way.
+"""Reads documents with a model, segment by segment, and optionally replaces the state.
 
 Evaluation, recordings and studies are this one fold. They differ in what they do with the token
-scores, and in the treatment of the long-term state between segments (`TREATMENTS`).
+scores, and in what takes the place of the long-term state between segments (`STATE_ABLATIONS`).
 """
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from brt.data.streams.documents import Batch
+from brt.evaluation.experiment import EvaluatedExperiment
 from brt.models.caches import clear_state, select_rows, with_state
 from brt.models.shape_letters import spec
 from brt.progress import Progress
@@ -22,12 +23,12 @@ from brt.training.prefetch import Prefetch
 from brt.training.sharding import check_divisible, shardings
 from brt.training.train_step import read_segment
 
-TREATMENTS = {"kept": "", "cleared": "initial", "zeroed": "zeros", "swapped": "neighbour"}
-"""What takes the place of the state before a segment, by the names recordings and figures have.
+STATE_ABLATIONS = {"kept": "", "cleared": "initial", "zeroed": "zeros", "swapped": "neighbour"}
+"""Ablations of the state, by the names that recordings and figures have for them.
 
-"" for nothing: the state is kept. "initial": the learned state a document begins with. "zeros".
-"neighbour": the state the next row carries, which is of another document; the row's own state goes
-on beside it, unread.
+Each is what takes the place of the state before a segment. "": nothing, the state is kept.
+"initial": the learned state a document begins with. "zeros". "neighbour": the state the next row
+carries, which is of another document; the row's own state goes on beside it, unread.
 """
 
 
@@ -53,7 +54,7 @@ class SegmentReader:
     """A model compiled to read segments of one shape.
 
     Args:
-        experiment: the `Experiment`; its parameters are an argument of `read`.
+        experiment: its parameters are an argument of `read`.
         mesh: the device mesh.
         rows: B.
         segment_length: T in tokens, a multiple of the model's period.
@@ -66,18 +67,28 @@ class SegmentReader:
         ValueError: rows that do not divide over the data axis.
     """
 
-    def __init__(self, experiment, mesh, rows: int, segment_length: int, entropy: bool = False):
+    def __init__(
+        self,
+        experiment: EvaluatedExperiment,
+        mesh: jax.sharding.Mesh,
+        rows: int,
+        segment_length: int,
+        entropy: bool = False,
+    ):
         check_divisible(mesh, rows, {})
-        self.mesh, self.rows, self.segment_length = mesh, rows, segment_length
+        self.mesh = mesh
+        self.rows = rows
+        self.segment_length = segment_length
         bind = functools.partial(experiment.bind_evaluated, segment_length=segment_length)
 
         def init(params):
             return bind(params).init_caches(rows)
 
         def step(params, caches, batch, replaced, reading_B, neighbours_B, by):
-            model, one = bind(params), jax.tree.map(lambda x: x[0], batch)
-            treated = _treat(by, caches, init(params), replaced, neighbours_B)
-            after, x_BTD, _ = read_segment(model, one, treated)
+            model = bind(params)
+            one = jax.tree.map(lambda x: x[0], batch)
+            changed = _with_state_replaced(by, caches, init(params), replaced, neighbours_B)
+            after, x_BTD, _ = read_segment(model, one, changed)
             if by == "neighbour":
                 after, _, _ = read_segment(model, one, caches)
                 # A row that has read all its documents keeps what it carries for its neighbour.
@@ -89,36 +100,37 @@ class SegmentReader:
             return after, scores
 
         abstract = jax.eval_shape(init, experiment.abstract_params)
-        place, by_row = shardings(abstract, mesh), NamedSharding(mesh, spec("BT"))
-        self._init = jax.jit(init, out_shardings=place)
+        layout = shardings(abstract, mesh)
+        by_row = NamedSharding(mesh, spec("BT"))
+        self._init = jax.jit(init, out_shardings=layout)
         self._step = jax.jit(
             step,
             static_argnames="by",
             donate_argnames="caches",
-            out_shardings=(place, by_row),
+            out_shardings=(layout, by_row),
         )
         self.has_state = bool(with_state(abstract))
 
-    def empty(self, params):
-        """The caches of rows that have read nothing."""
+    def empty(self, params: Any) -> tuple:
+        """Returns the caches of rows that have read nothing."""
         return self._init(params)
 
     def read(
         self,
-        params,
-        stream,
+        params: Any,
+        stream: Any,
         by: str = "",
         replaced: Callable[[int], bool] | None = None,
         max_steps: int | None = None,
         label: str | None = None,
     ) -> Iterator[TokenScores]:
-        """One pass over a stream.
+        """Yields the scores of one pass over a stream, step by step.
 
         Args:
             params: parameters on the mesh.
             stream: a pass of evaluation with this reader's rows and segment length.
-            by: what takes the place of the state: a value of `TREATMENTS`.
-            replaced: tells for the number of a step whether the state is replaced before it; None
+            by: what takes the place of the state: a value of `STATE_ABLATIONS`.
+            replaced: from the number of a step to whether the state is replaced before it; None
                 for all steps.
             max_steps: stop after so many steps.
             label: shows progress, in steps, under this name; None for silence.
@@ -126,7 +138,8 @@ class SegmentReader:
         steps = min(stream.num_steps, max_steps or stream.num_steps)
         prefetch = Prefetch(stream, self.mesh, 0, steps, keeps_host=True)
         progress = Progress(label or "", steps, quiet=not label)
-        pending, caches = None, self._init(params)
+        pending = None
+        caches = self._init(params)
         neighbours_B = _neighbours(stream.places(0)[0] >= 0)
         try:
             for step in range(steps):
@@ -144,13 +157,14 @@ class SegmentReader:
                     yield _fetched(*pending)
                 pending = documents_B, offsets_B, prefetch.host, scores
                 progress.update(step + 1)
-            yield _fetched(*pending)
+            if pending:
+                yield _fetched(*pending)
         finally:
             prefetch.close()
             progress.close()
 
 
-def _treat(by, caches, empty, replaced, neighbours_B):
+def _with_state_replaced(by, caches, empty, replaced, neighbours_B):
     if not by:
         return caches
     others = {
@@ -159,13 +173,14 @@ def _treat(by, caches, empty, replaced, neighbours_B):
         "neighbour": lambda: jax.tree.map(lambda x: x[neighbours_B], caches),
     }
     # Only the state is taken from the other caches: what the window is stays the row's own.
-    treated = clear_state(caches, others[by]())
-    return jax.tree.map(lambda new, old: jnp.where(replaced, new, old), treated, caches)
+    changed = clear_state(caches, others[by]())
+    return jax.tree.map(lambda new, old: jnp.where(replaced, new, old), changed, caches)
 
 
 def _neighbours(reading_B):
-    """For each row that reads documents the next one that does, going round; int (B,)."""
-    neighbours_B, reading = np.arange(len(reading_B)), np.flatnonzero(reading_B)
+    """Returns for each row that reads documents the next one that does, cyclically; int (B,)."""
+    neighbours_B = np.arange(len(reading_B))
+    reading = np.flatnonzero(reading_B)
     neighbours_B[reading] = np.roll(reading, -1)
     return neighbours_B
 
@@ -182,8 +197,8 @@ def _fetched(documents_B, offsets_B, batch, scores):
     return TokenScores(documents_B, offsets_B, batch, **scores)
 
 
-def to_host(x) -> np.ndarray:
-    """A global array as one of this process, whatever the number of processes."""
+def to_host(x: jax.Array) -> np.ndarray:
+    """Returns a global array as one of this process, whatever the number of processes."""
     if jax.process_count() > 1:
         return multihost_utils.process_allgather(x, tiled=True)
     return np.asarray(x)

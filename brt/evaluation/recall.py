@@ -4,11 +4,12 @@ import gin
 import numpy as np
 
 from brt.data.sources.recall import answer_distances
+from brt.evaluation.scores import Score
 
 
 @gin.configurable
-class RecallScore:
-    """Share of answers with the highest logit, for near, far and segment-crossing questions.
+class RecallScore(Score):
+    """Shares of answers with the highest logit, of near, far and segment-crossing questions.
 
     Args:
         far: distances of at least this many tokens count for `recall_accuracy`; at least
@@ -19,12 +20,12 @@ class RecallScore:
         segment_length: T in tokens, of the evaluation.
     """
 
-    streams = ("documents",)
-
     def __init__(
         self, far: int = gin.REQUIRED, segment_length: int = gin.REQUIRED, segments: int = 3
     ):
-        self.far, self.segments, self.segment_length = far, segments, segment_length
+        self.far = far
+        self.segments = segments
+        self.segment_length = segment_length
 
     def add(self, sums, store, documents_B, offsets_B, nats_BT, correct_BT, weights_BT):
         for row, (document, offset) in enumerate(zip(documents_B, offsets_B)):
@@ -33,9 +34,10 @@ class RecallScore:
             tokens = store.tokens(document, 0, int(store.lengths_D[document]))
             positions, distances = answer_distances(tokens)
             inside = (positions >= offset) & (positions < offset + nats_BT.shape[1])
-            positions, distances = positions[inside], distances[inside]
+            positions = positions[inside]
+            distances = distances[inside]
             correct = correct_BT[row, positions - offset]
-            # A token is read as input one place after it is a target.
+            # A token is an input one position after it is a target.
             defined = positions - distances + 1
             crossed = positions // self.segment_length - defined // self.segment_length
             for name, group in (

@@ -4,20 +4,22 @@ import os
 from collections.abc import Callable, Sequence
 
 import jax
+import numpy as np
 
 from brt.data.splits import check_split
 from brt.evaluation.evaluator import batch_shape
 from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import Recording, record
+from brt.models.model import Model
 from brt.training.parameters import check_vocabulary, load_params
 
 
 class RecordedRun:
-    """What `brt.evaluate --record` and the studies read with.
+    """A run folder that `brt.evaluate --record` and the studies read documents with.
 
     Args:
-        experiment: the run's `Experiment`.
+        experiment: the run's.
         mesh: the device mesh.
         workdir: the run folder.
         rebuild: from further bindings to the experiment of the run folder with them; for studies
@@ -27,8 +29,7 @@ class RecordedRun:
 
     Attributes:
         store, vocabulary: of the split `Evaluation.split`.
-        params, step: the newest sound checkpoint's.
-        model: as it is evaluated, with shapes instead of arrays.
+        params, step: the newest valid checkpoint's.
         rows, segment_length, window: B, T and the model's period (W); the last two in tokens.
         reader: a `SegmentReader` of that shape.
         has_state: whether the model carries anything besides windows.
@@ -59,7 +60,10 @@ class RecordedRun:
                 "Recordings and studies read segments one after another: add "
                 "--gin.Evaluation.stride=None."
             )
-        self.experiment, self.mesh, self.workdir, self.quiet = experiment, mesh, workdir, quiet
+        self.experiment = experiment
+        self.mesh = mesh
+        self.workdir = workdir
+        self.quiet = quiet
         self.rebuild = rebuild
         self.split = experiment.evaluation.split
         self.store = experiment.open_store(self.split)
@@ -70,21 +74,25 @@ class RecordedRun:
         self.has_state = self.reader.has_state
         state, saved = load_params(workdir, experiment.abstract_state(mesh))
         check_vocabulary(saved, self.store)
-        self.params, self.step = state.params, int(state.step)
+        self.params = state.params
+        self.step = int(state.step)
 
     @property
-    def model(self):
+    def model(self) -> Model:
+        """The model as it is evaluated, with shapes instead of arrays."""
         return self.experiment.evaluated_model(self.segment_length)
 
     def folder(self, state: str) -> str:
-        """Where the recording of a state is, whether it exists or not."""
+        """Returns the folder of a state's recording, which may not exist."""
         return os.path.join(self.workdir, "recordings", f"{check_split(self.split)}-{state}")
 
-    def recording(self, state: str = "kept", documents=None) -> Recording:
-        """The recording of a state, with at least the given documents; makes what is missing.
+    def recording(
+        self, state: str = "kept", documents: Sequence[int] | np.ndarray | None = None
+    ) -> Recording:
+        """Returns a state's recording with at least the given documents; makes what is missing.
 
         Args:
-            state: one of `brt.evaluation.reading.TREATMENTS`.
+            state: one of `brt.evaluation.reading.STATE_ABLATIONS`.
             documents: integers; None for all.
         """
         shown = jax.process_index() == 0 and not self.quiet

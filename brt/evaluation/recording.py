@@ -1,4 +1,4 @@
-"""What a model said of every token of a split, on disk: recordings of two models align.
+"""Recordings: the loss and entropy of every token of a split, on disk; those of two models align.
 
     manifest.json   what was recorded, of which store, by which parameters
     nats.bin        float32, -log p of each token; token i is token i of the store
@@ -13,19 +13,21 @@ killed goes on with the others, and one of a few documents can be completed late
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from brt.data.mixture import MixedStore
 from brt.data.stores.own_folders import MARK, claim, remove
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.writer import replace_json, write_json
 from brt.data.streams.documents import DocumentPass
-from brt.evaluation.reading import TREATMENTS, to_host
+from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader, to_host
 
 FORMAT = 1
 FILES = {
@@ -68,11 +70,13 @@ class Recording:
         ValueError: a file of the wrong size, another format, or another store than the one given.
     """
 
-    def __init__(self, folder, store=None):
+    def __init__(self, folder: str | Path, store: TokenStore | None = None):
         self.folder = Path(folder)
         self.manifest = _read_manifest(self.folder)
-        self.nats, self.entropy = self._map("nats"), self._map("entropy")
-        self.correct, self.done_D = (self._map(n).view(bool) for n in ("correct", "done"))
+        self.nats = self._map("nats")
+        self.entropy = self._map("entropy")
+        self.correct = self._map("correct").view(bool)
+        self.done_D = self._map("done").view(bool)
         self._store = None if store is None else self._checked(store)
 
     @property
@@ -90,7 +94,7 @@ class Recording:
         if store.manifest["content"] != self.manifest["store"]["content"]:
             raise ValueError(
                 f"{self.folder} is a recording of {self.manifest['store']['folder']}, whose "
-                f"tokens are not those of {store.folder}; record the run on this store"
+                f"tokens are not those of {store.folder}: record the run on this store."
             )
         return store
 
@@ -98,24 +102,24 @@ class Recording:
         count = self.manifest["documents" if name == "done" else "tokens"]
         path, expected = self.folder / f"{name}.bin", count * FILES[name].itemsize
         if not path.is_file():
-            raise FileNotFoundError(f"{self.folder} has no {name}.bin; delete it and record again")
+            raise FileNotFoundError(f"{self.folder} has no {name}.bin: delete it and record again.")
         if path.stat().st_size != expected:
             raise ValueError(
                 f"{path} should have {expected} bytes and has {path.stat().st_size}: it was cut "
-                f"short or changed; delete {self.folder} and record again"
+                f"short or changed. Delete {self.folder} and record again."
             )
         return np.asarray(np.memmap(path, FILES[name], mode="r"))
 
     def document(self, number: int) -> DocumentScores:
-        """The scores of one document.
+        """Returns the scores of one document.
 
         Raises:
             ValueError: it is not recorded; or as `store`.
         """
         if not self.done_D[number]:
             raise ValueError(
-                f"document {number} is not in {self.folder} yet: record it with "
-                "`python -m brt.evaluate --record`, which goes on where it stopped"
+                f"Document {number} is not in {self.folder} yet: record it with "
+                "`python -m brt.evaluate --record`, which goes on where it stopped."
             )
         ends_D = np.cumsum(self.store.lengths_D)
         part = slice(int(ends_D[number] - self.store.lengths_D[number]), int(ends_D[number]))
@@ -136,25 +140,25 @@ def check_aligned(first: Recording, second: Recording) -> None:
         raise ValueError(
             f"{first.folder} and {second.folder} have different tokenizers, {one['name']} of size "
             f"{one['size']} and {two['name']} of size {two['size']}, so their tokens cannot be "
-            "compared; compare the runs by bits per byte instead"
+            "compared: compare the runs by bits per byte instead."
         )
     raise ValueError(
         f"{first.folder} is of the documents in {ours['folder']} and {second.folder} of those in "
-        f"{theirs['folder']}, which differ; bind Corpus.store and Evaluation.split to the same "
-        "ones and record again"
+        f"{theirs['folder']}, which differ: bind Corpus.store and Evaluation.split to the same "
+        "ones and record again."
     )
 
 
 def record(
-    folder,
-    reader,
-    params,
-    store,
+    folder: str | Path,
+    reader: SegmentReader,
+    params: Any,
+    store: TokenStore | MixedStore,
     run: str,
     step: int,
     window: int,
     state: str = "kept",
-    documents=None,
+    documents: Sequence[int] | np.ndarray | None = None,
     label: str | None = None,
 ) -> Recording:
     """Records documents that are not recorded yet; all processes of a run call it together.
@@ -162,12 +166,12 @@ def record(
     Args:
         folder: of the recording. One of other parameters, another store or another segment
             length is begun anew.
-        reader: a `SegmentReader` that gives entropies.
+        reader: one that gives entropies.
         params: parameters on the mesh.
-        store: a `TokenStore`.
+        store: of the documents.
         run, step: go into the manifest.
         window: W in tokens, of the model.
-        state: one of `TREATMENTS`.
+        state: one of `STATE_ABLATIONS`.
         documents: record these, integers; None for all.
         label: shows progress.
 
@@ -175,9 +179,9 @@ def record(
         ValueError: a mixture of stores, "swapped" with a single document or row, or a loss that
             is not finite.
     """
-    if not hasattr(store, "all_tokens"):
+    if isinstance(store, MixedStore):
         raise ValueError(
-            f"{store.folder} is a mixture, and a recording is of one token store; bind "
+            f"{store.folder} is a mixture, and a recording is of one token store: bind "
             "Trainer.corpus to one of its corpora."
         )
     chosen = np.arange(store.num_documents) if documents is None else np.unique(documents)
@@ -186,7 +190,8 @@ def record(
             "Swapping states needs two documents side by side: record more documents, or bind "
             "Evaluation.tokens_per_step to two segments or more."
         )
-    folder, writes = Path(folder), jax.process_index() == 0
+    folder = Path(folder)
+    writes = jax.process_index() == 0
     manifest = {
         "format": FORMAT,
         "store": {
@@ -216,7 +221,7 @@ def record(
         missing = chosen  # whose states meet depends on all that are read
     if len(missing):
         stream = DocumentPass(store, reader.rows, reader.segment_length, documents=missing)
-        segments = reader.read(params, stream, TREATMENTS[state], label=label)
+        segments = reader.read(params, stream, STATE_ABLATIONS[state], label=label)
         _write(folder if writes else None, segments, store)
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("recorded")
@@ -245,10 +250,8 @@ def _write(folder, segments, store):
                 if document < 0:
                     continue
                 left = int(store.lengths_D[document] - offset)
-                length, first = (
-                    min(left, segment.nats_BT.shape[1]),
-                    int(starts_D[document] + offset),
-                )
+                length = min(left, segment.nats_BT.shape[1])
+                first = int(starts_D[document] + offset)
                 _check_finite(folder, segment.nats_BT[row, :length], document, offset)
                 for name in SCORES:
                     values_T = getattr(segment, f"{name}_BT")[row, :length]
@@ -266,14 +269,14 @@ def _write(folder, segments, store):
 def _check_finite(folder, nats_T, document, offset):
     if not (finite_T := np.isfinite(nats_T)).all():
         raise ValueError(
-            f"the loss of token {offset + int(np.argmin(finite_T)):,} of document {document} is "
-            f"not finite, so the document is not recorded in {folder}; the parameters may have "
-            "diverged: evaluate an earlier checkpoint"
+            f"The loss of token {offset + int(np.argmin(finite_T)):,} of document {document} is "
+            f"not finite, so the document is not recorded in {folder}. The parameters may have "
+            "diverged: evaluate an earlier checkpoint."
         )
 
 
 def _put(file, first, values):
-    """Writes values in their place; `first` counts values, not bytes."""
+    """Writes values from the number `first` on, which counts values, not bytes."""
     try:
         file.seek(int(first) * values.itemsize)
         left = memoryview(values.tobytes())
@@ -282,8 +285,8 @@ def _put(file, first, values):
     except OSError as error:
         raise type(error)(
             error.errno,
-            f"cannot write {file.name} ({error.strerror}); free some space and run the same "
-            "command again, which goes on where it stopped",
+            f"Cannot write {file.name} ({error.strerror}): free some space and run the same "
+            "command again, which goes on where it stopped.",
         ) from error
 
 
@@ -314,7 +317,7 @@ def _check_is_recording(folder):
 
 
 def _is_recording(folder):
-    """Whether a folder has the manifest of a recording, whatever became of its other files."""
+    """Tells whether a folder has the manifest of a recording, whatever its other files are."""
     try:
         _read_manifest(folder)
     except (OSError, ValueError):
@@ -323,7 +326,7 @@ def _is_recording(folder):
 
 
 def _is_of(folder, manifest):
-    """Whether there is a recording of just this, to go on with."""
+    """Tells whether there is a recording of just this, to go on with."""
     try:
         found = Recording(folder).manifest
     except (OSError, ValueError):
@@ -339,28 +342,28 @@ def _read_manifest(folder):
         version = manifest["format"]
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"no recording at {folder}; make it with `python -m brt.evaluate --record`"
+            f"There is no recording at {folder}: make it with `python -m brt.evaluate --record`."
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is not a manifest ({error}); delete {folder} and record again"
+            f"{path} is not a manifest ({error}): delete {folder} and record again."
         ) from None
     if version != FORMAT:
         raise ValueError(
-            f"{path} has recording format {version}, this version of brt reads {FORMAT}; delete "
-            f"{folder} and record again"
+            f"{path} has recording format {version}, and this version of brt reads {FORMAT}: "
+            f"delete {folder} and record again."
         )
     missing = [name for name in ("store", "documents", "tokens", *IDENTITY) if name not in manifest]
     if missing:
         raise ValueError(
-            f"{path} is not the manifest of a recording (no {missing[0]!r}); delete {folder} and "
-            "record again"
+            f"{path} is not the manifest of a recording (no {missing[0]!r}): delete {folder} and "
+            "record again."
         )
     return manifest
 
 
-def fingerprint(params) -> str:
-    """sha256, in hex, of a tree of arrays: names, shapes, types and values."""
+def fingerprint(params: Any) -> str:
+    """Returns the sha256, in hex, of a tree of arrays: names, shapes, types and values."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         value = np.ascontiguousarray(to_host(leaf))

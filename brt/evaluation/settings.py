@@ -1,13 +1,17 @@
 """Settings of an evaluation, which gin binds."""
 
+from collections.abc import Callable
+
 import gin
 
 from brt.data.splits import check_split
+from brt.evaluation.scores import Score
+from brt.models.model import Model
 
 
 @gin.configurable
 class Evaluation:
-    """What is evaluated, in the loop of a training run and by `brt.evaluate`.
+    """Settings of an evaluation, in the loop of a training run and by `brt.evaluate`.
 
     Args:
         split: of the corpus; a plain name, never a path.
@@ -16,7 +20,8 @@ class Evaluation:
         max_steps: read only so many segments of each row, in the loop of a training run.
         cleared: evaluate a second time with the state cleared at every segment, if the
             model has a state.
-        score: a further score, such as `@RecallScore()` or, of samples, `@FreeRunning()`; or None.
+        score: a further `Score`, such as `@RecallScore()` or, of samples, `@FreeRunning()`; or
+            None.
         meliad_scoring: leave out what google-research/meliad does not score: the first token of
             each segment, and id 0, which is padding there and the unknown token of its PG19
             vocabularies. For comparison with its figures; `scored_tokens` tells how many are
@@ -38,14 +43,17 @@ class Evaluation:
         segment_length: int | None = None,
         max_steps: int | None = None,
         cleared: bool = True,
-        score=None,
+        score: Score | None = None,
         meliad_scoring: bool = False,
-        model=None,
+        model: Callable[..., Model] | None = None,
         stride: int | None = None,
     ):
         self.split = check_split(split, "Evaluation.split")
         self.max_steps = max_steps
         self.cleared = cleared
         self.score = score
-        self.meliad_scoring, self.model, self.stride = meliad_scoring, model, stride
-        self.tokens_per_step, self.segment_length = tokens_per_step, segment_length
+        self.meliad_scoring = meliad_scoring
+        self.model = model
+        self.stride = stride
+        self.tokens_per_step = tokens_per_step
+        self.segment_length = segment_length

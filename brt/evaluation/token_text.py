@@ -4,6 +4,8 @@ import itertools
 
 import numpy as np
 
+from brt.data.vocabularies.base import Vocabulary
+
 PIECE = 32
 """Tokens that are rendered together: a token's text is found by rendering all before it again."""
 
@@ -12,16 +14,17 @@ AROUND = 8
 and a space that only opens a text is not lost."""
 
 
-def token_texts(vocabulary, tokens) -> list[str]:
-    """One string a token; joined they are the document as the vocabulary renders it.
+def token_texts(vocabulary: Vocabulary, tokens: np.ndarray) -> list[str]:
+    """Returns one string a token; joined they are the document as the vocabulary renders it.
 
     A character that several tokens share belongs to the first of them, and the others are empty.
 
     Args:
-        vocabulary: has `decode`.
+        vocabulary: of the tokens.
         tokens: integers (tokens,).
     """
-    tokens, texts = np.asarray(tokens), []
+    tokens = np.asarray(tokens)
+    texts: list[str] = []
     for start in range(0, len(tokens), PIECE):
         stop = min(start + PIECE, len(tokens))
         first = max(start - AROUND, 0)

@@ -1,4 +1,4 @@
-"""The words of a document, where its tokens stand in them, and what kind of word each is.
+"""Words of a document, the words its tokens are parts of, and kinds of words.
 
 Kinds are those of the paper's qualitative study: proper names, chapter titles, others. They are
 decided by rules a reader can check, in English or like it, not by a model of language:
@@ -17,13 +17,14 @@ from collections import defaultdict
 
 import numpy as np
 
+from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.token_text import token_texts
 
 WORD = re.compile(r"\w+(?:['’]\w+)*")
 POSSESSIVE = re.compile(r"['’]s$")
 QUOTES = ('"', "'", "“", "‘", "«", "_'", '_"')
 SENTENCE_ENDS = ".!?:\"'“”‘’«»*_-—"
-"""What may stand before a capital that is no name's."""
+"""Characters that may stand before a capital that is no name's."""
 HEADING_WORDS = 12
 OPENING_WORDS = 200
 """Words of a document's beginning in which title and author stand."""
@@ -47,7 +48,7 @@ class Words:
         starts: token in which each word begins, int64 (words,).
     """
 
-    def __init__(self, vocabulary, tokens):
+    def __init__(self, vocabulary: Vocabulary, tokens: np.ndarray):
         self.texts = token_texts(vocabulary, tokens)
         self.text = "".join(self.texts)
         self._ends_T = np.cumsum([len(text) for text in self.texts])
@@ -56,14 +57,14 @@ class Words:
         self._first = [begin for begin, _ in self._spans]
         self.words = [POSSESSIVE.sub("", match[0]) for match in found]
         self.starts = np.searchsorted(self._ends_T, self._first, side="right")
-        self._places = defaultdict(list)
+        self._numbers = defaultdict(list)
         for number, word in enumerate(self.words):
-            self._places[word].append(number)
+            self._numbers[word].append(number)
         self._folded = " ".join(word.casefold() for word in self.words)
         self._folded_ends = np.cumsum([len(word.casefold()) + 1 for word in self.words])
 
     def at(self, token: int) -> int | None:
-        """Number of the word that a token is part of, its last one; None for a token of none."""
+        """Returns the number of the last word that a token is part of; None for a token of none."""
         end = int(self._ends_T[token])
         begin = end - len(self.texts[token])
         # A token that has no text of its own shares the last character so far.
@@ -74,28 +75,28 @@ class Words:
         return number
 
     def last_seen(self, number: int) -> int | None:
-        """Tokens from the beginning of the word's last occurrence before to that of this one."""
-        places = self._places[self.words[number]]
-        before = bisect_left(places, number) - 1
+        """Returns the tokens from the beginning of the word's last occurrence to this one's."""
+        numbers = self._numbers[self.words[number]]
+        before = bisect_left(numbers, number) - 1
         if before < 0:
             return None
-        return int(self.starts[number] - self.starts[places[before]])
+        return int(self.starts[number] - self.starts[numbers[before]])
 
     def kind(self, number: int) -> str:
-        """`NAME`, `TITLE` or `OTHER`, by the rules above."""
+        """Returns `NAME`, `TITLE` or `OTHER`, by the rules above."""
         if self._is_title(number):
             return TITLE
         word = self.words[number]
-        named = word[0].isupper() and word.lower() not in self._places
+        named = word[0].isupper() and word.lower() not in self._numbers
         named = named and self.last_seen(number) is not None
         if named and (
-            (len(word) > 1 and word.isupper()) or any(map(self._within, self._places[word]))
+            (len(word) > 1 and word.isupper()) or any(map(self._within, self._numbers[word]))
         ):
             return NAME
         return OTHER
 
     def is_recalled_opening(self, number: int) -> bool:
-        """Whether a word near the document's end repeats its title or author.
+        """Tells whether a word near the document's end repeats its title or author.
 
         That is: it stands in the last tenth, and it begins with a capital, and so does the word
         before or after it, and the two stand side by side in the first 200 words as well.
@@ -111,7 +112,7 @@ class Words:
         )
 
     def around(self, token: int, characters: int = 100) -> tuple[str, str, str]:
-        """Text before a token, of the token, and after it."""
+        """Returns the text before a token, of the token, and after it."""
         end = int(self._ends_T[token])
         begin = end - len(self.texts[token])
         return (
@@ -121,7 +122,7 @@ class Words:
         )
 
     def _within(self, number):
-        """Whether a word follows another of its sentence."""
+        """Tells whether a word follows another of its sentence."""
         begin = self._spans[number][0]
         before = self.text[max(begin - 20, 0) : begin]
         last = before.rstrip()[-1:]
@@ -136,7 +137,7 @@ class Words:
         return False
 
     def _headings(self, number):
-        """First and last words of the headings that a word is part of."""
+        """Yields the first and last words of the headings that a word is part of."""
         begin = self.text.rfind("\n", 0, self._spans[number][0]) + 1
         end = self.text.find("\n", begin)
         end = len(self.text) if end < 0 else end
@@ -157,12 +158,12 @@ class Words:
 
 
 def _blank_line(text):
-    """Whether at most white space lies between here and the second line end, or the text's end."""
+    """Tells whether at most white space lies before the second line end, or the text's end."""
     space = text[: len(text) - len(text.lstrip())]
     return not text.strip() or space.count("\n") >= 2
 
 
 def _titled(words):
-    """Whether a line's longer words all begin with a capital, or with a digit."""
+    """Tells whether a line's longer words all begin with a capital, or with a digit."""
     longer = [word for word in words if len(word) > 3] or words
     return all(word[0].isupper() or word[0].isdigit() for word in longer)

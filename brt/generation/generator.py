@@ -19,6 +19,7 @@ from brt.generation.memory import Memory, fresh_memory
 from brt.generation.prefill import Prefill
 from brt.generation.sampling import Sampling, checked
 from brt.generation.streaming_text import StreamingText
+from brt.models.model import Model
 
 SEGMENT = 2048
 """Tokens that are read at once, about, where no segment length is given."""
@@ -104,7 +105,7 @@ class Generator:
         memory, nats = self.prefill(self.params, before, tokens, score=True, label=label)
         for row, nats_T in enumerate(nats):
             if not np.isfinite(nats_T).all():
-                raise _not_finite(before, row, int(np.argmin(np.isfinite(nats_T))))
+                raise self.not_finite(before, row, int(np.argmin(np.isfinite(nats_T))))
         return memory, nats
 
     def encode(self, text, title: str = "the prompt") -> np.ndarray:
@@ -159,6 +160,14 @@ class Generator:
             ValueError: sampling out of its range, a negative count or seed, an empty stop text.
         """
         return Writing(self, memory, max_tokens, sampling, seed, stop)
+
+    def not_finite(self, memory: Memory, row: int, index: int) -> NonFiniteLogits:
+        """Returns the error of a row whose logits are not numbers `index` tokens after a memory."""
+        return NonFiniteLogits(
+            f"The model's logits for token {int(memory.position_B[row]) + index:,} of document "
+            f"{row} are not finite numbers, and say nothing: look at the parameters, or at "
+            f"{_innermost(self.model)}.activation_dtype."
+        )
 
     # Memory files.
 
@@ -237,7 +246,8 @@ class Writing:
             piece = ""
             while kept_B[row] < counts_B[row] and not stream.stopped:
                 if not finite_BC[row, kept_B[row]]:
-                    self._bad = self._bad or _not_finite(self.memory, row, kept_B[row])
+                    error = self.generator.not_finite(self.memory, row, kept_B[row])
+                    self._bad = self._bad or error
                     piece += stream.finish()
                     break
                 piece += stream.push(tokens_BC[row, kept_B[row]])
@@ -266,9 +276,8 @@ class Writing:
         )
 
 
-def _not_finite(memory, row, place):
-    return NonFiniteLogits(
-        f"The model's logits for token {int(memory.position_B[row]) + place:,} of document {row} "
-        "are not finite numbers, and say nothing: look at the parameters, or at "
-        "BlockRecurrentTransformer.activation_dtype."
-    )
+def _innermost(model: Model) -> str:
+    """Returns the name of the class that a model's activations are bound by: its body's, if any."""
+    models = [(len(path), m) for path, m in nnx.iter_modules(model) if isinstance(m, Model)]
+    _, innermost = max(models, key=lambda entry: entry[0], default=(0, model))
+    return type(innermost).__name__

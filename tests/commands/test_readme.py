@@ -20,7 +20,7 @@ from brt import train as train_command  # noqa: F401  (defines the flags)
 from brt.evaluate import COUNTS
 from brt.evaluation import recording
 from brt.evaluation.perplexity import per_text, per_token
-from brt.evaluation.reading import TREATMENTS
+from brt.evaluation.reading import STATE_ABLATIONS
 from brt.evaluation.studies.registry import STUDIES, Choices
 from brt.experiment import Experiment
 
@@ -121,7 +121,7 @@ def test_the_python_and_the_writing_of_the_readme_run_on_a_run_folder(tmp_path, 
 def test_studies_and_their_flags_are_those_of_the_command():
     for text in (README, EVALUATION):
         assert set(re.findall(r"--study=(\w+)", text)) == STUDIES.keys()
-        assert set(re.findall(r"--against=(\w+)", text)) < TREATMENTS.keys()
+        assert set(re.findall(r"--against=(\w+)", text)) < STATE_ABLATIONS.keys()
 
 
 def test_the_page_on_evaluation_lists_what_the_files_hold():

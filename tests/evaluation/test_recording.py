@@ -64,14 +64,16 @@ def recorder(made, tmp_path_factory):
 
 
 def states_of(caches):
-    """The states of the recurrent layer, the second of two."""
-    (cache,) = caches[1].memories
-    return cache.states_BSD
+    """The states of the recurrent layer."""
+    (memory,) = caches[1].memories
+    return memory.states_BSD
 
 
 def with_states(caches, states_BSD):
-    (cache,) = caches[1].memories
-    return caches[0], caches[1]._replace(memories=(cache._replace(states_BSD=states_BSD),))
+    """The caches with other states of the recurrent layer."""
+    (memory,) = caches[1].memories
+    memory = memory._replace(states_BSD=states_BSD)
+    return caches[0], caches[1]._replace(memories=(memory,))
 
 
 def plain(made, document, replace=None):
@@ -229,7 +231,7 @@ def test_some_documents_first_and_the_others_later(recorder, tmp_path):
     some = recorder(documents=[6, 0], at=tmp_path / "r")
     assert some.done_D.tolist() == [True] + [False] * 5 + [True]
     assert np.array_equal(some.document(6).nats_T, recorder().document(6).nats_T)
-    with pytest.raises(ValueError, match=r"document 3 is not in .*brt\.evaluate --record"):
+    with pytest.raises(ValueError, match=r"Document 3 is not in .*brt\.evaluate --record"):
         some.document(3)
     assert np.array_equal(recorder(at=tmp_path / "r").nats, recorder().nats)
 
@@ -263,7 +265,7 @@ def test_a_recording_that_was_cut_short_is_named(recorder, tmp_path):
     (copy / "manifest.json").write_text('{"format": 99}')
     with pytest.raises(ValueError, match="recording format 99"):
         Recording(copy)
-    with pytest.raises(FileNotFoundError, match=r"no recording at .*--record"):
+    with pytest.raises(FileNotFoundError, match=r"There is no recording at .*--record"):
         Recording(tmp_path / "nowhere")
 
 
@@ -276,7 +278,7 @@ def test_recordings_of_other_documents_or_tokenizers_are_not_compared(
         for n, store in enumerate(stores)
     )
     check_aligned(one, one)
-    with pytest.raises(ValueError, match=r"which differ; bind Corpus\.store"):
+    with pytest.raises(ValueError, match=r"which differ: bind Corpus\.store"):
         check_aligned(one, two)
     with pytest.raises(ValueError, match=r"different tokenizers, ids of size 100000 and bytes"):
         check_aligned(one, recorder())
@@ -297,7 +299,7 @@ def test_a_disk_that_fills_up_is_named_and_what_was_recorded_stays(recorder, tmp
         return put(file, first, values)
 
     monkeypatch.setattr(recording, "_put", full)
-    with pytest.raises(OSError, match=r"cannot write .*goes on where it stopped"):
+    with pytest.raises(OSError, match=r"Cannot write .*goes on where it stopped"):
         recorder(at=tmp_path / "r")
     monkeypatch.undo()
     assert Recording(tmp_path / "r").done_D[:2].all()

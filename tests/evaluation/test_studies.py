@@ -132,7 +132,9 @@ def test_gradients_reach_the_state_as_differences_say(recurrent):
     def read(states, segment, caches):
         model = experiment.bind(recurrent.params)
         if states is not None:
-            caches = caches[0], caches[1]._replace(states_BSD=states)
+            (memory,) = caches[1].memories
+            memory = memory._replace(states_BSD=states)
+            caches = caches[0], caches[1]._replace(memories=(memory,))
         return model(segment, caches)
 
     caches = experiment.bind(recurrent.params).init_caches(1)
@@ -145,7 +147,7 @@ def test_gradients_reach_the_state_as_differences_say(recurrent):
             picked = logits[np.arange(len(targets)), targets]
             return (np.log(np.exp(logits).sum(-1)) - picked).sum()
 
-        states = np.asarray(caches[1].states_BSD)
+        states = np.asarray(caches[1].memories[0].states_BSD)
         if number:
             slopes = []
             for place in np.ndindex(states.shape):
@@ -270,7 +272,7 @@ def test_a_reset_stands_exactly_so_far_before_what_is_scored(recurrent, what, bl
         inputs = np.concatenate([[BEGIN], tokens[:-1]])
         for number in range(begin, -(-len(tokens) // W)):
             if number == reset:
-                caches = caches[0], caches[1]._replace(states_BSD=empty[1].states_BSD)
+                caches = caches[0], caches[1]._replace(memories=empty[1].memories)
             targets = tokens[number * W : (number + 1) * W]
             segment = np.zeros((1, W), np.int32)
             segment[0, : len(targets)] = inputs[number * W : (number + 1) * W]

@@ -8,7 +8,7 @@ from paths import ROOT
 
 LAYERS = (
     ("brt",),
-    ("brt.token_ids", "brt.progress", "brt.registration"),
+    ("brt.checks", "brt.declared_types", "brt.progress", "brt.registration", "brt.token_ids"),
     ("brt.config",),
     ("brt.models", "brt.data"),
     ("brt.training",),

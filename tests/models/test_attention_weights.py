@@ -5,8 +5,8 @@ import functools
 import jax
 import numpy as np
 import pytest
-from architectures import OneKey, cast, quick_jit, randomised
 from flax import nnx
+from tiny_models import OneKey, cast, quick_jit, randomised
 
 from brt.models.attention_weights import AttentionLayout, ShowsAttention
 from brt.models.recurrent_memory import RecurrentMemoryTransformer

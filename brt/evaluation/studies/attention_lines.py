@@ -82,12 +82,12 @@ class BlockLines(NamedTuple):
 
     @property
     def is_line(self) -> bool:
-        """Whether more attention lies on the line than an even spread would put there."""
+        """True if more attention lies on the line than an even spread would put there."""
         return self.line.mass >= CLEAR * self.line.chance
 
     @property
     def is_one_key(self) -> bool:
-        """Whether the sharp head's rows attend to one key each, in an order of their own."""
+        """True if the sharp head's rows attend to one key each, in an order of their own."""
         return self.on_one_key >= SHARP > self.line.mass
 
 

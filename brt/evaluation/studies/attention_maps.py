@@ -34,7 +34,7 @@ from brt.models.attention_weights import AttentionLayout, AttentionWeights, Show
 from brt.models.caches import reset_rows
 
 UNUSED_TERM = "c"
-"""What is liked at any distance: left out in Figure 7."""
+"""The term that is the same at any distance: left out in Figure 7."""
 ATTENTION = "attention"
 """Name of the attention of all terms together among `Spans.means`."""
 
@@ -83,7 +83,7 @@ class SegmentMaps(NamedTuple):
 
 
 class AttentionMaps(NamedTuple):
-    """What the heads of a model attend to.
+    """Measures of what the heads of a model attend to.
 
     parts: of the maps.
     segments: number of segments read without padding and with a full cache.

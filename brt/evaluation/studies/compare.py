@@ -27,13 +27,13 @@ POINTS = 4000
 PARTS = 16
 """Parts of a segment that top tokens are counted in."""
 WHERE = ("window", "segment", "beyond", "never")
-"""Where a word was last seen: in reach of attention, in the segment, before it, nowhere."""
+"""Places where a word was last seen: in reach of attention, in the segment, before it, nowhere."""
 DIRECTIONS = ("better", "worse")
 """Of a difference: the run predicts the token better than the other, or worse."""
 
 
 class WordOfToken(NamedTuple):
-    """What is known of the word that a token is part of.
+    """Facts on the word that a token is part of.
 
     token: index in the document.
     word: None for a token that is part of none.

@@ -1,6 +1,6 @@
-"""Relative effective context length (RECL): how much context a model of a group makes use of.
+"""Relative effective context length (RECL): the context that a model of a group makes use of.
 
-Arrays of losses in nats, float64; where they come from is `context_losses`'s affair.
+Arrays of losses in nats, float64; `context_losses` makes them.
 
 M models of the group    C contexts, rising    P positions (tokens that are predicted)
 
@@ -21,13 +21,13 @@ SHARES = (0.1, 0.5, 1.0)
 """r of Table 6: the hardest share of the positions."""
 
 
-def baseline(losses_MCP) -> np.ndarray:
-    """b(c, t): the best loss in the group with context c, (C, P)."""
+def baseline(losses_MCP: np.ndarray) -> np.ndarray:
+    """Returns b(c, t), the best loss in the group with context c, (C, P)."""
     return np.min(losses_MCP, axis=0)
 
 
-def hard_positions(baseline_P, share: float) -> np.ndarray:
-    """The top-r set: indices of the share r of positions whose baseline is largest.
+def hard_positions(baseline_P: np.ndarray, share: float) -> np.ndarray:
+    """Returns the top-r set: indices of the share r of positions whose baseline is largest.
 
     Args:
         baseline_P: b(c, .) of one context.
@@ -42,8 +42,8 @@ def hard_positions(baseline_P, share: float) -> np.ndarray:
     return np.sort(np.argsort(-np.asarray(baseline_P), kind="stable")[:count])
 
 
-def relative_loss(losses_MCP, model: int, short: int, long: int, share: float) -> float:
-    """f_i(c, c'): the mean, over the hard positions, of min(b(c, t), l_i(c', t)), in nats.
+def relative_loss(losses_MCP: np.ndarray, model: int, short: int, long: int, share: float) -> float:
+    """Returns f_i(c, c'), the mean, over the hard positions, of min(b(c, t), l_i(c', t)), in nats.
 
     Args:
         losses_MCP: of the group.
@@ -56,15 +56,22 @@ def relative_loss(losses_MCP, model: int, short: int, long: int, share: float) -
     return float(np.minimum(baseline_P[hard], losses_MCP[model][long][hard]).mean())
 
 
-def gain(losses_MCP, model: int, short: int, long: int, share: float, relative=True) -> float:
-    """g_i(c, c') = (e^f(c, c) - e^f(c, c')) / e^f(c, c), or the numerator alone (Figure 3)."""
+def gain(
+    losses_MCP: np.ndarray, model: int, short: int, long: int, share: float, relative: bool = True
+) -> float:
+    """Returns g_i(c, c') = (e^f(c, c) - e^f(c, c')) / e^f(c, c).
+
+    relative: False for the numerator alone (Figure 3).
+    """
     before = math.exp(relative_loss(losses_MCP, model, short, short, share))
     after = math.exp(relative_loss(losses_MCP, model, short, long, share))
     return (before - after) / (before if relative else 1.0)
 
 
-def effective_context(losses_MCP, model: int, contexts_C, share: float) -> tuple[int, bool]:
-    """RECL: the first context whose next one gains less than `THRESHOLD`.
+def effective_context(
+    losses_MCP: np.ndarray, model: int, contexts_C: np.ndarray, share: float
+) -> tuple[int, bool]:
+    """Returns the RECL, the first context whose next one gains less than `THRESHOLD`.
 
     Args:
         losses_MCP, model, share: as `relative_loss`.
@@ -80,8 +87,8 @@ def effective_context(losses_MCP, model: int, contexts_C, share: float) -> tuple
     return int(contexts_C[-1]), False
 
 
-def gains(losses_MCP, model: int, share: float) -> np.ndarray:
-    """Figure 3: unnormalised gains, (C, C) of c and c'; NaN where c' is shorter than c."""
+def gains(losses_MCP: np.ndarray, model: int, share: float) -> np.ndarray:
+    """Returns Figure 3: unnormalised gains, (C, C) of c and c'; NaN where c' is shorter than c."""
     count = len(losses_MCP[model])
     found_CC = np.full((count, count), np.nan)
     for short in range(count):
@@ -90,6 +97,6 @@ def gains(losses_MCP, model: int, share: float) -> np.ndarray:
     return found_CC
 
 
-def perplexities(losses_MCP) -> np.ndarray:
-    """Figure 4: e^(mean loss) of each model with each context, (M, C)."""
+def perplexities(losses_MCP: np.ndarray) -> np.ndarray:
+    """Returns Figure 4: e^(mean loss) of each model with each context, (M, C)."""
     return np.exp(np.mean(losses_MCP, axis=-1))

@@ -5,6 +5,7 @@ that of another document. Beside the losses: how much of what attention adds com
 how long a state lasts by its gates, and whether a gradient of the loss reaches it.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ PERCENTILES = (10, 50, 90)
 
 
 class NothingCarried(NamedTuple):
-    """Why there is no memory to measure: no state, or no document longer than a segment.
+    """Returned where there is no memory to measure: no state, or no document beyond a segment.
 
     has_state: whether the model carries anything besides windows.
     window, segment_length: in tokens.
@@ -45,7 +46,7 @@ class NothingCarried(NamedTuple):
 
 
 class AblationCost(NamedTuple):
-    """What a change of the state costs later segments.
+    """Cost of an ablation of the state in later segments.
 
     state: what was done to it, a name of `STATE_ABLATIONS`.
     bits: per token, with the changed state.
@@ -76,7 +77,7 @@ class StateLosses(NamedTuple):
 
 
 class LayerMemory(NamedTuple):
-    """What is known of the memory of one layer; None where there is no such figure.
+    """Figures on the memory of one layer; None where there is no such figure.
 
     layer: index, of the layer or of the cache of its own that a model has after its layers'.
     carries_state: whether its cache holds more than a window.
@@ -275,10 +276,13 @@ def _norms(tree):
 
 def _layer_half_life(run, number, kept):
     """Returns the tokens after which half of a layer's state is left, or None without gates."""
-    layers = getattr(run.experiment.model, "layers", ())
-    if number >= len(layers) or not kept or kept >= 1:
+    if not kept or kept >= 1:
         return None
-    gates = sum(isinstance(module, Gate) for _, module in nnx.iter_modules(layers[number]))
+    modules = nnx.iter_modules(run.experiment.model)
+    gates = sum(
+        isinstance(module, Gate) and ("layers", number) in itertools.pairwise(path)
+        for path, module in modules
+    )
     # A block passes through all gates of its layer, one after the other.
     return _half_life(kept**gates) * run.window if gates else None
 
@@ -299,8 +303,8 @@ def _half_life(kept):
 def _fixed(params, index):
     """Returns what a layer's fixed gates together keep of each entry, (D,); None without any."""
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-    within = re.compile(rf"\['?layers'?\]\['?{index}'?\].*keep_bias_D")
-    biases = [to_host(leaf) for path, leaf in leaves if within.match(jax.tree_util.keystr(path))]
+    within = re.compile(rf"\['layers'\]\['?{index}'?\].*keep_bias_D")
+    biases = [to_host(leaf) for path, leaf in leaves if within.search(jax.tree_util.keystr(path))]
     if not biases:
         return None
     return np.prod([1 / (1 + np.exp(-np.float64(bias))) for bias in biases], axis=0)

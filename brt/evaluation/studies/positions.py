@@ -1,4 +1,4 @@
-"""How the loss depends on where a token stands: in its document, its segment and its block.
+"""Measures the loss by position: in the document, in the segment and in the block.
 
 Source: Block-Recurrent, appendix H (Figure 6).
 """

@@ -1,4 +1,4 @@
-"""How far back the memory reaches: what is lost when it is reset c tokens before.
+"""Measures how far back the memory reaches, by what is lost when it is reset c tokens before.
 
 Blocks of W tokens, drawn from all over the documents, are scored twice: as they were recorded, and
 at the end of a stretch of the document that is read from a reset c tokens before them. The curve
@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from brt.data.stores.token_store import TokenStore
-from brt.data.streams.documents import gather, permutation, row_range
-from brt.evaluation.reading import TREATMENTS, SegmentReader
+from brt.data.streams.documents import Batch, gather, permutation, row_range
+from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 
@@ -173,11 +173,11 @@ def cost_of_reset(
     segments = reader.read(
         run.params,
         stretches,
-        TREATMENTS["cleared"] if probe == "state" else TREATMENTS["kept"],
+        STATE_ABLATIONS["cleared"] if probe == "state" else STATE_ABLATIONS["kept"],
         replaced=lambda step: step % length == before,
         label=None if run.quiet else f"{label} {probe} reset {distance:,} tokens before, blocks",
     )
-    extra, counts = [], []
+    extras, lengths = [], []
     for step, segment in enumerate(segments):
         if step % length < length - 1:
             continue
@@ -186,9 +186,10 @@ def cost_of_reset(
                 continue
             kept_T = recording.document(int(document)).nats_T[offset : offset + W]
             reset_T = segment.nats_BT[row, : len(kept_T)]
-            extra.append(np.sum(reset_T.astype(np.float64) - kept_T) / math.log(2))
-            counts.append(len(kept_T))
-    extra, counts = np.array(extra), np.array(counts)
+            extras.append(np.sum(reset_T.astype(np.float64) - kept_T) / math.log(2))
+            lengths.append(len(kept_T))
+    extra = np.array(extras)
+    counts = np.array(lengths)
     mean = extra.sum() / counts.sum()
     error = math.sqrt(np.square(extra - mean * counts).sum()) / counts.sum()
     return ResetCost(float(mean), float(error), int(counts.sum()))
@@ -198,7 +199,7 @@ class Stretches:
     """Stretches of documents, of one length in blocks, each read from empty caches.
 
     Args:
-        store: a `TokenStore`.
+        store: of the documents.
         rows: B.
         window: W, the length of a step's segments.
         documents, begins: of each stretch its document, and its first target there; rows wait
@@ -208,16 +209,29 @@ class Stretches:
 
     segments_per_step = 1
 
-    def __init__(self, store, rows: int, window: int, documents, begins, length: int):
-        self.store, self.rows, self.segment_length, self.length = store, rows, window, length
+    def __init__(
+        self,
+        store: TokenStore,
+        rows: int,
+        window: int,
+        documents: np.ndarray,
+        begins: np.ndarray,
+        length: int,
+    ):
+        self.store = store
+        self.rows = rows
+        self.segment_length = window
+        self.length = length
         groups = -(-len(documents) // rows)
         self.num_steps = groups * length
         absent = groups * rows - len(documents)
         self._documents = np.pad(documents, (0, absent), constant_values=-1)
         self._begins = np.pad(begins, (0, absent))
 
-    def places(self, step: int, first_row: int = 0, num_rows: int | None = None):
-        """Documents and offsets of a step, as those of `DocumentPass`."""
+    def places(
+        self, step: int, first_row: int = 0, num_rows: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns documents and offsets of a step, as those of `DocumentPass`."""
         group, block = divmod(step, self.length)
         stretches = np.array(row_range(step, first_row, num_rows, self.rows)) + group * self.rows
         offsets_B = self._begins[stretches] + block * self.segment_length
@@ -225,8 +239,8 @@ class Stretches:
         outside = (offsets_B < 0) | (offsets_B >= self.store.lengths_D[documents_B])
         return np.where(outside, -1, documents_B), np.maximum(offsets_B, 0)
 
-    def batch(self, step: int, first_row: int = 0, num_rows: int | None = None):
-        """One step's `Batch`, K = 1."""
+    def batch(self, step: int, first_row: int = 0, num_rows: int | None = None) -> Batch:
+        """Returns one step's batch, K = 1."""
         places = zip(*(x.tolist() for x in self.places(step, first_row, num_rows)))
         batch = gather(self.store, [list(places)], self.segment_length)
         batch.starts_KB[:] |= step % self.length == 0

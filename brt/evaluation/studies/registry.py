@@ -24,10 +24,10 @@ BOOKS = 5
 
 
 class Choices(NamedTuple):
-    """What a study is asked to do, besides the runs.
+    """Choices of a study, besides the runs.
 
     documents: to read, integers.
-    against: what `compare` sets against a kept state: a name of `TREATMENTS`.
+    against: what `compare` sets against a kept state: a name of `STATE_ABLATIONS`.
     seed: of what is drawn.
     tokens: `reach` reads for each distance, and `attention` in all.
     context_step, longest_context: contexts of `recl`, or lengths of `attention_length`, in tokens.
