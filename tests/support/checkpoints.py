@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from brt.models.memories.memorizing_cache import MemorizingCache
 from tiny_run import mesh_of
 
-from brt.models.caches import RecurrentCache, WindowCache
+from brt.models.caches import LayerCache, WindowCache
+from brt.models.memories.external_memory import RingCache
+from brt.models.memories.recurrent_cell import StateCache
 from brt.training.checkpoint import CheckpointPolicy, Checkpoints
 from brt.training.sharding import shardings
 from brt.training.train_step import TrainState
@@ -35,8 +36,9 @@ def make_state(step=3, seed=0, width=16):
     def pair(length):
         return (draw(8, length, 2, 3, dtype=jnp.bfloat16) for _ in range(2))
 
-    memory = MemorizingCache(WindowCache(*pair(4)), *pair(12), jnp.arange(8, dtype=jnp.int32) * 4)
-    caches = (RecurrentCache(WindowCache(*pair(4)), draw(8, 5, width)), memory)
+    states = StateCache(draw(8, 5, width))
+    ring = RingCache(*pair(12), jnp.arange(8, dtype=jnp.int32) * 4)
+    caches = tuple(LayerCache(WindowCache(*pair(4)), (memory,)) for memory in (states, ring))
     optimizer = optax.sgd(0.1, momentum=0.9).init(params)
     optimizer = jax.tree.map(lambda x: (x + draw(*x.shape)).astype(x.dtype), optimizer)
     return TrainState(jnp.int32(step), params, optimizer, caches)
