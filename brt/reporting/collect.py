@@ -116,7 +116,7 @@ class Group(NamedTuple):
         run = self.runs[0]
         try:
             config.parse([str(run.folder / "config.gin")])
-            return count_parameters(Experiment.from_gin().abstract_params)
+            return count_parameters(Experiment.from_gin().model)
         except Exception as error:  # of an older version, or with a class that is not here
             run.problems.append(f"{run.folder}/config.gin cannot be built: {error}")
             return None

@@ -61,12 +61,12 @@ def build(name, *bindings):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_config_builds_reads_every_binding_and_has_the_published_size(name):
     experiment = build(name)
-    millions = count_parameters(experiment.abstract_params).non_embedding / 1e6
+    millions = count_parameters(experiment.model).non_embedding / 1e6
     for pattern, published in PUBLISHED.items():
         if re.fullmatch(pattern, name.removesuffix(".gin")):
             assert millions == pytest.approx(published, rel=0.005)
     if name.removesuffix(".gin") in COUNTED:
-        all_of_them = sum(count_parameters(experiment.abstract_params)) / 1e6
+        all_of_them = sum(count_parameters(experiment.model)) / 1e6
         assert all_of_them == pytest.approx(COUNTED[name.removesuffix(".gin")], abs=0.1)
     trainer = experiment.trainer
     if re.match("pg19|arxiv", name):
@@ -110,7 +110,7 @@ def test_counted_once_what_scripts_leave_untied_gives_the_counts_that_are_quoted
         ("txl_lm1b_base.gin", [once, "TransformerXL.tied = True"], 356.4),
         ("txl_lm1b_large.gin", [once], 839.1),
     ):
-        counts = count_parameters(build(name, *bindings).abstract_params)
+        counts = count_parameters(build(name, *bindings).model)
         assert sum(counts) / 1e6 == pytest.approx(millions, abs=0.1)
 
 

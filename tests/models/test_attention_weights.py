@@ -19,17 +19,22 @@ SIZES = dict(
 xl = functools.partial(TransformerXL, **SIZES)
 
 
-def around(**settings):
-    return functools.partial(RecurrentMemoryTransformer, body=functools.partial(xl, **settings))
+def around(memory_length, **settings):
+    return functools.partial(
+        RecurrentMemoryTransformer,
+        num_memory=2,
+        body=functools.partial(xl, memory_length=memory_length),
+        **settings,
+    )
 
 
 MODELS = {
-    "xl": (xl, dict(memory_length=6)),
-    "no memory": (xl, dict(memory_length=0, encoding="absolute")),
-    "learned": (xl, dict(memory_length=3, encoding="learned", position_rows=7)),
-    "rmt": (around(memory_length=0), dict(num_memory=2)),
-    "rmt, cache": (around(memory_length=11), dict(num_memory=2)),
-    "start, cache": (around(memory_length=11), dict(num_memory=2, memory_at_end=False)),
+    "xl": functools.partial(xl, memory_length=6),
+    "no memory": functools.partial(xl, memory_length=0, encoding="absolute"),
+    "learned": functools.partial(xl, memory_length=3, encoding="learned", position_rows=7),
+    "rmt": around(0),
+    "rmt, cache": around(11),
+    "start, cache": around(11, memory_at_end=False),
 }
 REMEMBERED = {"xl": 6, "no memory": 0, "learned": 3, "rmt": 0, "rmt, cache": 11, "start, cache": 11}
 every_model = pytest.mark.parametrize("name", MODELS)
@@ -44,9 +49,8 @@ def wide_types():
 @functools.cache
 def built(name):
     """A model of random parameters, and its two ways to read a segment, compiled once."""
-    kind, settings = MODELS[name]
     with jax.enable_x64(True):
-        abstract = nnx.eval_shape(lambda: kind(OneKey(), **settings).for_segments(T))
+        abstract = nnx.eval_shape(lambda: MODELS[name](OneKey()).for_segments(T))
         model = cast(randomised(abstract, 1), "float64")
     read = quick_jit(lambda *given: model(*given)[1])
     draw = quick_jit(lambda *given: model.attention_weights(*given)[0])
@@ -72,7 +76,7 @@ def test_shapes_are_those_of_the_layout_and_weights_of_visible_keys_sum_to_one(n
     found = last_weights(name, tokens)
     assert len(found.weights) == len(found.terms) == 2 and found.visible_BXJ.shape == (B, X, J)
     assert np.asarray(found.full_B).all()
-    relative = MODELS[name][1].get("encoding", "relative") == "relative"
+    relative = name not in ("no memory", "learned")
     for weights_BHXJ, terms in zip(found.weights, found.terms):
         assert weights_BHXJ.shape == (B, 2, X, J)
         hidden = ~np.asarray(found.visible_BXJ)[:, None]

@@ -12,8 +12,9 @@ from tiny_models import OneKey, drawn, parameters, quick_jit, read_segment
 
 from brt.data.vocabularies.base import BEGIN
 from brt.models.block_recurrent import REMATS, BlockRecurrentTransformer
-from brt.models.caches import RecurrentCache
-from brt.models.memories.recurrent_cell import RecurrentCell
+from brt.models.layers.sizes import Sizes
+from brt.models.memories.external_memory import ExternalMemory
+from brt.models.memories.recurrent_cell import RecurrentCell, StateCache
 
 B, D, W = 2, 12, WINDOW
 
@@ -72,18 +73,6 @@ def test_the_table_begins_with_variance_one():
 
 
 # Blocks and segments
-
-
-def test_one_block_at_a_time_or_all_at_once():
-    """XL, whose segment is its window, is the same model as Slide."""
-    model, tokens_BT = random_model("xl"), tokens(length=4 * W)
-    whole_BTV, last = read(model, tokens_BT)
-    caches, parts = model.init_caches(B), []
-    for first in range(0, 4 * W, W):
-        logits_BTV, caches = read(model, tokens_BT[:, first : first + W], caches)
-        parts.append(logits_BTV)
-    np.testing.assert_allclose(np.concatenate(parts, axis=1), whole_BTV, atol=2e-6)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-6), caches, last)
 
 
 @pytest.mark.parametrize("length", [0, 1, W - 1, W + 1, 2 * W - 1])
@@ -149,19 +138,30 @@ def test_a_wrong_setting_is_refused_with_the_name_of_its_binding(settings, messa
         BlockRecurrentTransformer(OneKey(), 8, 3, 4, 1, 4, 4, 4, **settings)
 
 
-def test_the_cell_is_built_for_recurrent_layers_only_and_with_their_sizes():
+def test_each_memory_is_built_for_its_layers_only_and_with_their_sizes():
     made = []
 
-    def cell(rngs, *sizes):
-        made.append(sizes)
-        return RecurrentCell(rngs, *sizes, num_states=2)
+    def recording(kind, **settings):
+        def make(rngs, sizes, window):
+            made.append((kind, sizes, window))
+            return kind(rngs, sizes, window, **settings)
 
-    nnx.eval_shape(
+        return make
+
+    model = nnx.eval_shape(
         lambda: BlockRecurrentTransformer(
-            OneKey(), 8, 3, 4, 2, 5, 6, 7, recurrent_layers=(0, 2), cell=cell
+            OneKey(),
+            *(8, 3, 4, 2, 5, 6, 7),
+            recurrent_layers=(0, 2),
+            memorizing_layers=(0,),
+            cell=recording(RecurrentCell, num_states=2),
+            memory=recording(ExternalMemory, size=7, neighbours=1),
         )
     )
-    assert made == [(4, 2, 5, 6)] * 2
+    told = Sizes(width=4, num_heads=2, head_size=5, feed_forward_size=6), 7
+    cell, memory = (RecurrentCell, *told), (ExternalMemory, *told)
+    assert made == [cell, memory, cell]
+    assert [layer.memory_names for layer in model.layers] == [("cell", "memory"), (), ("cell",)]
 
 
 # Memory for time
@@ -195,8 +195,8 @@ def test_recomputing_changes_what_is_stored_and_not_what_is_learned(name, layers
             size = np.abs(expected).max()
             np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * size)
     assert "remat" not in traces["none"] and "checkpoint" not in traces["none"]
-    same = name.startswith("feedback")  # whose blocks hold all layers
-    assert (traces["layer"] == traces["block"]) == same
+    whole_stack = ARCHITECTURES[name].settings.get("feedback", False)  # its blocks hold all layers
+    assert (traces["layer"] == traces["block"]) == whole_stack
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_recomputing_changes_what_is_stored_and_not_what_is_learned(name, layers
     ],
 )
 def test_what_is_recomputed_is_what_was_asked_for(name, expected):
-    recurrent = dict(recurrent_layers=(1,)) if ARCHITECTURES[name] else {}
+    recurrent = dict(recurrent_layers=(1,)) if ARCHITECTURES[name].within else {}
     for remat, count in expected.items():
         graph, params = nnx.split(abstract(name, remat=remat, num_layers=2, **recurrent))
 
@@ -235,14 +235,14 @@ def test_bfloat16_activations_give_nearly_the_logits_of_float32(name):
     assert 0 < error.max() < 0.1 * np.abs(wide_BTV).max()
     assert np.sqrt((error**2).mean()) < 0.02 * np.asarray(wide_BTV).std()
     for cache, wide_cache in zip(caches, wide, strict=True):
-        if isinstance(cache, RecurrentCache):
-            assert cache.states_BSD.dtype == jnp.float32
-            size = np.abs(wide_cache.states_BSD).max()
+        for memory, wide_memory in zip(cache.memories, wide_cache.memories, strict=True):
+            assert isinstance(memory, StateCache) and memory.states_BSD.dtype == jnp.float32
+            size = np.abs(wide_memory.states_BSD).max()
             np.testing.assert_allclose(
-                cache.states_BSD, wide_cache.states_BSD, rtol=0, atol=0.05 * size
+                memory.states_BSD, wide_memory.states_BSD, rtol=0, atol=0.05 * size
             )
-            cache = cache.window
-        assert cache.keys_BWHK.dtype == cache.values_BWHK.dtype == jnp.bfloat16
+        assert {x.dtype for x in cache.window} == {jnp.dtype("bfloat16")}
+    assert sum(len(cache.memories) for cache in caches) == 1
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

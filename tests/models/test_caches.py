@@ -8,12 +8,12 @@ from architectures import ARCHITECTURES, STATES, WINDOW, random_model
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import parameters, quick_jit, read_segment
+from tiny_models import parameters, quick_jit
 
 from brt.models.caches import (
-    DecodingRecurrent,
+    DecodingLayer,
     DecodingWindow,
-    RecurrentCache,
+    LayerCache,
     WindowCache,
     advance,
     clear_state,
@@ -23,6 +23,8 @@ from brt.models.caches import (
     select_rows,
     write_token,
 )
+from brt.models.memories.external_memory import RingCache
+from brt.models.memories.recurrent_cell import DecodingStates, StateCache
 
 B, W, H, K, D = 3, WINDOW, 2, 4, 12
 
@@ -31,31 +33,45 @@ def filled(model, rows=B, seed=0):
     """Caches of the model's shape with nothing at a special value."""
     rng = np.random.default_rng(seed)
     empty = model.init_caches(rows)
-    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), empty)
+
+    def draw(x):
+        counts = jnp.issubdtype(x.dtype, jnp.integer)
+        drawn = W * rng.integers(1, 5, x.shape) if counts else rng.normal(size=x.shape)
+        return jnp.asarray(drawn, x.dtype)
+
+    return jax.tree.map(draw, empty)
 
 
 def assert_same(found, expected):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-@pytest.mark.parametrize("name", ["slide", "rec_two_layers", "feedback_fixed_skip"])
+@pytest.mark.parametrize(
+    "name", ["slide", "rec_two_layers", "feedback_fixed_skip", "rec_memorizing"]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_empty_cache_is_zeros_and_learned_states(name, dtype):
-    model = random_model(name, activation_dtype=dtype)
+    model, told = random_model(name, activation_dtype=dtype), ARCHITECTURES[name].settings
     caches = model.init_caches(B)
     assert len(caches) == 3
     for i, cache in enumerate(caches):
-        if i in [layer % 3 for layer in ARCHITECTURES[name].get("recurrent_layers", ())]:
-            assert isinstance(cache, RecurrentCache)
-            learned = model.layers[i].cell.initial_states_SD[...]
-            assert cache.states_BSD.dtype == jnp.float32  # whatever the activations
-            assert cache.states_BSD.shape == (B, STATES, D)
-            assert (cache.states_BSD == learned).all()
-            cache = cache.window
-        assert isinstance(cache, WindowCache)
-        for x_BWHK in cache:
+        assert isinstance(cache, LayerCache) and isinstance(cache.window, WindowCache)
+        for x_BWHK in cache.window:
             assert x_BWHK.shape == (B, W, H, K) and x_BWHK.dtype == dtype
             assert not x_BWHK.any()
+        memories = list(cache.memories)
+        if i in told.get("recurrent_layers", ()):
+            states = memories.pop(0)
+            assert isinstance(states, StateCache)
+            learned = model.layers[i].cell.initial_states_SD[...]
+            assert states.states_BSD.dtype == jnp.float32  # whatever the activations
+            assert states.states_BSD.shape == (B, STATES, D)
+            assert (states.states_BSD == learned).all()
+        if i in told.get("memorizing_layers", ()):
+            ring = memories.pop(0)
+            assert isinstance(ring, RingCache) and ring.keys_BMHK.dtype == dtype
+            assert not any(x.any() for x in ring)
+        assert not memories
 
 
 def test_rows_that_start_take_the_empty_cache_and_the_others_keep_theirs():
@@ -95,43 +111,38 @@ def test_learned_states_learn_from_rows_that_start_only():
     assert not any(leaf.any() for leaf in jax.tree.leaves(carried))
 
 
-def test_clearing_forgets_states_and_keeps_windows():
-    model = random_model("rec_two_layers")
+@pytest.mark.parametrize(("name", "count"), [("rec_two_layers", 2), ("rec_memorizing", 3)])
+def test_clearing_forgets_every_memory_and_keeps_windows(name, count):
+    model = random_model(name)
     caches, empty = filled(model), model.init_caches(B)
     found = clear_state(caches, empty)
-    assert_same(found[1], caches[1])
-    for i in (0, 2):
-        assert_same(found[i].window, caches[i].window)
-        assert_same(found[i].states_BSD, empty[i].states_BSD)
-
-
-def test_clearing_changes_nothing_in_a_first_segment_and_something_in_the_next():
-    model, tokens_BT = random_model("rec_fixed_skip"), np.arange(24).reshape(3, 8) % 17
-    empty, no_starts_B = model.init_caches(B), np.zeros(B, bool)
-    first, caches = read_segment(model, tokens_BT, no_starts_B, empty)
-    again, _ = read_segment(model, tokens_BT, no_starts_B, clear_state(empty, empty))
-    np.testing.assert_array_equal(first, again)
-    kept, _ = read_segment(model, tokens_BT, no_starts_B, caches)
-    cleared, _ = read_segment(model, tokens_BT, no_starts_B, clear_state(caches, empty))
-    assert np.abs(np.asarray(kept) - cleared).max(axis=(1, 2)).min() > 1e-3
+    assert sum(len(cache.memories) for cache in found) == count
+    for cleared, cache, fresh in zip(found, caches, empty, strict=True):
+        assert_same(cleared.window, cache.window)
+        assert_same(cleared.memories, fresh.memories)
+        for old, new in zip(jax.tree.leaves(cache.memories), jax.tree.leaves(fresh.memories)):
+            assert (old != new).any()
 
 
 # While a block is being filled
 
 
-@pytest.mark.parametrize("name", ["slide", "rec_lstm_dual", "feedback_two_cells"])
+@pytest.mark.parametrize("name", ["slide", "rec_lstm_dual", "feedback_two_cells", "rec_memorizing"])
 def test_at_a_block_border_the_decoding_form_is_the_segment_form(name):
     model = random_model(name)
     caches = filled(model)
     decoding = model.begin_decoding(caches)
     assert_same(model.end_decoding(decoding), caches)
-    for layer, cache in zip(model.layers, decoding, strict=True):
-        window = cache
-        if layer.cell is not None:
-            assert isinstance(cache, DecodingRecurrent)
-            expected = layer.cell.keys_values(cache.states_BSD, jnp.float32)
-            assert_same(tuple(cache[2:]), expected)
-            window = cache.window
+    for layer, before, cache in zip(model.layers, caches, decoding, strict=True):
+        assert isinstance(cache, DecodingLayer)
+        for name, whole, memory in zip(layer.memory_names, before.memories, cache.memories):
+            if name == "memory":
+                assert_same(memory, whole)  # the same in both forms
+                continue
+            assert isinstance(memory, DecodingStates)
+            expected = layer.cell.keys_values(whole.states_BSD, jnp.float32)
+            assert_same(tuple(memory), (whole.states_BSD, *expected))
+        window = cache.window
         assert isinstance(window, DecodingWindow)
         assert window.keys_BJHK.shape == window.values_BJHK.shape == (B, 2 * W, H, K)
         assert window.fill_B.dtype == jnp.int32 and not window.fill_B.any()

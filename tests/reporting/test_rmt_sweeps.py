@@ -75,7 +75,7 @@ def built(name, *bindings):
 )
 def test_the_count_of_parameters_is_the_published_one(name, published, more):
     # More: the begin vector, and one more word with its bias for the auxiliary loss.
-    counts = count_parameters(built(name).abstract_params)
+    counts = count_parameters(built(name).model)
     assert counts.embedding + counts.non_embedding == published + more
     assert counts.recurrence == (20 * 512 if "enwik8" in name else 10 * 410)
 

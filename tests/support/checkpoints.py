@@ -36,8 +36,8 @@ def make_state(step=3, seed=0, width=16):
     def pair(length):
         return (draw(8, length, 2, 3, dtype=jnp.bfloat16) for _ in range(2))
 
-    ring = RingCache(*pair(12), jnp.arange(8, dtype=jnp.int32) * 4)
     states = StateCache(draw(8, 5, width))
+    ring = RingCache(*pair(12), jnp.arange(8, dtype=jnp.int32) * 4)
     caches = tuple(LayerCache(WindowCache(*pair(4)), (memory,)) for memory in (states, ring))
     optimizer = optax.sgd(0.1, momentum=0.9).init(params)
     optimizer = jax.tree.map(lambda x: (x + draw(*x.shape)).astype(x.dtype), optimizer)

@@ -236,8 +236,10 @@ def poisoned(how, tools):
     if how == "weight":
         one.weights_KBT[0, 1, 3] = np.inf
     elif how == "cache":
-        spoilt = state.caches[0].states_BSD.at[1, 2, 3].set(jnp.nan)
-        state = state._replace(caches=(state.caches[0]._replace(states_BSD=spoilt),))
+        (cache,) = state.caches
+        (states,) = cache.memories
+        spoilt = states._replace(states_BSD=states.states_BSD.at[1, 2, 3].set(jnp.nan))
+        state = state._replace(caches=(cache._replace(memories=(spoilt,)),))
     else:
         params = jax.tree.map(lambda x: x, state.params)
         params["layers"][0]["queries_DA"] = params["layers"][0]["queries_DA"].at[0, 0].set(jnp.nan)
@@ -326,7 +328,7 @@ def test_clearing_is_a_run_whose_states_are_reset_and_whose_windows_are_kept(too
     one, params = batch(15, [OLD]), tools.state.params
     empty = tools.bind(params).init_caches(B)
     (cache,) = tools.state.caches
-    reset = (cache._replace(states_BSD=empty[0].states_BSD),)
+    reset = (cache._replace(memories=empty[0].memories),)
     cleared = losses(tools.bind, clear=True)(params, tools.state.caches, one, None)
     by_hand = losses(tools.bind)(params, reset, one, None)
     close(cleared, by_hand, 1e-6)
