@@ -6,7 +6,7 @@ import numpy as np
 
 from brt.data.sources.files import Document
 from brt.data.stores.token_store import TokenStore, write_store
-from brt.data.streams.documents import Batch
+from brt.data.streams.batch import Batch
 from brt.data.vocabularies.base import BEGIN
 
 W, N = 4, 12

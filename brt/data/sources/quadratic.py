@@ -17,8 +17,8 @@ Source: Bulatov et al. 2022, arXiv:2207.06881 (Recurrent Memory Transformer), ap
 import gin
 import numpy as np
 
+from brt.data.order import permutation
 from brt.data.sources.algorithmic import PAD, START, SampleTask, SymbolVocabulary, distinct_rows
-from brt.data.streams.documents import permutation
 
 STAGES, STAGE = 6, 30
 """Stages of a sample, and characters of each."""

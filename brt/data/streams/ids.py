@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from brt.data.streams.batch import Batch
 from brt.data.streams.contiguous import place_in_store
-from brt.data.streams.documents import Batch
-from brt.data.vocabularies.base import BEGIN
+from brt.token_ids import BEGIN
 
 PIECE = 2**24
 """Tokens of a store that are compared at once."""
