@@ -9,7 +9,7 @@ from pathlib import Path
 import gin
 from absl import logging
 
-from brt.data.sources.files import Source
+from brt.data.sources.base import Source, check_source
 from brt.data.splits import check_split
 from brt.data.stores.shards import ListedDocuments, StreamedDocuments
 from brt.data.stores.token_store import TokenStore, write_store
@@ -44,14 +44,16 @@ class Corpus:
         source: Source = gin.REQUIRED,
         vocabulary: Vocabulary | str | None = None,
     ):
+        check_source(source, "Corpus.source")
+        made_with = source.vocabulary if vocabulary is None else as_vocabulary(vocabulary)
+        if made_with is None:
+            raise ValueError(
+                f"{type(source).__name__} yields text and needs a vocabulary: bind "
+                'Corpus.vocabulary, to "bytes" for example.'
+            )
         self.store = Path(os.path.expanduser(os.path.expandvars(store)))
         self.source = source
-        self.vocabulary = as_vocabulary(vocabulary) or getattr(source, "vocabulary", None)
-        if self.vocabulary is None:
-            raise ValueError(
-                f"{type(source).__name__} yields text and needs a vocabulary; bind "
-                'Corpus.vocabulary, to "bytes" for example'
-            )
+        self.vocabulary: Vocabulary = made_with
 
     @property
     def corpora(self) -> list["Corpus"]:
@@ -120,8 +122,8 @@ class Corpus:
         Raises:
             ValueError, FileNotFoundError: as `open`.
         """
-        # Readers of published files (which have a page) would take long and refuse other files.
-        if not hasattr(self.source, "parts") or hasattr(self.source, "page"):
+        # Checking the content of files takes long, and refuses those that have changed anyway.
+        if not self.source.listed or self.source.checks_content:
             return
         made = os.stat(self.path(split) / "manifest.json").st_mtime_ns
         documents = self.open(split).num_documents
@@ -142,7 +144,7 @@ class Corpus:
             )
 
     def _check_source_vocabulary(self, ours):
-        theirs = getattr(self.source, "vocabulary", None) or self.vocabulary
+        theirs = self.source.vocabulary or self.vocabulary
         if theirs.fingerprint != self.vocabulary.fingerprint:
             raise ValueError(
                 f"{type(self.source).__name__} makes its tokens with "
@@ -151,7 +153,7 @@ class Corpus:
             )
 
     def _documents(self, split):
-        if hasattr(self.source, "parts"):
+        if self.source.listed:
             return ListedDocuments(self.source, split)
         return StreamedDocuments(self.source.documents(split), self.source.count(split))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from architectures import ARCHITECTURES
 
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.stores.token_store import TokenStore, write_store
 from brt.data.streams.documents import DocumentStream
 from brt.experiment import Experiment

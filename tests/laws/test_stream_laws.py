@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -158,6 +159,21 @@ def test_k_segments_a_step_are_k_steps_of_one(
 
 
 # Every token has its turn.
+
+
+@pytest.mark.parametrize("entry", [e for e in TRAINING if e.seeded and e.epoch], ids=str)
+def test_every_epoch_has_an_order_of_its_own_in_every_row(entry, store_of):
+    """The order of a row, however long it is: the ranks of what it reads among all it reads."""
+    stream = opened(entry, store_of, rows=2, lengths=[W * K - 1] * 16)
+    orders = []
+    for epoch in range(4):
+        targets = {}
+        for row, number in entry.epoch(stream, epoch):
+            step, k = divmod(number, stream.segments_per_step)
+            batch = stream.batch(step, row, 1)
+            targets.setdefault(row, []).extend(batch.targets_KBT[k, 0].tolist())
+        orders += [tuple(np.argsort(read)) for read in targets.values()]
+    assert len(set(orders)) == len(orders) == 8
 
 
 @pytest.mark.parametrize("entry", [entry for entry in EVERY if entry.epoch], ids=str)

@@ -1,4 +1,4 @@
-"""Quadratic equations with integer roots, solved in steps: one sample a document.
+"""A source of quadratic equations with integer roots, solved in steps: one sample a document.
 
     -4*x^2+392*x-2208=0             the equation: the source
     x^2-98*x+552=0;                 divided by its multiplier
@@ -68,19 +68,24 @@ class QuadraticEquations(SampleTask):
                 f"max_multiplier = {max_multiplier} between 1 and 10, and rootless = {rootless} "
                 "between 0 and 1."
             )
-        self.max_root, self.rootless = max_root, rootless
+        self.max_root = max_root
+        self.rootless = rootless
         self.multipliers = np.arange(1, max_multiplier + 1)
         if signed:
             self.multipliers = np.concatenate([-self.multipliers[::-1], self.multipliers])
-        vocabulary = SymbolVocabulary("equations", SYMBOLS, {"pad": PAD, "start": START})
-        counts = num_train, num_validation, num_test
-        settings = {
-            "max_root": max_root,
-            "multipliers": self.multipliers.tolist(),
-            "rootless": rootless,
-        }
-        tokens, scored = STAGES * STAGE + 1, (STAGES - 1) * STAGE
-        super().__init__(vocabulary, tokens, scored, counts, seed, padded_length, settings)
+        super().__init__(
+            vocabulary=SymbolVocabulary("equations", SYMBOLS, {"pad": PAD, "start": START}),
+            tokens=STAGES * STAGE + 1,
+            scored=(STAGES - 1) * STAGE,
+            counts=(num_train, num_validation, num_test),
+            seed=seed,
+            padded_length=padded_length,
+            settings={
+                "max_root": max_root,
+                "multipliers": self.multipliers.tolist(),
+                "rootless": rootless,
+            },
+        )
 
     def _sources(self, count):
         """Multiplier, b and c of a x^2 + a b x + a c = 0: int64 (count, 3)."""
@@ -126,9 +131,10 @@ class QuadraticEquations(SampleTask):
 
 
 def stages(multiplier: int, b: int, c: int) -> list[str]:
-    """The six stages of `multiplier` (x^2 + b x + c) = 0, whose real roots are whole numbers.
+    """Writes the six stages of `multiplier` (x^2 + b x + c) = 0.
 
-    Each has at most 30 characters. Without real roots the last three are empty.
+    Real roots have to be whole numbers. Each stage has at most 30 characters. Without real roots
+    the last three are empty.
     """
     square = b * b - 4 * c
     equations = [_polynomial(a, a * b, a * c) + "=0" for a in (multiplier, 1)]

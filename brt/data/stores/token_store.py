@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from absl import logging
 
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.stores.own_folders import claim, remove
 from brt.data.stores.shards import (
     ListedDocuments,

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.stores.token_store import TokenStore, write_store
 from brt.data.streams.ids import check_ids
 from brt.data.streams.ledger import ledger_of

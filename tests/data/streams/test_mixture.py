@@ -131,7 +131,9 @@ def corpus(folder, name, vocabulary=None):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.5, 0])
 def test_weights_that_are_no_shares_are_refused_and_named(tmp_path, bad):
     corpora = [corpus(tmp_path, "a"), corpus(tmp_path, "b")]
-    with pytest.raises(ValueError, match=rf"Mixture\.weights = .* has {bad} for {tmp_path}/b; "):
+    with pytest.raises(
+        ValueError, match=rf"Mixture\.weights = .* has {bad} for {tmp_path}/b: give"
+    ):
         Mixture(corpora, [1, bad])
 
 
@@ -163,7 +165,7 @@ def test_corpora_with_different_vocabularies_are_refused_before_any_work(tmp_pat
     assert not (tmp_path / "a").exists()
     for part in mixture.corpora:
         part.prepare("train", quiet=True)
-    with pytest.raises(ValueError, match="what is mixed needs one vocabulary"):
+    with pytest.raises(ValueError, match="bind one vocabulary to all that is mixed"):
         mixture.open("train")
 
 

@@ -13,7 +13,7 @@ from sentencepiece import SentencePieceProcessor
 from tiny_run import command, write_config
 
 from brt import config, prepare
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document, Source
 from brt.data.vocabularies.base import SentencePieceVocabulary
 from brt.data.vocabularies.characters import CharacterVocabulary
 from brt.data.vocabularies.report import report
@@ -35,16 +35,19 @@ TEXT = "\n".join(
 )
 
 
-class Texts:
+class Texts(Source):
     """A source of texts by split, which counts how often it is read."""
 
     def __init__(self, **texts):
-        self.texts, self.read = texts, Counter()
+        self.texts, self.reads = texts, Counter()
 
     def documents(self, split):
-        self.read[split] += 1
+        self.reads[split] += 1
         for number, text in enumerate(self.texts[split]):
             yield Document(f"{split}{number}", text.encode())
+
+    def description(self, split):
+        return {"source": "Texts", "split": split}
 
     def count(self, split):
         return len(self.texts[split])
@@ -121,7 +124,7 @@ def test_larger_vocabularies_take_fewer_tokens(tmp_path):
 def test_what_the_library_cannot_do_is_said_and_leaves_no_file(tmp_path):
     with pytest.raises(ValueError, match=r"cannot train 9000 pieces.*SentencePieceTraining\.size"):
         trained(tmp_path / "a.model", 9000)
-    with pytest.raises(ValueError, match="no line of the source has 1 to 4192 bytes"):
+    with pytest.raises(ValueError, match="No line of the source has 1 to 4192 bytes"):
         trained(tmp_path / "b.model", text="x" * 5000 + "\n\n")
     assert not list(tmp_path.iterdir())
 
@@ -188,10 +191,10 @@ def test_words_and_symbols_are_counted_over_the_splits_named(tmp_path):
     source = Texts(train=["a b a\n", "c\n"], validation=["d\n"], test=["é\n"])
     words = made(WordVocabulary(str(tmp_path / "words.txt")), WordCounting(), source)
     assert (tmp_path / "words.txt").read_text() == "<eos> 2\na 2\nb 1\nc 1\n<unk> 0\n"
-    assert source.read == {"train": 1}
+    assert source.reads == {"train": 1}
     symbols = made(CharacterVocabulary(str(tmp_path / "bytes.txt")), SymbolCounting(), source)
     assert symbols.size == len({*"a b a\nc\nd\né\n".encode()})
-    assert source.read == {"train": 2, "validation": 1, "test": 1}
+    assert source.reads == {"train": 2, "validation": 1, "test": 1}
     few = SymbolCounting("character", unknown=True, splits=("train",))
     characters = made(CharacterVocabulary(str(tmp_path / "few.txt")), few, source)
     assert characters.encode("éa".encode(), "any").tolist()[0] == characters.unknown_id
@@ -245,7 +248,7 @@ def test_a_missing_size_and_a_vocabulary_that_nothing_trains_are_explained(tmp_p
     with pytest.raises(config.ConfigError, match=r"SentencePieceTraining.*\['size'\].*Bind it"):
         bound_training()
     config.parse([], bindings(tmp_path, "bytes"))
-    with pytest.raises(ValueError, match=r"'bytes' is not made from text; bind Corpus"):
+    with pytest.raises(ValueError, match=r"'bytes' is not made from text: bind Corpus"):
         bound_training()
 
 
