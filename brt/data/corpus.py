@@ -1,8 +1,9 @@
-"""A corpus: a source, the vocabulary it is read with, and the folder of its token stores."""
+"""Corpora: a source, the vocabulary it is read with, and the folder of its token stores."""
 
 import fcntl
 import json
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,7 +67,7 @@ class Corpus:
         return self.vocabulary.size
 
     def path(self, split: str) -> Path:
-        """Folder of a split's store, whether it exists or not.
+        """Returns the folder of a split's store, whether it exists or not.
 
         Raises:
             ValueError: the split's name is a path, or empty; so do all methods that take one.
@@ -74,7 +75,7 @@ class Corpus:
         return self.store / check_split(split)
 
     def exists(self, split: str) -> bool:
-        """Whether a split has been prepared."""
+        """Returns whether a split has been prepared."""
         return self.path(split).is_dir()
 
     def prepare(self, split: str, quiet: bool = False, workers: int | None = None) -> None:
@@ -137,22 +138,22 @@ class Corpus:
             changed = f"the source has {len(parts):,} documents now, and not {documents:,}"
         if changed:
             logging.warning(
-                "%s may no longer be what its source is: %s; to make it anew, delete it, or bind "
-                "Corpus.store to a new folder",
+                "%s may no longer be what its source is: %s. To make it anew, delete it, or bind "
+                "Corpus.store to a new folder.",
                 self.path(split),
                 changed,
             )
 
-    def _check_source_vocabulary(self, ours):
+    def _check_source_vocabulary(self, ours: str) -> None:
         theirs = self.source.vocabulary or self.vocabulary
         if theirs.fingerprint != self.vocabulary.fingerprint:
             raise ValueError(
                 f"{type(self.source).__name__} makes its tokens with "
-                f"{_named(vocabulary_entry(theirs))}, and Corpus.vocabulary is {ours}; bind "
-                "Corpus.vocabulary = None to take the source's"
+                f"{_named(vocabulary_entry(theirs))}, and Corpus.vocabulary is {ours}: bind "
+                "Corpus.vocabulary = None to take the source's."
             )
 
-    def _documents(self, split):
+    def _documents(self, split: str) -> ListedDocuments | StreamedDocuments:
         if self.source.listed:
             return ListedDocuments(self.source, split)
         return StreamedDocuments(self.source.documents(split), self.source.count(split))
@@ -168,32 +169,33 @@ class Corpus:
         """
         if not self.exists(split):
             raise StoreMissing(
-                f"no token store at {self.path(split).absolute()}; make it with `python -m "
+                f"No token store is at {self.path(split).absolute()}: make it with `python -m "
                 "brt.prepare` and the --gin_file and --gin flags of this run, or go to the folder "
-                "that Corpus.store is relative to"
+                "that Corpus.store is relative to."
             )
         store = TokenStore(self.path(split))
-        made_with, have = store.manifest["vocabulary"], vocabulary_entry(self.vocabulary)
+        made_with = store.manifest["vocabulary"]
+        have = vocabulary_entry(self.vocabulary)
         if made_with["fingerprint"] != have["fingerprint"]:
             raise ValueError(
                 f"{store.folder} was made with another tokenizer, {_named(made_with)}, and the "
-                f"config has {_named(have)}; bind the one it was made with, or Corpus.store to a "
-                "new folder"
+                f"config has {_named(have)}: bind the one it was made with, or Corpus.store to a "
+                "new folder."
             )
         changes = _changes(store.manifest["source"], self.source.description(split))
         if changes:
             raise ValueError(
-                f"{store.folder} was made from another source: {changes}; restore these settings, "
-                "or bind Corpus.store to a new folder"
+                f"{store.folder} was made from another source, as {changes}: restore these "
+                "settings, or bind Corpus.store to a new folder."
             )
         return store
 
 
-def _named(entry):
+def _named(entry: dict) -> str:
     return "{name} of size {size} ({fingerprint:.12})".format(**entry)
 
 
-def _changes(stored, configured):
+def _changes(stored: dict, configured: dict) -> str:
     """What differs between two descriptions, in words; empty when nothing does."""
     configured = json.loads(json.dumps(configured))  # as a manifest would have it
     return ", ".join(
@@ -204,7 +206,7 @@ def _changes(stored, configured):
 
 
 @contextmanager
-def _one_at_a_time(path):
+def _one_at_a_time(path: Path) -> Iterator[None]:
     """Holds a lock that ends with the process; the file stays behind, empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:

@@ -75,7 +75,7 @@ class Mixture:
         return self.vocabulary.size
 
     def exists(self, split: str) -> bool:
-        """Whether a split of every corpus has been prepared."""
+        """Returns whether a split of every corpus has been prepared."""
         return all(corpus.exists(split) for corpus in self.corpora)
 
     def prepare(self, split: str, **options: Any) -> None:

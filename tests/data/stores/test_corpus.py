@@ -178,13 +178,14 @@ def test_training_warns_of_changed_texts_and_waits_for_nothing(tmp_path, warning
     corpus = Corpus(str(tmp_path / "s"), TextFiles(str(tmp_path / "a.txt")), "bytes")
     for split in ("train", "validation"):
         corpus.prepare(split, quiet=True, workers=1)
-    trainer = SimpleNamespace(
-        corpus=corpus, eval_every=1, evaluation=SimpleNamespace(split="validation")
+    experiment = SimpleNamespace(
+        trainer=SimpleNamespace(corpus=corpus, eval_every=1),
+        evaluation=SimpleNamespace(split="validation"),
     )
-    train.prepare_missing(SimpleNamespace(trainer=trainer))
+    train.prepare_missing(experiment)
     assert warnings() == []
     os.utime(tmp_path / "a.txt", ns=(1, time.time_ns() + 10**12))
-    train.prepare_missing(SimpleNamespace(trainer=trainer))
+    train.prepare_missing(experiment)
     assert ["a.txt is newer" in warning for warning in warnings()] == [True, True]
 
 

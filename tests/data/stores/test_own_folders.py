@@ -14,7 +14,7 @@ from brt.data.splits import check_split
 from brt.data.stores.own_folders import MARK, claim, remove
 from brt.data.stores.token_store import TokenStore, write_store
 from brt.data.vocabularies.base import ByteVocabulary
-from brt.evaluation.evaluator import Evaluation
+from brt.evaluation.settings import Evaluation
 
 PATHS = (
     "",

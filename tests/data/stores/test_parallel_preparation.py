@@ -370,7 +370,7 @@ def test_a_disk_that_fills_keeps_the_finished_shards_and_says_so(place, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(writer.os, "fsync", full)
-        with pytest.raises(OSError, match=r"disk was full.*; 2 finished shards stay in .*partial"):
+        with pytest.raises(OSError, match=r"disk was full.*\. 2 finished shards stay in .*partial"):
             prepare(place)
     assert len(finished_shards(place)) == 2 and not (place / "store" / "train").exists()
     seen(place)

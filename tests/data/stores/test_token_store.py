@@ -222,7 +222,7 @@ def test_no_documents_at_all_is_an_error(tmp_path):
 
 def test_an_existing_store_is_left_alone(store):
     before = (store.folder / "tokens.bin").read_bytes()
-    with pytest.raises(FileExistsError, match="exists; delete it"):
+    with pytest.raises(FileExistsError, match="exists: delete it"):
         write(store.folder, [Document("other", b"other")])
     assert (store.folder / "tokens.bin").read_bytes() == before
 
@@ -233,7 +233,7 @@ def test_a_full_disk_is_named_with_the_store_and_leaves_nothing(tmp_path, monkey
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"the disk was full before store .*/train was whole") as e:
+    with pytest.raises(OSError, match=r"The disk was full before store .*/train was whole") as e:
         write(tmp_path / "train", texts())
     assert e.value.errno == number
     assert list(tmp_path.iterdir()) == []
@@ -275,7 +275,7 @@ def test_what_an_interrupted_run_left_is_replaced(tmp_path):
 
 
 def test_a_missing_store_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"no token store at {tmp_path}/absent"):
+    with pytest.raises(FileNotFoundError, match=f"No token store is at {tmp_path}/absent"):
         TokenStore(tmp_path / "absent")
 
 
@@ -310,9 +310,9 @@ def test_a_weights_file_cut_short_is_an_error(tmp_path):
         ("[]", "store format None"),
         (
             '{"format": 1}',
-            "store format 1, this version of brt reads 2; delete the folder and prep",
+            "store format 1, and this version of brt reads 2: delete the folder and prep",
         ),
-        ('{"format": 3}', "store format 3, this version of brt reads 2"),
+        ('{"format": 3}', "store format 3, and this version of brt reads 2"),
     ],
 )
 def test_a_manifest_that_cannot_be_used_is_an_error(store, content, sentence):
