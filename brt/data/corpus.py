@@ -58,7 +58,7 @@ class Corpus:
 
     @property
     def corpora(self) -> list["Corpus"]:
-        """Itself; a `Mixture` has several."""
+        """A list of itself; a `Mixture` has several."""
         return [self]
 
     @property
@@ -118,7 +118,7 @@ class Corpus:
     def warn_of_changes(self, split: str) -> None:
         """Logs a warning if the files behind a store have changed since it was made.
 
-        Their times and the number of documents tell; files on another machine say nothing.
+        Their times and the number of documents tell; files on another machine tell nothing.
 
         Raises:
             ValueError, FileNotFoundError: as `open`.
@@ -196,7 +196,7 @@ def _named(entry: dict) -> str:
 
 
 def _changes(stored: dict, configured: dict) -> str:
-    """What differs between two descriptions, in words; empty when nothing does."""
+    """Says what differs between two descriptions; empty when nothing does."""
     configured = json.loads(json.dumps(configured))  # as a manifest would have it
     return ", ".join(
         f"{key} is {stored.get(key)!r} in the store and {configured.get(key)!r} in the config"

@@ -199,7 +199,7 @@ def distinct_rows(draw: Callable[[int], np.ndarray], count: int) -> np.ndarray:
 
     Args:
         draw: from a number of rows to that many, (rows, columns); equal to drawing them in turn.
-        count: at most the number of different rows there are, better a good deal fewer.
+        count: at most the number of different rows there are; fast where it is much smaller.
     """
     rows = draw(count)
     while True:
@@ -316,7 +316,8 @@ class AssociativeRetrieval(SampleTask):
         ValueError: fewer pairs than 1 or more than 10, or as `CopyTask`.
     """
 
-    START, FIRST_LETTER = 10, 11
+    START = 10
+    FIRST_LETTER = 11
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The bases of all sources: what `prepare` asks of where documents come from.
 
-A source gives whole documents in a fixed order. Building one is cheap and opens nothing; files
-are looked at when documents are asked for. Sources that yield bytes leave `tokens` to the
-vocabulary; a source may also make tokens itself.
+A source gives whole documents in a fixed order. Building one is cheap and opens nothing: files are
+opened when documents are asked for. Sources that yield bytes leave `tokens` to the vocabulary; a
+source may also make tokens itself.
 """
 
 import abc

@@ -40,7 +40,7 @@ class TextFiles(FileSource):
         self.suffix = suffix
 
     def parts(self, split: str) -> list[str]:
-        """Lists the paths of the files, all of which are looked at."""
+        """Lists the paths of the files, which are checked: none is missing, unreadable or empty."""
         if split != "train" and "{split}" not in self.path:
             logging.warning(
                 "TextFiles.path = %r has no {split}: %r reads the same files as every other split.",

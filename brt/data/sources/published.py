@@ -352,7 +352,7 @@ def _articles(path):
 
 
 def _after_blank(text, start):
-    """Whether the line before `start` is blank, or there is none."""
+    """Tells whether the line before `start` is blank, or there is none."""
     before = text.rfind(b"\n", 0, max(start - 1, 0)) + 1
     return not text[before:start].strip()
 

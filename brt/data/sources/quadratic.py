@@ -102,7 +102,8 @@ class QuadraticEquations(SampleTask):
         self._refuse_too_many(count, len(smaller) * len(self.multipliers))
         chosen = permutation(len(smaller) * len(self.multipliers), self.seed, 2)[:count]
         pair, multiplier = np.divmod(chosen, len(self.multipliers))
-        x1, x2 = values[smaller[pair]], values[larger[pair]]
+        x1 = values[smaller[pair]]
+        x2 = values[larger[pair]]
         return np.stack([self.multipliers[multiplier], -(x1 + x2), x1 * x2], axis=1)
 
     def _rootless(self, count):
@@ -142,7 +143,8 @@ def stages(multiplier: int, b: int, c: int) -> list[str]:
     if square < 0:
         return [equations[0], equations[1] + ";", discriminant, "", "", ""]
     root = round(square**0.5)
-    smaller, larger = (-b - root) // 2, (-b + root) // 2
+    smaller = (-b - root) // 2
+    larger = (-b + root) // 2
     return [
         equations[0],
         equations[1] + ";",

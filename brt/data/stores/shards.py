@@ -389,7 +389,7 @@ def _pickled(maker: ShardMaker) -> bytes | None:
 
 @contextmanager
 def _main_module_hidden() -> Iterator[None]:
-    """Puts an empty module in place of the main one.
+    """Replaces the main module by an empty one for a while.
 
     `spawn` would have every worker import the main module, JAX and all, and a script without
     `if __name__ == "__main__"` would run once more in each.

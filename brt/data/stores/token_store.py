@@ -248,7 +248,8 @@ class TokenStore:
                 f"{self.folder} has no document {document}: ask for one of its "
                 f"{self.num_documents}."
             )
-        first, end = int(self._offsets[document]), int(self._offsets[document + 1])
+        first = int(self._offsets[document])
+        end = int(self._offsets[document + 1])
         start = min(first + max(start, 0), end)
         return slice(start, end if stop is None else max(start, min(first + stop, end)))
 
@@ -309,7 +310,8 @@ def _read_offsets(folder: Path, manifest: dict) -> np.ndarray:
 def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     if not path.exists():
         raise FileNotFoundError(f"{path.parent} has no {path.name}: {HOW_TO_REPEAT}.")
-    expected, found = count * dtype.itemsize, os.path.getsize(path)
+    expected = count * dtype.itemsize
+    found = os.path.getsize(path)
     if found != expected:
         raise ValueError(
             f"{path} should have {expected} bytes and has {found}, as when it was cut short or "

@@ -40,7 +40,7 @@ SHARD_FILES = (
 """All that is ever written to a store, and to a shard."""
 
 PIECE = 2**16
-"""Bytes of a document that are looked at together where that changes nothing."""
+"""Bytes of a document that are encoded together where that changes nothing."""
 
 WHOLE = 2**25
 """Bytes of the longest document that is encoded whole: SentencePiece takes up to 50 times that,
@@ -162,7 +162,8 @@ class ShardWriter:
     def _add_tokens(self, document: Document, ids: np.ndarray) -> int:
         if not ids.size:
             return 0
-        low, high = ids.min(), ids.max()
+        low = ids.min()
+        high = ids.max()
         if low < 0 or high >= self.size:
             raise ValueError(
                 f"Document {document.title!r} has token id {low if low < 0 else high}, outside "
@@ -180,9 +181,11 @@ class ShardWriter:
             return
         if "weights.bin" not in self.hashes:  # the documents so far count 1 a token
             self._weights = self._new("weights.bin")
-            _write_ones(self._weights, self.counts["tokens"])
+            for data in _ones(self.counts["tokens"]):
+                self._weights(data)
         if weights is None:
-            _write_ones(self._weights, tokens)
+            for data in _ones(tokens):
+                self._weights(data)
             return
         if np.shape(weights) != (tokens,):
             raise ValueError(
@@ -310,29 +313,31 @@ def count_text(data: bytes | mmap.mmap) -> tuple[int, int]:
     return words, characters
 
 
-def _write_ones(append: Callable[[bytes], None], count: int) -> None:
+def _ones(count: int) -> Iterator[bytes]:
+    """Yields so many weights of 1, as a file has them, a little at a time."""
     for start in range(0, count, PIECE):
-        append(np.ones(min(PIECE, count - start), WEIGHT).tobytes())
+        yield np.ones(min(PIECE, count - start), WEIGHT).tobytes()
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """Yields the content of a file, a little at a time."""
+    with open(path, "rb") as file:
+        while data := file.read(2**20):
+            yield data
 
 
 def _join(file: BinaryIO, shards: Sequence[Path], summaries: Sequence[dict], name: str) -> str:
     """Appends a file of every shard to `file`; returns the sha256 of the whole."""
     whole = hashlib.sha256()
     for shard, summary in zip(shards, summaries):
+        has_file = name in summary["hashes"]
         own = hashlib.sha256()
-
-        def append(data: bytes, own=own) -> None:
+        # A shard without weights, where others have some, counts 1 a token.
+        for data in _pieces(shard / name) if has_file else _ones(summary["tokens"]):
             file.write(data)
             whole.update(data)
             own.update(data)
-
-        if name not in summary["hashes"]:  # other shards have weights, this one has none
-            _write_ones(append, summary["tokens"])
-            continue
-        with open(shard / name, "rb") as part:
-            while data := part.read(2**20):
-                append(data)
-        if own.hexdigest() != summary["hashes"][name]:
+        if has_file and own.hexdigest() != summary["hashes"][name]:
             remove(shard, SHARD_FILES)
             raise ValueError(
                 f"{shard / name} is damaged, and has been removed: run the same command again to "

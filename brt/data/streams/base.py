@@ -155,7 +155,7 @@ def row_range(step: int, first_row: int, num_rows: int | None, rows: int) -> ran
     num_rows = rows - first_row if num_rows is None else num_rows
     if step < 0 or first_row < 0 or num_rows < 1 or first_row + num_rows > rows:
         raise ValueError(
-            f"{num_rows} rows from row {first_row} on were asked for at step {step}: the batch "
-            f"has {rows} rows, and steps begin at 0; ask for rows and steps that there are."
+            f"There are no {num_rows} rows from row {first_row} on at step {step}, because the "
+            f"batch has {rows} rows, and steps begin at 0: ask for others."
         )
     return range(first_row, first_row + num_rows)

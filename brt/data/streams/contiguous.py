@@ -145,16 +145,18 @@ class InOrder:
         self._weights = store.all_weights
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
+        """Tokens start to stop, as `TokenSequence`."""
         return self._tokens[start:stop]
 
     def weights(self, start: int, stop: int) -> np.ndarray | int:
+        """Weights of the same tokens, as `TokenSequence`."""
         return 1 if self._weights is None else self._weights[start:stop]
 
 
 class _Shuffled:
     """The documents in the order of one epoch, as one sequence."""
 
-    def __init__(self, store, seed, epoch):
+    def __init__(self, store: TokenStore, seed: int, epoch: int):
         order = permutation(store.num_documents, seed, 0, epoch, 3)
         self._tokens = store.all_tokens
         self._weights = store.all_weights
@@ -164,12 +166,15 @@ class _Shuffled:
         self._shifts = (np.cumsum(lengths) - lengths)[order] - self._firsts[:-1]
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
+        """Tokens start to stop, as `TokenSequence`."""
         return self._read(self._tokens, start, stop)
 
     def weights(self, start: int, stop: int) -> np.ndarray | int:
+        """Weights of the same tokens, as `TokenSequence`."""
         return 1 if self._weights is None else self._read(self._weights, start, stop)
 
-    def _read(self, flat, start, stop):
+    def _read(self, flat: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """Items start to stop of this sequence, from those of the store in its order."""
         first = self._firsts.searchsorted(start, "right") - 1
         last = self._firsts.searchsorted(stop, "left")
         cuts = [start, *self._firsts[first + 1 : last].tolist(), stop]

@@ -33,7 +33,7 @@ def check_ids(batch: Batch, store: TokenStore | MixedStore) -> None:
         check_store(store)
         raise ValueError(
             f"A batch of {store.folder} has token id {highest}, and its vocabulary has {size} ids: "
-            "what reads the store is at fault, or the disk; run the same command again."
+            "what reads the store is at fault, or the disk. Run the same command again."
         )
 
 
@@ -41,7 +41,7 @@ def check_store(store: TokenStore | MixedStore) -> None:
     """Refuses a store of which any id is beyond its vocabulary; reads all of it.
 
     Args:
-        store: of a mixture the stores are looked at one by one.
+        store: what to read; the stores of a mixture, one by one.
 
     Raises:
         ValueError: naming the store, the document and the token.

@@ -131,7 +131,8 @@ class _Schedule:
     Times are tokens that the row has read.
 
     Args:
-        documents, lengths, segments: numbers of the documents, their tokens and segments.
+        documents, lengths, segments: numbers of the documents, their tokens and segments; int64
+            (documents,).
         share: w, of the row's tokens.
         delay: b, when the first document is due.
         key: decides the order of each epoch.
@@ -141,7 +142,16 @@ class _Schedule:
         share, delay: as given.
     """
 
-    def __init__(self, documents, lengths, segments, share, delay, key):
+    def __init__(
+        self,
+        *,
+        documents: np.ndarray,
+        lengths: np.ndarray,
+        segments: np.ndarray,
+        share: float,
+        delay: float,
+        key: tuple[int, ...],
+    ):
         self._documents = documents
         self._lengths = lengths
         self._segments = segments
@@ -153,12 +163,12 @@ class _Schedule:
         # Two, because a stretch may end one epoch and begin the next.
         self._epoch = LastResults(self._shuffled, kept=2)
 
-    def segments_before(self, time):
+    def segments_before(self, time: float) -> int:
         """Segments of all documents due before a time."""
         epoch, index = self._position(time)
         return epoch * self.segments + int(self._epoch(epoch).firsts[index])
 
-    def between(self, begin, end):
+    def between(self, begin: float, end: float) -> list[np.ndarray]:
         """Documents due in [begin, end): when they are, their segments, their numbers."""
         first, start = self._position(begin)
         last, stop = self._position(end)
@@ -171,7 +181,7 @@ class _Schedule:
             found.append((epoch.due[part], np.diff(epoch.firsts)[part], epoch.documents[part]))
         return [np.concatenate(arrays) for arrays in zip(*found)]
 
-    def epoch_at(self, time):
+    def epoch_at(self, time: float) -> int:
         """The epoch in which the last document due before a time lies; 0 if there is none."""
         epoch = max(int((time - self.delay) * self.share // self.tokens), 0)
         # Rounding may have put a time on the wrong side of a border.
@@ -181,7 +191,7 @@ class _Schedule:
             epoch -= 1
         return epoch
 
-    def _position(self, time):
+    def _position(self, time: float) -> tuple[int, int]:
         """Epoch, and how many of its documents are due before a time."""
         epoch = self.epoch_at(time)
         return epoch, int(self._epoch(epoch).due.searchsorted(time, "left"))
@@ -189,15 +199,16 @@ class _Schedule:
     def _due(self, epoch, tokens):
         return self.delay + (epoch * self.tokens + tokens) / self.share
 
-    def _shuffled(self, epoch):
+    def _shuffled(self, epoch: int) -> _Epoch:
+        """The documents in the order of an epoch."""
         order = permutation(len(self._documents), *self._key, epoch, 7)
         tokens = np.cumsum(self._lengths[order]) - self._lengths[order]
         firsts = np.concatenate([[0], np.cumsum(self._segments[order])])
         return _Epoch(self._due(epoch, tokens), firsts, self._documents[order])
 
 
-def _find(schedules, last, number):
-    """The stretch of a row in which its segment of that number is read.
+def _find(schedules: list[_Schedule], last: _Stretch | None, number: int) -> _Stretch:
+    """Finds the stretch of a row in which its segment of that number is read.
 
     last: the stretch found before, or None; the search goes on from there where it can.
     """
@@ -221,8 +232,8 @@ def _find(schedules, last, number):
     return _Stretch(found, before + np.cumsum([0, *segments[order]]), documents[order])
 
 
-def _more_than(schedules, time, number):
-    """Whether documents due before a time have more than so many segments."""
+def _more_than(schedules: list[_Schedule], time: float, number: int) -> bool:
+    """Tells whether documents due before a time have more than so many segments."""
     # Whole epochs first: they decide most cases and need no order.
     least = sum(schedule.epoch_at(time) * schedule.segments for schedule in schedules)
     if least > number:

@@ -92,7 +92,7 @@ class CharacterVocabulary(Vocabulary):
 
     @property
     def cuts_after(self) -> bytes:
-        """Nothing where symbols are bytes; line ends where they are characters."""
+        """No byte where symbols are bytes, which may be cut anywhere; else line ends."""
         return b"" if self._list.unit == "byte" else b"\n"
 
     def encode(self, data: bytes, title: str) -> np.ndarray:

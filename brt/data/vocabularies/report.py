@@ -129,7 +129,7 @@ def _round_trip(vocabulary, ids):
 
 
 def _survives(separator, vocabulary, words):
-    """Whether words joined by it come back with as many of it."""
+    """Tells whether words joined by a separator come back with as many of it."""
     # The line end that closes the probe gives vocabularies with line symbols a whole line.
     probe = separator.join(words) + "\n"
     try:

@@ -69,7 +69,7 @@ def test_ranges_are_cut_at_the_document(store):
             assert bytes(store.tokens(1, start, stop).tolist()) == data[start:stop]
             assert store.weights(1, start, stop).tolist() == [1] * len(data[start:stop])
     for absent in [-1, 4]:
-        with pytest.raises(IndexError, match=f"no document {absent}, only 4"):
+        with pytest.raises(IndexError, match=f"no document {absent}: ask for one of its 4"):
             store.tokens(absent)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import mmap
 import subprocess
 import sys
 from collections import Counter
@@ -13,10 +14,13 @@ from sentencepiece import SentencePieceProcessor
 from tiny_run import command, write_config
 
 from brt import config, prepare
+from brt.data.sources import files
 from brt.data.sources.base import Document, Source
+from brt.data.sources.files import TextFiles
+from brt.data.sources.selections import FirstTokens
 from brt.data.vocabularies.base import SentencePieceVocabulary
 from brt.data.vocabularies.characters import CharacterVocabulary
-from brt.data.vocabularies.report import report
+from brt.data.vocabularies.report import report, sample_text
 from brt.data.vocabularies.subwords import SubwordVocabulary
 from brt.data.vocabularies.training import (
     SentencePieceTraining,
@@ -269,3 +273,28 @@ def test_the_command_makes_a_vocabulary_and_describes_it(tmp_path, monkeypatch, 
     assert command(monkeypatch, prepare, *flags, "--describe_vocabulary") == 0
     assert capsys.readouterr().out == table
     assert not (tmp_path / "stores").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "training"),
+    [
+        (SentencePieceVocabulary, SentencePieceTraining(60)),
+        (WordVocabulary, WordCounting()),
+        (CharacterVocabulary, SymbolCounting("character")),
+        (CharacterVocabulary, SymbolCounting("byte")),
+    ],
+    ids=["pieces", "words", "characters", "bytes"],
+)
+def test_a_text_too_long_to_be_read_at_once_gives_the_same_vocabulary(
+    tmp_path, monkeypatch, make, training
+):
+    training.splits = ("train",)
+    (tmp_path / "text.txt").write_text(TEXT)
+    source = TextFiles(str(tmp_path))
+    read = made(make(str(tmp_path / "read.model")), training, source)
+    monkeypatch.setattr(files, "MAPPED", 10)
+    assert isinstance(next(source.documents("train")).data, mmap.mmap)
+    mapped = made(make(str(tmp_path / "mapped.model")), training, source)
+    assert mapped.fingerprint == read.fingerprint
+    assert len(next(FirstTokens(source, mapped, {"train": 5}).documents("train")).tokens) == 5
+    assert sample_text(source.documents("train")) == TEXT.encode()
