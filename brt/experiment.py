@@ -22,7 +22,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from brt import config
-from brt.data.streams.documents import Batch, document_segments
+from brt.data.streams.batch import Batch, document_segments
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.settings import Evaluation
 from brt.models.counts import count_parameters

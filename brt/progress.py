@@ -23,7 +23,7 @@ class Progress:
     def __init__(self, label: str, total: int | None, start: int = 0, quiet: bool = False):
         self.label, self.total, self.start, self.quiet = label, total, start, quiet
         self.begun = self.last = time.monotonic()
-        self.first = None
+        self.first: tuple[int, float] | None = None
         self.bar = None
         if sys.stderr.isatty() and not quiet:
             self.bar = tqdm(desc=label, total=total, initial=start, dynamic_ncols=True)

@@ -1,1 +1,1 @@
-"""What is read: sources, vocabularies, token stores and the streams of segments over them."""
+"""Data: sources, vocabularies, token stores and the streams of batches over them."""

@@ -1,15 +1,16 @@
-"""A corpus: a source, the vocabulary it is read with, and the folder of its token stores."""
+"""Corpora: a source, the vocabulary it is read with, and the folder of its token stores."""
 
 import fcntl
 import json
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import gin
 from absl import logging
 
-from brt.data.sources.files import Source
+from brt.data.sources.base import Source, check_source
 from brt.data.splits import check_split
 from brt.data.stores.shards import ListedDocuments, StreamedDocuments
 from brt.data.stores.token_store import TokenStore, write_store
@@ -44,18 +45,20 @@ class Corpus:
         source: Source = gin.REQUIRED,
         vocabulary: Vocabulary | str | None = None,
     ):
+        check_source(source, "Corpus.source")
+        made_with = source.vocabulary if vocabulary is None else as_vocabulary(vocabulary)
+        if made_with is None:
+            raise ValueError(
+                f"{type(source).__name__} yields text and needs a vocabulary: bind "
+                'Corpus.vocabulary, to "bytes" for example.'
+            )
         self.store = Path(os.path.expanduser(os.path.expandvars(store)))
         self.source = source
-        self.vocabulary = as_vocabulary(vocabulary) or getattr(source, "vocabulary", None)
-        if self.vocabulary is None:
-            raise ValueError(
-                f"{type(source).__name__} yields text and needs a vocabulary; bind "
-                'Corpus.vocabulary, to "bytes" for example'
-            )
+        self.vocabulary: Vocabulary = made_with
 
     @property
     def corpora(self) -> list["Corpus"]:
-        """Itself; a `Mixture` has several."""
+        """A list of itself; a `Mixture` has several."""
         return [self]
 
     @property
@@ -64,7 +67,7 @@ class Corpus:
         return self.vocabulary.size
 
     def path(self, split: str) -> Path:
-        """Folder of a split's store, whether it exists or not.
+        """Returns the folder of a split's store, whether it exists or not.
 
         Raises:
             ValueError: the split's name is a path, or empty; so do all methods that take one.
@@ -72,7 +75,7 @@ class Corpus:
         return self.store / check_split(split)
 
     def exists(self, split: str) -> bool:
-        """Whether a split has been prepared."""
+        """Returns whether a split has been prepared."""
         return self.path(split).is_dir()
 
     def prepare(self, split: str, quiet: bool = False, workers: int | None = None) -> None:
@@ -115,13 +118,13 @@ class Corpus:
     def warn_of_changes(self, split: str) -> None:
         """Logs a warning if the files behind a store have changed since it was made.
 
-        Their times and the number of documents tell; files on another machine say nothing.
+        Their times and the number of documents tell; files on another machine tell nothing.
 
         Raises:
             ValueError, FileNotFoundError: as `open`.
         """
-        # Readers of published files (which have a page) would take long and refuse other files.
-        if not hasattr(self.source, "parts") or hasattr(self.source, "page"):
+        # Checking the content of files takes long, and refuses those that have changed anyway.
+        if not self.source.listed or self.source.checks_content:
             return
         made = os.stat(self.path(split) / "manifest.json").st_mtime_ns
         documents = self.open(split).num_documents
@@ -135,23 +138,23 @@ class Corpus:
             changed = f"the source has {len(parts):,} documents now, and not {documents:,}"
         if changed:
             logging.warning(
-                "%s may no longer be what its source is: %s; to make it anew, delete it, or bind "
-                "Corpus.store to a new folder",
+                "%s may no longer be what its source is: %s. To make it anew, delete it, or bind "
+                "Corpus.store to a new folder.",
                 self.path(split),
                 changed,
             )
 
-    def _check_source_vocabulary(self, ours):
-        theirs = getattr(self.source, "vocabulary", None) or self.vocabulary
+    def _check_source_vocabulary(self, ours: str) -> None:
+        theirs = self.source.vocabulary or self.vocabulary
         if theirs.fingerprint != self.vocabulary.fingerprint:
             raise ValueError(
                 f"{type(self.source).__name__} makes its tokens with "
-                f"{_named(vocabulary_entry(theirs))}, and Corpus.vocabulary is {ours}; bind "
-                "Corpus.vocabulary = None to take the source's"
+                f"{_named(vocabulary_entry(theirs))}, and Corpus.vocabulary is {ours}: bind "
+                "Corpus.vocabulary = None to take the source's."
             )
 
-    def _documents(self, split):
-        if hasattr(self.source, "parts"):
+    def _documents(self, split: str) -> ListedDocuments | StreamedDocuments:
+        if self.source.listed:
             return ListedDocuments(self.source, split)
         return StreamedDocuments(self.source.documents(split), self.source.count(split))
 
@@ -166,33 +169,34 @@ class Corpus:
         """
         if not self.exists(split):
             raise StoreMissing(
-                f"no token store at {self.path(split).absolute()}; make it with `python -m "
+                f"No token store is at {self.path(split).absolute()}: make it with `python -m "
                 "brt.prepare` and the --gin_file and --gin flags of this run, or go to the folder "
-                "that Corpus.store is relative to"
+                "that Corpus.store is relative to."
             )
         store = TokenStore(self.path(split))
-        made_with, have = store.manifest["vocabulary"], vocabulary_entry(self.vocabulary)
+        made_with = store.manifest["vocabulary"]
+        have = vocabulary_entry(self.vocabulary)
         if made_with["fingerprint"] != have["fingerprint"]:
             raise ValueError(
                 f"{store.folder} was made with another tokenizer, {_named(made_with)}, and the "
-                f"config has {_named(have)}; bind the one it was made with, or Corpus.store to a "
-                "new folder"
+                f"config has {_named(have)}: bind the one it was made with, or Corpus.store to a "
+                "new folder."
             )
         changes = _changes(store.manifest["source"], self.source.description(split))
         if changes:
             raise ValueError(
-                f"{store.folder} was made from another source: {changes}; restore these settings, "
-                "or bind Corpus.store to a new folder"
+                f"{store.folder} was made from another source, as {changes}: restore these "
+                "settings, or bind Corpus.store to a new folder."
             )
         return store
 
 
-def _named(entry):
+def _named(entry: dict) -> str:
     return "{name} of size {size} ({fingerprint:.12})".format(**entry)
 
 
-def _changes(stored, configured):
-    """What differs between two descriptions, in words; empty when nothing does."""
+def _changes(stored: dict, configured: dict) -> str:
+    """Says what differs between two descriptions; empty when nothing does."""
     configured = json.loads(json.dumps(configured))  # as a manifest would have it
     return ", ".join(
         f"{key} is {stored.get(key)!r} in the store and {configured.get(key)!r} in the config"
@@ -202,7 +206,7 @@ def _changes(stored, configured):
 
 
 @contextmanager
-def _one_at_a_time(path):
+def _one_at_a_time(path: Path) -> Iterator[None]:
     """Holds a lock that ends with the process; the file stays behind, empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:

@@ -1,10 +1,13 @@
-"""Several corpora read as one, each for its share of the tokens."""
+"""Mixtures: several corpora read as one, each for its share of the tokens."""
 
 import bisect
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import gin
 import numpy as np
+from numpy.typing import ArrayLike
 
 from brt.data.corpus import Corpus
 from brt.data.stores.token_store import TokenStore
@@ -47,20 +50,20 @@ class Mixture:
         if not corpora or len(corpora) != len(weights):
             raise ValueError(
                 f"Mixture.weights = {weights} gives {len(weights)} weights for {len(corpora)} "
-                "corpora; give one a corpus, and at least one corpus"
+                "corpora: give one a corpus, and at least one corpus."
             )
         for corpus, weight in zip(corpora, weights):
             if not (math.isfinite(weight) and weight > 0):
                 raise ValueError(
-                    f"Mixture.weights = {weights} has {weight} for {corpus.store}; a weight is a "
-                    "number above 0, and a corpus that is not to be read is left out"
+                    f"Mixture.weights = {weights} has {weight} for {corpus.store}: give it a "
+                    "number above 0, or leave the corpus out."
                 )
         # Not the stores' own names: a run goes on, and its records too, where stores have moved.
         self.names = [str(number) for number in range(len(corpora))] if names is None else names
         if len(set(self.names)) != len(corpora) or len(self.names) != len(corpora):
             raise ValueError(
                 f"Mixture.names = {names}: give each of {len(corpora)} corpora a name of its own, "
-                "or None for numbers"
+                "or None for numbers."
             )
         self.corpora = list(corpora)
         self.weights = [weight / math.fsum(weights) for weight in weights]
@@ -72,11 +75,15 @@ class Mixture:
         return self.vocabulary.size
 
     def exists(self, split: str) -> bool:
-        """Whether a split of every corpus has been prepared."""
+        """Returns whether a split of every corpus has been prepared."""
         return all(corpus.exists(split) for corpus in self.corpora)
 
-    def prepare(self, split: str, **options) -> None:
-        """`Corpus.prepare` for each corpus, if they have one vocabulary.
+    def prepare(self, split: str, **options: Any) -> None:
+        """Makes a split's store of each corpus, unless there is one that fits.
+
+        Args:
+            split: its name.
+            options: as of `Corpus.prepare`.
 
         Raises:
             ValueError, OSError: as `Corpus.prepare`; corpora with different vocabularies.
@@ -99,6 +106,8 @@ class Mixture:
 class MixedStore:
     """Token stores read as one, the documents of the first before those of the second.
 
+    Documents are numbered through all stores.
+
     Args:
         stores: with one vocabulary in common.
         shares: of the training tokens; they add up to 1.
@@ -108,16 +117,20 @@ class MixedStore:
         stores, shares, names: as given.
         folder: the stores' folders, for messages.
         manifest: of the first, with the counts of all.
-        bases: number of each store's first document here.
+        bases: number of each store's first document.
         lengths_D, has_weights, num_documents, num_tokens: as those of a `TokenStore`.
 
     Raises:
         ValueError: stores with different vocabularies.
     """
 
-    def __init__(self, stores: list[TokenStore], shares: list[float], names: list[str] = ()):
+    def __init__(
+        self, stores: Sequence[TokenStore], shares: Sequence[float], names: Sequence[str] = ()
+    ):
         _check_one_vocabulary([(s.folder, s.manifest["vocabulary"]) for s in stores])
-        self.stores, self.shares, self.names = stores, shares, names
+        self.stores = stores
+        self.shares = shares
+        self.names = names
         self.folder = " + ".join(str(store.folder) for store in stores)
         self.manifest = dict(stores[0].manifest)
         for key, value in self.manifest.items():
@@ -131,35 +144,37 @@ class MixedStore:
         self.has_weights = any(store.has_weights for store in stores)
 
     def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """As `TokenStore.tokens`."""
+        """Returns ids start to stop of a document, as `TokenStore.tokens`."""
         store, document = self._find(document)
         return store.tokens(document, start, stop)
 
     def weights(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """As `TokenStore.weights`."""
+        """Returns the loss weights of the same tokens, as `TokenStore.weights`."""
         store, document = self._find(document)
         return store.weights(document, start, stop)
 
     def titles(self) -> list[str]:
-        """Titles of all documents, in order."""
+        """Returns the titles of all documents, in order."""
         return [title for store in self.stores for title in store.titles()]
 
-    def stores_of(self, documents) -> np.ndarray:
-        """Which store each document is of, int64 (documents,); -1 for document -1."""
+    def stores_of(self, documents: ArrayLike) -> np.ndarray:
+        """Returns the number of each document's store, int64 (documents,); -1 for document -1."""
         return np.searchsorted(self.bases, documents, side="right") - 1
 
-    def _find(self, document):
-        which = bisect.bisect_right(self.bases, document) - 1
-        return self.stores[which], document - self.bases[which]
+    def _find(self, document: int) -> tuple[TokenStore, int]:
+        """The store of a document, and the document's number there."""
+        number = bisect.bisect_right(self.bases, document) - 1
+        return self.stores[number], document - self.bases[number]
 
 
-def _check_one_vocabulary(entries):
-    """Refuses (place, vocabulary entry) pairs that differ from the first in their fingerprint."""
+def _check_one_vocabulary(entries: Iterable[tuple[Any, dict]]) -> None:
+    """Refuses (folder, vocabulary entry) pairs that differ from the first in their fingerprint."""
     (first, ours), *others = entries
-    for place, entry in others:
+    for folder, entry in others:
         if entry["fingerprint"] != ours["fingerprint"]:
             raise ValueError(
-                f"{place} has vocabulary {entry['name']} of size {entry['size']} "
+                f"{folder} has vocabulary {entry['name']} of size {entry['size']} "
                 f"({entry['fingerprint']:.12}) and {first} has {ours['name']} of size "
-                f"{ours['size']} ({ours['fingerprint']:.12}); what is mixed needs one vocabulary"
+                f"{ours['size']} ({ours['fingerprint']:.12}): bind one vocabulary to "
+                "all that is mixed."
             )

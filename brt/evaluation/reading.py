@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
-from brt.data.streams.documents import Batch
+from brt.data.streams.batch import Batch
 from brt.evaluation.experiment import EvaluatedExperiment
 from brt.models.caches import clear_state, select_rows, with_state
 from brt.models.shape_letters import spec

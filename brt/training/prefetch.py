@@ -3,7 +3,7 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from brt.data.streams.documents import DTYPES, Batch
+from brt.data.streams.batch import DTYPES, Batch
 from brt.data.streams.ids import check_ids
 from brt.data.streams.ledger import MODULUS, ledger_of
 from brt.training.sharding import put_rows, rows_answered_for

@@ -333,7 +333,7 @@ def test_a_disk_that_fills_while_preparing_leaves_nothing_half_done(
     with monkeypatch.context() as patch:
         patch.setattr(store_writer.os, "fsync", full)
         sentence = error(prepare, *flags(folder, run=False), "--splits=train")
-    assert sentence.startswith("the disk was full") and "Corpus.store" in sentence
+    assert sentence.startswith("The disk was full") and "Corpus.store" in sentence
     assert [path.name for path in (folder / "stores").iterdir()] == [".train.lock"]
     assert command(monkeypatch, prepare, *flags(folder, run=False), "--splits=train") == 0
     assert f"{folder / 'stores' / 'train'}: 9 documents" in capsys.readouterr().out

@@ -17,7 +17,7 @@ from tiny_run import (  # noqa: F401
 )
 
 from brt.data.mixture import MixedStore
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.stores.token_store import TokenStore, write_store
 from brt.data.streams.documents import DocumentPass
 from brt.data.vocabularies.base import BEGIN, ByteVocabulary

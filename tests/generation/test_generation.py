@@ -262,7 +262,7 @@ def test_a_model_and_what_does_not_fit_it():
     generator = generator_of("slide")
     with pytest.raises(ValueError, match="2 texts were given for 1 documents"):
         generator.read(["\1", "\2"], generator.begin())
-    with pytest.raises(ValueError, match="token id 17 is not in vocabulary"):
+    with pytest.raises(ValueError, match="Token id 17 is not in vocabulary"):
         generator.read([[1, 17]])
 
 

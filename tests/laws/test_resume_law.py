@@ -11,7 +11,7 @@ import pytest
 from architectures import ARCHITECTURES, random_model
 from tiny_models import parameters, quick_jit
 
-from brt.data.streams.documents import Batch
+from brt.data.streams.batch import Batch
 from brt.experiment import Experiment
 from brt.training.checkpoint import Checkpoints
 from brt.training.settings import Trainer

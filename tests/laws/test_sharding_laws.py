@@ -13,7 +13,7 @@ import optax
 import pytest
 from architectures import ARCHITECTURES
 
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.stores.token_store import TokenStore, write_store
 from brt.data.streams.documents import DocumentStream
 from brt.experiment import Experiment

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.stores.token_store import TokenStore, write_store
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.evaluation.recording import Recording

@@ -6,7 +6,7 @@ import numpy as np
 from fabricated_recordings import fabricate
 from paths import ROOT
 
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.stores.token_store import TokenStore, write_store
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin

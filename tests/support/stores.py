@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.stores.token_store import TokenStore, write_store
-from brt.data.streams.documents import Batch
-from brt.data.vocabularies.base import BEGIN
+from brt.data.streams.batch import Batch
+from brt.data.vocabularies.base import BEGIN, Vocabulary
 
 W, N = 4, 12
 RAGGED = [1, W - 1, W, W + 1, N, 3 * N + 5, 2 * N, 1, 2, N + 1]
@@ -22,8 +22,18 @@ def lengths_for(kind):
     return SAMPLES if kind == "samples" else RAGGED
 
 
-class Ids:
-    name, size, fingerprint = "ids", 100_000, "f" * 64
+class Ids(Vocabulary):
+    """A vocabulary for documents that bring their tokens."""
+
+    name = "ids"
+    size = 100_000
+    fingerprint = "f" * 64
+
+    def encode(self, data, title):
+        raise AssertionError("documents bring their tokens")
+
+    def decode(self, ids):
+        return " ".join(map(str, ids))
 
 
 def make_store(folder, lengths, weighted=False, first=FIRST) -> TokenStore:
@@ -37,7 +47,7 @@ def make_store(folder, lengths, weighted=False, first=FIRST) -> TokenStore:
         )
         for d, (first, length) in enumerate(zip(firsts, lengths))
     ]
-    write_store(folder, documents, Ids, {}, quiet=True)
+    write_store(folder, documents, Ids(), {}, quiet=True)
     return TokenStore(folder)
 
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 from tiny_run import build, differing, leaves, shared_programs, write_config  # noqa: F401
 
-from brt.data.streams.documents import Batch
+from brt.data.streams.batch import Batch
 from brt.data.vocabularies.base import BEGIN
 from brt.training.train_step import TrainState, make_loss, make_train_step
 

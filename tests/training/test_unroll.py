@@ -11,7 +11,7 @@ from architectures import VOCABULARY, random_model, segment_length
 from flax import nnx
 from tiny_models import cast, parameters, quick_jit
 
-from brt.data.streams.documents import Batch
+from brt.data.streams.batch import Batch
 from brt.models.layers.dropout import dropout
 from brt.models.layers.initializers import normal, parameter
 from brt.models.model import Model

@@ -1,1 +1,1 @@
-"""Where documents come from."""
+"""Sources: each gives the documents of a corpus, split by split."""

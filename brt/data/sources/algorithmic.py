@@ -1,4 +1,4 @@
-"""Algorithmic tasks: copy, reverse and associative retrieval, one sample a document.
+"""Sources of algorithmic tasks: copy, reverse and associative retrieval, one sample a document.
 
 A sample is a source, a start token and the target, one after another; a model reads all of it but
 the last token and predicts all of it but the first (`Trainer.stream = "samples"`). Loss weights
@@ -15,16 +15,18 @@ Source: Bulatov et al. 2022, arXiv:2207.06881 (Recurrent Memory Transformer), se
 appendix A.1; associative retrieval as in Ba et al. 2016, arXiv:1610.06258.
 """
 
+import abc
 import hashlib
 import math
 import string
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import gin
 import numpy as np
+from numpy.typing import ArrayLike
 
-from brt.data.sources.files import Document
-from brt.data.vocabularies.base import checked_ids
+from brt.data.sources.base import Document, Source, check_known_split
+from brt.data.vocabularies.base import Vocabulary, checked_ids
 
 PAD, START = 0, 1
 """Ids of copy, reverse and the equations; their symbols follow."""
@@ -32,7 +34,7 @@ SPLITS = ("test", "validation", "train")
 """In the order in which they are drawn."""
 
 
-class SymbolVocabulary:
+class SymbolVocabulary(Vocabulary):
     """Ids of symbols that are written as one character each.
 
     Args:
@@ -41,15 +43,33 @@ class SymbolVocabulary:
         special_ids: names of the ids that are no part of a source or target.
     """
 
-    unknown_id = None
-
     def __init__(self, name: str, symbols: str, special_ids: dict[str, int]):
-        self.name, self.symbols, self.special_ids = name, symbols, special_ids
-        self.size = len(symbols)
-        self.fingerprint = hashlib.sha256(f"symbols {symbols}".encode()).hexdigest()
+        self._name = name
+        self.symbols = symbols
+        self._special_ids = special_ids
+
+    @property
+    def size(self) -> int:
+        """Number of symbols."""
+        return len(self.symbols)
+
+    @property
+    def name(self) -> str:
+        """The name as given."""
+        return self._name
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the symbols in their order."""
+        return hashlib.sha256(f"symbols {self.symbols}".encode()).hexdigest()
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """The ids that are no part of a source or target."""
+        return self._special_ids
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        """Ids of the characters, int32; white space is passed over.
+        """Returns the ids of the characters, int32 (characters,); white space is passed over.
 
         Raises:
             ValueError: a character that stands for no id.
@@ -57,13 +77,13 @@ class SymbolVocabulary:
         text = "".join(data.decode("utf-8", errors="replace").split())
         if unknown := set(text) - set(self.symbols):
             raise ValueError(
-                f"document {title!r} has the character {min(unknown)!r}; the symbols of "
-                f"{self.name} are {self.symbols}"
+                f"Document {title!r} has the character {min(unknown)!r}, and the symbols of "
+                f"{self.name} are {self.symbols}: write only these."
             )
         return np.array([self.symbols.index(symbol) for symbol in text], np.int32)
 
-    def decode(self, ids) -> str:
-        """The characters, without spaces.
+    def decode(self, ids: ArrayLike) -> str:
+        """Returns the characters, without spaces.
 
         Raises:
             ValueError: an id outside [0, size).
@@ -71,14 +91,13 @@ class SymbolVocabulary:
         return "".join(self.symbols[i] for i in checked_ids(ids, self.size, self.name))
 
 
-class SampleTask:
-    """What the tasks share: the splits, and how a sample becomes a document.
-
-    A task has `scored`, the tokens of a target, and gives `_sources` and `_stacked`.
+class SampleTask(Source):
+    """The base of the tasks: the splits, and how a sample becomes a document.
 
     Args:
-        vocabulary: a `SymbolVocabulary`.
-        tokens, scored: of a sample, before padding, and of those the last ones that count.
+        vocabulary: of the tokens.
+        tokens: of a sample, before padding.
+        scored: of those the last ones, which have weight.
         counts: samples of the splits train, validation and test.
         seed: not negative.
         padded_length: tokens a model reads of a sample; None for as many as there are, `tokens`
@@ -92,7 +111,17 @@ class SampleTask:
         ValueError: no samples, a negative seed, or less room than a sample takes.
     """
 
-    def __init__(self, vocabulary, tokens, scored, counts, seed, padded_length, settings):
+    def __init__(
+        self,
+        *,
+        vocabulary: SymbolVocabulary,
+        tokens: int,
+        scored: int,
+        counts: tuple[int, int, int],
+        seed: int,
+        padded_length: int | None,
+        settings: dict,
+    ):
         name = type(self).__name__
         if min(counts) < 1 or seed < 0:
             raise ValueError(
@@ -105,8 +134,11 @@ class SampleTask:
                 f"{name}.padded_length = {padded_length} is shorter than a sample: a model reads "
                 f"{tokens - 1} tokens of it."
             )
-        self.vocabulary, self.scored, self.seed = vocabulary, scored, seed
-        self._tokens, self._settings = tokens, settings
+        self.vocabulary = vocabulary
+        self.scored = scored
+        self.seed = seed
+        self._tokens = tokens
+        self._settings = settings
         self._counts = dict(zip(("train", "validation", "test"), counts))
 
     def documents(self, split: str) -> Iterator[Document]:
@@ -116,7 +148,8 @@ class SampleTask:
             ValueError: another split than train, validation and test, or fewer different samples
                 than all splits need.
         """
-        first = sum(self.count(other) for other in SPLITS[: SPLITS.index(self._known(split))])
+        check_known_split(self, split, self._counts)
+        first = sum(self.count(other) for other in SPLITS[: SPLITS.index(split)])
         total = sum(self._counts.values())
         sources = self._sources(total)[first : first + self.count(split)]
         weights = np.zeros(self.input_length + 1, np.float32)
@@ -127,7 +160,7 @@ class SampleTask:
             yield Document(f"{split}-{number}", tokens=tokens, weights=weights)
 
     def description(self, split: str) -> dict:
-        """The settings that decide the samples of a split."""
+        """Returns the settings that decide the samples of a split."""
         return {
             "source": type(self).__name__,
             "split": split,
@@ -138,16 +171,17 @@ class SampleTask:
         }
 
     def count(self, split: str) -> int:
-        """Number of samples of a split."""
-        return self._counts[self._known(split)]
+        """Returns the number of samples of a split."""
+        check_known_split(self, split, self._counts)
+        return self._counts[split]
 
-    def _known(self, split):
-        if split not in self._counts:
-            raise ValueError(
-                f"{type(self).__name__} has the splits train, validation and test, and not "
-                f"{split!r}; bind Evaluation.split to one of them"
-            )
-        return split
+    @abc.abstractmethod
+    def _sources(self, count: int) -> np.ndarray:
+        """Draws the sources of so many different samples: integers (count, ...)."""
+
+    @abc.abstractmethod
+    def _stacked(self, sources: np.ndarray) -> Iterable[np.ndarray]:
+        """Returns the tokens of the samples, source, start token and target, one by one."""
 
     def _random(self):
         return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, 1])))
@@ -156,16 +190,16 @@ class SampleTask:
         if count > possible:
             raise ValueError(
                 f"{type(self).__name__} is asked for {count:,} different samples and has "
-                f"{possible:,}; lower num_train, num_validation and num_test"
+                f"{possible:,}: lower num_train, num_validation and num_test."
             )
 
 
-def distinct_rows(draw, count: int) -> np.ndarray:
-    """The first `count` different rows of an endless sequence of draws.
+def distinct_rows(draw: Callable[[int], np.ndarray], count: int) -> np.ndarray:
+    """Returns the first `count` different rows of an endless sequence of draws.
 
     Args:
         draw: from a number of rows to that many, (rows, columns); equal to drawing them in turn.
-        count: at most the number of different rows there are, better a good deal fewer.
+        count: at most the number of different rows there are; fast where it is much smaller.
     """
     rows = draw(count)
     while True:
@@ -176,10 +210,9 @@ def distinct_rows(draw, count: int) -> np.ndarray:
 
 
 class _SequenceTask(SampleTask):
-    """Copy and reverse, whose sources are sequences of independent uniform symbols.
+    """Copy and reverse, whose sources are sequences of independent uniform symbols."""
 
-    A task says in `copies` how many times it writes its source, and gives `_target`.
-    """
+    copies: int  # how many times a target writes the source
 
     def __init__(
         self,
@@ -197,14 +230,23 @@ class _SequenceTask(SampleTask):
                 f"{type(self).__name__}.length = {length} must be at least 1, and num_symbols = "
                 f"{num_symbols} between 2 and {len(letters)}."
             )
-        self.length, self.num_symbols = length, num_symbols
-        vocabulary = SymbolVocabulary(
-            f"symbols:{num_symbols}", "_>" + letters[:num_symbols], {"pad": PAD, "start": START}
+        self.length = length
+        self.num_symbols = num_symbols
+        super().__init__(
+            vocabulary=SymbolVocabulary(
+                f"symbols:{num_symbols}", "_>" + letters[:num_symbols], {"pad": PAD, "start": START}
+            ),
+            tokens=(self.copies + 1) * length + 1,
+            scored=self.copies * length,
+            counts=(num_train, num_validation, num_test),
+            seed=seed,
+            padded_length=padded_length,
+            settings={"length": length, "num_symbols": num_symbols},
         )
-        tokens, scored = (self.copies + 1) * length + 1, self.copies * length
-        counts = num_train, num_validation, num_test
-        settings = {"length": length, "num_symbols": num_symbols}
-        super().__init__(vocabulary, tokens, scored, counts, seed, padded_length, settings)
+
+    @abc.abstractmethod
+    def _target(self, sources: np.ndarray) -> np.ndarray:
+        """Returns what follows the start token."""
 
     def _sources(self, count):
         self._refuse_too_many(count, self.num_symbols**self.length)
@@ -260,7 +302,7 @@ class ReverseTask(_SequenceTask):
 
 @gin.configurable
 class AssociativeRetrieval(SampleTask):
-    """Pairs of a letter and a digit, then one of the letters: which digit stood behind it?
+    """Pairs of a letter and a digit, then one of the letters, whose digit is the target.
 
     Ids: the digits 0 to 9, the start token 10, the letters 11 to 36. The letters of a sample are
     different, and so are its digits.
@@ -274,7 +316,8 @@ class AssociativeRetrieval(SampleTask):
         ValueError: fewer pairs than 1 or more than 10, or as `CopyTask`.
     """
 
-    START, FIRST_LETTER = 10, 11
+    START = 10
+    FIRST_LETTER = 11
 
     def __init__(
         self,
@@ -291,9 +334,15 @@ class AssociativeRetrieval(SampleTask):
             )
         self.num_pairs = num_pairs
         symbols = string.digits + ">" + string.ascii_lowercase
-        vocabulary = SymbolVocabulary("retrieval", symbols, {"start": self.START})
-        counts, settings = (num_train, num_validation, num_test), {"num_pairs": num_pairs}
-        super().__init__(vocabulary, 2 * num_pairs + 3, 1, counts, seed, padded_length, settings)
+        super().__init__(
+            vocabulary=SymbolVocabulary("retrieval", symbols, {"start": self.START}),
+            tokens=2 * num_pairs + 3,
+            scored=1,
+            counts=(num_train, num_validation, num_test),
+            seed=seed,
+            padded_length=padded_length,
+            settings={"num_pairs": num_pairs},
+        )
 
     def _sources(self, count):
         """Keys, values, and which key is asked for: uint8 (count, 2 num_pairs + 1)."""
@@ -311,8 +360,9 @@ class AssociativeRetrieval(SampleTask):
         return distinct_rows(draw, count)
 
     def _stacked(self, sources):
-        keys, values = sources[:, : self.num_pairs], sources[:, self.num_pairs : -1]
-        asked, letters = sources[:, -1:].astype(int), keys + self.FIRST_LETTER
+        letters = sources[:, : self.num_pairs] + self.FIRST_LETTER
+        values = sources[:, self.num_pairs : -1]
+        asked = sources[:, -1:].astype(int)
         stacked = np.stack([letters, values], axis=2).reshape(len(sources), -1)
         return np.concatenate(
             [

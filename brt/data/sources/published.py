@@ -11,19 +11,21 @@ import hashlib
 import mmap
 import os
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import gin
 
-from brt.data.sources.files import Document, expanded
+from brt.data.sources.base import Document, FileSource, absolute, check_known_split
+
+Item = TypeVar("Item")
 
 NAMES = {"train": "train", "validation": "valid", "test": "test"}
 """The splits as they are called here, and in the names of files."""
 
 
 class Extent(NamedTuple):
-    """Bytes start to stop of a file: one document."""
+    """One document: bytes start to stop of a file."""
 
     title: str
     path: str
@@ -31,25 +33,65 @@ class Extent(NamedTuple):
     stop: int
 
 
-class _Extents:
-    """What the sources of extents share."""
+class PublishedFiles(FileSource):
+    """A source that knows the files its makers distribute, and refuses others.
 
-    def documents(self, split: str) -> Iterator[Document]:
-        """Yields the split's `Document`s; its files are checked before the first one."""
-        return map(self.read, self.parts(split))
+    Args:
+        path: the folder that holds them; `~` and environment variables are expanded.
+
+    Attributes:
+        page: where the files are to be had.
+    """
+
+    checks_content = True
+    page: str
+
+    def __init__(self, path: str = gin.REQUIRED):
+        self.path = path
+
+    def description(self, split: str) -> dict:
+        """Returns the settings that decide the documents, with `path` as it was given."""
+        return {"source": type(self).__name__, "split": split, "path": self.path}
+
+    def _found(self, name: str) -> str:
+        """Path of the file of that name in the folder `path`."""
+        path = os.path.join(absolute(self.path), name)
+        if not os.path.isfile(path):
+            raise FileNotFoundError(
+                f"No file is at {path}: get {name} from {self.page}, unpack it, and bind "
+                f"{type(self).__name__}.path to its folder."
+            )
+        return path
+
+    def _expect(self, path: str, unit: str, expected: int, found: int) -> None:
+        """Refuses a file whose size is not the published one."""
+        if found != expected:
+            raise ValueError(
+                f"{path} has {found:,} {unit} and {type(self).__name__}'s own file has "
+                f"{expected:,}: unpack the file from {self.page} again, or read one of your own "
+                "with TextFiles."
+            )
+
+
+class _Extents(PublishedFiles):
+    """The sources whose documents are extents."""
 
     def read(self, part: Extent) -> Document:
-        """The bytes of an extent."""
+        """Reads the bytes of an extent."""
         with open(part.path, "rb") as file:
             file.seek(part.start)
             return Document(part.title, file.read(part.stop - part.start))
 
     def files(self, part: Extent) -> list[str]:
-        """The file of an extent."""
+        """Returns the file of an extent."""
         return [part.path]
 
+    def part_bytes(self, part: Extent) -> int:
+        """Returns the length of an extent."""
+        return part.stop - part.start
+
     def count(self, split: str) -> int | None:
-        """1: a split is one document."""
+        """Returns 1: a split is one document."""
         return 1
 
 
@@ -57,25 +99,18 @@ class _Cut(_Extents):
     """One file of known size, cut into the splits."""
 
     file: str
-    page: str
     lengths: dict[str, int]  # bytes of each split, in their order in the file
 
-    def __init__(self, path: str = gin.REQUIRED):
-        self.path = path
-
     def parts(self, split: str) -> list[Extent]:
-        """The split's range of the file, whose size is checked."""
-        path = expanded(self.path)
+        """Lists the split's range of the file, whose size is checked."""
+        check_known_split(self, split, NAMES)
+        path = absolute(self.path)
         if not os.path.isfile(path):
-            path = _found(self, path, self.file)
-        _expect(self, path, "bytes", sum(self.lengths.values()), os.path.getsize(path))
+            path = self._found(self.file)
+        self._expect(path, "bytes", sum(self.lengths.values()), os.path.getsize(path))
         names = list(self.lengths)
-        start = sum(self.lengths[name] for name in names[: names.index(_known(self, split))])
+        start = sum(self.lengths[name] for name in names[: names.index(split)])
         return [Extent(f"{self.file}-{split}", path, start, start + self.lengths[split])]
-
-    def description(self, split: str) -> dict:
-        """The settings, with `path` as it was given."""
-        return {"source": type(self).__name__, "split": split, "path": self.path}
 
 
 @gin.configurable
@@ -100,14 +135,14 @@ class Enwik8(_Cut):
         self.line_feeds = line_feeds
 
     def read(self, part: Extent) -> Document:
-        """The bytes of a split, with or without its line feeds."""
+        """Reads the bytes of a split, with or without its line feeds."""
         document = super().read(part)
         if self.line_feeds:
             return document
-        return document._replace(data=document.data.replace(b"\n", b""))
+        return document._replace(data=document.data[:].replace(b"\n", b""))
 
     def description(self, split: str) -> dict:
-        """The settings, with `path` as it was given."""
+        """Returns the settings that decide the documents, with `path` as it was given."""
         return {**super().description(split), "line_feeds": self.line_feeds}
 
 
@@ -130,16 +165,17 @@ class Text8(_Cut):
 class _Lines(_Extents):
     """One file a split, of known numbers of lines and of tokens (words and line ends)."""
 
-    page: str
     lines: dict[str, int]
-    tokens: dict[str, int]
+    tokens: dict[str, int]  # empty where no count is published
 
-    def _checked(self, split, path):
+    def _checked(self, split, name):
+        """The extent of a split's whole file, whose lines and words are counted first."""
+        path = self._found(name)
         status = os.stat(path)
         lines, words = _counted(path, status.st_size, status.st_mtime_ns)
-        _expect(self, path, "lines", self.lines[split], lines)
+        self._expect(path, "lines", self.lines[split], lines)
         if self.tokens:
-            _expect(self, path, "words and line ends", self.tokens[split], words + lines)
+            self._expect(path, "words and line ends", self.tokens[split], words + lines)
         return Extent(os.path.basename(path), path, 0, os.path.getsize(path))
 
 
@@ -159,17 +195,10 @@ class PennTreebank(_Lines):
     lines = {"train": 42_068, "validation": 3_370, "test": 3_761}
     tokens = {"train": 929_589, "validation": 73_760, "test": 82_430}
 
-    def __init__(self, path: str = gin.REQUIRED):
-        self.path = path
-
     def parts(self, split: str) -> list[Extent]:
-        """The split's file, whose lines and words are counted."""
-        name = f"ptb.{NAMES[_known(self, split)]}.txt"
-        return [self._checked(split, _found(self, self.path, name))]
-
-    def description(self, split: str) -> dict:
-        """The settings, with `path` as it was given."""
-        return {"source": "PennTreebank", "split": split, "path": self.path}
+        """Lists the split's file, whose lines and words are counted."""
+        check_known_split(self, split, NAMES)
+        return [self._checked(split, f"ptb.{NAMES[split]}.txt")]
 
 
 class _WikiText(_Lines):
@@ -191,31 +220,25 @@ class _WikiText(_Lines):
     page = "https://huggingface.co/datasets/Salesforce/wikitext"
 
     def __init__(self, path: str = gin.REQUIRED, articles: bool = False, raw: bool = False):
-        self.path = path
+        super().__init__(path)
         self.articles = articles
         self.raw = raw
         if raw:  # words are counted differently there, and no count is published
             self.tokens = {}
 
     def parts(self, split: str) -> list[Extent]:
-        """The split's file or its articles; lines and words of the file are counted first."""
-        name = f"wiki.{NAMES[_known(self, split)]}.{'raw' if self.raw else 'tokens'}"
-        whole = self._checked(split, _found(self, self.path, name))
+        """Lists the split's file or its articles; its lines and words are counted first."""
+        check_known_split(self, split, NAMES)
+        whole = self._checked(split, f"wiki.{NAMES[split]}.{'raw' if self.raw else 'tokens'}")
         return _articles(whole.path) if self.articles else [whole]
 
     def count(self, split: str) -> int | None:
-        """1; None for articles, because counting them takes a pass over the file."""
+        """Returns 1; None for articles, because counting them takes a pass over the file."""
         return None if self.articles else 1
 
     def description(self, split: str) -> dict:
-        """The settings, with `path` as it was given."""
-        return {
-            "source": type(self).__name__,
-            "split": split,
-            "path": self.path,
-            "articles": self.articles,
-            "raw": self.raw,
-        }
+        """Returns the settings that decide the documents, with `path` as it was given."""
+        return {**super().description(split), "articles": self.articles, "raw": self.raw}
 
 
 @gin.configurable
@@ -235,7 +258,7 @@ class WikiText2(_WikiText):
 
 
 @gin.configurable
-class OneBillionWord:
+class OneBillionWord(PublishedFiles):
     """One Billion Word Benchmark: sentences, one a line; one document a shard of 300,000.
 
     Sentences stand in no order of meaning. Those of training come in an order that the seed
@@ -258,25 +281,22 @@ class OneBillionWord:
     held_out_lines = 6_075
 
     def __init__(self, path: str = gin.REQUIRED, seed: int = 0):
-        self.path = path
+        super().__init__(path)
         self.seed = seed
 
-    def documents(self, split: str) -> Iterator[Document]:
-        """Yields a `Document` a shard; all shards are looked for before the first one."""
-        return map(self.read, self.parts(split))
-
     def parts(self, split: str) -> list[tuple[str, bool]]:
-        """(path, whether its sentences are to be shuffled) for each shard of the split."""
-        if _known(self, split) == "train":
-            paths = [_found(self, self.path, self.train.format(shard)) for shard in self.shards]
+        """Lists (path, whether its sentences are to be shuffled) for each shard of the split."""
+        check_known_split(self, split, NAMES)
+        if split == "train":
+            paths = [self._found(self.train.format(shard)) for shard in self.shards]
             return [(path, True) for path in _shuffled(paths, f"{self.seed}")]
-        path = _found(self, self.path, self.held_out)
+        path = self._found(self.held_out)
         with open(path, "rb") as file:
-            _expect(self, path, "lines", self.held_out_lines, sum(1 for _ in file))
+            self._expect(path, "lines", self.held_out_lines, sum(1 for _ in file))
         return [(path, False)]
 
     def read(self, part: tuple[str, bool]) -> Document:
-        """The sentences of a shard, each with its line end."""
+        """Reads the sentences of a shard, each with its line end."""
         path, shuffle = part
         name = os.path.basename(path)
         with open(path, "rb") as file:
@@ -286,45 +306,17 @@ class OneBillionWord:
         return Document(name, b"".join(sentences))
 
     def files(self, part: tuple[str, bool]) -> list[str]:
-        """The path of a shard."""
+        """Returns the path of a shard."""
         return [part[0]]
 
     def count(self, split: str) -> int:
-        """Number of shards."""
+        """Returns the number of shards."""
         return len(self.shards) if split == "train" else 1
 
     def description(self, split: str) -> dict:
-        """The settings that decide the documents, with `path` as it was given."""
+        """Returns the settings that decide the documents, with `path` as it was given."""
         seed = {"seed": self.seed} if split == "train" else {}
-        return {"source": "OneBillionWord", "split": split, "path": self.path, **seed}
-
-
-def _known(source, split):
-    if split not in NAMES:
-        raise ValueError(
-            f"{type(source).__name__} has no split {split!r}; it has {', '.join(NAMES)}"
-        )
-    return split
-
-
-def _found(source, path, name):
-    """Path of the file of that name in the folder `path`."""
-    path = os.path.join(expanded(path), name)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(
-            f"no file {path}: get {name} from {source.page}, unpack it, and bind "
-            f"{type(source).__name__}.path to its folder"
-        )
-    return path
-
-
-def _expect(source, path, unit, expected, found):
-    if found != expected:
-        raise ValueError(
-            f"{path} has {found:,} {unit} and {type(source).__name__}'s own file has "
-            f"{expected:,}; unpack the file from {source.page} again, or read one of your own "
-            "with TextFiles"
-        )
+        return {**super().description(split), **seed}
 
 
 @functools.lru_cache
@@ -348,7 +340,10 @@ def _articles(path):
             if _after_blank(text, match.start())
         ]
         if not found:
-            raise ValueError(f"{path} has no line such as ' = Title = ' to cut articles at")
+            raise ValueError(
+                f"{path} has no line such as ' = Title = ' to cut articles at: bind the source's "
+                "articles = False."
+            )
         borders = [0, *(start for start, _ in found[1:]), len(text)]
     return [
         Extent(name, path, start, stop)
@@ -357,12 +352,12 @@ def _articles(path):
 
 
 def _after_blank(text, start):
-    """Whether the line before `start` is blank, or there is none."""
+    """Tells whether the line before `start` is blank, or there is none."""
     before = text.rfind(b"\n", 0, max(start - 1, 0)) + 1
     return not text[before:start].strip()
 
 
-def _shuffled(items, key):
+def _shuffled(items: Sequence[Item], key: str) -> list[Item]:
     """The items in an order that only `key` decides, the same with every version of Python."""
     ranks = [hashlib.sha256(f"{key}:{number}".encode()).digest() for number in range(len(items))]
     return [items[number] for number in sorted(range(len(items)), key=ranks.__getitem__)]

@@ -1,4 +1,4 @@
-"""Quadratic equations with integer roots, solved in steps: one sample a document.
+"""A source of quadratic equations with integer roots, solved in steps: one sample a document.
 
     -4*x^2+392*x-2208=0             the equation: the source
     x^2-98*x+552=0;                 divided by its multiplier
@@ -17,8 +17,8 @@ Source: Bulatov et al. 2022, arXiv:2207.06881 (Recurrent Memory Transformer), ap
 import gin
 import numpy as np
 
+from brt.data.order import permutation
 from brt.data.sources.algorithmic import PAD, START, SampleTask, SymbolVocabulary, distinct_rows
-from brt.data.streams.documents import permutation
 
 STAGES, STAGE = 6, 30
 """Stages of a sample, and characters of each."""
@@ -68,19 +68,24 @@ class QuadraticEquations(SampleTask):
                 f"max_multiplier = {max_multiplier} between 1 and 10, and rootless = {rootless} "
                 "between 0 and 1."
             )
-        self.max_root, self.rootless = max_root, rootless
+        self.max_root = max_root
+        self.rootless = rootless
         self.multipliers = np.arange(1, max_multiplier + 1)
         if signed:
             self.multipliers = np.concatenate([-self.multipliers[::-1], self.multipliers])
-        vocabulary = SymbolVocabulary("equations", SYMBOLS, {"pad": PAD, "start": START})
-        counts = num_train, num_validation, num_test
-        settings = {
-            "max_root": max_root,
-            "multipliers": self.multipliers.tolist(),
-            "rootless": rootless,
-        }
-        tokens, scored = STAGES * STAGE + 1, (STAGES - 1) * STAGE
-        super().__init__(vocabulary, tokens, scored, counts, seed, padded_length, settings)
+        super().__init__(
+            vocabulary=SymbolVocabulary("equations", SYMBOLS, {"pad": PAD, "start": START}),
+            tokens=STAGES * STAGE + 1,
+            scored=(STAGES - 1) * STAGE,
+            counts=(num_train, num_validation, num_test),
+            seed=seed,
+            padded_length=padded_length,
+            settings={
+                "max_root": max_root,
+                "multipliers": self.multipliers.tolist(),
+                "rootless": rootless,
+            },
+        )
 
     def _sources(self, count):
         """Multiplier, b and c of a x^2 + a b x + a c = 0: int64 (count, 3)."""
@@ -97,7 +102,8 @@ class QuadraticEquations(SampleTask):
         self._refuse_too_many(count, len(smaller) * len(self.multipliers))
         chosen = permutation(len(smaller) * len(self.multipliers), self.seed, 2)[:count]
         pair, multiplier = np.divmod(chosen, len(self.multipliers))
-        x1, x2 = values[smaller[pair]], values[larger[pair]]
+        x1 = values[smaller[pair]]
+        x2 = values[larger[pair]]
         return np.stack([self.multipliers[multiplier], -(x1 + x2), x1 * x2], axis=1)
 
     def _rootless(self, count):
@@ -126,9 +132,10 @@ class QuadraticEquations(SampleTask):
 
 
 def stages(multiplier: int, b: int, c: int) -> list[str]:
-    """The six stages of `multiplier` (x^2 + b x + c) = 0, whose real roots are whole numbers.
+    """Writes the six stages of `multiplier` (x^2 + b x + c) = 0.
 
-    Each has at most 30 characters. Without real roots the last three are empty.
+    Real roots have to be whole numbers. Each stage has at most 30 characters. Without real roots
+    the last three are empty.
     """
     square = b * b - 4 * c
     equations = [_polynomial(a, a * b, a * c) + "=0" for a in (multiplier, 1)]
@@ -136,7 +143,8 @@ def stages(multiplier: int, b: int, c: int) -> list[str]:
     if square < 0:
         return [equations[0], equations[1] + ";", discriminant, "", "", ""]
     root = round(square**0.5)
-    smaller, larger = (-b - root) // 2, (-b + root) // 2
+    smaller = (-b - root) // 2
+    larger = (-b + root) // 2
     return [
         equations[0],
         equations[1] + ";",

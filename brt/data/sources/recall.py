@@ -1,4 +1,4 @@
-"""The recall task: facts are stated early in a document and asked for once, much later.
+"""A source of the recall task: facts stated early in a document and asked for once, much later.
 
 A fact is the three tokens DEFINE key value; a question is ASK key, and the token after it, the
 answer, is the value. All other tokens are filler. Values are independent and uniform, every key of
@@ -15,22 +15,20 @@ from collections.abc import Iterator
 
 import gin
 import numpy as np
+from numpy.typing import ArrayLike
 
-from brt.data.sources.files import Document
-from brt.data.vocabularies.base import checked_ids
+from brt.data.sources.base import Document, Source
+from brt.data.vocabularies.base import Vocabulary, checked_ids
 
 DEFINE, ASK = 0, 1
 
 
-class RecallVocabulary:
+class RecallVocabulary(Vocabulary):
     """Ids of the recall task: DEFINE, ASK, then the keys, the values and the fillers.
 
     Args:
         num_keys, num_values, num_fillers: how many there are of each.
     """
-
-    special_ids = {"define": DEFINE, "ask": ASK}
-    unknown_id = None
 
     def __init__(self, num_keys: int, num_values: int, num_fillers: int):
         self.words = [
@@ -42,12 +40,30 @@ class RecallVocabulary:
         self.first_key = 2
         self.first_value = self.first_key + num_keys
         self.first_filler = self.first_value + num_values
-        self.size = len(self.words)
-        self.name = f"recall:{num_keys},{num_values},{num_fillers}"
-        self.fingerprint = hashlib.sha256(json.dumps(self.words).encode()).hexdigest()
+        self._name = f"recall:{num_keys},{num_values},{num_fillers}"
+
+    @property
+    def size(self) -> int:
+        """Number of ids of all kinds."""
+        return len(self.words)
+
+    @property
+    def name(self) -> str:
+        """`recall:` and the numbers of keys, values and fillers."""
+        return self._name
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the words in their order."""
+        return hashlib.sha256(json.dumps(self.words).encode()).hexdigest()
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """The two ids that open facts and questions."""
+        return {"define": DEFINE, "ask": ASK}
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        """Ids of words such as `define k3 v7 . ask k3`, int32; `.` is the first filler.
+        """Returns the ids of words such as `define k3 v7 . ask k3`, int32; `.` is the first filler.
 
         Raises:
             ValueError: a word that is none of the vocabulary's.
@@ -57,14 +73,14 @@ class RecallVocabulary:
         unknown = [word for word in words if word not in ids]
         if unknown:
             raise ValueError(
-                f"document {title!r} has the word {unknown[0]!r}; write only define, ask, `.`, "
+                f"Document {title!r} has the word {unknown[0]!r}: write only define, ask, `.`, "
                 f"k0 to k{self.first_value - self.first_key - 1} and "
-                f"v0 to v{self.first_filler - self.first_value - 1}"
+                f"v0 to v{self.first_filler - self.first_value - 1}."
             )
         return np.array([ids[word] for word in words], np.int32)
 
-    def decode(self, ids) -> str:
-        """Words with spaces between them; every filler is `.`.
+    def decode(self, ids: ArrayLike) -> str:
+        """Returns words with spaces between them; every filler is `.`.
 
         Raises:
             ValueError: an id outside [0, size).
@@ -73,7 +89,7 @@ class RecallVocabulary:
 
 
 @gin.configurable
-class RecallTask:
+class RecallTask(Source):
     """A source of recall documents, with their vocabulary in `vocabulary`.
 
     Loss weights are 1 on answers and 0 elsewhere. The distances of a document are spread over the
@@ -112,26 +128,26 @@ class RecallTask:
         shortest, longest = np.broadcast_to(document_length, 2).tolist()
         if min(num_documents, num_held_out, num_facts, num_values, num_fillers) < 1:
             raise ValueError(
-                "RecallTask needs at least one document, fact, value and filler; bind all of "
-                "num_documents, num_held_out, num_facts, num_values, num_fillers to 1 or more"
+                "RecallTask needs at least one document, fact, value and filler: bind all of "
+                "num_documents, num_held_out, num_facts, num_values, num_fillers to 1 or more."
             )
         if seed < 0:
-            raise ValueError(f"RecallTask.seed = {seed} is negative; bind it to 0 or more")
+            raise ValueError(f"RecallTask.seed = {seed} is negative: bind it to 0 or more.")
         if num_keys < num_facts:
             raise ValueError(
-                f"RecallTask.num_keys = {num_keys} is below num_facts = {num_facts}; each fact of "
-                "a document needs its own key"
+                f"RecallTask.num_keys = {num_keys} is below num_facts = {num_facts}: bind it to as "
+                "many at least, because each fact of a document needs its own key."
             )
         if not 3 <= min_distance <= max_distance:
             raise ValueError(
-                f"RecallTask distances run from {min_distance} to {max_distance}; the shortest "
-                "possible is 3, and max_distance may not be below min_distance"
+                f"RecallTask.min_distance = {min_distance} must be at least 3, and max_distance = "
+                f"{max_distance} not below it."
             )
         needed = max_distance + 3 + 20 * (num_facts - 1)
         if not needed <= shortest <= longest:
             raise ValueError(
                 f"RecallTask.document_length = {document_length} is too short: {num_facts} facts "
-                f"and distances up to {max_distance} need at least {needed} tokens"
+                f"and distances up to {max_distance} need at least {needed} tokens."
             )
         self.num_documents = num_documents
         self.num_held_out = num_held_out
@@ -154,7 +170,7 @@ class RecallTask:
             yield Document(f"{split}-{number}", tokens=tokens, weights=weights)
 
     def description(self, split: str) -> dict:
-        """The settings that decide the documents of a split."""
+        """Returns the settings that decide the documents of a split."""
         return {
             "source": "RecallTask",
             "split": split,
@@ -170,7 +186,7 @@ class RecallTask:
         }
 
     def count(self, split: str) -> int:
-        """Number of documents of a split."""
+        """Returns the number of documents of a split."""
         return self.num_documents if split == "train" else self.num_held_out
 
     def _document(self, split, number):
@@ -186,11 +202,12 @@ class RecallTask:
         free = np.ones(length, bool)
         answers = []
         for key, value, distance in zip(keys, values, self._distances(random)):
-            place = self._place(random, free, distance)
-            tokens[place - 2 : place + 1] = DEFINE, key, value
-            answer = place + distance
+            defined = self._free_position(random, free, distance)
+            answer = defined + distance
+            tokens[defined - 2 : defined + 1] = DEFINE, key, value
             tokens[answer - 2 : answer + 1] = ASK, key, value
-            free[place - 2 : place + 1] = free[answer - 2 : answer + 1] = False
+            free[defined - 2 : defined + 1] = False
+            free[answer - 2 : answer + 1] = False
             answers.append(answer)
         return tokens, np.sort(answers)
 
@@ -201,17 +218,17 @@ class RecallTask:
         distances = np.floor(self.min_distance * ratio**shares).astype(int)
         return np.minimum(distances, self.max_distance)
 
-    def _place(self, random, free, distance):
+    def _free_position(self, random, free, distance):
         """A position for a value such that its definition and its question fall on filler."""
         ends = free[2:] & free[1:-1] & free[:-2]  # the two positions before are free as well
         # Definitions stay within the part from which even the longest distance fits.
         last = len(free) - self.max_distance - 2
-        # A triple spoils at most 5 places, as do its counterpart and, shifted by the distance,
+        # A triple spoils at most 5 positions, as do its counterpart and, shifted by the distance,
         # both of them: 20 a fact. The document is long enough to leave one.
         return 2 + int(random.choice(np.flatnonzero(ends[:last] & ends[distance:][:last])))
 
 
-def answer_distances(tokens) -> tuple[np.ndarray, np.ndarray]:
+def answer_distances(tokens: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Finds the answers of a recall document in its tokens alone.
 
     Args:
@@ -232,8 +249,8 @@ def answer_distances(tokens) -> tuple[np.ndarray, np.ndarray]:
         key = int(tokens[position - 1])
         if defined.get(key, position) >= position:
             raise ValueError(
-                f"token {position - 1} asks for key {key}, which is not defined before it; give "
-                "one whole document of RecallTask"
+                f"Token {position - 1} asks for key {key}, which is not defined before it: give "
+                "one whole document of RecallTask."
             )
         distances.append(position - defined[key])
     return positions, np.array(distances, np.int64)

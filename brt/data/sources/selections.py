@@ -7,41 +7,44 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import gin
 from absl import logging
 
-from brt.data.sources.files import Document, Source
+from brt.data.sources.base import Document, Source, check_source
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
 
 
-class _Selection:
-    """A source that gives what another gives, changed."""
+class _Selection(Source):
+    """A source that gives what another gives, changed; all else is the inner source's."""
 
     def __init__(self, source: Source):
+        check_source(source, f"{type(self).__name__}.source")
         self.source = source
+        self.vocabulary = source.vocabulary
+        self.listed = source.listed
+        self.checks_content = source.checks_content
 
-    @property
-    def vocabulary(self) -> Vocabulary | None:
-        """The vocabulary the inner source brings along."""
-        return getattr(self.source, "vocabulary", None)
+    def parts(self, split: str) -> list:
+        """Lists the inner source's parts."""
+        return self.source.parts(split)
 
-    @property
-    def parts(self):
-        """As the inner source's; an AttributeError where that cannot list its documents."""
-        return self.source.parts
-
-    def read(self, part) -> Document:
-        """The document a part stands for."""
+    def read(self, part: Any) -> Document:
+        """Reads the inner source's document of a part."""
         return self.source.read(part)
 
-    def files(self, part) -> list[str]:
-        """The files it is read from."""
+    def files(self, part: Any) -> list[str]:
+        """Returns the files that the document of a part is read from."""
         return self.source.files(part)
 
+    def part_bytes(self, part: Any) -> int | None:
+        """Returns the bytes of a part, as the inner source's."""
+        return self.source.part_bytes(part)
+
     def count(self, split: str) -> int | None:
-        """As the inner source's."""
+        """Returns the inner source's number of documents."""
         return self.source.count(split)
 
 
@@ -71,18 +74,16 @@ class FirstDocuments(_Selection):
         self.count(split)
         yield from islice(self.source.documents(split), self.first.get(split))
 
-    @property
-    def parts(self):
-        """As the inner source's, cut short."""
-        inner = self.source.parts
-        return lambda split: inner(split)[: self._checked(split, self.source.count(split))]
+    def parts(self, split: str) -> list:
+        """Lists the first of the inner source's parts."""
+        return self.source.parts(split)[: self.count(split)]
 
     def count(self, split: str) -> int | None:
-        """Number of documents, None where the inner source does not know its own."""
+        """Returns the number of documents, None where the inner source does not know its own."""
         return self._checked(split, self.source.count(split))
 
     def description(self, split: str) -> dict:
-        """The inner source's, and the number of documents."""
+        """Returns the inner source's, and the number of documents."""
         return {**self.source.description(split), "first_documents": self.first.get(split)}
 
     def _checked(self, split, there):
@@ -92,7 +93,7 @@ class FirstDocuments(_Selection):
         if there < first:
             raise ValueError(
                 f"FirstDocuments.first asks for {first:,} documents of {split!r} and there are "
-                f"{there:,}; lower it, or add the documents that are missing"
+                f"{there:,}: lower it, or add the documents that are missing."
             )
         return first
 
@@ -122,49 +123,47 @@ class FirstTokens(_Selection):
         first: dict = gin.REQUIRED,
     ):
         super().__init__(source)
-        self._vocabulary = as_vocabulary(vocabulary)
+        self._cutter = as_vocabulary(vocabulary)
+        self.vocabulary = self._cutter
         self.first = _positive("FirstTokens.first", first)
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """What tokens are."""
-        return self._vocabulary
 
     def documents(self, split: str) -> Iterator[Document]:
         """Yields the beginning of each `Document`."""
         for document in self.source.documents(split):
             yield self._cut(document, self.first.get(split))
 
-    @property
-    def parts(self):
-        """(part of the inner source, number of tokens or None) for each document."""
-        inner = self.source.parts
-        return lambda split: [(part, self.first.get(split)) for part in inner(split)]
+    def parts(self, split: str) -> list[tuple[Any, int | None]]:
+        """Lists (part of the inner source, number of tokens or None) for each document."""
+        return [(part, self.first.get(split)) for part in self.source.parts(split)]
 
-    def read(self, part: tuple) -> Document:
-        """The beginning of the document a part stands for."""
+    def read(self, part: tuple[Any, int | None]) -> Document:
+        """Reads the beginning of the document of a part."""
         inner, first = part
         return self._cut(self.source.read(inner), first)
 
-    def files(self, part: tuple) -> list[str]:
-        """The files it is read from."""
+    def files(self, part: tuple[Any, int | None]) -> list[str]:
+        """Returns the files that the document of a part is read from."""
         return self.source.files(part[0])
 
+    def part_bytes(self, part: tuple[Any, int | None]) -> int | None:
+        """Returns the bytes of the inner part, all of which are read."""
+        return self.source.part_bytes(part[0])
+
     def description(self, split: str) -> dict:
-        """The inner source's, and the number of tokens."""
+        """Returns the inner source's, and the number of tokens."""
         return {**self.source.description(split), "first_tokens": self.first.get(split)}
 
-    def _cut(self, document, first):
+    def _cut(self, document: Document, first: int | None) -> Document:
         if first is None:
             return document
-        encode = self._vocabulary.encode
+        encode = self._cutter.encode
+        data = document.data[:]
         tokens = document.tokens
         if tokens is None:
-            tokens = encode(document.data, document.title)
+            tokens = encode(data, document.title)
         if len(tokens) <= first:
             return document._replace(tokens=tokens)
         weights = None if document.weights is None else document.weights[:first]
-        data = document.data
         end = bisect_left(
             range(len(data)),
             first,
@@ -193,12 +192,12 @@ class GutenbergText(_Selection):
         """Yields the text of each `Document` between its marks."""
         yield from map(_between_marks, self.source.documents(split))
 
-    def read(self, part) -> Document:
-        """The text between the marks of the book a part stands for."""
+    def read(self, part: Any) -> Document:
+        """Reads the text between the marks of the book of a part."""
         return _between_marks(self.source.read(part))
 
     def description(self, split: str) -> dict:
-        """The inner source's, and that its books are cut."""
+        """Returns the inner source's, and that its books are cut."""
         return {**self.source.description(split), "gutenberg_marks": "cut"}
 
 
@@ -224,7 +223,7 @@ def _between_marks(document):
     ends = [match.start() for match in _END.finditer(data, first)]
     for found, name in ((start, "start"), (ends, "end")):
         if not found:
-            logging.warning("%s has no mark of its %s; nothing is cut there", document.title, name)
+            logging.warning("%s has no mark of its %s: nothing is cut there.", document.title, name)
     # A collection may hold the ends of its volumes, so the last one counts.
     last = min(end for end in ends if end > ends[-1] - _FOOTER) if ends else len(data)
     return document._replace(data=data[first:last])
@@ -240,5 +239,5 @@ def _border(data, position):
 def _positive(name, first):
     for split, number in first.items():
         if number < 1:
-            raise ValueError(f"{name} of {split!r} is {number} and must be at least 1")
+            raise ValueError(f"{name} of {split!r} is {number}: bind it to 1 or more.")
     return dict(first)

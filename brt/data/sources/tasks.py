@@ -13,7 +13,7 @@ T5_MODEL = "vocabularies/t5.spiece.model"
 PG19 = "pg19:0.1.1"
 
 
-def register():
+def register() -> None:
     """Adds both tasks to seqio's registry, unless it has them.
 
     Raises:
@@ -30,7 +30,7 @@ def register():
             _register_bytes(name)
 
 
-def register_tokens(name: str, model_file: str, tfds_name: str = PG19):
+def register_tokens(name: str, model_file: str, tfds_name: str = PG19) -> None:
     """Adds a task that gives PG19's books as ids of a SentencePiece model.
 
     Args:

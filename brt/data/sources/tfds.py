@@ -1,27 +1,27 @@
-"""Documents of any TensorFlow Datasets data set that has a text feature, PG19 for one.
+"""A source of any TensorFlow Datasets data set that has a text feature, PG19 for one.
 
 Only `prepare` comes here, so TensorFlow is imported inside the functions that need it.
 """
 
-import os
 from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
 import gin
 
 from brt.data.extras import extra_library
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
+from brt.data.sources.examples import ExampleSource
 
 
 @gin.configurable
-class TfdsText:
+class TfdsText(ExampleSource):
     """One document an example. Downloads the data set when it is not on disk yet.
 
     Args:
         name: the data set, with its config and version if need be.
         text_feature: feature that holds a document's text.
-        title_feature: feature that names it; without one, titles are `<split>-<number>`.
-        data_dir: where data sets are kept, None for the library's own folder. `~` and environment
-            variables are expanded.
+        title_feature, data_dir: as of `ExampleSource`.
         splits: from a split's name here to its name (or slice) there, where they differ, such as
             `{'validation': 'train[:1%]', 'train': 'train[1%:]'}`.
 
@@ -41,82 +41,68 @@ class TfdsText:
         data_dir: str | None = None,
         splits: dict | None = None,
     ):
+        super().__init__(title_feature, data_dir, splits)
         self.name = name
         self.text_feature = text_feature
-        self.title_feature = title_feature
-        self.data_dir = data_dir
-        self.splits = dict(splits or {})
+
+    @property
+    def data_set(self) -> str:
+        """The data set, for messages."""
+        return f"TensorFlow Datasets' {self.name!r}"
 
     def documents(self, split: str) -> Iterator[Document]:
         """Yields a `Document` an example, in the data set's own order."""
         tfds = _library()
         builder = self._builder()
         builder.download_and_prepare()
+        self._examples_of(builder, split)  # refuses a split that is not there
         # Reading one shard at a time gives the order in which the examples were written.
-        self._examples_of(builder, split)
         examples = builder.as_dataset(
-            split=self.splits.get(split, split),
+            split=self._split_there(split),
             shuffle_files=False,
             read_config=tfds.ReadConfig(interleave_cycle_length=1),
         )
         for number, example in enumerate(tfds.as_numpy(examples)):
-            title = f"{split}-{number}"
-            if self.title_feature:
-                title = self._feature(example, "title_feature").decode("utf-8", "replace")
-            yield Document(title, self._feature(example, "text_feature"))
+            title = self._title(example, split, number)
+            text = self._feature(example, "text_feature")
+            if not isinstance(text, bytes):
+                raise self._no_text("text_feature", example)
+            yield Document(title, text)
 
     def description(self, split: str) -> dict:
-        """The settings that decide the documents; where they are kept does not."""
+        """Returns the settings that decide the documents; where they are kept does not."""
         return {
             "source": "TfdsText",
             "name": self.name,
-            "split": self.splits.get(split, split),
+            "split": self._split_there(split),
             "text_feature": self.text_feature,
             "title_feature": self.title_feature,
         }
 
     def count(self, split: str) -> int | None:
-        """Number of examples, None when the data set does not tell before it is downloaded."""
+        """Returns the number of examples, None where it is not known before the download."""
         builder = self._builder()
         return self._examples_of(builder, split) if builder.info.splits else None
 
-    def _builder(self):
-        folder = self.data_dir and os.path.expanduser(os.path.expandvars(self.data_dir))
+    def _builder(self) -> Any:
+        folder = self._folder()
         library = _library()
         try:
             return library.builder(self.name, data_dir=folder)
         except library.core.DatasetNotFoundError:
             raise ValueError(
                 f"TensorFlow Datasets has no data set {self.name!r}, and there is none in "
-                f"{folder or 'its own folder'}; bind TfdsText.name to one it has, or "
-                "TfdsText.data_dir to the folder where yours is"
+                f"{folder or 'its own folder'}: bind TfdsText.name to one it has, or "
+                "TfdsText.data_dir to the folder where yours is."
             ) from None
 
-    def _examples_of(self, builder, split):
+    def _examples_of(self, builder: Any, split: str) -> int:
         """Number of examples of a split, which has to be there."""
-        there = self.splits.get(split, split)
         try:
-            return builder.info.splits[there].num_examples
+            return builder.info.splits[self._split_there(split)].num_examples
         except (KeyError, ValueError):
-            raise ValueError(
-                f"data set {self.name!r} has no split {there!r}; bind TfdsText.splits to say which "
-                f"of {', '.join(sorted(builder.info.splits))} it is, as in {{{split!r}: 'train'}}"
-            ) from None
-
-    def _feature(self, example, setting):
-        feature = getattr(self, setting)
-        if feature not in example:
-            raise ValueError(
-                f"data set {self.name!r} has no feature {feature!r}; bind TfdsText.{setting} to "
-                f"one of {', '.join(sorted(example))}"
-            )
-        if not isinstance(example[feature], bytes):
-            raise ValueError(
-                f"feature {feature!r} of data set {self.name!r} is no text; bind "
-                f"TfdsText.{setting} to one that is, of {', '.join(sorted(example))}"
-            )
-        return example[feature]
+            raise self._no_split(split, builder.info.splits) from None
 
 
-def _library():
+def _library() -> ModuleType:
     return extra_library("tensorflow_datasets", "TfdsText", "data")

@@ -1,4 +1,4 @@
-"""What `brt.prepare --inspect` says of a token store: its counts, its documents, its soundness."""
+"""Describes and verifies a token store: `brt.prepare --inspect`."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ SHOWN = 64
 
 
 def describe(store: TokenStore) -> str:
-    """The manifest and the first documents, as aligned lines."""
+    """Returns the manifest and the first documents, as aligned lines."""
     manifest = store.manifest
     vocabulary = manifest["vocabulary"]
     rows = [("store", store.folder), ("format", manifest["format"])]
@@ -49,9 +49,10 @@ def describe(store: TokenStore) -> str:
 
 
 def document_ends(store: TokenStore, which: str, vocabulary: Vocabulary | None) -> str:
-    """The first and last tokens of a document, as ids and as text.
+    """Returns the first and last tokens of a document, as ids and as text, in lines.
 
     Args:
+        store: that holds it.
         which: its title, or its number from 0.
         vocabulary: what renders them; None shows ids only.
 
@@ -137,11 +138,11 @@ def _find(store, which):
             numbered = number, entry
     if numbered is None:
         raise ValueError(
-            f"{store.folder} has no document {which!r}; give a title of documents.jsonl, or a "
-            f"number from 0 to {store.num_documents - 1}"
+            f"{store.folder} has no document {which!r}: give a title of documents.jsonl, or a "
+            f"number from 0 to {store.num_documents - 1}."
         )
     return numbered
 
 
 def _damaged(path, what):
-    return ValueError(f"{path} is damaged: {what}; {HOW_TO_REPEAT}")
+    return ValueError(f"{path} is damaged, as {what}: {HOW_TO_REPEAT}.")

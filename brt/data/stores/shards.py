@@ -1,4 +1,4 @@
-"""Shards: who writes which documents of a store, and what is not written again after a kill.
+"""Writes the shards of a store in several processes, and none of them again after a kill.
 
 A shard is a run of consecutive documents, `SHARD_BYTES` of them or a little more. Where a run ends
 follows from the documents alone, so the store has the same bytes for any number of workers. A shard
@@ -19,15 +19,15 @@ import sys
 import threading
 import types
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, islice, zip_longest
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from brt.data.sources.files import Document, Source
+from brt.data.sources.base import Document, Source
 from brt.data.stores.own_folders import remove
 from brt.data.stores.writer import (
     FORMAT,
@@ -52,17 +52,17 @@ class Run(NamedTuple):
     """The documents of one shard.
 
     first: number of the first one in the store, from 0.
-    documents: `Document`s, or handles which the source can read.
+    documents: `Document`s, or parts which the source can read.
     size: bytes of the documents, about.
     key: identifies what the shard is made from.
     """
 
     first: int
-    documents: list
+    documents: list[Any]
     size: int
     key: str
 
-    def __str__(self):
+    def __str__(self) -> str:
         last = self.first + len(self.documents) - 1
         names = [
             part if isinstance(part, str) else getattr(part, "title", part)
@@ -71,8 +71,29 @@ class Run(NamedTuple):
         return f"documents {self.first} ({names[0]}) to {last} ({names[1]})"
 
 
+class Documents(Protocol):
+    """The documents of a new store.
+
+    source: the source that reads the parts of `runs`; None where these hold documents.
+    total: number of documents, None where it is not known.
+    """
+
+    source: Source | None
+    total: int | None
+
+    def runs(self, made_with: dict) -> Iterator[Run]:
+        """Yields the runs in order; `made_with` is JSON that becomes part of every key."""
+
+    def check_unchanged(self) -> None:
+        """Refuses documents that are not what they were when `runs` began.
+
+        Raises:
+            ValueError: naming the first file that has changed, gone or come.
+        """
+
+
 class ListedDocuments:
-    """The documents of a source that has `parts`: workers read them.
+    """The documents of a source that lists them: workers read them.
 
     Raises:
         OSError, ValueError: the source cannot be listed.
@@ -82,21 +103,26 @@ class ListedDocuments:
         self.source = source
         self.split = split
         self.parts = source.parts(split)
-        self.total = len(self.parts)
-        self._stamps = {}  # size and time of every file when it was listed
+        self.total: int | None = len(self.parts)
+        self._stamps: dict[str, tuple[int, int]] = {}  # of every file when it was listed
 
     def runs(self, made_with: dict) -> Iterator[Run]:
-        """The runs in order; `made_with` is JSON that becomes part of every key."""
-        first, parts, stamps, size = 0, [], {}, 0
+        """Yields the runs in order; `made_with` is JSON that becomes part of every key."""
+        first = size = 0
+        parts: list[Any] = []
+        stamps: dict[str, tuple[int, int]] = {}
         for number, part in enumerate(self.parts, 1):
             parts.append(part)
-            size += self._look_at(part, stamps)
-            if size >= SHARD_BYTES or len(parts) == SHARD_DOCUMENTS or number == self.total:
+            size += self._note_files(part, stamps)
+            if size >= SHARD_BYTES or len(parts) == SHARD_DOCUMENTS or number == len(self.parts):
                 content = [made_with, [repr(part) for part in parts], stamps]
                 yield Run(first, parts, size, _hexadecimal(content))
-                first, parts, stamps, size = number, [], {}, 0
+                first = number
+                size = 0
+                parts = []
+                stamps = {}
 
-    def check_unchanged(self):
+    def check_unchanged(self) -> None:
         """Refuses the source if it is not what it was when it was listed.
 
         Raises:
@@ -110,7 +136,7 @@ class ListedDocuments:
             if old != new:
                 raise _changed(f"{new or old} came or went")
 
-    def _look_at(self, part, stamps):
+    def _note_files(self, part: Any, stamps: dict[str, tuple[int, int]]) -> int:
         """Notes the files of a part; returns the bytes it adds to its shard."""
         added = 0
         for file in self.source.files(part):
@@ -118,23 +144,23 @@ class ListedDocuments:
                 self._stamps[file] = _stamp(file)
                 added += self._stamps[file][0]
             stamps[file] = self._stamps[file]
-        return part.stop - part.start if hasattr(part, "stop") else added
+        size = self.source.part_bytes(part)
+        return added if size is None else size
 
 
 class StreamedDocuments:
     """Documents that come one after another: they are read here, and workers encode them."""
 
-    source = None
-
     def __init__(self, documents: Iterable[Document], total: int | None = None):
+        self.source: Source | None = None
         self.documents = documents
         self.total = total
 
     def runs(self, made_with: dict) -> Iterator[Run]:
-        """The runs in order; `made_with` is JSON that becomes part of every key."""
+        """Yields the runs in order; `made_with` is JSON that becomes part of every key."""
         first = size = 0
-        documents = []
-        digests = [made_with]
+        documents: list[Document] = []
+        digests: list[Any] = [made_with]
         for document in self.documents:
             documents.append(document)
             digests += [document.title, document_digest(document).hex()]
@@ -144,21 +170,23 @@ class StreamedDocuments:
             if size >= SHARD_BYTES or len(documents) == SHARD_DOCUMENTS:
                 yield Run(first, documents, size, _hexadecimal(digests))
                 first += len(documents)
-                documents, size, digests = [], 0, [made_with]
+                documents = []
+                digests = [made_with]
+                size = 0
         if documents:
             yield Run(first, documents, size, _hexadecimal(digests))
 
-    def check_unchanged(self):
-        """Nothing can be said of a stream."""
+    def check_unchanged(self) -> None:
+        """Refuses nothing: a stream cannot be read again to compare."""
 
 
 class ShardMaker:
     """Makes the shards of one store.
 
     Args:
-        folder: where they stand, an existing folder.
+        folder: where they are written, an existing folder.
         vocabulary: the vocabulary of the ids.
-        source: the source whose handles runs hold; None when they hold documents.
+        source: the source whose parts runs hold; None when they hold documents.
     """
 
     def __init__(self, folder: Path, vocabulary: Vocabulary, source: Source | None):
@@ -167,11 +195,11 @@ class ShardMaker:
         self.source = source
 
     def path(self, run: Run) -> Path:
-        """Folder of a run's shard, whether it is there or not."""
+        """Returns the folder of a run's shard, whether it is there or not."""
         return self.folder / f"shard-{run.key}"
 
     def finished(self, run: Run) -> dict | None:
-        """What shard.json of a complete shard says; None if the shard has to be made."""
+        """Returns what shard.json of a complete shard says; None if it has to be made."""
         path = self.path(run)
         try:
             summary = json.loads((path / "shard.json").read_bytes())
@@ -204,7 +232,7 @@ class ShardMaker:
             raise
         return summary
 
-    def _add(self, writer, document):
+    def _add(self, writer: ShardWriter, document: Any) -> None:
         if self.source is None:
             writer.add(document)
             return
@@ -213,11 +241,11 @@ class ShardMaker:
             writer.add(self.source.read(document))
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"{files} was there when the source was listed, and is gone; put it back, or run "
-                "the same command again to do without it"
+                f"{files} was there when the source was listed, and is gone: put it back, or run "
+                "the same command again to do without it."
             ) from None
         except ValueError as error:
-            raise ValueError(f"{error} (read from {files})") from error
+            raise ValueError(f"{error} It was read from {files}.") from error
 
 
 def make_shards(maker: ShardMaker, runs: Iterable[Run], workers: int) -> Iterator[dict]:
@@ -237,9 +265,11 @@ def make_shards(maker: ShardMaker, runs: Iterable[Run], workers: int) -> Iterato
         for run in runs:
             yield maker.make(run)
         return
-    crew, idle, busy = [], [], {}
+    crew: list[_Worker] = []
+    idle: list[_Worker] = []
+    busy: dict[Any, _Worker] = {}  # by their connections
 
-    def finished():
+    def finished() -> Iterator[dict]:
         for ready in connection.wait(list(busy)):
             worker = busy.pop(ready)
             summary = worker.answer()
@@ -269,22 +299,24 @@ def make_shards(maker: ShardMaker, runs: Iterable[Run], workers: int) -> Iterato
 class _Worker:
     """A process that makes one shard at a time."""
 
-    def __init__(self, setup):
-        self.run = None
+    def __init__(self, setup: bytes):
+        self.run: Run | None = None
         self.connection, theirs = connection.Pipe()
         self.process = get_context("spawn").Process(target=_work, args=(theirs, setup), daemon=True)
-        with _no_main_module():
+        with _main_module_hidden():
             self.process.start()
         theirs.close()
 
-    def give(self, run):
+    def give(self, run: Run) -> None:
+        """Sends a run, whose shard is then made."""
         self.run = run
         try:
             self.connection.send(run)
         except OSError:
             raise self._lost() from None
 
-    def answer(self):
+    def answer(self) -> dict:
+        """Returns what the shard.json of the run says, or raises what making it raised."""
         try:
             answer = self.connection.recv()
         except (EOFError, OSError):
@@ -293,24 +325,24 @@ class _Worker:
             raise answer
         return answer
 
-    def end(self):
+    def end(self) -> None:
         """Ends the process; whatever it was making is made anew another time."""
         self.connection.close()
         self.process.terminate()
         self.process.join()
 
-    def _lost(self):
+    def _lost(self) -> ChildProcessError:
         self.process.join(10)
         code = self.process.exitcode
         how = f"killed by signal {-code}" if code and code < 0 else f"ended with status {code}"
         return ChildProcessError(
-            f"the worker that prepared {self.run} was {how}, perhaps for want of memory; what is "
-            "finished is kept: run the same command again, with a smaller --workers if need be"
+            f"The worker that prepared {self.run} was {how}, perhaps for want of memory: run the "
+            "same command again, with a smaller --workers if need be. What is finished is kept."
         )
 
 
-def _work(requests, setup):
-    """What a worker does."""
+def _work(requests: Any, setup: bytes) -> None:
+    """Makes the shards of all runs that come through a connection: the main loop of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the process that ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
     maker = pickle.loads(setup)
@@ -326,14 +358,16 @@ def _work(requests, setup):
         requests.send(answer)
 
 
-def _end_with_parent():
-    """So that a killed preparation leaves nobody who writes on."""
-    connection.wait([parent_process().sentinel])
+def _end_with_parent() -> None:
+    """Ends this process with its parent, so that a killed preparation leaves no writer behind."""
+    parent = parent_process()
+    assert parent is not None  # workers have one
+    connection.wait([parent.sentinel])
     os._exit(1)
 
 
-def _portable(error):
-    """An error that survives being sent."""
+def _portable(error: Exception) -> Exception:
+    """Returns an error that survives being sent."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -341,32 +375,35 @@ def _portable(error):
     return error
 
 
-def _pickled(maker):
-    """The maker as bytes; None when it cannot leave this process.
+def _pickled(maker: ShardMaker) -> bytes | None:
+    """Returns the maker as bytes; None when it cannot leave this process.
 
     What is defined in the main module cannot: workers do not import that.
     """
     try:
-        with _no_main_module():
+        with _main_module_hidden():
             return pickle.dumps(maker)
     except (pickle.PicklingError, AttributeError, TypeError):
         return None
 
 
-class _no_main_module:
-    """Hides the main module: `spawn` would have every worker import it, JAX and all, and a script
-    without `if __name__ == "__main__"` would run once more in each."""
+@contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Replaces the main module by an empty one for a while.
 
-    def __enter__(self):
-        self.main = sys.modules["__main__"]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-
-    def __exit__(self, *exception):
-        sys.modules["__main__"] = self.main
+    `spawn` would have every worker import the main module, JAX and all, and a script without
+    `if __name__ == "__main__"` would run once more in each.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def key_of(vocabulary: Vocabulary, source_description: dict) -> dict:
-    """What the shards of a store have in common, as JSON."""
+    """Returns what the shards of a store have in common, as JSON."""
     return {
         "format": FORMAT,
         "vocabulary": vocabulary_entry(vocabulary),
@@ -374,17 +411,17 @@ def key_of(vocabulary: Vocabulary, source_description: dict) -> dict:
     }
 
 
-def _has_tokens(run):
+def _has_tokens(run: Run) -> bool:
     return any(document.tokens is not None for document in run.documents)
 
 
-def _hexadecimal(content):
-    """A hash of JSON, short enough for a folder's name."""
+def _hexadecimal(content: Any) -> str:
+    """Hashes JSON, short enough for a folder's name."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _stamp(file):
-    """Size and time of a file, in nanoseconds; of one that is gone, what no file has."""
+def _stamp(file: str) -> tuple[int, int]:
+    """Returns size and time (ns) of a file; of one that is gone, what no file has."""
     try:
         status = os.stat(file)
     except FileNotFoundError:
@@ -392,8 +429,8 @@ def _stamp(file):
     return status.st_size, status.st_mtime_ns
 
 
-def _changed(what):
+def _changed(what: str) -> ValueError:
     return ValueError(
-        f"{what} while its corpus was being prepared, so no store was made; run the same command "
-        "again when the source is at rest: only what changed is read again"
+        f"{what} while its corpus was being prepared, so no store was made: run the same command "
+        "again when the source is at rest. Only what changed is read again."
     )

@@ -16,16 +16,17 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 from absl import logging
 
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.stores.own_folders import claim, remove
 from brt.data.stores.shards import (
     ListedDocuments,
+    Run,
     ShardMaker,
     StreamedDocuments,
     key_of,
@@ -46,7 +47,7 @@ HOW_TO_REPEAT = "delete the folder and prepare it again"
 
 
 def write_store(
-    folder,
+    folder: str | os.PathLike,
     documents: ListedDocuments | StreamedDocuments | Iterable[Document],
     vocabulary: Vocabulary,
     source_description: dict,
@@ -79,7 +80,7 @@ def write_store(
     """
     folder = Path(folder)
     if folder.exists():
-        raise FileExistsError(f"{folder} exists; delete it, or give the new store another name")
+        raise FileExistsError(f"{folder} exists: delete it, or give the new store another name.")
     partial = partial_folder(folder)
     # Earlier versions marked nothing; their finished shards show whose the folder is.
     claim(partial, is_own=any(partial.glob("shard-*/shard.json")))
@@ -94,23 +95,24 @@ def write_store(
         documents.check_unchanged()
         if not shards:
             raise ValueError(
-                f"the source has no documents for {folder.name}: {source_description}; correct its "
-                "settings"
+                f"The source has no documents for {folder.name}: correct its settings, which are "
+                f"{source_description}."
             )
         store = partial / "store"
         store.mkdir()
         manifest = join_shards(store, shards, vocabulary, source_description)
         os.replace(store, folder)
     except BaseException as error:
-        shards = _remove_unfinished(partial)
-        kept = f"; {shards} finished shards stay in {partial} for the next try" if shards else ""
-        if not shards:
+        finished = _remove_unfinished(partial)
+        kept = f" {finished} finished shards stay in {partial} for the next try."
+        if not finished:
+            kept = ""
             _remove_partial(partial)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OSError(
                 error.errno,
-                f"the disk was full before store {folder} was whole; free some space, or bind "
-                f"Corpus.store to a folder on another disk{kept}",
+                f"The disk was full before store {folder} was whole: free some space, or bind "
+                f"Corpus.store to a folder on another disk.{kept}",
             ) from error
         raise
     finally:
@@ -121,15 +123,18 @@ def write_store(
 
 
 def partial_folder(folder: Path) -> Path:
-    """Where a store grows."""
+    """Returns the folder in which a store grows."""
     return folder.with_name(folder.name + ".partial")
 
 
-def _make_missing(maker, runs, workers, progress):
-    """Has the shards made that are not there yet; returns the folders of all, in order."""
-    shards, done, size = [], 0, 0
+def _make_missing(
+    maker: ShardMaker, runs: Iterable[Run], workers: int, progress: Progress
+) -> list[Path]:
+    """Makes the shards that are not there yet; returns the folders of all, in order."""
+    shards: list[Path] = []
+    done = size = 0
 
-    def missing():
+    def missing() -> Iterator[Run]:
         nonlocal done
         for run in runs:
             shards.append(maker.path(run))
@@ -148,7 +153,7 @@ def _make_missing(maker, runs, workers, progress):
     return shards
 
 
-def _remove_unfinished(partial):
+def _remove_unfinished(partial: Path) -> int:
     """Removes what brt has begun and not finished; returns the number of finished shards."""
     for path in partial.glob("*.growing"):
         remove(path, SHARD_FILES)
@@ -157,7 +162,7 @@ def _remove_unfinished(partial):
     return len(list(partial.glob("shard-*")))
 
 
-def _remove_partial(partial):
+def _remove_partial(partial: Path) -> None:
     """Removes the folder a store grew in; where others left something in it, that stays."""
     try:
         for shard in partial.glob("shard-*"):
@@ -181,36 +186,46 @@ class TokenStore:
         ValueError: the manifest cannot be used, or a file's size differs from what it says.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder: str | os.PathLike):
         self.folder = Path(folder)
         self.manifest = _read_manifest(self.folder)
         dtype = DTYPES[self.manifest["dtype"]]
         self._offsets = _read_offsets(self.folder, self.manifest)
         self._tokens = _mapped(self.folder / "tokens.bin", dtype, self.manifest["tokens"])
         self.has_weights = self.manifest["weighted"]
-        self._weights = None
+        self._weights: np.ndarray | None = None
         if self.has_weights:
             self._weights = _mapped(self.folder / "weights.bin", WEIGHT, self.manifest["tokens"])
         self.lengths_D = np.diff(self._offsets)
 
     @property
     def num_documents(self) -> int:
+        """Number of documents."""
         return len(self.lengths_D)
 
     @property
     def num_tokens(self) -> int:
+        """Number of tokens of all documents."""
         return len(self._tokens)
 
     def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Ids start to stop of a document, fewer where it ends: uint16 or uint32, read-only."""
+        """Returns ids start to stop of a document, fewer where it ends; uint16 or uint32.
+
+        Raises:
+            IndexError: there is no such document.
+        """
         return self._tokens[self._range(document, start, stop)]
 
     def weights(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Loss weights of the same tokens, float32; ones where the store holds none."""
-        where = self._range(document, start, stop)
+        """Returns the loss weights of the same tokens, float32; ones where the store holds none.
+
+        Raises:
+            IndexError: there is no such document.
+        """
+        tokens = self._range(document, start, stop)
         if self._weights is None:
-            return np.ones(where.stop - where.start, np.float32)
-        return self._weights[where]
+            return np.ones(tokens.stop - tokens.start, np.float32)
+        return self._weights[tokens]
 
     @property
     def all_tokens(self) -> np.ndarray:
@@ -223,19 +238,23 @@ class TokenStore:
         return self._weights
 
     def titles(self) -> list[str]:
-        """Titles of all documents, in order."""
+        """Returns the titles of all documents, in order."""
         with open(self.folder / "documents.jsonl", encoding="utf-8") as file:
             return [json.loads(line)["title"] for line in file]
 
-    def _range(self, document, start, stop):
+    def _range(self, document: int, start: int, stop: int | None) -> slice:
         if not 0 <= document < len(self.lengths_D):
-            raise IndexError(f"{self.folder} has no document {document}, only {self.num_documents}")
-        first, end = int(self._offsets[document]), int(self._offsets[document + 1])
+            raise IndexError(
+                f"{self.folder} has no document {document}: ask for one of its "
+                f"{self.num_documents}."
+            )
+        first = int(self._offsets[document])
+        end = int(self._offsets[document + 1])
         start = min(first + max(start, 0), end)
         return slice(start, end if stop is None else max(start, min(first + stop, end)))
 
 
-def _sync(folder):
+def _sync(folder: Path) -> None:
     """Makes a rename inside `folder` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -244,36 +263,36 @@ def _sync(folder):
         os.close(descriptor)
 
 
-def _read_manifest(folder):
+def _read_manifest(folder: Path) -> dict:
     if not folder.is_dir():
-        raise FileNotFoundError(f"no token store at {folder}; prepare it, or correct the path")
+        raise FileNotFoundError(f"No token store is at {folder}: prepare it, or correct the path.")
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"{folder} has no manifest.json: its preparation or a copy of it was interrupted; "
-            f"{HOW_TO_REPEAT}"
+            f"{folder} has no manifest.json, as when its preparation or a copy of it was "
+            f"interrupted: {HOW_TO_REPEAT}."
         ) from None
     except ValueError as error:
-        raise ValueError(f"{path} is not a manifest ({error}); {HOW_TO_REPEAT}") from None
+        raise ValueError(f"{path} is not a manifest ({error}): {HOW_TO_REPEAT}.") from None
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if version != FORMAT:
         raise ValueError(
-            f"{path} has store format {version}, this version of brt reads {FORMAT}; "
-            f"{HOW_TO_REPEAT}"
+            f"{path} has store format {version}, and this version of brt reads {FORMAT}: "
+            f"{HOW_TO_REPEAT}."
         )
     return manifest
 
 
-def _read_offsets(folder, manifest):
+def _read_offsets(folder: Path, manifest: dict) -> np.ndarray:
     path = folder / "offsets.npy"
     try:
         offsets = np.load(path, allow_pickle=False)
     except FileNotFoundError:
-        raise FileNotFoundError(f"{folder} has no offsets.npy; {HOW_TO_REPEAT}") from None
+        raise FileNotFoundError(f"{folder} has no offsets.npy: {HOW_TO_REPEAT}.") from None
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); {HOW_TO_REPEAT}") from None
+        raise ValueError(f"{path} cannot be read ({error}): {HOW_TO_REPEAT}.") from None
     if (
         offsets.shape != (manifest["documents"] + 1,)
         or offsets.dtype != np.int64
@@ -283,19 +302,20 @@ def _read_offsets(folder, manifest):
     ):
         raise ValueError(
             f"{path} does not describe {manifest['documents']} documents with "
-            f"{manifest['tokens']} tokens, as the manifest says; {HOW_TO_REPEAT}"
+            f"{manifest['tokens']} tokens, as the manifest says: {HOW_TO_REPEAT}."
         )
     return offsets
 
 
-def _mapped(path, dtype, count):
+def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     if not path.exists():
-        raise FileNotFoundError(f"{path.parent} has no {path.name}; {HOW_TO_REPEAT}")
-    expected, found = count * dtype.itemsize, os.path.getsize(path)
+        raise FileNotFoundError(f"{path.parent} has no {path.name}: {HOW_TO_REPEAT}.")
+    expected = count * dtype.itemsize
+    found = os.path.getsize(path)
     if found != expected:
         raise ValueError(
-            f"{path} should have {expected} bytes and has {found}: it was cut short or changed; "
-            f"{HOW_TO_REPEAT}"
+            f"{path} should have {expected} bytes and has {found}, as when it was cut short or "
+            f"changed: {HOW_TO_REPEAT}."
         )
     # As a plain array: slices of the memmap class cost several times as much.
     return np.asarray(np.memmap(path, dtype, mode="r"))

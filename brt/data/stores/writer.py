@@ -1,7 +1,7 @@
-"""The files of a token store: written in shards of consecutive documents, then joined.
+"""Writes the files of a token store: in shards of consecutive documents, which are then joined.
 
-`token_store` describes the store, `parallel_preparation` decides what a shard holds and who writes
-it. A shard is a folder:
+`token_store` describes the store, `shards` decides what a shard holds and which process writes it.
+A shard is a folder:
 
     shard.json        its counts, its files' sizes, and the sha256 of those that stay as they are
     tokens.bin, weights.bin, documents.jsonl      as in a store
@@ -12,19 +12,23 @@ it. A shard is a folder:
 import codecs
 import hashlib
 import json
+import mmap
 import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.stores.own_folders import remove
 from brt.data.vocabularies.base import Vocabulary
 
 FORMAT = 2
 """Version of the layout, written to every manifest."""
 
-DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 WEIGHT = np.dtype("<f4")
 OFFSET = np.dtype("<i8")
 COUNTS = ("documents", "tokens", "bytes", "words", "characters", "unknown")
@@ -36,7 +40,7 @@ SHARD_FILES = (
 """All that is ever written to a store, and to a shard."""
 
 PIECE = 2**16
-"""Bytes of a document that are looked at together where that changes nothing."""
+"""Bytes of a document that are encoded together where that changes nothing."""
 
 WHOLE = 2**25
 """Bytes of the longest document that is encoded whole: SentencePiece takes up to 50 times that,
@@ -51,24 +55,24 @@ class ShardWriter:
         vocabulary: the vocabulary of the ids; encodes documents that come without tokens.
     """
 
-    def __init__(self, folder, vocabulary: Vocabulary):
+    def __init__(self, folder: Path, vocabulary: Vocabulary):
         self.folder = folder
         self.vocabulary = vocabulary
         self.size = vocabulary.size
-        self.unknown_id = getattr(vocabulary, "unknown_id", None)
-        self.dtype = DTYPES[dtype_name(self.size)]
+        self.unknown_id = vocabulary.unknown_id
+        self.dtype: np.dtype = DTYPES[dtype_name(self.size)]
         self.counts = dict.fromkeys(COUNTS, 0)
-        self.hashes = {}
+        self.hashes: dict[str, hashlib._Hash] = {}
         self._files = SyncedFiles(folder)
 
-    def __enter__(self):
+    def __enter__(self) -> "ShardWriter":
         self._tokens = self._new("tokens.bin")
         self._lines = self._new("documents.jsonl")
         self._lengths = self._files.new("lengths.bin")
         self._digests = self._files.new("digests.bin")
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self._files.close()
 
     def add(self, document: Document) -> None:
@@ -81,23 +85,23 @@ class ShardWriter:
         tokens = sum(self._add_tokens(document, ids) for ids in self._encoded(document))
         if not tokens:
             raise ValueError(
-                f"document {document.title!r} has no tokens ({len(document.data)} bytes); remove "
-                "it from the source"
+                f"Document {document.title!r} has no tokens ({len(document.data)} bytes): remove "
+                "it from the source."
             )
         self._add_weights(document, tokens)
         words, characters = count_text(document.data)
-        line = {
-            "title": document.title,
+        counts = {
             "tokens": tokens,
             "bytes": len(document.data),
             "words": words,
             "characters": characters,
         }
+        line = {"title": document.title, **counts}
         self._lines(json.dumps(line).encode() + b"\n")
         self._lengths.write(np.array(tokens, OFFSET).tobytes())
         self._digests.write(document_digest(document))
-        for name in ("tokens", "bytes", "words", "characters"):
-            self.counts[name] += line[name]
+        for name, count in counts.items():
+            self.counts[name] += count
         self.counts["documents"] += 1
 
     def finish(self) -> dict:
@@ -111,23 +115,25 @@ class ShardWriter:
         write_json(self.folder, "shard.json", summary)
         return summary
 
-    def _new(self, name):
-        """A function that appends to a new file, and to the hash of its content."""
-        file, digest = self._files.new(name), hashlib.sha256()
+    def _new(self, name: str) -> Callable[[bytes], None]:
+        """Makes a function that appends to a new file, and to the hash of its content."""
+        file = self._files.new(name)
+        digest = hashlib.sha256()
         self.hashes[name] = digest
 
-        def append(data):
+        def append(data: bytes) -> None:
             file.write(data)
             digest.update(data)
 
         return append
 
-    def _encoded(self, document):
-        """The ids of a document, in one piece or several."""
+    def _encoded(self, document: Document) -> Iterator[np.ndarray]:
+        """Yields the ids of a document, in one piece or several."""
         data = document.data
+        after = self.vocabulary.cuts_after
         if document.tokens is not None:
             yield np.asarray(document.tokens)
-        elif (after := getattr(self.vocabulary, "cuts_after", None)) is not None:
+        elif after is not None:
             start = 0
             while start < len(data):
                 stop = data.find(after, min(start + PIECE, len(data)) - len(after))
@@ -136,67 +142,76 @@ class ShardWriter:
                 start = stop
         elif len(data) > WHOLE:
             raise ValueError(
-                f"document {document.title!r} has {len(data):,} bytes, and vocabulary "
+                f"Document {document.title!r} has {len(data):,} bytes, and vocabulary "
                 f"{self.vocabulary.name!r} has to encode a document whole, of at most {WHOLE:,} "
-                'bytes; cut it into several documents, or bind Corpus.vocabulary = "bytes"'
+                'bytes: cut it into several documents, or bind Corpus.vocabulary = "bytes".'
             )
         else:
             yield np.asarray(self.vocabulary.encode(data[:], document.title))
 
-    def _encoded_piece(self, data, start, title):
+    def _encoded_piece(self, data: bytes, start: int, title: str) -> np.ndarray:
         try:
             return np.asarray(self.vocabulary.encode(data, title))
         except ValueError as error:
             if start:
-                raise ValueError(f"{error} (counted from byte {start:,} of the document)") from None
+                raise ValueError(
+                    f"{error} Bytes and characters count from byte {start:,} of the document."
+                ) from None
             raise
 
-    def _add_tokens(self, document, ids):
+    def _add_tokens(self, document: Document, ids: np.ndarray) -> int:
         if not ids.size:
             return 0
-        low, high = ids.min(), ids.max()
+        low = ids.min()
+        high = ids.max()
         if low < 0 or high >= self.size:
             raise ValueError(
-                f"document {document.title!r} has token id {low if low < 0 else high}, outside "
-                f"vocabulary {self.vocabulary.name!r} of size {self.size}; use the "
-                "vocabulary that made its tokens"
+                f"Document {document.title!r} has token id {low if low < 0 else high}, outside "
+                f"vocabulary {self.vocabulary.name!r} of size {self.size}: use the "
+                "vocabulary that made its tokens."
             )
         self._tokens(ids.astype(self.dtype).tobytes())
         if self.unknown_id is not None:
             self.counts["unknown"] += int(np.count_nonzero(ids == self.unknown_id))
         return ids.size
 
-    def _add_weights(self, document, tokens):
+    def _add_weights(self, document: Document, tokens: int) -> None:
         weights = document.weights
         if weights is None and "weights.bin" not in self.hashes:
             return
         if "weights.bin" not in self.hashes:  # the documents so far count 1 a token
             self._weights = self._new("weights.bin")
-            _write_ones(self._weights, self.counts["tokens"])
+            for data in _ones(self.counts["tokens"]):
+                self._weights(data)
         if weights is None:
-            _write_ones(self._weights, tokens)
+            for data in _ones(tokens):
+                self._weights(data)
             return
         if np.shape(weights) != (tokens,):
             raise ValueError(
-                f"document {document.title!r} has {tokens} tokens but weights of shape "
-                f"{np.shape(weights)}; give one weight a token"
+                f"Document {document.title!r} has {tokens} tokens but weights of shape "
+                f"{np.shape(weights)}: give one weight a token."
             )
         self._weights(np.asarray(weights, WEIGHT).tobytes())
 
 
-def join_shards(folder, shards: list, vocabulary: Vocabulary, source_description: dict) -> dict:
+def join_shards(
+    folder: Path, shards: Sequence[Path], vocabulary: Vocabulary, source_description: dict
+) -> dict:
     """Writes the files of a store from its shards, in order, and returns its manifest.
 
     Args:
         folder: an existing, empty folder.
         shards: folders that `ShardWriter` has finished, at least one.
+        vocabulary: the vocabulary of the ids.
+        source_description: goes into the manifest; JSON.
 
     Raises:
         ValueError: a shard is not what it was when it was finished; it is removed.
     """
     summaries = [json.loads((shard / "shard.json").read_bytes()) for shard in shards]
     totals = {name: sum(summary[name] for summary in summaries) for name in COUNTS}
-    if getattr(vocabulary, "unknown_id", None) is None:
+    if vocabulary.unknown_id is None:
         totals["unknown"] = None
     weighted = any("weights.bin" in summary["hashes"] for summary in summaries)
     with SyncedFiles(folder) as files:
@@ -226,49 +241,53 @@ def join_shards(folder, shards: list, vocabulary: Vocabulary, source_description
 class SyncedFiles(ExitStack):
     """New files of a folder, which are on disk for certain once the context is left."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path):
         super().__init__()
         self.folder = folder
 
-    def new(self, name):
+    def new(self, name: str) -> BinaryIO:
         """Opens a new file for writing bytes."""
         file = self.enter_context((self.folder / name).open("wb"))
-        self.callback(lambda: (file.flush(), os.fsync(file.fileno())))
+        self.callback(_sync, file)
         return file
 
 
-def write_json(folder, name, content):
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def write_json(folder: Path, name: str, content: Any) -> None:
     """Writes a JSON file, on disk for certain."""
     with SyncedFiles(folder) as files:
         files.new(name).write(json.dumps(content, indent=2).encode() + b"\n")
 
 
-def replace_json(folder, name, content):
-    """Writes a JSON file in place of one there may be; who reads it finds one or the other."""
+def replace_json(folder: Path, name: str, content: Any) -> None:
+    """Replaces a JSON file, or writes a new one; a reader finds the old or the new, never half."""
     write_json(folder, f"{name}.new", content)
     os.replace(folder / f"{name}.new", folder / name)
 
 
 def vocabulary_entry(vocabulary: Vocabulary) -> dict:
-    """What a manifest says of a vocabulary: its name, size and fingerprint, and its file if any."""
-    entry = {
+    """Returns a vocabulary's entry in a manifest: name, size, fingerprint, and its file if any."""
+    entry: dict[str, str | int] = {
         "name": vocabulary.name,
         "size": int(vocabulary.size),
         "fingerprint": vocabulary.fingerprint,
     }
-    for name in ("model_file", "file", "folder"):
-        if file := getattr(vocabulary, name, None):
-            entry["file"] = str(file)
+    if vocabulary.path is not None:
+        entry["file"] = vocabulary.path
     return entry
 
 
 def dtype_name(size: int) -> str:
-    """The type that holds the ids of a vocabulary of this size."""
+    """Returns the type that holds the ids of a vocabulary of this size."""
     return "uint16" if size <= 2**16 else "uint32"
 
 
 def document_digest(document: Document) -> bytes:
-    """sha256 of what a source gave: the bytes, then any tokens (int64) and weights (float32)."""
+    """Hashes what a source gave (sha256): bytes, then any tokens (int64) and weights (float32)."""
     digest = hashlib.sha256(document.data)
     if document.tokens is not None:
         digest.update(np.asarray(document.tokens, OFFSET).tobytes())
@@ -277,8 +296,8 @@ def document_digest(document: Document) -> bytes:
     return digest.digest()
 
 
-def count_text(data) -> tuple[int, int]:
-    """Words and characters of a document, whose invalid UTF-8 reads as U+FFFD.
+def count_text(data: bytes | mmap.mmap) -> tuple[int, int]:
+    """Counts words and characters of a document, whose invalid UTF-8 reads as U+FFFD.
 
     Words are what white space, Unicode's included, separates. Memory does not grow with `data`.
     """
@@ -294,38 +313,40 @@ def count_text(data) -> tuple[int, int]:
     return words, characters
 
 
-def _write_ones(append, count):
+def _ones(count: int) -> Iterator[bytes]:
+    """Yields so many weights of 1, as a file has them, a little at a time."""
     for start in range(0, count, PIECE):
-        append(np.ones(min(PIECE, count - start), WEIGHT).tobytes())
+        yield np.ones(min(PIECE, count - start), WEIGHT).tobytes()
 
 
-def _join(file, shards, summaries, name):
+def _pieces(path: Path) -> Iterator[bytes]:
+    """Yields the content of a file, a little at a time."""
+    with open(path, "rb") as file:
+        while data := file.read(2**20):
+            yield data
+
+
+def _join(file: BinaryIO, shards: Sequence[Path], summaries: Sequence[dict], name: str) -> str:
     """Appends a file of every shard to `file`; returns the sha256 of the whole."""
     whole = hashlib.sha256()
     for shard, summary in zip(shards, summaries):
+        has_file = name in summary["hashes"]
         own = hashlib.sha256()
-
-        def append(data, own=own):
+        # A shard without weights, where others have some, counts 1 a token.
+        for data in _pieces(shard / name) if has_file else _ones(summary["tokens"]):
             file.write(data)
             whole.update(data)
             own.update(data)
-
-        if name not in summary["hashes"]:  # other shards have weights, this one has none
-            _write_ones(append, summary["tokens"])
-            continue
-        with open(shard / name, "rb") as part:
-            while data := part.read(2**20):
-                append(data)
-        if own.hexdigest() != summary["hashes"][name]:
+        if has_file and own.hexdigest() != summary["hashes"][name]:
             remove(shard, SHARD_FILES)
             raise ValueError(
-                f"{shard / name} is damaged, and has been removed; run the same command again to "
-                "make it anew, and check the disk"
+                f"{shard / name} is damaged, and has been removed: run the same command again to "
+                "make it anew, and check the disk."
             )
     return whole.hexdigest()
 
 
-def _join_offsets(file, shards, documents):
+def _join_offsets(file: BinaryIO, shards: Sequence[Path], documents: int) -> None:
     """Writes what `np.save` would, without holding more than a shard's."""
     header = {"descr": OFFSET.str, "fortran_order": False, "shape": (documents + 1,)}
     np.lib.format.write_array_header_1_0(file, header)

@@ -1,6 +1,6 @@
 """Batches of a corpus cut into parallel rows, which step through it side by side.
 
-Axes as in `document_stream`.
+Axes as in `batch`.
 
 The documents stand one after another as one sequence x_0 .. x_{M}, whose M pairs (input x_p,
 target x_{p+1}) are cut into B rows of consecutive pairs. A step takes the next T pairs of every
@@ -12,28 +12,37 @@ differences: rows meet without a gap (there, a row's first token is nobody's tar
 that is shorter than the others is padded, with weights 0, because shapes are static here.
 """
 
+from typing import Protocol
+
 import numpy as np
 
+from brt.data.mixture import MixedStore
+from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
-from brt.data.streams.documents import Batch, check_sizes, padding, permutation, row_range
+from brt.data.streams.base import EvaluationPass, LastResults, Stream
+from brt.data.streams.batch import Batch, padding
 
 
-class ContiguousStream:
-    """The endless stream of training: all rows begin each epoch together, as fresh streams.
+class TokenSequence(Protocol):
+    """The documents of a store as one sequence of tokens and their weights."""
+
+    def tokens(self, start: int, stop: int) -> np.ndarray:
+        """Tokens start to stop, integers."""
+
+    def weights(self, start: int, stop: int) -> np.ndarray | int:
+        """Loss weights of the same tokens, float32; 1 where all have that weight."""
+
+
+class ContiguousStream(Stream):
+    """The stream of training in which all rows begin each epoch together, as fresh streams.
 
     Args:
         store: what to read; more tokens than rows.
-        rows: B, rows of the global batch.
-        segment_length: T, in tokens.
-        segments_per_step: K.
-        seed: decides every shuffle; not negative.
+        rows, segment_length, segments_per_step, seed: as of `Stream`.
         shuffle: read the documents in an order of its own each epoch, crossing their borders, as
             for the sentences of One Billion Word. Every document is then read every epoch: row
             lengths differ by up to one pair, where otherwise fewer than B pairs at the end of the
             corpus are dropped.
-
-    Attributes:
-        row_segments_B: segments in one epoch of each row, all the same, int64 (rows,).
 
     Raises:
         ValueError: no more tokens than rows, a size below 1, or a negative seed.
@@ -48,149 +57,124 @@ class ContiguousStream:
         seed: int = 0,
         shuffle: bool = False,
     ):
-        check_sizes(seed, rows, segment_length, segments_per_step)
+        super().__init__(store, rows, segment_length, segments_per_step, seed)
         if store.num_tokens <= rows:
             raise ValueError(
-                f"{rows} rows need more tokens than that, and {store.folder} has "
-                f"{store.num_tokens}; lower the batch size (Trainer.tokens_per_step) or use more "
-                "text"
+                f"{store.folder} has {store.num_tokens} tokens, and {rows} rows need more than "
+                "that: lower the batch size (Trainer.tokens_per_step) or use more text."
             )
-        self.store = store
-        self.rows = rows
-        self.segment_length = segment_length
-        self.segments_per_step = segments_per_step
-        self.seed = seed
         self.shuffle = shuffle
         pairs = store.num_tokens - 1
         self._cuts = _even_cuts(pairs if shuffle else pairs // rows * rows, rows)
         self._segments = -(-int(np.diff(self._cuts).max()) // segment_length)
         self.row_segments_B = np.full(rows, self._segments)
-        self._known = None  # the last epoch asked for, and its sequence
+        self._in_order = InOrder(store)
+        self._shuffled = LastResults(lambda epoch: _Shuffled(store, seed, epoch))
 
-    def batch(self, step: int, first_row: int = 0, num_rows: int | None = None) -> Batch:
-        """Segments step * K .. step * K + K - 1 of rows first_row .. first_row + num_rows - 1.
-
-        Safe to call from several threads. With num_rows None, all rows from first_row on.
-
-        Raises:
-            ValueError: a negative step, or rows outside the batch.
-        """
-        rows = row_range(step, first_row, num_rows, self.rows)
+    def _read(self, step: int, rows: range) -> Batch:
         batch = padding(self.segments_per_step, len(rows), self.segment_length)
         for k in range(self.segments_per_step):
             epoch, number = divmod(step * self.segments_per_step + k, self._segments)
-            _read_segment(batch, k, self._sequence(epoch), self._cuts, rows, number)
+            sequence = self._shuffled(epoch) if self.shuffle else self._in_order
+            _read_segment(batch, k, sequence, self._cuts, rows, number)
         return batch
 
-    def _sequence(self, epoch):
-        if not self.shuffle:
-            return InOrder(self.store)
-        known = self._known
-        if known is None or known[0] != epoch:
-            # One assignment of a finished tuple: other threads see the old one or the new one.
-            known = self._known = epoch, _Shuffled(self.store, self.seed, epoch)
-        return known[1]
 
-
-class ContiguousPass:
+class ContiguousPass(EvaluationPass):
     """One pass of evaluation: no pair is dropped, and rows differ by at most one.
+
+    The segments of a row may reach into later documents than the one they begin in.
 
     Args:
         store: what to read; at least two tokens.
         rows: B, rows of the global batch; may exceed the tokens.
         segment_length: T, in tokens.
 
-    Attributes:
-        segments_per_step: K, always 1.
-        num_steps: steps after which every token but the first has been a target.
-
     Raises:
         ValueError: a store of one token, or a size below 1.
     """
 
-    segments_per_step = 1
+    store: TokenStore
 
     def __init__(self, store: TokenStore, rows: int, segment_length: int):
-        check_sizes(0, rows, segment_length)
+        super().__init__(store, rows, segment_length)
         if store.num_tokens < 2:
             raise ValueError(
                 f"{store.folder} has one token, and a contiguous stream predicts each from the "
-                'one before; use more text, or bind Trainer.stream = "documents"'
+                'one before: use more text, or bind Trainer.stream = "documents".'
             )
-        self.store = store
-        self.rows = rows
-        self.segment_length = segment_length
         self._cuts = _even_cuts(store.num_tokens - 1, rows)
         self.num_steps = -(-int(np.diff(self._cuts).max()) // segment_length)
 
-    def batch(self, step: int, first_row: int = 0, num_rows: int | None = None) -> Batch:
-        """The segments of one step, K = 1; rows that have finished have weights 0.
-
-        Raises:
-            ValueError: a negative step, or rows outside the batch.
-        """
-        rows = row_range(step, first_row, num_rows, self.rows)
+    def _read(self, step: int, rows: range) -> Batch:
         batch = padding(1, len(rows), self.segment_length)
         _read_segment(batch, 0, InOrder(self.store), self._cuts, rows, step)
         return batch
 
-    def places(self, step: int, first_row: int = 0, num_rows: int | None = None):
-        """Where the segments of `batch` begin; they may reach into later documents.
-
-        Returns:
-            documents_B: int64, document of the segment's first target; -1 where the row has
-                finished.
-            offsets_B: int64, offset of that target in its document.
-
-        Raises:
-            ValueError: a negative step, or rows outside the batch.
-        """
-        rows = row_range(step, first_row, num_rows, self.rows)
-        places_B = self._cuts[rows] + step * self.segment_length
-        finished_B = places_B >= self._cuts[np.array(rows) + 1]
-        targets_B = np.where(finished_B, 0, places_B + 1)
+    def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
+        pairs_B = self._cuts[rows] + step * self.segment_length
+        finished_B = pairs_B >= self._cuts[np.array(rows) + 1]
+        targets_B = np.where(finished_B, 0, pairs_B + 1)
         documents_B, offsets_B = place_in_store(self.store, targets_B)
         return np.where(finished_B, -1, documents_B), np.where(finished_B, 0, offsets_B)
 
 
-def place_in_store(store, places):
-    """Documents, and offsets in them, of tokens counted over a store's whole text; int arrays."""
+def place_in_store(
+    store: TokenStore | MixedStore, positions: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the documents, and the offsets in them, of tokens counted over the whole store.
+
+    Args:
+        store: whose documents stand one after another.
+        positions: integers, in [0, num_tokens).
+
+    Returns:
+        documents: integers of the same shape.
+        offsets: integers of the same shape.
+    """
     ends_D = np.cumsum(store.lengths_D)
-    documents = np.searchsorted(ends_D, places, side="right")
-    return documents, places - (ends_D[documents] - store.lengths_D[documents])
+    documents = np.searchsorted(ends_D, positions, side="right")
+    return documents, positions - (ends_D[documents] - store.lengths_D[documents])
 
 
 class InOrder:
     """The documents in the store's order, as one sequence."""
 
-    def __init__(self, store):
-        self._tokens, self._weights = store.all_tokens, store.all_weights
+    def __init__(self, store: TokenStore):
+        self._tokens = store.all_tokens
+        self._weights = store.all_weights
 
-    def tokens(self, start, stop):
+    def tokens(self, start: int, stop: int) -> np.ndarray:
+        """Tokens start to stop, as `TokenSequence`."""
         return self._tokens[start:stop]
 
-    def weights(self, start, stop):
+    def weights(self, start: int, stop: int) -> np.ndarray | int:
+        """Weights of the same tokens, as `TokenSequence`."""
         return 1 if self._weights is None else self._weights[start:stop]
 
 
 class _Shuffled:
     """The documents in the order of one epoch, as one sequence."""
 
-    def __init__(self, store, seed, epoch):
+    def __init__(self, store: TokenStore, seed: int, epoch: int):
         order = permutation(store.num_documents, seed, 0, epoch, 3)
-        self._tokens, self._weights = store.all_tokens, store.all_weights
+        self._tokens = store.all_tokens
+        self._weights = store.all_weights
         lengths = store.lengths_D
         self._firsts = np.concatenate([[0], np.cumsum(lengths[order])])
-        # From a place in this sequence to the same token's place in the store, by document.
+        # From a token's position here to its position in the store, by document.
         self._shifts = (np.cumsum(lengths) - lengths)[order] - self._firsts[:-1]
 
-    def tokens(self, start, stop):
+    def tokens(self, start: int, stop: int) -> np.ndarray:
+        """Tokens start to stop, as `TokenSequence`."""
         return self._read(self._tokens, start, stop)
 
-    def weights(self, start, stop):
+    def weights(self, start: int, stop: int) -> np.ndarray | int:
+        """Weights of the same tokens, as `TokenSequence`."""
         return 1 if self._weights is None else self._read(self._weights, start, stop)
 
-    def _read(self, flat, start, stop):
+    def _read(self, flat: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """Items start to stop of this sequence, from those of the store in its order."""
         first = self._firsts.searchsorted(start, "right") - 1
         last = self._firsts.searchsorted(stop, "left")
         cuts = [start, *self._firsts[first + 1 : last].tolist(), stop]
@@ -215,7 +199,9 @@ def _read_segment(batch, k, sequence, cuts, rows, number):
         batch.starts_KB[k, b] = number == 0
 
 
-def read_pairs(batch, k, b, sequence, start, stop):
+def read_pairs(
+    batch: Batch, k: int, b: int, sequence: TokenSequence, start: int, stop: int
+) -> None:
     """Fills in row b of segment k with the pairs start ... stop - 1 of a sequence."""
     tokens = sequence.tokens(start, stop + 1)
     batch.inputs_KBT[k, b, : stop - start] = tokens[:-1]

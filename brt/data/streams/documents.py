@@ -1,61 +1,50 @@
 """Batches of segments: documents read in order, each by one row, whole segments at a time.
 
-Axes: K segments of a step, B rows, T tokens of a segment, D documents of the store.
+Axes as in `batch`.
 
-Documents are dealt to rows once and never change rows. A document x_0 .. x_{L-1} is cut into
+Documents are assigned to rows once and never change rows. A document x_0 .. x_{L-1} is cut into
 segments of T from its own start, the last one padded. Its inputs are BEGIN, x_0 .. x_{L-2} and its
-targets x_0 .. x_{L-1}, so every token is a target exactly once. What a batch holds follows from
-(store, seed, step, shape) alone: nothing is kept between batches, and any step may be asked for
-at any time, for any of the rows.
+targets x_0 .. x_{L-1}, so every token is a target exactly once.
 """
 
+import abc
 import heapq
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
+from brt.data.mixture import MixedStore
+from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
-from brt.token_ids import BEGIN
+from brt.data.streams.base import EvaluationPass, LastResults, Stream
+from brt.data.streams.batch import Batch, gather
 
 
-class Batch(NamedTuple):
-    """K consecutive segments of B rows.
+class WholeDocuments(Stream):
+    """A training stream whose rows read whole documents, one after another."""
 
-    inputs_KBT: int32; a document's first is BEGIN, padding is 0.
-    targets_KBT: int32; padding is 0.
-    weights_KBT: float32, what each target counts for; padding counts 0.
-    starts_KB: bool, True where a segment begins a document or there is nothing to read.
-    """
+    def _read(self, step: int, rows: range) -> Batch:
+        numbers = range(step * self.segments_per_step, (step + 1) * self.segments_per_step)
+        places = [[self._place(row, number) for row in rows] for number in numbers]
+        return gather(self.store, places, self.segment_length)
 
-    inputs_KBT: np.ndarray
-    targets_KBT: np.ndarray
-    weights_KBT: np.ndarray
-    starts_KB: np.ndarray
+    @abc.abstractmethod
+    def _place(self, row: int, number: int) -> tuple[int, int]:
+        """Finds document and offset of a row's segment of that number, from 0."""
 
 
-DTYPES = Batch(np.int32, np.int32, np.float32, np.bool_)
-"""Types of a batch's arrays, on the host and on the devices."""
+class DocumentStream(WholeDocuments):
+    """The stream of training in which each row has documents of its own.
 
-
-class DocumentStream:
-    """The endless stream of training.
-
-    Rows are balanced once, in segments: the longest document goes first, each to the row with the
-    fewest segments so far (`deal`). A row goes through its documents in an order of its own,
-    shuffled anew each epoch, and goes on into its next epoch at once: no row ever waits for
-    another, and the rows' epochs drift apart only by the small difference of their loads. What is
-    lost is the padding of each document's last segment.
+    Rows are balanced once, in segments (`assign`). Each row shuffles its own documents every
+    epoch, and goes on into its next epoch at once. Rows do not wait for each other: their epochs
+    drift apart by the small difference of their loads. The padding of each document's last segment
+    is all that is lost.
 
     Args:
         store: what to read; at least as many documents as rows.
-        rows: B, rows of the global batch.
-        segment_length: T, in tokens.
-        segments_per_step: K.
-        seed: decides the dealing and every shuffle; not negative.
-
-    Attributes:
-        row_segments_B: segments in one epoch of each row, int64 (rows,).
+        rows, segment_length, segments_per_step, seed: as of `Stream`.
 
     Raises:
         ValueError: fewer documents than rows, a size below 1, or a negative seed.
@@ -69,144 +58,82 @@ class DocumentStream:
         segments_per_step: int = 1,
         seed: int = 0,
     ):
-        check_sizes(seed, rows, segment_length, segments_per_step)
+        super().__init__(store, rows, segment_length, segments_per_step, seed)
         if store.num_documents < rows:
             raise ValueError(
-                f"{rows} rows need at least as many documents and {store.folder} has "
-                f"{store.num_documents}; lower the batch size (Trainer.tokens_per_step) or use "
-                'more documents, or bind Trainer.stream = "contiguous", which cuts documents into '
-                "rows"
+                f"{store.folder} has {store.num_documents} documents, too few for {rows} rows of "
+                "whole documents: lower the batch size (Trainer.tokens_per_step), use more "
+                'documents, or bind Trainer.stream = "contiguous", which cuts documents into rows.'
             )
-        self.store = store
-        self.rows = rows
-        self.segment_length = segment_length
-        self.segments_per_step = segments_per_step
-        self.seed = seed
         self._segments_D = -(-store.lengths_D // segment_length)
         order = permutation(store.num_documents, seed, 0, 0, 1)
-        self._hands = deal(self._segments_D, rows, order)
-        self.row_segments_B = np.array([self._segments_D[hand].sum() for hand in self._hands])
-        self._epochs = [None] * rows  # the last epoch each row was asked for
+        self._row_documents = assign(self._segments_D, rows, order)
+        self.row_segments_B = np.array(
+            [self._segments_D[documents].sum() for documents in self._row_documents]
+        )
+        self._orders = [LastResults(partial(self._order, row)) for row in range(rows)]
 
-    def batch(self, step: int, first_row: int = 0, num_rows: int | None = None) -> Batch:
-        """Segments step * K .. step * K + K - 1 of rows first_row .. first_row + num_rows - 1.
-
-        Safe to call from several threads. With num_rows None, all rows from first_row on.
-
-        Raises:
-            ValueError: a negative step, or rows outside the batch.
-        """
-        rows = row_range(step, first_row, num_rows, self.rows)
-        steps = range(step * self.segments_per_step, (step + 1) * self.segments_per_step)
-        places = [[self._place(row, number) for row in rows] for number in steps]
-        return gather(self.store, places, self.segment_length)
-
-    def _place(self, row, number):
-        """Document and offset of a row's segment of that number, counted over all epochs."""
+    def _place(self, row: int, number: int) -> tuple[int, int]:
         epoch, number = divmod(number, int(self.row_segments_B[row]))
-        known = self._epochs[row]
-        if known is None or known[0] != epoch:
-            hand = self._hands[row]
-            shuffled = hand[permutation(len(hand), self.seed, row, epoch, 2)]
-            # One assignment of a finished tuple: other threads see the old one or the new one.
-            known = (epoch, shuffled, _first_segments(self._segments_D[shuffled]))
-            self._epochs[row] = known
-        return _locate(known[1], known[2], number, self.segment_length)
+        documents, firsts = self._orders[row](epoch)
+        return _locate(documents, firsts, number, self.segment_length)
+
+    def _order(self, row, epoch):
+        """The row's documents in the order of an epoch, and `_first_segments` of them."""
+        documents = self._row_documents[row]
+        shuffled = documents[permutation(len(documents), self.seed, row, epoch, 2)]
+        return shuffled, _first_segments(self._segments_D[shuffled])
 
 
-class DocumentPass:
+class DocumentPass(EvaluationPass):
     """One pass of evaluation: every document once, then padding until all rows have finished.
 
     Args:
         store: what to read.
         rows: B, rows of the global batch; may exceed the documents.
         segment_length: T, in tokens.
-        seed: deals the documents in a random order; None keeps the store's.
+        seed: assigns the documents in a random order; None keeps the store's.
         documents: read these only, integers; None for all.
-
-    Attributes:
-        segments_per_step: K, always 1.
-        num_steps: steps after which every token has been a target.
 
     Raises:
         ValueError: a size below 1, or a negative seed.
     """
 
-    segments_per_step = 1
-
     def __init__(
         self,
-        store: TokenStore,
+        store: TokenStore | MixedStore,
         rows: int,
         segment_length: int,
         seed: int | None = None,
-        documents=None,
+        documents: Sequence[int] | np.ndarray | None = None,
     ):
-        check_sizes(seed or 0, rows, segment_length)
-        self.store = store
-        self.rows = rows
-        self.segment_length = segment_length
+        super().__init__(store, rows, segment_length, seed or 0)
         segments_D = -(-store.lengths_D // segment_length)
         order = np.arange(store.num_documents)
         if seed is not None:
             order = permutation(store.num_documents, seed, 0, 0, 1)
         if documents is not None:
             order = order[np.isin(order, documents)]
-        self._hands = deal(segments_D, rows, order)
-        self._firsts = [_first_segments(segments_D[hand]) for hand in self._hands]
-        self.num_steps = int(max(segments_D[hand].sum() for hand in self._hands))
+        self._row_documents = assign(segments_D, rows, order)
+        self._firsts = [_first_segments(segments_D[read]) for read in self._row_documents]
+        self.num_steps = max(int(firsts[-1]) for firsts in self._firsts)
 
-    def batch(self, step: int, first_row: int = 0, num_rows: int | None = None) -> Batch:
-        """The segments of one step, K = 1; rows that have finished have weights 0.
+    def _read(self, step: int, rows: range) -> Batch:
+        documents_B, offsets_B = self._places(step, rows)
+        places_B = list(zip(documents_B.tolist(), offsets_B.tolist()))
+        return gather(self.store, [places_B], self.segment_length)
 
-        Raises:
-            ValueError: a negative step, or rows outside the batch.
-        """
-        places = zip(*(array.tolist() for array in self.places(step, first_row, num_rows)))
-        return gather(self.store, [list(places)], self.segment_length)
-
-    def places(self, step: int, first_row: int = 0, num_rows: int | None = None):
-        """What the rows of `batch` read.
-
-        Returns:
-            documents_B: int64, document in the store; -1 where the row has finished.
-            offsets_B: int64, offset in the document of the segment's first target.
-
-        Raises:
-            ValueError: a negative step, or rows outside the batch.
-        """
-        rows = row_range(step, first_row, num_rows, self.rows)
+    def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
         places = [
-            _locate(self._hands[row], self._firsts[row], step, self.segment_length) for row in rows
+            _locate(self._row_documents[row], self._firsts[row], step, self.segment_length)
+            for row in rows
         ]
         documents_B, offsets_B = np.array(places, np.int64).reshape(-1, 2).T
         return documents_B, offsets_B
 
 
-def document_segments(tokens, segment_length: int) -> Iterator[Batch]:
-    """One document as batches of one row, K = 1, for reading it outside a store.
-
-    Args:
-        tokens: integers (tokens,), the whole document; at least one.
-        segment_length: T, in tokens.
-
-    Yields:
-        `Batch`es whose K axis is dropped: inputs, targets and weights (1, T), starts (1,).
-    """
-    tokens = np.asarray(tokens, np.int32)
-    count = -(-len(tokens) // segment_length)
-    inputs, targets = np.zeros((2, count, 1, segment_length), np.int32)
-    weights = np.zeros(inputs.shape, np.float32)
-    inputs.reshape(-1)[: len(tokens)] = np.concatenate([[BEGIN], tokens[:-1]])
-    targets.reshape(-1)[: len(tokens)] = tokens
-    weights.reshape(-1)[: len(tokens)] = 1
-    for number in range(count):
-        starts = np.array([number == 0])
-        yield Batch(inputs[number], targets[number], weights[number], starts)
-
-
-def deal(segments_D, rows: int, order_D) -> list[np.ndarray]:
-    """Deals documents to rows so that the rows have nearly the same number of segments.
+def assign(segments_D: np.ndarray, rows: int, order_D: np.ndarray) -> list[np.ndarray]:
+    """Assigns documents to rows so that the rows have nearly the same number of segments.
 
     The longest document goes first, each to the row with the fewest segments so far; so no two
     rows differ by more than the longest document. Ties go by `order_D` and by row.
@@ -220,32 +147,13 @@ def deal(segments_D, rows: int, order_D) -> list[np.ndarray]:
         For each row its documents, int64 arrays; empty where there are too few documents.
     """
     longest_first = order_D[np.argsort(-segments_D[order_D], kind="stable")]
-    hands = [[] for _ in range(rows)]
+    row_documents: list[list[int]] = [[] for _ in range(rows)]
     loads = [(0, row) for row in range(rows)]
     for document in longest_first.tolist():
         load, row = loads[0]
-        hands[row].append(document)
+        row_documents[row].append(document)
         heapq.heapreplace(loads, (load + int(segments_D[document]), row))
-    return [np.array(hand, np.int64) for hand in hands]
-
-
-def permutation(count: int, *key: int) -> np.ndarray:
-    """A permutation of `count` things that follows from the key alone, int64 (count,).
-
-    Args:
-        key: integers, at least 0; the last one above 0, because NumPy takes keys that differ by
-            zeros at the end for equal.
-    """
-    # Raw bits, because NumPy keeps those the same in all versions, unlike its shuffles.
-    bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
-    return np.argsort(bits, kind="stable")
-
-
-def padding(segments: int, rows: int, segment_length: int) -> Batch:
-    """A batch in which no row has anything to read."""
-    shape = segments, rows, segment_length
-    inputs, targets, weights = (np.zeros(shape, dtype) for dtype in DTYPES[:3])
-    return Batch(inputs, targets, weights, np.ones(shape[:2], DTYPES.starts_KB))
+    return [np.array(documents, np.int64) for documents in row_documents]
 
 
 def _first_segments(segments):
@@ -259,56 +167,3 @@ def _locate(documents, firsts, number, segment_length):
         return -1, 0
     index = int(firsts.searchsorted(number, "right")) - 1
     return int(documents[index]), (number - int(firsts[index])) * segment_length
-
-
-def gather(store, places_KB, segment_length):
-    """Reads the segments that begin at the given (document, offset)s; document -1 is padding."""
-    batch = padding(len(places_KB), len(places_KB[0]), segment_length)
-    inputs_KBT, targets_KBT, weights_KBT, starts_KB = batch
-    for k, places_B in enumerate(places_KB):
-        for b, (document, offset) in enumerate(places_B):
-            if document < 0:
-                continue
-            end = offset + segment_length
-            # From one token earlier: the first input is the last target of the segment before.
-            tokens = store.tokens(document, max(offset - 1, 0), end)
-            starts_KB[k, b] = offset == 0
-            targets = tokens[min(offset, 1) :]
-            length = len(targets)
-            targets_KBT[k, b, :length] = targets
-            inputs_KBT[k, b, 1:length] = targets[:-1]
-            inputs_KBT[k, b, 0] = BEGIN if offset == 0 else tokens[0]
-            if store.has_weights:
-                weights_KBT[k, b, :length] = store.weights(document, offset, end)
-            else:
-                weights_KBT[k, b, :length] = 1
-    return batch
-
-
-def check_sizes(seed: int, rows: int, segment_length: int, segments_per_step: int = 1) -> None:
-    """Refuses what no stream can be read with.
-
-    Raises:
-        ValueError: naming the sizes and the seed.
-    """
-    if seed < 0 or min(rows, segment_length, segments_per_step) < 1:
-        raise ValueError(
-            f"rows = {rows}, segment_length = {segment_length}, segments_per_step = "
-            f"{segments_per_step} and seed = {seed} cannot be read with; the first three must be "
-            "at least 1, the seed at least 0"
-        )
-
-
-def row_range(step: int, first_row: int, num_rows: int | None, rows: int) -> range:
-    """The rows asked for; with num_rows None all from first_row on.
-
-    Raises:
-        ValueError: a negative step, or rows outside the batch.
-    """
-    num_rows = rows - first_row if num_rows is None else num_rows
-    if step < 0 or first_row < 0 or num_rows < 1 or first_row + num_rows > rows:
-        raise ValueError(
-            f"asked for {num_rows} rows from row {first_row} on at step {step}; the batch has "
-            f"{rows} rows, and steps begin at 0"
-        )
-    return range(first_row, first_row + num_rows)

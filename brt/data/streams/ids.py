@@ -1,23 +1,25 @@
-"""Ids beyond the vocabulary: a damaged store is noticed when it is read, not by a loss of NaN."""
+"""Refuses ids beyond the vocabulary: a damaged store is noticed before it is a loss of NaN."""
 
 import numpy as np
 
+from brt.data.mixture import MixedStore
+from brt.data.stores.token_store import TokenStore
+from brt.data.streams.batch import Batch
 from brt.data.streams.contiguous import place_in_store
-from brt.data.streams.documents import Batch
 from brt.token_ids import BEGIN
 
 PIECE = 2**24
 """Tokens of a store that are compared at once."""
 
 
-def check_ids(batch: Batch, store) -> None:
+def check_ids(batch: Batch, store: TokenStore | MixedStore) -> None:
     """Refuses a batch with an id that the store's vocabulary does not have.
 
     Costs one pass over the targets: every input but the first of a segment is a target too.
 
     Args:
         batch: on the host, as the streams give it.
-        store: the `TokenStore` or `MixedStore` it is from.
+        store: it is from.
 
     Raises:
         ValueError: naming the store, the document and the token.
@@ -31,20 +33,20 @@ def check_ids(batch: Batch, store) -> None:
         check_store(store)
         raise ValueError(
             f"A batch of {store.folder} has token id {highest}, and its vocabulary has {size} ids: "
-            "what reads the store is at fault, or the disk; run the same command again."
+            "what reads the store is at fault, or the disk. Run the same command again."
         )
 
 
-def check_store(store) -> None:
+def check_store(store: TokenStore | MixedStore) -> None:
     """Refuses a store of which any id is beyond its vocabulary; reads all of it.
 
     Args:
-        store: a `TokenStore`, or a `MixedStore`, whose stores are looked at one by one.
+        store: what to read; the stores of a mixture, one by one.
 
     Raises:
         ValueError: naming the store, the document and the token.
     """
-    for part in getattr(store, "stores", [store]):
+    for part in store.stores if isinstance(store, MixedStore) else [store]:
         vocabulary = part.manifest["vocabulary"]
         for start in range(0, part.num_tokens, PIECE):
             tokens = part.all_tokens[start : start + PIECE]
@@ -53,8 +55,8 @@ def check_store(store) -> None:
                 raise _beyond(part, number, vocabulary)
 
 
-def _beyond(store, number, vocabulary):
-    document, offset = place_in_store(store, number)
+def _beyond(store: TokenStore, number: int, vocabulary: dict) -> ValueError:
+    document, offset = place_in_store(store, np.asarray(number))
     return ValueError(
         f"{store.folder} is damaged: token {offset:,} of document {document:,} has id "
         f"{store.all_tokens[number]:,}, and the vocabulary of the store, {vocabulary['name']}, has "

@@ -1,23 +1,24 @@
-"""The ledger: one number that says what was read, whoever read it and in whatever order.
+"""The ledger: a hash of all that was read, the same whoever read it and in whatever order.
 
-Each row of each step has a hash of its number, its step and all that stood in it. The ledger is
-the sum of these hashes modulo 2**64, so hosts add up their own rows and the sums add up to the
-same total for any number of hosts; two runs with equal ledgers at a step read the same data.
+Each row of each step has a hash of its number, its step and all its tokens, weights and starts.
+The ledger is the sum of these hashes modulo 2**64. Each host adds up its own rows, and the sums of
+the hosts add up to the same ledger for any number of hosts. Two runs with equal ledgers at a step
+have read the same data.
 """
 
 import functools
 
 import numpy as np
 
-from brt.data.streams.documents import Batch
+from brt.data.streams.batch import Batch
 
 MODULUS = 2**64
 
 
 def row_hashes(batch: Batch, step: int, first_row: int = 0) -> np.ndarray:
-    """Hashes of the rows of a batch.
+    """Hashes the rows of a batch.
 
-    A row's 32-bit words are multiplied by fixed random odd numbers, one for each place, and added
+    A row's 32-bit words are multiplied by fixed random odd numbers, one for each word, and added
     modulo 2**64; the sum is then mixed with step and row. One word that differs always changes the
     sum; several leave it as it is with a chance of 2**-33 at most. It finds mistakes, not forgery.
 
@@ -35,12 +36,12 @@ def row_hashes(batch: Batch, step: int, first_row: int = 0) -> np.ndarray:
         words = array.astype(np.uint32) if array.dtype == bool else array.view(np.uint32)
         words_KBT = words.reshape(*array.shape[:2], -1)
         sums_B += np.einsum("kbt,kt->b", words_KBT, _factors(number, *words_KBT.shape[::2]))
-    place_B = _mixed(rows + _mixed(np.full(1, step, np.uint64)))
-    return _mixed(sums_B + place_B)
+    rows_and_step_B = _mixed(rows + _mixed(np.full(1, step, np.uint64)))
+    return _mixed(sums_B + rows_and_step_B)
 
 
 def ledger_of(batch: Batch, step: int, first_row: int = 0) -> int:
-    """The sum of the rows' hashes, in [0, 2**64)."""
+    """Returns the sum of the hashes of a batch's rows, in [0, 2**64); arguments as `row_hashes`."""
     return int(row_hashes(batch, step, first_row).sum(dtype=np.uint64))
 
 

@@ -1,6 +1,6 @@
 """Batches of samples of one length, each read whole in one step.
 
-Axes as in `document_stream`.
+Axes as in `batch`.
 
 A sample x_0 .. x_L is a document. Its inputs are x_0 .. x_{L-1} and its targets x_1 .. x_L, so
 that every token but the first is a target, and BEGIN does not occur: a sample says itself where
@@ -10,14 +10,19 @@ gradients reach from a sample's last segment to its first. Every step every row 
 Source: Bulatov et al. 2022, arXiv:2207.06881, section 4, and the published code's data loader.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from brt.data.mixture import MixedStore
+from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
-from brt.data.streams.documents import DTYPES, Batch, check_sizes, padding, permutation, row_range
+from brt.data.streams.base import EvaluationPass, LastResults, Stream
+from brt.data.streams.batch import DTYPES, Batch, padding
 
 
-class SampleStream:
-    """The endless stream of training: epoch after epoch, each in an order of its own.
+class SampleStream(Stream):
+    """The stream of training on samples: epoch after epoch, each in an order of its own.
 
     Rows take the samples in turn, and a step may end one epoch and begin the next; nothing is
     dropped.
@@ -25,9 +30,7 @@ class SampleStream:
     Args:
         store: what to read; documents of K T + 1 tokens.
         rows: B, rows of the global batch; may exceed the samples.
-        segment_length: T, in tokens.
-        segments_per_step: K.
-        seed: decides the order of every epoch; not negative.
+        segment_length, segments_per_step, seed: as of `Stream`.
 
     Attributes:
         row_segments_B: segments in one epoch of each row, on average, rounded up; int64 (rows,).
@@ -35,6 +38,8 @@ class SampleStream:
     Raises:
         ValueError: samples of another length, a size below 1, or a negative seed.
     """
+
+    store: TokenStore
 
     def __init__(
         self,
@@ -44,38 +49,22 @@ class SampleStream:
         segments_per_step: int = 1,
         seed: int = 0,
     ):
-        check_sizes(seed, rows, segment_length, segments_per_step)
-        length = sample_length(store)
-        check_cut(length, segment_length, segments_per_step)
-        self.store, self.rows, self.seed = store, rows, seed
-        self.segment_length, self.segments_per_step = segment_length, segments_per_step
+        super().__init__(store, rows, segment_length, segments_per_step, seed)
+        check_cut(sample_length(store), segment_length, segments_per_step)
         self.row_segments_B = np.full(rows, -(-store.num_documents * segments_per_step // rows))
-        self._known = ()  # the last epochs asked for, at most two: (number, order)
+        # Two, because one step may end an epoch and begin the next.
+        self._orders = LastResults(
+            lambda epoch: permutation(store.num_documents, seed, epoch, 4), kept=2
+        )
 
-    def batch(self, step: int, first_row: int = 0, num_rows: int | None = None) -> Batch:
-        """The samples of one step, in K segments, of rows first_row .. first_row + num_rows - 1.
-
-        Safe to call from several threads. With num_rows None, all rows from first_row on.
-
-        Raises:
-            ValueError: a negative step, or rows outside the batch.
-        """
-        rows = row_range(step, first_row, num_rows, self.rows)
-        places = (divmod(step * self.rows + row, self.store.num_documents) for row in rows)
-        documents_B = np.array([self._order(epoch)[place] for epoch, place in places])
-        return _read(self.store, documents_B, range(self.segments_per_step), self.segment_length)
-
-    def _order(self, epoch):
-        for number, order in self._known:
-            if number == epoch:
-                return order
-        order = permutation(self.store.num_documents, self.seed, epoch, 4)
-        # One assignment of a finished tuple: other threads see the old one or the new one.
-        self._known = (*self._known[-1:], (epoch, order))
-        return order
+    def _read(self, step: int, rows: range) -> Batch:
+        turns = (divmod(step * self.rows + row, self.store.num_documents) for row in rows)
+        documents_B = np.array([self._orders(epoch)[turn] for epoch, turn in turns])
+        segments = range(self.segments_per_step)
+        return _read_segments(self.store, documents_B, segments, self.segment_length)
 
 
-class SamplePass:
+class SamplePass(EvaluationPass):
     """One pass of evaluation: every sample once, in the store's order, one segment a step.
 
     Args:
@@ -84,36 +73,27 @@ class SamplePass:
         segment_length: T, in tokens.
 
     Attributes:
-        segments_per_step: K, always 1.
         segments: of a sample.
-        num_steps: steps after which every sample has been read.
 
     Raises:
         ValueError: samples of another length, or a size below 1.
     """
 
-    segments_per_step = 1
+    store: TokenStore
 
     def __init__(self, store: TokenStore, rows: int, segment_length: int):
-        check_sizes(0, rows, segment_length)
+        super().__init__(store, rows, segment_length)
         length = sample_length(store)
         check_cut(length, segment_length)
-        self.store, self.rows, self.segment_length = store, rows, segment_length
         self.segments = length // segment_length
         self.num_steps = -(-store.num_documents // rows) * self.segments
 
-    def batch(self, step: int, first_row: int = 0, num_rows: int | None = None) -> Batch:
-        """The segments of one step, K = 1; rows without a sample have weights 0.
+    def _read(self, step: int, rows: range) -> Batch:
+        documents_B, _ = self._places(step, rows)
+        segments = [step % self.segments]
+        return _read_segments(self.store, documents_B, segments, self.segment_length)
 
-        Raises:
-            ValueError: a negative step, or rows outside the batch.
-        """
-        documents_B, _ = self.places(step, first_row, num_rows)
-        return _read(self.store, documents_B, [step % self.segments], self.segment_length)
-
-    def places(self, step: int, first_row: int = 0, num_rows: int | None = None):
-        """What the rows of `batch` read; as `DocumentPass.places`, a sample being a document."""
-        rows = row_range(step, first_row, num_rows, self.rows)
+    def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
         turn, segment = divmod(step, self.segments)
         documents_B = turn * self.rows + np.array(rows, np.int64)
         documents_B[documents_B >= self.store.num_documents] = -1
@@ -121,19 +101,19 @@ class SamplePass:
         return documents_B, np.where(documents_B < 0, 0, offset)
 
 
-def sample_length(store: TokenStore) -> int:
-    """Tokens that are read of every sample, one less than it has.
+def sample_length(store: TokenStore | MixedStore) -> int:
+    """Returns the tokens that are read of every sample, one less than it has.
 
     Raises:
         ValueError: a mixture, or documents of several lengths, or of one token.
     """
-    lengths = np.unique(store.lengths_D) if hasattr(store, "all_tokens") else ()
-    if len(lengths) != 1 or lengths[0] < 2:
+    lengths_D = store.lengths_D
+    if isinstance(store, MixedStore) or lengths_D.min() < 2 or lengths_D.min() != lengths_D.max():
         raise ValueError(
-            f"{store.folder} does not hold samples of one length, two tokens or more; bind "
-            'Trainer.stream = "documents", or Trainer.corpus to one Corpus of a task'
+            f"{store.folder} does not hold samples of one length, two tokens or more: bind "
+            'Trainer.stream = "documents", or Trainer.corpus to one Corpus of a task.'
         )
-    return int(lengths[0]) - 1
+    return int(lengths_D[0]) - 1
 
 
 def check_cut(length: int, segment_length: int, segments_per_step: int | None = None) -> None:
@@ -141,7 +121,8 @@ def check_cut(length: int, segment_length: int, segments_per_step: int | None = 
 
     Args:
         length: tokens that are read of a sample.
-        segments_per_step: None for any number of whole segments.
+        segment_length: T.
+        segments_per_step: K; None for any number of whole segments.
 
     Raises:
         ValueError: naming the bindings.
@@ -167,17 +148,24 @@ def check_cut(length: int, segment_length: int, segments_per_step: int | None = 
         )
 
 
-def read_samples(store: TokenStore, documents_B) -> tuple[np.ndarray, np.ndarray]:
-    """Whole samples: tokens int32 (B, L + 1) and weights float32 (B, L + 1)."""
+def read_samples(store: TokenStore, documents_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Reads whole samples.
+
+    Returns:
+        tokens: int32 (B, L + 1).
+        weights: float32 (B, L + 1).
+    """
     shape = store.num_documents, -1
     tokens_BL = store.all_tokens.reshape(shape)[documents_B].astype(DTYPES.targets_KBT)
-    if not store.has_weights:
+    if store.all_weights is None:
         return tokens_BL, np.ones(tokens_BL.shape, DTYPES.weights_KBT)
     return tokens_BL, store.all_weights.reshape(shape)[documents_B]
 
 
-def _read(store, documents_B, segments, length):
-    """Those segments of the samples; document -1 is padding."""
+def _read_segments(
+    store: TokenStore, documents_B: np.ndarray, segments: Sequence[int], length: int
+) -> Batch:
+    """Reads those segments of the samples; document -1 is padding."""
     batch = padding(len(segments), len(documents_B), length)
     read_B = documents_B >= 0
     tokens_BL, weights_BL = read_samples(store, documents_B[read_B])

@@ -1,7 +1,9 @@
-"""The stream that a configuration names: for training, and its counterpart for evaluation."""
+"""Makes the stream that a configuration names: for training, and its counterpart for evaluation."""
 
 from brt.checks import check_choice
 from brt.data.mixture import MixedStore
+from brt.data.stores.token_store import TokenStore
+from brt.data.streams.base import EvaluationPass, Stream
 from brt.data.streams.contiguous import ContiguousPass, ContiguousStream
 from brt.data.streams.documents import DocumentPass, DocumentStream
 from brt.data.streams.mixture import MixtureStream
@@ -23,56 +25,68 @@ def check_stream(kind: str) -> None:
 
 
 def training_stream(
-    kind: str, store, rows: int, segment_length: int, segments_per_step: int = 1, seed: int = 0
-):
-    """The endless stream of one of the `STREAMS` over a token store or a mixture of them.
-
-    Returns:
-        An object with `rows`, `segment_length`, `segments_per_step` and
-        `batch(step, first_row, num_rows)`.
+    kind: str,
+    store: TokenStore | MixedStore,
+    rows: int,
+    segment_length: int,
+    segments_per_step: int = 1,
+    seed: int = 0,
+) -> Stream:
+    """Returns the endless stream of one of the `STREAMS` over a token store or a mixture of them.
 
     Raises:
         ValueError: an unknown kind, a mixture that is not read as documents, or as the stream.
     """
     check_stream(kind)
-    _check_mixture(kind, store)
-    sizes = rows, segment_length, segments_per_step, seed
     if isinstance(store, MixedStore):
-        return MixtureStream(store, *sizes)
+        _check_mixture(kind)
+        return MixtureStream(store, rows, segment_length, segments_per_step, seed)
     if kind == "documents":
-        return DocumentStream(store, *sizes)
+        return DocumentStream(store, rows, segment_length, segments_per_step, seed)
     if kind == "samples":
-        return SampleStream(store, *sizes)
-    return ContiguousStream(store, *sizes, shuffle=kind == "shuffled")
+        return SampleStream(store, rows, segment_length, segments_per_step, seed)
+    shuffle = kind == "shuffled"
+    return ContiguousStream(store, rows, segment_length, segments_per_step, seed, shuffle)
 
 
-def evaluation_pass(kind: str, store, rows: int, segment_length: int, stride: int | None = None):
-    """One pass over a store; `"shuffled"` evaluates in the store's order.
+def evaluation_pass(
+    kind: str,
+    store: TokenStore | MixedStore,
+    rows: int,
+    segment_length: int,
+    stride: int | None = None,
+) -> EvaluationPass:
+    """Returns one pass over a store; `"shuffled"` evaluates in the store's order.
 
-    stride: for windows that overlap, of a `ShiftedPass`; None for segments that do not.
-
-    Returns:
-        An object as above with `num_steps` and `places(step)`.
+    Args:
+        kind: one of the `STREAMS`.
+        store: what to read.
+        rows, segment_length: B and T.
+        stride: for windows that overlap, of a `ShiftedPass`; None for segments that do not.
 
     Raises:
-        ValueError: as above, or as the pass.
+        ValueError: an unknown kind, a mixture that is not read as documents, or as the pass.
     """
     check_stream(kind)
-    _check_mixture(kind, store)
+    if isinstance(store, MixedStore):
+        _check_mixture(kind)
     if stride is not None:
         if kind == "samples":
             raise ValueError(
-                'Evaluation.stride has no place in Trainer.stream = "samples", where every sample '
+                'Evaluation.stride does not go with Trainer.stream = "samples", where every sample '
                 "is read whole: bind one of them otherwise."
             )
-        return ShiftedPass(store, rows, segment_length, stride, kind != "documents")
-    passes = {"documents": DocumentPass, "samples": SamplePass}
-    return passes.get(kind, ContiguousPass)(store, rows, segment_length)
+        return ShiftedPass(store, rows, segment_length, stride, contiguous=kind != "documents")
+    if kind == "documents" or isinstance(store, MixedStore):
+        return DocumentPass(store, rows, segment_length)
+    if kind == "samples":
+        return SamplePass(store, rows, segment_length)
+    return ContiguousPass(store, rows, segment_length)
 
 
-def _check_mixture(kind, store):
-    if isinstance(store, MixedStore) and kind != "documents":
+def _check_mixture(kind):
+    if kind != "documents":
         raise ValueError(
-            f"Trainer.stream = {kind!r} has no order for the documents of a Mixture; bind "
-            'Trainer.stream = "documents", or Trainer.corpus to one Corpus'
+            f"Trainer.stream = {kind!r} has no order for the documents of a Mixture: bind "
+            'Trainer.stream = "documents", or Trainer.corpus to one Corpus.'
         )

@@ -1,4 +1,4 @@
-"""How fast token stores are read, how much of what is read is padding, how even the rows are."""
+"""Measures how fast token stores are read, how much is padding, and how even the rows are."""
 
 import os
 import tempfile
@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.stores.token_store import TokenStore, write_store
 from brt.data.streams.ids import check_ids
 from brt.data.streams.ledger import ledger_of
@@ -14,15 +14,27 @@ from brt.data.streams.select import STREAMS, training_stream
 from brt.data.vocabularies.base import ByteVocabulary
 
 
-def measure_store(folder, rows: int, segment_length: int, batches: int = 200, rounds: int = 5):
+def measure_store(
+    folder: str | os.PathLike,
+    rows: int,
+    segment_length: int,
+    batches: int = 200,
+    rounds: int = 5,
+) -> dict[str, dict]:
     """Reads a token store with each kind of stream, on the thread that calls, to host memory.
+
+    Args:
+        folder: of the store.
+        rows, segment_length: B and T.
+        batches: to read in each round.
+        rounds: the fastest counts.
 
     Returns:
         For each of `STREAMS` but samples a dictionary: `first_batch_seconds` from opening the
-        store to the first batch; `tokens_per_second` and `tokens_per_second_with_ledger`, places
-        of a batch (padding counts) by one core's time, in the fastest of the rounds; `padding`,
-        the share of an epoch's places that hold no token; `row_segments`, the fewest and the most
-        segments that a row has in an epoch.
+        store to the first batch; `tokens_per_second` and `tokens_per_second_with_ledger`, tokens
+        of a batch (padding included) by one core's time; `padding`, the share of an epoch's
+        batches that holds no token; `row_segments`, the fewest and the most segments that a row
+        has in an epoch.
 
     Raises:
         ValueError, FileNotFoundError: as `TokenStore` and the streams.
@@ -37,22 +49,23 @@ def measure_store(folder, rows: int, segment_length: int, batches: int = 200, ro
         stream.batch(0)
         first = time.perf_counter() - begun
         segments_B = stream.row_segments_B
+        capacity = int(segments_B.sum()) * segment_length
         found[kind] = {
             "first_batch_seconds": first,
             "tokens_per_second": max(_rate(stream, batches, False) for _ in range(rounds)),
             "tokens_per_second_with_ledger": max(
                 _rate(stream, batches, True) for _ in range(rounds)
             ),
-            "padding": 1 - _tokens_read(kind, store, rows) / int(segments_B.sum() * segment_length),
+            "padding": 1 - _tokens_read(kind, store, rows) / capacity,
             "row_segments": (int(segments_B.min()), int(segments_B.max())),
         }
     return found
 
 
 def time_input(rows: int, segment_length: int, segments_per_step: int, steps: int = 200) -> float:
-    """Tokens per second of the input alone, from a store of random documents.
+    """Measures the tokens per second of the input alone, check and ledger included.
 
-    Check and ledger are included.
+    Reads `steps` batches of whole documents, of random bytes, from a store made for it.
     """
     rng = np.random.default_rng(0)
     lengths = rng.integers(segment_length // 2, 40 * segment_length, 2 * rows)
@@ -63,22 +76,22 @@ def time_input(rows: int, segment_length: int, segments_per_step: int, steps: in
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "store")
         write_store(path, documents, ByteVocabulary(), {"source": "random"}, quiet=True)
-        sizes = rows, segment_length, segments_per_step
-        stream = training_stream("documents", TokenStore(path), *sizes)
+        store = TokenStore(path)
+        stream = training_stream("documents", store, rows, segment_length, segments_per_step)
         stream.batch(0)
         return _rate(stream, steps, True)
 
 
 def _rate(stream, batches, ledger):
-    """Places of a batch read per second of this thread's own time, whatever else is running."""
+    """Tokens of a batch read per second of this thread's own time, whatever else is running."""
     begun = time.thread_time()
     for step in range(1, batches + 1):
         batch = stream.batch(step)
         if ledger:  # what a training run does with every batch
             check_ids(batch, stream.store)
             ledger_of(batch, step)
-    places = stream.rows * stream.segment_length * stream.segments_per_step
-    return batches * places / (time.thread_time() - begun)
+    tokens = stream.rows * stream.segment_length * stream.segments_per_step
+    return batches * tokens / (time.thread_time() - begun)
 
 
 def _tokens_read(kind, store, rows):

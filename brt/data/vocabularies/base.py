@@ -1,59 +1,92 @@
-"""Vocabularies: from the bytes of a document to token ids and back.
+"""The base of all vocabularies: from the bytes of a document to token ids and back.
 
 Ids run from 0 to size - 1 and all of them are scored, those of unknown text too. The id that opens
 a document is `BEGIN`, which lies outside every vocabulary and has its own embedding row in the
-model. Here are bytes and SentencePiece; `word_vocabulary`, `character_vocabulary`,
-`pretrained_vocabularies` and `subword_vocabulary` hold the others.
+model. Bytes and SentencePiece are here too, and the others in files of their own.
 """
 
+import abc
 import hashlib
 import io
 import os
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import gin
 import numpy as np
+from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
 
 from brt.token_ids import BEGIN as BEGIN
 
 
-class Vocabulary(Protocol):
-    """What the rest of brt asks of a vocabulary.
-
-    Attributes:
-        size: number of ids; every id lies in [0, size).
-        name: short text for messages and manifests.
-        fingerprint: sha256, in hex, of whatever decides the mapping. Two vocabularies with the
-            same fingerprint encode every document alike.
-        special_ids: names and ids of the tokens that are no piece of text, such as `<unk>`.
-        unknown_id: the id of text the vocabulary does not know, one of the special ones; None
-            where it knows all text, or refuses what it does not know.
-
-    It may also have `cuts_after`, bytes after which a document may be cut and encoded in pieces:
-    empty where any cut will do. Without it documents are encoded whole.
-    """
+class Vocabulary(abc.ABC):
+    """Encodes the bytes of documents as token ids, and decodes ids."""
 
     @property
-    def size(self) -> int: ...
+    @abc.abstractmethod
+    def size(self) -> int:
+        """Number of ids; every id lies in [0, size). May open the vocabulary's file."""
 
     @property
-    def name(self) -> str: ...
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Short text for messages and manifests."""
 
     @property
-    def fingerprint(self) -> str: ...
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """sha256, in hex, of whatever decides the mapping; may open the vocabulary's file.
+
+        Two vocabularies with the same fingerprint encode every document alike.
+        """
 
     @property
-    def special_ids(self) -> dict[str, int]: ...
+    def special_ids(self) -> dict[str, int]:
+        """Names and ids of the tokens that are no piece of text, such as `<unk>`."""
+        return {}
 
     @property
-    def unknown_id(self) -> int | None: ...
+    def unknown_id(self) -> int | None:
+        """The id of text the vocabulary does not know, one of the special ones.
 
+        None where it knows all text, or refuses what it does not know.
+        """
+        return None
+
+    @property
+    def cuts_after(self) -> bytes | None:
+        """Bytes after which a document may be cut and encoded in pieces; None to encode it whole.
+
+        Empty where any cut will do.
+        """
+        return None
+
+    @property
+    def path(self) -> str | None:
+        """Path of the file or folder the vocabulary is read from; None where there is none."""
+        return None
+
+    @abc.abstractmethod
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        """Token ids of one whole document, int32 (tokens,); `title` is used in errors."""
+        """Encodes one whole document.
 
-    def decode(self, ids) -> str:
-        """The text of `ids`, integers (tokens,), as well as it can be rendered.
+        Args:
+            data: its bytes.
+            title: names it in errors.
+
+        Returns:
+            int32 (tokens,).
+
+        Raises:
+            ValueError: text that the vocabulary refuses.
+        """
+
+    @abc.abstractmethod
+    def decode(self, ids: ArrayLike) -> str:
+        """Returns the text of `ids`, integers (tokens,), as well as it can be rendered.
 
         Raises:
             ValueError: an id outside [0, size).
@@ -61,32 +94,30 @@ class Vocabulary(Protocol):
 
 
 @gin.configurable
-class ByteVocabulary:
+class ByteVocabulary(Vocabulary):
     """Ids are the 256 bytes: any file can be encoded, and nothing is lost."""
 
     size = 256
     name = "bytes"
     cuts_after = b""
     fingerprint = hashlib.sha256(b"brt vocabulary: bytes").hexdigest()
-    special_ids = {}
-    unknown_id = None
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        """The bytes of `data` as int32 (len(data),)."""
+        """Returns the bytes of `data` as int32 (len(data),)."""
         return np.frombuffer(data, np.uint8).astype(np.int32)
 
-    def decode(self, ids) -> str:
-        """UTF-8 text; bytes that are not UTF-8 (a character cut in half) become U+FFFD.
+    def decode(self, ids: ArrayLike) -> str:
+        """Returns UTF-8 text; bytes that are not UTF-8 (half a character) become U+FFFD.
 
         Raises:
             ValueError: an id outside [0, 256).
         """
-        ids = checked_ids(ids, self.size, self.name)
-        return ids.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+        checked = checked_ids(ids, self.size, self.name)
+        return checked.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
 
 @gin.configurable
-class SentencePieceVocabulary:
+class SentencePieceVocabulary(Vocabulary):
     """The pieces of a trained SentencePiece model.
 
     The file is opened when something in it is first asked for, not before, so that an experiment
@@ -101,7 +132,12 @@ class SentencePieceVocabulary:
 
     def __init__(self, model_file: str = gin.REQUIRED):
         self.model_file = expanded(model_file)
-        self._loaded = None
+        self._loaded: tuple[SentencePieceProcessor, str] | None = None
+
+    @property
+    def path(self) -> str:
+        """Path of the model."""
+        return self.model_file
 
     @property
     def size(self) -> int:
@@ -132,16 +168,17 @@ class SentencePieceVocabulary:
         return self._load()[0].unk_id()
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        """Piece ids of a whole UTF-8 document, int32 (tokens,).
+        """Returns the piece ids of a whole UTF-8 document, int32 (tokens,).
 
         Raises:
             ValueError: `data` is not UTF-8.
         """
-        processor, text = self._load()[0], utf8_text(data, title)
+        processor = self._load()[0]
+        text = utf8_text(data, title)
         return np.array(processor.encode(text, out_type=int), np.int32)
 
-    def decode(self, ids) -> str:
-        """The text of the pieces; what the model's normalisation dropped does not come back.
+    def decode(self, ids: ArrayLike) -> str:
+        """Returns the text of the pieces, without what the model's normalisation dropped.
 
         Raises:
             ValueError: an id outside [0, size).
@@ -149,27 +186,31 @@ class SentencePieceVocabulary:
         processor = self._load()[0]
         return processor.decode(checked_ids(ids, self.size, self.name).tolist())
 
-    def _load(self):
+    def _load(self) -> "tuple[SentencePieceProcessor, str]":
+        """The model, and the sha256 of its file."""
         if self._loaded is None:
             self._loaded = _read_sentencepiece(self.model_file)
         return self._loaded
 
 
-def checked_ids(ids, size: int, name: str) -> np.ndarray:
-    """`ids` as an int64 array (tokens,), all of them in [0, size).
+def checked_ids(ids: ArrayLike, size: int, name: str) -> np.ndarray:
+    """Returns `ids` as an int64 array (tokens,), all of them in [0, size).
 
     Raises:
         ValueError: an id outside that range; the sentence names the first one and `name`.
     """
-    ids = np.asarray(ids, np.int64).reshape(-1)
-    outside = ids[(ids < 0) | (ids >= size)]
+    checked = np.asarray(ids, np.int64).reshape(-1)
+    outside = checked[(checked < 0) | (checked >= size)]
     if len(outside):
-        raise ValueError(f"token id {outside[0]} is not in vocabulary {name!r} of size {size}")
-    return ids
+        raise ValueError(
+            f"Token id {outside[0]} is not in vocabulary {name!r} of size {size}: use the "
+            "vocabulary that the ids are of."
+        )
+    return checked
 
 
 def utf8_text(data: bytes, title: str) -> str:
-    """The text of a UTF-8 document.
+    """Decodes a UTF-8 document.
 
     Raises:
         ValueError: it is not UTF-8; the sentence names `title` and the first wrong byte.
@@ -178,13 +219,14 @@ def utf8_text(data: bytes, title: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"document {title!r} is not UTF-8 (byte {error.start} is "
-            f"0x{data[error.start]:02x}); convert it to UTF-8, or use ByteVocabulary"
+            f"Document {title!r} is not UTF-8 (byte {error.start} is "
+            f"0x{data[error.start]:02x}): convert it to UTF-8, or bind Corpus.vocabulary = "
+            '"bytes".'
         ) from None
 
 
 def utf8_lines(data: bytes, title: str) -> Iterator[str]:
-    r"""The lines of a UTF-8 document, each with its `\n`; one at a time, to bound the memory.
+    r"""Yields the lines of a UTF-8 document, each with its `\n`; one at a time, to bound memory.
 
     Raises:
         ValueError: as `utf8_text`.
@@ -198,14 +240,15 @@ def utf8_lines(data: bytes, title: str) -> Iterator[str]:
 
 
 def expanded(path: str) -> str:
-    """A path with `~` and environment variables replaced."""
+    """Returns a path with `~` and environment variables replaced."""
     return os.path.expanduser(os.path.expandvars(path))
 
 
 def read_vocabulary_file(path: str, what: str, binding: str) -> bytes:
-    """The content of a vocabulary's file.
+    """Reads a vocabulary's file.
 
     Args:
+        path: of the file.
         what: what the file is to be, for messages.
         binding: the gin binding that names it, for messages.
 
@@ -217,24 +260,24 @@ def read_vocabulary_file(path: str, what: str, binding: str) -> bytes:
             return file.read()
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"no {what} at {path}: put the file there, or bind what names it to where it is, "
-            f'{binding} or Corpus.vocabulary = "KIND:FILE"; README.md says how one is made'
+            f"No {what} is at {path}: put the file there, or bind what names it to where it is, "
+            f'{binding} or Corpus.vocabulary = "KIND:FILE"; README.md says how one is made.'
         ) from None
     except (IsADirectoryError, PermissionError) as error:
         raise type(error)(
-            f"cannot read the {what} {path} ({error.strerror.lower()}); bind {binding} to a "
-            "readable file"
+            f"{path} cannot be read as the {what} ({str(error.strerror).lower()}): bind "
+            f"{binding} to a readable file."
         ) from None
 
 
-def _read_sentencepiece(path: str):
+def _read_sentencepiece(path: str) -> "tuple[SentencePieceProcessor, str]":
     from sentencepiece import SentencePieceProcessor
 
     binding = "Corpus.vocabulary (or SentencePieceVocabulary.model_file)"
     data = read_vocabulary_file(path, "SentencePiece model", binding)
     not_a_model = ValueError(
-        f"{path} is not a SentencePiece model ({len(data)} bytes); bind {binding} to a file made "
-        "by SentencePiece's trainer"
+        f"{path} is not a SentencePiece model ({len(data)} bytes): bind {binding} to a file made "
+        "by SentencePiece's trainer."
     )
     if not data:  # the library takes an empty model for "none yet" and does not complain
         raise not_a_model

@@ -7,12 +7,15 @@ byte, `U+0020 13519824` for a character, `<unk> 0` for all others. The line's nu
 import functools
 import hashlib
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import gin
 import numpy as np
+from numpy.typing import ArrayLike
 
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.vocabularies.base import (
+    Vocabulary,
     checked_ids,
     expanded,
     read_vocabulary_file,
@@ -25,8 +28,23 @@ PREFIXES = {"byte": "0x", "character": "U+"}
 CODES = {"byte": 2**8, "character": 0x110000}
 
 
+class _SymbolList(NamedTuple):
+    """A symbol list as read from its file.
+
+    symbols: as written, by id.
+    unit: "byte" or "character".
+    pieces: the bytes of each, by id.
+    ids_of_codes: int32, the id of every code of the unit; -1 where none stands for it.
+    """
+
+    symbols: list[str]
+    unit: str
+    pieces: list[bytes]
+    ids_of_codes: np.ndarray
+
+
 @gin.configurable
-class CharacterVocabulary:
+class CharacterVocabulary(Vocabulary):
     """The symbols that a file lists: bytes or characters, as the file says.
 
     enwik8's 204 symbols are the bytes of all its splits, text8's 27 likewise.
@@ -42,9 +60,14 @@ class CharacterVocabulary:
         self.file = expanded(file)
 
     @property
+    def path(self) -> str:
+        """Path of the list."""
+        return self.file
+
+    @property
     def size(self) -> int:
         """Number of symbols, the unknown one included where it is listed."""
-        return len(self._list[0])
+        return len(self._list.symbols)
 
     @property
     def name(self) -> str:
@@ -54,7 +77,7 @@ class CharacterVocabulary:
     @property
     def fingerprint(self) -> str:
         """sha256 of the symbols in their order; counts do not matter."""
-        return hashlib.sha256(" ".join(["symbols", *self._list[0]]).encode()).hexdigest()
+        return hashlib.sha256(" ".join(["symbols", *self._list.symbols]).encode()).hexdigest()
 
     @property
     def special_ids(self) -> dict[str, int]:
@@ -64,47 +87,47 @@ class CharacterVocabulary:
     @property
     def unknown_id(self) -> int | None:
         """The id of symbols that are not listed; None where they are refused."""
-        symbols = self._list[0]
+        symbols = self._list.symbols
         return symbols.index(UNKNOWN) if UNKNOWN in symbols else None
 
     @property
     def cuts_after(self) -> bytes:
-        """Nothing where symbols are bytes; line ends where they are characters."""
-        return b"" if self._list[1] == "byte" else b"\n"
+        """No byte where symbols are bytes, which may be cut anywhere; else line ends."""
+        return b"" if self._list.unit == "byte" else b"\n"
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        """Ids of the symbols of a whole document, int32 (symbols,).
+        """Returns the ids of the symbols of a whole document, int32 (symbols,).
 
         Raises:
             ValueError: a symbol that is not listed, without an unknown one to stand for it; or
                 characters are read and `data` is not UTF-8.
         """
-        _, unit, _, ids_of_codes = self._list
+        unit = self._list.unit
         codes = _codes(data, unit, title)
-        ids = ids_of_codes[codes]
+        ids = self._list.ids_of_codes[codes]
         if self.unknown_id is None and (ids < 0).any():
-            place = int(np.argmax(ids < 0))
-            symbol = _symbol(int(codes[place]), unit)
+            position = int(np.argmax(ids < 0))
+            symbol = _symbol(int(codes[position]), unit)
             raise ValueError(
-                f"document {title!r} has {symbol} at {unit} {place}, which {self.file} does not "
-                "list; count over this split too (SymbolCounting.splits), or count with "
-                "SymbolCounting.unknown = True"
+                f"Document {title!r} has {symbol} at {unit} {position}, which {self.file} does not "
+                "list: count over this split too (SymbolCounting.splits), or count with "
+                "SymbolCounting.unknown = True."
             )
         return ids
 
-    def decode(self, ids) -> str:
-        """The text; unknown symbols, and bytes that are not UTF-8, become U+FFFD.
+    def decode(self, ids: ArrayLike) -> str:
+        """Returns the text; unknown symbols, and bytes that are not UTF-8, become U+FFFD.
 
         Raises:
             ValueError: an id outside [0, size).
         """
-        pieces = self._list[2]
-        ids = checked_ids(ids, self.size, self.name)
-        return b"".join(pieces[i] for i in ids).decode("utf-8", errors="replace")
+        pieces = self._list.pieces
+        checked = checked_ids(ids, self.size, self.name)
+        return b"".join(pieces[i] for i in checked).decode("utf-8", errors="replace")
 
     @functools.cached_property
-    def _list(self):
-        """Symbols as written, their unit, the bytes of each, and the id of every code, int32."""
+    def _list(self) -> _SymbolList:
+        """The content of the file."""
         binding = "CharacterVocabulary.file"
         data = read_vocabulary_file(self.file, "symbol list", binding)
         symbols = [line.split()[0] for line in utf8_lines(data, self.file) if line.strip()]
@@ -117,32 +140,36 @@ class CharacterVocabulary:
                 raise ValueError
         except (IndexError, StopIteration, ValueError, OverflowError):
             raise ValueError(
-                f"{self.file} is no list of symbols, each once, as 0x20 or as U+0020; make one "
-                f"with `brt.prepare --train_vocabulary`, or bind {binding} to one"
+                f"{self.file} is no list of symbols, each once, as 0x20 or as U+0020: make one "
+                f"with `brt.prepare --train_vocabulary`, or bind {binding} to one."
             ) from None
         default = codes.index(None) if None in codes else -1
         ids_of_codes = np.full(CODES[unit], default, np.int32)
         ids_of_codes[known] = [i for i, c in enumerate(codes) if c is not None]
-        return symbols, unit, pieces, ids_of_codes
+        return _SymbolList(symbols, unit, pieces, ids_of_codes)
 
 
 def count_symbols(documents: Iterable[Document], unit: str) -> np.ndarray:
-    """How often each code occurs, int64: (256,) of a "byte", (0x110000,) of a "character".
+    """Counts each code, int64: (256,) for the unit "byte", (0x110000,) for "character".
 
     Raises:
         ValueError: another unit, or characters of a document that is not UTF-8.
     """
     if unit not in CODES:
-        raise ValueError(f'unit = {unit!r} is neither "byte" nor "character"')
+        raise ValueError(f'SymbolCounting.unit = {unit!r}: choose "byte" or "character".')
     counts = np.zeros(CODES[unit], np.int64)
     for document in documents:
-        codes, times = np.unique(_codes(document.data, unit, document.title), return_counts=True)
+        found = _codes(document.data[:], unit, document.title)
+        codes, times = np.unique(found, return_counts=True)
         counts[codes] += times
     return counts
 
 
 def symbol_list(counts: np.ndarray, unit: str, unknown: bool = False) -> bytes:
-    """The file of a symbol vocabulary: by falling count, equal counts by code, unknown last."""
+    """Returns the file of a symbol vocabulary.
+
+    Symbols are sorted by falling count, those of equal count by code; the unknown one is last.
+    """
     found = np.flatnonzero(counts)
     order = found[np.argsort(-counts[found], kind="stable")]
     lines = [f"{_symbol(code, unit)} {counts[code]}\n" for code in order.tolist()]

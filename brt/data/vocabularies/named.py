@@ -1,6 +1,8 @@
-"""Vocabularies as one string, for a config's line or a command line: `KIND:PATH`."""
+"""Makes vocabularies from one string, of a config or a command line: `KIND:PATH`."""
 
 import difflib
+from collections.abc import Callable
+from typing import overload
 
 from brt.data.vocabularies.base import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 from brt.data.vocabularies.characters import CharacterVocabulary
@@ -8,7 +10,7 @@ from brt.data.vocabularies.pretrained import ByteLevelBpeVocabulary, WordPieceVo
 from brt.data.vocabularies.subwords import SubwordVocabulary
 from brt.data.vocabularies.words import WordVocabulary
 
-KINDS = {
+KINDS: dict[str, Callable[[str], Vocabulary]] = {
     "sentencepiece": SentencePieceVocabulary,
     "words": WordVocabulary,
     "characters": CharacterVocabulary,
@@ -19,7 +21,7 @@ KINDS = {
 
 
 def named_vocabulary(text: str) -> Vocabulary:
-    """The vocabulary that a string names; opens no file.
+    """Makes the vocabulary that a string names; opens no file.
 
     Args:
         text: "bytes"; the path of a SentencePiece model, ending in `.model`; or a kind, a colon
@@ -40,11 +42,19 @@ def named_vocabulary(text: str) -> Vocabulary:
     raise ValueError(
         f"{text!r} names no vocabulary"
         + (f" (is {nearest[0]} meant?)" if nearest else "")
-        + '; write "bytes", the path of a SentencePiece model that ends in .model, or KIND:PATH '
-        f"with one of the kinds {', '.join(KINDS)}"
+        + ': write "bytes", the path of a SentencePiece model that ends in .model, or KIND:PATH '
+        f"with one of the kinds {', '.join(KINDS)}."
     )
 
 
+@overload
+def as_vocabulary(given: Vocabulary | str) -> Vocabulary: ...
+
+
+@overload
+def as_vocabulary(given: None) -> None: ...
+
+
 def as_vocabulary(given: Vocabulary | str | None) -> Vocabulary | None:
-    """The vocabulary itself, or the one that a string names."""
+    """Returns the vocabulary itself, or the one that a string names."""
     return named_vocabulary(given) if isinstance(given, str) else given

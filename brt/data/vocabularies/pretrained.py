@@ -4,23 +4,40 @@ The `tokenizers` library does the work: `pip install -e ".[text]"`. The ids are 
 no id is added around a text, and names of special tokens in a text are text.
 """
 
+import abc
 import functools
 import hashlib
 import os
 import re
+from types import ModuleType
+from typing import Any
 
 import gin
 import numpy as np
+from numpy.typing import ArrayLike
 
 from brt.data.extras import extra_library
-from brt.data.vocabularies.base import checked_ids, expanded, read_vocabulary_file, utf8_text
+from brt.data.vocabularies.base import (
+    Vocabulary,
+    checked_ids,
+    expanded,
+    read_vocabulary_file,
+    utf8_text,
+)
 
 PART = 2**18
 """Characters the library is given at once: it needs some 500 bytes for each token."""
 
 
-class _Pretrained:
-    """What both have in common; `self._loaded` is a `tokenizers.Tokenizer` and a sha256."""
+class _Pretrained(Vocabulary):
+    """The base of both kinds."""
+
+    special_tokens: tuple[str, ...]  # those that a file may list
+
+    @property
+    @abc.abstractmethod
+    def _loaded(self) -> tuple[Any, str]:
+        """A `tokenizers.Tokenizer`, and the sha256 of the files and the settings."""
 
     @property
     def size(self) -> int:
@@ -45,26 +62,27 @@ class _Pretrained:
         return None
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        """Ids of a whole UTF-8 document, int32 (tokens,).
+        """Returns the ids of a whole UTF-8 document, int32 (tokens,).
 
         Raises:
             ValueError: `data` is not UTF-8.
         """
-        tokenizer, text = self._loaded[0], utf8_text(data, title)
+        tokenizer = self._loaded[0]
+        text = utf8_text(data, title)
         ids = [
             tokenizer.encode_batch_fast([part], add_special_tokens=False)[0].ids
             for part in parts(text, PART)
         ]
         return np.concatenate([np.zeros(0, np.int32), *(np.array(i, np.int32) for i in ids)])
 
-    def decode(self, ids) -> str:
-        """The text, as well as the pieces tell it.
+    def decode(self, ids: ArrayLike) -> str:
+        """Returns the text, as well as the pieces tell it.
 
         Raises:
             ValueError: an id outside [0, size).
         """
-        ids = checked_ids(ids, self.size, self.name).tolist()
-        return self._loaded[0].decode(ids, skip_special_tokens=False)
+        checked = checked_ids(ids, self.size, self.name).tolist()
+        return self._loaded[0].decode(checked, skip_special_tokens=False)
 
 
 @gin.configurable
@@ -86,12 +104,17 @@ class ByteLevelBpeVocabulary(_Pretrained):
         self.folder = expanded(folder)
 
     @property
+    def path(self) -> str:
+        """Path of the folder."""
+        return self.folder
+
+    @property
     def name(self) -> str:
         """`bpe:` and the name of the folder."""
         return f"bpe:{os.path.basename(os.path.normpath(self.folder))}"
 
     @functools.cached_property
-    def _loaded(self):
+    def _loaded(self) -> tuple[Any, str]:
         library = _library(type(self).__name__)
         paths = [os.path.join(self.folder, name) for name in ("vocab.json", "merges.txt")]
         binding = "ByteLevelBpeVocabulary.folder"
@@ -99,7 +122,10 @@ class ByteLevelBpeVocabulary(_Pretrained):
         try:
             model = library.models.BPE.from_file(*paths)
         except Exception as error:  # the library raises no class of its own
-            raise ValueError(f"{self.folder} holds no byte-level BPE ({error})") from None
+            raise ValueError(
+                f"{self.folder} holds no byte-level BPE ({error}): bind {binding} to a folder "
+                "with the published files."
+            ) from None
         tokenizer = library.Tokenizer(model)
         tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = library.decoders.ByteLevel()
@@ -123,7 +149,13 @@ class WordPieceVocabulary(_Pretrained):
     special_tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
     def __init__(self, file: str = gin.REQUIRED, lower_case: bool = True):
-        self.file, self.lower_case = expanded(file), lower_case
+        self.file = expanded(file)
+        self.lower_case = lower_case
+
+    @property
+    def path(self) -> str:
+        """Path of the list."""
+        return self.file
 
     @property
     def name(self) -> str:
@@ -136,13 +168,16 @@ class WordPieceVocabulary(_Pretrained):
         return self._loaded[0].token_to_id("[UNK]")
 
     @functools.cached_property
-    def _loaded(self):
+    def _loaded(self) -> tuple[Any, str]:
         library = _library(type(self).__name__)
         data = read_vocabulary_file(self.file, "WordPiece list", "WordPieceVocabulary.file")
         model = library.models.WordPiece.from_file(self.file, unk_token="[UNK]")
         tokenizer = library.Tokenizer(model)
         if tokenizer.token_to_id("[UNK]") is None:
-            raise ValueError(f"{self.file} has no [UNK]: it is no WordPiece list of BERT's")
+            raise ValueError(
+                f"{self.file} has no [UNK], and so is no WordPiece list of BERT's: bind "
+                "WordPieceVocabulary.file to one."
+            )
         tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=self.lower_case)
         tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = library.decoders.WordPiece(cleanup=False)
@@ -153,17 +188,18 @@ def parts(text: str, size: int) -> list[str]:
     r"""Cuts a text where no token of either kind can reach across.
 
     That is after a single `\\n` between two characters that are not white space; a part is `size`
-    characters long, and then on to the next such place.
+    characters long, and then on to the next such border.
     """
     cut = re.compile(r"\S\n(?=\S)")
-    found, start = [], 0
-    while place := cut.search(text, start + size):
-        found.append(text[start : place.end()])
-        start = place.end()
+    found = []
+    start = 0
+    while border := cut.search(text, start + size):
+        found.append(text[start : border.end()])
+        start = border.end()
     return [*found, text[start:]]
 
 
-def _digest(*contents):
+def _digest(*contents: str | bytes) -> str:
     digest = hashlib.sha256()
     for content in contents:
         content = content.encode() if isinstance(content, str) else content
@@ -171,5 +207,5 @@ def _digest(*contents):
     return digest.hexdigest()
 
 
-def _library(what):
+def _library(what: str) -> ModuleType:
     return extra_library("tokenizers", what, "text")

@@ -1,9 +1,9 @@
-"""What a vocabulary makes of a text: sizes, ratios, and what survives a round trip."""
+"""Measures a vocabulary on a text: sizes, ratios, and what survives a round trip."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.vocabularies.base import Vocabulary
 
 PROBE_WORDS = 500
@@ -44,7 +44,7 @@ class Report(NamedTuple):
         """Mean tokens of a word, at the text's own; the paper's Table 5 calls it scale."""
         return self.tokens / max(self.words, 1)
 
-    def __str__(self):
+    def __str__(self) -> str:
         special = [f"{name} {number}" for name, number in self.special_ids.items()]
         more = [f"and {len(special) - 8} more"] if len(special) > 8 else []
         rows = [
@@ -76,8 +76,9 @@ def report(vocabulary: Vocabulary, text: bytes) -> Report:
     ids = vocabulary.encode(text, "sample")
     words = text.decode("utf-8", errors="replace").split()
     if len(words) < 2 or not len(ids):
-        raise ValueError("the sample has fewer than two words; give a longer one")
-    unknown, exact = vocabulary.unknown_id, _round_trip(vocabulary, ids) == text
+        raise ValueError("The sample has fewer than two words: give a longer one.")
+    unknown = vocabulary.unknown_id
+    exact = _round_trip(vocabulary, ids) == text
     # What stands for an unknown symbol may bring white space of its own, as SentencePiece's does.
     probe = words[:PROBE_WORDS]
     known = [w for w in probe if unknown not in vocabulary.encode(w.encode(), "sample")]
@@ -99,7 +100,7 @@ def report(vocabulary: Vocabulary, text: bytes) -> Report:
 
 
 def sample_text(documents: Iterable[Document], size: int = 2**22) -> bytes:
-    """The first `size` bytes of a source's documents, fewer to end with a line.
+    """Returns the first `size` bytes of a source's documents, fewer to end with a line.
 
     Raises:
         ValueError: the documents come as token ids.
@@ -108,17 +109,17 @@ def sample_text(documents: Iterable[Document], size: int = 2**22) -> bytes:
     for document in documents:
         if document.tokens is not None:
             raise ValueError(
-                f"document {document.title!r} comes as token ids; there is no text to measure its "
-                "vocabulary on"
+                f"Document {document.title!r} comes as token ids, and there is no text to measure "
+                "its vocabulary on: bind Corpus.source to a source of text."
             )
-        sample += document.data
+        sample += document.data[:]
         if len(sample) >= size:
             return sample[: sample.rfind(b"\n", 0, size) + 1] or sample
     return sample
 
 
 def lost_white_space(vocabulary: Vocabulary, words: list[str]) -> list[str]:
-    """Which of tabs, newlines and double spaces do not survive between the given words."""
+    """Returns those of tabs, newlines and double spaces that do not survive between words."""
     separators = {"tabs": "\t", "newlines": "\n", "double spaces": "  "}
     return [name for name, text in separators.items() if not _survives(text, vocabulary, words)]
 
@@ -128,7 +129,7 @@ def _round_trip(vocabulary, ids):
 
 
 def _survives(separator, vocabulary, words):
-    """Whether words joined by it come back with as many of it."""
+    """Tells whether words joined by a separator come back with as many of it."""
     # The line end that closes the probe gives vocabularies with line symbols a whole line.
     probe = separator.join(words) + "\n"
     try:

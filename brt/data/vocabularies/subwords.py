@@ -6,18 +6,26 @@ are imported when text is encoded, in preparation, not to know the size or the f
 
 import functools
 import hashlib
+from typing import Any
 
 import gin
 import numpy as np
+from numpy.typing import ArrayLike
 
 from brt.data.extras import extra_library
-from brt.data.vocabularies.base import checked_ids, expanded, read_vocabulary_file, utf8_text
+from brt.data.vocabularies.base import (
+    Vocabulary,
+    checked_ids,
+    expanded,
+    read_vocabulary_file,
+    utf8_text,
+)
 
 SUFFIX = ".subwords"
 
 
 @gin.configurable
-class SubwordVocabulary:
+class SubwordVocabulary(Vocabulary):
     """The subwords of a file made by SubwordTextEncoder; any text can be encoded and comes back.
 
     Ids are the encoder's: 0 is padding, which no text gives, then the subwords, then 256 bytes.
@@ -29,11 +37,18 @@ class SubwordVocabulary:
         FileNotFoundError, ValueError, ImportError: on first use.
     """
 
-    unknown_id = None
-    special_ids = {"<pad>": 0}
-
     def __init__(self, file: str = gin.REQUIRED):
         self.file = expanded(file)
+
+    @property
+    def path(self) -> str:
+        """Path of the file."""
+        return self.file
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """Padding."""
+        return {"<pad>": 0}
 
     @property
     def size(self) -> int:
@@ -52,37 +67,41 @@ class SubwordVocabulary:
         return hashlib.sha256(self._content).hexdigest()
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        """Ids of a whole UTF-8 document, int32 (tokens,).
+        """Returns the ids of a whole UTF-8 document, int32 (tokens,).
 
         Raises:
             ValueError: `data` is not UTF-8.
         """
         return np.array(self._encoder.encode(utf8_text(data, title)), np.int32)
 
-    def decode(self, ids) -> str:
-        """The text; bytes that are not UTF-8 become U+FFFD.
+    def decode(self, ids: ArrayLike) -> str:
+        """Returns the text; bytes that are not UTF-8 become U+FFFD.
 
         Raises:
             ValueError: an id outside [0, size).
         """
-        ids = checked_ids(ids, self.size, self.name)
-        return self._encoder.decode(ids[ids > 0].tolist())  # which takes padding at the end only
+        checked = checked_ids(ids, self.size, self.name)
+        # The library takes padding at the end only.
+        return self._encoder.decode(checked[checked > 0].tolist())
 
     @functools.cached_property
-    def _content(self):
+    def _content(self) -> bytes:
         content = read_vocabulary_file(self.file, "file of subwords", "SubwordVocabulary.file")
         if not self.file.endswith(SUFFIX) or not content.startswith(b"### SubwordTextEncoder"):
-            raise ValueError(f"{self.file} is not a {SUFFIX} file that SubwordTextEncoder made")
+            raise ValueError(
+                f"{self.file} is not a {SUFFIX} file that SubwordTextEncoder made: bind "
+                "SubwordVocabulary.file to one."
+            )
         return content
 
     @functools.cached_property
-    def _encoder(self):
+    def _encoder(self) -> Any:
         self._content  # noqa: B018  (says what is wrong with the file)
         return encoder_class().load_from_file(self.file.removesuffix(SUFFIX))
 
 
-def encoder_class():
-    """The library's `SubwordTextEncoder`.
+def encoder_class() -> Any:
+    """Returns the library's `SubwordTextEncoder`.
 
     Raises:
         MissingExtra: TensorFlow Datasets is not installed.

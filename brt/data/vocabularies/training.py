@@ -8,31 +8,35 @@ What `Corpus.vocabulary` names is made: a SentencePiece model, or a list of word
 subwords. The same source and settings give the same file, byte for byte.
 """
 
+import abc
 import io
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
 import gin
 import numpy as np
 
 from brt import config
 from brt.data.corpus import Corpus
-from brt.data.sources.files import Document, Source
-from brt.data.vocabularies.base import SentencePieceVocabulary, utf8_text
+from brt.data.sources.base import Document, Source
+from brt.data.vocabularies.base import SentencePieceVocabulary, Vocabulary, utf8_text
 from brt.data.vocabularies.characters import CharacterVocabulary, count_symbols, symbol_list
 from brt.data.vocabularies.subwords import SUFFIX, SubwordVocabulary, encoder_class
 from brt.data.vocabularies.words import WordVocabulary, count_words, word_list
 from brt.progress import SECONDS, reported
 
+Made = TypeVar("Made", bound=Vocabulary)
+
 TABLE_5_SIZES = (512, 1000, 4000, 8000, 32_000, 64_000, 96_000, 128_000)
 """Pieces of the SentencePiece models of the Block-Recurrent paper's Table 5."""
 
-PG19_OPTIONS = {
+PG19_OPTIONS: dict[str, Any] = {
     "model_type": "bpe",
     "character_coverage": 0.9995,
     "normalization_rule_name": "nmt_nfkc",
@@ -54,8 +58,34 @@ PG19_OPTIONS = {
 """Settings inside the models that google-research/meliad published for PG19."""
 
 
+class VocabularyTraining(abc.ABC, Generic[Made]):
+    """The base of what makes the file of one kind of vocabulary.
+
+    Args:
+        splits: which splits of a source are read.
+
+    Attributes:
+        splits: as given.
+    """
+
+    def __init__(self, splits: tuple[str, ...]):
+        self.splits = splits
+
+    @abc.abstractmethod
+    def make(self, vocabulary: Made, documents: Iterable[Document]) -> bytes:
+        """Returns the content of the vocabulary's file.
+
+        Args:
+            vocabulary: whose settings the file is for; the file need not exist.
+            documents: texts, read once.
+
+        Raises:
+            ValueError: no such vocabulary can be made of them.
+        """
+
+
 @gin.configurable
-class SentencePieceTraining:
+class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
     """Trains a SentencePiece model, with the settings of the published PG19 models.
 
     A line of text is a sentence to the library. The lines are a uniform sample, drawn here and not
@@ -84,22 +114,26 @@ class SentencePieceTraining:
         options: dict | None = None,
         splits: tuple[str, ...] = ("train",),
     ):
-        self.size, self.seed, self.max_lines, self.splits = size, seed, max_lines, splits
+        super().__init__(splits)
+        self.size = size
+        self.seed = seed
+        self.max_lines = max_lines
         self.options = {**PG19_OPTIONS, **(options or {})}
         if keep_whitespace:
             own = list(self.options.get("user_defined_symbols", ()))
             self.options["user_defined_symbols"] = [*own, "\n", "\t"]
 
     def make(self, vocabulary: SentencePieceVocabulary, documents: Iterable[Document]) -> bytes:
-        """The model file."""
+        """Returns the model file."""
         from sentencepiece import SentencePieceTrainer
 
-        longest, model = self.options["max_sentence_length"], io.BytesIO()
+        longest = self.options["max_sentence_length"]
+        model = io.BytesIO()
         lines = sample_lines(documents, self.max_lines, self.seed, longest)
         if not lines:
             raise ValueError(
-                f"no line of the source has 1 to {longest} bytes; bind SentencePieceTraining."
-                "options = {'max_sentence_length': ...} to more"
+                f"No line of the source has 1 to {longest} bytes: bind SentencePieceTraining."
+                "options = {'max_sentence_length': ...} to more."
             )
         try:
             with _still_working(f"training {self.size:,} pieces on {len(lines):,} lines"):
@@ -115,14 +149,14 @@ class SentencePieceTraining:
         except (RuntimeError, OSError) as error:
             raise ValueError(
                 f"SentencePiece cannot train {self.size} pieces on {len(lines)} lines "
-                f"({str(error).strip()}); change SentencePieceTraining.size or options, or give "
-                "more text"
+                f"({str(error).strip()}): change SentencePieceTraining.size or options, or give "
+                "more text."
             ) from None
         return model.getvalue()
 
 
 @gin.configurable
-class WordCounting:
+class WordCounting(VocabularyTraining[WordVocabulary]):
     """Lists words by how often they occur, as `word_list` says.
 
     Args:
@@ -134,16 +168,18 @@ class WordCounting:
     def __init__(
         self, min_count: int = 1, max_size: int | None = None, splits: tuple[str, ...] = ("train",)
     ):
-        self.min_count, self.max_size, self.splits = min_count, max_size, splits
+        super().__init__(splits)
+        self.min_count = min_count
+        self.max_size = max_size
 
     def make(self, vocabulary: WordVocabulary, documents: Iterable[Document]) -> bytes:
-        """The word list."""
+        """Returns the word list."""
         counts = count_words(vocabulary, documents)
         return word_list(vocabulary, counts, self.min_count, self.max_size)
 
 
 @gin.configurable
-class SymbolCounting:
+class SymbolCounting(VocabularyTraining[CharacterVocabulary]):
     """Lists bytes or characters by how often they occur.
 
     Args:
@@ -159,15 +195,17 @@ class SymbolCounting:
         unknown: bool = False,
         splits: tuple[str, ...] = ("train", "validation", "test"),
     ):
-        self.unit, self.unknown, self.splits = unit, unknown, splits
+        super().__init__(splits)
+        self.unit = unit
+        self.unknown = unknown
 
     def make(self, vocabulary: CharacterVocabulary, documents: Iterable[Document]) -> bytes:
-        """The symbol list."""
+        """Returns the symbol list."""
         return symbol_list(count_symbols(documents, self.unit), self.unit, self.unknown)
 
 
 @gin.configurable
-class SubwordTraining:
+class SubwordTraining(VocabularyTraining[SubwordVocabulary]):
     """Builds a SubwordTextEncoder; needs TensorFlow Datasets and its patience.
 
     Args:
@@ -182,11 +220,13 @@ class SubwordTraining:
         max_characters: int | None = 10_000_000,
         splits: tuple[str, ...] = ("train",),
     ):
-        self.size, self.max_characters, self.splits = size, max_characters, splits
+        super().__init__(splits)
+        self.size = size
+        self.max_characters = max_characters
 
     def make(self, vocabulary: SubwordVocabulary, documents: Iterable[Document]) -> bytes:
-        """The file of subwords."""
-        texts = (utf8_text(document.data, document.title) for document in documents)
+        """Returns the file of subwords."""
+        texts = (utf8_text(document.data[:], document.title) for document in documents)
         encoder = encoder_class().build_from_corpus(
             texts, target_vocab_size=self.size, max_corpus_chars=self.max_characters
         )
@@ -198,7 +238,7 @@ class SubwordTraining:
             os.remove(partial + SUFFIX)
 
 
-TRAININGS = {
+TRAININGS: dict[type[Vocabulary], Callable[[], VocabularyTraining]] = {
     SentencePieceVocabulary: SentencePieceTraining,
     WordVocabulary: WordCounting,
     CharacterVocabulary: SymbolCounting,
@@ -206,8 +246,8 @@ TRAININGS = {
 }
 
 
-def bound_training():
-    """The training that fits the vocabulary `Corpus` is bound to; reads its bindings.
+def bound_training() -> VocabularyTraining:
+    """Makes the training that fits the vocabulary `Corpus` is bound to; reads its bindings.
 
     Raises:
         brt.config.ConfigError: a REQUIRED value is missing, such as SentencePieceTraining.size.
@@ -217,8 +257,8 @@ def bound_training():
         vocabulary = Corpus().vocabulary
         if type(vocabulary) not in TRAININGS:
             raise ValueError(
-                f"{vocabulary.name!r} is not made from text; bind Corpus.vocabulary to the file to "
-                'make, such as "vocabularies/8k.model" or "words:vocabularies/words.txt"'
+                f"{vocabulary.name!r} is not made from text: bind Corpus.vocabulary to the file to "
+                'make, such as "vocabularies/8k.model" or "words:vocabularies/words.txt".'
             )
         return TRAININGS[type(vocabulary)]()
     except (RuntimeError, TypeError) as error:
@@ -227,7 +267,9 @@ def bound_training():
         raise
 
 
-def train_vocabulary(vocabulary, training, source: Source, quiet: bool = False) -> str:
+def train_vocabulary(
+    vocabulary: Made, training: VocabularyTraining[Made], source: Source, quiet: bool = False
+) -> str:
     """Makes the vocabulary's file, whole or not at all, and returns its path.
 
     Args:
@@ -240,11 +282,13 @@ def train_vocabulary(vocabulary, training, source: Source, quiet: bool = False) 
         FileExistsError: the file exists; stores may have been made with it.
         ValueError: a source that gives no text, or as the training's `make`.
     """
-    path = getattr(vocabulary, "file", None) or vocabulary.model_file
+    path = vocabulary.path
+    if path is None:
+        raise ValueError(f"{vocabulary.name!r} has no file: bind Corpus.vocabulary to one to make.")
     if os.path.exists(path):
         raise FileExistsError(
-            f"{path} exists, and stores may have been made with it; delete it, or bind "
-            "Corpus.vocabulary to another file"
+            f"{path} exists, and stores may have been made with it: delete it, or bind "
+            "Corpus.vocabulary to another file."
         )
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     data = training.make(vocabulary, _documents(source, training.splits, path, quiet))
@@ -262,7 +306,7 @@ def train_vocabulary(vocabulary, training, source: Source, quiet: bool = False) 
 
 
 def sample_lines(documents: Iterable[Document], count: int, seed: int, longest: int) -> list[str]:
-    """A uniform sample of the lines that have 1 to `longest` bytes; all of them if they are fewer.
+    """Draws a uniform sample of the lines of 1 to `longest` bytes; all of them if they are fewer.
 
     Memory holds the sample and one document. The draws depend on the seed and on how many lines
     came before, not on NumPy's version. Source: Li 1994, "Reservoir-sampling algorithms of time
@@ -272,11 +316,14 @@ def sample_lines(documents: Iterable[Document], count: int, seed: int, longest: 
         ValueError: a sampled line is not UTF-8, or `count` is below 1.
     """
     if count < 1:
-        raise ValueError(f"SentencePieceTraining.max_lines = {count} must be at least 1")
+        raise ValueError(f"SentencePieceTraining.max_lines = {count} must be at least 1.")
     uniform = _uniform(seed)
-    sample, seen, weight, following = [], 0, 1.0, count - 1
+    sample: list[str] = []
+    seen = 0
+    weight = 1.0
+    following = count - 1  # the number of the next line that replaces one of the sample
     for document in documents:
-        lines = [line for line in document.data.split(b"\n") if 0 < len(line) <= longest]
+        lines = [line for line in document.data[:].split(b"\n") if 0 < len(line) <= longest]
         filling = lines[: count - len(sample)]
         sample += [_text_of(line, document) for line in filling]
         while following < seen + len(lines):
@@ -289,7 +336,7 @@ def sample_lines(documents: Iterable[Document], count: int, seed: int, longest: 
     return sample
 
 
-def _text_of(line, document):
+def _text_of(line: bytes, document: Document) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:
@@ -297,14 +344,14 @@ def _text_of(line, document):
         raise
 
 
-def _uniform(seed) -> Iterator[float]:
+def _uniform(seed: int) -> Iterator[float]:
     """Numbers above 0 and below 1, from raw bits, which NumPy keeps the same in all versions."""
     bits = np.random.Philox(np.random.SeedSequence(seed))
     while True:
         yield from ((bits.random_raw(1024) >> np.uint64(11)) + 0.5) * 2.0**-53
 
 
-def _documents(source, splits, path, quiet):
+def _documents(source: Source, splits: Iterable[str], path: str, quiet: bool) -> Iterator[Document]:
     for split in splits:
         documents = source.documents(split)
         if not quiet:
@@ -312,16 +359,17 @@ def _documents(source, splits, path, quiet):
         for document in documents:
             if document.tokens is not None:
                 raise ValueError(
-                    f"document {document.title!r} comes as token ids; a vocabulary is made from a "
-                    "source of text"
+                    f"Document {document.title!r} comes as token ids, and a vocabulary is made "
+                    "from text: bind Corpus.source to a source of text."
                 )
             yield document
 
 
 @contextmanager
-def _still_working(label):
+def _still_working(label: str) -> Iterator[None]:
     """Says every few seconds how long one call that reports nothing has taken."""
-    done, begun = threading.Event(), time.monotonic()
+    done = threading.Event()
+    begun = time.monotonic()
 
     def tell():
         while not done.wait(SECONDS):

@@ -14,13 +14,20 @@ from collections.abc import Iterable, Iterator
 
 import gin
 import numpy as np
+from numpy.typing import ArrayLike
 
-from brt.data.sources.files import Document
-from brt.data.vocabularies.base import checked_ids, expanded, read_vocabulary_file, utf8_lines
+from brt.data.sources.base import Document
+from brt.data.vocabularies.base import (
+    Vocabulary,
+    checked_ids,
+    expanded,
+    read_vocabulary_file,
+    utf8_lines,
+)
 
 
 @gin.configurable
-class WordVocabulary:
+class WordVocabulary(Vocabulary):
     """Words, as white space separates them, and a symbol for the end of each line.
 
     WikiText and Penn Treebank are read with the defaults. For One Billion Word, one sentence a
@@ -49,8 +56,15 @@ class WordVocabulary:
         lower_case: bool = False,
     ):
         self.file = expanded(file)
-        self.unknown, self.lower_case = unknown, lower_case
-        self.before_line, self.after_line = before_line, after_line
+        self.unknown = unknown
+        self.before_line = before_line
+        self.after_line = after_line
+        self.lower_case = lower_case
+
+    @property
+    def path(self) -> str:
+        """Path of the list."""
+        return self.file
 
     @property
     def size(self) -> int:
@@ -79,12 +93,12 @@ class WordVocabulary:
         return None if self.unknown is None else self._ids[self.unknown]
 
     def special_words(self) -> list[str]:
-        """Words that the file must list because the settings name them."""
+        """Returns the words that the file must list because the settings name them."""
         words = (self.unknown, self.before_line, self.after_line)
         return list(dict.fromkeys(word for word in words if word is not None))
 
     def words(self, data: bytes, title: str) -> Iterator[str]:
-        """The words of a UTF-8 document, those that mark lines among them.
+        """Yields the words of a UTF-8 document, those that mark lines among them.
 
         Raises:
             ValueError: `data` is not UTF-8.
@@ -97,12 +111,13 @@ class WordVocabulary:
                 yield self.after_line
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        """Ids of the words of a whole UTF-8 document, int32 (tokens,).
+        """Returns the ids of the words of a whole UTF-8 document, int32 (tokens,).
 
         Raises:
             ValueError: `data` is not UTF-8, or has a word that is not listed and `unknown` is None.
         """
-        ids, words = self._ids, self.words(data, title)
+        ids = self._ids
+        words = self.words(data, title)
         if self.unknown is not None:
             unknown = ids[self.unknown]
             return np.fromiter((ids.get(word, unknown) for word in words), np.int32)
@@ -110,17 +125,19 @@ class WordVocabulary:
             return np.fromiter((ids[word] for word in words), np.int32)
         except KeyError as error:
             raise ValueError(
-                f"document {title!r} has the word {error.args[0]!r}, which {self.file} does not "
-                "list; bind WordVocabulary.unknown to a word that stands for such words"
+                f"Document {title!r} has the word {error.args[0]!r}, which {self.file} does not "
+                "list: bind WordVocabulary.unknown to a word that stands for such words."
             ) from None
 
-    def decode(self, ids) -> str:
-        """Words with one space between them, and a line break for each end of a line.
+    def decode(self, ids: ArrayLike) -> str:
+        """Returns words with one space between them, and a line break for each end of a line.
 
         Raises:
             ValueError: an id outside [0, size).
         """
-        words, text, line = list(self._ids), [], []
+        words = list(self._ids)
+        text: list[str] = []
+        line: list[str] = []
         for word in map(words.__getitem__, checked_ids(ids, self.size, self.name)):
             # Where one symbol opens and closes lines, it closes those that have words.
             if word == self.after_line and (line or self.before_line is None):
@@ -131,38 +148,42 @@ class WordVocabulary:
         return "".join(text) + " ".join(line)
 
     @functools.cached_property
-    def _ids(self):
-        ids = {}
+    def _ids(self) -> dict[str, int]:
+        """From each word to its id, in the order of the ids."""
+        ids: dict[str, int] = {}
         lines = read_vocabulary_file(self.file, "word list", "WordVocabulary.file")
         for number, line in enumerate(utf8_lines(lines, self.file), 1):
             word = line.split(maxsplit=1)[:1]
             if not word:
-                raise ValueError(f"line {number} of {self.file} is empty; write one word a line")
+                raise ValueError(f"Line {number} of {self.file} is empty: write one word a line.")
             ids.setdefault(word[0], len(ids))
         if absent := [word for word in self.special_words() if word not in ids]:
             raise ValueError(
-                f"{self.file} does not list {absent[0]!r}; bind WordVocabulary.unknown, "
-                "before_line and after_line to words that it lists, or to None"
+                f"{self.file} does not list {absent[0]!r}: bind WordVocabulary.unknown, "
+                "before_line and after_line to words that it lists, or to None."
             )
         return ids
 
 
-def count_words(vocabulary: WordVocabulary, documents: Iterable[Document]) -> Counter:
-    """How often each word occurs; the file of `vocabulary` is not needed, only its settings."""
-    counts = Counter()
+def count_words(vocabulary: WordVocabulary, documents: Iterable[Document]) -> Counter[str]:
+    """Counts each word; the file of `vocabulary` is not needed, only its settings."""
+    counts: Counter[str] = Counter()
     for document in documents:
-        counts.update(vocabulary.words(document.data, document.title))
+        counts.update(vocabulary.words(document.data[:], document.title))
     return counts
 
 
 def word_list(
-    vocabulary: WordVocabulary, counts: Counter, min_count: int = 1, max_size: int | None = None
+    vocabulary: WordVocabulary,
+    counts: Counter[str],
+    min_count: int = 1,
+    max_size: int | None = None,
 ) -> bytes:
-    """The file of a word vocabulary.
+    """Returns the file of a word vocabulary.
 
     Words are sorted by falling count, those of equal count by their code points, so that the file
     depends neither on the order of documents nor on the machine. Words left out are counted as the
-    unknown one, which has its place by that count; words the settings name are never left out.
+    unknown one, which is sorted by that count; words the settings name are never left out.
 
     Args:
         vocabulary: whose settings the list is for.
@@ -172,7 +193,7 @@ def word_list(
 
     Raises:
         ValueError: words would have to be left out, and no word stands for unknown ones; or
-            `max_size` leaves no place for words.
+            `max_size` leaves no room for words.
     """
 
     def order(item):
@@ -181,7 +202,10 @@ def word_list(
     special = vocabulary.special_words()
     room = None if max_size is None else max_size - len(special)
     if room is not None and room < 1:
-        raise ValueError(f"max_size = {max_size} leaves no place for words beside {special}")
+        raise ValueError(
+            f"WordCounting.max_size = {max_size} leaves no room for words beside {special}: "
+            "bind it to more."
+        )
     usual = [item for item in counts.items() if item[1] >= min_count and item[0] not in special]
     kept = dict(sorted(usual, key=order)[:room])
     left_out = len(counts.keys() - kept.keys() - set(special))
@@ -190,8 +214,8 @@ def word_list(
         kept[vocabulary.unknown] += counts.total() - sum(kept.values())
     elif left_out:
         raise ValueError(
-            f"{left_out} words would be left out; bind WordVocabulary.unknown to a word that "
-            "stands for them, or count with min_count = 1 and no max_size"
+            f"{left_out} words would be left out: bind WordVocabulary.unknown to a word that "
+            "stands for them, or WordCounting.min_count = 1 and WordCounting.max_size = None."
         )
     lines = (f"{word} {count}\n" for word, count in sorted(kept.items(), key=order))
     return "".join(lines).encode()

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brt.data.streams.documents import Batch
+from brt.data.streams.batch import Batch
 from brt.data.streams.ids import check_ids
 from brt.data.streams.select import evaluation_pass
 from brt.evaluation.reading import to_host

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
-from brt.data.streams.documents import permutation
 from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.recording import Recording, check_aligned
 from brt.evaluation.words import NAME, OTHER, TITLE, Words

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
-from brt.data.streams.documents import permutation
 from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun

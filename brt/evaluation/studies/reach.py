@@ -17,8 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
-from brt.data.streams.documents import Batch, gather, permutation, row_range
+from brt.data.streams.base import row_range
+from brt.data.streams.batch import Batch, gather
 from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording

@@ -203,7 +203,7 @@ def test_symbols_are_written_and_read_as_characters():
         (lambda: AssociativeRetrieval(num_pairs=11), "num_pairs = 11"),
         (lambda: QuadraticEquations(max_root=101), "max_root = 101"),
         (lambda: QuadraticEquations(rootless=1.0), "rootless = 1.0"),
-        (lambda: CopyTask().count("dev"), "not 'dev'"),
+        (lambda: CopyTask().count("dev"), "no split 'dev'"),
         (lambda: samples(CopyTask(length=2)), "115,000 different samples and has 100"),
     ],
 )

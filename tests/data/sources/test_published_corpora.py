@@ -69,7 +69,7 @@ def test_one_file_is_cut_into_the_splits_in_order(cut):
 def test_a_file_of_another_size_is_refused_with_both_sizes(cut, size):
     make, folder, _ = cut
     (folder / make.file).write_bytes(bytes(size))
-    with pytest.raises(ValueError, match=rf"{size} bytes .* own file has 100; .*mattmahoney"):
+    with pytest.raises(ValueError, match=rf"{size} bytes .* own file has 100: .*mattmahoney"):
         next(make(str(folder)).documents("train"))
 
 
@@ -136,12 +136,12 @@ def test_a_file_without_a_title_cannot_be_cut(tmp_path, monkeypatch):
 def test_wrong_numbers_of_lines_or_words_are_refused(wikitext, tmp_path):
     for name in os.listdir(tmp_path):
         (tmp_path / name).write_bytes(TEXT + b" \n")
-    with pytest.raises(ValueError, match=r"has 16 lines and WikiText\w+'s own file has 15;"):
+    with pytest.raises(ValueError, match=r"has 16 lines and WikiText\w+'s own file has 15:"):
         next(wikitext().documents("train"))
     for name in os.listdir(tmp_path):
         (tmp_path / name).write_bytes(TEXT.replace(b"More", b"Even more"))
     if not wikitext().raw:  # no number of words is published for the raw form
-        with pytest.raises(ValueError, match=f"{TOKENS + 1} words and line ends .* has {TOKENS};"):
+        with pytest.raises(ValueError, match=f"{TOKENS + 1} words and line ends .* has {TOKENS}:"):
             next(wikitext().documents("train"))
 
 
@@ -170,7 +170,9 @@ def test_penn_treebank_is_one_file_a_split(tmp_path, monkeypatch):
     assert parallel(source, "train") == list(source.documents("train"))
     with pytest.raises(ValueError, match=r"7 words and line ends and PennTreebank's own .* has 6"):
         next(source.documents("test"))
-    with pytest.raises(ValueError, match="no split 'valid'; it has train, validation, test"):
+    with pytest.raises(
+        ValueError, match="no split 'valid': ask for one of train, validation, test"
+    ):
         next(source.documents("valid"))
     with pytest.raises(FileNotFoundError, match=r"get ptb\.train\.txt from .*simple-examples"):
         next(PennTreebank(str(tmp_path / "x")).documents("train"))

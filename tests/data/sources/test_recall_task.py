@@ -79,7 +79,7 @@ def test_distances_are_recovered_from_the_tokens_alone(task):
 
 
 def test_a_question_without_a_definition_is_refused():
-    with pytest.raises(ValueError, match="token 2 asks for key 5, which is not defined before"):
+    with pytest.raises(ValueError, match="Token 2 asks for key 5, which is not defined before"):
         answer_distances([9, ASK, 5, 7, DEFINE, 5, 7])
     assert [a.tolist() for a in answer_distances([9, 9])] == [[], []]
 
@@ -202,8 +202,8 @@ def test_descriptions_change_with_every_setting():
         ({"num_values": 0}, "at least one"),
         ({"seed": -1}, "seed = -1 is negative"),
         ({"num_keys": 3}, "num_keys = 3 is below num_facts = 4"),
-        ({"min_distance": 2}, "the shortest possible is 3"),
-        ({"min_distance": 900}, "distances run from 900 to 768"),
+        ({"min_distance": 2}, "min_distance = 2 must be at least 3"),
+        ({"min_distance": 900}, "min_distance = 900 must be .* max_distance = 768"),
         ({"document_length": 830}, "document_length = 830 is too short: .* at least 831 tokens"),
         ({"document_length": (900, 890)}, "too short"),
     ],
@@ -221,9 +221,9 @@ def test_the_vocabulary_reads_and_writes_words():
     assert vocabulary.decode(ids) == text
     assert vocabulary.decode([14, 15, 16]) == ". . ."
     assert vocabulary.size == 17
-    with pytest.raises(ValueError, match="token id 17"):
+    with pytest.raises(ValueError, match="Token id 17"):
         vocabulary.decode([17])
-    with pytest.raises(ValueError, match=r"'prompt' has the word 'k4'; .* k0 to k3 and v0 to v7"):
+    with pytest.raises(ValueError, match=r"'prompt' has the word 'k4': .* k0 to k3 and v0 to v7"):
         vocabulary.encode(b"ask k4", "prompt")
 
 

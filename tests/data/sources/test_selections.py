@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brt.data.corpus import Corpus
-from brt.data.sources.files import Document, TextFiles
+from brt.data.sources.base import Document, Source
+from brt.data.sources.files import TextFiles
 from brt.data.sources.selections import FirstDocuments, FirstTokens, GutenbergText
-from brt.data.vocabularies.base import ByteVocabulary
+from brt.data.vocabularies.base import ByteVocabulary, Vocabulary
 
 
-class Words:
+class Words(Vocabulary):
     """A vocabulary whose ids are the lengths of words, so that white space is lost."""
 
     size = 100
@@ -29,7 +30,7 @@ class Words:
         return " ".join("x" * i for i in ids)
 
 
-class Stream:
+class Stream(Source):
     """A source that cannot list its documents."""
 
     def __init__(self, *texts):
@@ -92,7 +93,7 @@ def test_fewer_documents_than_asked_for_are_refused_beforehand(books):
 def test_the_first_documents_of_a_stream_are_taken_and_no_more(books):
     source = FirstDocuments(Stream(b"a", b"b", b"c"), {"train": 2})
     assert [d.data for d in source.documents("train")] == [b"a", b"b"]
-    assert not hasattr(source, "parts") and hasattr(FirstDocuments(books, {}), "parts")
+    assert not source.listed and FirstDocuments(books, {}).listed
 
 
 def test_the_first_tokens_are_those_of_the_whole_document_and_its_text_ends_with_them(books):
@@ -183,4 +184,4 @@ def test_books_are_cut_wherever_they_are_read(tmp_path):
     source = GutenbergText(TextFiles(f"{tmp_path}/*.txt"))
     assert [d.data for d in parallel(source, "train")] == [BODY]
     assert source.description("train")["gutenberg_marks"] == "cut"
-    assert not hasattr(GutenbergText(Stream()), "parts")
+    assert not GutenbergText(Stream()).listed

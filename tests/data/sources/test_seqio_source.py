@@ -96,8 +96,9 @@ said = refused(SeqioText("pg19_tokens", data_dir="sets"))
 assert "SeqioText.vocabulary" in said and "targets_pretokenized" in said, said
 said = refused(SeqioText("pg19_tokens", data_dir="sets", vocabulary=ByteVocabulary()))
 assert "'bytes' reads as" in said, said
-assert "no feature 'story'; bind SeqioText.feature to one of" in refused(SeqioText("a", "story"))
-assert "holds" in refused(SeqioText("pg19_tokens", title_feature="targets", data_dir="sets"))
+assert "no feature 'story': bind SeqioText.feature to one of" in refused(SeqioText("a", "story"))
+said = refused(SeqioText("pg19_tokens", title_feature="targets", data_dir="sets"))
+assert "does not hold text: bind SeqioText.title_feature" in said, said
 assert "no split 'dev'" in refused(SeqioText("a"), "dev")
 assert "SeqioText.module" in refused(SeqioText("absent"))
 """

@@ -95,7 +95,7 @@ def test_a_file_that_may_not_be_read_is_named_before_the_first_document(tmp_path
     fill(tmp_path, {"a.txt": b"one", "b.txt": b"two"})
     allowed = os.access
     monkeypatch.setattr(os, "access", lambda p, mode: "b.txt" not in str(p) and allowed(p, mode))
-    with pytest.raises(PermissionError, match=r"no permission to read .*b\.txt"):
+    with pytest.raises(PermissionError, match=r"b\.txt may not be read"):
         next(TextFiles(str(tmp_path)).documents("train"))
 
 
@@ -186,7 +186,7 @@ def test_an_article_is_one_file_or_the_files_of_its_folder_without_headers(tmp_p
     assert read(source, "train") == {"1.tex": b"one", "2": b"b\na"}
     assert read(source, "test") == {"3.tex": b"three"}
     assert source.count("train") == 2
-    with pytest.raises(ValueError, match=r"no entry with source; bind SourceTree\.path"):
+    with pytest.raises(ValueError, match=r"no entry with source: bind SourceTree\.path"):
         next(SourceTree(str(tmp_path / "{split}")).documents("train"))
     headed = SourceTree(str(tmp_path / "{split}"), suffixes=(".tex",), header="%% {path}")
     assert read(headed, "test") == {"3.tex": b"%% 3.tex\nthree"}
@@ -285,7 +285,7 @@ def test_titles_are_numbers_where_there_is_no_feature_and_splits_may_be_renamed(
 
 def test_a_feature_the_data_set_lacks_is_named_beside_those_it_has(library):
     with pytest.raises(
-        ValueError, match=r"'text'; bind TfdsText.text_feature .* book_text, book_t"
+        ValueError, match=r"'text': bind TfdsText.text_feature .* book_text, book_t"
     ):
         next(TfdsText("pg19").documents("train"))
 

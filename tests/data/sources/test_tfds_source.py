@@ -55,15 +55,16 @@ def refused(split, *settings, call="documents", **more):
     raise AssertionError("not refused")
 
 said = refused("train", "bokks")
-assert said.startswith("TensorFlow Datasets has no data set 'bokks', and there is none in tfds;")
+assert said.startswith("TensorFlow Datasets has no data set 'bokks', and there is none in tfds:")
 assert len(said) < 300 and "TfdsText.name" in said, said
-assert "no feature 'story'; bind TfdsText.text_feature to one of book" in refused(
+assert "no feature 'story': bind TfdsText.text_feature to one of book" in refused(
     "train", "books", "story")
-assert "feature 'year' of data set 'books' is no text; bind TfdsText.title_feature" in refused(
-    "train", "books", "book_text", "year")
+said = refused("train", "books", "book_text", "year")
+assert said.startswith("Feature 'year' of TensorFlow Datasets' 'books' does not hold text:"), said
+assert "bind TfdsText.title_feature" in said, said
 for call in ("documents", "count"):
     said = refused("dev", "books", "book_text", call=call)
-    assert "no split 'dev'; bind TfdsText.splits to say which of test, train" in said, said
+    assert "no split 'dev': bind TfdsText.splits to say which of test, train" in said, said
     assert "no split 'eval'" in refused("dev", "books", splits={"dev": "eval"}, call=call)
 assert TfdsText("books", data_dir="tfds", splits={"dev": "train[:2]"}).count("dev") == 2
 """

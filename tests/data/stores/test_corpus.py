@@ -14,7 +14,8 @@ from paths import ROOT
 
 from brt import train
 from brt.data.corpus import Corpus, StoreMissing
-from brt.data.sources.files import Document, SourceTree, TextFiles
+from brt.data.sources.base import Document, Source
+from brt.data.sources.files import SourceTree, TextFiles
 from brt.data.sources.published import Text8
 from brt.data.sources.recall import RecallTask
 from brt.data.sources.selections import GutenbergText
@@ -26,16 +27,16 @@ class Upper(ByteVocabulary):
     fingerprint = "0" * 64
 
 
-class Lines:
+class Lines(Source):
     """A source of one document, which counts how often it was read."""
 
     def __init__(self, text=b"text", **extra):
         self.text = text
         self.extra = extra
-        self.read = 0
+        self.reads = 0
 
     def documents(self, split):
-        self.read += 1
+        self.reads += 1
         yield Document(split, self.text)
 
     def description(self, split):
@@ -62,7 +63,7 @@ def test_preparing_again_reads_nothing(tmp_path):
     corpus = Corpus(str(tmp_path), source, ByteVocabulary())
     for _ in range(3):
         corpus.prepare("train", quiet=True)
-    assert source.read == 1
+    assert source.reads == 1
 
 
 def test_a_missing_store_gives_the_command(tmp_path):
@@ -128,7 +129,7 @@ def test_a_vocabulary_without_its_file_says_so_before_any_work(tmp_path):
     corpus = Corpus(str(tmp_path), source, vocabulary)
     with pytest.raises(FileNotFoundError, match=r"absent\.model"):
         corpus.prepare("train")
-    assert source.read == 0
+    assert source.reads == 0
 
 
 @pytest.fixture
@@ -248,11 +249,11 @@ def test_a_second_process_waits_and_uses_the_first_ones_store(tmp_path):
     assert reading.wait(30)
     threads[1].start()
     threads[1].join(0.2)
-    assert threads[1].is_alive() and second.read == 0
+    assert threads[1].is_alive() and second.reads == 0
     go_on.set()
     for thread in threads:
         thread.join(30)
-    assert (first.read, second.read) == (1, 0)
+    assert (first.reads, second.reads) == (1, 0)
     corpus = Corpus(str(tmp_path), Lines(), ByteVocabulary())
     assert bytes(corpus.open("train").tokens(0).tolist()) == b"first"
 

@@ -8,7 +8,8 @@ import pytest
 
 from brt.data.corpus import Corpus
 from brt.data.mixture import Mixture
-from brt.data.sources.files import Document, TextFiles
+from brt.data.sources.base import Document
+from brt.data.sources.files import TextFiles
 from brt.data.splits import check_split
 from brt.data.stores.own_folders import MARK, claim, remove
 from brt.data.stores.token_store import TokenStore, write_store

@@ -15,7 +15,8 @@ from paths import ROOT
 from preparation_reference import Touching, Witness
 
 from brt.data.corpus import Corpus
-from brt.data.sources.files import Document, SourceTree, TextFiles
+from brt.data.sources.base import Document
+from brt.data.sources.files import SourceTree, TextFiles
 from brt.data.stores import shards, writer
 from brt.data.stores.shards import StreamedDocuments
 from brt.data.stores.token_store import TokenStore, write_store
@@ -335,7 +336,7 @@ def test_a_file_that_is_gone_when_its_turn_comes_is_named(place, monkeypatch):
 def test_an_id_beyond_the_vocabulary_is_named_with_its_file(place, workers):
     write(place, 8, b"big")
     with pytest.raises(
-        ValueError, match=r"'8' has token id 300, outside .*\(read from .*/8\.txt\)"
+        ValueError, match=r"'8' has token id 300, outside .* It was read from .*/8\.txt\."
     ):
         prepare(place, workers=workers)
     assert not (place / "store" / "train").exists()
@@ -343,7 +344,7 @@ def test_an_id_beyond_the_vocabulary_is_named_with_its_file(place, workers):
 
 def test_a_document_longer_than_can_be_encoded_whole_is_refused(place, monkeypatch):
     monkeypatch.setattr(writer, "WHOLE", 99)
-    with pytest.raises(ValueError, match=r"has 100 bytes.*'witness'.* at most 99 bytes; cut it"):
+    with pytest.raises(ValueError, match=r"has 100 bytes.*'witness'.* at most 99 bytes: cut it"):
         prepare(place)
     prepare(place, vocabulary=ByteVocabulary())  # which is encoded in pieces
 
@@ -369,7 +370,7 @@ def test_a_disk_that_fills_keeps_the_finished_shards_and_says_so(place, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(writer.os, "fsync", full)
-        with pytest.raises(OSError, match=r"disk was full.*; 2 finished shards stay in .*partial"):
+        with pytest.raises(OSError, match=r"disk was full.*\. 2 finished shards stay in .*partial"):
             prepare(place)
     assert len(finished_shards(place)) == 2 and not (place / "store" / "train").exists()
     seen(place)

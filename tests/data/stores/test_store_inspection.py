@@ -48,7 +48,7 @@ def test_both_ends_of_a_document_are_shown_as_text(store):
     assert repr(whole[-64:].decode("utf-8", "replace")) in text
     assert "all 10" in document_ends(store, "0", vocabulary)
     assert "'" not in document_ends(store, "b01", None).split("\n", 1)[1]
-    with pytest.raises(ValueError, match=r"no document 'b12'; .* from 0 to 11"):
+    with pytest.raises(ValueError, match=r"no document 'b12': .* from 0 to 11"):
         document_ends(store, "b12", vocabulary)
 
 
@@ -62,18 +62,18 @@ def test_one_changed_byte_is_found(store, name):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=rf"{name} is damaged: its sha256 .* prepare it again"):
+    with pytest.raises(ValueError, match=rf"{name} is damaged, as its sha256 .* prepare it again"):
         verify(store, quiet=True)
 
 
 def test_offsets_and_counts_that_do_not_fit_the_documents_are_found(store):
     manifest = json.loads((store.folder / "manifest.json").read_text())
     store.manifest["words"] += 1
-    with pytest.raises(ValueError, match=r"manifest\.json is damaged: its counts"):
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged, as its counts"):
         verify(store, quiet=True)
     store.manifest = manifest
     store.lengths_D = store.lengths_D[::-1]
-    with pytest.raises(ValueError, match=r"offsets\.npy is damaged: document 0 is cut wrong"):
+    with pytest.raises(ValueError, match=r"offsets\.npy is damaged, as document 0 is cut wrong"):
         verify(store, quiet=True)
 
 

@@ -8,9 +8,10 @@ import random
 
 import numpy as np
 import pytest
+from stores import Ids as AnyIds
 
 from brt import progress
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.stores import shards, writer
 from brt.data.stores.own_folders import claim
 from brt.data.stores.token_store import TokenStore, write_store
@@ -22,11 +23,10 @@ SOURCE = {"source": "test"}
 TEXTS = ["one two", " three\n\nfour\tfive ", "é€𝄞", "x"]
 
 
-class Ids:
-    """A vocabulary of any size, for documents that bring their tokens."""
+class Ids(AnyIds):
+    """A vocabulary of any size."""
 
-    name = "ids"
-    fingerprint = "f" * 64
+    size = 0
 
     def __init__(self, size):
         self.size = size
@@ -69,7 +69,7 @@ def test_ranges_are_cut_at_the_document(store):
             assert bytes(store.tokens(1, start, stop).tolist()) == data[start:stop]
             assert store.weights(1, start, stop).tolist() == [1] * len(data[start:stop])
     for absent in [-1, 4]:
-        with pytest.raises(IndexError, match=f"no document {absent}, only 4"):
+        with pytest.raises(IndexError, match=f"no document {absent}: ask for one of its 4"):
             store.tokens(absent)
 
 
@@ -222,7 +222,7 @@ def test_no_documents_at_all_is_an_error(tmp_path):
 
 def test_an_existing_store_is_left_alone(store):
     before = (store.folder / "tokens.bin").read_bytes()
-    with pytest.raises(FileExistsError, match="exists; delete it"):
+    with pytest.raises(FileExistsError, match="exists: delete it"):
         write(store.folder, [Document("other", b"other")])
     assert (store.folder / "tokens.bin").read_bytes() == before
 
@@ -233,7 +233,7 @@ def test_a_full_disk_is_named_with_the_store_and_leaves_nothing(tmp_path, monkey
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"the disk was full before store .*/train was whole") as e:
+    with pytest.raises(OSError, match=r"The disk was full before store .*/train was whole") as e:
         write(tmp_path / "train", texts())
     assert e.value.errno == number
     assert list(tmp_path.iterdir()) == []
@@ -275,7 +275,7 @@ def test_what_an_interrupted_run_left_is_replaced(tmp_path):
 
 
 def test_a_missing_store_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"no token store at {tmp_path}/absent"):
+    with pytest.raises(FileNotFoundError, match=f"No token store is at {tmp_path}/absent"):
         TokenStore(tmp_path / "absent")
 
 
@@ -310,9 +310,9 @@ def test_a_weights_file_cut_short_is_an_error(tmp_path):
         ("[]", "store format None"),
         (
             '{"format": 1}',
-            "store format 1, this version of brt reads 2; delete the folder and prep",
+            "store format 1, and this version of brt reads 2: delete the folder and prep",
         ),
-        ('{"format": 3}', "store format 3, this version of brt reads 2"),
+        ('{"format": 3}', "store format 3, and this version of brt reads 2"),
     ],
 )
 def test_a_manifest_that_cannot_be_used_is_an_error(store, content, sentence):

@@ -1,22 +1,23 @@
-"""The streams: every token a target exactly once, and a batch that follows from its step alone."""
+"""Whole documents: their rows, their order, and what becomes of their segments.
 
-import random
+What this stream has in common with all others is in tests/laws/test_stream_laws.py.
+"""
+
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import RAGGED, N, W, joined, plain_segments, read_row, same
+from stores import RAGGED, N, W, plain_segments, read_row
 
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.streams.batch import document_segments
 from brt.data.streams.documents import (
     DocumentPass,
     DocumentStream,
-    deal,
-    document_segments,
+    assign,
 )
 from brt.data.vocabularies.base import ByteVocabulary
 
@@ -42,62 +43,6 @@ def test_an_epoch_reads_every_document_once_and_whole(store_of, lengths, rows, l
     assert sorted(owners) == list(range(len(lengths)))
 
 
-def test_shapes_and_types_are_as_promised(store_of):
-    batch = DocumentStream(store_of(RAGGED), 5, N, 3).batch(2)
-    assert [(a.shape, a.dtype.name) for a in batch] == [
-        ((3, 5, N), "int32"),
-        ((3, 5, N), "int32"),
-        ((3, 5, N), "float32"),
-        ((3, 5), "bool"),
-    ]
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_a_batch_follows_from_its_step_whatever_was_asked_before(store_of, k):
-    stream = DocumentStream(store_of(RAGGED), 3, W, k, seed=5)
-    fresh = [DocumentStream(store_of(RAGGED), 3, W, k, seed=5).batch(s) for s in range(60)]
-    steps = [*range(60), *reversed(range(60))]
-    random.Random(0).shuffle(steps)
-    for step in steps:
-        assert same(stream.batch(step), fresh[step])
-
-
-def test_a_far_step_costs_no_replay(store_of):
-    begun = time.monotonic()
-    DocumentStream(store_of(RAGGED), 3, W, seed=5).batch(10**12)
-    assert time.monotonic() - begun < 0.5
-
-
-def test_threads_may_ask_for_batches_at_the_same_time(store_of):
-    stream = DocumentStream(store_of(RAGGED), 2, W)
-    alone = [DocumentStream(store_of(RAGGED), 2, W).batch(step) for step in range(200)]
-    with ThreadPoolExecutor(4) as threads:
-        together = list(threads.map(stream.batch, range(200)))
-    assert all(same(a, b) for a, b in zip(alone, together))
-
-
-@pytest.mark.parametrize("kind", [DocumentStream, DocumentPass])
-@pytest.mark.parametrize("hosts", [1, 2, 4])
-def test_hosts_together_read_the_global_batch(store_of, kind, hosts):
-    store = store_of(RAGGED)
-    whole = kind(store, 8, W)
-    per_host = 8 // hosts
-    readers = [kind(store, 8, W) for _ in range(hosts)]
-    for step in range(25):
-        parts = [r.batch(step, h * per_host, per_host) for h, r in enumerate(readers)]
-        assert same(joined(parts, axis=1), whole.batch(step))
-        assert same(whole.batch(step, 5), whole.batch(step, 5, 3))
-
-
-@properties
-@given(corpora, st.integers(1, 4), lengths_of_segments, st.integers(2, 5), st.integers(0, 20))
-def test_k_segments_are_k_steps_of_one(store_of, lengths, rows, length, k, step):
-    rows = min(rows, len(lengths))
-    together = DocumentStream(store_of(lengths), rows, length, k, seed=1).batch(step)
-    single = DocumentStream(store_of(lengths), rows, length, 1, seed=1)
-    assert same(together, joined([single.batch(step * k + i) for i in range(k)], axis=0))
-
-
 def orders(store, seed, epochs=8, rows=2):
     """For each row, its documents in each epoch."""
     stream = DocumentStream(store, rows, 100, seed=seed)
@@ -120,25 +65,8 @@ def test_epochs_rows_and_seeds_have_orders_of_their_own(store_of):
     assert ranks[0] != ranks[1]
     others = orders(store, seed=1)
     assert set(rows[0]).isdisjoint(others[0])
-    assert sorted(rows[0][0]) != sorted(others[0][0])  # dealt to other rows as well
+    assert sorted(rows[0][0]) != sorted(others[0][0])  # assigned to other rows as well
     assert rows == orders(store, seed=0)
-
-
-def test_the_order_is_fixed_for_good(store_of):
-    """A checkpoint is a step, so the stream must be the same in every version of NumPy."""
-    assert orders(store_of([7] * 6), seed=3, epochs=2) == [
-        [(1, 3, 0), (0, 3, 1)],
-        [(5, 4, 2), (5, 4, 2)],
-    ]
-
-
-@pytest.mark.parametrize("kind", [DocumentStream, DocumentPass])
-def test_loss_weights_pass_through(store_of, kind):
-    store = store_of(RAGGED, weighted=True)
-    reader = kind(store, 1, W)
-    segments = int((-(-store.lengths_D // W)).sum())
-    batches = [reader.batch(step) for step in range(segments)]
-    assert sorted(read_row(store, batches, 0, W, segments)) == list(range(len(RAGGED)))
 
 
 @properties
@@ -146,16 +74,16 @@ def test_loss_weights_pass_through(store_of, kind):
 def test_rows_are_balanced_to_within_the_longest_document(segments, rows, order):
     shuffled = list(range(len(segments)))
     order.shuffle(shuffled)
-    hands = [hand.tolist() for hand in deal(np.array(segments), rows, np.array(shuffled))]
-    loads = [sum(segments[d] for d in hand) for hand in hands]
-    assert sorted(d for hand in hands for d in hand) == list(range(len(segments)))
+    assigned = [row.tolist() for row in assign(np.array(segments), rows, np.array(shuffled))]
+    loads = [sum(segments[d] for d in row) for row in assigned]
+    assert sorted(d for row in assigned for d in row) == list(range(len(segments)))
     assert max(loads) - min(loads) <= max(segments)
 
     plain = [[] for _ in range(rows)]
     for document in sorted(shuffled, key=lambda d: -segments[d]):
         lightest = min(range(rows), key=lambda r: sum(segments[d] for d in plain[r]))
         plain[lightest].append(document)
-    assert hands == plain
+    assert assigned == plain
 
 
 @properties
@@ -210,26 +138,10 @@ def test_a_pass_keeps_a_document_in_its_row_and_in_order(store_of):
 
 
 def test_fewer_documents_than_rows_names_both(store_of):
-    with pytest.raises(ValueError, match=r"11 rows .* has 10; lower the batch size"):
+    with pytest.raises(
+        ValueError, match=r"has 10 documents, too few for 11 rows .*: lower the batch size"
+    ):
         DocumentStream(store_of(RAGGED), 11, N)
-
-
-@pytest.mark.parametrize("sizes", [(0, 4), (4, 0), (4, -1)])
-@pytest.mark.parametrize("kind", [DocumentStream, DocumentPass])
-def test_sizes_below_one_are_refused(store_of, kind, sizes):
-    with pytest.raises(ValueError, match=r"rows = \d, segment_length = .* at least 1"):
-        kind(store_of(RAGGED), *sizes)
-    with pytest.raises(ValueError, match="segments_per_step = 0"):
-        DocumentStream(store_of(RAGGED), 1, N, 0)
-    with pytest.raises(ValueError, match="seed = -1"):
-        kind(store_of(RAGGED), 1, N, seed=-1)
-
-
-@pytest.mark.parametrize("asked", [(-1, 0, 1), (0, -1, 1), (0, 2, 3), (0, 4, None), (0, 0, 0)])
-@pytest.mark.parametrize("kind", [DocumentStream, DocumentPass])
-def test_rows_outside_the_batch_are_refused(store_of, kind, asked):
-    with pytest.raises(ValueError, match="the batch has 4 rows, and steps begin at 0"):
-        kind(store_of(RAGGED), 4, N).batch(*asked)
 
 
 def test_a_batch_takes_far_less_time_than_a_training_step(store_of):

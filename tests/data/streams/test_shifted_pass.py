@@ -63,16 +63,6 @@ def test_every_token_is_scored_once_with_the_promised_context(tmp_path, rows, st
     }
 
 
-def test_hosts_read_their_rows_of_the_same_batch(tmp_path):
-    store = make_store(tmp_path / "store", RAGGED)
-    shifted = ShiftedPass(store, 6, T, 2)
-    for step in (0, 1, shifted.num_steps - 1):
-        whole, parts = shifted.batch(step), [shifted.batch(step, row, 2) for row in (0, 2, 4)]
-        for name, expected in whole._asdict().items():
-            found = np.concatenate([getattr(part, name) for part in parts], axis=1)
-            np.testing.assert_array_equal(found, expected)
-
-
 @pytest.mark.parametrize("stride", [0, 9])
 def test_a_stride_that_leaves_tokens_out_is_refused(tmp_path, stride):
     store = make_store(tmp_path / "store", RAGGED)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.vocabularies.characters import CharacterVocabulary, count_symbols, symbol_list
 
 texts = st.lists(st.sampled_from("aab\n\t é€𝄞"), min_size=1, max_size=40).map("".join)
@@ -87,7 +87,7 @@ def test_fingerprints_tell_lists_apart_and_forget_counts(tmp_path):
 
 
 def test_another_unit_and_text_that_is_not_utf8_are_refused():
-    with pytest.raises(ValueError, match="'word' is neither"):
+    with pytest.raises(ValueError, match="unit = 'word': choose"):
         count_symbols([], "word")
     with pytest.raises(ValueError, match="'Emma' is not UTF-8"):
         count_symbols([Document("Emma", b"\xff")], "character")

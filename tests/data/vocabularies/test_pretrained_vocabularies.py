@@ -90,7 +90,7 @@ def test_names_of_special_tokens_in_a_text_are_text(bpe, wordpiece):
 @pytest.mark.parametrize("vocabulary", ["bpe", "wordpiece"])
 def test_ids_outside_and_text_that_is_not_utf8_are_refused(request, vocabulary):
     vocabulary = request.getfixturevalue(vocabulary)
-    with pytest.raises(ValueError, match=f"token id {vocabulary.size} is not in"):
+    with pytest.raises(ValueError, match=f"Token id {vocabulary.size} is not in"):
         vocabulary.decode([vocabulary.size])
     with pytest.raises(ValueError, match="'Emma' is not UTF-8"):
         vocabulary.encode(b"\xff", "Emma")

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import mmap
 import subprocess
 import sys
 from collections import Counter
@@ -13,10 +14,13 @@ from sentencepiece import SentencePieceProcessor
 from tiny_run import command, write_config
 
 from brt import config, prepare
-from brt.data.sources.files import Document
+from brt.data.sources import files
+from brt.data.sources.base import Document, Source
+from brt.data.sources.files import TextFiles
+from brt.data.sources.selections import FirstTokens
 from brt.data.vocabularies.base import SentencePieceVocabulary
 from brt.data.vocabularies.characters import CharacterVocabulary
-from brt.data.vocabularies.report import report
+from brt.data.vocabularies.report import report, sample_text
 from brt.data.vocabularies.subwords import SubwordVocabulary
 from brt.data.vocabularies.training import (
     SentencePieceTraining,
@@ -35,16 +39,19 @@ TEXT = "\n".join(
 )
 
 
-class Texts:
+class Texts(Source):
     """A source of texts by split, which counts how often it is read."""
 
     def __init__(self, **texts):
-        self.texts, self.read = texts, Counter()
+        self.texts, self.reads = texts, Counter()
 
     def documents(self, split):
-        self.read[split] += 1
+        self.reads[split] += 1
         for number, text in enumerate(self.texts[split]):
             yield Document(f"{split}{number}", text.encode())
+
+    def description(self, split):
+        return {"source": "Texts", "split": split}
 
     def count(self, split):
         return len(self.texts[split])
@@ -121,7 +128,7 @@ def test_larger_vocabularies_take_fewer_tokens(tmp_path):
 def test_what_the_library_cannot_do_is_said_and_leaves_no_file(tmp_path):
     with pytest.raises(ValueError, match=r"cannot train 9000 pieces.*SentencePieceTraining\.size"):
         trained(tmp_path / "a.model", 9000)
-    with pytest.raises(ValueError, match="no line of the source has 1 to 4192 bytes"):
+    with pytest.raises(ValueError, match="No line of the source has 1 to 4192 bytes"):
         trained(tmp_path / "b.model", text="x" * 5000 + "\n\n")
     assert not list(tmp_path.iterdir())
 
@@ -188,10 +195,10 @@ def test_words_and_symbols_are_counted_over_the_splits_named(tmp_path):
     source = Texts(train=["a b a\n", "c\n"], validation=["d\n"], test=["é\n"])
     words = made(WordVocabulary(str(tmp_path / "words.txt")), WordCounting(), source)
     assert (tmp_path / "words.txt").read_text() == "<eos> 2\na 2\nb 1\nc 1\n<unk> 0\n"
-    assert source.read == {"train": 1}
+    assert source.reads == {"train": 1}
     symbols = made(CharacterVocabulary(str(tmp_path / "bytes.txt")), SymbolCounting(), source)
     assert symbols.size == len({*"a b a\nc\nd\né\n".encode()})
-    assert source.read == {"train": 2, "validation": 1, "test": 1}
+    assert source.reads == {"train": 2, "validation": 1, "test": 1}
     few = SymbolCounting("character", unknown=True, splits=("train",))
     characters = made(CharacterVocabulary(str(tmp_path / "few.txt")), few, source)
     assert characters.encode("éa".encode(), "any").tolist()[0] == characters.unknown_id
@@ -245,7 +252,7 @@ def test_a_missing_size_and_a_vocabulary_that_nothing_trains_are_explained(tmp_p
     with pytest.raises(config.ConfigError, match=r"SentencePieceTraining.*\['size'\].*Bind it"):
         bound_training()
     config.parse([], bindings(tmp_path, "bytes"))
-    with pytest.raises(ValueError, match=r"'bytes' is not made from text; bind Corpus"):
+    with pytest.raises(ValueError, match=r"'bytes' is not made from text: bind Corpus"):
         bound_training()
 
 
@@ -266,3 +273,28 @@ def test_the_command_makes_a_vocabulary_and_describes_it(tmp_path, monkeypatch, 
     assert command(monkeypatch, prepare, *flags, "--describe_vocabulary") == 0
     assert capsys.readouterr().out == table
     assert not (tmp_path / "stores").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "training"),
+    [
+        (SentencePieceVocabulary, SentencePieceTraining(60)),
+        (WordVocabulary, WordCounting()),
+        (CharacterVocabulary, SymbolCounting("character")),
+        (CharacterVocabulary, SymbolCounting("byte")),
+    ],
+    ids=["pieces", "words", "characters", "bytes"],
+)
+def test_a_text_too_long_to_be_read_at_once_gives_the_same_vocabulary(
+    tmp_path, monkeypatch, make, training
+):
+    training.splits = ("train",)
+    (tmp_path / "text.txt").write_text(TEXT)
+    source = TextFiles(str(tmp_path))
+    read = made(make(str(tmp_path / "read.model")), training, source)
+    monkeypatch.setattr(files, "MAPPED", 10)
+    assert isinstance(next(source.documents("train")).data, mmap.mmap)
+    mapped = made(make(str(tmp_path / "mapped.model")), training, source)
+    assert mapped.fingerprint == read.fingerprint
+    assert len(next(FirstTokens(source, mapped, {"train": 5}).documents("train")).tokens) == 5
+    assert sample_text(source.documents("train")) == TEXT.encode()

@@ -56,7 +56,7 @@ def test_a_character_cut_in_half_is_replaced_not_refused():
 @pytest.mark.parametrize("bad", [BEGIN, 256])
 def test_decoding_an_id_outside_the_vocabulary_names_it(bad):
     with pytest.raises(
-        ValueError, match=f"token id {bad} is not in vocabulary 'bytes' of size 256"
+        ValueError, match=f"Token id {bad} is not in vocabulary 'bytes' of size 256"
     ):
         ByteVocabulary().decode([65, bad])
 
@@ -97,7 +97,7 @@ def test_pieces_are_those_of_the_library_for_the_whole_document(model_file):
     assert ids.dtype == np.int32
     assert vocabulary.size == 40
     assert vocabulary.decode(ids) == text
-    with pytest.raises(ValueError, match="token id 40"):
+    with pytest.raises(ValueError, match="Token id 40"):
         vocabulary.decode([40])
 
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from brt.data.sources.files import Document
-from brt.data.vocabularies.base import ByteVocabulary, SentencePieceVocabulary
+from brt.data.sources.base import Document
+from brt.data.vocabularies.base import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 from brt.data.vocabularies.report import report, sample_text
 from brt.data.vocabularies.words import WordVocabulary
 
 TEXT = "the  cat\tsat\non the mat\n\nthe end\n" * 20
 
 
-class Scripted:
+class Scripted(Vocabulary):
     """Ids are words as `split` separates them; what comes back is `back` of the text."""
 
     name, fingerprint, special_ids, unknown_id, size = "scripted", "0" * 64, {"<unk>": 0}, 0, 9

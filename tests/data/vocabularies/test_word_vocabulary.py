@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import SHARED
 
-from brt.data.sources.files import Document
+from brt.data.sources.base import Document
 from brt.data.vocabularies.words import WordVocabulary, count_words, word_list
 
 WIKITEXT = SHARED / "data" / "wikitext-103-eval.tar.gz"
@@ -63,7 +63,7 @@ def test_rare_words_are_counted_as_the_unknown_one_and_take_its_place(tmp_path):
     assert listed(vocabulary) == [["<eos>", "3"], ["the", "3"], ["<unk>", "2"], ["sat", "2"]]
     largest = made(tmp_path / "few.txt", TEXT + "<unk>\n", max_size=3)
     assert listed(largest) == [["<unk>", "5"], ["<eos>", "4"], ["the", "3"]]
-    with pytest.raises(ValueError, match="max_size = 2 leaves no place"):
+    with pytest.raises(ValueError, match="max_size = 2 leaves no room"):
         made(tmp_path / "none.txt", TEXT, max_size=2)
 
 
@@ -78,7 +78,7 @@ def test_ids_are_those_of_a_plain_loop_and_unknown_words_have_an_id(tmp_path):
 def test_lines_come_back_with_one_space_between_words(tmp_path):
     vocabulary = made(tmp_path / "words.txt", TEXT)
     assert vocabulary.decode(vocabulary.encode(b" the  cat \n\n sat", "any")) == "the cat\n\nsat\n"
-    with pytest.raises(ValueError, match=r"token id 6 is not in vocabulary 'words:words\.txt'"):
+    with pytest.raises(ValueError, match=r"Token id 6 is not in vocabulary 'words:words\.txt'"):
         vocabulary.decode([6])
 
 
@@ -118,8 +118,8 @@ def test_without_an_unknown_word_unlisted_words_are_refused_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a\n\nb\n", "line 2 of .* is empty"),
-        ("a\nb\n", "does not list '<unk>'; bind WordVocabulary"),
+        ("a\n\nb\n", "Line 2 of .* is empty"),
+        ("a\nb\n", "does not list '<unk>': bind WordVocabulary"),
         ("<unk>\na\n", "does not list '<eos>'"),
     ],
 )

@@ -1,0 +1,161 @@
+"""The base of all streams: sizes, the split over hosts, and what is remembered of an order.
+
+Axes as in `batch`.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from brt.data.mixture import MixedStore
+from brt.data.stores.token_store import TokenStore
+from brt.data.streams.batch import Batch
+
+Result = TypeVar("Result")
+
+
+class Stream(abc.ABC):
+    """A sequence of batches, any of which can be read at any time, for any of the rows.
+
+    What a batch holds follows from (store, seed, step, shape) alone; nothing that decides it is
+    kept between batches. So a run is resumed by its step alone, and each host reads its own rows
+    of the global batch. The streams of training have no end.
+
+    Args:
+        store: what to read.
+        rows: B, rows of the global batch.
+        segment_length: T, in tokens.
+        segments_per_step: K.
+        seed: decides which rows read which documents, and every shuffle; not negative.
+
+    Attributes:
+        store, rows, segment_length, segments_per_step, seed: as given.
+        row_segments_B: segments in one epoch of each row, int64 (rows,). Passes of evaluation have
+            none, nor have mixtures, where each store has epochs of its own.
+
+    Raises:
+        ValueError: a size below 1, or a negative seed.
+    """
+
+    store: TokenStore | MixedStore
+    row_segments_B: np.ndarray
+
+    def __init__(
+        self,
+        store: TokenStore | MixedStore,
+        rows: int,
+        segment_length: int,
+        segments_per_step: int = 1,
+        seed: int = 0,
+    ):
+        if seed < 0 or min(rows, segment_length, segments_per_step) < 1:
+            raise ValueError(
+                f"A stream cannot be read with rows = {rows}, segment_length = {segment_length}, "
+                f"segments_per_step = {segments_per_step} and seed = {seed}: bind the first three "
+                "to 1 or more, and the seed to 0 or more."
+            )
+        self.store = store
+        self.rows = rows
+        self.segment_length = segment_length
+        self.segments_per_step = segments_per_step
+        self.seed = seed
+
+    def batch(self, step: int, first_row: int = 0, num_rows: int | None = None) -> Batch:
+        """Reads segments step * K .. step * K + K - 1 of some rows.
+
+        May be called from several threads at once.
+
+        Args:
+            step: from 0.
+            first_row: the first row to read, from 0.
+            num_rows: how many rows to read; None for all from `first_row` on.
+
+        Raises:
+            ValueError: a negative step, or rows outside the batch.
+        """
+        return self._read(step, row_range(step, first_row, num_rows, self.rows))
+
+    @abc.abstractmethod
+    def _read(self, step: int, rows: range) -> Batch:
+        """Reads the segments of one step; step and rows have been checked."""
+
+
+class EvaluationPass(Stream):
+    """One pass over a store: a stream of K = 1 segments a step that has an end.
+
+    Rows that have nothing left to read are padded, with weights 0.
+
+    Args:
+        store, rows, segment_length, seed: as of `Stream`.
+
+    Attributes:
+        num_steps: steps after which everything has been read; all later steps are padding.
+    """
+
+    num_steps: int
+
+    def __init__(
+        self, store: TokenStore | MixedStore, rows: int, segment_length: int, seed: int = 0
+    ):
+        super().__init__(store, rows, segment_length, 1, seed)
+
+    def places(
+        self, step: int, first_row: int = 0, num_rows: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Finds where the segments of `batch`, whose arguments it takes, begin.
+
+        Returns:
+            documents_B: int64, the document of the segment's first target; -1 for padding.
+            offsets_B: int64, the offset of that target in its document; 0 for padding.
+
+        Raises:
+            ValueError: a negative step, or rows outside the batch.
+        """
+        return self._places(step, row_range(step, first_row, num_rows, self.rows))
+
+    @abc.abstractmethod
+    def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
+        """Finds the places of one step; step and rows have been checked."""
+
+
+class LastResults(Generic[Result]):
+    """A function of one integer that remembers its last results, for any number of threads.
+
+    Streams ask it for the order of an epoch: they follow from the number of the epoch, take long
+    to compute, and are asked for many times in a row.
+
+    Args:
+        compute: the function. Threads that ask at the same time may each compute a result.
+        kept: results that are remembered.
+    """
+
+    def __init__(self, compute: Callable[[int], Result], kept: int = 1):
+        self._compute = compute
+        self._kept = kept
+        self._known: tuple[tuple[int, Result], ...] = ()
+
+    def __call__(self, number: int) -> Result:
+        for known, result in self._known:
+            if known == number:
+                return result
+        result = self._compute(number)
+        # One assignment of a finished tuple: other threads see the old one or the new one.
+        self._known = ((number, result), *self._known)[: self._kept]
+        return result
+
+
+def row_range(step: int, first_row: int, num_rows: int | None, rows: int) -> range:
+    """Returns the rows asked for; with `num_rows` None all from `first_row` on.
+
+    Raises:
+        ValueError: a negative step, or rows outside the batch of `rows` rows.
+    """
+    num_rows = rows - first_row if num_rows is None else num_rows
+    if step < 0 or first_row < 0 or num_rows < 1 or first_row + num_rows > rows:
+        raise ValueError(
+            f"There are no {num_rows} rows from row {first_row} on at step {step}, because the "
+            f"batch has {rows} rows, and steps begin at 0: ask for others."
+        )
+    return range(first_row, first_row + num_rows)

@@ -1,0 +1,109 @@
+"""Batches: the arrays of one step, on the host.
+
+Axes of all streams: K segments of a step, B rows, T tokens of a segment, D documents of the store.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from brt.data.mixture import MixedStore
+from brt.data.stores.token_store import TokenStore
+from brt.token_ids import BEGIN
+
+
+class Batch(NamedTuple):
+    """K consecutive segments of B rows.
+
+    inputs_KBT: int32; a document's first is BEGIN, padding is 0.
+    targets_KBT: int32; padding is 0.
+    weights_KBT: float32, the weight of each target in the loss; padding has weight 0.
+    starts_KB: bool, True where a segment begins a document or there is nothing to read.
+    """
+
+    inputs_KBT: np.ndarray
+    targets_KBT: np.ndarray
+    weights_KBT: np.ndarray
+    starts_KB: np.ndarray
+
+
+class BatchTypes(NamedTuple):
+    """Types of a batch's arrays, by the names of its fields."""
+
+    inputs_KBT: type[np.generic]
+    targets_KBT: type[np.generic]
+    weights_KBT: type[np.generic]
+    starts_KB: type[np.generic]
+
+
+DTYPES = BatchTypes(np.int32, np.int32, np.float32, np.bool_)
+"""Types of a batch's arrays, on the host and on the devices."""
+
+
+def padding(segments: int, rows: int, segment_length: int) -> Batch:
+    """Returns a new batch in which no row has anything to read."""
+    shape = segments, rows, segment_length
+    return Batch(
+        np.zeros(shape, DTYPES.inputs_KBT),
+        np.zeros(shape, DTYPES.targets_KBT),
+        np.zeros(shape, DTYPES.weights_KBT),
+        np.ones(shape[:2], DTYPES.starts_KB),
+    )
+
+
+def gather(
+    store: TokenStore | MixedStore,
+    places_KB: Sequence[Sequence[tuple[int, int]]],
+    segment_length: int,
+) -> Batch:
+    """Reads segments of documents.
+
+    Args:
+        store: holds the documents.
+        places_KB: K lists of B pairs: the document, and the offset in it of the segment's first
+            target. Document -1 is padding.
+        segment_length: T; a segment ends with its document.
+    """
+    batch = padding(len(places_KB), len(places_KB[0]), segment_length)
+    for k, places_B in enumerate(places_KB):
+        for b, (document, offset) in enumerate(places_B):
+            if document < 0:
+                continue
+            end = offset + segment_length
+            # From one token earlier: the first input is the last target of the segment before.
+            tokens = store.tokens(document, max(offset - 1, 0), end)
+            targets = tokens[min(offset, 1) :]
+            length = len(targets)
+            batch.targets_KBT[k, b, :length] = targets
+            batch.inputs_KBT[k, b, 1:length] = targets[:-1]
+            batch.inputs_KBT[k, b, 0] = BEGIN if offset == 0 else tokens[0]
+            batch.starts_KB[k, b] = offset == 0
+            if store.has_weights:
+                batch.weights_KBT[k, b, :length] = store.weights(document, offset, end)
+            else:
+                batch.weights_KBT[k, b, :length] = 1
+    return batch
+
+
+def document_segments(tokens: ArrayLike, segment_length: int) -> Iterator[Batch]:
+    """Cuts one document into batches of one row, K = 1, for reading it outside a store.
+
+    Args:
+        tokens: integers (tokens,), the whole document; at least one.
+        segment_length: T, in tokens.
+
+    Yields:
+        `Batch`es whose K axis is dropped: inputs, targets and weights (1, T), starts (1,).
+    """
+    tokens = np.asarray(tokens, np.int32)
+    count = -(-len(tokens) // segment_length)
+    inputs, targets = np.zeros((2, count, 1, segment_length), np.int32)
+    weights = np.zeros(inputs.shape, np.float32)
+    inputs.reshape(-1)[: len(tokens)] = np.concatenate([[BEGIN], tokens[:-1]])
+    targets.reshape(-1)[: len(tokens)] = tokens
+    weights.reshape(-1)[: len(tokens)] = 1
+    for number in range(count):
+        starts = np.array([number == 0])
+        yield Batch(inputs[number], targets[number], weights[number], starts)

@@ -1,0 +1,188 @@
+"""Every stream of batches, for the laws that all of them keep (tests/laws/test_stream_laws.py).
+
+A new stream is one more entry of `TRAINING` or `PASSES`, and no other edit.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stores import FIRST
+
+from brt.data.mixture import MixedStore
+from brt.data.streams.documents import DocumentPass
+from brt.data.streams.select import evaluation_pass, training_stream
+
+SECOND = FIRST + 10_000
+"""The first id of a mixture's second store."""
+
+
+def documents(store_of, lengths, cut, weighted):
+    """Documents of the given lengths."""
+    return store_of(lengths, weighted)
+
+
+def samples(store_of, lengths, cut, weighted):
+    """As many documents, of which `cut` tokens are read each."""
+    return store_of([cut + 1] * len(lengths), weighted)
+
+
+def mixture(store_of, lengths, cut, weighted):
+    """Documents of two stores; only the first has loss weights."""
+    stores = [store_of(lengths, weighted), store_of(lengths[::-1], first=SECOND)]
+    return MixedStore(stores, [0.7, 0.3])
+
+
+def epoch_of_each_row(stream, epoch):
+    """(row, number of the segment) of all that an epoch of every row reads."""
+    counts = stream.row_segments_B.tolist()
+    return [
+        (row, epoch * count + number) for row, count in enumerate(counts) for number in range(count)
+    ]
+
+
+def epoch_of_turns(stream, epoch):
+    """The same, where rows take whole samples in turn."""
+    K, samples = stream.segments_per_step, stream.store.num_documents
+    steps = [divmod(turn, stream.rows) for turn in range(epoch * samples, (epoch + 1) * samples)]
+    return [(row, step * K + k) for step, row in steps for k in range(K)]
+
+
+def whole_pass(stream, epoch):
+    """The same, of a pass."""
+    return [(row, step) for row in range(stream.rows) for step in range(stream.num_steps)]
+
+
+@dataclass(frozen=True)
+class StreamUnderTest:
+    """A stream and what it promises.
+
+    open: makes it, from (store, rows, segment_length, segments_per_step, seed).
+    ledger: the hash of what it reads in `test_the_order_is_fixed_for_good`; the failing test of a
+        new stream tells it.
+    epoch: from (stream, epoch) to the (row, number of the segment) pairs in which every token is a
+        target once, but `unread` of them; None where nothing of the kind is promised.
+    unread: from (store, rows) to that number.
+    make_store: makes a store that it can read, from (store_of, lengths, tokens of a step,
+        weighted).
+    begins: whether it feeds BEGIN before each document.
+    seeded: whether its order follows from the seed.
+    any_cut: whether K segments of a step are K steps of one; not where K T is the data's.
+    waits: whether a row may be without anything to read at the end of an epoch.
+    overlaps: whether its segments overlap, so that all of them are starts.
+    """
+
+    name: str
+    open: Callable
+    ledger: str
+    epoch: Callable | None
+    unread: Callable = lambda store, rows: 0
+    make_store: Callable = documents
+    begins: bool = True
+    seeded: bool = True
+    any_cut: bool = True
+    waits: bool = False
+    overlaps: bool = False
+
+    def __str__(self):
+        return self.name
+
+
+def _training(kind):
+    return lambda *sizes: training_stream(kind, *sizes)
+
+
+def _pass(kind, stride=None):
+    return lambda store, rows, length, K, seed: evaluation_pass(kind, store, rows, length, stride)
+
+
+TRAINING = [
+    StreamUnderTest("documents", _training("documents"), "9f473473a32fe4a2", epoch_of_each_row),
+    StreamUnderTest(
+        "contiguous",
+        _training("contiguous"),
+        "d91cc66a397ec8b0",
+        epoch_of_each_row,
+        unread=lambda store, rows: 1 + (store.num_tokens - 1) % rows,
+        begins=False,
+        seeded=False,
+    ),
+    StreamUnderTest(
+        "shuffled",
+        _training("shuffled"),
+        "fd955d5b7d5fcd0c",
+        epoch_of_each_row,
+        unread=lambda store, rows: 1,
+        begins=False,
+        waits=True,
+    ),
+    StreamUnderTest(
+        "samples",
+        _training("samples"),
+        "8b5e1edb62cb1176",
+        epoch_of_turns,
+        unread=lambda store, rows: store.num_documents,
+        make_store=samples,
+        begins=False,
+        any_cut=False,
+    ),
+    StreamUnderTest(
+        "mixture", _training("documents"), "cf0de5976494ac8f", None, make_store=mixture
+    ),
+]
+
+PASSES = [
+    StreamUnderTest(
+        "document pass", _pass("documents"), "b4f06c01ca1788be", whole_pass, seeded=False
+    ),
+    StreamUnderTest(
+        "seeded document pass",
+        lambda store, rows, length, K, seed: DocumentPass(store, rows, length, seed),
+        "af348fc01ce1c48f",
+        whole_pass,
+    ),
+    StreamUnderTest(
+        "mixture pass",
+        _pass("documents"),
+        "bcdae6c4953d534a",
+        whole_pass,
+        make_store=mixture,
+        seeded=False,
+    ),
+    StreamUnderTest(
+        "contiguous pass",
+        _pass("contiguous"),
+        "ec9b2e9553c69152",
+        whole_pass,
+        unread=lambda store, rows: 1,
+        begins=False,
+        seeded=False,
+    ),
+    StreamUnderTest(
+        "sample pass",
+        _pass("samples"),
+        "2aa9764845a4ee32",
+        whole_pass,
+        unread=lambda store, rows: store.num_documents,
+        make_store=samples,
+        begins=False,
+        seeded=False,
+    ),
+    StreamUnderTest(
+        "shifted pass",
+        _pass("documents", 1),
+        "2709b76f18a43c87",
+        whole_pass,
+        seeded=False,
+        overlaps=True,
+    ),
+    StreamUnderTest(
+        "shifted contiguous pass",
+        _pass("contiguous", 1),
+        "0ea5a2e222b9657a",
+        whole_pass,
+        unread=lambda store, rows: 1,
+        begins=False,
+        seeded=False,
+        overlaps=True,
+    ),
+]
