@@ -88,6 +88,17 @@ class Run:
         return self.settings | self.rung.get("settings", {})
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether the model it stands for has other dimensions than its own."""
+        own = {name: self.settings.get(name) for name in self.rung.get("settings", {})}
+        # JSON has lists for tuples.
+        return any(
+            list(value) != list(own[name] or ()) if isinstance(value, list) else value != own[name]
+            for name, value in self.rung.get("settings", {}).items()
+            if name != "Trainer.steps"
+        )
+
+    @property
     def step(self) -> int:
         """The last step recorded; 0 before the first."""
         return max((record["step"] for record in self.records), default=0)

@@ -1,18 +1,19 @@
 """A run that differs from a published number's settings fills its row, and the cell says in what.
 
-The run folders hold what `brt.train` writes of a real experiment, every value in force; only the
-figures in them are made up.
+The run folders hold what `brt.train` writes of a real experiment, every value in force, or in a
+few tests the values that are bound; only the figures in them are made up.
 """
 
 import json
 
 import gin
 import pytest
+from fabricated_runs import make_run
 from paths import ROOT
 
 from brt import config
 from brt.experiment import Experiment
-from brt.reporting.collect import collect
+from brt.reporting.collect import Group, collect
 from brt.reporting.gin_text import write_gin
 from brt.reporting.ladder import SCALES, read_rungs
 from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT
@@ -164,6 +165,34 @@ def test_a_model_of_another_scale_fills_its_row_and_says_its_own_size_and_steps(
         assert "recurrent_layers" not in note and "window" not in note
 
 
+SWEEPS = {
+    "table_1": ("table_1",),
+    "table_3": ("table_3a", "table_3b"),
+    "table_4": ("table_4",),
+    "table_5": ("table_5",),
+}
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_the_rungs_of_a_sweep_at_the_papers_scale_fill_all_rows_with_no_note(tmp_path, sweep):
+    path = ROOT / "configs/sweeps" / f"{sweep}.txt"
+    runs, scalars = [], ("bits_per_token", "tokens", "tokens_per_word", "word_level_perplexity")
+    for number, rung in enumerate(read_rungs(path, SCALES["paper"], None, [], None)):
+        runs.append(tmp_path / rung.name)
+        runs[-1].mkdir()
+        (runs[-1] / "config.gin").write_text(write_gin(rung.settings))
+        (runs[-1] / "rung.json").write_text(json.dumps(rung.paper))
+        figures = {"step": 10**9, **dict.fromkeys(scalars, 100.0 + number)}
+        (runs[-1] / "evaluation_test.json").write_text(json.dumps(figures))
+    shown = set()
+    for name in SWEEPS[sweep]:
+        table = table_of(runs, name=name)
+        assert table.notes() == []
+        assert all(any(cell.values for cell in row) for row in table.rows)
+        shown |= {value for row in table.rows for cell in row for value in cell.values}
+    assert shown == {100.0 + number for number in range(len(runs))}
+
+
 def test_a_model_that_no_row_is_of_has_no_published_settings(tmp_path):
     run = described(tmp_path / "run", "text_rec_fixed_skip")
     table = table_of([run])
@@ -190,10 +219,12 @@ def test_a_model_that_no_row_is_of_has_no_published_settings(tmp_path):
     ],
 )  # fmt: skip
 def test_the_other_papers_rows_name_a_difference_too(
-    tmp_path, paper, name, config_name, binding, difference
+    monkeypatch, tmp_path, paper, name, config_name, binding, difference
 ):
+    monkeypatch.setattr(Group, "_counts", lambda group: None)  # which builds the model
     for folder, bindings, note in (("a", (), ""), ("b", (binding,), BEGIN + difference)):
-        run = described(tmp_path / folder, config_name, *bindings)
+        evaluations = {"test": {"perplexity": 32.1, "bits_per_token": 3.21}}
+        run = make_run(tmp_path / folder, config_name, *bindings, evaluations=evaluations)
         table = table_of([run], paper, name)
         assert any(cell.values for row in table.rows for cell in row)
         assert table.notes() == [note] * bool(note)

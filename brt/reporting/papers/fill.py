@@ -162,7 +162,7 @@ def _compared(cell: Cell, group: Group, table: PaperTable, rule: dict) -> Cell:
     if not published:
         return cell
     lines = [line for run in group.runs for line in differences(run, group.place, published, rule)]
-    if any(run.paper_settings != run.settings for run in group.runs):
+    if any(run.is_scaled for run in group.runs):
         lines = [f"a model of {group.dimensions}", *lines]
     if not lines:
         return cell
