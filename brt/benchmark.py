@@ -24,6 +24,7 @@ import os
 import time
 from typing import NamedTuple
 
+import gin
 import jax
 import numpy as np
 from absl import flags
@@ -36,6 +37,8 @@ from brt.evaluation.evaluation_speed import LENGTHS
 from brt.experiment import Configuration
 from brt.generation.throughput import measure_generation
 from brt.progress import Progress
+from brt.reporting.gin_text import read_gin
+from brt.reporting.places import system_and_size
 from brt.training.memory_budget import longest_segment, parse_bytes
 from brt.training.metrics import compiled_bytes, device_peak
 from brt.training.sharding import make_mesh, shardings
@@ -87,7 +90,10 @@ def build(file) -> Candidate:
         begun = time.perf_counter()
         step = experiment.jit_step(mesh).lower(state, batch).compile()
         seconds = time.perf_counter() - begun
+    system, size = system_and_size(read_gin(gin.operative_config_str()))
     facts = {
+        "system": system,
+        "size": size,
         "compile_seconds": seconds,
         "peak_bytes": compiled_bytes(step),
         "flops_per_token": 3 * experiment.model.flops_per_token(),
@@ -127,7 +133,13 @@ def time_steps(candidates, rounds):
 
 
 def table(candidates, seconds, baseline):
-    """One dictionary of figures for each config."""
+    """One dictionary of figures for each config.
+
+    Args:
+        candidates: of `build`.
+        seconds: (rounds, candidates), of `time_steps`.
+        baseline: the name of the candidate whose ratio is 1.
+    """
     base = [candidate.name for candidate in candidates].index(baseline)
     rows = []
     for i, candidate in enumerate(candidates):
@@ -297,7 +309,8 @@ def main():
         f"{FLAGS.rounds} interleaved steps, ratio to {baseline}"
     )
     show(rows)
-    return write_json({"device": device, "devices": jax.device_count(), "configs": rows})
+    heads = {"device": device, "devices": jax.device_count(), "baseline": baseline}
+    return write_json({**heads, "configs": rows})
 
 
 if __name__ == "__main__":

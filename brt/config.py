@@ -5,6 +5,7 @@ that nothing reads, and a string without quotes. Here each ends in one clear sen
 """
 
 import difflib
+import functools
 import inspect
 import os
 import pathlib
@@ -173,6 +174,22 @@ def _parameters(entry):
 
 def known_parameters() -> list[str]:
     return [f"{name}.{p}" for name, parameters in known_names().items() for p in parameters]
+
+
+@functools.cache
+def default(name: str):
+    """The value of a binding, `Trainer.stream`, that nothing binds.
+
+    `gin.REQUIRED` where it has none, or where brt has no such configurable or parameter.
+    """
+    register_all()
+    configurable, _, parameter = name.rpartition(".")
+    for selector, entry in gin.config._REGISTRY.items():
+        if selector.rsplit(".", 1)[-1] == configurable and entry.module.startswith("brt."):
+            found = _parameters(entry).get(parameter)
+            unknown = found is None or found.default is inspect.Parameter.empty
+            return gin.REQUIRED if unknown else found.default
+    return gin.REQUIRED
 
 
 def read_bindings() -> dict[str, str]:

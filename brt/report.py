@@ -64,7 +64,7 @@ def report(runs, output, step_times=None, documents=None, reader_tokens=150_000)
     Args:
         runs: of `open_runs`.
         output: path of the page.
-        step_times: system to relative step time.
+        step_times: of `read_step_times`, by system.
         documents: numbers of those the reader shows; None for the first ones recorded.
         reader_tokens: the most tokens the reader shows.
     """
@@ -157,16 +157,20 @@ def _studies(runs, show):
 
 
 def _paper(found):
-    """Tables and figures with something measured; the others folded away."""
+    """Tables and figures with something measured, or nothing to measure; the others folded away."""
     content = ""
-    for measured in (True, False):
-        some = [thing for thing in found if thing.has_measurements == measured]
+    for shown in (True, False):
+        some = [thing for thing in found if _is_shown(thing) == shown]
         tables = [thing for thing in some if hasattr(thing, "rows")]
         plots = [thing for thing in some if not hasattr(thing, "rows")]
         inside = "".join(map(page.table_html, tables)) + page.plots_html(plots)
         head = "<details><summary>Tables and figures of which nothing was run</summary>"
-        content += inside if measured or not some else f"{head}{inside}</details>"
+        content += inside if shown or not some else f"{head}{inside}</details>"
     return content
+
+
+def _is_shown(thing):
+    return thing.has_measurements or (hasattr(thing, "rows") and not thing.awaits_runs)
 
 
 def _write(path, content):

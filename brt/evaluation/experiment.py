@@ -15,12 +15,14 @@ class EvaluatedExperiment(Protocol):
         trainer, evaluation: settings.
         model: as it is trained, with shapes instead of arrays.
         abstract_params: its parameters, a nested dictionary of shapes.
+        bindings: every binding that was read to build it, as text.
     """
 
     trainer: Trainer
     evaluation: Evaluation
     model: Model
     abstract_params: Any
+    bindings: dict[str, str]
 
     def evaluated_model(self, segment_length: int | None = None) -> Model:
         """The abstract model, for segments of so many tokens; None takes the evaluation's."""

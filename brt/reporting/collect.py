@@ -86,11 +86,20 @@ class Group(NamedTuple):
     @property
     def label(self) -> str:
         """What it is, for a table that has no row for it: `Slide:5L (5 layers, d 128)`."""
-        layers, width = (self._setting(n) for n in ("num_layers", "width"))
-        label = f"{self.place.system} ({layers} layers, d {width})"
+        label = f"{self.place.system} ({self.dimensions})"
         if self.place.task:
             label += f", {self.place.task} {self.place.task_length}"
         return f"{label}, {self.variant}" if self.variant else label
+
+    def apart_from(self, other: "Group") -> str:
+        """The bindings in which this group's runs differ from another's."""
+        return _apart(self.runs[0].identity(), other.runs[0].identity())
+
+    @property
+    def dimensions(self) -> str:
+        """Of the runs themselves: `5 layers, d 128`."""
+        layers, width = (self._setting(name) for name in ("num_layers", "width"))
+        return f"{layers} layers, d {width}"
 
     def at(self, name: str):
         """A property of the group, or of its place."""
@@ -128,6 +137,10 @@ class Group(NamedTuple):
         split, notes = quantity.split or self.split, []
         evaluated = not quantity.scalar.startswith("studies/")
         for run in self.runs:
+            if not evaluated and split in run.evaluations:
+                study = quantity.scalar.split("/")[1]
+                if (read := run.study_split(study)) not in (None, split):
+                    notes.append(f"{run.name}: {study} of {read}, evaluated on {split}")
             evaluation = run.evaluations.get(split, {}) if evaluated else {}
             last = run.settings.get("Trainer.steps", 0)
             step = evaluation.get("step", last)
@@ -165,6 +178,10 @@ def _variant(i, places, gathered):
     own = gathered[i][0]
     for j, (other, _) in enumerate(gathered):
         if j != i and places[j] == places[i]:
-            names = (line.split(": ")[0] for line in config.differences(other, own))
-            return ", ".join(f"{name} = {own.get(name, 'not bound')}" for name in names)
+            return _apart(own, other)
     return ""
+
+
+def _apart(own, other):
+    names = (line.split(": ")[0] for line in config.differences(other, own))
+    return ", ".join(f"{name} = {own.get(name, 'not bound')}" for name in names)

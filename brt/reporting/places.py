@@ -133,8 +133,19 @@ def place(run: Run) -> Place:
         "steps": settings.get("Trainer.steps", 0),
         "bptt_depth": _depth(settings),
     } | _task(settings)
-    own = _OF_MODEL.get(model, _other)
-    return Place(**common | own(settings, model, segment))
+    return Place(**common | _own(settings))
+
+
+def system_and_size(settings: dict) -> tuple[str, str | None]:
+    """The `system` and the `size` of a `Place`, of the settings of an experiment."""
+    own = _own(settings)
+    return own["system"], own["size"]
+
+
+def _own(settings):
+    """What a `Place` says of the model alone."""
+    model = model_name(settings)
+    return _OF_MODEL.get(model, _other)(settings, model, settings["Trainer.segment_length"])
 
 
 def _language_model(settings, model, segment):

@@ -88,6 +88,17 @@ class Run:
         return self.settings | self.rung.get("settings", {})
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether the model it stands for has other dimensions than its own."""
+        own = {name: self.settings.get(name) for name in self.rung.get("settings", {})}
+        # JSON has lists for tuples.
+        return any(
+            list(value) != list(own[name] or ()) if isinstance(value, list) else value != own[name]
+            for name, value in self.rung.get("settings", {}).items()
+            if name != "Trainer.steps"
+        )
+
+    @property
     def step(self) -> int:
         """The last step recorded; 0 before the first."""
         return max((record["step"] for record in self.records), default=0)
@@ -109,19 +120,39 @@ class Run:
         return [step for step, _ in pairs], [value for _, value in pairs]
 
     def study_number(self, study: str, name: str):
-        """A number of a study of this run, or of one in the report that has a row for it; None."""
+        """A number of a study of this run, or of one in the report that has a row for it; None.
+
+        `at/450` is the y at x = 450 of a study with one series.
+        """
         for found in self.studies.values():
-            if found.get("study") == study and name in found.get("numbers", {}):
+            if found.get("study") != study:
+                continue
+            if name in found.get("numbers", {}):
                 return found["numbers"][name]
+            if name.startswith("at/") and len(found.get("series", [])) == 1:
+                (series,) = found["series"]
+                points = dict(zip(series.get("x", []), series.get("y", [])))
+                return points.get(float(name.removeprefix("at/")))
         return self.rows.get(study, {}).get(name)
 
+    def study_split(self, study: str) -> str | None:
+        """The split that a study of this run has read; None without the study."""
+        found = (entry for entry in self.studies.values() if entry.get("study") == study)
+        return next((entry.get("split") for entry in found), None)
+
     def identity(self) -> dict:
-        """The settings that decide what is computed, apart from the seed."""
+        """The settings that decide what is computed, apart from the seed; the steps among them,
+        which may change when a run is resumed."""
         return {
             name: repr(value)
             for name, value in self.settings.items()
-            if name != "Trainer.seed" and not f"{name.split('/')[-1]}:".startswith(FREE_TO_CHANGE)
+            if name == "Trainer.steps"
+            or (name != "Trainer.seed" and not _is_free(name.rpartition("/")[2]))
         }
+
+
+def _is_free(name):
+    return f"{name}:".startswith(FREE_TO_CHANGE)
 
 
 def open_runs(folders) -> list[Run]:

@@ -1,12 +1,23 @@
 """Relative times, of training steps and of evaluation, as `brt.benchmark --json` writes them."""
 
 import json
-import re
+from typing import NamedTuple
+
+BASELINE = "Slide:13L"
+"""The system whose training step is 1.00 in Table 1 of the Block-Recurrent paper."""
 
 
-def read_step_times(paths) -> dict[str, float]:
-    """System, as Table 1 spells it, to step time relative to the benchmark's baseline.
+class StepTime(NamedTuple):
+    """A time relative to another, and what a reader has to know of the two; empty if nothing."""
 
+    ratio: float
+    note: str = ""
+
+
+def read_step_times(paths) -> dict[str, StepTime]:
+    """Step times by system, as Table 1 spells it, relative to the benchmark's baseline.
+
+    A note says so where that is not the paper's, or where the models have sizes of their own.
     Of `--evaluation_speed`, `vanilla 800` to how many times as long as with a memory of 800 tokens
     the vanilla model's evaluation takes.
 
@@ -20,26 +31,26 @@ def read_step_times(paths) -> dict[str, float]:
             with open(path, encoding="utf-8") as file:
                 content = json.load(file)
             if "evaluation_speed" in content:
-                rows = content["evaluation_speed"]
-                times |= {f"vanilla {r['attention_length']}": float(r["ratio"]) for r in rows}
+                for row in content["evaluation_speed"]:
+                    times[f"vanilla {row['attention_length']}"] = StepTime(float(row["ratio"]))
             else:
-                rows = content["configs"]
-                times |= {system_of(row["name"]): float(row["ratio"]) for row in rows}
+                times |= _of_steps(content)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{path} holds no step times ({type(error).__name__}: {error}): make it with "
-                "`python -m brt.benchmark --json=FILE --configs=...`"
+                "`python -m brt.benchmark --json=FILE --configs=...`."
             ) from None
     return times
 
 
-def system_of(config_name: str) -> str:
-    """`benchmark_rec_fixed_skip` is Rec:fixed:skip, `pg19_slide_13l` Slide:13L."""
-    found = re.search(r"(rec|feedback)_(fixed|lstm)_(dual|single|skip)", config_name)
-    if found:
-        return f"{found[1].capitalize()}:{found[2]}:{found[3]}"
-    if found := re.search(r"slide_(\d+)l", config_name):
-        return f"Slide:{found[1]}L"
-    if found := re.search(r"xl_(\d+)", config_name):
-        return f"XL:{found[1]}"
-    return config_name
+def _of_steps(content):
+    rows = {row["name"]: row for row in content["configs"]}
+    baseline, times = rows[content["baseline"]], {}
+    for row in rows.values():
+        notes = []
+        if baseline["system"] != BASELINE:
+            notes.append(f"step times relative to {baseline['system']}")
+        if None in (row["size"], baseline["size"]):
+            notes.append("step times of models of a size that the paper does not have")
+        times[row["system"]] = StepTime(float(row["ratio"]), "; ".join(notes))
+    return times

@@ -1,13 +1,24 @@
-"""A longer memory at evaluation, while it helps: on made-up losses, and on a tiny model."""
+"""A longer memory at evaluation, while it helps: on made-up losses, and on tiny models."""
 
 import json
 import math
 
 import pytest
-from tiny_run import TXL, build, command, shared_programs, train_here, write_config  # noqa: F401
+from tiny_run import (
+    LENGTHS,
+    TXL,
+    command,
+    shared_programs,  # noqa: F401
+    write_config,
+    write_corpus,
+)
 
-from brt import evaluate
+from brt import evaluate, train
 from brt.evaluation.studies.attention_length import sweep
+from brt.reporting.collect import collect
+from brt.reporting.papers.fill import paper_tables
+from brt.reporting.papers.transformer_xl import TRANSFORMER_XL
+from brt.reporting.runs import open_runs
 
 
 @pytest.mark.parametrize("last", [100, 300, 1600])
@@ -34,12 +45,20 @@ def test_the_threshold_is_a_thousandth_of_the_perplexity_and_a_loss_ends_the_swe
         assert sweep(lambda length, d=drop: 2.0 - d * length, [1, 2, 3]).best == best
 
 
+def trained(folder, *lines):
+    """A run of `brt.train` whose longest document to evaluate is longer than every length tried."""
+    write_corpus(folder / "texts", LENGTHS | {"validation": (1, 16, 53, 520)})
+    lines += ("TransformerXL.std = 0.5",)  # so that what it sees makes a difference
+    path = write_config(folder, *lines, without=("BlockRecurrentTransformer", "RecurrentCell"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        flags = f"--gin_file={path}", f"--workdir={folder / 'run'}"
+        assert not command(monkeypatch, train, *flags)
+    return folder / "run"
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("txl")
-    path = write_config(folder, *TXL, without=("BlockRecurrentTransformer", "RecurrentCell"))
-    train_here(build(path), folder / "run")
-    return folder / "run"
+    return trained(tmp_path_factory.mktemp("txl"), *TXL)
 
 
 def test_the_sweep_of_a_run_is_one_command(monkeypatch, capsys, run):
@@ -63,6 +82,109 @@ def test_the_sweep_of_a_run_is_one_command(monkeypatch, capsys, run):
     assert len(set(curve["y"])) == 3
 
 
+def study(monkeypatch, run, *flags):
+    """What the command writes, with every length tried."""
+    monkeypatch.setattr("brt.evaluation.studies.attention_length.THRESHOLD", -math.inf)
+    flags = f"--workdir={run}", "--study=attention_length", *flags
+    assert not command(monkeypatch, evaluate, *flags)
+    return json.loads((run / "studies" / "attention_length.json").read_text())
+
+
+RMT = (*TXL, "Trainer.model = @RecurrentMemoryTransformer", "TransformerXL.memory_length = 8")
+RMT += ("RecurrentMemoryTransformer.num_memory = 2",)
+
+
+@pytest.fixture(scope="module")
+def rmt(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("rmt"), *RMT)
+
+
+def perplexity_of(monkeypatch, run, *bindings):
+    flags = [f"--gin.{binding}" for binding in bindings]
+    assert not command(monkeypatch, evaluate, f"--workdir={run}", *flags)
+    return json.loads((run / "evaluation_validation.json").read_text())["perplexity"]
+
+
+def test_a_setting_that_the_model_reads_by_another_name_is_lengthened(monkeypatch, rmt):
+    found = study(monkeypatch, rmt, "--context_step=16", "--longest_context=32")
+    (curve,) = found["series"]
+    assert curve["x"] == [8, 16, 32] and len(set(curve["y"])) == 3
+    for length, perplexity in zip(curve["x"], curve["y"]):
+        bindings = (
+            "Evaluation.model=@evaluation/RecurrentMemoryTransformer",
+            (f"evaluation/TransformerXL.memory_length={length}"),
+        )
+        assert perplexity_of(monkeypatch, rmt, *bindings) == pytest.approx(perplexity, rel=1e-6)
+
+
+def test_what_evaluation_binds_besides_the_length_stays_in_force(monkeypatch, run):
+    own = "Evaluation.model=@mine/TransformerXL", "mine/TransformerXL.same_length=True"
+    flags = [f"--gin.{binding}" for binding in own]
+    found = study(monkeypatch, run, "--context_step=40", "--longest_context=40", *flags)
+    (curve,) = found["series"]
+    assert curve["x"] == [16, 40]
+    for length, perplexity in zip(curve["x"], curve["y"]):
+        binding = f"mine/TransformerXL.memory_length={length}"
+        expected = perplexity_of(monkeypatch, run, *own, binding)
+        assert perplexity == pytest.approx(expected, rel=1e-6)
+        plain = "Evaluation.model=@mine/TransformerXL", binding
+        assert perplexity != pytest.approx(perplexity_of(monkeypatch, run, *plain), rel=1e-6)
+
+
+SIZES = "num_layers", "width", "num_heads", "head_size", "feed_forward_size", "memory_length"
+STANDARD = dict(zip(SIZES, (16, 410, 10, 41, 2100, 150)))
+ABLATION = dict(zip(SIZES, (12, 384, 8, 48, 1744, 128)))
+
+
+def filled(run, name, sizes, segment_length):
+    """Measured cells of a table's rows, where the tiny run stands for a published model."""
+    settings = {f"TransformerXL.{size}": value for size, value in sizes.items()}
+    settings |= {"Trainer.segment_length": segment_length, "Trainer.steps": 200_000}
+    (run / "rung.json").write_text(json.dumps({"settings": settings}))
+    tables = paper_tables(TRANSFORMER_XL, collect(open_runs([run])))
+    (table,) = (table for table in tables if table.name == name)
+    heads = [head.removesuffix(", stores") for head in table.heads()]
+    return {
+        row[0].text: {h: cell.values[0] for h, cell in zip(heads, row) if cell.values}
+        for row in table.rows
+        if any(cell.values for cell in row)
+    }
+
+
+def test_what_the_study_writes_fills_the_columns_of_tables_5_and_8(monkeypatch, run):
+    found = study(monkeypatch, run, "--context_step=150", "--longest_context=450")
+    (curve,) = found["series"]
+    assert curve["x"] == [16, 150, 300, 450]
+    perplexity = dict(zip(curve["x"], curve["y"]))
+    assert len(set(perplexity.values())) == 4
+    initial = perplexity_of(monkeypatch, run)
+    assert filled(run, "txl_table_5", STANDARD, 150) == {
+        "Transformer-XL (151M)": {"initial": initial, "best": perplexity[450], "attention": 450},
+        "Transformer-XL (151M), attention 450": {"best": perplexity[450]},
+        "Transformer-XL (151M), attention 300": {"best": perplexity[300]},
+    }
+    whole = {"initial": initial, "best": perplexity[450], "attention": 450}
+    assert filled(run, "txl_table_5", ABLATION, 128) == {"Transformer-XL (128M)": whole}
+    assert filled(run, "txl_table_8", ABLATION, 128) == {"128": whole}
+
+
+def test_a_length_that_was_not_tried_fills_no_cell(monkeypatch, run):
+    study(monkeypatch, run, "--context_step=300", "--longest_context=300")
+    perplexity_of(monkeypatch, run)
+    found = filled(run, "txl_table_5", STANDARD, 150)
+    assert [*found] == ["Transformer-XL (151M)", "Transformer-XL (151M), attention 300"]
+    assert found["Transformer-XL (151M)"]["attention"] == 300
+
+
+def test_a_study_of_another_split_than_the_evaluation_is_told(monkeypatch, run):
+    study(monkeypatch, run, "--context_step=150", "--longest_context=150")
+    assert not command(monkeypatch, evaluate, f"--workdir={run}", "--gin.Evaluation.split='test'")
+    tables = paper_tables(TRANSFORMER_XL, collect(open_runs([run])))
+    (table,) = (table for table in tables if table.name == "txl_table_5")
+    told = "run: attention_length of validation, evaluated on test"
+    assert any(note.startswith(told) for note in table.notes())
+
+
 def test_where_nothing_is_gained_the_verdict_speaks_of_no_fall(monkeypatch, capsys, run):
     flags = "--study=attention_length", "--context_step=24", "--longest_context=24"
     monkeypatch.setattr("brt.evaluation.studies.attention_length.THRESHOLD", 1.0)
@@ -73,7 +195,9 @@ def test_where_nothing_is_gained_the_verdict_speaks_of_no_fall(monkeypatch, caps
 
 
 def test_a_model_without_that_setting_is_refused(monkeypatch, capsys, run):
-    flags = "--study=attention_length", "--lengthened=BlockRecurrentTransformer.window"
-    assert command(monkeypatch, evaluate, f"--workdir={run}", *flags) == 1
-    shown = capsys.readouterr().err
-    assert "whose model is TransformerXL" in shown and "Traceback" not in shown
+    for name in ("BlockRecurrentTransformer.window", "TransformerXL.encoding", "Trainer.model"):
+        flags = "--study=attention_length", f"--lengthened={name}"
+        assert command(monkeypatch, evaluate, f"--workdir={run}", *flags) == 1
+        shown = capsys.readouterr().err
+        assert f"--lengthened={name} is no length" in shown and "Traceback" not in shown
+        assert "whose model is TransformerXL" in shown

@@ -253,7 +253,7 @@ def test_drawing_attention_changes_nothing_and_shows_the_weights_the_model_reads
         np.testing.assert_allclose(weights_BHTJ, weights, rtol=0, atol=1e-12)
 
 
-# Beginnings and dropout
+# Beginnings, and the mask of dropout: where it falls is in test_transformer_xl_dropout.py
 
 
 def test_parameters_begin_as_published():
@@ -269,20 +269,6 @@ def test_parameters_begin_as_published():
         mean = 1.0 if name == "scale_D" else 0.0
         assert x.mean() == pytest.approx(mean, abs=5 * std / x.size**0.5), path
         assert x.std() == pytest.approx(std, rel=5 / x.size**0.5), path
-
-
-def test_dropout_needs_a_key_and_moves_every_place():
-    model = txl(memory_length=4, dropout=0.5)
-    ids, caches = tokens(SEGMENT), model.init_caches(ROWS)
-    keys = jax.random.split(jax.random.key(0), 2)
-    found = [call(model, ids, caches, key)[0] for key in keys]
-    assert np.abs(found[0] - found[1]).max() > 0.1
-    only = txl(memory_length=4, attention_dropout=0.5)
-    assert only.dropout == 0.5 and only.drops.rate == 0
-    dropped, still = call(only, ids, caches, keys[0])[0], call(only, ids, caches)[0]
-    assert np.abs(dropped - still).max() > 1e-3
-    whole = txl(memory_length=4)
-    np.testing.assert_allclose(still, call(whole, ids, caches)[0], rtol=0, atol=1e-12)
 
 
 def test_a_variational_mask_is_constant_along_time_and_differs_by_row():

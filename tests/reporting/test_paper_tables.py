@@ -13,6 +13,7 @@ from brt.reporting.papers import block_recurrent as paper
 from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.papers.fill import paper_plots, paper_tables
 from brt.reporting.runs import open_runs
+from brt.reporting.step_times import StepTime
 
 BYTES = ("parts/pg19_bytes.gin",)
 
@@ -31,11 +32,11 @@ def measured_of(table, row, head):
 def test_without_runs_every_table_shows_the_published_numbers_and_not_run():
     tables = tables_of([])
     names = ("1", "1_differences", "2", "3a", "3b", "4", "5")
-    assert list(tables) == [*(f"table_{name}" for name in names), "gate_biases"]
-    for table in tables.values():
+    assert list(tables) == [*(f"table_{name}" for name in names), "choices", "gate_biases"]
+    for name, table in tables.items():
         assert not table.has_measurements
         assert all(len(row) == len(table.columns) for row in table.rows)
-        assert any(cell.text == "not run" for row in table.rows for cell in row)
+        assert table.awaits_runs == (name != "choices")
     printed = [cell.text for row in tables["table_1"].rows for cell in row]
     for row in paper.TABLE_1.rows:
         assert {text or "–" for text in row.printed} <= set(printed)
@@ -50,7 +51,7 @@ def test_the_config_of_a_system_fills_its_own_row_of_table_1(tmp_path, name):
         make_run(tmp_path / "arxiv", f"arxiv_{stem}", evaluations={"test": 1.23}),
         make_run(tmp_path / "github", f"github_{stem}", evaluations={"validation": 1.17}),
     ]
-    table = tables_of(runs, {name: 1.234})["table_1"]
+    table = tables_of(runs, {name: StepTime(1.234)})["table_1"]
     assert len(table.rows) == 14
     cells = next(cells for cells in table.rows if cells[0].text == name)
     found = {head: cell.text for head, cell in zip(table.heads(), cells) if cell.values}
@@ -62,6 +63,7 @@ def test_the_config_of_a_system_fills_its_own_row_of_table_1(tmp_path, name):
         "GitHub, measured": "1.17",
     }
     assert sum(bool(cell.values) for cells in table.rows for cell in cells) == 5
+    assert table.notes() == []  # these are the published settings
 
 
 def test_the_last_row_of_table_1_is_filled_by_a_memory_of_its_size_and_no_other(tmp_path):
@@ -73,7 +75,7 @@ def test_the_last_row_of_table_1_is_filled_by_a_memory_of_its_size_and_no_other(
         make_run(tmp_path / "smaller", name, smaller, evaluations={"test": 3.6}),
         make_run(tmp_path / "dense", "pg19_memorizing_dense_64k", evaluations={"test": 3.7}),
     ]
-    table = tables_of(runs, {"Memorizing Trans. 64k": 1.9})["table_1"]
+    table = tables_of(runs, {"Memorizing Trans. 64k": StepTime(1.9)})["table_1"]
     found = {
         cells[0].text: {h: c.text for h, c in zip(table.heads(), cells) if c.values}
         for cells in table.rows[13:]
@@ -86,7 +88,7 @@ def test_the_last_row_of_table_1_is_filled_by_a_memory_of_its_size_and_no_other(
     }
     systems = [group.place.system for group in collect(open_runs(runs))]
     assert {"Memorizing Trans. 8k", "Memorizing Trans. 64k dense"} <= set(systems)
-    assert len(found) == 1
+    assert len(found) == 1 and table.notes() == []
 
 
 def test_seeds_share_a_cell_and_their_spread_is_rounded_up(tmp_path):
@@ -129,6 +131,7 @@ def test_a_window_fills_its_row_of_table_3a(tmp_path, window):
         make_run(tmp_path / "s", "pg19_slide_12l", binding, evaluations={"test": 3.9}),
     ]
     table = tables_of(runs)["table_3a"]
+    assert table.notes() == []
     found = {cells[0].text: [c.text for c in cells if c.values] for cells in table.rows}
     assert found == {str(w): ["3.50", "3.90"] * (w == window) for w in (128, 256, 512)}
 
@@ -143,6 +146,7 @@ def test_a_number_of_states_fills_its_row_of_table_3b(tmp_path, states):
     }
     for name in ("table_1", "table_4", "table_5"):
         assert tables[name].has_measurements == (states == 512)
+    assert tables["table_3b"].notes() == []
     assert found == {
         row.labels[0]: ["3.50"] * (row.labels[0] == str(states)) for row in paper.TABLE_3B.rows
     }
@@ -163,6 +167,7 @@ def test_the_scaling_configs_fill_table_4_and_the_two_largest_table_2(tmp_path):
         measured = table.heads().index(f"{column}, PG19 SPM")
         printed = [row[measured].text for row in table.rows]
         assert printed == [f"{3 + at + place / 100:.2f}" for place in range(6)]
+    assert table.notes() == tables["table_2"].notes() == []
     found = [cells[-1].text for cells in tables["table_2"].rows]
     assert found == ["–", "–", "–", "24.00", "25.00"]
 
@@ -184,6 +189,7 @@ def test_a_vocabulary_fills_its_rows_of_table_5(tmp_path):
     printed = [cell.text for cell in filled[0][2:]]
     assert printed[0::2] == ["11,559,455", "1.6593", "3.289", "43.94"]
     assert printed[1::2] == ["11,559,455", "1.6593", "3.289", "43.94"]
+    assert tables_of([run])["table_5"].notes() == []
 
 
 def test_a_rung_stands_for_the_paper_s_dimensions(tmp_path):

@@ -7,6 +7,7 @@ from paths import ROOT
 
 from brt.evaluation.perplexity import word_level_perplexity
 from brt.reporting.papers import block_recurrent as paper
+from brt.reporting.papers import recipes
 from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.form import number
@@ -50,7 +51,7 @@ def test_the_config_of_a_row_of_table_1_quotes_the_same_numbers(row):
 
 
 def test_the_tables_have_the_paper_s_rows_and_a_number_for_every_printed_column():
-    assert [len(table.rows) for table in BLOCK_RECURRENT.tables] == [14, 5, 3, 5, 6, 13, 6]
+    assert [len(table.rows) for table in BLOCK_RECURRENT.tables] == [14, 5, 3, 5, 6, 13, 6, 6]
     for table in BLOCK_RECURRENT.tables:
         printed = sum(quantity.is_printed for quantity in table.quantities)
         for row in table.rows:
@@ -63,6 +64,48 @@ def test_every_rule_names_what_a_place_has():
     rules += [table.where for table in BLOCK_RECURRENT.tables]
     rules += [curve.where for plot in BLOCK_RECURRENT.plots for curve in plot.curves]
     assert {name for rule in rules for name in rule} <= set(Place._fields)
+
+
+def test_the_choices_behind_the_numbers_quote_the_tables_they_explain():
+    printed = next(r.printed for r in paper.TABLE_1.rows if r.labels[0] == "Rec:fixed:skip")
+    _, by_bytes, by_token, arxiv, github = map(number, printed)
+    for recipe, bits in (
+        (recipes.BYTES, by_bytes),
+        (recipes.ARXIV, arxiv),
+        (recipes.GITHUB, github),
+        (recipes.TOKENS, pytest.approx(by_token, abs=0.0051)),  # 3.525, rounded up
+    ):
+        assert number(recipe.printed) == bits
+    by_vocabulary = {row.labels: row.printed for row in paper.TABLE_5.rows}
+    for recipe, labels in ((recipes.TOKENS, ("T5", "32k")),
+                           (recipes.SENTENCEPIECE, ("PG19 SPM", "32k"))):  # fmt: skip
+        _, _, printed, words = by_vocabulary[labels]
+        assert (recipe.printed, recipe.words) == (printed, words)
+    assert recipes.SCALING.printed == paper.TABLE_4.rows[2].printed[0]
+
+
+def test_the_choices_behind_the_numbers_are_those_of_appendix_c():
+    rows = {row.labels[0].partition(":")[0]: row.labels[1:] for row in recipes.CHOICES.rows}
+    steps, tokens = "500,000", "131,072"
+    assert rows == {
+        "PG19 tokens": ("Adafactor", "1.0 / sqrt(step)", "1,000", steps, tokens, "T5, 32k", "test"),
+        "PG19 bytes": ("Adafactor", "1.0 / sqrt(step)", "1,000", steps, tokens, "bytes", "test"),
+        "PG19, its own vocabularies": (
+            "Adafactor", "1.0 / sqrt(step)", "1,000", steps, tokens, "PG19 SPM, 32k", "test",
+        ),
+        "arXiv": (
+            "Adafactor", "0.5 / sqrt(step)", "1,000", "500,000, assumed", tokens,
+            "LaMDA, 32k (not public; here T5's)", "test",
+        ),
+        "GitHub": (
+            "Adafactor", "cosine, 0.005 to 0.0005, assumed", "1,000", "250,000", "524,288",
+            "LaMDA, 32k (not public; here T5's)", "validation",
+        ),
+        "PG19, sizes": (
+            "Adafactor", "cosine, 0.01 to 0.001", "1,000", "500,000, assumed", "131,072, assumed",
+            "PG19 SPM, 32k", "test",
+        ),
+    }  # fmt: skip
 
 
 def test_on_arxiv_a_longer_window_helps_and_on_pg19_it_does_not():

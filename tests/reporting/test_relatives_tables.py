@@ -18,7 +18,6 @@ from brt.reporting.papers.recurrent_memory_plots import RECURRENT_MEMORY
 from brt.reporting.papers.transformer_xl import TRANSFORMER_XL
 from brt.reporting.places import Place, place
 from brt.reporting.runs import Run, open_runs
-from brt.reporting.step_times import read_step_times
 
 STANDARD = {"size": "151M", "memory": 150, "segment": 150, "steps": 200_000}
 WIKITEXT = ('Corpus.store = "stores/wikitext103"', 'Corpus.vocabulary = "words:wikitext103.txt"')
@@ -172,14 +171,16 @@ def test_the_rungs_of_a_table_s_sweep_fill_its_rows_in_order_and_no_other_cell(t
         scalars = {"step": 10**9, **dict.fromkeys(names, 100.0 + number_)}
         (runs[-1] / "evaluation_test.json").write_text(json.dumps(scalars))
     paper = TRANSFORMER_XL if table.name.startswith("txl") else RECURRENT_MEMORY
+    made = tables_of(paper, runs)[table.name]
     rows = [
         (data, row)
-        for data, row in zip(table.rows, tables_of(paper, runs)[table.name].rows, strict=True)
+        for data, row in zip(table.rows, made.rows, strict=True)
         # Constants of other papers, and the standard model, whose rows are one study's.
         if data.where and "151M)" not in data.labels[0]
     ]
     values = [cell.values for _, row in rows for cell in row if cell.values]
     assert values == [(100.0 + number_,) for number_ in range(len(rungs))]
+    assert made.notes() == []  # these are the published settings
     assert len(rungs) == len(rows) >= len(table.rows) - 3
 
 
@@ -236,8 +237,10 @@ def test_a_cell_says_what_its_evaluation_was_given_besides_the_run_s_own_setting
         tmp_path / "run", size="151M", memory=75, segment=150, steps=200_000,
         evaluations={"test": scalars},
     )  # fmt: skip
-    table = tables_of(RECURRENT_MEMORY, [run])["rmt_table_5"]
-    assert table.notes() == ["run: evaluated with configs/parts/longer.gin, Evaluation.stride = 2"]
+    (note,) = tables_of(RECURRENT_MEMORY, [run])["rmt_table_5"].notes()
+    given, _, settings = note.partition("; ")
+    assert given == "run: evaluated with configs/parts/longer.gin, Evaluation.stride = 2"
+    assert settings.startswith("settings other than the published number's: ")
     (note,) = evaluations(open_runs([run])).notes()
     assert note == "run, test: evaluated with configs/parts/longer.gin, Evaluation.stride = 2"
 
@@ -353,31 +356,20 @@ def test_studies_fill_the_tables_of_context_and_attention_lengths(tmp_path):
     (run / "studies" / "recl.json").write_text(json.dumps(study))
     table = tables_of(TRANSFORMER_XL, [run, other])["txl_table_6"]
     found = filled(table)
-    assert table.notes() == []
+    assert not any("evaluated with" in note for note in table.notes())
     assert [*found["Transformer-XL 151M",].values()] == ["10", "20", "30"]
     assert [*found["LSTM",].values()] == ["20", "40", "60"]
 
 
-def test_an_attention_length_sweep_and_a_timing_fill_tables_5_and_7(tmp_path):
-    evaluations = {"validation": {"perplexity": 23.456}}
-    runs = [
-        make_xl_run(tmp_path / "a", **STANDARD, evaluations=evaluations),
-        make_xl_run(tmp_path / "b", "evaluation/TransformerXL.memory_length = 640", **STANDARD,
-                    evaluations={"validation": {"perplexity": 22.0}}),
-    ]  # fmt: skip
-    (runs[0] / "studies").mkdir()
-    study = {"study": "attention_length", "numbers": {"best": 640, "perplexity_best": 23.123}}
-    (runs[0] / "studies" / "attention_length.json").write_text(json.dumps(study))
-    rows = [{"attention_length": 800, "ratio": 363.4}, {"attention_length": 100, "ratio": 40.0}]
-    (tmp_path / "speed.json").write_text(json.dumps({"evaluation_speed": rows}))
-    groups, times = collect(open_runs(runs)), read_step_times([tmp_path / "speed.json"])
-    tables = {t.name: t for t in paper_tables(TRANSFORMER_XL, groups, times)}
-    found = filled(tables["txl_table_5"])
-    labels = [labels for labels, cells in found.items() if "best, text" in cells]
-    assert len(labels) == 1 and labels[0][0].startswith("Transformer-XL (151M)")
-    cells = [row for row in tables["txl_table_5"].rows if any(c.text == "640" for c in row)]
-    assert {"23.46", "23.12", "640"} <= {cell.text for row in cells for cell in row if cell.values}
-    assert filled(tables["txl_table_7"]) == {("800",): {"times slower, measured": "363"}}
+def test_a_memory_that_is_longer_in_evaluation_is_not_the_initial_length_of_table_5(tmp_path):
+    longer = "evaluation/TransformerXL.memory_length = 640"
+    found = []
+    for name, lines in (("as_trained", ()), ("longer", (longer,))):
+        evaluations = {"validation": {"perplexity": 22.0}}
+        run = make_xl_run(tmp_path / name, *lines, **STANDARD, evaluations=evaluations)
+        found.append(filled(tables_of(TRANSFORMER_XL, [run])["txl_table_5"]))
+    as_trained, longer = found
+    assert [*as_trained.values()] == [{"initial, text": "22.00"}] and not longer
 
 
 def make_lstm():

@@ -68,23 +68,45 @@ def attention_length(
         binding: the setting that is lengthened, `TransformerXL.memory_length`; at evaluation only.
 
     Raises:
-        ValueError: the run's model has no such setting, or other parameters with it.
+        ValueError: the run's model reads no such whole number, or has other parameters with it.
     """
     binding = binding.removeprefix("evaluation/")
-    model, _, setting = binding.rpartition(".")
-    if model != type(run.experiment.model).__name__:
-        raise ValueError(
-            f"--lengthened={binding} is no setting of {run.workdir}, whose model is "
-            f"{type(run.experiment.model).__name__}: name the length of its memory, if it has one."
-        )
-    own_length = getattr(run.experiment.model, setting)
-    longer = range((own_length // step + 1) * step, longest + 1, step)
+    initial, model, scope = _in_force(run, binding)
+    longer = range((initial // step + 1) * step, longest + 1, step)
 
     def loss_of(length):
-        lengthened = f"Evaluation.model = @evaluation/{model}", f"evaluation/{binding} = {length}"
+        lengthened = f"Evaluation.model = @{scope}/{model}", f"{scope}/{binding} = {length}"
         return _loss(run, run.rebuild(lengthened), documents, f"{binding} = {length:,}")
 
-    return AttentionLength(binding, sweep(loss_of, [own_length, *longer]))
+    return AttentionLength(binding, sweep(loss_of, [initial, *longer]))
+
+
+def _in_force(run: RecordedRun, binding: str) -> tuple[int, str, str]:
+    """The value that training has read for a setting, and what evaluation binds another one to.
+
+    Returns:
+        The length, the name of the model's configurable, and the scope that `Evaluation.model`
+        is to be built in. Settings bound in the run's own scope of evaluation stay in force.
+    """
+    read = run.experiment.bindings
+    own = type(run.experiment.model).__name__
+    trained_scope, trained = _reference(read.get("Trainer.model"), own)
+    evaluated_scope, evaluated = _reference(read.get("Evaluation.model"), trained)
+    length = read.get(f"{trained_scope}/{binding}".lstrip("/"), "")
+    if not length.isdigit():
+        raise ValueError(
+            f"--lengthened={binding} is no length that {run.workdir} reads, whose model is {own}: "
+            "name the setting of its memory's length, if it has one."
+        )
+    return int(length), evaluated, evaluated_scope or f"{trained_scope}/evaluation".lstrip("/")
+
+
+def _reference(value: str | None, default: str) -> tuple[str, str]:
+    """Scope and name of a reference as gin writes it, `@evaluation/TransformerXL`."""
+    if value is None or not value.startswith("@"):
+        return "", default
+    scope, _, name = value.strip("@()").rpartition("/")
+    return scope, name
 
 
 def _loss(run, experiment, documents, label):

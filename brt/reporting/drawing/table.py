@@ -76,6 +76,11 @@ class Table(NamedTuple):
     def has_measurements(self) -> bool:
         return any(cell.values for row in self.rows for cell in row)
 
+    @property
+    def awaits_runs(self) -> bool:
+        """Whether there is a cell that a run could still fill."""
+        return any(_missing(cell) for row in self.rows for cell in row)
+
     def heads(self) -> list[str]:
         """One heading a column: `PG19 tokens, measured`."""
         return [", ".join(filter(None, column)) for column in self.columns]

@@ -6,6 +6,7 @@ Source: Hutchins et al. 2022, Block-Recurrent Transformers, arXiv:2203.07852.
 from typing import NamedTuple
 
 from brt.reporting.papers.form import Contrast, Curve, Paper, PaperPlot, PaperTable, Quantity, Row
+from brt.reporting.papers.recipes import CHOICES, by_corpus, by_size
 
 PG19_TEST_WORDS = 6_966_499  # section 4.5, appendix I.1
 COMPARABLE = (
@@ -96,6 +97,7 @@ TABLE_1 = PaperTable(
         Contrast("Recurrence, or retrieval?", "Rec:fixed:skip", "Memorizing Trans. 64k"),
         Contrast("Feedback to every layer, or not?", "Feedback:fixed:skip", "Rec:fixed:skip"),
     ),
+    settings=by_corpus,
 )
 
 TABLE_2 = PaperTable(
@@ -115,6 +117,7 @@ TABLE_2 = PaperTable(
         Row(("Block-Recurrent Transformer", "24", "1.3B", "32k"), ("26.50",), {"size": "1.3B"}),
     ),
     {"system": "Rec:fixed:skip", "corpus": "PG19 SPM", "gate_biases": "small"},
+    settings=by_size,
 )
 
 TABLE_3A = PaperTable(
@@ -133,6 +136,7 @@ TABLE_3A = PaperTable(
         Row(("512",), ("3.53", "3.60"), {"window": 512}),
     ),
     SYSTEM | {"system": {"Rec:fixed:skip", "Slide:12L"}},
+    settings=by_corpus,
 )
 
 TABLE_3B = PaperTable(
@@ -150,6 +154,7 @@ TABLE_3B = PaperTable(
         Row(("2048",), ("3.55",), {"states": 2048}),
     ),
     {"size": "162M", "system": "Rec:fixed:skip", "window": 512, "gate_biases": "small"},
+    settings=by_corpus,
 )
 
 TABLE_4 = PaperTable(
@@ -168,6 +173,7 @@ TABLE_4 = PaperTable(
         Row(("650M",), ("3.29", "3.39"), {"size": "650M"}),
         Row(("1.3B",), ("3.22", "3.31"), {"size": "1.3B"}),
     ),
+    settings=by_size,
 )
 
 
@@ -206,6 +212,7 @@ TABLE_5 = PaperTable(
         _vocabulary("bytes", "256", "41,288,269", "5.9267", "0.960", "51.61"),
     ),
     SYSTEM | RECURRENT | {"corpus": PG19},
+    settings=by_corpus,
 )  # fmt: skip
 
 
@@ -287,7 +294,7 @@ FIGURE_7 = PaperPlot(
 BLOCK_RECURRENT = Paper(
     "block_recurrent",
     "Block-Recurrent Transformers, arXiv:2203.07852",
-    (TABLE_1, TABLE_2, TABLE_3A, TABLE_3B, TABLE_4, TABLE_5, GATES),
+    (TABLE_1, TABLE_2, TABLE_3A, TABLE_3B, TABLE_4, TABLE_5, CHOICES, GATES),
     (FIGURE_3, FIGURE_7),
     about={"model": "BlockRecurrentTransformer", "task": None},
     where={"model": "BlockRecurrentTransformer", "task": None},

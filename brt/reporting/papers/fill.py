@@ -2,11 +2,13 @@
 
 import math
 
-from brt.reporting.collect import Group
+from brt.reporting.collect import PROPERTIES, Group
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.rounding import mean_and_spread
 from brt.reporting.drawing.table import NOT_RUN, Cell, Column, Table, measured, published
-from brt.reporting.papers.form import Curve, Paper, PaperPlot, PaperTable, number
+from brt.reporting.papers.differences import differences
+from brt.reporting.papers.form import Curve, Paper, PaperPlot, PaperTable, Row, number
+from brt.reporting.step_times import StepTime
 
 PUBLISHED, MEASURED = "paper", "measured"
 TIMES = "step_time", "evaluation_speed"
@@ -14,13 +16,13 @@ TIMES = "step_time", "evaluation_speed"
 
 
 def paper_tables(
-    paper: Paper, groups: list[Group], step_times: dict[str, float] | None = None
+    paper: Paper, groups: list[Group], step_times: dict[str, StepTime] | None = None
 ) -> list[Table]:
     """The tables of a paper, in its order.
 
     Args:
         groups: what was run.
-        step_times: system to step time relative to the benchmark's baseline.
+        step_times: of `read_step_times`, by system.
     """
     tables, groups = [], [group for group in groups if _fits(group, paper.where)]
     placed = {
@@ -73,21 +75,43 @@ def _filled(table: PaperTable, groups, rest, step_times):
     rows = []
     for row in table.rows:
         mine = [group for group in shown if _fits(group, table.where, row.where)]
-        for variant in dict.fromkeys(group.variant for group in mine) or [""]:
+        for variant, own in _variants(mine, measures).items():
             label = f"{row.labels[0]}, {variant}" if variant else row.labels[0]
-            own = [group for group in mine if group.variant == variant]
-            cells = _cells(measures, row.printed, row.where, own, step_times)
+            cells = _cells(measures, row, own, step_times, table)
             rows.append([*map(Cell, (label, *row.labels[1:])), *cells])
     for group in rest:
         labels = [group.label, *(str(getattr(group.place, name)) for name in table.rest)]
-        nothing = [None] * sum(quantity.is_printed for quantity in table.quantities)
-        cells = _cells(measures, nothing, {"system": group.place.system}, [group], step_times)
-        rows.append([*map(Cell, labels), *cells])
+        nothing = (None,) * sum(quantity.is_printed for quantity in table.quantities)
+        row = Row((), nothing, {"system": group.place.system})
+        rows.append([*map(Cell, labels), *_cells(measures, row, [group], step_times)])
     return Table(table.name, table.title, table.caption, columns, rows)
 
 
+def _variants(groups, measures) -> dict[str, list[Group]]:
+    """The groups of a row by what sets them apart, such that none of them share a cell.
+
+    What they differ in may be something that their places have and the row does not ask for, such
+    as their steps.
+    """
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        variant = group.variant
+        if others := [o for o in found.get(variant, ()) if _share_a_cell(group, o, measures)]:
+            variant = group.apart_from(others[0])
+        found.setdefault(variant, []).append(group)
+    return found or {"": []}
+
+
+def _share_a_cell(group, other, measures):
+    return group.place.corpus == other.place.corpus and any(
+        _has(group, quantity) and _has(other, quantity)
+        for quantity, _ in measures
+        if quantity.scalar not in PROPERTIES
+    )
+
+
 def _has(group, quantity):
-    """Whether a run that no row asks for has something to show in a column."""
+    """Whether a group has something to show in a column."""
     return (
         quantity.scalar not in TIMES
         and _fits(group, quantity.where)
@@ -106,26 +130,44 @@ def _corpora(table, quantity, groups):
     return corpora or ([None] if quantity.is_printed or nothing_printed else [])
 
 
-def _cells(measures, printed, where, groups, step_times):
-    """The cells of a row, after its labels."""
-    cells, printed = [], iter(printed)
+def _cells(measures, row: Row, groups, step_times, table: PaperTable | None = None):
+    """The cells of a row, after its labels; of a published one with the table it stands in."""
+    cells, printed = [], iter(row.printed)
     for quantity, corpora in measures:
         if quantity.is_printed:
             cells.append(published(next(printed)))
+        scalar = row.scalars.get(quantity.head, quantity.scalar)
         for corpus in corpora:
             rule = quantity.where | ({"corpus": corpus} if corpus else {})
             found = [group for group in groups if _fits(group, rule)]
-            if where is None:
+            if row.where is None or scalar is None:
                 cells.append(published(None))
-            elif quantity.scalar in TIMES:
-                ratio = step_times.get(where["system"])
-                values = [] if ratio is None else [ratio]
-                cells.append(measured(values, quantity.decimals))
+            elif scalar in TIMES:
+                time = step_times.get(row.where["system"])
+                values, note = ([time.ratio], time.note) if time else ([], "")
+                cells.append(measured(values, quantity.decimals, note))
             elif found:
-                cells.append(found[0].quantity(quantity))
+                cell = found[0].quantity(quantity._replace(scalar=scalar))
+                if table and cell.values and scalar not in PROPERTIES:
+                    cell = _compared(cell, found[0], table, table.where | row.where | rule)
+                cells.append(cell)
             else:
                 cells.append(Cell(NOT_RUN))
     return cells
+
+
+def _compared(cell: Cell, group: Group, table: PaperTable, rule: dict) -> Cell:
+    """A measured cell whose note names the settings that the published number does not have."""
+    published = table.settings and table.settings(group.place)
+    if not published:
+        return cell
+    lines = [line for run in group.runs for line in differences(run, group.place, published, rule)]
+    if any(run.is_scaled for run in group.runs):
+        lines = [f"a model of {group.dimensions}", *lines]
+    if not lines:
+        return cell
+    note = f"settings other than the published number's: {'; '.join(dict.fromkeys(lines))}"
+    return cell._replace(note="; ".join(filter(None, [cell.note, note])))
 
 
 def _differences(table: PaperTable, filled: Table) -> Table:

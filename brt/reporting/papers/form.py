@@ -4,6 +4,7 @@ A rule is a dict from attributes of a `Place` to the value asked for, or to a se
 table's, a row's and a quantity's rule together say whose numbers a cell holds.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -14,11 +15,14 @@ class Row(NamedTuple):
         labels: one for each of the table's label columns.
         printed: what the paper prints, as printed, so that 3.60 stays 3.60; None for nothing.
         where: rule; None for systems that are not brt's to run.
+        scalars: by the heading of a column, what this row shows in place of the column's scalar;
+            None for nothing.
     """
 
     labels: tuple[str, ...]
     printed: tuple[str | None, ...]
     where: dict | None
+    scalars: dict[str, str | None] = {}
 
 
 class Quantity(NamedTuple):
@@ -31,7 +35,7 @@ class Quantity(NamedTuple):
         scalar: in evaluation_<split>.json; `step_time` or `evaluation_speed` of `brt.benchmark`;
             `parameters`; `perf/peak_bytes` and the
             like for the greatest value in metrics.jsonl; `studies/STUDY/NUMBER` for a number of a
-            study.
+            study, `studies/STUDY/at/X` for the y of its only series at x.
         decimals: of measured numbers; None for three significant digits.
         where: rule.
         is_printed: False for what the paper does not have, such as the reader's own corpora.
@@ -69,6 +73,8 @@ class PaperTable(NamedTuple):
         rest: attributes of a `Place` that label, after its name, a measured run that no table has
             a row for; None in a table that does not show such runs.
         contrasts: shown below it as a table of their own.
+        settings: from the place of a run that fills a row to the bindings behind the printed
+            number, None where they are not known; `differences` says what is compared.
     """
 
     name: str
@@ -80,6 +86,7 @@ class PaperTable(NamedTuple):
     where: dict = {}
     rest: tuple[str, ...] | None = None
     contrasts: tuple[Contrast, ...] = ()
+    settings: Callable | None = None
 
 
 class Curve(NamedTuple):

@@ -5,6 +5,7 @@ figures are in recurrent_memory_plots.py.
 """
 
 from brt.reporting.papers.form import PaperTable, Quantity, Row
+from brt.reporting.papers.recipes_transformer_xl import quadratic, recurrent_memory
 
 TITLE = "Recurrent Memory Transformer, arXiv:2207.06881"
 STEPS = 200_000
@@ -129,6 +130,7 @@ TABLE_5 = PaperTable(
         *_rmt(50, 50, "29.75", "26.03"),
     ),
     {"size": "151M", "task": None},
+    settings=recurrent_memory,
 )  # fmt: skip
 
 _OF_TABLE_2 = (
@@ -161,6 +163,7 @@ TABLE_2 = PaperTable(
     PERPLEXITY,
     tuple(_BY_LABELS[labels] for labels in _OF_TABLE_2),
     TABLE_5.where,
+    settings=recurrent_memory,
 )
 
 
@@ -194,6 +197,7 @@ TABLE_4 = PaperTable(
         _enwik8("RMT BPTT-2", 128, "1.222", 0, 20, 2),
     ),
     {"size": "41M", "task": None},
+    settings=recurrent_memory,
 )
 
 TABLE_1 = PaperTable(
@@ -219,6 +223,7 @@ TABLE_1 = PaperTable(
     ),
     {"task": "quadratic", "corpus": "quadratic", "task_length": 100},
     rest=("memory_shown", "segments"),
+    settings=quadratic,
 )
 
 

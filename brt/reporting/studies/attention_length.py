@@ -5,16 +5,22 @@ import math
 from brt.evaluation.studies.attention_length import THRESHOLD, AttentionLength, Sweep
 from brt.reporting.studies.content import Content, content, curve
 
+BEST_LENGTH, BEST_PERPLEXITY = "best_length", "best_perplexity"
+"""Names of the numbers "Attn Len" and "PPL best", for the tables that show them."""
+
 
 def present(found: AttentionLength) -> Content:
-    """Returns the study's content: the columns "PPL best" and "Attn Len", and all lengths tried."""
+    """Returns the study's content: the columns "PPL best" and "Attn Len", and all lengths tried.
+
+    The only series is the perplexity at every length.
+    """
     sweep = found.sweep
     perplexities = list(map(math.exp, sweep.losses))
     numbers = {
         "initial_length": sweep.lengths[0],
         "initial_perplexity": perplexities[0],
-        "best_length": sweep.best,
-        "best_perplexity": perplexities[sweep.lengths.index(sweep.best)],
+        BEST_LENGTH: sweep.best,
+        BEST_PERPLEXITY: perplexities[sweep.lengths.index(sweep.best)],
         "ended": int(sweep.ended),
     }
     labels = "attention length at evaluation, tokens", "perplexity"

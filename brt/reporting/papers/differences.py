@@ -1,0 +1,95 @@
+"""In which settings a run differs from those of the published number it stands beside.
+
+A published number's settings are what its paper says, and brt's defaults where it says nothing of
+a binding. Compared is whatever decides what is computed, apart from what the row's own rule asks
+for, the seed and the corpus.
+"""
+
+import gin
+
+from brt import config
+from brt.reporting.gin_text import Reference, reachable
+from brt.reporting.places import Place
+from brt.reporting.runs import Run
+
+OF_RULES = {
+    "window": ("BlockRecurrentTransformer.window",),
+    "segment_length": ("Trainer.segment_length",),
+    "states": ("RecurrentCell.num_states",),
+    "gate_biases": ("RecurrentCell.gate_biases",),
+    "vocabulary": ("vocabulary",),
+    "memory": ("TransformerXL.memory_length",),
+    "bptt_depth": ("Trainer.bptt_depth", "Trainer.segments_per_step"),
+    "segments": ("Trainer.segments_per_step",),
+    "loss": ("Trainer.loss",),
+    "encoding": ("TransformerXL.encoding",),
+}
+"""Bindings that a row has decided on by naming an attribute of a `Place` in its rule."""
+
+NOT_COMPARED = (
+    # The system and the size of a place, which every row that is compared asks for.
+    *("Trainer.model:", "RecurrentCell.gate:", "RecurrentCell.arrangement:"),
+    *("BlockRecurrentTransformer.feedback:", "ExternalMemory.size:"),
+    *("RecurrentMemoryTransformer.num_memory:", "RecurrentMemoryTransformer.memory_at_end:"),
+    *("TransformerXL.cutoffs:", "TransformerXL.position_rows:"),
+    # How a run is carried out, and what no number depends on.
+    *("Trainer.corpus:", "Trainer.seed:", "Trainer.mesh:", "Trainer.skip_nonfinite:"),
+    *("Trainer.log_every:", "Trainer.eval_every:", "Trainer.evaluation:", "Trainer.checkpoints:"),
+    *("Trainer.remat_segments:", "CheckpointPolicy."),
+    *("BlockRecurrentTransformer.remat:", "TransformerXL.remat:"),
+    "RecurrentMemoryTransformer.allow_long_memory:",
+    # Of the evaluation, which has a note of its own.
+    *("Evaluation.", "RecallScore.", "FreeRunning."),
+)
+CHOSEN = "Trainer.optimizer", "Trainer.schedule"
+"""Bindings to functions, whose own are compared only where they are the same."""
+
+
+def differences(run: Run, place: Place, published: dict, decided=()) -> list[str]:
+    """A phrase for each setting that differs: `Trainer.steps = 1,000 for 500,000`.
+
+    Args:
+        place: the run's.
+        published: bindings to values, of the published number. A binding without a default whose
+            published value is not here is not compared. "vocabulary" is that of a `Place`.
+        decided: attributes of a `Place` that the number's own row asks for.
+
+    A run that stands for a model of another scale (`Run.rung`) has the dimensions of that model
+    here; it is compared by the steps it has taken itself.
+    """
+    settings = run.paper_settings | {"vocabulary": place.vocabulary}
+    settings["Trainer.steps"] = run.settings.get("Trainer.steps")
+    if "steps" in decided:
+        published = published | {"Trainer.steps": place.steps}
+    skipped = reachable(run.settings, "Trainer.corpus")
+    skipped |= {name for attribute in decided for name in OF_RULES.get(attribute, ())}
+    found = []
+    for name in dict.fromkeys([*CHOSEN, *published, *settings]):
+        free = f"{name}:".startswith(NOT_COMPARED) or "/" in name
+        if name in skipped or (free and name not in published):
+            continue
+        expected = published.get(name, _default(name))
+        value = settings.get(name, _default(name))
+        if expected is gin.REQUIRED or _shown(value) == _shown(expected):
+            continue
+        found.append(f"{name} = {_shown(value)} for {_shown(expected)}")
+        if name in CHOSEN:
+            own = tuple(f"{_shown(function).strip('@')}." for function in (value, expected))
+            skipped |= {key for key in {*published, *settings} if key.startswith(own)}
+    return found
+
+
+def _default(name):
+    return gin.REQUIRED if "." not in name else config.default(name)
+
+
+def _shown(value):
+    """A value as text, the same for the forms in which gin has it."""
+    if isinstance(value, Reference) or callable(value):
+        text = value.strip("@()") if isinstance(value, Reference) else value.__name__
+        return "@" + text.rsplit("/", 1)[-1].rsplit(".", 1)[-1]
+    if isinstance(value, list | tuple):
+        return repr(tuple(value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return repr(value)

@@ -1,0 +1,105 @@
+"""How the Transformer-XL and the RMT paper trained what they print, as far as it is known.
+
+Sources: the released scripts of Transformer-XL, and for its ablations, which no script has, the
+assumptions of configs/txl_ablation.gin; section 4 and appendix A of the RMT paper with its released
+logs. Of the model of Penn Treebank nothing is known.
+"""
+
+from brt.reporting.gin_text import Reference
+
+_ADAM = {"Trainer.optimizer": Reference("@adamw"), "adamw.clip_norm": 0.25}
+_COSINE = {
+    "Trainer.schedule": Reference("@cosine"),
+    "cosine.maximum": 0.00025,
+    "cosine.minimum": 0.0,
+    "cosine.warmup_steps": 0,
+}
+_TEXT = _ADAM | _COSINE | {"Trainer.stream": "contiguous", "TransformerXL.dropout": 0.1}
+
+
+def _lengths(length):
+    return {"Trainer.segment_length": length, "TransformerXL.memory_length": length}
+
+
+_CHARACTERS = _lengths(768) | {
+    "Trainer.steps": 400_000,
+    "Trainer.tokens_per_step": 49_152,
+    "cosine.warmup_steps": 4000,
+    "TransformerXL.dropout": 0.15,
+    "TransformerXL.attention_dropout": 0.15,
+}
+OF_SIZE = {
+    "151M": _lengths(150) | {"Trainer.steps": 200_000, "Trainer.tokens_per_step": 9000},
+    "257M": _lengths(384)
+    | {
+        "Trainer.steps": 4_000_000,
+        "Trainer.tokens_per_step": 49_152,
+        "cosine.warmup_steps": 16_000,
+        "TransformerXL.dropout": 0.2,
+        "TransformerXL.attention_dropout": 0.2,
+        "TransformerXL.div_val": 4,
+        "TransformerXL.tied_projections": (False, True, True, True),
+    },
+    "41M": _lengths(512) | {"Trainer.steps": 400_000, "Trainer.tokens_per_step": 11_264},
+    "277M": _CHARACTERS,
+    "0.46B": _lengths(32)
+    | {
+        "Trainer.stream": "shuffled",
+        "Trainer.steps": 500_000,
+        "Trainer.tokens_per_step": 7168,
+        "cosine.warmup_steps": 20_000,
+        "TransformerXL.dropout": 0.0,
+        "TransformerXL.div_val": 4,
+        "TransformerXL.tied": False,
+        "TransformerXL.tied_projections": False,
+    },
+    "128M": _lengths(128) | {"Trainer.steps": 200_000},
+}
+"""By the size that the tables print; of the ablations, 128M, the batch is not known."""
+
+
+def transformer_xl(place) -> dict | None:
+    """The settings of the Transformer-XL paper's tables, for the place of a run, if known."""
+    if place.system not in ("Tr-XL", "Baseline"):
+        return None
+    own = _CHARACTERS if place.corpus == "enwik8" and place.layers == 18 else None
+    own = own or OF_SIZE.get(place.size)
+    if own is None:
+        return None
+    if place.system == "Baseline":
+        own = own | {"TransformerXL.memory_length": 0}
+    return _TEXT | own
+
+
+TOKENS_PER_STEP = {150: 9000, 50: 6400, 512: 11_264, 128: 8192}
+"""Of the RMT paper's language models, by the length of their segments: 60, 128, 22 and 64 rows."""
+
+
+def recurrent_memory(place) -> dict:
+    """The settings of Tables 2, 4 and 5 of the RMT paper, for the place of a run."""
+    own = {"Trainer.steps": 400_000}
+    if place.segment_length in TOKENS_PER_STEP:
+        own["Trainer.tokens_per_step"] = TOKENS_PER_STEP[place.segment_length]
+    if place.system == "Tr-XL + RMT":
+        own["RecurrentMemoryTransformer.auxiliary_weight"] = 0.01
+    return _TEXT | own
+
+
+def quadratic(place) -> dict:
+    """The settings of Table 1 of the RMT paper, for the place of a run."""
+    sizes = {"num_layers": 6, "num_heads": 6, "head_size": 64, "width": 128}
+    sizes |= {"feed_forward_size": 256, "dropout": 0.1}
+    return _ADAM | {
+        "Trainer.schedule": Reference("@constant_rate"),
+        "constant_rate.value": 1e-4,
+        "constant_rate.warmup_steps": 0,
+        "Trainer.plateau": Reference("@ReduceOnPlateau"),
+        "ReduceOnPlateau.factor": 0.5,
+        "ReduceOnPlateau.patience": 10,
+        "ReduceOnPlateau.floor": 1e-6,
+        "Trainer.stream": "samples",
+        "Trainer.steps": 600_000,
+        "Trainer.segment_length": 180 if place.system == "Baseline" else 30,
+        "Trainer.tokens_per_step": 5760,
+        **{f"TransformerXL.{name}": size for name, size in sizes.items()},
+    }

@@ -1,0 +1,159 @@
+"""Step times: real training steps under a clock that gives each config a known time."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import gin
+import pytest
+from paths import ROOT
+from tiny_run import (
+    PLAIN,
+    command,
+    one_device,
+    shared_programs,  # noqa: F401
+    write_config,
+)
+
+from brt import benchmark, config
+from brt.experiment import Experiment
+from brt.reporting.gin_text import read_gin
+from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT, TABLE_1
+from brt.reporting.papers.fill import paper_tables
+from brt.reporting.places import system_and_size
+from brt.reporting.step_times import read_step_times
+
+MEMORIZING = (
+    "BlockRecurrentTransformer.recurrent_layers = ()",
+    "BlockRecurrentTransformer.memorizing_layers = (1,)",
+    "ExternalMemory.size = 65_536",
+    "ExternalMemory.neighbours = 4",
+)
+SECONDS = {"slide": 0.5, "again": 0.5, "rec": 0.625, "memorizing": 1.0}
+ROUNDS = 5
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory):
+    """Paths of tiny configs by name; none is named as a system of the paper."""
+    folder, files = tmp_path_factory.mktemp("configs"), {}
+    for name, lines in (("slide", PLAIN), ("rec", ()), ("memorizing", MEMORIZING)):
+        without = () if name == "rec" else ("RecurrentCell",)
+        files[name] = str(folder / f"{name}.gin")
+        shutil.move(write_config(folder, *lines, without=without), files[name])
+    files["again"] = str(folder / "again.gin")
+    shutil.copy(files["slide"], files["again"])
+    return files
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path, configs):
+    """Runs the command on configs by name; what it writes, parsed, and the path of it."""
+    clock = SimpleNamespace(now=0.0)
+    clock.perf_counter = lambda: clock.now
+    build = benchmark.build
+
+    def timed(file):
+        candidate, calls = build(file), []
+
+        def step(state, batch):
+            seconds = SECONDS[candidate.name]
+            if not calls:
+                seconds = 1000.0  # the first step is no measurement
+            if len(calls) == 2 and candidate.name == "rec":
+                seconds *= 50  # somebody else's work, once
+            calls.append(seconds)
+            clock.now += seconds
+            found = candidate.step(state, batch)
+            assert found[1].finite
+            return found
+
+        return candidate._replace(step=step)
+
+    monkeypatch.setattr(benchmark, "build", timed)
+    monkeypatch.setattr(benchmark, "time", clock)
+    monkeypatch.setattr(benchmark, "make_mesh", lambda data, model: one_device())
+
+    def run(*names, **flags):
+        path = tmp_path / "times.json"
+        files = ",".join(configs[name] for name in names)
+        flags = [f"--{name}={value}" for name, value in flags.items()]
+        flags += [f"--configs={files}", f"--rounds={ROUNDS}", f"--json={path}"]
+        assert not command(monkeypatch, benchmark, *flags)
+        return json.loads(path.read_text()), path
+
+    return run
+
+
+def test_ratios_are_to_the_first_config_and_that_one_s_is_one(measured, capsys):
+    content, _ = measured("slide", "rec", "memorizing", "again")
+    rows = {row["name"]: row for row in content["configs"]}
+    assert content["baseline"] == "slide" and rows["slide"]["ratio"] == 1.0
+    assert rows["again"]["ratio"] == 1.0  # the same config twice
+    assert rows["rec"]["ratio"] == 1.25 and rows["memorizing"]["ratio"] == 2.0
+    for name, row in rows.items():
+        assert row["step_seconds"] == SECONDS[name]
+        assert row["tokens_per_second"] == 64 / SECONDS[name]
+    lines = [line.split() for line in capsys.readouterr().out.split("\n")[-6:-1]]
+    shown = {line[0]: line[1] for line in lines}
+    ratios = {"slide": "1.000", "again": "1.000", "rec": "1.250", "memorizing": "2.000"}
+    assert {name: shown[name] for name in SECONDS} == ratios
+
+
+def test_the_baseline_that_is_named_is_one_and_the_others_are_relative_to_it(measured):
+    content, _ = measured("slide", "rec", "memorizing", baseline="memorizing")
+    assert content["baseline"] == "memorizing"
+    ratios = {row["name"]: row["ratio"] for row in content["configs"]}
+    assert ratios == {"slide": 0.5, "rec": 0.625, "memorizing": 1.0}
+
+
+def test_what_the_command_writes_fills_the_step_times_of_table_1(measured):
+    _, path = measured("slide", "rec", "memorizing")
+    table = paper_tables(BLOCK_RECURRENT, [], read_step_times([path]))[0]
+    at = table.heads().index("step time, measured")
+    found = {row[0].text: row[at] for row in table.rows if row[at].values}
+    assert {name: cell.values for name, cell in found.items()} == {
+        "Rec:fixed:skip": (1.25,),
+        "Memorizing Trans. 64k": (2.0,),
+    }
+    assert table.notes() == [
+        "step times relative to Slide:1L; step times of models of a size that the paper does not "
+        "have"
+    ]
+
+
+def test_a_benchmark_of_the_paper_s_sizes_with_the_paper_s_baseline_needs_no_note(tmp_path):
+    rows = [
+        {"name": "a", "system": "Slide:13L", "size": "162M", "ratio": 1.0},
+        {"name": "b", "system": "Rec:fixed:dual", "size": "162M", "ratio": 1.01},
+    ]
+    (tmp_path / "t.json").write_text(json.dumps({"baseline": "a", "configs": rows}))
+    found = read_step_times([tmp_path / "t.json"])
+    assert found == {"Slide:13L": (1.0, ""), "Rec:fixed:dual": (1.01, "")}
+
+
+def test_unequal_budgets_are_not_compared(monkeypatch, capsys, tmp_path, configs):
+    monkeypatch.setattr(benchmark, "make_mesh", lambda data, model: one_device())
+    other = tmp_path / "twice.gin"
+    other.write_text(f'include "{configs["slide"]}"\nTrainer.tokens_per_step = 128\n')
+    files = f"--configs={configs['slide']},{other}"
+    assert command(monkeypatch, benchmark, files, "--rounds=1") == 1
+    assert "only equal budgets can be compared" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("row", TABLE_1.rows, ids=lambda row: row.labels[0])
+def test_the_config_of_a_row_of_table_1_is_named_as_the_row(row):
+    stem = {"Memorizing Trans. 64k": "memorizing_64k"}.get(row.labels[0])
+    stem = stem or row.labels[0].lower().replace(":", "_")
+    config.parse([str(ROOT / "configs" / f"pg19_{stem}.gin")])
+    Experiment.from_gin()
+    found = system_and_size(read_gin(gin.operative_config_str()))
+    assert found == (row.where["system"], "162M")
+
+
+def test_a_file_of_another_kind_is_refused_by_name(tmp_path):
+    for number, text in enumerate(("{}", "no json", '{"configs": [{"name": "a"}]}')):
+        path = tmp_path / f"{number}.json"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=f"{number}.json holds no step times"):
+            read_step_times([path])

@@ -1,0 +1,230 @@
+"""A run that differs from a published number's settings fills its row, and the cell says in what.
+
+The run folders hold what `brt.train` writes of a real experiment, every value in force, or in a
+few tests the values that are bound; only the figures in them are made up.
+"""
+
+import json
+
+import gin
+import pytest
+from fabricated_runs import make_run
+from paths import ROOT
+
+from brt import config
+from brt.experiment import Experiment
+from brt.reporting.collect import Group, collect
+from brt.reporting.gin_text import write_gin
+from brt.reporting.ladder import SCALES, read_rungs
+from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT
+from brt.reporting.papers.fill import paper_tables
+from brt.reporting.papers.recurrent_memory_plots import RECURRENT_MEMORY
+from brt.reporting.papers.transformer_xl import TRANSFORMER_XL
+from brt.reporting.runs import open_runs
+
+BEGIN = "settings other than the published number's: "
+
+
+def described(folder, name, *bindings, **scalars):
+    """A run folder of a config as training describes it, with an evaluation of the test split."""
+    folder.mkdir()
+    config.parse([str(ROOT / "configs" / f"{name}.gin")], bindings)
+    Experiment.from_gin()
+    (folder / "config.gin").write_text(gin.config_str())
+    (folder / "operative_config.gin").write_text(gin.operative_config_str())
+    figures = {"step": 10**9, "bits_per_token": 3.21, "perplexity": 32.1, **scalars}
+    (folder / "evaluation_test.json").write_text(json.dumps(figures))
+    return folder
+
+
+def table_of(runs, paper=BLOCK_RECURRENT, name="table_1"):
+    tables = paper_tables(paper, collect(open_runs(runs)))
+    return next(table for table in tables if table.name == name)
+
+
+def cell(table, label):
+    """The only measured cell of the row with this label."""
+    found = [c for row in table.rows if row[0].text == label for c in row if c.values]
+    assert len(found) == 1
+    return found[0]
+
+
+ALONE = {
+    "BlockRecurrentTransformer.recurrent_layers = (2,)": "(2,) for (9,)",
+    "BlockRecurrentTransformer.dropout = 0.1": "0.1 for 0.05",
+    'BlockRecurrentTransformer.logits_divisor = "width"': "'width' for 'vocabulary'",
+    'BlockRecurrentTransformer.activation_dtype = "float32"': "'float32' for 'bfloat16'",
+    'RecurrentCell.order = "sequential"': "'sequential' for 'parallel'",
+    'RecurrentCell.gate_form = "meliad"': "'meliad' for 'paper'",
+    "RelativeBias.num_buckets = 64": "64 for 32",
+    "Trainer.clear_state = True": "True for False",
+    "Trainer.steps = 1000": "1,000 for 500,000",
+    "Trainer.tokens_per_step = 65_536": "65,536 for 131,072",
+    "Trainer.segments_per_step = 2": "2 for 1",
+    'Trainer.stream = "contiguous"': "'contiguous' for 'documents'",
+    'Trainer.loss = "half"': "'half' for 'full'",
+    "Trainer.average = @WeightAverage()": "@WeightAverage for None",
+    "rsqrt.multiplier = 0.1": "0.1 for 1.0",
+    "rsqrt.warmup_steps = 10": "10 for 1,000",
+    "adafactor.momentum = 0.0": "0.0 for 0.9",
+    "Trainer.schedule = @cosine": "@cosine for @rsqrt",
+    "Trainer.optimizer = @adamw": "@adamw for @adafactor",
+}
+"""Bindings, each alone on the published config, and what the cell has to say of it."""
+
+
+@pytest.mark.parametrize("binding", ALONE)
+def test_each_difference_alone_fills_the_row_and_is_named(tmp_path, binding):
+    run = described(tmp_path / "run", "pg19_rec_fixed_skip", binding)
+    found = cell(table_of([run]), "Rec:fixed:skip")
+    assert found.values == (3.21,)
+    assert found.note == f"{BEGIN}{binding.partition(' = ')[0]} = {ALONE[binding]}"
+
+
+SAME = (
+    "Trainer.seed = 7",
+    "Trainer.log_every = 1",
+    "Trainer.eval_every = 0",
+    "Trainer.remat_segments = True",
+    "Trainer.skip_nonfinite = True",
+    'BlockRecurrentTransformer.remat = "layer"',
+    'Corpus.store = "elsewhere/pg19_t5"',
+    'TfdsText.name = "pg19:0.1.1"',
+    "CheckpointPolicy.every = 10",
+    'Evaluation.split = "test"',
+)
+
+
+@pytest.mark.parametrize("name", ["pg19_rec_fixed_skip", "pg19_memorizing_64k", "pg19_xl_2048"])
+def test_what_no_number_depends_on_is_no_difference(tmp_path, name):
+    run = described(tmp_path / "run", name, *SAME)
+    assert table_of([run]).notes() == []
+
+
+def test_several_differences_share_one_note(tmp_path):
+    lines = "rsqrt.multiplier = 0.5", "Trainer.clear_state = True", "Trainer.steps = 1000"
+    runs = [described(tmp_path / "a", "pg19_rec_fixed_skip", *lines)]
+    runs.append(described(tmp_path / "b", "pg19_rec_lstm_dual", *lines))
+    assert table_of(runs).notes() == [
+        BEGIN + "Trainer.steps = 1,000 for 500,000; rsqrt.multiplier = 0.5 for 1.0; "
+        "Trainer.clear_state = True for False"
+    ]
+
+
+def test_a_corpus_has_its_own_published_settings(tmp_path):
+    lines = "rsqrt.multiplier = 1.0", 'Corpus.vocabulary = "bytes"'
+    lines += ("BlockRecurrentTransformer.vocabulary_size = 260",)
+    run = described(tmp_path / "run", "arxiv_rec_fixed_skip", *lines)
+    note = cell(table_of([run]), "Rec:fixed:skip").note
+    assert note == BEGIN + "rsqrt.multiplier = 1.0 for 0.5; vocabulary = 'bytes 256' for 'T5 32k'"
+
+
+def test_runs_of_other_steps_are_no_seeds_of_one_another(tmp_path):
+    runs = [described(tmp_path / "whole", "pg19_rec_fixed_skip")]
+    runs.append(described(tmp_path / "short", "pg19_rec_fixed_skip", "Trainer.steps = 1000"))
+    table = table_of(runs)
+    filled = {row[0].text: [c for c in row if c.values] for row in table.rows}
+    filled = {label: cells for label, cells in filled.items() if cells}
+    assert [*filled] == ["Rec:fixed:skip", "Rec:fixed:skip, Trainer.steps = 1000"]
+    assert all(len(c.values) == 1 for cells in filled.values() for c in cells)
+    assert table.notes() == [f"{BEGIN}Trainer.steps = 1,000 for 500,000"]
+
+
+@pytest.mark.parametrize("name, label", [("table_2", "Block-Recurrent Transformer"),
+                                         ("table_4", "650M")])  # fmt: skip
+def test_the_scaling_tables_have_the_cosine_s_settings(tmp_path, name, label):
+    lines = "BlockRecurrentTransformer.recurrent_layers = (3, 9)", "cosine.maximum = 0.02"
+    words = {"word_level_perplexity": 28.0}
+    for folder, given, note in (
+        ("published", (), ""),
+        ("other", lines, "cosine.maximum = 0.02 for 0.01; "
+         "BlockRecurrentTransformer.recurrent_layers = (3, 9) for (9, 19)"),
+    ):  # fmt: skip
+        run = described(tmp_path / folder, "pg19_size_650m_rec", *given, **words)
+        assert cell(table_of([run], name=name), label).note == f"{BEGIN}{note}" * bool(note)
+
+
+def test_a_model_of_another_scale_fills_its_row_and_says_its_own_size_and_steps(tmp_path):
+    (tmp_path / "rungs.txt").write_text("pg19_rec_fixed_skip.gin\npg19_slide_13l.gin\n")
+    corpus = ROOT / "configs/parts/ladder_text.gin"
+    rungs, runs = read_rungs(tmp_path / "rungs.txt", SCALES["small"], corpus, [], 100_000), []
+    for rung in rungs:
+        runs.append(tmp_path / rung.name)
+        runs[-1].mkdir()
+        (runs[-1] / "config.gin").write_text(write_gin(rung.settings))
+        (runs[-1] / "rung.json").write_text(json.dumps(rung.paper))
+        figures = json.dumps({"step": 10**9, "bits_per_token": 2.5})
+        (runs[-1] / "evaluation_test.json").write_text(figures)
+    table = table_of(runs)
+    steps, tokens = (rungs[0].settings[f"Trainer.{n}"] for n in ("steps", "tokens_per_step"))
+    for label, layers in (("Rec:fixed:skip", 4), ("Slide:13L", 5)):
+        note = cell(table, label).note
+        assert note.startswith(f"{BEGIN}a model of {layers} layers, d 128; ")
+        assert f"Trainer.steps = {steps:,} for 500,000" in note
+        assert f"Trainer.tokens_per_step = {tokens:,} for 131,072" in note
+        assert "recurrent_layers" not in note and "window" not in note
+
+
+SWEEPS = {
+    "table_1": ("table_1",),
+    "table_3": ("table_3a", "table_3b"),
+    "table_4": ("table_4",),
+    "table_5": ("table_5",),
+}
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_the_rungs_of_a_sweep_at_the_papers_scale_fill_all_rows_with_no_note(tmp_path, sweep):
+    path = ROOT / "configs/sweeps" / f"{sweep}.txt"
+    runs, scalars = [], ("bits_per_token", "tokens", "tokens_per_word", "word_level_perplexity")
+    for number, rung in enumerate(read_rungs(path, SCALES["paper"], None, [], None)):
+        runs.append(tmp_path / rung.name)
+        runs[-1].mkdir()
+        (runs[-1] / "config.gin").write_text(write_gin(rung.settings))
+        (runs[-1] / "rung.json").write_text(json.dumps(rung.paper))
+        figures = {"step": 10**9, **dict.fromkeys(scalars, 100.0 + number)}
+        (runs[-1] / "evaluation_test.json").write_text(json.dumps(figures))
+    shown = set()
+    for name in SWEEPS[sweep]:
+        table = table_of(runs, name=name)
+        assert table.notes() == []
+        assert all(any(cell.values for cell in row) for row in table.rows)
+        shown |= {value for row in table.rows for cell in row for value in cell.values}
+    assert shown == {100.0 + number for number in range(len(runs))}
+
+
+def test_a_model_that_no_row_is_of_has_no_published_settings(tmp_path):
+    run = described(tmp_path / "run", "text_rec_fixed_skip")
+    table = table_of([run])
+    assert table.rows[-1][0].text.startswith("Rec:fixed:skip (4 layers") and not table.notes()
+
+
+@pytest.mark.parametrize(
+    "paper, name, config_name, binding, difference",
+    [
+        (TRANSFORMER_XL, "txl_table_1", "txl_wt103_base", "cosine.maximum = 0.01",
+         "cosine.maximum = 0.01 for 0.00025"),
+        (TRANSFORMER_XL, "txl_table_1", "txl_wt103_large", "Trainer.steps = 4000",
+         "Trainer.steps = 4,000 for 4,000,000"),
+        (TRANSFORMER_XL, "txl_table_2", "txl_enwik8_24l", "TransformerXL.memory_length = 100",
+         "TransformerXL.memory_length = 100 for 768"),
+        (TRANSFORMER_XL, "txl_table_2", "txl_enwik8_18l", "adamw.clip_norm = 5.0",
+         "adamw.clip_norm = 5.0 for 0.25"),
+        (TRANSFORMER_XL, "txl_table_5", "txl_ablation", "TransformerXL.same_length = True",
+         "TransformerXL.same_length = True for False"),
+        (RECURRENT_MEMORY, "rmt_table_5", "rmt_wt103_150", "TransformerXL.dropout = 0.5",
+         "TransformerXL.dropout = 0.5 for 0.1"),
+        (RECURRENT_MEMORY, "rmt_table_4", "rmt_enwik8_128", "Trainer.steps = 1000",
+         "Trainer.steps = 1,000 for 400,000"),
+    ],
+)  # fmt: skip
+def test_the_other_papers_rows_name_a_difference_too(
+    monkeypatch, tmp_path, paper, name, config_name, binding, difference
+):
+    monkeypatch.setattr(Group, "_counts", lambda group: None)  # which builds the model
+    for folder, bindings, note in (("a", (), ""), ("b", (binding,), BEGIN + difference)):
+        evaluations = {"test": {"perplexity": 32.1, "bits_per_token": 3.21}}
+        run = make_run(tmp_path / folder, config_name, *bindings, evaluations=evaluations)
+        table = table_of([run], paper, name)
+        assert any(cell.values for row in table.rows for cell in row)
+        assert table.notes() == [note] * bool(note)
