@@ -11,14 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import (
-    ARCHITECTURES,
-    SEGMENT,
-    VOCABULARY,
-    WINDOW,
-    random_model,
-    segment_length,
-)
+from architectures import ARCHITECTURES, SEGMENT, VOCABULARY, WINDOW, random_model, segment_length
 from flax import nnx
 from ragged import Ragged, ragged_segments
 

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import OneKey, parameters, quick_jit, randomised
 from flax import nnx
 from jax.extend.core import jaxprs_in_params
+from tiny_models import OneKey, parameters, quick_jit, randomised
 
 from brt.models.transformer_xl import TransformerXL
 
