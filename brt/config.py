@@ -20,6 +20,13 @@ class ConfigError(ValueError):
     """A gin file or binding is wrong; the message names it and says what to do."""
 
 
+COMPLETED_BY = {
+    "vocabulary_size": "a corpus, as in --gin_file=configs/corpora/text.gin",
+    "segment_length": "an algorithmic task, as in --gin_file=configs/tasks/copy.gin",
+}
+"""Macros of configs/ that a model reads and a further file binds."""
+
+
 def split_flags(argv):
     """Turns `--gin.NAME=VALUE` into `--gin_bindings=NAME = VALUE`, which absl can parse."""
     prefix = "--gin."
@@ -35,8 +42,9 @@ def parse(gin_files=(), bindings=(), search_paths=()):
     """Clears gin, then reads files in order and bindings after them.
 
     Args:
-        gin_files: paths; their includes are looked up from the working directory, the
-            folder that holds `configs/`, and `search_paths`.
+        gin_files: paths, or several joined by `+`, as in `SYSTEM.gin+CORPUS.gin`; their includes
+            are looked up from the working directory, the folder that holds `configs/`, and
+            `search_paths`.
         bindings: lines such as `RecurrentCell.gate = "lstm"`.
 
     Raises:
@@ -50,7 +58,7 @@ def parse(gin_files=(), bindings=(), search_paths=()):
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for path in (root, *search_paths):
         gin.add_config_file_search_path(path)
-    for file in gin_files:
+    for file in (file for given in gin_files for file in split_files(given)):
         text = pathlib.Path(file).read_text("utf-8") if os.path.isfile(file) else ""
         _explained(lambda file=file: gin.parse_config_file(file), f"In {file}", text)
     for binding in bindings:
@@ -59,6 +67,11 @@ def parse(gin_files=(), bindings=(), search_paths=()):
     _explained(gin.finalize, "In the configuration")
     _check_passed_on()
     _check_declared_types()
+
+
+def split_files(given) -> list[str]:
+    """The gin files of `SYSTEM.gin+CORPUS.gin`; a file that is there is one, whatever its name."""
+    return [given] if os.path.isfile(given) else str(given).split("+")
 
 
 def _check_passed_on():
@@ -142,6 +155,11 @@ def _explain(message, where, text):
         return f"{where}: {configurable} has no parameter {parameter}.{nearest}"
     if "No bindings specified for" in message:
         macro = message.split("'")[1].removesuffix("/gin.macro")
+        if macro in COMPLETED_BY:
+            return (
+                f"{where}: %{macro} has no value, because the model is given without what it "
+                f"reads. Add {COMPLETED_BY[macro]}, or bind {macro} = NUMBER."
+            )
         return f"{where}: the macro {macro} has no value; add a line {macro} = ... ."
     return f"{where}: {message.strip()}"
 
@@ -198,8 +216,19 @@ def check_all_read():
 def _unread(name, read):
     """Says why nothing reads a binding: what it belongs to is not there, or a name is amiss."""
     configurable, _, parameter = name.rpartition(".")
+    if not configurable:
+        return (
+            f"The macro {name} is bound, but nothing reads it: write %{name} where its value "
+            f"belongs, or bind the macro alone and no number in its place.{_nearest(name, read)}"
+        )
     made = {other.rpartition(".")[0].rpartition("/")[2] for other in read}
     used = configurable.rpartition("/")[2] in made
+    if not used and "Corpus.source" in read and _is_source(configurable):
+        return (
+            f"{name} is bound, but nothing reads it: the corpus is {read['Corpus.source']}. Give "
+            "one corpus, after a system alone, as in --gin_file=configs/systems/xl_512.gin "
+            "--gin_file=configs/corpora/text.gin."
+        )
     if parameter and configurable in known_names() and not used:
         alike = [other for other in read if other.endswith(f".{parameter}")]
         nearest = _nearest(name, alike)
@@ -214,6 +243,11 @@ def _unread(name, read):
             "Trainer.model in that scope, as in Evaluation.model = @evaluation/TransformerXL."
         )
     return f"{name} is bound, but nothing reads it.{_nearest(name, read)}"
+
+
+def _is_source(configurable):
+    entries = (entry for _, entry in gin.config._REGISTRY.items() if entry.name == configurable)
+    return any(hasattr(entry.wrapped, "documents") for entry in entries)
 
 
 def _binding_of(name, bound):
