@@ -223,18 +223,17 @@ def _unread(name, read):
         )
     made = {other.rpartition(".")[0].rpartition("/")[2] for other in read}
     used = configurable.rpartition("/")[2] in made
-    if not used and "Corpus.source" in read and _is_source(configurable):
-        return (
-            f"{name} is bound, but nothing reads it: the corpus is {read['Corpus.source']}. Give "
-            "one corpus, after a system alone, as in --gin_file=configs/systems/xl_512.gin "
-            "--gin_file=configs/corpora/text.gin."
-        )
     if parameter and configurable in known_names() and not used:
         alike = [other for other in read if other.endswith(f".{parameter}")]
-        nearest = _nearest(name, alike)
+        advice = "Leave the binding out, or begin with a config that has none of it."
+        if _is_source(configurable) and "Corpus.source" in read:
+            advice = (
+                "Leave the binding out, or give one corpus, after a system alone, as in "
+                "--gin_file=configs/systems/xl_512.gin --gin_file=configs/corpora/text.gin."
+            )
         return (
             f"{name} is bound, but nothing reads it: nothing here uses {configurable}. "
-            f"Leave the binding out, or begin with a config that has none of it.{nearest}"
+            f"{advice}{_nearest(name, alike)}"
         )
     scope, _, rest = name.rpartition("/")
     if scope == "evaluation" and rest in read:

@@ -230,6 +230,29 @@ SWEEPS = {
 """Rows of configs/sweeps/, in their order."""
 
 
+_SHORT = {
+    "4x128": ("copy", copy(), 3, 24, 400_000),
+    "6x64": ("retrieval", RETRIEVAL, 2, 5, 1_000_000),
+    "6x128": ("quadratic", QUADRATIC, 6, 30, 600_000),
+}
+HEADERS = {
+    f"task_models/{kind}_{size}.gin+tasks/{name}.gin": row(what, size, kind, *cut)
+    for size, (name, what, *cut) in _SHORT.items()
+    for kind in ("baseline", "txl", "rmt")
+}
+"""The commands that the headers of configs/task_models/ name."""
+_LONG = "Trainer.steps={} RecurrentMemoryTransformer.num_memory=60"
+HEADERS |= {
+    "task_models/rmt_4x128.gin+tasks/reverse.gin Trainer.steps=850_000": row(
+        reverse(), "4x128", "rmt", 4, 12, 850_000
+    ),
+    "task_models/rmt_4x128.gin+tasks/copy_120.gin+recipes/long_samples.gin "
+    + _LONG.format("200_000"): _long_copy("rmt", 120, 3, 120, 200_000, 60),
+    "task_models/rmt_4x128.gin+tasks/reverse_120.gin+recipes/long_samples.gin "
+    + _LONG.format("400_000"): _long_reverse("rmt", 2, 120, 400_000, 60),
+}
+
+
 def block_recurrent(what, size, segments, segment, steps, extra) -> Numbers:
     """A Block-Recurrent or Memorizing Transformer of the published size, which no paper has."""
     model = "BlockRecurrentTransformer"

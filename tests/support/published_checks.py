@@ -29,6 +29,7 @@ EXPERIMENTS = (
     | published_block_recurrent.ON_CORPORA
     | published_transformer_xl.TESTED
     | published_transformer_xl.HEADERS
+    | published_tasks.HEADERS
     | published_tasks.OWN_MODELS
 )
 """Gin files below configs/, joined by `+`, with bindings after them, to their numbers."""
