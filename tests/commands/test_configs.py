@@ -82,7 +82,7 @@ def built(name, *bindings):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_command_of_a_config_builds_reads_every_binding_and_has_the_published_size(name):
-    counts = count_parameters(built(name).abstract_params)
+    counts = count_parameters(built(name).model)
     short = name.removesuffix(".gin").replace("/", "_")
     for pattern, published in PUBLISHED.items():
         if re.fullmatch(pattern, short):
@@ -207,7 +207,7 @@ def test_counted_once_what_scripts_leave_untied_gives_the_counts_that_are_quoted
         ("lm1b_base", (once, "TransformerXL.tied = True"), 356.4),
         ("lm1b_large", (once,), 839.1),
     ):
-        counts = count_parameters(built(f"transformer_xl/{name}.gin", *bindings).abstract_params)
+        counts = count_parameters(built(f"transformer_xl/{name}.gin", *bindings).model)
         assert sum(counts) / 1e6 == pytest.approx(millions, abs=0.1)
 
 

@@ -15,7 +15,7 @@ from brt import config
 from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin, resolved, write_gin
 from brt.reporting.ladder import SCALES, LadderError, read_rungs
-from brt.training.trainer import Trainer
+from brt.training.settings import Trainer
 
 SWEEPS = published_block_recurrent.SWEEPS | published_transformer_xl.SWEEPS | published_tasks.SWEEPS
 """Sweep of configs/sweeps/ to the numbers of its rows."""
