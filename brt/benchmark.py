@@ -44,7 +44,11 @@ from brt.training.metrics import compiled_bytes, device_peak
 from brt.training.sharding import make_mesh, shardings
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("configs", [], "Gin files to compare; --gin bindings apply to all of them.")
+flags.DEFINE_list(
+    "configs",
+    [],
+    "Configs to compare, each a gin file or SYSTEM.gin+CORPUS.gin; --gin bindings apply to all.",
+)
 flags.DEFINE_string("baseline", None, "Name of the config that counts as 1.00.")
 flags.DEFINE_integer("rounds", 20, "Timed steps of each config.")
 flags.DEFINE_string("input", None, "Time the reading of this token store, and nothing else.")
@@ -102,8 +106,8 @@ def build(file) -> Candidate:
         "segment_length": experiment.trainer.segment_length,
         "segments_per_step": experiment.trainer.segments_per_step,
     }
-    name = os.path.splitext(os.path.basename(file))[0]
-    return Candidate(name, step, state, batch, facts)
+    parts = [os.path.splitext(os.path.basename(part))[0] for part in config.split_files(file)]
+    return Candidate("+".join(parts), step, state, batch, facts)
 
 
 def _random_batch(experiment):
@@ -280,7 +284,8 @@ def main():
         lengths = [int(length) for length in FLAGS.attention_lengths]
         found = show_evaluation_speed(FLAGS.evaluation_speed, lengths, FLAGS.rounds)
         return write_json({"config": FLAGS.evaluation_speed, "evaluation_speed": found})
-    files = FLAGS.configs or FLAGS.gin_file
+    # Several --gin_file are one config, as for every command.
+    files = FLAGS.configs or ["+".join(FLAGS.gin_file)] * bool(FLAGS.gin_file)
     if not files:
         raise ValueError("--configs is empty: name the gin files to compare, separated by commas.")
     if FLAGS.memory_budget:

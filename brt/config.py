@@ -21,6 +21,13 @@ class ConfigError(ValueError):
     """A gin file or binding is wrong; the message names it and says what to do."""
 
 
+COMPLETED_BY = {
+    "vocabulary_size": "a corpus, as in --gin_file=configs/corpora/text.gin",
+    "segment_length": "an algorithmic task, as in --gin_file=configs/tasks/copy.gin",
+}
+"""Macros of configs/ that a model reads and a further file binds."""
+
+
 def split_flags(argv):
     """Turns `--gin.NAME=VALUE` into `--gin_bindings=NAME = VALUE`, which absl can parse."""
     prefix = "--gin."
@@ -36,8 +43,9 @@ def parse(gin_files=(), bindings=(), search_paths=()):
     """Clears gin, then reads files in order and bindings after them.
 
     Args:
-        gin_files: paths; their includes are looked up from the working directory, the
-            folder that holds `configs/`, and `search_paths`.
+        gin_files: paths, or several joined by `+`, as in `SYSTEM.gin+CORPUS.gin`; their includes
+            are looked up from the working directory, the folder that holds `configs/`, and
+            `search_paths`.
         bindings: lines such as `RecurrentCell.gate = "lstm"`.
 
     Raises:
@@ -51,7 +59,7 @@ def parse(gin_files=(), bindings=(), search_paths=()):
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for path in (root, *search_paths):
         gin.add_config_file_search_path(path)
-    for file in gin_files:
+    for file in (file for given in gin_files for file in split_files(given)):
         text = pathlib.Path(file).read_text("utf-8") if os.path.isfile(file) else ""
         _explained(lambda file=file: gin.parse_config_file(file), f"In {file}", text)
     for binding in bindings:
@@ -60,6 +68,11 @@ def parse(gin_files=(), bindings=(), search_paths=()):
     _explained(gin.finalize, "In the configuration")
     _check_passed_on()
     _check_declared_types()
+
+
+def split_files(given) -> list[str]:
+    """The gin files of `SYSTEM.gin+CORPUS.gin`; a file that is there is one, whatever its name."""
+    return [given] if os.path.isfile(given) else str(given).split("+")
 
 
 def _check_passed_on():
@@ -143,6 +156,11 @@ def _explain(message, where, text):
         return f"{where}: {configurable} has no parameter {parameter}.{nearest}"
     if "No bindings specified for" in message:
         macro = message.split("'")[1].removesuffix("/gin.macro")
+        if macro in COMPLETED_BY:
+            return (
+                f"{where}: %{macro} has no value, because the model is given without what it "
+                f"reads. Add {COMPLETED_BY[macro]}, or bind {macro} = NUMBER."
+            )
         return f"{where}: the macro {macro} has no value; add a line {macro} = ... ."
     return f"{where}: {message.strip()}"
 
@@ -215,14 +233,24 @@ def check_all_read():
 def _unread(name, read):
     """Says why nothing reads a binding: what it belongs to is not there, or a name is amiss."""
     configurable, _, parameter = name.rpartition(".")
+    if not configurable:
+        return (
+            f"The macro {name} is bound, but nothing reads it: write %{name} where its value "
+            f"belongs, or bind the macro alone and no number in its place.{_nearest(name, read)}"
+        )
     made = {other.rpartition(".")[0].rpartition("/")[2] for other in read}
     used = configurable.rpartition("/")[2] in made
     if parameter and configurable in known_names() and not used:
         alike = [other for other in read if other.endswith(f".{parameter}")]
-        nearest = _nearest(name, alike)
+        advice = "Leave the binding out, or begin with a config that has none of it."
+        if _is_source(configurable) and "Corpus.source" in read:
+            advice = (
+                "Leave the binding out, or give one corpus, after a system alone, as in "
+                "--gin_file=configs/systems/xl_512.gin --gin_file=configs/corpora/text.gin."
+            )
         return (
             f"{name} is bound, but nothing reads it: nothing here uses {configurable}. "
-            f"Leave the binding out, or begin with a config that has none of it.{nearest}"
+            f"{advice}{_nearest(name, alike)}"
         )
     scope, _, rest = name.rpartition("/")
     if scope == "evaluation" and rest in read:
@@ -231,6 +259,11 @@ def _unread(name, read):
             "Trainer.model in that scope, as in Evaluation.model = @evaluation/TransformerXL."
         )
     return f"{name} is bound, but nothing reads it.{_nearest(name, read)}"
+
+
+def _is_source(configurable):
+    entries = (entry for _, entry in gin.config._REGISTRY.items() if entry.name == configurable)
+    return any(hasattr(entry.wrapped, "documents") for entry in entries)
 
 
 def _binding_of(name, bound):

@@ -150,7 +150,7 @@ class Experiment:
 
     def abstract_state(self, mesh=None) -> TrainState:
         """Shapes of the train state, with shardings if there is a mesh."""
-        state = jax.eval_shape(self.init_state)
+        state = jax.eval_shape(self.init_state, self.abstract_params)
         if mesh is None:
             return state
         return jax.tree.map(

@@ -1,11 +1,12 @@
 """Runs a list of experiments at one scale, on one corpus, with one budget, and ends in the tables.
 
     python scripts/ladder.py --workdir=ladder --rungs=configs/sweeps/table_1.txt --scale=small \
-        --corpus=configs/parts/ladder_text.gin --gin.TextFiles.path='"books/{split}"' \
+        --corpus=configs/corpora/text.gin --gin.TextFiles.path='"books/{split}"' \
         --tokens=20e6 --seeds=0,1,2
 
 A file of rungs has one config a line, with bindings after it, without spaces in them:
-`pg19_rec_fixed_skip.gin RecurrentCell.num_states=128`. The model's dimensions are divided as
+`pg19_rec_fixed_skip.gin RecurrentCell.num_states=128`; halves of a config are joined by `+`:
+`systems/rec_fixed_skip.gin+recipes/arxiv.gin`. The model's dimensions are divided as
 --scale says, the corpus's bindings are replaced by those of --corpus, and every rung trains on the
 same number of tokens (one with twice the Trainer.steps of its config on twice as many); or, without
 --tokens, for the steps of its own config, as in papers whose rows differ in that.

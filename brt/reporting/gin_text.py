@@ -50,6 +50,32 @@ def read_gin_file(path) -> dict:
     return read_gin(pathlib.Path(path).read_text(encoding="utf-8"))
 
 
+def read_gin_files(paths) -> dict:
+    """The bindings of several gin files, later ones after earlier ones."""
+    settings = {}
+    for path in paths:
+        settings |= read_gin_file(path)
+    return settings
+
+
+def resolved(settings: dict) -> dict:
+    """The settings with each macro's value in its place, and without the macros themselves.
+
+    A macro that has no value stays as it is.
+    """
+    return {name: _value(value, settings) for name, value in settings.items() if "." in name}
+
+
+def _value(value, settings):
+    if isinstance(value, list | tuple):
+        return type(value)(_value(entry, settings) for entry in value)
+    if isinstance(value, dict):
+        return {key: _value(entry, settings) for key, entry in value.items()}
+    if isinstance(value, Reference) and value.startswith("%") and value[1:] in settings:
+        return _value(settings[value[1:]], settings)
+    return value
+
+
 def write_gin(settings: dict) -> str:
     """A gin text with these bindings."""
     return "".join(f"{name} = {value!r}\n" for name, value in settings.items())

@@ -5,7 +5,15 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from brt.reporting.gin_text import ROOT, Reference, reachable, read_gin, read_gin_file
+from brt.config import split_files
+from brt.reporting.gin_text import (
+    ROOT,
+    Reference,
+    reachable,
+    read_gin,
+    read_gin_file,
+    resolved,
+)
 from brt.reporting.model_settings import model_name, owners
 
 
@@ -29,7 +37,7 @@ SCALES = {
     "small": Scale(8, 2, 4, 8, 8, 4),
     "tiny": Scale(64, 4, 16, 128, 64, 2),
 }
-"""small: the 151M stack becomes configs/parts/small_model.gin, for a CPU; tiny: for tests."""
+"""small: the 151M stack becomes configs/small/rec_fixed_skip.gin, for a CPU; tiny: for tests."""
 
 STANDS_FOR = (
     *(
@@ -73,10 +81,10 @@ class Rung(NamedTuple):
 
 
 def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> list[Rung]:
-    """The rungs of a file, one a line: a config, and bindings of it.
+    """The rungs of a file, one a line: gin files joined by `+`, and bindings after them.
 
     Args:
-        path: of the file; configs are looked up beside it, from here, and in configs/.
+        path: of the file; gin files are looked up beside it, from here, and in configs/.
         scale: a `Scale`.
         corpus: a gin file whose bindings replace all that belongs to the configs' corpus, or None;
             a rung's own bindings come after it.
@@ -103,13 +111,16 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
         # A rung of twice its config's steps stays twice as long.
         usual = settings.get("Trainer.steps", 1)
         longer = bound.get("Trainer.steps", usual) / usual
-        settings |= bound
+        # A macro's value moves to where it is read: tables look for it there.
+        macros = {name: value for name, value in (bound | common).items() if "." not in name}
+        settings = resolved(settings | bound | macros)
         paper = {name: settings[name] for name in STANDS_FOR if name in settings}
         settings |= scaled(settings, scale)
         if corpus:
-            settings = with_corpus(settings, read_gin_file(corpus) | common)
+            settings = with_corpus(settings, read_gin_file(corpus) | macros | common)
         # A rung's own vocabulary, say, is not the corpus's; what is scaled stays scaled.
-        settings |= {name: bound[name] for name in bound if name not in STANDS_FOR} | common
+        named = {name: value for name, value in bound.items() if name not in STANDS_FOR} | common
+        settings |= {name: value for name, value in named.items() if name not in macros}
         shorter = 1 if "TransformerXL.width" in settings else scale.lengths
         of_rung = settings["Trainer.tokens_per_step"] // shorter
         if tokens is None:
@@ -120,8 +131,10 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
         settings |= {"Trainer.tokens_per_step": size, "Trainer.steps": steps}
         if tokens is not None:
             settings |= _often(steps)
-        name = "-".join([Path(config).stem, *(re.sub(r"[^\w.-]+", "_", b).strip("_") for b in own)])
-        rungs.append(Rung(name, settings | common, {"config": config, "settings": paper}))
+        stems = [Path(file).stem for file in config.split("+")]
+        name = "-".join([*stems, *(re.sub(r"[^\w.-]+", "_", b).strip("_") for b in own)])
+        last = {name: value for name, value in common.items() if name not in macros}
+        rungs.append(Rung(name, settings | last, {"config": config, "settings": paper}))
     names = [rung.name for rung in rungs]
     if not rungs:
         raise LadderError(f"{path} names no config: write one a line, pg19_rec_fixed_skip.gin.")
@@ -151,10 +164,17 @@ def _often(steps):
 
 
 def _read(config, path):
-    for folder in (Path(path).parent, Path(), ROOT / "configs"):
-        if os.path.isfile(folder / config):
-            return read_gin_file(folder / config)
-    raise LadderError(f"{path} names {config}, which is neither beside it nor in configs/.")
+    settings = {}
+    for file in split_files(config):
+        settings |= _read_one(file, path)
+    return settings
+
+
+def _read_one(file, path):
+    for folder in (Path(path).parent, Path(), Path("configs"), ROOT / "configs"):
+        if os.path.isfile(folder / file):
+            return read_gin_file(folder / file)
+    raise LadderError(f"{path} names {file}, which is neither beside it nor in configs/.")
 
 
 def scaled(settings: dict, scale: Scale) -> dict:
@@ -230,14 +250,21 @@ def _scaled_transformer_xl(settings, scale):
 
 
 def with_corpus(settings: dict, corpus: dict) -> dict:
-    """The settings with all that belongs to their corpus replaced by that of other bindings."""
+    """The settings with all that belongs to their corpus replaced by that of other bindings.
+
+    Args:
+        settings: of an experiment, without macros.
+        corpus: bindings of a corpus; its macro `vocabulary_size` becomes the model's.
+    """
     old = reachable(settings, "Trainer.corpus")
     kept = {name: value for name, value in settings.items() if name not in old}
     both = kept | {"Trainer.corpus": Reference("@Corpus()")} | corpus
     new = reachable(both, "Trainer.corpus")
     own = {name: both[name] for name in both if name in new}
     *_, table = (f"{owner}.vocabulary_size" for owner in owners(model_name(settings)))
-    if named := [name for name in corpus if name.endswith(".vocabulary_size")]:
+    if "vocabulary_size" in corpus:
+        own[table] = corpus["vocabulary_size"]
+    elif named := [name for name in corpus if name.endswith(".vocabulary_size")]:
         own[table] = corpus[named[0]]
     elif str(own.get("Corpus.vocabulary")) in ("bytes", "@ByteVocabulary()"):
         own[table] = 256

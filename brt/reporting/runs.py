@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from brt.reporting.gin_text import read_gin
+from brt.reporting.gin_text import read_gin, resolved
 from brt.training.run_folder import read_metrics
 from brt.training.settings import FREE_TO_CHANGE
 
@@ -62,7 +62,7 @@ class Run:
         for name in ("operative_config.gin", "config.gin"):
             path = self.folder / name
             if path.exists():
-                return read_gin(path.read_text(encoding="utf-8"))
+                return resolved(read_gin(path.read_text(encoding="utf-8")))
         raise FileNotFoundError(
             f"{self.folder} is not a run folder: it has no config.gin. Name folders given to "
             "`brt.train` as --workdir"

@@ -250,9 +250,9 @@ def test_a_macro_without_a_value_is_named():
 def test_a_missing_file_is_named(folder):
     assert "nowhere.gin: the file does not exist" in message(config.parse, ["nowhere.gin"])
     path = plain_config(folder)
-    path.write_text('include "configs/parts/nowhere.gin"\n' + path.read_text())
+    path.write_text('include "configs/recipes/nowhere.gin"\n' + path.read_text())
     sentence = message(config.parse, [str(path)])
-    assert str(path) in sentence and "configs/parts/nowhere.gin" in sentence
+    assert str(path) in sentence and "configs/recipes/nowhere.gin" in sentence
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_includes_are_found_from_anywhere_and_in_the_given_folders(folder, monke
     (folder / "extra").mkdir(exist_ok=True)
     (folder / "extra" / "part.gin").write_text("Trainer.seed = 7\n")
     path = folder / "whole.gin"
-    path.write_text('include "configs/parts/small_run.gin"\ninclude "part.gin"\n')
+    path.write_text('include "configs/recipes/small_block_recurrent.gin"\ninclude "part.gin"\n')
     config.parse([str(path)], search_paths=[str(folder / "extra")])
     assert gin.query_parameter("Trainer.seed") == 7
     assert gin.query_parameter("BlockRecurrentTransformer.activation_dtype") == "float32"

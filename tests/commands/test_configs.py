@@ -1,169 +1,244 @@
 """A config says what runs: each builds, is read to the last binding, and has the right size."""
 
 import re
+import shlex
 
 import jax
 import pytest
 from jax.sharding import AbstractMesh
-from paths import ROOT
+from paths import CONFIGS, ROOT
+from published_checks import EXPERIMENTS, read_once
 from tiny_run import shared_programs  # noqa: F401  (rows of three corpora are one program)
 
 from brt import config
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.models.transformer_xl import evaluation_memory
-from brt.reporting.gin_text import read_gin_file
-from brt.reporting.places import model_name
+from brt.reporting.gin_text import read_gin_files, resolved
+from brt.reporting.model_settings import model_name
 
-TASKS = "copy|reverse|retrieval|quadratic"
-CONFIGS = sorted(path.name for path in (ROOT / "configs").glob("*.gin"))
 PUBLISHED = {  # millions of weights outside embeddings, computed from the published dimensions
-    r"(pg19|arxiv|github)_(xl_\d+|slide_12l)": 151.0,
-    r"(pg19|arxiv|github)_slide_13l": 163.6,
-    r"(pg19|arxiv|github)_rec_fixed_skip": 160.4,
-    r"(pg19|arxiv|github)_rec_fixed_dual": 168.8,
-    r"(pg19|arxiv|github)_rec_fixed_single": 170.9,
-    r"(pg19|arxiv)_memorizing_64k": 151.0,
-    r"pg19_memorizing_dense_64k": 163.6,
-    r"pg19_size_40m_rec": 40.4,
-    r"pg19_size_40m_xl": 40.9,
-    r"pg19_size_81m_rec": 80.2,
-    r"pg19_size_81m_xl": 81.8,
-    r"pg19_size_162m_rec": 160.4,
-    r"pg19_size_162m_xl": 163.6,
-    r"pg19_size_325m_rec": 319.8,
-    r"pg19_size_325m_xl": 327.2,
-    r"pg19_size_650m_rec": 639.6,
-    r"pg19_size_650m_xl": 654.3,
-    r"pg19_size_1300m_rec": 1279.3,
-    r"pg19_size_1300m_xl": 1308.6,
+    r"(pg19|systems)_(xl_\d+|slide_12l)": 151.0,
+    r"(pg19|systems)_slide_13l": 163.6,
+    r"(pg19|systems)_rec_fixed_skip": 160.4,
+    r"(pg19|systems)_rec_fixed_dual": 168.8,
+    r"(pg19|systems)_rec_fixed_single": 170.9,
+    r"(pg19|systems)_memorizing_64k": 151.0,
+    r"(pg19|systems)_memorizing_dense_64k": 163.6,
+    r"(pg19_size|sizes)_40m_rec": 40.4,
+    r"(pg19_size|sizes)_40m_xl": 40.9,
+    r"(pg19_size|sizes)_81m_rec": 80.2,
+    r"(pg19_size|sizes)_81m_xl": 81.8,
+    r"(pg19_size|sizes)_162m_rec": 160.4,
+    r"(pg19_size|sizes)_162m_xl": 163.6,
+    r"(pg19_size|sizes)_325m_rec": 319.8,
+    r"(pg19_size|sizes)_325m_xl": 327.2,
+    r"(pg19_size|sizes)_650m_rec": 639.6,
+    r"(pg19_size|sizes)_650m_xl": 654.3,
+    r"(pg19_size|sizes)_1300m_rec": 1279.3,
+    r"(pg19_size|sizes)_1300m_xl": 1308.6,
 }
-
-
 COUNTED = {  # millions of weights, embeddings too; the last three are own choice
-    "txl_wt103_base": 151.1,
-    "txl_wt103_large": 284.1
-    + 1.05,  # the first bin's second projection, which scripts leave untied
-    "txl_enwik8_12l": 41.1,
-    "txl_enwik8_24l": 277.2,
-    "txl_lm1b_base": 466.5,
-    "txl_enwik8_18l": 88.0,
-    "txl_ablation": 128.0,
-    "txl_ptb": 24.0,
+    "wt103_base": 151.1,
+    "wt103_large": 284.1 + 1.05,  # the first bin's second projection, which scripts leave untied
+    "characters_12l": 41.1,
+    "characters_24l": 277.2,
+    "lm1b_base": 466.5,
+    "characters_18l": 88.0,
+    "ablation": 128.0,
+    "ptb": 24.0,
 }
 
 
-def build(name, *bindings):
-    config.parse([str(ROOT / "configs" / name)], bindings)
-    return Experiment.from_gin()
+def commands():
+    """Gin file of each header's training command to the files and the bindings it gives."""
+    found = {}
+    for path in sorted(CONFIGS.rglob("*.gin")):
+        text = path.read_text(encoding="utf-8").replace("\\\n#", " ")
+        if line := re.search(r"^# Run: +(python -m brt\.train .*)", text, re.M):
+            words = shlex.split(line[1])[3:]
+            files = tuple(f"{ROOT}/{w[11:]}" for w in words if w.startswith("--gin_file="))
+            bound = [w[6:].split("=", 1) for w in words if w.startswith("--gin.")]
+            found[str(path.relative_to(CONFIGS))] = files, tuple(f"{n} = {v}" for n, v in bound)
+    return found
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_builds_reads_every_binding_and_has_the_published_size(name):
-    experiment = build(name)
-    millions = count_parameters(experiment.model).non_embedding / 1e6
+COMMANDS = commands()
+ALONE = [
+    "quickstart.gin",
+    *(f"benchmark/{p.name}" for p in sorted(CONFIGS.glob("benchmark/*.gin"))),
+]
+ALONE.remove("benchmark/common.gin")
+COMMANDS |= {name: ((str(CONFIGS / name),), ()) for name in ALONE}
+SYSTEMS = ("systems", "sizes", "transformer_xl", "rmt", "small", "task_models")
+"""Folders whose configs bring a model and no corpus."""
+
+
+def built(name, *bindings):
+    """What the command of a config's header builds, with further bindings."""
+    files, bound = COMMANDS[name]
+    return read_once(files, (*bound, *bindings)).experiment
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_of_a_config_builds_reads_every_binding_and_has_the_published_size(name):
+    counts = count_parameters(built(name).model)
+    short = name.removesuffix(".gin").replace("/", "_")
     for pattern, published in PUBLISHED.items():
-        if re.fullmatch(pattern, name.removesuffix(".gin")):
-            assert millions == pytest.approx(published, rel=0.005)
-    if name.removesuffix(".gin") in COUNTED:
-        all_of_them = sum(count_parameters(experiment.model)) / 1e6
-        assert all_of_them == pytest.approx(COUNTED[name.removesuffix(".gin")], abs=0.1)
-    trainer = experiment.trainer
-    if re.match("pg19|arxiv", name):
-        assert trainer.tokens_per_step == 131_072
-    if name.startswith("github"):
-        assert trainer.tokens_per_step == 4 * 131_072 and trainer.steps == 250_000
+        if re.fullmatch(pattern, short):
+            assert counts.non_embedding / 1e6 == pytest.approx(published, rel=0.005)
+    if name.startswith("transformer_xl/") and (millions := COUNTED.get(short[15:])):
+        assert sum(counts) / 1e6 == pytest.approx(millions, abs=0.1)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_says_how_it_is_run_and_what_was_measured(name):
-    header = (ROOT / "configs" / name).read_text().split("include")[0]
-    if name.startswith("benchmark"):
-        assert "BENCHMARKS.md" in header
-    else:
-        assert name in header or name == "quickstart.gin"
-    if re.match(f"pg19|arxiv|github|txl|rmt|memtr|{TASKS}", name):
+def test_every_config_that_is_an_experiment_or_a_system_has_its_command():
+    expected = {p.name for p in CONFIGS.glob("*.gin")}
+    for folder in SYSTEMS:
+        expected |= {f"{folder}/{p.name}" for p in CONFIGS.glob(f"{folder}/*.gin")}
+    tests = {name for name in expected if "/test_" in name}
+    assert expected - tests <= COMMANDS.keys()
+    for name in expected - tests:
+        assert name == "quickstart.gin" or any(f"/{name}" in file for file in COMMANDS[name][0])
+
+
+def test_folders_stay_small_and_files_of_a_system_name_no_corpus():
+    assert len([*CONFIGS.glob("*.gin")]) <= 30
+    for folder in (path for path in CONFIGS.iterdir() if path.is_dir()):
+        assert len([*folder.iterdir()]) <= 25, folder.name
+    for path in (path for folder in SYSTEMS for path in CONFIGS.glob(f"{folder}/*.gin")):
+        lines = [line for line in path.read_text().splitlines() if line[:1] != "#"]
+        assert not re.search(r"Corpus\.|Trainer\.corpus|configs/corpora", "\n".join(lines)), path
+
+
+def test_no_two_files_bind_the_same_but_for_their_corpus():
+    """Files of the folders that have a model, as bindings without what names data."""
+    seen = {}
+    for folder in (*SYSTEMS, "benchmark"):
+        for path in sorted(CONFIGS.glob(f"{folder}/*.gin")):
+            bound = tuple(sorted(map(str, read_gin_files([path]).items())))
+            if any("Trainer.steps" in entry for entry in bound):
+                assert bound not in seen, f"{path} is {seen[bound]}"
+                seen[bound] = path
+
+
+def test_a_config_shows_its_sizes_no_further_than_one_include_below_it():
+    lengths = re.compile(r"^\w+\.(?:width|window|memory_length|hidden_size) =", re.M)
+    for name in COMMANDS:
+        path = CONFIGS / name
+        texts = [path.read_text()]
+        texts += [
+            (CONFIGS / file).read_text()
+            for file in re.findall(r'^include "configs/(.*)"', texts[0], re.M)
+        ]
+        assert any(len(lengths.findall(text)) >= 2 for text in texts), name
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if not name.startswith("benchmark")])
+def test_a_config_says_what_was_published_and_what_was_measured(name):
+    header = (CONFIGS / name).read_text().split("\ninclude")[0]
+    if re.match(r"pg19|systems|sizes|transformer_xl|rmt|task_models/\w+_\dx", name):
         assert re.search(r"^# Paper: ", header, re.M) and re.search(r"^# Ours: ", header, re.M)
+    elif name != "quickstart.gin":
+        assert "Ours:" in header
 
 
-def test_every_algorithmic_task_has_a_config_of_every_kind_of_memory():
-    models = ("baseline", "txl", "rmt", "rec_fixed_skip", "memorizing")
-    expected = {f"{task}_{model}.gin" for task in TASKS.split("|") for model in models}
-    assert expected <= set(CONFIGS)
+# Systems and corpora.
 
 
-def test_every_row_of_table_1_and_both_columns_of_table_4_have_a_config():
-    cells = [f"rec_{gate}_{a}" for gate in ("fixed", "lstm") for a in ("dual", "single", "skip")]
-    feedback = ["feedback_lstm_single", "feedback_fixed_skip"]
-    rows = ["xl_512", "xl_1024", "xl_2048", "slide_12l", "slide_13l", *cells, *feedback]
-    expected = [f"{data}_{row}.gin" for data in ("pg19", "arxiv", "github") for row in rows]
-    sizes = ("40m", "81m", "162m", "325m", "650m", "1300m")
-    expected += ["pg19_memorizing_64k.gin", "arxiv_memorizing_64k.gin"]
-    expected += [f"pg19_size_{size}_{kind}.gin" for size in sizes for kind in ("rec", "xl")]
-    assert set(expected) <= set(CONFIGS)
+@pytest.mark.parametrize("corpus", sorted(path.stem for path in CONFIGS.glob("corpora/*.gin")))
+def test_any_corpus_completes_any_system(corpus):
+    file = f"{CONFIGS}/corpora/{corpus}.gin"
+    for system in ("small/rec_fixed_skip", "small/txl", "small/lstm"):
+        experiment = read_once((f"{CONFIGS}/{system}.gin", file)).experiment
+        bound = read_gin_files([file])
+        assert experiment.model.vocabulary_size == bound["vocabulary_size"]
+        assert str(experiment.trainer.corpus.store) == bound["Corpus.store"]
+
+
+@pytest.mark.parametrize("system", ["systems/rec_fixed_skip", "transformer_xl/wt103_large"])
+def test_ones_own_text_is_one_flag_on_a_published_system(system):
+    experiment = read_once((f"{CONFIGS}/{system}.gin", f"{CONFIGS}/corpora/text.gin")).experiment
+    assert experiment.model.vocabulary_size == 256
+    assert experiment.trainer.corpus.source.path == "text/{split}"
+
+
+def test_files_joined_by_a_plus_are_read_as_files_given_one_after_another():
+    files = [f"{CONFIGS}/{name}.gin" for name in ("systems/slide_12l", "recipes/github")]
+    joined, apart = read_once(("+".join(files),)), read_once(tuple(files))
+    assert joined == apart and joined.bound == apart.bound
+    assert joined["Trainer.tokens_per_step"] == "524288"
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        (["systems/rec_fixed_skip"], r"%vocabulary_size has no value, .* Add a corpus, as in "),
+        (["task_models/rmt_4x128", "corpora/text"], r"%segment_length has .* Add an algorithmic"),
+        (["pg19_slide_12l", "corpora/text"], r"TfdsText.name is bound, but .* system alone"),
+    ],
+)
+def test_a_half_or_a_corpus_too_many_is_said_in_a_sentence(files, sentence):
+    with pytest.raises(config.ConfigError, match=sentence):
+        config.parse([f"{CONFIGS}/{file}.gin" for file in files])
+        Experiment.from_gin()
+
+
+def test_a_number_in_place_of_the_corpus_s_macro_is_said():
+    files = [f"{CONFIGS}/{name}.gin" for name in ("systems/slide_12l", "corpora/text")]
+    config.parse(files, ["BlockRecurrentTransformer.vocabulary_size = 300"])
+    with pytest.raises(config.ConfigError, match="The macro vocabulary_size is bound, but nothing"):
+        Experiment.from_gin()
+
+
+def test_bytes_are_one_more_file():
+    names = ("pg19_slide_12l.gin", "corpora/pg19_bytes.gin")
+    experiment = read_once(tuple(f"{CONFIGS}/{name}" for name in names)).experiment
+    assert experiment.model.vocabulary_size == 260
+    assert experiment.trainer.corpus.vocabulary.size == 256
+
+
+# Evaluation.
 
 
 def test_counted_once_what_scripts_leave_untied_gives_the_counts_that_are_quoted():
     once = "TransformerXL.tied_projections = True"
     for name, bindings, millions in (
-        ("txl_wt103_large.gin", [once], 284.1),
-        ("txl_lm1b_base.gin", [once, "TransformerXL.tied = True"], 356.4),
-        ("txl_lm1b_large.gin", [once], 839.1),
+        ("wt103_large", (once,), 284.1),
+        ("lm1b_base", (once, "TransformerXL.tied = True"), 356.4),
+        ("lm1b_large", (once,), 839.1),
     ):
-        counts = count_parameters(build(name, *bindings).model)
+        counts = count_parameters(built(f"transformer_xl/{name}.gin", *bindings).model)
         assert sum(counts) / 1e6 == pytest.approx(millions, abs=0.1)
 
 
-TESTED = {
-    "wt103_base": ["txl_wt103_base"],
-    "wt103_large": ["txl_wt103_large"],
-    "characters_base": ["txl_enwik8_12l", "txl_text8_base"],
-    "characters_large": ["txl_enwik8_18l", "txl_enwik8_24l", "txl_text8_large"],
-    "lm1b": ["txl_lm1b_base", "txl_lm1b_large"],
-}
-
-
-@pytest.mark.parametrize(("part", "name"), [(p, n) for p, names in TESTED.items() for n in names])
-def test_a_transformer_xl_is_tested_as_its_header_says_with_parameters_it_has(part, name):
-    given = f"configs/parts/txl_test_{part}.gin"
-    assert given in (ROOT / "configs" / f"{name}.gin").read_text()
-    config.parse([str(ROOT / "configs" / f"{name}.gin"), str(ROOT / given)])
-    experiment = Experiment.from_gin()
+@pytest.mark.parametrize("name", [n for n in COMMANDS if n.startswith("transformer_xl/")])
+def test_a_transformer_xl_is_tested_as_its_header_says_with_parameters_it_has(name):
+    header = (CONFIGS / name).read_text().replace("\\\n#", " ")
+    line = re.search(r"^# Test: +python -m brt\.evaluate (.*)", header, re.M)
+    if not line:
+        assert re.search("ablation|ptb", name)
+        return
+    given = re.search(r"configs/(\S+/test_\w+\.gin)", line[1])[1]
+    more = [word[6:] for word in shlex.split(line[1]) if word.startswith("--gin.Evaluation.tokens")]
+    (entry,) = (e for e in EXPERIMENTS if e.startswith(f"{name}+") and given in e)
+    assert entry.split()[1:] == more
+    files, bindings = COMMANDS[name]
+    bindings = (*bindings, *more)
+    experiment = read_once((*files, str(CONFIGS / given)), bindings).experiment
     model = experiment.evaluated_model()
     assert model.same_length and model.period == experiment.evaluation.segment_length
     assert model.memory_length > experiment.model.memory_length
 
 
-@pytest.mark.parametrize("name", [n for n in CONFIGS if n.startswith("txl_")])
+@pytest.mark.parametrize("name", [n for n in COMMANDS if n.startswith("transformer_xl/")])
 def test_while_training_memory_and_segment_are_evaluated_as_long_as_they_are_trained(name):
-    experiment = build(name)
+    experiment = built(name)
     trained, evaluated = experiment.model, experiment.evaluated_model()
     lengths = trained.memory_length, trained.period, evaluated.period
     assert evaluated.memory_length == evaluation_memory(*lengths)
 
 
-@pytest.mark.parametrize(
-    ("name", "binding"),
-    [
-        ("pg19_rec_fixed_skip.gin", f"BlockRecurrentTransformer.window = {window}")
-        for window in (128, 256)
-    ]
-    + [("pg19_slide_12l.gin", "BlockRecurrentTransformer.window = 128")]
-    + [
-        ("pg19_rec_fixed_skip.gin", f"RecurrentCell.num_states = {states}")
-        for states in (128, 256, 1024, 2048)
-    ],
-)  # fmt: skip
-def test_the_ablations_of_table_3_are_one_override_away(name, binding):
-    build(name, binding)
-
-
-def test_bytes_are_one_more_file():
-    files = [str(ROOT / "configs" / n) for n in ("pg19_slide_12l.gin", "parts/pg19_bytes.gin")]
-    config.parse(files)
-    experiment = Experiment.from_gin()
-    assert experiment.model.vocabulary_size == 260
-    assert experiment.trainer.corpus.vocabulary.size == 256
+# Steps.
 
 
 SMALL = (
@@ -172,7 +247,7 @@ SMALL = (
     "BlockRecurrentTransformer.head_size = 8",
     "BlockRecurrentTransformer.feed_forward_size = 16",
     "BlockRecurrentTransformer.window = 4",
-    "BlockRecurrentTransformer.vocabulary_size = 64",
+    "vocabulary_size = 64",
     "Trainer.segment_length = 8",
     "Trainer.tokens_per_step = 64",
 )
@@ -182,19 +257,27 @@ SMALL_TRANSFORMER_XL = (
     "TransformerXL.num_heads = 2",
     "TransformerXL.head_size = 8",
     "TransformerXL.feed_forward_size = 16",
-    "TransformerXL.vocabulary_size = 64",
+    "vocabulary_size = 64",
     "Evaluation.segment_length = 8",
     "Evaluation.tokens_per_step = 64",
     "Trainer.segment_length = 8",
 )
 
 
-def small_relative(name):
-    """Bindings that make a model small; None for a `BlockRecurrentTransformer`."""
-    settings = read_gin_file(ROOT / "configs" / name)
-    model = model_name(settings)
-    if model == "BlockRecurrentTransformer":
-        return None
+def small_bindings(name):
+    """Bindings that make the model of a config small."""
+    settings = resolved(read_gin_files(COMMANDS[name][0]))
+    if "segment_length" in (CONFIGS / name).read_text() and name.startswith("task_models"):
+        sample = settings["Trainer.segments_per_step"] * settings["Trainer.segment_length"]
+        return (f"Trainer.tokens_per_step = {2 * sample}",)  # small enough with two samples a step
+    if model_name(settings) == "BlockRecurrentTransformer":
+        if name.startswith("task_models"):
+            return ()
+        states = ("RecurrentCell.num_states = 3",) * ("RecurrentCell.num_states" in settings)
+        memory = ("ExternalMemory.size = 8", "ExternalMemory.neighbours = 2")
+        if "ExternalMemory.neighbours" not in settings:
+            memory = memory[:1]
+        return (*SMALL, *states, *memory * ("ExternalMemory.size" in settings))
     if "TransformerXL.width" not in settings:
         return ("Trainer.tokens_per_step = 256", "Trainer.segment_length = 16")
     small = {
@@ -210,19 +293,11 @@ def small_relative(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_config_takes_two_real_steps_at_small_width(name):
-    text = (ROOT / "configs" / name).read_text()
-    states = ("RecurrentCell.num_states = 3",) if "RecurrentCell" in text else ()
-    memory = ("ExternalMemory.size = 8", "ExternalMemory.neighbours = 2")
-    memory = memory if re.search("memorizing_layers|parts/memorizing", text) else ()
-    small = (*SMALL, *states, *memory)
-    if re.match(TASKS, name):  # small enough, if it reads two samples a step
-        tokens = {"co": 72, "re": 48, "qu": 180}[name[:2]] * (5 if "120" in name else 1)
-        small = (f"Trainer.tokens_per_step = {2 * (10 if 'retrieval' in name else tokens)}",)
-    else:
-        small = small_relative(name) or small
-    experiment = build(name, *small)
+    files, bindings = COMMANDS[name]
+    config.parse(files, [*bindings, *small_bindings(name)])
+    experiment = Experiment.from_gin()
     state = experiment.init_state()
     shapes, ids = experiment.abstract_batch(), experiment.model.vocabulary_size
     key = jax.random.key(0)
@@ -239,6 +314,6 @@ def test_a_config_takes_two_real_steps_at_small_width(name):
 
 
 def test_the_published_mesh_shapes_divide_the_published_models():
-    experiment = build("pg19_rec_fixed_skip.gin")
+    experiment = built("pg19_rec_fixed_skip.gin")
     for data, model in ((32, 1), (8, 4), (4, 8)):
         experiment.check_mesh(AbstractMesh((data, model), ("data", "model")))

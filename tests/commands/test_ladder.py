@@ -19,7 +19,7 @@ from tiny_run import contents
 from brt import config
 from brt.experiment import Experiment
 from brt.reporting.collect import collect
-from brt.reporting.gin_text import read_gin_file, write_gin
+from brt.reporting.gin_text import read_gin_file, read_gin_files, resolved, write_gin
 from brt.reporting.ladder import SCALES, LadderError, read_rungs
 from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.papers.fill import paper_tables
@@ -28,7 +28,7 @@ from brt.reporting.runs import open_runs
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.txt"))
 
 
-def rungs_of(path, scale="small", corpus="configs/parts/ladder_text.gin", bindings=(), **options):
+def rungs_of(path, scale="small", corpus="configs/corpora/text.gin", bindings=(), **options):
     return read_rungs(path, SCALES[scale], corpus, bindings, 10_000, **options)
 
 
@@ -41,6 +41,10 @@ TASK_SWEEPS = [path for path in SWEEPS if re.match("rmt_(figure|table_1)", path.
 """Of the algorithmic tasks: every rung has steps of its own."""
 
 
+def task_of(rung):
+    return Path(rung.paper["config"].split("+")[1]).stem.removesuffix("_120")
+
+
 @pytest.mark.parametrize("path", TASK_SWEEPS, ids=lambda path: path.stem)
 def test_the_rungs_of_a_task_cut_whole_samples_and_keep_their_own_steps(path):
     rungs = read_rungs(path, SCALES["paper"], None, [], None)
@@ -49,7 +53,7 @@ def test_the_rungs_of_a_task_cut_whole_samples_and_keep_their_own_steps(path):
         settings = rung.settings
         n = settings.get("CopyTask.length") or settings.get("ReverseTask.length")
         length = {"copy": 3 * (n or 0), "reverse": 2 * (n or 0), "quadratic": 180}.get(
-            rung.name.partition("_")[0], settings.get("AssociativeRetrieval.padded_length", 10)
+            task_of(rung), settings.get("AssociativeRetrieval.padded_length", 10)
         )
         segments = settings["Trainer.segments_per_step"]
         assert segments * settings["Trainer.segment_length"] == length
@@ -66,7 +70,7 @@ def test_figure_3_has_every_model_at_every_number_of_segments():
     rungs = read_rungs(ROOT / "configs/sweeps/rmt_figure_3.txt", SCALES["paper"], None, [], None)
     found = collections.Counter()
     for rung in rungs:
-        task, model = rung.name.split("-")[0].split("_")
+        task, model = task_of(rung), rung.name.split("_")[0]
         at_end = rung.settings.get("RecurrentMemoryTransformer.memory_at_end", True)
         found[task, model if at_end else "mt"] += 1
         memory = rung.settings.get("RecurrentMemoryTransformer.num_memory")
@@ -87,8 +91,8 @@ def test_figure_3_has_every_model_at_every_number_of_segments():
 def test_every_sweep_names_configs_that_are_there(path):
     corpus = (
         None
-        if path.stem in ("recurrent_layers", "table_4", "table_5")
-        else "configs/parts/ladder_text.gin"
+        if path.stem in ("recurrent_layers", "table_4", "table_5", "txl_results")
+        else "configs/corpora/text.gin"
     )
     scale = "paper" if corpus is None else "small"
     rungs = rungs_of(path, scale, corpus)
@@ -102,7 +106,8 @@ def test_every_sweep_names_configs_that_are_there(path):
 
 def test_the_standard_model_at_small_scale_is_the_small_model_of_this_repository(tmp_path):
     (rung,) = rungs_of(a_file(tmp_path, "pg19_rec_fixed_skip.gin"))
-    small = read_gin_file(ROOT / "configs" / "text_rec_fixed_skip.gin")
+    files = [ROOT / f"configs/{name}.gin" for name in ("small/rec_fixed_skip", "corpora/text")]
+    small = resolved(read_gin_files(files))
     for name, value in small.items():
         if (
             name.startswith(("BlockRecurrentTransformer.", "RecurrentCell."))
@@ -150,7 +155,7 @@ def test_a_recurrent_memory_model_shrinks_keeps_its_lengths_and_builds_on_anothe
     sizes = [one.settings[f"TransformerXL.{name}"] for name in DIMENSIONS]
     assert sizes == [5, 52, 5, 12, 264] and one.settings["TransformerXL.vocabulary_size"] == 256
     assert one.settings["TransformerXL.cutoffs"] == (200,)
-    many = read_rungs(path, SCALES["small"], "configs/parts/ladder_text.gin", [], 36e7)
+    many = read_rungs(path, SCALES["small"], "configs/corpora/text.gin", [], 36e7)
     assert [rung.settings["Trainer.steps"] for rung in many] == [10_000, 20_000]
     run = tmp_path / "run"
     run.mkdir()
@@ -164,7 +169,9 @@ def test_a_recurrent_memory_model_shrinks_keeps_its_lengths_and_builds_on_anothe
 
 
 def test_a_rung_on_another_corpus_builds_and_reads_every_binding(tmp_path):
-    for rung in rungs_of(a_file(tmp_path, "pg19_slide_13l.gin", "arxiv_feedback_lstm_single.gin")):
+    for rung in rungs_of(
+        a_file(tmp_path, "pg19_slide_13l.gin", "systems/feedback_lstm_single.gin+recipes/arxiv.gin")
+    ):
         file = tmp_path / f"{rung.name}.gin"
         file.write_text(write_gin(rung.settings))
         config.parse([str(file)])
@@ -210,7 +217,7 @@ def test_bindings_of_a_rung_and_of_the_command_are_in_force(tmp_path):
 
 
 def test_a_rung_keeps_its_own_vocabulary_on_another_corpus(tmp_path):
-    own = 'Corpus.vocabulary="v/8k.model" BlockRecurrentTransformer.vocabulary_size=8000'
+    own = 'Corpus.vocabulary="v/8k.model" vocabulary_size=8000'
     (rung,) = rungs_of(a_file(tmp_path, f"pg19_rec_fixed_skip.gin {own}"))
     assert rung.settings["Corpus.vocabulary"] == "v/8k.model"
     assert rung.settings["BlockRecurrentTransformer.vocabulary_size"] == 8000
@@ -238,6 +245,7 @@ def test_the_sweep_of_table_5_fills_every_row_of_it(tmp_path):
         (["pg19_slide_12l.gin"] * 2, "pg19_slide_12l twice"),
         (["pg19_slide_99l.gin"], "neither beside it nor in configs/"),
         (["sorting_rmt.gin"], "names sorting_rmt.gin, which is neither beside it nor in configs/"),
+        (["systems/slide_12l.gin+arxiv.gin"], "names arxiv.gin, which is neither beside it nor in"),
         (
             ["pg19_slide_12l.gin BlockRecurrentTransformer.window=100"],
             "window = 100 cannot be divided by 8",
@@ -246,7 +254,7 @@ def test_the_sweep_of_table_5_fills_every_row_of_it(tmp_path):
             ["pg19_rec_fixed_skip.gin BlockRecurrentTransformer.recurrent_layers=(8,9)"],
             "falls together",
         ),
-        (["text_lstm.gin"], "not those of LSTM: give --scale=paper"),
+        (["small/lstm.gin"], "not those of LSTM: give --scale=paper"),
         (["pg19_slide_12l.gin BlockRecurrentTransformer.window = 64"], "without spaces"),
         (["pg19_slide_12l.gin Trainer.seed=1 Trainer.seed=2"], "binds one name twice"),
     ],
@@ -311,7 +319,7 @@ def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_fin
     ladder, monkeypatch, tmp_path, capsys
 ):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
-    flags = [f"--rungs={file}", "--scale=tiny", "--corpus=configs/parts/ladder_text.gin"]
+    flags = [f"--rungs={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
     flags += ["--tokens=10000", "--seeds=0,3"]
 
     def go(name, calls, kill_at=None):
@@ -341,7 +349,7 @@ def test_rungs_that_contradict_themselves_are_refused_before_the_first_of_them_t
     ladder, monkeypatch, tmp_path
 ):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_12l.gin Trainer.segment_length=4160")
-    flags = [f"--rungs={file}", "--scale=tiny", "--corpus=configs/parts/ladder_text.gin"]
+    flags = [f"--rungs={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
     flags += ["--tokens=10000", f"--workdir={tmp_path}/ladder"]
     with pytest.raises(LadderError, match=r"segment_length_4160\.gin: .*segment_length"):
         climb(ladder, monkeypatch, pretended(calls := []), *flags)
@@ -351,7 +359,7 @@ def test_rungs_that_contradict_themselves_are_refused_before_the_first_of_them_t
 def test_a_ladder_that_has_not_trained_yet_may_be_changed(ladder, monkeypatch, tmp_path):
     """What it lacked, a flag that the error named, is given with the same workdir."""
     file = a_file(tmp_path, "pg19_slide_12l.gin")
-    flags = [f"--rungs={file}", "--scale=tiny", "--corpus=configs/parts/ladder_text.gin"]
+    flags = [f"--rungs={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
     flags += ["--tokens=10000", f"--workdir={tmp_path}/ladder"]
     with pytest.raises(Killed):
         climb(ladder, monkeypatch, pretended([], kill_at=0), *flags)
@@ -371,7 +379,7 @@ def test_a_ladder_killed_in_training_goes_on_from_its_checkpoint_to_the_same_tab
 
     def begin(name):
         flags = [f"--workdir={tmp_path}/{name}", f"--rungs={file}", "--scale=tiny"]
-        flags += ["--corpus=configs/parts/ladder_text.gin", "--tokens=20000"]
+        flags += ["--corpus=configs/corpora/text.gin", "--tokens=20000"]
         flags += [f'--gin.TextFiles.path="{tmp_path}/text/{{split}}"', "--tokens_per_step=256"]
         flags += [f'--gin.Corpus.store="{tmp_path}/stores"', "--gin.rsqrt.warmup_steps=10"]
         with open(tmp_path / f"{name}.log", "a") as log:

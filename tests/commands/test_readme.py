@@ -51,29 +51,54 @@ def test_every_file_of_the_tree_exists_and_every_module_is_in_it():
 def test_every_flag_and_every_linked_or_named_file_exists():
     for flag in re.findall(r"`--(\w+)", README + EVALUATION):
         assert flag == "gin" or flag == "slow" or flag in flags.FLAGS, flag
+    table = README[README.index("| folder | what is in it |") :].split("\n\n")[0]
+    named = set(re.findall(r"`(\w+)/`", table))
+    assert named == {path.name for path in (ROOT / "configs").iterdir() if path.is_dir()}
     for name in re.findall(r"\b(?:configs|scripts|brt|tests)/[\w/.]+\.\w+", README):
         assert (ROOT / name).exists(), name
-    for config_name in re.findall(r"`(pg19_\w+)`", README):
+    for config_name in re.findall(r"`((?:pg19_|transformer_xl/|rmt/|small/)\w+)`", README):
         assert (ROOT / "configs" / f"{config_name}.gin").exists(), config_name
+
+
+def training_commands():
+    """Gin files and bindings of every training command of the README and the benchmarks."""
+    text = README + (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8")
+    for line in re.findall(r"^python -m brt\.train (.*)", text.replace("\\\n", " "), re.M):
+        words = shlex.split(line)
+        files = [w[11:] for w in words if w.startswith("--gin_file=")]
+        bound = [w[6:].split("=", 1) for w in words if w.startswith("--gin.")]
+        if files and "$" not in line:
+            yield ["+".join(files), *(f"{name} = {value}" for name, value in bound)]
+
+
+def test_the_commands_name_systems_and_corpora():
+    found = [line[0] for line in training_commands()]
+    assert len(found) >= 10 and sum("+" in files for files in found) >= 7
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
+        *training_commands(),
         ["configs/quickstart.gin"],
         ["configs/quickstart.gin", 'RecurrentCell.gate = "lstm"'],
-        ["configs/text_rec_fixed_skip.gin", 'TextFiles.path = "books/{split}"'],
+        [
+            "configs/small/rec_fixed_skip.gin+configs/corpora/text.gin",
+            'TextFiles.path = "books/{split}"',
+        ],
     ],
 )
 def test_the_commands_of_the_readme_build(arguments):
-    config.parse([str(ROOT / arguments[0])], arguments[1:])
+    files = "+".join(str(ROOT / file) for file in arguments[0].split("+"))
+    config.parse([files], arguments[1:])
     Experiment.from_gin()
 
 
 def test_the_python_and_the_writing_of_the_readme_run_on_a_run_folder(tmp_path, monkeypatch):
     config_file = tmp_path / "tiny.gin"
     config_file.write_text(
-        f'include "{ROOT}/configs/text_rec_fixed_skip.gin"\n'
+        f'include "{ROOT}/configs/small/rec_fixed_skip.gin"\n'
+        f'include "{ROOT}/configs/corpora/text.gin"\n'
         f'TextFiles.path = "{tmp_path}/text"\nCorpus.store = "{tmp_path}/store"\n'
         "Trainer.steps = 1\nTrainer.eval_every = 0\nBlockRecurrentTransformer.width = 8\n"
         "cosine.warmup_steps = 0\n"

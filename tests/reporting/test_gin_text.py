@@ -6,17 +6,25 @@ from paths import ROOT
 
 from brt import config
 from brt.experiment import Experiment  # noqa: F401  (registers with gin)
-from brt.reporting.gin_text import reachable, read_gin, read_gin_file, write_gin
+from brt.reporting.gin_text import reachable, read_gin, read_gin_files, resolved, write_gin
 
-CONFIGS = sorted((ROOT / "configs").glob("*.gin"))
+NAMES = [
+    *sorted(path.name for path in (ROOT / "configs").glob("*.gin")),
+    *(f"systems/{path.name}+corpora/text.gin" for path in (ROOT / "configs/systems").iterdir()),
+    "rmt/rmt_txl_wt103_150.gin+recipes/wikitext103.gin+transformer_xl/test_wt103_base.gin",
+    "task_models/rmt_4x128.gin+tasks/reverse_120.gin+recipes/long_samples.gin",
+    "systems/memorizing_64k.gin+recipes/github.gin",
+    "small/rec_fixed_skip.gin+corpora/pg19_first.gin",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_a_config_read_as_data_and_written_back_binds_the_same(path):
-    config.parse([str(path)])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_config_read_as_data_and_written_back_binds_the_same(name):
+    paths = [str(ROOT / "configs" / part) for part in name.split("+")]
+    config.parse(paths)
     expected = gin.config_str()
     gin.clear_config()
-    gin.parse_config(write_gin(read_gin_file(path)))
+    gin.parse_config(write_gin(read_gin_files(paths)))
     assert gin.config_str() == expected
 
 
@@ -33,3 +41,16 @@ BlockRecurrentTransformer.width = 8
     found = reachable(read_gin(text), "Trainer.corpus")
     corpus = {"Corpus.source", "Corpus.store", "FirstTokens.source", "TextFiles.path"}
     assert found == {"Trainer.corpus"} | corpus
+
+
+def test_a_macro_s_value_stands_where_it_is_read_and_what_has_none_stays():
+    text = """
+size = 12
+half = %size
+A.all = (%size, [%half, 3])
+A.b = {"x": %half}
+A.c = %missing
+"""
+    found = resolved(read_gin(text))
+    assert found == {"A.all": (12, [12, 3]), "A.b": {"x": 12}, "A.c": "%missing"}
+    assert write_gin(found).splitlines()[-1] == "A.c = %missing"

@@ -15,7 +15,7 @@ from brt.reporting.papers.fill import paper_plots, paper_tables
 from brt.reporting.runs import open_runs
 from brt.reporting.step_times import StepTime
 
-BYTES = ("parts/pg19_bytes.gin",)
+BYTES = ("corpora/pg19_bytes.gin",)
 
 
 def tables_of(runs, step_times=None):
@@ -48,8 +48,10 @@ def test_the_config_of_a_system_fills_its_own_row_of_table_1(tmp_path, name):
     runs = [
         make_run(tmp_path / "tokens", f"pg19_{stem}", evaluations={"test": 2.51}),
         make_run(tmp_path / "bytes", f"pg19_{stem}", files=BYTES, evaluations={"test": 0.952}),
-        make_run(tmp_path / "arxiv", f"arxiv_{stem}", evaluations={"test": 1.23}),
-        make_run(tmp_path / "github", f"github_{stem}", evaluations={"validation": 1.17}),
+        make_run(tmp_path / "arxiv", f"systems/{stem}+recipes/arxiv", evaluations={"test": 1.23}),
+        make_run(
+            tmp_path / "github", f"systems/{stem}+recipes/github", evaluations={"validation": 1.17}
+        ),
     ]
     table = tables_of(runs, {name: StepTime(1.234)})["table_1"]
     assert len(table.rows) == 14
@@ -71,7 +73,9 @@ def test_the_last_row_of_table_1_is_filled_by_a_memory_of_its_size_and_no_other(
     runs = [
         make_run(tmp_path / "tokens", name, evaluations={"test": 3.56}),
         make_run(tmp_path / "bytes", name, files=BYTES, evaluations={"test": 0.957}),
-        make_run(tmp_path / "arxiv", "arxiv_memorizing_64k", evaluations={"test": 1.27}),
+        make_run(
+            tmp_path / "arxiv", "systems/memorizing_64k+recipes/arxiv", evaluations={"test": 1.27}
+        ),
         make_run(tmp_path / "smaller", name, smaller, evaluations={"test": 3.6}),
         make_run(tmp_path / "dense", "pg19_memorizing_dense_64k", evaluations={"test": 3.7}),
     ]
@@ -116,7 +120,9 @@ def test_another_setting_gets_a_row_that_names_it(tmp_path):
 
 
 def test_a_system_the_paper_does_not_have_stands_below_its_fourteen(tmp_path):
-    run = make_run(tmp_path / "r", "text_rec_fixed_skip", evaluations={"validation": 2.0696})
+    run = make_run(
+        tmp_path / "r", "small/rec_fixed_skip+corpora/text", evaluations={"validation": 2.0696}
+    )
     table = tables_of([run])["table_1"]
     own = table.rows[14]
     assert own[0].text == "Rec:fixed:skip (4 layers, d 128)"
@@ -203,7 +209,10 @@ def test_a_rung_stands_for_the_paper_s_dimensions(tmp_path):
         "Trainer.segment_length": 4096,
     }
     run = make_run(
-        tmp_path / "r", "text_slide_5l", evaluations={"validation": 2.5}, settings=settings
+        tmp_path / "r",
+        "small/slide_5l+corpora/text",
+        evaluations={"validation": 2.5},
+        settings=settings,
     )
     table = tables_of([run])["table_1"]
     assert [c.text for c in measured_of(table, "Slide:13L", "text_bytes, measured")] == ["2.500"]
@@ -271,7 +280,12 @@ def test_sizes_of_an_own_vocabulary_share_a_curve_of_figure_7(tmp_path):
         scalars = {"bits_per_token": bits, "tokens_per_word": scale}
         folder = tmp_path / str(size)
         runs.append(
-            make_run(folder, "text_rec_fixed_skip", *lines, evaluations={"validation": scalars})
+            make_run(
+                folder,
+                "small/rec_fixed_skip+corpora/text",
+                *lines,
+                evaluations={"validation": scalars},
+            )
         )
     _, figure_7 = paper_plots(BLOCK_RECURRENT, collect(open_runs(runs)))
     found = {line.name: (line.x, line.y) for line in figure_7.lines}
@@ -294,7 +308,7 @@ def test_the_share_of_seeds_that_use_their_state_stands_beside_how_their_gates_b
     runs = [
         make_run(
             tmp_path / f"{begin}{seed}",
-            "recall_rec_fixed_skip",
+            "task_models/recall_rec_fixed_skip+tasks/recall",
             *lines[: 1 + (begin == "one")],
             seed=seed,
             evaluations={"validation": {"bits_per_token": 1, "loss": loss, "cleared_loss": 1.0}},

@@ -286,7 +286,11 @@ def test_task_runs_are_points_of_the_figure_with_their_memory_and_of_no_text_tab
         )  # fmt: skip
     lines = ("Corpus.source = @CopyTask()", "Trainer.segments_per_step = 3")
     evaluations = {"test": {"task_accuracy": 0.97}}
-    runs.append(make_run(tmp_path / "rec", "text_rec_fixed_skip", *lines, evaluations=evaluations))
+    runs.append(
+        make_run(
+            tmp_path / "rec", "small/rec_fixed_skip+corpora/text", *lines, evaluations=evaluations
+        )
+    )
     groups = collect(open_runs(runs))
     plots = {plot.name: plot for plot in paper_plots(RECURRENT_MEMORY, groups)}
     found = {line.name: (line.x, line.y) for line in plots["rmt_figure_3a"].lines}

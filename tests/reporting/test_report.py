@@ -108,8 +108,8 @@ def made(tmp_path_factory):
     store = make_store(folder / "store" / "validation", [TEXT, "second text\n"])
     nats_T = np.random.default_rng(0).gamma(1.0, 1.0, store.num_tokens).astype(np.float32)
     common = {"evaluations": {"validation": EVALUATION}, "records": RECORDS}
-    runs = [make_run(folder / "rec", "text_rec_fixed_skip", **common)]
-    runs.append(make_run(folder / "slide", "text_slide_5l", **common))
+    runs = [make_run(folder / "rec", "small/rec_fixed_skip+corpora/text", **common)]
+    runs.append(make_run(folder / "slide", "small/slide_5l+corpora/text", **common))
     add_recording(runs[0], store, "kept", nats_T)
     add_recording(runs[0], store, "cleared", nats_T + 0.5)
     add_recording(runs[1], store, "kept", nats_T[::-1])
@@ -233,7 +233,7 @@ def test_maps_gains_and_marked_text_of_studies_are_on_the_page(relatives):
 
 
 def test_a_study_whose_arrays_are_torn_is_told_and_the_rest_of_the_page_is_made(tmp_path):
-    run = make_run(tmp_path / "run", "text_slide_5l")
+    run = make_run(tmp_path / "run", "small/slide_5l+corpora/text")
     (run / "studies").mkdir()
     (run / "studies" / "attention.json").write_text(json.dumps(ATTENTION))
     (run / "studies" / "attention.npz").write_bytes(b"PK torn")
@@ -267,7 +267,7 @@ def test_the_reader_has_every_loss_and_the_whole_text(made):
 
 
 def test_a_run_still_being_written_is_reported_as_far_as_it_goes(tmp_path, capsys):
-    run = make_run(tmp_path / "run", "text_rec_fixed_skip", records=RECORDS)
+    run = make_run(tmp_path / "run", "small/rec_fixed_skip+corpora/text", records=RECORDS)
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 80, "train/bits_per')
     (run / "evaluation_test.json").write_text('{"step": 6')
@@ -279,7 +279,7 @@ def test_a_run_still_being_written_is_reported_as_far_as_it_goes(tmp_path, capsy
 
 
 def test_a_run_that_has_only_begun_still_has_a_page(tmp_path):
-    run = make_run(tmp_path / "run", "text_rec_fixed_skip")
+    run = make_run(tmp_path / "run", "small/rec_fixed_skip+corpora/text")
     report(open_runs([run]), tmp_path / "report.html")
     assert "brt.evaluate --workdir" in (tmp_path / "report.html").read_text()
 
@@ -288,7 +288,9 @@ def test_a_run_that_has_only_begun_still_has_a_page(tmp_path):
 def test_recordings_that_do_not_align_are_named_and_left_out(tmp_path, other):
     store = make_store(tmp_path / "a" / "validation", [TEXT])
     nats_T = np.ones(store.num_tokens)
-    runs = [make_run(tmp_path / name, "text_rec_fixed_skip") for name in ("one", "two")]
+    runs = [
+        make_run(tmp_path / name, "small/rec_fixed_skip+corpora/text") for name in ("one", "two")
+    ]
     add_recording(runs[0], store, "kept", nats_T)
     text = TEXT if other == "a cut recording" else "something else\n"
     second = make_store(tmp_path / "b" / "validation", [text])
@@ -311,7 +313,7 @@ def test_recordings_that_do_not_align_are_named_and_left_out(tmp_path, other):
 
 def test_a_document_is_shown_with_the_recordings_that_hold_it_most_held_first(tmp_path):
     store = make_store(tmp_path / "a" / "validation", [TEXT, "two\n", "three\n"])
-    run = make_run(tmp_path / "one", "text_rec_fixed_skip")
+    run = make_run(tmp_path / "one", "small/rec_fixed_skip+corpora/text")
     nats_T = np.ones(store.num_tokens)
     add_recording(run, store, "kept", nats_T, done=[1, 1, 0])
     add_recording(run, store, "cleared", nats_T, done=[0, 1, 0])
@@ -329,7 +331,7 @@ def test_what_is_no_run_folder_is_refused_in_a_sentence(tmp_path):
         open_runs([tmp_path / "missing"])
     with pytest.raises(FileNotFoundError, match=r"has no config\.gin"):
         open_runs([tmp_path])
-    run = make_run(tmp_path / "run", "text_slide_5l")
+    run = make_run(tmp_path / "run", "small/slide_5l+corpora/text")
     with pytest.raises(ValueError, match="named twice"):
         open_runs([run, run])
 
@@ -373,7 +375,7 @@ def test_in_a_browser_a_long_book_opens_at_once_and_its_buttons_work(tmp_path):
     book = "".join(f"Chapter {n}. Darcy said nothing of it to her.\n" for n in range(2200))
     store = make_store(tmp_path / "store" / "validation", [book])
     assert store.num_tokens > 100_000
-    run = make_run(tmp_path / "run", "text_rec_fixed_skip")
+    run = make_run(tmp_path / "run", "small/rec_fixed_skip+corpora/text")
     nats_T = np.full(store.num_tokens, 0.5, np.float32)
     add_recording(run, store, "cleared", nats_T)
     nats_T += np.float32(np.log(2))

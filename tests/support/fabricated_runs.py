@@ -16,7 +16,7 @@ def make_run(folder, name, *bindings, files=(), seed=0, evaluations=None, record
     """A run folder of one of configs/, never trained.
 
     Args:
-        name: of the gin file; None for none.
+        name: of the gin file below configs/, or several joined by `+`; None for none.
         bindings, files: read after it.
         evaluations: split to bits per token, or to a dictionary of scalars.
         records: of metrics.jsonl.
@@ -24,7 +24,7 @@ def make_run(folder, name, *bindings, files=(), seed=0, evaluations=None, record
     """
     folder.mkdir(parents=True)
     settings = {}
-    for file in (*([f"{name}.gin"] if name else []), *files):
+    for file in (*(f"{part}.gin" for part in (name or "").split("+") if part), *files):
         settings |= read_gin_file(ROOT / "configs" / file)
     settings |= read_gin("\n".join([*bindings, f"Trainer.seed = {seed}"]))
     for file in ("config.gin", "operative_config.gin"):

@@ -35,7 +35,7 @@ SIZES = (
 )
 """WikiText-103 standard and large (284.1M by count), enwik8 base and large, One Billion Word base
 (356M by count with tied tables, 466M untied). The last one's dimensions are not published: they
-are those of configs/txl_ablation.gin, chosen to meet the count."""
+are those of configs/transformer_xl/ablation.gin, chosen to meet the count."""
 
 ABLATION = "128M"
 STANDARD = {"size": "151M", "memory": 150, "segment_length": 150, "steps": 200_000}

@@ -15,7 +15,8 @@ from brt.data.sources.selections import GutenbergText
 from brt.training.settings import Trainer
 
 README = (ROOT / "brt" / "data" / "README.md").read_text(encoding="utf-8")
-PARTS = sorted(path.name for path in (ROOT / "configs" / "parts").glob("data_*.gin"))
+CORPORA = sorted(path.name for path in (ROOT / "configs" / "corpora").glob("*.gin"))
+SYSTEM = ROOT / "configs" / "small" / "rec_fixed_skip.gin"
 
 
 def blocks(language):
@@ -23,28 +24,24 @@ def blocks(language):
 
 
 def test_every_part_of_a_corpus_is_on_the_page_and_every_named_file_exists():
-    named = set(re.findall(r"\b\w+\.gin\b", README)) - {"letters.gin"}
-    assert set(PARTS) <= named
-    for name in named:
-        assert (ROOT / "configs" / "parts" / name).exists(), name
+    named = set(re.findall(r"\b\w+\.gin\b", README)) - {"letters.gin", SYSTEM.name}
+    assert named == set(CORPORA)
     for name in re.findall(r"`([A-Z]\w+)(?:\.(\w+))?", README):
         if name[0] in config.known_names() and name[1]:
             assert name[1] in config.known_names()[name[0]], name
     assert {"Enwik8", "OneBillionWord"} <= config.known_names().keys()
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", CORPORA)
 def test_a_part_is_read_to_its_last_binding(name):
-    parts = ROOT / "configs" / "parts"
-    config.parse([str(parts / "small_model.gin"), str(parts / name)])
+    path = ROOT / "configs" / "corpora" / name
+    config.parse([str(SYSTEM), str(path)])
     Trainer()
-    left = set(re.findall(r"^([\w.]+) =", (parts / name).read_text(), re.M))
-    left -= config.read_bindings().keys()
-    assert {binding.split(".")[0] for binding in left} <= {
-        "BlockRecurrentTransformer"
-    }  # not built here
-    command = re.search(r"^#   (python -m brt\.prepare .*)", (parts / name).read_text(), re.M)
-    assert f"--gin_file=configs/parts/{name}" in command[1]
+    left = set(re.findall(r"^([\w.]+) =", path.read_text(), re.M)) - config.read_bindings().keys()
+    assert left == {"vocabulary_size"}  # the model is not built here
+    for command in re.findall(r"^#   python -m brt\.prepare (.*)", path.read_text(), re.M):
+        files = re.findall(r"--gin_file=(\S+)", command)
+        assert files == [str(file.relative_to(ROOT)) for file in (SYSTEM, path)]
 
 
 def test_the_books_without_gutenbergs_marks_are_one_override_away():
@@ -52,7 +49,7 @@ def test_the_books_without_gutenbergs_marks_are_one_override_away():
     bindings = [word[6:].split("=", 1) for word in shlex.split(command) if word[:6] == "--gin."]
     assert len(bindings) == 3
     lines = [f"{name} = {value}" for name, value in bindings]
-    config.parse([str(ROOT / "configs" / "parts" / "text.gin")], lines)
+    config.parse([str(SYSTEM), str(ROOT / "configs" / "corpora" / "text.gin")], lines)
     source = Trainer().corpus.source
     assert isinstance(source, GutenbergText) and source.source.path == "books/{split}"
 
@@ -83,7 +80,7 @@ def test_a_corpus_of_ones_own_is_ten_lines(tmp_path):
         lines = "".join(json.dumps(letter) + "\n" for letter in letters)
         (tmp_path / "letters" / f"{split}.jsonl").write_text(lines)
     command = blocks("bash")[-1].split()[1:]
-    files = [word.replace("configs/parts", f"{ROOT}/configs/parts") for word in command]
+    files = [word.replace("configs/small", f"{ROOT}/configs/small") for word in command]
     done = subprocess.run(
         [sys.executable, *files], capture_output=True, text=True, cwd=tmp_path, check=False
     )

@@ -1,0 +1,224 @@
+"""Changes every published number of configs/ in turn, and counts how many changes are noticed.
+
+    python scripts/mutate_configs.py
+    python scripts/mutate_configs.py --only=rmt,sweeps/rmt_table_5 --seed=1 --json=FILE
+
+Each number, string, tuple and truth value that a gin file behind a published experiment binds, and
+each that a row of a sweep binds, is changed once, to another value of its kind. The changed file is
+parsed and built as any config is, in a copy of configs/, and judged by the functions that
+tests/commands/test_published_numbers.py calls. Noticed is a change that differs from the published
+numbers, or that brt refuses. Exit status: 0 if 97 % are noticed, 1 otherwise.
+"""
+
+import argparse
+import ast
+import collections
+import json
+import os
+import random
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "reference"), str(ROOT)]
+
+from published_checks import (  # noqa: E402
+    EXPERIMENTS,
+    PROBLEMS,
+    SWEEPS,
+    experiment_problems,
+    row_problems,
+)
+
+from brt.progress import Progress  # noqa: E402
+from brt.reporting.ladder import SCALES, read_rungs  # noqa: E402
+
+WANTED = 0.97
+"""Share of changes that must be noticed."""
+OTHER_STRINGS = {
+    "fixed": "lstm", "lstm": "fixed", "skip": "dual", "dual": "single", "single": "skip",
+    "bucketed": "exact", "dense": "exact", "layer": "none", "contiguous": "shuffled",
+    "shuffled": "contiguous", "samples": "documents", "bfloat16": "float32", "width": "vocabulary",
+    "float32": "bfloat16", "identical": "independent", "shaw": "relative", "absolute": "learned",
+    "learned": "absolute", "half": "full", "book_text": "book_title", "book_title": "book_text",
+}  # fmt: skip
+"""Another choice that brt accepts, where there is one."""
+
+
+class Change(NamedTuple):
+    """One changed binding: where it stands, what it was and what it becomes."""
+
+    file: str
+    row: int | None
+    name: str
+    old: str
+    new: str
+
+
+def bindings_of(text):
+    """Name, constant and span of each binding of a gin text; references are left out."""
+    for found in re.finditer(r"^([\w./]+) *= *(?=[^@%\s])", text, re.M):
+        end = found.end()
+        while (end := text.find("\n", end + 1)) != -1:
+            try:
+                yield found[1], ast.literal_eval(text[found.end() : end]), (found.end(), end)
+                break
+            except SyntaxError:  # a value of several lines, or one that holds references
+                continue
+
+
+def other(value, rng):
+    """Another value of the same kind; None where there is none."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return rng.choice([n for n in (2 * value, value // 2, value + 1, value - 1) if n != value])
+    if isinstance(value, float):
+        return rng.choice([2 * value, value / 2, 1.1 * value]) if value else rng.choice([1e-5, 0.1])
+    if isinstance(value, str):
+        return OTHER_STRINGS.get(value, f"{value}_2" if value else "# {path}")
+    if isinstance(value, dict):
+        return {name: other(entry, rng) for name, entry in value.items()}
+    if isinstance(value, tuple) and value:
+        place = rng.randrange(len(value))
+        if isinstance(value[place], str):
+            return value[:place] + value[place + 1 :]
+        return (*value[:place], other(value[place], rng), *value[place + 1 :])
+    return ("changed",) if value == () else None
+
+
+def included(file):
+    """A gin file and those it includes, relative to configs/."""
+    found = [file]
+    text = (ROOT / "configs" / file).read_text(encoding="utf-8")
+    for name in re.findall(r'^include "configs/(.*)"', text, re.M):
+        found += included(name)
+    return found
+
+
+def rows_of(text):
+    return [n for n, line in enumerate(text.splitlines()) if line.split("#")[0].strip()]
+
+
+def readers():
+    """File to what reads it: lines of `EXPERIMENTS`, and (sweep, row) of `SWEEPS`."""
+    found = collections.defaultdict(list)
+    for line in EXPERIMENTS:
+        for file in {f for part in line.split()[0].split("+") for f in included(part)}:
+            found[file].append(line)
+    for sweep in SWEEPS:
+        lines = (ROOT / "configs/sweeps" / f"{sweep}.txt").read_text("utf-8").splitlines()
+        rows = [line for line in lines if line.split("#")[0].strip()]
+        for number, line in enumerate(rows):
+            for file in {f for part in line.split()[0].split("+") for f in included(part)}:
+                found[file].append((sweep, number))
+    return found
+
+
+def changes(files, rng):
+    """All changes of these files and of the sweeps' rows, in order of their names."""
+    found = []
+    for file in sorted(files):
+        text = (ROOT / "configs" / file).read_text(encoding="utf-8")
+        for name, value, _ in bindings_of(text):
+            changed = other(value, rng)
+            if changed is not None:
+                found.append(Change(file, None, name, repr(value), repr(changed)))
+    for sweep in sorted(SWEEPS):
+        file = f"sweeps/{sweep}.txt"
+        lines = (ROOT / "configs" / file).read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(line for line in lines if line.split("#")[0].strip()):
+            for word in line.split()[1:]:
+                name, value = word.split("=", 1)
+                changed = repr(other(ast.literal_eval(value), rng)).replace(" ", "")
+                found.append(Change(file, number, name, value, changed))
+    return found
+
+
+def changed_text(text, change):
+    if change.row is not None:
+        lines = text.splitlines()
+        place = rows_of(text)[change.row]
+        lines[place] = " ".join(
+            f"{change.name}={change.new}" if word == f"{change.name}={change.old}" else word
+            for word in lines[place].split()
+        )
+        return "\n".join(lines) + "\n"
+    for name, value, (start, end) in bindings_of(text):
+        if (name, repr(value)) == (change.name, change.old):
+            return f"{text[:start]}{change.new}{text[end:]}"
+    raise AssertionError(change)
+
+
+def judged(folder, reader):
+    """What the checks say of a reader of the changed file: a sentence, or None."""
+    try:
+        if isinstance(reader, str):
+            problems = experiment_problems(folder, reader, once=False)
+        else:
+            sweep, number = reader
+            path = folder / f"configs/sweeps/{sweep}.txt"
+            rung = read_rungs(path, SCALES["paper"], None, [], None)[number]
+            problems = row_problems(rung, sweep, number, once=False)
+    except PROBLEMS as error:
+        return f"refused: {str(error).splitlines()[0]}"
+    return f"differs: {problems[0]}" if problems else None
+
+
+def campaign(only, seed):
+    """Judges every change; returns (change, sentence or None) pairs."""
+    read_by, rng = readers(), random.Random(seed)
+    chosen = [c for c in changes(read_by, rng) if not only or c.file.startswith(tuple(only))]
+    results, progress = [], Progress("changing configs", len(chosen))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(ROOT / "configs", folder / "configs")
+        os.chdir(folder)  # includes are looked up from here
+        for number, change in enumerate(chosen, 1):
+            path = folder / "configs" / change.file
+            text = path.read_text(encoding="utf-8")
+            path.write_text(changed_text(text, change), encoding="utf-8")
+            sweep = Path(change.file).stem
+            reading = [(sweep, change.row)] if change.row is not None else read_by[change.file]
+            said = next((said for r in reading if (said := judged(folder, r))), None)
+            path.write_text(text, encoding="utf-8")
+            results.append((change, said))
+            progress.update(number)
+        os.chdir(ROOT)
+    progress.close()
+    return results
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="Files or folders of configs/, by commas.")
+    parser.add_argument("--seed", type=int, default=0, help="Decides what becomes of each value.")
+    parser.add_argument("--json", help="Also write every change and what was said of it here.")
+    arguments = parser.parse_args()
+    results = campaign([name for name in arguments.only.split(",") if name], arguments.seed)
+    if not results:
+        print("No binding of a published config is in these files.")
+        return 1
+    survivors = [change for change, said in results if said is None]
+    refused = sum(said is not None and said.startswith("refused") for _, said in results)
+    for change in survivors:
+        where = change.file if change.row is None else f"{change.file}, row {change.row + 1}"
+        print(f"not noticed: {where}: {change.name} = {change.old} -> {change.new}")
+    share = 1 - len(survivors) / len(results)
+    print(
+        f"{len(results) - len(survivors):,} of {len(results):,} changes noticed, {share:.1%}: "
+        f"{len(results) - len(survivors) - refused:,} differ from the published numbers, "
+        f"{refused:,} are refused by brt."
+    )
+    if arguments.json:
+        content = [{**change._asdict(), "said": said} for change, said in results]
+        Path(arguments.json).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    return int(share < WANTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Compares configs with the published numbers: what differs, and what no number covers."""
+
+import functools
+from pathlib import Path
+
+import gin
+import jax
+import numpy as np
+import published_block_recurrent
+import published_tasks
+import published_transformer_xl
+from published_numbers import Numbers
+
+from brt import config
+from brt.experiment import Experiment
+from brt.reporting.gin_text import read_gin, resolved, write_gin
+from brt.reporting.ladder import SCALES, LadderError, read_rungs
+from brt.training.settings import Trainer
+
+SWEEPS = published_block_recurrent.SWEEPS | published_transformer_xl.SWEEPS | published_tasks.SWEEPS
+"""Sweep of configs/sweeps/ to the numbers of its rows."""
+EXPERIMENTS = (
+    published_block_recurrent.FLAT
+    | {
+        "systems/memorizing_dense_64k.gin+recipes/arxiv.gin": published_block_recurrent.ON_ARXIV[
+            "memorizing_dense_64k"
+        ]
+    }
+    | published_block_recurrent.ON_CORPORA
+    | published_transformer_xl.TESTED
+    | published_transformer_xl.HEADERS
+    | published_tasks.HEADERS
+    | published_tasks.OWN_MODELS
+)
+"""Gin files below configs/, joined by `+`, with bindings after them, to their numbers."""
+
+
+class Read(dict):
+    """Name to value as text, of every binding a full build has read.
+
+    Attributes:
+        bound: names of those the config binds.
+        experiment: what was built.
+    """
+
+    bound: frozenset[str]
+    experiment: Experiment
+
+
+def read(files: tuple[str, ...], bindings: tuple[str, ...] = (), traced: bool = True) -> Read:
+    """What gin binds after a full abstract build, each macro's value in its place.
+
+    traced: whether the loss is traced too, which reads nothing more; rows of one model need it
+        once.
+    """
+    config.parse(files, bindings)
+    if traced:
+        experiment = Experiment.from_gin()
+    else:
+        experiment = Experiment(Trainer())
+        jax.eval_shape(experiment.schedule, jax.ShapeDtypeStruct((), np.int32))
+        config.check_all_read()
+    texts = config.read_bindings()
+    macros = {name: text for name, text in texts.items() if "." not in name}
+    found = Read(
+        {
+            name: macros.get(text.removeprefix("%"), text) if text.startswith("%") else text
+            for name, text in texts.items()
+            if "." in name
+        }
+    )
+    found.experiment = experiment
+    found.bound = frozenset(name for name in resolved(read_gin(gin.config_str())))
+    return found
+
+
+read_once = functools.cache(read)
+
+
+def differences(found: Read, numbers: Numbers) -> list[str]:
+    """Sentences on what differs from the published numbers, and on bindings that have none."""
+    wrong = [
+        f"{name} is {found.get(name, 'not read')}, not {number.value!r} ({number.source})"
+        for name, number in numbers.items()
+        if found.get(name) != repr(number.value) and not _absent(name, number, found)
+    ]
+    return wrong + [f"{name} has no published number" for name in found.bound - numbers.keys()]
+
+
+def _absent(name, number, found):
+    """A value of a scope or class that the experiment does not use, given as not used."""
+    return name not in found and number.value in (None, False, ()) and name not in found.bound
+
+
+def experiment_problems(root: Path, line: str, once=True) -> list[str]:
+    """Differences of one of `EXPERIMENTS`, its configs below `root`/configs."""
+    files, *bindings = line.split()
+    paths = tuple(f"{root}/configs/{file}" for file in files.split("+"))
+    found = (read_once if once else read)(paths, tuple(bindings))
+    return differences(found, EXPERIMENTS[line])
+
+
+def sweep_problems(root: Path, name: str, once=True) -> list[str]:
+    """Differences of the rows of a sweep, at the paper's scale, from the published ones."""
+    rungs = read_rungs(root / f"configs/sweeps/{name}.txt", SCALES["paper"], None, [], None)
+    if len(rungs) != len(SWEEPS[name]):
+        return [f"{name} has {len(rungs)} rows, not {len(SWEEPS[name])}"]
+    found = []
+    for number, rung in enumerate(rungs):
+        found += [f"row {number + 1}: {text}" for text in row_problems(rung, name, number, once)]
+    return found
+
+
+def row_problems(rung, name: str, number: int, once=True) -> list[str]:
+    """Differences of one rung from a row of a sweep."""
+    reading = (read_once if once else read)((), (write_gin(rung.settings),), traced=False)
+    return differences(reading, SWEEPS[name][number])
+
+
+PROBLEMS = (ValueError, TypeError, LadderError, OSError)
+"""What a config that does not build raises."""
