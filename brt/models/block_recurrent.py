@@ -231,9 +231,11 @@ class BlockRecurrentTransformer(Body):
 
         Source: Block-Recurrent, section 3.6: O(W N) and O((W^2 + S^2 + 2 S W) N / W).
         """
+        return 2.0 * self.embedding_VD.size + self.flops_per_position()
+
+    def flops_per_position(self) -> float:
         given = self.layers[state_source(self.layers)].num_states if self.feedback else 0
-        of_layers = sum(layer.flops_per_token(given) for layer in self.layers)
-        return 2.0 * self.embedding_VD.size + of_layers
+        return sum(layer.flops_per_token(given) for layer in self.layers)
 
     def divided_sizes(self) -> dict[str, int]:
         return {

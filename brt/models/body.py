@@ -26,6 +26,13 @@ class Body(LanguageModel):
         """Reads one position of every row; as `decode`, but of and to (B, D) vectors."""
         raise NotImplementedError
 
+    def flops_per_position(self) -> float:
+        """Returns operations of reading one position that predicts nothing, a memory token's.
+
+        The default counts a prediction all the same.
+        """
+        return self.flops_per_token()
+
     def read_part(self, tokens_BT, caches, counts_B):
         y_BTD, caches = self.read_part_embedded(self.embed(tokens_BT), caches, counts_B)
         return self.logits(y_BTD), caches

@@ -210,4 +210,6 @@ class CausalMemoryTokens(MemoryTokens):
         return True
 
     def flops_per_token(self) -> float:
-        return self.body.flops_per_token() * self.layout.positions / self.layout.period
+        of_memory = self.layout.positions - self.layout.period
+        shared = self.body.flops_per_position() * of_memory / self.layout.period
+        return self.body.flops_per_token() + shared

@@ -5,13 +5,21 @@ import functools
 import jax
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, abstract
+from architectures import ARCHITECTURES, abstract, random_model
 from flax import nnx
 from tiny_models import OneKey, parameters
 
 from brt.models.block_recurrent import BlockRecurrentTransformer
-from brt.models.counts import count_parameters, flops_per_token
+from brt.models.counts import ParameterCounts, count_parameters
+from brt.models.layer import Layer
+from brt.models.layers.initializers import DENSE, parameter
+from brt.models.layers.norms import RMSNorm
+from brt.models.layers.sizes import Sizes
+from brt.models.memories.memory import LayerMemory
 from brt.models.memories.recurrent_cell import RecurrentCell
+
+every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
+TINY = Sizes(width=12, num_heads=2, head_size=4, feed_forward_size=10)
 
 # Block-Recurrent, section 4.2: layers, D, H, K, F, recurrent layers, layers of the baseline,
 # and millions of weights outside embeddings: plain, baseline, recurrent.
@@ -45,15 +53,11 @@ def published(layers, width, heads, head_size, feed_forward, recurrent=(), arran
     )
 
 
-def counts(model):
-    return count_parameters(parameters(model))
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_models_have_the_published_number_of_parameters(size):
     (layers, *widths), recurrent, baseline, millions = SIZES[size]
     plain, more, rec = (
-        counts(model)
+        count_parameters(model)
         for model in (
             published(layers, *widths),
             published(baseline, *widths),
@@ -81,27 +85,98 @@ def test_twelve_layers_of_the_151M_size_weigh_150_994_944():
     assert matrices == 150_994_944
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_parameter_is_counted_once(name):
+def by_name(model):
+    """Counts by the names of parameters alone, where `count_parameters` goes by their marks."""
+    of_memories = {"cell", "memory", "memory_SD", "cross_queries_DA", "cross_scale_H", "cross_norm"}
+    found = dict.fromkeys(ParameterCounts._fields, 0)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(parameters(model))[0]:
+        names = [entry.key for entry in path]
+        if of_memories & set(names):
+            found["recurrence"] += leaf.size
+        elif names[-1] == "output_CD":
+            found["layers"] += leaf.size // 2
+            found["recurrence"] += leaf.size // 2
+        elif any(str(name).startswith(("embedding", "begin_D")) for name in names):
+            found["embedding"] += leaf.size
+        else:
+            found["layers"] += leaf.size
+    return ParameterCounts(**found)
+
+
+@every_architecture
+def test_every_parameter_is_counted_once_and_for_what_its_name_says(name):
     model = abstract(name)
-    found = counts(model)
+    found = count_parameters(model)
+    assert found == by_name(model)
     total = sum(leaf.size for leaf in jax.tree.leaves(parameters(model)))
     assert sum(found) == total == found.embedding + found.non_embedding
-    assert found.embedding == 18 * 12
-    assert (found.recurrence > 0) == bool(ARCHITECTURES[name])
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@every_architecture
 def test_all_that_recurrence_adds_is_counted_as_recurrence(name):
     """But that a memorizing layer has no position bias, 2 heads times 32 buckets."""
-    without_bias = len(ARCHITECTURES[name].get("memorizing_layers", ()))
-    plain = counts(abstract("slide")).layers - 2 * 32 * without_bias
-    assert counts(abstract(name)).layers == plain
+    model = abstract(name)
+    body = getattr(model, "body", model)
+    found, inside = count_parameters(model), count_parameters(body)
+    memory = 0 if body is model else model.memory_SD.size
+    assert found == inside._replace(recurrence=inside.recurrence + memory)
+    if isinstance(body, BlockRecurrentTransformer):
+        without_bias = len(ARCHITECTURES[name].settings.get("memorizing_layers", ()))
+        assert inside.layers == count_parameters(abstract("slide")).layers - 2 * 32 * without_bias
+        assert (inside.recurrence > 0) == any(layer.memories for layer in body.layers)
+    else:
+        assert inside.recurrence == 0
 
 
-def test_a_state_is_counted_as_its_plain_dictionary_is():
-    model = abstract("rec_fixed_skip")
-    assert count_parameters(nnx.state(model, nnx.Param)) == counts(model)
+@pytest.mark.parametrize("name", ["rec_lstm_dual", "txl_adaptive", "rmt_rec"])
+def test_arrays_are_counted_as_their_shapes_are(name):
+    assert count_parameters(random_model(name)) == count_parameters(abstract(name))
+
+
+class Summaries(LayerMemory):
+    """A memory that brt does not know, with a projection of its own and two parts inside."""
+
+    name = "summaries"
+
+    def __init__(self, rngs, sizes, window):
+        self.mix_DA = parameter(rngs, DENSE, sizes.width, sizes.attention_size)
+        self.norm = RMSNorm(rngs, sizes.width)
+        self.table = Table(rngs)
+        self.words_VD = parameter(rngs, DENSE, 7, sizes.width, purpose="embedding")
+
+    def init_cache(self, rows, dtype):
+        return ()
+
+
+class Table(nnx.Module):
+    """A part with a purpose of its own, around one with none."""
+
+    purpose = "layers"
+
+    def __init__(self, rngs):
+        self.norm = RMSNorm(rngs, 5)
+        self.states_SD = parameter(rngs, DENSE, 3, 2, purpose="recurrence")
+
+
+def test_a_new_memory_is_counted_without_an_edit():
+    plain = count_parameters(abstract("slide"))
+    model = abstract("slide", memories=((Summaries, (0, 2)),))
+    found = count_parameters(model)
+    # Its own and those of a part without a purpose; the nearest purpose wins, a mark over all.
+    assert found.recurrence - plain.recurrence == 2 * (12 * 8 + 12 + 3 * 2)
+    assert found.layers - plain.layers == 2 * 5
+    assert found.embedding - plain.embedding == 2 * 7 * 12
+
+
+def test_of_a_projection_that_reads_tokens_and_states_half_is_recurrence():
+    """`output_CD` stands for the plain layer's projection and a further one of its size."""
+    plain, reading = (
+        count_parameters(nnx.eval_shape(lambda reads=reads: Layer(OneKey(), TINY, 4, **reads)))
+        for reads in ({}, dict(reads_states=True))
+    )
+    D, A, H = TINY.width, TINY.attention_size, TINY.num_heads
+    assert plain.recurrence == 0
+    assert reading == plain._replace(recurrence=A * D + D * A + H)  # with queries and their scale
 
 
 # Operations
@@ -109,7 +184,7 @@ def test_a_state_is_counted_as_its_plain_dictionary_is():
 D, H, K, W = 128, 2, 64, 32
 LAYERS = 2
 WIDE = dict(
-    vocabulary_size=64, num_layers=LAYERS, width=D, num_heads=H, head_size=K,
+    vocabulary_size=1024, num_layers=LAYERS, width=D, num_heads=H, head_size=K,
     feed_forward_size=256, window=W, num_states=24,
 )  # fmt: skip
 
@@ -126,6 +201,10 @@ WIDE = dict(
         "feedback_lstm_single",
         "memorizing_exact",
         "memorizing_dense",
+        "rec_memorizing",
+        "feedback_memorizing",
+        "rmt_slide",
+        "rmt_rec",
     ],
 )
 def test_operations_are_those_the_compiler_counts(name):
@@ -134,49 +213,54 @@ def test_operations_are_those_the_compiler_counts(name):
     It counts a loop's body once, so the segment is one block; and the keys a token's own
     block hides from it, which `flops_per_token` leaves out: 2W are multiplied, W are seen.
     """
-    recurrent = dict(recurrent_layers=(1,)) if "gate" in ARCHITECTURES[name] else {}
-    memory = dict(size=8 * W, neighbours=16) if "search" in ARCHITECTURES[name] else {}
-    model = abstract(name, **WIDE | recurrent | memory)
-    graph, params = nnx.split(model)
+    told = ARCHITECTURES[name].settings
+    overrides = dict(WIDE)
+    if "recurrent_layers" in told:
+        overrides |= dict(recurrent_layers=(1,))
+    if "memorizing_layers" in told:
+        overrides |= dict(memorizing_layers=(1,), size=8 * W, neighbours=16)
+    T = W - 2 * told.get("num_memory", 0)  # a block with the memory tokens in it
+    graph, params = nnx.split(ARCHITECTURES[name].build(OneKey(), **overrides).for_segments(T))
+    model = nnx.merge(graph, params)
     caches = jax.eval_shape(lambda params: nnx.merge(graph, params).init_caches(1), params)
-    tokens = jax.ShapeDtypeStruct((1, W), "int32")
+    tokens = jax.ShapeDtypeStruct((1, T), "int32")
     run = jax.jit(lambda params, *inputs: nnx.merge(graph, params)(*inputs))
-    counted = run.lower(params, tokens, caches).cost_analysis()["flops"] / W
-    hidden = LAYERS * 4 * H * K * W
-    assert 1.0 < counted / (flops_per_token(model) + hidden) < 1.02
+    counted = run.lower(params, tokens, caches).cost_analysis()["flops"] / T
+    hidden = LAYERS * 4 * H * K * W * W / T
+    assert 1.0 < counted / (model.flops_per_token() + hidden) < 1.02
 
 
 def test_operations_of_a_plain_model_by_hand():
     model = abstract("slide")
     layer = 4 * 12 * 8 + 2 * 12 * 10  # weights of the matrices
     attention = 2 * 4 * 8  # scores and values: W = 4 keys, H * K = 8 wide
-    assert flops_per_token(model) == 2 * (3 * (layer + attention) + 17 * 12)
+    assert model.flops_per_token() == 2 * (3 * (layer + attention) + 17 * 12)
 
 
 def test_operations_of_a_recurrent_layer_by_hand():
     """Section 3.6: what states cost is paid once a block."""
     W, S, D, A, F = 4, 3, 12, 8, 10
-    plain = flops_per_token(abstract("slide"))
+    plain = abstract("slide").flops_per_token()
     model = abstract("rec_fixed_dual")
     tokens = D * A + A * D + 2 * S * A  # queries, second half of the projection, attention
     matrices = 4 * D * A + 2 * A * D + 2 * D * F
     states = S * matrices + 2 * S * (S + 2 * W) * A
-    assert flops_per_token(model) == pytest.approx(plain + 2 * (tokens + states / W))
+    assert model.flops_per_token() == pytest.approx(plain + 2 * (tokens + states / W))
 
 
 def test_operations_of_an_external_memory_by_hand():
     """Every slot is weighed once, and the picked ones are attended to."""
     M, A = 8, 8
-    plain = flops_per_token(abstract("slide"))
-    assert flops_per_token(abstract("memorizing_exact")) == plain + 2 * A * M + 4 * A * 3
-    assert flops_per_token(abstract("memorizing_dense")) == plain + 4 * A * M
+    plain = abstract("slide").flops_per_token()
+    assert abstract("memorizing_exact").flops_per_token() == plain + 2 * A * M + 4 * A * 3
+    assert abstract("memorizing_dense").flops_per_token() == plain + 4 * A * M
 
 
 def test_a_recurrent_layer_costs_about_one_more_layer():
     widths = 1024, 8, 128, 4096
-    slide = flops_per_token(published(13, *widths))
-    dual = flops_per_token(published(12, *widths, (9,), "dual"))
-    skip = flops_per_token(published(12, *widths, (9,), "skip"))
+    slide = published(13, *widths).flops_per_token()
+    dual = published(12, *widths, (9,), "dual").flops_per_token()
+    skip = published(12, *widths, (9,), "skip").flops_per_token()
     assert abs(dual / slide - 1) < 0.05
     assert skip < dual
     assert np.isclose(skip / slide, 1, atol=0.05)
