@@ -14,7 +14,7 @@ from paths import ROOT
 from brt import config
 from brt.experiment import Experiment
 from brt.reporting.collect import Group, collect
-from brt.reporting.gin_text import write_gin
+from brt.reporting.gin_text import read_gin_file, write_gin
 from brt.reporting.ladder import SCALES, read_rungs
 from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.papers.fill import paper_tables
@@ -67,8 +67,10 @@ ALONE = {
     "rsqrt.multiplier = 0.1": "0.1 for 1.0",
     "rsqrt.warmup_steps = 10": "10 for 1,000",
     "adafactor.momentum = 0.0": "0.0 for 0.9",
-    "Trainer.schedule = @cosine": "@cosine for @rsqrt",
-    "Trainer.optimizer = @adamw": "@adamw for @adafactor",
+    "Trainer.schedule = @constant_rate": "@constant_rate (value 0.001, warmup_steps 1,000) "
+    "for @rsqrt",
+    "Trainer.optimizer = @adamw": "@adamw (b1 0.9, b2 0.999, clip_norm None, clip_value None, "
+    "eps 1e-08, weight_decay 0.0) for @adafactor",
 }
 """Bindings, each alone on the published config, and what the cell has to say of it."""
 
@@ -101,6 +103,15 @@ def test_what_no_number_depends_on_is_no_difference(tmp_path, name):
     assert table_of([run]).notes() == []
 
 
+def test_another_schedule_is_named_with_its_own_numbers_and_not_compared_by_them(tmp_path):
+    lines = "Trainer.schedule = @cosine", "cosine.maximum = 0.5", "cosine.minimum = 0.25"
+    run = described(tmp_path / "run", "pg19_rec_fixed_skip", *lines)
+    shown = "maximum 0.5, minimum 0.25, tail True, warmup_steps 1,000"
+    assert cell(table_of([run]), "Rec:fixed:skip").note == (
+        f"{BEGIN}Trainer.schedule = @cosine ({shown}) for @rsqrt"
+    )
+
+
 def test_several_differences_share_one_note(tmp_path):
     lines = "rsqrt.multiplier = 0.5", "Trainer.clear_state = True", "Trainer.steps = 1000"
     runs = [described(tmp_path / "a", "pg19_rec_fixed_skip", *lines)]
@@ -117,6 +128,16 @@ def test_a_corpus_has_its_own_published_settings(tmp_path):
     run = described(tmp_path / "run", "arxiv_rec_fixed_skip", *lines)
     note = cell(table_of([run]), "Rec:fixed:skip").note
     assert note == BEGIN + "rsqrt.multiplier = 1.0 for 0.5; vocabulary = 'bytes 256' for 'T5 32k'"
+
+
+def test_what_a_run_does_not_bind_has_brt_s_default(tmp_path):
+    run, settings = tmp_path / "run", read_gin_file(ROOT / "configs/arxiv_rec_fixed_skip.gin")
+    assert settings.pop("rsqrt.multiplier") == 0.5
+    run.mkdir()
+    (run / "config.gin").write_text(write_gin(settings))
+    (run / "evaluation_test.json").write_text(json.dumps({"bits_per_token": 1.23}))
+    note = cell(table_of([run]), "Rec:fixed:skip").note
+    assert note == f"{BEGIN}rsqrt.multiplier = 1.0 for 0.5"
 
 
 def test_runs_of_other_steps_are_no_seeds_of_one_another(tmp_path):

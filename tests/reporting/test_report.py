@@ -161,6 +161,14 @@ def test_what_was_measured_stands_beside_what_was_published(made):
     assert all(row.printed[-1] in text for row in paper.TABLE_5.rows)
 
 
+def test_the_choices_behind_the_numbers_are_shown_and_not_folded_away(made):
+    output, text, _, _ = made
+    shown, _, folded = text.partition("<summary>Tables and figures of which nothing was run")
+    assert '<table id="choices">' in shown and '<table id="table_2">' in folded
+    found = (files_folder(output) / "choices.csv").read_text()
+    assert "cosine, 0.005 to 0.0005, assumed" in found and "LaMDA, 32k" in found
+
+
 @pytest.fixture(scope="module")
 def relatives(tmp_path_factory):
     """The report of runs of the other papers' models, on text and on tasks, with studies."""
