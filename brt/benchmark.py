@@ -29,7 +29,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from brt import command_line
+from brt import command_line, config
 from brt.data.streams.batch import Batch
 from brt.data.streams.throughput import measure_store, time_input
 from brt.evaluation import evaluation_speed

@@ -34,7 +34,7 @@ class ExampleSource(Source):
 
     def _folder(self) -> str | None:
         """`data_dir` with its variables replaced; it may be the address of a bucket."""
-        return None if self.data_dir is None else expanded(self.data_dir)
+        return expanded(self.data_dir) if self.data_dir else None
 
     def _split_there(self, split: str) -> str:
         """The name of a split in the data set."""
@@ -42,7 +42,7 @@ class ExampleSource(Source):
 
     def _title(self, example: dict, split: str, number: int) -> str:
         """The title of an example; numbers count from 0."""
-        if self.title_feature is None:
+        if not self.title_feature:
             return f"{split}-{number}"
         title = self._feature(example, "title_feature")
         if not isinstance(title, bytes):

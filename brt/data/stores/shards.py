@@ -55,20 +55,18 @@ class Run(NamedTuple):
     documents: `Document`s, or parts which the source can read.
     size: bytes of the documents, about.
     key: identifies what the shard is made from.
+    names: of the first and the last document, for messages: their files or titles.
     """
 
     first: int
     documents: list[Any]
     size: int
     key: str
+    names: tuple[str, str]
 
     def __str__(self) -> str:
         last = self.first + len(self.documents) - 1
-        names = [
-            part if isinstance(part, str) else getattr(part, "title", part)
-            for part in (self.documents[0], self.documents[-1])
-        ]
-        return f"documents {self.first} ({names[0]}) to {last} ({names[1]})"
+        return f"documents {self.first} ({self.names[0]}) to {last} ({self.names[1]})"
 
 
 class Documents(Protocol):
@@ -116,7 +114,8 @@ class ListedDocuments:
             size += self._note_files(part, stamps)
             if size >= SHARD_BYTES or len(parts) == SHARD_DOCUMENTS or number == len(self.parts):
                 content = [made_with, [repr(part) for part in parts], stamps]
-                yield Run(first, parts, size, _hexadecimal(content))
+                names = self._name(parts[0]), self._name(part)
+                yield Run(first, parts, size, _hexadecimal(content), names)
                 first = number
                 size = 0
                 parts = []
@@ -135,6 +134,10 @@ class ListedDocuments:
         for old, new in zip_longest(self.parts, again):
             if old != new:
                 raise _changed(f"{new or old} came or went")
+
+    def _name(self, part: Any) -> str:
+        """The first file of a part, for messages."""
+        return next(iter(self.source.files(part)), str(part))
 
     def _note_files(self, part: Any, stamps: dict[str, tuple[int, int]]) -> int:
         """Notes the files of a part; returns the bytes it adds to its shard."""
@@ -168,13 +171,13 @@ class StreamedDocuments:
             size += 8 * np.size(document.tokens) if document.tokens is not None else 0
             del document  # or it would stay while the source makes the next one
             if size >= SHARD_BYTES or len(documents) == SHARD_DOCUMENTS:
-                yield Run(first, documents, size, _hexadecimal(digests))
+                yield _run_of(first, documents, size, digests)
                 first += len(documents)
                 documents = []
                 digests = [made_with]
                 size = 0
         if documents:
-            yield Run(first, documents, size, _hexadecimal(digests))
+            yield _run_of(first, documents, size, digests)
 
     def check_unchanged(self) -> None:
         """Refuses nothing: a stream cannot be read again to compare."""
@@ -409,6 +412,12 @@ def key_of(vocabulary: Vocabulary, source_description: dict) -> dict:
         "vocabulary": vocabulary_entry(vocabulary),
         "source": source_description,
     }
+
+
+def _run_of(first: int, documents: list[Document], size: int, digests: list) -> Run:
+    """A run of documents that came one after another."""
+    names = documents[0].title, documents[-1].title
+    return Run(first, documents, size, _hexadecimal(digests), names)
 
 
 def _has_tokens(run: Run) -> bool:

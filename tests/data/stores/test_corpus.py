@@ -304,3 +304,11 @@ def test_gin_builds_a_corpus_without_touching_a_file():
         gin.clear_config()
     assert corpus.source.description("test")["path"] == "~/absent/{split}"
     assert not corpus.exists("train")
+
+
+@pytest.mark.parametrize("wrong", [TextFiles, "books", None, object()])
+def test_what_is_no_source_is_refused_and_named(tmp_path, wrong):
+    with pytest.raises(ValueError, match=r"^Corpus\.source = .* is no source: .* @TextFiles\(\)"):
+        Corpus(str(tmp_path), wrong, "bytes")
+    with pytest.raises(ValueError, match=r"^GutenbergText\.source = .* is no source"):
+        GutenbergText(wrong)

@@ -69,9 +69,9 @@ def test_the_counts_of_the_page_are_those_the_readers_check():
     assert f"{len(published_corpora.OneBillionWord.shards)} shards" in README
 
 
-def test_a_corpus_of_ones_own_is_ten_lines(tmp_path):
+def test_a_corpus_of_ones_own_is_eight_lines(tmp_path):
     (code,), (bindings,) = blocks("python"), blocks("gin")
-    assert len([line for line in code[code.index("@gin") :].splitlines() if line]) == 10
+    assert len([line for line in code[code.index("@gin") :].splitlines() if line]) == 8
     (tmp_path / "my_corpus.py").write_text(code)
     (tmp_path / "letters.gin").write_text(bindings)
     (tmp_path / "letters").mkdir()
