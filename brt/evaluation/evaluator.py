@@ -80,7 +80,7 @@ class Evaluator:
         if self.score:
             self.scores.append(self.score)
         self.decoder = None
-        if isinstance(self.score, WritingScore):
+        if isinstance(self.score, WritingScore) and not isinstance(store, MixedStore):
             self.decoder = SampleDecoder(experiment, mesh, store, rows, self.segment_length)
         if isinstance(store, MixedStore):
             self.scores.append(StoreSums())

@@ -2,16 +2,18 @@
 
 import os
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import jax
 import numpy as np
 
 from brt.data.splits import check_split
+from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.evaluator import batch_shape
 from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import Recording, record
-from brt.models.model import Model
+from brt.models.model import LanguageModel
 from brt.training.parameters import check_vocabulary, load_params
 
 
@@ -67,7 +69,7 @@ class RecordedRun:
         self.rebuild = rebuild
         self.split = experiment.evaluation.split
         self.store = experiment.open_store(self.split)
-        self.vocabulary = trainer.corpus.vocabulary
+        self.vocabulary = cast(Vocabulary, trainer.corpus.vocabulary)
         self.rows, self.segment_length = batch_shape(experiment)
         self.window = self.model.period
         self.reader = SegmentReader(experiment, mesh, self.rows, self.segment_length, entropy=True)
@@ -78,9 +80,9 @@ class RecordedRun:
         self.step = int(state.step)
 
     @property
-    def model(self) -> Model:
+    def model(self) -> LanguageModel:
         """The model as it is evaluated, with shapes instead of arrays."""
-        return self.experiment.evaluated_model(self.segment_length)
+        return cast(LanguageModel, self.experiment.evaluated_model(self.segment_length))
 
     def folder(self, state: str) -> str:
         """Returns the folder of a state's recording, which may not exist."""

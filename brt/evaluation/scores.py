@@ -8,12 +8,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from brt.data.mixture import MixedStore
-from brt.data.stores.token_store import TokenStore
 from brt.evaluation.perplexity import per_text, per_token
 
 Sums = dict[str, Any]
 """Sums of a score by name; a score of a mixture holds one dictionary for each store."""
+
+
+Store = Any
+"""What is read: a `TokenStore`, or a `MixedStore` of several."""
 
 
 class Score:
@@ -28,7 +30,7 @@ class Score:
     def add(
         self,
         sums: Sums,
-        store: Any,
+        store: Store,
         documents_B: np.ndarray,
         offsets_B: np.ndarray,
         nats_BT: np.ndarray,
@@ -39,7 +41,7 @@ class Score:
 
         Args:
             sums: of this score, changed in place; empty at first.
-            store: what is read, a `TokenStore` or a `MixedStore`.
+            store: what is read.
             documents_B, offsets_B: int, where each row's segment begins; document -1 is padding.
             nats_BT: float32, -log p of each target; of padding it may be anything.
             correct_BT: bool, whether the target had the highest logit.
@@ -47,7 +49,7 @@ class Score:
         """
         raise NotImplementedError
 
-    def scalars(self, sums: Sums, store: Any, whole: bool) -> dict[str, float]:
+    def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
         """Returns figures by name.
 
         Args:
@@ -111,7 +113,7 @@ class TokenSums(Score):
         ):
             sums[name] = sums.get(name, 0.0) + float(value)
 
-    def scalars(self, sums: Sums, store: TokenStore, whole: bool) -> dict[str, float]:
+    def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
         scalars = {
             **per_token(sums["nats"], sums["weight"]),
             "accuracy": sums["correct"] / max(sums["weight"], 1e-6),
@@ -133,8 +135,8 @@ class StoreSums(TokenSums):
             own = sums.setdefault(name, {})
             super().add(own, part, documents_B[rows], offsets_B[rows], *tokens)
 
-    def scalars(self, sums: Sums, store: MixedStore, whole: bool) -> dict[str, float]:
-        scalars = {}
+    def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
+        scalars: dict[str, float] = {}
         for name, part in zip(store.names, store.stores):
             if sums[name]["tokens"]:
                 found = super().scalars(sums[name], part, whole)

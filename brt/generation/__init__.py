@@ -1,1 +1,1 @@
-"""What is written: prompts read, tokens drawn, text streamed, a document's memory kept."""
+"""Generation: prompts read, tokens drawn, text streamed, a document's memory kept."""

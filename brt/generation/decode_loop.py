@@ -1,4 +1,6 @@
-"""The loop over tokens, compiled: a chunk of them without a word from the host."""
+"""The loop over tokens, compiled: a chunk of them at a time, without the host."""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ DRAW = -1
 """In place of a given token: choose one."""
 
 
-def make_decode_loop(graph, size: int):
+def make_decode_loop(graph: nnx.GraphDef, size: int) -> Callable:
     """Builds the loop for `jax.jit`.
 
     Args:

@@ -7,6 +7,7 @@ for pieces in generator.write(memory, max_tokens=100):
 """
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -19,10 +20,17 @@ from brt.generation.memory import Memory, fresh_memory
 from brt.generation.prefill import Prefill
 from brt.generation.sampling import Sampling, checked
 from brt.generation.streaming_text import StreamingText
-from brt.models.model import Model
+from brt.models.model import LanguageModel, Model
 
 SEGMENT = 2048
 """Tokens that are read at once, about, where no segment length is given."""
+
+Text = str | bytes | np.ndarray | Sequence[int]
+"""A text, or its token ids."""
+Texts = Text | Sequence[Text]
+"""One a document; a single one may stand alone."""
+Seeds = int | Sequence[int] | np.ndarray
+"""One a row, or the first row's, from which those of the others are counted."""
 
 
 class NonFiniteLogits(ValueError):
@@ -36,9 +44,7 @@ class Generator:
     go on from it twice. All of it costs the same at any position of a document.
 
     Args:
-        model: a model with parameters, from `Experiment.bind`; on one device. Asked for
-            `period`, `init_caches`, `begin_decoding`, `end_decoding`, `read_part`, `decode` and a
-            call on a segment; what its caches hold is its own affair.
+        model: with parameters, from `Experiment.bind`; on one device.
         vocabulary: what text is read and written with.
         segment_length: tokens read at once, a multiple of the model's period (its window); None
             takes about 2,048. It changes the speed of reading, not what is read.
@@ -50,7 +56,11 @@ class Generator:
     """
 
     def __init__(
-        self, model, vocabulary: Vocabulary, segment_length: int | None = None, chunk: int = 16
+        self,
+        model: LanguageModel,
+        vocabulary: Vocabulary,
+        segment_length: int | None = None,
+        chunk: int = 16,
     ):
         P = model.period
         segment_length = segment_length or max(SEGMENT // P, 1) * P
@@ -64,7 +74,9 @@ class Generator:
                 f"The vocabulary {vocabulary.name} has {vocabulary.size} ids and the model's table "
                 f"only {model.vocabulary_size} rows: it is not the one the model was trained with."
             )
-        self.model, self.vocabulary, self.chunk = model, vocabulary, chunk
+        self.model = model
+        self.vocabulary = vocabulary
+        self.chunk = chunk
         graph, params = nnx.split(model)
         (self.device,) = jax.tree.leaves(params)[0].devices()
         # Explicitly placed, here and below, or the first call would be compiled by itself.
@@ -75,10 +87,10 @@ class Generator:
     # Reading.
 
     def begin(self, rows: int = 1) -> Memory:
-        """Documents of which nothing has been read."""
+        """Returns the memory of documents of which nothing has been read."""
         return jax.device_put(fresh_memory(self.model, rows), self.device)
 
-    def read(self, texts, memory: Memory | None = None, label: str | None = None) -> Memory:
+    def read(self, texts: Texts, memory: Memory | None = None, label: str | None = None) -> Memory:
         """Reads texts of any length, whole segments at a time.
 
         Args:
@@ -92,8 +104,10 @@ class Generator:
         tokens, memory = self._prepared(texts, memory)
         return self.prefill(self.params, memory, tokens, label=label)[0]
 
-    def score(self, texts, memory: Memory | None = None, label: str | None = None):
-        """As `read`, and what each token costs.
+    def score(
+        self, texts: Texts, memory: Memory | None = None, label: str | None = None
+    ) -> tuple[Memory, list[np.ndarray]]:
+        """Reads texts as `read` does, and scores their tokens.
 
         Returns:
             The memory, and for each document the nats of its tokens, float64 (tokens,).
@@ -103,13 +117,14 @@ class Generator:
         """
         tokens, before = self._prepared(texts, memory)
         memory, nats = self.prefill(self.params, before, tokens, score=True, label=label)
+        assert nats is not None  # they were asked for
         for row, nats_T in enumerate(nats):
             if not np.isfinite(nats_T).all():
                 raise self.not_finite(before, row, int(np.argmin(np.isfinite(nats_T))))
         return memory, nats
 
-    def encode(self, text, title: str = "the prompt") -> np.ndarray:
-        """Token ids, int32 (tokens,), of a text to be gone on with.
+    def encode(self, text: Text, title: str = "the prompt") -> np.ndarray:
+        """Returns token ids, int32 (tokens,), of a text to be gone on with.
 
         Args:
             text: a string, bytes, or token ids already.
@@ -143,8 +158,8 @@ class Generator:
         memory: Memory,
         max_tokens: int = 256,
         sampling: Sampling = Sampling(),  # noqa: B008  (it is immutable)
-        seed: int | list[int] = 0,
-        stop=(),
+        seed: Seeds = 0,
+        stop: str | Sequence[str] = (),
     ) -> "Writing":
         """Goes on with documents; iterate over what comes back, or call its `run`.
 
@@ -173,7 +188,7 @@ class Generator:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """sha256 of the model, which its memory files carry; computed once."""
+        """The sha256 of the model, which its memory files carry; computed once."""
         return memory_file.model_fingerprint(self.model)
 
     def save(self, path: str, memory: Memory):
@@ -197,11 +212,23 @@ class Writing:
         memory: of the documents with all of `tokens`.
     """
 
-    def __init__(self, generator, memory, max_tokens, sampling, seed, stop):
-        self.generator, self.memory = generator, memory
+    def __init__(
+        self,
+        generator: Generator,
+        memory: Memory,
+        max_tokens: int,
+        sampling: Sampling,
+        seed: Seeds,
+        stop: str | Sequence[str],
+    ):
+        self.generator = generator
+        self.memory = memory
         rows = len(memory.position_B)
         self._sampling = checked(sampling, generator.vocabulary.size)
-        seeds = list(seed) if np.ndim(seed) else [seed + row for row in range(rows)]
+        if isinstance(seed, Sequence | np.ndarray):
+            seeds = list(seed)
+        else:
+            seeds = [seed + row for row in range(rows)]
         if len(seeds) != rows or not all(0 <= s < 2**32 for s in seeds):
             raise ValueError(
                 f"seed = {seed}: {rows} rows need seeds from 0 to 2^32 - 1, one for each or a "
@@ -219,9 +246,11 @@ class Writing:
             for recent_P in np.asarray(memory.recent_BP)
         ]
         self.texts = [""] * rows
-        self.tokens, self.nats = [[] for _ in range(rows)], [[] for _ in range(rows)]
+        self.tokens: list[list[int]] = [[] for _ in range(rows)]
+        self.nats: list[list[float]] = [[] for _ in range(rows)]
         self.stopped = [False] * rows
-        self._bad = None  # an error, to be raised when what came before it has been handed out
+        # To be raised when the text before it has been returned.
+        self._bad: NonFiniteLogits | None = None
 
     def run(self) -> "Writing":
         """Writes to the end."""

@@ -1,20 +1,23 @@
 """A document's memory as a value: everything a model knows of what it has read so far."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from brt.models.model import LanguageModel
 from brt.token_ids import BEGIN
 
 
 class Memory(NamedTuple):
-    """What a model remembers of B documents. Its size does not depend on their lengths.
+    """Everything a model remembers of B documents. Its size does not depend on their lengths.
 
     A document's newest token is known but not yet read: it is the model's next input, as the
     last token of a segment is the first input of the next. So a document of n tokens has been
-    read for n inputs, `BEGIN` first, and stands n % P tokens after a place where caches move
-    (P is `model.period`, the window of most models).
+    read for n inputs, `BEGIN` first, and stands n % P tokens after the end of a period, where
+    caches move (P is `model.period`, the window of most models).
 
     caches: the model's caches in decoding form, whatever they are.
     recent_BP: (B, P) int32, the last P tokens, newest last; `BEGIN` where there are fewer.
@@ -31,8 +34,8 @@ class Memory(NamedTuple):
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
 
 
-def fresh_memory(model, rows: int) -> Memory:
-    """Documents that have not begun."""
+def fresh_memory(model: LanguageModel, rows: int) -> Memory:
+    """Returns the memory of documents that have not begun."""
     return Memory(
         model.begin_decoding(model.init_caches(rows)),
         jnp.full((rows, model.period), BEGIN, jnp.int32),
@@ -40,6 +43,6 @@ def fresh_memory(model, rows: int) -> Memory:
     )
 
 
-def take_rows(memory: Memory, rows) -> Memory:
-    """The memories of these rows, in this order; a row named twice is forked."""
+def take_rows(memory: Memory, rows: Sequence[int] | np.ndarray) -> Memory:
+    """Returns the memories of these rows, in this order; a row named twice is forked."""
     return jax.tree.map(lambda x: x[jnp.asarray(rows)], memory)

@@ -17,6 +17,7 @@ from safetensors.flax import save as to_bytes
 
 from brt.data.vocabularies.base import Vocabulary, expanded
 from brt.generation.memory import Memory, fresh_memory
+from brt.models.model import LanguageModel
 
 FORMAT = "brt document memory 1"
 DIGITS = 12
@@ -26,8 +27,8 @@ WITHOUT_EFFECT = ("dropout", "remat", "remat_blocks")
 """Settings of a model that change nothing of what it computes from the same text."""
 
 
-def model_fingerprint(model) -> str:
-    """sha256, in hex, of a model's settings and parameters: of all that decides its caches."""
+def model_fingerprint(model: nnx.Module) -> str:
+    """Returns the sha256, in hex, of the settings and parameters that decide a model's caches."""
     digest = hashlib.sha256()
     for path, module in nnx.iter_modules(model):
         settings = {
@@ -85,16 +86,16 @@ def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary):
         with contextlib.suppress(OSError):
             os.remove(path + ".new")
         raise type(error)(
-            error.errno, f"Cannot write the memory file {path} ({error.strerror})"
+            error.errno, f"Cannot write the memory file {path} ({error.strerror})."
         ) from error
 
 
-def load(path: str, model, fingerprint: str, vocabulary: Vocabulary) -> Memory:
-    """The memory of one document, for the model and the vocabulary that it was made with.
+def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabulary) -> Memory:
+    """Reads the memory of one document, for the model and the vocabulary that it was made with.
 
     Args:
         path: of the file.
-        model: the `BlockRecurrentTransformer` that is to go on.
+        model: that is to go on.
         fingerprint: its `model_fingerprint`.
         vocabulary: its vocabulary.
 
@@ -147,7 +148,7 @@ def load(path: str, model, fingerprint: str, vocabulary: Vocabulary) -> Memory:
 
 
 def _named(memory):
-    """Its arrays by name: `caches[3].window.keys_BJHK`, `position_B`."""
+    """Returns its arrays by name: `caches[3].window.keys_BJHK`, `position_B`."""
     flat = jax.tree_util.tree_flatten_with_path(memory)[0]
     return {jax.tree_util.keystr(path).removeprefix("."): leaf for path, leaf in flat}
 

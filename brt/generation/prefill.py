@@ -1,9 +1,12 @@
 """Reading text into a memory at the speed of evaluation: by whole segments.
 
-What a row has to read is cut where its caches move, every P tokens from its document's own start:
-up to the next such place, token by token; whole segments; whole periods; and the beginning of a
-last one, padded. A row that has nothing to read holds still meanwhile.
+A row's tokens are cut where its caches move, every P tokens from its document's own start: to the
+end of a period, token by token; whole segments; whole periods; and the beginning of a last one,
+padded. A row that has nothing to read does not change meanwhile.
 """
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,9 +30,18 @@ class Prefill:
         chunk: C, tokens a call of it.
     """
 
-    def __init__(self, graph, period: int, segment_length: int, decode_loop, chunk: int):
-        self.period, self.segment_length = period, segment_length
-        self.decode_loop, self.chunk = decode_loop, chunk
+    def __init__(
+        self,
+        graph: nnx.GraphDef,
+        period: int,
+        segment_length: int,
+        decode_loop: Callable,
+        chunk: int,
+    ):
+        self.period = period
+        self.segment_length = segment_length
+        self.decode_loop = decode_loop
+        self.chunk = chunk
 
         def nats(logits_BTV, targets_BT, score):  # logits that nobody asks for are not computed
             return token_losses(logits_BTV, targets_BT)[0] if score else None
@@ -46,9 +58,17 @@ class Prefill:
             return nnx.merge(graph, params).end_decoding(caches)
 
         self._segment = jax.jit(segment, static_argnames="score")
-        self._part, self._end = jax.jit(part, static_argnames="score"), jax.jit(end)
+        self._part = jax.jit(part, static_argnames="score")
+        self._end = jax.jit(end)
 
-    def __call__(self, params, memory: Memory, tokens, score=False, label=None):
+    def __call__(
+        self,
+        params: Any,
+        memory: Memory,
+        tokens: Sequence[np.ndarray],
+        score: bool = False,
+        label: str | None = None,
+    ) -> tuple[Memory, list[np.ndarray] | None]:
         """Adds tokens to each document.
 
         Args:
@@ -63,7 +83,8 @@ class Prefill:
             they are not scored.
         """
         P, N, C = self.period, self.segment_length, self.chunk
-        recent_BP, position_B = np.asarray(memory.recent_BP), np.asarray(memory.position_B)
+        recent_BP = np.asarray(memory.recent_BP)
+        position_B = np.asarray(memory.position_B)
         reading = _Reading(recent_BP[:, -1], tokens, score, label)
 
         to_border_B = np.minimum(-position_B % P, reading.lengths_B)
@@ -75,7 +96,8 @@ class Prefill:
             )
             reading.advance(counts_B, nats_BC, memory.caches)
 
-        caches, moved_B = memory.caches, reading.left_B > 0
+        caches = memory.caches
+        moved_B = reading.left_B > 0
         if moved_B.any():
             caches = self._end(params, caches)
             for length in (N, P):
@@ -93,16 +115,14 @@ class Prefill:
             reading.advance(counts_B, nats_BT, caches)
         reading.close()
 
-        recent_BP = [np.append(old, new)[-P:] for old, new in zip(recent_BP, reading.tokens)]
+        recent = [np.append(old, new)[-P:] for old, new in zip(recent_BP, reading.tokens)]
         position_B = position_B + reading.lengths_B
-        recent_BP, position_B = jax.device_put(
-            (np.array(recent_BP, np.int32), position_B.astype(np.int32)), memory.position_B.sharding
-        )
-        return Memory(caches, recent_BP, position_B), reading.scores()
+        known = np.array(recent, np.int32), position_B.astype(np.int32)
+        return Memory(caches, *jax.device_put(known, memory.position_B.sharding)), reading.scores()
 
 
 class _Reading:
-    """How far each row is, on the host: what it reads next, and what that cost."""
+    """Progress of each row on the host: the tokens it reads next, and their costs."""
 
     def __init__(self, last_B, tokens, score, label):
         self.tokens = [np.asarray(x, np.int32) for x in tokens]
@@ -118,7 +138,7 @@ class _Reading:
         return self.lengths_B - self.done_B
 
     def next(self, counts_B, length):
-        """Inputs and targets, int32 (B, length): so many of each row, then padding."""
+        """Returns inputs and targets, int32 (B, length): so many of each row, then padding."""
         batch = np.zeros((2, len(self.lines), length), np.int32)
         for row, (line, done, count) in enumerate(zip(self.lines, self.done_B, counts_B)):
             batch[:, row, :count] = line[done : done + count], line[done + 1 : done + count + 1]

@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Sampling(NamedTuple):
-    """How a token is chosen. None turns a part off; the parts apply in this order.
+    """Settings of how a token is chosen. None turns a part off; parts apply in this order.
 
     repetition_penalty: above 1, makes tokens among the last W less likely.
     temperature: divides the logits; 0 and None take the most likely token.
@@ -34,7 +34,7 @@ GREEDY = Sampling(temperature=None)
 
 
 def checked(sampling: Sampling, size: int) -> Sampling:
-    """The same sampling as arrays; a temperature of 0 becomes None.
+    """Returns the same sampling as arrays; a temperature of 0 becomes None.
 
     Args:
         size: V, the number of ids to choose from.
@@ -76,7 +76,7 @@ def checked(sampling: Sampling, size: int) -> Sampling:
     )
 
 
-def penalise(logits_BV, recent_BR, penalty):
+def penalise(logits_BV: jax.Array, recent_BR: jax.Array, penalty: jax.Array | float) -> jax.Array:
     """Divides the logits of recent tokens by `penalty`, or multiplies those below zero.
 
     Args:
@@ -86,20 +86,20 @@ def penalise(logits_BV, recent_BR, penalty):
     Source: Keskar et al. 2019, arXiv:1909.05858, section 4.1.
     """
     rows = jnp.arange(logits_BV.shape[0])[:, None]
-    # A negative id would count from the end: send it where it is dropped.
+    # A negative id would count from the end: V is out of range, and dropped.
     ids_BR = jnp.where(recent_BR < 0, logits_BV.shape[1], recent_BR)
     seen_BV = jnp.zeros(logits_BV.shape, bool).at[rows, ids_BR].set(True, mode="drop")
     weaker_BV = jnp.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
     return jnp.where(seen_BV, weaker_BV, logits_BV)
 
 
-def keep_top_k(sorted_BV, k):
-    """Logits in falling order with all but the first `k` at minus infinity."""
+def keep_top_k(sorted_BV: jax.Array, k: jax.Array | int) -> jax.Array:
+    """Returns logits in falling order with all but the first `k` at minus infinity."""
     return jnp.where(jnp.arange(sorted_BV.shape[-1]) < k, sorted_BV, -jnp.inf)
 
 
-def keep_top_p(sorted_BV, p):
-    """Logits in falling order with all but the first that reach probability `p` at minus infinity.
+def keep_top_p(sorted_BV: jax.Array, p: jax.Array | float) -> jax.Array:
+    """Returns logits in falling order, minus infinity after the first that reach probability `p`.
 
     Source: Holtzman et al. 2020, arXiv:1904.09751, section 3.1.
     """
@@ -110,8 +110,10 @@ def keep_top_p(sorted_BV, p):
     return jnp.where(kept_BV, sorted_BV, -jnp.inf)
 
 
-def choose(sampling: Sampling, logits_BV, recent_BR, keys_B):
-    """The next token of every row.
+def choose(
+    sampling: Sampling, logits_BV: jax.Array, recent_BR: jax.Array, keys_B: jax.Array
+) -> jax.Array:
+    """Returns the next token of every row.
 
     Args:
         sampling: as `checked` gives it.
@@ -143,11 +145,11 @@ def choose(sampling: Sampling, logits_BV, recent_BR, keys_B):
     return jnp.take_along_axis(order_BV, rank_B1, axis=-1)[:, 0].astype(jnp.int32)
 
 
-def row_keys(seeds_B, position_B):
-    """One key a row, of nothing but its seed and the place of its next token.
+def row_keys(seeds_B: jax.Array, position_B: jax.Array) -> jax.Array:
+    """Returns one key a row, made of its seed and the position of its next token alone.
 
     So what a row draws depends on no other row, nor on where a batch or a file was cut.
     """
-    return jax.vmap(lambda seed, place: jax.random.fold_in(jax.random.key(seed), place))(
+    return jax.vmap(lambda seed, position: jax.random.fold_in(jax.random.key(seed), position))(
         seeds_B, position_B
     )

@@ -1,11 +1,12 @@
 """Text from tokens as they come, never a character in halves, and where it is to stop."""
 
 import itertools
+from collections.abc import Iterable, Sequence
 
 from brt.data.vocabularies.base import Vocabulary
 
 UNSURE = "\ufffd"
-"""How every vocabulary renders bytes that are not, or not yet, a character of UTF-8."""
+"""The character that stands for bytes that are not, or not yet, a character of UTF-8."""
 
 MOST_UNSURE = 3
 """A character of UTF-8 has four bytes, so at most three are an unfinished one."""
@@ -30,8 +31,11 @@ class StreamingText:
         stopped: whether a stop sequence has come; push no more then.
     """
 
-    def __init__(self, vocabulary: Vocabulary, before=(), stop=()):
-        self.vocabulary, self.stop = vocabulary, tuple(stop)
+    def __init__(
+        self, vocabulary: Vocabulary, before: Iterable[int] = (), stop: Sequence[str] = ()
+    ):
+        self.vocabulary = vocabulary
+        self.stop = tuple(stop)
         self.stopped = False
         self._ids = [int(i) for i in before]
         self._look_again = CONTEXT
@@ -41,7 +45,7 @@ class StreamingText:
         self._forget(text)
 
     def push(self, token: int) -> str:
-        """The text that has become certain with one more token."""
+        """Adds a token, and returns the text that has become certain with it."""
         self._ids.append(int(token))
         text = self._text()
         new = self._say(text[: _certain(text)])
@@ -49,13 +53,13 @@ class StreamingText:
         return self._until_stop(new)
 
     def finish(self) -> str:
-        """The rest: unfinished characters, as U+FFFD, and what was held back."""
+        """Returns the rest: unfinished characters, as U+FFFD, and what was held back."""
         rest = self._until_stop(self._say(self._text())) + self._held
         self._held = ""
         return rest
 
     def _say(self, text):
-        """What of `text` is new; a character that began before the stream is, if it changed."""
+        """Returns the new part of `text`, with a character that began before, if it changed."""
         pairs = zip(text, self._before)
         known = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         new = text[max(self._said, known) :]
@@ -83,9 +87,11 @@ class StreamingText:
 
     def _until_stop(self, new):
         self._held += new
-        places = [place for stop in self.stop if (place := self._held.find(stop)) >= 0]
-        if places:
-            text, self._held, self.stopped = self._held[: min(places)], "", True
+        begins = [begin for stop in self.stop if (begin := self._held.find(stop)) >= 0]
+        if begins:
+            text = self._held[: min(begins)]
+            self._held = ""
+            self.stopped = True
             return text
         sure = len(self._held) - max(
             (
@@ -101,6 +107,6 @@ class StreamingText:
 
 
 def _certain(text):
-    """Number of characters that no further token can change."""
+    """Returns the number of characters that no further token can change."""
     tail = text[-MOST_UNSURE:]
     return len(text) - len(tail) + len(tail.rstrip(UNSURE))

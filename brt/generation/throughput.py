@@ -1,4 +1,4 @@
-"""How fast a model reads and writes, and that neither depends on how much it has read.
+"""Times a model's reading and writing, at two positions of a document.
 
 What is compared takes turns in one process, so that a busy machine slows all of it alike; what
 counts are the ratios.
@@ -7,13 +7,18 @@ counts are the ratios.
 import os
 import tempfile
 import time
+from collections.abc import Sequence
+from typing import Any, cast
 
 import jax
 import numpy as np
 from flax import nnx
 
+from brt.data.vocabularies.base import Vocabulary
+from brt.evaluation.experiment import EvaluatedExperiment
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
+from brt.models.model import LanguageModel
 from brt.progress import Progress
 from brt.token_ids import BEGIN
 from brt.training.train_step import segment_sums
@@ -22,11 +27,13 @@ PARTS = 20
 """Parts a book is read in, to alternate with evaluation."""
 
 
-def measure_generation(experiment, positions, tokens: int, windows: int = 5):
+def measure_generation(
+    experiment: EvaluatedExperiment, positions: Sequence[int], tokens: int, windows: int = 5
+) -> dict[str, Any]:
     """Times an experiment's model, with fresh parameters, on one row of random tokens.
 
     Args:
-        experiment: an `Experiment`.
+        experiment: of the model.
         positions: two, rising, in tokens: where streams go on from memory files.
         tokens: written by each stream, in chunks that take turns.
         windows: how often the window is computed anew instead.
@@ -38,10 +45,11 @@ def measure_generation(experiment, positions, tokens: int, windows: int = 5):
         `window_to_decode`; `programs_before` and `programs_after`, compiled ones;
         `cache_bytes` and `file_bytes` of each stream.
     """
-    params, trainer = experiment.init_params(), experiment.trainer
-    generator = Generator(
-        experiment.bind(params), trainer.corpus.vocabulary, trainer.segment_length
-    )
+    params = experiment.init_params()
+    trainer = experiment.trainer
+    model = cast(LanguageModel, experiment.bind(params))
+    vocabulary = cast(Vocabulary, trainer.corpus.vocabulary)
+    generator = Generator(model, vocabulary, trainer.segment_length)
     book = np.random.default_rng(0).integers(0, generator.vocabulary.size, positions[1])
     with tempfile.TemporaryDirectory() as folder:
         files = [os.path.join(folder, str(position)) for position in positions]

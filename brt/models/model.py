@@ -27,6 +27,9 @@ class Model(nnx.Module):
     A model whose attention can be drawn is a `brt.models.attention_weights.ShowsAttention` besides.
     """
 
+    vocabulary_size: int
+    dropout: float
+
     def for_segments(self, length: int):
         """Returns the same model, same parameters, for segments of `length` tokens."""
         return self
@@ -103,12 +106,16 @@ class LanguageModel(Model):
 
     Its caches have two forms. The segment form stands between segments; the decoding form holds a
     segment or block that is being filled, each row at its own place in its own.
-
-    Attributes:
-        period: P in tokens, from a document's start, between the places where a cache has its
-            segment form: the window, or the length of a segment where memory moves at the ends
-            of those, or one token.
     """
+
+    @property
+    def period(self) -> int:
+        """P in tokens, from a document's start, between two segment forms of a cache.
+
+        The window, or the length of a segment where memory moves at the ends of those, or one
+        token.
+        """
+        raise NotImplementedError
 
     def begin_decoding(self, caches):
         """Returns the decoding form of segment-form caches, for `decode`."""

@@ -80,7 +80,7 @@ CURVES = (
 
 
 def training_curves(runs: list[Run]) -> list[Plot]:
-    """The curves for which some run has numbers, all runs together."""
+    """Returns the curves for which some run has numbers, all runs together."""
     plots = []
     for name, title, caption, label, pattern in CURVES:
         lines = []
@@ -99,7 +99,7 @@ def training_curves(runs: list[Run]) -> list[Plot]:
 
 
 def _short(scalar, figure):
-    """What tells a scalar from the others of its figure: `layer2`, `cleared`."""
+    """Returns the part of a scalar's name that tells it from others: `layer2`, `cleared`."""
     text = scalar.split("/", 1)[1]
     for word in ("bits_per_token", "recall_accuracy", "learning_rate", "tokens_per_second", figure):
         text = text.replace(word, "")
@@ -145,11 +145,11 @@ STUDIES = {
         "error: where a curve meets zero the memory ends.",
     ),
 }
-"""Title of each study, and what to look at in it."""
+"""Title of each study, and a hint on reading it."""
 
 
 def study_plots(run: Run, name: str) -> list[Plot]:
-    """The series of a study; those with the same axes and borders share a plot.
+    """Returns the series of a study; those with the same axes and borders share a plot.
 
     Counts of documents go to the axis on the right of the plot with the same x.
     """
@@ -162,7 +162,7 @@ def study_plots(run: Run, name: str) -> list[Plot]:
         key = series.get("x_label", ""), series.get("y_label", ""), borders
         together.setdefault(key, []).append(series)
     counts = [key for key in together if key[1].startswith("documents")]
-    plots = []
+    plots: list[Plot] = []
     for key, group in together.items():
         x_label, y_label, borders = key
         beside = [c for c in counts if c[0] == x_label]
@@ -205,5 +205,5 @@ def _title(group, x_label, y_label, borders):
 
 
 def _spread_out(x):
-    """Whether few points cover so much that only a logarithmic axis tells them apart."""
+    """Tells whether few points cover so much that only a logarithmic axis tells them apart."""
     return 1 < len(x) <= 40 and min(x) > 0 and max(x) / min(x) >= 64

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from typing import Any
 
 from gin import config_parser
 
@@ -25,14 +26,14 @@ class _AsText(config_parser.ParserDelegate):
         return Reference(f"%{macro_name}")
 
 
-def read_gin(text: str) -> dict:
-    """The bindings of a gin text, `BlockRecurrentTransformer.window` to 512; includes are followed.
+def read_gin(text: str) -> dict[str, Any]:
+    """Returns the bindings of a gin text, `RecurrentCell.gate` to "fixed"; includes are followed.
 
     Raises:
         SyntaxError: as gin's parser.
         FileNotFoundError: an included file that is neither here nor beside configs/.
     """
-    settings = {}
+    settings: dict[str, Any] = {}
     for statement in config_parser.ConfigParser(text, _AsText()):
         if isinstance(statement, config_parser.IncludeStatement):
             settings |= read_gin_file(statement.filename)
@@ -44,8 +45,8 @@ def read_gin(text: str) -> dict:
     return settings
 
 
-def read_gin_file(path) -> dict:
-    """The bindings of a gin file, looked up here and in the folder that holds configs/."""
+def read_gin_file(path: str | os.PathLike) -> dict[str, Any]:
+    """Returns the bindings of a gin file, looked up here and in the folder that holds configs/."""
     path = path if os.path.isfile(path) else ROOT / path
     return read_gin(pathlib.Path(path).read_text(encoding="utf-8"))
 
@@ -76,17 +77,18 @@ def _value(value, settings):
     return value
 
 
-def write_gin(settings: dict) -> str:
-    """A gin text with these bindings."""
+def write_gin(settings: dict[str, Any]) -> str:
+    """Returns a gin text with these bindings."""
     return "".join(f"{name} = {value!r}\n" for name, value in settings.items())
 
 
-def reachable(settings: dict, name: str) -> set[str]:
-    """The bindings that the value of a binding depends on, itself included.
+def reachable(settings: dict[str, Any], name: str) -> set[str]:
+    """Returns the bindings that the value of a binding depends on, itself included.
 
     `Trainer.corpus = @Corpus()` brings all `Corpus.` bindings, and what these refer to.
     """
-    found, todo = {name} & settings.keys(), [settings.get(name)]
+    found = {name} & settings.keys()
+    todo = [settings.get(name)]
     while todo:
         value = todo.pop()
         if isinstance(value, list | tuple):

@@ -4,6 +4,7 @@ import html
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from brt.reporting.collect import given_to
 from brt.reporting.drawing.plots import Plot, svg
@@ -34,8 +35,13 @@ go there.</p>
 """
 
 
-def page(title: str, sections: list[tuple[str, str, str]], problems: list[str], documents) -> str:
-    """The page.
+def page(
+    title: str,
+    sections: list[tuple[str, str, str]],
+    problems: list[str],
+    documents: list[dict[str, Any]],
+) -> str:
+    """Returns the page.
 
     Args:
         title: its heading.
@@ -73,7 +79,7 @@ def _embedded(name, content):
 
 
 def table_html(table: Table) -> str:
-    """A table with its title above and its caption below."""
+    """Returns a table with its title above and its caption below."""
     return (
         f"<h3>{html.escape(table.title)}</h3>\n{table.as_html()}\n"
         f'<p class="caption">{_prose(table.caption)}</p>\n'
@@ -85,7 +91,7 @@ def _prose(text):
 
 
 def plots_html(plots: list[Plot]) -> str:
-    """Plots side by side where there is room; nothing for none."""
+    """Returns plots side by side where there is room; nothing for none."""
     figures = "".join(
         f'<figure id="{plot.name}"><h3>{html.escape(plot.title)}</h3>{svg(plot)}'
         + (f"<figcaption>{_prose(plot.caption)}</figcaption>" if plot.caption else "")
@@ -96,7 +102,7 @@ def plots_html(plots: list[Plot]) -> str:
 
 
 def folded(count: int, what: str, content: str) -> str:
-    """Content behind a line that says how much there is of it."""
+    """Returns content behind a line that says how much there is of it."""
     return (
         f"<details><summary>{count:,} {what}{'s' * (count != 1)}</summary>\n{content}</details>\n"
     )
@@ -121,7 +127,7 @@ def overview(runs: list[Run], places: list[Place]) -> Table:
 
 
 def settings_that_differ(runs: list[Run]) -> list[Table]:
-    """The bindings that are not the same in all runs, in a table; none for a single run."""
+    """Returns the bindings that differ between runs, in a table; none for a single run."""
     settings = [
         run.identity() | {"Trainer.seed": run.settings.get("Trainer.seed", 0)} for run in runs
     ]
@@ -157,7 +163,7 @@ EVALUATED = (
 
 
 def evaluations(runs: list[Run]) -> Table:
-    """The newest evaluation of each run and split: every document once, from its start."""
+    """Returns the newest evaluation of each run and split: every document once, from its start."""
     found = [(run, split, scalars) for run in runs for split, scalars in run.evaluations.items()]
     shown = [entry for entry in EVALUATED if any(entry[0] in s for _, _, s in found)]
     columns = [Column("", "run"), Column("", "split"), Column("", "step")]
@@ -179,7 +185,7 @@ def evaluations(runs: list[Run]) -> Table:
 
 
 def folded_if_long(table: Table) -> str:
-    """A table as `table_html`, behind a line if it has very many rows."""
+    """Returns a table as `table_html`, behind a line if it has very many rows."""
     content = table_html(table)
     if len(table.rows) <= MANY_ROWS:
         return content
@@ -188,13 +194,13 @@ def folded_if_long(table: Table) -> str:
 
 
 def numbers_table(name: str, numbers: dict) -> Table:
-    """The numbers of a study."""
+    """Returns the numbers of a study."""
     rows = [[Cell(key.replace("_", " ")), _number(value, 6)] for key, value in numbers.items()]
     return Table(name, "Numbers", "", [Column("", "quantity"), Column("", "value")], rows)
 
 
 def rows_table(name: str, rows: list[dict]) -> Table:
-    """The rows of a study; `x_ended` false says that x is only the least it can be."""
+    """Returns the rows of a study; `x_ended` false says that x is only the least it can be."""
     keys = dict.fromkeys(key for row in rows for key in row if not key.endswith("_ended"))
     lines = []
     for row in rows:
@@ -217,12 +223,15 @@ def _number(value, decimals, note=""):
 
 
 def excerpts_html(excerpts: list[dict]) -> str:
-    """Tokens with the text around them, and what a study found out about each."""
+    """Returns tokens with the text around them, and what a study found out about each."""
     return f'<div class="excerpts">{"".join(map(_excerpt, excerpts))}</div>'
 
 
 def marked_html(texts: list[dict]) -> str:
-    """Texts in which a study has marked tokens: "title", and "parts", each a text and a flag."""
+    """Returns texts in which a study has marked tokens.
+
+    texts: each with "title", and "parts", pairs of a text and a flag.
+    """
     shown = []
     for found in texts:
         parts = (
@@ -253,9 +262,7 @@ def _excerpt(found):
     if "last_seen" in found:
         seen = found["last_seen"]
         ago = "not seen before" if seen is None else f"last seen {seen:,} tokens ago"
-        facts.append(
-            ago if seen is None else f"{ago}, {PLACES.get(found['where'], found['where'])}"
-        )
+        facts.append(ago if seen is None else f"{ago}, {SEEN.get(found['where'], found['where'])}")
     facts += ["title or author recalled"] if found.get("recalled") else []
     return (
         f'<blockquote><p class="quiet">{html.escape(" · ".join(facts))}</p>'
@@ -264,7 +271,7 @@ def _excerpt(found):
     )
 
 
-PLACES = {
+SEEN = {
     "window": "inside the window",
     "segment": "beyond the window, inside the segment",
     "beyond": "beyond the segment",

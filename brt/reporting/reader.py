@@ -1,4 +1,4 @@
-"""What the page's reader shows: documents, each token's text, losses, and when it was last seen."""
+"""Documents for the page's reader: each token's text, losses, and when it was last seen."""
 
 import base64
 
@@ -18,7 +18,7 @@ NO_WORD = 2**32 - 1
 def reader_documents(
     runs: list[Run], chosen: list[int] | None = None, most_tokens: int = 150_000
 ) -> tuple[list[dict], list[str]]:
-    """Documents with their recordings, of all runs that recorded the same store.
+    """Returns documents with their recordings, of all runs that recorded the same store.
 
     Args:
         runs: those with recordings; one whose tokens are not those of the first recorded run is
@@ -99,7 +99,7 @@ def _vocabulary(run, recording):
     if vocabulary.fingerprint != recorded["fingerprint"]:
         raise ValueError(
             f"{recording.folder} was made with the tokenizer {recorded['name']}, and the config of "
-            f"{run.folder} has {vocabulary.name}; record the run again"
+            f"{run.folder} has {vocabulary.name}: record the run again."
         )
     return vocabulary
 
@@ -131,7 +131,7 @@ def _document(store, vocabulary, number, length, title, holding):
 
 
 def last_seen(words: Words) -> np.ndarray:
-    """How many tokens ago the word of each token began last.
+    """Computes how many tokens ago the word of each token began last.
 
     Returns:
         uint32 (tokens,), 0 for never, `NO_WORD` where a token is part of none.

@@ -64,7 +64,8 @@ def test_an_external_memory_is_in_the_file_and_how_much_of_it_is_filled(tmp_path
     generator.save(tmp_path / "memory", memory)
     loaded = generator.load(tmp_path / "memory")
     assert_identical(loaded, memory)
-    assert loaded.caches[1].written_B.tolist() == [3 * SEGMENT] and loaded.caches[1].keys_BMHK.all()
+    (memory,) = loaded.caches[1].memories
+    assert memory.written_B.tolist() == [3 * SEGMENT] and memory.keys_BMHK.all()
 
 
 def test_activations_in_bfloat16_are_kept_as_they_are(tmp_path):

@@ -4,7 +4,8 @@ import csv
 import io
 import os
 import re
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class HeatMap(NamedTuple):
         return True
 
     def as_csv(self) -> str:
-        """A line a row; what a row or column stands for is the first number of its line."""
+        """Returns a line a row; the first number of a line is what the row or column stands for."""
         file, (rows, columns) = io.StringIO(), self.values_RC.shape
         writer = csv.writer(file, lineterminator="\n")
         head = np.linspace(*self.x_ends, columns)
@@ -56,8 +57,8 @@ class HeatMap(NamedTuple):
             writer.writerow([_short(name), *(f"{value:.6g}" for value in values)])
         return file.getvalue()
 
-    def draw(self, foreground):
-        """A matplotlib figure; shades are transparent, so that they fit any background."""
+    def draw(self, foreground: str) -> Any:
+        """Returns a matplotlib figure; shades are transparent, so that they fit any background."""
         rows, columns = self.values_RC.shape
         figure = new_figure(7.2, min(max(1.2 + PER_ROW * rows, 2.6), TALLEST))
         axes = figure.add_subplot()
@@ -75,7 +76,7 @@ class HeatMap(NamedTuple):
         ):
             at = np.unique(np.round(np.linspace(0, count - 1, min(count, 9))).astype(int))
             step = (ends[1] - ends[0]) / max(count - 1, 1)
-            axis.set_ticks(at, [_short(ends[0] + step * place) for place in at])
+            axis.set_ticks(at, [_short(ends[0] + step * index) for index in at])
         axes.set_xlabel(self.x_label)
         axes.set_ylabel(self.y_label)
         return figure
@@ -93,11 +94,22 @@ def _short(number):
     return f"{number:.0f}" if abs(number - round(number)) < 1e-9 else f"{number:.1f}"
 
 
-def study_maps(run, name: str) -> list[HeatMap]:
-    """The maps of a study, from the arrays beside it; a torn or missing file is a problem told.
+class StudiedRun(Protocol):
+    """The part of a `brt.reporting.runs.Run` that maps are drawn of."""
+
+    name: str
+    folder: Path
+    studies: dict[str, dict[str, Any]]
+    problems: list[str]
+
+
+def study_maps(run: StudiedRun, name: str) -> list[HeatMap]:
+    """Returns the maps of a study, from the arrays beside it.
+
+    A torn or missing file is a problem of the run.
 
     Args:
-        run: a `Run`.
+        run: a `brt.reporting.runs.Run`.
         name: of the study's file.
     """
     study = run.studies[name]
@@ -105,7 +117,8 @@ def study_maps(run, name: str) -> list[HeatMap]:
         return _gains(run, name, study)
     if not (entries := study.get("maps")):
         return []
-    path, maps = run.folder / "studies" / str(study.get("arrays")), []
+    path = run.folder / "studies" / str(study.get("arrays"))
+    maps = []
     try:
         with np.load(path, allow_pickle=False) as arrays:
             found = {entry["array"]: arrays[entry["array"]] for entry in entries}
@@ -132,7 +145,7 @@ def study_maps(run, name: str) -> list[HeatMap]:
 
 
 def _gains(run, name, study):
-    """Figure 3 of the Transformer-XL paper: what each model gains from each longer context."""
+    """Returns Figure 3 of the Transformer-XL paper: gains of each model from longer contexts."""
     contexts, maps = study["contexts"], []
     for number, (model, gains_CC) in enumerate(study["gains"].items(), 1):
         values_CC = [[max(gain or 0.0, 0.0) for gain in line] for line in gains_CC]

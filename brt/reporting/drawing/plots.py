@@ -5,7 +5,8 @@ import io
 import itertools
 import re
 import textwrap
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -33,16 +34,16 @@ class Line(NamedTuple):
 
     style: "line", "points" (a line with a mark at each point), "stems" (a line from zero to each
     point) or "published". errors: standard error of each y, drawn as a band. sizes: numbers that
-    the areas of the marks show. colour: number of its colour; None for its place among the lines.
+    the areas of the marks show. colour: number of its colour; None for its number among the lines.
     """
 
     name: str
-    x: list[float]
-    y: list[float]
+    x: Sequence[float]
+    y: Sequence[float]
     style: str = "line"
     on_second_axis: bool = False
-    errors: list[float] | None = None
-    sizes: list[float] | None = None
+    errors: Sequence[float] | None = None
+    sizes: Sequence[float] | None = None
     colour: int | None = None
 
 
@@ -77,34 +78,35 @@ class Plot(NamedTuple):
         return any(line.style != "published" for line in self.lines)
 
     def as_csv(self) -> str:
-        """One row a point: line, x, y, error; all points, however many are drawn."""
+        """Returns one row a point: line, x, y, error; all points, however many are drawn."""
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         has_errors = any(line.errors for line in self.lines)
         writer.writerow(["line", self.x_label, self.y_label, *["error"] * has_errors])
         for line in self.lines:
-            columns = [[line.name] * len(line.x), line.x, line.y]
-            writer.writerows(zip(*columns, *[line.errors or [""] * len(line.x)] * has_errors))
+            columns: list[Sequence] = [[line.name] * len(line.x), line.x, line.y]
+            columns += [line.errors or [""] * len(line.x)] * has_errors
+            writer.writerows(zip(*columns))
         return file.getvalue()
 
-    def draw(self, foreground):
-        """A matplotlib figure whose lines and letters have that colour."""
+    def draw(self, foreground: str) -> Any:
+        """Returns a matplotlib figure whose lines and letters have that colour."""
         figure = new_figure()
         axes = figure.add_subplot()
-        second = axes.twinx() if self.second_label else None
+        second: Any = axes.twinx() if self.second_label else None
         for number, line in enumerate(self.lines):
             on = second if line.on_second_axis else axes
             x, y = _thinned(line)
             if line.style == "stems":
                 x, y = np.repeat(x, 3), np.stack([0 * y, y, np.nan * y], 1).ravel()
-            look = _look(line, number)
-            on.plot(x, y, label=line.name, **look)
+            style = _style(line, number)
+            on.plot(x, y, label=line.name, **style)
             if line.sizes:
                 areas = [MARK + PER_SIZE * size for size in line.sizes]
-                on.scatter(line.x, line.y, areas, color=look["color"], alpha=0.5)
+                on.scatter(line.x, line.y, areas, color=style["color"], alpha=0.5)
             if line.errors:
                 low, high = (np.add(line.y, sign * np.array(line.errors)) for sign in (-1, 1))
-                on.fill_between(line.x, low, high, color=look["color"], alpha=0.2, linewidth=0)
+                on.fill_between(line.x, low, high, color=style["color"], alpha=0.2, linewidth=0)
         for border in self.borders if len(self.borders) <= MOST_BORDERS else ():
             axes.axvline(border, color=foreground, alpha=0.2, linewidth=0.5, zorder=0)
         axes.set_xlabel(self.x_label)
@@ -134,7 +136,7 @@ class Plot(NamedTuple):
 
 
 def _theme(name, foreground):
-    """The context in which a figure is drawn and saved; `name` makes its SVG the same each time."""
+    """Returns the context a figure is drawn and saved in; `name` fixes the ids of its SVG."""
     matplotlib = extra_library("matplotlib", "brt.report", "report")
     settings = {
         "svg.fonttype": "none",
@@ -148,19 +150,29 @@ def _theme(name, foreground):
     return matplotlib.rc_context(settings | dict.fromkeys(coloured, foreground))
 
 
-def new_figure(width: float = 7.2, height: float = 3.4):
-    """An empty matplotlib figure, sizes in inches."""
+def new_figure(width: float = 7.2, height: float = 3.4) -> Any:
+    """Returns an empty matplotlib figure, sizes in inches."""
     figures = extra_library("matplotlib.figure", "brt.report", "report")
     return figures.Figure(figsize=(width, height), layout="constrained")
 
 
-def png(shown) -> bytes:
-    """For slides and papers: dark on white, 200 dots an inch. `shown` has `draw`."""
+class Drawn(Protocol):
+    """A figure: a `Plot`, a `HeatMap`, a diagram."""
+
+    @property
+    def name(self) -> str: ...
+
+    def draw(self, foreground: str) -> Any:
+        """Returns a matplotlib figure whose lines and letters have that colour."""
+
+
+def png(shown: Drawn) -> bytes:
+    """Returns a figure for slides and papers: dark on white, 200 dots an inch."""
     return _save(shown, "#222222", "png", facecolor="white", dpi=200)
 
 
-def svg(shown) -> str:
-    """For the page: text stays text, lines and letters take the page's own colour."""
+def svg(shown: Drawn) -> str:
+    """Returns a figure for the page: text stays text, lines and letters take the page's colour."""
     text = _save(shown, FOREGROUND, "svg", transparent=True).decode("utf-8")
     text = text[text.index("<svg") :]
     text = text.replace(FOREGROUND, "currentColor")
@@ -171,24 +183,25 @@ def svg(shown) -> str:
 
 
 def _to_hundredths(path):
-    """Coordinates of an SVG path to a hundredth of a point, which is half the page."""
+    """Returns coordinates of an SVG path to a hundredth of a point: they are half the page."""
     return re.sub(r"(\.\d\d)\d+", r"\1", path[0])
 
 
-def _look(line, number):
+def _style(line, number):
     colour = COLOURS[(number if line.colour is None else line.colour) % len(COLOURS)]
-    looks = {
+    styles = {
         "line": {"linewidth": 1.4 if len(line.x) < 300 else 0.9},
         "stems": {"linewidth": 0.7},
         "points": {"linewidth": 1.4, "marker": "o", "markersize": 4},
         "published": {"linewidth": 1.2, "marker": "s", "markersize": 4, "linestyle": "--"},
     }
-    return {"color": colour, **looks[line.style]}
+    return {"color": colour, **styles[line.style]}
 
 
 def _thinned(line):
-    """The points to draw; of a longer line the outermost of each stretch, so no spike is lost."""
-    x, y = np.asarray(line.x, np.float64), np.asarray(line.y, np.float64)
+    """Returns the points to draw; of a long line the outermost of each stretch: spikes stay."""
+    x = np.asarray(line.x, np.float64)
+    y = np.asarray(line.y, np.float64)
     if len(x) <= MOST_POINTS:
         return x, y
     kept, middle = [], np.nanmedian(y)
@@ -198,7 +211,7 @@ def _thinned(line):
 
 
 def _logarithmic(axes, x):
-    """A logarithmic axis, marked at the points themselves if they are few and far apart."""
+    """Makes an axis logarithmic, marked at the points themselves if they are few and far apart."""
     axes.set_xscale("log")
     if len(x) > MOST_TICKS or min(b / a for a, b in itertools.pairwise([*x, x[-1] * 2])) < 1.15:
         axes.xaxis.set_major_formatter(lambda value, _: _plain(value))
@@ -212,7 +225,7 @@ def _plain(value):
 
 
 def _later_range(lines):
-    """Least and greatest y after the first tenth of x, with a margin."""
+    """Returns least and greatest y after the first tenth of x, with a margin."""
     lines = [line for line in lines if not line.on_second_axis]
     start = max(max(line.x) for line in lines) / 10
     later = [y for line in lines for x, y in zip(line.x, line.y) if x >= start and np.isfinite(y)]

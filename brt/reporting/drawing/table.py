@@ -4,7 +4,8 @@ import csv
 import html
 import io
 import re
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from brt.reporting.drawing.rounding import rounded_up, three_digits, with_error_bar
 
@@ -13,7 +14,7 @@ NOT_EVALUATED = "not evaluated"
 
 
 class Cell(NamedTuple):
-    """What a cell shows, and the numbers behind it.
+    """One cell: its text, and the numbers behind it.
 
     Attributes:
         text: as shown.
@@ -27,12 +28,17 @@ class Cell(NamedTuple):
 
 
 def published(text: str | None) -> Cell:
-    """A published number; a dash where the paper has one."""
+    """Returns a cell of a published number; a dash where the paper has one."""
     return Cell(text or "–")
 
 
-def measured(values, decimals: int | None = None, note: str = "", rounds_up: bool = False) -> Cell:
-    """A mean over seeds with its error bar, `not run` without any value.
+def measured(
+    values: Iterable[float],
+    decimals: int | None = None,
+    note: str = "",
+    rounds_up: bool = False,
+) -> Cell:
+    """Returns a cell of a mean over seeds with its error bar, `not run` without any value.
 
     Args:
         values: one a seed.
@@ -82,15 +88,15 @@ class Table(NamedTuple):
         return any(_missing(cell) for row in self.rows for cell in row)
 
     def heads(self) -> list[str]:
-        """One heading a column: `PG19 tokens, measured`."""
+        """Returns one heading a column: `PG19 tokens, measured`."""
         return [", ".join(filter(None, column)) for column in self.columns]
 
     def notes(self) -> list[str]:
-        """The notes of all cells, each once, in order."""
+        """Returns the notes of all cells, each once, in order."""
         return list(dict.fromkeys(cell.note for row in self.rows for cell in row if cell.note))
 
     def _marked(self):
-        """Cells as text, with a mark for each note: `2.07 [1]`."""
+        """Returns cells as text, with a mark for each note: `2.07 [1]`."""
         notes = self.notes()
         return [
             [f"{c.text} [{notes.index(c.note) + 1}]" if c.note else c.text for c in row]
@@ -98,7 +104,7 @@ class Table(NamedTuple):
         ]
 
     def _texts(self):
-        """Whether each column holds words, which go to the left; numbers go to the right."""
+        """Tells of each column whether it holds words, which go to the left, or numbers."""
         empty = ("", "–", NOT_RUN, NOT_EVALUATED)
         return [
             any(
@@ -110,7 +116,7 @@ class Table(NamedTuple):
         ]
 
     def as_markdown(self) -> str:
-        """With columns of one width, so that it reads as well in a terminal."""
+        """Returns Markdown with columns of one width, so that it reads as well in a terminal."""
         lines = [[text.replace("|", "\\|") for text in line] for line in self._marked()]
         lines = [self.heads(), *lines]
         widths = [max(map(len, cells)) for cells in zip(*lines)]
@@ -124,7 +130,7 @@ class Table(NamedTuple):
         return "\n".join([f"### {self.title}", "", *shown, "", *notes, "", self.caption, ""])
 
     def as_csv(self) -> str:
-        """The shown text; of measured cells the values too, in a column of their own."""
+        """Returns the shown text; of measured cells the values too, in a column of their own."""
         has_values = [any(row[i].values for row in self.rows) for i in range(len(self.columns))]
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
@@ -140,7 +146,8 @@ class Table(NamedTuple):
             writer.writerow(line([cell.text for cell in row], values))
         return file.getvalue()
 
-    def as_json(self) -> dict:
+    def as_json(self) -> dict[str, Any]:
+        """Returns the table as a dictionary that JSON can hold."""
         return {
             "name": self.name,
             "title": self.title,
@@ -150,15 +157,17 @@ class Table(NamedTuple):
         }
 
     def as_html(self) -> str:
-        """A `<table>`; measured cells carry their numbers in `data-values`."""
+        """Returns a `<table>`; measured cells carry their numbers in `data-values`."""
         kinds = self._column_classes()
-        spans, titles = [], []
+        spans: list[tuple[str, int, str]] = []
+        titles = []
         for column, kind in zip(self.columns, kinds):
             titles.append(f'<th scope="col"{kind}>{html.escape(column.title)}</th>')
             if spans and spans[-1][0] == column.group != "":
-                spans[-1][1] += 1
+                group, span, its_kind = spans.pop()
+                spans.append((group, span + 1, its_kind))
             else:
-                spans.append([column.group, 1, kind if column.group else ""])
+                spans.append((column.group, 1, kind if column.group else ""))
         groups = "".join(
             f'<th colspan="{span}" scope="colgroup"{kind}>{html.escape(group)}</th>'
             for group, span, kind in spans
@@ -174,7 +183,7 @@ class Table(NamedTuple):
                 state = "measured" if cell.values else "missing" if _missing(cell) else ""
                 values = " ".join(map(repr, cell.values))
                 data = f' data-values="{values}"' if cell.values else ""
-                # Numbers without an error bar keep its place free, so that points are aligned.
+                # Numbers without an error bar leave room for one, so that points are aligned.
                 data += f' data-pad="{bar}"' if bar and not _bar(cell) else ""
                 mark = f"<sup>{notes.index(cell.note) + 1}</sup>" if cell.note else ""
                 kind = f' class="{state}"{data}' if not kind else f'{kind[:-1]} {state}"{data}'
@@ -190,7 +199,7 @@ class Table(NamedTuple):
         )
 
     def _column_classes(self):
-        """Attributes of each column's cells: words to the left, a rule where a group begins."""
+        """Returns attributes of columns' cells: words to the left, a rule where a group begins."""
         classes, last = [], ""
         for column, is_text in zip(self.columns, self._texts()):
             found = ["words"] * is_text + ["first"] * (column.group != last)

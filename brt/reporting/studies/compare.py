@@ -42,7 +42,7 @@ def _numbers(found):
 
 
 def _counts(counts: TopCounts):
-    named = {
+    named: dict[str, int | None] = {
         "of": counts.of,
         **{kind.replace(" ", "_"): number for kind, number in counts.kinds.items()},
         **{f"last_seen_{where}": number for where, number in counts.where.items()},
@@ -70,7 +70,7 @@ def _excerpts(found):
 
 
 def _excerpt(direction, token: TopToken):
-    before, text, after = token.around
+    before, text, after = token.around or ("", "", "")
     return {
         "direction": direction,
         **token.of._asdict(),

@@ -8,7 +8,7 @@ def present(found: Reach) -> Content:
     """Returns the study's content; costs are in bits per token."""
     if not found.probes:
         return content({}, [], f"No document is longer than two blocks of {found.window:,} tokens.")
-    numbers = {
+    numbers: dict[str, float] = {
         "documents": found.documents,
         "longest": found.longest,
         "windows_reach": found.windows_reach,
