@@ -16,6 +16,7 @@ from architectures import ARCHITECTURES
 from brt.data.sources.base import Document
 from brt.data.stores.token_store import TokenStore, write_store
 from brt.data.streams.documents import DocumentStream
+from brt.data.vocabularies.base import ByteVocabulary
 from brt.experiment import Experiment
 from brt.models.shape_letters import spec
 from brt.training.optimizers import adafactor
@@ -35,19 +36,15 @@ CASES = [
 ]
 
 
-class Bytes:
-    name, size, fingerprint = "ids", 256, "f" * 64
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     rng = np.random.default_rng(0)
     documents = [
-        Document(f"document {d}", tokens=rng.integers(0, Bytes.size, rng.integers(1, 200)))
+        Document(f"document {d}", tokens=rng.integers(0, 256, rng.integers(1, 200)))
         for d in range(20)
     ]
     folder = tmp_path_factory.mktemp("sharding") / "train"
-    write_store(folder, documents, Bytes, {}, quiet=True)
+    write_store(folder, documents, ByteVocabulary(), {}, quiet=True)
     return TokenStore(folder)
 
 
