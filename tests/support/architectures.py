@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import compressive_numpy
 import paper_numpy
 import recurrent_networks_numpy
 import rmt_numpy
@@ -17,6 +18,7 @@ from flax import nnx
 from tiny_models import OneKey, cast, randomised
 
 from brt.models.block_recurrent import BlockRecurrentTransformer
+from brt.models.memories.compressive_memory import CompressiveMemory
 from brt.models.memories.external_memory import ExternalMemory
 from brt.models.memories.recurrent_cell import RecurrentCell
 from brt.models.model import Model
@@ -192,6 +194,21 @@ def recurrent_network(model, token, state) -> Architecture:
     )
 
 
+def compressive(length, **memory) -> Architecture:
+    """An entry of the Compressive Transformer; memory: arguments of its `CompressiveMemory`."""
+    config = dict(n_token=VOCABULARY, n_layer=3, n_head=2, d_model=12, d_head=4, d_inner=10)
+    config |= dict(mem_len=length)
+    settings = dict(memory_length=length, memory=functools.partial(CompressiveMemory, **memory))
+    return Architecture(
+        build=lambda rngs, **overrides: TransformerXL(
+            rngs, **WITHOUT_WINDOW | settings | overrides
+        ),
+        reference=lambda params: compressive_numpy.Reader(params, config, **memory),
+        settings=settings,
+        cleared=(0, 1, 2),
+    )
+
+
 def _rec(gate, arrangement, layers=(1,), **others):
     return block_recurrent(recurrent_layers=layers, gate=gate, arrangement=arrangement, **others)
 
@@ -237,6 +254,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "memtr_txl": around_transformer_xl(num_memory=2, memory_length=5, memory_at_end=False),
     "rmt_slide": around_blocks(num_memory=2),
     "rmt_rec": around_blocks(2, True, recurrent_layers=(1,), gate="fixed", arrangement="skip"),
+    "compressive_mean": compressive(6, compressed=5, rate=2, compression="mean"),
+    "compressive_max": compressive(4, compressed=3, rate=4, compression="max"),
+    "compressive_convolution": compressive(10, compressed=4, rate=2, compression="convolution"),
     "lstm": recurrent_network(
         LSTM, recurrent_networks_numpy.lstm_token, recurrent_networks_numpy.lstm_state
     ),

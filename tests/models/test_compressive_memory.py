@@ -1,0 +1,142 @@
+"""The compressive memory: what it equals, what trains it, what it refuses."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import ARCHITECTURES, SEGMENT, VOCABULARY, build, random_model
+from flax import nnx
+from tiny_models import OneKey, parameters, quick_jit, randomised, read_segment
+
+from brt.models.memories.compressive_memory import CompressiveMemory
+from brt.models.memories.hidden_memory import HiddenMemory
+from brt.models.transformer_xl import TransformerXL
+
+SEGMENTS, ROWS = 6, 2
+
+
+def with_memory(memory, length):
+    """A Transformer-XL of random parameters, the same for every memory without any."""
+    entry = ARCHITECTURES["txl_same_length"]
+    plain = dict(memory=memory, memory_length=length, same_length=False, clamp_length=None)
+    return randomised(
+        nnx.eval_shape(lambda: entry.build(OneKey(), **plain)).for_segments(SEGMENT), 1
+    )
+
+
+def read_all(model, seed=0):
+    """The logits of a document of several segments."""
+    rng = np.random.default_rng(seed)
+    caches, found = model.init_caches(ROWS), []
+    for _ in range(SEGMENTS):
+        tokens_BT = rng.integers(0, VOCABULARY, (ROWS, SEGMENT)).astype(np.int32)
+        logits_BTV, caches = read_segment(model, tokens_BT, np.zeros(ROWS, bool), caches)
+        found.append(np.asarray(logits_BTV))
+    return np.concatenate(found, axis=1), caches
+
+
+@pytest.mark.parametrize("compression", ["mean", "max"])
+def test_at_rate_1_it_is_a_transformer_xl_with_a_longer_memory(compression):
+    memory = functools.partial(CompressiveMemory, compressed=9, rate=1, compression=compression)
+    found, _ = read_all(with_memory(memory, 6))
+    expected, _ = read_all(with_memory(HiddenMemory, 15))
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    shorter, _ = read_all(with_memory(HiddenMemory, 14))
+    assert np.abs(found - shorter).max() > 1e-2
+
+
+def test_the_oldest_compressed_vectors_are_forgotten():
+    _, caches = read_all(random_model("compressive_mean"))
+    for cache in caches:
+        assert cache.compressed_BLD.shape[1] == 5
+        np.testing.assert_array_equal(cache.compressed_count_B, [5, 5])
+        np.testing.assert_array_equal(cache.count_B, [6, 6])
+
+
+def loss_parts(model):
+    """Gradients of the language model's loss, and of the reconstruction's, after some segments."""
+    graph, params = nnx.split(model, nnx.Param)
+    _, caches = read_all(model)
+    tokens_BT = np.random.default_rng(1).integers(0, VOCABULARY, (ROWS, SEGMENT)).astype(np.int32)
+
+    def both(params):
+        model = nnx.merge(graph, params)
+        x_BTD, _, monitors = model.stack(model.embed(tokens_BT), caches)
+        nats_BT, _ = model.token_losses(x_BTD, jnp.asarray(tokens_BT))
+        return nats_BT.mean(), monitors["added_nats"]
+
+    slopes = [quick_jit(jax.grad(lambda params, part=part: both(params)[part])) for part in (0, 1)]
+    return [parameters(nnx.merge(graph, slope(params))) for slope in slopes], both(params)
+
+
+def test_reconstruction_trains_the_compression_and_nothing_else():
+    (of_text, of_reconstruction), (_, error) = loss_parts(random_model("compressive_convolution"))
+    assert error > 0
+    for layer in of_text.pop("memories").values():
+        assert not np.asarray(layer["kernel_YDI"]).any()
+    for layer in of_reconstruction.pop("memories").values():
+        assert np.abs(layer["kernel_YDI"]).max() > 1e-6
+    assert any(np.asarray(leaf).any() for leaf in jax.tree.leaves(of_text))
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(of_reconstruction))
+
+
+def test_a_compression_that_loses_nothing_has_no_reconstruction_error():
+    memory = functools.partial(CompressiveMemory, compressed=12, rate=1, compression="convolution")
+    model = with_memory(memory, 4)
+    for each in model.memories:
+        each.kernel_YDI[...] = jnp.eye(12)[None]
+    _, (_, error) = loss_parts(model)
+    assert error < 1e-12
+
+
+def test_the_error_counts_the_rows_in_which_something_is_compressed():
+    model = random_model("compressive_convolution")
+    memory, layer = model.memories[1], model.layers[1]
+    rng = np.random.default_rng(3)
+    x_BTD, old_BOD = (jnp.asarray(rng.normal(size=(2, 8, 12)), jnp.float32) for _ in range(2))
+    new_BLD = memory.compress(old_BOD)
+    found = memory.reconstruction_error(layer, x_BTD, old_BOD, new_BLD, jnp.array([8, 0]))
+    alone = memory.reconstruction_error(layer, x_BTD[:1], old_BOD[:1], new_BLD[:1], jnp.array([8]))
+    np.testing.assert_allclose(found, alone, rtol=1e-6)
+    none = memory.reconstruction_error(layer, x_BTD, old_BOD, new_BLD, jnp.array([0, 0]))
+    assert none == 0
+
+
+def test_it_reaches_its_compressed_inputs_too():
+    model, P = random_model("compressive_mean"), SEGMENT
+    plain = with_memory(HiddenMemory, 6)
+    assert model.windows_reach() == plain.windows_reach()
+    oldest = P - 1
+    for _ in range(3):  # by hand: the segment's start, six inputs, five times two before them
+        oldest = oldest // P * P - 6 - 10
+    assert model.receptive_field() == P - 1 - oldest
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(compression="sum"), r"CompressiveMemory\.compression = 'sum': choose one of"),
+        (dict(compressed=0), r"CompressiveMemory\.compressed = 0"),
+        (dict(rate=4), r"rate = 4 .*divide TransformerXL\.memory_length = 6"),
+        (dict(reconstruction_weight=-1.0), r"reconstruction_weight = -1\.0"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(settings, message):
+    with pytest.raises(ValueError, match=message):
+        build("compressive_mean", memory=functools.partial(
+            CompressiveMemory, **dict(compressed=5, rate=2) | settings
+        ))  # fmt: skip
+
+
+def test_segments_that_the_rate_does_not_divide_are_refused():
+    model = TransformerXL(
+        nnx.Rngs(0),
+        **dict(vocabulary_size=7, num_layers=1, width=4, num_heads=1, head_size=2),
+        feed_forward_size=4,
+        memory_length=6,
+        memory=functools.partial(CompressiveMemory, compressed=2, rate=3),
+    )
+    with pytest.raises(ValueError, match=r"rate = 3 must divide the 8 positions"):
+        model.for_segments(8)
