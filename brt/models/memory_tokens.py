@@ -141,11 +141,12 @@ class CausalMemoryTokens(MemoryTokens):
     def __init__(self, body, layout: MemoryLayout):
         X, W = layout.positions, body.period
         if X % W:
+            shorter = layout.period - X % W
+            lengths = (shorter, shorter + W) if shorter > layout.num_memory else (shorter + W,)
             raise ValueError(
                 f"A segment of {layout.period} tokens with its memory tokens is {X} positions, "
                 f"and {type(body).__name__} reads blocks of {W}: make the segment length "
-                f"{max(X // W, 1) * W - X + layout.period} or "
-                f"{(X // W + 1) * W - X + layout.period}, or bind another "
+                f"{' or '.join(map(str, lengths))}, or bind another "
                 "RecurrentMemoryTransformer.num_memory."
             )
         self.body = body

@@ -4,14 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, VOCABULARY, WINDOW, random_model
+from architectures import ARCHITECTURES, VOCABULARY, WINDOW, abstract, random_model
 from tiny_models import parameters, quick_jit, read_segment
 
 from brt.models.block_feedback import run_blocks, state_source
 from brt.models.layer import Layer
+from brt.models.memories.recurrent_cell import StateCache
 
 B, W, D, A = 2, WINDOW, 12, 8
-FEEDBACK = [name for name in ARCHITECTURES if name.startswith("feedback")]
+FEEDBACK = [name for name, entry in ARCHITECTURES.items() if entry.settings.get("feedback")]
 
 
 def tokens(blocks=2, seed=0):
@@ -46,10 +47,14 @@ def test_every_layer_has_a_second_query_and_a_projection_of_double_width(name):
 
 
 def test_of_several_states_the_highest_is_fed_back():
-    layers = random_model("feedback_two_cells").layers
+    layers = abstract("feedback_two_cells").layers
     assert state_source(layers) == 2
     assert state_source(layers[:2]) == 0
-    assert state_source(random_model("feedback_fixed_skip").layers) == 1
+    assert state_source(abstract("feedback_fixed_skip").layers) == 1
+    # An external memory offers no states, however high it stands.
+    higher = abstract("feedback_memorizing", memorizing_layers=(1, 2))
+    assert "memory" in higher.layers[2].memory_names
+    assert state_source(higher.layers) == 1
 
 
 def test_the_state_after_a_block_moves_every_layer_of_the_next():
@@ -57,20 +62,22 @@ def test_the_state_after_a_block_moves_every_layer_of_the_next():
     model = random_model("feedback_fixed_skip", recurrent_layers=(2,))
     empty, top = model.init_caches(B), state_source(model.layers)
     _, caches = read(model, tokens(1), empty)
-    states_BSD = caches[top].states_BSD
     changed = list(caches)
-    changed[top] = caches[top]._replace(states_BSD=states_BSD + 1.0)
+    changed[top] = with_other_states(caches[top])
     before_BTV, before = read(model, tokens(1, seed=1), caches)
     after_BTV, after = read(model, tokens(1, seed=1), tuple(changed))
     # The lowest layer's keys are made of the embeddings alone.
-    assert moved(window(before[0]).keys_BWHK, window(after[0]).keys_BWHK) == 0
+    assert moved(before[0].window.keys_BWHK, after[0].window.keys_BWHK) == 0
     for i in (1, 2):
-        assert moved(window(before[i]).keys_BWHK, window(after[i]).keys_BWHK) > 1e-3
+        assert moved(before[i].window.keys_BWHK, after[i].window.keys_BWHK) > 1e-3
     assert (np.abs(np.asarray(before_BTV) - after_BTV).max(axis=-1) > 1e-4).all()
 
 
-def window(cache):
-    return getattr(cache, "window", cache)
+def with_other_states(cache):
+    """The cache of a layer with a cell, its states moved."""
+    states, *others = cache.memories
+    moved_states = StateCache(states.states_BSD + 1.0)
+    return cache._replace(memories=(moved_states, *others))
 
 
 def test_a_lower_layer_with_a_cell_of_its_own_reads_its_own():
@@ -78,14 +85,14 @@ def test_a_lower_layer_with_a_cell_of_its_own_reads_its_own():
     empty = model.init_caches(B)
     _, before = read(model, tokens(1), empty)
     # Nothing above it but through layer 1: its own block's states do not hear of the top.
-    changed = (*empty[:2], empty[2]._replace(states_BSD=empty[2].states_BSD + 1.0))
+    changed = (*empty[:2], with_other_states(empty[2]))
     _, after = read(model, tokens(1), changed)
-    np.testing.assert_array_equal(after[0].states_BSD, before[0].states_BSD)
-    assert moved(after[1].keys_BWHK, before[1].keys_BWHK) == 0  # of layer 0's output
+    jax.tree.map(np.testing.assert_array_equal, after[0].memories, before[0].memories)
+    assert moved(after[1].window.keys_BWHK, before[1].window.keys_BWHK) == 0  # of layer 0's output
     assert moved(after[2].window.keys_BWHK, before[2].window.keys_BWHK) > 1e-3  # of layer 1's
-    changed = (empty[0]._replace(states_BSD=empty[0].states_BSD + 1.0), *empty[1:])
+    changed = (with_other_states(empty[0]), *empty[1:])
     _, after = read(model, tokens(1), changed)
-    assert moved(after[1].keys_BWHK, before[1].keys_BWHK) > 1e-3
+    assert moved(after[1].window.keys_BWHK, before[1].window.keys_BWHK) > 1e-3
 
 
 @pytest.mark.parametrize("name", FEEDBACK[1:])
@@ -94,7 +101,7 @@ def test_without_the_states_half_in_plain_layers_feedback_is_recurrence(name):
     model = random_model(name)
     plain = random_model(name, feedback=False)
     for i, layer in enumerate(model.layers):
-        if layer.cell is not None:
+        if layer.num_states:
             plain.layers[i] = layer
             continue
         layer.output_CD[...] = layer.output_CD[...].at[A:].set(0.0)

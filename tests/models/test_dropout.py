@@ -14,6 +14,7 @@ import brt.models.layer
 from brt.models.layer import Layer
 from brt.models.layers.attention import attend
 from brt.models.layers.dropout import dropout, keep_mask
+from brt.models.layers.sizes import Sizes
 from brt.models.memories.recurrent_cell import RecurrentCell
 
 KEY = jax.random.key(7)
@@ -61,7 +62,7 @@ B, T, W, D, F, H = 2, 8, 4, 8, 6, 2
 
 def layer(**parameters):
     """A plain layer that does nothing but what the given parameters make it do."""
-    module = nnx.eval_shape(lambda: Layer(OneKey(), D, H, D // H, F, W, dropout=0.5))
+    module = nnx.eval_shape(lambda: Layer(OneKey(), Sizes(D, H, D // H, F), W, dropout=0.5))
     module = randomised(module, seed=3)
     module.output_AD[...] = jnp.zeros((D, D))
     module.feed_forward.output_FD[...] = jnp.zeros((F, D))
@@ -98,7 +99,7 @@ def test_the_normalised_input_of_attention_is_dropped_alike_in_all_rows():
     x_BTD = activations()
     _, cache, _ = run(module, x_BTD, key=KEY)
     _, whole, _ = run(module, x_BTD)
-    kept = is_dropped(cache.values_BWHK, whole.values_BWHK)
+    kept = is_dropped(cache.window.values_BWHK, whole.window.values_BWHK)
     assert (kept[0] == kept[1]).all()
 
 
@@ -120,9 +121,9 @@ def test_attention_weights_are_dropped_alike_in_all_rows():
     module = layer(output_AD=jnp.eye(D), queries_DA=jnp.zeros((D, D)))
     module.values_DA[...] = jnp.zeros((D, D))
     x_BTD = activations()
-    window = module.init_cache(B, x_BTD.dtype)
-    window = window._replace(values_BWHK=jnp.ones_like(window.values_BWHK))
-    attended = run(module, x_BTD, window, KEY)[0] - x_BTD
+    cache = module.init_cache(B, x_BTD.dtype)
+    ones = cache.window._replace(values_BWHK=jnp.ones_like(cache.window.values_BWHK))
+    attended = run(module, x_BTD, cache._replace(window=ones), KEY)[0] - x_BTD
     counts = np.asarray(attended).reshape(B, 2, W, H, D // H) / (2 / W)
     # Block 0 reads the ones of the cache: W - i of them at token i; block 1 reads zeros.
     np.testing.assert_allclose(counts, np.round(counts), atol=1e-4)
@@ -166,25 +167,25 @@ def test_the_input_of_the_logits_is_dropped():
 
 def test_no_key_reaches_the_cell(monkeypatch):
     """What the cell does with the tokens' keys and values in training is what it always does."""
-    for method in ("step", "keys_values", "over_blocks", "initial_states"):
+    for method in ("step", "keys_values", "take_in", "init_cache"):
         assert not {"key", "rngs", "dropout"} & set(
             inspect.signature(getattr(RecurrentCell, method)).parameters
         )
     model = random_model("rec_fixed_skip", dropout=0.5, num_layers=1, recurrent_layers=(0,))
-    over_blocks = RecurrentCell.over_blocks
+    take_in = RecurrentCell.take_in
 
     def what_the_cell_does(key):
         seen = []
 
         def record(cell, *inputs):
-            seen.append((inputs, over_blocks(cell, *inputs)))
+            seen.append((inputs, take_in(cell, *inputs)))
             return seen[-1][1]
 
-        monkeypatch.setattr(RecurrentCell, "over_blocks", record)
+        monkeypatch.setattr(RecurrentCell, "take_in", record)
         model(jnp.arange(16).reshape(2, 8), model.init_caches(2), key)
-        ((states_BSD, k_BGJHK, v_BGJHK, *_), outputs) = seen[0]
-        again = over_blocks(model.layers[0].cell, states_BSD, k_BGJHK, v_BGJHK)
-        return k_BGJHK, outputs, again
+        ((cache, blocks, *_), outputs) = seen[0]
+        again = take_in(model.layers[0].cell, cache, blocks)
+        return blocks.keys_BGJHK, outputs, again
 
     reads, found, again = quick_jit(what_the_cell_does)(KEY)
     jax.tree.map(np.testing.assert_array_equal, again, found)

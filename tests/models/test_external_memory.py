@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from architectures import SEGMENT, VOCABULARY, WINDOW, abstract, random_model
-from brt.models.memories.memorizing_cache import DecodingMemorizing, MemorizingCache
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,21 +14,22 @@ from tiny_models import OneKey, parameters, quick_jit, read_segment
 
 from brt import config
 from brt.models.block_recurrent import BlockRecurrentTransformer
-from brt.models.caches import WindowCache
 from brt.models.counts import count_parameters
-from brt.models.memories.external_memory import ExternalMemory
+from brt.models.layers.sizes import Sizes
+from brt.models.memories.external_memory import ExternalMemory, RingCache
+from brt.models.memories.memory import LayerTokens
 
 H, K = 2, 4
 
 
 def memory_of(**options):
-    return ExternalMemory(OneKey(), H, options.pop("window", WINDOW), **options)
+    sizes = Sizes(width=12, num_heads=H, head_size=K, feed_forward_size=10)
+    return ExternalMemory(OneKey(), sizes, options.pop("window", WINDOW), **options)
 
 
 def ring(rows, size, dtype=np.float32):
     zeros = jnp.zeros((rows, size, H, K), dtype)
-    window = WindowCache(zeros[:, :WINDOW], zeros[:, :WINDOW])
-    return MemorizingCache(window, zeros, zeros, jnp.zeros(rows, jnp.int32))
+    return RingCache(zeros, zeros, jnp.zeros(rows, jnp.int32))
 
 
 def tokens_of(rows, length, seed=0):
@@ -70,11 +70,9 @@ def test_writing_all_rows_is_writing_every_row():
     jax.tree.map(np.testing.assert_array_equal, memory.write(ring(3, 8), k, v), some)
 
 
-def test_clearing_forgets_the_memory_and_keeps_the_window():
-    cache = jax.tree.map(lambda x: x + 1, ring(2, 8))
-    found = cache.clear_state(ring(2, 8))
-    assert all((x == 1).all() for x in found.window)
-    assert not any(x.any() for x in found[1:])
+def test_clearing_forgets_the_memory():
+    used = jax.tree.map(lambda x: x + 1, ring(2, 8))
+    assert not any(x.any() for x in used.clear_state(ring(2, 8)))
 
 
 # The search
@@ -142,12 +140,13 @@ def test_nothing_is_found_in_the_first_block_and_an_empty_slot_that_is_taken_cou
     memory = memory_of(size=16, neighbours=2, search=search)
     q, k, v = tokens_of(1, 2 * WINDOW, seed=5)
     scale_H = jnp.ones(H)
-    found = memory.read(q, ring(1, 16), k, v, scale_H)
+    found = memory.search_memory(ring(1, 16), LayerTokens(q, k, v, scale_H))
     assert not found[:, :WINDOW].any() and np.abs(found[:, WINDOW:]).min() > 0
     # One filled slot beside one empty one: weights exp(q.k) and exp(0), values v and 0.
     lone = memory_of(window=1, size=2, neighbours=2, search="exact")
     cache = lone.write(ring(1, 2), k[:, :1], v[:, :1])
-    (found,) = lone.read(q[:, :1], cache, k[:, :1], v[:, :1], scale_H)[0]
+    token = LayerTokens(q[:, :1], k[:, :1], v[:, :1], scale_H)
+    (found,) = lone.search_memory(cache, token)[0]
     weight_H1 = np.exp(np.sum(q[0, 0] * k[0, 0], axis=-1, keepdims=True))
     np.testing.assert_allclose(found, v[0, 0] * weight_H1 / (weight_H1 + 1), rtol=1e-5)
 
@@ -155,7 +154,10 @@ def test_nothing_is_found_in_the_first_block_and_an_empty_slot_that_is_taken_cou
 def test_the_negative_and_the_positive_scale_search_and_read_alike():
     memory = memory_of(size=16, neighbours=2)
     q, k, v = tokens_of(1, 2 * WINDOW, seed=6)
-    both = [memory.read(q, ring(1, 16), k, v, s * jnp.ones(H)) for s in (3.0, -3.0)]
+    both = [
+        memory.search_memory(ring(1, 16), LayerTokens(q, k, v, s * jnp.ones(H)))
+        for s in (3.0, -3.0)
+    ]
     np.testing.assert_array_equal(*both)
 
 
@@ -164,7 +166,7 @@ def test_the_negative_and_the_positive_scale_search_and_read_alike():
 
 def mixing(model, value):
     for layer in model.layers:
-        if layer.memory is not None:
+        if "memory" in layer.memory_names:
             layer.memory.mix_H[...] = jnp.full(2, value)
     return model
 
@@ -245,11 +247,7 @@ def test_sizes_that_do_not_fit_are_named(options, named):
     ("settings", "named"),
     [
         (dict(memorizing_layers=(3,)), r"memorizing_layers = \(3,\): layer 3.*0 \.\.\. 2"),
-        (dict(memorizing_layers=(-1,), recurrent_layers=(2,)), "both name layer 2"),
-        (
-            dict(memorizing_layers=(0,), recurrent_layers=(2,), feedback=True),
-            r"feedback = True and BlockRecurrentTransformer\.memorizing_layers = \(0,\)",
-        ),
+        (dict(memories=((ExternalMemory, (5,)),)), r"memories = \(5,\): layer 5.*0 \.\.\. 2"),
     ],
 )
 def test_layers_that_cannot_memorize_are_named(settings, named):
@@ -257,23 +255,37 @@ def test_layers_that_cannot_memorize_are_named(settings, named):
         abstract("slide", neighbours=2, **settings)
 
 
+def test_a_layer_with_two_external_memories_is_refused():
+    second = functools.partial(ExternalMemory, size=4, neighbours=2)
+    with pytest.raises(ValueError, match=r'ExternalMemory\.name = "memory" is taken in its layer'):
+        abstract("slide", neighbours=2, memorizing_layers=(-1,), memories=((second, (2,)),))
+
+
+def test_a_layer_may_memorize_and_recur_and_be_fed_back_to():
+    """That it computes what it should is a law, of `rec_memorizing` and `feedback_memorizing`."""
+    settings = dict(neighbours=2, memorizing_layers=(-1, 0), recurrent_layers=(2,), feedback=True)
+    layers = abstract("slide", **settings).layers
+    assert [layer.memory_names for layer in layers] == [("memory",), (), ("cell", "memory")]
+    assert all("cross_queries_DA" in parameters(layer) for layer in layers)
+
+
 def test_gin_configures_the_memory_of_the_layers_that_have_one():
     sizes = ["ExternalMemory.size = 24", "ExternalMemory.neighbours = 5"]
     config.parse([], ["BlockRecurrentTransformer.memorizing_layers = (-2,)", *sizes])
     model = nnx.eval_shape(lambda: BlockRecurrentTransformer(OneKey(), 8, 3, 4, 2, 4, 4, 6))
-    assert [layer.memory is not None for layer in model.layers] == [False, True, False]
+    assert [layer.memory_names for layer in model.layers] == [(), ("memory",), ()]
     memory = model.layers[1].memory
     assert (memory.size, memory.neighbours, memory.search) == (24, 5, "exact")
     assert memory.mix_H.shape == (2,)
     assert "table_HR" not in str(parameters(model)["layers"][1])
-    assert count_parameters(parameters(model)).recurrence == 2
+    assert count_parameters(model).recurrence == 2
 
 
 def test_a_memory_in_bfloat16_counts_its_tokens_in_whole_numbers():
     model = random_model("memorizing_exact", activation_dtype="bfloat16")
-    cache = model.init_caches(2)[1]
-    assert isinstance(cache, MemorizingCache)
+    (cache,) = model.init_caches(2)[1].memories
+    assert isinstance(cache, RingCache)
     assert cache.keys_BMHK.dtype == cache.values_BMHK.dtype == jnp.bfloat16
     assert cache.keys_BMHK.shape == (2, 2 * WINDOW, 2, 4) and cache.written_B.dtype == jnp.int32
-    decoding = model.begin_decoding(model.init_caches(2))[1]
-    assert isinstance(decoding, DecodingMemorizing) and decoding.keys_BMHK.dtype == jnp.bfloat16
+    (decoding,) = model.begin_decoding(model.init_caches(2))[1].memories
+    assert isinstance(decoding, RingCache) and decoding.keys_BMHK.dtype == jnp.bfloat16

@@ -1,5 +1,7 @@
 """One layer: what it weighs, what its tokens see, and what it says of its states."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,12 @@ from architectures import random_model
 from flax import nnx
 from tiny_models import OneKey, drawn, parameters, quick_jit
 
-from brt.models.layer import Layer
+from brt.models.layer import Layer, joined
+from brt.models.layers.initializers import parameter
+from brt.models.layers.sizes import Sizes
+from brt.models.memories.external_memory import ExternalMemory
+from brt.models.memories.memory import BlockStates, LayerMemory
+from brt.models.memories.recurrent_cell import RecurrentCell
 
 D, H, K, F, W, S, B = 12, 2, 4, 10, 4, 3, 2
 A = H * K
@@ -44,13 +51,13 @@ def weights(layer):
 def test_a_plain_layer_weighs_four_attention_matrices_and_two_of_the_network():
     sizes = [leaf.size for leaf in jax.tree.leaves(parameters(random_layer())) if leaf.ndim == 2]
     assert sum(sizes) == 4 * D * A + 2 * D * F + H * 32
-    published = nnx.eval_shape(lambda: Layer(OneKey(), 1024, 8, 128, 4096, 512))
+    published = nnx.eval_shape(lambda: Layer(OneKey(), Sizes(1024, 8, 128, 4096), 512))
     sizes = [leaf.size for leaf in jax.tree.leaves(parameters(published)) if leaf.ndim == 2]
     assert sum(sizes) - 8 * 32 == 12_582_912
 
 
 def test_matrices_begin_with_variance_one_over_their_input():
-    layer = drawn(lambda: Layer(nnx.Rngs(0), 320, 4, 100, 500, W, reads_states=True))
+    layer = drawn(lambda: Layer(nnx.Rngs(0), Sizes(320, 4, 100, 500), W, reads_states=True))
     for matrix, fan_in in (
         (layer.queries_DA, 320),
         (layer.keys_DA, 320),
@@ -112,9 +119,9 @@ def test_the_cache_is_the_keys_and_values_of_the_last_block():
     for b in range(B):
         y_WD = paper.rms_norm(np.asarray(x_BTD[b, 2 * W :], np.float64), p["attention_norm"])
         k_WHK = paper.unit_length((y_WD @ p["keys_DA"]).reshape(W, H, K))
-        np.testing.assert_allclose(cache.keys_BWHK[b], k_WHK, atol=1e-5)
+        np.testing.assert_allclose(cache.window.keys_BWHK[b], k_WHK, atol=1e-5)
         v_WHK = (y_WD @ p["values_DA"]).reshape(W, H, K)
-        np.testing.assert_allclose(cache.values_BWHK[b], v_WHK, atol=1e-5)
+        np.testing.assert_allclose(cache.window.values_BWHK[b], v_WHK, atol=1e-5)
 
 
 # What it says of its states
@@ -145,7 +152,8 @@ def test_monitors_say_how_large_states_are_and_how_much_was_kept():
     _, cache, monitors = read(layer, x_BTD)
     assert set(monitors) == {"kept", "state_norm", "state_share"}
     np.testing.assert_allclose(monitors["kept"], 0.8, rtol=1e-6)
-    rms = np.sqrt(np.mean(np.square(np.asarray(cache.states_BSD, np.float64))))
+    (states,) = cache.memories
+    rms = np.sqrt(np.mean(np.square(np.asarray(states.states_BSD, np.float64))))
     np.testing.assert_allclose(monitors["state_norm"], rms, rtol=1e-5)
 
 
@@ -159,6 +167,95 @@ def test_the_states_share_compares_what_the_two_halves_add():
         layer.output_CD[...] = jnp.zeros_like(whole_CD).at[half].set(whole_CD[half])
         added.append(np.sqrt(np.mean(np.square(read(layer, x_BTD)[0] - x_BTD))))
     np.testing.assert_allclose(monitors["state_share"], added[1] / sum(added), rtol=1e-4)
+
+
+# Several memories
+
+
+class Still(LayerMemory):
+    """Offers the same states to every block, whatever it reads."""
+
+    def __init__(self, rngs, keys_SHK, values_SHK, name):
+        self.name = name
+        self.num_states = len(keys_SHK)
+        self.keys_SHK = parameter(rngs, lambda *_: keys_SHK, *keys_SHK.shape)
+        self.values_SHK = parameter(rngs, lambda *_: values_SHK, *values_SHK.shape)
+
+    def init_cache(self, rows, dtype):
+        return StillCache(jnp.zeros((rows, 1)))
+
+    def states(self, cache, dtype):
+        def repeated(x_SHK, blocks=1):
+            rows = len(cache.unused_BN)
+            return jnp.broadcast_to(x_SHK[...], (rows, blocks, *x_SHK.shape))
+
+        return BlockStates(repeated(self.keys_SHK), repeated(self.values_SHK))
+
+    def take_in(self, cache, blocks, known=None, remat=False):
+        G = blocks.keys_BGJHK.shape[1]
+        offered = self.states(cache, blocks.keys_BGJHK.dtype)
+        return cache, BlockStates(*(jnp.repeat(x, G, axis=1) for x in offered)), {}
+
+
+class StillCache(NamedTuple):
+    unused_BN: jax.Array
+
+    def clear_state(self, empty):
+        return empty
+
+
+def test_the_states_of_several_memories_are_read_as_those_of_one():
+    keys_SHK, values_SHK = draw(5, H, K), draw(5, H, K, seed=1)
+
+    def with_states(*cuts):
+        parts = zip(cuts, np.split(keys_SHK, cuts[:-1]), np.split(values_SHK, cuts[:-1]))
+        memories = tuple(Still(OneKey(), k, v, f"until{cut}") for cut, k, v in parts)
+        return Layer(nnx.Rngs(0), Sizes(D, H, K, F), W, memories=memories)
+
+    x_BTD, found = draw(B, 2 * W, D), []
+    for cuts in ((5,), (2, 5), (2, 3, 5)):
+        layer = with_states(*cuts)
+        assert len(layer.memories) == len(cuts) and layer.num_states == 5
+        y_BTD, cache, _ = read(layer, x_BTD)
+        decoded_BD, _ = quick_jit(layer.decode)(x_BTD[:, 0], layer.begin_decoding(cache))
+        found.append((y_BTD, decoded_BD))
+    for others in found[1:]:
+        for one, several in zip(found[0], others):
+            np.testing.assert_allclose(several, one, rtol=1e-5, atol=1e-5)
+    silent, _, _ = read(Layer(nnx.Rngs(0), Sizes(D, H, K, F), W), x_BTD)
+    assert np.abs(silent - found[0][0]).max() > 1e-2
+
+
+def test_states_are_joined_in_the_order_of_their_memories():
+    first, second = (
+        BlockStates(*draw(2, B, 3, S, H, K, seed=seed)) for seed, S in ((1, 2), (2, 4))
+    )
+    assert joined([]) is None and joined([None, None]) is None
+    assert joined([None, first]) is first
+    for x, y, both in zip(first, second, joined([first, None, second]), strict=True):
+        np.testing.assert_array_equal(both, np.concatenate([x, y], axis=2))
+
+
+def test_a_cell_and_an_external_memory_stand_in_one_layer():
+    layer = random_layer(recurrent=(0,), memorizing_layers=(0,), search="exact", neighbours=2)
+    assert layer.memory_names == ("cell", "memory")
+    assert [type(memory) for memory in layer.memories] == [RecurrentCell, ExternalMemory]
+    _, cache, monitors = read(layer, draw(B, 2 * W, D))
+    assert set(monitors) == {"kept", "state_norm", "state_share", "memory_share"}
+    states, ring = cache.memories
+    assert (ring.written_B == 2 * W).all()
+    learned = layer.cell.initial_states_SD[...]
+    assert (np.abs(states.states_BSD - learned).max(axis=(1, 2)) > 1e-3).all()
+
+
+@pytest.mark.parametrize(
+    ("names", "taken"),
+    [(("one", "two", "one"), "one"), (("feed_forward",), "feed_forward"), (("window",), "window")],
+)
+def test_a_name_that_is_taken_in_its_layer_is_refused(names, taken):
+    memories = tuple(Still(OneKey(), draw(1, H, K), draw(1, H, K), name) for name in names)
+    with pytest.raises(ValueError, match=f'^Still.name = "{taken}" is taken in its layer: .*\\.$'):
+        Layer(OneKey(), Sizes(D, H, K, F), W, memories=memories)
 
 
 # Variants

@@ -92,11 +92,14 @@ def test_a_loaded_model_gives_the_logits_of_the_exported_one(cell):
 MEMORY = dict(memorizing_layers=(0, 2), size=8, neighbours=2, search="bucketed")
 
 
-def test_an_external_memory_survives_the_journey_and_its_settings_are_told():
-    model = meliad_model()
-    assert "transformer1/external_memory_bias" not in exported(model)
-    model = random_model("slide", **MELIAD | MEMORY)
+@pytest.mark.parametrize("cell", [{}, CELLS[2], CELLS[3]], ids=name_of)
+def test_an_external_memory_survives_the_journey_and_its_settings_are_told(cell):
+    """In layers with a cell too: the released code mixes it in there as it does elsewhere."""
+    assert not [name for name in exported(meliad_model(**cell)) if "external_memory" in name]
+    model = random_model("slide", **MELIAD | MEMORY | cell)
     model.begin_D[...] = model.begin_D[...] * 0
+    both = [layer.memory_names == ("cell", "memory") for layer in model.layers]
+    assert both == [bool(cell), False, bool(cell)]
     flat = exported(model)
     assert flat["transformer2/external_memory_bias"].shape == (2,)
     assert "transformer2/relative_positions/rel_embedding" not in flat
@@ -107,10 +110,12 @@ def test_an_external_memory_survives_the_journey_and_its_settings_are_told():
     jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(loaded), nnx.to_pure_dict(params))
 
 
-def test_a_layer_with_states_and_a_memory_is_refused():
-    flat = exported(meliad_model(**CELLS[0]))
-    with pytest.raises(UnsupportedCheckpoint, match="both name layer 1"):
-        load(flat | {"transformer1/external_memory_bias": np.zeros(2)}, WINDOW)
+@pytest.mark.parametrize("cell", [{}, CELLS[0]], ids=name_of)
+def test_a_memorizing_layer_with_a_position_bias_is_refused(cell):
+    """brt's have none, whether they have a cell or not."""
+    flat = exported(meliad_model(**cell)) | {"transformer1/external_memory_bias": np.zeros(2)}
+    with pytest.raises(UnsupportedCheckpoint, match="transformer1/relative_positions"):
+        load(flat, WINDOW, size=8, neighbours=2)
 
 
 def random_model_like(model):

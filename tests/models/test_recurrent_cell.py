@@ -9,11 +9,13 @@ import paper_numpy as paper
 import pytest
 from architectures import random_model
 from flax import nnx
-from tiny_models import drawn, parameters, quick_jit
+from tiny_models import OneKey, drawn, parameters, quick_jit
 
 from brt.models.layers.norms import unit_heads
+from brt.models.layers.sizes import Sizes
 from brt.models.memories.gates import KINDS
-from brt.models.memories.recurrent_cell import ARRANGEMENTS, BlockStates, RecurrentCell
+from brt.models.memories.memory import BlockPairs, BlockStates
+from brt.models.memories.recurrent_cell import ARRANGEMENTS, RecurrentCell, StateCache
 
 D, H, K, F, S, W, B = 12, 2, 4, 10, 3, 4, 2
 A = H * K
@@ -117,7 +119,7 @@ def test_a_fixed_skip_cell_costs_eight_matrices_and_two_tables(num_states):
 @pytest.mark.parametrize("num_states", [1, 7])
 def test_states_and_window_are_independent(settings, num_states):
     cell = random_cell(num_states=num_states, **settings)
-    states_BSD = cell.initial_states(B)
+    (states_BSD,) = cell.init_cache(B, jnp.bfloat16)
     assert states_BSD.shape == (B, num_states, D) and states_BSD.dtype == jnp.float32
     np.testing.assert_array_equal(states_BSD, [cell.initial_states_SD[...]] * B)
     found = next_states(cell, states_BSD, *tokens())
@@ -210,8 +212,8 @@ def test_sequential_attention_reads_the_tokens_with_states_that_have_read_one_an
 
 @pytest.mark.parametrize("settings", [ALL[0], ALL[5], ALL[6]], ids=lambda s: "-".join(s.values()))
 def test_the_loop_over_blocks_is_one_step_after_another(settings):
-    cell, (k_BGJHK, v_BGJHK) = random_cell(**settings), tokens(blocks=3)
-    last_BSD, seen, kept = quick_jit(cell.over_blocks)(draw(B, S, D), k_BGJHK, v_BGJHK)
+    cell, blocks = random_cell(**settings), BlockPairs(*tokens(blocks=3))
+    last, seen, monitors = quick_jit(cell.take_in)(StateCache(draw(B, S, D)), blocks)
     states_BSD, shares, one_step = draw(B, S, D), [], quick_jit(cell.step)
     read_states = quick_jit(lambda states_BSD: cell.keys_values(states_BSD, jnp.float32))
     for g in range(3):
@@ -219,18 +221,21 @@ def test_the_loop_over_blocks_is_one_step_after_another(settings):
         keys_values = read_states(states_BSD)
         for found, expected in zip(seen, keys_values, strict=True):
             np.testing.assert_allclose(found[:, g], expected, atol=1e-5)
-        states_BSD, share = one_step(states_BSD, *keys_values, k_BGJHK[:, g], v_BGJHK[:, g])
+        read = (x_BGJHK[:, g] for x_BGJHK in blocks)
+        states_BSD, share = one_step(states_BSD, *keys_values, *read)
         shares.append(share)
-    np.testing.assert_allclose(last_BSD, states_BSD, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(kept, np.mean(shares), rtol=1e-5)
+    np.testing.assert_allclose(last.states_BSD, states_BSD, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(monitors["kept"], np.mean(shares), rtol=1e-5)
 
 
 def test_one_block_whose_states_are_known_gives_what_the_loop_gives():
-    cell, (k_BGJHK, v_BGJHK) = random_cell(gate="lstm"), tokens(blocks=1)
-    states_BSD = draw(B, S, D)
-    known = BlockStates(*(x[:, None] for x in cell.keys_values(states_BSD, jnp.float32)))
-    found = quick_jit(cell.over_blocks)(states_BSD, k_BGJHK, v_BGJHK, known)
-    loop = quick_jit(cell.over_blocks)(states_BSD, k_BGJHK, v_BGJHK)
+    cell, blocks = random_cell(gate="lstm"), BlockPairs(*tokens(blocks=1))
+    cache = StateCache(draw(B, S, D))
+    known = cell.states(cache, jnp.float32)
+    expected = (x[:, None] for x in cell.keys_values(cache.states_BSD, jnp.float32))
+    jax.tree.map(np.testing.assert_array_equal, known, BlockStates(*expected))
+    found = quick_jit(cell.take_in)(cache, blocks, known)
+    loop = quick_jit(cell.take_in)(cache, blocks)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(loop), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 
@@ -248,7 +253,7 @@ def test_the_share_kept_is_that_of_the_gates():
 
 
 def test_initial_states_begin_a_tenth_as_large_as_ids():
-    cell = drawn(lambda: RecurrentCell(nnx.Rngs(0), 250, 1, 1, 1, num_states=400))
+    cell = drawn(lambda: RecurrentCell(nnx.Rngs(0), Sizes(250, 1, 1, 1), W, num_states=400))
     assert abs(float(cell.initial_states_SD[...].std()) / 0.1 - 1) < 0.02
     assert abs(float(cell.state_ids_SD[...].std()) - 1) < 0.02
     assert (cell.attention_scale_H[...] == 1).all() and (cell.cross_scale_H[...] == 1).all()
@@ -261,9 +266,10 @@ def test_initial_states_begin_a_tenth_as_large_as_ids():
         (dict(order="both"), r"RecurrentCell\.order = 'both'.*sequential"),
         (dict(gate="bias"), r"RecurrentCell\.gate = 'bias'"),
         (dict(gate_form="code"), r"RecurrentCell\.gate_form = 'code'"),
+        (dict(num_states=0), r"RecurrentCell\.num_states = 0 must be at least 1"),
         (dict(order="sequential", arrangement="single"), r"RecurrentCell\.order.*single"),
     ],
 )
 def test_a_wrong_choice_is_refused_with_the_name_of_its_binding(settings, message):
     with pytest.raises(ValueError, match=message):
-        RecurrentCell(nnx.Rngs(0), D, H, K, F, S, **settings)
+        RecurrentCell(OneKey(), Sizes(D, H, K, F), W, **dict(num_states=S) | settings)

@@ -1,6 +1,7 @@
 """The Recurrent Memory Transformer: who sees whom, what is carried, and what it equals."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,18 @@ from flax import nnx
 from tiny_models import OneKey, cast, parameters, quick_jit, randomised
 
 from brt.data.vocabularies.base import BEGIN
+from brt.models.block_recurrent import BlockRecurrentTransformer
 from brt.models.caches import clear_state, reset_rows, with_state
-from brt.models.memory_tokens import segment_mask, visible_positions
 from brt.models.recurrent_memory import RecurrentMemoryTransformer
+from brt.models.recurrent_networks import LSTM
 from brt.models.transformer_xl import TransformerXL
+from brt.models.transformer_xl_memory import segment_mask, visible_positions
 
 B, T, V, SEGMENTS = 2, 6, 17, 4
+OF_RMT = (
+    *("num_memory", "memory_at_end", "read_memory_from_cache", "initial_rows"),
+    *("auxiliary_weight", "allow_long_memory"),
+)
 SIZES = dict(
     vocabulary_size=V,
     num_layers=2,
@@ -42,9 +49,16 @@ def wide_types():
         yield
 
 
-def built(kind=RecurrentMemoryTransformer, seed=1, dtype="float64", **settings):
+def make(rngs, **settings):
+    """Memory tokens around a Transformer-XL; settings of either."""
+    own = {name: settings.pop(name) for name in OF_RMT if name in settings}
+    body = functools.partial(TransformerXL, **SIZES | settings)
+    return RecurrentMemoryTransformer(rngs, body=body, **own)
+
+
+def built(seed=1, dtype="float64", **settings):
     """A model of random parameters for segments of T tokens."""
-    abstract = nnx.eval_shape(lambda: kind(OneKey(), **SIZES | settings).for_segments(T))
+    abstract = nnx.eval_shape(lambda: make(OneKey(), **settings).for_segments(T))
     return cast(randomised(abstract, seed), dtype)
 
 
@@ -105,10 +119,11 @@ def test_who_sees_whom_with_two_memory_tokens_around_three_tokens():
 @pytest.mark.parametrize("read_from_cache", [False, True])
 def test_memory_tokens_see_the_cache_only_if_they_may_and_nobody_its_empty_places(read_from_cache):
     is_memory = np.array([True, False, False, True])
-    seen = visible_positions(segment_mask(1, 2), is_memory, jnp.array([0, 2]), 3, read_from_cache)
-    for row, filled in enumerate(([0, 0, 0], [0, 1, 1])):
+    filled_BM = np.array([[0, 0, 0], [0, 1, 1]], bool)
+    seen = visible_positions(segment_mask(1, 2), is_memory, filled_BM, read_from_cache)
+    for row, filled in enumerate(filled_BM):
         for place, memory in enumerate(is_memory):
-            expected = np.array(filled) * (not memory or read_from_cache)
+            expected = filled & (not memory or read_from_cache)
             np.testing.assert_array_equal(seen[row, place, :3], expected)
         np.testing.assert_array_equal(seen[row, :, 3:], segment_mask(1, 2))
 
@@ -154,26 +169,6 @@ def test_decoding_goes_through_the_memory_as_the_segments_do(name):
     ended = jax.tree.leaves(model(name).end_decoding(decoding))
     for x, y in zip(ended, jax.tree.leaves(caches), strict=True):
         np.testing.assert_allclose(x, y[-1], atol=1e-9)
-
-
-def test_without_memory_tokens_it_is_transformer_xl():
-    settings = dict(memory_length=5)
-    plain = built(TransformerXL, **settings)
-    none = built(num_memory=0, auxiliary_weight=0.01, **settings)
-    assert jax.tree.structure(parameters(none)) == jax.tree.structure(parameters(plain))
-    for x, y in zip(*(jax.tree.leaves(fold(m, tokens())) for m in (none, plain)), strict=True):
-        np.testing.assert_array_equal(x, y)
-    assert none.flops_per_token() == plain.flops_per_token()
-    assert none.receptive_field() == plain.receptive_field()
-    counts = jnp.array([0, 4])
-    for use in (
-        lambda m: m.decode(tokens()[1][:, 0], m.begin_decoding(m.init_caches(B))),
-        lambda m: m.read_part(tokens()[1], m.init_caches(B), counts),
-        lambda m: m.end_decoding(m.begin_decoding(m.init_caches(B))),
-    ):
-        found, expected = (jax.tree.leaves(quick_jit(use)(m)) for m in (none, plain))
-        for x, y in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(x, y)
 
 
 # What is carried.
@@ -235,8 +230,7 @@ def test_the_first_memory_is_learned_and_clearing_the_state_returns_to_it():
 
 @pytest.mark.parametrize(("rows", "same"), [("independent", False), ("identical", True)])
 def test_the_first_memory_begins_as_independent_or_as_identical_rows(rows, same):
-    sizes = SIZES | dict(width=64)
-    drawn = RecurrentMemoryTransformer(nnx.Rngs(0), num_memory=3, initial_rows=rows, **sizes)
+    drawn = make(nnx.Rngs(0), num_memory=3, initial_rows=rows, width=64)
     memory_SD = np.asarray(drawn.memory_SD[...])
     assert np.array_equal(memory_SD[0], memory_SD[1]) == same
     assert 0.7 < memory_SD[0].std() < 1.3
@@ -258,7 +252,7 @@ def test_activations_keep_their_type_through_the_memory():
 def test_the_auxiliary_loss_is_what_the_new_memory_says_of_one_more_entry(cutoffs):
     settings = dict(num_memory=3, cutoffs=cutoffs, div_val=2 if cutoffs else 1)
     added = built(**settings, auxiliary_weight=0.01)
-    assert added.embedding.edges[-1] == V + 1 and added.vocabulary_size == V
+    assert added.body.embedding.edges[-1] == V + 1 and added.vocabulary_size == V
     x_BTD = added.embed(tokens()[0])
     _, caches, monitors = added.stack(x_BTD, added.init_caches(B))
     logits_BSV = np.asarray(added.logits(caches[-1].memory_BSD))
@@ -269,7 +263,7 @@ def test_the_auxiliary_loss_is_what_the_new_memory_says_of_one_more_entry(cutoff
 
 def test_without_a_weight_there_is_no_entry_and_no_auxiliary_loss():
     plain = built(num_memory=3)
-    assert plain.embedding.edges[-1] == V
+    assert plain.body.embedding.edges[-1] == V
     monitors = plain.stack(plain.embed(tokens()[0]), plain.init_caches(B))[2]
     assert "added_nats" not in monitors
 
@@ -299,12 +293,13 @@ def test_the_auxiliary_loss_is_soon_learned():
 @every_model
 def test_operations_are_counted_as_the_mask_has_them(name):
     found = model(name)
-    M, S = found.memory_length, found.num_memory
+    M, S = found.body.memory_length, found.num_memory
     X = T + (2 * S if found.memory_at_end else S)
     mask = np.asarray(segment_mask(S, T, found.memory_at_end))
     place = np.arange(X)
     is_memory = (place < S) | (place >= S + T)
-    full = visible_positions(mask, is_memory, jnp.array([M]), M, found.read_memory_from_cache)
+    filled_BM = np.ones((1, M), bool)
+    full = visible_positions(mask, is_memory, filled_BM, found.read_memory_from_cache)
     A, D, F, layers = 8, 12, 10, 2
     per_position = 2 * (4 * D * A + 2 * D * F)  # queries, keys, values, output; the network
     of_cache = 2 * 2 * D * A * M  # its keys and values
@@ -319,7 +314,8 @@ def test_operations_are_counted_as_the_mask_has_them(name):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        (dict(num_memory=-1), "num_memory = -1"),
+        (dict(num_memory=-1), "num_memory = -1 .*Trainer.model = @TransformerXL"),
+        (dict(num_memory=0), "num_memory = 0 must be at least 1: .*Trainer.model = @TransformerXL"),
         (dict(num_memory=T), r"num_memory = 6 .* allow_long_memory"),
         (dict(num_memory=T + 3), r"num_memory = 9 .* whole segment of 6"),
         (dict(num_memory=2, auxiliary_weight=-0.1), "auxiliary_weight"),
@@ -336,3 +332,54 @@ def test_settings_that_cannot_be_are_named(settings, named):
 
 def test_a_memory_as_long_as_the_segment_is_allowed_on_request():
     assert built(num_memory=T, allow_long_memory=True).num_memory == T
+
+
+# Around other bodies.
+
+
+def around_blocks(num_memory=2, window=4, kind=BlockRecurrentTransformer, **settings):
+    """Memory tokens around a stack of blocks; settings of the memory."""
+    sizes = {name: size for name, size in SIZES.items() if name != "memory_length"}
+    body = functools.partial(kind, window=window, **sizes)
+    return RecurrentMemoryTransformer(OneKey(), num_memory=num_memory, body=body, **settings)
+
+
+@pytest.mark.parametrize("at_end", [True, False])
+@pytest.mark.parametrize(("num_memory", "window"), [(1, 4), (2, 4), (3, 5), (7, 4), (2, 1)])
+def test_lengths_that_a_refusal_names_are_those_next_to_it_that_work(num_memory, window, at_end):
+    model = around_blocks(num_memory=num_memory, window=window, memory_at_end=at_end)
+    read = 2 * num_memory if at_end else num_memory
+
+    def named(length):
+        """Lengths named by the refusal of this one; none if it works."""
+        try:
+            model.for_segments(length)
+        except ValueError as refusal:
+            said = str(refusal)
+            assert f"{length} tokens" in said and f"blocks of {window}" in said
+            found = re.search(r"the segment length (\d+)(?: or (\d+))?, or bind .*num_memory", said)
+            return [int(each) for each in found.groups() if each]
+        return []
+
+    lengths = range(num_memory + 1, num_memory + 5 * window)
+    works = [length for length in lengths if not named(length)]
+    assert works == [length for length in lengths if (length + read) % window == 0]
+    for length in range(num_memory + 1, num_memory + 4 * window):
+        if length not in works:
+            before = [other for other in works if other < length]
+            assert named(length) == [*before[-1:], min(x for x in works if x > length)]
+
+
+def test_a_body_that_is_none_is_refused_by_name():
+    def network(rngs, special_tokens):
+        return LSTM(rngs, vocabulary_size=V, width=12, num_layers=1, hidden_size=8)
+
+    with pytest.raises(ValueError, match=r"RecurrentMemoryTransformer\.body .* and LSTM is none\."):
+        RecurrentMemoryTransformer(OneKey(), num_memory=2, body=network)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.1])
+def test_a_stack_of_blocks_has_one_more_entry_for_the_auxiliary_loss_alone(weight):
+    model = nnx.eval_shape(lambda: around_blocks(auxiliary_weight=weight))
+    assert model.vocabulary_size == V
+    assert model.body.embedding_VD.shape == (V + (weight > 0), SIZES["width"])
