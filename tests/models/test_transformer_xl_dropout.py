@@ -53,13 +53,14 @@ def _read(graph, params, tokens_2BT, key):
     bound, looks = nnx.merge(graph, params), []
     _, caches, _ = bound.stack(bound.embed(tokens_2BT[0]), bound.init_caches(B))
     x_BTD, visible_BTJ = bound.embed(tokens_2BT[1]), bound.visible(caches, T)
-    out_BTD, inputs = bound.read(x_BTD, caches, visible_BTJ, key, looks=looks)
-    return x_BTD, out_BTD, inputs, caches, looks
+    contents = bound.contents(caches)
+    out_BTD, inputs = bound.read(x_BTD, contents, visible_BTJ, key, looks=looks)
+    return x_BTD, out_BTD, inputs, (contents, visible_BTJ), looks
 
 
 def read(model, key=KEY):
-    """The second of two segments: embeddings, what comes out, inputs of each layer, the caches
-    before it, and a `Look` a layer."""
+    """The second of two segments: embeddings, what comes out, inputs of each layer, what each
+    attends to before the segment with the keys that are visible, and a `Look` a layer."""
     tokens_2BT = jnp.asarray(np.random.default_rng(3).integers(0, V, (2, B, T)))
     return _read(*nnx.split(model), tokens_2BT, key)
 
@@ -102,12 +103,12 @@ def test_what_attention_adds_is_dropped(variational):
     made = silence(model(dropout=0.5, variational_dropout=variational), attention=False)
     for layer in made.layers:
         put(layer, positions_DA=0.0)  # then dropped distances change nothing
-    _, _, (first_BTD, second_BTD), caches, _ = read(made)
-    visible = made.visible(caches, T)
+    _, _, (first_BTD, second_BTD), seen, _ = read(made)
+    (memory_BMD, _), visible = seen
     positions = made.layers[0].positions(
         jnp.arange(M + T - 1, -1, -1), jnp.zeros((M + T, D)), made._biases()
     )
-    whole_BTD = made.layers[0](first_BTD, caches[0].x_BMD, visible, positions, made._biases())
+    whole_BTD = made.layers[0](first_BTD, memory_BMD, visible, positions, made._biases())
     check(mask(second_BTD - first_BTD, whole_BTD - first_BTD), variational)
 
 
@@ -173,8 +174,8 @@ def test_attention_weights_are_dropped_each_for_itself():
         put(layer.attention_norm, scale_D=0.0, bias_D=1.0)
         put(layer, output_AD=jnp.eye(H * K, D))
     put(made, content_bias_HK=0.0, position_bias_HK=0.0)
-    _, _, (first_BTD, second_BTD), caches, _ = read(made)
-    seen_BT1 = np.asarray(made.visible(caches, T)).sum(axis=-1)[..., None]
+    _, _, (first_BTD, second_BTD), seen, _ = read(made)
+    seen_BT1 = np.asarray(seen[1]).sum(axis=-1)[..., None]
     counts_BTA = np.asarray(second_BTD - first_BTD)[..., : H * K] * seen_BT1 / 2
     np.testing.assert_allclose(counts_BTA, np.round(counts_BTA), atol=1e-4)
     counts_BTHK = np.round(counts_BTA).reshape(B, T, H, K)
