@@ -143,7 +143,7 @@ def system_and_size(settings: dict) -> tuple[str, str | None]:
 
 
 def _own(settings):
-    """What a `PaperPosition` says of the model alone."""
+    """Returns the attributes of a `PaperPosition` that say something of the model alone."""
     model = model_name(settings)
     return _OF_MODEL.get(model, _other)(settings, model, settings["Trainer.segment_length"])
 
