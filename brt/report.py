@@ -19,9 +19,9 @@ from brt.reporting.collect import collect
 from brt.reporting.drawing.heat_map import study_maps
 from brt.reporting.drawing.plots import png
 from brt.reporting.figures import STUDIES, study_plots, training_curves
+from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import concerns, paper_plots, paper_tables
-from brt.reporting.places import place
 from brt.reporting.runs import open_runs
 from brt.reporting.step_times import read_step_times
 
@@ -75,7 +75,9 @@ def report(runs, output, step_times=None, documents=None, reader_tokens=150_000)
             (tables if hasattr(thing, "rows") else plots).append(thing)
         return shown
 
-    found = show(page.overview(runs, list(map(place, runs))), *page.settings_that_differ(runs))
+    found = show(
+        page.overview(runs, list(map(paper_position, runs))), *page.settings_that_differ(runs)
+    )
     sections.append(("runs", "Runs", "".join(map(page.folded_if_long, found))))
     if curves := show(*training_curves(runs)):
         sections.append(("training", "Training", page.plots_html(curves)))

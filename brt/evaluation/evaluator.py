@@ -12,6 +12,7 @@ import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
+from brt.data.streams.samples import SamplePass
 from brt.data.streams.select import evaluation_pass
 from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.free_running import SampleDecoder
@@ -97,13 +98,19 @@ class Evaluator:
         """
         scalars = self._pass(params, "kept", progress_label, max_steps)
         if self.decoder and isinstance(self.score, WritingScore):
-            samples = max_steps and max_steps // self.stream.segments * self.stream.rows
+            samples = self._samples(max_steps)
             label = progress_label and f"{progress_label}, free-running"
             scalars |= self.score.run(self.decoder, params, scalars["accuracy"], samples, label)
         if self.evaluation.cleared and self.has_state and self.evaluation.stride is None:
             label = progress_label and f"{progress_label}, state cleared"
             scalars |= _prefixed(self._pass(params, "cleared", label, max_steps))
         return scalars
+
+    def _samples(self, steps):
+        """Returns how many samples so many steps read whole; None for all."""
+        if not steps or not isinstance(self.stream, SamplePass):
+            return None
+        return steps // self.stream.segments * self.stream.rows
 
     def of_recordings(
         self, recordings: Mapping[str, Recording], documents: Sequence[int] | None = None

@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
+from brt.data.streams.base import EvaluationPass
 from brt.data.streams.batch import Batch
 from brt.evaluation.experiment import EvaluatedExperiment
 from brt.models.caches import clear_state, select_rows, with_state
@@ -118,7 +119,7 @@ class SegmentReader:
     def read(
         self,
         params: Any,
-        stream: Any,
+        stream: EvaluationPass,
         by: str = "",
         replaced: Callable[[int], bool] | None = None,
         max_steps: int | None = None,

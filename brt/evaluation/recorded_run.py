@@ -8,6 +8,9 @@ import jax
 import numpy as np
 
 from brt.data.splits import check_split
+from brt.data.streams.base import EvaluationPass
+from brt.data.streams.documents import DocumentPass
+from brt.data.streams.select import evaluation_pass
 from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.evaluator import batch_shape
 from brt.evaluation.experiment import EvaluatedExperiment
@@ -83,6 +86,17 @@ class RecordedRun:
     def model(self) -> LanguageModel:
         """The model as it is evaluated, with shapes instead of arrays."""
         return cast(LanguageModel, self.experiment.evaluated_model(self.segment_length))
+
+    def stream(self, documents: Sequence[int] | np.ndarray) -> EvaluationPass:
+        """Returns one pass over the split as the run's own evaluation reads it.
+
+        documents: to read, where the stream marks any; of other streams all is read.
+        """
+        kind = self.experiment.trainer.stream
+        shape = self.store, self.rows, self.segment_length
+        if kind == "documents":
+            return DocumentPass(*shape, documents=documents)
+        return evaluation_pass(kind, *shape)
 
     def folder(self, state: str) -> str:
         """Returns the folder of a state's recording, which may not exist."""

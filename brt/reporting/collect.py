@@ -1,7 +1,7 @@
 """Runs gathered by what they compute, so that seeds of one experiment share a cell."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from brt import config
 from brt.experiment import Experiment
@@ -9,8 +9,8 @@ from brt.models.counts import count_parameters
 from brt.reporting.drawing.rounding import mean_and_spread
 from brt.reporting.drawing.table import NOT_EVALUATED, NOT_RUN, Cell, measured
 from brt.reporting.model_settings import model_setting
+from brt.reporting.paper_positions import PaperPosition, paper_position
 from brt.reporting.papers.form import Quantity
-from brt.reporting.places import Place, place
 from brt.reporting.runs import Run
 
 PROPERTIES = ("parameters", "all_parameters", "vocabulary_size")
@@ -20,7 +20,7 @@ WITHOUT_EFFECT = ("Evaluation.split", "Evaluation.tokens_per_step", "Evaluation.
 
 
 def given_to(evaluation: dict) -> str:
-    """The gin files and bindings an evaluation was given, those without effect left out."""
+    """Returns the gin files and bindings an evaluation was given, those without effect left out."""
     lines = map(str, evaluation.get("given", ()))
     return ", ".join(line for line in lines if not line.startswith(WITHOUT_EFFECT))
 
@@ -30,32 +30,34 @@ class Group(NamedTuple):
 
     Attributes:
         runs: at least one.
-        place: where the paper would put them.
-        variant: the bindings that tell it from others with the same place; empty if it is alone.
+        position: in the papers' tables.
+        variant: the bindings that tell it from others of the same position; empty if it is alone.
     """
 
     runs: list[Run]
-    place: Place
+    position: PaperPosition
     variant: str
 
     @property
     def split(self) -> str:
         """The split the tables report: test, as the paper does, or validation for GitHub."""
-        wanted = ("validation", "test") if self.place.corpus == "GitHub" else ("test", "validation")
+        wanted = (
+            ("validation", "test") if self.position.corpus == "GitHub" else ("test", "validation")
+        )
         found = (s for s in wanted if any(s in run.evaluations for run in self.runs))
         return next(found, wanted[0])
 
     def evaluations(self, split: str | None = None) -> list[dict]:
-        """The evaluations of all runs that have one of the split; None for `split`."""
+        """Returns the evaluations of all runs that have one of the split; None for `split`."""
         split = split or self.split
         return [run.evaluations[split] for run in self.runs if split in run.evaluations]
 
     def cell(self, name: str = "bits_per_token", decimals: int | None = None) -> Cell:
-        """A scalar, over seeds."""
+        """Returns the cell of a scalar, over seeds."""
         return self.quantity(Quantity("", name, decimals))
 
     def quantity(self, quantity: Quantity) -> Cell:
-        """What a column shows of the group."""
+        """Returns the cell that a column shows of the group."""
         name, decimals = quantity.scalar, quantity.decimals
         values = [value / quantity.divisor for value in self._values(name, quantity.split)]
         if not values:
@@ -71,7 +73,7 @@ class Group(NamedTuple):
         return measured([{"worst": max, "count": len}[quantity.of](values)], decimals)
 
     def _values(self, name, split):
-        """A scalar's value in each run that has it, as `Quantity` names scalars."""
+        """Returns a scalar's value in each run that has it, as `Quantity` names scalars."""
         if name in PROPERTIES:
             return [x for x in [getattr(self, name)] if not math.isnan(x)]
         if name.startswith("studies/"):
@@ -85,10 +87,10 @@ class Group(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What it is, for a table that has no row for it: `Slide:5L (5 layers, d 128)`."""
-        label = f"{self.place.system} ({self.dimensions})"
-        if self.place.task:
-            label += f", {self.place.task} {self.place.task_length}"
+        """A name for tables that have no row for it: `Slide:5L (5 layers, d 128)`."""
+        label = f"{self.position.system} ({self.dimensions})"
+        if self.position.task:
+            label += f", {self.position.task} {self.position.task_length}"
         return f"{label}, {self.variant}" if self.variant else label
 
     def apart_from(self, other: "Group") -> str:
@@ -101,9 +103,9 @@ class Group(NamedTuple):
         layers, width = (self._setting(name) for name in ("num_layers", "width"))
         return f"{layers} layers, d {width}"
 
-    def at(self, name: str):
-        """A property of the group, or of its place."""
-        return getattr(self if name in PROPERTIES else self.place, name)
+    def at(self, name: str) -> Any:
+        """Returns a property of the group, or of its position."""
+        return getattr(self if name in PROPERTIES else self.position, name)
 
     @property
     def vocabulary_size(self) -> int:
@@ -131,7 +133,7 @@ class Group(NamedTuple):
             return None
 
     def _setting(self, name):
-        return model_setting(self.runs[0].settings, self.place.model, name)
+        return model_setting(self.runs[0].settings, self.position.model, name)
 
     def _note(self, count, quantity):
         split, notes = quantity.split or self.split, []
@@ -150,7 +152,7 @@ class Group(NamedTuple):
                 notes.append(f"{run.name}: evaluated at step {step:,} of {last:,}")
         if count < len(self.runs):
             notes.append(f"{len(self.runs) - count} of {len(self.runs)} seeds not evaluated yet")
-        if self.place.corpus.startswith("PG19") and split != "test":
+        if self.position.corpus.startswith("PG19") and split != "test":
             notes.append("validation split; the paper's is test")
         return "; ".join(notes)
 
@@ -166,18 +168,18 @@ def collect(runs: list[Run]) -> list[Group]:
                 break
         else:
             gathered.append((identity, [run]))
-    places = [place(members[0]) for _, members in gathered]
+    positions = [paper_position(members[0]) for _, members in gathered]
     return [
-        Group(members, places[i], _variant(i, places, gathered))
+        Group(members, positions[i], _variant(i, positions, gathered))
         for i, (_, members) in enumerate(gathered)
     ]
 
 
-def _variant(i, places, gathered):
-    """What sets group i apart from the first other group with its place."""
+def _variant(i, positions, gathered):
+    """Returns the bindings that set group i apart from the first other of its position."""
     own = gathered[i][0]
     for j, (other, _) in enumerate(gathered):
-        if j != i and places[j] == places[i]:
+        if j != i and positions[j] == positions[i]:
             return _apart(own, other)
     return ""
 

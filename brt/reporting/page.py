@@ -10,7 +10,7 @@ from brt.reporting.collect import given_to
 from brt.reporting.drawing.plots import Plot, svg
 from brt.reporting.drawing.table import Cell, Column, Table
 from brt.reporting.model_settings import model_setting
-from brt.reporting.places import Place
+from brt.reporting.paper_positions import PaperPosition
 from brt.reporting.runs import Run
 
 HERE = Path(__file__).parent
@@ -108,18 +108,18 @@ def folded(count: int, what: str, content: str) -> str:
     )
 
 
-def overview(runs: list[Run], places: list[Place]) -> Table:
-    """What each run is and how far it has come; sizes as it has them, a rung's too."""
+def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
+    """Returns a table of the runs and how far they have come, with their own sizes."""
     titles = "run", "system", "layers", "width", "window", "memory", "segment", "corpus", "seed"
     columns = [Column("", title) for title in (*titles, "step", "of", "tokens read")]
     rows = []
-    for run, place in zip(runs, places, strict=True):
+    for run, position in zip(runs, positions, strict=True):
         names = "num_layers", "width", "window"
-        found = [model_setting(run.settings, place.model, name, "–") for name in names]
-        found += [place.memory_shown, run.settings["Trainer.segment_length"]]
+        found = [model_setting(run.settings, position.model, name, "–") for name in names]
+        found += [position.memory_shown, run.settings["Trainer.segment_length"]]
         last = run.settings.get("Trainer.steps", 0)
         read = run.step * run.settings.get("Trainer.tokens_per_step", 0)
-        cells = [run.name, place.system, *found, run.corpus, run.settings.get("Trainer.seed", 0)]
+        cells = [run.name, position.system, *found, run.corpus, run.settings.get("Trainer.seed", 0)]
         counts = [Cell(f"{value:,}", (value,)) for value in (run.step, last, read)]
         rows.append([*(Cell(str(cell)) for cell in cells), *counts])
     caption = "What each run folder holds. `brt.train` with the same command goes on with a run."

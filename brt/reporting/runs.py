@@ -2,7 +2,9 @@
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from brt.reporting.gin_text import read_gin, resolved
 from brt.training.run_folder import read_metrics
@@ -17,15 +19,15 @@ SHARE = 0.01
 
 
 class Run:
-    """What a run folder holds.
+    """The content of a run folder.
 
     Attributes:
         folder: `pathlib.Path` of it.
         name: the folder's name, with as much of the path as tells the runs of a report apart.
         records: metrics.jsonl, oldest first.
         settings: every value in force, `BlockRecurrentTransformer.window` to 512; references as
-        `Reference`. evaluations: split to the content of evaluation_<split>.json; and of models
-        with a state
+            `Reference`.
+        evaluations: split to the content of evaluation_<split>.json; and of models with a state
             "uses_state", 1 or 0: whether the loss grows by `SHARE` where the state is cleared.
         studies: name to the content of studies/<name>.json.
         recordings: folders of recordings that have a manifest, those with the state kept first.
@@ -38,11 +40,14 @@ class Run:
         FileNotFoundError: it is no run folder.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise FileNotFoundError(f"no run folder at {folder}; name folders of `brt.train`")
-        self.name, self.problems = self.folder.resolve().name, []
+            raise FileNotFoundError(
+                f"There is no run folder at {folder}: name folders of `brt.train`."
+            )
+        self.name = self.folder.resolve().name
+        self.problems: list[str] = []
         self.settings = self._read_settings()
         self.records = read_metrics(str(self.folder))
         evaluations = sorted(self.folder.glob("evaluation_*.json"))
@@ -54,7 +59,7 @@ class Run:
         self.studies = self._read_all(sorted(self.folder.glob("studies/*.json")), lambda p: p.stem)
         found = [path.parent for path in self.folder.glob("recordings/*/manifest.json")]
         self.recordings = sorted(found, key=lambda path: (not path.name.endswith("kept"), path))
-        self.rows = {}
+        self.rows: dict[str, dict[str, Any]] = {}
         rungs = [self.folder / RUNG_FILE] if (self.folder / RUNG_FILE).exists() else []
         self.rung = self._read_all(rungs, lambda p: "rung").get("rung", {})
 
@@ -65,7 +70,7 @@ class Run:
                 return resolved(read_gin(path.read_text(encoding="utf-8")))
         raise FileNotFoundError(
             f"{self.folder} is not a run folder: it has no config.gin. Name folders given to "
-            "`brt.train` as --workdir"
+            "`brt.train` as --workdir."
         )
 
     def _read_all(self, paths, key):
@@ -89,7 +94,7 @@ class Run:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the model it stands for has other dimensions than its own."""
+        """True if the model it stands for has other dimensions than its own."""
         own = {name: self.settings.get(name) for name in self.rung.get("settings", {})}
         # JSON has lists for tuples.
         return any(
@@ -115,12 +120,12 @@ class Run:
         return "mixture"
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Steps and values of one scalar."""
+        """Returns steps and values of one scalar."""
         pairs = [(r["step"], r[name]) for r in self.records if isinstance(r.get(name), int | float)]
         return [step for step, _ in pairs], [value for _, value in pairs]
 
-    def study_number(self, study: str, name: str):
-        """A number of a study of this run, or of one in the report that has a row for it; None.
+    def study_number(self, study: str, name: str) -> Any:
+        """Returns a number of a study of this run, or of one in the report that has a row for it; None.
 
         `at/450` is the y at x = 450 of a study with one series.
         """
@@ -136,12 +141,12 @@ class Run:
         return self.rows.get(study, {}).get(name)
 
     def study_split(self, study: str) -> str | None:
-        """The split that a study of this run has read; None without the study."""
+        """Returns the split that a study of this run has read; None without the study."""
         found = (entry for entry in self.studies.values() if entry.get("study") == study)
         return next((entry.get("split") for entry in found), None)
 
     def identity(self) -> dict:
-        """The settings that decide what is computed, apart from the seed; the steps among them,
+        """Returns the settings that decide what is computed, apart from the seed; the steps among them,
         which may change when a run is resumed."""
         return {
             name: repr(value)
@@ -155,8 +160,8 @@ def _is_free(name):
     return f"{name}:".startswith(FREE_TO_CHANGE)
 
 
-def open_runs(folders) -> list[Run]:
-    """The runs of a report, each with a name of its own.
+def open_runs(folders: Iterable[str | Path]) -> list[Run]:
+    """Opens the runs of a report, each with a name of its own.
 
     Raises:
         FileNotFoundError, ValueError: a folder is no run folder, or is named twice.
@@ -165,7 +170,7 @@ def open_runs(folders) -> list[Run]:
     paths = [run.folder.resolve() for run in runs]
     for path in paths:
         if paths.count(path) > 1:
-            raise ValueError(f"{path} is named twice; name each run once")
+            raise ValueError(f"{path} is named twice: name each run once.")
     depth = 1
     while len({path.parts[-depth:] for path in paths}) < len(paths):
         depth += 1

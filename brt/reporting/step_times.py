@@ -1,6 +1,7 @@
 """Relative times, of training steps and of evaluation, as `brt.benchmark --json` writes them."""
 
 import json
+from collections.abc import Iterable
 from typing import NamedTuple
 
 BASELINE = "Slide:13L"
@@ -14,8 +15,8 @@ class StepTime(NamedTuple):
     note: str = ""
 
 
-def read_step_times(paths) -> dict[str, StepTime]:
-    """Step times by system, as Table 1 spells it, relative to the benchmark's baseline.
+def read_step_times(paths: Iterable[str]) -> dict[str, StepTime]:
+    """Reads step times by system, as Table 1 spells it, relative to the benchmark's baseline.
 
     A note says so where that is not the paper's, or where the models have sizes of their own.
     Of `--evaluation_speed`, `vanilla 800` to how many times as long as with a memory of 800 tokens
@@ -25,7 +26,7 @@ def read_step_times(paths) -> dict[str, StepTime]:
         ValueError: a file that is none of `brt.benchmark --json`.
         FileNotFoundError: there is none.
     """
-    times = {}
+    times: dict[str, StepTime] = {}
     for path in paths:
         try:
             with open(path, encoding="utf-8") as file:
@@ -45,7 +46,8 @@ def read_step_times(paths) -> dict[str, StepTime]:
 
 def _of_steps(content):
     rows = {row["name"]: row for row in content["configs"]}
-    baseline, times = rows[content["baseline"]], {}
+    baseline = rows[content["baseline"]]
+    times = {}
     for row in rows.values():
         notes = []
         if baseline["system"] != BASELINE:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import gin
 import pytest
+from brt.reporting.places import system_and_size
 from paths import ROOT
 from tiny_run import (
     PLAIN,
@@ -20,7 +21,6 @@ from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin
 from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT, TABLE_1
 from brt.reporting.papers.fill import paper_tables
-from brt.reporting.places import system_and_size
 from brt.reporting.step_times import read_step_times
 
 MEMORIZING = (

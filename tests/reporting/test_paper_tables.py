@@ -90,7 +90,7 @@ def test_the_last_row_of_table_1_is_filled_by_a_memory_of_its_size_and_no_other(
         "PG19 bytes, measured": "0.957",
         "arXiv, measured": "1.27",
     }
-    systems = [group.place.system for group in collect(open_runs(runs))]
+    systems = [group.position.system for group in collect(open_runs(runs))]
     assert {"Memorizing Trans. 8k", "Memorizing Trans. 64k dense"} <= set(systems)
     assert len(found) == 1 and table.notes() == []
 

@@ -6,12 +6,12 @@ import pytest
 from paths import ROOT
 
 from brt.evaluation.perplexity import word_level_perplexity
+from brt.reporting.paper_positions import PaperPosition
 from brt.reporting.papers import block_recurrent as paper
 from brt.reporting.papers import recipes
 from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.form import number
-from brt.reporting.places import Place
 
 CONFIGS = ROOT / "configs"
 
@@ -63,7 +63,7 @@ def test_every_rule_names_what_a_place_has():
     rules += [row.where or {} for t in BLOCK_RECURRENT.tables for row in t.rows]
     rules += [table.where for table in BLOCK_RECURRENT.tables]
     rules += [curve.where for plot in BLOCK_RECURRENT.plots for curve in plot.curves]
-    assert {name for rule in rules for name in rule} <= set(Place._fields)
+    assert {name for rule in rules for name in rule} <= set(PaperPosition._fields)
 
 
 def test_the_choices_behind_the_numbers_quote_the_tables_they_explain():

@@ -9,6 +9,7 @@ from brt.reporting.collect import collect
 from brt.reporting.gin_text import write_gin
 from brt.reporting.ladder import SCALES, read_rungs
 from brt.reporting.page import evaluations
+from brt.reporting.paper_positions import PaperPosition, paper_position
 from brt.reporting.papers import recurrent_memory as rmt
 from brt.reporting.papers import transformer_xl as xl
 from brt.reporting.papers.all import PAPERS
@@ -16,7 +17,6 @@ from brt.reporting.papers.fill import paper_plots, paper_tables
 from brt.reporting.papers.form import number
 from brt.reporting.papers.recurrent_memory_plots import RECURRENT_MEMORY
 from brt.reporting.papers.transformer_xl import TRANSFORMER_XL
-from brt.reporting.places import Place, place
 from brt.reporting.runs import Run, open_runs
 
 STANDARD = {"size": "151M", "memory": 150, "segment": 150, "steps": 200_000}
@@ -80,7 +80,7 @@ def test_every_rule_names_what_a_place_has():
         rules.append(dict.fromkeys(table.rest or ()))
     for plot in (plot for paper in PAPERS for plot in paper.plots):
         rules += [plot.rest or {}, *(curve.where for curve in plot.curves)]
-    assert all(hasattr(Place, name) for rule in rules for name in rule)
+    assert all(hasattr(PaperPosition, name) for rule in rules for name in rule)
 
 
 def test_no_two_tables_or_figures_of_the_papers_share_a_file():
@@ -216,7 +216,7 @@ def test_other_steps_and_longer_memory_in_evaluation_are_other_rows(tmp_path):
     ]
     found = filled(tables_of(RECURRENT_MEMORY, runs)["rmt_table_5"])
     assert [labels[0] for labels in found] == ["Tr-XL 2x steps"]
-    assert place(Run(runs[1])).evaluation_memory == 400
+    assert paper_position(Run(runs[1])).evaluation_memory == 400
 
 
 def test_gradients_cross_all_memories_of_a_step_unless_a_depth_is_bound(tmp_path):
@@ -226,8 +226,8 @@ def test_gradients_cross_all_memories_of_a_step_unless_a_depth_is_bound(tmp_path
         make_xl_run(tmp_path / "two", *lines, "Trainer.bptt_depth = 2", tokens=5),
         make_xl_run(tmp_path / "one", tokens=5),
     ]
-    assert [place(Run(run)).bptt_depth for run in runs] == [3, 2, 0]
-    assert [place(Run(run)).visible_context for run in runs] == [512, 384, 128]
+    assert [paper_position(Run(run)).bptt_depth for run in runs] == [3, 2, 0]
+    assert [paper_position(Run(run)).visible_context for run in runs] == [512, 384, 128]
 
 
 def test_a_cell_says_what_its_evaluation_was_given_besides_the_run_s_own_settings(tmp_path):

@@ -11,8 +11,8 @@ from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.reporting.gin_text import write_gin
 from brt.reporting.ladder import SCALES, read_rungs
+from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.recurrent_memory import TABLE_2, TABLE_4, TABLE_5
-from brt.reporting.places import place
 
 TABLES = {"rmt_table_2": TABLE_2, "rmt_table_4": TABLE_4, "rmt_table_5": TABLE_5}
 every_table = pytest.mark.parametrize("name", TABLES)
@@ -24,7 +24,7 @@ def rungs(name):
 
 def placed(rung):
     store = rung.settings["Corpus.store"].rsplit("/", 1)[-1]
-    return place(SimpleNamespace(paper_settings=rung.settings, corpus=store))
+    return paper_position(SimpleNamespace(paper_settings=rung.settings, corpus=store))
 
 
 @every_table

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from brt.data.streams.documents import DocumentPass
-from brt.data.streams.select import evaluation_pass
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 
@@ -76,13 +74,14 @@ def attention_length(
 
     def loss_of(length):
         lengthened = f"Evaluation.model = @{scope}/{model}", f"{scope}/{binding} = {length}"
-        return _loss(run, run.rebuild(lengthened), documents, f"{binding} = {length:,}")
+        experiment = run.rebuild(lengthened)
+        return _loss(run, experiment, run.stream(documents), f"{binding} = {length:,}")
 
     return AttentionLength(binding, sweep(loss_of, [initial, *longer]))
 
 
 def _in_force(run: RecordedRun, binding: str) -> tuple[int, str, str]:
-    """The value that training has read for a setting, and what evaluation binds another one to.
+    """Finds the value training has read for a setting, and the scope that evaluation binds it in.
 
     Returns:
         The length, the name of the model's configurable, and the scope that `Evaluation.model`
@@ -102,22 +101,17 @@ def _in_force(run: RecordedRun, binding: str) -> tuple[int, str, str]:
 
 
 def _reference(value: str | None, default: str) -> tuple[str, str]:
-    """Scope and name of a reference as gin writes it, `@evaluation/TransformerXL`."""
+    """Returns scope and name of a reference as gin writes it, `@evaluation/TransformerXL`."""
     if value is None or not value.startswith("@"):
         return "", default
     scope, _, name = value.strip("@()").rpartition("/")
     return scope, name
 
 
-def _loss(run, experiment, documents, label):
-    """Nats a token of the run's parameters in another experiment's model."""
+def _loss(run, experiment, stream, label):
+    """Returns nats a token of the run's parameters in another experiment's model."""
     reader = SegmentReader(experiment, run.mesh, run.rows, run.segment_length)
-    shape, kind = (run.store, run.rows, run.segment_length), experiment.trainer.stream
-    if kind == "documents":
-        stream = DocumentPass(*shape, documents=documents)
-    else:
-        stream = evaluation_pass(kind, *shape)
-    nats, weight = 0.0, 0.0
+    nats = weight = 0.0
     for segment in reader.read(run.params, stream, label=None if run.quiet else label):
         weights_BT = segment.batch.weights_KBT[0].astype(np.float64)
         nats += float(np.where(weights_BT > 0, segment.nats_BT * weights_BT, 0.0).sum())

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from brt.data.streams.batch import Batch
+from brt.data.streams.documents import DocumentPass
 from brt.data.streams.ids import check_ids
-from brt.data.streams.select import evaluation_pass
+from brt.data.streams.samples import SamplePass
 from brt.evaluation.reading import to_host
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.studies.attention_lines import BlockLines, Parts, find_lines
@@ -212,11 +213,8 @@ def attention(run: RecordedRun, documents: np.ndarray, seed: int, tokens: int) -
             f"RecurrentMemoryTransformer, and {run.workdir} holds a {type(model).__name__}."
         )
     parts = Parts.of(layout)
-    kind = run.experiment.trainer.stream
-    stream = evaluation_pass(kind, run.store, run.rows, run.segment_length)
-    if kind == "documents":
-        stream = type(stream)(run.store, run.rows, run.segment_length, documents=documents)
-    classes = stream.segments if kind == "samples" else 1
+    stream = run.stream(documents)
+    classes = stream.segments if isinstance(stream, SamplePass) else 1
     most = max(tokens // (run.rows * run.segment_length) // classes, 1) * classes
     steps = min(stream.num_steps, most)
     reader = AttentionReader(run, layout)
@@ -226,7 +224,7 @@ def attention(run: RecordedRun, documents: np.ndarray, seed: int, tokens: int) -
     example = None
     for step in range(steps):
         documents_B, offsets_B = stream.places(step)
-        whole_B = _whole(kind, stream, run, step, documents_B, offsets_B)
+        whole_B = _whole(stream, run, step, documents_B, offsets_B)
         mapped_B = whole_B if classes > 1 else whole_B & (offsets_B >= run.segment_length)
         batch = stream.batch(step)
         check_ids(batch, run.store)
@@ -249,11 +247,11 @@ def attention(run: RecordedRun, documents: np.ndarray, seed: int, tokens: int) -
     )
 
 
-def _whole(kind, stream, run, step, documents_B, offsets_B):
+def _whole(stream, run, step, documents_B, offsets_B):
     """Returns the rows whose segment is without padding."""
-    if kind == "samples":
+    if isinstance(stream, SamplePass):
         return documents_B >= 0
-    if kind == "documents":
+    if isinstance(stream, DocumentPass):
         ends_B = offsets_B + run.segment_length
         return (documents_B >= 0) & (ends_B <= run.store.lengths_D[np.maximum(documents_B, 0)])
     return (documents_B >= 0) & (step < stream.num_steps - 1)

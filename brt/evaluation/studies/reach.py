@@ -19,8 +19,8 @@ import numpy as np
 
 from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
-from brt.data.streams.base import row_range
-from brt.data.streams.batch import Batch, gather
+from brt.data.streams.base import EvaluationPass
+from brt.data.streams.batch import gather
 from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
@@ -197,7 +197,7 @@ def cost_of_reset(
     return ResetCost(float(mean), float(error), int(counts.sum()))
 
 
-class Stretches:
+class Stretches(EvaluationPass):
     """Stretches of documents, of one length in blocks, each read from empty caches.
 
     Args:
@@ -209,8 +209,6 @@ class Stretches:
         length: of all stretches, in blocks.
     """
 
-    segments_per_step = 1
-
     def __init__(
         self,
         store: TokenStore,
@@ -220,9 +218,7 @@ class Stretches:
         begins: np.ndarray,
         length: int,
     ):
-        self.store = store
-        self.rows = rows
-        self.segment_length = window
+        super().__init__(store, rows, window)
         self.length = length
         groups = -(-len(documents) // rows)
         self.num_steps = groups * length
@@ -230,20 +226,16 @@ class Stretches:
         self._documents = np.pad(documents, (0, absent), constant_values=-1)
         self._begins = np.pad(begins, (0, absent))
 
-    def places(
-        self, step: int, first_row: int = 0, num_rows: int | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns documents and offsets of a step, as those of `DocumentPass`."""
+    def _places(self, step, rows):
         group, block = divmod(step, self.length)
-        stretches = np.array(row_range(step, first_row, num_rows, self.rows)) + group * self.rows
+        stretches = np.array(rows) + group * self.rows
         offsets_B = self._begins[stretches] + block * self.segment_length
         documents_B = self._documents[stretches]
         outside = (offsets_B < 0) | (offsets_B >= self.store.lengths_D[documents_B])
         return np.where(outside, -1, documents_B), np.maximum(offsets_B, 0)
 
-    def batch(self, step: int, first_row: int = 0, num_rows: int | None = None) -> Batch:
-        """Returns one step's batch, K = 1."""
-        places = zip(*(x.tolist() for x in self.places(step, first_row, num_rows)))
-        batch = gather(self.store, [list(places)], self.segment_length)
+    def _read(self, step, rows):
+        begins = zip(*(x.tolist() for x in self._places(step, rows)))
+        batch = gather(self.store, [list(begins)], self.segment_length)
         batch.starts_KB[:] |= step % self.length == 0
         return batch

@@ -84,7 +84,7 @@ class Table(NamedTuple):
 
     @property
     def awaits_runs(self) -> bool:
-        """Whether there is a cell that a run could still fill."""
+        """True if there is a cell that a run could still fill."""
         return any(_missing(cell) for row in self.rows for cell in row)
 
     def heads(self) -> list[str]:

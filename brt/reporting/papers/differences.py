@@ -9,7 +9,7 @@ import gin
 
 from brt import config
 from brt.reporting.gin_text import Reference, reachable
-from brt.reporting.places import Place
+from brt.reporting.paper_positions import PaperPosition
 from brt.reporting.runs import Run
 
 OF_RULES = {
@@ -24,10 +24,10 @@ OF_RULES = {
     "loss": ("Trainer.loss",),
     "encoding": ("TransformerXL.encoding",),
 }
-"""Bindings that a row has decided on by naming an attribute of a `Place` in its rule."""
+"""Bindings that a row has decided on by naming an attribute of a `PaperPosition` in its rule."""
 
 NOT_COMPARED = (
-    # The system and the size of a place, which every row that is compared asks for.
+    # The system and the size of a position, which every row that is compared asks for.
     *("Trainer.model:", "RecurrentCell.gate:", "RecurrentCell.arrangement:"),
     *("BlockRecurrentTransformer.feedback:", "ExternalMemory.size:"),
     *("RecurrentMemoryTransformer.num_memory:", "RecurrentMemoryTransformer.memory_at_end:"),
@@ -45,22 +45,22 @@ CHOSEN = "Trainer.optimizer", "Trainer.schedule"
 """Bindings to functions. What these are bound to is compared only where they are the same."""
 
 
-def differences(run: Run, place: Place, published: dict, decided=()) -> list[str]:
+def differences(run: Run, position: PaperPosition, published: dict, decided=()) -> list[str]:
     """A phrase for each setting that differs: `Trainer.steps = 1,000 for 500,000`.
 
     Args:
-        place: the run's.
+        position: the run's.
         published: bindings to values, of the published number. A binding without a default whose
-            published value is not here is not compared. "vocabulary" is that of a `Place`.
-        decided: attributes of a `Place` that the number's own row asks for.
+            published value is not here is not compared. "vocabulary" is that of a `PaperPosition`.
+        decided: attributes of a `PaperPosition` that the number's own row asks for.
 
     A run that stands for a model of another scale (`Run.rung`) has the dimensions of that model
     here; it is compared by the steps it has taken itself.
     """
-    settings = run.paper_settings | {"vocabulary": place.vocabulary}
+    settings = run.paper_settings | {"vocabulary": position.vocabulary}
     settings["Trainer.steps"] = run.settings.get("Trainer.steps")
     if "steps" in decided:
-        published = published | {"Trainer.steps": place.steps}
+        published = published | {"Trainer.steps": position.steps}
     skipped = reachable(run.settings, "Trainer.corpus")
     skipped |= {name for attribute in decided for name in OF_RULES.get(attribute, ())}
     found = []

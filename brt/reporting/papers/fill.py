@@ -54,7 +54,7 @@ def _fits(group, *rules):
         return False
     asked = [(name, value) for rule in rules for name, value in rule.items()]
     return all(
-        getattr(group.place, name) in (value if isinstance(value, set) else {value})
+        getattr(group.position, name) in (value if isinstance(value, set) else {value})
         for name, value in asked
     )
 
@@ -80,9 +80,9 @@ def _filled(table: PaperTable, groups, rest, step_times):
             cells = _cells(measures, row, own, step_times, table)
             rows.append([*map(Cell, (label, *row.labels[1:])), *cells])
     for group in rest:
-        labels = [group.label, *(str(getattr(group.place, name)) for name in table.rest)]
+        labels = [group.label, *(str(getattr(group.position, name)) for name in table.rest)]
         nothing = (None,) * sum(quantity.is_printed for quantity in table.quantities)
-        row = Row((), nothing, {"system": group.place.system})
+        row = Row((), nothing, {"system": group.position.system})
         rows.append([*map(Cell, labels), *_cells(measures, row, [group], step_times)])
     return Table(table.name, table.title, table.caption, columns, rows)
 
@@ -90,8 +90,8 @@ def _filled(table: PaperTable, groups, rest, step_times):
 def _variants(groups, measures) -> dict[str, list[Group]]:
     """The groups of a row by what sets them apart, such that none of them share a cell.
 
-    What they differ in may be something that their places have and the row does not ask for, such
-    as their steps.
+    What they differ in may be something that their positions have and the row does not ask for,
+    such as their steps.
     """
     found: dict[str, list[Group]] = {}
     for group in groups:
@@ -103,7 +103,7 @@ def _variants(groups, measures) -> dict[str, list[Group]]:
 
 
 def _share_a_cell(group, other, measures):
-    return group.place.corpus == other.place.corpus and any(
+    return group.position.corpus == other.position.corpus and any(
         _has(group, quantity) and _has(other, quantity)
         for quantity, _ in measures
         if quantity.scalar not in PROPERTIES
@@ -124,7 +124,7 @@ def _corpora(table, quantity, groups):
     if quantity.scalar in TIMES or "corpus" in table.where | quantity.where:
         return [None]
     named = {q.where.get("corpus") for q in table.quantities}
-    found = [g.place.corpus for g in groups if _fits(g, quantity.where)]
+    found = [g.position.corpus for g in groups if _fits(g, quantity.where)]
     corpora = [corpus for corpus in dict.fromkeys(found) if corpus not in named]
     nothing_printed = not any(q.is_printed for q in table.quantities)
     return corpora or ([None] if quantity.is_printed or nothing_printed else [])
@@ -158,10 +158,12 @@ def _cells(measures, row: Row, groups, step_times, table: PaperTable | None = No
 
 def _compared(cell: Cell, group: Group, table: PaperTable, rule: dict) -> Cell:
     """A measured cell whose note names the settings that the published number does not have."""
-    published = table.settings and table.settings(group.place)
+    published = table.settings and table.settings(group.position)
     if not published:
         return cell
-    lines = [line for run in group.runs for line in differences(run, group.place, published, rule)]
+    lines = [
+        line for run in group.runs for line in differences(run, group.position, published, rule)
+    ]
     if any(run.is_scaled for run in group.runs):
         lines = [f"a model of {group.dimensions}", *lines]
     if not lines:
@@ -223,7 +225,7 @@ def _plot(paper, plot: PaperPlot, groups):
     if plot.rest is not None:
         scalar = plot.curves[0].scalar
         named = {curve.name for curve in plot.curves}
-        systems = [group.place.system for group in groups if _fits(group, plot.rest)]
+        systems = [group.position.system for group in groups if _fits(group, plot.rest)]
         systems = [system for system in systems if system not in named]
         for system in dict.fromkeys(systems):
             curves.append(Curve(system, (), (), plot.rest | {"system": system}, scalar))
@@ -258,8 +260,8 @@ def _plot(paper, plot: PaperPlot, groups):
 
 def _series(group, plot):
     """What a measured curve is of. A store for each vocabulary is still one corpus."""
-    if group.place.task:
+    if group.position.task:
         return "measured"
     if plot.x == "vocabulary_size":
-        return group.place.corpus.rstrip("0123456789k")  # books_spm1k, books_spm8k
-    return group.place.corpus
+        return group.position.corpus.rstrip("0123456789k")  # books_spm1k, books_spm8k
+    return group.position.corpus

@@ -1,7 +1,7 @@
 """The form a paper's tables and figures take here: data, with a rule that tells which runs belong.
 
-A rule is a dict from attributes of a `Place` to the value asked for, or to a set of values. A
-table's, a row's and a quantity's rule together say whose numbers a cell holds.
+A rule is a dict from attributes of a `PaperPosition` to the value asked for, or to a set of values.
+A table's, a row's and a quantity's rule together say whose numbers a cell holds.
 """
 
 from collections.abc import Callable
@@ -67,13 +67,13 @@ class PaperTable(NamedTuple):
 
     Attributes:
         name: for files, `table_1`.
-        caption: ends in its place in the paper, `Source: Table 1`; the paper's title follows.
+        caption: ends in its position in the paper, `Source: Table 1`; the paper's title follows.
         labels: headings of the label columns.
         where: rule for all of its rows.
-        rest: attributes of a `Place` that label, after its name, a measured run that no table has
-            a row for; None in a table that does not show such runs.
+        rest: attributes of a `PaperPosition` that label, after its name, a measured run that no
+            table has a row for; None in a table that does not show such runs.
         contrasts: shown below it as a table of their own.
-        settings: from the place of a run that fills a row to the bindings behind the printed
+        settings: from the position of a run that fills a row to the bindings behind the printed
             number, None where they are not known; `differences` says what is compared.
     """
 
@@ -109,13 +109,13 @@ class PaperPlot(NamedTuple):
     """A published figure.
 
     Attributes:
-        x: attribute of a `Group`, or of its `Place`, where measured points stand:
+        x: attribute of a `Group`, or of its `PaperPosition`, where measured points stand:
             `vocabulary_size`, or `parameters` in millions.
         second_label: of the axis on the right.
         log_x: whether x is logarithmic.
         source: where the published numbers come from: the paper, or its released logs.
         rest: rule for runs that no curve has; they get curves by their system. None for none.
-        size: attribute of a `Place` that the size of a measured mark shows, or empty.
+        size: attribute of a `PaperPosition` that the size of a measured mark shows, or empty.
         y_range: of the axis, or None.
     """
 

@@ -19,7 +19,7 @@ class Recipe(NamedTuple):
         settings: bindings that say it; those not named have brt's defaults.
         assumed: names of settings that the paper does not give.
         vocabulary: as the paper names it.
-        vocabulary_here: the vocabulary of a `Place` that stands for it; None for any.
+        vocabulary_here: the vocabulary of a `PaperPosition` that stands for it; None for any.
         split: that is reported.
         printed: bits per token of Rec:fixed:skip with 160M parameters.
         words: word-level perplexity that is printed of the same model, or None.
@@ -92,35 +92,35 @@ RECIPES = (TOKENS, BYTES, SENTENCEPIECE, ARXIV, GITHUB, SCALING)
 OF_CORPUS = {"PG19 tokens": TOKENS, "PG19 bytes": BYTES, "arXiv": ARXIV, "GitHub": GITHUB}
 
 
-def by_corpus(place) -> dict:
-    """The settings of Tables 1, 3 and 5, for the place of a run; PG19's for corpora of one's own.
+def by_corpus(position) -> dict:
+    """The settings of Tables 1, 3 and 5, for a run's position; PG19's for corpora of one's own.
 
-    "vocabulary" among them is that of the place.
+    "vocabulary" among them is that of the position.
     """
-    return _of(OF_CORPUS.get(place.corpus, SENTENCEPIECE), place)
+    return _of(OF_CORPUS.get(position.corpus, SENTENCEPIECE), position)
 
 
-def by_size(place) -> dict:
-    """The settings of Tables 2 and 4, for the place of a run; likewise."""
-    return _of(SCALING, place)
+def by_size(position) -> dict:
+    """The settings of Tables 2 and 4, for the position of a run; likewise."""
+    return _of(SCALING, position)
 
 
-def _of(recipe, place):
+def _of(recipe, position):
     architecture = {
         "BlockRecurrentTransformer.window": 512,
         "RecurrentCell.num_states": 512,
         "Trainer.segment_length": 4096,
     }
-    if place.system.startswith(("XL:", "Memorizing")):
-        architecture["Trainer.segment_length"] = place.window
-    if place.system.startswith("Memorizing"):
+    if position.system.startswith(("XL:", "Memorizing")):
+        architecture["Trainer.segment_length"] = position.window
+    if position.system.startswith("Memorizing"):
         architecture["BlockRecurrentTransformer.memorizing_layers"] = (8,)
         architecture["ExternalMemory.neighbours"] = 128
         architecture["ExternalMemory.search"] = "bucketed"
-    if place.states:
-        layers = (9,) if place.layers < 24 else (9, 19)
+    if position.states:
+        layers = (9,) if position.layers < 24 else (9, 19)
         architecture["BlockRecurrentTransformer.recurrent_layers"] = layers
-    known = place.corpus in OF_CORPUS or place.corpus == "PG19 SPM"
+    known = position.corpus in OF_CORPUS or position.corpus == "PG19 SPM"
     if known and recipe.vocabulary_here:
         architecture["vocabulary"] = recipe.vocabulary_here
     return recipe.settings | architecture

@@ -58,15 +58,15 @@ OF_SIZE = {
 """By the size that the tables print; of the ablations, 128M, the batch is not known."""
 
 
-def transformer_xl(place) -> dict | None:
-    """The settings of the Transformer-XL paper's tables, for the place of a run, if known."""
-    if place.system not in ("Tr-XL", "Baseline"):
+def transformer_xl(position) -> dict | None:
+    """The settings of the Transformer-XL paper's tables, for the position of a run, if known."""
+    if position.system not in ("Tr-XL", "Baseline"):
         return None
-    own = _CHARACTERS if place.corpus == "enwik8" and place.layers == 18 else None
-    own = own or OF_SIZE.get(place.size)
+    own = _CHARACTERS if position.corpus == "enwik8" and position.layers == 18 else None
+    own = own or OF_SIZE.get(position.size)
     if own is None:
         return None
-    if place.system == "Baseline":
+    if position.system == "Baseline":
         own = own | {"TransformerXL.memory_length": 0}
     return _TEXT | own
 
@@ -75,18 +75,18 @@ TOKENS_PER_STEP = {150: 9000, 50: 6400, 512: 11_264, 128: 8192}
 """Of the RMT paper's language models, by the length of their segments: 60, 128, 22 and 64 rows."""
 
 
-def recurrent_memory(place) -> dict:
-    """The settings of Tables 2, 4 and 5 of the RMT paper, for the place of a run."""
+def recurrent_memory(position) -> dict:
+    """The settings of Tables 2, 4 and 5 of the RMT paper, for the position of a run."""
     own = {"Trainer.steps": 400_000}
-    if place.segment_length in TOKENS_PER_STEP:
-        own["Trainer.tokens_per_step"] = TOKENS_PER_STEP[place.segment_length]
-    if place.system == "Tr-XL + RMT":
+    if position.segment_length in TOKENS_PER_STEP:
+        own["Trainer.tokens_per_step"] = TOKENS_PER_STEP[position.segment_length]
+    if position.system == "Tr-XL + RMT":
         own["RecurrentMemoryTransformer.auxiliary_weight"] = 0.01
     return _TEXT | own
 
 
-def quadratic(place) -> dict:
-    """The settings of Table 1 of the RMT paper, for the place of a run."""
+def quadratic(position) -> dict:
+    """The settings of Table 1 of the RMT paper, for the position of a run."""
     sizes = {"num_layers": 6, "num_heads": 6, "head_size": 64, "width": 128}
     sizes |= {"feed_forward_size": 256, "dropout": 0.1}
     return _ADAM | {
@@ -99,7 +99,7 @@ def quadratic(place) -> dict:
         "ReduceOnPlateau.floor": 1e-6,
         "Trainer.stream": "samples",
         "Trainer.steps": 600_000,
-        "Trainer.segment_length": 180 if place.system == "Baseline" else 30,
+        "Trainer.segment_length": 180 if position.system == "Baseline" else 30,
         "Trainer.tokens_per_step": 5760,
         **{f"TransformerXL.{name}": size for name, size in sizes.items()},
     }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 Content = dict[str, Any]
-"""What a study's file holds: "numbers", "series", "verdict", and what a study has besides."""
+"""The content of a study's file: "numbers", "series", "verdict", and more of some studies."""
 
 
 def content(numbers: dict[str, Any], series: list[dict], verdict: str, **more: Any) -> Content:

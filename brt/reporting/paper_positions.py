@@ -1,4 +1,4 @@
-"""Where a run belongs in a paper's tables, read off its settings."""
+"""Positions of runs in the papers' tables, read off their settings."""
 
 import re
 from typing import NamedTuple
@@ -25,7 +25,7 @@ ENCODINGS = {
 }
 
 
-class Place(NamedTuple):
+class PaperPosition(NamedTuple):
     """A run in the papers' terms; lengths in tokens.
 
     Attributes:
@@ -79,7 +79,7 @@ class Place(NamedTuple):
 
     @property
     def evaluated_as_trained(self) -> bool:
-        """Whether it sees as far in evaluation as in training."""
+        """True if it sees as far in evaluation as in training."""
         return self.evaluation_memory == self.memory
 
     @property
@@ -118,8 +118,8 @@ class Place(NamedTuple):
         return f"{vectors(self.layers, self.memory, tokens):,}"
 
 
-def place(run: Run) -> Place:
-    """The place of a run, at the paper's scale if it is the rung of a ladder."""
+def paper_position(run: Run) -> PaperPosition:
+    """Returns the position of a run, at the paper's scale if it is the rung of a ladder."""
     settings = run.paper_settings
     model = model_name(settings)
     family, entries = _vocabulary(run, settings, model)
@@ -133,17 +133,17 @@ def place(run: Run) -> Place:
         "steps": settings.get("Trainer.steps", 0),
         "bptt_depth": _depth(settings),
     } | _task(settings)
-    return Place(**common | _own(settings))
+    return PaperPosition(**common | _own(settings))
 
 
 def system_and_size(settings: dict) -> tuple[str, str | None]:
-    """The `system` and the `size` of a `Place`, of the settings of an experiment."""
+    """The `system` and the `size` of a `PaperPosition`, of the settings of an experiment."""
     own = _own(settings)
     return own["system"], own["size"]
 
 
 def _own(settings):
-    """What a `Place` says of the model alone."""
+    """Returns the attributes of a `PaperPosition` that say something of the model alone."""
     model = model_name(settings)
     return _OF_MODEL.get(model, _other)(settings, model, settings["Trainer.segment_length"])
 
@@ -165,7 +165,7 @@ def _language_model(settings, model, segment):
 
 
 def _transformer_xl(settings, model, segment):
-    """Transformer-XL, and the Recurrent Memory Transformer, whose layers are the same."""
+    """Returns attributes of Transformer-XL, and of RMT around it, whose layers are the same."""
 
     def setting(name, default=None, scope=""):
         unscoped = model_setting(settings, model, name, default)
@@ -201,7 +201,7 @@ def _transformer_xl(settings, model, segment):
 
 
 def _other(settings, model, segment):
-    """A model of no paper's tables but Table 6 of Transformer-XL: LSTM, QRNN."""
+    """Returns attributes of other models: LSTM and QRNN, of Table 6 of Transformer-XL."""
     return {
         "system": model,
         "size": None,
@@ -225,7 +225,7 @@ def _depth(settings):
 
 
 def _task(settings):
-    """Of an algorithmic task, what it is; nothing for text."""
+    """Returns attributes of an algorithmic task; nothing for text."""
     source = str(settings.get("Corpus.source", "")).strip("@()").rsplit(".", 1)[-1]
     if source not in TASKS:
         return {}
@@ -295,7 +295,7 @@ def _corpus(run, family):
 
 
 def _vocabulary(run, settings, model):
-    """Family and size, as Table 5 has them."""
+    """Returns family and size, as Table 5 has them."""
     name = str(settings.get("Corpus.vocabulary") or "of the source")
     if name in ("bytes", "@ByteVocabulary()"):
         return "bytes", "256"
