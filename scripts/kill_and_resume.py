@@ -1,10 +1,13 @@
 """Kills a training run at random moments, resumes it each time, and demands the same result.
 
     python scripts/kill_and_resume.py [--kills 20] [--seed 0]
+    python scripts/kill_and_resume.py --gin_file=configs/small/compressive.gin
 
 Two runs of one small config, on text made here: one undisturbed, one that gets SIGKILL at
 random moments, start-up and checkpoint writing included. At the end parameters, optimizer,
 caches and all train/* and eval/* records must be equal bit for bit. Exit status 0 if so.
+Without --gin_file the model is a small Block-Recurrent one; the files of another are those of a
+system without a corpus.
 """
 
 import argparse
@@ -25,25 +28,15 @@ from brt.experiment import Experiment
 from brt.training.checkpoint import Checkpoints
 from brt.training.run_folder import read_metrics
 
-CONFIG = """
-Trainer.corpus = @Corpus()
-Corpus.store = "{folder}/store"
-Corpus.source = @TextFiles()
-Corpus.vocabulary = "bytes"
-TextFiles.path = "{folder}/text/{{split}}"
+MODEL = """
 Trainer.optimizer = @adafactor
 Trainer.schedule = @rsqrt
 rsqrt.warmup_steps = 50
 Trainer.evaluation = @Evaluation()
-Evaluation.max_steps = 3
 Trainer.checkpoints = @CheckpointPolicy()
-CheckpointPolicy.every = 7
-Trainer.steps = {steps}
 Trainer.segment_length = 64
 Trainer.tokens_per_step = 512
-Trainer.log_every = 3
-Trainer.eval_every = 25
-BlockRecurrentTransformer.vocabulary_size = 256
+BlockRecurrentTransformer.vocabulary_size = %vocabulary_size
 BlockRecurrentTransformer.num_layers = 2
 BlockRecurrentTransformer.width = 64
 BlockRecurrentTransformer.num_heads = 2
@@ -54,6 +47,25 @@ BlockRecurrentTransformer.recurrent_layers = (1,)
 BlockRecurrentTransformer.dropout = 0.1
 RecurrentCell.num_states = 16
 """
+RUN = """
+Trainer.corpus = @Corpus()
+Corpus.store = "{folder}/store"
+Corpus.source = @TextFiles()
+Corpus.vocabulary = "bytes"
+TextFiles.path = "{folder}/text/{{split}}"
+vocabulary_size = 256
+Evaluation.max_steps = 3
+CheckpointPolicy.every = 7
+Trainer.steps = {steps}
+Trainer.log_every = 3
+Trainer.eval_every = 25
+"""
+
+
+def config_of(files, bindings, folder, steps) -> str:
+    """The gin text of the run: a system's files, or `MODEL`, with text and steps of this script."""
+    system = "".join(f'include "{os.path.abspath(file)}"\n' for file in files) or MODEL
+    return "\n".join([system, RUN.format(folder=folder, steps=steps), *bindings]) + "\n"
 
 
 def make_text(folder, seed):
@@ -174,12 +186,14 @@ def main():
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--gin_file", action="append", default=[], help="of another system")
+    parser.add_argument("--gin_bindings", action="append", default=[], help="a binding more")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_text(folder, arguments.seed)
-        text = CONFIG.format(folder=folder, steps=arguments.steps)
-        (folder / "config.gin").write_text(text)
+        bound = arguments.gin_file, arguments.gin_bindings, folder, arguments.steps
+        (folder / "config.gin").write_text(config_of(*bound))
         start_up = undisturbed(folder)
         print(f"undisturbed run done; {start_up:.1f} s to its first record", flush=True)
         rng = random.Random(arguments.seed)

@@ -3,8 +3,8 @@
 import os
 
 from brt.training.checkpoint import Checkpoints
+from brt.training.optimization.weight_average import Averaged, evaluated_params
 from brt.training.train_step import TrainState
-from brt.training.weight_average import Averaged, evaluated_params
 
 
 def check_vocabulary(record: dict, store) -> None:

@@ -13,11 +13,11 @@ from brt.data.streams.select import training_stream
 from brt.progress import Progress
 from brt.training.checkpoint import Checkpoints
 from brt.training.metrics import Interval, device_peak, peak_bytes
+from brt.training.optimization.weight_average import evaluated_params
 from brt.training.prefetch import Prefetch
 from brt.training.run_folder import RunFolder
 from brt.training.settings import FREE_TO_CHANGE
 from brt.training.sharding import sum_over_processes
-from brt.training.weight_average import evaluated_params
 
 STOPS = signal.SIGTERM, signal.SIGINT
 """Signals that save and stop."""

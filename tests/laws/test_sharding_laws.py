@@ -19,9 +19,9 @@ from brt.data.streams.documents import DocumentStream
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.experiment import Experiment
 from brt.models.shape_letters import spec
-from brt.training.optimizers import adafactor
+from brt.training.optimization.optimizers import adafactor
+from brt.training.optimization.schedules import constant_rate
 from brt.training.prefetch import device_batch
-from brt.training.schedules import constant_rate
 from brt.training.settings import Trainer
 from brt.training.sharding import shardings
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 from tiny_run import shared_programs  # noqa: F401
 
-from brt.training.optimizers import adafactor, adamw
+from brt.training.optimization.optimizers import adafactor, adamw
 
 SHAPES = {"large_VD": (256, 256), "long_DF": (512, 16), "small_DF": (5, 7), "bias_D": (9,)}
 """Only the first has both sides of 128 or more, and so a factored second moment."""

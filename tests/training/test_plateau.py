@@ -15,8 +15,8 @@ from tiny_run import (  # noqa: F401
     write_config,
 )
 
-from brt.training.optimizers import adamw
-from brt.training.plateau import ReduceOnPlateau
+from brt.training.optimization.optimizers import adamw
+from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.run_folder import read_metrics
 from brt.training.settings import Trainer
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from brt.training import schedules
+from brt.training.optimization import schedules
 
 TOTALS = (100, 2_000, 500_000)
 

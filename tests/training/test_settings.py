@@ -10,9 +10,9 @@ from tiny_run import PLAIN, build, command, write_config
 
 from brt import config, train
 from brt.checks import check_choice
-from brt.training import schedules
-from brt.training.optimizers import adafactor, adamw
-from brt.training.plateau import ReduceOnPlateau
+from brt.training.optimization import schedules
+from brt.training.optimization.optimizers import adafactor, adamw
+from brt.training.optimization.plateau import ReduceOnPlateau
 
 INFINITE = float("inf")
 NAN = float("nan")

@@ -13,12 +13,12 @@ from tiny_run import (  # noqa: F401
     write_config,
 )
 
+from brt.training.optimization.plateau import ReduceOnPlateau
+from brt.training.optimization.weight_average import WeightAverage, evaluated_params
 from brt.training.parameters import load_params
-from brt.training.plateau import ReduceOnPlateau
 from brt.training.run_folder import read_metrics
 from brt.training.settings import Trainer
 from brt.training.train_step import TrainState
-from brt.training.weight_average import WeightAverage, evaluated_params
 
 
 @pytest.mark.parametrize("decay", [0.5, 0.9, 0.999])
