@@ -1,6 +1,7 @@
 """Transformer-XL of its own paper: what it remembers, what it sees, and where laws are bent."""
 
 import functools
+import inspect
 import itertools
 
 import jax
@@ -12,7 +13,10 @@ from flax import nnx
 from tiny_models import OneKey, cast, parameters, quick_jit, randomised, read_segment
 
 from brt import config
-from brt.models.memories.hidden_memory import visible_keys
+from brt.models.block_recurrent import BlockRecurrentTransformer
+from brt.models.counts import count_parameters
+from brt.models.layers.initializers import parameter
+from brt.models.memories.hidden_memory import HiddenMemory, visible_keys
 from brt.models.transformer_xl import TransformerXL, evaluation_memory
 from brt.token_ids import BEGIN
 
@@ -341,11 +345,20 @@ def test_settings_that_contradict_one_another_are_refused(settings, message):
         TransformerXL(OneKey(), **WIDTHS, **settings)
 
 
-@pytest.mark.parametrize("name", ["published_artefacts", "special_tokens"])
-@pytest.mark.parametrize("model", ["TransformerXL", "BlockRecurrentTransformer"])
-def test_what_only_code_may_ask_for_cannot_be_bound(model, name):
-    with pytest.raises(ValueError, match=name):
-        config.parse([], [f"{model}.{name} = 1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TransformerXL.published_artefacts",
+        "TransformerXL.special_tokens",
+        "BlockRecurrentTransformer.special_tokens",
+    ],
+)
+def test_what_only_code_may_ask_for_cannot_be_bound(name):
+    kind = dict(TransformerXL=TransformerXL, BlockRecurrentTransformer=BlockRecurrentTransformer)
+    model, argument = name.split(".")
+    assert argument in inspect.signature(kind[model].__init__).parameters
+    with pytest.raises(ValueError, match=f"denylisted.*{argument}"):
+        config.parse([], [f"{name} = 1"])
 
 
 def test_special_tokens_are_entries_that_no_text_holds():
@@ -356,9 +369,30 @@ def test_special_tokens_are_entries_that_no_text_holds():
         assert logits_BTV.shape == (ROWS, SEGMENT, entries)
 
 
-def test_no_memory_of_hidden_states_learns_so_none_is_monitored():
-    model = txl(memory_length=4)
-    assert model.gradient_monitors(parameters(model)) == {}
+class Scaled(HiddenMemory):
+    """Remembers inputs times something learned."""
+
+    name = "scaled"
+
+    def __init__(self, rngs, sizes, length):
+        super().__init__(rngs, sizes, length)
+        self.scale_D = parameter(rngs, jax.nn.initializers.ones, sizes.width)
+
+    def contents(self, cache):
+        return super().contents(cache) * self.scale_D[...]
+
+
+def test_the_gradient_that_reaches_a_memory_is_monitored_where_one_learns():
+    plain, learning = txl(memory_length=4), txl(memory_length=4, memory=Scaled)
+    assert plain.gradient_monitors(parameters(plain)) == {}
+    grads = parameters(learning)
+    found = learning.gradient_monitors(grads)
+    assert set(found) == {"layer0/scaled_grad_norm", "layer1/scaled_grad_norm"}
+    for i, memory in enumerate(learning.memories):
+        norm = np.sqrt(np.square(memory.scale_D[...]).sum())
+        assert float(found[f"layer{i}/scaled_grad_norm"]) == pytest.approx(norm)
+    added = count_parameters(learning).recurrence - count_parameters(plain).recurrence
+    assert added == count_parameters(learning).recurrence == 2 * 12
 
 
 def test_every_bin_of_words_is_checked_against_the_mesh():
