@@ -105,6 +105,31 @@ def test_monitors_are_named_by_their_layer():
         assert all(value.shape == () for value in monitors.values())
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("slide", {}),
+        ("rec_two_layers", {0: ["cell"], 2: ["cell"]}),
+        ("rec_memorizing", {1: ["cell", "memory"], 2: ["memory"]}),
+        ("rmt_rec", {1: ["cell"]}),
+        ("lstm", {}),
+    ],
+)
+def test_the_gradient_that_reaches_each_memory_is_monitored(name, expected):
+    rng = np.random.default_rng(4)
+    grads = jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), parameters(abstract(name))
+    )
+    found = abstract(name).gradient_monitors(grads)
+    assert set(found) == {f"layer{i}/{m}_grad_norm" for i, ms in expected.items() for m in ms}
+    layers = grads.get("body", grads)["layers"]
+    for i, memories in expected.items():
+        for memory in memories:
+            squares = [np.square(np.float64(x)).sum() for x in jax.tree.leaves(layers[i][memory])]
+            norm = found[f"layer{i}/{memory}_grad_norm"]
+            assert norm.shape == () and float(norm) == pytest.approx(np.sqrt(sum(squares)))
+
+
 # Settings
 
 

@@ -1,16 +1,14 @@
-"""LSTM and QRNN against plain loops over their papers' equations, and what only they promise."""
+"""LSTM and QRNN: what only they promise. Their equations: tests/laws/test_references.py."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import SEGMENT, TOKEN_MEMORIES, VOCABULARY, WINDOW, abstract, random_model
+from architectures import ARCHITECTURES, SEGMENT, VOCABULARY, abstract, random_model
 from flax import nnx
 from jax.extend.core import jaxprs_in_params
-from ragged import ragged_segments
-from tiny_models import parameters, quick_jit, read_segment
+from tiny_models import parameters, quick_jit
 
-from brt.data.vocabularies.base import BEGIN
 from brt.models.recurrent_networks import LSTM, QRNN, LSTMLayer, pooled
 
 both = pytest.mark.parametrize("name", ["lstm", "qrnn"])
@@ -23,69 +21,6 @@ def wide_types():
 
 
 in_float64 = pytest.mark.usefixtures("wide_types")
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def lstm_token(layer, x_I, state):
-    """One token of one row: Gers et al. 2000, with c and h of `state`."""
-    h_U, c_U = state
-    a_Z = layer["inputs_IZ"].T @ x_I + layer["hidden_UZ"].T @ h_U + layer["bias_Z"]
-    U = len(c_U)
-    i, f, o = (sigmoid(a_Z[n * U : (n + 1) * U]) for n in range(3))
-    c_U = f * c_U + i * np.tanh(a_Z[3 * U :])
-    h_U = o * np.tanh(c_U)
-    return h_U, (h_U, c_U)
-
-
-def qrnn_token(layer, x_I, state):
-    """One token of one row: Bradbury et al. 2017, equations 1 (k = 2) and 4 (fo-pooling)."""
-    last_I, c_U = state
-    a_Z = layer["earlier_IZ"].T @ last_I + layer["inputs_IZ"].T @ x_I + layer["bias_Z"]
-    U = len(c_U)
-    z, f, o = np.tanh(a_Z[:U]), sigmoid(a_Z[U : 2 * U]), sigmoid(a_Z[2 * U :])
-    c_U = f * c_U + (1 - f) * z
-    return o * c_U, (x_I, c_U)
-
-
-def by_hand(name, params, tokens):
-    """Logits (T, V) of one document, and each layer's state after it."""
-    layers = [params["layers"][i] for i in range(len(params["layers"]))]
-    token = {"lstm": lstm_token, "qrnn": qrnn_token}[name]
-    states = []
-    for layer in layers:
-        gates = {"lstm": 4, "qrnn": 3}[name]
-        U = len(layer["bias_Z"]) // gates
-        first = U if name == "lstm" else len(layer["inputs_IZ"])
-        states.append((np.zeros(first), np.zeros(U)))
-    logits = []
-    for t in tokens:
-        x = params["begin_D"] if t == BEGIN else params["embedding_VD"][t]
-        for i, layer in enumerate(layers):
-            x, states[i] = token(layer, x, states[i])
-        logits.append(params["embedding_VD"] @ x + params["bias_V"])
-    return np.array(logits), states
-
-
-@in_float64
-@both
-def test_every_logit_and_cache_is_what_a_loop_over_the_equations_gives(name):
-    model = random_model(name, dtype="float64")
-    params = jax.tree.map(np.asarray, parameters(model))
-    corpus = ragged_segments(WINDOW, SEGMENT, VOCABULARY, rows=3, seed=2)
-    caches, rows = model.init_caches(3), [[] for _ in range(3)]
-    for tokens_BT, starts_B in zip(corpus.tokens, corpus.starts, strict=True):
-        logits_BTV, caches = read_segment(model, tokens_BT, starts_B, caches)
-        for row in range(3):
-            rows[row] = [] if starts_B[row] else rows[row]
-            rows[row] += tokens_BT[row].tolist()
-            expected, states = by_hand(name, params, rows[row])
-            np.testing.assert_allclose(logits_BTV[row], expected[-SEGMENT:], rtol=0, atol=1e-9)
-            for cache, state in zip(caches, states, strict=True):
-                np.testing.assert_allclose(cache[0][row], state[0], rtol=0, atol=1e-9)
-                np.testing.assert_allclose(cache.cell_BU[row], state[1], rtol=0, atol=1e-9)
 
 
 @in_float64
@@ -194,4 +129,4 @@ def test_dropout_takes_a_key_and_leaves_evaluation_alone(name):
 @pytest.mark.parametrize("model", [LSTM, QRNN])
 def test_bad_settings_are_named(model, settings, sentence):
     with pytest.raises(ValueError, match=f"{model.__name__}.*{sentence}"):
-        model(None, **TOKEN_MEMORIES["lstm"][1] | settings)
+        model(None, **ARCHITECTURES["lstm"].settings | settings)

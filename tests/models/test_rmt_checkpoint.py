@@ -86,7 +86,7 @@ def test_positions_to_the_future_are_true_ones_unless_parameters_were_released()
     model = load_recording(recording("mem"))
     first = recording("mem")["tokens"][0].T
     published, _ = model(first, model.init_caches(2))
-    model.published_artefacts = False
+    model.body.published_artefacts = False
     clean, _ = model(first, model.init_caches(2))
     assert np.abs(published - clean).max() > 1e-2
     weights = rmt_numpy.of_recording(

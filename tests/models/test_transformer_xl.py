@@ -1,23 +1,27 @@
 """Transformer-XL of its own paper: what it remembers, what it sees, and where laws are bent."""
 
 import functools
+import inspect
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import SEGMENT, SEGMENT_MEMORIES, SIZES, VOCABULARY, abstract, build
+from architectures import SEGMENT, VOCABULARY, WITHOUT_WINDOW, build
 from flax import nnx
 from tiny_models import OneKey, cast, parameters, quick_jit, randomised, read_segment
 
-from brt.models.memories.hidden_memory import visible_keys
-from brt.models.shape_letters import spec
+from brt import config
+from brt.models.block_recurrent import BlockRecurrentTransformer
+from brt.models.counts import count_parameters
+from brt.models.layers.initializers import parameter
+from brt.models.memories.hidden_memory import HiddenMemory, visible_keys
 from brt.models.transformer_xl import TransformerXL, evaluation_memory
 from brt.token_ids import BEGIN
 
 ROWS, NONE = 2, np.zeros(2, bool)
-WIDTHS = {name: size for name, size in SIZES.items() if name != "window"} | {"num_layers": 2}
+WIDTHS = WITHOUT_WINDOW | dict(num_layers=2)
 
 
 def txl(seed=1, dtype="float64", **settings):
@@ -114,7 +118,8 @@ def test_no_gradient_reaches_what_is_remembered():
 def test_a_query_sees_itself_what_is_remembered_and_with_same_length_m_keys(same_length, filled):
     M, T = 6, SEGMENT
     distance_TJ = M + np.arange(T)[:, None] - np.arange(M + T)
-    found = visible_keys(jnp.array([filled]), jnp.asarray(distance_TJ), M, same_length)[0]
+    filled_BM = np.arange(M)[None] >= M - filled
+    found = visible_keys(filled_BM, jnp.asarray(distance_TJ), same_length)[0]
     for i, j in np.ndindex(T, M + T):
         own = j <= M + i and j >= M - filled
         assert found[i, j] == (own and (not same_length or M + i - j < M))
@@ -139,7 +144,8 @@ def test_without_same_length_a_cut_changes_how_many_keys_are_seen_and_by_how_muc
             place = np.arange(length)
             forgotten = (place[:, None] >= cut) & (place < cut - M)
             visible &= ~np.concatenate([np.zeros((length, M), bool), forgotten], axis=1)
-            x_BTD, _ = quick_jit(lambda *given: model.read(*given))(x_BTD, caches, visible)
+            contents = model.contents(caches)
+            x_BTD, _ = quick_jit(lambda *given: model.read(*given))(x_BTD, contents, visible)
             np.testing.assert_allclose(parts, model.logits(x_BTD), rtol=0, atol=1e-9)
 
 
@@ -282,26 +288,7 @@ def test_a_variational_mask_is_constant_along_time_and_differs_by_row():
     assert np.ptp(usual.drops(x_BTD, jax.random.key(1)), axis=1).max() > 0
 
 
-# Names, sizes, mistakes
-
-
-@pytest.mark.parametrize("name", [n for n in SEGMENT_MEMORIES if n.startswith("txl")])
-def test_parameters_and_caches_say_their_shapes_and_no_matrix_is_copied_whole(name):
-    model = abstract(name)
-    sizes = dict(D=12, H=2, A=8, K=4, F=10, B=5, N=2, M=model.memory_length, R=7)
-    sizes |= dict(J=model.memory_length + SEGMENT)
-    for path, leaf in jax.tree_util.tree_flatten_with_path(parameters(model))[0]:
-        letters = path[-1].key.rsplit("_", 1)[1]
-        assert all(sizes.get(letter, n) == n for letter, n in zip(letters, leaf.shape)), path
-        assert len(letters) == leaf.ndim
-        axes = [axis for axis in spec(letters) if axis]
-        assert len(axes) == len(set(axes)) and (axes or leaf.ndim < 2)
-    both = jax.eval_shape(
-        lambda: (model.init_caches(5), model.begin_decoding(model.init_caches(5)))
-    )
-    for path, leaf in jax.tree_util.tree_flatten_with_path(both)[0]:
-        letters = path[-1].name.rsplit("_", 1)[1]
-        assert leaf.shape == tuple(sizes[letter] for letter in letters)
+# Sizes, mistakes
 
 
 def test_operations_are_counted_as_they_are_multiplied():
@@ -342,6 +329,56 @@ def test_what_cannot_be_is_refused_by_name(name):
 def test_settings_that_contradict_one_another_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         TransformerXL(OneKey(), **WIDTHS, **settings)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TransformerXL.published_artefacts",
+        "TransformerXL.special_tokens",
+        "BlockRecurrentTransformer.special_tokens",
+    ],
+)
+def test_what_only_code_may_ask_for_cannot_be_bound(name):
+    kind = dict(TransformerXL=TransformerXL, BlockRecurrentTransformer=BlockRecurrentTransformer)
+    model, argument = name.split(".")
+    assert argument in inspect.signature(kind[model].__init__).parameters
+    with pytest.raises(ValueError, match=f"denylisted.*{argument}"):
+        config.parse([], [f"{name} = 1"])
+
+
+def test_special_tokens_are_entries_that_no_text_holds():
+    plain, more = (txl(memory_length=4, special_tokens=n) for n in (0, 2))
+    assert more.vocabulary_size == plain.vocabulary_size == VOCABULARY
+    for model, entries in ((plain, VOCABULARY), (more, VOCABULARY + 2)):
+        logits_BTV, _ = call(model, tokens(SEGMENT), model.init_caches(ROWS))
+        assert logits_BTV.shape == (ROWS, SEGMENT, entries)
+
+
+class Scaled(HiddenMemory):
+    """Remembers inputs times something learned."""
+
+    name = "scaled"
+
+    def __init__(self, rngs, sizes, length):
+        super().__init__(rngs, sizes, length)
+        self.scale_D = parameter(rngs, jax.nn.initializers.ones, sizes.width)
+
+    def contents(self, cache):
+        return super().contents(cache) * self.scale_D[...]
+
+
+def test_the_gradient_that_reaches_a_memory_is_monitored_where_one_learns():
+    plain, learning = txl(memory_length=4), txl(memory_length=4, memory=Scaled)
+    assert plain.gradient_monitors(parameters(plain)) == {}
+    grads = parameters(learning)
+    found = learning.gradient_monitors(grads)
+    assert set(found) == {"layer0/scaled_grad_norm", "layer1/scaled_grad_norm"}
+    for i, memory in enumerate(learning.memories):
+        norm = np.sqrt(np.square(memory.scale_D[...]).sum())
+        assert float(found[f"layer{i}/scaled_grad_norm"]) == pytest.approx(norm)
+    added = count_parameters(learning).recurrence - count_parameters(plain).recurrence
+    assert added == count_parameters(learning).recurrence == 2 * 12
 
 
 def test_every_bin_of_words_is_checked_against_the_mesh():
