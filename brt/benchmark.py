@@ -37,7 +37,7 @@ from brt.evaluation.evaluation_speed import LENGTHS
 from brt.experiment import Configuration
 from brt.generation.throughput import measure_generation
 from brt.progress import Progress
-from brt.reporting.gin_text import read_gin
+from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
 from brt.training.memory_budget import longest_segment, parse_bytes
 from brt.training.metrics import compiled_bytes, device_peak
@@ -94,7 +94,7 @@ def build(file) -> Candidate:
         begun = time.perf_counter()
         step = experiment.jit_step(mesh).lower(state, batch).compile()
         seconds = time.perf_counter() - begun
-    system, size = system_and_size(read_gin(gin.operative_config_str()))
+    system, size = system_and_size(resolved(read_gin(gin.operative_config_str())))
     facts = {
         "system": system,
         "size": size,

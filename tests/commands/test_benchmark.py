@@ -17,7 +17,7 @@ from tiny_run import (
 
 from brt import benchmark, config
 from brt.experiment import Experiment
-from brt.reporting.gin_text import read_gin
+from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
 from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT, TABLE_1
 from brt.reporting.papers.fill import paper_tables
@@ -147,7 +147,7 @@ def test_the_config_of_a_row_of_table_1_is_named_as_the_row(row):
     stem = stem or row.labels[0].lower().replace(":", "_")
     config.parse([str(ROOT / "configs" / f"pg19_{stem}.gin")])
     Experiment.from_gin()
-    found = system_and_size(read_gin(gin.operative_config_str()))
+    found = system_and_size(resolved(read_gin(gin.operative_config_str())))
     assert found == (row.where["system"], "162M")
 
 

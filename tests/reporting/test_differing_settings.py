@@ -26,9 +26,12 @@ BEGIN = "settings other than the published number's: "
 
 
 def described(folder, name, *bindings, **scalars):
-    """A run folder of a config as training describes it, with an evaluation of the test split."""
+    """A run folder of a config as training describes it, with an evaluation of the test split.
+
+    name: of the gin file below configs/, or several joined by `+`.
+    """
     folder.mkdir()
-    config.parse([str(ROOT / "configs" / f"{name}.gin")], bindings)
+    config.parse([str(ROOT / "configs" / f"{part}.gin") for part in name.split("+")], bindings)
     Experiment.from_gin()
     (folder / "config.gin").write_text(gin.config_str())
     (folder / "operative_config.gin").write_text(gin.operative_config_str())
@@ -124,15 +127,17 @@ def test_several_differences_share_one_note(tmp_path):
 
 def test_a_corpus_has_its_own_published_settings(tmp_path):
     lines = "rsqrt.multiplier = 1.0", 'Corpus.vocabulary = "bytes"'
-    lines += ("BlockRecurrentTransformer.vocabulary_size = 260",)
-    run = described(tmp_path / "run", "arxiv_rec_fixed_skip", *lines)
+    lines += ("vocabulary_size = 260",)
+    run = described(tmp_path / "run", "systems/rec_fixed_skip+recipes/arxiv", *lines)
     note = cell(table_of([run]), "Rec:fixed:skip").note
     assert note == BEGIN + "rsqrt.multiplier = 1.0 for 0.5; vocabulary = 'bytes 256' for 'T5 32k'"
 
 
 def test_what_a_run_does_not_bind_has_brt_s_default(tmp_path):
-    run, settings = tmp_path / "run", read_gin_file(ROOT / "configs/arxiv_rec_fixed_skip.gin")
+    run = make_run(tmp_path / "bound", "systems/rec_fixed_skip+recipes/arxiv")
+    settings = read_gin_file(run / "config.gin")
     assert settings.pop("rsqrt.multiplier") == 0.5
+    run = tmp_path / "run"
     run.mkdir()
     (run / "config.gin").write_text(write_gin(settings))
     (run / "evaluation_test.json").write_text(json.dumps({"bits_per_token": 1.23}))
@@ -167,7 +172,7 @@ def test_the_scaling_tables_have_the_cosine_s_settings(tmp_path, name, label):
 
 def test_a_model_of_another_scale_fills_its_row_and_says_its_own_size_and_steps(tmp_path):
     (tmp_path / "rungs.txt").write_text("pg19_rec_fixed_skip.gin\npg19_slide_13l.gin\n")
-    corpus = ROOT / "configs/parts/ladder_text.gin"
+    corpus = ROOT / "configs/corpora/text.gin"
     rungs, runs = read_rungs(tmp_path / "rungs.txt", SCALES["small"], corpus, [], 100_000), []
     for rung in rungs:
         runs.append(tmp_path / rung.name)
@@ -188,6 +193,7 @@ def test_a_model_of_another_scale_fills_its_row_and_says_its_own_size_and_steps(
 
 SWEEPS = {
     "table_1": ("table_1",),
+    "table_1_arxiv": ("table_1",),
     "table_3": ("table_3a", "table_3b"),
     "table_4": ("table_4",),
     "table_5": ("table_5",),
@@ -215,37 +221,42 @@ def test_the_rungs_of_a_sweep_at_the_papers_scale_fill_all_rows_with_no_note(tmp
 
 
 def test_a_model_that_no_row_is_of_has_no_published_settings(tmp_path):
-    run = described(tmp_path / "run", "text_rec_fixed_skip")
+    run = described(tmp_path / "run", "small/rec_fixed_skip+corpora/text")
     table = table_of([run])
     assert table.rows[-1][0].text.startswith("Rec:fixed:skip (4 layers") and not table.notes()
 
 
-@pytest.mark.parametrize(
-    "paper, name, config_name, binding, difference",
-    [
-        (TRANSFORMER_XL, "txl_table_1", "txl_wt103_base", "cosine.maximum = 0.01",
-         "cosine.maximum = 0.01 for 0.00025"),
-        (TRANSFORMER_XL, "txl_table_1", "txl_wt103_large", "Trainer.steps = 4000",
-         "Trainer.steps = 4,000 for 4,000,000"),
-        (TRANSFORMER_XL, "txl_table_2", "txl_enwik8_24l", "TransformerXL.memory_length = 100",
-         "TransformerXL.memory_length = 100 for 768"),
-        (TRANSFORMER_XL, "txl_table_2", "txl_enwik8_18l", "adamw.clip_norm = 5.0",
-         "adamw.clip_norm = 5.0 for 0.25"),
-        (TRANSFORMER_XL, "txl_table_5", "txl_ablation", "TransformerXL.same_length = True",
-         "TransformerXL.same_length = True for False"),
-        (RECURRENT_MEMORY, "rmt_table_5", "rmt_wt103_150", "TransformerXL.dropout = 0.5",
-         "TransformerXL.dropout = 0.5 for 0.1"),
-        (RECURRENT_MEMORY, "rmt_table_4", "rmt_enwik8_128", "Trainer.steps = 1000",
-         "Trainer.steps = 1,000 for 400,000"),
-    ],
+RELATIVES = (
+    ("txl_table_1", "transformer_xl/wt103_base+recipes/wikitext103",
+     "cosine.maximum = 0.01", "0.01 for 0.00025"),
+    ("txl_table_1", "transformer_xl/wt103_large+recipes/wikitext103_div4",
+     "Trainer.steps = 4000", "4,000 for 4,000,000"),
+    ("txl_table_2", "transformer_xl/characters_24l+corpora/enwik8_symbols",
+     "TransformerXL.memory_length = 100", "100 for 768"),
+    ("txl_table_2", "transformer_xl/characters_18l+corpora/enwik8_symbols",
+     "adamw.clip_norm = 5.0", "5.0 for 0.25"),
+    ("txl_table_4", "transformer_xl/lm1b_base+recipes/one_billion_word",
+     'Trainer.stream = "contiguous"', "'contiguous' for 'shuffled'"),
+    ("txl_table_5", "transformer_xl/ablation+recipes/wikitext103",
+     "TransformerXL.same_length = True", "True for False"),
+    ("rmt_table_5", "rmt/rmt_wt103_150+recipes/wikitext103",
+     "TransformerXL.dropout = 0.5", "0.5 for 0.1"),
+    ("rmt_table_4", "rmt/rmt_enwik8_128+corpora/enwik8_symbols",
+     "Trainer.steps = 1000", "1,000 for 400,000"),
 )  # fmt: skip
+"""A table of the other papers, one of its configs, a binding, and what the note says of it."""
+
+
+@pytest.mark.parametrize("name, of_config, binding, difference", RELATIVES)
 def test_the_other_papers_rows_name_a_difference_too(
-    monkeypatch, tmp_path, paper, name, config_name, binding, difference
+    monkeypatch, tmp_path, name, of_config, binding, difference
 ):
     monkeypatch.setattr(Group, "_counts", lambda group: None)  # which builds the model
-    for folder, bindings, note in (("a", (), ""), ("b", (binding,), BEGIN + difference)):
+    paper = TRANSFORMER_XL if name.startswith("txl") else RECURRENT_MEMORY
+    difference = f"{BEGIN}{binding.partition(' = ')[0]} = {difference}"
+    for folder, bindings, note in (("a", (), ""), ("b", (binding,), difference)):
         evaluations = {"test": {"perplexity": 32.1, "bits_per_token": 3.21}}
-        run = make_run(tmp_path / folder, config_name, *bindings, evaluations=evaluations)
+        run = make_run(tmp_path / folder, of_config, *bindings, evaluations=evaluations)
         table = table_of([run], paper, name)
         assert any(cell.values for row in table.rows for cell in row)
         assert table.notes() == [note] * bool(note)

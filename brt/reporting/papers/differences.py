@@ -62,6 +62,8 @@ def differences(run: Run, position: PaperPosition, published: dict, decided=()) 
     if "steps" in decided:
         published = published | {"Trainer.steps": position.steps}
     skipped = reachable(run.settings, "Trainer.corpus")
+    # Which is named by its kind, "words:PATH", and bound by its class.
+    skipped |= {name for name in settings if name.partition(".")[0].endswith("Vocabulary")}
     skipped |= {name for attribute in decided for name in OF_RULES.get(attribute, ())}
     found = []
     for name in dict.fromkeys([*CHOSEN, *published, *settings]):

@@ -75,11 +75,16 @@ TOKENS_PER_STEP = {150: 9000, 50: 6400, 512: 11_264, 128: 8192}
 """Of the RMT paper's language models, by the length of their segments: 60, 128, 22 and 64 rows."""
 
 
+_FIRST_MEMORY = {"RecurrentMemoryTransformer.initial_rows": "identical"}
+
+
 def recurrent_memory(position) -> dict:
     """The settings of Tables 2, 4 and 5 of the RMT paper, for the position of a run."""
     own = {"Trainer.steps": 400_000}
     if position.segment_length in TOKENS_PER_STEP:
         own["Trainer.tokens_per_step"] = TOKENS_PER_STEP[position.segment_length]
+    if position.memory_tokens:
+        own |= _FIRST_MEMORY
     if position.system == "Tr-XL + RMT":
         own["RecurrentMemoryTransformer.auxiliary_weight"] = 0.01
     return _TEXT | own
@@ -89,7 +94,8 @@ def quadratic(position) -> dict:
     """The settings of Table 1 of the RMT paper, for the position of a run."""
     sizes = {"num_layers": 6, "num_heads": 6, "head_size": 64, "width": 128}
     sizes |= {"feed_forward_size": 256, "dropout": 0.1}
-    return _ADAM | {
+    first_memory = _FIRST_MEMORY if position.memory_tokens else {}
+    own = {
         "Trainer.schedule": Reference("@constant_rate"),
         "constant_rate.value": 1e-4,
         "constant_rate.warmup_steps": 0,
@@ -101,5 +107,6 @@ def quadratic(position) -> dict:
         "Trainer.steps": 600_000,
         "Trainer.segment_length": 180 if position.system == "Baseline" else 30,
         "Trainer.tokens_per_step": 5760,
-        **{f"TransformerXL.{name}": size for name, size in sizes.items()},
     }
+    own |= {f"TransformerXL.{name}": size for name, size in sizes.items()}
+    return _ADAM | first_memory | own
