@@ -38,7 +38,7 @@ from brt.experiment import Configuration
 from brt.generation.throughput import measure_generation
 from brt.progress import Progress
 from brt.reporting.gin_text import read_gin
-from brt.reporting.places import system_and_size
+from brt.reporting.paper_positions import system_and_size
 from brt.training.memory_budget import longest_segment, parse_bytes
 from brt.training.metrics import compiled_bytes, device_peak
 from brt.training.sharding import make_mesh, shardings

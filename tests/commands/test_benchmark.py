@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import gin
 import pytest
-from brt.reporting.places import system_and_size
 from paths import ROOT
 from tiny_run import (
     PLAIN,
@@ -19,6 +18,7 @@ from tiny_run import (
 from brt import benchmark, config
 from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin
+from brt.reporting.paper_positions import system_and_size
 from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT, TABLE_1
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.step_times import read_step_times
