@@ -18,6 +18,7 @@ from brt.reporting import page
 from brt.reporting.collect import collect
 from brt.reporting.drawing.heat_map import study_maps
 from brt.reporting.drawing.plots import png
+from brt.reporting.drawing.table import Table
 from brt.reporting.figures import STUDIES, study_plots, training_curves
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.all import PAPERS
@@ -72,7 +73,7 @@ def report(runs, output, step_times=None, documents=None, reader_tokens=150_000)
 
     def show(*shown):
         for thing in shown:
-            (tables if hasattr(thing, "rows") else plots).append(thing)
+            (tables if isinstance(thing, Table) else plots).append(thing)
         return shown
 
     found = show(
@@ -163,8 +164,8 @@ def _paper(found):
     content = ""
     for shown in (True, False):
         some = [thing for thing in found if _is_shown(thing) == shown]
-        tables = [thing for thing in some if hasattr(thing, "rows")]
-        plots = [thing for thing in some if not hasattr(thing, "rows")]
+        tables = [thing for thing in some if isinstance(thing, Table)]
+        plots = [thing for thing in some if not isinstance(thing, Table)]
         inside = "".join(map(page.table_html, tables)) + page.plots_html(plots)
         head = "<details><summary>Tables and figures of which nothing was run</summary>"
         content += inside if shown or not some else f"{head}{inside}</details>"
@@ -172,7 +173,7 @@ def _paper(found):
 
 
 def _is_shown(thing):
-    return thing.has_measurements or (hasattr(thing, "rows") and not thing.awaits_runs)
+    return thing.has_measurements or (isinstance(thing, Table) and not thing.awaits_runs)
 
 
 def _write(path, content):

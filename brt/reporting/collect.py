@@ -70,7 +70,8 @@ class Group(NamedTuple):
         if quantity.of == "spread":
             _, spread = mean_and_spread(values)
             return Cell("–") if spread is None else measured([spread], decimals, rounds_up=True)
-        return measured([{"worst": max, "count": len}[quantity.of](values)], decimals)
+        value = max(values) if quantity.of == "worst" else len(values)
+        return measured([value], decimals)
 
     def _values(self, name, split):
         """Returns a scalar's value in each run that has it, as `Quantity` names scalars."""

@@ -53,7 +53,7 @@ def read_gin_file(path: str | os.PathLike) -> dict[str, Any]:
 
 def read_gin_files(paths) -> dict:
     """The bindings of several gin files, later ones after earlier ones."""
-    settings = {}
+    settings: dict[str, Any] = {}
     for path in paths:
         settings |= read_gin_file(path)
     return settings

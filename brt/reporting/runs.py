@@ -125,8 +125,7 @@ class Run:
         return [step for step, _ in pairs], [value for _, value in pairs]
 
     def study_number(self, study: str, name: str) -> Any:
-        """Returns a number of a study of this run, or of one in the report that has a row for it;
-        None.
+        """Returns a number of a study of this run, or of one that has a row for it; None without.
 
         `at/450` is the y at x = 450 of a study with one series.
         """
@@ -147,8 +146,10 @@ class Run:
         return next((entry.get("split") for entry in found), None)
 
     def identity(self) -> dict:
-        """Returns the settings that decide what is computed, apart from the seed; the steps among
-        them, which may change when a run is resumed."""
+        """Returns the settings that decide what is computed, apart from the seed.
+
+        The steps are among them, which may change when a run is resumed.
+        """
         return {
             name: repr(value)
             for name, value in self.settings.items()
