@@ -56,6 +56,9 @@ def test_every_flag_and_every_linked_or_named_file_exists():
     assert named == {path.name for path in (ROOT / "configs").iterdir() if path.is_dir()}
     for name in re.findall(r"\b(?:configs|scripts|brt|tests)/[\w/.]+\.\w+", README):
         assert (ROOT / name).exists(), name
+    for page in [*ROOT.glob("brt/*/README.md"), ROOT / "BENCHMARKS.md"]:
+        for name in re.findall(r"\bconfigs/[\w/]+\.(?:gin|txt)", page.read_text(encoding="utf-8")):
+            assert (ROOT / name).exists(), f"{page} names {name}"
     for config_name in re.findall(r"`((?:pg19_|transformer_xl/|rmt/|small/)\w+)`", README):
         assert (ROOT / "configs" / f"{config_name}.gin").exists(), config_name
 
