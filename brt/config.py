@@ -17,6 +17,10 @@ from brt.declared_types import UNKNOWN, advice, allows, words_for
 from brt.registration import register_all
 
 
+RENAMED = {"LanguageModel": "BlockRecurrentTransformer"}
+"""Names that configs and run folders of earlier versions may hold."""
+
+
 class ConfigError(ValueError):
     """A gin file or binding is wrong; the message names it and says what to do."""
 
@@ -148,6 +152,11 @@ def _explain(message, where, text):
         return f"{where}: the file does not exist; {first.rstrip('.')}."
     if "No configurable matching" in message:
         wanted = message.split("'")[1].strip("@%").split("(")[0]
+        if now := RENAMED.get(wanted.rpartition("/")[2].partition(".")[0]):
+            return (
+                f"{where}: {wanted} is called {now} now. Rename it in a config of yours; a run "
+                "folder of before is read by the version of brt that made it."
+            )
         return f"{where}: nothing is called {wanted}.{_nearest(wanted, known_names())}"
     if "doesn't have a parameter named" in message:
         configurable, parameter = message.split("'")[1], message.split("named '")[1].split("'")[0]

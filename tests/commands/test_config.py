@@ -375,3 +375,13 @@ def test_a_number_with_a_point_where_a_whole_one_belongs_is_refused_by_name(bind
     name = binding.split(" = ")[0]
     with pytest.raises(ConfigError, match=rf"{re.escape(name)} = .* must be a whole number"):
         config.parse([str(ROOT / "configs" / "pg19_rec_fixed_skip.gin")], [binding])
+
+
+def test_a_name_of_an_earlier_version_is_told_what_it_is_called_now(tmp_path):
+    file = tmp_path / "config.gin"
+    for line in ("LanguageModel.width = 16", "Trainer.model = @LanguageModel"):
+        file.write_text(line + "\n")
+        with pytest.raises(ConfigError) as found:
+            config.parse([str(file)])
+        assert "LanguageModel is called BlockRecurrentTransformer now" in str(found.value)
+        assert "config.gin" in str(found.value) and "the version of brt" in str(found.value)
