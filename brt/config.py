@@ -16,7 +16,6 @@ import gin
 from brt.declared_types import UNKNOWN, advice, allows, words_for
 from brt.registration import register_all
 
-
 RENAMED = {"LanguageModel": "BlockRecurrentTransformer"}
 """Names that configs and run folders of earlier versions may hold."""
 
@@ -191,6 +190,15 @@ def known_names() -> dict[str, list[str]]:
                 if parameter.kind is not inspect.Parameter.VAR_KEYWORD
             ]
     return names
+
+
+def configurable_class(name: str) -> type | None:
+    """Returns the class that gin knows by a name; None if it knows none, or a function."""
+    register_all()
+    for selector, entry in gin.config._REGISTRY.items():
+        if selector.rsplit(".", 1)[-1] == name and inspect.isclass(entry.wrapped):
+            return entry.wrapped
+    return None
 
 
 def _parameters(entry):

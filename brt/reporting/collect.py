@@ -134,7 +134,7 @@ class Group(NamedTuple):
             return None
 
     def _setting(self, name):
-        return model_setting(self.runs[0].settings, self.position.model, name)
+        return model_setting(self.runs[0].settings, name)
 
     def _note(self, count, quantity):
         split, notes = quantity.split or self.split, []

@@ -261,7 +261,7 @@ def with_corpus(settings: dict, corpus: dict) -> dict:
     both = kept | {"Trainer.corpus": Reference("@Corpus()")} | corpus
     new = reachable(both, "Trainer.corpus")
     own = {name: both[name] for name in both if name in new}
-    *_, table = (f"{owner}.vocabulary_size" for owner in owners(model_name(settings)))
+    *_, table = (f"{owner}.vocabulary_size" for owner in owners(settings))
     if "vocabulary_size" in corpus:
         own[table] = corpus["vocabulary_size"]
     elif named := [name for name in corpus if name.endswith(".vocabulary_size")]:

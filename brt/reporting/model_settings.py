@@ -1,9 +1,9 @@
 """The model that a run's settings describe, and its arguments, whatever class binds them."""
 
+import inspect
 from typing import Any
 
-BUILT_ON = {"RecurrentMemoryTransformer": ("TransformerXL",)}
-"""Classes whose bindings a model takes besides its own."""
+from brt.config import configurable_class
 
 
 def model_name(settings: dict) -> str:
@@ -12,14 +12,26 @@ def model_name(settings: dict) -> str:
     return reference.strip("@()").rsplit("/", 1)[-1].rsplit(".", 1)[-1]
 
 
-def owners(model: str) -> tuple[str, ...]:
-    """Returns the classes that a model's arguments are bound by."""
-    return (model, *BUILT_ON.get(model, ()))
+def owners(settings: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the classes that the arguments of a run's model are bound by.
+
+    They are the model, the models that it inherits from, and the body that it is put around.
+    """
+    model = model_name(settings)
+    names = [model]
+    found = configurable_class(model)
+    body = settings.get(f"{model}.body")
+    if found is not None:
+        names += [base.__name__ for base in found.__mro__[1:] if configurable_class(base.__name__)]
+        default = inspect.signature(found.__init__).parameters.get("body")
+        if body is None and default is not None:
+            body = default.default.__name__
+    if body is not None:
+        names.append(str(body).strip("@()").rsplit("/", 1)[-1])
+    return tuple(names)
 
 
-def model_setting(
-    settings: dict[str, Any], model: str, name: str, default: Any = None, scope: str = ""
-) -> Any:
+def model_setting(settings: dict[str, Any], name: str, default: Any = None, scope: str = "") -> Any:
     """Returns an argument of the model; `scope` is `evaluation/`, say."""
-    names = (f"{scope}{owner}.{name}" for owner in owners(model))
+    names = (f"{scope}{owner}.{name}" for owner in owners(settings))
     return next((settings[name] for name in names if name in settings), default)

@@ -115,7 +115,7 @@ def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
     rows = []
     for run, position in zip(runs, positions, strict=True):
         names = "num_layers", "width", "window"
-        found = [model_setting(run.settings, position.model, name, "–") for name in names]
+        found = [model_setting(run.settings, name, "–") for name in names]
         found += [position.memory_shown, run.settings["Trainer.segment_length"]]
         last = run.settings.get("Trainer.steps", 0)
         read = run.step * run.settings.get("Trainer.tokens_per_step", 0)

@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from brt.reporting.model_settings import model_name, model_setting
+from brt.reporting.model_settings import model_name, model_setting, owners
 from brt.reporting.papers.block_recurrent import SIZES
 from brt.reporting.papers.recurrent_memory import vectors, visible_context
 from brt.reporting.papers.transformer_xl import SIZES as XL_SIZES
@@ -145,7 +145,8 @@ def system_and_size(settings: dict) -> tuple[str, str | None]:
 def _own(settings):
     """Returns the attributes of a `PaperPosition` that say something of the model alone."""
     model = model_name(settings)
-    return _OF_MODEL.get(model, _other)(settings, model, settings["Trainer.segment_length"])
+    of_model = _OF_MODEL.get(model, _other) if _is_published(settings, model) else _other
+    return of_model(settings, model, settings["Trainer.segment_length"])
 
 
 def _language_model(settings, model, segment):
@@ -168,8 +169,8 @@ def _transformer_xl(settings, model, segment):
     """Returns attributes of Transformer-XL, and of RMT around it, whose layers are the same."""
 
     def setting(name, default=None, scope=""):
-        unscoped = model_setting(settings, model, name, default)
-        return model_setting(settings, model, name, unscoped, scope)
+        unscoped = model_setting(settings, name, default)
+        return model_setting(settings, name, unscoped, scope)
 
     memory, tokens = setting("memory_length", 0), setting("num_memory", 0)
     if tokens and not setting("memory_at_end", True):
@@ -200,13 +201,25 @@ def _transformer_xl(settings, model, segment):
     }
 
 
+def _is_published(settings, model):
+    """Whether the model's parts are those of the papers, and not memories combined anew."""
+    of_xl = str(settings.get("TransformerXL.memory", "@HiddenMemory")).strip("@()")
+    of_stack = [
+        settings.get(f"BlockRecurrentTransformer.{name}")
+        for name in ("recurrent_layers", "memorizing_layers", "memories")
+    ]
+    further = of_stack[2] or (of_stack[0] and of_stack[1])
+    around = model != "RecurrentMemoryTransformer" or owners(settings)[-1] == "TransformerXL"
+    return of_xl == "HiddenMemory" and around and not further
+
+
 def _other(settings, model, segment):
     """Returns attributes of other models: LSTM and QRNN, of Table 6 of Transformer-XL."""
     return {
         "system": model,
         "size": None,
-        "window": model_setting(settings, model, "window"),
-        "layers": model_setting(settings, model, "num_layers", 0),
+        "window": model_setting(settings, "window"),
+        "layers": model_setting(settings, "num_layers", 0),
         "states": None,
         "gate_biases": None,
     }
@@ -302,9 +315,9 @@ def _vocabulary(run, settings, model):
     if "t5" in name.lower():
         return "T5", "32k"
     if name.startswith(("words:", "@WordVocabulary")):
-        return "words", str(model_setting(settings, model, "vocabulary_size", 0))
+        return "words", str(model_setting(settings, "vocabulary_size", 0))
     found = re.search(r"pg19train_bpe_(\d+)", name)
-    entries = int(found[1]) if found else model_setting(settings, model, "vocabulary_size", 0)
+    entries = int(found[1]) if found else model_setting(settings, "vocabulary_size", 0)
     size = f"{entries // 1000}k" if entries >= 1000 else str(entries)
     if found:
         return "PG19 SPM", size
