@@ -172,7 +172,8 @@ class Experiment:
     def abstract_batch(self) -> Batch:
         """Shapes of a batch."""
         trainer = self.trainer
-        K, B, T = trainer.segments_per_step, trainer.rows, trainer.segment_length
+        K = trainer.reread_segments + trainer.segments_per_step
+        B, T = trainer.rows, trainer.segment_length
         return Batch(
             jax.ShapeDtypeStruct((K, B, T), np.int32),
             jax.ShapeDtypeStruct((K, B, T), np.int32),

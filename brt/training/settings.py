@@ -9,7 +9,7 @@ from brt.data.streams.select import check_stream
 from brt.models.block_recurrent import BlockRecurrentTransformer
 from brt.training.checkpoint import CheckpointPolicy
 from brt.training.losses import LOSSES
-from brt.training.unroll import check_depth
+from brt.training.unroll import check_depth, check_reread
 
 FREE_TO_CHANGE = (
     *("Trainer.steps:", "Trainer.log_every:", "Trainer.eval_every:", "Trainer.mesh:"),
@@ -29,10 +29,14 @@ class Trainer:
         model: a `Model`, by reference.
         steps: updates in all.
         segment_length: N in tokens, a multiple of the model's window.
-        tokens_per_step: rows x segments_per_step x segment_length, over all devices.
+        tokens_per_step: rows x segments_per_step x segment_length, over all devices; segments
+            read again do not count.
         segments_per_step: consecutive segments of a document that gradients may cross.
         bptt_depth: memories that the gradient of a segment's loss crosses, fewer than
             segments_per_step; None for all.
+        reread_segments: segments before the new one that every step reads again, so that the
+            gradient of each loss crosses as many memories; a step then has one new segment. 3 of
+            them cost about 4 times a step without (Recurrent Memory Transformer, section 3).
         remat_segments: recompute each segment in the backward pass, so that a step needs the
             memory of one segment's activations instead of all.
         loss: positions of a segment that are trained on: "full", all; "half", the most recent
@@ -62,6 +66,7 @@ class Trainer:
         tokens_per_step: int = gin.REQUIRED,
         segments_per_step: int = 1,
         bptt_depth: int | None = None,
+        reread_segments: int = 0,
         remat_segments: bool = False,
         loss: str = "full",
         seed: int = 0,
@@ -90,10 +95,12 @@ class Trainer:
         check_choice("Trainer.loss", loss, LOSSES)
         self.loss = loss
         check_stream(stream)
+        check_reread(reread_segments, segments_per_step, bptt_depth, stream)
         source = getattr(corpus, "source", None)
         if stream == "samples" and (length := getattr(source, "input_length", None)):
             check_cut(length, segment_length, segments_per_step)
-        self.bptt_depth, self.remat_segments = bptt_depth, remat_segments
+        self.bptt_depth, self.reread_segments = bptt_depth, reread_segments
+        self.remat_segments = remat_segments
         self.stream = stream
         if plateau and not eval_every:
             raise ValueError(
@@ -119,6 +126,7 @@ class Trainer:
         return {
             "clear": self.clear_state,
             "bptt_depth": self.bptt_depth,
+            "reread_segments": self.reread_segments,
             "remat_segments": self.remat_segments,
             "scores": self.loss,
         }

@@ -12,7 +12,7 @@ import optax
 
 from brt.models.caches import clear_state, reset_rows
 from brt.training.losses import trained_weights
-from brt.training.unroll import unroll
+from brt.training.unroll import reread, unroll
 
 
 class TrainState(NamedTuple):
@@ -21,7 +21,8 @@ class TrainState(NamedTuple):
     step: () int32, updates done.
     params: nested dictionary of float32 arrays.
     optimizer: optax state.
-    caches: the model's caches in segment form, what each row remembers of its document.
+    caches: the model's caches in segment form, what each row remembers of its document before the
+        first segment of the next step.
     """
 
     step: jax.Array
@@ -59,13 +60,11 @@ def segment_sums(model, batch, caches, key=None, clear=False):
     Returns:
         The caches after the segment; nats (B, T); correct (B, T) bool; monitors.
     """
-    if clear:
-        caches = clear_state(caches, model.init_caches(batch[0].shape[0]))
-    caches, x_BTD, monitors = read_segment(model, batch, caches, key)
+    caches, x_BTD, monitors = read_segment(model, batch, caches, key, clear)
     return caches, *model.token_losses(x_BTD, batch[1]), monitors
 
 
-def read_segment(model, batch, caches, key=None):
+def read_segment(model, batch, caches, key=None, clear=False):
     """Reads one segment; arguments as `segment_sums`.
 
     Returns:
@@ -73,12 +72,17 @@ def read_segment(model, batch, caches, key=None):
         monitors.
     """
     inputs_BT, _, _, starts_B = batch
-    caches = reset_rows(caches, model.init_caches(inputs_BT.shape[0]), starts_B)
+    empty = model.init_caches(inputs_BT.shape[0])
+    if clear:
+        caches = clear_state(caches, empty)
+    caches = reset_rows(caches, empty, starts_B)
     x_BTD, caches, monitors = model.stack(model.embed(inputs_BT), caches, key)
     return caches, x_BTD, monitors
 
 
-def make_loss(bind, clear=False, bptt_depth=None, remat_segments=False, scores="full"):
+def make_loss(
+    bind, clear=False, bptt_depth=None, reread_segments=0, remat_segments=False, scores="full"
+):
     """The loss of one step, a mean over its scored tokens in nats, and what a model adds to it.
 
     Args:
@@ -86,6 +90,8 @@ def make_loss(bind, clear=False, bptt_depth=None, remat_segments=False, scores="
         clear: clear the state at every segment (Block-Recurrent, appendix G.1).
         bptt_depth: memories between the K segments of the batch that the gradient of a
             segment's loss crosses; None: all of them. See `brt.training.unroll`.
+        reread_segments: how many of the batch's segments, all but the last, were read before: they
+            are read without a loss, and the caches that come back are those after the first.
         remat_segments: recompute each segment in the backward pass (RMT, section 3).
         scores: one of `brt.training.losses.LOSSES`.
 
@@ -97,11 +103,17 @@ def make_loss(bind, clear=False, bptt_depth=None, remat_segments=False, scores="
     def loss(params, caches, batch, key):
         model = bind(params)
 
+        def segment_key(index):
+            return None if key is None else jax.random.fold_in(key, index)
+
+        def advance(caches, inputs):
+            segment_batch, index = inputs
+            return read_segment(model, segment_batch, caches, segment_key(index), clear)[0]
+
         def segment(caches, inputs):
             segment_batch, index = inputs
-            segment_key = None if key is None else jax.random.fold_in(key, index)
             caches, nats_BT, correct_BT, monitors = segment_sums(
-                model, segment_batch, caches, segment_key, clear
+                model, segment_batch, caches, segment_key(index), clear
             )
             weights_BT = trained_weights(segment_batch.weights_KBT, scores)
             sums = (nats_BT * weights_BT).sum(), weights_BT.sum(), (correct_BT * weights_BT).sum()
@@ -109,7 +121,11 @@ def make_loss(bind, clear=False, bptt_depth=None, remat_segments=False, scores="
 
         read = jax.checkpoint(segment) if remat_segments else segment
         segments = batch, jnp.arange(batch.inputs_KBT.shape[0])
-        caches, (sums, monitors) = unroll(read, caches, segments, bptt_depth)
+        if reread_segments:
+            advance = jax.checkpoint(advance) if remat_segments else advance
+            caches, (sums, monitors) = reread(advance, read, caches, segments)
+        else:
+            caches, (sums, monitors) = unroll(read, caches, segments, bptt_depth)
         nats, weight, correct = (s.sum() for s in sums)
         means = jax.tree.map(jnp.mean, monitors)
         value = nats / jnp.maximum(weight, 1e-6) + means.get("added_nats", 0.0)

@@ -63,6 +63,7 @@ class TrainingRun:
             trainer.segment_length,
             trainer.segments_per_step,
             trainer.seed,
+            trainer.reread_segments,
         )
         self.evaluator = experiment.evaluator(mesh)
         if self.evaluator:

@@ -6,6 +6,11 @@ A step reads K consecutive segments. The memory between two of them is a value l
 a gradient crosses it unless it is stopped. Depth k (RMT, section 3) lets the loss of segment t,
 counted from 0 in the step, through min(t, k) of them; between steps none passes, because the
 caches of the last step come in as data. Values never depend on the depth.
+
+    caches, outputs = reread(advance, read, caches, segments)
+
+A step that reads k segments again before one new segment gives every loss the same depth, k, as
+the Recurrent Memory Transformer's language models were trained.
 """
 
 import functools
@@ -35,6 +40,61 @@ def check_depth(depth: int | None, segments: int) -> None:
             f"a step (Trainer.segments_per_step) have {segments - 1} memories between them. Bind "
             f"Trainer.segments_per_step = {depth + 1} or more, or a smaller depth."
         )
+
+
+def check_reread(
+    reread_segments: int, segments_per_step: int, depth: int | None, stream: str
+) -> None:
+    """Refuses settings that do not go with segments that are read again.
+
+    Raises:
+        ValueError: naming the bindings.
+    """
+    if not isinstance(reread_segments, int) or reread_segments < 0:
+        raise ValueError(
+            f"Trainer.reread_segments = {reread_segments!r} counts segments that every step reads "
+            "again: bind 0 or more."
+        )
+    if not reread_segments:
+        return
+    if segments_per_step != 1 or depth is not None:
+        raise ValueError(
+            f"Trainer.reread_segments = {reread_segments} is the depth of a step with one new "
+            f"segment: bind Trainer.segments_per_step = 1 for {segments_per_step}, and "
+            f"Trainer.bptt_depth = None for {depth}."
+        )
+    if stream == "samples":
+        raise ValueError(
+            f"Trainer.reread_segments = {reread_segments} has nothing to read again where every "
+            'step reads whole samples (Trainer.stream = "samples"): bind it to 0.'
+        )
+
+
+def reread(advance, read, caches, segments):
+    """Reads k segments that were read before, and the one after them, with gradients through all.
+
+    Args:
+        advance: (caches, segment) -> caches, as `read` but without its outputs.
+        read: (caches, segment) -> (caches, outputs), trees of arrays.
+        caches: the memory before the first of the segments.
+        segments: a tree whose leaves have the k + 1 segments in front, k at least 1.
+
+    Returns:
+        The caches after the first segment, with which the next step, one segment on, begins; the
+        outputs of the last, with an axis of 1 in front.
+
+    Source: Bulatov et al. 2022, section 3, and the language models of its released code. There the
+    k segments are read from the memory after all of them; here from the one before them.
+    """
+
+    def part(chosen):
+        return jax.tree.map(lambda x: x[chosen], segments)
+
+    carried = advance(caches, part(0))
+    again = part(slice(1, -1))
+    caches, _ = jax.lax.scan(lambda *inputs: (advance(*inputs), None), carried, again)
+    _, outputs = read(caches, part(-1))
+    return carried, jax.tree.map(lambda x: x[None], outputs)
 
 
 def unroll(read, caches, segments, depth=None):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from architectures import VOCABULARY, random_model, segment_length
 from flax import nnx
@@ -15,8 +16,8 @@ from brt.data.streams.batch import Batch
 from brt.models.layers.dropout import dropout
 from brt.models.layers.initializers import normal, parameter
 from brt.models.model import Model
-from brt.training.train_step import make_loss, segment_sums
-from brt.training.unroll import check_depth
+from brt.training.train_step import TrainState, make_loss, make_train_step, segment_sums
+from brt.training.unroll import check_depth, check_reread
 
 K, B, T, D = 4, 2, 3, 5
 DEPTHS = (None, 0, 1, 2, 3)
@@ -78,6 +79,9 @@ class Bumped:
     def embed(self, tokens_BT):
         number = tokens_BT[0, 0] // VOCABULARY
         return self.model.embed(tokens_BT % VOCABULARY) + self.bumps_KTD[number]
+
+    def gradient_monitors(self, grads):
+        return self.model.gradient_monitors(grads["model"])
 
 
 class Case(NamedTuple):
@@ -254,3 +258,128 @@ def test_a_depth_that_is_no_count_is_refused(depth):
 @every_depth
 def test_depths_within_the_unroll_are_accepted(depth):
     check_depth(depth, K)
+
+
+# Segments that are read again.
+
+
+@pytest.mark.parametrize("key", [None, jax.random.key(5)], ids=["plain", "dropout"])
+@pytest.mark.parametrize("name", ["toy", "rmt", "rmt_txl"])
+def test_segments_read_again_give_the_gradient_of_one_long_unroll(name, key):
+    starts = np.zeros((K, B), bool)
+    starts[0, 0] = starts[2, 1] = True
+    last = batch(name, scored=K - 1, starts=starts)
+    (value, (_, sums, _)), grads = grade(name, None, last, key, reread_segments=K - 1)
+    (expected, (_, expected_sums, _)), slopes = grade(name, None, last, key)
+    equal((value, sums, grads), (expected, expected_sums, slopes))
+    moved = [s for s in range(K) if np.any(np.asarray(grads["bumps"][s]))]
+    assert moved == list(range(K))
+
+
+def test_only_the_new_segment_counts_whatever_the_weights_and_the_models_own_figures():
+    (value, (_, sums, means)), _ = grade("toy", None, batch("toy"), reread_segments=K - 1)
+    only_last = batch("toy")
+    only_last.weights_KBT[:-1] = 0
+    (expected, (_, expected_sums, all_means)), _ = grade("toy", None, only_last)
+    equal((value, sums), (expected, expected_sums))
+    caches, read = case("toy").caches, case("toy").bind(case("toy").params)
+    for k in range(K):
+        caches, *_, monitors = segment_sums(read, [x[k] for x in only_last], caches)
+    np.testing.assert_allclose(means["size"], monitors["size"], rtol=1e-12)
+    assert abs(means["size"] - all_means["size"]) > 1e-3
+
+
+AGAIN, STEPS, RATE = 2, 6, 0.3
+
+
+@functools.cache
+def corpus(name):
+    """The segments of a stream: tokens, targets and starts of STEPS segments, some in between."""
+    rng = np.random.default_rng(7)
+    shape = STEPS, B, case(name).length
+    tokens, targets = rng.integers(0, VOCABULARY, (2, *shape)).astype(np.int32)
+    starts = np.zeros((STEPS, B), bool)
+    starts[0] = starts[3, 1] = True
+    return tokens, targets, starts
+
+
+def step_batch(name, step, again):
+    """What a step reads: segments step - again ... step; those before the first are padding."""
+    numbers = np.arange(step - again, step + 1)
+    tokens, targets, starts = (x[np.maximum(numbers, 0)] for x in corpus(name))
+    weights = np.zeros(tokens.shape)
+    weights[-1] = 1
+    starts = starts | (numbers < 0)[:, None]
+    bumped = tokens + VOCABULARY * np.arange(again + 1)[:, None, None]
+    return Batch(bumped.astype(np.int32), targets, weights, starts)
+
+
+def trained(name, again, rate):
+    """The loss of each step of training, and the parameters after the last."""
+    train_step = quick_jit(
+        make_train_step(case(name).bind, optax.sgd(rate), lambda state: rate, reread_segments=again)
+    )
+    params, caches = case(name).params, case(name).caches
+    state = TrainState(jnp.zeros((), jnp.int32), params, optax.sgd(rate).init(params), caches)
+    losses = []
+    for step in range(STEPS):
+        state, metrics = train_step(state, step_batch(name, step, again))
+        losses.append(float(metrics.nats / metrics.weight))
+    return losses, state.params
+
+
+def trained_by_hand(name, again, rate):
+    """The same, spelled out: memories are kept by the number of the segment that they precede."""
+
+    @jax.jit
+    def read(params, segment, memory):
+        return segment_sums(case(name).bind(params), segment, memory)[:2]
+
+    @jax.value_and_grad
+    def loss(params, memory, segments):
+        for segment in segments:
+            memory, nats_BT = read(params, segment, memory)
+        return nats_BT.mean()
+
+    params, losses, before = case(name).params, [], {}
+    for step in range(STEPS):
+        first = max(step - again, 0)
+        whole = step_batch(name, step, again)
+        segments = [[x[k] for x in whole] for k in range(again + 1)][first - step + again :]
+        memory = before.get(first, case(name).caches)
+        before[first + 1] = read(params, segments[0], memory)[0]
+        value, grads = loss(params, memory, segments)
+        params = jax.tree.map(lambda p, g: p - rate * g, params, grads)
+        losses.append(float(value))
+    return losses, params
+
+
+@pytest.mark.parametrize("name", ["toy", "rmt"])
+def test_training_begins_each_step_with_the_memory_before_the_first_segment_read_again(name):
+    equal(trained(name, AGAIN, RATE), trained_by_hand(name, AGAIN, RATE), 1e-10)
+
+
+def test_no_loss_depends_on_what_is_read_again_while_the_parameters_stand_still():
+    losses, _ = trained("toy", 0, 0.0)
+    for again in (1, 2, 3):
+        np.testing.assert_allclose(trained("toy", again, 0.0)[0], losses, rtol=1e-12)
+    assert np.std(losses) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ((3, 4, None, "contiguous"), r"reread_segments = 3 .*segments_per_step = 1 for 4"),
+        ((3, 1, 0, "contiguous"), r"reread_segments = 3 .*bptt_depth = None for 0"),
+        ((1, 1, None, "samples"), r"reread_segments = 1 has nothing to read again"),
+        ((-1, 1, None, "contiguous"), r"reread_segments = -1 counts segments"),
+    ],
+)
+def test_settings_that_do_not_go_with_segments_read_again_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        check_reread(*settings)
+
+
+def test_any_settings_go_with_nothing_read_again():
+    check_reread(0, 4, 2, "samples")
+    check_reread(2, 1, None, "contiguous")

@@ -31,7 +31,8 @@ class Stream(abc.ABC):
         seed: decides which rows read which documents, and every shuffle; not negative.
 
     Attributes:
-        store, rows, segment_length, segments_per_step, seed: as given.
+        store, rows, segment_length, segments_per_step, seed: as given. Of `RereadStream`,
+            segments_per_step counts what is read again too.
         row_segments_B: segments in one epoch of each row, int64 (rows,). Passes of evaluation have
             none, nor have mixtures, where each store has epochs of its own.
 

@@ -7,6 +7,7 @@ from brt.data.streams.base import EvaluationPass, Stream
 from brt.data.streams.contiguous import ContiguousPass, ContiguousStream
 from brt.data.streams.documents import DocumentPass, DocumentStream
 from brt.data.streams.mixture import MixtureStream
+from brt.data.streams.reread import RereadStream
 from brt.data.streams.samples import SamplePass, SampleStream
 from brt.data.streams.shifted import ShiftedPass
 
@@ -31,13 +32,23 @@ def training_stream(
     segment_length: int,
     segments_per_step: int = 1,
     seed: int = 0,
+    reread_segments: int = 0,
 ) -> Stream:
     """Returns the endless stream of one of the `STREAMS` over a token store or a mixture of them.
+
+    Args:
+        kind: one of the `STREAMS`.
+        store: what to read.
+        rows, segment_length, segments_per_step, seed: as of `Stream`.
+        reread_segments: earlier segments that a step begins with, as of `RereadStream`.
 
     Raises:
         ValueError: an unknown kind, a mixture that is not read as documents, or as the stream.
     """
     check_stream(kind)
+    if reread_segments:
+        new = training_stream(kind, store, rows, segment_length, segments_per_step, seed)
+        return RereadStream(new, reread_segments)
     if isinstance(store, MixedStore):
         _check_mixture(kind)
         return MixtureStream(store, rows, segment_length, segments_per_step, seed)

@@ -1,0 +1,59 @@
+"""Steps that overlap: each reads the segments before its own again.
+
+Axes as in `batch`.
+"""
+
+import numpy as np
+
+from brt.data.streams.base import Stream
+from brt.data.streams.batch import Batch, padding
+
+
+class RereadStream(Stream):
+    """A stream of one new segment a step, with the segments before it in front.
+
+    The batch of step s holds the segments s - k ... s of each row, as the stream without
+    re-reading gives them, starts included. Only the last has loss weights, so every token is scored
+    as often as before. Before the first segment of all there is nothing to read: weights 0, and
+    starts, so that the memory a row has then is never used.
+
+    The ledger is of all that a step reads, k segments again included. So it tells runs of
+    different k apart, and not only runs over different data.
+
+    Args:
+        new: a training stream with one segment a step.
+        reread_segments: k, at least 1.
+
+    Attributes:
+        segments_per_step: k + 1, the segments of a batch.
+        row_segments_B: as of `new`; mixtures have none.
+
+    Raises:
+        ValueError: a stream with other steps, or nothing to read again.
+    """
+
+    def __init__(self, new: Stream, reread_segments: int):
+        if new.segments_per_step != 1 or reread_segments < 1:
+            raise ValueError(
+                f"Trainer.reread_segments = {reread_segments} goes with one new segment a step, "
+                f"not {new.segments_per_step}: bind Trainer.segments_per_step = 1, and 1 or more "
+                "segments that are read again."
+            )
+        segments = reread_segments + 1
+        super().__init__(new.store, new.rows, new.segment_length, segments, new.seed)
+        self._new = new
+        if hasattr(new, "row_segments_B"):
+            self.row_segments_B = new.row_segments_B
+
+    def _read(self, step: int, rows: range) -> Batch:
+        steps = range(step - self.segments_per_step + 1, step + 1)
+        parts = [self._segment(number, rows) for number in steps]
+        batch = Batch(*(np.concatenate(arrays) for arrays in zip(*parts)))
+        batch.weights_KBT[:-1] = 0
+        return batch
+
+    def _segment(self, number, rows):
+        """The rows' segment of a number, which is negative before the first step."""
+        if number < 0:
+            return padding(1, len(rows), self.segment_length)
+        return self._new.batch(number, rows.start, len(rows))

@@ -1,0 +1,97 @@
+"""Steps that read earlier segments again: the same segments, each scored once."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from stores import RAGGED, W, joined, same
+from streams_under_test import TRAINING
+
+from brt.data.streams.ledger import ledger_of
+from brt.data.streams.reread import RereadStream
+from brt.data.streams.select import training_stream
+
+AGAIN = 3
+ROWS = 3
+every_stream = pytest.mark.parametrize("entry", [e for e in TRAINING if e.any_cut], ids=str)
+
+
+def opened(entry, store_of, reread=AGAIN):
+    """The stream with and without re-reading, over one store with loss weights."""
+    store = entry.make_store(store_of, RAGGED, W, True)
+    new = entry.open(store, ROWS, W, 1, 5)
+    return RereadStream(new, reread), new
+
+
+@every_stream
+def test_a_step_reads_the_segments_before_its_own_again_as_they_were(entry, store_of):
+    stream, new = opened(entry, store_of)
+    assert stream.segments_per_step == AGAIN + 1
+    for step in (AGAIN, AGAIN + 1, 40, 10**6):
+        expected = joined([new.batch(step - k) for k in reversed(range(AGAIN + 1))], axis=0)
+        expected.weights_KBT[:-1] = 0
+        assert expected.weights_KBT.any()
+        assert same(stream.batch(step), expected)
+
+
+@every_stream
+def test_before_the_first_segment_there_is_nothing_to_read(entry, store_of):
+    stream, new = opened(entry, store_of)
+    for step in range(AGAIN):
+        batch, missing = stream.batch(step), AGAIN - step
+        assert batch.starts_KB[:missing].all()
+        assert not any(array[:missing].any() for array in batch[:3])
+        assert same([x[missing] for x in batch[:2]], [new.batch(0)[i][0] for i in range(2)])
+        # What a model carries from the padding is forgotten.
+        assert batch.starts_KB[missing].all()
+
+
+@pytest.mark.parametrize("entry", [e for e in TRAINING if e.any_cut and e.epoch], ids=str)
+def test_every_token_is_scored_exactly_once_an_epoch(entry, store_of):
+    stream, new = opened(entry, store_of)
+    counts = [Counter(), Counter()]
+    for row, number in entry.epoch(new, 1):
+        for count, source in zip(counts, (stream, new)):
+            batch = source.batch(number, row, 1)
+            count.update(batch.targets_KBT[batch.weights_KBT > 0].tolist())
+    assert counts[0] == counts[1]
+    assert set(counts[0].values()) == {1}
+
+
+@every_stream
+def test_hosts_together_read_the_global_batch(entry, store_of):
+    stream, _ = opened(entry, store_of)
+    for step in (0, 2, 25):
+        parts = [stream.batch(step, row, 1) for row in range(ROWS)]
+        assert same(joined(parts, axis=1), stream.batch(step))
+
+
+def test_the_ledger_is_of_all_that_a_step_reads(store_of):
+    store = store_of(RAGGED)
+    streams = [
+        training_stream("documents", store, ROWS, W, reread_segments=k) for k in range(AGAIN)
+    ]
+    assert len({ledger_of(stream.batch(20), 20) for stream in streams}) == AGAIN
+    # What is read again makes a difference too, at the same new segment.
+    batch = streams[2].batch(20)
+    before = ledger_of(batch, 20)
+    batch.inputs_KBT[0, 0, 0] += 1
+    assert ledger_of(batch, 20) != before
+
+
+def test_without_segments_to_read_again_the_stream_is_the_plain_one(store_of):
+    store = store_of(RAGGED)
+    plain, with_none = (
+        training_stream("documents", store, ROWS, W, 1, 5, *more) for more in ((), (0,))
+    )
+    assert all(same(plain.batch(step), with_none.batch(step)) for step in range(20))
+    np.testing.assert_array_equal(
+        training_stream("documents", store, ROWS, W, 1, 5, 2).row_segments_B, plain.row_segments_B
+    )
+
+
+@pytest.mark.parametrize(("segments", "again"), [(2, 1), (1, 0), (1, -1)])
+def test_other_steps_are_refused(store_of, segments, again):
+    new = training_stream("documents", store_of(RAGGED), ROWS, W, segments)
+    with pytest.raises(ValueError, match=r"reread_segments = .*bind Trainer.segments_per_step = 1"):
+        RereadStream(new, again)
