@@ -2,11 +2,13 @@
 
 import pytest
 from fabricated_runs import make_run
+from paths import CONFIGS
 
 from brt.reporting.collect import collect
-from brt.reporting.model_settings import model_setting, owners
+from brt.reporting.gin_text import read_gin, read_gin_file
+from brt.reporting.model_settings import model_name, model_setting, owners
 from brt.reporting.paper_positions import system_and_size
-from brt.reporting.papers.all import PAPERS
+from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT, TABLE_1
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.runs import open_runs
 
@@ -46,17 +48,25 @@ def test_the_width_of_a_wrapped_body_is_found():
         ),
     ],
 )
-def test_memories_combined_anew_fill_no_row_of_a_paper(tmp_path, name, bindings):
-    def filled(folder, *bindings):
-        scalars = {"bits_per_token": 2.0, "word_level_perplexity": 20.0}
-        run = make_run(folder, name, *bindings, evaluations={"test": scalars})
-        groups = collect(open_runs([run]))
-        tables = [table for paper in PAPERS for table in paper_tables(paper, groups, None)]
-        cells = [cell for table in tables for row in table.rows for cell in row]
-        return sum(bool(cell.values) for cell in cells)
+def test_memories_combined_anew_are_no_published_system(name, bindings):
+    settings = read_gin_file(CONFIGS / f"{name}.gin")
+    published, size = system_and_size(settings)
+    assert size is not None
+    model = model_name(settings)
+    assert published != model
+    assert system_and_size(settings | read_gin("\n".join(bindings))) == (model, None)
 
-    assert filled(tmp_path / "published") > 0
-    assert filled(tmp_path / "combined", *bindings) == 0
+
+def test_a_run_of_them_fills_no_published_row(tmp_path):
+    def filled(folder, *bindings):
+        run = make_run(folder, "pg19_slide_12l", *bindings, evaluations={"test": 2.0})
+        (table, *_) = paper_tables(BLOCK_RECURRENT, collect(open_runs([run])), None)
+        published = {row.labels[0] for row in TABLE_1.rows}
+        return [row[0].text in published for row in table.rows if any(cell.values for cell in row)]
+
+    assert filled(tmp_path / "published") == [True]
+    mine = "BlockRecurrentTransformer.memories = ((@Mine, (3,)),)"
+    assert filled(tmp_path / "combined", mine) == [False]
 
 
 def test_a_combination_is_filed_under_its_models_name():
