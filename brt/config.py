@@ -160,7 +160,8 @@ def _explain(message, where, text):
     if "doesn't have a parameter named" in message:
         configurable, parameter = message.split("'")[1], message.split("named '")[1].split("'")[0]
         own = [f"{configurable}.{name}" for name in known_names().get(configurable, ())]
-        nearest = _nearest(f"{configurable}.{parameter}", own or known_parameters())
+        of_parts = [f"{part}.{parameter}" for part in _parts(configurable, parameter)]
+        nearest = _nearest(f"{configurable}.{parameter}", of_parts or own or known_parameters())
         return f"{where}: {configurable} has no parameter {parameter}.{nearest}"
     if "No bindings specified for" in message:
         macro = message.split("'")[1].removesuffix("/gin.macro")
@@ -176,6 +177,14 @@ def _explain(message, where, text):
 def _nearest(name, candidates):
     found = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.0)
     return f" The nearest valid name is {found[0]}." if found else ""
+
+
+def _parts(configurable, parameter) -> list[str]:
+    """What a configurable builds of itself, unless told otherwise, that has such a parameter."""
+    names = known_names()
+    built = (default(f"{configurable}.{own}") for own in names.get(configurable, ()))
+    parts = (getattr(each, "__name__", None) for each in built)
+    return [part for part in parts if parameter in names.get(part, ())]
 
 
 def known_names() -> dict[str, list[str]]:
