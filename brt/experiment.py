@@ -297,7 +297,7 @@ _leaves = jax.tree_util.tree_leaves_with_path
 
 
 def load_run(folder: str, bindings=()):
-    """The experiment of a run folder and its newest sound parameters.
+    """Builds the experiment of a run folder and reads its newest valid parameters.
 
     Args:
         folder: a run folder of `brt.train`.

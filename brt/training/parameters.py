@@ -27,7 +27,7 @@ def check_vocabulary(record: dict, store) -> None:
 
 
 def load_params(folder: str, abstract: TrainState):
-    """Step and parameters of a run folder's newest sound checkpoint.
+    """Reads step and parameters of a run folder's newest valid checkpoint.
 
     Their average, if the run keeps one and `abstract` has its optimizer's state.
     """
