@@ -10,6 +10,8 @@ import inspect
 import os
 import pathlib
 import re
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
 
 import gin
 
@@ -287,9 +289,17 @@ def _unread(name, read):
     return f"{name} is bound, but nothing reads it.{_nearest(name, read)}"
 
 
+@runtime_checkable
+class _GivesDocuments(Protocol):
+    """What every `brt.data.sources.base.Source` offers, which this module may not import."""
+
+    def documents(self, split: str) -> Iterator[Any]: ...
+
+
 def _is_source(configurable):
     entries = (entry for _, entry in gin.config._REGISTRY.items() if entry.name == configurable)
-    return any(hasattr(entry.wrapped, "documents") for entry in entries)
+    classes = (entry.wrapped for entry in entries if inspect.isclass(entry.wrapped))
+    return any(issubclass(made, _GivesDocuments) for made in classes)
 
 
 def _binding_of(name, bound):

@@ -22,7 +22,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from brt import config
-from brt.data.streams.batch import Batch, document_segments
+from brt.data.streams.batch import DTYPES, Batch, document_segments
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.settings import Evaluation
 from brt.models.counts import count_parameters
@@ -171,15 +171,11 @@ class Experiment:
 
     def abstract_batch(self) -> Batch:
         """Shapes of a batch."""
-        trainer = self.trainer
-        K = trainer.reread_segments + trainer.segments_per_step
-        B, T = trainer.rows, trainer.segment_length
-        return Batch(
-            jax.ShapeDtypeStruct((K, B, T), np.int32),
-            jax.ShapeDtypeStruct((K, B, T), np.int32),
-            jax.ShapeDtypeStruct((K, B, T), np.float32),
-            jax.ShapeDtypeStruct((K, B), np.bool_),
-        )
+        K = self.trainer.reread_segments + self.trainer.segments_per_step
+        B = self.trainer.rows
+        T = self.trainer.segment_length
+        shapes = (K, B, T), (K, B, T), (K, B, T), (K, B)
+        return Batch._make(map(jax.ShapeDtypeStruct, shapes, DTYPES))
 
     def segments(self, text: str):
         """A text as the segments of one row, the last one padded.

@@ -106,7 +106,7 @@ def errors(recording) -> dict:
         expected = recording[name]
         found[name] = np.abs(expected - np.stack([rows_first(x) for x in values])).max()
     if "mems/0" in recording:
-        placed = model.placed_again(caches[1], recording["tokens"].shape[1])
+        placed = model.positions_added_again(caches[1], recording["tokens"].shape[1])
         # That addition is in place: whoever recorded a reference to the memory has seen it.
         found["first cache"] = min(
             cache_error(recording, "mems_in_seg1", entering, outputs[:1])

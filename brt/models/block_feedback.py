@@ -4,18 +4,27 @@ The one model whose stack is sequential: before each block, the keys and values 
 layer's states are handed to all layers without states of their own, above and below.
 """
 
+from collections.abc import Iterable, Sequence
+
 import jax
 import jax.numpy as jnp
 
 from brt.models.layer import Layer, joined
 
 
-def state_source(layers: list[Layer]) -> int:
+def state_source(layers: Iterable[Layer]) -> int:
     """Returns the index of the layer whose states feed the others: the highest that has any."""
     return max(i for i, layer in enumerate(layers) if layer.num_states)
 
 
-def run_blocks(layers: list[Layer], x_BTD, caches, tables, key=None, remat: bool = False):
+def run_blocks(
+    layers: Sequence[Layer],
+    x_BTD: jax.Array,
+    caches: tuple,
+    tables: Sequence[jax.Array],
+    key: jax.Array | None = None,
+    remat: bool = False,
+) -> tuple[jax.Array, tuple, list[dict[str, jax.Array]]]:
     """Reads a segment of every row through the stack, one block at a time.
 
     Args:

@@ -6,6 +6,7 @@ Letters as in `brt.models`.
 """
 
 import math
+from collections.abc import Callable
 
 import gin
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from brt.checks import check_choice, check_share
 from brt.models.block_feedback import run_blocks, state_source
 from brt.models.body import Body
 from brt.models.layer import Layer
@@ -22,6 +24,7 @@ from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import RMSNorm, wide
 from brt.models.layers.sizes import Sizes
 from brt.models.memories.external_memory import ExternalMemory
+from brt.models.memories.memory import LayerMemory
 from brt.models.memories.recurrent_cell import RecurrentCell
 from brt.models.model import DTYPES
 from brt.models.shape_letters import constrain
@@ -45,7 +48,7 @@ class BlockRecurrentTransformer(Body):
         memories: further memories of layers: pairs of what builds a `LayerMemory` and the indices
             of its layers, as in `((@MyMemory, (3, 7)),)`.
         feedback: block feedback: all other layers read the highest cell's state too.
-        dropout: rate of every published place.
+        dropout: rate, wherever the published model drops.
         logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.
         remat: "none"; "layer" recomputes each layer in the backward pass; "block" only
@@ -80,25 +83,16 @@ class BlockRecurrentTransformer(Body):
         logits_divisor: str = "vocabulary",
         activation_dtype: str = "float32",
         remat: str = "none",
-        cell=RecurrentCell,
-        memory=ExternalMemory,
+        cell: Callable[..., LayerMemory] = RecurrentCell,
+        memory: Callable[..., LayerMemory] = ExternalMemory,
         special_tokens: int = 0,
     ):
-        for name, value, choices in (
-            ("logits_divisor", logits_divisor, DIVISORS),
-            ("remat", remat, REMATS),
-            ("activation_dtype", activation_dtype, DTYPES),
-        ):
-            if value not in choices:
-                raise ValueError(
-                    f"BlockRecurrentTransformer.{name} = {value!r}: choose one of {choices}."
-                )
-        if window < 1 or not 0 <= dropout < 1:
-            raise ValueError(
-                f"BlockRecurrentTransformer.window = {window} must be at least 1, and "
-                f"BlockRecurrentTransformer.dropout = "
-                f"{dropout} at least 0 and below 1."
-            )
+        check_choice("BlockRecurrentTransformer.logits_divisor", logits_divisor, DIVISORS)
+        check_choice("BlockRecurrentTransformer.remat", remat, REMATS)
+        check_choice("BlockRecurrentTransformer.activation_dtype", activation_dtype, DTYPES)
+        check_share("BlockRecurrentTransformer.dropout", dropout)
+        if window < 1:
+            raise ValueError(f"BlockRecurrentTransformer.window = {window} must be at least 1.")
         sizes = Sizes(width, num_heads, head_size, feed_forward_size)
         assigned = [
             (cell, _indices("recurrent_layers", recurrent_layers, num_layers)),
@@ -140,15 +134,17 @@ class BlockRecurrentTransformer(Body):
             )
         self.final_norm = RMSNorm(rngs, width)
 
-    def init_caches(self, rows: int):
-        """The caches of `rows` documents that have not begun, one a layer (segment form)."""
+    def init_caches(self, rows: int) -> tuple:
+        """Returns the caches of `rows` documents that have not begun, one a layer."""
         return tuple(layer.init_cache(rows, self.dtype) for layer in self.layers)
 
-    def embed(self, tokens_BT):
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
         return embedded(tokens_BT, self.embedding_VD[...], self.begin_D[...], self.dtype)
 
-    def stack(self, x_BTD, caches, key=None):
-        """All layers and the final norm; as `Model.stack`.
+    def stack(
+        self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
+    ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
+        """Reads a segment through all layers and the final norm; as `Model.stack`.
 
         Raises:
             ValueError: T is no positive multiple of the window, or the caches have other rows.
@@ -190,7 +186,7 @@ class BlockRecurrentTransformer(Body):
 
         return jax.checkpoint(call) if self.remat == "layer" else call
 
-    def logits(self, x_BTD):
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
         logits_BTV = x_BTD @ self.embedding_VD[...].astype(self.dtype).T
         return wide(logits_BTV) / self.logits_divisor
@@ -201,7 +197,7 @@ class BlockRecurrentTransformer(Body):
         return self.window
 
     def windows_reach(self) -> int:
-        """How many tokens back windows alone carry anything: n * W."""
+        """Returns how many tokens back windows alone carry anything: n * W."""
         return len(self.layers) * self.window
 
     def receptive_field(self) -> float:
@@ -244,22 +240,26 @@ class BlockRecurrentTransformer(Body):
             "BlockRecurrentTransformer.vocabulary_size": self.vocabulary_size,
         }
 
-    def begin_decoding(self, caches):
+    def begin_decoding(self, caches: tuple) -> tuple:
         return tuple(layer.begin_decoding(cache) for layer, cache in zip(self.layers, caches))
 
-    def read_part_embedded(self, x_BPD, caches, counts_B):
+    def read_part_embedded(
+        self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
+    ) -> tuple[jax.Array, tuple]:
         y_BPD, after, _ = self.stack(x_BPD, caches)
         return y_BPD, tuple(
             layer.begin_decoding(cache, later, counts_B)
             for layer, cache, later in zip(self.layers, caches, after, strict=True)
         )
 
-    def end_decoding(self, caches):
+    def end_decoding(self, caches: tuple) -> tuple:
         return tuple(
             layer.end_decoding(cache) for layer, cache in zip(self.layers, caches, strict=True)
         )
 
-    def decode_embedded(self, x_BD, caches, reads_B=True):
+    def decode_embedded(
+        self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
+    ) -> tuple[jax.Array, tuple]:
         given = None
         if self.feedback:
             source = state_source(self.layers)
@@ -272,20 +272,19 @@ class BlockRecurrentTransformer(Body):
 
 
 def _indices(name, layers, num_layers) -> set[int]:
-    """Indices of layers, counted from 0."""
+    """Returns indices of layers, counted from 0."""
     layers = (layers,) if isinstance(layers, int) else tuple(layers)  # (9) for (9,)
     for index in layers:
         if not -num_layers <= index < num_layers:
             raise ValueError(
                 f"BlockRecurrentTransformer.{name} = {layers}: layer {index} does not exist in a "
-                f"stack of "
-                f"{num_layers}; use 0 ... {num_layers - 1}."
+                f"stack of {num_layers}; use 0 ... {num_layers - 1}."
             )
     return {index % num_layers for index in layers}
 
 
 def _by_layer(monitors):
-    """One flat dictionary, `layer3/state_share` and so on, of the monitors of all layers."""
+    """Returns the monitors of all layers as one dictionary: `layer3/state_share` and so on."""
     return {
         f"layer{i}/{name}": value
         for i, monitor in enumerate(monitors)

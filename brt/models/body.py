@@ -4,6 +4,10 @@ A body reads positions that are already embedded; whether a position holds a tok
 memory is nothing to it. `read_part` and `decode` of its own tokens follow from that.
 """
 
+from typing import Self
+
+import jax
+
 from brt.models.memory_tokens import CausalMemoryTokens, MemoryLayout, MemoryTokens
 from brt.models.model import LanguageModel
 
@@ -18,11 +22,17 @@ class Body(LanguageModel):
         width: D.
     """
 
-    def read_part_embedded(self, x_BPD, caches, counts_B):
+    width: int
+
+    def read_part_embedded(
+        self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
+    ) -> tuple[jax.Array, tuple]:
         """Reads the beginning of a period; as `read_part`, but of and to (B, P, D) vectors."""
         raise NotImplementedError
 
-    def decode_embedded(self, x_BD, caches, reads_B=True):
+    def decode_embedded(
+        self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
+    ) -> tuple[jax.Array, tuple]:
         """Reads one position of every row; as `decode`, but of and to (B, D) vectors."""
         raise NotImplementedError
 
@@ -33,15 +43,19 @@ class Body(LanguageModel):
         """
         return self.flops_per_token()
 
-    def read_part(self, tokens_BT, caches, counts_B):
+    def read_part(
+        self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
+    ) -> tuple[jax.Array, tuple]:
         y_BTD, caches = self.read_part_embedded(self.embed(tokens_BT), caches, counts_B)
         return self.logits(y_BTD), caches
 
-    def decode(self, tokens_B, caches, reads_B=True):
+    def decode(
+        self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
+    ) -> tuple[jax.Array, tuple]:
         y_BD, caches = self.decode_embedded(self.embed(tokens_B[:, None])[:, 0], caches, reads_B)
         return self.logits(y_BD), caches
 
-    def for_memory_tokens(self, layout: MemoryLayout):
+    def for_memory_tokens(self, layout: MemoryLayout) -> Self:
         """Returns the same body, same parameters, for segments of that layout."""
         return self.for_segments(layout.positions)
 

@@ -1,4 +1,4 @@
-"""What a model remembers between segments, as values that go in and come out.
+"""Caches: values that go in and come out, and hold what a model remembers between segments.
 
 The segment form is carried from segment to segment: a segment ends on a block border, so
 it holds whole blocks. The decoding form is carried from token to token: it also holds the
@@ -10,10 +10,13 @@ names, which decide how they are divided over devices. Those of the segment form
 `clear_state(empty)`. README.md beside this file says how to write a memory of your own.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+
+Tree = TypeVar("Tree")
+"""Arrays in any nesting of tuples, lists and dictionaries."""
 
 
 class WindowCache(NamedTuple):
@@ -32,7 +35,7 @@ class LayerCache(NamedTuple):
     window: WindowCache
     memories: tuple = ()
 
-    def clear_state(self, empty):
+    def clear_state(self, empty: "LayerCache") -> "LayerCache":
         """Keeps the window and clears every memory in its own way."""
         pairs = zip(self.memories, empty.memories, strict=True)
         return self._replace(memories=tuple(cache.clear_state(fresh) for cache, fresh in pairs))
@@ -58,8 +61,11 @@ class DecodingLayer(NamedTuple):
     memories: tuple = ()
 
 
-def select_rows(rows_B, chosen, others):
-    """Rows where `rows_B` is true from `chosen`, the others from `others`; any two equal trees."""
+def select_rows(rows_B: jax.Array, chosen: Tree, others: Tree) -> Tree:
+    """Returns the rows of `chosen` where `rows_B` is true, those of `others` elsewhere.
+
+    rows_B: (B,) bool. The two trees have the same structure, and rows first.
+    """
 
     def pick(new, old):
         return jnp.where(rows_B.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
@@ -67,8 +73,8 @@ def select_rows(rows_B, chosen, others):
     return jax.tree.map(pick, chosen, others)
 
 
-def reset_rows(caches, empty, starts_B):
-    """Rows that begin a document take `empty`; the others keep their cache.
+def reset_rows(caches: Tree, empty: Tree, starts_B: jax.Array) -> Tree:
+    """Returns `empty` for rows that begin a document; the others keep their cache.
 
     Call it inside the differentiated function: `empty` may hold learned values.
 
@@ -80,13 +86,13 @@ def reset_rows(caches, empty, starts_B):
     return select_rows(starts_B, empty, caches)
 
 
-def clear_state(caches, empty):
+def clear_state(caches: tuple, empty: tuple) -> tuple:
     """Forgets every long-term state and keeps the windows (Block-Recurrent, appendix G.1)."""
     return tuple(cache.clear_state(fresh) for cache, fresh in zip(caches, empty, strict=True))
 
 
-def with_state(caches) -> list[int]:
-    """Indices of the caches that hold more than a window: something that clearing changes.
+def with_state(caches: tuple) -> list[int]:
+    """Returns indices of caches that hold more than a window: something that clearing changes.
 
     caches: segment form; arrays, shapes or tracers.
     """
@@ -100,8 +106,10 @@ def with_state(caches) -> list[int]:
     return [i for i, cache in enumerate(caches) if changes(cache)]
 
 
-def fill_window(window: WindowCache, block: WindowCache | None = None, fill_B=None):
-    """The decoding form: the last block to the left, and what has been read of the current one.
+def fill_window(
+    window: WindowCache, block: WindowCache | None = None, fill_B: jax.Array | None = None
+) -> DecodingWindow:
+    """Returns the decoding form: the last block, and what has been read of the current one.
 
     Args:
         window: the last whole block.
@@ -113,40 +121,48 @@ def fill_window(window: WindowCache, block: WindowCache | None = None, fill_B=No
         `DecodingWindow`, zeros beyond the fill.
     """
     rows, W = window.keys_BWHK.shape[:2]
-    fill_B = jnp.zeros(rows, jnp.int32) if block is None else fill_B
+    if block is None or fill_B is None:
+        fill_B = jnp.zeros(rows, jnp.int32)
     read_BW = jnp.arange(W) < fill_B[:, None]
 
     def buffer(x_BWHK, current_BWHK):
         current_BWHK = jnp.where(read_BW[..., None, None], current_BWHK, 0)
         return jnp.concatenate([x_BWHK, current_BWHK], axis=1)
 
-    return DecodingWindow(*map(buffer, window, window if block is None else block), fill_B)
+    current = window if block is None else block
+    return DecodingWindow(
+        buffer(window.keys_BWHK, current.keys_BWHK),
+        buffer(window.values_BWHK, current.values_BWHK),
+        fill_B,
+    )
 
 
-def write_token(window: DecodingWindow, k_BHK, v_BHK, reads_B=True) -> DecodingWindow:
+def write_token(
+    window: DecodingWindow, k_BHK: jax.Array, v_BHK: jax.Array, reads_B: jax.Array | bool = True
+) -> DecodingWindow:
     """Puts one token's key and value at each row's fill; the fill itself is advanced later.
 
     reads_B: (B,) bool, rows that read a token; the others keep what they have.
     """
     rows = jnp.arange(window.fill_B.shape[0])
-    place = window.keys_BJHK.shape[1] // 2 + window.fill_B
+    slot_B = window.keys_BJHK.shape[1] // 2 + window.fill_B
 
     def put(x_BJHK, token_BHK):
         if reads_B is not True:
-            token_BHK = select_rows(reads_B, token_BHK, x_BJHK[rows, place])
-        return x_BJHK.at[rows, place].set(token_BHK)
+            token_BHK = select_rows(jnp.asarray(reads_B), token_BHK, x_BJHK[rows, slot_B])
+        return x_BJHK.at[rows, slot_B].set(token_BHK)
 
     return window._replace(
         keys_BJHK=put(window.keys_BJHK, k_BHK), values_BJHK=put(window.values_BJHK, v_BHK)
     )
 
 
-def completes_block(window: DecodingWindow, reads_B=True):
-    """(B,) bool: the token just written is the last of its row's block."""
+def completes_block(window: DecodingWindow, reads_B: jax.Array | bool = True) -> jax.Array:
+    """Returns the rows, (B,) bool, whose token just written is the last of its block."""
     return (window.fill_B + 1 == window.keys_BJHK.shape[1] // 2) & reads_B
 
 
-def advance(window: DecodingWindow, reads_B=True) -> DecodingWindow:
+def advance(window: DecodingWindow, reads_B: jax.Array | bool = True) -> DecodingWindow:
     """Counts the token just written; a full block becomes the previous one."""
     W = window.keys_BJHK.shape[1] // 2
     full_B = completes_block(window, reads_B)
@@ -165,6 +181,6 @@ def advance(window: DecodingWindow, reads_B=True) -> DecodingWindow:
 
 
 def last_block(window: DecodingWindow) -> WindowCache:
-    """The segment form of a window whose rows all stand at a block border (fill 0)."""
+    """Returns the segment form of a window whose rows all stand at a block border (fill 0)."""
     W = window.keys_BJHK.shape[1] // 2
     return WindowCache(window.keys_BJHK[:, :W], window.values_BJHK[:, :W])

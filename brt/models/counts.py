@@ -4,10 +4,17 @@ Both are read off the marks that `parameter` puts on each parameter, and off the
 `purpose` of modules whose parameters all have one purpose.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from flax import nnx
+
+
+@runtime_checkable
+class HasPurpose(Protocol):
+    """A module whose parameters all have one purpose, of `brt.models.layers.initializers`."""
+
+    purpose: str
 
 
 class ParameterCounts(NamedTuple):
@@ -27,7 +34,7 @@ def count_parameters(model: nnx.Module) -> ParameterCounts:
     of_modules = {
         path: module.purpose
         for path, module in nnx.iter_modules(model)
-        if getattr(module, "purpose", None)
+        if isinstance(module, HasPurpose)
     }
 
     def inherited(path):

@@ -7,10 +7,12 @@ in `brt.models`.
 """
 
 import functools
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from brt.models.caches import (
     DecodingLayer,
@@ -99,13 +101,15 @@ class Layer(nnx.Module):
 
     # The caches.
 
-    def init_cache(self, rows: int, dtype) -> LayerCache:
+    def init_cache(self, rows: int, dtype: DTypeLike) -> LayerCache:
         """Returns the cache of `rows` documents that have not begun: visible zeros, no memory."""
         shape = rows, self.window, self.sizes.num_heads, self.sizes.head_size
         window = WindowCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
         return LayerCache(window, tuple(m.init_cache(rows, dtype) for m in self.memories))
 
-    def begin_decoding(self, cache: LayerCache, after: LayerCache | None = None, fill_B=None):
+    def begin_decoding(
+        self, cache: LayerCache, after: LayerCache | None = None, fill_B: jax.Array | None = None
+    ) -> DecodingLayer:
         """Returns the decoding form of a segment-form cache.
 
         after, fill_B: as `fill_window` takes them, for rows that stand inside a block.
@@ -124,7 +128,7 @@ class Layer(nnx.Module):
         pairs = zip(self.memories, caches, strict=True)
         return tuple(getattr(memory, method)(cache, *arguments) for memory, cache in pairs)
 
-    def window_table(self):
+    def window_table(self) -> jax.Array:
         """Returns the scaled position bias and mask of one block, (H, W, 2W)."""
         return self.relative_bias.window_table(self._scale(), self.window)
 
@@ -133,11 +137,11 @@ class Layer(nnx.Module):
 
     # The states that tokens attend to.
 
-    def own_states(self, cache: LayerCache, dtype) -> tuple[BlockStates | None, ...]:
+    def own_states(self, cache: LayerCache, dtype: DTypeLike) -> tuple[BlockStates | None, ...]:
         """Returns the states that each memory offers to the next block (G = 1)."""
         return self._each("states", cache.memories, dtype)
 
-    def own_decoding_states(self, cache: DecodingLayer, dtype) -> BlockStates | None:
+    def own_decoding_states(self, cache: DecodingLayer, dtype: DTypeLike) -> BlockStates | None:
         """Returns the states of all memories of a decoding-form cache, or None without any."""
         return joined(self._each("decoding_states", cache.memories, dtype))
 
@@ -188,7 +192,15 @@ class Layer(nnx.Module):
 
     # The segment form.
 
-    def __call__(self, x_BTD, cache: LayerCache, table_HWJ=None, given=None, known=None, key=None):
+    def __call__(
+        self,
+        x_BTD: jax.Array,
+        cache: LayerCache,
+        table_HWJ: jax.Array | None = None,
+        given: BlockStates | None = None,
+        known: tuple[BlockStates | None, ...] | None = None,
+        key: jax.Array | None = None,
+    ) -> tuple[jax.Array, LayerCache, dict[str, jax.Array]]:
         """Reads one segment of every row.
 
         Args:
@@ -258,7 +270,13 @@ class Layer(nnx.Module):
 
     # The decoding form.
 
-    def decode(self, x_BD, cache: DecodingLayer, given: BlockStates | None = None, reads_B=True):
+    def decode(
+        self,
+        x_BD: jax.Array,
+        cache: DecodingLayer,
+        given: BlockStates | None = None,
+        reads_B: jax.Array | bool = True,
+    ) -> tuple[jax.Array, DecodingLayer]:
         """Reads one token of every row; memories change when the token completes a block.
 
         Args:
@@ -318,7 +336,7 @@ class Layer(nnx.Module):
         return max([self.window, *(memory.reach for memory in self.memories)])
 
 
-def joined(states) -> BlockStates | None:
+def joined(states: Iterable[BlockStates | None]) -> BlockStates | None:
     """Puts the states of several memories side by side; None where none has any."""
     offered = [each for each in states if each is not None]
     if len(offered) < 2:

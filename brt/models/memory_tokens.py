@@ -7,17 +7,20 @@ what the read positions come out as. Letters as in `brt.models`.
 """
 
 import abc
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from brt.models.attention_weights import AttentionLayout
+from brt.models.attention_weights import AttentionLayout, AttentionWeights
 from brt.models.caches import select_rows
+
+if TYPE_CHECKING:
+    from brt.models.body import Body
 
 
 class MemoryLayout(NamedTuple):
-    """Where memory tokens stand in a segment, and what they see.
+    """A segment with memory tokens: where they stand, and what they see.
 
     num_memory: S. period: T, tokens of a segment.
     memory_at_end: whether there are write positions.
@@ -35,12 +38,12 @@ class MemoryLayout(NamedTuple):
         """X, positions of a segment."""
         return self.num_memory + self.period + (self.num_memory if self.memory_at_end else 0)
 
-    def surround(self, x_BTD, memory_BSD):
+    def surround(self, x_BTD: jax.Array, memory_BSD: jax.Array) -> jax.Array:
         """Returns (B, X, D): the memory, the tokens, and the memory again if it stands there."""
         ends = (memory_BSD,) if self.memory_at_end else ()
         return jnp.concatenate([memory_BSD, x_BTD, *ends], axis=1)
 
-    def divide(self, y_BXD):
+    def divide(self, y_BXD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the outputs of the tokens, (B, T, D), and the next memory, (B, S, D)."""
         S, X = self.num_memory, y_BXD.shape[1]
         if not self.memory_at_end:
@@ -56,7 +59,9 @@ class MemoryTokens(abc.ABC):
     """
 
     @abc.abstractmethod
-    def segment(self, x_BTD, caches, memory_BSD, key=None):
+    def segment(
+        self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array, key: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array, tuple, dict[str, jax.Array]]:
         """Reads one segment of every row.
 
         Returns:
@@ -65,15 +70,17 @@ class MemoryTokens(abc.ABC):
         """
 
     @abc.abstractmethod
-    def begin_decoding(self, caches):
+    def begin_decoding(self, caches: tuple) -> tuple:
         """Returns the decoding form of segment-form caches, in which nothing has been read."""
 
     @abc.abstractmethod
-    def end_decoding(self, caches):
+    def end_decoding(self, caches: tuple) -> tuple:
         """Returns the segment form again; nothing has been read of a segment."""
 
     @abc.abstractmethod
-    def begin(self, caches, memory_BSD, rows_B):
+    def begin(
+        self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
+    ) -> tuple[tuple, jax.Array]:
         """Reads the read positions of the rows in `rows_B` in the decoding form.
 
         Returns:
@@ -81,11 +88,15 @@ class MemoryTokens(abc.ABC):
         """
 
     @abc.abstractmethod
-    def decode(self, x_BD, caches, reads_B=True):
+    def decode(
+        self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
+    ) -> tuple[jax.Array, tuple]:
         """Reads one token of every row; returns (B, D) and the caches."""
 
     @abc.abstractmethod
-    def finish(self, caches, memory_BSD, rows_B):
+    def finish(
+        self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
+    ) -> tuple[tuple, jax.Array]:
         """Reads the write positions of the rows in `rows_B`, whose tokens are all read.
 
         Returns:
@@ -94,7 +105,9 @@ class MemoryTokens(abc.ABC):
         """
 
     @abc.abstractmethod
-    def read_part(self, x_BPD, caches, memory_BSD, counts_B):
+    def read_part(
+        self, x_BPD: jax.Array, caches: tuple, memory_BSD: jax.Array, counts_B: jax.Array
+    ) -> tuple[jax.Array, tuple, jax.Array]:
         """Reads the read positions and the first `counts_B` of up to P tokens, all at once.
 
         Returns:
@@ -114,7 +127,9 @@ class MemoryTokens(abc.ABC):
         """Returns the keys and queries of a segment; None if the body shows no attention."""
         return None
 
-    def attention_weights(self, x_BTD, caches, memory_BSD):
+    def attention_weights(
+        self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array
+    ) -> tuple[AttentionWeights, jax.Array, jax.Array, tuple]:
         """Reads as `segment`, without dropout; only where there is an `attention_layout`.
 
         Returns:
@@ -127,7 +142,7 @@ class MemoryTokens(abc.ABC):
 class CausalMemoryTokens(MemoryTokens):
     """Memory tokens as positions like any other, of a body that sees what stands before.
 
-    A memory vector sees what a token in its place would see: in a stack of windows, the last
+    A memory vector sees what a token in its position would see: in a stack of windows, the last
     W positions. A segment consists of whole periods of the body.
 
     Args:
@@ -138,7 +153,7 @@ class CausalMemoryTokens(MemoryTokens):
         ValueError: a segment that is no multiple of the body's period.
     """
 
-    def __init__(self, body, layout: MemoryLayout):
+    def __init__(self, body: "Body", layout: MemoryLayout):
         X, W = layout.positions, body.period
         if X % W:
             shorter = layout.period - X % W
@@ -152,15 +167,17 @@ class CausalMemoryTokens(MemoryTokens):
         self.body = body
         self.layout = layout
 
-    def segment(self, x_BTD, caches, memory_BSD, key=None):
+    def segment(
+        self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array, key: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array, tuple, dict[str, jax.Array]]:
         x_BXD = self.layout.surround(x_BTD, memory_BSD)
         y_BXD, caches, monitors = self.body.stack(x_BXD, caches, key)
         return *self.layout.divide(y_BXD), caches, monitors
 
-    def begin_decoding(self, caches):
+    def begin_decoding(self, caches: tuple) -> tuple:
         return self.body.begin_decoding(caches)
 
-    def end_decoding(self, caches):
+    def end_decoding(self, caches: tuple) -> tuple:
         return self.body.end_decoding(caches)
 
     def _read_vectors(self, caches, x_BSD, rows_B):
@@ -173,18 +190,26 @@ class CausalMemoryTokens(MemoryTokens):
         caches, y_SBD = jax.lax.scan(read, caches, jnp.moveaxis(x_BSD, 1, 0))
         return caches, jnp.moveaxis(y_SBD, 0, 1)
 
-    def begin(self, caches, memory_BSD, rows_B):
+    def begin(
+        self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
+    ) -> tuple[tuple, jax.Array]:
         return self._read_vectors(caches, memory_BSD, rows_B)
 
-    def decode(self, x_BD, caches, reads_B=True):
+    def decode(
+        self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
+    ) -> tuple[jax.Array, tuple]:
         return self.body.decode_embedded(x_BD, caches, reads_B)
 
-    def finish(self, caches, memory_BSD, rows_B):
+    def finish(
+        self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
+    ) -> tuple[tuple, jax.Array]:
         if not self.layout.memory_at_end:
             return caches, memory_BSD
         return self._read_vectors(caches, memory_BSD, rows_B)
 
-    def read_part(self, x_BPD, caches, memory_BSD, counts_B):
+    def read_part(
+        self, x_BPD: jax.Array, caches: tuple, memory_BSD: jax.Array, counts_B: jax.Array
+    ) -> tuple[jax.Array, tuple, jax.Array]:
         S, W = self.layout.num_memory, self.body.period
         x_BXD = jnp.concatenate([memory_BSD, x_BPD], axis=1)
         X = x_BXD.shape[1]

@@ -4,7 +4,10 @@
 writes text offers besides, token by token. README.md beside this file has a runnable example.
 """
 
+from typing import Self
+
 import jax
+import numpy as np
 from flax import nnx
 
 from brt.models.layers.losses import token_losses
@@ -29,8 +32,9 @@ class Model(nnx.Module):
 
     vocabulary_size: int
     dropout: float
+    dtype: np.dtype
 
-    def for_segments(self, length: int):
+    def for_segments(self, length: int) -> Self:
         """Returns the same model, same parameters, for segments of `length` tokens."""
         return self
 
@@ -38,11 +42,13 @@ class Model(nnx.Module):
         """Returns the caches of `rows` documents that have not begun: what "empty" means."""
         raise NotImplementedError
 
-    def embed(self, tokens_BT):
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
         """Maps (B, T) ids, `BEGIN` before a document's first token, to (B, T, D) activations."""
         raise NotImplementedError
 
-    def stack(self, x_BTD, caches, key=None):
+    def stack(
+        self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
+    ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
         """Reads embedded tokens of one segment through all layers.
 
         Args:
@@ -57,16 +63,18 @@ class Model(nnx.Module):
         """
         raise NotImplementedError
 
-    def logits(self, x_BTD):
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Maps (..., D) outputs of the stack to (..., V) logits or log-probabilities, float32 or
         wider."""
         raise NotImplementedError
 
-    def token_losses(self, x_BTD, targets_BT):
+    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns -log p of each target in nats, and whether it is the most likely; both (B, T)."""
         return token_losses(self.logits(x_BTD), targets_BT)
 
-    def __call__(self, tokens_BT, caches, key=None):
+    def __call__(
+        self, tokens_BT: jax.Array, caches: tuple, key: jax.Array | None = None
+    ) -> tuple[jax.Array, tuple]:
         """Reads one segment of every row.
 
         Args:
@@ -117,11 +125,13 @@ class LanguageModel(Model):
         """
         raise NotImplementedError
 
-    def begin_decoding(self, caches):
+    def begin_decoding(self, caches: tuple) -> tuple:
         """Returns the decoding form of segment-form caches, for `decode`."""
         raise NotImplementedError
 
-    def read_part(self, tokens_BT, caches, counts_B):
+    def read_part(
+        self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
+    ) -> tuple[jax.Array, tuple]:
         """Reads the beginning of a period of every row, all of it at once.
 
         Args:
@@ -135,7 +145,9 @@ class LanguageModel(Model):
         """
         raise NotImplementedError
 
-    def decode(self, tokens_B, caches, reads_B=True):
+    def decode(
+        self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
+    ) -> tuple[jax.Array, tuple]:
         """Reads one token of every row, each row at its own place in its own period.
 
         Args:
@@ -149,7 +161,7 @@ class LanguageModel(Model):
         """
         raise NotImplementedError
 
-    def end_decoding(self, caches):
+    def end_decoding(self, caches: tuple) -> tuple:
         """Returns the segment form again; every row must stand at the end of a period (fill 0)."""
         raise NotImplementedError
 

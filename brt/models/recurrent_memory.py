@@ -7,14 +7,17 @@ and `brt/models/memory_tokens.py`.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import gin
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from brt.models.attention_weights import AttentionLayout, ShowsAttention
+from brt.checks import check_choice, check_not_negative
+from brt.models.attention_weights import AttentionLayout, AttentionWeights, ShowsAttention
 from brt.models.body import Body
 from brt.models.caches import select_rows
 from brt.models.layers.initializers import parameter
@@ -33,7 +36,7 @@ class MemoryCache(NamedTuple):
 
     memory_BSD: jax.Array
 
-    def clear_state(self, empty):
+    def clear_state(self, empty: "MemoryCache") -> "MemoryCache":
         """Returns the learned memory that a document begins with."""
         return empty
 
@@ -84,7 +87,7 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
         self,
         rngs: nnx.Rngs,
         num_memory: int = gin.REQUIRED,
-        body=TransformerXL,
+        body: Callable[..., Body] = TransformerXL,
         memory_at_end: bool = True,
         read_memory_from_cache: bool = False,
         initial_rows: str = "independent",
@@ -97,16 +100,8 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
                 "model without memory tokens bind Trainer.model to the body itself, as in "
                 "Trainer.model = @TransformerXL."
             )
-        if auxiliary_weight < 0:
-            raise ValueError(
-                f"RecurrentMemoryTransformer.auxiliary_weight = {auxiliary_weight} must not be "
-                "negative."
-            )
-        if initial_rows not in INITIAL_ROWS:
-            raise ValueError(
-                f"RecurrentMemoryTransformer.initial_rows = {initial_rows!r}: choose one of "
-                f"{INITIAL_ROWS}."
-            )
+        check_not_negative("RecurrentMemoryTransformer.auxiliary_weight", auxiliary_weight)
+        check_choice("RecurrentMemoryTransformer.initial_rows", initial_rows, INITIAL_ROWS)
         self.special_tokens = int(auxiliary_weight > 0)
         self.body = body(rngs, special_tokens=self.special_tokens)
         if not isinstance(self.body, Body):
@@ -133,12 +128,12 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
         )
 
     @property
-    def dtype(self):
+    def dtype(self) -> np.dtype:
         """Of activations: the body's."""
         return self.body.dtype
 
     @dtype.setter
-    def dtype(self, dtype):
+    def dtype(self, dtype: np.dtype) -> None:
         self.body.dtype = dtype
 
     @property
@@ -148,17 +143,17 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
 
     @property
     def layout(self) -> MemoryLayout:
-        """Where the memory tokens stand in a segment of `period` tokens."""
+        """The segments of `period` tokens with memory tokens around them."""
         return MemoryLayout(
             self.num_memory, self.period, self.memory_at_end, self.read_memory_from_cache
         )
 
     @property
     def positions(self) -> MemoryTokens:
-        """How the body reads them."""
+        """Reads such segments, as the body does it."""
         return self.body.memory_tokens(self.layout)
 
-    def for_segments(self, length: int):
+    def for_segments(self, length: int) -> Self:
         """Returns the same model for segments of `length` tokens.
 
         Raises:
@@ -185,10 +180,12 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
         memory_BSD = jnp.broadcast_to(memory_SD, (rows, *memory_SD.shape))
         return (*self.body.init_caches(rows), MemoryCache(memory_BSD))
 
-    def embed(self, tokens_BT):
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
         return self.body.embed(tokens_BT)
 
-    def stack(self, x_BTD, caches, key=None):
+    def stack(
+        self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
+    ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
         """Reads one segment, and the memory at its ends; as `Model.stack`.
 
         The memory after the segment carries gradients. Its monitor memory_spread is its standard
@@ -209,7 +206,9 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
         """As `ShowsAttention.attention_layout`; None around a body that shows no attention."""
         return self.for_segments(segment_length).positions.attention_layout()
 
-    def attention_weights(self, tokens_BT, caches):
+    def attention_weights(
+        self, tokens_BT: jax.Array, caches: tuple
+    ) -> tuple[AttentionWeights, jax.Array, tuple]:
         """As `ShowsAttention.attention_weights`; (B, H, X, M + X), X = S + T + S."""
         *of_body, (memory_BSD,) = caches
         found, y_BTD, memory_BSD, after = self.positions.attention_weights(
@@ -217,10 +216,10 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
         )
         return found, self.logits(y_BTD), (*after, MemoryCache(memory_BSD))
 
-    def logits(self, x_BTD):
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
         return self.body.logits(x_BTD)
 
-    def token_losses(self, x_BTD, targets_BT):
+    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         return self.body.token_losses(x_BTD, targets_BT)
 
     def _special_nats(self, memory_BSD):
@@ -233,18 +232,20 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
     # Tokens. The read positions are read with a segment's first token, the write positions with
     # its last: so between segments the decoding form holds nothing but the segment form.
 
-    def begin_decoding(self, caches):
+    def begin_decoding(self, caches: tuple) -> tuple:
         *of_body, (memory_BSD,) = caches
         fill_B = jnp.zeros(len(memory_BSD), jnp.int32)
         begun = self.positions.begin_decoding(tuple(of_body))
         return (*begun, DecodingMemory(memory_BSD, fill_B))
 
-    def end_decoding(self, caches):
+    def end_decoding(self, caches: tuple) -> tuple:
         *of_body, memory = caches
         ended = self.positions.end_decoding(tuple(of_body))
         return (*ended, MemoryCache(memory.memory_BSD))
 
-    def read_part(self, tokens_BT, caches, counts_B):
+    def read_part(
+        self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
+    ) -> tuple[jax.Array, tuple]:
         *of_body, (memory_BSD,) = caches
         y_BPD, part, read_BSD = self.positions.read_part(
             self.embed(tokens_BT), tuple(of_body), memory_BSD, counts_B
@@ -256,7 +257,9 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
     def _while_reading(self, memory_BSD, read_BSD):
         return memory_BSD if self.memory_at_end else read_BSD
 
-    def decode(self, tokens_B, caches, reads_B=True):
+    def decode(
+        self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
+    ) -> tuple[jax.Array, tuple]:
         *of_body, (memory_BSD, fill_B) = caches
         reads_B = jnp.broadcast_to(jnp.asarray(reads_B), fill_B.shape)
         positions = self.positions
@@ -277,14 +280,14 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
             return jax.lax.cond(jnp.any(rows_B), change, keep, of_body, memory_BSD, rows_B)
 
         begins_B = reads_B & (fill_B == 0)
-        state = where_any(begin, begins_B, tuple(of_body), memory_BSD)
+        begun, memory_BSD = where_any(begin, begins_B, tuple(of_body), memory_BSD)
         x_BD = self.embed(tokens_B[:, None])[:, 0]
-        y_BD, of_body = positions.decode(x_BD, state[0], reads_B)
+        y_BD, read = positions.decode(x_BD, begun, reads_B)
         fill_B = fill_B + reads_B.astype(jnp.int32)
         full_B = fill_B == self.period
-        of_body, memory_BSD = where_any(finish, full_B, of_body, state[1])
+        after, memory_BSD = where_any(finish, full_B, read, memory_BSD)
         fill_B = jnp.where(full_B, 0, fill_B)
-        return self.logits(y_BD), (*of_body, DecodingMemory(memory_BSD, fill_B))
+        return self.logits(y_BD), (*after, DecodingMemory(memory_BSD, fill_B))
 
     # What it costs, and how far it sees.
 

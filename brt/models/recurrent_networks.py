@@ -7,13 +7,15 @@ period is one token, and decoding is a segment of one token.
 
 import itertools
 import math
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
+from brt.checks import check_choice, check_share
 from brt.models.caches import select_rows
 from brt.models.layers.dropout import dropout
 from brt.models.layers.embedding import embedded
@@ -23,10 +25,35 @@ from brt.models.model import DTYPES, LanguageModel
 from brt.models.shape_letters import constrain
 
 
+class RecurrentLayer(nnx.Module):
+    """A layer that reads token by token: the base of those of a `RecurrentStack`.
+
+    Args:
+        inputs: I, the size of x.
+        units: U, the size of the outputs.
+
+    Attributes:
+        window: tokens before a token whose inputs the layer reads.
+    """
+
+    window: ClassVar[int]
+
+    def __init__(self, rngs: nnx.Rngs, inputs: int, units: int):
+        raise NotImplementedError
+
+    def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
+        """Returns the cache of `rows` documents that have not begun; dtype: of activations."""
+        raise NotImplementedError
+
+    def __call__(self, x_BTI: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
+        """Maps (B, T, I) to (B, T, U), and the cache to that after the last token."""
+        raise NotImplementedError
+
+
 class RecurrentStack(LanguageModel):
     """Embed, layers one above the other, logits from the embedding table.
 
-    A network names its `layer`, which is built from `rngs`, the size of its input and its units.
+    A network names its `layer`, a `RecurrentLayer`.
 
     Args:
         vocabulary_size, width: V, D of the embedding; the highest layer has D units too.
@@ -38,7 +65,7 @@ class RecurrentStack(LanguageModel):
         ValueError: no layers, an unknown type or a rate out of range.
     """
 
-    layer = None
+    layer: ClassVar[type[RecurrentLayer]]
     period = 1
 
     def __init__(
@@ -52,17 +79,15 @@ class RecurrentStack(LanguageModel):
         activation_dtype: str = "float32",
     ):
         name = type(self).__name__
-        if activation_dtype not in DTYPES:
-            raise ValueError(
-                f"{name}.activation_dtype = {activation_dtype!r}: choose one of {DTYPES}."
-            )
-        if min(num_layers, width, hidden_size) < 1 or not 0 <= dropout < 1:
+        check_choice(f"{name}.activation_dtype", activation_dtype, DTYPES)
+        check_share(f"{name}.dropout", dropout)
+        if min(num_layers, width, hidden_size) < 1:
             raise ValueError(
                 f"{name}.num_layers = {num_layers}, {name}.width = {width} and "
-                f"{name}.hidden_size = {hidden_size} must be at least 1, and {name}.dropout = "
-                f"{dropout} at least 0 and below 1."
+                f"{name}.hidden_size = {hidden_size} must be at least 1."
             )
-        self.vocabulary_size, self.dropout = vocabulary_size, dropout
+        self.vocabulary_size = vocabulary_size
+        self.dropout = dropout
         self.dtype = jnp.dtype(activation_dtype)
         self.embedding_VD = parameter(
             rngs, normal(1.0), vocabulary_size, width, purpose="embedding"
@@ -74,52 +99,59 @@ class RecurrentStack(LanguageModel):
             self.layer(rngs, inputs, units) for inputs, units in itertools.pairwise(sizes)
         )
 
-    def init_caches(self, rows: int):
-        """Zeros, one cache a layer."""
+    def init_caches(self, rows: int) -> tuple:
+        """Returns zeros, one cache a layer."""
         return tuple(layer.init_cache(rows, self.dtype) for layer in self.layers)
 
-    def embed(self, tokens_BT):
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
         return embedded(tokens_BT, self.embedding_VD[...], self.begin_D[...], self.dtype)
 
-    def stack(self, x_BTD, caches, key=None):
-        """A segment of any length; no monitors. As `Model.stack`."""
+    def stack(
+        self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
+    ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
+        """Reads a segment of any length; no monitors. As `Model.stack`."""
         keys = [None] * (len(self.layers) + 1)
         if key is not None and self.dropout:
             keys = list(jax.random.split(key, len(keys)))
-        x_BTD, new_caches = dropout(x_BTD, self.dropout, keys[0]), []
+        x_BTD = dropout(x_BTD, self.dropout, keys[0])
+        new_caches = []
         for layer, cache, layer_key in zip(self.layers, caches, keys[1:], strict=True):
             x_BTD, cache = layer(x_BTD, cache)
             x_BTD = dropout(x_BTD, self.dropout, layer_key)
             new_caches.append(cache)
         return x_BTD, tuple(new_caches), {}
 
-    def logits(self, x_BTD):
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
         return wide(x_BTD @ self.embedding_VD[...].astype(self.dtype).T) + self.bias_V[...]
 
-    def begin_decoding(self, caches):
-        """The caches: every token ends a segment."""
+    def begin_decoding(self, caches: tuple) -> tuple:
+        """Returns the caches as they are: every token ends a segment."""
         return caches
 
     end_decoding = begin_decoding
 
-    def decode(self, tokens_B, caches, reads_B=True):
-        """A segment of one token; as `Model.decode`."""
+    def decode(
+        self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
+    ) -> tuple[jax.Array, tuple]:
+        """Reads a segment of one token; as `LanguageModel.decode`."""
         logits_BTV, after = self(tokens_B[:, None], caches)
         if reads_B is not True:
-            after = select_rows(reads_B, after, caches)
+            after = select_rows(jnp.asarray(reads_B), after, caches)
         return logits_BTV[:, 0], after
 
-    def read_part(self, tokens_BT, caches, counts_B):
-        """Nothing is less than one token: the caches as they are, and logits without meaning."""
+    def read_part(
+        self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
+    ) -> tuple[jax.Array, tuple]:
+        """Reads nothing, as no part is less than a token: the same caches, meaningless logits."""
         return self(tokens_BT, caches)[0], caches
 
     def windows_reach(self) -> int:
-        """How many tokens back the layers' inputs are carried."""
+        """Returns how many tokens back the layers' inputs are carried."""
         return sum(layer.window for layer in self.layers)
 
     def receptive_field(self) -> float:
-        """Infinite: the state has seen everything."""
+        """Returns infinity: the state has seen everything."""
         return math.inf
 
     def flops_per_token(self) -> float:
@@ -132,7 +164,7 @@ class RecurrentStack(LanguageModel):
 
 
 class LSTMCache(NamedTuple):
-    """What a layer remembers after a token. Empty: zeros.
+    """The cache of an `LSTMLayer` after a token. Empty: zeros.
 
     hidden_BU: (B, U), the layer's last output, in the activations' type.
     cell_BU: (B, U), float32 or wider: a long sum of small changes.
@@ -141,11 +173,11 @@ class LSTMCache(NamedTuple):
     hidden_BU: jax.Array
     cell_BU: jax.Array
 
-    def clear_state(self, empty):
+    def clear_state(self, empty: "LSTMCache") -> "LSTMCache":
         return empty
 
 
-class LSTMLayer(nnx.Module):
+class LSTMLayer(RecurrentLayer):
     """i, f, o = sigma(W x + V h + b), g = tanh(same); c' = f c + i g; h' = o tanh(c').
 
     Args:
@@ -162,16 +194,17 @@ class LSTMLayer(nnx.Module):
         self.units = units
         self.inputs_IZ = parameter(rngs, DENSE, inputs, 4 * units)
         self.hidden_UZ = parameter(rngs, DENSE, units, 4 * units)
-        self.bias_Z = parameter(rngs, _forgets_little, 4 * units)
+        self.bias_Z = parameter(rngs, _forget_bias_one, 4 * units)
 
-    def init_cache(self, rows: int, dtype) -> LSTMCache:
+    def init_cache(self, rows: int, dtype: DTypeLike) -> LSTMCache:
         cell_BU = wide(jnp.zeros((rows, self.units), dtype))
         return LSTMCache(cell_BU.astype(dtype), cell_BU)
 
-    def __call__(self, x_BTI, cache: LSTMCache):
-        """(B, T, I) to (B, T, U), and the cache after the last token."""
+    def __call__(self, x_BTI: jax.Array, cache: LSTMCache) -> tuple[jax.Array, LSTMCache]:
+        """Maps (B, T, I) to (B, T, U), and the cache to that after the last token."""
         dtype = x_BTI.dtype
-        hidden_UZ, bias_Z = self.hidden_UZ[...].astype(dtype), self.bias_Z[...]
+        hidden_UZ = self.hidden_UZ[...].astype(dtype)
+        bias_Z = self.bias_Z[...]
         given_BTZ = x_BTI @ self.inputs_IZ[...].astype(dtype)  # of all tokens at once
 
         def token(cache, given_BZ):
@@ -186,8 +219,8 @@ class LSTMLayer(nnx.Module):
         return jnp.moveaxis(hidden_TBU, 0, 1), cache
 
 
-def _forgets_little(key, shape, dtype):
-    """Zeros, and 1 for the forget gate, the second quarter."""
+def _forget_bias_one(key, shape, dtype):
+    """Draws nothing: zeros, and 1 for the forget gate, the second quarter."""
     return jnp.repeat(jnp.array([0, 1, 0, 0], dtype), shape[0] // 4)
 
 
@@ -199,7 +232,7 @@ class LSTM(RecurrentStack):
 
 
 class QRNNCache(NamedTuple):
-    """What a layer remembers after a token. Empty: zeros.
+    """The cache of a `QRNNLayer` after a token. Empty: zeros.
 
     last_BI: (B, I), the layer's last input, for the convolution, in the activations' type.
     cell_BU: (B, U), float32 or wider.
@@ -208,11 +241,11 @@ class QRNNCache(NamedTuple):
     last_BI: jax.Array
     cell_BU: jax.Array
 
-    def clear_state(self, empty):
+    def clear_state(self, empty: "QRNNCache") -> "QRNNCache":
         return self._replace(cell_BU=empty.cell_BU)
 
 
-class QRNNLayer(nnx.Module):
+class QRNNLayer(RecurrentLayer):
     """z = tanh, f = sigma, o = sigma of W_1 x_{t-1} + W_2 x_t + b; c' = f c + (1 - f) z; h = o c'.
 
     Args:
@@ -226,17 +259,18 @@ class QRNNLayer(nnx.Module):
     window = 1
 
     def __init__(self, rngs: nnx.Rngs, inputs: int, units: int):
-        self.inputs_size, self.units = inputs, units
+        self.inputs_size = inputs
+        self.units = units
         self.earlier_IZ = parameter(rngs, DENSE, inputs, 3 * units)
         self.inputs_IZ = parameter(rngs, DENSE, inputs, 3 * units)
         self.bias_Z = parameter(rngs, jax.nn.initializers.zeros, 3 * units)
 
-    def init_cache(self, rows: int, dtype) -> QRNNCache:
+    def init_cache(self, rows: int, dtype: DTypeLike) -> QRNNCache:
         last_BI = jnp.zeros((rows, self.inputs_size), dtype)
         return QRNNCache(last_BI, wide(jnp.zeros((rows, self.units), dtype)))
 
-    def __call__(self, x_BTI, cache: QRNNCache):
-        """(B, T, I) to (B, T, U), and the cache after the last token."""
+    def __call__(self, x_BTI: jax.Array, cache: QRNNCache) -> tuple[jax.Array, QRNNCache]:
+        """Maps (B, T, I) to (B, T, U), and the cache to that after the last token."""
         dtype = x_BTI.dtype
         earlier_BTI = jnp.concatenate([cache.last_BI[:, None], x_BTI[:, :-1]], axis=1)
         gates_BTZ = earlier_BTI @ self.earlier_IZ[...].astype(dtype)
@@ -248,8 +282,8 @@ class QRNNLayer(nnx.Module):
         return hidden_BTU, QRNNCache(x_BTI[:, -1], cell_BTU[:, -1])
 
 
-def pooled(keep_BTU, add_BTU, first_BU):
-    """c_t = keep_t c_{t-1} + add_t from c_0 on, as an associative scan: (B, T, U)."""
+def pooled(keep_BTU: jax.Array, add_BTU: jax.Array, first_BU: jax.Array) -> jax.Array:
+    """Returns c_t = keep_t c_{t-1} + add_t from c_0 on, by an associative scan, (B, T, U)."""
 
     def join(before, after):
         return before[0] * after[0], after[0] * before[1] + after[1]

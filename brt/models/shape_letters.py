@@ -36,7 +36,7 @@ def spec(letters: str) -> PartitionSpec:
     return PartitionSpec(*axes)
 
 
-def constrain(x, letters: str):
+def constrain(x: jax.Array, letters: str) -> jax.Array:
     """Pins the layout of an activation inside `jit` under a mesh; elsewhere the identity."""
     if jax.sharding.get_abstract_mesh().empty:
         return x

@@ -7,6 +7,8 @@ Every layer remembers its inputs at the last M positions before the segment. Let
 """
 
 import functools
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import gin
 import jax
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from brt.checks import check_choice, check_not_negative, check_share
 from brt.models.attention_weights import AttentionLayout, AttentionWeights, ShowsAttention
 from brt.models.body import Body
 from brt.models.caches import select_rows
@@ -28,6 +31,7 @@ from brt.models.layers.transformer_xl_layer import (
     NORMS,
     Biases,
     Drops,
+    LayerAttention,
     TransformerXLLayer,
 )
 from brt.models.memories.hidden_memory import (
@@ -57,7 +61,7 @@ class TransformerXL(Body, ShowsAttention):
         encoding: of positions. "relative" (this paper), "shaw" (learned for each distance and
             layer), "absolute" (sinusoids added to the embeddings, counted backwards from the
             segment's end), "learned" (added to every layer's inputs, likewise).
-        position_rows: R, rows of the tables of "shaw" and "learned"; farther places share the
+        position_rows: R, rows of the tables of "shaw" and "learned"; farther positions share the
             farthest row.
         same_length: every query sees the same number of keys: the last M, itself included.
         clamp_length: distances above it share its encoding; None for no limit.
@@ -111,20 +115,19 @@ class TransformerXL(Body, ShowsAttention):
         projection_std: float = 0.01,
         activation_dtype: str = "float32",
         remat: str = "none",
-        memory=HiddenMemory,
+        memory: Callable[..., HiddenMemory] = HiddenMemory,
         special_tokens: int = 0,
         published_artefacts: bool = False,
     ):
-        _check(
-            {
-                "encoding": (encoding, ENCODINGS),
-                "norm": (norm, NORMS),
-                "activation_dtype": (activation_dtype, DTYPES),
-                "remat": (remat, REMATS),
-            },
-            {"memory_length": memory_length, "clamp_length": clamp_length},
-            {"dropout": dropout, "attention_dropout": attention_dropout},
-        )
+        check_choice("TransformerXL.encoding", encoding, ENCODINGS)
+        check_choice("TransformerXL.norm", norm, NORMS)
+        check_choice("TransformerXL.activation_dtype", activation_dtype, DTYPES)
+        check_choice("TransformerXL.remat", remat, REMATS)
+        check_not_negative("TransformerXL.memory_length", memory_length)
+        if clamp_length is not None:
+            check_not_negative("TransformerXL.clamp_length", clamp_length)
+        check_share("TransformerXL.dropout", dropout)
+        check_share("TransformerXL.attention_dropout", attention_dropout)
         if width % 2:
             raise ValueError(f"TransformerXL.width = {width}: sinusoids need an even width.")
         if encoding in ("shaw", "learned") and position_rows < 1:
@@ -192,7 +195,7 @@ class TransformerXL(Body, ShowsAttention):
         """Tokens of a segment: the memory moves at the ends of segments."""
         return self.segment_length
 
-    def for_segments(self, length: int):
+    def for_segments(self, length: int) -> Self:
         """Returns the same model, same parameters, whose memory moves every `length` tokens.
 
         Raises:
@@ -213,28 +216,36 @@ class TransformerXL(Body, ShowsAttention):
 
     @property
     def remembered(self) -> int:
-        """How many vectors each layer attends to before the segment: M, or those of its memory."""
+        """Vectors each layer attends to before the segment: M, or those of its memory."""
         return self.memories[0].length if self.memories else 0
 
-    def contents(self, caches) -> list:
+    def contents(self, caches: tuple) -> list:
         """Returns what each layer attends to before the segment, (B, M, D) each."""
         pairs = zip(self.memories, caches, strict=True)
         return [memory.contents(cache) for memory, cache in pairs]
 
-    def filled(self, caches):
+    def filled(self, caches: tuple) -> jax.Array:
         """Returns which vectors of each layer's contents hold something, (B, M) bool."""
         return self.memories[0].filled(caches[0])
 
-    def embed(self, tokens_BT):
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
         return constrain(self.embedding(tokens_BT, self.dtype), "BTD")
 
-    def visible(self, caches, T: int):
+    def visible(self, caches: tuple, T: int) -> jax.Array:
         """Returns which keys the queries of a segment of T tokens see, (B, T, M + T) bool."""
         M = self.remembered
         distance_TJ = M + jnp.arange(T)[:, None] - jnp.arange(M + T)
         return visible_keys(self.filled(caches), distance_TJ, self.same_length)
 
-    def read(self, x_BTD, contents, visible_BTJ, key=None, future=False, looks=None):
+    def read(
+        self,
+        x_BTD: jax.Array,
+        contents: Sequence[jax.Array],
+        visible_BTJ: jax.Array,
+        key: jax.Array | None = None,
+        future: bool = False,
+        shown: list[LayerAttention] | None = None,
+    ) -> tuple[jax.Array, list[jax.Array]]:
         """Reads embedded inputs through all layers, the last dropout included.
 
         Args:
@@ -243,7 +254,7 @@ class TransformerXL(Body, ShowsAttention):
             visible_BTJ: (B, T, M + T) bool, the keys each query sees, itself among them.
             key: dropout key or None.
             future: whether keys behind a query are visible to any.
-            looks: a list that takes each layer's `Look`, or None.
+            shown: a list that takes each layer's `LayerAttention`, or None.
 
         Returns:
             (B, T, D), and a list of each layer's inputs (B, T, D), which `remember` takes.
@@ -272,20 +283,23 @@ class TransformerXL(Body, ShowsAttention):
         x_BTD = self.drops(x_BTD, first_key)
         inputs = []
         for layer, memory_BMD, layer_key in zip(self.layers, contents, layer_keys, strict=True):
-            x_BTD = layer.place(x_BTD, backwards_T)
+            x_BTD = layer.add_position_vectors(x_BTD, backwards_T)
             inputs.append(x_BTD)
-            if looks is not None:
+            if shown is not None:
                 positions = layer.positions(distance_C, known_CD, biases)
-                looks.append(layer.look(x_BTD, memory_BMD, visible_BTJ, positions, biases))
+                shown.append(layer.show(x_BTD, memory_BMD, visible_BTJ, positions, biases))
             x_BTD = run(layer, x_BTD, memory_BMD, visible_BTJ, layer_key)
         return self.drops(x_BTD, last_key), inputs
 
-    def remember(self, caches, inputs):
+    def remember(
+        self, caches: Sequence, inputs: Sequence[jax.Array]
+    ) -> tuple[tuple, dict[str, jax.Array]]:
         """Returns the caches after a segment of which each layer had these inputs, and monitors.
 
         inputs: (B, T, D) a layer. Monitors are summed over layers.
         """
-        after, monitors = [], {}
+        after = []
+        monitors: dict[str, jax.Array] = {}
         parts = zip(self.memories, caches, inputs, self.layers, strict=True)
         for memory, cache, x_BTD, layer in parts:
             cache, found = memory.remember(cache, x_BTD, layer)
@@ -294,11 +308,13 @@ class TransformerXL(Body, ShowsAttention):
                 monitors[name] = monitors.get(name, 0.0) + value
         return tuple(after), monitors
 
-    def stack(self, x_BTD, caches, key=None):
+    def stack(
+        self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
+    ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
         """Reads one segment, T as long as it is; as `Model.stack`."""
         T = x_BTD.shape[1]
         if self.published_artefacts:
-            caches = self.placed_again(caches, T)
+            caches = self.positions_added_again(caches, T)
         y_BTD, inputs = self.read(x_BTD, self.contents(caches), self.visible(caches, T), key)
         return y_BTD, *self.remember(caches, inputs)
 
@@ -306,30 +322,35 @@ class TransformerXL(Body, ShowsAttention):
         """As `ShowsAttention.attention_layout`: what is remembered, then the segment's tokens."""
         return AttentionLayout(self.memories[0].content_positions(), 0, segment_length, 0)
 
-    def attention_weights(self, tokens_BT, caches):
+    def attention_weights(
+        self, tokens_BT: jax.Array, caches: tuple
+    ) -> tuple[AttentionWeights, jax.Array, tuple]:
         """As `ShowsAttention.attention_weights`; with terms if the encoding knows distances."""
-        looks = []
+        shown: list[LayerAttention] = []
         visible_BTJ = self.visible(caches, tokens_BT.shape[1])
         contents = self.contents(caches)
-        x_BTD, inputs = self.read(self.embed(tokens_BT), contents, visible_BTJ, looks=looks)
-        found = self.collected(looks, visible_BTJ, caches)
+        x_BTD, inputs = self.read(self.embed(tokens_BT), contents, visible_BTJ, shown=shown)
+        found = self.collected(shown, visible_BTJ, caches)
         return found, self.logits(x_BTD), self.remember(caches, inputs)[0]
 
-    def collected(self, looks, visible_BXJ, caches) -> AttentionWeights:
-        """Returns the attention weights of all layers, from each layer's `Look`."""
-        terms = ({} for _ in looks)
-        if self.encoding in ("relative", "shaw"):
-            terms = (dict(zip("abcd", look.terms)) for look in looks)
-        weights = tuple(look.weights_BHTJ for look in looks)
-        full_B = self.filled(caches).all(axis=-1)
-        return AttentionWeights(weights, tuple(terms), visible_BXJ, full_B)
+    def collected(
+        self, shown: Sequence[LayerAttention], visible_BXJ: jax.Array, caches: tuple
+    ) -> AttentionWeights:
+        """Returns the attention weights of all layers, from each layer's `LayerAttention`."""
+        names = "abcd" if self.encoding in ("relative", "shaw") else ""
+        return AttentionWeights(
+            weights=tuple(layer.weights_BHTJ for layer in shown),
+            terms=tuple(dict(zip(names, layer.terms)) for layer in shown),
+            visible_BXJ=visible_BXJ,
+            full_B=self.filled(caches).all(axis=-1),
+        )
 
-    def logits(self, x_BTD):
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Logits, or log-probabilities if there are several bins; as `Model.logits`."""
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
         return self.embedding.logits(x_BTD)
 
-    def token_losses(self, x_BTD, targets_BT):
+    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         """As `Model.token_losses`; with several bins without an array of (B, T, V)."""
         if len(self.embedding.bins) == 1:
             return super().token_losses(x_BTD, targets_BT)
@@ -343,20 +364,23 @@ class TransformerXL(Body, ShowsAttention):
     def _sinusoid(self, positions):
         return sinusoid(positions, self.width, self.clamp_length, self.dtype)
 
-    def placed_again(self, caches, T):
-        """The released code's artefact: absolute positions are added to what it remembers, in
-        place and at every segment, though they are in there already."""
+    def positions_added_again(self, caches: tuple, T: int) -> tuple:
+        """Returns the caches with the released code's artefact.
+
+        Absolute positions are added to what it remembers, in the cache itself and at every
+        segment, though they are in there already.
+        """
         backwards_M = jnp.arange(self.memory_length + T - 1, T - 1, -1)
 
-        def placed(layer, cache):
-            x_BMD = layer.place(cache.x_BMD, backwards_M)
+        def with_positions(layer, cache):
+            x_BMD = layer.add_position_vectors(cache.x_BMD, backwards_M)
             if self.encoding == "absolute" and layer is self.layers[0]:
                 x_BMD = x_BMD + self._sinusoid(backwards_M)
             return cache._replace(x_BMD=x_BMD)
 
-        return tuple(placed(*pair) for pair in zip(self.layers, caches, strict=True))
+        return tuple(with_positions(*pair) for pair in zip(self.layers, caches, strict=True))
 
-    def for_memory_tokens(self, layout: MemoryLayout):
+    def for_memory_tokens(self, layout: MemoryLayout) -> Self:
         # Only tokens are counted: their memory tokens stand outside the period.
         return self._for_segments(layout.period, layout.positions)
 
@@ -365,35 +389,46 @@ class TransformerXL(Body, ShowsAttention):
 
     # Tokens.
 
-    def begin_decoding(self, caches):
+    def begin_decoding(self, caches: tuple) -> tuple:
         return self.open_segments(caches, self.period)
 
-    def open_segments(self, caches, room: int, inputs=None, counts_B=None):
+    def open_segments(
+        self,
+        caches: tuple,
+        room: int,
+        inputs: Sequence[jax.Array] | None = None,
+        counts_B: jax.Array | None = None,
+    ) -> tuple:
         """Returns the decoding form with room for a segment of `room` positions.
 
         inputs, counts_B: of a segment of which each row has read `counts_B` positions.
         """
         rows = jax.tree.leaves(caches)[0].shape[0]
         shape = rows, room, self.width
-        inputs = [None] * len(self.layers) if inputs is None else inputs
+        if inputs is None:
+            return tuple(open_segment(cache, shape, self.dtype) for cache in caches)
         return tuple(
             open_segment(cache, shape, self.dtype, x_BPD, counts_B)
             for cache, x_BPD in zip(caches, inputs, strict=True)
         )
 
-    def read_part_embedded(self, x_BPD, caches, counts_B):
+    def read_part_embedded(
+        self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
+    ) -> tuple[jax.Array, tuple]:
         P = x_BPD.shape[1]
         y_BPD, inputs = self.read(x_BPD, self.contents(caches), self.visible(caches, P))
         return y_BPD, self.open_segments(caches, self.period, inputs, counts_B)
 
-    def end_decoding(self, caches):
+    def end_decoding(self, caches: tuple) -> tuple:
         return tuple(cache.before for cache in caches)
 
-    def decode_embedded(self, x_BD, caches, reads_B=True):
+    def decode_embedded(
+        self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
+    ) -> tuple[jax.Array, tuple]:
         y_BD, caches = self.decode_position(x_BD, caches, reads_B)
         return y_BD, self.finish_segments(caches, self.period)
 
-    def finish_segments(self, caches, length: int, done_B=True):
+    def finish_segments(self, caches: tuple, length: int, done_B: jax.Array | bool = True) -> tuple:
         """Moves segments that are full into the memories.
 
         Args:
@@ -410,16 +445,19 @@ class TransformerXL(Body, ShowsAttention):
 
         return jax.lax.cond(jnp.any(full_B), move, lambda caches: caches, tuple(caches))
 
-    def decode_position(self, x_BD, caches, reads_B=True):
+    def decode_position(
+        self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
+    ) -> tuple[jax.Array, tuple]:
         """Reads one position of every row, and counts it.
 
         Returns:
             (B, D) outputs, and the decoding form, in which full segments stay as they are.
         """
-        M, fill_B = self.remembered, caches[0].fill_B
+        M = self.remembered
         P = caches[0].x_BPD.shape[1]
+        fill_B = caches[0].fill_B
         distance_BJ = M + fill_B[:, None] - jnp.arange(M + P)
-        before = [cache.before for cache in caches]
+        before = tuple(cache.before for cache in caches)
         visible_B1J = visible_keys(self.filled(before), distance_BJ[:, None], self.same_length)
         backwards_B1 = P - 1 - fill_B[:, None]
         x_B1D = x_BD[:, None]
@@ -428,10 +466,11 @@ class TransformerXL(Body, ShowsAttention):
         known_CD = None
         if self.encoding == "relative":
             known_CD = self._sinusoid(jnp.arange(M + P))
-        biases, new_caches = self._biases(), []
+        biases = self._biases()
         contents = self.contents(before)
+        new_caches = []
         for layer, cache, memory_BMD in zip(self.layers, caches, contents, strict=True):
-            x_B1D = layer.place(x_B1D, backwards_B1)
+            x_B1D = layer.add_position_vectors(x_B1D, backwards_B1)
             cache = write_input(cache, x_B1D[:, 0], reads_B)
             hidden = memory_BMD, cache.x_BPD
             x_BD = layer.decode(
@@ -450,15 +489,17 @@ class TransformerXL(Body, ShowsAttention):
         """
         if self.same_length:
             return len(self.layers) * (self.memory_length - 1)
-        P, oldest = self.period, self.period - 1
+        P = self.period
+        oldest: float = P - 1
         for memory in self.memories:  # the last of a segment sees farthest
             oldest = memory.oldest(oldest, P)
-        return P - 1 - oldest
+        return int(P - 1 - oldest)
 
     def receptive_field(self) -> float:
         if self.same_length:
             return self.windows_reach()
-        P, oldest = self.period, self.period - 1
+        P = self.period
+        oldest: float = P - 1
         for memory in self.memories:
             oldest = memory.oldest_remembered(oldest, P)
         return P - 1 - oldest
@@ -510,15 +551,3 @@ def evaluation_memory(memory_length: int, segment_length: int, evaluated_length:
             f"and a segment of {segment_length} together."
         )
     return memory
-
-
-def _check(choices, lengths, rates):
-    for name, (value, allowed) in choices.items():
-        if value not in allowed:
-            raise ValueError(f"TransformerXL.{name} = {value!r}: choose one of {allowed}.")
-    for name, value in lengths.items():
-        if value is not None and value < 0:
-            raise ValueError(f"TransformerXL.{name} = {value} must not be negative.")
-    for name, value in rates.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"TransformerXL.{name} = {value} must be at least 0 and below 1.")

@@ -4,15 +4,22 @@ Unlike positions of a text, memory tokens see others behind them: read positions
 write positions see everything in their segment. Letters as in `brt.models`; Q: positions that ask.
 """
 
+from typing import TYPE_CHECKING
+
+import jax
 import jax.numpy as jnp
 
-from brt.models.attention_weights import AttentionLayout
+from brt.models.attention_weights import AttentionLayout, AttentionWeights
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
+from brt.models.layers.transformer_xl_layer import LayerAttention
 from brt.models.memory_tokens import MemoryLayout, MemoryTokens
 
+if TYPE_CHECKING:
+    from brt.models.transformer_xl import TransformerXL
 
-def segment_mask(S: int, T: int, memory_at_end: bool = True):
+
+def segment_mask(S: int, T: int, memory_at_end: bool = True) -> jax.Array:
     """Returns which positions of its segment each position sees, (X, X) bool.
 
     Read positions see each other; tokens the read positions, the tokens before them and
@@ -31,7 +38,9 @@ def segment_mask(S: int, T: int, memory_at_end: bool = True):
     return jnp.where(read[:, None], read, write[:, None] | causal_XX)
 
 
-def visible_positions(mask_QX, is_memory_Q, filled_BM, read_from_cache: bool = False):
+def visible_positions(
+    mask_QX: jax.Array, is_memory_Q: jax.Array, filled_BM: jax.Array, read_from_cache: bool = False
+) -> jax.Array:
     """Returns the mask with remembered vectors before the segment, (B, Q, M + X) bool.
 
     Args:
@@ -59,7 +68,7 @@ class TransformerXLMemoryTokens(MemoryTokens):
     Source: RMT, section 3; for what it leaves open, the released code.
     """
 
-    def __init__(self, body, layout: MemoryLayout):
+    def __init__(self, body: "TransformerXL", layout: MemoryLayout):
         if body.encoding != "relative" or body.same_length:
             raise ValueError(
                 "RecurrentMemoryTransformer places its memory tokens by relative positions and "
@@ -69,12 +78,21 @@ class TransformerXLMemoryTokens(MemoryTokens):
         self.body = body
         self.layout = layout
 
-    def segment(self, x_BTD, caches, memory_BSD, key=None):
+    def segment(
+        self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array, key: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array, tuple, dict[str, jax.Array]]:
         y_BXD, inputs = self.read(x_BTD, caches, memory_BSD, key)
         after, monitors = self.body.remember(caches, inputs)
         return *self.layout.divide(y_BXD), after, monitors
 
-    def read(self, x_BTD, caches, memory_BSD, key=None, looks=None):
+    def read(
+        self,
+        x_BTD: jax.Array,
+        caches: tuple,
+        memory_BSD: jax.Array,
+        key: jax.Array | None = None,
+        shown: list[LayerAttention] | None = None,
+    ) -> tuple[jax.Array, list[jax.Array]]:
         """Reads embedded tokens with the memory around them through all layers.
 
         Returns:
@@ -83,7 +101,7 @@ class TransformerXLMemoryTokens(MemoryTokens):
         x_BXD = self.layout.surround(x_BTD, memory_BSD)
         visible_BXJ = self._visible_in_segment(caches, x_BTD.shape[1])
         contents = self.body.contents(caches)
-        return self.body.read(x_BXD, contents, visible_BXJ, key, future=True, looks=looks)
+        return self.body.read(x_BXD, contents, visible_BXJ, key, future=True, shown=shown)
 
     def attention_layout(self) -> AttentionLayout:
         """As the base class; a memory's contents are inputs at positions of earlier segments."""
@@ -100,12 +118,14 @@ class TransformerXLMemoryTokens(MemoryTokens):
         remembered = self.body.attention_layout(T).cache_tokens
         return layout._replace(cache_tokens=tuple(map(token, remembered)))
 
-    def attention_weights(self, x_BTD, caches, memory_BSD):
-        looks = []
-        y_BXD, inputs = self.read(x_BTD, caches, memory_BSD, looks=looks)
+    def attention_weights(
+        self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array
+    ) -> tuple[AttentionWeights, jax.Array, jax.Array, tuple]:
+        shown: list[LayerAttention] = []
+        y_BXD, inputs = self.read(x_BTD, caches, memory_BSD, shown=shown)
         visible_BXJ = self._visible_in_segment(caches, x_BTD.shape[1])
         after, _ = self.body.remember(caches, inputs)
-        found = self.body.collected(looks, visible_BXJ, caches)
+        found = self.body.collected(shown, visible_BXJ, caches)
         return found, *self.layout.divide(y_BXD), after
 
     def _visible_in_segment(self, caches, T):
@@ -138,23 +158,29 @@ class TransformerXLMemoryTokens(MemoryTokens):
     def _room(self):
         return self.layout.num_memory + self.layout.period
 
-    def begin_decoding(self, caches):
+    def begin_decoding(self, caches: tuple) -> tuple:
         return self.body.open_segments(caches, self._room)
 
-    def end_decoding(self, caches):
+    def end_decoding(self, caches: tuple) -> tuple:
         return self.body.end_decoding(caches)
 
-    def begin(self, caches, memory_BSD, rows_B):
+    def begin(
+        self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
+    ) -> tuple[tuple, jax.Array]:
         before = self.body.end_decoding(caches)
         y_BSD, inputs = self._read_memory(before, memory_BSD)
         counts_B = jnp.full(len(memory_BSD), self.layout.num_memory, jnp.int32)
         begun = self.body.open_segments(before, self._room, inputs, counts_B)
         return select_rows(rows_B, begun, caches), y_BSD
 
-    def decode(self, x_BD, caches, reads_B=True):
+    def decode(
+        self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
+    ) -> tuple[jax.Array, tuple]:
         return self.body.decode_position(x_BD, caches, reads_B)
 
-    def finish(self, caches, memory_BSD, rows_B):
+    def finish(
+        self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
+    ) -> tuple[tuple, jax.Array]:
         before = self.body.end_decoding(caches)
         inputs = [cache.x_BPD for cache in caches]
         if self.layout.memory_at_end:
@@ -163,7 +189,9 @@ class TransformerXLMemoryTokens(MemoryTokens):
         after, _ = self.body.remember(before, inputs)
         return select_rows(rows_B, self.begin_decoding(after), caches), memory_BSD
 
-    def read_part(self, x_BPD, caches, memory_BSD, counts_B):
+    def read_part(
+        self, x_BPD: jax.Array, caches: tuple, memory_BSD: jax.Array, counts_B: jax.Array
+    ) -> tuple[jax.Array, tuple, jax.Array]:
         S, P = self.layout.num_memory, x_BPD.shape[1]
         y_BXD, inputs = self.read(x_BPD, caches, memory_BSD)
         opened = self.body.open_segments(caches, self._room, inputs, S + counts_B)
@@ -176,7 +204,7 @@ class TransformerXLMemoryTokens(MemoryTokens):
         return self.layout.memory_at_end or sees_cache
 
     def flops_per_token(self) -> float:
-        """What the memory tokens cost is shared among a segment's tokens."""
+        """As `MemoryTokens.flops_per_token`; a segment's tokens share what its memory costs."""
         S, P = self.layout.num_memory, self.layout.period
         seen = self.body.remembered if self.layout.read_from_cache else 0
         pairs = S * P + S * (S + seen)

@@ -62,7 +62,7 @@ class Checkpoints:
         import orbax.checkpoint as ocp  # takes a second, and only runs that save need it
 
         policy = policy or CheckpointPolicy()
-        self._skipped = {}  # steps that could not be restored: what to call them aside
+        self._skipped: dict[int, str] = {}  # steps not restored: what to call them aside
         self._ocp, self.folder = ocp, os.path.abspath(folder)
         self._manager = ocp.CheckpointManager(
             self.folder,

@@ -82,8 +82,15 @@ def step_bytes(experiment) -> int:
     mesh = make_mesh(*experiment.trainer.mesh)
     experiment.check_mesh(mesh)
     with jax.set_mesh(mesh):
-        arguments = experiment.abstract_state(mesh), experiment.abstract_batch()
-        return compiled_bytes(experiment.jit_step(mesh).lower(*arguments).compile())
+        state = experiment.abstract_state(mesh)
+        batch = experiment.abstract_batch()
+        found = compiled_bytes(experiment.jit_step(mesh).lower(state, batch).compile())
+    if found is None:
+        raise ValueError(
+            "The compiler does not say how many bytes a step takes on this device: look for the "
+            "longest segment on another one."
+        )
+    return found
 
 
 def longest_segment(

@@ -4,7 +4,7 @@ import errno
 import re
 
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP)
-"""What the system says of a file that is not there, or not what it was. All else may pass."""
+"""Numbers of system errors: the file is not there, or not what it was. All others may pass."""
 
 
 def passing_reason(error: BaseException) -> str | None:
@@ -13,12 +13,13 @@ def passing_reason(error: BaseException) -> str | None:
     Errors that caused this one, or came before it, are looked at too: libraries wrap what the
     system says in errors of their own.
     """
-    seen = []
-    while error is not None and error not in seen:
-        seen.append(error)
-        if _passes(error):
-            return str(error).strip().split("\n")[0][:300] or type(error).__name__
-        error = error.__cause__ or error.__context__
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        seen.append(current)
+        if _passes(current):
+            return str(current).strip().split("\n")[0][:300] or type(current).__name__
+        current = current.__cause__ or current.__context__
     return None
 
 

@@ -13,6 +13,7 @@ import platform
 import shlex
 import sys
 import tempfile
+from typing import Any, TextIO
 
 import gin
 
@@ -32,7 +33,8 @@ class RunFolder:
 
     def __init__(self, path: str, writes: bool = True):
         self.path, self.writes = os.path.abspath(path), writes
-        self._metrics = self._events = None
+        self._metrics: TextIO | None = None
+        self._events: Any = None  # a TensorBoard writer
         if writes:
             try:
                 os.makedirs(self.path, exist_ok=True)

@@ -1,6 +1,8 @@
 """The device mesh, and where each array of a tree lives on it."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -109,8 +111,9 @@ def rows_answered_for(mesh, rows: int) -> list[tuple[int, int]]:
     them, the first of them answers; so every row belongs to one process.
     """
     sharding = NamedSharding(mesh, spec("B"))
-    owners = {}
-    for device, (part,) in sharding.devices_indices_map((rows,)).items():
+    owners: dict[tuple[int, int], int] = {}
+    parts: Mapping[Any, tuple[slice, ...]] = sharding.devices_indices_map((rows,))
+    for device, (part,) in parts.items():
         start, stop, _ = part.indices(rows)
         key = start, stop - start
         owners[key] = min(device.process_index, owners.get(key, device.process_index))

@@ -169,6 +169,7 @@ def make_train_step(
             caches = jax.tree.map(functools.partial(jnp.where, sound), caches, fresh)
             # A skipped step scores nothing, or one bad value would hide all others' mean.
             sums = tuple(jnp.where(finite, s, 0.0) for s in sums)
+        nats, weight, correct = sums
         means = {
             "learning_rate": learning_rate(state),
             "grad_norm": grad_norm,
@@ -176,7 +177,7 @@ def make_train_step(
             **monitors,
             **bind(params).gradient_monitors(grads),
         }
-        metrics = StepMetrics(*sums, finite, means)
+        metrics = StepMetrics(nats, weight, correct, finite, means)
         return TrainState(state.step + 1, params, optimizer_state, caches), metrics
 
     return train_step

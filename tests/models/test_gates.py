@@ -13,7 +13,15 @@ EVERY_GATE = [(kind, form, squash) for kind in KINDS for form in FORMS for squas
 
 
 def gate(kind, form="paper", squash=False, input_size=5, width=4, seed=0):
-    return Gate(nnx.Rngs(seed), "C", input_size, width, kind, form, squash)
+    return Gate(
+        nnx.Rngs(seed),
+        letter="C",
+        input_size=input_size,
+        width=width,
+        kind=kind,
+        form=form,
+        squash=squash,
+    )
 
 
 def fill(gate, seed):
@@ -184,7 +192,7 @@ def test_gates_that_begin_otherwise_are_the_same_gate_without_its_constants(kind
     c_BSD, h_BSC = (np.ones((1, 2, size), np.float32) for size in (4, 5))
     kept = {}
     for biases in BIASES:
-        module = Gate(nnx.Rngs(0), "C", 5, 4, kind, biases=biases)
+        module = Gate(nnx.Rngs(0), letter="C", input_size=5, width=4, kind=kind, biases=biases)
         for path, leaf in nnx.to_flat_state(nnx.state(module, nnx.Param)):
             if path[0].endswith("_CD"):
                 leaf[...] = jnp.zeros_like(leaf[...])
@@ -198,4 +206,4 @@ def test_gates_that_begin_otherwise_are_the_same_gate_without_its_constants(kind
 
 def test_an_unknown_way_to_begin_is_refused():
     with pytest.raises(ValueError, match="gate_biases = 'two': choose one of"):
-        Gate(nnx.Rngs(0), "C", 5, 4, "lstm", biases="two")
+        Gate(nnx.Rngs(0), letter="C", input_size=5, width=4, kind="lstm", biases="two")

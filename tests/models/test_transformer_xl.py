@@ -161,7 +161,7 @@ def test_absolute_places_count_from_the_end_of_a_segment_so_cuts_move_them(setti
         return
     # Farther than its table a place changes nothing: there a longer segment reads the same.
     np.testing.assert_array_equal(
-        model.layers[0].place(jnp.zeros((1, 5, 12)), jnp.arange(6, 1, -1))[0, 0],
+        model.layers[0].add_position_vectors(jnp.zeros((1, 5, 12)), jnp.arange(6, 1, -1))[0, 0],
         model.layers[0].places_RD[0],
     )
 
@@ -299,8 +299,8 @@ def test_operations_are_counted_as_they_are_multiplied():
 
 
 BAD = {
-    "memory_length": (-1, "memory_length = -1 must not be negative"),
-    "clamp_length": (-1, "clamp_length = -1 must not be negative"),
+    "memory_length": (-1, "memory_length = -1 must be a finite number, 0 or above"),
+    "clamp_length": (-1, "clamp_length = -1 must be a finite number, 0 or above"),
     "encoding": ("rotary", "encoding = 'rotary': choose one of"),
     "norm": ("none", "norm = 'none': choose one of"),
     "remat": ("block", "remat = 'block': choose one of"),

@@ -50,17 +50,17 @@ def silence(model, attention=True, network=True):
 
 @functools.partial(quick_jit, static_argnums=0)
 def _read(graph, params, tokens_2BT, key):
-    bound, looks = nnx.merge(graph, params), []
+    bound, shown = nnx.merge(graph, params), []
     _, caches, _ = bound.stack(bound.embed(tokens_2BT[0]), bound.init_caches(B))
     x_BTD, visible_BTJ = bound.embed(tokens_2BT[1]), bound.visible(caches, T)
     contents = bound.contents(caches)
-    out_BTD, inputs = bound.read(x_BTD, contents, visible_BTJ, key, looks=looks)
-    return x_BTD, out_BTD, inputs, (contents, visible_BTJ), looks
+    out_BTD, inputs = bound.read(x_BTD, contents, visible_BTJ, key, shown=shown)
+    return x_BTD, out_BTD, inputs, (contents, visible_BTJ), shown
 
 
 def read(model, key=KEY):
     """The second of two segments: embeddings, what comes out, inputs of each layer, what each
-    attends to before the segment with the keys that are visible, and a `Look` a layer."""
+    attends to before the segment with the keys that are visible, and a `LayerAttention` a layer."""
     tokens_2BT = jnp.asarray(np.random.default_rng(3).integers(0, V, (2, B, T)))
     return _read(*nnx.split(model), tokens_2BT, key)
 

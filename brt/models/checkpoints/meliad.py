@@ -9,6 +9,7 @@ and the settings of an external memory do not show in it. The loaded model uses 
 import functools
 import json
 import re
+from collections.abc import Iterable, Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,8 +29,8 @@ class UnsupportedCheckpoint(ValueError):
     """The checkpoint holds something brt has no counterpart for; the message names it."""
 
 
-def load(params: dict, window: int, **memory) -> BlockRecurrentTransformer:
-    """A model with meliad's parameters.
+def load(params: dict, window: int, **memory: int | str) -> BlockRecurrentTransformer:
+    """Returns a model with meliad's parameters.
 
     Args:
         params: from paths joined with "/" (`transformer0/tbase/...`) to arrays.
@@ -40,7 +41,7 @@ def load(params: dict, window: int, **memory) -> BlockRecurrentTransformer:
         A float32 `BlockRecurrentTransformer`. Its `begin_D` is zero: meliad has no begin token.
 
     Raises:
-        UnsupportedCheckpoint: for a parameter that has no place in brt's model.
+        UnsupportedCheckpoint: for a parameter that brt's model does not have.
     """
     params = {path: np.asarray(value, np.float32) for path, value in params.items()}
     try:
@@ -73,8 +74,10 @@ def load(params: dict, window: int, **memory) -> BlockRecurrentTransformer:
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
 
-def load_recording(recording, search: str = "bucketed") -> BlockRecurrentTransformer:
-    """The model of a recording in meliad's format: `params/...` and `config_json`.
+def load_recording(
+    recording: Mapping[str, np.ndarray], search: str = "bucketed"
+) -> BlockRecurrentTransformer:
+    """Returns the model of a recording in meliad's format: `params/...` and `config_json`.
 
     Args:
         recording: a mapping such as `numpy.load(file, allow_pickle=False)`.
@@ -109,7 +112,7 @@ def load_recording(recording, search: str = "bucketed") -> BlockRecurrentTransfo
 
 
 def _memory_settings(bindings, search):
-    """Of the `ExternalMemory`, by the last part of the names meliad's gin files give them."""
+    """Returns settings of the `ExternalMemory`, by the ends of meliad's names."""
     names = {"database_size": "size", "memory_num_neighbors": "neighbours"}
     found = {
         names[name.rsplit(".", 1)[-1]]: int(value)
@@ -119,8 +122,8 @@ def _memory_settings(bindings, search):
     return found | {"search": search}
 
 
-def from_brt_path(path) -> str:
-    """meliad's name of a brt parameter: `("layers", 0, "keys_DA")` to `transformer0/...`."""
+def from_brt_path(path: Iterable) -> str:
+    """Returns meliad's name of a brt parameter: `("layers", 0, "keys_DA")` to `transformer0/...`."""
     return _source("/".join(map(str, path)))
 
 
@@ -189,7 +192,7 @@ _GATE = {
     "forget_.D": "forget_gate/kernel",
     "forget_bias_D": "forget_gate/bias",
 }
-_GATE_PLACES = {"attention_gate/": "post_attn_mlp/", "feed_forward_gate/": "ffn/"}
+_GATES = {"attention_gate/": "post_attn_mlp/", "feed_forward_gate/": "ffn/"}
 _TOP = {"embedding_VD": "embed/embedding", "begin_D": "begin"}
 _TOP["final_norm/scale_D"] = "final_layernorm/scale"
 
@@ -207,9 +210,9 @@ def _source(path: str) -> str:
         return prefix + "recurrent_initial_state"
     side = STATES if rest.startswith("cell/") else TOKENS
     rest = rest.removeprefix("cell/")
-    for place, source in _GATE_PLACES.items():
-        if rest.startswith(place):
-            return prefix + side + source + _translate(_GATE, rest.removeprefix(place))
+    for gate, source in _GATES.items():
+        if rest.startswith(gate):
+            return prefix + side + source + _translate(_GATE, rest.removeprefix(gate))
     return prefix + side + _translate(_ATTENTION, rest)
 
 

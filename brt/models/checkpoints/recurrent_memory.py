@@ -7,13 +7,16 @@ shift happens to leave there. Token by token it is not kept.
 """
 
 import json
+from collections.abc import Mapping
+
+import numpy as np
 
 from brt.models.checkpoints import transformer_xl as txl_checkpoint
 from brt.models.checkpoints.transformer_xl import Source
 from brt.models.recurrent_memory import RecurrentMemoryTransformer
 
 MEMORY = {"memory_SD": Source("mem_tokens", lambda x_S1D: x_S1D[:, 0])}
-"""What Transformer-XL does not have."""
+"""Sources of the parameters that Transformer-XL does not have."""
 
 
 def load(params: dict, config: dict) -> RecurrentMemoryTransformer:
@@ -32,8 +35,8 @@ def load(params: dict, config: dict) -> RecurrentMemoryTransformer:
     return txl_checkpoint.load(params, config, around, MEMORY)
 
 
-def load_recording(recording) -> RecurrentMemoryTransformer:
-    """The model of a recording: `params/...` and `config_json`."""
+def load_recording(recording: Mapping[str, np.ndarray]) -> RecurrentMemoryTransformer:
+    """Returns the model of a recording: `params/...` and `config_json`."""
     params = {
         name.removeprefix("params/"): recording[name]
         for name in recording

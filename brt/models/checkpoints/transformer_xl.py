@@ -8,27 +8,29 @@ loaded model keeps the code's artefacts (`published_artefacts`).
 import functools
 import json
 import re
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from brt.models.checkpoints.meliad import UnsupportedCheckpoint
+from brt.models.recurrent_memory import RecurrentMemoryTransformer
 from brt.models.transformer_xl import TransformerXL
 
 ENCODINGS = ("relative", "shaw", "absolute", "learned")  # attn_type 0, 1, 2, 3
 
 
 class Source(NamedTuple):
-    """Where a parameter of brt comes from: a name there, and what makes it brt's array."""
+    """The origin of a parameter of brt: a name there, and what makes it brt's array."""
 
     name: str
-    arrange: callable
+    arrange: Callable[[np.ndarray], np.ndarray]
 
 
 def settings(config: dict, params: dict) -> dict:
-    """Arguments of `TransformerXL` for the released code's settings.
+    """Returns arguments of `TransformerXL` for the released code's settings.
 
     Args:
         config: of the released model, by its arguments' names.
@@ -68,7 +70,12 @@ def settings(config: dict, params: dict) -> dict:
     )
 
 
-def load(params: dict, config: dict, around=None, more=None):
+def load(
+    params: dict,
+    config: dict,
+    around: Callable[..., Any] | None = None,
+    more: dict[str, Source] | None = None,
+) -> Any:
     """Returns a model with the released code's parameters.
 
     Args:
@@ -83,7 +90,7 @@ def load(params: dict, config: dict, around=None, more=None):
         released code has none.
 
     Raises:
-        UnsupportedCheckpoint: for a parameter without a place in brt's model, or a missing one.
+        UnsupportedCheckpoint: for a parameter that brt's model does not have, or a missing one.
     """
     params = {name: np.asarray(value, np.float32) for name, value in params.items()}
     try:
@@ -98,22 +105,23 @@ def load(params: dict, config: dict, around=None, more=None):
     graph, shapes = nnx.split(model, nnx.Param)
     taken, flat = set(), []
     for path, shape in nnx.to_flat_state(shapes):
+        found = source(_text(path), model, more)
         value = recorded(params, path, model, more)
-        if value is None:
+        if found is None or value is None:
             value = np.zeros(shape.shape, np.float32)
         elif value.shape != shape.shape:
             raise UnsupportedCheckpoint(
                 f"brt's {_text(path)!r} of shape {shape.shape} would be {value.shape}."
             )
         else:
-            taken.add(source(_text(path), model, more).name)
+            taken.add(found.name)
         flat.append((path, jnp.asarray(value)))
     if left := params.keys() - taken - _copies(params):
         raise UnsupportedCheckpoint(f"brt has no counterpart for {sorted(left)[:5]}.")
     return nnx.merge(graph, nnx.from_flat_state(flat)).for_segments(config["tgt_len"])
 
 
-def load_recording(recording) -> TransformerXL:
+def load_recording(recording: Mapping[str, np.ndarray]) -> TransformerXL:
     """Returns the model of a recording: `params/...` and `config_json`."""
     params = {
         name.removeprefix("params/"): recording[name]
@@ -123,8 +131,13 @@ def load_recording(recording) -> TransformerXL:
     return load(params, json.loads(str(recording["config_json"])))
 
 
-def recorded(arrays, path, model, more=None):
-    """What stands for a parameter of brt in arrays named and shaped as the released ones.
+def recorded(
+    arrays: Mapping[str, np.ndarray],
+    path: Iterable,
+    model: TransformerXL | RecurrentMemoryTransformer,
+    more: dict[str, Source] | None = None,
+) -> np.ndarray | None:
+    """Returns a parameter of brt, from arrays named and shaped as the released ones.
 
     Returns:
         The array in brt's shape, or None for the begin row.
@@ -142,7 +155,7 @@ def _text(path):
 
 
 def _copies(params):
-    """Names that hold nothing of their own: ties, and the sinusoid's frequencies."""
+    """Returns names that hold nothing of their own: ties, and the sinusoid's frequencies."""
     copies = {"pos_emb.inv_freq"}
     for name, value in params.items():
         for there, here in (("out_layers", "emb_layers"), ("out_projs", "emb_projs")):
@@ -161,7 +174,7 @@ def _transposed(x):
 
 
 def _third(number, of=3):
-    """The part of a fused projection, [out, in], as [in, out]."""
+    """Returns what takes a part of a fused projection, [out, in], as [in, out]."""
     return lambda x: np.split(x, of)[number].T
 
 
@@ -210,24 +223,29 @@ _BIN = {
 }
 
 
-def source(path: str, model, more=None) -> Source | None:
-    """Where the parameter at a brt path comes from; None for the begin row.
+def source(
+    path: str,
+    model: TransformerXL | RecurrentMemoryTransformer,
+    more: dict[str, Source] | None = None,
+) -> Source | None:
+    """Returns the origin of the parameter at a brt path; None for the begin row.
 
     Raises:
         UnsupportedCheckpoint: if the released code has no counterpart.
     """
-    model = getattr(model, "body", model)
+    body = model.body if isinstance(model, RecurrentMemoryTransformer) else model
+    body = cast(TransformerXL, body)
     table = _TOP | (more or {})
     if path in table:
         return table[path]
     if match := re.fullmatch(r"embedding/bins/(\d+)/(\w+)", path):
-        return _of_bin(int(match[1]), match[2], model.embedding)
+        return _of_bin(int(match[1]), match[2], body.embedding)
     if match := re.fullmatch(r"layers/(\d+)/(.+)", path):
         layer, rest = int(match[1]), match[2]
         if rest in _OF_ALL_LAYERS:
-            shape = getattr(model.layers[layer], rest).shape
+            shape = getattr(body.layers[layer], rest).shape
             return Source(_OF_ALL_LAYERS[rest], lambda x: x[layer].reshape(shape))
-        fused = _FUSED if model.encoding in ("relative", "shaw") else _APART
+        fused = _FUSED if body.encoding in ("relative", "shaw") else _APART
         if rest in _LAYER | fused:
             name, arrange = (_LAYER | fused)[rest]
             return Source(f"layers.{layer}.{name}", arrange)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import zeros
+from jax.typing import DTypeLike
 
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
@@ -26,34 +27,62 @@ class Bin(nnx.Module):
 
     table_VE is tied to the softmax unless there is an output_VE; projection_ED, if the bin
     has one, unless there is an output_projection_ED. bias_V: of the softmax.
+
+    Args:
+        size: V, words of the bin.
+        bin_width: E of their vectors.
+        width: D of the model.
+        projects: whether the vectors are projected from E to D.
+        tied: whether the softmax uses the embedding's table.
+        ties_projection: whether it uses the embedding's projection.
+        std, projection_std: as of `AdaptiveEmbedding`.
     """
 
-    def __init__(self, rngs, size, bin_width, width, projects, tied, ties_projection, stds):
-        std, projection_std = stds
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        *,
+        size: int,
+        bin_width: int,
+        width: int,
+        projects: bool,
+        tied: bool,
+        ties_projection: bool,
+        std: float,
+        projection_std: float,
+    ):
         self.table_VE = parameter(rngs, normal(std), size, bin_width)
         self.bias_V = parameter(rngs, zeros, size)
-        self.projects, self.tied, self.ties_projection = projects, tied, ties_projection
+        self.projects = projects
+        self.tied = tied
+        self.ties_projection = ties_projection
         if not tied:
             self.output_VE = parameter(rngs, normal(std), size, bin_width)
         if projects:
             self.projection_ED = parameter(rngs, normal(projection_std), bin_width, width)
             if not ties_projection:
-                shape = bin_width, width
-                self.output_projection_ED = parameter(rngs, normal(projection_std), *shape)
+                draw = normal(projection_std)
+                self.output_projection_ED = parameter(rngs, draw, bin_width, width)
 
-    def embed(self, ids, dtype):
+    def embed(self, ids: jax.Array, dtype: DTypeLike) -> jax.Array:
+        """Returns (..., D) vectors of ids of the bin, counted from its first."""
         x_BTE = self.table_VE[...].astype(dtype)[ids]
         return x_BTE @ self.projection_ED[...].astype(dtype) if self.projects else x_BTE
 
-    def logits(self, x_BTD, more_NE=None, more_bias_N=None):
-        """Logits of the bin's words and, after them, of further rows."""
+    def logits(
+        self,
+        x_BTD: jax.Array,
+        more_NE: jax.Array | None = None,
+        more_bias_N: jax.Array | None = None,
+    ) -> jax.Array:
+        """Returns (..., V) logits of the bin's words and, after them, of further rows."""
         if self.projects:
             tied = self.ties_projection
             projection_ED = self.projection_ED if tied else self.output_projection_ED
             x_BTD = x_BTD @ projection_ED[...].astype(x_BTD.dtype).T
         table_VE = (self.table_VE if self.tied else self.output_VE)[...]
         bias_V = self.bias_V[...]
-        if more_NE is not None:
+        if more_NE is not None and more_bias_N is not None:
             table_VE = jnp.concatenate([table_VE, more_NE])
             bias_V = jnp.concatenate([bias_V, more_bias_N])
         return wide(x_BTD @ table_VE.astype(x_BTD.dtype).T) + bias_V
@@ -113,17 +142,19 @@ class AdaptiveEmbedding(nnx.Module):
                 f"TransformerXL.tied_projections = {tuple(tied_projections)} needs one value for "
                 f"each of {bins} bins, or one for all."
             )
-        self.edges, self.width = edges, width
+        self.edges = edges
+        self.width = width
         self.bins = nnx.List(
             Bin(
                 rngs,
-                high - low,
-                width // div_val**i,
-                width,
-                div_val > 1,
-                tied,
-                tied_projections[i],
-                (std, projection_std),
+                size=high - low,
+                bin_width=width // div_val**i,
+                width=width,
+                projects=div_val > 1,
+                tied=tied,
+                ties_projection=tied_projections[i],
+                std=std,
+                projection_std=projection_std,
             )
             for i, (low, high) in enumerate(itertools.pairwise(edges))
         )
@@ -132,8 +163,8 @@ class AdaptiveEmbedding(nnx.Module):
             self.cluster_bias_N = parameter(rngs, zeros, bins - 1)
         self.begin_D = parameter(rngs, normal(std), width)
 
-    def __call__(self, tokens_BT, dtype):
-        """(B, T) ids, `BEGIN` too, to (B, T, D) vectors times the root of D."""
+    def __call__(self, tokens_BT: jax.Array, dtype: DTypeLike) -> jax.Array:
+        """Returns (B, T, D) vectors of (B, T) ids, `BEGIN` too, times the root of D."""
         begin_D = self.begin_D[...].astype(dtype)
         x_BTD = jnp.where((tokens_BT == BEGIN)[..., None], begin_D, jnp.zeros((), dtype))
         for part, low, high in zip(self.bins, self.edges[:-1], self.edges[1:], strict=True):
@@ -143,15 +174,15 @@ class AdaptiveEmbedding(nnx.Module):
         return x_BTD * self.width**0.5
 
     def divided_sizes(self) -> dict[str, int]:
-        """Bindings whose sizes the model axis of a mesh must divide: every bin's."""
+        """Returns the bindings whose sizes the model axis of a mesh must divide: every bin's."""
         ends = [f"TransformerXL.cutoffs[{i}]" for i in range(len(self.bins) - 1)]
         ends.append("TransformerXL.vocabulary_size")
         names = [ends[0], *(f"{high} - {low}" for low, high in itertools.pairwise(ends))]
         sizes = (high - low for low, high in itertools.pairwise(self.edges))
         return dict(zip(names, sizes, strict=True))
 
-    def logits(self, x_BTD):
-        """(..., D) to (..., V): logits of one bin, log-probabilities of several."""
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
+        """Maps (..., D) to (..., V): logits of one bin, log-probabilities of several."""
         if len(self.bins) == 1:
             return self.bins[0].logits(x_BTD)
         head_BTV = self._head(x_BTD)
@@ -163,18 +194,21 @@ class AdaptiveEmbedding(nnx.Module):
         return jnp.concatenate(parts, axis=-1)
 
     def _head(self, x_BTD):
-        """Log-probabilities of the words of the first bin, then of the rare bins."""
-        more = self.clusters_ND[...], self.cluster_bias_N[...]
-        return jax.nn.log_softmax(self.bins[0].logits(x_BTD, *more))
+        """Returns log-probabilities of the words of the first bin, then of the rare bins."""
+        first = self.bins[0]
+        return jax.nn.log_softmax(
+            first.logits(x_BTD, self.clusters_ND[...], self.cluster_bias_N[...])
+        )
 
-    def token_losses(self, x_BTD, targets_BT):
-        """-log p of each target, and whether it is the most likely word; both (B, T).
+    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns -log p of each target, and whether it is the most likely word; both (B, T).
 
         For several bins. A rare bin is scored for those tokens only that need it, CHUNK at a
         time: where the target lies in it, or the bin is more likely than every frequent word,
         so that it may hold the most likely one. No (B, T, V) array exists.
         """
-        x_ND, targets_N = x_BTD.reshape(-1, x_BTD.shape[-1]), targets_BT.reshape(-1)
+        x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
+        targets_N = targets_BT.reshape(-1)
         size = self.edges[1]
         head_NV = self._head(x_ND)
         first_N = jnp.minimum(targets_N, size - 1)
@@ -199,12 +233,12 @@ class AdaptiveEmbedding(nnx.Module):
 
 
 def _score_needed(part, x_ND, target_N, needed_N):
-    """Within a bin: log p of the target, the highest log p and its word, where needed."""
+    """Returns, within a bin, log p of the target, the highest log p and its word, where needed."""
     count = x_ND.shape[0]
     order_N = jnp.argsort(~needed_N, stable=True)  # those needed come first
     chunk = min(CHUNK, count)
     padded = -(-count // chunk) * chunk
-    places = jnp.pad(order_N, (0, padded - count)).reshape(-1, chunk)
+    rows_XC = jnp.pad(order_N, (0, padded - count)).reshape(-1, chunk)
     starts = jnp.arange(0, padded, chunk)
     total = needed_N.sum()
     dtype = wide(x_ND).dtype
@@ -219,11 +253,10 @@ def _score_needed(part, x_ND, target_N, needed_N):
         return jnp.zeros(chunk, dtype), jnp.zeros(chunk, dtype), jnp.zeros(chunk, jnp.int32)
 
     def step(carry, inputs):
-        place_C, start = inputs
-        operands = x_ND[place_C], target_N[place_C]
-        return carry, jax.lax.cond(start < total, score, skip, *operands)
+        rows_C, start = inputs
+        return carry, jax.lax.cond(start < total, score, skip, x_ND[rows_C], target_N[rows_C])
 
     # Recomputed in the backward pass, or the logits of all chunks would be kept for it.
-    _, found = jax.lax.scan(jax.checkpoint(step), None, (places, starts))
+    _, found = jax.lax.scan(jax.checkpoint(step), None, (rows_XC, starts))
     back_N = jnp.argsort(order_N)
     return tuple(x.reshape(-1)[:count][back_N] for x in found)

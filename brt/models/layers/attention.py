@@ -6,7 +6,14 @@ import jax.numpy as jnp
 from brt.models.layers.norms import wide
 
 
-def attend(q_QHK, k_JHK, v_JHK, scale_H, table_HQJ=None, keep_HQJ=None):
+def attend(
+    q_QHK: jax.Array,
+    k_JHK: jax.Array,
+    v_JHK: jax.Array,
+    scale_H: jax.Array,
+    table_HQJ: jax.Array | None = None,
+    keep_HQJ: jax.Array | None = None,
+) -> jax.Array:
     """softmax(scale * q.k + table) v, for any leading axes (rows, blocks).
 
     A fused kernel may take this function's place; it must agree in outputs and gradients.

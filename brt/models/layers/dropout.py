@@ -2,11 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 PERIOD = 128
 
 
-def keep_mask(key, rate: float, shape, dtype):
+def keep_mask(
+    key: jax.Array | None, rate: float, shape: tuple[int, ...], dtype: DTypeLike
+) -> jax.Array | None:
     """0 where dropped, 1 / (1 - rate) where kept; None without a key or a rate."""
     if key is None or rate == 0.0:
         return None
@@ -14,7 +17,7 @@ def keep_mask(key, rate: float, shape, dtype):
     return kept.astype(dtype) / (1.0 - rate)
 
 
-def dropout(x_BTD, rate: float, key):
+def dropout(x_BTD: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     """Drops entries of (B, T, D); one mask for all rows, repeated every 128 tokens.
 
     Without a key (evaluation) or with rate 0 the input comes back unchanged.
@@ -28,7 +31,9 @@ def dropout(x_BTD, rate: float, key):
     return x_BTD * jnp.tile(mask, (1, repeats, 1))[:, :T]
 
 
-def independent_dropout(x_BTD, rate: float, key, variational: bool = False):
+def independent_dropout(
+    x_BTD: jax.Array, rate: float, key: jax.Array | None, variational: bool = False
+) -> jax.Array:
     """Drops entries of (B, T, D) each for itself, or, variational, the same at every token.
 
     Source: Transformer-XL's released code; Gal and Ghahramani 2016, arXiv:1512.05287.

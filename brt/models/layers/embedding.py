@@ -1,12 +1,16 @@
 """From ids to vectors, by a table and a vector for a document's beginning."""
 
+import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from brt.models.shape_letters import constrain
 from brt.token_ids import BEGIN
 
 
-def embedded(tokens_BT, table_VD, begin_D, dtype):
+def embedded(
+    tokens_BT: jax.Array, table_VD: jax.Array, begin_D: jax.Array, dtype: DTypeLike
+) -> jax.Array:
     """(B, T) ids, `BEGIN` too, to (B, T, D): rows of the table, or the vector of the beginning."""
     x_BTD = table_VD.astype(dtype)[jnp.maximum(tokens_BT, 0)]
     begins_BT1 = (tokens_BT == BEGIN)[..., None]

@@ -1,10 +1,12 @@
 """The two-layer feed-forward network with ReLU."""
 
+from collections.abc import Callable
+
 import jax
 from flax import nnx
 from jax.nn.initializers import zeros
 
-from brt.models.layers.initializers import DENSE, parameter
+from brt.models.layers.initializers import DENSE, Initializer, parameter
 
 
 class FeedForward(nnx.Module):
@@ -18,7 +20,12 @@ class FeedForward(nnx.Module):
     """
 
     def __init__(
-        self, rngs: nnx.Rngs, width: int, hidden_size: int, initializer=DENSE, biases=False
+        self,
+        rngs: nnx.Rngs,
+        width: int,
+        hidden_size: int,
+        initializer: Initializer = DENSE,
+        biases: bool = False,
     ):
         self.hidden_DF = parameter(rngs, initializer, width, hidden_size)
         self.output_FD = parameter(rngs, initializer, hidden_size, width)
@@ -27,8 +34,10 @@ class FeedForward(nnx.Module):
             self.hidden_bias_F = parameter(rngs, zeros, hidden_size)
             self.output_bias_D = parameter(rngs, zeros, width)
 
-    def __call__(self, x_BTD, drop=None):
-        """(B, T, D) to (B, T, D), same type. drop: applied to the hidden units, or None."""
+    def __call__(
+        self, x_BTD: jax.Array, drop: Callable[[jax.Array], jax.Array] | None = None
+    ) -> jax.Array:
+        """Maps (B, T, D) to the same shape and type; drop: applied to the hidden units, or None."""
         h_BTF = x_BTD @ self.hidden_DF[...].astype(x_BTD.dtype)
         if self.biases:
             h_BTF = h_BTF + self.hidden_bias_F[...].astype(x_BTD.dtype)

@@ -1,7 +1,14 @@
-"""How parameters begin, and what each one is for."""
+"""Initializers of parameters, and the marks that say what each one is for."""
 
+from collections.abc import Callable
+
+import jax
 from flax import nnx
 from jax.nn import initializers
+from jax.typing import DTypeLike
+
+Initializer = Callable[[jax.Array, tuple[int, ...], DTypeLike], jax.Array]
+"""Draws an array from a key, a shape and a dtype."""
 
 DENSE = initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 """Truncated normal of variance 1 / fan-in: every matrix outside the gates."""
@@ -10,10 +17,10 @@ SMALL = initializers.variance_scaling(0.1, "fan_in", "truncated_normal")
 """Truncated normal of variance 0.1 / fan-in: gate matrices (Block-Recurrent, appendix B)."""
 
 PURPOSES = ("embedding", "layers", "recurrence")
-"""What a parameter may be for; recurrence: cells, memories, and what reads them."""
+"""Purposes of parameters; recurrence: cells, memories, and what reads them."""
 
 
-def normal(stddev, mean=0.0):
+def normal(stddev: float, mean: float = 0.0) -> Initializer:
     """Returns the initializer of N(mean, stddev ** 2)."""
     draw = initializers.normal(stddev)
     return draw if not mean else lambda *args: mean + draw(*args)
@@ -21,7 +28,7 @@ def normal(stddev, mean=0.0):
 
 def parameter(
     rngs: nnx.Rngs,
-    initializer,
+    initializer: Initializer,
     *shape: int,
     purpose: str | tuple[str, ...] | None = None,
     multiplied: bool | None = None,

@@ -9,7 +9,7 @@ from brt.models.layers.initializers import normal, parameter
 EPSILON = 1e-6
 
 
-def wide(x):
+def wide(x: jax.Array) -> jax.Array:
     """`x` in at least float32, for sums of squares, softmax and losses."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
@@ -28,7 +28,7 @@ class RMSNorm(nnx.Module):
     def __init__(self, rngs: nnx.Rngs, width: int, purpose: str | None = None):
         self.scale_D = parameter(rngs, jax.nn.initializers.ones, width, purpose=purpose)
 
-    def __call__(self, x_BTD):
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
         """(..., D) of any float type; the same shape and type."""
         x = wide(x_BTD)
         x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
@@ -51,7 +51,7 @@ class LayerNorm(nnx.Module):
         self.scale_D = parameter(rngs, normal(std, mean=1.0), width)
         self.bias_D = parameter(rngs, jax.nn.initializers.zeros, width)
 
-    def __call__(self, x_BTD):
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
         """(..., D) of any float type; the same shape and type."""
         x = wide(x_BTD)
         x = x - jnp.mean(x, axis=-1, keepdims=True)
@@ -59,14 +59,14 @@ class LayerNorm(nnx.Module):
         return (x * self.scale_D[...] + self.bias_D[...]).astype(x_BTD.dtype)
 
 
-def unit_heads(x_BTHK):
+def unit_heads(x_BTHK: jax.Array) -> jax.Array:
     """Each head's vector divided by its length (Block-Recurrent, section 3.2)."""
     x = wide(x_BTHK)
     x = x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
     return x.astype(x_BTHK.dtype)
 
 
-def share_of_norm(part, rest):
+def share_of_norm(part: jax.Array, rest: jax.Array) -> jax.Array:
     """Returns a scalar in [0, 1]: the part's root mean square over the sum of both."""
     part, rest = (jnp.sqrt(jnp.mean(jnp.square(wide(x)))) for x in (part, rest))
     return part / jnp.maximum(part + rest, 1e-30)

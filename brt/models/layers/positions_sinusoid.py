@@ -1,9 +1,13 @@
 """Sinusoids of distances or places: sines, then cosines, without parameters."""
 
+import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 
-def sinusoid(positions, width: int, clamp=None, dtype="float32"):
+def sinusoid(
+    positions: jax.Array, width: int, clamp: int | None = None, dtype: DTypeLike = "float32"
+) -> jax.Array:
     """Sines of all frequencies, then their cosines.
 
     Args:

@@ -1,9 +1,11 @@
 """Relative position bias of T5, causal form: one learned number per head and bucket."""
 
 import gin
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from numpy.typing import ArrayLike
 
 from brt.models.layers.initializers import normal, parameter
 
@@ -11,8 +13,8 @@ HIDDEN = -1e6
 """Added to the score of a key that may not be seen."""
 
 
-def t5_buckets(distance, num_buckets=32, max_distance=128):
-    """Bucket of each query-key distance, causal form.
+def t5_buckets(distance: ArrayLike, num_buckets: int = 32, max_distance: int = 128) -> np.ndarray:
+    """Returns the bucket of each query-key distance, causal form.
 
     Args:
         distance: query position minus key position in tokens, integers of any shape;
@@ -25,19 +27,19 @@ def t5_buckets(distance, num_buckets=32, max_distance=128):
 
     Source: Raffel et al. 2020, section 2.1, arXiv:1910.10683.
     """
-    distance = np.maximum(np.asarray(distance), 0)
+    tokens = np.maximum(np.asarray(distance), 0)
     exact = num_buckets // 2
-    growth = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
+    growth = np.log(np.maximum(tokens, exact) / exact) / np.log(max_distance / exact)
     coarse = exact + (growth * (num_buckets - exact)).astype(np.int32)
-    buckets = np.where(distance < exact, distance, np.minimum(coarse, num_buckets - 1))
+    buckets = np.where(tokens < exact, tokens, np.minimum(coarse, num_buckets - 1))
     return buckets.astype(np.int32)
 
 
 class WindowMask(nnx.Module):
-    """What a window of W tokens may see, expanded for blocks of W queries and 2W keys; no bias."""
+    """The mask of a window of W tokens, for blocks of W queries and 2W keys; no bias."""
 
-    def window_table(self, scale_H, window: int):
-        """What is added to the scores of a block: the scaled bias, or `HIDDEN`.
+    def window_table(self, scale_H: jax.Array, window: int) -> jax.Array:
+        """Returns what is added to the scores of a block: the scaled bias, or `HIDDEN`.
 
         Query i of a block and key j of [previous block, block] are W + i - j tokens
         apart; a token sees distances 1 ... W, never itself.
@@ -52,16 +54,16 @@ class WindowMask(nnx.Module):
         W = window
         bias_HW = self._by_distance(scale_H, W)[:, ::-1]
         # One row of length 2W + 1, written over and over and cut every 2W: each row of
-        # the result stands one place further right. The gradient is a sum, no scatter.
+        # the result stands one column further right. The gradient is a sum, no scatter.
         hidden = jnp.full((bias_HW.shape[0], W + 1), HIDDEN, bias_HW.dtype)
         line = jnp.tile(jnp.concatenate([bias_HW, hidden], axis=1), (1, W))
         return line[:, : W * 2 * W].reshape(-1, W, 2 * W)
 
-    def token_table(self, scale_H, window: int, fill_B):
-        """The row of `window_table` that each row's next token uses while decoding.
+    def token_table(self, scale_H: jax.Array, window: int, fill_B: jax.Array) -> jax.Array:
+        """Returns the row of `window_table` that each row's next token uses while decoding.
 
         Args:
-            fill_B: (B,) int32, the token's place in its block.
+            fill_B: (B,) int32, the token's position in its block.
 
         Returns:
             (B, H, 1, 2W).

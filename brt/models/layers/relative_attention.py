@@ -38,7 +38,7 @@ class Terms(NamedTuple):
     position_bias_BHTJ: jax.Array
 
 
-def distances(T: int, J: int, future: bool = False):
+def distances(T: int, J: int, future: bool = False) -> jax.Array:
     """The distances `shift` needs for T queries at the end of J keys: J - 1 ... 0, as (C,).
 
     future: also those to keys behind a query, -1 ... 1 - T.
@@ -46,7 +46,7 @@ def distances(T: int, J: int, future: bool = False):
     return jnp.arange(J - 1, -T if future else -1, -1)
 
 
-def shift(x_TC, J: int):
+def shift(x_TC: jax.Array, J: int) -> jax.Array:
     """Scores by distance to scores by key: row i moved left by T - 1 - i, in one reshape.
 
     Args:
@@ -66,7 +66,12 @@ def shift(x_TC, J: int):
     return flat.reshape(*leading, T, C)[..., :J]
 
 
-def scores(q_BTHK, k_BJHK, content_bias_HK=None, positions: Positions | None = None):
+def scores(
+    q_BTHK: jax.Array,
+    k_BJHK: jax.Array,
+    content_bias_HK: jax.Array | None = None,
+    positions: Positions | None = None,
+) -> jax.Array:
     """All terms at once, over the root of K, float32 or wider.
 
     Args:
@@ -90,7 +95,12 @@ def scores(q_BTHK, k_BJHK, content_bias_HK=None, positions: Positions | None = N
     return s_BHTJ / math.sqrt(q_BTHK.shape[-1])
 
 
-def score_terms(q_BTHK, k_BJHK, content_bias_HK=None, positions: Positions | None = None) -> Terms:
+def score_terms(
+    q_BTHK: jax.Array,
+    k_BJHK: jax.Array,
+    content_bias_HK: jax.Array | None = None,
+    positions: Positions | None = None,
+) -> Terms:
     """The same scores as their four parts; arguments as `scores`. What is missing is zero.
 
     Source: Transformer-XL, section 3.3, terms (a) to (d).
@@ -105,12 +115,13 @@ def score_terms(q_BTHK, k_BJHK, content_bias_HK=None, positions: Positions | Non
         position = shift(p_BHTC, J) / root
         C, H = positions.bias_CH.shape
         position_bias = shift(jnp.broadcast_to(positions.bias_CH.T[:, None], (H, T, C)), J) / root
-    shape = content.shape
-    return Terms(*(jnp.broadcast_to(x, shape) for x in (content, position, content_bias)),
-                 jnp.broadcast_to(position_bias, shape))  # fmt: skip
+    parts = (content, position, content_bias, position_bias)
+    return Terms(*(jnp.broadcast_to(part, content.shape) for part in parts))
 
 
-def weights(scores_BHTJ, visible_BTJ, keep_BHTJ=None):
+def weights(
+    scores_BHTJ: jax.Array, visible_BTJ: jax.Array, keep_BHTJ: jax.Array | None = None
+) -> jax.Array:
     """Softmax over the visible keys; hidden ones get exactly zero.
 
     visible_BTJ: (B, T, J) bool; every query must see a key. keep_BHTJ: dropout, or None.
@@ -120,6 +131,6 @@ def weights(scores_BHTJ, visible_BTJ, keep_BHTJ=None):
     return w_BHTJ if keep_BHTJ is None else w_BHTJ * keep_BHTJ
 
 
-def read_values(weights_BHTJ, v_BJHK):
+def read_values(weights_BHTJ: jax.Array, v_BJHK: jax.Array) -> jax.Array:
     """Weighted sums of values, (B, T, H, K) in their type."""
     return jnp.einsum("BHTJ,BJHK->BTHK", weights_BHTJ.astype(v_BJHK.dtype), v_BJHK)

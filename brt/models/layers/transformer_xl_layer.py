@@ -1,11 +1,12 @@
 """One layer of Transformer-XL: attention over a cache of inputs, feed-forward, residuals, norms.
 
-What the encodings differ in is here: where positions enter, and as what. Letters as in
+Whatever the encodings differ in is here: where positions enter, and as what. Letters as in
 `brt.models`; C: distances, in the order of `relative_attention.distances`.
 """
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -39,7 +40,7 @@ class Drops(NamedTuple):
     attention: float = 0.0
     variational: bool = False
 
-    def __call__(self, x_BTD, key):
+    def __call__(self, x_BTD: jax.Array, key: jax.Array | None) -> jax.Array:
         return independent_dropout(x_BTD, self.rate, key, self.variational)
 
 
@@ -53,8 +54,8 @@ class Biases(NamedTuple):
     position_HK: jax.Array
 
 
-class Look(NamedTuple):
-    """What a layer's attention does: its weights, (B, H, T, J), and the terms of its scores."""
+class LayerAttention(NamedTuple):
+    """Attention weights of a layer, (B, H, T, J), and the terms of its scores."""
 
     weights_BHTJ: jax.Array
     terms: Terms
@@ -119,10 +120,12 @@ class TransformerXLLayer(nnx.Module):
         if encoding == "learned":
             self.places_RD = parameter(rngs, draw, R, D, multiplied=False)
 
-    # Where positions enter.
+    # The positions.
 
-    def place(self, x_BTD, backwards_T):
-        """The layer's input, what it remembers: with learned vectors of places, if it has any.
+    def add_position_vectors(self, x_BTD: jax.Array, backwards_T: jax.Array) -> jax.Array:
+        """Returns the layer's input, which it remembers too, with its learned position vectors.
+
+        Only the encoding "learned" has such vectors; with others the input comes back as it is.
 
         backwards_T: (T,) or (B, T) int, tokens to the end of the segment.
         """
@@ -130,8 +133,13 @@ class TransformerXLLayer(nnx.Module):
             return x_BTD
         return x_BTD + self._rows(self.places_RD, backwards_T).astype(x_BTD.dtype)
 
-    def positions(self, distance_C, sinusoid_CD, biases: Biases | None) -> Positions | None:
-        """Keys and biases of distances; sinusoid_CD: what is known of them, if relative."""
+    def positions(
+        self, distance_C: jax.Array, sinusoid_CD: jax.Array | None, biases: Biases | None
+    ) -> Positions | None:
+        """Returns keys and biases of distances, None if the encoding knows none.
+
+        sinusoid_CD: of these distances, for the encoding "relative".
+        """
         if self.encoding == "shaw":
             keys_CHK = self._rows(self.distance_keys_RHK, distance_C)
             return Positions(keys_CHK, self._rows(self.distance_bias_RH, distance_C))
@@ -151,18 +159,26 @@ class TransformerXLLayer(nnx.Module):
         return self.content_bias_HK[...], self.position_bias_HK[...]
 
     def _rows(self, table_RD, distance_C):
-        """Rows of a table whose last row is distance 0; beyond it, the farthest."""
+        """Returns rows of a table whose last row is distance 0; beyond it, the farthest."""
         R = table_RD.shape[0]
         farthest = R if self.clamp is None else min(R, max(self.clamp, 1))
         return table_RD[...][R - 1 - jnp.clip(distance_C, 0, farthest - 1)]
 
     # One segment.
 
-    def __call__(self, x_BTD, memory_BMD, visible_BTJ, positions, biases=None, key=None):
-        """One segment of every row.
+    def __call__(
+        self,
+        x_BTD: jax.Array,
+        memory_BMD: jax.Array,
+        visible_BTJ: jax.Array,
+        positions: Positions | None,
+        biases: Biases | None = None,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Reads one segment of every row.
 
         Args:
-            x_BTD: (B, T, D), from `place`.
+            x_BTD: (B, T, D), from `add_position_vectors`.
             memory_BMD: (B, M, D), inputs of this layer before them; no gradient reaches them.
             visible_BTJ: (B, T, M + T) bool, keys each query sees.
             positions: from `positions`, of `distances(T, M + T)`.
@@ -181,13 +197,24 @@ class TransformerXLLayer(nnx.Module):
         y_BTHK = read_values(weights(s_BHTJ, visible_BTJ, keep), v_BJHK)
         return self._project_and_feed(x_BTD, y_BTHK, output_key, hidden_key, feed_key)
 
-    def look(self, x_BTD, memory_BMD, visible_BTJ, positions, biases=None) -> Look:
-        """The weights of `__call__` and the terms of its scores; arguments as there."""
+    def show(
+        self,
+        x_BTD: jax.Array,
+        memory_BMD: jax.Array,
+        visible_BTJ: jax.Array,
+        positions: Positions | None,
+        biases: Biases | None = None,
+    ) -> LayerAttention:
+        """Returns the attention weights of `__call__`, and its terms; arguments as there."""
         q_BTHK, k_BJHK, _ = self._queries_keys_values(x_BTD, memory_BMD)
         terms = score_terms(q_BTHK, k_BJHK, self._biases(biases)[0], positions)
-        return Look(weights(sum(terms), visible_BTJ), terms)
+        a_BHTJ, b_BHTJ, c_BHTJ, d_BHTJ = terms
+        s_BHTJ = a_BHTJ + b_BHTJ + c_BHTJ + d_BHTJ
+        return LayerAttention(weights(s_BHTJ, visible_BTJ), terms)
 
-    def content_attention(self, x_BTD, memory_BJD, filled_BJ):
+    def content_attention(
+        self, x_BTD: jax.Array, memory_BJD: jax.Array, filled_BJ: jax.Array
+    ) -> jax.Array:
         """Returns what the inputs of a segment read of vectors by their content alone.
 
         Args:
@@ -213,7 +240,8 @@ class TransformerXLLayer(nnx.Module):
         return read_values(w_BHTJ, layer._heads(memory_BJD, layer.values_DA))
 
     def _queries_keys_values(self, x_BTD, memory_BMD):
-        T, memory_BMD = x_BTD.shape[1], jax.lax.stop_gradient(memory_BMD)
+        T = x_BTD.shape[1]
+        memory_BMD = jax.lax.stop_gradient(memory_BMD)
         x_BJD = jnp.concatenate([memory_BMD.astype(x_BTD.dtype), x_BTD], axis=1)
         if self.pre_norm:
             x_BJD = self.attention_norm(x_BJD)
@@ -236,14 +264,22 @@ class TransformerXLLayer(nnx.Module):
 
     # One token.
 
-    def decode(self, x_BD, hidden, visible_BJ, distance_BJ, sinusoid_CD, biases=None):
+    def decode(
+        self,
+        x_BD: jax.Array,
+        hidden: Sequence[jax.Array],
+        visible_BJ: jax.Array,
+        distance_BJ: jax.Array,
+        sinusoid_CD: jax.Array | None,
+        biases: Biases | None = None,
+    ) -> jax.Array:
         """Reads one token of every row, over inputs that are kept as they are.
 
         Keys and values of all J inputs are never computed: the token's query is taken back
         through the matrices instead, H * D numbers for each key in place of D * H * K.
 
         Args:
-            x_BD: (B, D), from `place`.
+            x_BD: (B, D), from `add_position_vectors`.
             hidden: inputs of this layer, the token's own among them, in parts that stand one
                 after the other, J in all: (B, M, D) remembered and (B, P, D) of the segment.
             visible_BJ, distance_BJ: what it sees of them, and at which distance, (B, J).
@@ -253,7 +289,8 @@ class TransformerXLLayer(nnx.Module):
         Returns:
             (B, D).
         """
-        x_B1D, H, K = x_BD[:, None], self.num_heads, self.head_size
+        H, K = self.num_heads, self.head_size
+        x_B1D = x_BD[:, None]
         normed_B1D = x_B1D
         parts = [part_BJD.astype(x_BD.dtype) for part_BJD in hidden]
         if self.pre_norm:
@@ -283,9 +320,10 @@ class TransformerXLLayer(nnx.Module):
             q_BHD = through(add(q_BHK, v_HK), self.positions_DA)
             p_BHC = jnp.einsum("BHD,CD->BHC", q_BHD, sinusoid_CD, preferred_element_type=dtype)
         elif self.encoding == "shaw":
-            keys_CHK, bias_CH = self.positions(jnp.arange(s_BHJ.shape[-1]), None, None)
+            distance_J = jnp.arange(s_BHJ.shape[-1])
+            keys_CHK = self._rows(self.distance_keys_RHK, distance_J)
             p_BHC = jnp.einsum("BHK,CHK->BHC", q_BHK, keys_CHK, preferred_element_type=dtype)
-            p_BHC = p_BHC + bias_CH.T
+            p_BHC = p_BHC + self._rows(self.distance_bias_RH, distance_J).T
         if p_BHC is not None:
             s_BHJ += jnp.take_along_axis(p_BHC, jnp.maximum(distance_BJ, 0)[:, None], axis=-1)
         w_BH1J = weights((s_BHJ / math.sqrt(K))[:, :, None], visible_BJ[:, None])

@@ -8,18 +8,22 @@ L: compressed vectors, Y: inputs that one of them stands for, O: inputs about to
 I: outputs of the convolution, D of them.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from brt.checks import check_choice, check_not_negative
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.sizes import Sizes
 from brt.models.memories.hidden_memory import HiddenMemory
+
+if TYPE_CHECKING:
+    from brt.models.layers.transformer_xl_layer import TransformerXLLayer
 
 COMPRESSIONS = ("mean", "max", "convolution")
 
@@ -37,7 +41,7 @@ class CompressiveCache(NamedTuple):
     x_BMD: jax.Array
     count_B: jax.Array
 
-    def clear_state(self, empty):
+    def clear_state(self, empty: "CompressiveCache") -> "CompressiveCache":
         """Returns the cache without compressed vectors; the last inputs are a window."""
         return empty._replace(x_BMD=self.x_BMD, count_B=self.count_B)
 
@@ -96,7 +100,7 @@ class CompressiveMemory(HiddenMemory):
             draw = normal((rate * D) ** -0.5)
             self.kernel_YDI = parameter(rngs, draw, rate, D, D)
 
-    def init_cache(self, rows: int, dtype) -> CompressiveCache:
+    def init_cache(self, rows: int, dtype: DTypeLike) -> CompressiveCache:
         none_B = jnp.zeros(rows, jnp.int32)
         return CompressiveCache(
             jnp.zeros((rows, self.compressed, self.width), dtype),
@@ -124,7 +128,9 @@ class CompressiveMemory(HiddenMemory):
                 "segment: bind another rate, or another Trainer.segment_length."
             )
 
-    def remember(self, cache: CompressiveCache, x_BTD, layer):
+    def remember(
+        self, cache: CompressiveCache, x_BTD: jax.Array, layer: "TransformerXLLayer"
+    ) -> tuple[NamedTuple, dict[str, jax.Array]]:
         """Returns the cache after a segment, without gradient; as `HiddenMemory.remember`.
 
         With a learned compression the monitor added_nats is the attention-reconstruction loss times
@@ -150,7 +156,7 @@ class CompressiveMemory(HiddenMemory):
         )
         return after, monitors
 
-    def compress(self, x_BOD) -> jax.Array:
+    def compress(self, x_BOD: jax.Array) -> jax.Array:
         """Returns one vector for each c of the O inputs, (B, O / c, D).
 
         Source: Rae et al. 2019, section 3.1.
@@ -163,7 +169,14 @@ class CompressiveMemory(HiddenMemory):
             return x_BLYD.max(axis=2)
         return jnp.einsum("BLYD,YDI->BLI", x_BLYD, self.kernel_YDI[...].astype(x_BOD.dtype))
 
-    def reconstruction_error(self, layer, x_BTD, old_BOD, new_BLD, old_B):
+    def reconstruction_error(
+        self,
+        layer: "TransformerXLLayer",
+        x_BTD: jax.Array,
+        old_BOD: jax.Array,
+        new_BLD: jax.Array,
+        old_B: jax.Array,
+    ) -> jax.Array:
         """Returns the mean squared difference between attention to inputs and to their compression.
 
         The segment's inputs ask, by content alone; only `new_BLD` passes a gradient on. Rows in
@@ -188,10 +201,10 @@ class CompressiveMemory(HiddenMemory):
 
     # What it costs, and how far it sees.
 
-    def oldest(self, position: int, period: int) -> int:
+    def oldest(self, position: float, period: int) -> float:
         return position // period * period - self.recent
 
-    def oldest_remembered(self, position: int, period: int) -> int:
+    def oldest_remembered(self, position: float, period: int) -> float:
         return self.oldest(position, period) - self.compressed * self.rate
 
     def flops_per_token(self, period: int) -> float:

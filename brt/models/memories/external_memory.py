@@ -14,7 +14,9 @@ import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
+from brt.checks import check_choice
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import parameter
 from brt.models.layers.norms import share_of_norm, wide
@@ -38,7 +40,7 @@ class RingCache(NamedTuple):
     values_BMHK: jax.Array
     written_B: jax.Array
 
-    def clear_state(self, empty):
+    def clear_state(self, empty: "RingCache") -> "RingCache":
         """Returns the empty ring."""
         return empty
 
@@ -79,13 +81,11 @@ class ExternalMemory(LayerMemory):
         neighbours: int = 128,
         search: str = "exact",
     ):
-        if search not in SEARCHES:
-            raise ValueError(f"ExternalMemory.search = {search!r}: choose one of {SEARCHES}.")
+        check_choice("ExternalMemory.search", search, SEARCHES)
         if size < window or size % window:
             raise ValueError(
                 f"ExternalMemory.size = {size} must be a multiple of "
-                f"BlockRecurrentTransformer.window = "
-                f"{window}: the memory takes in whole blocks."
+                f"BlockRecurrentTransformer.window = {window}: the memory takes in whole blocks."
             )
         if search != "dense" and not 1 <= neighbours <= size:
             raise ValueError(
@@ -95,8 +95,8 @@ class ExternalMemory(LayerMemory):
         if search == "bucketed" and window % neighbours:
             raise ValueError(
                 f"ExternalMemory.neighbours = {neighbours} must divide "
-                f"BlockRecurrentTransformer.window = "
-                f'{window} where ExternalMemory.search = "bucketed".'
+                f"BlockRecurrentTransformer.window = {window} where "
+                'ExternalMemory.search = "bucketed".'
             )
         self.sizes = sizes
         self.window = window
@@ -108,13 +108,15 @@ class ExternalMemory(LayerMemory):
 
     # The interface of a layer's memory.
 
-    def init_cache(self, rows: int, dtype) -> RingCache:
+    def init_cache(self, rows: int, dtype: DTypeLike) -> RingCache:
         shape = rows, self.size, self.sizes.num_heads, self.sizes.head_size
         return RingCache(
             jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros(rows, jnp.int32)
         )
 
-    def read(self, cache: RingCache, tokens: LayerTokens, attended_BTHK, remat: bool = False):
+    def read(
+        self, cache: RingCache, tokens: LayerTokens, attended_BTHK: jax.Array, remat: bool = False
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Mixes what the queries find in the memory with what attention read.
 
         The monitor memory_share is the memory's part of the sum.
@@ -129,10 +131,10 @@ class ExternalMemory(LayerMemory):
         blocks: BlockPairs,
         known: BlockStates | None = None,
         remat: bool = False,
-    ):
+    ) -> tuple[RingCache, None, dict[str, jax.Array]]:
         return self.write(cache, *blocks.tokens), None, {}
 
-    def complete_block(self, cache: RingCache, blocks: BlockPairs, full_B) -> RingCache:
+    def complete_block(self, cache: RingCache, blocks: BlockPairs, full_B: jax.Array) -> RingCache:
         # Writes the slots of one block, where the default would copy the whole ring.
         return self.write(cache, *blocks.tokens, full_B)
 
@@ -144,13 +146,16 @@ class ExternalMemory(LayerMemory):
 
     # How it is searched and written.
 
-    def mixed(self, local_BTHK, memory_BTHK):
+    def mixed(self, local_BTHK: jax.Array, memory_BTHK: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns local * (1 - sigmoid(b)) and memory * sigmoid(b), each (B, T, H, K)."""
         share_H1 = jax.nn.sigmoid(self.mix_H[...])[:, None]
-        parts = local_BTHK * (1 - share_H1), memory_BTHK * share_H1
-        return tuple(part.astype(local_BTHK.dtype) for part in parts)
+        local = local_BTHK * (1 - share_H1)
+        memory = memory_BTHK * share_H1
+        return local.astype(local_BTHK.dtype), memory.astype(local_BTHK.dtype)
 
-    def search_memory(self, cache: RingCache, tokens: LayerTokens, remat: bool = False):
+    def search_memory(
+        self, cache: RingCache, tokens: LayerTokens, remat: bool = False
+    ) -> jax.Array:
         """Returns what the queries of a segment, or of one token, find.
 
         Args:
@@ -174,12 +179,13 @@ class ExternalMemory(LayerMemory):
         blocks = max(T // self.window, 1)
         visible_BGJ, empty_BJ = self._visible(cache.written_B, blocks, k_BJHK.shape[1])
         if self.search == "dense":
-            read, found = attend, (k_BJHK[:, None], v_BJHK[:, None], scale_H)
             q_BGWHK = q_BTHK.reshape(B, blocks, -1, H, K)
+            mask = None
             if visible_BGJ is not None:
-                found = *found, jnp.where(visible_BGJ, 0.0, HIDDEN)[:, :, None, None]
-            read = jax.checkpoint(read) if remat else read
-            return read(q_BGWHK, *found).reshape(B, T, H, K)
+                mask = jnp.where(visible_BGJ, 0.0, HIDDEN)[:, :, None, None]
+            read_all = jax.checkpoint(attend) if remat else attend
+            found = read_all(q_BGWHK, k_BJHK[:, None], v_BJHK[:, None], scale_H, mask)
+            return found.reshape(B, T, H, K)
 
         still_BTHK = jax.lax.stop_gradient(q_BTHK)
         scores_BHTJ = jnp.einsum(
@@ -191,14 +197,21 @@ class ExternalMemory(LayerMemory):
             scores_BHTJ = jnp.where(visible_BTJ[:, None], scores_BHTJ, -jnp.inf)
         picks_BTPH = jnp.moveaxis(self._best(scores_BHTJ), 1, 3)
 
-        def read(q_BTHK, k_BJHK, v_BJHK, scale_H):
-            k_BTPHK, v_BTPHK = _taken(k_BJHK, picks_BTPH), _taken(v_BJHK, picks_BTPH)
+        def read_picked(q_BTHK, k_BJHK, v_BJHK, scale_H):
+            k_BTPHK = _taken(k_BJHK, picks_BTPH)
+            v_BTPHK = _taken(v_BJHK, picks_BTPH)
             return attend(q_BTHK[:, :, None], k_BTPHK, v_BTPHK, scale_H)[:, :, 0]
 
-        read = jax.checkpoint(read) if remat else read
+        read = jax.checkpoint(read_picked) if remat else read_picked
         return read(q_BTHK, k_BJHK, v_BJHK, scale_H)
 
-    def write(self, cache: RingCache, k_BTHK, v_BTHK, rows_B=None):
+    def write(
+        self,
+        cache: RingCache,
+        k_BTHK: jax.Array,
+        v_BTHK: jax.Array,
+        rows_B: jax.Array | None = None,
+    ) -> RingCache:
         """Returns the cache with whole blocks taken in, the oldest slots overwritten.
 
         Args:
@@ -220,7 +233,7 @@ class ExternalMemory(LayerMemory):
         )
 
     def _visible(self, written_B, blocks, num_keys):
-        """Which keys each block may find, (B, G, J), None for all; and which are empty, (B, J).
+        """Returns keys that each block may find, (B, G, J), None for all; and empty ones, (B, J).
 
         Keys are the ring's slots, then the segment's tokens. Every block may find M of them.
         """
@@ -237,18 +250,18 @@ class ExternalMemory(LayerMemory):
         return jnp.concatenate([in_ring_BGM, in_segment_BGT], axis=2), empty_BJ
 
     def _best(self, scores_BHTJ):
-        """The places of the picked keys, (B, H, T, P)."""
+        """Returns the indices of the picked keys, (B, H, T, P)."""
         k = self.neighbours
         if self.search == "exact":
             return jax.lax.top_k(scores_BHTJ, k)[1]
         # Token t of a segment goes to slot written + t, and k divides what was written: its
-        # place among the candidates falls in the group of its slot.
+        # index among the candidates falls in the group of its slot.
         groups = scores_BHTJ.reshape(*scores_BHTJ.shape[:3], -1, k)
         return jnp.argmax(groups, axis=3) * k + jnp.arange(k)
 
 
 def _taken(x_BJHK, picks_BTPH):
-    """Each head's keys or values at its own places, (B, T, P, H, K)."""
+    """Returns each head's keys or values at its own indices, (B, T, P, H, K)."""
 
     def of_head(x_JK, picks_TP):
         return x_JK.at[picks_TP].get(mode="promise_in_bounds")

@@ -1,9 +1,10 @@
-"""Gates: how a recurrent state takes in what a block of tokens tells it."""
+"""Gates, by which a recurrent state takes in what a block of tokens tells it."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from brt.checks import check_choice
 from brt.models.layers.initializers import DENSE, SMALL, normal, parameter
 from brt.models.layers.norms import wide
 
@@ -27,24 +28,32 @@ class Gate(nnx.Module):
             small (appendix B). "meliad", the released code, has no b_z, draws W_z as any
             other matrix, and applies tanh where `squash` says, whatever the kind.
         squash: with form "meliad", whether z goes through tanh.
-        biases: how the gates begin. "small" is the paper's way, N(0, 0.1^2) beside constants
-            +1 and -1 outside the parameters. The ways it advises against: "zero", and "one" for
-            what keeps and 0 for what takes, as in other LSTMs, both without the constants.
+        biases: of the gates, at the beginning. "small" is the paper's way, N(0, 0.1^2) beside
+            constants +1 and -1 outside the parameters. The ways it advises against: "zero", and
+            "one" for what keeps and 0 for what takes, as in other LSTMs, both without the
+            constants.
 
     Source: Block-Recurrent, sections 3.3-3.4, appendix B. The constants +1 and -1 stay
     outside the parameters, which Adafactor scales its steps by.
     """
 
     def __init__(
-        self, rngs, letter, input_size, width, kind, form="paper", squash=False, biases="small"
+        self,
+        rngs: nnx.Rngs,
+        *,
+        letter: str,
+        input_size: int,
+        width: int,
+        kind: str,
+        form: str = "paper",
+        squash: bool = False,
+        biases: str = "small",
     ):
-        if kind not in KINDS:
-            raise ValueError(f"RecurrentCell.gate = {kind!r}: choose one of {KINDS}.")
-        if form not in FORMS:
-            raise ValueError(f"RecurrentCell.gate_form = {form!r}: choose one of {FORMS}.")
-        if biases not in BIASES:
-            raise ValueError(f"RecurrentCell.gate_biases = {biases!r}: choose one of {BIASES}.")
-        self.kind, self.letter = kind, letter
+        check_choice("RecurrentCell.gate", kind, KINDS)
+        check_choice("RecurrentCell.gate_form", form, FORMS)
+        check_choice("RecurrentCell.gate_biases", biases, BIASES)
+        self.kind = kind
+        self.letter = letter
         self.constant = 1.0 if biases == "small" else 0.0
         self.squash = kind == "lstm" if form == "paper" else squash
 
@@ -62,14 +71,15 @@ class Gate(nnx.Module):
         else:
             matrix("input", SMALL)
             matrix("forget", SMALL)
-            self.input_bias_D, self.forget_bias_D = bias(), bias(keeps=True)
+            self.input_bias_D = bias()
+            self.forget_bias_D = bias(keeps=True)
 
     def _project(self, name, h_BSX):
         matrix_XD = getattr(self, f"{name}_{self.letter}D")[...]
         return wide(h_BSX @ matrix_XD.astype(h_BSX.dtype))
 
-    def __call__(self, states_BSD, h_BSX):
-        """(B, S, D) states and (B, S, f_in) input to the next states and how much was kept.
+    def __call__(self, states_BSD: jax.Array, h_BSX: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Maps (B, S, D) states and (B, S, f_in) inputs to the next states.
 
         Returns:
             (B, S, D) in the states' type, and keep, broadcastable to the same shape.

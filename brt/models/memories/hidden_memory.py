@@ -4,14 +4,18 @@ A buffer of fixed size; how much of it is filled is counted, per row. Other memo
 inherit from `HiddenMemory` and change what is kept of a segment. Letters as in `brt.models`.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from brt.models.caches import select_rows
 from brt.models.layers.sizes import Sizes
+
+if TYPE_CHECKING:
+    from brt.models.layers.transformer_xl_layer import TransformerXLLayer
 
 
 class HiddenCache(NamedTuple):
@@ -25,7 +29,7 @@ class HiddenCache(NamedTuple):
     x_BMD: jax.Array
     count_B: jax.Array
 
-    def clear_state(self, empty):
+    def clear_state(self, empty: "HiddenCache") -> "HiddenCache":
         """Returns the cache as it is: a window, if a long one."""
         return self
 
@@ -58,16 +62,16 @@ class HiddenMemory(nnx.Module):
     def check_segment(self, positions: int) -> None:
         """Refuses segments of so many positions, with a `ValueError`, if it cannot take them in."""
 
-    def init_cache(self, rows: int, dtype) -> NamedTuple:
+    def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
         """Returns the cache of `rows` documents that have not begun; dtype: of activations."""
         x_BMD = jnp.zeros((rows, self.length, self.width), dtype)
         return HiddenCache(x_BMD, jnp.zeros(rows, jnp.int32))
 
-    def contents(self, cache) -> jax.Array:
+    def contents(self, cache: Any) -> jax.Array:
         """Returns what the layer attends to before the segment, (B, M, D), the newest last."""
         return cache.x_BMD
 
-    def filled(self, cache) -> jax.Array:
+    def filled(self, cache: Any) -> jax.Array:
         """Returns which of the contents hold something, (B, M) bool."""
         M = cache.x_BMD.shape[1]
         return jnp.arange(M) >= M - cache.count_B[:, None]
@@ -80,7 +84,9 @@ class HiddenMemory(nnx.Module):
         """
         return tuple(range(-self.length, 0))
 
-    def remember(self, cache, x_BTD, layer) -> tuple[NamedTuple, dict[str, jax.Array]]:
+    def remember(
+        self, cache: Any, x_BTD: jax.Array, layer: "TransformerXLLayer"
+    ) -> tuple[NamedTuple, dict[str, jax.Array]]:
         """Returns the cache after a segment, without gradient, and monitors.
 
         Args:
@@ -97,16 +103,17 @@ class HiddenMemory(nnx.Module):
 
     # What it costs, and how far it sees.
 
-    def oldest(self, position: int, period: int) -> int:
+    def oldest(self, position: float, period: int) -> float:
         """Returns the oldest position that a query may attend to through the last inputs.
 
         Args:
             position: of the query, counted from the beginning of some segment; negative before.
+                Minus infinity if it may be any.
             period: P, tokens of a segment.
         """
         return position // period * period - self.length
 
-    def oldest_remembered(self, position: int, period: int) -> float:
+    def oldest_remembered(self, position: float, period: int) -> float:
         """Returns the oldest position that may influence a query; arguments as `oldest`.
 
         May be minus infinity. It is older where more is remembered than the last inputs.
@@ -119,7 +126,7 @@ class HiddenMemory(nnx.Module):
 
 
 class DecodingSegment(NamedTuple):
-    """What a layer remembers from before a segment, and the segment while it is being filled.
+    """The cache of a layer before a segment, and the segment while it is being filled.
 
     before: the cache before the segment.
     x_BPD: (B, P, D), inputs of the layer in the segment, zeros beyond the fill.
@@ -131,7 +138,9 @@ class DecodingSegment(NamedTuple):
     fill_B: jax.Array
 
 
-def visible_keys(filled_BM, distance_TJ, same_length: bool = False):
+def visible_keys(
+    filled_BM: jax.Array, distance_TJ: jax.Array, same_length: bool = False
+) -> jax.Array:
     """Returns which keys, of M remembered and a segment's, each query sees.
 
     Args:
@@ -152,7 +161,13 @@ def visible_keys(filled_BM, distance_TJ, same_length: bool = False):
     return jnp.concatenate([filled_BM, in_segment_BT], axis=1)[:, None] & seen
 
 
-def open_segment(before, shape, dtype, x_BPD=None, fill_B=None) -> DecodingSegment:
+def open_segment(
+    before: Any,
+    shape: tuple[int, int, int],
+    dtype: DTypeLike,
+    x_BPD: jax.Array | None = None,
+    fill_B: jax.Array | None = None,
+) -> DecodingSegment:
     """Returns the decoding form: the cache, and room for a segment.
 
     Args:
@@ -164,7 +179,7 @@ def open_segment(before, shape, dtype, x_BPD=None, fill_B=None) -> DecodingSegme
             of it has been read.
     """
     B, P, _ = shape
-    if x_BPD is None:
+    if x_BPD is None or fill_B is None:
         return DecodingSegment(before, jnp.zeros(shape, dtype), jnp.zeros(B, jnp.int32))
     x_BPD = x_BPD[:, :P].astype(dtype)
     x_BPD = jnp.pad(x_BPD, [(0, 0), (0, P - x_BPD.shape[1]), (0, 0)])
@@ -172,7 +187,9 @@ def open_segment(before, shape, dtype, x_BPD=None, fill_B=None) -> DecodingSegme
     return DecodingSegment(before, jnp.where(read_BP[..., None], x_BPD, 0), fill_B)
 
 
-def write_input(cache: DecodingSegment, x_BD, reads_B=True) -> DecodingSegment:
+def write_input(
+    cache: DecodingSegment, x_BD: jax.Array, reads_B: jax.Array | bool = True
+) -> DecodingSegment:
     """Puts one position's input at each row's fill; the fill itself is advanced later.
 
     reads_B: (B,) bool, rows that read it; the others keep what they have.
@@ -180,10 +197,10 @@ def write_input(cache: DecodingSegment, x_BD, reads_B=True) -> DecodingSegment:
     rows = jnp.arange(cache.fill_B.shape[0])
     x_BD = x_BD.astype(cache.x_BPD.dtype)
     if reads_B is not True:
-        x_BD = select_rows(reads_B, x_BD, cache.x_BPD[rows, cache.fill_B])
+        x_BD = select_rows(jnp.asarray(reads_B), x_BD, cache.x_BPD[rows, cache.fill_B])
     return cache._replace(x_BPD=cache.x_BPD.at[rows, cache.fill_B].set(x_BD))
 
 
-def count_position(cache: DecodingSegment, reads_B=True) -> DecodingSegment:
+def count_position(cache: DecodingSegment, reads_B: jax.Array | bool = True) -> DecodingSegment:
     """Counts the position just written."""
     return cache._replace(fill_B=cache.fill_B + jnp.asarray(reads_B, jnp.int32))

@@ -5,10 +5,11 @@ through this interface only. README.md in `brt/models` shows how to write one. L
 `brt.models`.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 from flax import nnx
+from jax.typing import DTypeLike
 
 from brt.models.caches import select_rows
 
@@ -87,7 +88,7 @@ class LayerMemory(nnx.Module):
     reads_after_tokens: bool = False
     reach: float = float("inf")
 
-    def init_cache(self, rows: int, dtype) -> NamedTuple:
+    def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
         """Returns the cache of `rows` documents that have not begun: what "empty" means.
 
         dtype: of the activations.
@@ -96,7 +97,9 @@ class LayerMemory(nnx.Module):
 
     # What the tokens of a block read.
 
-    def read(self, cache, tokens: LayerTokens, attended_BTHK, remat: bool = False):
+    def read(
+        self, cache: Any, tokens: LayerTokens, attended_BTHK: jax.Array, remat: bool = False
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Returns what self-attention read, with what this memory adds to it, and monitors.
 
         A block must not find in it what lies in the block or behind it.
@@ -112,7 +115,7 @@ class LayerMemory(nnx.Module):
         """
         return attended_BTHK, {}
 
-    def states(self, cache, dtype) -> BlockStates | None:
+    def states(self, cache: Any, dtype: DTypeLike) -> BlockStates | None:
         """Returns the states that the next block attends to (G = 1), or None without states.
 
         cache: segment form; dtype: of the activations.
@@ -122,8 +125,8 @@ class LayerMemory(nnx.Module):
     # What it takes in from a block.
 
     def take_in(
-        self, cache, blocks: BlockPairs, known: BlockStates | None = None, remat: bool = False
-    ):
+        self, cache: Any, blocks: BlockPairs, known: BlockStates | None = None, remat: bool = False
+    ) -> tuple[Any, BlockStates | None, dict[str, jax.Array]]:
         """Takes in the blocks of a segment, one after the other.
 
         Args:
@@ -140,19 +143,19 @@ class LayerMemory(nnx.Module):
 
     # The decoding form: one token at a time.
 
-    def begin_decoding(self, cache, dtype):
+    def begin_decoding(self, cache: Any, dtype: DTypeLike) -> Any:
         """Returns the decoding form of a segment-form cache; dtype: of the activations."""
         return cache
 
-    def end_decoding(self, cache):
+    def end_decoding(self, cache: Any) -> Any:
         """Returns the segment form of a decoding-form cache."""
         return cache
 
-    def decoding_states(self, cache, dtype) -> BlockStates | None:
+    def decoding_states(self, cache: Any, dtype: DTypeLike) -> BlockStates | None:
         """Returns `states` of a decoding-form cache."""
         return self.states(self.end_decoding(cache), dtype)
 
-    def complete_block(self, cache, blocks: BlockPairs, full_B):
+    def complete_block(self, cache: Any, blocks: BlockPairs, full_B: jax.Array) -> Any:
         """Returns the decoding form after the rows in `full_B` have completed a block.
 
         Args:

@@ -11,7 +11,9 @@ import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
+from brt.checks import check_choice
 from brt.models.counts import matrix_size
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import DENSE, normal, parameter
@@ -32,7 +34,7 @@ class StateCache(NamedTuple):
 
     states_BSD: jax.Array
 
-    def clear_state(self, empty):
+    def clear_state(self, empty: "StateCache") -> "StateCache":
         """Returns the learned states that a document begins with."""
         return empty
 
@@ -86,14 +88,10 @@ class RecurrentCell(LayerMemory):
         gate_biases: str = "small",
         order: str = "parallel",
     ):
-        if arrangement not in ARRANGEMENTS:
-            raise ValueError(
-                f"RecurrentCell.arrangement = {arrangement!r}: choose one of {ARRANGEMENTS}."
-            )
+        check_choice("RecurrentCell.arrangement", arrangement, ARRANGEMENTS)
+        check_choice("RecurrentCell.order", order, ORDERS)
         if num_states < 1:
             raise ValueError(f"RecurrentCell.num_states = {num_states} must be at least 1.")
-        if order not in ORDERS:
-            raise ValueError(f"RecurrentCell.order = {order!r}: choose one of {ORDERS}.")
         if order == "sequential" and arrangement == "single":
             raise ValueError(
                 'RecurrentCell.order = "sequential" gates each attention after a projection, '
@@ -116,11 +114,20 @@ class RecurrentCell(LayerMemory):
         self.cross_scale_H = parameter(rngs, jax.nn.initializers.ones, self.num_heads)
 
         def make_gate(letter, size):
-            squash = arrangement == "single"
-            return Gate(rngs, letter, size, D, gate, gate_form, squash, gate_biases)
+            return Gate(
+                rngs,
+                letter=letter,
+                input_size=size,
+                width=D,
+                kind=gate,
+                form=gate_form,
+                squash=arrangement == "single",
+                biases=gate_biases,
+            )
 
         if order == "sequential":
-            self.self_gate, self.cross_gate = make_gate("A", A), make_gate("A", A)
+            self.self_gate = make_gate("A", A)
+            self.cross_gate = make_gate("A", A)
             self.cross_norm = RMSNorm(rngs, D)
         elif arrangement != "single":
             self.attention_gate = make_gate("C", 2 * A)
@@ -132,7 +139,7 @@ class RecurrentCell(LayerMemory):
         if arrangement != "skip":
             self.feed_forward_gate = make_gate("F", F)
 
-    def init_cache(self, rows: int, dtype) -> StateCache:
+    def init_cache(self, rows: int, dtype: DTypeLike) -> StateCache:
         """Returns the learned states a document begins with, (B, S, D) float32."""
         initial_SD = self.initial_states_SD[...]
         return StateCache(jnp.broadcast_to(initial_SD, (rows, *initial_SD.shape)))
@@ -144,13 +151,20 @@ class RecurrentCell(LayerMemory):
         x_BSA = x_BSD @ matrix_DA[...].astype(x_BSD.dtype)
         return x_BSA.reshape(*x_BSA.shape[:-1], self.num_heads, -1)
 
-    def keys_values(self, states_BSD, dtype):
-        """Keys (unit length) and values of the states, each (B, S, H, K) of `dtype`."""
+    def keys_values(self, states_BSD: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
+        """Returns keys (unit length) and values of states, each (B, S, H, K) of `dtype`."""
         x_BSD = self._identified(self.norm, states_BSD, dtype)
         return unit_heads(self._heads(x_BSD, self.keys_DA)), self._heads(x_BSD, self.values_DA)
 
-    def step(self, states_BSD, state_k_BSHK, state_v_BSHK, token_k_BJHK, token_v_BJHK):
-        """One block: the states read themselves and the tokens, and are updated.
+    def step(
+        self,
+        states_BSD: jax.Array,
+        state_k_BSHK: jax.Array,
+        state_v_BSHK: jax.Array,
+        token_k_BJHK: jax.Array,
+        token_v_BJHK: jax.Array,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Takes in one block: the states read themselves and the tokens, and are updated.
 
         Args:
             states_BSD: (B, S, D), the states before this block.
@@ -199,7 +213,7 @@ class RecurrentCell(LayerMemory):
 
     # The interface of a layer's memory.
 
-    def states(self, cache: StateCache, dtype) -> BlockStates:
+    def states(self, cache: StateCache, dtype: DTypeLike) -> BlockStates:
         k_BSHK, v_BSHK = self.keys_values(cache.states_BSD, dtype)
         return BlockStates(k_BSHK[:, None], v_BSHK[:, None])
 
@@ -209,7 +223,7 @@ class RecurrentCell(LayerMemory):
         blocks: BlockPairs,
         known: BlockStates | None = None,
         remat: bool = False,
-    ):
+    ) -> tuple[StateCache, BlockStates, dict[str, jax.Array]]:
         """Folds `step` over the blocks of a segment; as `LayerMemory.take_in`.
 
         The monitors are kept, the mean share of the states that the gates keep, and state_norm,
@@ -234,13 +248,13 @@ class RecurrentCell(LayerMemory):
         state_norm = jnp.sqrt(jnp.mean(jnp.square(states_BSD)))
         return StateCache(states_BSD), seen, {"kept": kept, "state_norm": state_norm}
 
-    def begin_decoding(self, cache: StateCache, dtype) -> DecodingStates:
+    def begin_decoding(self, cache: StateCache, dtype: DTypeLike) -> DecodingStates:
         return DecodingStates(cache.states_BSD, *self.keys_values(cache.states_BSD, dtype))
 
     def end_decoding(self, cache: DecodingStates) -> StateCache:
         return StateCache(cache.states_BSD)
 
-    def decoding_states(self, cache: DecodingStates, dtype) -> BlockStates:
+    def decoding_states(self, cache: DecodingStates, dtype: DTypeLike) -> BlockStates:
         return BlockStates(cache.state_keys_BSHK[:, None], cache.state_values_BSHK[:, None])
 
     def flops_per_token(self, window: int) -> float:
