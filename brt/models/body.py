@@ -8,7 +8,7 @@ from typing import Self
 
 import jax
 
-from brt.models.memory_tokens import CausalMemoryTokens, MemoryLayout, MemoryTokens
+from brt.models.memory_tokens.layout import CausalMemoryTokens, MemoryLayout, MemoryTokens
 from brt.models.model import LanguageModel
 
 

@@ -3,7 +3,7 @@
     logits_BTV, caches = model(tokens_BT, caches)
 
 Between segments S vectors are carried, beside what the body carries. Letters as in `brt.models`
-and `brt/models/memory_tokens.py`.
+and `brt/models/memory_tokens/layout.py`.
 """
 
 import math
@@ -21,7 +21,7 @@ from brt.models.attention_weights import AttentionLayout, AttentionWeights, Show
 from brt.models.body import Body
 from brt.models.caches import select_rows
 from brt.models.layers.initializers import parameter
-from brt.models.memory_tokens import MemoryLayout, MemoryTokens
+from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
 from brt.models.model import LanguageModel
 from brt.models.transformer_xl import TransformerXL
 

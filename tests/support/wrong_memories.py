@@ -210,7 +210,7 @@ HIDDEN = _of(
 
 TOKENS = _of(
     "tokens",
-    "brt/models/memory_tokens.py",
+    "brt/models/memory_tokens/layout.py",
     ("rmt", "rmt_slide"),
     {
         "outputs_of_the_read_positions": (
@@ -242,7 +242,7 @@ TOKENS = _of(
 
 TOKENS_OF_TXL = _of(
     "tokens_of_txl",
-    "brt/models/transformer_xl_memory.py",
+    "brt/models/memory_tokens/transformer_xl.py",
     ("rmt_txl", "memtr_txl"),
     {
         "write_positions_are_causal": ("write[:, None] | causal_XX", "causal_XX"),

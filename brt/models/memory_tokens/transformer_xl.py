@@ -13,7 +13,7 @@ from brt.models.attention_weights import AttentionLayout, AttentionWeights
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
 from brt.models.layers.transformer_xl_layer import LayerAttention
-from brt.models.memory_tokens import MemoryLayout, MemoryTokens
+from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
 
 if TYPE_CHECKING:
     from brt.models.transformer_xl import TransformerXL
