@@ -123,7 +123,7 @@ def _memory_settings(bindings, search):
 
 
 def from_brt_path(path: Iterable) -> str:
-    """Returns meliad's name of a brt parameter: `("layers", 0, "keys_DA")` to `transformer0/...`."""
+    """Returns meliad's name of a parameter: `("layers", 0, "keys_DA")` to `transformer0/...`."""
     return _source("/".join(map(str, path)))
 
 
