@@ -35,6 +35,7 @@ EXTRAS = {
         "pytest-xdist>=3.6,<4",
         "hypothesis>=6.120,<7",
         "ruff>=0.9,<0.18",
+        "mypy>=1.11,<3",
     ],
 }
 

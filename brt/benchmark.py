@@ -12,7 +12,7 @@
 
 The second form reads a token store, as fast as it can, and runs no model. The third reads a long
 document and writes on from two places in it. The fourth sets evaluation with a memory against a
-window for every token. The last runs nothing: it looks for the longest segments whose training step
+window for every token. The last runs nothing: it finds the longest segments whose training step
 the compiler fits into so much memory.
 
 Every config takes one step in turn, over and over, so that a busy machine slows all of
@@ -22,7 +22,8 @@ them alike; what counts is the ratio to the baseline, the first config unless na
 import json
 import os
 import time
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import gin
 import jax
@@ -59,7 +60,7 @@ flags.DEFINE_list("positions", ["1000", "100000"], "Where two streams go on, for
 flags.DEFINE_integer("written", 1000, "Tokens that each stream writes, for --generate.")
 flags.DEFINE_string("evaluation_speed", None, "Time evaluation by the model of this config.")
 flags.DEFINE_list(
-    "attention_lengths", [*map(str, LENGTHS)], "Lengths that --evaluation_speed looks at."
+    "attention_lengths", [*map(str, LENGTHS)], "Lengths that --evaluation_speed times."
 )
 flags.DEFINE_string("memory_budget", None, "Longest segments of --configs that fit: 16GiB.")
 flags.DEFINE_list("same_length_bindings", [], "Bound to the segment length, for --memory_budget.")
@@ -70,18 +71,18 @@ class Candidate(NamedTuple):
     """A config, compiled: `step(state, batch) -> (state, metrics)`."""
 
     name: str
-    step: object
-    state: object
+    step: Callable[[Any, Batch], tuple[Any, Any]]
+    state: Any
     batch: Batch
     facts: dict
 
 
-def configured(file) -> Configuration:
+def configured(file: str) -> Configuration:
     """A config with the bindings of this command after its own."""
     return Configuration([file], FLAGS.gin_bindings, FLAGS.gin_search_paths)
 
 
-def build(file) -> Candidate:
+def build(file: str) -> Candidate:
     """Compiles the training step of one config at once: gin will be bound anew for the next."""
     experiment = configured(file).experiment()
     mesh = make_mesh(*experiment.trainer.mesh)
@@ -120,10 +121,11 @@ def _random_batch(experiment):
     )
 
 
-def time_steps(candidates, rounds):
+def time_steps(candidates: Sequence[Candidate], rounds: int) -> np.ndarray:
     """Seconds of each step, (rounds, candidates), after one round to warm up."""
     states = [candidate.state for candidate in candidates]
-    seconds, progress = np.zeros((rounds, len(candidates))), Progress("rounds", rounds)
+    seconds = np.zeros((rounds, len(candidates)))
+    progress = Progress("rounds", rounds)
     for number in range(-1, rounds):
         for i, candidate in enumerate(candidates):
             begun = time.perf_counter()
@@ -136,7 +138,9 @@ def time_steps(candidates, rounds):
     return seconds
 
 
-def table(candidates, seconds, baseline):
+def table(
+    candidates: Sequence[Candidate], seconds: np.ndarray, baseline: str
+) -> list[dict[str, Any]]:
     """One dictionary of figures for each config.
 
     Args:
@@ -167,8 +171,8 @@ def table(candidates, seconds, baseline):
     return rows
 
 
-def show(rows):
-    columns = (
+def show(rows: list[dict[str, Any]]) -> None:
+    columns: list[tuple[str, str, str, float]] = [
         ("ratio", "ratio", "{:.3f}", 1),
         ("step_seconds", "step s", "{:.3f}", 1),
         ("tokens_per_second", "tokens/s", "{:,.0f}", 1),
@@ -177,7 +181,7 @@ def show(rows):
         ("flops_per_token", "MFLOP/token", "{:,.1f}", 1e6),
         ("mfu", "MFU", "{:.1%}", 1),
         ("input_times_faster", "input x", "{:,.0f}", 1),
-    )
+    ]
     columns = [column for column in columns if column[0] in rows[0]]
     width = max(len(row["name"]) for row in rows)
     print(" " * width, *(f"{title:>12}" for _, title, _, _ in columns))
@@ -186,7 +190,7 @@ def show(rows):
         print(f"{row['name']:<{width}}", *(f"{cell:>12}" for cell in cells))
 
 
-def show_input(folder, rows, segment_length):
+def show_input(folder: str, rows: int, segment_length: int) -> dict[str, Any]:
     """Prints what reading one store costs, for each kind of stream."""
     print(f"{folder}, {rows} rows of {segment_length} tokens; rates are of one core's time")
     titles = "first batch s", "M tokens/s", "with ledger", "padding", "row segments"
@@ -205,7 +209,7 @@ def show_input(folder, rows, segment_length):
     return found
 
 
-def show_generation(file, positions, tokens):
+def show_generation(file: str, positions: Sequence[int], tokens: int) -> dict[str, Any]:
     """Prints how fast the model of a config reads and writes."""
     experiment = configured(file).experiment()
     if len(positions) != 2 or not 0 <= positions[0] < positions[1] or tokens < 1:
@@ -227,8 +231,8 @@ def show_generation(file, positions, tokens):
             f"{found['evaluation_tokens_per_second']:,.0f})",
         ),
         *(
-            (f"writing from token {place}, ms/token", f"{1000 * seconds:.2f}")
-            for place, seconds in zip((first, second), found["decode_seconds"])
+            (f"writing from token {position}, ms/token", f"{1000 * seconds:.2f}")
+            for position, seconds in zip((first, second), found["decode_seconds"])
         ),
         ("ratio of the two", f"{found['decode_ratio']:.3f}"),
         ("the window anew for each, times slower", f"{found['window_to_decode']:.1f}"),
@@ -240,7 +244,7 @@ def show_generation(file, positions, tokens):
     return found
 
 
-def show_evaluation_speed(file, lengths, rounds):
+def show_evaluation_speed(file: str, lengths: Sequence[int], rounds: int) -> list[dict[str, Any]]:
     """Prints how much faster a memory makes evaluation, and returns the figures."""
     found = evaluation_speed.measure(configured(file).experiment, lengths, rounds)
     load = os.getloadavg()[0]
@@ -252,7 +256,7 @@ def show_evaluation_speed(file, lengths, rounds):
     return [row._asdict() for row in found]
 
 
-def show_memory_budget(files, budget, also):
+def show_memory_budget(files: Sequence[str], budget: int, also: Sequence[str]) -> dict[str, Any]:
     """Prints the longest segment of each config that fits, and returns the figures."""
     found = {}
     for file in files:
@@ -266,13 +270,14 @@ def show_memory_budget(files, budget, also):
     return found
 
 
-def write_json(content):
+def write_json(content: dict[str, Any]) -> None:
+    """Writes the figures to the file of --json, if one is named."""
     if FLAGS.json:
         with open(FLAGS.json, "w", encoding="utf-8") as file:
             json.dump(content, file)
 
 
-def main():
+def main() -> None:
     if FLAGS.generate:
         positions = [int(position) for position in FLAGS.positions]
         found = show_generation(FLAGS.generate, positions, FLAGS.written)
@@ -282,8 +287,8 @@ def main():
         return write_json({"store": FLAGS.input, "input": found})
     if FLAGS.evaluation_speed:
         lengths = [int(length) for length in FLAGS.attention_lengths]
-        found = show_evaluation_speed(FLAGS.evaluation_speed, lengths, FLAGS.rounds)
-        return write_json({"config": FLAGS.evaluation_speed, "evaluation_speed": found})
+        speeds = show_evaluation_speed(FLAGS.evaluation_speed, lengths, FLAGS.rounds)
+        return write_json({"config": FLAGS.evaluation_speed, "evaluation_speed": speeds})
     # Several --gin_file are one config, as for every command.
     files = FLAGS.configs or ["+".join(FLAGS.gin_file)] * bool(FLAGS.gin_file)
     if not files:

@@ -1,6 +1,8 @@
 """Flags and start-up that the commands share."""
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from absl import app, flags, logging
@@ -36,7 +38,7 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, so that a script that called the command stops too."""
 
 
-def run(main, takes_arguments: bool = False):
+def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
     """Runs `main()` after parsing flags; explained errors end in their message and status 1.
 
     With -v=1 their traceback is shown as well.
@@ -78,7 +80,7 @@ def _parsed(argv):
         sys.exit(2)
 
 
-def start():
+def start() -> None:
     """Joins the other processes, if there are any, and reads the gin files and bindings."""
     if FLAGS.coordinator_address:
         jax.distributed.initialize(FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)

@@ -10,7 +10,7 @@ import inspect
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import gin
@@ -33,7 +33,7 @@ COMPLETED_BY = {
 """Macros of configs/ that a model reads and a further file binds."""
 
 
-def split_flags(argv):
+def split_flags(argv: Sequence[str]) -> list[str]:
     """Turns `--gin.NAME=VALUE` into `--gin_bindings=NAME = VALUE`, which absl can parse."""
     prefix = "--gin."
     return [
@@ -44,7 +44,9 @@ def split_flags(argv):
     ]
 
 
-def parse(gin_files=(), bindings=(), search_paths=()):
+def parse(
+    gin_files: Sequence[str] = (), bindings: Sequence[str] = (), search_paths: Sequence[str] = ()
+) -> None:
     """Clears gin, then reads files in order and bindings after them.
 
     Args:
@@ -75,7 +77,7 @@ def parse(gin_files=(), bindings=(), search_paths=()):
     _check_declared_types()
 
 
-def split_files(given) -> list[str]:
+def split_files(given: str) -> list[str]:
     """The gin files of `SYSTEM.gin+CORPUS.gin`; a file that is there is one, whatever its name."""
     return [given] if os.path.isfile(given) else str(given).split("+")
 
@@ -223,7 +225,7 @@ def known_parameters() -> list[str]:
 
 
 @functools.cache
-def default(name: str):
+def default(name: str) -> Any:
     """The value of a binding, `Trainer.stream`, that nothing binds.
 
     `gin.REQUIRED` where it has none, or where brt has no such configurable or parameter.
@@ -243,7 +245,7 @@ def read_bindings() -> dict[str, str]:
     return _flatten(gin.config._OPERATIVE_CONFIG)
 
 
-def check_all_read():
+def check_all_read() -> None:
     """Refuses bindings and macros that a full build has not read.
 
     Call it once everything the experiment may use has been built.

@@ -8,6 +8,7 @@ further kind of annotation is one more case in both.
 import inspect
 import types
 import typing
+from typing import Any
 
 PLAIN = (bool, int, float, complex, str, bytes, tuple, list, set, dict, type(None))
 """Types of the values that can be written out in a gin file."""
@@ -28,7 +29,7 @@ WORDS = {
 }
 
 
-def allows(declared, value) -> bool:
+def allows(declared: Any, value: Any) -> bool:
     """Tells whether a value is of a declared type.
 
     True and False are no numbers, a whole number is a number, and a list may stand for a tuple.
@@ -65,7 +66,7 @@ def _allows_each(origin, inner, value):
     return len(value) == len(inner) and all(map(allows, inner, value))
 
 
-def words_for(declared) -> str:
+def words_for(declared: Any) -> str:
     """Returns what a declared type takes, in words: "a whole number or None"."""
     origin, inner = typing.get_origin(declared), typing.get_args(declared)
     if origin in (types.UnionType, typing.Union):
@@ -79,7 +80,7 @@ def words_for(declared) -> str:
     return f"a {declared.__name__}, which a reference gives: @NAME()"
 
 
-def advice(declared, value) -> str:
+def advice(declared: Any, value: Any) -> str:
     """Returns how a value that is not allowed is to be written, where that can be told."""
     if isinstance(value, str):
         return ", without quotes"

@@ -12,6 +12,7 @@ recl.
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -23,6 +24,7 @@ from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.perplexity import white_space_caveat
 from brt.evaluation.reading import STATE_ABLATIONS
 from brt.evaluation.recorded_run import RecordedRun
+from brt.evaluation.recording import Recording
 from brt.evaluation.studies.compare import choose_documents
 from brt.evaluation.studies.context_losses import LONGEST, POSITIONS, STEP
 from brt.evaluation.studies.reach import TOKENS
@@ -67,7 +69,7 @@ SAMPLE = 4096
 """Tokens of the split that its vocabulary's white space is probed with."""
 
 
-def main():
+def main() -> None:
     if not FLAGS.workdir:
         raise ValueError("--workdir is missing: name the run folder to evaluate.")
     own = own_config(FLAGS.workdir)
@@ -77,7 +79,7 @@ def main():
             "--documents with --study or --record."
         )
     given = FLAGS.gin_file
-    FLAGS.gin_file = [own, *given]
+    FLAGS.gin_file = [own, *given]  # type: ignore[assignment]  # absl names no types
     command_line.start()
     experiment = Experiment.from_gin()
     mesh = make_mesh(*experiment.trainer.mesh)
@@ -100,7 +102,9 @@ def own_config(workdir: str) -> str:
     return path
 
 
-def study(experiment, mesh, workdir, gin_files):
+def study(
+    experiment: Experiment, mesh: jax.sharding.Mesh, workdir: str, gin_files: Sequence[str]
+) -> None:
     """Runs a study of the newest checkpoint, prints it and writes it to the run folder."""
     run = studied_run(workdir, mesh, gin_files, experiment)
     others = {other: studied_run(other, mesh, gin_files) for other in FLAGS.other}
@@ -123,7 +127,12 @@ def study(experiment, mesh, workdir, gin_files):
         print(f"\n{table(content)}\nWritten to {path}")
 
 
-def studied_run(workdir, mesh, gin_files, experiment=None) -> RecordedRun:
+def studied_run(
+    workdir: str,
+    mesh: jax.sharding.Mesh,
+    gin_files: Sequence[str],
+    experiment: Experiment | None = None,
+) -> RecordedRun:
     """A run folder with the gin files and bindings of this command after its own.
 
     Args:
@@ -142,7 +151,13 @@ def studied_run(workdir, mesh, gin_files, experiment=None) -> RecordedRun:
     return RecordedRun(experiment, mesh, workdir, rebuild, any_stream=any_stream)
 
 
-def evaluate(experiment, mesh, workdir, record=False, number=None):
+def evaluate(
+    experiment: Experiment,
+    mesh: jax.sharding.Mesh,
+    workdir: str,
+    record: bool = False,
+    number: int | None = None,
+) -> None:
     """Evaluates the newest checkpoint, prints a table and writes it to the run folder.
 
     Args:
@@ -156,11 +171,13 @@ def evaluate(experiment, mesh, workdir, record=False, number=None):
     experiment.trainer.corpus.prepare(split)
     store = experiment.open_store(split)
     evaluator = Evaluator(experiment, store, mesh)
-    first, recordings, documents = jax.process_index() == 0, {}, None
+    first = jax.process_index() == 0
+    recordings: dict[str, Recording] = {}
+    documents: list[int] | None = None
     if record:
-        if number is not None:
-            documents = choose_documents(store, number, FLAGS.study_seed)
         run = RecordedRun(experiment, mesh, workdir)
+        if number is not None:
+            documents = choose_documents(run.store, number, FLAGS.study_seed)
         cleared = experiment.evaluation.cleared and run.has_state
         states = ["kept", "cleared"] if cleared else ["kept"]
         recordings = {name: run.recording(name, documents) for name in states}

@@ -10,8 +10,8 @@ import functools
 import inspect
 import os
 import types
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Self
 
 import gin
 import jax
@@ -22,6 +22,8 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from brt import config
+from brt.data.mixture import MixedStore
+from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import DTYPES, Batch, document_segments
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.settings import Evaluation
@@ -46,7 +48,8 @@ class Experiment:
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
-        self.evaluation = trainer.evaluation or Evaluation()
+        self.evaluation: Evaluation = trainer.evaluation or Evaluation()
+        self.bindings: dict[str, str] = {}
         # One key for all parameters: their shapes do not depend on it, and folding costs most.
         key = jax.random.key(0)
         rngs = types.SimpleNamespace(params=lambda: key)
@@ -74,7 +77,7 @@ class Experiment:
         )
 
     @classmethod
-    def from_gin(cls):
+    def from_gin(cls) -> Self:
         """Builds what gin is bound to, and refuses bindings that nothing reads.
 
         Raises:
@@ -97,12 +100,12 @@ class Experiment:
 
     # From parameters to values.
 
-    def learning_rate(self, state: TrainState):
+    def learning_rate(self, state: TrainState) -> jax.Array:
         """The learning rate of the next step."""
         rate, slower = self.schedule(state.step), self.trainer.plateau
         return slower.rate(rate, state.optimizer) if slower else rate
 
-    def bind(self, params) -> Model:
+    def bind(self, params: Any) -> Model:
         """The model with these parameters, a nested dictionary of arrays."""
         return _merged(self._graph, params)
 
@@ -114,11 +117,11 @@ class Experiment:
         length = segment_length or self.evaluation.segment_length
         return self._evaluated.for_segments(length or self.trainer.segment_length)
 
-    def bind_evaluated(self, params, segment_length: int | None = None) -> Model:
+    def bind_evaluated(self, params: Any, segment_length: int | None = None) -> Model:
         """`evaluated_model` with these parameters."""
         return _merged(nnx.graphdef(self.evaluated_model(segment_length)), params)
 
-    def evaluator(self, mesh) -> Evaluator | None:
+    def evaluator(self, mesh: jax.sharding.Mesh) -> Evaluator | None:
         """The evaluator of the training loop; None if `Trainer.eval_every` is 0."""
         if not self.trainer.eval_every:
             return None
@@ -137,18 +140,18 @@ class Experiment:
                     "are, such as the length of a memory."
                 )
 
-    def init_params(self, seed: int | None = None):
+    def init_params(self, seed: int | None = None) -> Any:
         """Fresh parameters; `seed` defaults to the trainer's."""
         seed = self.trainer.seed if seed is None else seed
         return nnx.to_pure_dict(nnx.state(self.trainer.model(nnx.Rngs(seed)), nnx.Param))
 
-    def init_state(self, params=None) -> TrainState:
+    def init_state(self, params: Any = None) -> TrainState:
         """The train state of step 0."""
         params = self.init_params() if params is None else params
         caches = self.bind(params).init_caches(self.trainer.rows)
         return TrainState(jnp.int32(0), params, self.optimizer.init(params), caches)
 
-    def abstract_state(self, mesh=None) -> TrainState:
+    def abstract_state(self, mesh: jax.sharding.Mesh | None = None) -> TrainState:
         """Shapes of the train state, with shardings if there is a mesh."""
         state = jax.eval_shape(self.init_state, self.abstract_params)
         if mesh is None:
@@ -159,15 +162,15 @@ class Experiment:
             shardings(state, mesh),
         )
 
-    def jit_init(self, mesh):
+    def jit_init(self, mesh: jax.sharding.Mesh) -> Callable[..., TrainState]:
         """`init_state` compiled to make each array where it belongs."""
         return jax.jit(self.init_state, out_shardings=shardings(self.abstract_state(), mesh))
 
-    def jit_step(self, mesh):
+    def jit_step(self, mesh: jax.sharding.Mesh) -> jax.stages.Wrapped:
         """`train_step` compiled: the state comes back where it was, and its memory is reused."""
-        place = shardings(self.abstract_state(), mesh)
+        held = shardings(self.abstract_state(), mesh)
         everywhere = NamedSharding(mesh, PartitionSpec())
-        return jax.jit(self.train_step, donate_argnums=0, out_shardings=(place, everywhere))
+        return jax.jit(self.train_step, donate_argnums=0, out_shardings=(held, everywhere))
 
     def abstract_batch(self) -> Batch:
         """Shapes of a batch."""
@@ -177,7 +180,7 @@ class Experiment:
         shapes = (K, B, T), (K, B, T), (K, B, T), (K, B)
         return Batch._make(map(jax.ShapeDtypeStruct, shapes, DTYPES))
 
-    def segments(self, text: str):
+    def segments(self, text: str) -> Iterator[Batch]:
         """A text as the segments of one row, the last one padded.
 
         Yields:
@@ -188,7 +191,7 @@ class Experiment:
 
     # Checks that need more than gin.
 
-    def warn_of_warmup(self):
+    def warn_of_warmup(self) -> None:
         """Warns of a learning rate that still rises when the run ends; for experiments of gin."""
         for name in self.bindings:
             if not name.endswith(".warmup_steps"):
@@ -199,14 +202,16 @@ class Experiment:
                 logging.warning(
                     "%s = %s and Trainer.steps = %d: the learning rate is still rising when the "
                     "run ends; bind fewer of the one or more of the other",
-                    *(name, warmup_steps, self.trainer.steps),
+                    name,
+                    warmup_steps,
+                    self.trainer.steps,
                 )
 
-    def check_mesh(self, mesh):
+    def check_mesh(self, mesh: jax.sharding.Mesh) -> None:
         """Refuses a mesh the model or the batch cannot be divided over."""
         check_divisible(mesh, self.trainer.rows, self.model.divided_sizes())
 
-    def open_store(self, split):
+    def open_store(self, split: str) -> TokenStore | MixedStore:
         """The token store of a split, whose vocabulary must fit the model's table."""
         store = self.trainer.corpus.open(split)
         size = store.manifest["vocabulary"]["size"]
@@ -220,7 +225,7 @@ class Experiment:
 
     # Descriptions.
 
-    def describe(self, mesh) -> str:
+    def describe(self, mesh: jax.sharding.Mesh) -> str:
         """Parameters, operations, bytes per device and tokens per step, as aligned lines."""
         counts = count_parameters(self.model)
         state = self.abstract_state(mesh)
@@ -292,7 +297,7 @@ def _merged(graph, params) -> Model:
 _leaves = jax.tree_util.tree_leaves_with_path
 
 
-def load_run(folder: str, bindings=()):
+def load_run(folder: str, bindings: Sequence[str] = ()) -> tuple[Experiment, Any, int]:
     """Builds the experiment of a run folder and reads its newest valid parameters.
 
     Args:

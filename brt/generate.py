@@ -9,20 +9,23 @@
 Text goes to standard output as it is written, everything else to standard error.
 """
 
+import io
 import json
 import math
 import os
 import sys
 import time
 
+import numpy as np
 from absl import flags
 
 from brt import command_line
 from brt.data.vocabularies.base import expanded
 from brt.experiment import load_run
 from brt.generation.generator import Generator
-from brt.generation.memory import take_rows
+from brt.generation.memory import Memory, take_rows
 from brt.generation.sampling import Sampling, checked
+from brt.models.model import LanguageModel
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("prompt", [], "Text to go on with; repeated: one document each.")
@@ -40,7 +43,7 @@ flags.DEFINE_string("save_memory", None, "Write the document's memory here, at t
 flags.DEFINE_string("load_memory", None, "Go on from this memory, before any prompt.")
 
 
-def main():
+def main() -> None:
     if not FLAGS.workdir:
         raise ValueError("--workdir is missing: name the run folder whose model is to write.")
     if FLAGS.gin_file:
@@ -55,14 +58,15 @@ def main():
     scored = _content(FLAGS.score) if FLAGS.score else None
     sampling = Sampling(FLAGS.temperature, FLAGS.top_k, FLAGS.top_p, FLAGS.repetition_penalty)
     if FLAGS.save_memory:
-        _check_place(FLAGS.save_memory, max(len(texts), 1) * FLAGS.samples)
+        _check_writable(FLAGS.save_memory, max(len(texts), 1) * FLAGS.samples)
 
     experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings)
     trainer = experiment.trainer
     _check_vocabulary(trainer.corpus)
-    generator = Generator(
-        experiment.bind_evaluated(params), trainer.corpus.vocabulary, trainer.segment_length
-    )
+    model = experiment.bind_evaluated(params)
+    if not isinstance(model, LanguageModel):
+        raise ValueError(f"{FLAGS.workdir} holds a {type(model).__name__}, which writes no text.")
+    generator = Generator(model, trainer.corpus.vocabulary, trainer.segment_length)
     _say(f"{FLAGS.workdir} at step {step:,}")
     # All that may be refused, before anything long is read.
     checked(sampling, generator.vocabulary.size)
@@ -95,11 +99,12 @@ def main():
         )
 
 
-def write(generator, memory, sampling):
+def write(generator: Generator, memory: Memory, sampling: Sampling) -> Memory:
     """Writes on; a single document to the terminal as it goes, several when they are done."""
-    if sys.stdout.encoding.lower() != "utf-8":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="replace")
-    rows, begun = len(memory.position_B), time.monotonic()
+    rows = len(memory.position_B)
+    begun = time.monotonic()
     writing = generator.write(memory, FLAGS.max_tokens, sampling, FLAGS.seed, FLAGS.stop)
     for pieces in writing:
         if rows == 1:
@@ -115,10 +120,10 @@ def write(generator, memory, sampling):
     return writing.memory
 
 
-def score(generator, memory, tokens, size):
+def score(generator: Generator, memory: Memory, tokens: np.ndarray, size: int) -> Memory:
     """Reads tokens of a text of `size` bytes; prints how many, bits per token and per byte."""
-    tokens = [tokens] * len(memory.position_B)
-    memory, nats = generator.score(tokens, memory, "scoring, tokens")
+    texts = [tokens] * len(memory.position_B)
+    memory, nats = generator.score(texts, memory, "scoring, tokens")
     for nats_T in nats:
         bits = nats_T.sum() / math.log(2)
         print(
@@ -147,7 +152,7 @@ def _check_vocabulary(corpus):
         )
 
 
-def _check_place(path, rows):
+def _check_writable(path, rows):
     """Refuses a memory file that cannot be written, before anything is read."""
     if rows > 1:
         raise ValueError(

@@ -11,12 +11,14 @@ from absl import flags
 
 from brt import command_line
 from brt.data.corpus import Corpus
+from brt.data.mixture import Mixture
 from brt.data.splits import check_split
 from brt.data.stores.inspection import describe, document_ends, verify
 from brt.data.stores.token_store import TokenStore
+from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import named_vocabulary
 from brt.data.vocabularies.report import report, sample_text
-from brt.data.vocabularies.training import bound_training, train_vocabulary
+from brt.data.vocabularies.training import VocabularyTraining, bound_training, train_vocabulary
 from brt.experiment import Experiment
 
 FLAGS = flags.FLAGS
@@ -32,7 +34,7 @@ flags.DEFINE_bool(
 )
 
 
-def main():
+def main() -> None:
     command_line.start()
     if FLAGS.inspect:
         inspect(TokenStore(FLAGS.inspect), FLAGS.document)
@@ -58,7 +60,7 @@ def main():
             )
 
 
-def make_or_describe(whole, training):
+def make_or_describe(whole: Corpus | Mixture, training: VocabularyTraining | None) -> None:
     """Trains the vocabulary if there are settings for it, and prints what it measures."""
     corpus, *others = whole.corpora
     if others:
@@ -72,7 +74,7 @@ def make_or_describe(whole, training):
     print(report(corpus.vocabulary, sample_text(corpus.source.documents(FLAGS.splits[0]))))
 
 
-def inspect(store, document):
+def inspect(store: TokenStore, document: str | None) -> None:
     """Prints what a store holds, or the ends of one document, and verifies the store."""
     if document is None:
         print(describe(store), flush=True)
@@ -82,7 +84,7 @@ def inspect(store, document):
     print("verified: the files are those the manifest describes")
 
 
-def vocabulary_of(store):
+def vocabulary_of(store: TokenStore) -> Vocabulary | None:
     """The vocabulary of a store: the config's if there is one, else that of the manifest's file."""
     entry = store.manifest["vocabulary"]
     file = entry.get("file")

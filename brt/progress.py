@@ -28,7 +28,7 @@ class Progress:
         if sys.stderr.isatty() and not quiet:
             self.bar = tqdm(desc=label, total=total, initial=start, dynamic_ncols=True)
 
-    def update(self, done: int, text: str | None = None, aside: str = ""):
+    def update(self, done: int, text: str | None = None, aside: str = "") -> None:
         """Shows that `done` are done.
 
         text: a line of its own where there is no live bar, however short ago the last was.
@@ -57,7 +57,7 @@ class Progress:
         seconds = int((self.total - done) / rate)
         return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left"
 
-    def note(self, text: str):
+    def note(self, text: str) -> None:
         """Prints a line of its own, above the bar."""
         if self.quiet:
             return
@@ -66,7 +66,7 @@ class Progress:
         else:
             self.bar.write(text, file=sys.stderr)
 
-    def close(self):
+    def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
 

@@ -10,7 +10,7 @@ import pkgutil
 PACKAGES = ("brt.models", "brt.data", "brt.training", "brt.evaluation")
 
 
-def register_all():
+def register_all() -> None:
     """Imports all modules of `PACKAGES`, those of their folders included."""
     for name in PACKAGES:
         package = importlib.import_module(name)

@@ -9,7 +9,9 @@ PNG and CSV. Runs may still be in training; what they lack is said on the page.
 import html
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -23,8 +25,8 @@ from brt.reporting.figures import STUDIES, study_plots, training_curves
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import concerns, paper_plots, paper_tables
-from brt.reporting.runs import open_runs
-from brt.reporting.step_times import read_step_times
+from brt.reporting.runs import Run, open_runs
+from brt.reporting.step_times import StepTime, read_step_times
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output", "report.html", "The page to write.", short_name="o")
@@ -35,7 +37,7 @@ flags.DEFINE_list("reader_documents", None, "Numbers of the documents that the r
 flags.DEFINE_integer("reader_tokens", 150_000, "The reader's documents hold so many together.")
 
 
-def main(folders):
+def main(folders: Sequence[str]) -> None:
     if not folders:
         raise ValueError("Name the run folders: python -m brt.report RUN [RUN ...] -o report.html")
     if not FLAGS.output.endswith(".html"):
@@ -49,17 +51,24 @@ def main(folders):
             f"--reader_documents = {','.join(FLAGS.reader_documents)}: give numbers of documents, "
             "as 0,3."
         ) from None
-    runs, step_times = open_runs(folders), read_step_times(FLAGS.step_times)
+    runs = open_runs(folders)
+    step_times = read_step_times(FLAGS.step_times)
     written = report(runs, FLAGS.output, step_times, chosen, FLAGS.reader_tokens)
     print(f"Written to {FLAGS.output}, with {written} files in {files_folder(FLAGS.output)}")
 
 
-def files_folder(output) -> Path:
-    """Where the figures and tables of a page go: report.html has report_files/."""
+def files_folder(output: str) -> Path:
+    """Returns the folder of a page's figures and tables: report.html has report_files/."""
     return Path(output).with_name(Path(output).stem + "_files")
 
 
-def report(runs, output, step_times=None, documents=None, reader_tokens=150_000) -> int:
+def report(
+    runs: list[Run],
+    output: str,
+    step_times: dict[str, StepTime] | None = None,
+    documents: list[int] | None = None,
+    reader_tokens: int = 150_000,
+) -> int:
     """Writes the page and the files beside it; returns how many these are.
 
     Args:
@@ -69,7 +78,10 @@ def report(runs, output, step_times=None, documents=None, reader_tokens=150_000)
         documents: numbers of those the reader shows; None for the first ones recorded.
         reader_tokens: the most tokens the reader shows.
     """
-    groups, sections, tables, plots = collect(runs), [], [], []
+    groups = collect(runs)
+    sections = []
+    tables: list[Table] = []
+    plots: list[Any] = []  # whatever can be drawn and written as CSV
 
     def show(*shown):
         for thing in shown:
@@ -86,13 +98,17 @@ def report(runs, output, step_times=None, documents=None, reader_tokens=150_000)
     if studies := _studies(runs, show):
         sections.append(("studies", "Studies", studies))
     for paper in PAPERS:
-        filled = *paper_tables(paper, groups, step_times), *paper_plots(paper, groups)
+        filled: tuple[Any, ...] = (
+            *paper_tables(paper, groups, step_times),
+            *paper_plots(paper, groups),
+        )
         if not concerns(paper, groups) and not any(thing.has_measurements for thing in filled):
             continue
         found = show(*filled, *paper.diagrams)
         sections.append((paper.name, paper.title.split(",")[0], _paper(found)))
 
-    texts, problems = [], []
+    texts: list[dict] = []
+    problems: list[str] = []
     if any(run.recordings for run in runs):
         from brt.reporting.reader import reader_documents  # which needs jax and the stores
 

@@ -27,7 +27,7 @@ flags.DEFINE_bool(
 )
 
 
-def main():
+def main() -> None:
     command_line.start()
     experiment = Experiment.from_gin()
     mesh = make_mesh(*experiment.trainer.mesh)
@@ -52,7 +52,7 @@ def main():
         train(experiment, mesh)
 
 
-def settings(experiment) -> str:
+def settings(experiment: Experiment) -> str:
     """Every setting in force, and what of the data is there already."""
     trainer, width = experiment.trainer, max(map(len, experiment.bindings))
     lines = [f"{name:<{width}} = {value}" for name, value in sorted(experiment.bindings.items())]
@@ -69,7 +69,7 @@ def settings(experiment) -> str:
     return "\n" + "\n".join(lines)
 
 
-def train(experiment, mesh):
+def train(experiment: Experiment, mesh: jax.sharding.Mesh) -> None:
     params = None
     if FLAGS.load_dir:
         # The last parameters, not their average: training goes on from there.
@@ -92,7 +92,7 @@ def train(experiment, mesh):
         sys.exit(command_line.INTERRUPTED)
 
 
-def prepare_missing(experiment):
+def prepare_missing(experiment: Experiment) -> None:
     """Has missing token stores made by another process, which may need TensorFlow."""
     trainer = experiment.trainer
     splits = ["train"] + ([experiment.evaluation.split] if trainer.eval_every else [])

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Environment, lint, tests: what a contributor runs, and CI too.  --slow runs everything.
+# Environment, lint, types, tests: what a contributor runs, and CI too.  --slow runs everything.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh "[data,dev,notebooks,report,text]"
@@ -10,4 +10,5 @@ if [ "${1:-}" = "--slow" ]; then
 fi
 ruff check .
 ruff format --check .
+mypy
 python -m pytest -n "${TEST_PROCESSES:-2}" --dist worksteal -q "${selected[@]}" "$@"

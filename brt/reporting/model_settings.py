@@ -23,7 +23,8 @@ def owners(settings: dict[str, Any]) -> tuple[str, ...]:
     body = settings.get(f"{model}.body")
     if found is not None:
         names += [base.__name__ for base in found.__mro__[1:] if configurable_class(base.__name__)]
-        default = inspect.signature(found.__init__).parameters.get("body")
+        own = inspect.signature(found.__init__)  # type: ignore[misc]  # a metaclass hides it
+        default = own.parameters.get("body")
         if body is None and default is not None:
             body = default.default.__name__
     if body is not None:

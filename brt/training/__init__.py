@@ -1,1 +1,1 @@
-"""How parameters are found: the step, the optimizer, the loop, checkpoints, the run folder."""
+"""Training: the step, the optimizer, the loop, checkpoints, the run folder."""

@@ -11,6 +11,7 @@ import copy
 import itertools
 import json
 import os
+from collections.abc import Sequence
 
 import gin
 import jax
@@ -25,7 +26,7 @@ ASIDE = "aside"
 """Folder beside the checkpoints for those that a run does not go on from."""
 
 STEP_NAME = ".step"
-"""What fingerprints call `TrainState.step`."""
+"""Name of `TrainState.step` among the fingerprints."""
 
 
 class CheckpointError(RuntimeError):
@@ -34,7 +35,7 @@ class CheckpointError(RuntimeError):
 
 @gin.configurable
 class CheckpointPolicy:
-    """When checkpoints are written and which are kept.
+    """Says when checkpoints are written and which of them are kept.
 
     Args:
         every: steps between checkpoints.
@@ -47,7 +48,9 @@ class CheckpointPolicy:
             raise ValueError(
                 f"CheckpointPolicy.every = {every} and keep_last = {keep_last} must be at least 1."
             )
-        self.every, self.keep_last, self.keep_every = every, keep_last, keep_every
+        self.every = every
+        self.keep_last = keep_last
+        self.keep_every = keep_every
 
 
 class Checkpoints:
@@ -63,7 +66,8 @@ class Checkpoints:
 
         policy = policy or CheckpointPolicy()
         self._skipped: dict[int, str] = {}  # steps not restored: what to call them aside
-        self._ocp, self.folder = ocp, os.path.abspath(folder)
+        self._ocp = ocp
+        self.folder = os.path.abspath(folder)
         self._manager = ocp.CheckpointManager(
             self.folder,
             options=ocp.CheckpointManagerOptions(
@@ -77,7 +81,7 @@ class Checkpoints:
         """Steps of the complete checkpoints, oldest first."""
         return sorted(self._manager.all_steps())
 
-    def save(self, state: TrainState, record: dict):
+    def save(self, state: TrainState, record: dict) -> None:
         """Begins to write a checkpoint; waits only for the copy off the devices.
 
         Args:
@@ -87,11 +91,12 @@ class Checkpoints:
         Raises:
             CheckpointError: if an earlier write failed (a full disk, say).
         """
-        ocp, step = self._ocp, int(state.step)
+        ocp = self._ocp
+        step = int(state.step)
         if step in self._manager.all_steps():
             return
         # Copies, because the record is written while the caller's goes on counting, and because
-        # a backend may hand out views of buffers that the next step reuses.
+        # a backend may return views of buffers that the next step reuses.
         record = copy.deepcopy({**record, "fingerprints": _fingerprints(state)})
         state = jax.tree.map(jnp.copy, state)
         try:
@@ -106,8 +111,8 @@ class Checkpoints:
         except Exception as error:
             raise self._failed("write", step, error) from error
 
-    def wait(self):
-        """Returns when everything begun is on disk."""
+    def wait(self) -> None:
+        """Waits until everything begun is on disk."""
         try:
             self._manager.wait_until_finished()
         except Exception as error:
@@ -121,13 +126,15 @@ class Checkpoints:
         )
 
     def record(self, step: int) -> dict:
-        """The JSON record of one checkpoint."""
+        """Returns the JSON record of one checkpoint."""
         ocp = self._ocp
         args = ocp.args.Composite(record=ocp.args.JsonRestore())
         return self._manager.restore(step, args=args)["record"]
 
-    def restore_latest(self, abstract: TrainState, parts=TrainState._fields):
-        """The newest checkpoint that reads back sound.
+    def restore_latest(
+        self, abstract: TrainState, parts: Sequence[str] = TrainState._fields
+    ) -> tuple[TrainState, dict] | None:
+        """Returns the newest valid checkpoint, one that reads back as it was written.
 
         Args:
             abstract: shapes, types and shardings to restore into.
@@ -140,7 +147,7 @@ class Checkpoints:
             (state, record), or None if the folder holds no checkpoint at all.
 
         Raises:
-            CheckpointError: if there are checkpoints, but none is sound; or if one could not be
+            CheckpointError: if there are checkpoints, but none is valid; or if one could not be
                 read for a reason that may pass, such as too many open files.
         """
         steps = self.steps()
@@ -156,7 +163,9 @@ class Checkpoints:
                 self._skipped[step] = "unreadable"
                 logging.warning(
                     "Checkpoint %d in %s is damaged and was skipped: %s",
-                    *(step, self.folder, str(error).strip().split("\n")[0][:300]),
+                    step,
+                    self.folder,
+                    str(error).strip().split("\n")[0][:300],
                 )
         if steps:
             raise CheckpointError(
@@ -166,7 +175,7 @@ class Checkpoints:
         return None
 
     def _step_held(self, step):
-        """The step that the checkpoint of this folder was saved at, by its own record."""
+        """Returns the step that the checkpoint of this folder was saved at, by its own record."""
         with open(os.path.join(self.folder, str(step), "record", "metadata"), "rb") as file:
             record = json.load(file)
         try:
@@ -178,7 +187,9 @@ class Checkpoints:
         self._skipped[step] = f"holds-step-{held}"
         logging.warning(
             "%s holds the checkpoint of step %d, not of step %d, and was skipped: a copy, perhaps.",
-            *(os.path.join(self.folder, str(step)), held, step),
+            os.path.join(self.folder, str(step)),
+            held,
+            step,
         )
 
     def _unread(self, step, reason):
@@ -213,7 +224,7 @@ class Checkpoints:
             raise CheckpointError(f"the contents of {bad[:3]} are not what was written")
         return found, record
 
-    def put_aside(self, step: int):
+    def put_aside(self, step: int) -> None:
         """Moves what training from `step` on would be in the way of to `aside/`; deletes nothing.
 
         That is: checkpoints after `step`, and those before it that do not hold the step they are
@@ -257,13 +268,14 @@ class Checkpoints:
             ) from error
         logging.warning("Checkpoint %d was put aside as %s; nothing was deleted.", step, path)
 
-    def close(self):
+    def close(self) -> None:
+        """Waits until everything begun is on disk, and ends Orbax's threads."""
         self.wait()
         self._manager.close()
 
 
 def _parts(state):
-    """What Orbax writes of each field: arrays without elements, which it refuses, as of one."""
+    """Returns each field as Orbax takes it: arrays without elements, which it refuses, get one."""
     return {
         name: {name: jax.tree.map(_with_elements, value)} for name, value in state._asdict().items()
     }
@@ -284,7 +296,7 @@ def _as_wanted(x, abstract):
 
 @jax.jit
 def _sums(leaves):
-    """A 32-bit sum over the bits of each array, weighted by place; the same on any mesh."""
+    """Returns a 32-bit sum over the bits of each array, weighted by index; the same on any mesh."""
 
     def add(x):
         size = x.dtype.itemsize
@@ -294,8 +306,8 @@ def _sums(leaves):
         x = x.astype(jnp.uint32)
         weight = jnp.ones(x.shape, jnp.uint32)
         for axis in range(x.ndim):
-            place = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-            weight = weight * jnp.uint32(2654435761) + 2 * place + 1
+            index = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+            weight = weight * jnp.uint32(2654435761) + 2 * index + 1
         return jnp.sum(x * weight, dtype=jnp.uint32)
 
     return [add(x) for x in leaves]

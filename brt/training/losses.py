@@ -1,10 +1,10 @@
-"""Which positions of a segment a training loss scores."""
+"""Positions of a segment that a training loss scores."""
 
 import jax
 import jax.numpy as jnp
 
 LOSSES = ("full", "half")
-"""Which positions of a segment are trained on: all, or the most recent half."""
+"""Positions of a segment that are trained on: all, or the most recent half."""
 
 
 def trained_weights(weights_BT: jax.Array, loss: str = "full") -> jax.Array:

@@ -1,4 +1,4 @@
-"""How long a segment may be, if a training step is to fit into so many bytes.
+"""The longest segment whose training step fits into so many bytes.
 
 The paper's ablation gives models with and without recurrence the same accelerator memory and each
 the longest backpropagation length that fits (Transformer-XL, appendix A, Table 8). Here the bytes
@@ -8,10 +8,12 @@ are those of the compiled step, as the compiler reports them, so nothing is run.
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
+from brt.models.model import LanguageModel
+from brt.training.experiment import TrainedExperiment
 from brt.training.metrics import compiled_bytes
 from brt.training.sharding import make_mesh
 
@@ -19,7 +21,7 @@ UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10*
 STEP = 4
 """Tokens from one length to the next, for a model that takes any: the published are multiples."""
 MOST_PERIODS = 2**20
-"""Where the search gives up: no step is that long."""
+"""Periods at which the search gives up: no step is that long."""
 
 
 class Found(NamedTuple):
@@ -33,7 +35,7 @@ class Found(NamedTuple):
 
 
 def parse_bytes(text: str) -> int:
-    """The number of bytes that a text like "16GiB", "900 MB" or "1e9" means.
+    """Returns the number of bytes that a text like "16GiB", "900 MB" or "1e9" means.
 
     Raises:
         ValueError: it means none.
@@ -44,7 +46,7 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
-def longest_fitting(bytes_of, budget: int, period: int) -> Found:
+def longest_fitting(bytes_of: Callable[[int], int], budget: int, period: int) -> Found:
     """Doubles the length until it does not fit, then halves what lies between.
 
     Args:
@@ -59,14 +61,15 @@ def longest_fitting(bytes_of, budget: int, period: int) -> Found:
     Raises:
         ValueError: every length fits.
     """
-    tried = {}
+    tried: dict[int, int] = {}
 
     def fits(periods):
         length = periods * period
         tried[length] = bytes_of(length)
         return tried[length] <= budget
 
-    short, long = 0, 1
+    short = 0
+    long = 1
     while fits(long):
         if long >= MOST_PERIODS:
             raise ValueError(f"{long * period:,} tokens fit, and more: the budget is no limit.")
@@ -77,8 +80,8 @@ def longest_fitting(bytes_of, budget: int, period: int) -> Found:
     return Found(short * period, dict(sorted(tried.items())))
 
 
-def step_bytes(experiment) -> int:
-    """Bytes that the compiled training step holds at once, on each device: state, batch, work."""
+def step_bytes(experiment: TrainedExperiment) -> int:
+    """Returns bytes that the compiled training step holds on each device: state, batch, work."""
     mesh = make_mesh(*experiment.trainer.mesh)
     experiment.check_mesh(mesh)
     with jax.set_mesh(mesh):
@@ -93,13 +96,17 @@ def step_bytes(experiment) -> int:
     return found
 
 
+def _period(model):
+    return model.period if isinstance(model, LanguageModel) else 1
+
+
 def longest_segment(
-    build: Callable[[Sequence[str]], Any],
+    build: Callable[[Sequence[str]], TrainedExperiment],
     budget: int,
     also: Sequence[str] = (),
     report: Callable[[str], None] = print,
 ) -> Found:
-    """The longest segment of a config whose training step fits, with the rows it has.
+    """Returns the longest segment of a config whose training step fits, with the rows it has.
 
     Args:
         build: from further bindings to an experiment (`brt.experiment.Configuration.experiment`);
@@ -112,7 +119,7 @@ def longest_segment(
     per_row = experiment.trainer.rows * experiment.trainer.segments_per_step
     # A model whose memory moves at the ends of segments takes their length as its period.
     follows = any(name.endswith(".window") for name in also)
-    period = STEP if follows else math.lcm(STEP, experiment.model.for_segments(STEP).period)
+    period = STEP if follows else math.lcm(STEP, _period(experiment.model.for_segments(STEP)))
 
     def bytes_of(length):
         lengths = [f"{name} = {length}" for name in ("Trainer.segment_length", *also)]

@@ -1,8 +1,12 @@
-"""What a run reports: sums over the steps since the last report, and device peaks."""
+"""Numbers that a run reports: sums over the steps since the last report, and device peaks."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
+
+from brt.training.train_step import StepMetrics
 
 PEAK_FLOPS = {
     "TPU v4": 275e12,
@@ -17,34 +21,34 @@ PEAK_FLOPS = {
 
 
 def device_peak() -> float | None:
-    """Peak operations per second of one device, or None where it is not known."""
+    """Returns peak operations per second of one device, or None where it is not known."""
     kind = jax.devices()[0].device_kind
     matches = [name for name in PEAK_FLOPS if kind.startswith(name)]
     return PEAK_FLOPS[max(matches, key=len)] if matches else None
 
 
-def peak_bytes(step_function, *arguments) -> int | None:
-    """The most memory one device has held, in bytes, or None where nobody can tell.
+def peak_bytes(step_function: Callable, *arguments: Any) -> int | None:
+    """Returns the most memory one device has held, in bytes, or None where nobody can tell.
 
     Devices that count it say what they have held since the process began, evaluations included;
     for others it is what XLA plans for the step: what it is given, gives back and holds meanwhile.
 
     Args:
         step_function: compiled with `jax.jit` and called before, so that nothing is compiled here.
-        arguments: of the same shapes and places as in that call.
+        arguments: of the same shapes and shardings as in that call.
     """
     counted = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in counted:
         return int(counted["peak_bytes_in_use"])
-    if not hasattr(step_function, "lower"):
+    if not isinstance(step_function, jax.stages.Wrapped):
         return None
     return compiled_bytes(step_function.lower(*arguments).compile())
 
 
-def compiled_bytes(compiled) -> int | None:
-    """What XLA plans for a compiled function, in bytes a device, or None if it does not say.
+def compiled_bytes(compiled: jax.stages.Compiled) -> int | None:
+    """Returns bytes a device that XLA plans for a compiled function, or None if it does not say.
 
-    What it is given, what it gives back beyond that, and what it holds meanwhile.
+    They are what it is given, what it gives back beyond that, and what it holds meanwhile.
     """
     plan = compiled.memory_analysis()
     if plan is None:
@@ -58,11 +62,11 @@ class Interval:
     run reports the same numbers as one that was never stopped."""
 
     def __init__(self, saved: dict | None = None):
-        self.sums = dict(saved or {})
+        self.sums: dict[str, float] = dict(saved or {})
 
-    def add(self, metrics):
+    def add(self, metrics: StepMetrics) -> None:
         """Adds a step's `StepMetrics`, fetched to the host."""
-        values = {
+        values: dict[str, Any] = {
             "nats": metrics.nats,
             "weight": metrics.weight,
             "correct": metrics.correct,
@@ -75,9 +79,11 @@ class Interval:
             self.sums[name] = self.sums.get(name, 0.0) + float(value)
 
     def report(self) -> dict[str, float]:
-        """Scalars `train/*` of the interval (loss in nats per scored token), which ends."""
-        sums, self.sums = self.sums, {}
-        weight, finite = max(sums["weight"], 1e-6), max(sums["steps"] - sums["skipped"], 1.0)
+        """Returns scalars `train/*` of the interval (loss in nats per scored token), which ends."""
+        sums = self.sums
+        self.sums = {}
+        weight = max(sums["weight"], 1e-6)
+        finite = max(sums["steps"] - sums["skipped"], 1.0)
         loss = sums["nats"] / weight
         return {
             "train/loss": loss,

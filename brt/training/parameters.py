@@ -2,12 +2,14 @@
 
 import os
 
+from brt.data.mixture import MixedStore
+from brt.data.stores.token_store import TokenStore
 from brt.training.checkpoint import Checkpoints
 from brt.training.optimization.weight_average import Averaged, evaluated_params
 from brt.training.train_step import TrainState
 
 
-def check_vocabulary(record: dict, store) -> None:
+def check_vocabulary(record: dict, store: TokenStore | MixedStore) -> None:
     """Refuses parameters that were trained on other token ids than a store's.
 
     Args:
@@ -26,10 +28,19 @@ def check_vocabulary(record: dict, store) -> None:
         )
 
 
-def load_params(folder: str, abstract: TrainState):
+def load_params(folder: str, abstract: TrainState) -> tuple[TrainState, dict]:
     """Reads step and parameters of a run folder's newest valid checkpoint.
 
-    Their average, if the run keeps one and `abstract` has its optimizer's state.
+    Args:
+        folder: the run folder.
+        abstract: shapes and shardings to read into.
+
+    Returns:
+        The train state, in which only these two are set, and the checkpoint's record. The
+        parameters are their average, if the run keeps one and `abstract` has its optimizer's state.
+
+    Raises:
+        FileNotFoundError: no checkpoint is there.
     """
     path = os.path.join(folder, "checkpoints")
     if not os.path.isdir(path):

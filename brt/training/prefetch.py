@@ -3,12 +3,13 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
+
+from brt.data.streams.base import Stream
 from brt.data.streams.batch import DTYPES, Batch
 from brt.data.streams.ids import check_ids
 from brt.data.streams.ledger import MODULUS, ledger_of
 from brt.training.sharding import put_rows, rows_answered_for
-
-FIELDS = {name: name.rsplit("_", 1)[1] for name in Batch._fields}
 
 
 class Prefetch:
@@ -18,8 +19,7 @@ class Prefetch:
     batch with an id beyond the vocabulary is an error of `next`.
 
     Args:
-        stream: has `rows`, `segment_length`, `segments_per_step` and
-            `batch(step, first_row, num_rows)`.
+        stream: what to read.
         mesh: rows are divided over its data axis; each process reads its own.
         start: the first step.
         stop: no step from here on is read; None for no end.
@@ -32,11 +32,24 @@ class Prefetch:
         host: the last batch that `next` has given, in NumPy arrays; None unless it is kept.
     """
 
-    def __init__(self, stream, mesh, start=0, stop=None, keeps_ledger=False, keeps_host=False):
-        self.stream, self.mesh, self.step, self.stop = stream, mesh, start, stop
-        self.waited, self.ledger = 0.0, 0
-        self.host, self._keeps_host = None, keeps_host
-        self._answers_for = rows_answered_for(mesh, stream.rows) if keeps_ledger else ()
+    def __init__(
+        self,
+        stream: Stream,
+        mesh: jax.sharding.Mesh,
+        start: int = 0,
+        stop: int | None = None,
+        keeps_ledger: bool = False,
+        keeps_host: bool = False,
+    ):
+        self.stream = stream
+        self.mesh = mesh
+        self.step = start
+        self.stop = stop
+        self.waited = 0.0
+        self.ledger = 0
+        self.host: Batch | None = None
+        self._keeps_host = keeps_host
+        self._answers_for = rows_answered_for(mesh, stream.rows) if keeps_ledger else []
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._next = self._submit()
 
@@ -47,76 +60,94 @@ class Prefetch:
         return self._thread.submit(self._read, self.step - 1)
 
     def _read(self, step):
-        parts = (WholeOnHost if self._keeps_host else HostParts)(self.stream, step)
-        batch = device_batch(self.stream, self.mesh, step, parts)
-        hashes = (ledger_of(parts[rows], step, rows[0]) for rows in self._answers_for)
-        return batch, parts.whole, sum(hashes)
+        host = HostRows(self.stream, step, whole=self._keeps_host)
+        batch = device_batch(self.stream, self.mesh, step, host)
+        hashes = (ledger_of(host.part(*rows), step, rows[0]) for rows in self._answers_for)
+        return batch, host.whole, sum(hashes)
 
     def next(self) -> Batch:
-        """The next step's batch; raises what reading it raised."""
+        """Returns the next step's batch; raises what reading it raised."""
         begun = time.perf_counter()
+        if self._next is None:
+            raise IndexError(f"There is no step {self.step}: reading stops there.")
         batch, self.host, hashed = self._next.result()
         self.waited += time.perf_counter() - begun
         self.ledger = (self.ledger + hashed) % MODULUS
         self._next = self._submit()
         return batch
 
-    def close(self):
+    def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
 
-class HostParts(dict):
-    """One step's batch on the host, by (first row, number of rows), each part read once."""
+class HostRows:
+    """Rows of one step's batch on the host, each part of them read once.
 
-    whole = None
+    Args:
+        stream: what to read.
+        step: of the stream, from 0.
+        whole: read all rows together before any part is asked for, and keep them.
 
-    def __init__(self, stream, step):
-        self.stream, self.step = stream, step
+    Attributes:
+        whole: all rows, if they are kept; else None.
 
-    def __missing__(self, rows):
-        return self.setdefault(rows, self.read(*rows))
+    Raises:
+        ValueError: the store is damaged.
+    """
 
-    def read(self, first_row, num_rows) -> Batch:
-        """Some rows of the step, with ids that the store's vocabulary has.
+    def __init__(self, stream: Stream, step: int, whole: bool = False):
+        self.stream = stream
+        self.step = step
+        self.whole = self._read(0, stream.rows) if whole else None
+        self._parts: dict[tuple[int, int], Batch] = {}
+
+    def part(self, first_row: int, num_rows: int) -> Batch:
+        """Returns some rows, with ids that the store's vocabulary has.
 
         Raises:
             ValueError: the store is damaged.
         """
+        rows = first_row, num_rows
+        if rows not in self._parts:
+            self._parts[rows] = self._taken(first_row, num_rows)
+        return self._parts[rows]
+
+    def _taken(self, first_row, num_rows):
+        if self.whole is None:
+            return self._read(first_row, num_rows)
+        return Batch(*(array[:, first_row : first_row + num_rows] for array in self.whole))
+
+    def _read(self, first_row, num_rows):
         batch = self.stream.batch(self.step, first_row, num_rows)
-        if hasattr(self.stream, "store"):
-            check_ids(batch, self.stream.store)
+        check_ids(batch, self.stream.store)
         return batch
 
 
-class WholeOnHost(HostParts):
-    """The same, with `whole`: all rows, read together before any part is asked for."""
-
-    def __init__(self, stream, step):
-        super().__init__(stream, step)
-        self.whole = self.read(0, stream.rows)
-
-    def __missing__(self, rows):
-        first, number = rows
-        return self.setdefault(rows, Batch(*(x[:, first : first + number] for x in self.whole)))
-
-
-def device_batch(stream, mesh, step, parts=None) -> Batch:
-    """One step's batch as global device arrays.
+def device_batch(
+    stream: Stream, mesh: jax.sharding.Mesh, step: int, rows: HostRows | None = None
+) -> Batch:
+    """Returns one step's batch as global device arrays.
 
     Args:
-        parts: a `HostParts` of that step, where what was read is wanted too.
+        stream: what to read.
+        mesh: rows are divided over its data axis.
+        step: of the stream, from 0.
+        rows: of that step, where what was read is wanted too.
+
+    Raises:
+        ValueError: the store is damaged.
     """
-    parts = HostParts(stream, step) if parts is None else parts
+    host = HostRows(stream, step) if rows is None else rows
     sizes = {"K": stream.segments_per_step, "B": stream.rows, "T": stream.segment_length}
-    return Batch(
-        *(
-            put_rows(
-                mesh,
-                tuple(sizes[letter] for letter in letters),
-                getattr(DTYPES, field),
-                letters,
-                lambda *rows, field=field: getattr(parts[rows], field),
-            )
-            for field, letters in FIELDS.items()
+
+    def on_devices(field, dtype):
+        letters = field.rsplit("_", 1)[1]
+        return put_rows(
+            mesh,
+            tuple(sizes[letter] for letter in letters),
+            dtype,
+            letters,
+            lambda first_row, num_rows: getattr(host.part(first_row, num_rows), field),
         )
-    )
+
+    return Batch._make(map(on_devices, Batch._fields, DTYPES))

@@ -1,4 +1,4 @@
-"""The run folder: what was run, with what, and every number it reported.
+"""The run folder: the record of what was run, with what, and of every number it reported.
 
 config.gin, operative_config.gin, command.txt, environment.json, metrics.jsonl,
 events.out.tfevents.*, checkpoints/
@@ -32,7 +32,8 @@ class RunFolder:
     """
 
     def __init__(self, path: str, writes: bool = True):
-        self.path, self.writes = os.path.abspath(path), writes
+        self.path = os.path.abspath(path)
+        self.writes = writes
         self._metrics: TextIO | None = None
         self._events: Any = None  # a TensorBoard writer
         if writes:
@@ -45,9 +46,10 @@ class RunFolder:
                 ) from error
 
     def file(self, name: str) -> str:
+        """Returns the path of a file of the folder."""
         return os.path.join(self.path, name)
 
-    def describe(self, config: str):
+    def describe(self, config: str) -> None:
         """Writes the config, as bound and as read, the command and the environment."""
         if not self.writes:
             return
@@ -76,7 +78,7 @@ class RunFolder:
         """Opens the records for writing after `step`; what lies beyond it is cut off.
 
         Returns:
-            Where earlier records went if a run begins anew over them, otherwise None.
+            The file that earlier records went to if a run begins anew over them, otherwise None.
         """
         if not self.writes:
             return None
@@ -103,7 +105,7 @@ class RunFolder:
         os.replace(self.file("metrics.jsonl"), aside)
         return aside
 
-    def record(self, step: int, scalars: dict[str, float | str]):
+    def record(self, step: int, scalars: dict[str, float | str]) -> None:
         """Appends one line to metrics.jsonl; what of it is a number, to TensorBoard too."""
         if self._metrics is None:
             return
@@ -117,14 +119,15 @@ class RunFolder:
             if name != "step" and not isinstance(value, str):
                 self._events.add_scalar(name, value, record["step"])
 
-    def sync(self):
-        """Returns when the records are on disk: before a checkpoint that comes after them."""
+    def sync(self) -> None:
+        """Waits until the records are on disk: before a checkpoint that comes after them."""
         if self._metrics is not None:
             self._metrics.flush()
             os.fsync(self._metrics.fileno())
             self._events.flush()
 
-    def close(self):
+    def close(self) -> None:
+        """Waits until the records are on disk, and closes their files."""
         if self._metrics is not None:
             self.sync()
             self._metrics.close()
@@ -132,7 +135,7 @@ class RunFolder:
 
 
 def read_metrics(path: str) -> list[dict]:
-    """The records of a run folder, oldest first; a torn last line is left out."""
+    """Returns the records of a run folder, oldest first; a torn last line is left out."""
     try:
         with open(os.path.join(path, "metrics.jsonl"), encoding="utf-8") as file:
             lines = file.read().split("\n")

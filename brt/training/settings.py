@@ -1,14 +1,22 @@
 """Settings of a training run, which gin binds; the loop that follows them is in `trainer.py`."""
 
+from collections.abc import Callable
+from typing import Any
+
 import gin
+import jax
+import optax
 
 from brt.checks import check_choice
 from brt.data.corpus import Corpus
 from brt.data.streams.samples import check_cut
 from brt.data.streams.select import check_stream
 from brt.models.block_recurrent import BlockRecurrentTransformer
+from brt.models.model import Model
 from brt.training.checkpoint import CheckpointPolicy
 from brt.training.losses import LOSSES
+from brt.training.optimization.plateau import ReduceOnPlateau
+from brt.training.optimization.weight_average import WeightAverage
 from brt.training.unroll import check_depth, check_reread
 
 FREE_TO_CHANGE = (
@@ -59,8 +67,8 @@ class Trainer:
     def __init__(
         self,
         corpus: Corpus = gin.REQUIRED,
-        optimizer=gin.REQUIRED,
-        schedule=gin.REQUIRED,
+        optimizer: Callable[..., optax.GradientTransformation] = gin.REQUIRED,
+        schedule: Callable[..., jax.Array] = gin.REQUIRED,
         steps: int = gin.REQUIRED,
         segment_length: int = gin.REQUIRED,
         tokens_per_step: int = gin.REQUIRED,
@@ -72,15 +80,15 @@ class Trainer:
         seed: int = 0,
         stream: str = "documents",
         mesh: tuple[int, int] = (-1, 1),
-        plateau=None,
-        average=None,
+        plateau: ReduceOnPlateau | None = None,
+        average: WeightAverage | None = None,
         clear_state: bool = False,
         skip_nonfinite: bool = False,
         log_every: int = 100,
         eval_every: int = 1000,
-        evaluation=None,
-        checkpoints=None,
-        model=BlockRecurrentTransformer,
+        evaluation: Any = None,
+        checkpoints: CheckpointPolicy | None = None,
+        model: Callable[..., Model] = BlockRecurrentTransformer,
     ):
         per_row = segment_length * segments_per_step
         if min(segment_length, segments_per_step) < 1 or tokens_per_step % per_row:
@@ -93,31 +101,43 @@ class Trainer:
             raise ValueError("Trainer.steps, tokens_per_step and log_every must be at least 1.")
         check_depth(bptt_depth, segments_per_step)
         check_choice("Trainer.loss", loss, LOSSES)
-        self.loss = loss
         check_stream(stream)
         check_reread(reread_segments, segments_per_step, bptt_depth, stream)
-        source = getattr(corpus, "source", None)
-        if stream == "samples" and (length := getattr(source, "input_length", None)):
+        length = corpus.source.input_length if isinstance(corpus, Corpus) else None
+        if stream == "samples" and length:
             check_cut(length, segment_length, segments_per_step)
-        self.bptt_depth, self.reread_segments = bptt_depth, reread_segments
-        self.remat_segments = remat_segments
-        self.stream = stream
         if plateau and not eval_every:
             raise ValueError(
-                "Trainer.plateau looks at evaluations: bind Trainer.eval_every to 1 or more."
+                "Trainer.plateau follows evaluations: bind Trainer.eval_every to 1 or more."
             )
         if plateau and average:
             raise ValueError(
-                "Trainer.plateau and Trainer.average are both bound: the rule would look at the "
+                "Trainer.plateau and Trainer.average are both bound: the rule would follow the "
                 "average, which improves long after the weights have stopped. Bind one of them."
             )
-        self.plateau, self.average = plateau, average
-        self.corpus, self.optimizer, self.schedule, self.steps = corpus, optimizer, schedule, steps
-        self.segment_length, self.tokens_per_step = segment_length, tokens_per_step
-        self.segments_per_step, self.rows = segments_per_step, tokens_per_step // per_row
-        self.seed, self.mesh, self.clear_state = seed, mesh, clear_state
-        self.skip_nonfinite, self.log_every, self.eval_every = skip_nonfinite, log_every, eval_every
-        self.model, self.evaluation = model, evaluation
+        self.corpus = corpus
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.steps = steps
+        self.segment_length = segment_length
+        self.tokens_per_step = tokens_per_step
+        self.segments_per_step = segments_per_step
+        self.rows = tokens_per_step // per_row
+        self.bptt_depth = bptt_depth
+        self.reread_segments = reread_segments
+        self.remat_segments = remat_segments
+        self.loss = loss
+        self.seed = seed
+        self.stream = stream
+        self.mesh = mesh
+        self.plateau = plateau
+        self.average = average
+        self.clear_state = clear_state
+        self.skip_nonfinite = skip_nonfinite
+        self.log_every = log_every
+        self.eval_every = eval_every
+        self.evaluation = evaluation
+        self.model = model
         self.checkpoints = checkpoints or CheckpointPolicy()
 
     @property

@@ -1,21 +1,22 @@
-"""The device mesh, and where each array of a tree lives on it."""
+"""The device mesh, and the part of each array of a tree that each device holds."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from brt.models.shape_letters import RULES, spec
 
 SUFFIX = re.compile(r"_([A-Z]+)$")
 
 
-def make_mesh(data: int = -1, model: int = 1):
-    """A (data, model) mesh over all devices of all processes; -1 takes what the other leaves.
+def make_mesh(data: int = -1, model: int = 1) -> jax.sharding.Mesh:
+    """Returns a (data, model) mesh of all processes' devices; -1 takes what the other leaves.
 
     Raises:
         ValueError: if the two do not multiply to the number of devices.
@@ -34,8 +35,8 @@ def make_mesh(data: int = -1, model: int = 1):
     return jax.make_mesh(tuple(shape), ("data", "model"), (AxisType.Auto, AxisType.Auto))
 
 
-def shardings(tree, mesh):
-    """A `NamedSharding` for each array of a tree, by the letters at the end of its name.
+def shardings(tree: Any, mesh: jax.sharding.Mesh) -> Any:
+    """Returns a `NamedSharding` for each array of a tree, by the letters at the end of its name.
 
     Names are dictionary keys or named-tuple fields (`queries_DA`, `keys_BWHK`), at any
     depth, so the optimizer's copies of a parameter follow it. What has no letters, one
@@ -43,8 +44,8 @@ def shardings(tree, mesh):
     whole on every device; `check_divisible` refuses the cases where that would be a mistake.
     """
 
-    def place(path, leaf):
-        name = next((str(_key(key)) for key in reversed(path) if isinstance(_key(key), str)), "")
+    def sharding(path, leaf):
+        name = next(filter(None, map(_name, reversed(path))), "")
         match = SUFFIX.search(name)
         if not match or len(match[1]) != leaf.ndim or (leaf.ndim < 2 and match[1] != "B"):
             return NamedSharding(mesh, PartitionSpec())
@@ -54,14 +55,19 @@ def shardings(tree, mesh):
         ]
         return NamedSharding(mesh, PartitionSpec(*axes))
 
-    return jax.tree_util.tree_map_with_path(place, tree)
+    return jax.tree_util.tree_map_with_path(sharding, tree)
 
 
-def _key(key):
-    return getattr(key, "key", getattr(key, "name", getattr(key, "idx", None)))
+def _name(key):
+    """Returns the name in one step of a path; None for an index."""
+    if isinstance(key, jax.tree_util.GetAttrKey):
+        return key.name
+    if isinstance(key, jax.tree_util.DictKey) and isinstance(key.key, str):
+        return key.key
+    return None
 
 
-def check_divisible(mesh, rows: int, model_sizes: dict[str, int]):
+def check_divisible(mesh: jax.sharding.Mesh, rows: int, model_sizes: dict[str, int]) -> None:
     """Refuses meshes that would leave devices with nothing, or with copies, to work on.
 
     Args:
@@ -84,8 +90,14 @@ def check_divisible(mesh, rows: int, model_sizes: dict[str, int]):
             )
 
 
-def put_rows(mesh, shape, dtype, letters, rows_of):
-    """A global array built from the rows this process needs, whatever the number of hosts.
+def put_rows(
+    mesh: jax.sharding.Mesh,
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    letters: str,
+    rows_of: Callable[[int, int], np.ndarray],
+) -> jax.Array:
+    """Returns a global array, built from the rows this process needs, of any number of hosts.
 
     Args:
         shape: the global shape, with the row axis where `letters` has a B.
@@ -104,8 +116,8 @@ def put_rows(mesh, shape, dtype, letters, rows_of):
     return jax.make_array_from_callback(shape, sharding, part, dtype=dtype)
 
 
-def rows_answered_for(mesh, rows: int) -> list[tuple[int, int]]:
-    """The parts of the batch's rows that this process answers for, as (first row, number).
+def rows_answered_for(mesh: jax.sharding.Mesh, rows: int) -> list[tuple[int, int]]:
+    """Returns the parts of the batch's rows that this process answers for, as (first row, number).
 
     It reads these. Where several processes read the same rows, because a model is divided over
     them, the first of them answers; so every row belongs to one process.
@@ -121,7 +133,7 @@ def rows_answered_for(mesh, rows: int) -> list[tuple[int, int]]:
 
 
 def sum_over_processes(number: int) -> int:
-    """The sum of one integer below 2**64 of every process; all of them wait for it."""
+    """Returns the sum of one integer below 2**64 of every process; all of them wait for it."""
     if jax.process_count() == 1:
         return number
     halves = np.array(divmod(number, 2**32), np.uint32)  # JAX has no 64 bits by default

@@ -4,15 +4,21 @@ state, metrics = train_step(state, batch)
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from brt.data.streams.batch import Batch
 from brt.models.caches import clear_state, reset_rows
+from brt.models.model import Model
 from brt.training.losses import trained_weights
 from brt.training.unroll import reread, unroll
+
+SegmentArrays = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+"""A `Batch` of one segment, without a K axis."""
 
 
 class TrainState(NamedTuple):
@@ -32,7 +38,7 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """What one step reports, all scalars on the device.
+    """The report of one step, all scalars on the device.
 
     nats, weight: sums over the scored tokens; their ratio is the loss.
     correct: weighted sum of targets that had the highest logit.
@@ -47,7 +53,13 @@ class StepMetrics(NamedTuple):
     means: dict[str, jax.Array]
 
 
-def segment_sums(model, batch, caches, key=None, clear=False):
+def segment_sums(
+    model: Model,
+    batch: SegmentArrays,
+    caches: tuple,
+    key: jax.Array | None = None,
+    clear: bool = False,
+) -> tuple[tuple, jax.Array, jax.Array, dict[str, jax.Array]]:
     """Reads one segment and scores it.
 
     Args:
@@ -64,7 +76,13 @@ def segment_sums(model, batch, caches, key=None, clear=False):
     return caches, *model.token_losses(x_BTD, batch[1]), monitors
 
 
-def read_segment(model, batch, caches, key=None, clear=False):
+def read_segment(
+    model: Model,
+    batch: SegmentArrays,
+    caches: tuple,
+    key: jax.Array | None = None,
+    clear: bool = False,
+) -> tuple[tuple, jax.Array, dict[str, jax.Array]]:
     """Reads one segment; arguments as `segment_sums`.
 
     Returns:
@@ -81,9 +99,14 @@ def read_segment(model, batch, caches, key=None, clear=False):
 
 
 def make_loss(
-    bind, clear=False, bptt_depth=None, reread_segments=0, remat_segments=False, scores="full"
-):
-    """The loss of one step, a mean over its scored tokens in nats, and what a model adds to it.
+    bind: Callable[[Any], Model],
+    clear: bool = False,
+    bptt_depth: int | None = None,
+    reread_segments: int = 0,
+    remat_segments: bool = False,
+    scores: str = "full",
+) -> Callable:
+    """Returns the loss of one step: a mean over its scored tokens in nats, and what a model adds.
 
     Args:
         bind: from parameters to a model.
@@ -135,8 +158,14 @@ def make_loss(
 
 
 def make_train_step(
-    bind, optimizer, learning_rate, seed=0, dropout=False, skip_nonfinite=False, **of_the_loss
-):
+    bind: Callable[[Any], Model],
+    optimizer: optax.GradientTransformation,
+    learning_rate: Callable[[TrainState], jax.Array],
+    seed: int = 0,
+    dropout: bool = False,
+    skip_nonfinite: bool = False,
+    **of_the_loss: Any,
+) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
     """Builds the step for `jax.jit`, which should donate the state.
 
     Args:
@@ -164,9 +193,9 @@ def make_train_step(
             keep = functools.partial(jax.tree.map, functools.partial(jnp.where, finite))
             params = keep(params, state.params)
             optimizer_state = keep(optimizer_state, state.optimizer)
-            sound = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(caches)]))
+            valid = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(caches)]))
             fresh = bind(params).init_caches(batch.inputs_KBT.shape[1])
-            caches = jax.tree.map(functools.partial(jnp.where, sound), caches, fresh)
+            caches = jax.tree.map(functools.partial(jnp.where, valid), caches, fresh)
             # A skipped step scores nothing, or one bad value would hide all others' mean.
             sums = tuple(jnp.where(finite, s, 0.0) for s in sums)
         nats, weight, correct = sums

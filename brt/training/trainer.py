@@ -2,6 +2,7 @@
 
 import signal
 import time
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -12,6 +13,7 @@ from brt.data.streams.ledger import MODULUS
 from brt.data.streams.select import training_stream
 from brt.progress import Progress
 from brt.training.checkpoint import Checkpoints
+from brt.training.experiment import TrainedExperiment
 from brt.training.metrics import Interval, device_peak, peak_bytes
 from brt.training.optimization.weight_average import evaluated_params
 from brt.training.prefetch import Prefetch
@@ -23,6 +25,16 @@ STOPS = signal.SIGTERM, signal.SIGINT
 """Signals that save and stop."""
 
 
+SHOWN = (
+    "bits_per_token",
+    "cleared_bits_per_token",
+    "bits_per_byte",
+    "recall_accuracy",
+    "task_accuracy",
+)
+"""Figures of an evaluation in the loop that the terminal shows."""
+
+
 class NonFiniteLoss(ArithmeticError):
     """A loss, gradient or update was not finite; the message says where and what is safe."""
 
@@ -32,7 +44,7 @@ class ChangedConfig(ValueError):
 
 
 def _decides(difference, free):
-    """Whether the binding decides what is computed, whatever its scope (`books/Corpus.store`)."""
+    """Tells if the binding decides what is computed, whatever its scope (`books/Corpus.store`)."""
     name = difference.partition(":")[0].rpartition("/")[2]
     return not f"{name}:".startswith(free)
 
@@ -52,9 +64,18 @@ class TrainingRun:
         ValueError: the store that is evaluated on has ids beyond its vocabulary.
     """
 
-    def __init__(self, experiment, mesh, workdir, params=None, allow_changes=False):
-        self.experiment, self.mesh, self.trainer = experiment, mesh, experiment.trainer
-        trainer = self.trainer
+    def __init__(
+        self,
+        experiment: TrainedExperiment,
+        mesh: jax.sharding.Mesh,
+        workdir: str,
+        params: Any = None,
+        allow_changes: bool = False,
+    ):
+        trainer = experiment.trainer
+        self.experiment = experiment
+        self.mesh = mesh
+        self.trainer = trainer
         self.store = experiment.open_store("train")
         self.stream = training_stream(
             trainer.stream,
@@ -79,13 +100,14 @@ class TrainingRun:
             self.interval = Interval(record["interval"])
             self._read_before = int(record.get("ledger", "0"), 16)
         else:
-            self.state, self.interval = experiment.jit_init(mesh)(params), Interval()
+            self.state = experiment.jit_init(mesh)(params)
+            self.interval = Interval()
             self._read_before = 0
         self._read = 0
         self.start = int(self.state.step)
         self.resumed = restored is not None
         self.step_function = experiment.jit_step(mesh)
-        self.stopped_by = None
+        self.stopped_by: int | None = None
 
     def _refuse_changes(self, allow_changes):
         steps = self.checkpoints.steps()
@@ -110,7 +132,7 @@ class TrainingRun:
                 + "\nUse a new --workdir, restore the bindings, or pass --allow_changes to go on."
             )
 
-    def request_stop(self, number=signal.SIGTERM, _=None):
+    def request_stop(self, number: int = signal.SIGTERM, _: Any = None) -> None:
         """Asks the loop to save and return after the step in progress; Ctrl-C again aborts."""
         if number == self.stopped_by == signal.SIGINT:
             raise KeyboardInterrupt
@@ -135,8 +157,11 @@ class TrainingRun:
         if self.start < trainer.steps:
             progress.note("Compiling the step ...")
         prefetch = Prefetch(self.stream, self.mesh, self.start, trainer.steps, keeps_ledger=True)
-        self._clock, self._timed, last_evaluation, pending = time.perf_counter(), 0, {}, None
-        self._peak = None
+        self._timing_since = time.perf_counter()
+        self._timed = 0
+        self._peak: int | None = None
+        last_evaluation: dict[str, float] = {}
+        pending = None  # a step whose metrics are not fetched yet
         try:
             for step in range(self.start + 1, trainer.steps + 1):
                 batch = prefetch.next()
@@ -154,12 +179,13 @@ class TrainingRun:
                 if evaluates or saves:
                     # What is saved or evaluated must be known to be finite.
                     self._consume(*pending, prefetch, progress)
-                    pending, paused = None, time.perf_counter()
+                    pending = None
+                    paused = time.perf_counter()
                     if evaluates:
                         last_evaluation = self._evaluate(step, progress)
                     if saves:
                         self._save()
-                    self._clock += time.perf_counter() - paused
+                    self._timing_since += time.perf_counter() - paused
                 if stops:
                     progress.note(f"Asked to stop: saved step {step}, run again to go on.")
                     break
@@ -199,13 +225,13 @@ class TrainingRun:
 
     def _report(self, step, prefetch, progress):
         now = time.perf_counter()
-        seconds = (now - self._clock) / self._timed
+        seconds = (now - self._timing_since) / self._timed
         scalars = self.interval.report()
         tokens_per_second = self.trainer.tokens_per_step / seconds
         scalars |= {
             "perf/tokens_per_second": tokens_per_second,
             "perf/step_seconds": seconds,
-            "perf/data_wait": prefetch.waited / (now - self._clock),
+            "perf/data_wait": prefetch.waited / (now - self._timing_since),
             "data/ledger": self._ledger(),
         }
         if self._peak is not None:
@@ -219,10 +245,12 @@ class TrainingRun:
             f"loss {scalars['train/loss']:.4f}  bits/token {scalars['train/bits_per_token']:.4f}  "
             f"lr {scalars['train/learning_rate']:.2e}  {tokens_per_second:,.0f} tokens/s",
         )
-        self._clock, self._timed, prefetch.waited = now, 0, 0.0
+        self._timing_since = now
+        self._timed = 0
+        prefetch.waited = 0.0
 
     def _ledger(self):
-        """The ledger of all batches up to the last step consumed, of all hosts: 16 hex digits."""
+        """Returns the ledger of all hosts' batches up to the last step consumed: 16 hex digits."""
         return f"{(self._read_before + sum_over_processes(self._read)) % MODULUS:016x}"
 
     def _evaluate(self, step, progress):
@@ -233,13 +261,9 @@ class TrainingRun:
         if plateau := self.trainer.plateau:
             slowed = plateau.after_evaluation(self.state.optimizer, found["loss"])
             self.state = self.state._replace(optimizer=slowed)
-        shown = (
-            *("bits_per_token", "cleared_bits_per_token", "bits_per_byte"),
-            *("recall_accuracy", "task_accuracy"),
-        )
         progress.note(
             f"eval at step {step:,}: "
-            + "  ".join(f"{name} {found[name]:.4f}" for name in shown if name in found)
+            + "  ".join(f"{name} {found[name]:.4f}" for name in SHOWN if name in found)
         )
         return scalars
 
@@ -253,5 +277,6 @@ class TrainingRun:
         }
         self.checkpoints.save(self.state, record)
 
-    def close(self):
+    def close(self) -> None:
+        """Waits until everything is on disk."""
         self.checkpoints.close()

@@ -1,4 +1,4 @@
-"""Backpropagation through time: how many memories a segment's loss sends its gradient through.
+"""Backpropagation through time, over as many memories as a segment's loss shall reach.
 
     caches, outputs = unroll(read, caches, segments, depth)
 
@@ -13,12 +13,16 @@ A step that reads k segments again before one new segment gives every loss the s
 the Recurrent Memory Transformer's language models were trained.
 """
 
-import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-stop = functools.partial(jax.tree.map, jax.lax.stop_gradient)
+
+def without_gradient(tree: Any) -> Any:
+    """Returns the tree, through which no gradient passes."""
+    return jax.tree.map(jax.lax.stop_gradient, tree)
 
 
 def check_depth(depth: int | None, segments: int) -> None:
@@ -70,7 +74,12 @@ def check_reread(
         )
 
 
-def reread(advance, read, caches, segments):
+def reread(
+    advance: Callable[[Any, Any], Any],
+    read: Callable[[Any, Any], tuple[Any, Any]],
+    caches: Any,
+    segments: Any,
+) -> tuple[Any, Any]:
     """Reads k segments that were read before, and the one after them, with gradients through all.
 
     Args:
@@ -97,7 +106,12 @@ def reread(advance, read, caches, segments):
     return carried, jax.tree.map(lambda x: x[None], outputs)
 
 
-def unroll(read, caches, segments, depth=None):
+def unroll(
+    read: Callable[[Any, Any], tuple[Any, Any]],
+    caches: Any,
+    segments: Any,
+    depth: int | None = None,
+) -> tuple[Any, Any]:
     """Reads the segments of a step in order.
 
     Args:
@@ -117,7 +131,9 @@ def unroll(read, caches, segments, depth=None):
         caches, outputs = read(caches, jax.tree.map(lambda x: x[0], segments))
         return caches, jax.tree.map(lambda x: x[None], outputs)
     if depth == 0:
-        return jax.lax.scan(lambda caches, segment: read(stop(caches), segment), caches, segments)
+        return jax.lax.scan(
+            lambda caches, segment: read(without_gradient(caches), segment), caches, segments
+        )
     if depth is None or depth >= K - 1:
         return jax.lax.scan(read, caches, segments)
     return _windows(read, caches, segments, depth, K)
@@ -126,24 +142,24 @@ def unroll(read, caches, segments, depth=None):
 def _windows(read, caches, segments, depth, K):
     def keep(caches, segment):
         caches, outputs = read(caches, segment)
-        return caches, (stop(caches), outputs)
+        return caches, (without_gradient(caches), outputs)
 
     def advance(caches, segment):
         caches, _ = read(caches, segment)
-        return caches, stop(caches)
+        return caches, without_gradient(caches)
 
     def window(carry, t):
         """Segments t - depth ... t from the memory before the first of them; scores the last."""
         begin, _ = carry
-        places = t - depth + jnp.arange(depth)
-        before = jax.tree.map(lambda x: x[places], segments)
+        earlier = t - depth + jnp.arange(depth)
+        before = jax.tree.map(lambda x: x[earlier], segments)
         caches, entered = jax.lax.scan(advance, begin, before)
         caches, outputs = read(caches, jax.tree.map(lambda x: x[t], segments))
-        return (_first(entered), stop(caches)), outputs
+        return (_first(entered), without_gradient(caches)), outputs
 
     whole = jax.tree.map(lambda x: x[: depth + 1], segments)
     caches, (entered, first) = jax.lax.scan(keep, caches, whole)
-    carry = _first(entered), stop(caches)
+    carry = _first(entered), without_gradient(caches)
     (_, caches), rest = jax.lax.scan(window, carry, jnp.arange(depth + 1, K))
     return caches, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, rest)
 

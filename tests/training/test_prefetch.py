@@ -24,7 +24,8 @@ class Watched:
     def __init__(self, stream):
         self.stream, self.asked = stream, []
         self.read = collections.defaultdict(threading.Event)
-        self.rows, self.segment_length = stream.rows, stream.segment_length
+        self.store, self.rows = stream.store, stream.rows
+        self.segment_length = stream.segment_length
         self.segments_per_step = stream.segments_per_step
 
     def batch(self, step, first_row, num_rows):

@@ -128,7 +128,7 @@ class SampleTask(Source):
                 f"{name}.num_train, num_validation, num_test = {tuple(counts)} must be 1 or more, "
                 f"and {name}.seed = {seed} not negative."
             )
-        self.input_length = tokens - 1 if padded_length is None else padded_length
+        self.input_length: int = tokens - 1 if padded_length is None else padded_length
         if self.input_length < tokens - 1:
             raise ValueError(
                 f"{name}.padded_length = {padded_length} is shorter than a sample: a model reads "

@@ -41,11 +41,14 @@ class Source(abc.ABC):
             processes can read them. `FileSource` describes the three.
         checks_content: whether `parts` reads whole files and refuses others than the published
             ones. Later changes of such files are not looked for.
+        input_length: tokens a model reads of a sample, where all documents are samples of one
+            length; else None.
     """
 
     vocabulary: Vocabulary | None = None
     listed: bool = False
     checks_content: bool = False
+    input_length: int | None = None
 
     @abc.abstractmethod
     def documents(self, split: str) -> Iterator[Document]:

@@ -221,11 +221,11 @@ def entries(size: str) -> int:
     return int(size.removesuffix("k")) * (1000 if size.endswith("k") else 1)
 
 
-def _sizes_of_table_4(column):
+def _sizes_of_table_4(column) -> tuple[tuple[float, ...], tuple[str, ...]]:
     return tuple(size.millions for size in SIZES), tuple(r.printed[column] for r in TABLE_4.rows)
 
 
-def _sizes_of_table_5(column):
+def _sizes_of_table_5(column) -> tuple[tuple[float, ...], tuple[str, ...]]:
     rows = {entries(r.labels[1]): r for r in TABLE_5.rows if r.labels[0] == "PG19 SPM"}
     return tuple(sorted(rows)), tuple(rows[size].printed[column] for size in sorted(rows))
 

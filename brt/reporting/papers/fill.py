@@ -80,7 +80,7 @@ def _filled(table: PaperTable, groups, rest, step_times):
             cells = _cells(measures, row, own, step_times, table)
             rows.append([*map(Cell, (label, *row.labels[1:])), *cells])
     for group in rest:
-        labels = [group.label, *(str(getattr(group.position, name)) for name in table.rest)]
+        labels = [group.label, *(str(getattr(group.position, name)) for name in table.rest or ())]
         nothing = (None,) * sum(quantity.is_printed for quantity in table.quantities)
         row = Row((), nothing, {"system": group.position.system})
         rows.append([*map(Cell, labels), *_cells(measures, row, [group], step_times)])
@@ -234,9 +234,9 @@ def _plot(paper, plot: PaperPlot, groups):
         for group in groups:
             if _fits(group, curve.where) and (values := group.cell(curve.scalar).values):
                 mean, spread = mean_and_spread(values)
-                found = group.at(plot.x), mean, spread, plot.size and group.at(plot.size)
-                if found[0] is not None and math.isfinite(found[0]):
-                    points.setdefault(_series(group, plot), []).append(found)
+                point = group.at(plot.x), mean, spread, plot.size and group.at(plot.size)
+                if point[0] is not None and math.isfinite(point[0]):
+                    points.setdefault(_series(group, plot), []).append(point)
         for series, found in points.items():
             x, y, spreads, sizes = map(list, zip(*sorted(found, key=lambda point: point[:2])))
             line = Line(f"{curve.name}, {series}", x, y, "points", curve.on_second_axis)

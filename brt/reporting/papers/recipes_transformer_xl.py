@@ -5,6 +5,8 @@ assumptions of configs/txl_ablation.gin; section 4 and appendix A of the RMT pap
 logs. Of the model of Penn Treebank nothing is known.
 """
 
+from typing import Any
+
 from brt.reporting.gin_text import Reference
 
 _ADAM = {"Trainer.optimizer": Reference("@adamw"), "adamw.clip_norm": 0.25}
@@ -80,7 +82,7 @@ _FIRST_MEMORY = {"RecurrentMemoryTransformer.initial_rows": "identical"}
 
 def recurrent_memory(position) -> dict:
     """The settings of Tables 2, 4 and 5 of the RMT paper, for the position of a run."""
-    own = {"Trainer.steps": 400_000}
+    own: dict[str, Any] = {"Trainer.steps": 400_000}
     if position.segment_length in TOKENS_PER_STEP:
         own["Trainer.tokens_per_step"] = TOKENS_PER_STEP[position.segment_length]
     if position.memory_tokens:
@@ -92,7 +94,7 @@ def recurrent_memory(position) -> dict:
 
 def quadratic(position) -> dict:
     """The settings of Table 1 of the RMT paper, for the position of a run."""
-    sizes = {"num_layers": 6, "num_heads": 6, "head_size": 64, "width": 128}
+    sizes: dict[str, Any] = {"num_layers": 6, "num_heads": 6, "head_size": 64, "width": 128}
     sizes |= {"feed_forward_size": 256, "dropout": 0.1}
     first_memory = _FIRST_MEMORY if position.memory_tokens else {}
     own = {

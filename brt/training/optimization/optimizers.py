@@ -1,14 +1,20 @@
 """Optimizers, as factories: from a learning rate (a function of the step) to optax."""
 
+from collections.abc import Callable
+
 import gin
 import optax
+from jax.typing import ArrayLike
 
 from brt.checks import check_not_negative, check_positive, check_share, check_whole
+
+Schedule = Callable[[ArrayLike], ArrayLike]
+"""From a step, counted from 0, to the learning rate."""
 
 
 @gin.configurable(denylist=["learning_rate"])
 def adafactor(
-    learning_rate,
+    learning_rate: Schedule,
     momentum: float | None = 0.9,
     decay_rate: float = 0.8,
     clip_update: float | None = 1.0,
@@ -46,7 +52,7 @@ def adafactor(
 
 @gin.configurable(denylist=["learning_rate"])
 def adamw(
-    learning_rate,
+    learning_rate: Schedule,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
@@ -66,7 +72,7 @@ def adamw(
         clip_value: greatest absolute value of any entry of the gradient, above 0, or None.
 
     Raises:
-        ValueError: a setting outside its range: with it the loss would climb, or nothing move.
+        ValueError: a setting outside its range: with it the loss would rise, or nothing move.
 
     Source: Kingma and Ba 2015; Loshchilov and Hutter 2019, arXiv:1711.05101.
     """

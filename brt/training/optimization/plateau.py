@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from brt.checks import check_not_negative, check_whole
+from brt.training.optimization.optimizers import Schedule
 
 
 class Slowed(NamedTuple):
@@ -51,7 +52,9 @@ class ReduceOnPlateau:
         self.floor = floor
         self._rule = optax.contrib.reduce_on_plateau(factor, patience + 1, rtol=1e-4)
 
-    def slow(self, optimizer, schedule) -> optax.GradientTransformation:
+    def slow(
+        self, optimizer: optax.GradientTransformation, schedule: Schedule
+    ) -> optax.GradientTransformation:
         """`optimizer`, whose updates are proportional to `schedule`, with this rule."""
 
         def init(params):
@@ -70,7 +73,7 @@ class ReduceOnPlateau:
         lowest = self.floor / jnp.maximum(rate, 1e-30)
         return jnp.minimum(jnp.maximum(state.plateau.scale, lowest), 1.0)
 
-    def rate(self, rate, state: Slowed):
+    def rate(self, rate: jax.Array, state: Slowed) -> jax.Array:
         """The learning rate in force, where the schedule says `rate`."""
         return rate * self._scale(rate, state)
 

@@ -11,6 +11,7 @@ there), a `minimum` above the `maximum`, and a warm-up that is no whole number o
 import gin
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from brt.checks import check_positive, check_rates, check_whole
 
@@ -27,7 +28,7 @@ def _ramp(name, step, warmup_steps):
 
 @gin.configurable(denylist=["step", "total_steps"])
 def rsqrt(
-    step, total_steps: int, multiplier: float = 1.0, warmup_steps: float | None = 1000
+    step: ArrayLike, total_steps: int, multiplier: float = 1.0, warmup_steps: float | None = 1000
 ) -> jax.Array:
     """multiplier / sqrt(max(t, w, 100)): 0.0316 at 1,000 steps, 0.00141 at 500,000."""
     check_positive("rsqrt.multiplier", multiplier)
@@ -37,7 +38,7 @@ def rsqrt(
 
 @gin.configurable(denylist=["step", "total_steps"])
 def rescaled_rsqrt(
-    step,
+    step: ArrayLike,
     total_steps: int,
     minimum: float = 0.001,
     maximum: float = 0.05,
@@ -52,7 +53,7 @@ def rescaled_rsqrt(
 
 @gin.configurable(denylist=["step", "total_steps"])
 def cosine(
-    step,
+    step: ArrayLike,
     total_steps: int,
     maximum: float = 0.01,
     minimum: float = 0.001,
@@ -76,7 +77,7 @@ def cosine(
 
 @gin.configurable(denylist=["step", "total_steps"])
 def linear(
-    step,
+    step: ArrayLike,
     total_steps: int,
     maximum: float = 0.01,
     minimum: float = 0.0,
@@ -90,7 +91,7 @@ def linear(
 
 @gin.configurable(denylist=["step", "total_steps"])
 def constant_rate(
-    step, total_steps: int, value: float = 0.001, warmup_steps: float | None = 1000
+    step: ArrayLike, total_steps: int, value: float = 0.001, warmup_steps: float | None = 1000
 ) -> jax.Array:
     """`value`, after the ramp."""
     check_positive("constant_rate.value", value)

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from brt.training.train_step import TrainState
+
 
 class Averaged(NamedTuple):
     """The optimizer state of a run that averages its weights.
@@ -43,7 +45,7 @@ class WeightAverage:
             raise ValueError(f"WeightAverage.decay = {decay} must lie between 0 and 1.")
         self.decay, self._ema = decay, optax.ema(decay)
 
-    def averaging(self, optimizer) -> optax.GradientTransformation:
+    def averaging(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
         """`optimizer`, with the average in its state."""
 
         def init(params):
@@ -58,7 +60,7 @@ class WeightAverage:
         return optax.GradientTransformation(init, update)
 
 
-def evaluated_params(state):
+def evaluated_params(state: TrainState) -> Any:
     """The parameters of a train state that evaluation reads: their average, if there is one."""
     if not isinstance(state.optimizer, Averaged):
         return state.params
