@@ -233,6 +233,8 @@ _OF_MODEL = {
 
 
 def _depth(settings):
+    if again := settings.get("Trainer.reread_segments"):
+        return again
     depth = settings.get("Trainer.bptt_depth")
     return settings.get("Trainer.segments_per_step", 1) - 1 if depth is None else depth
 

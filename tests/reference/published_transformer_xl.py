@@ -244,14 +244,11 @@ ENWIK8_BASE = (
     TRAINING | SYMBOLS | model(12, 512, 8, 64, 2048, 0.1, 0.0, "RMT 4; run_enwik8_base.sh")
 )
 ROWS = {50: 128, 150: 60, 128: 64, 512: 22}
-"""Streams of a step by the length of a segment, at k segments read for each scored one (logs)."""
+"""Streams of a step by the length of a segment, whatever is read again (logs)."""
 
 
 def text(corpus, segment, cache, tokens=0, depth=0, twice=False, at_end=True) -> Numbers:
-    """A row of Tables 2, 4 or 5: segment, states cached, memory tokens and depth of BPTT.
-
-    A step has the published number of tokens; with a depth its rows are fewer and longer.
-    """
+    """A row of Tables 2, 4 or 5: segment, states cached, memory tokens and depth of BPTT."""
     words = corpus == "wikitext103"
     base = TRAINING | WORDS | BASE if words else ENWIK8_BASE
     steps = 200_000 if words else 400_000
@@ -267,9 +264,8 @@ def text(corpus, segment, cache, tokens=0, depth=0, twice=False, at_end=True) ->
     numbers |= told("app. A.5", {f"{MEMORY}.auxiliary_weight": auxiliary})
     numbers |= told("logs", {f"{MEMORY}.memory_at_end": at_end})
     numbers |= own({f"{MEMORY}.allow_long_memory": tokens >= segment})
-    segments = 1 if not depth else 4 if segment != 50 else 8
-    numbers |= told("tables 2, 4, 5: BPTT", {"Trainer.bptt_depth": depth})
-    return numbers | own({"Trainer.segments_per_step": segments})
+    again = {"Trainer.reread_segments": depth, "Trainer.segments_per_step": 1}
+    return numbers | told("tables 2, 4, 5: BPTT; lmr: train.py", again)
 
 
 def _wt(*arguments, **options) -> Numbers:
@@ -281,8 +277,7 @@ def _en(*arguments, **options) -> Numbers:
 
 
 def _memtr(tokens: int) -> Numbers:
-    numbers = _wt(150, 0, tokens, at_end=False)
-    return numbers | told("tables 2, 5", {"Trainer.bptt_depth": None})
+    return _wt(150, 0, tokens, at_end=False)
 
 
 SWEEPS = {

@@ -225,9 +225,10 @@ def test_gradients_cross_all_memories_of_a_step_unless_a_depth_is_bound(tmp_path
         make_xl_run(tmp_path / "all", *lines, tokens=5),
         make_xl_run(tmp_path / "two", *lines, "Trainer.bptt_depth = 2", tokens=5),
         make_xl_run(tmp_path / "one", tokens=5),
+        make_xl_run(tmp_path / "again", tokens=5, depth=1),
     ]
-    assert [paper_position(Run(run)).bptt_depth for run in runs] == [3, 2, 0]
-    assert [paper_position(Run(run)).visible_context for run in runs] == [512, 384, 128]
+    assert [paper_position(Run(run)).bptt_depth for run in runs] == [3, 2, 0, 1]
+    assert [paper_position(Run(run)).visible_context for run in runs] == [512, 384, 128, 256]
 
 
 def test_a_cell_says_what_its_evaluation_was_given_besides_the_run_s_own_settings(tmp_path):

@@ -46,7 +46,7 @@ def test_batches_schedules_and_losses_are_the_published_ones(name):
     tokens = {150: 60 * 150, 50: 128 * 50, 512: 22 * 512, 128: 64 * 128}
     for rung in rungs(name):
         settings, where = rung.settings, placed(rung)
-        segment, steps = where.segment_length, settings.get("Trainer.segments_per_step", 1)
+        segment = where.segment_length
         assert settings["Trainer.tokens_per_step"] == tokens[segment]
         evaluated = settings.get("Evaluation.segment_length", segment)
         assert evaluated == min(segment, 128) if name == "rmt_table_4" else evaluated == segment
@@ -56,7 +56,8 @@ def test_batches_schedules_and_losses_are_the_published_ones(name):
         assert ("RecurrentMemoryTransformer" in str(settings["Trainer.model"])) == (
             where.system not in ("Tr-XL", "Baseline")
         )
-        assert where.bptt_depth < steps and (where.bptt_depth > 0) == (steps > 1)
+        assert settings.get("Trainer.reread_segments", 0) == where.bptt_depth
+        assert not {"Trainer.segments_per_step", "Trainer.bptt_depth"} & settings.keys()
         weight = settings.get("RecurrentMemoryTransformer.auxiliary_weight", 0)
         assert weight == (0.01 if where.system == "Tr-XL + RMT" else 0)
 
@@ -106,5 +107,16 @@ def test_every_row_builds_and_reads_every_binding(name, tmp_path):
 
 
 def test_a_depth_beyond_the_segments_of_a_step_is_named():
+    bindings = "Trainer.reread_segments = 0", "Trainer.bptt_depth = 4"
     with pytest.raises(ValueError, match=r"bptt_depth = 4 .*segments_per_step = 5"):
-        built("rmt_wt103_150.gin", "Trainer.bptt_depth = 4")
+        built("rmt_wt103_150.gin", *bindings)
+
+
+def test_a_config_builds_in_the_cheaper_way_that_its_header_names():
+    for name in ("rmt_wt103_150.gin", "rmt_wt103_50.gin", "rmt_enwik8_128.gin"):
+        text = (ROOT / "configs" / "rmt" / name).read_text()
+        bindings = re.findall(r"--gin.(Trainer.(?:reread|segm|bptt)\w+=\d)", text)
+        published, cheaper = built(name).trainer, built(name, *bindings).trainer
+        assert cheaper.bptt_depth == published.reread_segments > 0
+        assert cheaper.rows * cheaper.segments_per_step == published.rows
+        assert not cheaper.reread_segments

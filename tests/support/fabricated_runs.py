@@ -65,18 +65,17 @@ def make_xl_run(
 
     Args:
         size: of `PUBLISHED`.
-        memory, tokens: M and m. depth: of backpropagation, in as many segments and one more.
+        memory, tokens: M and m. depth: of backpropagation, over as many segments read again.
         bindings, options: as of `make_run`.
     """
     model = "RecurrentMemoryTransformer" if tokens else "TransformerXL"
     lines = [f"Trainer.model = @{model}", f"TransformerXL.memory_length = {memory}"]
     lines += [f"TransformerXL.{n} = {v}" for n, v in zip(DIMENSIONS, PUBLISHED[size])]
     lines += [f"RecurrentMemoryTransformer.num_memory = {tokens}"] * bool(tokens)
-    rows = segment * ((depth or 0) + 1)
-    lines += [f"Trainer.segment_length = {segment}", f"Trainer.tokens_per_step = {rows}"]
+    lines += [f"Trainer.segment_length = {segment}", f"Trainer.tokens_per_step = {segment}"]
     lines += [f"Trainer.steps = {steps}", 'Corpus.store = "stores/text"']
     if depth is not None:
-        lines += [f"Trainer.bptt_depth = {depth}", f"Trainer.segments_per_step = {depth + 1}"]
+        lines += [f"Trainer.reread_segments = {depth}"]
     return make_run(folder, None, *SMALL, *lines, *bindings, **options)
 
 

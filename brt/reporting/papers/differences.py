@@ -19,7 +19,6 @@ OF_RULES = {
     "gate_biases": ("RecurrentCell.gate_biases",),
     "vocabulary": ("vocabulary",),
     "memory": ("TransformerXL.memory_length",),
-    "bptt_depth": ("Trainer.bptt_depth", "Trainer.segments_per_step"),
     "segments": ("Trainer.segments_per_step",),
     "loss": ("Trainer.loss",),
     "encoding": ("TransformerXL.encoding",),

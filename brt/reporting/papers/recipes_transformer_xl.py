@@ -82,7 +82,10 @@ _FIRST_MEMORY = {"RecurrentMemoryTransformer.initial_rows": "identical"}
 
 def recurrent_memory(position) -> dict:
     """The settings of Tables 2, 4 and 5 of the RMT paper, for the position of a run."""
-    own: dict[str, Any] = {"Trainer.steps": 400_000}
+    own: dict[str, Any] = {
+        "Trainer.steps": 400_000,
+        "Trainer.reread_segments": position.bptt_depth,
+    }
     if position.segment_length in TOKENS_PER_STEP:
         own["Trainer.tokens_per_step"] = TOKENS_PER_STEP[position.segment_length]
     if position.memory_tokens:
