@@ -136,6 +136,14 @@ def _explained(call, where, text=""):
         call()
     except (SyntaxError, ValueError, TypeError, OSError, RuntimeError) as error:
         raise ConfigError(_explain(str(error), where, text)) from error
+    except ModuleNotFoundError as error:
+        name = str(error).split("'")[1]  # gin hands on the message, not the attribute
+        raise ConfigError(
+            f"{where}: Python finds no module {name}: call the command in the folder that "
+            "holds it, or put that folder on PYTHONPATH."
+        ) from error
+    except ImportError as error:
+        raise ConfigError(f"{where}: {str(error).strip()}.") from error
     except Exception as error:  # tokenize errors share no better base class
         raise ConfigError(f"{where}: {error}. Is a bracket or a quote left open?") from error
 
@@ -163,7 +171,8 @@ def _explain(message, where, text):
         return f"{where}: nothing is called {wanted}.{_nearest(wanted, known_names())}"
     if "doesn't have a parameter named" in message:
         configurable, parameter = message.split("'")[1], message.split("named '")[1].split("'")[0]
-        own = [f"{configurable}.{name}" for name in known_names().get(configurable, ())]
+        entries = (e for _, e in gin.config._REGISTRY.items() if e.name == configurable)
+        own = [f"{configurable}.{name}" for entry in entries for name in _bindable(entry)]
         of_parts = [f"{part}.{parameter}" for part in _parts(configurable, parameter)]
         nearest = _nearest(f"{configurable}.{parameter}", of_parts or own or known_parameters())
         return f"{where}: {configurable} has no parameter {parameter}.{nearest}"
@@ -196,12 +205,7 @@ def known_names() -> dict[str, list[str]]:
     names = {}
     for selector, entry in gin.config._REGISTRY.items():  # no public listing in gin 0.5
         if entry.module and entry.module.split(".")[0] == "brt":
-            names[selector.rsplit(".", 1)[-1]] = [
-                name
-                for name, parameter in _parameters(entry).items()
-                if name != "self" and name not in (entry.denylist or ())
-                if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-            ]
+            names[selector.rsplit(".", 1)[-1]] = _bindable(entry)
     return names
 
 
@@ -212,6 +216,16 @@ def configurable_class(name: str) -> type | None:
         if selector.rsplit(".", 1)[-1] == name and inspect.isclass(entry.wrapped):
             return entry.wrapped
     return None
+
+
+def _bindable(entry):
+    """The parameters of a configurable that gin may bind."""
+    return [
+        name
+        for name, parameter in _parameters(entry).items()
+        if name != "self" and name not in (entry.denylist or ())
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
 
 
 def _parameters(entry):

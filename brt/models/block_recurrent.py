@@ -212,11 +212,12 @@ class BlockRecurrentTransformer(Body):
         return within + sum(layer.reach() for layer in self.layers)
 
     def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
-        """Returns the norm of the gradient that reaches each memory's parameters."""
+        """Returns the norm of the gradient that reaches each memory that learns something."""
         return {
             f"layer{i}/{name}_grad_norm": optax.tree.norm(grads["layers"][i][name])
             for i, layer in enumerate(self.layers)
             for name in layer.memory_names
+            if name in grads["layers"][i]
         }
 
     def flops_per_token(self) -> float:

@@ -255,9 +255,8 @@ def test_logits_depend_on_all_of_the_past_they_may_see_and_on_nothing_else(name)
 
 @every_architecture
 def test_what_carries_a_state_sees_infinitely_far_and_nothing_else_does(name):
-    model, entry = tiny(name), ARCHITECTURES[name]
+    model = tiny(name)
     limited = model.receptive_field() < math.inf
-    assert not (limited and entry.within)
     # Beyond the receptive field nothing of a document is left, however many segments it has.
     length, segments = segment_length(name), 12
     rng = np.random.default_rng(15)
@@ -304,3 +303,21 @@ def test_clearing_the_state_at_each_segment_spares_the_first_segment_and_the_win
     with_state, _ = read(tokens[-1], kept, none)
     without, _ = read(tokens[-1], clear_state(kept, empty), none)
     assert np.array_equal(with_state, without) is not bool(ARCHITECTURES[name].cleared)
+
+
+@every_architecture
+def test_clearing_the_state_keeps_what_windows_hold_and_nothing_else(name):
+    model = tiny(name)
+    tokens = np.random.default_rng(16).integers(0, VOCABULARY, (5, ROWS, SEGMENT)).astype(np.int32)
+    other = tokens.copy()
+    other[-2, :, -1] = (other[-2, :, -1] + 1) % VOCABULARY
+    read = functools.partial(segment, *nnx.split(model, nnx.Param))
+    found = []
+    for read_before in (tokens, other):
+        empty = caches = model.init_caches(ROWS)
+        for tokens_BT in read_before[:-1]:
+            _, caches = read(tokens_BT, caches, NONE)
+        found.append(read(tokens[-1], clear_state(caches, empty), NONE)[0])
+    # The last token of a period sees farthest through windows: beyond its own period, or not.
+    kept = model.windows_reach() >= model.period
+    assert np.array_equal(*found) is not kept

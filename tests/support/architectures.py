@@ -59,8 +59,8 @@ class Architecture:
         segment: tokens of a segment it is fed; the law of cuts takes others.
         cut_invariant: whether cutting a document at block borders changes nothing.
         cleared: indices of the caches that clearing the state changes.
-        within: whether, inside a segment, a token sees all blocks before its own, through a
-            state; otherwise exactly `windows_reach()` tokens.
+        within: whether, inside a segment of four blocks, a token sees all blocks before its own,
+            through a memory; otherwise exactly `windows_reach()` tokens.
         various: letters that stand for several sizes in it, such as those of layers that differ.
         divisible: overrides that make its sizes divisible by a mesh of eight devices.
     """

@@ -1,0 +1,290 @@
+"""The page on models is true: its examples train, are evaluated and write, and keep the laws."""
+
+import functools
+import importlib
+import inspect
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import paper_numpy
+import pytest
+import test_cache_laws
+import test_laws
+import test_references
+import test_resume_law
+import test_shape_letters
+import test_sharding_laws
+from architectures import ARCHITECTURES, DIVISIBLE, SIZES, VOCABULARY, Architecture, paper_settings
+from paths import ROOT
+from quick_commands import quick_environment
+from test_sharding_laws import store  # noqa: F401  (a fixture)
+from tiny_run import write_corpus
+
+from brt.models.block_recurrent import BlockRecurrentTransformer
+from brt.training.run_folder import read_metrics
+
+README = (ROOT / "brt" / "models" / "README.md").read_text(encoding="utf-8")
+LAYER, NUM_BLOCKS = 1, 3
+PROMPT = "the tea then the"
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def write_examples(folder):
+    """Writes the Python and gin blocks of the page to the files that their first lines name."""
+    for block in blocks("python") + blocks("gin"):
+        (folder / re.match(r"# (\w+\.\w+)\n", block)[1]).write_text(block, encoding="utf-8")
+
+
+# The examples keep the laws, as the architectures of brt do.
+
+
+class SummariesReader(paper_numpy.Reader):
+    """Plain loops: the mean keys and values of the last blocks are the states of one layer."""
+
+    def begin(self):
+        memory = super().begin()
+        zeros_SHK = np.zeros((NUM_BLOCKS, SIZES["num_heads"], SIZES["head_size"]))
+        memory[LAYER]["summaries"] = zeros_SHK, zeros_SHK
+        return memory
+
+    def read(self, tokens_T, memory):
+        memory, W, outputs = list(memory), self.settings.window, []
+        for first in range(0, len(tokens_T), W):
+            x_WD = paper_numpy.embed(self.params, tokens_T[first : first + W])
+            for index in range(len(memory)):
+                layer, summaries = self.params["layers"][index], memory[index].get("summaries")
+                x_WD, after = paper_numpy.run_layer(
+                    layer, self.settings, x_WD, memory[index], summaries
+                )
+                if summaries:
+                    new = sum(after["keys"]) / W, sum(after["values"]) / W
+                    pairs = zip(summaries, new)
+                    after["summaries"] = tuple(np.stack([*old[1:], mean]) for old, mean in pairs)
+                memory[index] = after
+            outputs.append(x_WD)
+        y_TD = np.concatenate(outputs)
+        return paper_numpy.predict(self.params, self.settings, y_TD), memory
+
+
+class MeanReader:
+    """Plain loops: a mean of embeddings, of which every dimension decays at its own rate."""
+
+    def __init__(self, params):
+        self.params = params
+
+    def begin(self):
+        return np.zeros(len(self.params["begin_D"]))
+
+    def read(self, tokens_T, mean_D):
+        keep_D = 1 / (1 + np.exp(-self.params["decay_D"]))
+        logits = []
+        for t in tokens_T:
+            x_D = self.params["begin_D"] if t < 0 else self.params["embedding_VD"][t]
+            mean_D = keep_D * mean_D + (1 - keep_D) * x_D
+            logits.append(self.params["embedding_VD"] @ mean_D)
+        return np.stack(logits), mean_D
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory):
+    """An entry of `ARCHITECTURES` for each example, from the text of the page."""
+    folder = tmp_path_factory.mktemp("examples")
+    write_examples(folder)
+    sys.path.insert(0, str(folder))
+    try:
+        summaries = importlib.import_module("my_memories").BlockSummaries
+        mean = importlib.import_module("my_model").DecayingMean
+    finally:
+        sys.path.remove(str(folder))
+    memory = functools.partial(summaries, num_blocks=NUM_BLOCKS)
+    stack = functools.partial(BlockRecurrentTransformer, memories=((memory, (LAYER,)),))
+    return {
+        "my_memories": Architecture(
+            build=lambda rngs, **overrides: stack(rngs, **SIZES | overrides),
+            reference=lambda params: SummariesReader(params, paper_settings()),
+            cut_invariant=True,
+            cleared=(LAYER,),
+            within=True,
+            divisible=DIVISIBLE,
+        ),
+        "my_model": Architecture(
+            build=lambda rngs, **overrides: mean(
+                rngs, **dict(vocabulary_size=VOCABULARY, width=12) | overrides
+            ),
+            reference=MeanReader,
+            cut_invariant=True,
+            cleared=(0,),
+            within=True,
+            divisible=dict(vocabulary_size=256, width=16),
+        ),
+    }
+
+
+def laws():
+    """Every law that is checked of an architecture by its name."""
+    modules = (
+        *(test_shape_letters, test_cache_laws, test_references, test_laws),
+        *(test_resume_law, test_sharding_laws),
+    )
+    for module in modules:
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            arguments = inspect.signature(function).parameters.keys()
+            # Two are not of the model: where a reference is kept, and shapes of two architectures.
+            if name.startswith("test_a_reference") or "shape" in arguments:
+                continue
+            if name.startswith("test_") and "name" in arguments:
+                yield pytest.param(module, function, id=name)
+
+
+@pytest.mark.parametrize("example", ["my_memories", "my_model"])
+@pytest.mark.parametrize(("module", "law"), list(laws()))
+def test_an_example_keeps_the_law(module, law, example, entries, request, monkeypatch):
+    monkeypatch.setitem(ARCHITECTURES, example, entries[example])
+    arguments = {"name": example, "mesh_shape": (2, 4)}
+    wanted = inspect.signature(law).parameters.keys()
+    arguments |= {
+        name: request.getfixturevalue(name) for name in wanted if name in ("store", "tmp_path")
+    }
+    types = [("float64", 1e-9), ("float32", 2e-5)] if "dtype" in wanted else [(None, None)]
+    for dtype, tolerance in types:
+        arguments |= dict(dtype=dtype, tolerance=tolerance)
+        with jax.enable_x64(module is test_laws):
+            law(**{name: arguments[name] for name in wanted})
+
+
+def test_the_laws_are_all_here():
+    names = {case.id for case in laws()}
+    assert len(names) >= 20
+    assert {
+        "test_decoding_token_by_token_is_the_segment_pass",
+        "test_cutting_a_document_at_block_borders_changes_no_logit_and_no_cache",
+        "test_rows_are_strangers",
+        "test_every_cache_says_its_shape_in_its_name",
+        "test_every_logit_follows_from_the_equations",
+        "test_the_mesh_changes_no_batch_and_no_loss",
+    } <= names
+
+
+# The commands of the page, in the reader's folder, on the reader's text.
+
+TINY = {
+    "my_experiment": [
+        "BlockRecurrentTransformer.num_layers=2",
+        "BlockRecurrentTransformer.width=16",
+        "BlockRecurrentTransformer.num_heads=2",
+        "BlockRecurrentTransformer.head_size=4",
+        "BlockRecurrentTransformer.feed_forward_size=24",
+        "BlockRecurrentTransformer.window=8",
+    ],
+    "my_model": ["DecayingMean.width=8"],
+}
+OF_ANY = [
+    "Trainer.segment_length=16",
+    "Trainer.tokens_per_step=64",
+    "Trainer.log_every=1",
+    "Trainer.eval_every=0",
+    "cosine.warmup_steps=1",
+]
+
+
+def call(folder, environment, *arguments):
+    """Runs `python ...` in a folder, as a reader would."""
+    line = [sys.executable, *map(str, arguments)]
+    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("example", TINY)
+def test_an_example_trains_resumes_is_evaluated_and_writes_by_the_commands(example, tmp_path):
+    write_examples(tmp_path)
+    write_corpus(tmp_path / "books")
+    environment = quick_environment(tmp_path)
+    (shown,) = (block for block in blocks("bash") if f"{example}.gin" in block)
+    (workdir,) = re.findall(r"--workdir=(\S+)", shown)
+
+    def done(*arguments):
+        found = call(tmp_path, environment, *arguments)
+        assert found.returncode == 0, found.stderr[-3000:]
+        return found.stdout
+
+    tiny = [f"--gin.{binding}" for binding in TINY[example] + OF_ANY]
+    for steps in (2, 3):
+        done(*shlex.split(shown)[1:], *tiny, f"--gin.Trainer.steps={steps}", "--allow_changes")
+    records = read_metrics(str(tmp_path / workdir))
+    losses = {record["step"]: record["train/loss"] for record in records if "train/loss" in record}
+    assert losses.keys() == {1, 2, 3} and np.isfinite(list(losses.values())).all()
+
+    done("-m", "brt.evaluate", f"--workdir={workdir}", '--gin.Evaluation.split="test"')
+    figures = json.loads((tmp_path / workdir / "evaluation_test.json").read_text())
+    assert figures["step"] == 3 and figures["loss"] != figures["cleared_loss"]
+
+    generate = ("-m", "brt.generate", f"--workdir={workdir}", "--temperature=0")
+    whole = done(*generate, f"--prompt={PROMPT}", "--max_tokens=24")
+    saved = ("--max_tokens=12", "--save_memory=tea.memory")
+    first = done(*generate, f"--prompt={PROMPT}", *saved)
+    second = done(*generate, "--load_memory=tea.memory", "--max_tokens=12")
+    assert first[:-1] + second == whole
+
+
+# What gin knows.
+
+
+def write_config(folder, imports=""):
+    """The config of the example of a memory, with this for its line `import my_memories`."""
+    (config,) = (block for block in blocks("gin") if "# my_experiment.gin" in block)
+    assert config.count("import my_memories\n") == 1
+    path = folder / "my_experiment.gin"
+    path.write_text(config.replace("import my_memories\n", imports), encoding="utf-8")
+    return path
+
+
+def memory_code():
+    return next(block for block in blocks("python") if "# my_memories.py" in block)
+
+
+def dry_run(folder, environment, *arguments):
+    command = ("-m", "brt.train", "--gin_file=my_experiment.gin", "--dry_run", *arguments)
+    return call(folder, environment, *command)
+
+
+def test_a_class_is_known_as_soon_as_its_file_lies_among_the_memories(tmp_path):
+    for name in ("brt", "configs"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    write_config(tmp_path)
+    environment = quick_environment(tmp_path) | {"PYTHONPATH": ""}
+    before = dry_run(tmp_path, environment)
+    # This process may have imported the class; the command has not.
+    assert before.returncode == 1 and "nothing is called BlockSummaries" in before.stderr
+    (tmp_path / "brt/models/memories/block_summaries.py").write_text(memory_code())
+    after = dry_run(tmp_path, environment)
+    assert after.returncode == 0, after.stderr[-3000:]
+    assert re.search(r"BlockSummaries\.num_blocks += 4", after.stdout)
+
+
+def test_a_class_elsewhere_is_known_by_the_line_that_imports_its_module(tmp_path):
+    (tmp_path / "elsewhere" / "of_mine").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "of_mine" / "memories.py").write_text(memory_code())
+    write_config(tmp_path, "import of_mine.memories\n")
+    environment = quick_environment(tmp_path)
+    missing = dry_run(tmp_path, environment)
+    assert missing.returncode == 1
+    assert "my_experiment.gin: Python finds no module of_mine: call the" in missing.stderr
+    path = os.pathsep.join([str(tmp_path / "elsewhere"), environment["PYTHONPATH"]])
+    found = dry_run(tmp_path, environment | {"PYTHONPATH": path})
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert re.search(r"BlockSummaries\.num_blocks += 4", found.stdout)
+    misspelt = dry_run(
+        tmp_path, environment | {"PYTHONPATH": path}, "--gin.BlockSummaries.num_block=3"
+    )
+    assert misspelt.returncode == 1
+    assert "The nearest valid name is BlockSummaries.num_blocks." in misspelt.stderr
