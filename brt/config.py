@@ -193,10 +193,10 @@ def _nearest(name, candidates):
 
 
 def _parts(configurable, parameter) -> list[str]:
-    """What a configurable builds of itself, unless told otherwise, that has such a parameter."""
+    """Names of what a configurable builds unless told otherwise, if it has such a parameter."""
     names = known_names()
     built = (default(f"{configurable}.{own}") for own in names.get(configurable, ()))
-    parts = (getattr(each, "__name__", None) for each in built)
+    parts = (part.__name__ for part in built if inspect.isclass(part) or inspect.isfunction(part))
     return [part for part in parts if parameter in names.get(part, ())]
 
 
