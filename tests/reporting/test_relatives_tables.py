@@ -231,6 +231,27 @@ def test_gradients_cross_all_memories_of_a_step_unless_a_depth_is_bound(tmp_path
     assert [paper_position(Run(run)).visible_context for run in runs] == [512, 384, 128, 256]
 
 
+def test_the_depths_of_one_unroll_fill_the_row_of_their_depth_and_are_named(tmp_path):
+    sizes = {"size": "151M", "tokens": 10, "segment": 150, "steps": 200_000}
+    scalars = {"evaluations": {"test": {"perplexity": 24.5}}}
+    lines = (
+        "Trainer.segments_per_step = 4",
+        "Trainer.bptt_depth = 3",
+        "Trainer.tokens_per_step = 9000",
+    )
+    named = {}
+    for folder, given in (("unroll", {"bindings": lines}), ("again", {"depth": 3})):
+        bindings = given.pop("bindings", ())
+        run = make_xl_run(tmp_path / folder, *bindings, **sizes, **scalars, **given)
+        table = tables_of(RECURRENT_MEMORY, [run])["rmt_table_5"]
+        (labels,) = filled(table)
+        assert labels[0] == "RMT BPTT-3"
+        named[folder] = " ".join(table.notes())
+    assert "Trainer.reread_segments = 0 for 3" in named["unroll"]
+    assert "Trainer.segments_per_step = 4 for 1" in named["unroll"]
+    assert not any(name in named["again"] for name in ("reread", "segments_per_step", "bptt"))
+
+
 def test_a_cell_says_what_its_evaluation_was_given_besides_the_run_s_own_settings(tmp_path):
     given = ["configs/parts/longer.gin", 'Evaluation.split = "test"', "Evaluation.stride = 2"]
     scalars = {"perplexity": 24.5, "given": given}
