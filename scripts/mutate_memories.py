@@ -87,7 +87,7 @@ def judged(mutation: Mutation, folder: Path, programs: Path) -> Result:
 
 def table(results: list[Result]) -> str:
     """Returns the results as aligned lines."""
-    rows = [("mutation", "", "by", "seconds")]
+    rows = [("mutation", "verdict", "by", "seconds")]
     for mutation, test, seconds in results:
         verdict = "SURVIVED" if test is None else "caught"
         rows.append((mutation.name, verdict, test or "", f"{seconds:.0f}"))

@@ -116,7 +116,7 @@ COMPRESSIVE = _of(
         "decoding_takes_in_zeros": (
             "inputs = [cache.x_BPD[:, :length] for cache in caches]",
             "inputs = [jnp.zeros_like(cache.x_BPD[:, :length]) for cache in caches]",
-            "brt/models/transformer_xl.py",
+            "brt/models/transformer_xl_stack.py",
         ),
     },
     {"wrong_letter": ("compressed_BLD", "compressed_BLH")},
@@ -278,8 +278,8 @@ WINDOW = _of(
             "brt/models/caches.py",
         ),
         "decoding_off_by_one": (
-            "place = window.keys_BJHK.shape[1] // 2 + window.fill_B",
-            "place = window.keys_BJHK.shape[1] // 2 + window.fill_B - 1",
+            "slot_B = window.keys_BJHK.shape[1] // 2 + window.fill_B",
+            "slot_B = window.keys_BJHK.shape[1] // 2 + window.fill_B - 1",
             "brt/models/caches.py",
         ),
         "decoding_keeps_padding": (
