@@ -16,10 +16,8 @@ from brt.models.body import Body
 from brt.models.caches import select_rows
 from brt.models.layers.positions_sinusoid import sinusoid
 from brt.models.layers.relative_attention import distances
-from brt.models.layers.transformer_xl_layer import (
-    Biases,
-    LayerAttention,
-)
+from brt.models.layers.sizes import Sizes
+from brt.models.layers.transformer_xl_layer import Biases, Drops, LayerAttention
 from brt.models.memories.hidden_memory import (
     count_position,
     open_segment,
@@ -36,11 +34,26 @@ class TransformerXLStack(Body, ShowsAttention):
     Attributes, which the model sets:
         width, sizes: D; D, H, K and F of a layer.
         layers, memories: a `TransformerXLLayer` and a `HiddenMemory` each.
-        encoding, same_length, clamp_length, drops, remat: as of `TransformerXL`.
+        encoding, same_length, clamp_length, memory_length, drops, remat: as of `TransformerXL`.
         shared_biases: whether u and v are the model's, `content_bias_HK` and `position_bias_HK`.
         segment_length: P, tokens of a segment.
         published_artefacts: whether what the released code does beside its paper is kept.
     """
+
+    sizes: Sizes
+    layers: nnx.List
+    memories: nnx.List
+    encoding: str
+    same_length: bool
+    clamp_length: int | None
+    memory_length: int
+    drops: Drops
+    remat: str
+    shared_biases: bool
+    content_bias_HK: nnx.Param
+    position_bias_HK: nnx.Param
+    segment_length: int
+    published_artefacts: bool
 
     @property
     def period(self) -> int:

@@ -16,7 +16,7 @@ from brt.models.layers.transformer_xl_layer import LayerAttention
 from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
 
 if TYPE_CHECKING:
-    from brt.models.transformer_xl import TransformerXL
+    from brt.models.transformer_xl_stack import TransformerXLStack
 
 
 def segment_mask(S: int, T: int, memory_at_end: bool = True) -> jax.Array:
@@ -68,7 +68,7 @@ class TransformerXLMemoryTokens(MemoryTokens):
     Source: RMT, section 3; for what it leaves open, the released code.
     """
 
-    def __init__(self, body: "TransformerXL", layout: MemoryLayout):
+    def __init__(self, body: "TransformerXLStack", layout: MemoryLayout):
         if body.encoding != "relative" or body.same_length:
             raise ValueError(
                 "RecurrentMemoryTransformer places its memory tokens by relative positions and "
