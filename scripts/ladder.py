@@ -1,17 +1,18 @@
 """Runs a list of experiments at one scale, on one corpus, with one budget, and ends in the tables.
 
-    python scripts/ladder.py --workdir=ladder --rungs=configs/sweeps/table_1.txt --scale=small \
+    python scripts/ladder.py --workdir=ladder --sweep=configs/sweeps/table_1.txt --scale=small \
         --corpus=configs/corpora/text.gin --gin.TextFiles.path='"books/{split}"' \
         --tokens=20e6 --seeds=0,1,2
 
-A file of rungs has one config a line, with bindings after it, without spaces in them:
+A file of entries has one config a line, with bindings after it, without spaces in them:
 `pg19_rec_fixed_skip.gin RecurrentCell.num_states=128`; halves of a config are joined by `+`:
 `systems/rec_fixed_skip.gin+recipes/arxiv.gin`. The model's dimensions are divided as
---scale says, the corpus's bindings are replaced by those of --corpus, and every rung trains on the
+--scale says, the corpus's bindings are replaced by those of --corpus, and every entry trains on the
 same number of tokens (one with twice the Trainer.steps of its config on twice as many); or, without
 --tokens, for the steps of its own config, as in papers whose rows differ in that.
 Stopped at any time, the same command goes on: finished runs are kept, the one in training resumes.
-Bindings given here come after a rung's own. Nothing is run twice, and a changed ladder is refused.
+Bindings given here come after an entry's own. Nothing is run twice, and a changed ladder is
+refused.
 """
 
 import json
@@ -28,47 +29,48 @@ from brt.experiment import Experiment
 from brt.progress import Progress
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
-from brt.reporting.ladder import SCALES, LadderError, Rung, read_rungs
+from brt.reporting.ladder import SCALES, LadderError, SweepEntry, read_sweep
 from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import paper_tables
-from brt.reporting.runs import RUNG_FILE, open_runs
+from brt.reporting.runs import STANDS_FOR_FILE, open_runs
 from brt.reporting.step_times import read_step_times
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("rungs", None, "A file with one config and its bindings a line.")
+flags.DEFINE_string("sweep", None, "A file with one config and its bindings a line.")
+flags.DEFINE_alias("rungs", "sweep")
 flags.DEFINE_enum("scale", "paper", list(SCALES), "What the models' dimensions are divided by.")
 flags.DEFINE_string("corpus", None, "A gin file whose corpus replaces that of the configs.")
 flags.DEFINE_float("tokens", None, "Tokens each run trains on; None: its config's steps.", 1)
-flags.DEFINE_integer("tokens_per_step", None, "Of every run; None for the first rung's, scaled.")
-flags.DEFINE_list("seeds", ["0"], "Each rung is run once with each.")
+flags.DEFINE_integer("tokens_per_step", None, "Of every run; None for the first entry's, scaled.")
+flags.DEFINE_list("seeds", ["0"], "Each entry is run once with each.")
 flags.DEFINE_string("split", "validation", "What is evaluated in the end.")
-flags.DEFINE_integer("step_time_rounds", 0, "Also time so many steps of each rung, for Table 1.")
+flags.DEFINE_integer("step_time_rounds", 0, "Also time so many steps of each entry, for Table 1.")
 
 
-def climb():
+def run_all():
     """Runs what is missing, then writes the tables."""
-    for name in ("workdir", "rungs"):
+    for name in ("workdir", "sweep"):
         if FLAGS[name].value is None:
             raise LadderError(f"--{name} is missing: {FLAGS[name].help}")
     folder = Path(FLAGS.workdir)
-    rungs = read_rungs(
-        FLAGS.rungs, SCALES[FLAGS.scale], FLAGS.corpus, FLAGS.gin_bindings, FLAGS.tokens,
+    entries = read_sweep(
+        FLAGS.sweep, SCALES[FLAGS.scale], FLAGS.corpus, FLAGS.gin_bindings, FLAGS.tokens,
         FLAGS.tokens_per_step,
     )  # fmt: skip
-    for rung in rungs:
-        check_rung(folder, rung)
-    files = [write_rung(folder, rung) for rung in rungs]
+    for entry in entries:
+        check_entry(folder, entry)
+    files = [write_entry(folder, entry) for entry in entries]
     check_configs(files)
     runs = [
-        (rung, file, seed, folder / "runs" / f"{rung.name}-seed{seed}")
+        (entry, file, seed, folder / "runs" / f"{entry.name}-seed{seed}")
         for seed in FLAGS.seeds  # seed by seed, so that a table stands early
-        for rung, file in zip(rungs, files)
+        for entry, file in zip(entries, files)
     ]
-    for number, (rung, file, seed, workdir) in enumerate(runs, 1):
-        print(f"[{number} of {len(runs)}] {rung.name}, seed {seed}", flush=True)
-        if not evaluated(workdir, rung):
+    for number, (entry, file, seed, workdir) in enumerate(runs, 1):
+        print(f"[{number} of {len(runs)}] {entry.name}, seed {seed}", flush=True)
+        if not evaluated(workdir, entry):
             workdir.mkdir(parents=True, exist_ok=True)
-            write_whole(workdir / RUNG_FILE, json.dumps(rung.paper, indent=1))
+            write_whole(workdir / STANDS_FOR_FILE, json.dumps(entry.paper, indent=1))
             command("brt.train", f"--gin_file={file}", f"--workdir={workdir}",
                     f"--gin.Trainer.seed={seed}")  # fmt: skip
             command("brt.evaluate", f"--workdir={workdir}",
@@ -85,10 +87,10 @@ def climb():
     print(f"\nWritten to {folder}/tables.md. To look at it: python -m brt.report {folder}/runs/*")
 
 
-def check_rung(folder, rung: Rung):
-    """Refuses a rung that says something else than its config, if that was trained with."""
-    file, text = rung_file(folder, rung), write_gin(rung.settings)
-    begun = any((folder / "runs").glob(f"{rung.name}-seed*/config.gin"))
+def check_entry(folder, entry: SweepEntry):
+    """Refuses an entry that says something else than its config, if that was trained with."""
+    file, text = entry_file(folder, entry), write_gin(entry.settings)
+    begun = any((folder / "runs").glob(f"{entry.name}-seed*/config.gin"))
     if not begun or not file.exists() or file.read_text(encoding="utf-8") == text:
         return
     old, new = (
@@ -96,19 +98,20 @@ def check_rung(folder, rung: Rung):
         for settings in (read_gin_file(file), read_gin(text))
     )
     raise LadderError(
-        f"{file} is a rung of another ladder, and was trained with: name a new --workdir, or give "
+        f"{file} is an entry of another ladder, and was trained with: name a new --workdir, or "
+        f"give "
         "the flags it was begun with. What differs:\n" + "\n".join(differences(old, new))
     )
 
 
 def check_configs(files):
-    """Refuses rungs that no model can be built from, before the first of them trains.
+    """Refuses entries that no model can be built from, before the first of them trains.
 
     Raises:
-        LadderError: naming the rung's file.
+        LadderError: naming the entry's file.
         brt.config.ConfigError: a name in it that is misspelt.
     """
-    progress = Progress("checking rungs", len(files))
+    progress = Progress("checking entries", len(files))
     try:
         for number, file in enumerate(files, 1):
             config.parse([file])
@@ -121,23 +124,23 @@ def check_configs(files):
         progress.close()
 
 
-def write_rung(folder, rung: Rung) -> Path:
-    """Writes a rung's config."""
-    file = rung_file(folder, rung)
+def write_entry(folder, entry: SweepEntry) -> Path:
+    """Writes an entry's config."""
+    file = entry_file(folder, entry)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, write_gin(rung.settings))
+    write_whole(file, write_gin(entry.settings))
     return file
 
 
-def rung_file(folder, rung: Rung) -> Path:
-    return folder / "configs" / f"{rung.name}.gin"
+def entry_file(folder, entry: SweepEntry) -> Path:
+    return folder / "configs" / f"{entry.name}.gin"
 
 
-def evaluated(workdir, rung: Rung) -> bool:
+def evaluated(workdir, entry: SweepEntry) -> bool:
     """Whether a run has been evaluated after its last step."""
     try:
         text = (workdir / f"evaluation_{FLAGS.split}.json").read_text(encoding="utf-8")
-        return json.loads(text)["step"] >= rung.settings["Trainer.steps"]
+        return json.loads(text)["step"] >= entry.settings["Trainer.steps"]
     except (OSError, ValueError, KeyError):
         return False
 
@@ -171,4 +174,4 @@ def write_whole(path, text):
 
 
 if __name__ == "__main__":
-    command_line.run(climb)
+    command_line.run(run_all)

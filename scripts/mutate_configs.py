@@ -35,7 +35,7 @@ from published_checks import (  # noqa: E402
 )
 
 from brt.progress import Progress  # noqa: E402
-from brt.reporting.ladder import SCALES, read_rungs  # noqa: E402
+from brt.reporting.ladder import SCALES, read_sweep  # noqa: E402
 
 WANTED = 0.97
 """Share of changes that must be noticed."""
@@ -162,8 +162,8 @@ def judged(folder, reader):
         else:
             sweep, number = reader
             path = folder / f"configs/sweeps/{sweep}.txt"
-            rung = read_rungs(path, SCALES["paper"], None, [], None)[number]
-            problems = row_problems(rung, sweep, number, once=False)
+            entry = read_sweep(path, SCALES["paper"], None, [], None)[number]
+            problems = row_problems(entry, sweep, number, once=False)
     except PROBLEMS as error:
         return f"refused: {str(error).splitlines()[0]}"
     return f"differs: {problems[0]}" if problems else None

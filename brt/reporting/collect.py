@@ -164,7 +164,9 @@ def collect(runs: list[Run]) -> list[Group]:
     for run in runs:
         identity = run.identity()
         for other, members in gathered:
-            if identity == other and run.rung.get("settings") == members[0].rung.get("settings"):
+            if identity == other and run.stands_for.get("settings") == members[0].stands_for.get(
+                "settings"
+            ):
                 members.append(run)
                 break
         else:

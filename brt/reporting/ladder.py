@@ -1,4 +1,4 @@
-"""Rungs: experiments of configs/, made smaller alike, on another corpus, with an equal budget."""
+"""Entries: experiments of configs/, made smaller alike, on another corpus, with an equal budget."""
 
 import os
 import re
@@ -66,7 +66,7 @@ STANDS_FOR = (
 """What is scaled, and kept at the paper's scale for the tables."""
 
 
-class Rung(NamedTuple):
+class SweepEntry(NamedTuple):
     """One experiment of a ladder.
 
     Attributes:
@@ -80,25 +80,25 @@ class Rung(NamedTuple):
     paper: dict
 
 
-def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> list[Rung]:
-    """The rungs of a file, one a line: gin files joined by `+`, and bindings after them.
+def read_sweep(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> list[SweepEntry]:
+    """The entries of a file, one a line: gin files joined by `+`, and bindings after them.
 
     Args:
         path: of the file; gin files are looked up beside it, from here, and in configs/.
         scale: a `Scale`.
         corpus: a gin file whose bindings replace all that belongs to the configs' corpus, or None;
-            a rung's own bindings come after it.
-        bindings: gin lines for all rungs.
+            an entry's own bindings come after it.
+        bindings: gin lines for all entries.
         tokens: that each run trains on, rounded up to whole steps, and as many times more as a
-            rung binds more Trainer.steps than its config; None for the steps of each rung's own
+            entry binds more Trainer.steps than its config; None for the steps of each entry's own
             config, their size, and what is done every so many of them.
-        tokens_per_step: of every run; None for the first rung's at this scale.
+        tokens_per_step: of every run; None for the first entry's at this scale.
 
     Raises:
-        LadderError: no rungs, two of one name, a missing config, a binding that is none or stands
+        LadderError: no entries, two of one name, a missing config, a binding that is none or stands
             twice, dimensions that do not divide, or two lengths of training.
     """
-    rungs, common = [], read_gin("\n".join(bindings))
+    entries, common = [], read_gin("\n".join(bindings))
     if tokens is not None and "Trainer.steps" in common:
         raise LadderError(
             "--tokens and a binding of Trainer.steps both say how long a run trains: give one."
@@ -108,7 +108,7 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
         if not config:
             continue
         bound, settings = _own(own, line, path), _read(config, path)
-        # A rung of twice its config's steps stays twice as long.
+        # An entry of twice its config's steps stays twice as long.
         usual = settings.get("Trainer.steps", 1)
         longer = bound.get("Trainer.steps", usual) / usual
         # A macro's value moves to where it is read: tables look for it there.
@@ -118,15 +118,15 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
         settings |= scaled(settings, scale)
         if corpus:
             settings = with_corpus(settings, read_gin_file(corpus) | macros | common)
-        # A rung's own vocabulary, say, is not the corpus's; what is scaled stays scaled.
+        # An entry's own vocabulary, say, is not the corpus's; what is scaled stays scaled.
         named = {name: value for name, value in bound.items() if name not in STANDS_FOR} | common
         settings |= {name: value for name, value in named.items() if name not in macros}
         shorter = 1 if "TransformerXL.width" in settings else scale.lengths
-        of_rung = settings["Trainer.tokens_per_step"] // shorter
+        of_entry = settings["Trainer.tokens_per_step"] // shorter
         if tokens is None:
-            size, steps = tokens_per_step or of_rung, settings["Trainer.steps"]
+            size, steps = tokens_per_step or of_entry, settings["Trainer.steps"]
         else:
-            size = tokens_per_step = tokens_per_step or of_rung
+            size = tokens_per_step = tokens_per_step or of_entry
             steps = -(-int(tokens * longer) // size)
         settings |= {"Trainer.tokens_per_step": size, "Trainer.steps": steps}
         if tokens is not None:
@@ -134,17 +134,19 @@ def read_rungs(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> l
         stems = [Path(file).stem for file in config.split("+")]
         name = "-".join([*stems, *(re.sub(r"[^\w.-]+", "_", b).strip("_") for b in own)])
         last = {name: value for name, value in common.items() if name not in macros}
-        rungs.append(Rung(name, settings | last, {"config": config, "settings": paper}))
-    names = [rung.name for rung in rungs]
-    if not rungs:
+        entries.append(SweepEntry(name, settings | last, {"config": config, "settings": paper}))
+    names = [entry.name for entry in entries]
+    if not entries:
         raise LadderError(f"{path} names no config: write one a line, pg19_rec_fixed_skip.gin.")
     if twice := {name for name in names if names.count(name) > 1}:
-        raise LadderError(f"{path} names {', '.join(sorted(twice))} twice; a rung needs one line.")
-    return rungs
+        raise LadderError(
+            f"{path} names {', '.join(sorted(twice))} twice; an entry needs one line."
+        )
+    return entries
 
 
 def _own(words, line, path):
-    """A rung's bindings; one name twice, or a space inside a binding, is a mistake."""
+    """An entry's bindings; one name twice, or a space inside a binding, is a mistake."""
     try:
         found = read_gin("\n".join(words))
     except SyntaxError as error:

@@ -119,7 +119,7 @@ class PaperPosition(NamedTuple):
 
 
 def paper_position(run: Run) -> PaperPosition:
-    """Returns the position of a run, at the paper's scale if it is the rung of a ladder."""
+    """Returns the position of a run, at the paper's scale if it is the entry of a ladder."""
     settings = run.paper_settings
     model = model_name(settings)
     family, entries = _vocabulary(run, settings, model)

@@ -10,7 +10,7 @@ from brt.reporting.gin_text import read_gin, resolved
 from brt.training.run_folder import read_metrics
 from brt.training.settings import FREE_TO_CHANGE
 
-RUNG_FILE = "rung.json"
+STANDS_FOR_FILE = "rung.json"
 """In the run folder of a ladder: what the run stands for in the paper's tables."""
 
 
@@ -33,7 +33,7 @@ class Run:
         recordings: folders of recordings that have a manifest, those with the state kept first.
         rows: of each study of several runs, here or in another run of the report, what its table
             says of this one.
-        rung: what a ladder wrote beside it; empty for other runs.
+        entry: what a ladder wrote beside it; empty for other runs.
         problems: sentences about files that are torn or missing.
 
     Raises:
@@ -60,8 +60,10 @@ class Run:
         found = [path.parent for path in self.folder.glob("recordings/*/manifest.json")]
         self.recordings = sorted(found, key=lambda path: (not path.name.endswith("kept"), path))
         self.rows: dict[str, dict[str, Any]] = {}
-        rungs = [self.folder / RUNG_FILE] if (self.folder / RUNG_FILE).exists() else []
-        self.rung = self._read_all(rungs, lambda p: "rung").get("rung", {})
+        entries = (
+            [self.folder / STANDS_FOR_FILE] if (self.folder / STANDS_FOR_FILE).exists() else []
+        )
+        self.stands_for = self._read_all(entries, lambda p: "entry").get("entry", {})
 
     def _read_settings(self):
         for name in ("operative_config.gin", "config.gin"):
@@ -90,16 +92,16 @@ class Run:
     @property
     def paper_settings(self) -> dict:
         """Settings with the dimensions that the run stands for at the paper's scale."""
-        return self.settings | self.rung.get("settings", {})
+        return self.settings | self.stands_for.get("settings", {})
 
     @property
     def is_scaled(self) -> bool:
         """True if the model it stands for has other dimensions than its own."""
-        own = {name: self.settings.get(name) for name in self.rung.get("settings", {})}
+        own = {name: self.settings.get(name) for name in self.stands_for.get("settings", {})}
         # JSON has lists for tuples.
         return any(
             list(value) != list(own[name] or ()) if isinstance(value, list) else value != own[name]
-            for name, value in self.rung.get("settings", {}).items()
+            for name, value in self.stands_for.get("settings", {}).items()
             if name != "Trainer.steps"
         )
 

@@ -1,4 +1,4 @@
-"""Rungs of a ladder are the paper's experiments, made smaller alike, on one corpus and budget."""
+"""Entries of a ladder are the paper's experiments, made smaller alike, on one corpus and budget."""
 
 import collections
 import importlib.util
@@ -20,7 +20,7 @@ from brt import config
 from brt.experiment import Experiment
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin_file, read_gin_files, resolved, write_gin
-from brt.reporting.ladder import SCALES, LadderError, read_rungs
+from brt.reporting.ladder import SCALES, LadderError, read_sweep
 from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.runs import open_runs
@@ -28,54 +28,54 @@ from brt.reporting.runs import open_runs
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.txt"))
 
 
-def rungs_of(path, scale="small", corpus="configs/corpora/text.gin", bindings=(), **options):
-    return read_rungs(path, SCALES[scale], corpus, bindings, 10_000, **options)
+def entries_of(path, scale="small", corpus="configs/corpora/text.gin", bindings=(), **options):
+    return read_sweep(path, SCALES[scale], corpus, bindings, 10_000, **options)
 
 
 def a_file(folder, *lines):
-    (folder / "rungs.txt").write_text("\n".join(lines))
-    return folder / "rungs.txt"
+    (folder / "sweep.txt").write_text("\n".join(lines))
+    return folder / "sweep.txt"
 
 
 TASK_SWEEPS = [path for path in SWEEPS if re.match("rmt_(figure|table_1)", path.stem)]
-"""Of the algorithmic tasks: every rung has steps of its own."""
+"""Of the algorithmic tasks: every entry has steps of its own."""
 
 
-def task_of(rung):
-    return Path(rung.paper["config"].split("+")[1]).stem.removesuffix("_120")
+def task_of(entry):
+    return Path(entry.paper["config"].split("+")[1]).stem.removesuffix("_120")
 
 
 @pytest.mark.parametrize("path", TASK_SWEEPS, ids=lambda path: path.stem)
-def test_the_rungs_of_a_task_cut_whole_samples_and_keep_their_own_steps(path):
-    rungs = read_rungs(path, SCALES["paper"], None, [], None)
-    assert len({write_gin(rung.settings) for rung in rungs}) == len(rungs)
-    for rung in rungs:
-        settings = rung.settings
+def test_the_entries_of_a_task_cut_whole_samples_and_keep_their_own_steps(path):
+    entries = read_sweep(path, SCALES["paper"], None, [], None)
+    assert len({write_gin(entry.settings) for entry in entries}) == len(entries)
+    for entry in entries:
+        settings = entry.settings
         n = settings.get("CopyTask.length") or settings.get("ReverseTask.length")
         length = {"copy": 3 * (n or 0), "reverse": 2 * (n or 0), "quadratic": 180}.get(
-            task_of(rung), settings.get("AssociativeRetrieval.padded_length", 10)
+            task_of(entry), settings.get("AssociativeRetrieval.padded_length", 10)
         )
         segments = settings["Trainer.segments_per_step"]
         assert segments * settings["Trainer.segment_length"] == length
         rows, rest = divmod(settings["Trainer.tokens_per_step"], length)
         assert rows in (32, 128) and not rest
         assert not settings["Evaluation.tokens_per_step"] % settings["Trainer.segment_length"]
-        assert settings["Trainer.steps"] >= 100_000 and len(rung.name) < 240
+        assert settings["Trainer.steps"] >= 100_000 and len(entry.name) < 240
         assert settings["Trainer.eval_every"] in (12_000, 40_000)
         folder = settings["Corpus.store"]
         assert folder.rsplit("_", 1)[-1] in (str(n), str(length), "100", "stores/retrieval")
 
 
 def test_figure_3_has_every_model_at_every_number_of_segments():
-    rungs = read_rungs(ROOT / "configs/sweeps/rmt_figure_3.txt", SCALES["paper"], None, [], None)
+    entries = read_sweep(ROOT / "configs/sweeps/rmt_figure_3.txt", SCALES["paper"], None, [], None)
     found = collections.Counter()
-    for rung in rungs:
-        task, model = task_of(rung), rung.name.split("_")[0]
-        at_end = rung.settings.get("RecurrentMemoryTransformer.memory_at_end", True)
+    for entry in entries:
+        task, model = task_of(entry), entry.name.split("_")[0]
+        at_end = entry.settings.get("RecurrentMemoryTransformer.memory_at_end", True)
         found[task, model if at_end else "mt"] += 1
-        memory = rung.settings.get("RecurrentMemoryTransformer.num_memory")
-        memory = memory or rung.settings["TransformerXL.memory_length"]
-        assert memory == (0 if model == "baseline" else rung.settings["Trainer.segment_length"])
+        memory = entry.settings.get("RecurrentMemoryTransformer.num_memory")
+        memory = memory or entry.settings["TransformerXL.memory_length"]
+        assert memory == (0 if model == "baseline" else entry.settings["Trainer.segment_length"])
     assert found == {
         **{(task, model): 3 for task in ("copy", "reverse") for model in ("txl", "rmt", "mt")},
         **{("retrieval", "txl"): 4, ("retrieval", "rmt"): 4},
@@ -95,17 +95,17 @@ def test_every_sweep_names_configs_that_are_there(path):
         else "configs/corpora/text.gin"
     )
     scale = "paper" if corpus is None else "small"
-    rungs = rungs_of(path, scale, corpus)
-    assert len({write_gin(rung.settings) for rung in rungs}) == len(rungs)
+    entries = entries_of(path, scale, corpus)
+    assert len({write_gin(entry.settings) for entry in entries}) == len(entries)
     # One budget for all, and twice as much for the models that were trained twice as long.
-    usual = [r for r in rungs if "Trainer.steps" not in r.name]
-    for some in (rungs, usual):
+    usual = [r for r in entries if "Trainer.steps" not in r.name]
+    for some in (entries, usual):
         names = ["tokens_per_step", "steps"] if some is usual else ["tokens_per_step"]
         assert len({tuple(r.settings[f"Trainer.{name}"] for name in names) for r in some}) == 1
 
 
 def test_the_standard_model_at_small_scale_is_the_small_model_of_this_repository(tmp_path):
-    (rung,) = rungs_of(a_file(tmp_path, "pg19_rec_fixed_skip.gin"))
+    (entry,) = entries_of(a_file(tmp_path, "pg19_rec_fixed_skip.gin"))
     files = [ROOT / f"configs/{name}.gin" for name in ("small/rec_fixed_skip", "corpora/text")]
     small = resolved(read_gin_files(files))
     for name, value in small.items():
@@ -113,9 +113,9 @@ def test_the_standard_model_at_small_scale_is_the_small_model_of_this_repository
             name.startswith(("BlockRecurrentTransformer.", "RecurrentCell."))
             and "dropout" not in name
         ):
-            assert rung.settings[name] == value, name
-    assert rung.settings["Trainer.segment_length"] == small["Trainer.segment_length"]
-    assert rung.paper["settings"]["BlockRecurrentTransformer.window"] == 512
+            assert entry.settings[name] == value, name
+    assert entry.settings["Trainer.segment_length"] == small["Trainer.segment_length"]
+    assert entry.paper["settings"]["BlockRecurrentTransformer.window"] == 512
 
 
 RELATIVE = """
@@ -148,15 +148,15 @@ Trainer.bptt_depth = 3
 def test_a_recurrent_memory_model_shrinks_keeps_its_lengths_and_builds_on_another_corpus(tmp_path):
     (tmp_path / "relative.gin").write_text(RELATIVE)
     path = a_file(tmp_path, "relative.gin", "relative.gin Trainer.steps=400_000")
-    one, twice = rungs_of(path)
+    one, twice = entries_of(path)
     kept = ("segment_length", "segments_per_step", "tokens_per_step", "bptt_depth")
     assert [one.settings[f"Trainer.{name}"] for name in kept] == [150, 4, 36_000, 3]
     assert one.settings["RecurrentMemoryTransformer.num_memory"] == 5
     sizes = [one.settings[f"TransformerXL.{name}"] for name in DIMENSIONS]
     assert sizes == [5, 52, 5, 12, 264] and one.settings["TransformerXL.vocabulary_size"] == 256
     assert one.settings["TransformerXL.cutoffs"] == (200,)
-    many = read_rungs(path, SCALES["small"], "configs/corpora/text.gin", [], 36e7)
-    assert [rung.settings["Trainer.steps"] for rung in many] == [10_000, 20_000]
+    many = read_sweep(path, SCALES["small"], "configs/corpora/text.gin", [], 36e7)
+    assert [entry.settings["Trainer.steps"] for entry in many] == [10_000, 20_000]
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.gin").write_text(write_gin(twice.settings))
@@ -168,12 +168,12 @@ def test_a_recurrent_memory_model_shrinks_keeps_its_lengths_and_builds_on_anothe
     Experiment.from_gin()
 
 
-def test_a_rung_on_another_corpus_builds_and_reads_every_binding(tmp_path):
-    for rung in rungs_of(
+def test_a_entry_on_another_corpus_builds_and_reads_every_binding(tmp_path):
+    for entry in entries_of(
         a_file(tmp_path, "pg19_slide_13l.gin", "systems/feedback_lstm_single.gin+recipes/arxiv.gin")
     ):
-        file = tmp_path / f"{rung.name}.gin"
-        file.write_text(write_gin(rung.settings))
+        file = tmp_path / f"{entry.name}.gin"
+        file.write_text(write_gin(entry.settings))
         config.parse([str(file)])
         trainer = Experiment.from_gin().trainer
         assert trainer.corpus.source.path == "text/{split}"
@@ -192,44 +192,44 @@ def test_the_thirteenth_layer_stays_one_more_and_lengths_shrink_alike(tmp_path):
             r.settings[n]
             for n in ("BlockRecurrentTransformer.num_layers", "BlockRecurrentTransformer.window")
         ]
-        for r in rungs_of(a_file(tmp_path, *lines))
+        for r in entries_of(a_file(tmp_path, *lines))
     ]
     assert found == [[5, 64], [4, 256], [10, 64], [8, 64]]
 
 
 def test_a_memory_and_what_it_finds_shrink_as_lengths_do(tmp_path):
-    (rung,) = rungs_of(a_file(tmp_path, "pg19_memorizing_64k.gin"))
+    (entry,) = entries_of(a_file(tmp_path, "pg19_memorizing_64k.gin"))
     names = ("BlockRecurrentTransformer.memorizing_layers", "BlockRecurrentTransformer.window")
     names += ("ExternalMemory.size", "ExternalMemory.neighbours")
-    assert [rung.settings[name] for name in names] == [(2,), 64, 8192, 16]
-    assert [rung.paper["settings"][name] for name in names] == [(8,), 512, 65_536, 128]
+    assert [entry.settings[name] for name in names] == [(2,), 64, 8192, 16]
+    assert [entry.paper["settings"][name] for name in names] == [(8,), 512, 65_536, 128]
 
 
-def test_bindings_of_a_rung_and_of_the_command_are_in_force(tmp_path):
+def test_bindings_of_a_entry_and_of_the_command_are_in_force(tmp_path):
     file = a_file(tmp_path, "pg19_rec_fixed_skip.gin RecurrentCell.num_states=128  # fewer")
     bindings = ['TextFiles.path = "books/{split}"', "Trainer.log_every = 7"]
-    (rung,) = rungs_of(file, bindings=bindings)
-    assert rung.settings["RecurrentCell.num_states"] == 16
-    assert rung.paper["settings"]["RecurrentCell.num_states"] == 128
-    assert rung.settings["TextFiles.path"] == "books/{split}"
-    assert rung.settings["Trainer.log_every"] == 7
-    assert rung.name == "pg19_rec_fixed_skip-RecurrentCell.num_states_128"
+    (entry,) = entries_of(file, bindings=bindings)
+    assert entry.settings["RecurrentCell.num_states"] == 16
+    assert entry.paper["settings"]["RecurrentCell.num_states"] == 128
+    assert entry.settings["TextFiles.path"] == "books/{split}"
+    assert entry.settings["Trainer.log_every"] == 7
+    assert entry.name == "pg19_rec_fixed_skip-RecurrentCell.num_states_128"
 
 
-def test_a_rung_keeps_its_own_vocabulary_on_another_corpus(tmp_path):
+def test_a_entry_keeps_its_own_vocabulary_on_another_corpus(tmp_path):
     own = 'Corpus.vocabulary="v/8k.model" vocabulary_size=8000'
-    (rung,) = rungs_of(a_file(tmp_path, f"pg19_rec_fixed_skip.gin {own}"))
-    assert rung.settings["Corpus.vocabulary"] == "v/8k.model"
-    assert rung.settings["BlockRecurrentTransformer.vocabulary_size"] == 8000
-    assert rung.settings["TextFiles.path"] == "text/{split}"
+    (entry,) = entries_of(a_file(tmp_path, f"pg19_rec_fixed_skip.gin {own}"))
+    assert entry.settings["Corpus.vocabulary"] == "v/8k.model"
+    assert entry.settings["BlockRecurrentTransformer.vocabulary_size"] == 8000
+    assert entry.settings["TextFiles.path"] == "text/{split}"
 
 
 def test_the_sweep_of_table_5_fills_every_row_of_it(tmp_path):
     runs = []
-    for number, rung in enumerate(rungs_of(ROOT / "configs/sweeps/table_5.txt", "paper", None)):
+    for number, entry in enumerate(entries_of(ROOT / "configs/sweeps/table_5.txt", "paper", None)):
         folder = tmp_path / str(number)
         make_run(folder, "pg19_rec_fixed_skip", evaluations={"test": 3 + number / 100})
-        (folder / "operative_config.gin").write_text(write_gin(rung.settings))
+        (folder / "operative_config.gin").write_text(write_gin(entry.settings))
         runs.append(folder)
     tables = paper_tables(BLOCK_RECURRENT, collect(open_runs(runs)))
     table = next(table for table in tables if table.name == "table_5")
@@ -259,14 +259,14 @@ def test_the_sweep_of_table_5_fills_every_row_of_it(tmp_path):
         (["pg19_slide_12l.gin Trainer.seed=1 Trainer.seed=2"], "binds one name twice"),
     ],
 )
-def test_a_ladder_that_cannot_be_climbed_says_why(tmp_path, lines, message):
+def test_a_ladder_that_cannot_be_run_says_why(tmp_path, lines, message):
     with pytest.raises(LadderError, match=message.replace("(", r"\(")):
-        rungs_of(a_file(tmp_path, *lines))
+        entries_of(a_file(tmp_path, *lines))
 
 
 def test_a_budget_is_given_in_tokens_or_in_steps(tmp_path):
     with pytest.raises(LadderError, match="both say how long a run trains"):
-        rungs_of(a_file(tmp_path, "pg19_slide_12l.gin"), bindings=["Trainer.steps = 7"])
+        entries_of(a_file(tmp_path, "pg19_slide_12l.gin"), bindings=["Trainer.steps = 7"])
 
 
 @pytest.fixture(scope="module")
@@ -305,26 +305,26 @@ def pretended(calls, kill_at=None):
     return command
 
 
-def climb(ladder, monkeypatch, command, *arguments):
+def run_ladder(ladder, monkeypatch, command, *arguments):
     names = [*(a.removeprefix("--").split("=")[0] for a in arguments)]
-    for name in ("workdir", "rungs", "scale", "corpus", "tokens", "seeds", "gin_bindings"):
+    for name in ("workdir", "sweep", "scale", "corpus", "tokens", "seeds", "gin_bindings"):
         ladder.FLAGS[name].unparse()
     assert set(names) <= set(ladder.FLAGS)
     ladder.FLAGS(["ladder.py", *arguments])
     monkeypatch.setattr(ladder, "command", command)
-    ladder.climb()
+    ladder.run_all()
 
 
 def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_finished(
     ladder, monkeypatch, tmp_path, capsys
 ):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
-    flags = [f"--rungs={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
+    flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
     flags += ["--tokens=10000", "--seeds=0,3"]
 
     def go(name, calls, kill_at=None):
         command = pretended(calls, kill_at)
-        climb(ladder, monkeypatch, command, *flags, f"--workdir={tmp_path}/{name}")
+        run_ladder(ladder, monkeypatch, command, *flags, f"--workdir={tmp_path}/{name}")
         return (tmp_path / name / "tables.md").read_text()
 
     whole = go("whole", calls := [])
@@ -340,30 +340,32 @@ def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_fin
     capsys.readouterr()
     before = contents(tmp_path / "whole")
     with pytest.raises(LadderError, match=r"(?s)another ladder.*\nTrainer\.steps: \d+ -> "):
-        climb(ladder, monkeypatch, pretended([]), *flags, "--tokens=20000",
+        run_ladder(ladder, monkeypatch, pretended([]), *flags, "--tokens=20000",
               f"--workdir={tmp_path}/whole")  # fmt: skip
     assert contents(tmp_path / "whole") == before
 
 
-def test_rungs_that_contradict_themselves_are_refused_before_the_first_of_them_trains(
+def test_entries_that_contradict_themselves_are_refused_before_the_first_of_them_trains(
     ladder, monkeypatch, tmp_path
 ):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_12l.gin Trainer.segment_length=4160")
-    flags = [f"--rungs={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
+    flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
     flags += ["--tokens=10000", f"--workdir={tmp_path}/ladder"]
     with pytest.raises(LadderError, match=r"segment_length_4160\.gin: .*segment_length"):
-        climb(ladder, monkeypatch, pretended(calls := []), *flags)
+        run_ladder(ladder, monkeypatch, pretended(calls := []), *flags)
     assert not calls
 
 
 def test_a_ladder_that_has_not_trained_yet_may_be_changed(ladder, monkeypatch, tmp_path):
     """What it lacked, a flag that the error named, is given with the same workdir."""
     file = a_file(tmp_path, "pg19_slide_12l.gin")
-    flags = [f"--rungs={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
+    flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
     flags += ["--tokens=10000", f"--workdir={tmp_path}/ladder"]
     with pytest.raises(Killed):
-        climb(ladder, monkeypatch, pretended([], kill_at=0), *flags)
-    climb(ladder, monkeypatch, pretended([]), *flags, "--gin_bindings=TextFiles.skip_empty = True")
+        run_ladder(ladder, monkeypatch, pretended([], kill_at=0), *flags)
+    run_ladder(
+        ladder, monkeypatch, pretended([]), *flags, "--gin_bindings=TextFiles.skip_empty = True"
+    )
     (config_file,) = (tmp_path / "ladder" / "configs").iterdir()
     assert read_gin_file(config_file)["TextFiles.skip_empty"] is True
 
@@ -378,7 +380,7 @@ def test_a_ladder_killed_in_training_goes_on_from_its_checkpoint_to_the_same_tab
     environment = quick_environment(tmp_path.parent)
 
     def begin(name):
-        flags = [f"--workdir={tmp_path}/{name}", f"--rungs={file}", "--scale=tiny"]
+        flags = [f"--workdir={tmp_path}/{name}", f"--sweep={file}", "--scale=tiny"]
         flags += ["--corpus=configs/corpora/text.gin", "--tokens=20000"]
         flags += [f'--gin.TextFiles.path="{tmp_path}/text/{{split}}"', "--tokens_per_step=256"]
         flags += [f'--gin.Corpus.store="{tmp_path}/stores"', "--gin.rsqrt.warmup_steps=10"]

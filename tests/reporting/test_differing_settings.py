@@ -15,7 +15,7 @@ from brt import config
 from brt.experiment import Experiment
 from brt.reporting.collect import Group, collect
 from brt.reporting.gin_text import read_gin_file, write_gin
-from brt.reporting.ladder import SCALES, read_rungs
+from brt.reporting.ladder import SCALES, read_sweep
 from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.recurrent_memory_plots import RECURRENT_MEMORY
@@ -171,18 +171,18 @@ def test_the_scaling_tables_have_the_cosine_s_settings(tmp_path, name, label):
 
 
 def test_a_model_of_another_scale_fills_its_row_and_says_its_own_size_and_steps(tmp_path):
-    (tmp_path / "rungs.txt").write_text("pg19_rec_fixed_skip.gin\npg19_slide_13l.gin\n")
+    (tmp_path / "sweep.txt").write_text("pg19_rec_fixed_skip.gin\npg19_slide_13l.gin\n")
     corpus = ROOT / "configs/corpora/text.gin"
-    rungs, runs = read_rungs(tmp_path / "rungs.txt", SCALES["small"], corpus, [], 100_000), []
-    for rung in rungs:
-        runs.append(tmp_path / rung.name)
+    entries, runs = read_sweep(tmp_path / "sweep.txt", SCALES["small"], corpus, [], 100_000), []
+    for entry in entries:
+        runs.append(tmp_path / entry.name)
         runs[-1].mkdir()
-        (runs[-1] / "config.gin").write_text(write_gin(rung.settings))
-        (runs[-1] / "rung.json").write_text(json.dumps(rung.paper))
+        (runs[-1] / "config.gin").write_text(write_gin(entry.settings))
+        (runs[-1] / "rung.json").write_text(json.dumps(entry.paper))
         figures = json.dumps({"step": 10**9, "bits_per_token": 2.5})
         (runs[-1] / "evaluation_test.json").write_text(figures)
     table = table_of(runs)
-    steps, tokens = (rungs[0].settings[f"Trainer.{n}"] for n in ("steps", "tokens_per_step"))
+    steps, tokens = (entries[0].settings[f"Trainer.{n}"] for n in ("steps", "tokens_per_step"))
     for label, layers in (("Rec:fixed:skip", 4), ("Slide:13L", 5)):
         note = cell(table, label).note
         assert note.startswith(f"{BEGIN}a model of {layers} layers, d 128; ")
@@ -201,14 +201,14 @@ SWEEPS = {
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_the_rungs_of_a_sweep_at_the_papers_scale_fill_all_rows_with_no_note(tmp_path, sweep):
+def test_the_entries_of_a_sweep_at_the_papers_scale_fill_all_rows_with_no_note(tmp_path, sweep):
     path = ROOT / "configs/sweeps" / f"{sweep}.txt"
     runs, scalars = [], ("bits_per_token", "tokens", "tokens_per_word", "word_level_perplexity")
-    for number, rung in enumerate(read_rungs(path, SCALES["paper"], None, [], None)):
-        runs.append(tmp_path / rung.name)
+    for number, entry in enumerate(read_sweep(path, SCALES["paper"], None, [], None)):
+        runs.append(tmp_path / entry.name)
         runs[-1].mkdir()
-        (runs[-1] / "config.gin").write_text(write_gin(rung.settings))
-        (runs[-1] / "rung.json").write_text(json.dumps(rung.paper))
+        (runs[-1] / "config.gin").write_text(write_gin(entry.settings))
+        (runs[-1] / "rung.json").write_text(json.dumps(entry.paper))
         figures = {"step": 10**9, **dict.fromkeys(scalars, 100.0 + number)}
         (runs[-1] / "evaluation_test.json").write_text(json.dumps(figures))
     shown = set()

@@ -198,7 +198,7 @@ def test_a_vocabulary_fills_its_rows_of_table_5(tmp_path):
     assert tables_of([run])["table_5"].notes() == []
 
 
-def test_a_rung_stands_for_the_paper_s_dimensions(tmp_path):
+def test_a_entry_stands_for_the_paper_s_dimensions(tmp_path):
     settings = {
         "BlockRecurrentTransformer.num_layers": 13,
         "BlockRecurrentTransformer.window": 512,

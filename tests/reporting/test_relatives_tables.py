@@ -7,7 +7,7 @@ from fabricated_runs import ROOT, make_run, make_task_run, make_xl_run
 
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import write_gin
-from brt.reporting.ladder import SCALES, read_rungs
+from brt.reporting.ladder import SCALES, read_sweep
 from brt.reporting.page import evaluations
 from brt.reporting.paper_positions import PaperPosition, paper_position
 from brt.reporting.papers import recurrent_memory as rmt
@@ -159,14 +159,14 @@ SWEPT = (rmt.TABLE_1, rmt.TABLE_2, rmt.TABLE_4, rmt.TABLE_5, xl.TABLE_5, xl.TABL
 
 
 @pytest.mark.parametrize("table", SWEPT, ids=lambda table: table.name)
-def test_the_rungs_of_a_table_s_sweep_fill_its_rows_in_order_and_no_other_cell(tmp_path, table):
+def test_the_entries_of_a_table_s_sweep_fill_its_rows_in_order_and_no_other_cell(tmp_path, table):
     path = ROOT / "configs/sweeps" / f"{table.name}.txt"
-    rungs, runs = read_rungs(path, SCALES["paper"], None, [], None), []
-    for number_, rung in enumerate(rungs):
-        runs.append(tmp_path / rung.name)
+    entries, runs = read_sweep(path, SCALES["paper"], None, [], None), []
+    for number_, entry in enumerate(entries):
+        runs.append(tmp_path / entry.name)
         runs[-1].mkdir()
-        (runs[-1] / "config.gin").write_text(write_gin(rung.settings))
-        (runs[-1] / "rung.json").write_text(json.dumps(rung.paper))
+        (runs[-1] / "config.gin").write_text(write_gin(entry.settings))
+        (runs[-1] / "rung.json").write_text(json.dumps(entry.paper))
         names = ("perplexity", "bits_per_token", "answer_accuracy")
         scalars = {"step": 10**9, **dict.fromkeys(names, 100.0 + number_)}
         (runs[-1] / "evaluation_test.json").write_text(json.dumps(scalars))
@@ -179,9 +179,9 @@ def test_the_rungs_of_a_table_s_sweep_fill_its_rows_in_order_and_no_other_cell(t
         if data.where and "151M)" not in data.labels[0]
     ]
     values = [cell.values for _, row in rows for cell in row if cell.values]
-    assert values == [(100.0 + number_,) for number_ in range(len(rungs))]
+    assert values == [(100.0 + number_,) for number_ in range(len(entries))]
     assert made.notes() == []  # these are the published settings
-    assert len(rungs) == len(rows) >= len(table.rows) - 3
+    assert len(entries) == len(rows) >= len(table.rows) - 3
 
 
 def test_seeds_have_a_spread_a_worst_and_a_peak_of_memory(tmp_path):

@@ -10,7 +10,7 @@ from brt import config
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.reporting.gin_text import write_gin
-from brt.reporting.ladder import SCALES, read_rungs
+from brt.reporting.ladder import SCALES, read_sweep
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.recurrent_memory import TABLE_2, TABLE_4, TABLE_5
 
@@ -18,34 +18,34 @@ TABLES = {"rmt_table_2": TABLE_2, "rmt_table_4": TABLE_4, "rmt_table_5": TABLE_5
 every_table = pytest.mark.parametrize("name", TABLES)
 
 
-def rungs(name):
-    return read_rungs(ROOT / f"configs/sweeps/{name}.txt", SCALES["paper"], None, [], None)
+def entries(name):
+    return read_sweep(ROOT / f"configs/sweeps/{name}.txt", SCALES["paper"], None, [], None)
 
 
-def placed(rung):
-    store = rung.settings["Corpus.store"].rsplit("/", 1)[-1]
-    return paper_position(SimpleNamespace(paper_settings=rung.settings, corpus=store))
+def placed(entry):
+    store = entry.settings["Corpus.store"].rsplit("/", 1)[-1]
+    return paper_position(SimpleNamespace(paper_settings=entry.settings, corpus=store))
 
 
 @every_table
 def test_a_sweep_has_the_rows_of_its_table_that_are_trained_in_their_order(name):
-    table, found = TABLES[name], rungs(name)
+    table, found = TABLES[name], entries(name)
     rows = [row for row in table.rows if row.where is not None]
     assert (
         len(found) == len(rows) == {"rmt_table_2": 16, "rmt_table_4": 14, "rmt_table_5": 49}[name]
     )
-    for rung, row in zip(found, rows, strict=True):
+    for entry, row in zip(found, rows, strict=True):
         for what, value in (table.where | row.where).items():
-            assert getattr(placed(rung), what) == value, (rung.name, what)
-    assert len({write_gin(rung.settings) for rung in found}) == len(found)
-    assert all(len(rung.name) < 240 for rung in found)
+            assert getattr(placed(entry), what) == value, (entry.name, what)
+    assert len({write_gin(entry.settings) for entry in found}) == len(found)
+    assert all(len(entry.name) < 240 for entry in found)
 
 
 @every_table
 def test_batches_schedules_and_losses_are_the_published_ones(name):
     tokens = {150: 60 * 150, 50: 128 * 50, 512: 22 * 512, 128: 64 * 128}
-    for rung in rungs(name):
-        settings, where = rung.settings, placed(rung)
+    for entry in entries(name):
+        settings, where = entry.settings, placed(entry)
         segment = where.segment_length
         assert settings["Trainer.tokens_per_step"] == tokens[segment]
         evaluated = settings.get("Evaluation.segment_length", segment)
@@ -99,9 +99,9 @@ def test_the_header_of_a_config_names_its_row():
 @pytest.mark.slow
 @every_table
 def test_every_row_builds_and_reads_every_binding(name, tmp_path):
-    for rung in rungs(name):
-        file = tmp_path / "rung.gin"
-        file.write_text(write_gin(rung.settings))
+    for entry in entries(name):
+        file = tmp_path / "entry.gin"
+        file.write_text(write_gin(entry.settings))
         config.parse([str(file)])
         Experiment.from_gin()
 

@@ -12,7 +12,7 @@ from brt.data.vocabularies.base import ByteVocabulary
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 
 
-def make_run(folder, name, *bindings, files=(), seed=0, evaluations=None, records=(), **rung):
+def make_run(folder, name, *bindings, files=(), seed=0, evaluations=None, records=(), **entry):
     """A run folder of one of configs/, never trained.
 
     Args:
@@ -20,7 +20,7 @@ def make_run(folder, name, *bindings, files=(), seed=0, evaluations=None, record
         bindings, files: read after it.
         evaluations: split to bits per token, or to a dictionary of scalars.
         records: of metrics.jsonl.
-        rung: content of rung.json, if any.
+        entry: content of rung.json, if any.
     """
     folder.mkdir(parents=True)
     settings = {}
@@ -34,8 +34,8 @@ def make_run(folder, name, *bindings, files=(), seed=0, evaluations=None, record
         scalars = found if isinstance(found, dict) else {"bits_per_token": found}
         content = {"step": 10**9, "split": split, **scalars}
         (folder / f"evaluation_{split}.json").write_text(json.dumps(content))
-    if rung:
-        (folder / "rung.json").write_text(json.dumps(rung))
+    if entry:
+        (folder / "rung.json").write_text(json.dumps(entry))
     return folder
 
 

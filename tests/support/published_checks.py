@@ -14,7 +14,7 @@ from published_numbers import Numbers
 from brt import config
 from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin, resolved, write_gin
-from brt.reporting.ladder import SCALES, LadderError, read_rungs
+from brt.reporting.ladder import SCALES, LadderError, read_sweep
 from brt.training.settings import Trainer
 
 SWEEPS = published_block_recurrent.SWEEPS | published_transformer_xl.SWEEPS | published_tasks.SWEEPS
@@ -102,18 +102,18 @@ def experiment_problems(root: Path, line: str, once=True) -> list[str]:
 
 def sweep_problems(root: Path, name: str, once=True) -> list[str]:
     """Differences of the rows of a sweep, at the paper's scale, from the published ones."""
-    rungs = read_rungs(root / f"configs/sweeps/{name}.txt", SCALES["paper"], None, [], None)
-    if len(rungs) != len(SWEEPS[name]):
-        return [f"{name} has {len(rungs)} rows, not {len(SWEEPS[name])}"]
+    entries = read_sweep(root / f"configs/sweeps/{name}.txt", SCALES["paper"], None, [], None)
+    if len(entries) != len(SWEEPS[name]):
+        return [f"{name} has {len(entries)} rows, not {len(SWEEPS[name])}"]
     found = []
-    for number, rung in enumerate(rungs):
-        found += [f"row {number + 1}: {text}" for text in row_problems(rung, name, number, once)]
+    for number, entry in enumerate(entries):
+        found += [f"row {number + 1}: {text}" for text in row_problems(entry, name, number, once)]
     return found
 
 
-def row_problems(rung, name: str, number: int, once=True) -> list[str]:
-    """Differences of one rung from a row of a sweep."""
-    reading = (read_once if once else read)((), (write_gin(rung.settings),), traced=False)
+def row_problems(entry, name: str, number: int, once=True) -> list[str]:
+    """Differences of one entry from a row of a sweep."""
+    reading = (read_once if once else read)((), (write_gin(entry.settings),), traced=False)
     return differences(reading, SWEEPS[name][number])
 
 

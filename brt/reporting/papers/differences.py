@@ -53,8 +53,8 @@ def differences(run: Run, position: PaperPosition, published: dict, decided=()) 
             published value is not here is not compared. "vocabulary" is that of a `PaperPosition`.
         decided: attributes of a `PaperPosition` that the number's own row asks for.
 
-    A run that stands for a model of another scale (`Run.rung`) has the dimensions of that model
-    here; it is compared by the steps it has taken itself.
+    A run that stands for a model of another scale (`Run.stands_for`) has the dimensions of that
+    model here; it is compared by the steps it has taken itself.
     """
     settings = run.paper_settings | {"vocabulary": position.vocabulary}
     settings["Trainer.steps"] = run.settings.get("Trainer.steps")
