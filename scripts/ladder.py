@@ -18,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
@@ -27,6 +28,7 @@ from brt.config import differences
 from brt.experiment import Experiment
 from brt.progress import Progress
 from brt.reporting.collect import collect
+from brt.reporting.drawing.table import Table
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 from brt.reporting.ladder import SCALES, LadderError, Rung, read_rungs
 from brt.reporting.papers.all import PAPERS
@@ -45,16 +47,20 @@ flags.DEFINE_string("split", "validation", "What is evaluated in the end.")
 flags.DEFINE_integer("step_time_rounds", 0, "Also time so many steps of each rung, for Table 1.")
 
 
-def climb():
+def run_ladder() -> None:
     """Runs what is missing, then writes the tables."""
     for name in ("workdir", "rungs"):
         if FLAGS[name].value is None:
             raise LadderError(f"--{name} is missing: {FLAGS[name].help}")
     folder = Path(FLAGS.workdir)
     rungs = read_rungs(
-        FLAGS.rungs, SCALES[FLAGS.scale], FLAGS.corpus, FLAGS.gin_bindings, FLAGS.tokens,
+        FLAGS.rungs,
+        SCALES[FLAGS.scale],
+        FLAGS.corpus,
+        FLAGS.gin_bindings,
+        FLAGS.tokens,
         FLAGS.tokens_per_step,
-    )  # fmt: skip
+    )
     for rung in rungs:
         check_rung(folder, rung)
     files = [write_rung(folder, rung) for rung in rungs]
@@ -85,9 +91,10 @@ def climb():
     print(f"\nWritten to {folder}/tables.md. To look at it: python -m brt.report {folder}/runs/*")
 
 
-def check_rung(folder, rung: Rung):
+def check_rung(folder: Path, rung: Rung) -> None:
     """Refuses a rung that says something else than its config, if that was trained with."""
-    file, text = rung_file(folder, rung), write_gin(rung.settings)
+    file = rung_file(folder, rung)
+    text = write_gin(rung.settings)
     begun = any((folder / "runs").glob(f"{rung.name}-seed*/config.gin"))
     if not begun or not file.exists() or file.read_text(encoding="utf-8") == text:
         return
@@ -101,7 +108,7 @@ def check_rung(folder, rung: Rung):
     )
 
 
-def check_configs(files):
+def check_configs(files: Sequence[Path]) -> None:
     """Refuses rungs that no model can be built from, before the first of them trains.
 
     Raises:
@@ -121,7 +128,7 @@ def check_configs(files):
         progress.close()
 
 
-def write_rung(folder, rung: Rung) -> Path:
+def write_rung(folder: Path, rung: Rung) -> Path:
     """Writes a rung's config."""
     file = rung_file(folder, rung)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -129,12 +136,13 @@ def write_rung(folder, rung: Rung) -> Path:
     return file
 
 
-def rung_file(folder, rung: Rung) -> Path:
+def rung_file(folder: Path, rung: Rung) -> Path:
+    """Returns the path of a rung's config."""
     return folder / "configs" / f"{rung.name}.gin"
 
 
-def evaluated(workdir, rung: Rung) -> bool:
-    """Whether a run has been evaluated after its last step."""
+def evaluated(workdir: Path, rung: Rung) -> bool:
+    """Tells if a run has been evaluated after its last step."""
     try:
         text = (workdir / f"evaluation_{FLAGS.split}.json").read_text(encoding="utf-8")
         return json.loads(text)["step"] >= rung.settings["Trainer.steps"]
@@ -142,7 +150,7 @@ def evaluated(workdir, rung: Rung) -> bool:
         return False
 
 
-def command(module, *arguments):
+def command(module: str, *arguments: str) -> None:
     """Runs a command of brt; the ladder stops where it fails."""
     status = subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
     if status:
@@ -152,9 +160,9 @@ def command(module, *arguments):
         )
 
 
-def write_tables(folder, workdirs, step_times):
-    """tables.md and tables.json of what was run; returns the tables with measurements."""
-    times = read_step_times([step_times] if step_times.exists() else [])
+def write_tables(folder: Path, workdirs: Sequence[Path], step_times: Path) -> list[Table]:
+    """Writes tables.md and tables.json of what was run; returns the tables with measurements."""
+    times = read_step_times([str(step_times)] if step_times.exists() else [])
     groups = collect(open_runs(workdirs))
     tables = [table for paper in PAPERS for table in paper_tables(paper, groups, times)]
     tables = [table for table in tables if table.has_measurements]
@@ -164,11 +172,12 @@ def write_tables(folder, workdirs, step_times):
     return tables
 
 
-def write_whole(path, text):
+def write_whole(path: Path, text: str) -> None:
+    """Replaces a file whole, so that a kill leaves the old one or the new one."""
     new = path.with_name(path.name + ".new")
     new.write_text(text, encoding="utf-8")
     os.replace(new, path)
 
 
 if __name__ == "__main__":
-    command_line.run(climb)
+    command_line.run(run_ladder)
