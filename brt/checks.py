@@ -57,6 +57,6 @@ def check_rates(name: str, minimum: float, maximum: float) -> None:
 
 
 def _is_number(value):
-    """Whether it is a number, no bool, and finite in float32."""
+    """Tells if it is a number, no bool, and finite in float32."""
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return real and -LARGEST <= value <= LARGEST

@@ -45,7 +45,7 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
 
     Args:
         main: the command.
-        takes_arguments: hand it the words that are no flags, instead of refusing them.
+        takes_arguments: give it the words that are no flags, instead of refusing them.
     """
 
     def explained(argv):
@@ -90,7 +90,7 @@ def start() -> None:
 
 
 def gin_flags() -> list[str]:
-    """The gin flags of this command, to hand to another one."""
+    """The gin flags of this command, to give to another one."""
     return [
         f"--{name}={value}"
         for name in ("gin_file", "gin_bindings", "gin_search_paths")

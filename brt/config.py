@@ -45,7 +45,9 @@ def split_flags(argv: Sequence[str]) -> list[str]:
 
 
 def parse(
-    gin_files: Sequence[str] = (), bindings: Sequence[str] = (), search_paths: Sequence[str] = ()
+    gin_files: Sequence[str | os.PathLike] = (),
+    bindings: Sequence[str] = (),
+    search_paths: Sequence[str] = (),
 ) -> None:
     """Clears gin, then reads files in order and bindings after them.
 
@@ -77,13 +79,13 @@ def parse(
     _check_declared_types()
 
 
-def split_files(given: str) -> list[str]:
+def split_files(given: str | os.PathLike) -> list[str]:
     """The gin files of `SYSTEM.gin+CORPUS.gin`; a file that is there is one, whatever its name."""
-    return [given] if os.path.isfile(given) else str(given).split("+")
+    return [str(given)] if os.path.isfile(given) else str(given).split("+")
 
 
 def _check_passed_on():
-    """Gin checks no names of a class that hands on **arguments; its base reads them by its own."""
+    """Gin checks no names of a class that passes on **arguments; its base reads them by its own."""
     names = known_names()
     for (_, selector), bound in gin.config._CONFIG.items():
         entry = gin.config._REGISTRY.get(selector)
@@ -307,7 +309,7 @@ def _unread(name, read):
 
 @runtime_checkable
 class _GivesDocuments(Protocol):
-    """What every `brt.data.sources.base.Source` offers, which this module may not import."""
+    """The method of every `brt.data.sources.base.Source`, which this module may not import."""
 
     def documents(self, split: str) -> Iterator[Any]: ...
 

@@ -1,6 +1,6 @@
-"""Whether a bound value is of the type its parameter declares.
+"""Checks that a bound value is of the type its parameter declares.
 
-Gin hands values over as they were written, and Python takes any string for true. The annotation of
+Gin passes values on as they were written, and Python takes any string for true. The annotation of
 a parameter says what it takes; `allows` compares a value with it, `words_for` says it in words. A
 further kind of annotation is one more case in both.
 """

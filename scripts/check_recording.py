@@ -12,7 +12,9 @@ Exit status: 0 if every error is within tolerance, 1 if one is not, or a file ca
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,8 +35,8 @@ FORMATS = {
 """A setting that tells a format, and what replays it; the first that is there counts."""
 
 
-def errors(recording):
-    """What the recording's format compares, and how large the differences are."""
+def errors(recording: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the differences of whatever the recording's format compares, by name."""
     config = json.loads(str(recording["config_json"]))
     for setting, replayed_by in FORMATS.items():
         if setting in config:
@@ -42,7 +44,7 @@ def errors(recording):
     raise ValueError(f"config_json has none of {sorted(FORMATS)}: no format of a recording.")
 
 
-def check(file) -> bool:
+def check(file: str) -> bool:
     """Prints one line for the file; true if all errors are within tolerance."""
     with np.load(file, allow_pickle=False) as archive:
         recording = dict(archive)
@@ -54,7 +56,7 @@ def check(file) -> bool:
     return passed
 
 
-def main(argv=None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="+", metavar="FILE.npz")
     jax.config.update("jax_default_matmul_precision", "highest")

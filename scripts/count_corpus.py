@@ -11,11 +11,13 @@ import array
 import hashlib
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
-def count(paths, vocabulary):
-    """Counts and hashes under the manifest's names."""
+def count(paths: Iterable[str], vocabulary: str) -> dict[str, Any]:
+    """Returns counts and hashes under the manifest's names."""
     processor = None
     if vocabulary != "bytes":
         from sentencepiece import SentencePieceProcessor
@@ -39,12 +41,12 @@ def count(paths, vocabulary):
         totals["characters"] += len(text)
         if processor is not None:
             totals["unknown"] += ids.count(processor.unk_id())
-    if processor is None:
-        totals["unknown"] = None
-    return {**totals, "content": content.hexdigest(), "source_hash": source.hexdigest()}
+    unknown = None if processor is None else totals["unknown"]
+    hashes = {"content": content.hexdigest(), "source_hash": source.hexdigest()}
+    return {**totals, "unknown": unknown, **hashes}
 
 
-def main():
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="+")
     parser.add_argument("--vocabulary", default="bytes")

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -62,13 +63,13 @@ Trainer.eval_every = 25
 """
 
 
-def config_of(files, bindings, folder, steps) -> str:
-    """The gin text of the run: a system's files, or `MODEL`, with text and steps of this script."""
+def config_of(files: Sequence[str], bindings: Sequence[str], folder: Path, steps: int) -> str:
+    """Returns the run's gin text: a system's files, or `MODEL`, with text and steps of its own."""
     system = "".join(f'include "{os.path.abspath(file)}"\n' for file in files) or MODEL
     return "\n".join([system, RUN.format(folder=folder, steps=steps), *bindings]) + "\n"
 
 
-def make_text(folder, seed):
+def make_text(folder: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     words = ["".join(rng.choice(list("etaoinshr"), rng.integers(1, 8))) for _ in range(300)]
     for split, count in (("train", 20), ("validation", 8)):
@@ -78,7 +79,7 @@ def make_text(folder, seed):
             (folder / "text" / split / f"{number:02d}.txt").write_text(text)
 
 
-def begin(folder, name):
+def begin(folder: Path, name: str) -> subprocess.Popen:
     """Starts or resumes the run `name`; every process compiles to the same cached code."""
     command = [sys.executable, "-m", "brt.train", f"--gin_file={folder}/config.gin"]
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
@@ -88,13 +89,15 @@ def begin(folder, name):
         )
 
 
-def steps_done(folder, name):
+def steps_done(folder: Path, name: str) -> int:
     return max((record["step"] for record in read_metrics(str(folder / name))), default=0)
 
 
-def undisturbed(folder):
+def undisturbed(folder: Path) -> float:
     """Runs to the end; returns the seconds until the first record."""
-    begun, process, first = time.monotonic(), begin(folder, "whole"), None
+    begun = time.monotonic()
+    process = begin(folder, "whole")
+    first = None
     while process.poll() is None:
         if first is None and steps_done(folder, "whole"):
             first = time.monotonic() - begun
@@ -104,8 +107,8 @@ def undisturbed(folder):
     return first
 
 
-def being_written(folder, since):
-    """Whether there is an unfinished checkpoint that was begun after the wall time `since`."""
+def being_written(folder: Path, since: float) -> bool:
+    """Tells if there is an unfinished checkpoint that was begun after the wall time `since`."""
     for path in (folder / "killed" / "checkpoints").glob("*tmp*"):
         try:
             if path.stat().st_mtime > since:
@@ -115,14 +118,17 @@ def being_written(folder, since):
     return False
 
 
-def kill_often(folder, kills, steps, start_up, rng):
+def kill_often(folder: Path, kills: int, steps: int, start_up: float, rng: random.Random) -> None:
     """Kills the run `killed` so often; prints where each kill fell; then lets it finish."""
     during_writing = 0
     for number in range(1, kills + 1):
-        begun, since, process = time.monotonic(), time.time(), begin(folder, "killed")
+        begun = time.monotonic()
+        since = time.time()
+        process = begin(folder, "killed")
         # A fifth while it starts up; the others spread over the steps, half of these as soon
         # as a checkpoint is being written.
-        moment, target = rng.random(), steps * (number - rng.random()) / (kills + 1)
+        moment = rng.random()
+        target = steps * (number - rng.random()) / (kills + 1)
         if moment < 0.2:
             time.sleep(rng.uniform(0, start_up))
         else:
@@ -152,15 +158,18 @@ def kill_often(folder, kills, steps, start_up, rng):
         sys.exit((folder / "killed.log").read_text())
 
 
-def compare(folder):
-    """Prints what differs; true if nothing does."""
+def compare(folder: Path) -> bool:
+    """Prints what differs between the two runs; returns True if nothing does."""
     config.parse([str(folder / "config.gin")])
     abstract = Experiment.from_gin().abstract_state()
     states, records = [], []
     for name in ("whole", "killed"):
         checkpoints = Checkpoints(str(folder / name / "checkpoints"))
-        states.append(checkpoints.restore_latest(abstract)[0])
+        restored = checkpoints.restore_latest(abstract)
         checkpoints.close()
+        if restored is None:
+            sys.exit(f"The run {name} has left no checkpoint.")
+        states.append(restored[0])
         records.append(
             [
                 {key: value for key, value in record.items() if not key.startswith("perf/")}
@@ -181,7 +190,7 @@ def compare(folder):
     return same
 
 
-def main():
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--steps", type=int, default=1500)

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 PREPARE = """
@@ -34,8 +35,8 @@ Corpus(store, TextFiles(text), vocabulary).prepare("train", quiet=True, workers=
 """
 
 
-def make_text(folder, megabytes, rng):
-    """Books of random words, and a BPE model of them: slow to encode, quick to train."""
+def make_text(folder: Path, megabytes: int, rng: random.Random) -> tuple[str, str]:
+    """Writes books of random words, and a BPE model of them: slow to encode, quick to train."""
     from sentencepiece import SentencePieceTrainer
 
     words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(1, 9))) for _ in range(2000)]
@@ -55,21 +56,21 @@ def make_text(folder, megabytes, rng):
     return f"{folder}/*.txt", str(model)
 
 
-def begin(store, workers, settings):
+def begin(store: Path, workers: int, settings: Sequence[str]) -> subprocess.Popen:
     """Starts or takes up a preparation."""
     command = [sys.executable, "-c", PREPARE, str(store), *settings[:2], str(workers), settings[2]]
     with open(f"{store}.log", "a", encoding="utf-8") as log:
         return subprocess.Popen(command, stderr=log)
 
 
-def finish(store, workers, settings):
+def finish(store: Path, workers: int, settings: Sequence[str]) -> None:
     """Lets a preparation come to its end."""
     if begin(store, workers, settings).wait():
         sys.exit(Path(f"{store}.log").read_text(encoding="utf-8"))
 
 
-def shards(store):
-    """Names of the finished shards, and when they were."""
+def shards(store: Path) -> dict[str, int]:
+    """Returns the times at which shards were finished, by their names."""
     found = {}
     for path in (store / "train.partial").glob("shard-*"):
         try:
@@ -79,7 +80,14 @@ def shards(store):
     return found
 
 
-def killed(store, workers, settings, count, wait, rng):
+def killed(
+    store: Path,
+    workers: int,
+    settings: Sequence[str],
+    count: float,
+    wait: float,
+    rng: random.Random,
+) -> bool:
     """Kills the preparation after so many shards and about so long; false if it ended before."""
     process = begin(store, workers, settings)
     time.sleep(rng.uniform(0, wait))  # which may be before anything is imported
@@ -93,17 +101,21 @@ def killed(store, workers, settings, count, wait, rng):
     return True
 
 
-def kill_often(store, kills, workers, settings, rng):
+def kill_often(
+    store: Path, kills: int, workers: int, settings: Sequence[str], rng: random.Random
+) -> bool:
     """Kills the preparation so often, then lets it finish; false if a shard was made twice."""
     size = sum(path.stat().st_size for path in map(Path, glob.glob(settings[0])))
     total = size // int(settings[2])
     moments = sorted(rng.uniform(0, 0.9) for _ in range(kills))
-    finished, once = {}, True
+    finished: dict[str, int] = {}
+    once = True
     for number, moment in enumerate(moments, 1):
         wait = 0.5
         while not killed(store, workers, settings, moment * total, wait, rng):
             shutil.rmtree(store)  # a fast machine: once more, and sooner
-            finished, wait = {}, wait / 2
+            finished = {}
+            wait /= 2
             if wait < 0.01:
                 sys.exit(f"The preparation ended before kill {number}; use more --megabytes.")
         now = shards(store)
@@ -114,7 +126,7 @@ def kill_often(store, kills, workers, settings, rng):
     return once
 
 
-def main():
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--workers", type=int, default=2)
@@ -128,10 +140,10 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if arguments.text:
-            settings = (arguments.text, arguments.vocabulary or "bytes")
+            texts, vocabulary = arguments.text, arguments.vocabulary or "bytes"
         else:
-            settings = make_text(folder / "text", arguments.megabytes, rng)
-        settings = (*settings, str(arguments.shard_bytes))
+            texts, vocabulary = make_text(folder / "text", arguments.megabytes, rng)
+        settings = texts, vocabulary, str(arguments.shard_bytes)
         finish(folder / "whole", 1, settings)
         once = kill_often(folder / "killed", arguments.kills, arguments.workers, settings, rng)
         whole, killed = folder / "whole" / "train", folder / "killed" / "train"

@@ -19,6 +19,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
@@ -28,6 +29,7 @@ from brt.config import differences
 from brt.experiment import Experiment
 from brt.progress import Progress
 from brt.reporting.collect import collect
+from brt.reporting.drawing.table import Table
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 from brt.reporting.ladder import SCALES, LadderError, SweepEntry, read_sweep
 from brt.reporting.papers.all import PAPERS
@@ -37,7 +39,7 @@ from brt.reporting.step_times import read_step_times
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("sweep", None, "A file with one config and its bindings a line.")
-flags.DEFINE_alias("rungs", "sweep")
+flags.DEFINE_alias("sweep", "sweep")
 flags.DEFINE_enum("scale", "paper", list(SCALES), "What the models' dimensions are divided by.")
 flags.DEFINE_string("corpus", None, "A gin file whose corpus replaces that of the configs.")
 flags.DEFINE_float("tokens", None, "Tokens each run trains on; None: its config's steps.", 1)
@@ -47,16 +49,20 @@ flags.DEFINE_string("split", "validation", "What is evaluated in the end.")
 flags.DEFINE_integer("step_time_rounds", 0, "Also time so many steps of each entry, for Table 1.")
 
 
-def run_all():
+def run_ladder() -> None:
     """Runs what is missing, then writes the tables."""
     for name in ("workdir", "sweep"):
         if FLAGS[name].value is None:
             raise LadderError(f"--{name} is missing: {FLAGS[name].help}")
     folder = Path(FLAGS.workdir)
     entries = read_sweep(
-        FLAGS.sweep, SCALES[FLAGS.scale], FLAGS.corpus, FLAGS.gin_bindings, FLAGS.tokens,
+        FLAGS.sweep,
+        SCALES[FLAGS.scale],
+        FLAGS.corpus,
+        FLAGS.gin_bindings,
+        FLAGS.tokens,
         FLAGS.tokens_per_step,
-    )  # fmt: skip
+    )
     for entry in entries:
         check_entry(folder, entry)
     files = [write_entry(folder, entry) for entry in entries]
@@ -87,9 +93,10 @@ def run_all():
     print(f"\nWritten to {folder}/tables.md. To look at it: python -m brt.report {folder}/runs/*")
 
 
-def check_entry(folder, entry: SweepEntry):
+def check_entry(folder: Path, entry: SweepEntry) -> None:
     """Refuses an entry that says something else than its config, if that was trained with."""
-    file, text = entry_file(folder, entry), write_gin(entry.settings)
+    file = entry_file(folder, entry)
+    text = write_gin(entry.settings)
     begun = any((folder / "runs").glob(f"{entry.name}-seed*/config.gin"))
     if not begun or not file.exists() or file.read_text(encoding="utf-8") == text:
         return
@@ -104,7 +111,7 @@ def check_entry(folder, entry: SweepEntry):
     )
 
 
-def check_configs(files):
+def check_configs(files: Sequence[Path]) -> None:
     """Refuses entries that no model can be built from, before the first of them trains.
 
     Raises:
@@ -124,7 +131,7 @@ def check_configs(files):
         progress.close()
 
 
-def write_entry(folder, entry: SweepEntry) -> Path:
+def write_entry(folder: Path, entry: SweepEntry) -> Path:
     """Writes an entry's config."""
     file = entry_file(folder, entry)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -132,12 +139,13 @@ def write_entry(folder, entry: SweepEntry) -> Path:
     return file
 
 
-def entry_file(folder, entry: SweepEntry) -> Path:
+def entry_file(folder: Path, entry: SweepEntry) -> Path:
+    """Returns the path of an entry's config."""
     return folder / "configs" / f"{entry.name}.gin"
 
 
-def evaluated(workdir, entry: SweepEntry) -> bool:
-    """Whether a run has been evaluated after its last step."""
+def evaluated(workdir: Path, entry: SweepEntry) -> bool:
+    """Tells if a run has been evaluated after its last step."""
     try:
         text = (workdir / f"evaluation_{FLAGS.split}.json").read_text(encoding="utf-8")
         return json.loads(text)["step"] >= entry.settings["Trainer.steps"]
@@ -145,7 +153,7 @@ def evaluated(workdir, entry: SweepEntry) -> bool:
         return False
 
 
-def command(module, *arguments):
+def command(module: str, *arguments: str) -> None:
     """Runs a command of brt; the ladder stops where it fails."""
     status = subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
     if status:
@@ -155,9 +163,9 @@ def command(module, *arguments):
         )
 
 
-def write_tables(folder, workdirs, step_times):
-    """tables.md and tables.json of what was run; returns the tables with measurements."""
-    times = read_step_times([step_times] if step_times.exists() else [])
+def write_tables(folder: Path, workdirs: Sequence[Path], step_times: Path) -> list[Table]:
+    """Writes tables.md and tables.json of what was run; returns the tables with measurements."""
+    times = read_step_times([str(step_times)] if step_times.exists() else [])
     groups = collect(open_runs(workdirs))
     tables = [table for paper in PAPERS for table in paper_tables(paper, groups, times)]
     tables = [table for table in tables if table.has_measurements]
@@ -167,11 +175,12 @@ def write_tables(folder, workdirs, step_times):
     return tables
 
 
-def write_whole(path, text):
+def write_whole(path: Path, text: str) -> None:
+    """Replaces a file whole, so that a kill leaves the old one or the new one."""
     new = path.with_name(path.name + ".new")
     new.write_text(text, encoding="utf-8")
     os.replace(new, path)
 
 
 if __name__ == "__main__":
-    command_line.run(run_all)
+    command_line.run(run_ladder)

@@ -20,8 +20,9 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "reference"), str(ROOT)]
@@ -59,7 +60,7 @@ class Change(NamedTuple):
     new: str
 
 
-def bindings_of(text):
+def bindings_of(text: str) -> Iterator[tuple[str, Any, tuple[int, int]]]:
     """Name, constant and span of each binding of a gin text; references are left out."""
     for found in re.finditer(r"^([\w./]+) *= *(?=[^@%\s])", text, re.M):
         end = found.end()
@@ -71,7 +72,7 @@ def bindings_of(text):
                 continue
 
 
-def other(value, rng):
+def other(value: Any, rng: random.Random) -> Any:
     """Another value of the same kind; None where there is none."""
     if isinstance(value, bool):
         return not value
@@ -91,7 +92,7 @@ def other(value, rng):
     return ("changed",) if value == () else None
 
 
-def included(file):
+def included(file: str) -> list[str]:
     """A gin file and those it includes, relative to configs/."""
     found = [file]
     text = (ROOT / "configs" / file).read_text(encoding="utf-8")
@@ -100,11 +101,11 @@ def included(file):
     return found
 
 
-def rows_of(text):
+def rows_of(text: str) -> list[int]:
     return [n for n, line in enumerate(text.splitlines()) if line.split("#")[0].strip()]
 
 
-def readers():
+def readers() -> dict[str, list]:
     """File to what reads it: lines of `EXPERIMENTS`, and (sweep, row) of `SWEEPS`."""
     found = collections.defaultdict(list)
     for line in EXPERIMENTS:
@@ -119,7 +120,7 @@ def readers():
     return found
 
 
-def changes(files, rng):
+def changes(files: Iterable[str], rng: random.Random) -> list[Change]:
     """All changes of these files and of the sweeps' rows, in order of their names."""
     found = []
     for file in sorted(files):
@@ -139,7 +140,7 @@ def changes(files, rng):
     return found
 
 
-def changed_text(text, change):
+def changed_text(text: str, change: Change) -> str:
     if change.row is not None:
         lines = text.splitlines()
         place = rows_of(text)[change.row]
@@ -154,8 +155,8 @@ def changed_text(text, change):
     raise AssertionError(change)
 
 
-def judged(folder, reader):
-    """What the checks say of a reader of the changed file: a sentence, or None."""
+def judged(folder: Path, reader: str | tuple[str, int]) -> str | None:
+    """Returns what the checks say of a reader of the changed file: a sentence, or None."""
     try:
         if isinstance(reader, str):
             problems = experiment_problems(folder, reader, once=False)
@@ -169,7 +170,7 @@ def judged(folder, reader):
     return f"differs: {problems[0]}" if problems else None
 
 
-def campaign(only, seed):
+def campaign(only: Sequence[str], seed: int) -> list[tuple[Change, str | None]]:
     """Judges every change; returns (change, sentence or None) pairs."""
     read_by, rng = readers(), random.Random(seed)
     chosen = [c for c in changes(read_by, rng) if not only or c.file.startswith(tuple(only))]
@@ -193,7 +194,7 @@ def campaign(only, seed):
     return results
 
 
-def main():
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="Files or folders of configs/, by commas.")
     parser.add_argument("--seed", type=int, default=0, help="Decides what becomes of each value.")

@@ -32,7 +32,7 @@ LAWS = ("test_shape_letters", "test_cache_laws", "test_references", "test_laws")
 
 
 class Result(NamedTuple):
-    """What became of a mutation: the test that caught it, or None, and how long it took."""
+    """The fate of a mutation: the test that caught it, or None, and how long it took."""
 
     mutation: Mutation
     caught_by: str | None
@@ -93,9 +93,9 @@ def table(results: list[Result]) -> str:
         rows.append((mutation.name, verdict, test or "", f"{seconds:.0f}"))
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = []
-    for *texts, seconds in rows:
-        cells = [text.ljust(width) for text, width in zip(texts, widths)]
-        lines.append("  ".join([*cells, seconds.rjust(widths[-1])]))
+    for row in rows:
+        cells = [text.ljust(width) for text, width in zip(row[:-1], widths)]
+        lines.append("  ".join([*cells, row[-1].rjust(widths[-1])]))
     return "\n".join(lines)
 
 

@@ -6,18 +6,24 @@ memory is searched as the released code does it, by buckets, unless the file's n
 it: the settings in a file do not tell.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from brt.models.block_recurrent import BlockRecurrentTransformer
 from brt.models.caches import reset_rows
 from brt.models.checkpoints import meliad as meliad_checkpoint
 from brt.models.memories.external_memory import RingCache
 from brt.models.memories.recurrent_cell import StateCache
 
 
-def replay(recording, model):
+def replay(
+    recording: Mapping[str, Any], model: BlockRecurrentTransformer
+) -> tuple[np.ndarray, list[tuple]]:
     """Runs every segment; returns the stacked logits and the caches before each segment."""
     tokens_NBT, starts_NB = recording["tokens"], recording["start_of_sequence"]
     graph, params = nnx.split(model, nnx.Param)
@@ -36,7 +42,7 @@ def replay(recording, model):
     return np.stack(logits), [*before, caches]
 
 
-def cache_error(recording, prefix, caches):
+def cache_error(recording: Mapping[str, Any], prefix: str, caches: tuple) -> float:
     """Largest difference of any cached array from the recorded collection `prefix`."""
     errors = []
     for i, cache in enumerate(caches):
@@ -51,8 +57,8 @@ def cache_error(recording, prefix, caches):
     return np.max(errors)  # unlike max(), never passes over a NaN
 
 
-def database_error(recording, caches):
-    """Largest difference of any external memory from the recorded one; its places are exact."""
+def database_error(recording: Mapping[str, Any], caches: tuple) -> float:
+    """Largest difference of any external memory from the recorded one; its slots are exact."""
     errors = []
     rings = [(i, m) for i, c in enumerate(caches) for m in c.memories if isinstance(m, RingCache)]
     for i, cache in rings:
@@ -61,12 +67,18 @@ def database_error(recording, caches):
         for name, x_BMHK in (("key_db", cache.keys_BMHK), ("value_db", cache.values_BMHK)):
             found = np.moveaxis(np.asarray(x_BMHK), 2, 1).reshape(rows * heads, size, -1)
             errors.append(np.abs(recording[f"{prefix}/{name}"] - found).max())
-        places = np.repeat(np.asarray(cache.written_B) % size, heads)
-        errors.append(np.abs(recording[f"{prefix}/database_index"] % size - places).max())
+        slots = np.repeat(np.asarray(cache.written_B) % size, heads)
+        errors.append(np.abs(recording[f"{prefix}/database_index"] % size - slots).max())
     return np.max(errors)
 
 
-def gradient_error(recording, model, caches, segment, prefix):
+def gradient_error(
+    recording: Mapping[str, Any],
+    model: BlockRecurrentTransformer,
+    caches: tuple,
+    segment: int,
+    prefix: str,
+) -> float:
     """Largest relative difference of any parameter's gradient on one segment."""
     tokens_BT, starts_B = recording["tokens"][segment], recording["start_of_sequence"][segment]
     targets_BT = recording["targets"][segment]
@@ -91,8 +103,8 @@ def gradient_error(recording, model, caches, segment, prefix):
     return np.max(errors)
 
 
-def errors(recording) -> dict:
-    """From what is compared to its error."""
+def errors(recording: Mapping[str, Any]) -> dict:
+    """Returns the error of each thing that is compared, by its name."""
     search = "exact" if "exact" in recording["file"] else "bucketed"
     model = meliad_checkpoint.load_recording(recording, search)
     logits, caches = replay(recording, model)

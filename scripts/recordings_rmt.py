@@ -6,15 +6,19 @@ caches of hidden states, and gradients over the first two segments from the lear
 """
 
 import functools
+from collections.abc import Mapping
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from brt.models.transformer_xl_memory import TransformerXLMemoryTokens
 from flax import nnx
 from recordings_txl import cache_error, gradient_error, rows_first
 
 from brt.models.checkpoints import recurrent_memory as rmt_checkpoint
-from brt.models.recurrent_memory import MemoryCache
+from brt.models.recurrent_memory import MemoryCache, RecurrentMemoryTransformer
+from brt.models.transformer_xl import TransformerXL
 
 DETACHED = "grads_seg1_detached"
 """Gradients of the second segment's loss that do not cross the memory before it."""
@@ -22,10 +26,12 @@ GRADIENTS = {"grads_sum": (1.0, 1.0), "grads_seg1": (0.0, 1.0), DETACHED: (0.0, 
 """Weights of the first two segments' mean losses."""
 
 
-def read_segment(model, x_BTD, caches, filled):
-    """One segment, its hidden states `filled` long, as the released code's are.
+def read_segment(
+    model: RecurrentMemoryTransformer, x_BTD: jax.Array, caches: tuple, filled: int
+) -> tuple[jax.Array, jax.Array, tuple]:
+    """Reads one segment, its hidden states `filled` long, as the released code's are.
 
-    Its artefact depends on their length, so places that are not filled yet would show.
+    Its artefact depends on their length, so positions that are not filled yet would show.
 
     Returns:
         Outputs at all positions, (B, X, D), those of the tokens, and the caches after.
@@ -34,13 +40,15 @@ def read_segment(model, x_BTD, caches, filled):
     grown = [
         cache._replace(x_BMD=cache.x_BMD[:, cache.x_BMD.shape[1] - filled :]) for cache in hidden
     ]
-    y_BXD, inputs = model.positions.read(x_BTD, grown, memory_BSD)
+    body = cast(TransformerXL, model.body)
+    around = TransformerXLMemoryTokens(body, model.layout)
+    y_BXD, inputs = around.read(x_BTD, tuple(grown), memory_BSD)
     x_BTD, memory_BSD = model.layout.divide(y_BXD)
-    after, _ = model.body.remember(hidden, inputs)
+    after, _ = body.remember(hidden, inputs)
     return y_BXD, x_BTD, (*after, MemoryCache(memory_BSD))
 
 
-def replay(recording, model):
+def replay(recording: Mapping[str, Any], model: RecurrentMemoryTransformer) -> tuple:
     """Runs every segment.
 
     Returns:
@@ -61,12 +69,14 @@ def replay(recording, model):
         *outputs, after = segment(params, *batch, caches[-1], filled=filled)
         found.append(outputs)
         caches.append(after)
-        filled = min(filled + outputs[0].shape[1], model.body.memory_length)
+        filled = min(filled + outputs[0].shape[1], cast(TransformerXL, model.body).memory_length)
     return *zip(*found, strict=True), caches
 
 
-def gradients(recording, model, prefix):
-    """The loss over the first two segments that `prefix` names, and its gradients."""
+def gradients(
+    recording: Mapping[str, Any], model: RecurrentMemoryTransformer, prefix: str
+) -> tuple[jax.Array, nnx.State]:
+    """Returns the loss over the first two segments that `prefix` names, and its gradients."""
     batch = [
         [jnp.asarray(rows_first(recording[name][segment])) for name in ("tokens", "targets")]
         for segment in range(2)
@@ -88,8 +98,8 @@ def gradients(recording, model, prefix):
     return jax.jit(jax.value_and_grad(loss))(params)
 
 
-def errors(recording) -> dict:
-    """From what is compared to its error."""
+def errors(recording: Mapping[str, Any]) -> dict:
+    """Returns the error of each thing that is compared, by its name."""
     model = rmt_checkpoint.load_recording(recording)
     outputs, logits, losses, caches = replay(recording, model)
     memories = [before[-1].memory_BSD for before in caches]

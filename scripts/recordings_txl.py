@@ -5,19 +5,26 @@ or log-probabilities, losses, the caches after the first and after the last segm
 gradients of one segment's mean loss.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from brt.models.checkpoints import transformer_xl as txl_checkpoint
+from brt.models.checkpoints.transformer_xl import Source
+from brt.models.recurrent_memory import RecurrentMemoryTransformer
+from brt.models.transformer_xl import TransformerXL
 
 
-def rows_first(x_TB):
+def rows_first(x_TB: np.ndarray) -> np.ndarray:
+    """Returns a time-major array with its rows first."""
     return np.swapaxes(x_TB, 0, 1)
 
 
-def replay(recording, model):
+def replay(recording: Mapping[str, Any], model: TransformerXL) -> tuple:
     """Runs every segment.
 
     Returns:
@@ -41,7 +48,9 @@ def replay(recording, model):
     return *zip(*found, strict=True), caches
 
 
-def cache_error(recording, prefix, caches, outputs):
+def cache_error(
+    recording: Mapping[str, Any], prefix: str, caches: tuple, outputs: Sequence[jax.Array]
+) -> float:
     """Largest difference from the recorded memory of each layer's inputs.
 
     outputs: of the last layer so far, whose memory is recorded too and never read.
@@ -60,7 +69,13 @@ def cache_error(recording, prefix, caches, outputs):
     return np.max(differences)
 
 
-def gradient_errors(recording, model, caches, segment=1, prefix="grads"):
+def gradient_errors(
+    recording: Mapping[str, Any],
+    model: TransformerXL,
+    caches: tuple,
+    segment: int = 1,
+    prefix: str = "grads",
+) -> dict[str, float]:
     """Differences of the loss, and relative ones of all gradients, on one segment."""
     tokens_BT, targets_BT = (
         jnp.asarray(rows_first(recording[name][segment])) for name in ("tokens", "targets")
@@ -79,7 +94,13 @@ def gradient_errors(recording, model, caches, segment=1, prefix="grads"):
     }
 
 
-def gradient_error(recording, prefix, grads, model, more=None):
+def gradient_error(
+    recording: Mapping[str, Any],
+    prefix: str,
+    grads: nnx.State,
+    model: TransformerXL | RecurrentMemoryTransformer,
+    more: dict[str, Source] | None = None,
+) -> float:
     """Largest difference of any gradient, relative to the largest entry of its tensor."""
     recorded = {
         name.removeprefix(f"{prefix}/"): recording[name]
@@ -95,8 +116,8 @@ def gradient_error(recording, prefix, grads, model, more=None):
     return np.max(found)  # unlike max(), never passes over a NaN
 
 
-def errors(recording) -> dict:
-    """From what is compared to its error."""
+def errors(recording: Mapping[str, Any]) -> dict:
+    """Returns the error of each thing that is compared, by its name."""
     model = txl_checkpoint.load_recording(recording)
     outputs, logits, losses, caches = replay(recording, model)
     found = {}
@@ -106,11 +127,11 @@ def errors(recording) -> dict:
         expected = recording[name]
         found[name] = np.abs(expected - np.stack([rows_first(x) for x in values])).max()
     if "mems/0" in recording:
-        placed = model.positions_added_again(caches[1], recording["tokens"].shape[1])
-        # That addition is in place: whoever recorded a reference to the memory has seen it.
+        changed = model.positions_added_again(caches[1], recording["tokens"].shape[1])
+        # That changes the array itself, so whoever recorded a reference to it has seen the sum.
         found["first cache"] = min(
             cache_error(recording, "mems_in_seg1", entering, outputs[:1])
-            for entering in (caches[1], placed)
+            for entering in (caches[1], changed)
         )
         found["final cache"] = cache_error(recording, "mems", caches[-1], outputs)
     if "grads_loss" in recording:

@@ -45,7 +45,7 @@ class AttentionLayout(NamedTuple):
 
 
 class AttentionWeights(NamedTuple):
-    """What every layer attends to in one segment of every row.
+    """Attention weights of every layer in one segment of every row.
 
     weights: (B, H, X, J) of each layer; those of a query sum to 1, hidden keys have 0.
     terms: of each layer the parts of its scores by name, (B, H, X, J) each; their sum is what the

@@ -2,7 +2,7 @@
 
 A layer attends to the W tokens before each token. It carries any number of memories, known by
 their interface only (`brt/models/memories/memory.py`). One that `reads_states` also attends to
-state vectors: those its memories offer, otherwise those it is handed (block feedback). Letters as
+state vectors: those its memories offer, otherwise those it is given (block feedback). Letters as
 in `brt.models`.
 """
 
@@ -124,7 +124,7 @@ class Layer(nnx.Module):
         return LayerCache(last_block(cache.window), self._each("end_decoding", cache.memories))
 
     def _each(self, method, caches, *arguments):
-        """What a method of each memory says of its cache."""
+        """Returns what a method of each memory says of its cache."""
         pairs = zip(self.memories, caches, strict=True)
         return tuple(getattr(memory, method)(cache, *arguments) for memory, cache in pairs)
 
@@ -158,7 +158,7 @@ class Layer(nnx.Module):
         return LayerTokens(q_BTHK, k_BTHK, v_BTHK, self.attention_scale_H[...])
 
     def _read_memories(self, caches, tokens, attended_BTHK, remat=False):
-        """What self-attention read with what each memory adds to it, and the monitors."""
+        """Returns what self-attention read with what each memory adds to it, and the monitors."""
         monitors = {}
         for memory, cache in zip(self.memories, caches, strict=True):
             attended_BTHK, found = memory.read(cache, tokens, attended_BTHK, remat)
@@ -166,7 +166,7 @@ class Layer(nnx.Module):
         return attended_BTHK, monitors
 
     def _project_and_feed(self, x_BTD, normed_BTD, self_BTHK, read_states, key):
-        """Output projection, residual, network, residual; and the states' share of the sum.
+        """Projects, adds, feeds, adds; returns that and the states' share of the sum.
 
         read_states: from queries (B, T, H, K) to what they read in the states, or None.
         """
@@ -258,7 +258,7 @@ class Layer(nnx.Module):
         return x_BTD, LayerCache(window, memories), monitors | shares
 
     def _take_in(self, caches, blocks, known):
-        """The caches of the memories after the blocks, the states they offer, and monitors."""
+        """Returns the memories' caches after the blocks, the states they offer, and monitors."""
         known = (None,) * len(caches) if known is None else known
         after, offered, monitors = [], [], {}
         for memory, cache, states in zip(self.memories, caches, known, strict=True):
@@ -323,7 +323,7 @@ class Layer(nnx.Module):
     def flops_per_token(self, given_states: int = 0) -> float:
         """Returns the operations of one token's forward pass, a product and a sum as two.
 
-        given_states: S, states that it is handed where its memories offer none.
+        given_states: S, states that it is given where its memories offer none.
         """
         A = self.sizes.attention_size
         total = 2 * matrix_size(self, without=self.memory_names) + 4 * A * self.window
@@ -345,7 +345,7 @@ def joined(states: Iterable[BlockStates | None]) -> BlockStates | None:
 
 
 def _pairs(previous_BWHK, x_BTHK):
-    """Each block's view: the block before it and itself, (B, G, 2W, H, K)."""
+    """Returns each block's view: the block before it and itself, (B, G, 2W, H, K)."""
     B, W = previous_BWHK.shape[:2]
     whole = jnp.concatenate([previous_BWHK, x_BTHK], axis=1)
     blocks = whole.reshape(B, -1, W, *whole.shape[2:])

@@ -113,7 +113,7 @@ class LanguageModel(Model):
     """A model that also reads and writes token by token: the base of all that generate text.
 
     Its caches have two forms. The segment form stands between segments; the decoding form holds a
-    segment or block that is being filled, each row at its own place in its own.
+    segment or block that is being filled, each row at its own position.
     """
 
     @property
@@ -148,7 +148,7 @@ class LanguageModel(Model):
     def decode(
         self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        """Reads one token of every row, each row at its own place in its own period.
+        """Reads one token of every row, each row at its own position in its period.
 
         Args:
             tokens_B: (B,) int32 ids.

@@ -1,4 +1,4 @@
-"""Which letters of a shape suffix are split over which axis of the device mesh.
+"""Letters of shape suffixes, and the axis of the device mesh each is split over.
 
 A parameter `queries_DA`, a cache field `keys_BWHK` and an activation `x_BTD` all say
 their shape in their name, so one table of letters decides every sharding:
@@ -24,7 +24,7 @@ RULES = {
 
 
 def spec(letters: str) -> PartitionSpec:
-    """The partition of an array whose axes are named by `letters`.
+    """Returns the partition of an array whose axes are named by `letters`.
 
     A mesh axis splits at most one axis of an array: the first letter that asks gets it.
     """

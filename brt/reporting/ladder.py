@@ -18,7 +18,7 @@ from brt.reporting.model_settings import model_name, owners
 
 
 class LadderError(ValueError):
-    """A ladder cannot be climbed; the message says what to change."""
+    """A ladder cannot be run; the message says what to change."""
 
 
 class Scale(NamedTuple):

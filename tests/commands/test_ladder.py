@@ -305,14 +305,14 @@ def pretended(calls, kill_at=None):
     return command
 
 
-def run_ladder(ladder, monkeypatch, command, *arguments):
+def run_script(ladder, monkeypatch, command, *arguments):
     names = [*(a.removeprefix("--").split("=")[0] for a in arguments)]
     for name in ("workdir", "sweep", "scale", "corpus", "tokens", "seeds", "gin_bindings"):
         ladder.FLAGS[name].unparse()
     assert set(names) <= set(ladder.FLAGS)
     ladder.FLAGS(["ladder.py", *arguments])
     monkeypatch.setattr(ladder, "command", command)
-    ladder.run_all()
+    ladder.run_ladder()
 
 
 def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_finished(
@@ -324,7 +324,7 @@ def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_fin
 
     def go(name, calls, kill_at=None):
         command = pretended(calls, kill_at)
-        run_ladder(ladder, monkeypatch, command, *flags, f"--workdir={tmp_path}/{name}")
+        run_script(ladder, monkeypatch, command, *flags, f"--workdir={tmp_path}/{name}")
         return (tmp_path / name / "tables.md").read_text()
 
     whole = go("whole", calls := [])
@@ -340,7 +340,7 @@ def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_fin
     capsys.readouterr()
     before = contents(tmp_path / "whole")
     with pytest.raises(LadderError, match=r"(?s)another ladder.*\nTrainer\.steps: \d+ -> "):
-        run_ladder(ladder, monkeypatch, pretended([]), *flags, "--tokens=20000",
+        run_script(ladder, monkeypatch, pretended([]), *flags, "--tokens=20000",
               f"--workdir={tmp_path}/whole")  # fmt: skip
     assert contents(tmp_path / "whole") == before
 
@@ -352,7 +352,7 @@ def test_entries_that_contradict_themselves_are_refused_before_the_first_of_them
     flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
     flags += ["--tokens=10000", f"--workdir={tmp_path}/ladder"]
     with pytest.raises(LadderError, match=r"segment_length_4160\.gin: .*segment_length"):
-        run_ladder(ladder, monkeypatch, pretended(calls := []), *flags)
+        run_script(ladder, monkeypatch, pretended(calls := []), *flags)
     assert not calls
 
 
@@ -362,8 +362,8 @@ def test_a_ladder_that_has_not_trained_yet_may_be_changed(ladder, monkeypatch, t
     flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
     flags += ["--tokens=10000", f"--workdir={tmp_path}/ladder"]
     with pytest.raises(Killed):
-        run_ladder(ladder, monkeypatch, pretended([], kill_at=0), *flags)
-    run_ladder(
+        run_script(ladder, monkeypatch, pretended([], kill_at=0), *flags)
+    run_script(
         ladder, monkeypatch, pretended([]), *flags, "--gin_bindings=TextFiles.skip_empty = True"
     )
     (config_file,) = (tmp_path / "ladder" / "configs").iterdir()

@@ -1,4 +1,4 @@
-"""Settings with which the loss climbs, stands still or is not finite are refused by name."""
+"""Settings with which the loss rises, stands still or is not finite are refused by name."""
 
 import gin
 import jax

@@ -14,9 +14,9 @@ def attend(
     table_HQJ: jax.Array | None = None,
     keep_HQJ: jax.Array | None = None,
 ) -> jax.Array:
-    """softmax(scale * q.k + table) v, for any leading axes (rows, blocks).
+    """Returns softmax(scale * q.k + table) v, for any leading axes (rows, blocks).
 
-    A fused kernel may take this function's place; it must agree in outputs and gradients.
+    A fused kernel may replace this function; it must agree in outputs and gradients.
 
     Args:
         q_QHK: queries, (..., Q, H, K).

@@ -10,7 +10,7 @@ PERIOD = 128
 def keep_mask(
     key: jax.Array | None, rate: float, shape: tuple[int, ...], dtype: DTypeLike
 ) -> jax.Array | None:
-    """0 where dropped, 1 / (1 - rate) where kept; None without a key or a rate."""
+    """Returns 0 where dropped, 1 / (1 - rate) where kept; None without a key or a rate."""
     if key is None or rate == 0.0:
         return None
     kept = jax.random.bernoulli(key, 1.0 - rate, shape)

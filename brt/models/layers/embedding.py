@@ -11,7 +11,7 @@ from brt.token_ids import BEGIN
 def embedded(
     tokens_BT: jax.Array, table_VD: jax.Array, begin_D: jax.Array, dtype: DTypeLike
 ) -> jax.Array:
-    """(B, T) ids, `BEGIN` too, to (B, T, D): rows of the table, or the vector of the beginning."""
+    """Maps (B, T) ids to (B, T, D): rows of the table, or the vector of `BEGIN`."""
     x_BTD = table_VD.astype(dtype)[jnp.maximum(tokens_BT, 0)]
     begins_BT1 = (tokens_BT == BEGIN)[..., None]
     return constrain(jnp.where(begins_BT1, begin_D.astype(dtype), x_BTD), "BTD")

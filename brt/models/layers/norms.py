@@ -10,7 +10,7 @@ EPSILON = 1e-6
 
 
 def wide(x: jax.Array) -> jax.Array:
-    """`x` in at least float32, for sums of squares, softmax and losses."""
+    """Returns `x` in at least float32, for sums of squares, softmax and losses."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -60,7 +60,7 @@ class LayerNorm(nnx.Module):
 
 
 def unit_heads(x_BTHK: jax.Array) -> jax.Array:
-    """Each head's vector divided by its length (Block-Recurrent, section 3.2)."""
+    """Returns each head's vector divided by its length (Block-Recurrent, section 3.2)."""
     x = wide(x_BTHK)
     x = x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
     return x.astype(x_BTHK.dtype)

@@ -1,4 +1,4 @@
-"""Sinusoids of distances or places: sines, then cosines, without parameters."""
+"""Sinusoids of distances or positions: sines, then cosines, without parameters."""
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,10 @@ from jax.typing import DTypeLike
 def sinusoid(
     positions: jax.Array, width: int, clamp: int | None = None, dtype: DTypeLike = "float32"
 ) -> jax.Array:
-    """Sines of all frequencies, then their cosines.
+    """Returns sines of all frequencies, then their cosines.
 
     Args:
-        positions: (...) int, distances or places; negative ones are allowed.
+        positions: (...) int, distances or positions; negative ones are allowed.
         width: D, even. Frequency k is 10000 ** (-2k / D), k = 0 ... D / 2 - 1.
         clamp: larger positions share the encoding of this one; None for no limit.
         dtype: of the result; at least float32 is used to compute it.

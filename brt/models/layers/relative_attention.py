@@ -3,7 +3,7 @@
     (a) q.k   (b) q.r   (c) u.k   (d) v.r        r: what is known of the distance
 
 Both encodings have this form. Transformer-XL: r is a projected sinusoid, u and v are learned.
-Shaw: r is a row of a table, and so is the number in place of v.r. Letters as in `brt.models`.
+Shaw: r is a row of a table, and so is the number instead of v.r. Letters as in `brt.models`.
 """
 
 import math
@@ -16,7 +16,7 @@ from brt.models.layers.norms import wide
 
 
 class Positions(NamedTuple):
-    """What attention knows of the distances J - 1, J - 2, ... in this order.
+    """Vectors and numbers of the distances J - 1, J - 2, ... in this order.
 
     keys_CHK: r of each distance, (C, H, K). bias_CH: term (d), v.r or a learned number.
     """
@@ -39,7 +39,7 @@ class Terms(NamedTuple):
 
 
 def distances(T: int, J: int, future: bool = False) -> jax.Array:
-    """The distances `shift` needs for T queries at the end of J keys: J - 1 ... 0, as (C,).
+    """Returns the distances `shift` needs for T queries at the end of J keys: J - 1 ... 0, as (C,).
 
     future: also those to keys behind a query, -1 ... 1 - T.
     """
@@ -47,7 +47,7 @@ def distances(T: int, J: int, future: bool = False) -> jax.Array:
 
 
 def shift(x_TC: jax.Array, J: int) -> jax.Array:
-    """Scores by distance to scores by key: row i moved left by T - 1 - i, in one reshape.
+    """Turns scores by distance into scores by key: row i moved left by T - 1 - i, in one reshape.
 
     Args:
         x_TC: (..., T, C), column c holds distance J - 1 - c.
@@ -72,7 +72,7 @@ def scores(
     content_bias_HK: jax.Array | None = None,
     positions: Positions | None = None,
 ) -> jax.Array:
-    """All terms at once, over the root of K, float32 or wider.
+    """Returns the sum of all terms over the root of K, float32 or wider.
 
     Args:
         q_BTHK, k_BJHK: queries (B, T, H, K) and keys (B, J, H, K), J >= T.
@@ -101,7 +101,7 @@ def score_terms(
     content_bias_HK: jax.Array | None = None,
     positions: Positions | None = None,
 ) -> Terms:
-    """The same scores as their four parts; arguments as `scores`. What is missing is zero.
+    """Returns the same scores as their four parts; arguments as `scores`. What is missing is zero.
 
     Source: Transformer-XL, section 3.3, terms (a) to (d).
     """
@@ -122,7 +122,7 @@ def score_terms(
 def weights(
     scores_BHTJ: jax.Array, visible_BTJ: jax.Array, keep_BHTJ: jax.Array | None = None
 ) -> jax.Array:
-    """Softmax over the visible keys; hidden ones get exactly zero.
+    """Returns the softmax over the visible keys; hidden ones get exactly zero.
 
     visible_BTJ: (B, T, J) bool; every query must see a key. keep_BHTJ: dropout, or None.
     """
@@ -132,5 +132,5 @@ def weights(
 
 
 def read_values(weights_BHTJ: jax.Array, v_BJHK: jax.Array) -> jax.Array:
-    """Weighted sums of values, (B, T, H, K) in their type."""
+    """Returns weighted sums of values, (B, T, H, K) in their type."""
     return jnp.einsum("BHTJ,BJHK->BTHK", weights_BHTJ.astype(v_BJHK.dtype), v_BJHK)

@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Dimensions of a layer, handed on as one value.
+    """Dimensions of a layer, passed on as one value.
 
     Attributes:
         width: D.

@@ -276,7 +276,7 @@ class TransformerXLLayer(nnx.Module):
         """Reads one token of every row, over inputs that are kept as they are.
 
         Keys and values of all J inputs are never computed: the token's query is taken back
-        through the matrices instead, H * D numbers for each key in place of D * H * K.
+        through the matrices instead, H * D numbers for each key instead of D * H * K.
 
         Args:
             x_BD: (B, D), from `add_position_vectors`.

@@ -1,1 +1,1 @@
-"""What a layer of the Block-Recurrent stack can carry between segments."""
+"""Memories: what layers of the Block-Recurrent stack and of Transformer-XL carry on."""

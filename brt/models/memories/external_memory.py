@@ -1,4 +1,4 @@
-"""External memory: the keys and values of long ago, looked up by the queries of attention.
+"""External memory: keys and values of long ago, which the queries of attention search.
 
 A ring buffer per row and head that no gradient enters. A block reads the memory as the blocks
 before it left it, and is taken in afterwards, whole. So with segments of one block (N = W) this

@@ -60,7 +60,7 @@ class BlockPairs(NamedTuple):
 
 
 class LayerMemory(nnx.Module):
-    """What a layer remembers besides its window: the base of all memories.
+    """Remembers what a layer's window does not hold: the base of all memories.
 
     A memory is built as `memory(rngs, sizes, window)`, with the `Sizes` and W of its layer, and
     holds parameters only. What it remembers is a named tuple that goes in and comes out: its cache,
