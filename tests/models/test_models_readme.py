@@ -45,6 +45,14 @@ def write_examples(folder):
         (folder / re.match(r"# (\w+\.\w+)\n", block)[1]).write_text(block, encoding="utf-8")
 
 
+def test_every_file_of_the_table_exists():
+    table = README[README.index("| file |") :].split("\n\n")[0]
+    names = re.findall(r"`([\w/.]+)`", "".join(row.split("|")[1] for row in table.splitlines()))
+    assert len(names) >= 15
+    for name in names:
+        assert (ROOT / "brt" / "models" / name).exists(), name
+
+
 # The examples keep the laws, as the architectures of brt do.
 
 
