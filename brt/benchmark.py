@@ -78,7 +78,7 @@ class Candidate(NamedTuple):
 
 
 def configured(file: str) -> Configuration:
-    """A config with the bindings of this command after its own."""
+    """Returns a config with the bindings of this command after its own."""
     return Configuration([file], FLAGS.gin_bindings, FLAGS.gin_search_paths)
 
 

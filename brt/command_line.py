@@ -29,8 +29,13 @@ flags.DEFINE_integer("num_processes", None, "Number of processes, to join by han
 flags.DEFINE_integer("process_id", None, "Number of this process, to join by hand.")
 
 EXPLAINED = (
-    *(config.ConfigError, CheckpointError, ChangedConfig, NonFiniteLoss, MissingExtra),
-    *(OSError, ValueError),
+    config.ConfigError,
+    CheckpointError,
+    ChangedConfig,
+    NonFiniteLoss,
+    MissingExtra,
+    OSError,
+    ValueError,
 )
 """Errors whose message is written for the person at the terminal."""
 
@@ -90,7 +95,7 @@ def start() -> None:
 
 
 def gin_flags() -> list[str]:
-    """The gin flags of this command, to give to another one."""
+    """Returns the gin flags of this command, to give to another one."""
     return [
         f"--{name}={value}"
         for name in ("gin_file", "gin_bindings", "gin_search_paths")

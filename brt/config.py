@@ -80,7 +80,7 @@ def parse(
 
 
 def split_files(given: str | os.PathLike) -> list[str]:
-    """The gin files of `SYSTEM.gin+CORPUS.gin`; a file that is there is one, whatever its name."""
+    """Returns the gin files of `SYSTEM.gin+CORPUS.gin`; a file that exists is one by itself."""
     return [str(given)] if os.path.isfile(given) else str(given).split("+")
 
 
@@ -120,7 +120,7 @@ def _check_declared_types():
 
 
 def _without_references(value, inside=()):
-    """A bound value with macros replaced by theirs, and what is not known yet by `UNKNOWN`."""
+    """Returns a bound value with macros replaced by theirs, and what is not known by `UNKNOWN`."""
     if isinstance(value, gin.config.ConfigurableReference):
         if not repr(value).startswith("%"):
             return UNKNOWN
@@ -221,7 +221,7 @@ def configurable_class(name: str) -> type | None:
 
 
 def _bindable(entry):
-    """The parameters of a configurable that gin may bind."""
+    """Returns the parameters of a configurable that gin may bind."""
     return [
         name
         for name, parameter in _parameters(entry).items()
@@ -242,7 +242,7 @@ def known_parameters() -> list[str]:
 
 @functools.cache
 def default(name: str) -> Any:
-    """The value of a binding, `Trainer.stream`, that nothing binds.
+    """Returns the value of a binding, `Trainer.stream`, that nothing binds.
 
     `gin.REQUIRED` where it has none, or where brt has no such configurable or parameter.
     """
@@ -321,8 +321,10 @@ def _is_source(configurable):
 
 
 def _binding_of(name, bound):
-    """The binding that gives a value read as `a/b/Corpus.store`: with all of its scope, or the
-    first part, or none. None where it has its default."""
+    """Returns the binding that gives a value read as `a/b/Corpus.store`; None for its default.
+
+    That is the binding with all of the scope, or the first part of it, or without.
+    """
     scope, _, parameter = name.rpartition("/")
     parts = scope.split("/") if scope else []
     candidates = ("/".join([*parts[:n], parameter]) for n in range(len(parts), -1, -1))
@@ -330,7 +332,7 @@ def _binding_of(name, bound):
 
 
 def message(error: Exception) -> str:
-    """The message of an error without its number, and the calls that gin appends to it."""
+    """Returns the message of an error without its number, and the calls that gin appends to it."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror

@@ -133,7 +133,7 @@ def studied_run(
     gin_files: Sequence[str],
     experiment: Experiment | None = None,
 ) -> RecordedRun:
-    """A run folder with the gin files and bindings of this command after its own.
+    """Returns a run folder with the gin files and bindings of this command after its own.
 
     Args:
         experiment: of it, if it is built already; without it gin is bound anew.

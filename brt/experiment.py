@@ -101,16 +101,17 @@ class Experiment:
     # From parameters to values.
 
     def learning_rate(self, state: TrainState) -> jax.Array:
-        """The learning rate of the next step."""
-        rate, slower = self.schedule(state.step), self.trainer.plateau
-        return slower.rate(rate, state.optimizer) if slower else rate
+        """Returns the learning rate of the next step."""
+        rate = self.schedule(state.step)
+        plateau = self.trainer.plateau
+        return plateau.rate(rate, state.optimizer) if plateau else rate
 
     def bind(self, params: Any) -> Model:
-        """The model with these parameters, a nested dictionary of arrays."""
+        """Returns the model with these parameters, a nested dictionary of arrays."""
         return _merged(self._graph, params)
 
     def evaluated_model(self, segment_length: int | None = None) -> Model:
-        """The model as it is evaluated, abstract, for segments of that length.
+        """Returns the model as it is evaluated, abstract, for segments of that length.
 
         segment_length: in tokens; None takes the evaluation's.
         """
@@ -122,7 +123,7 @@ class Experiment:
         return _merged(nnx.graphdef(self.evaluated_model(segment_length)), params)
 
     def evaluator(self, mesh: jax.sharding.Mesh) -> Evaluator | None:
-        """The evaluator of the training loop; None if `Trainer.eval_every` is 0."""
+        """Returns the evaluator of the training loop; None if `Trainer.eval_every` is 0."""
         if not self.trainer.eval_every:
             return None
         return Evaluator(self, self.open_store(self.evaluation.split), mesh)
@@ -146,7 +147,7 @@ class Experiment:
         return nnx.to_pure_dict(nnx.state(self.trainer.model(nnx.Rngs(seed)), nnx.Param))
 
     def init_state(self, params: Any = None) -> TrainState:
-        """The train state of step 0."""
+        """Returns the train state of step 0."""
         params = self.init_params() if params is None else params
         caches = self.bind(params).init_caches(self.trainer.rows)
         return TrainState(jnp.int32(0), params, self.optimizer.init(params), caches)
@@ -181,7 +182,7 @@ class Experiment:
         return Batch._make(map(jax.ShapeDtypeStruct, shapes, DTYPES))
 
     def segments(self, text: str) -> Iterator[Batch]:
-        """A text as the segments of one row, the last one padded.
+        """Returns a text as the segments of one row, the last one padded.
 
         Yields:
             inputs_BT, targets_BT, weights_BT (1 where there is a token) and starts_B, B = 1.
@@ -212,7 +213,7 @@ class Experiment:
         check_divisible(mesh, self.trainer.rows, self.model.divided_sizes())
 
     def open_store(self, split: str) -> TokenStore | MixedStore:
-        """The token store of a split, whose vocabulary must fit the model's table."""
+        """Returns the token store of a split, whose vocabulary must fit the model's table."""
         store = self.trainer.corpus.open(split)
         size = store.manifest["vocabulary"]["size"]
         if size > self.model.vocabulary_size:
@@ -259,7 +260,7 @@ class Configuration(NamedTuple):
     search_paths: Sequence[str] = ()
 
     def experiment(self, further: Sequence[str] = ()) -> Experiment:
-        """The experiment, with further bindings after these; gin is bound anew.
+        """Returns the experiment, with further bindings after these; gin is bound anew.
 
         Raises:
             As `brt.config.parse` and `Experiment.from_gin`.
@@ -269,7 +270,7 @@ class Configuration(NamedTuple):
 
 
 def _built(model, rngs, who) -> Model:
-    """A model that a binding names, with shapes instead of arrays."""
+    """Returns a model that a binding names, with shapes instead of arrays."""
 
     refusal = ValueError(
         f"{who}.model must name a model, like @BlockRecurrentTransformer, no brackets."

@@ -85,7 +85,7 @@ def inspect(store: TokenStore, document: str | None) -> None:
 
 
 def vocabulary_of(store: TokenStore) -> Vocabulary | None:
-    """The vocabulary of a store: the config's if there is one, else that of the manifest's file."""
+    """Returns the vocabulary of a store: the config's if there is one, else the manifest's."""
     entry = store.manifest["vocabulary"]
     file = entry.get("file")
     try:

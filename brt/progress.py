@@ -21,7 +21,10 @@ class Progress:
     """
 
     def __init__(self, label: str, total: int | None, start: int = 0, quiet: bool = False):
-        self.label, self.total, self.start, self.quiet = label, total, start, quiet
+        self.label = label
+        self.total = total
+        self.start = start
+        self.quiet = quiet
         self.begun = self.last = time.monotonic()
         self.first: tuple[int, float] | None = None
         self.bar = None
@@ -67,6 +70,7 @@ class Progress:
             self.bar.write(text, file=sys.stderr)
 
     def close(self) -> None:
+        """Leaves the live bar as it stands."""
         if self.bar is not None:
             self.bar.close()
 

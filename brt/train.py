@@ -53,8 +53,9 @@ def main() -> None:
 
 
 def settings(experiment: Experiment) -> str:
-    """Every setting in force, and what of the data is there already."""
-    trainer, width = experiment.trainer, max(map(len, experiment.bindings))
+    """Returns every setting in force, and what of the data is there already."""
+    trainer = experiment.trainer
+    width = max(map(len, experiment.bindings))
     lines = [f"{name:<{width}} = {value}" for name, value in sorted(experiment.bindings.items())]
     lines.append("")
     try:
@@ -70,6 +71,7 @@ def settings(experiment: Experiment) -> str:
 
 
 def train(experiment: Experiment, mesh: jax.sharding.Mesh) -> None:
+    """Trains in --workdir from its newest checkpoint, or from the beginning."""
     params = None
     if FLAGS.load_dir:
         # The last parameters, not their average: training goes on from there.

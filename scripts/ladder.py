@@ -58,10 +58,10 @@ def run_ladder() -> None:
     entries = read_sweep(
         FLAGS.sweep,
         SCALES[FLAGS.scale],
-        FLAGS.corpus,
-        FLAGS.gin_bindings,
-        FLAGS.tokens,
-        FLAGS.tokens_per_step,
+        corpus=FLAGS.corpus,
+        bindings=FLAGS.gin_bindings,
+        tokens=FLAGS.tokens,
+        tokens_per_step=FLAGS.tokens_per_step,
     )
     for entry in entries:
         check_entry(folder, entry)

@@ -93,7 +93,7 @@ def other(value: Any, rng: random.Random) -> Any:
 
 
 def included(file: str) -> list[str]:
-    """A gin file and those it includes, relative to configs/."""
+    """Returns a gin file and those it includes, relative to configs/."""
     found = [file]
     text = (ROOT / "configs" / file).read_text(encoding="utf-8")
     for name in re.findall(r'^include "configs/(.*)"', text, re.M):

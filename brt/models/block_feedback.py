@@ -41,17 +41,21 @@ def run_blocks(
     Source: Block-Recurrent, section 4.4 and appendix E.
     """
     B, T, D = x_BTD.shape
-    W, source = layers[0].window, state_source(layers)
+    W = layers[0].window
+    source = state_source(layers)
 
     def block(caches, inputs):
         x_BWD, index = inputs
         known = layers[source].own_states(caches[source], x_BTD.dtype)
         given = joined(known)
-        new_caches, monitors = [], []
+        new_caches = []
+        monitors = []
         for i, (layer, cache, table) in enumerate(zip(layers, caches, tables, strict=True)):
             layer_key = key if key is None else jax.random.fold_in(key, index * len(layers) + i)
             own = known if i == source else None
-            x_BWD, cache, monitor = layer(x_BWD, cache, table, given, own, layer_key)
+            x_BWD, cache, monitor = layer(
+                x_BWD, cache, table_HWJ=table, given=given, known=own, key=layer_key
+            )
             new_caches.append(cache)
             monitors.append(monitor)
         return tuple(new_caches), (x_BWD, monitors)

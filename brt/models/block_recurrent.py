@@ -168,10 +168,11 @@ class BlockRecurrentTransformer(Body):
         if self.feedback:
             tables = [layer.window_table() for layer in self.layers]
             x_BTD, caches, monitors = run_blocks(
-                self.layers, x_BTD, caches, tables, keys[0], self.remat != "none"
+                self.layers, x_BTD, caches, tables, key=keys[0], remat=self.remat != "none"
             )
         else:
-            new_caches, monitors = [], []
+            new_caches = []
+            monitors = []
             for layer, cache, layer_key in zip(self.layers, caches, keys[:-1], strict=True):
                 x_BTD, cache, monitor = self._layer(layer)(x_BTD, cache, layer_key)
                 new_caches.append(cache)

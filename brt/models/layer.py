@@ -239,7 +239,14 @@ class Layer(nnx.Module):
 
         if self.remat_blocks:
             read = jax.checkpoint(read)
-        self_BTHK = read(tokens.queries_BTHK, *blocks, tokens.scale_H, table_HWJ, weights_key)
+        self_BTHK = read(
+            tokens.queries_BTHK,
+            blocks.keys_BGJHK,
+            blocks.values_BGJHK,
+            tokens.scale_H,
+            table_HWJ,
+            weights_key,
+        )
 
         self_BTHK, monitors = self._read_memories(
             cache.memories, tokens, self_BTHK, self.remat_blocks
@@ -249,7 +256,8 @@ class Layer(nnx.Module):
         states = joined(offered) or given
 
         def read_states(q_BTHK):
-            return read(q_BTHK, *states, self.cross_scale_H[...], None, states_key)
+            k_BGSHK, v_BGSHK = states
+            return read(q_BTHK, k_BGSHK, v_BGSHK, self.cross_scale_H[...], None, states_key)
 
         x_BTD, shares = self._project_and_feed(
             x_BTD, normed_BTD, self_BTHK, read_states, output_key
@@ -260,7 +268,9 @@ class Layer(nnx.Module):
     def _take_in(self, caches, blocks, known):
         """Returns the memories' caches after the blocks, the states they offer, and monitors."""
         known = (None,) * len(caches) if known is None else known
-        after, offered, monitors = [], [], {}
+        after = []
+        offered = []
+        monitors = {}
         for memory, cache, states in zip(self.memories, caches, known, strict=True):
             cache, seen, found = memory.take_in(cache, blocks, states, self.remat_blocks)
             after.append(cache)

@@ -138,7 +138,7 @@ class TransformerXLStack(Body, ShowsAttention):
 
         def run(layer, x_BTD, memory_BMD, visible_BTJ, layer_key):
             positions = layer.positions(distance_C, known_CD, biases)
-            return layer(x_BTD, memory_BMD, visible_BTJ, positions, biases, layer_key)
+            return layer(x_BTD, memory_BMD, visible_BTJ, positions, biases=biases, key=layer_key)
 
         if self.remat == "layer":
             run = jax.checkpoint(run, static_argnums=0)
@@ -325,7 +325,12 @@ class TransformerXLStack(Body, ShowsAttention):
             cache = write_input(cache, x_B1D[:, 0], reads_B)
             hidden = memory_BMD, cache.x_BPD
             x_BD = layer.decode(
-                x_B1D[:, 0], hidden, visible_B1J[:, 0], distance_BJ, known_CD, biases
+                x_B1D[:, 0],
+                hidden,
+                visible_B1J[:, 0],
+                distance_BJ,
+                sinusoid_CD=known_CD,
+                biases=biases,
             )
             x_B1D = x_BD[:, None]
             new_caches.append(count_position(cache, reads_B))

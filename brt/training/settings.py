@@ -20,9 +20,17 @@ from brt.training.optimization.weight_average import WeightAverage
 from brt.training.unroll import check_depth, check_reread
 
 FREE_TO_CHANGE = (
-    *("Trainer.steps:", "Trainer.log_every:", "Trainer.eval_every:", "Trainer.mesh:"),
-    *("Trainer.evaluation:", "Trainer.checkpoints:"),
-    *("Evaluation.", "RecallScore.", "FreeRunning.", "CheckpointPolicy.", "Corpus.store:"),
+    "Trainer.steps:",
+    "Trainer.log_every:",
+    "Trainer.eval_every:",
+    "Trainer.mesh:",
+    "Trainer.evaluation:",
+    "Trainer.checkpoints:",
+    "Evaluation.",
+    "RecallScore.",
+    "FreeRunning.",
+    "CheckpointPolicy.",
+    "Corpus.store:",
 )
 """Bindings that may differ when a run is resumed; all others decide what is computed."""
 

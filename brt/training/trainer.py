@@ -80,11 +80,11 @@ class TrainingRun:
         self.stream = training_stream(
             trainer.stream,
             self.store,
-            trainer.rows,
-            trainer.segment_length,
-            trainer.segments_per_step,
-            trainer.seed,
-            trainer.reread_segments,
+            rows=trainer.rows,
+            segment_length=trainer.segment_length,
+            segments_per_step=trainer.segments_per_step,
+            seed=trainer.seed,
+            reread_segments=trainer.reread_segments,
         )
         self.evaluator = experiment.evaluator(mesh)
         if self.evaluator:

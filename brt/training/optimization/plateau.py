@@ -55,7 +55,7 @@ class ReduceOnPlateau:
     def slow(
         self, optimizer: optax.GradientTransformation, schedule: Schedule
     ) -> optax.GradientTransformation:
-        """`optimizer`, whose updates are proportional to `schedule`, with this rule."""
+        """Returns `optimizer`, whose updates are proportional to `schedule`, with this rule."""
 
         def init(params):
             rule = self._rule.init(jnp.float32(0))
@@ -74,7 +74,7 @@ class ReduceOnPlateau:
         return jnp.minimum(jnp.maximum(state.plateau.scale, lowest), 1.0)
 
     def rate(self, rate: jax.Array, state: Slowed) -> jax.Array:
-        """The learning rate in force, where the schedule says `rate`."""
+        """Returns the learning rate in force, where the schedule says `rate`."""
         return rate * self._scale(rate, state)
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -82,7 +82,7 @@ class ReduceOnPlateau:
         return self._rule.update({}, plateau, value=loss)[1]
 
     def after_evaluation(self, state: Slowed, loss: float) -> Slowed:
-        """The optimizer state after an evaluation with this loss, in nats."""
+        """Returns the optimizer state after an evaluation with this loss, in nats."""
         plateau = self._counted(state.plateau, np.float32(loss))
         where = jax.tree.map(lambda x: x.sharding, state.plateau)
         return state._replace(plateau=jax.device_put(plateau, where))

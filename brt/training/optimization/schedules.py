@@ -83,7 +83,7 @@ def linear(
     minimum: float = 0.0,
     warmup_steps: float | None = 1000,
 ) -> jax.Array:
-    """A straight line from `maximum` at step 0 to `minimum` at the end of the run."""
+    """Returns a straight line from `maximum` at step 0 to `minimum` at the end of the run."""
     check_rates("linear", minimum, maximum)
     ramp, held = _ramp("linear", step, warmup_steps)
     return ramp * (maximum + (minimum - maximum) * jnp.minimum(held / total_steps, 1.0))

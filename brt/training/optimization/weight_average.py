@@ -43,10 +43,11 @@ class WeightAverage:
     def __init__(self, decay: float = 0.999):
         if not 0 < decay < 1:
             raise ValueError(f"WeightAverage.decay = {decay} must lie between 0 and 1.")
-        self.decay, self._ema = decay, optax.ema(decay)
+        self.decay = decay
+        self._ema = optax.ema(decay)
 
     def averaging(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        """`optimizer`, with the average in its state."""
+        """Returns `optimizer`, with the average in its state."""
 
         def init(params):
             return Averaged(optimizer.init(params), self._ema.init(params), jnp.float32(self.decay))
@@ -61,7 +62,7 @@ class WeightAverage:
 
 
 def evaluated_params(state: TrainState) -> Any:
-    """The parameters of a train state that evaluation reads: their average, if there is one."""
+    """Returns the parameters that evaluation reads: their average, if there is one."""
     if not isinstance(state.optimizer, Averaged):
         return state.params
     return _average(state.optimizer.average, state.optimizer.decay, state.params)
