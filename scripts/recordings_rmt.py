@@ -12,11 +12,11 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from brt.models.transformer_xl_memory import TransformerXLMemoryTokens
 from flax import nnx
 from recordings_txl import cache_error, gradient_error, rows_first
 
 from brt.models.checkpoints import recurrent_memory as rmt_checkpoint
+from brt.models.memory_tokens.transformer_xl import TransformerXLMemoryTokens
 from brt.models.recurrent_memory import MemoryCache, RecurrentMemoryTransformer
 from brt.models.transformer_xl import TransformerXL
 
