@@ -12,7 +12,6 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from brt.models.transformer_xl_memory import TransformerXLMemoryTokens
 from flax import nnx
 from recordings_txl import cache_error, gradient_error, rows_first
 
