@@ -162,13 +162,13 @@ def test_a_recurrent_memory_model_shrinks_keeps_its_lengths_and_builds_on_anothe
     (run / "config.gin").write_text(write_gin(twice.settings))
     (run / "rung.json").write_text(json.dumps(twice.paper))
     (group,) = collect(open_runs([run]))
-    place = group.place
-    assert (place.system, place.size, place.steps) == ("Tr-XL + RMT", "151M", 400_000)
+    position = group.position
+    assert (position.system, position.size, position.steps) == ("Tr-XL + RMT", "151M", 400_000)
     config.parse([], [write_gin(one.settings)])
     Experiment.from_gin()
 
 
-def test_a_entry_on_another_corpus_builds_and_reads_every_binding(tmp_path):
+def test_an_entry_on_another_corpus_builds_and_reads_every_binding(tmp_path):
     for entry in entries_of(
         a_file(tmp_path, "pg19_slide_13l.gin", "systems/feedback_lstm_single.gin+recipes/arxiv.gin")
     ):
