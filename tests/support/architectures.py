@@ -122,6 +122,7 @@ def transformer_xl(config, **settings) -> Architecture:
         settings=settings,
         cut_invariant=settings.get("same_length", False),
         various="EV" if settings.get("cutoffs") else "",
+        divisible=DIVISIBLE | (dict(cutoffs=(64, 128)) if settings.get("cutoffs") else {}),
     )
 
 
