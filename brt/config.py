@@ -350,7 +350,7 @@ def unbuildable(error: Exception) -> ConfigError | None:
     called = re.search(r"In call to configurable '(\w+)'", str(error))
     if "Required bindings" in text:
         return ConfigError(f"{text}. Bind it in a gin file or with --gin.NAME=VALUE.")
-    if called and "missing 1 required positional argument: 'rngs'" in text:
+    if called and re.search(r"missing \d+ required positional arguments?: 'rngs'", text):
         return ConfigError(f"@{called[1]}() is built too early: write @{called[1]}, no brackets.")
     if isinstance(error, TypeError) and called:
         return ConfigError(f"A binding of {called[1]} has a value of a wrong type: {text}")

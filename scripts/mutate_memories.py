@@ -40,8 +40,9 @@ class Result(NamedTuple):
 
 
 def copied(folder: Path) -> Path:
-    """Copies the tracked files, as they are in the working tree, to a folder and returns it."""
-    command = ["git", "ls-files", "-z", "--", "brt", "tests", "configs", ".pytest.ini"]
+    """Copies the files of the working tree that git does not ignore to a folder and returns it."""
+    kinds = ["--cached", "--others", "--exclude-standard"]
+    command = ["git", "ls-files", "-z", *kinds, "--", "brt", "tests", "configs", ".pytest.ini"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in names.split("\0"):
         if name and (ROOT / name).is_file():

@@ -97,7 +97,7 @@ class BlockRecurrentTransformer(Body):
         assigned = [
             (cell, _indices("recurrent_layers", recurrent_layers, num_layers)),
             (memory, _indices("memorizing_layers", memorizing_layers, num_layers)),
-            *((build, _indices("memories", at, num_layers)) for build, at in memories),
+            *((build, _indices("memories", at, num_layers)) for build, at in _pairs(memories)),
         ]
         self.sizes = sizes
         self.width = width
@@ -271,6 +271,17 @@ class BlockRecurrentTransformer(Body):
             x_BD, cache = layer.decode(x_BD, cache, given, reads_B)
             new_caches.append(cache)
         return self.final_norm(x_BD), tuple(new_caches)
+
+
+def _pairs(memories):
+    """The pairs of `BlockRecurrentTransformer.memories`; refuses anything else."""
+    for pair in memories:
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and callable(pair[0])):
+            raise ValueError(
+                f"BlockRecurrentTransformer.memories = {memories!r} must hold pairs, of a memory and "
+                "indices of layers: write ((@MyMemory, (3, 7)),), without brackets behind the name."
+            )
+    return memories
 
 
 def _indices(name, layers, num_layers) -> set[int]:

@@ -85,6 +85,12 @@ class Layer(nnx.Module):
             self.cross_norm = RMSNorm(rngs, D, purpose="recurrence")
         self.feed_forward_norm = RMSNorm(rngs, D)
         self.feed_forward = FeedForward(rngs, D, sizes.feed_forward_size)
+        for memory in memories:
+            if not hasattr(memory, "name"):
+                raise ValueError(
+                    f"{type(memory).__name__} has no name: give the class one, such as "
+                    'name = "summaries", for its parameters and monitors.'
+                )
         self.memory_names = tuple(memory.name for memory in memories)
         for memory in memories:
             if hasattr(self, memory.name):

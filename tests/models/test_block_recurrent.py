@@ -14,6 +14,7 @@ from brt.data.vocabularies.base import BEGIN
 from brt.models.block_recurrent import REMATS, BlockRecurrentTransformer
 from brt.models.layers.sizes import Sizes
 from brt.models.memories.external_memory import ExternalMemory
+from brt.models.memories.memory import LayerMemory
 from brt.models.memories.recurrent_cell import RecurrentCell, StateCache
 
 B, D, W = 2, 12, WINDOW
@@ -292,3 +293,18 @@ def test_a_segment_leaves_caches_of_the_kind_it_found(name):
             assert jax.tree.map(lambda x: (x.shape, x.dtype), before) == jax.tree.map(
                 lambda x: (x.shape, x.dtype), after
             )
+
+
+@pytest.mark.parametrize("memories", [(RecurrentCell, (2,)), ((RecurrentCell, (1,), 2),), (3,)])
+def test_memories_that_are_no_pairs_are_refused_with_the_right_form(memories):
+    with pytest.raises(ValueError, match=r"memories = .*\(\(@MyMemory, \(3, 7\)\),\)"):
+        abstract("slide", memories=memories)
+
+
+def test_a_memory_without_a_name_is_refused():
+    class Nameless(LayerMemory):
+        def __init__(self, rngs, sizes, window):
+            pass
+
+    with pytest.raises(ValueError, match="Nameless has no name"):
+        abstract("slide", memories=((Nameless, (1,)),))

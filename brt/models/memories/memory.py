@@ -102,7 +102,8 @@ class LayerMemory(nnx.Module):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Returns what self-attention read, with what this memory adds to it, and monitors.
 
-        A block must not find in it what lies in the block or behind it.
+        A block must not find in it what lies in the block or behind it. What earlier blocks of the
+        segment add is not in the cache yet: it is replayed from the tokens' keys and values.
 
         Args:
             cache: the memory before the segment; while decoding, its decoding form.
