@@ -278,8 +278,8 @@ def _pairs(memories):
     for pair in memories:
         if not (isinstance(pair, list | tuple) and len(pair) == 2 and callable(pair[0])):
             raise ValueError(
-                f"BlockRecurrentTransformer.memories = {memories!r} must hold pairs, of a memory and "
-                "indices of layers: write ((@MyMemory, (3, 7)),), without brackets behind the name."
+                f"BlockRecurrentTransformer.memories = {memories!r} must hold pairs of a memory "
+                "and indices of layers: write ((@MyMemory, (3, 7)),), without brackets behind it."
             )
     return memories
 
