@@ -40,9 +40,10 @@ def peak_bytes(step_function: Callable, *arguments: Any) -> int | None:
     counted = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in counted:
         return int(counted["peak_bytes_in_use"])
-    if not isinstance(step_function, jax.stages.Wrapped):
+    lower = getattr(step_function, "lower", None)  # a function that wraps one may have it, too
+    if lower is None:
         return None
-    return compiled_bytes(step_function.lower(*arguments).compile())
+    return compiled_bytes(lower(*arguments).compile())
 
 
 def compiled_bytes(compiled: jax.stages.Compiled) -> int | None:
