@@ -38,7 +38,7 @@ PUBLISHED = {  # millions of weights outside embeddings, computed from the publi
     r"(pg19_size|sizes)_1300m_rec": 1279.3,
     r"(pg19_size|sizes)_1300m_xl": 1308.6,
 }
-COUNTED = {  # millions of weights, embeddings too; the last three are own choice
+COUNTED = {  # millions of weights, embeddings too; the last five are own choice
     "wt103_base": 151.1,
     "wt103_large": 284.1 + 1.05,  # the first bin's second projection, which scripts leave untied
     "characters_12l": 41.1,
@@ -47,6 +47,8 @@ COUNTED = {  # millions of weights, embeddings too; the last three are own choic
     "characters_18l": 88.0,
     "ablation": 128.0,
     "ptb": 24.0,
+    "lstm_151m": 151.1,
+    "qrnn_151m": 151.1,
 }
 
 
