@@ -302,13 +302,13 @@ def of_model(params, config):
 def of_words(embedding, config):
     """The embedding of words and its softmax under the released code's names, as `of_model`."""
     bins, found = embedding["bins"], {"begin": embedding["begin_D"]}
-    several = config["div_val"] > 1
+    several, tied = config["div_val"] > 1, config.get("tied", True)
     tables = [bins[i]["table_VE"] for i in range(len(bins))]
     biases = [bins[i]["bias_V"] for i in range(len(bins))]
     if not several:
         tables, biases = [np.concatenate(tables)], [np.concatenate(biases)]
     outputs = tables
-    if "output_VE" in bins[0]:
+    if not tied:
         outputs = [bins[i]["output_VE"] for i in range(len(bins))]
         outputs = outputs if several else [np.concatenate(outputs)]
     for i, (table, output, bias) in enumerate(zip(tables, outputs, biases)):
@@ -318,7 +318,8 @@ def of_words(embedding, config):
         if several:
             projection = bins[i]["projection_ED"]
             found[f"word_emb.emb_projs.{i}"] = projection.T
-            found[f"crit.out_projs.{i}"] = bins[i].get("output_projection_ED", projection).T
+            back = projection if tied else bins[i]["output_projection_ED"]
+            found[f"crit.out_projs.{i}"] = back.T
     if config["cutoffs"]:
         # The released code numbers the rare bins' logits from the end.
         found["crit.cluster_weight"] = embedding["clusters_ND"][::-1]

@@ -269,12 +269,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "lstm_adaptive": recurrent_network(
         LSTM,
         *(recurrent_networks_numpy.lstm_token, recurrent_networks_numpy.lstm_state),
-        **dict(cutoffs=(5, 11), div_val=2),
+        **dict(cutoffs=(5, 11)),
     ),
     "qrnn_untied": recurrent_network(
         QRNN,
         *(recurrent_networks_numpy.qrnn_token, recurrent_networks_numpy.qrnn_state),
-        **dict(cutoffs=(5, 11), tied=False),
+        **dict(cutoffs=(5, 11), div_val=2, tied=False),
     ),
 }
 
