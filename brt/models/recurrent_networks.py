@@ -17,6 +17,8 @@ from jax.typing import DTypeLike
 
 from brt.checks import check_choice, check_share
 from brt.models.caches import select_rows
+from brt.models.counts import matrix_size
+from brt.models.layers.adaptive_embedding import AdaptiveEmbedding
 from brt.models.layers.dropout import dropout
 from brt.models.layers.embedding import embedded
 from brt.models.layers.initializers import DENSE, normal, parameter
@@ -51,7 +53,7 @@ class RecurrentLayer(nnx.Module):
 
 
 class RecurrentStack(LanguageModel):
-    """Embed, layers one above the other, logits from the embedding table.
+    """Embed, layers one above the other, logits from the embedding table or an adaptive softmax.
 
     A network names its `layer`, a `RecurrentLayer`.
 
@@ -60,9 +62,12 @@ class RecurrentStack(LanguageModel):
         num_layers, hidden_size: layers, and the units of all but the highest.
         dropout: rate after the embedding and after each layer.
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.
+        cutoffs, div_val: of an `AdaptiveEmbedding`, which large vocabularies need; without both
+            and tied there is one table.
+        tied: whether the softmax uses the embedding's tables and projections.
 
     Raises:
-        ValueError: no layers, an unknown type or a rate out of range.
+        ValueError: no layers, an unknown type, a rate out of range or bad cutoffs.
     """
 
     layer: ClassVar[type[RecurrentLayer]]
@@ -77,6 +82,9 @@ class RecurrentStack(LanguageModel):
         hidden_size: int = gin.REQUIRED,
         dropout: float = 0.0,
         activation_dtype: str = "float32",
+        cutoffs: tuple[int, ...] = (),
+        div_val: int = 1,
+        tied: bool = True,
     ):
         name = type(self).__name__
         check_choice(f"{name}.activation_dtype", activation_dtype, DTYPES)
@@ -89,11 +97,27 @@ class RecurrentStack(LanguageModel):
         self.vocabulary_size = vocabulary_size
         self.dropout = dropout
         self.dtype = jnp.dtype(activation_dtype)
-        self.embedding_VD = parameter(
-            rngs, normal(1.0), vocabulary_size, width, purpose="embedding"
-        )
-        self.begin_D = parameter(rngs, normal(1.0), width, purpose="embedding")
-        self.bias_V = parameter(rngs, jax.nn.initializers.zeros, vocabulary_size)
+        self.adaptive = bool(cutoffs or div_val != 1 or not tied)
+        if self.adaptive:
+            # The embedding multiplies by the root of D, so vectors begin as those of one table.
+            self.embedding = AdaptiveEmbedding(
+                rngs,
+                vocabulary_size,
+                width,
+                cutoffs=tuple(cutoffs),
+                div_val=div_val,
+                tied=tied,
+                tied_projections=tied,
+                std=width**-0.5,
+                projection_std=width**-0.5,
+                owner=name,
+            )
+        else:
+            self.embedding_VD = parameter(
+                rngs, normal(1.0), vocabulary_size, width, purpose="embedding"
+            )
+            self.begin_D = parameter(rngs, normal(1.0), width, purpose="embedding")
+            self.bias_V = parameter(rngs, jax.nn.initializers.zeros, vocabulary_size)
         sizes = [width, *[hidden_size] * (num_layers - 1), width]
         self.layers = nnx.List(
             self.layer(rngs, inputs, units) for inputs, units in itertools.pairwise(sizes)
@@ -104,6 +128,8 @@ class RecurrentStack(LanguageModel):
         return tuple(layer.init_cache(rows, self.dtype) for layer in self.layers)
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
+        if self.adaptive:
+            return constrain(self.embedding(tokens_BT, self.dtype), "BTD")
         return embedded(tokens_BT, self.embedding_VD[...], self.begin_D[...], self.dtype)
 
     def stack(
@@ -123,7 +149,15 @@ class RecurrentStack(LanguageModel):
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
+        if self.adaptive:
+            return self.embedding.logits(x_BTD)
         return wide(x_BTD @ self.embedding_VD[...].astype(self.dtype).T) + self.bias_V[...]
+
+    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """As `Model.token_losses`; with several bins without an array of (B, T, V)."""
+        if not self.adaptive or len(self.embedding.bins) == 1:
+            return super().token_losses(x_BTD, targets_BT)
+        return self.embedding.token_losses(x_BTD, targets_BT)
 
     def begin_decoding(self, caches: tuple) -> tuple:
         """Returns the caches as they are: every token ends a segment."""
@@ -156,10 +190,11 @@ class RecurrentStack(LanguageModel):
 
     def flops_per_token(self) -> float:
         """As `Model.flops_per_token`."""
-        leaves = jax.tree.leaves(nnx.state(self, nnx.Param))
-        return 2.0 * sum(leaf.size for leaf in leaves if len(leaf.shape) == 2)
+        return 2.0 * matrix_size(self)
 
     def divided_sizes(self) -> dict[str, int]:
+        if self.adaptive:
+            return self.embedding.divided_sizes()
         return {f"{type(self).__name__}.vocabulary_size": self.vocabulary_size}
 
 

@@ -130,3 +130,53 @@ def test_dropout_takes_a_key_and_leaves_evaluation_alone(name):
 def test_bad_settings_are_named(model, settings, sentence):
     with pytest.raises(ValueError, match=f"{model.__name__}.*{sentence}"):
         model(None, **ARCHITECTURES["lstm"].settings | settings)
+
+
+# Words in bins.
+
+
+@both
+def test_without_bins_the_parameters_have_the_names_and_shapes_of_before(name):
+    found = parameters(random_model(name, cutoffs=(), div_val=1, tied=True))
+    assert {key: x.shape for key, x in found.items() if key != "layers"} == {
+        "embedding_VD": (VOCABULARY, 12),
+        "begin_D": (12,),
+        "bias_V": (VOCABULARY,),
+    }
+
+
+def test_words_in_bins_begin_as_long_as_those_of_one_table():
+    sizes = dict(vocabulary_size=3000, width=50, num_layers=1, hidden_size=5)
+    tokens = jnp.arange(3000)[None]
+    plain, binned = (
+        np.std(LSTM(nnx.Rngs(0), **sizes, **words).embed(tokens))
+        for words in ({}, dict(cutoffs=(1000, 2000)))
+    )
+    assert plain == pytest.approx(1, abs=0.02) and binned == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("words", [dict(cutoffs=(5, 11), div_val=2), dict(div_val=2), {}], ids=str)
+def test_losses_are_those_of_the_logits_and_no_array_is_of_all_words(words):
+    model = random_model("lstm", **words)
+    x_BTD = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 12)), "float32")
+    targets_BT = jnp.asarray([[0, 5, 16], [4, 10, 11]])
+    nats_BT, _ = model.token_losses(x_BTD, targets_BT)
+    log_p_BTV = jax.nn.log_softmax(model.logits(x_BTD))
+    expected_BT = -np.take_along_axis(np.asarray(log_p_BTV), targets_BT[..., None], -1)[..., 0]
+    np.testing.assert_allclose(nats_BT, expected_BT, rtol=0, atol=1e-5)
+    made = {
+        eqn.outvars[0].aval.shape
+        for eqn in jax.make_jaxpr(model.token_losses)(x_BTD, targets_BT).jaxpr.eqns
+    }
+    assert any(shape[-1:] == (VOCABULARY,) for shape in made) is not ("cutoffs" in words)
+
+
+def test_a_mesh_must_divide_every_bin_and_errors_name_the_network():
+    model = random_model("qrnn", cutoffs=(5, 11))
+    names = ["QRNN.cutoffs[0]", "QRNN.cutoffs[1] - QRNN.cutoffs[0]"]
+    assert [*model.divided_sizes()] == [*names, "QRNN.vocabulary_size - QRNN.cutoffs[1]"]
+    assert [*model.divided_sizes().values()] == [5, 6, 6]
+    with pytest.raises(ValueError, match=r"LSTM.cutoffs = \(5, 99\) .* LSTM.vocabulary_size = 17"):
+        random_model("lstm", cutoffs=(5, 99))
+    with pytest.raises(ValueError, match=r"QRNN.div_val = 0"):
+        random_model("qrnn", cutoffs=(5, 11), div_val=0)

@@ -184,6 +184,28 @@ ABLATION = (
     | run(128, 128, 64, 200_000, 0, "4.2: length 128; own")
 )
 
+
+def _of_context_group(network: str, layers: int, hidden: int) -> Numbers:
+    """A network of Table 6 of 151M parameters, of which its size alone is published.
+
+    Words and training are those of the Transformer-XL of the group.
+    """
+    numbers = {
+        name: number.value
+        for name, number in (WT103_BASE | of_model(network, WIKITEXT103)).items()
+        if not name.startswith(f"{MODEL}.")
+    }
+    numbers["Trainer.model"] = ref(network)
+    shape = {"num_layers": layers, "width": 410, "hidden_size": hidden, "dropout": 0.1}
+    words = {"cutoffs": (20_000, 40_000, 200_000), "div_val": 1, "tied": True}
+    return own(numbers | {f"{network}.{name}": value for name, value in (shape | words).items()})
+
+
+CONTEXT_GROUP = {
+    "LSTM": _of_context_group("LSTM", 2, 2794),
+    "QRNN": _of_context_group("QRNN", 4, 1656) | told("table 1: 4 layers", {"QRNN.num_layers": 4}),
+}
+
 RESULTS = [
     *(WT103_BASE, WT103_LARGE),
     *(numbers | SYMBOLS for numbers in (CHARACTERS, CHARACTERS_18L, CHARACTERS_24L)),
@@ -340,5 +362,7 @@ HEADERS = {
     f"rmt/memtr_wt103_150.gin+{_WT103}": _memtr(10),
     "rmt/rmt_enwik8_128.gin+corpora/enwik8_symbols.gin": _en(128, 0, 20, 2),
     "rmt/txl_enwik8_128.gin+corpora/enwik8_symbols.gin": _en(128, 200),
+    "transformer_xl/lstm_151m.gin+corpora/wikitext103_words.gin": CONTEXT_GROUP["LSTM"],
+    "transformer_xl/qrnn_151m.gin+corpora/wikitext103_words.gin": CONTEXT_GROUP["QRNN"],
 }
-"""The commands that the headers of configs/rmt/ name."""
+"""The commands that the headers of configs/rmt/ and of the networks of Table 6 name."""

@@ -1,6 +1,7 @@
 """LSTM and QRNN as plain loops in NumPy float64, token by token, row by row."""
 
 import numpy as np
+import txl_numpy
 
 
 def sigmoid(x):
@@ -43,21 +44,34 @@ class Reader:
     Args:
         params: nested dictionary of float64 arrays.
         token, state: of a layer, `lstm_token` and `lstm_state` for example.
+        config: of words in bins, by the names of Transformer-XL's released code; None: one table.
     """
 
-    def __init__(self, params, token, state):
-        self.params, self.token, self.state = params, token, state
+    def __init__(self, params, token, state, config=None):
+        self.params, self.token, self.state, self.config = params, token, state, config
         self.layers = [params["layers"][i] for i in range(len(params["layers"]))]
+        if config:
+            self.words = txl_numpy.of_words(params["embedding"], config)
 
     def begin(self):
         return [self.state(layer) for layer in self.layers]
 
+    def embed(self, t):
+        if self.config:
+            return txl_numpy.embed(t, self.words, self.config)
+        return self.params["begin_D"] if t < 0 else self.params["embedding_VD"][t]
+
+    def score(self, x):
+        if self.config:
+            return txl_numpy.log_probabilities(x, self.words, self.config)[0]
+        return self.params["embedding_VD"] @ x + self.params["bias_V"]
+
     def read(self, tokens_T, states):
-        """Logits (T, V) of a segment, and each layer's state after it."""
+        """Logits or log-probabilities (T, V) of a segment, and each layer's state after it."""
         states, logits = list(states), []
         for t in tokens_T:
-            x = self.params["begin_D"] if t < 0 else self.params["embedding_VD"][t]
+            x = self.embed(t)
             for i, layer in enumerate(self.layers):
                 x, states[i] = self.token(layer, x, states[i])
-            logits.append(self.params["embedding_VD"] @ x + self.params["bias_V"])
+            logits.append(self.score(x))
         return np.array(logits), states

@@ -266,8 +266,8 @@ class Reader:
 def of_model(params, config):
     """A model's parameters under the released code's names, matrices as [out, in]; tied ones."""
     n = config["n_layer"]
-    layers, bins = params["layers"], params["embedding"]["bins"]
-    found = {"begin": params["embedding"]["begin_D"]}
+    layers = params["layers"]
+    found = of_words(params["embedding"], config)
     for i in range(n):
         layer, attention, network = layers[i], f"layers.{i}.dec_attn.", f"layers.{i}.pos_ff."
         q, k, v = (layer[f"{name}_DA"].T for name in ("queries", "keys", "values"))
@@ -296,22 +296,34 @@ def of_model(params, config):
             found[there] = params[here]
         elif here in layers[0]:
             found[there] = np.stack([layers[i][here] for i in range(n)])
-    several = config["div_val"] > 1
+    return {name: np.asarray(value, np.float64) for name, value in found.items()}
+
+
+def of_words(embedding, config):
+    """The embedding of words and its softmax under the released code's names, as `of_model`."""
+    bins, found = embedding["bins"], {"begin": embedding["begin_D"]}
+    several, tied = config["div_val"] > 1, config.get("tied", True)
     tables = [bins[i]["table_VE"] for i in range(len(bins))]
     biases = [bins[i]["bias_V"] for i in range(len(bins))]
     if not several:
         tables, biases = [np.concatenate(tables)], [np.concatenate(biases)]
-    for i, (table, bias) in enumerate(zip(tables, biases)):
-        for there in ("word_emb.emb_layers", "crit.out_layers"):
-            found[f"{there}.{i}.weight"] = table
+    outputs = tables
+    if not tied:
+        outputs = [bins[i]["output_VE"] for i in range(len(bins))]
+        outputs = outputs if several else [np.concatenate(outputs)]
+    for i, (table, output, bias) in enumerate(zip(tables, outputs, biases)):
+        found[f"word_emb.emb_layers.{i}.weight"] = table
+        found[f"crit.out_layers.{i}.weight"] = output
         found[f"crit.out_layers.{i}.bias"] = bias
         if several:
-            for there in ("word_emb.emb_projs", "crit.out_projs"):
-                found[f"{there}.{i}"] = bins[i]["projection_ED"].T
+            projection = bins[i]["projection_ED"]
+            found[f"word_emb.emb_projs.{i}"] = projection.T
+            back = projection if tied else bins[i]["output_projection_ED"]
+            found[f"crit.out_projs.{i}"] = back.T
     if config["cutoffs"]:
         # The released code numbers the rare bins' logits from the end.
-        found["crit.cluster_weight"] = params["embedding"]["clusters_ND"][::-1]
-        found["crit.cluster_bias"] = params["embedding"]["cluster_bias_N"][::-1]
+        found["crit.cluster_weight"] = embedding["clusters_ND"][::-1]
+        found["crit.cluster_bias"] = embedding["cluster_bias_N"][::-1]
     return {name: np.asarray(value, np.float64) for name, value in found.items()}
 
 

@@ -180,18 +180,20 @@ def around_blocks(num_memory, within=False, **settings) -> Architecture:
     return Architecture(**vars(entry) | dict(cleared=(*cleared, *entry.cleared), various="S"))
 
 
-def recurrent_network(model, token, state) -> Architecture:
-    """An entry of a stack of token-by-token layers."""
-    settings = dict(vocabulary_size=VOCABULARY, num_layers=3, width=12, hidden_size=10)
+def recurrent_network(model, token, state, **words) -> Architecture:
+    """An entry of a stack of token-by-token layers; words: of its adaptive softmax."""
+    settings = dict(vocabulary_size=VOCABULARY, num_layers=3, width=12, hidden_size=10) | words
+    config = dict(n_token=VOCABULARY, d_model=12, div_val=1, cutoffs=[]) | words if words else None
     return Architecture(
         build=lambda rngs, **overrides: model(rngs, **settings | overrides),
-        reference=lambda params: recurrent_networks_numpy.Reader(params, token, state),
+        reference=lambda params: recurrent_networks_numpy.Reader(params, token, state, config),
         settings=settings,
         cut_invariant=True,
         cleared=(0, 1, 2),
         within=True,
-        various="IUZ",
-        divisible=dict(vocabulary_size=256, width=16, hidden_size=24),
+        various="IUZ" + "EV" * bool(words),
+        divisible=dict(vocabulary_size=256, width=16, hidden_size=24)
+        | (dict(cutoffs=(64, 128)) if words else {}),
     )
 
 
@@ -263,6 +265,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "qrnn": recurrent_network(
         QRNN, recurrent_networks_numpy.qrnn_token, recurrent_networks_numpy.qrnn_state
+    ),
+    "lstm_adaptive": recurrent_network(
+        LSTM,
+        *(recurrent_networks_numpy.lstm_token, recurrent_networks_numpy.lstm_state),
+        **dict(cutoffs=(5, 11)),
+    ),
+    "qrnn_untied": recurrent_network(
+        QRNN,
+        *(recurrent_networks_numpy.qrnn_token, recurrent_networks_numpy.qrnn_state),
+        **dict(cutoffs=(5, 11), div_val=2, tied=False),
     ),
 }
 

@@ -100,6 +100,7 @@ class AdaptiveEmbedding(nnx.Module):
         tied_projections: whether it uses the embedding's projections: one bool, or one a bin.
         std, projection_std: tables begin as N(0, std ** 2), projections as
             N(0, projection_std ** 2), biases as 0.
+        owner: the model whose bindings errors and `divided_sizes` name.
 
     Raises:
         ValueError: cutoffs that do not increase or lie outside the vocabulary; a divisor
@@ -122,28 +123,30 @@ class AdaptiveEmbedding(nnx.Module):
         tied_projections: bool | tuple[bool, ...] = True,
         std: float = 0.02,
         projection_std: float = 0.01,
+        owner: str = "TransformerXL",
     ):
         edges = (0, *cutoffs, vocabulary_size)
         if any(low >= high for low, high in itertools.pairwise(edges)):
             raise ValueError(
-                f"TransformerXL.cutoffs = {tuple(cutoffs)} must increase and lie between 0 and "
-                f"TransformerXL.vocabulary_size = {vocabulary_size}."
+                f"{owner}.cutoffs = {tuple(cutoffs)} must increase and lie between 0 and "
+                f"{owner}.vocabulary_size = {vocabulary_size}."
             )
         bins = len(edges) - 1
         if div_val < 1 or width // div_val ** (bins - 1) < 1:
             raise ValueError(
-                f"TransformerXL.div_val = {div_val} leaves bin {bins - 1} of a model of width "
+                f"{owner}.div_val = {div_val} leaves bin {bins - 1} of a model of width "
                 f"{width} no width: make it smaller, at least 1."
             )
         if isinstance(tied_projections, bool):
             tied_projections = (tied_projections,) * bins
         if len(tied_projections) != bins:
             raise ValueError(
-                f"TransformerXL.tied_projections = {tuple(tied_projections)} needs one value for "
+                f"{owner}.tied_projections = {tuple(tied_projections)} needs one value for "
                 f"each of {bins} bins, or one for all."
             )
         self.edges = edges
         self.width = width
+        self.owner = owner
         self.bins = nnx.List(
             Bin(
                 rngs,
@@ -175,8 +178,8 @@ class AdaptiveEmbedding(nnx.Module):
 
     def divided_sizes(self) -> dict[str, int]:
         """Returns the bindings whose sizes the model axis of a mesh must divide: every bin's."""
-        ends = [f"TransformerXL.cutoffs[{i}]" for i in range(len(self.bins) - 1)]
-        ends.append("TransformerXL.vocabulary_size")
+        ends = [f"{self.owner}.cutoffs[{i}]" for i in range(len(self.bins) - 1)]
+        ends.append(f"{self.owner}.vocabulary_size")
         names = [ends[0], *(f"{high} - {low}" for low, high in itertools.pairwise(ends))]
         sizes = (high - low for low, high in itertools.pairwise(self.edges))
         return dict(zip(names, sizes, strict=True))

@@ -60,7 +60,9 @@ class ExternalMemory(LayerMemory):
         neighbours: k, slots that each query and head attends to.
         search: "exact", the k keys with the largest products; "bucketed", the best of each
             group of slots of equal index mod k, which is what the released code does (k must
-            divide the window); "dense", all slots, whatever k: equal to "exact" with k = M.
+            divide the window); "dense", all slots, whatever k: equal to "exact" with k = M. The
+            released code has its dense memory in an extra side layer, under one softmax with the
+            segment; here it is mixed as every search's, because it is their reference.
 
     Raises:
         ValueError: an unknown search, or sizes that do not fit.
