@@ -27,12 +27,16 @@ from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import DTYPES, Batch, document_segments
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.settings import Evaluation
+from brt.models.caches import check_caches
 from brt.models.counts import count_parameters
 from brt.models.model import Model
 from brt.training.parameters import load_params
 from brt.training.settings import Trainer
 from brt.training.sharding import check_divisible, shardings
 from brt.training.train_step import TrainState, make_loss, make_train_step
+
+UNLIKE_ANY = 7919
+"""A number of rows that no other axis of a cache has."""
 
 
 class Experiment:
@@ -86,6 +90,7 @@ class Experiment:
         """
         try:
             experiment = cls(trainer := Trainer())
+            check_caches(experiment.abstract_caches(UNLIKE_ANY), UNLIKE_ANY)
             state, batch = experiment.abstract_state(), experiment.abstract_batch()
             loss = make_loss(experiment.bind, **trainer.loss_settings)
             jax.eval_shape(loss, state.params, state.caches, batch, None)
@@ -152,6 +157,12 @@ class Experiment:
         caches = self.bind(params).init_caches(self.trainer.rows)
         return TrainState(jnp.int32(0), params, self.optimizer.init(params), caches)
 
+    def abstract_caches(self, rows: int) -> tuple:
+        """Shapes of the empty caches of `rows` documents."""
+        return jax.eval_shape(
+            lambda params: self.bind(params).init_caches(rows), self.abstract_params
+        )
+
     def abstract_state(self, mesh: jax.sharding.Mesh | None = None) -> TrainState:
         """Shapes of the train state, with shardings if there is a mesh."""
         state = jax.eval_shape(self.init_state, self.abstract_params)
@@ -201,11 +212,12 @@ class Experiment:
             warmup_steps = gin.get_bindings(schedule).get("warmup_steps")  # no macro: its value
             if (warmup_steps or 0) >= self.trainer.steps:
                 logging.warning(
-                    "%s = %s and Trainer.steps = %d: the learning rate is still rising when the "
-                    "run ends; bind fewer of the one or more of the other",
+                    "%s = %s and Trainer.steps = %d: the learning rate still rises when the run "
+                    "ends, at %.3g; bind fewer of the one or more of the other",
                     name,
                     warmup_steps,
                     self.trainer.steps,
+                    self.schedule(self.trainer.steps),
                 )
 
     def check_mesh(self, mesh: jax.sharding.Mesh) -> None:

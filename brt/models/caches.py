@@ -10,6 +10,7 @@ names, which decide how they are divided over devices. Those of the segment form
 `clear_state(empty)`. README.md beside this file says how to write a memory of your own.
 """
 
+import re
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -104,6 +105,38 @@ def with_state(caches: tuple) -> list[int]:
         return any(after is not before for after, before in zip(traced.outvars, old))
 
     return [i for i, cache in enumerate(caches) if changes(cache)]
+
+
+def check_caches(shapes: tuple, rows: int) -> None:
+    """Refuses caches that cannot be carried from segment to segment.
+
+    Args:
+        shapes: what `init_caches(rows)` of a model returns, as shapes.
+        rows: a number that no other axis has.
+
+    Raises:
+        ValueError: a cache that is no named tuple or cannot be cleared, or a field whose name does
+            not end in the letters of its axes, rows first; naming the cache and the field.
+    """
+    for cache in shapes:
+        # Caches of a layer's memories first: they are named more closely than their layer's.
+        for part in (*getattr(cache, "memories", ()), cache):
+            name = type(part).__name__
+            if not hasattr(part, "_fields"):
+                raise ValueError(f"{name} is carried as a cache: make it a typing.NamedTuple.")
+            if not hasattr(part, "clear_state"):
+                raise ValueError(
+                    f"{name} has no method clear_state(empty): return `empty` to forget all where "
+                    "the state is cleared, or `self` to forget nothing."
+                )
+            for path, field in jax.tree_util.tree_flatten_with_path(part)[0]:
+                letters = re.search(r"_(B[A-Z]*)$", getattr(path[-1], "name", ""))
+                if field.shape[:1] != (rows,) or not letters or len(letters[1]) != field.ndim:
+                    raise ValueError(
+                        f"{name}{jax.tree_util.keystr(path)} has shape {field.shape} for {rows} "
+                        "rows: every field has its rows first, counts too, and a name that ends in "
+                        "the letters of its axes, such as keys_BWHK or count_B."
+                    )
 
 
 def fill_window(

@@ -168,7 +168,7 @@ class Layer(nnx.Module):
         monitors = {}
         for memory, cache in zip(self.memories, caches, strict=True):
             attended_BTHK, found = memory.read(cache, tokens, attended_BTHK, remat)
-            monitors |= found
+            _add(monitors, found)
         return attended_BTHK, monitors
 
     def _project_and_feed(self, x_BTD, normed_BTD, self_BTHK, read_states, key):
@@ -258,7 +258,7 @@ class Layer(nnx.Module):
             cache.memories, tokens, self_BTHK, self.remat_blocks
         )
         memories, offered, changes = self._take_in(cache.memories, blocks, known)
-        monitors = changes | monitors
+        _add(monitors, changes)
         states = joined(offered) or given
 
         def read_states(q_BTHK):
@@ -269,7 +269,7 @@ class Layer(nnx.Module):
             x_BTD, normed_BTD, self_BTHK, read_states, output_key
         )
         window = WindowCache(tokens.keys_BTHK[:, -W:], tokens.values_BTHK[:, -W:])
-        return x_BTD, LayerCache(window, memories), monitors | shares
+        return x_BTD, LayerCache(window, memories), _add(monitors, shares)
 
     def _take_in(self, caches, blocks, known):
         """Returns the memories' caches after the blocks, the states they offer, and monitors."""
@@ -281,7 +281,7 @@ class Layer(nnx.Module):
             cache, seen, found = memory.take_in(cache, blocks, states, self.remat_blocks)
             after.append(cache)
             offered.append(seen)
-            monitors |= found
+            _add(monitors, found)
         return tuple(after), offered, monitors
 
     # The decoding form.
@@ -358,6 +358,17 @@ def joined(states: Iterable[BlockStates | None]) -> BlockStates | None:
     if len(offered) < 2:
         return offered[0] if offered else None
     return BlockStates(*map(functools.partial(jnp.concatenate, axis=2), zip(*offered)))
+
+
+def _add(monitors, found):
+    """Adds monitors to those that the layer has, and returns them all."""
+    if taken := monitors.keys() & found.keys():
+        raise ValueError(
+            f"Two parts of a layer report a monitor called {min(taken)}: give that of the memory "
+            "another name."
+        )
+    monitors |= found
+    return monitors
 
 
 def _pairs(previous_BWHK, x_BTHK):

@@ -23,6 +23,7 @@ from brt.evaluation.perplexity import per_text, per_token
 from brt.evaluation.reading import STATE_ABLATIONS
 from brt.evaluation.studies.registry import STUDIES, Choices
 from brt.experiment import Experiment
+from brt.training.settings import FREE_TO_CHANGE
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EVALUATION = (ROOT / "brt" / "evaluation" / "README.md").read_text(encoding="utf-8")
@@ -50,7 +51,7 @@ def test_every_file_of_the_tree_exists_and_every_module_is_in_it():
 
 def test_every_flag_and_every_linked_or_named_file_exists():
     for flag in re.findall(r"`--(\w+)", README + EVALUATION):
-        assert flag == "gin" or flag == "slow" or flag in flags.FLAGS, flag
+        assert flag in ("gin", "slow", "help") or flag in flags.FLAGS, flag
     table = README[README.index("| folder | what is in it |") :].split("\n\n")[0]
     named = set(re.findall(r"`(\w+)/`", table))
     assert named == {path.name for path in (ROOT / "configs").iterdir() if path.is_dir()}
@@ -144,6 +145,14 @@ def test_the_python_and_the_writing_of_the_readme_run_on_a_run_folder(tmp_path, 
     for line in lines:
         assert not command(monkeypatch, generate_command, *shlex.split(line)[3:]), line
     assert (tmp_path / "book.memory").stat().st_size == size
+
+
+def test_what_may_change_on_resume_is_listed():
+    (paragraph,) = re.findall(r"These may differ: (.*?)\. Any other is refused", README, re.DOTALL)
+    names = re.findall(r"`([\w.]+)`", paragraph)
+    whole = {name for name in names if name[0].isupper() and "." not in name}
+    dotted = {name if "." in name else f"Trainer.{name}" for name in names if name not in whole}
+    assert {f"{name}." for name in whole} | {f"{name}:" for name in dotted} == set(FREE_TO_CHANGE)
 
 
 def test_studies_and_their_flags_are_those_of_the_command():

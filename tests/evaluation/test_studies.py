@@ -206,6 +206,7 @@ def sentence_of(layers, **costs):
     ("cost", "error", "begins"),
     [
         (0.02, 0.005, "The memory is used: cleared"),
+        (0.002, 0.0001, "The memory is used, but hardly: cleared"),
         (-0.02, 0.005, "The memory is used and does harm: "),
         (0.009, 0.005, "There is no sign that the memory is used: "),
     ],
@@ -214,7 +215,13 @@ def test_the_verdict_follows_the_numbers(cost, error, begins):
     layer = LayerMemory(9, True, state_share=0.125, gradient_norm=0.3125, half_life=2300.0)
     sentence = sentence_of([layer], cleared=(cost, error), zeroed=(0.5, 0.0))
     assert sentence.startswith(begins)
-    for text in (f"{cost:+.4f} ± 0.0050", "+0.5000 zeroed", "12.5%", "norm 0.31", "2,300 tokens"):
+    for text in (
+        f"{cost:+.4f} ± {error:.4f}",
+        "+0.5000 zeroed",
+        "12.5%",
+        "norm 0.31",
+        "2,300 tokens",
+    ):
         assert text in sentence
 
 

@@ -1,10 +1,12 @@
 """What a layer remembers: empty, reset, cleared, and while a block is being filled."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, STATES, WINDOW, random_model
+from architectures import ARCHITECTURES, STATES, WINDOW, abstract, random_model
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from brt.models.caches import (
     LayerCache,
     WindowCache,
     advance,
+    check_caches,
     clear_state,
     fill_window,
     last_block,
@@ -189,3 +192,66 @@ def test_a_full_block_becomes_the_previous_one():
     np.testing.assert_array_equal(block.keys_BWHK[0], tokens[:, 0])
     np.testing.assert_array_equal(block.values_BWHK[0], 2 * tokens[:, 0])
     assert not window.keys_BJHK[:, W:].any()
+
+
+# Caches that cannot be carried are refused.
+
+ROWS = 7919
+
+
+class Sums(NamedTuple):
+    """A cache as it should be."""
+
+    sum_BD: jax.Array
+    count_B: jax.Array
+
+    def clear_state(self, empty):
+        return empty
+
+
+class Unclearable(NamedTuple):
+    sum_BD: jax.Array
+
+
+class Unnamed(NamedTuple):
+    sum: jax.Array
+
+    def clear_state(self, empty):
+        return empty
+
+
+def window(rows=ROWS):
+    return WindowCache(*(jax.ShapeDtypeStruct((rows, W, H, K), jnp.float32) for _ in range(2)))
+
+
+def array(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_caches_of_every_architecture_can_be_carried(name):
+    graph, params = nnx.split(abstract(name))
+    check_caches(jax.eval_shape(lambda p: nnx.merge(graph, p).init_caches(ROWS), params), ROWS)
+
+
+@pytest.mark.parametrize("in_a_layer", [True, False])
+@pytest.mark.parametrize(
+    ("cache", "told"),
+    [
+        (Sums(array(ROWS, D), array(ROWS)), None),
+        (Sums(array(ROWS, D), array()), r"^Sums\.count_B has shape \(\) for 7919 rows"),
+        (Sums(array(ROWS, D), array(W)), r"^Sums\.count_B has shape \(4,\)"),
+        (Sums(array(D, ROWS), array(ROWS)), r"^Sums\.sum_BD has shape \(12, 7919\)"),
+        (Sums(array(ROWS, H, D), array(ROWS)), r"^Sums\.sum_BD has shape \(7919, 2, 12\)"),
+        (Unnamed(array(ROWS, D)), r"^Unnamed\.sum has .* such as keys_BWHK or count_B"),
+        (Unclearable(array(ROWS, D)), r"^Unclearable has no method clear_state\(empty\): "),
+        ((array(ROWS, D),), r"^tuple is carried as a cache: make it a typing\.NamedTuple"),
+        (array(ROWS, D), r"^ShapeDtypeStruct is carried as a cache"),
+    ],
+)
+def test_a_cache_that_cannot_be_carried_is_refused_by_its_name(cache, told, in_a_layer):
+    caches = (LayerCache(window(), (cache,)),) if in_a_layer else (cache,)
+    if told is None:
+        return check_caches(caches, ROWS)
+    with pytest.raises(ValueError, match=told):
+        check_caches(caches, ROWS)

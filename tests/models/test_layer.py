@@ -258,6 +258,26 @@ def test_a_name_that_is_taken_in_its_layer_is_refused(names, taken):
         Layer(OneKey(), Sizes(D, H, K, F), W, memories=memories)
 
 
+def test_two_memories_that_report_the_same_monitor_are_refused():
+    class Reporting(Still):
+        def take_in(self, cache, blocks, known=None, remat=False):
+            after, states, _ = super().take_in(cache, blocks, known, remat)
+            return after, states, {"kept": jnp.ones(())}
+
+        def read(self, cache, tokens, attended_BTHK, remat=False):
+            return attended_BTHK, {"kept": jnp.ones(())} if self.name == "both" else {}
+
+    def layer(*names):
+        memories = tuple(Reporting(OneKey(), draw(1, H, K), draw(1, H, K), n) for n in names)
+        return Layer(OneKey(), Sizes(D, H, K, F), W, memories=memories)
+
+    x_BTD = draw(B, W, D)
+    assert read(layer("one"), x_BTD)[2].keys() == {"kept", "state_share"}
+    for names in (("one", "two"), ("both",)):
+        with pytest.raises(ValueError, match="report a monitor called kept: give that of the mem"):
+            read(layer(*names), x_BTD)
+
+
 # Variants
 
 

@@ -21,13 +21,19 @@ import test_references
 import test_resume_law
 import test_shape_letters
 import test_sharding_laws
-from architectures import ARCHITECTURES, DIVISIBLE, SIZES, VOCABULARY, Architecture, paper_settings
+from architectures import (
+    ARCHITECTURES,
+    SIZES,
+    VOCABULARY,
+    Architecture,
+    block_recurrent,
+    paper_settings,
+)
 from paths import ROOT
 from quick_commands import quick_environment
 from test_sharding_laws import store  # noqa: F401  (a fixture)
 from tiny_run import write_corpus
 
-from brt.models.block_recurrent import BlockRecurrentTransformer
 from brt.training.run_folder import read_metrics
 
 README = (ROOT / "brt" / "models" / "README.md").read_text(encoding="utf-8")
@@ -65,23 +71,13 @@ class SummariesReader(paper_numpy.Reader):
         memory[LAYER]["summaries"] = zeros_SHK, zeros_SHK
         return memory
 
-    def read(self, tokens_T, memory):
-        memory, W, outputs = list(memory), self.settings.window, []
-        for first in range(0, len(tokens_T), W):
-            x_WD = paper_numpy.embed(self.params, tokens_T[first : first + W])
-            for index in range(len(memory)):
-                layer, summaries = self.params["layers"][index], memory[index].get("summaries")
-                x_WD, after = paper_numpy.run_layer(
-                    layer, self.settings, x_WD, memory[index], summaries
-                )
-                if summaries:
-                    new = sum(after["keys"]) / W, sum(after["values"]) / W
-                    pairs = zip(summaries, new)
-                    after["summaries"] = tuple(np.stack([*old[1:], mean]) for old, mean in pairs)
-                memory[index] = after
-            outputs.append(x_WD)
-        y_TD = np.concatenate(outputs)
-        return paper_numpy.predict(self.params, self.settings, y_TD), memory
+    def own_memory(self, layer, Q_WHK, K_WHK, V_WHK, self_WHK, memory):
+        if "summaries" not in memory:
+            return self_WHK, None, {}
+        means = sum(K_WHK) / len(K_WHK), sum(V_WHK) / len(V_WHK)
+        pairs = zip(memory["summaries"], means)
+        after = tuple(np.stack([*old_SHK[1:], mean_HK]) for old_SHK, mean_HK in pairs)
+        return self_WHK, memory["summaries"], {"summaries": after}
 
 
 class MeanReader:
@@ -115,15 +111,12 @@ def entries(tmp_path_factory):
     finally:
         sys.path.remove(str(folder))
     memory = functools.partial(summaries, num_blocks=NUM_BLOCKS)
-    stack = functools.partial(BlockRecurrentTransformer, memories=((memory, (LAYER,)),))
     return {
-        "my_memories": Architecture(
-            build=lambda rngs, **overrides: stack(rngs, **SIZES | overrides),
+        "my_memories": block_recurrent(
+            memories=((memory, (LAYER,)),),
             reference=lambda params: SummariesReader(params, paper_settings()),
-            cut_invariant=True,
             cleared=(LAYER,),
             within=True,
-            divisible=DIVISIBLE,
         ),
         "my_model": Architecture(
             build=lambda rngs, **overrides: mean(
@@ -296,3 +289,13 @@ def test_a_class_elsewhere_is_known_by_the_line_that_imports_its_module(tmp_path
     )
     assert misspelt.returncode == 1
     assert "The nearest valid name is BlockSummaries.num_blocks." in misspelt.stderr
+
+
+def test_a_memory_whose_cache_cannot_be_cleared_is_refused_by_name(tmp_path):
+    write_config(tmp_path, "import my_memories\n")
+    method = "    def clear_state(self, empty):\n        return empty\n"
+    assert memory_code().count(method) == 1
+    (tmp_path / "my_memories.py").write_text(memory_code().replace(method, ""))
+    refused = dry_run(tmp_path, quick_environment(tmp_path))
+    assert refused.returncode == 1 and "Traceback" not in refused.stderr
+    assert "Error: SummaryCache has no method clear_state(empty)" in refused.stderr

@@ -1,4 +1,4 @@
-"""The Block-Recurrent Transformer as plain loops in NumPy float64: an independent witness.
+"""The Block-Recurrent Transformer as plain loops in NumPy float64: an independent reference.
 
 Read it beside Hutchins et al. 2022, arXiv:2203.07852; "section", "eq." and "Fig." mean that paper.
 Where the paper is silent the comment says "code": the released implementation, as described in
@@ -85,7 +85,7 @@ def run_segment(params, settings, tokens_BT, starts_B, caches):
     Returns: logits_BTV float64 (B, T, V), and the new caches.
     Source: section 3 and Fig. 2 (segments, blocks, cache), section 3.1, App. E (feedback).
     """
-    assert params["embedding_VD"].dtype == np.float64, "the witness works in float64"
+    assert params["embedding_VD"].dtype == np.float64, "the reference works in float64"
     B, T = tokens_BT.shape
     logits_BTV = np.zeros((B, T, params["embedding_VD"].shape[0]))
     empty = init_caches(params, settings, B)
@@ -102,10 +102,11 @@ def run_segment(params, settings, tokens_BT, starts_B, caches):
     return logits_BTV, new_caches
 
 
-def run_vectors(params, settings, x_TD, memory):
+def run_vectors(params, settings, x_TD, memory, own_memory=None):
     """Embedded positions of one row through the stack, block by block.
 
     memory: of one row, as `init_caches` has it for several; not changed.
+    own_memory: `Reader.own_memory`, or None.
 
     Returns: the outputs of the last layer (T, D), and the new memory.
     """
@@ -126,7 +127,9 @@ def run_vectors(params, settings, x_TD, memory):
             fed_back = state_keys_and_values(cell, settings, memory[top]["states"])
         for index in range(L):
             layer = params["layers"][index]
-            x_WD, memory[index] = run_layer(layer, settings, x_WD, memory[index], fed_back)
+            x_WD, memory[index] = run_layer(
+                layer, settings, x_WD, memory[index], fed_back, own_memory
+            )
         outputs.append(x_WD)
     return np.concatenate(outputs), memory
 
@@ -148,7 +151,7 @@ def words(params, settings, y_WD):
     return logits_WV / np.sqrt(V if settings.logits_divisor == "vocabulary" else D)
 
 
-def run_layer(layer, settings, x_WD, memory, fed_back):
+def run_layer(layer, settings, x_WD, memory, fed_back, own_memory=None):
     """One layer, one block, one row: tokens (W, D) and the memory after it. Source: Fig. 1."""
     # K_e, V_e and the token queries, all from one pre-norm (code); no biases (code).
     y_WD = rms_norm(x_WD, layer["attention_norm"])
@@ -167,6 +170,12 @@ def run_layer(layer, settings, x_WD, memory, fed_back):
             self_WA.shape
         )
         new_memory |= memorizing_numpy.take_in(settings, old, K_e_WHK, V_e_WHK)
+    if own_memory:
+        tokens = Qv_e_WHK, K_e_WHK, V_e_WHK
+        self_WHK = self_WA.reshape(Qv_e_WHK.shape)
+        self_WHK, offered, after = own_memory(layer, *tokens, self_WHK, memory)
+        self_WA, read = self_WHK.reshape(self_WA.shape), offered or read
+        new_memory |= after
     if "states" in memory:
         # Section 3.1: keys and values of tokens and of states serve both directions, and both
         # directions read the states as they were before this block.
@@ -307,6 +316,9 @@ def sigmoid(x):
 class Reader:
     """Reads documents of one row.
 
+    The reference of a stack with a memory of one's own inherits from it and overrides `begin` and
+    `own_memory`.
+
     Args:
         params: nested dict of float64 arrays, the shapes in their names.
         settings: `Settings`.
@@ -322,8 +334,23 @@ class Reader:
 
     def read(self, tokens_T, memory):
         """Logits (T, V) of a segment, and the memory after it."""
-        y_TD, memory = run_vectors(self.params, self.settings, embed(self.params, tokens_T), memory)
+        x_TD = embed(self.params, tokens_T)
+        y_TD, memory = run_vectors(self.params, self.settings, x_TD, memory, self.own_memory)
         return predict(self.params, self.settings, y_TD), memory
+
+    def own_memory(self, layer, Q_WHK, K_WHK, V_WHK, self_WHK, memory):
+        """What a memory of one's own does at one block of one layer; nothing, if not overridden.
+
+        Args:
+            layer: its parameters.
+            Q_WHK, K_WHK, V_WHK: queries, keys and values of the block's tokens.
+            self_WHK: what they read in the window, and in the memories before.
+            memory: of the layer, a dict; without entries of its own in layers that lack it.
+
+        Returns: self_WHK with what is read in it; keys and values (S, H, K) of the states it
+            offers, or None; and a dict of its entries after the block.
+        """
+        return self_WHK, None, {}
 
 
 class MemoryTokensReader(Reader):
@@ -348,6 +375,6 @@ class MemoryTokensReader(Reader):
         memory_SD, of_stack = memory
         S, T = len(memory_SD), len(tokens_T)
         x_XD = np.concatenate([memory_SD, embed(self.params, tokens_T), memory_SD])
-        y_XD, of_stack = run_vectors(self.params, self.settings, x_XD, of_stack)
+        y_XD, of_stack = run_vectors(self.params, self.settings, x_XD, of_stack, self.own_memory)
         y_XD = rms_norm(y_XD, self.params["final_norm"])  # what the stack gives is normalised
         return words(self.params, self.settings, y_XD[S : S + T]), (y_XD[S + T :], of_stack)

@@ -96,17 +96,29 @@ def paper_settings(**settings):
     return paper_numpy.Settings(**{key: told[key] for key in known if key in told})
 
 
-def block_recurrent(segment=SEGMENT, **settings) -> Architecture:
-    """An entry of a Block-Recurrent stack."""
+def block_recurrent(
+    segment=SEGMENT, reference=None, cleared=None, within=None, **settings
+) -> Architecture:
+    """An entry of a Block-Recurrent stack.
+
+    With a memory of one's own, `memories=((MyMemory, (1,)),)`, the other arguments say what an
+    `Architecture` asks; without one they follow from the settings.
+    """
     recurrent = settings.get("recurrent_layers", ())
+    if cleared is None:
+        cleared = tuple(sorted({*recurrent, *settings.get("memorizing_layers", ())}))
+
+    def paper(params):
+        return paper_numpy.Reader(params, paper_settings(**settings))
+
     return Architecture(
         build=lambda rngs, **overrides: stack_of_blocks(rngs, **settings | overrides),
-        reference=lambda params: paper_numpy.Reader(params, paper_settings(**settings)),
+        reference=reference or paper,
         settings=settings,
         segment=segment,
         cut_invariant=True,
-        cleared=tuple(sorted({*recurrent, *settings.get("memorizing_layers", ())})),
-        within=bool(recurrent),
+        cleared=cleared,
+        within=bool(recurrent) if within is None else within,
     )
 
 

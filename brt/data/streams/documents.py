@@ -60,9 +60,11 @@ class DocumentStream(WholeDocuments):
     ):
         super().__init__(store, rows, segment_length, segments_per_step, seed)
         if store.num_documents < rows:
+            most = store.num_documents * segment_length * segments_per_step
             raise ValueError(
                 f"{store.folder} has {store.num_documents} documents, too few for {rows} rows of "
-                "whole documents: lower the batch size (Trainer.tokens_per_step), use more "
+                "whole documents: lower the batch size to at most "
+                f"Trainer.tokens_per_step = {most}, use more "
                 'documents, or bind Trainer.stream = "contiguous", which cuts documents into rows.'
             )
         self._segments_D = -(-store.lengths_D // segment_length)

@@ -12,6 +12,9 @@ from brt.evaluation.studies.memory_use import (
 )
 from brt.reporting.studies.content import Content, content, curve
 
+HARDLY = 0.001
+"""Share of the bits per token below which what a cleared state costs is called hardly a use."""
+
 
 def present(found: MemoryUse | NothingCarried) -> Content:
     """Returns the study's content."""
@@ -68,21 +71,24 @@ def verdict(losses: StateLosses, probes: Probes) -> str:
         for state, words in (("zeroed", "zeroed"), ("swapped", "with another document's state"))
         if state in costs
     ]
+    head = _head(losses.bits_kept, cleared, costs.get("swapped"))
     return (
-        f"{_head(cleared, costs.get('swapped'))}: cleared before every segment, later segments "
+        f"{head}: cleared before every segment, later segments "
         f"cost {cleared.cost:+.4f} ± {cleared.error:.4f} bits per token (kept "
         f"{losses.bits_kept:.4f}), {', '.join(changes)}; "
         f"{'; '.join(_of_layers(probes.layers)) or 'the model reports no gates'}."
     )
 
 
-def _head(cleared: AblationCost, swapped: AblationCost | None) -> str:
+def _head(bits_kept: float, cleared: AblationCost, swapped: AblationCost | None) -> str:
     if cleared.cost < -2 * cleared.error:
         return "The memory is used and does harm"
     if cleared.cost <= 2 * cleared.error:
         return "There is no sign that the memory is used"
     if swapped is not None and swapped.cost <= 2 * swapped.error:
         return "The memory is used, but that of another document would do as well"
+    if cleared.cost < HARDLY * bits_kept:
+        return "The memory is used, but hardly"
     return "The memory is used"
 
 

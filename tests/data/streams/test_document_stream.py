@@ -139,9 +139,11 @@ def test_a_pass_keeps_a_document_in_its_row_and_in_order(store_of):
 
 def test_fewer_documents_than_rows_names_both(store_of):
     with pytest.raises(
-        ValueError, match=r"has 10 documents, too few for 11 rows .*: lower the batch size"
+        ValueError,
+        match=r"has 10 documents, too few for 11 rows .*: lower the batch size to at most "
+        rf"Trainer\.tokens_per_step = {20 * N}, use more",
     ):
-        DocumentStream(store_of(RAGGED), 11, N)
+        DocumentStream(store_of(RAGGED), 11, N, segments_per_step=2)
 
 
 def test_a_batch_takes_far_less_time_than_a_training_step(store_of):
