@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from architectures import ARCHITECTURES, random_model
+from architectures import ARCHITECTURES, random_model, trained
 from tiny_models import parameters, quick_jit
 
 from brt.data.streams.batch import Batch
@@ -29,7 +29,7 @@ def batches(entry, vocabulary_size, steps):
         yield Batch(tokens[0], tokens[1], np.ones(shape, np.float32), starts)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", trained())
 def test_a_state_that_went_through_a_checkpoint_goes_on_as_the_undisturbed_one(name, tmp_path):
     entry = ARCHITECTURES[name]
     experiment = Experiment(

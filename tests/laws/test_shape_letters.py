@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from architectures import ARCHITECTURES, abstract
+from architectures import ARCHITECTURES, VARIANTS, abstract
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 from tiny_models import parameters
@@ -58,6 +58,30 @@ def test_every_cache_says_its_shape_in_its_name(name):
     named = [(path, letters_of(path[-1].name), leaf.shape) for path, leaf in leaves]
     assert all(letters[0] == "B" for _, letters, _ in named), "rows come first"
     assert_consistent(name, named)
+
+
+def names_of(name):
+    """Types of the caches of an architecture, memories' too, and its parameters without indices."""
+    graph, params = nnx.split(abstract(name))
+    caches = jax.eval_shape(lambda params: nnx.merge(graph, params).init_caches(5), params)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(parameters(abstract(name)))]
+    steps = ([str(step.key) for step in path] for path in paths)
+    found = {".".join(step for step in path if not step.isdigit()) for path in steps}
+
+    def add_types(part):
+        if isinstance(part, tuple):
+            found.update({type(part)} if hasattr(part, "_fields") else ())
+            for each in part:
+                add_types(each)
+
+    add_types(caches)
+    return found
+
+
+def test_variants_have_no_cache_and_no_parameter_of_their_own():
+    others = set().union(*(names_of(name) for name in ARCHITECTURES if name not in VARIANTS))
+    for name in VARIANTS:
+        assert not names_of(name) - others, name
 
 
 @pytest.mark.parametrize(

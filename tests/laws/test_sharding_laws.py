@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from architectures import ARCHITECTURES
+from architectures import ARCHITECTURES, trained
 
 from brt.data.sources.base import Document
 from brt.data.stores.token_store import TokenStore, write_store
@@ -29,10 +29,10 @@ STEPS, ROWS, SEGMENTS = 3, 8, 2
 EVERY_MESH = ("rec_lstm_dual", "feedback_fixed_skip")
 """Checked on all meshes; the others on the one that splits both rows and models."""
 CASES = [
-    (name, mesh_shape)
-    for name in ARCHITECTURES
+    pytest.param(*name.values, mesh_shape, marks=() if name.values[0] in EVERY_MESH else name.marks)
+    for name in trained()
     for mesh_shape in [(8, 1), (1, 4), (2, 4)]
-    if name in EVERY_MESH or mesh_shape == (2, 4)
+    if name.values[0] in EVERY_MESH or mesh_shape == (2, 4)
 ]
 
 

@@ -1,5 +1,6 @@
 """Configs and sweeps of the recurrent memory's language models are the paper's rows."""
 
+import functools
 import re
 from types import SimpleNamespace
 
@@ -18,8 +19,11 @@ TABLES = {"rmt_table_2": TABLE_2, "rmt_table_4": TABLE_4, "rmt_table_5": TABLE_5
 every_table = pytest.mark.parametrize("name", TABLES)
 
 
+@functools.cache
 def entries(name):
-    return read_sweep(ROOT / f"configs/sweeps/{name}.txt", SCALES["paper"], None, [], None)
+    """Entries of a sweep, each with its place in the paper's tables."""
+    found = read_sweep(ROOT / f"configs/sweeps/{name}.txt", SCALES["paper"], None, [], None)
+    return [(entry, placed(entry)) for entry in found]
 
 
 def placed(entry):
@@ -34,18 +38,18 @@ def test_a_sweep_has_the_rows_of_its_table_that_are_trained_in_their_order(name)
     assert (
         len(found) == len(rows) == {"rmt_table_2": 16, "rmt_table_4": 14, "rmt_table_5": 49}[name]
     )
-    for entry, row in zip(found, rows, strict=True):
+    for (entry, where), row in zip(found, rows, strict=True):
         for what, value in (table.where | row.where).items():
-            assert getattr(placed(entry), what) == value, (entry.name, what)
-    assert len({write_gin(entry.settings) for entry in found}) == len(found)
-    assert all(len(entry.name) < 240 for entry in found)
+            assert getattr(where, what) == value, (entry.name, what)
+    assert len({write_gin(entry.settings) for entry, _ in found}) == len(found)
+    assert all(len(entry.name) < 240 for entry, _ in found)
 
 
 @every_table
 def test_batches_schedules_and_losses_are_the_published_ones(name):
     tokens = {150: 60 * 150, 50: 128 * 50, 512: 22 * 512, 128: 64 * 128}
-    for entry in entries(name):
-        settings, where = entry.settings, placed(entry)
+    for entry, where in entries(name):
+        settings = entry.settings
         segment = where.segment_length
         assert settings["Trainer.tokens_per_step"] == tokens[segment]
         evaluated = settings.get("Evaluation.segment_length", segment)
@@ -99,7 +103,7 @@ def test_the_header_of_a_config_names_its_row():
 @pytest.mark.slow
 @every_table
 def test_every_row_builds_and_reads_every_binding(name, tmp_path):
-    for entry in entries(name):
+    for entry, _ in entries(name):
         file = tmp_path / "entry.gin"
         file.write_text(write_gin(entry.settings))
         config.parse([str(file)])

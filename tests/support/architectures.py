@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import compressive_numpy
 import paper_numpy
+import pytest
 import recurrent_networks_numpy
 import rmt_numpy
 import txl_numpy
@@ -289,6 +290,21 @@ ARCHITECTURES: dict[str, Architecture] = {
         **dict(cutoffs=(5, 11), div_val=2, tied=False),
     ),
 }
+
+VARIANTS = (
+    *("slide", "rec_fixed_skip", "rec_lstm_single", "rec_lstm_skip", "rec_two_layers"),
+    *("rec_meliad", "feedback_lstm_single", "feedback_two_cells", "memorizing_bucketed"),
+    *("memorizing_dense", "feedback_memorizing", "rmt_txl", "memtr_txl"),
+    *("compressive_max", "lstm_adaptive"),
+)
+"""Architectures whose caches and parameters all occur in others: laws that compile whole training
+steps are checked on them with the slow tests."""
+
+
+def trained() -> list:
+    """The names of all architectures, as parameters of a test; variants are marked slow."""
+    slow = {True: (pytest.mark.slow,), False: ()}
+    return [pytest.param(name, marks=slow[name in VARIANTS]) for name in ARCHITECTURES]
 
 
 def build(name, seed=0, **overrides) -> Model:
