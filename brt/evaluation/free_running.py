@@ -19,7 +19,7 @@ from brt.data.stores.token_store import TokenStore
 from brt.data.streams.samples import read_samples, sample_length
 from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.reading import to_host
-from brt.evaluation.scores import Sums, WritingScore
+from brt.evaluation.scores import SampleReader, Store, Sums, WritingScore
 from brt.models.model import LanguageModel
 from brt.models.shape_letters import spec
 from brt.progress import Progress
@@ -57,7 +57,16 @@ class FreeRunning(WritingScore):
         self.end = end
         self.blank = blank
 
-    def add(self, sums, store, documents_B, offsets_B, nats_BT, correct_BT, weights_BT):
+    def add(
+        self,
+        sums: Sums,
+        store: Store,
+        documents_B: np.ndarray,
+        offsets_B: np.ndarray,
+        nats_BT: np.ndarray,
+        correct_BT: np.ndarray,
+        weights_BT: np.ndarray,
+    ) -> None:
         """Counts teacher-forced tokens of one segment of every row."""
         read_B = documents_B >= 0
         if not read_B.any():
@@ -70,11 +79,18 @@ class FreeRunning(WritingScore):
             part_T = (positions_T >= stop - length) & (positions_T < stop)
             self._count(sums, name, correct_BT[read_B][:, part_T], tokens_BT[:, part_T])
 
-    def scalars(self, sums, store, whole):
+    def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
         # Every evaluation has the accuracy itself already.
         return {name: share for name, share in _shares(sums).items() if name != "accuracy"}
 
-    def run(self, decoder, params, accuracy, max_samples=None, label=None):
+    def run(
+        self,
+        decoder: SampleReader,
+        params: Any,
+        accuracy: float,
+        max_samples: int | None = None,
+        label: str | None = None,
+    ) -> dict[str, float]:
         """Returns the free-running figures; as `WritingScore.run`."""
         sums: Sums = {}
         for targets_BS, predicted_BS in decoder.read(params, max_samples, label):

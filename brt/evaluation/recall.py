@@ -4,7 +4,7 @@ import gin
 import numpy as np
 
 from brt.data.sources.recall import answer_distances
-from brt.evaluation.scores import Score
+from brt.evaluation.scores import Score, Store, Sums
 
 
 @gin.configurable
@@ -27,7 +27,16 @@ class RecallScore(Score):
         self.segments = segments
         self.segment_length = segment_length
 
-    def add(self, sums, store, documents_B, offsets_B, nats_BT, correct_BT, weights_BT):
+    def add(
+        self,
+        sums: Sums,
+        store: Store,
+        documents_B: np.ndarray,
+        offsets_B: np.ndarray,
+        nats_BT: np.ndarray,
+        correct_BT: np.ndarray,
+        weights_BT: np.ndarray,
+    ) -> None:
         for row, (document, offset) in enumerate(zip(documents_B, offsets_B)):
             if document < 0:
                 continue
@@ -49,7 +58,7 @@ class RecallScore(Score):
                 right = int(np.count_nonzero(correct[group]))
                 sums[f"recall{name}/right"] = sums.get(f"recall{name}/right", 0) + right
 
-    def scalars(self, sums, store, whole):
+    def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
         scalars = {}
         for name in ("", "_near", "_across_segments"):
             if asked := sums.get(f"recall{name}/asked", 0):

@@ -100,7 +100,16 @@ class WritingScore(Score):
 class TokenSums(Score):
     """The score every evaluation has: sums over scored tokens."""
 
-    def add(self, sums, store, documents_B, offsets_B, nats_BT, correct_BT, weights_BT):
+    def add(
+        self,
+        sums: Sums,
+        store: Store,
+        documents_B: np.ndarray,
+        offsets_B: np.ndarray,
+        nats_BT: np.ndarray,
+        correct_BT: np.ndarray,
+        weights_BT: np.ndarray,
+    ) -> None:
         scored_BT = weights_BT > 0
         weights_BT = weights_BT.astype(np.float64)
         # Masked first: what a model says about padding need not even be finite.
@@ -127,7 +136,16 @@ class TokenSums(Score):
 class StoreSums(TokenSums):
     """`TokenSums` of each store of a mixture, as `loss/NAME` and so on."""
 
-    def add(self, sums, store, documents_B, offsets_B, nats_BT, correct_BT, weights_BT):
+    def add(
+        self,
+        sums: Sums,
+        store: Store,
+        documents_B: np.ndarray,
+        offsets_B: np.ndarray,
+        nats_BT: np.ndarray,
+        correct_BT: np.ndarray,
+        weights_BT: np.ndarray,
+    ) -> None:
         stores_B = store.stores_of(documents_B)
         for number, (name, part) in enumerate(zip(store.names, store.stores)):
             rows = stores_B == number

@@ -191,7 +191,7 @@ class Generator:
         """The sha256 of the model, which its memory files carry; computed once."""
         return memory_file.model_fingerprint(self.model)
 
-    def save(self, path: str, memory: Memory):
+    def save(self, path: str, memory: Memory) -> None:
         """Writes the memory of one document to a file; see `memory_file.save`."""
         memory_file.save(path, memory, self.fingerprint, self.vocabulary)
 

@@ -43,7 +43,7 @@ def model_fingerprint(model: nnx.Module) -> str:
     return digest.hexdigest()
 
 
-def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary):
+def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) -> None:
     """Writes the memory of one document; a file of that name is replaced when all is written.
 
     Args:

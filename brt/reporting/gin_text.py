@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 from gin import config_parser
@@ -51,8 +52,8 @@ def read_gin_file(path: str | os.PathLike) -> dict[str, Any]:
     return read_gin(pathlib.Path(path).read_text(encoding="utf-8"))
 
 
-def read_gin_files(paths) -> dict:
-    """The bindings of several gin files, later ones after earlier ones."""
+def read_gin_files(paths: Iterable[str]) -> dict:
+    """Returns the bindings of several gin files, later ones after earlier ones."""
     settings: dict[str, Any] = {}
     for path in paths:
         settings |= read_gin_file(path)

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ class LadderError(ValueError):
 
 
 class Scale(NamedTuple):
-    """What a model's dimensions are divided by; `layers` is what 12 of them become."""
+    """Divisors of a model's dimensions; `layers` is what 12 of them become."""
 
     width: int = 1
     num_heads: int = 1
@@ -80,16 +81,23 @@ class SweepEntry(NamedTuple):
     paper: dict
 
 
-def read_sweep(path, scale, corpus, bindings, tokens, tokens_per_step=None) -> list[SweepEntry]:
-    """The entries of a file, one a line: gin files joined by `+`, and bindings after them.
+def read_sweep(
+    path: str | Path,
+    scale: Scale,
+    corpus: str | None,
+    bindings: Sequence[str],
+    tokens: int | None,
+    tokens_per_step: int | None = None,
+) -> list[SweepEntry]:
+    """Returns the entries of a file, one a line: gin files joined by `+`, and bindings after them.
 
     Args:
         path: of the file; gin files are looked up beside it, from here, and in configs/.
-        scale: a `Scale`.
+        scale: of the models.
         corpus: a gin file whose bindings replace all that belongs to the configs' corpus, or None;
             an entry's own bindings come after it.
         bindings: gin lines for all entries.
-        tokens: that each run trains on, rounded up to whole steps, and as many times more as a
+        tokens: that each run trains on, rounded up to whole steps, and as many times more as an
             entry binds more Trainer.steps than its config; None for the steps of each entry's own
             config, their size, and what is done every so many of them.
         tokens_per_step: of every run; None for the first entry's at this scale.

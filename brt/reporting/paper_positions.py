@@ -202,7 +202,7 @@ def _transformer_xl(settings, model, segment):
 
 
 def _is_published(settings, model):
-    """Whether the model's parts are those of the papers, and not memories combined anew."""
+    """Returns whether the model's parts are those of the papers, and not memories combined anew."""
     of_xl = str(settings.get("TransformerXL.memory", "@HiddenMemory")).strip("@()")
     of_stack = [
         settings.get(f"BlockRecurrentTransformer.{name}")

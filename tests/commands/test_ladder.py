@@ -88,7 +88,7 @@ def test_figure_3_has_every_model_at_every_number_of_segments():
     [path for path in SWEEPS if not path.stem.startswith("rmt_")],
     ids=lambda path: path.stem,
 )
-def test_every_sweep_names_configs_that_are_there(path):
+def test_entries_of_a_sweep_differ_and_share_a_budget(path):
     corpus = (
         None
         if path.stem in ("recurrent_layers", "table_4", "table_5", "txl_results")
@@ -102,6 +102,17 @@ def test_every_sweep_names_configs_that_are_there(path):
     for some in (entries, usual):
         names = ["tokens_per_step", "steps"] if some is usual else ["tokens_per_step"]
         assert len({tuple(r.settings[f"Trainer.{name}"] for name in names) for r in some}) == 1
+
+
+def test_the_sweep_of_gate_biases_has_every_gate_with_every_beginning():
+    entries = entries_of(ROOT / "configs/sweeps/gate_biases.txt", "paper", None)
+    names = "RecurrentCell.gate", "RecurrentCell.gate_biases"
+    found = [tuple(entry.settings.get(name) for name in names) for entry in entries]
+    gates, beginnings = ("fixed", "lstm"), ("small", "zero", "one")
+    told = [(gate or "fixed", biases or "small") for gate, biases in found]
+    assert told == [(gate, biases) for gate in gates for biases in beginnings]
+    rest = [{k: v for k, v in entry.settings.items() if k not in names} for entry in entries]
+    assert all(others == rest[0] for others in rest)
 
 
 def test_the_standard_model_at_small_scale_is_the_small_model_of_this_repository(tmp_path):

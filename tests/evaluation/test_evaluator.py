@@ -93,7 +93,7 @@ def plain_tokens(experiment, store):
 
 
 @pytest.fixture(scope="module")
-def witness(recurrent, slide):
+def reference(recurrent, slide):
     sums = {}
     for experiment in (recurrent, slide):
         tokens = plain_tokens(experiment, experiment.open_store("validation"))
@@ -108,12 +108,12 @@ SHAPES = [(1, 8), (3, 24), (4, 16), (16, 64)]
 @pytest.mark.parametrize("name", ["recurrent", "slide"])
 @pytest.mark.parametrize(("rows", "length"), SHAPES)
 def test_the_loss_is_that_of_a_loop_over_documents(
-    name, rows, length, evaluated, witness, recurrent, slide
+    name, rows, length, evaluated, reference, recurrent, slide
 ):
     experiment = {"recurrent": recurrent, "slide": slide}[name]
     scalars = evaluated(experiment, rows, length)
     manifest = experiment.open_store("validation").manifest
-    nats, right = witness[id(experiment)]
+    nats, right = reference[id(experiment)]
     assert scalars["scored_tokens"] == manifest["tokens"]
     assert scalars["loss"] == pytest.approx(nats / manifest["tokens"], rel=1e-5)
     assert scalars["accuracy"] == pytest.approx(right / manifest["tokens"], rel=1e-12)

@@ -128,7 +128,7 @@ def test_memory_tokens_see_the_cache_only_if_they_may_and_nobody_its_empty_place
         np.testing.assert_array_equal(seen[row, :, 3:], segment_mask(1, 2))
 
 
-# The witness.
+# The reference.
 
 
 @every_model

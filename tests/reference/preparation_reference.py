@@ -12,14 +12,14 @@ from brt.data.sources.files import TextFiles
 from brt.data.vocabularies.base import ByteVocabulary
 
 
-class Witness(ByteVocabulary):
+class Observed(ByteVocabulary):
     """Bytes, whole; leaves a file `<title>.<process>` in `folder` for each document it encodes.
 
     Documents may ask for more: `kill` ends the process that encodes it, as long as there is a file
     `armed` in the folder; `wait` gives the others time; `big` makes an id the vocabulary lacks.
     """
 
-    name = "witness"
+    name = "observed"
     fingerprint = "3" * 64
     unknown_id = ord("?")
     cuts_after = None

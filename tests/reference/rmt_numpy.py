@@ -1,4 +1,4 @@
-"""The Recurrent Memory Transformer as plain loops in NumPy float64: an independent witness.
+"""The Recurrent Memory Transformer as plain loops in NumPy float64: an independent reference.
 
 Read it beside Bulatov et al. 2022, arXiv:2207.06881, section 3, and for the scores Dai et al. 2019
 (Transformer-XL), section 3.3. Where both are silent the comment says "code": the released

@@ -32,7 +32,7 @@ def named_aside(folder):
 
 
 def run_on(folder, *steps):
-    """What a run does: goes on from the newest sound checkpoint, then saves these steps."""
+    """What a run does: goes on from the newest readable checkpoint, then saves these steps."""
     with opened(folder) as checkpoints:
         found, _ = checkpoints.restore_latest(abstract(make_state()))
         checkpoints.put_aside(int(found.step))

@@ -78,9 +78,9 @@ def test_what_is_saved_does_not_change_when_the_run_goes_on():
 
 
 def test_skipped_steps_are_counted_and_left_out_of_the_means():
-    sound, skipped = [metrics(0), metrics(2)], metrics(1, finite=False, weight=0.0)
-    report = filled([sound[0], skipped, sound[1]]).report()
-    without = filled(sound).report()
+    finite, skipped = [metrics(0), metrics(2)], metrics(1, finite=False, weight=0.0)
+    report = filled([finite[0], skipped, finite[1]]).report()
+    without = filled(finite).report()
     assert report.pop("train/skipped_steps") == 1 and without.pop("train/skipped_steps") == 0
     assert report == without
 

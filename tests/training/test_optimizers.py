@@ -102,12 +102,12 @@ def fold(optimizer, params, gradients):
     return trail
 
 
-def assert_same_trail(found, witness, gradients, params):
+def assert_same_trail(found, reference, gradients, params):
     """The moves since the first parameters agree, after every step and in every array."""
     for step, gradient in enumerate(gradients):
-        witness.step(gradient)
+        reference.step(gradient)
         for name, start in params.items():
-            moved = witness.params[name] - start
+            moved = reference.params[name] - start
             np.testing.assert_allclose(
                 (found[step][name] - np.float32(start)) / rms(moved),
                 moved / rms(moved),
@@ -126,11 +126,11 @@ def test_adafactor_is_the_published_update(settings):
     # Gradients of very different sizes, so that the clip of later updates does bind.
     gradients = [draw(seed, 10.0 ** (seed % 3)) for seed in range(1, 6)]
     names = {"momentum": "momentum", "decay_rate": "power", "clip_update": "clip"}
-    witness = PaperAdafactor(
+    reference = PaperAdafactor(
         dict(params), rate, **{names[name]: value for name, value in settings.items()}
     )
     found = fold(adafactor(rate, **settings), params, gradients)
-    assert_same_trail(found, witness, gradients, params)
+    assert_same_trail(found, reference, gradients, params)
 
 
 def test_only_matrices_with_two_long_sides_are_factored():

@@ -1,4 +1,4 @@
-"""What the Block-Recurrent paper prints: its tables, and the figures that are made of them.
+"""Tables of the Block-Recurrent paper as data, and the figures that are made of them.
 
 Source: Hutchins et al. 2022, Block-Recurrent Transformers, arXiv:2203.07852.
 """

@@ -5,6 +5,8 @@ a binding. Compared is whatever decides what is computed, apart from what the ro
 for, the seed and the corpus.
 """
 
+from collections.abc import Collection
+
 import gin
 
 from brt import config
@@ -44,8 +46,10 @@ CHOSEN = "Trainer.optimizer", "Trainer.schedule"
 """Bindings to functions. What these are bound to is compared only where they are the same."""
 
 
-def differences(run: Run, position: PaperPosition, published: dict, decided=()) -> list[str]:
-    """A phrase for each setting that differs: `Trainer.steps = 1,000 for 500,000`.
+def differences(
+    run: Run, position: PaperPosition, published: dict, decided: Collection[str] = ()
+) -> list[str]:
+    """Returns a phrase for each setting that differs: `Trainer.steps = 1,000 for 500,000`.
 
     Args:
         position: the run's.

@@ -44,12 +44,12 @@ def paper_tables(
 
 
 def concerns(paper: Paper, groups: list[Group]) -> bool:
-    """Whether a report of these runs should show a paper that none of them has numbers for yet."""
+    """Returns whether a report of these runs shows a paper that has no numbers of them yet."""
     return any(_fits(group, paper.about) for group in groups)
 
 
 def _fits(group, *rules):
-    """Whether a group is what all rules ask for; a row without a rule has no runs."""
+    """Returns whether a group is what all rules ask for; a row without a rule has no runs."""
     if None in rules:
         return False
     asked = [(name, value) for rule in rules for name, value in rule.items()]
@@ -111,7 +111,7 @@ def _share_a_cell(group, other, measures):
 
 
 def _has(group, quantity):
-    """Whether a group has something to show in a column."""
+    """Returns whether a group has something to show in a column."""
     return (
         quantity.scalar not in TIMES
         and _fits(group, quantity.where)
@@ -259,7 +259,7 @@ def _plot(paper, plot: PaperPlot, groups):
 
 
 def _series(group, plot):
-    """What a measured curve is of. A store for each vocabulary is still one corpus."""
+    """Returns what a measured curve is of. A store for each vocabulary is still one corpus."""
     if group.position.task:
         return "measured"
     if plot.x == "vocabulary_size":

@@ -1,18 +1,18 @@
-"""How the Block-Recurrent paper trained what it prints: optimizer, schedule, budget, vocabulary.
+"""Recipes of the Block-Recurrent paper's numbers: optimizer, schedule, budget, vocabulary.
 
 Source: section 4.1 and appendix C of arXiv:2203.07852; what these leave open is an assumption of
 brt's configs, and named as one. Appendix C.3 says what follows from it: perplexities of models that
 differ in these choices cannot be compared.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from brt.reporting.gin_text import Reference
 from brt.reporting.papers.form import PaperTable, Quantity, Row
 
 
 class Recipe(NamedTuple):
-    """How a group of published numbers was trained.
+    """The training of a group of published numbers.
 
     Attributes:
         experiment: the numbers, and the tables they stand in.
@@ -92,16 +92,17 @@ RECIPES = (TOKENS, BYTES, SENTENCEPIECE, ARXIV, GITHUB, SCALING)
 OF_CORPUS = {"PG19 tokens": TOKENS, "PG19 bytes": BYTES, "arXiv": ARXIV, "GitHub": GITHUB}
 
 
-def by_corpus(position) -> dict:
-    """The settings of Tables 1, 3 and 5, for a run's position; PG19's for corpora of one's own.
+def by_corpus(position: Any) -> dict:
+    """Returns the settings of Tables 1, 3 and 5, for the `PaperPosition` of a run.
 
+    A corpus of one's own has those of PG19.
     "vocabulary" among them is that of the position.
     """
     return _of(OF_CORPUS.get(position.corpus, SENTENCEPIECE), position)
 
 
-def by_size(position) -> dict:
-    """The settings of Tables 2 and 4, for the position of a run; likewise."""
+def by_size(position: Any) -> dict:
+    """Returns the settings of Tables 2 and 4, for the position of a run; likewise."""
     return _of(SCALING, position)
 
 

@@ -1,4 +1,4 @@
-"""How the Transformer-XL and the RMT paper trained what they print, as far as it is known.
+"""Recipes of the Transformer-XL and the RMT paper's numbers, as far as they are known.
 
 Sources: the released scripts of Transformer-XL, and for its ablations, which no script has, the
 assumptions of configs/txl_ablation.gin; section 4 and appendix A of the RMT paper with its released
@@ -60,8 +60,8 @@ OF_SIZE = {
 """By the size that the tables print; of the ablations, 128M, the batch is not known."""
 
 
-def transformer_xl(position) -> dict | None:
-    """The settings of the Transformer-XL paper's tables, for the position of a run, if known."""
+def transformer_xl(position: Any) -> dict | None:
+    """Returns the settings of the Transformer-XL paper for the position of a run, if known."""
     if position.system not in ("Tr-XL", "Baseline"):
         return None
     own = _CHARACTERS if position.corpus == "enwik8" and position.layers == 18 else None
@@ -80,8 +80,8 @@ TOKENS_PER_STEP = {150: 9000, 50: 6400, 512: 11_264, 128: 8192}
 _FIRST_MEMORY = {"RecurrentMemoryTransformer.initial_rows": "identical"}
 
 
-def recurrent_memory(position) -> dict:
-    """The settings of Tables 2, 4 and 5 of the RMT paper, for the position of a run."""
+def recurrent_memory(position: Any) -> dict:
+    """Returns the settings of Tables 2, 4 and 5 of the RMT paper, for the position of a run."""
     own: dict[str, Any] = {
         "Trainer.steps": 400_000,
         "Trainer.reread_segments": position.bptt_depth,
@@ -95,8 +95,8 @@ def recurrent_memory(position) -> dict:
     return _TEXT | own
 
 
-def quadratic(position) -> dict:
-    """The settings of Table 1 of the RMT paper, for the position of a run."""
+def quadratic(position: Any) -> dict:
+    """Returns the settings of Table 1 of the RMT paper, for the position of a run."""
     sizes: dict[str, Any] = {"num_layers": 6, "num_heads": 6, "head_size": 64, "width": 128}
     sizes |= {"feed_forward_size": 256, "dropout": 0.1}
     first_memory = _FIRST_MEMORY if position.memory_tokens else {}

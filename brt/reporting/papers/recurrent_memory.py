@@ -1,4 +1,4 @@
-"""What the Recurrent Memory Transformer paper prints in tables, as data.
+"""Tables of the Recurrent Memory Transformer paper, as data.
 
 Source: Bulatov, Kuratov and Burtsev 2022, Recurrent Memory Transformer, arXiv:2207.06881. Its
 figures are in recurrent_memory_plots.py.
@@ -21,16 +21,16 @@ CARRIED = (
 )
 
 
-def vectors(layers, memory, memory_tokens) -> int:
-    """Vectors that a row carries from segment to segment; `memory_tokens` of an RMT only.
+def vectors(layers: int, memory: int, memory_tokens: int) -> int:
+    """Returns the vectors that a row carries between segments; `memory_tokens` of an RMT only.
 
     Source: section 5: a Transformer-XL caches M vectors in each of n layers, an RMT m in all.
     """
     return layers * memory + memory_tokens
 
 
-def visible_context(system, segment_length, memory, bptt_depth) -> int | None:
-    """Tokens that a prediction may depend on in training; None where the paper has no measure.
+def visible_context(system: str, segment_length: int, memory: int, bptt_depth: int) -> int | None:
+    """Returns the tokens that a prediction may depend on in training, None where none is printed.
 
     Source: section 5 and Figure 5a.
     """

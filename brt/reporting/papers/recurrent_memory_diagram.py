@@ -2,7 +2,7 @@
 
 import csv
 import io
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from brt.reporting.drawing.plots import COLOURS, new_figure
 from brt.reporting.papers.recurrent_memory import TITLE
@@ -44,8 +44,8 @@ class TaskDiagram(NamedTuple):
                 writer.writerow([cut, place, place // length, *tokens])
         return file.getvalue()
 
-    def draw(self, foreground):
-        """A matplotlib figure, a panel for each cut."""
+    def draw(self, foreground: str) -> Any:
+        """Returns a matplotlib figure, a panel for each cut."""
         figure = new_figure(7.2, 1.75 * len(self.cuts))
         for axes, cut in zip(figure.subplots(len(self.cuts), squeeze=False)[:, 0], self.cuts):
             self._panel(axes, cut, foreground)

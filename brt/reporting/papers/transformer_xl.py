@@ -1,4 +1,4 @@
-"""What the Transformer-XL paper prints in tables, as data.
+"""Tables of the Transformer-XL paper, as data.
 
 Source: Dai et al. 2019, Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context,
 arXiv:1901.02860, in the version of its anonymous submission. The later version and the released

@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import pytest
 from paths import ROOT
-from preparation_reference import Touching, Witness
+from preparation_reference import Observed, Touching
 
 from brt.data.corpus import Corpus
 from brt.data.sources.base import Document
@@ -41,7 +41,7 @@ def write(place, number, start):
 
 def prepare(place, name="store", source=TextFiles, workers=1, vocabulary=None):
     corpus = Corpus(
-        str(place / name), source(str(place / "text")), vocabulary or Witness(place / "seen")
+        str(place / name), source(str(place / "text")), vocabulary or Observed(place / "seen")
     )
     corpus.prepare("train", quiet=True, workers=workers)
     return corpus.open("train")
@@ -74,7 +74,7 @@ def test_workers_write_the_store_of_one_process_and_know_nothing_of_its_modules(
     one = prepare(place, "one")
     assert one.num_documents == 10 and one.manifest["unknown"] == 10
     assert set(seen(place).values()) == {1}
-    two = prepare(place, "two", workers=2)  # the witness complains where it finds JAX
+    two = prepare(place, "two", workers=2)  # the observed complains where it finds JAX
     assert same(one.folder, two.folder)
     encoders = {path.name.split(".")[1] for path in (place / "seen").glob("?.*")}
     assert len(encoders) == 2 and str(os.getpid()) not in encoders
@@ -232,7 +232,7 @@ def test_finished_shards_are_used_whatever_the_number_of_workers(place, monkeypa
 
 def test_another_vocabulary_or_source_uses_no_shard(place, monkeypatch):
     half_done(place, monkeypatch)
-    other = Witness(place / "seen")
+    other = Observed(place / "seen")
     other.fingerprint = "4" * 64
     prepare(place, vocabulary=other)
     assert len(seen(place)) == 10
@@ -254,7 +254,7 @@ def test_of_a_changed_document_of_a_stream_only_the_shard_is_made_again(place):
             if not ends:
                 raise KeyboardInterrupt
 
-        write_store(place / "store", documents(), Witness(place / "seen"), {}, quiet=True)
+        write_store(place / "store", documents(), Observed(place / "seen"), {}, quiet=True)
 
     with pytest.raises(KeyboardInterrupt):
         written(b"before", ends=False)
@@ -327,7 +327,7 @@ def test_a_file_that_is_gone_when_its_turn_comes_is_named(place, monkeypatch):
     parts = source.parts("train")
     monkeypatch.setattr(source, "parts", lambda split: parts)
     (place / "text" / "7.txt").unlink()
-    corpus = Corpus(str(place / "store"), source, Witness(place / "seen"))
+    corpus = Corpus(str(place / "store"), source, Observed(place / "seen"))
     with pytest.raises(FileNotFoundError, match=r"7\.txt was there .* and is gone"):
         corpus.prepare("train", quiet=True, workers=1)
 
@@ -344,7 +344,7 @@ def test_an_id_beyond_the_vocabulary_is_named_with_its_file(place, workers):
 
 def test_a_document_longer_than_can_be_encoded_whole_is_refused(place, monkeypatch):
     monkeypatch.setattr(writer, "WHOLE", 99)
-    with pytest.raises(ValueError, match=r"has 100 bytes.*'witness'.* at most 99 bytes: cut it"):
+    with pytest.raises(ValueError, match=r"has 100 bytes.*'observed'.* at most 99 bytes: cut it"):
         prepare(place)
     prepare(place, vocabulary=ByteVocabulary())  # which is encoded in pieces
 
@@ -355,7 +355,7 @@ def test_pieces_and_mapped_files_give_the_same_store(place, monkeypatch):
     monkeypatch.setattr("brt.data.sources.files.MAPPED", 50)
     assert not isinstance(TextFiles("").read(str(place / "text" / "1.txt")).data, bytes)
     assert same(whole.folder, prepare(place, "pieces", vocabulary=ByteVocabulary()).folder)
-    prepare(place, "witness")  # a vocabulary that needs the bytes
+    prepare(place, "observed")  # a vocabulary that needs the bytes
 
 
 def test_a_disk_that_fills_keeps_the_finished_shards_and_says_so(place, monkeypatch):

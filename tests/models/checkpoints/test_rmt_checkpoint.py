@@ -49,7 +49,7 @@ def recording(variant):
 
 
 @every_recording
-def test_the_witness_writes_what_the_released_code_wrote(file):
+def test_the_reference_writes_what_the_released_code_wrote(file):
     with np.load(file, allow_pickle=False) as archive:
         recorded = dict(archive)
     params = {key[7:]: value for key, value in recorded.items() if key.startswith("params/")}
@@ -68,7 +68,7 @@ def test_every_recording_is_reproduced(check, file):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_the_witness_writes_is_reproduced(check, variant):
+def test_what_the_reference_writes_is_reproduced(check, variant):
     assert check(recording(variant)) == 0
 
 
@@ -101,7 +101,7 @@ def test_positions_to_the_future_are_true_ones_unless_parameters_were_released()
     ("variant", "prefix"),
     [("mem", "grads_seg1"), ("mem", "grads_seg1_detached"), ("cache", "grads_sum")],
 )
-def test_the_gradient_is_the_witness_s_difference_quotient(check, variant, prefix):
+def test_the_gradient_is_the_reference_s_difference_quotient(check, variant, prefix):
     replayed = importlib.import_module("recordings_rmt")
     recorded = recording(variant)
     params = {key[7:]: value for key, value in recorded.items() if key.startswith("params/")}

@@ -1,4 +1,4 @@
-"""The released Transformer-XL, read into brt and replayed: its recordings, and a witness's."""
+"""The released Transformer-XL, read into brt and replayed: its recordings, and a reference's."""
 
 import functools
 import json
@@ -54,7 +54,7 @@ def recording(variant, artefacts=True, seed=0):
 
 
 @every_recording
-def test_the_witness_writes_what_the_released_code_wrote(file):
+def test_the_reference_writes_what_the_released_code_wrote(file):
     with np.load(file, allow_pickle=False) as archive:
         recorded = dict(archive)
     config = json.loads(str(recorded["config_json"]))
@@ -74,7 +74,7 @@ def test_every_recording_is_reproduced(check, file):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_the_witness_writes_is_reproduced(check, variant):
+def test_what_the_reference_writes_is_reproduced(check, variant):
     assert check(recording(variant)) == 0
 
 
@@ -113,7 +113,7 @@ def test_positions_are_added_to_the_memory_once_unless_parameters_were_released(
 
 
 @pytest.mark.parametrize("variant", ["attn0", "attn1_mem", "attn2", "adaptive_div2"])
-def test_the_gradient_is_the_witness_s_difference_quotient(variant):
+def test_the_gradient_is_the_reference_s_difference_quotient(variant):
     recorded = recording(variant)
     config = json.loads(str(recorded["config_json"]))
     params = {key[7:]: value for key, value in recorded.items() if key.startswith("params/")}
