@@ -36,6 +36,13 @@ def nothing_bound():
     gin.clear_config()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def nothing_compiled():
+    """Programs of one module are of no use to the next, and a heap full of them slows it down."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def store_of(tmp_path_factory):
     """Makes a small store of documents with the given lengths, or gives the one made before."""
