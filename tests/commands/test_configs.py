@@ -281,12 +281,10 @@ SMALL_TRANSFORMER_XL = (
 def small_bindings(name):
     """Bindings that make the model of a config small."""
     settings = resolved(read_gin_files(COMMANDS[name][0]))
-    if "segment_length" in (CONFIGS / name).read_text() and name.startswith("task_models"):
-        sample = settings["Trainer.segments_per_step"] * settings["Trainer.segment_length"]
-        return (f"Trainer.tokens_per_step = {2 * sample}",)  # small enough with two samples a step
+    if name.startswith("task_models"):  # small enough with two samples a step
+        segments = settings.get("Trainer.segments_per_step", 1)
+        return (f"Trainer.tokens_per_step = {2 * segments * settings['Trainer.segment_length']}",)
     if model_name(settings) == "BlockRecurrentTransformer":
-        if name.startswith("task_models"):
-            return ()
         states = ("RecurrentCell.num_states = 3",) * ("RecurrentCell.num_states" in settings)
         memory = ("ExternalMemory.size = 8", "ExternalMemory.neighbours = 2")
         if "ExternalMemory.neighbours" not in settings:
