@@ -381,6 +381,7 @@ def test_a_ladder_that_has_not_trained_yet_may_be_changed(ladder, monkeypatch, t
     assert read_gin_file(config_file)["TextFiles.skip_empty"] is True
 
 
+@pytest.mark.slow
 def test_a_ladder_killed_in_training_goes_on_from_its_checkpoint_to_the_same_table(tmp_path):
     file = a_file(tmp_path, "pg19_slide_12l.gin")
     for split, count in (("train", 8), ("validation", 3)):
