@@ -284,12 +284,15 @@ def small_bindings(name):
     if name.startswith("task_models"):  # small enough with two samples a step
         segments = settings.get("Trainer.segments_per_step", 1)
         return (f"Trainer.tokens_per_step = {2 * segments * settings['Trainer.segment_length']}",)
-    if model_name(settings) == "BlockRecurrentTransformer":
+    if "BlockRecurrentTransformer.width" in settings:
         states = ("RecurrentCell.num_states = 3",) * ("RecurrentCell.num_states" in settings)
         memory = ("ExternalMemory.size = 8", "ExternalMemory.neighbours = 2")
         if "ExternalMemory.neighbours" not in settings:
             memory = memory[:1]
-        return (*SMALL, *states, *memory * ("ExternalMemory.size" in settings))
+        memory *= "ExternalMemory.size" in settings
+        tokens = ("RecurrentMemoryTransformer.num_memory = 2",)
+        tokens *= "RecurrentMemoryTransformer.num_memory" in settings
+        return (*SMALL, *states, *memory, *tokens)
     if "TransformerXL.width" not in settings:
         network = model_name(settings)
         small = {
