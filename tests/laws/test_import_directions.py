@@ -8,7 +8,10 @@ from paths import ROOT
 
 LAYERS = (
     ("brt",),
-    ("brt.checks", "brt.declared_types", "brt.progress", "brt.registration", "brt.token_ids"),
+    (
+        *("brt.checks", "brt.compiled", "brt.declared_types", "brt.progress"),
+        *("brt.registration", "brt.token_ids"),
+    ),
     ("brt.config",),
     ("brt.models", "brt.data"),
     ("brt.training",),
