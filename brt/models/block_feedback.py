@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from brt.models.layer import Layer, joined
+from brt.models.row_shards import by_row_shard
 
 
 def state_source(layers: Iterable[Layer]) -> int:
@@ -36,36 +38,57 @@ def run_blocks(
         remat: recompute each block in the backward pass.
 
     Returns:
-        (B, T, D), the caches after the segment, and a list of each layer's monitors.
+        (B, T, D), the caches after the segment, and a list of each layer's monitors: means over
+        blocks and, under a mesh, over the rows' data shards.
 
     Source: Block-Recurrent, section 4.4 and appendix E.
     """
-    B, T, D = x_BTD.shape
+    _, T, D = x_BTD.shape
     W = layers[0].window
     source = state_source(layers)
+    graph, params = nnx.split(nnx.List(layers), nnx.Param)
+    weights = {
+        "params": nnx.to_pure_dict(params),
+        "tables": [{"table_HWJ": table} for table in tables],
+        "memories": [layer.loop_weights(x_BTD.dtype) for layer in layers],
+    }
 
-    def block(caches, inputs):
-        x_BWD, index = inputs
-        known = layers[source].own_states(caches[source], x_BTD.dtype)
-        given = joined(known)
-        new_caches = []
-        monitors = []
-        for i, (layer, cache, table) in enumerate(zip(layers, caches, tables, strict=True)):
-            layer_key = key if key is None else jax.random.fold_in(key, index * len(layers) + i)
-            own = known if i == source else None
-            x_BWD, cache, monitor = layer(
-                x_BWD, cache, table_HWJ=table, given=given, known=own, key=layer_key
-            )
-            new_caches.append(cache)
-            monitors.append(monitor)
-        return tuple(new_caches), (x_BWD, monitors)
+    def fold(weights, rows):
+        x_BTD, caches = rows
+        flat = jax.tree_util.tree_leaves_with_path(weights["params"])
+        params = [(tuple(key.key for key in path), leaf) for path, leaf in flat]
+        own = nnx.merge(graph, nnx.from_flat_state(params))
+        given_first = {"weights": weights["memories"][source]}
 
-    if remat:
-        block = jax.checkpoint(block)
-    x_GBWD = jnp.moveaxis(x_BTD.reshape(B, T // W, W, D), 1, 0)
-    caches, (x_GBWD, monitors) = jax.lax.scan(block, tuple(caches), (x_GBWD, jnp.arange(T // W)))
-    return (
-        jnp.moveaxis(x_GBWD, 0, 1).reshape(B, T, D),
-        caches,
-        jax.tree.map(jnp.mean, monitors),
-    )
+        def block(caches, inputs):
+            x_BWD, index = inputs
+            known = own[source].own_states(caches[source], x_BTD.dtype, **given_first)
+            given = joined(known)
+            new_caches = []
+            monitors = []
+            for i, (layer, cache) in enumerate(zip(own, caches, strict=True)):
+                layer_key = key if key is None else jax.random.fold_in(key, index * len(own) + i)
+                x_BWD, cache, monitor = layer(
+                    x_BWD,
+                    cache,
+                    table_HWJ=weights["tables"][i]["table_HWJ"],
+                    given=given,
+                    known=known if i == source else None,
+                    key=layer_key,
+                    weights=weights["memories"][i],
+                )
+                new_caches.append(cache)
+                monitors.append(monitor)
+            return tuple(new_caches), (x_BWD, monitors)
+
+        if remat:
+            block = jax.checkpoint(block)
+        rows = x_BTD.shape[0]
+        x_GBWD = jnp.moveaxis(x_BTD.reshape(rows, T // W, W, D), 1, 0)
+        blocks = x_GBWD, jnp.arange(T // W)
+        caches, (x_GBWD, monitors) = jax.lax.scan(block, tuple(caches), blocks)
+        x_BTD = jnp.moveaxis(x_GBWD, 0, 1).reshape(rows, T, D)
+        return (x_BTD, caches), jax.tree.map(jnp.mean, monitors)
+
+    (x_BTD, caches), monitors = by_row_shard(fold, weights, (x_BTD, tuple(caches)))
+    return x_BTD, caches, monitors

@@ -23,6 +23,7 @@ from brt.models.layers.embedding import embedded
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import RMSNorm, wide
 from brt.models.layers.sizes import Sizes
+from brt.models.layers.table_losses import table_losses
 from brt.models.memories.external_memory import ExternalMemory
 from brt.models.memories.memory import LayerMemory
 from brt.models.memories.recurrent_cell import RecurrentCell
@@ -52,8 +53,10 @@ class BlockRecurrentTransformer(Body):
         logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.
         remat: "none"; "layer" recomputes each layer in the backward pass; "block" only
-            what is computed block by block: attention and the cells' steps. With feedback
-            both recompute each block of the whole stack.
+            what is computed block by block: attention and the cells' steps. Attention keeps no
+            weights in any case; "block" saves what it does keep, what it has read and one number
+            for each query, and in a cell's step the gates' inputs. With feedback both recompute
+            each block of the whole stack.
         cell, memory: build what `recurrent_layers` and `memorizing_layers` have; gin configures
             the defaults.
         special_tokens: further entries of the vocabulary, which no text holds.
@@ -189,8 +192,16 @@ class BlockRecurrentTransformer(Body):
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
-        logits_BTV = x_BTD @ self.embedding_VD[...].astype(self.dtype).T
-        return wide(logits_BTV) / self.logits_divisor
+        table_VD = self.embedding_VD[...].astype(self.dtype)
+        logits_BTV = jnp.einsum(
+            "...D,VD->...V", x_BTD, table_VD, preferred_element_type=wide(x_BTD).dtype
+        )
+        return logits_BTV / self.logits_divisor
+
+    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """As `Model.token_losses`, without an array of (B, T, V)."""
+        table_VD = self.embedding_VD[...]
+        return table_losses(x_BTD, table_VD, targets_BT, self.logits_divisor)
 
     @property
     def period(self) -> int:

@@ -143,9 +143,22 @@ class Layer(nnx.Module):
 
     # The states that tokens attend to.
 
-    def own_states(self, cache: LayerCache, dtype: DTypeLike) -> tuple[BlockStates | None, ...]:
-        """Returns the states that each memory offers to the next block (G = 1)."""
-        return self._each("states", cache.memories, dtype)
+    def loop_weights(self, dtype: DTypeLike) -> tuple:
+        """Returns what each memory computes of its parameters before a loop over blocks."""
+        return tuple(memory.loop_weights(dtype) for memory in self.memories)
+
+    def own_states(
+        self, cache: LayerCache, dtype: DTypeLike, weights: tuple | None = None
+    ) -> tuple[BlockStates | None, ...]:
+        """Returns the states that each memory offers to the next block (G = 1).
+
+        weights: `loop_weights(dtype)`, if the caller has them already.
+        """
+        weights = (None,) * len(self.memories) if weights is None else weights
+        return tuple(
+            memory.states(each, dtype, **_given(of_it))
+            for memory, each, of_it in zip(self.memories, cache.memories, weights, strict=True)
+        )
 
     def own_decoding_states(self, cache: DecodingLayer, dtype: DTypeLike) -> BlockStates | None:
         """Returns the states of all memories of a decoding-form cache, or None without any."""
@@ -206,6 +219,7 @@ class Layer(nnx.Module):
         given: BlockStates | None = None,
         known: tuple[BlockStates | None, ...] | None = None,
         key: jax.Array | None = None,
+        weights: tuple | None = None,
     ) -> tuple[jax.Array, LayerCache, dict[str, jax.Array]]:
         """Reads one segment of every row.
 
@@ -216,6 +230,7 @@ class Layer(nnx.Module):
             given: `BlockStates` to read, for a layer whose memories offer none.
             known: `own_states(cache)`, if the caller has them already (one block only).
             key: dropout key; None turns dropout off.
+            weights: `loop_weights(x_BTD.dtype)`, if the caller has them already.
 
         Returns:
             (B, T, D), the cache after the segment, and the monitors: a dict of scalars, those of
@@ -257,7 +272,7 @@ class Layer(nnx.Module):
         self_BTHK, monitors = self._read_memories(
             cache.memories, tokens, self_BTHK, self.remat_blocks
         )
-        memories, offered, changes = self._take_in(cache.memories, blocks, known)
+        memories, offered, changes = self._take_in(cache.memories, blocks, known, weights)
         _add(monitors, changes)
         states = joined(offered) or given
 
@@ -271,14 +286,18 @@ class Layer(nnx.Module):
         window = WindowCache(tokens.keys_BTHK[:, -W:], tokens.values_BTHK[:, -W:])
         return x_BTD, LayerCache(window, memories), _add(monitors, shares)
 
-    def _take_in(self, caches, blocks, known):
+    def _take_in(self, caches, blocks, known, weights):
         """Returns the memories' caches after the blocks, the states they offer, and monitors."""
-        known = (None,) * len(caches) if known is None else known
+        nothing = (None,) * len(caches)
+        known = nothing if known is None else known
+        weights = nothing if weights is None else weights
         after = []
         offered = []
         monitors = {}
-        for memory, cache, states in zip(self.memories, caches, known, strict=True):
-            cache, seen, found = memory.take_in(cache, blocks, states, self.remat_blocks)
+        for memory, cache, states, of_it in zip(self.memories, caches, known, weights, strict=True):
+            cache, seen, found = memory.take_in(
+                cache, blocks, states, self.remat_blocks, **_given(of_it)
+            )
             after.append(cache)
             offered.append(seen)
             _add(monitors, found)
@@ -358,6 +377,11 @@ def joined(states: Iterable[BlockStates | None]) -> BlockStates | None:
     if len(offered) < 2:
         return offered[0] if offered else None
     return BlockStates(*map(functools.partial(jnp.concatenate, axis=2), zip(*offered)))
+
+
+def _given(weights):
+    """What a memory without `loop_weights` of its own is not given."""
+    return {} if weights is None else {"weights": weights}
 
 
 def _add(monitors, found):

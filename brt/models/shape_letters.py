@@ -7,6 +7,12 @@ and the width of whatever has no rows (parameters, and the optimizer's copies of
 or a recurrent layer's input, over `data` too, as fully sharded data parallelism does.
 """
 
+import contextlib
+import contextvars
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import jax
 from jax.sharding import PartitionSpec
 
@@ -22,6 +28,10 @@ RULES = {
     "U": "data",
 }
 
+SUFFIX = re.compile(r"_([A-Z]+)$")
+
+_ONE_SHARD = contextvars.ContextVar("one data shard", default=False)
+
 
 def spec(letters: str) -> PartitionSpec:
     """Returns the partition of an array whose axes are named by `letters`.
@@ -36,8 +46,60 @@ def spec(letters: str) -> PartitionSpec:
     return PartitionSpec(*axes)
 
 
+def named_spec(path: Any, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) -> PartitionSpec:
+    """Returns the partition of an array of a tree, by the letters at the end of its name.
+
+    Names are dictionary keys or named-tuple fields (`queries_DA`, `keys_BWHK`), at any
+    depth, so the optimizer's copies of a parameter follow it. What has no letters, one
+    axis, another number of axes (factored moments) or an axis that does not divide is kept
+    whole on every device.
+
+    Args:
+        path: of the array in its tree, as `jax.tree_util.tree_map_with_path` gives it.
+        shape: of the array.
+        mesh_shape: sizes of the mesh's axes, by name.
+    """
+    name = next(filter(None, map(_name, reversed(path))), "")
+    match = SUFFIX.search(name)
+    if not match or len(match[1]) != len(shape) or (len(shape) < 2 and match[1] != "B"):
+        return PartitionSpec()
+    return PartitionSpec(
+        *(
+            axis if axis and size % mesh_shape[axis] == 0 else None
+            for axis, size in zip(spec(match[1]), shape, strict=True)
+        )
+    )
+
+
+def _name(key):
+    """Returns the name in one step of a path; None for an index."""
+    if isinstance(key, jax.tree_util.GetAttrKey):
+        return key.name
+    if isinstance(key, jax.tree_util.DictKey) and isinstance(key.key, str):
+        return key.key
+    return None
+
+
+@contextlib.contextmanager
+def rows_of_one_shard() -> Iterator[None]:
+    """Traces what is inside for the rows of one data shard: `constrain` leaves rows unsplit."""
+    token = _ONE_SHARD.set(True)
+    try:
+        yield
+    finally:
+        _ONE_SHARD.reset(token)
+
+
+def in_one_shard() -> bool:
+    """Returns whether what is traced now has the rows of one data shard only."""
+    return _ONE_SHARD.get()
+
+
 def constrain(x: jax.Array, letters: str) -> jax.Array:
     """Pins the layout of an activation inside `jit` under a mesh; elsewhere the identity."""
     if jax.sharding.get_abstract_mesh().empty:
         return x
-    return jax.lax.with_sharding_constraint(x, spec(letters))
+    axes = spec(letters)
+    if in_one_shard():
+        axes = PartitionSpec(*(None if axis == "data" else axis for axis in axes))
+    return jax.lax.with_sharding_constraint(x, axes)

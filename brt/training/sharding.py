@@ -1,6 +1,5 @@
 """The device mesh, and the part of each array of a tree that each device holds."""
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,9 +9,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from brt.models.shape_letters import RULES, spec
-
-SUFFIX = re.compile(r"_([A-Z]+)$")
+from brt.models.shape_letters import RULES, named_spec, spec
 
 
 def make_mesh(data: int = -1, model: int = 1) -> jax.sharding.Mesh:
@@ -38,33 +35,14 @@ def make_mesh(data: int = -1, model: int = 1) -> jax.sharding.Mesh:
 def shardings(tree: Any, mesh: jax.sharding.Mesh) -> Any:
     """Returns a `NamedSharding` for each array of a tree, by the letters at the end of its name.
 
-    Names are dictionary keys or named-tuple fields (`queries_DA`, `keys_BWHK`), at any
-    depth, so the optimizer's copies of a parameter follow it. What has no letters, one
-    axis, another number of axes (factored moments) or an axis that does not divide is kept
-    whole on every device; `check_divisible` refuses the cases where that would be a mistake.
+    See `brt.models.shape_letters.named_spec`; `check_divisible` refuses the cases where an array
+    that is kept whole would be a mistake.
     """
 
     def sharding(path, leaf):
-        name = next(filter(None, map(_name, reversed(path))), "")
-        match = SUFFIX.search(name)
-        if not match or len(match[1]) != leaf.ndim or (leaf.ndim < 2 and match[1] != "B"):
-            return NamedSharding(mesh, PartitionSpec())
-        axes = [
-            axis if axis and size % mesh.shape[axis] == 0 else None
-            for axis, size in zip(spec(match[1]), leaf.shape, strict=True)
-        ]
-        return NamedSharding(mesh, PartitionSpec(*axes))
+        return NamedSharding(mesh, named_spec(path, leaf.shape, mesh.shape))
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
-
-
-def _name(key):
-    """Returns the name in one step of a path; None for an index."""
-    if isinstance(key, jax.tree_util.GetAttrKey):
-        return key.name
-    if isinstance(key, jax.tree_util.DictKey) and isinstance(key.key, str):
-        return key.key
-    return None
 
 
 def check_divisible(mesh: jax.sharding.Mesh, rows: int, model_sizes: dict[str, int]) -> None:

@@ -228,17 +228,17 @@ def test_logits_depend_on_all_of_the_past_they_may_see_and_on_nothing_else(name)
     model = tiny(name).for_segments(length)
     x_BTD, direction_BTD = jnp.asarray(np.random.default_rng(11).normal(size=(2, 1, length, 12)))
 
-    @jax.jit
-    @jax.vmap
-    def moved(u):
-        """How far each output moves when token u does, in a direction drawn at random."""
-        push_BTD = jnp.where(jnp.arange(length)[:, None] == u, direction_BTD, 0)
-        return jax.jvp(outputs, (x_BTD,), (push_BTD,))[1]
-
     def outputs(x_BTD):
         return model.stack(x_BTD, model.init_caches(1))[0][0].sum(axis=-1)
 
-    jacobian = np.abs(moved(jnp.arange(length))).T
+    @jax.jit
+    def moved():
+        """How far each output moves when each token does, in a direction drawn at random."""
+        _, back = jax.vjp(outputs, x_BTD)
+        (gradients,) = jax.vmap(back)(jnp.eye(length))
+        return jnp.sum(gradients * direction_BTD, axis=(1, 3))
+
+    jacobian = np.abs(moved())
     reach = model.windows_reach()
     # What an external memory holds carries no gradient: by derivatives it reaches as a plain
     # layer does. That it is read all the same is shown in test_external_memory.py.

@@ -1,13 +1,19 @@
-"""The one attention against one query, one head and one key at a time."""
+"""The one attention against one query, one head and one key at a time, and against the plain form
+in outputs and gradients, alone and in all models."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from architectures import random_model, segment_length, trained
+from flax import nnx
 from tiny_models import quick_jit
 
-from brt.models.layers.attention import attend
+from brt.models import layer
+from brt.models.layers import relative_attention, transformer_xl_layer
+from brt.models.layers.attention import attend, plain_attention
 from brt.models.layers.positions_t5 import HIDDEN
+from brt.models.memories import external_memory, recurrent_cell
 
 SHAPES = [  # leading axes, Q, J, H, K
     ((), 1, 1, 1, 1),
@@ -83,6 +89,107 @@ def test_gradients_are_those_of_finite_differences():
                     ends.append(float(loss(moved)))
                 slope = (ends[0] - ends[1]) / 2e-5
                 np.testing.assert_allclose(gradients[n][place], slope, rtol=1e-5, atol=1e-8)
+
+
+LEADING = [  # axes of the queries, of keys and values, of the table
+    ((), (), ()),
+    ((2, 3), (2, 3), ()),
+    ((2, 3), (2, 1), (2, 1)),
+    ((2, 3), (2, 3), (2, 3)),
+    ((5,), (5,), (1,)),
+]
+
+
+@pytest.mark.parametrize("leading", LEADING, ids=str)
+@pytest.mark.parametrize("table_shape", [None, (2, 4, 6), (2, 1, 6), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("dropped", [False, True])
+def test_outputs_and_gradients_are_those_of_the_plain_form(leading, table_shape, dropped):
+    of_queries, of_keys, of_table = leading
+    Q, J, H, K = 4, 6, 2, 5
+    rng = np.random.default_rng(4)
+    inputs = [
+        rng.normal(size=(*of_queries, Q, H, K)),
+        rng.normal(size=(*of_keys, J, H, K)),
+        rng.normal(size=(*of_keys, J, H, K)),
+        np.array([-1.3, 2.0]),
+    ]
+    if table_shape is not None:
+        inputs.append(rng.normal(size=(*of_table, *table_shape)))
+    keep_HQJ = (rng.random((H, Q, J)) > 0.3) * 2.0 if dropped else None
+    weights = rng.normal(size=inputs[0].shape)
+
+    def values(attend):
+        def total(inputs):
+            table = inputs[4] if table_shape is not None else None
+            read = attend(*inputs[:4], table, keep_HQJ)
+            return jnp.sum(weights * read), read
+
+        return quick_jit(jax.value_and_grad(total, has_aux=True))(inputs)
+
+    with jax.enable_x64(True):
+        found, expected = values(attend), values(plain_attention)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            assert a.shape == b.shape and a.dtype == b.dtype
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
+
+
+def test_weights_are_not_kept_for_the_backward_pass():
+    q, k, v, scale_H, table_HQJ, keep_HQJ = map(np.float32, draw(*SHAPES[2]))
+
+    def kept(attend):
+        _, back = jax.vjp(lambda *inputs: attend(*inputs, keep_HQJ), q, k, v, scale_H, table_HQJ)
+        return [leaf.shape for leaf in jax.tree.leaves(back) if hasattr(leaf, "shape")]
+
+    weights = (2, 3, 1, 4, 8)
+    assert weights in kept(plain_attention)
+    assert weights not in kept(attend)
+
+
+ATTENDING = [
+    name for name in trained() if not name.values[0].startswith(("lstm", "qrnn"))
+]  # what has no attention has no weights
+
+
+def plain_by_distance(q, k, v, u, positions, visible_BTJ, kept_BHTJ=None, rate=0.0):
+    s_BHTJ = relative_attention.scores(q, k, u, positions)
+    keep_BHTJ = None if kept_BHTJ is None else kept_BHTJ / (1.0 - rate)
+    w_BHTJ = relative_attention.weights(s_BHTJ, visible_BTJ, keep_BHTJ)
+    return relative_attention.read_values(w_BHTJ, v)
+
+
+@pytest.mark.parametrize("name", ATTENDING)
+def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkeypatch):
+    assert all(module.attend is attend for module in (layer, recurrent_cell, external_memory))
+    assert transformer_xl_layer.attend_by_distance is relative_attention.attend_by_distance
+    with jax.enable_x64(True):
+        model = random_model(name, dtype="float64", dropout=0.3)
+        graph, params = nnx.split(model)
+        T = segment_length(name)
+        tokens = np.random.default_rng(5).integers(0, model.vocabulary_size, (2, 2, T + 1))
+
+        def total(params):
+            model = nnx.merge(graph, params)
+            caches = model.init_caches(2)
+            nats = 0.0
+            for number, tokens_BT in enumerate(tokens):
+                key = jax.random.key(number)
+                x_BTD = model.embed(tokens_BT[:, :-1])
+                x_BTD, caches, _ = model.stack(x_BTD, caches, key)
+                nats += model.token_losses(x_BTD, tokens_BT[:, 1:])[0].mean()
+            return nats
+
+        def values():
+            # Another function each time: it is traced anew.
+            return quick_jit(lambda params: jax.value_and_grad(total)(params))(params)
+
+        found = values()
+        for module in (layer, recurrent_cell, external_memory):
+            monkeypatch.setattr(module, "attend", plain_attention)
+        monkeypatch.setattr(transformer_xl_layer, "attend_by_distance", plain_by_distance)
+        expected = values()
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        scale = max(1.0, np.abs(b).max())
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * scale)
 
 
 def test_scores_and_softmax_are_float32_under_bfloat16():

@@ -128,12 +128,12 @@ CELL = _of(
     ("rec_fixed_skip", "rec_lstm_dual"),
     {
         "read_after_its_update": (
-            "return states_BSD, (BlockStates(k_BSHK, v_BSHK), kept)",
-            "return states_BSD, (BlockStates(*self.keys_values(states_BSD, dtype)), kept)",
+            "return states_BSD, (BlockStates(k_BSHK, v_BSHK), kept_B)",
+            "return states_BSD, (BlockStates(*self.keys_values(states_BSD, dtype)), kept_B)",
         ),
         "sees_one_block_only": (
-            "step(states_BSD, k_BSHK, v_BSHK, *tokens)",
-            "step(states_BSD, k_BSHK, v_BSHK, *(x[:, x.shape[1] // 2 :] for x in tokens))",
+            "*tokens, weights, queries",
+            "*(x[:, x.shape[1] // 2 :] for x in tokens), weights, queries",
         ),
         "begins_with_zeros": (
             "initial_SD = self.initial_states_SD[...]",

@@ -124,4 +124,4 @@ def test_what_a_sharded_program_exchanges_is_found_in_its_own_text():
     assert inside and all(axes_crossed(one, mesh.shape) == {"model"} for one in inside)
     assert {one.times for one in inside} <= {1, 6}
     outside = [axes_crossed(one, mesh.shape) for one in found if not one.loops]
-    assert {"data"} in outside
+    assert any("data" in axes for axes in outside)

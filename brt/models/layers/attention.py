@@ -1,4 +1,10 @@
-"""Softmax attention, the one plain form that every direction of every model uses."""
+"""Softmax attention that keeps no weights for the backward pass.
+
+`attend` is what every direction of every model uses; `plain_attention` is the same in four lines,
+differentiated by JAX, which tests compare it with. Letters as in `brt.models`.
+"""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +12,7 @@ import jax.numpy as jnp
 from brt.models.layers.norms import wide
 
 
+@jax.custom_vjp
 def attend(
     q_QHK: jax.Array,
     k_JHK: jax.Array,
@@ -16,21 +23,36 @@ def attend(
 ) -> jax.Array:
     """Returns softmax(scale * q.k + table) v, for any leading axes (rows, blocks).
 
-    A fused kernel may replace this function; it must agree in outputs and gradients.
+    The backward pass is written by hand: it computes the weights once more from queries, keys and
+    the logarithm of the softmax's sum. It has derivatives in reverse only (no `jax.jvp`).
 
     Args:
         q_QHK: queries, (..., Q, H, K).
         k_JHK: keys, (..., J, H, K).
         v_JHK: values, (..., J, H, K).
         scale_H: learned factor of each head, used through its absolute value.
-        table_HQJ: added after the scaling: position bias and mask, (..., H, Q, J).
-        keep_HQJ: multiplies the weights (dropout), (H, Q, J).
+        table_HQJ: added after the scaling: position bias and mask, (..., H, Q, J). Like leading
+            axes, its axes may be 1.
+        keep_HQJ: multiplies the weights (dropout), (H, Q, J). No gradient reaches it.
 
     Returns:
         (..., Q, H, K) in the values' type; scores and softmax are float32 or wider.
 
-    Source: Block-Recurrent, section 3.2 (normalised queries and keys, learned scale).
+    Source: Block-Recurrent, section 3.2 (normalised queries and keys, learned scale). Backward
+    pass: Dao et al. 2022, arXiv:2205.14135, appendix B.4.
     """
+    return _forward(q_QHK, k_JHK, v_JHK, scale_H, table_HQJ, keep_HQJ)[0]
+
+
+def plain_attention(
+    q_QHK: jax.Array,
+    k_JHK: jax.Array,
+    v_JHK: jax.Array,
+    scale_H: jax.Array,
+    table_HQJ: jax.Array | None = None,
+    keep_HQJ: jax.Array | None = None,
+) -> jax.Array:
+    """Returns what `attend` returns, arguments as there; its weights are kept for gradients."""
     scores = jnp.einsum(
         "...QHK,...JHK->...HQJ", q_QHK, k_JHK, preferred_element_type=wide(q_QHK).dtype
     )
@@ -41,3 +63,150 @@ def attend(
     if keep_HQJ is not None:
         weights = weights * keep_HQJ
     return jnp.einsum("...HQJ,...JHK->...QHK", weights.astype(v_JHK.dtype), v_JHK)
+
+
+class Softmax(NamedTuple):
+    """What of a softmax over scores is kept for the backward pass.
+
+    read_HQK: (..., H, Q, K), what the weights read of the values.
+    log_sum_HQ: (..., H, Q), the logarithm of the sum of the scores' exponentials.
+    """
+
+    read_HQK: jax.Array
+    log_sum_HQ: jax.Array
+
+
+def read_softmax(
+    scores_HQJ: jax.Array, v_HJK: jax.Array, keep_HQJ: jax.Array | None = None
+) -> Softmax:
+    """Returns what a softmax over scores reads of the values.
+
+    Args:
+        scores_HQJ: (..., H, Q, J), float32 or wider.
+        v_HJK: (..., H, J, K).
+        keep_HQJ: multiplies the weights, or None.
+    """
+    highest_HQ = jnp.max(scores_HQJ, axis=-1)
+    parts_HQJ = jnp.exp(scores_HQJ - highest_HQ[..., None])
+    sum_HQ = jnp.sum(parts_HQJ, axis=-1)
+    if keep_HQJ is not None:
+        parts_HQJ = parts_HQJ * keep_HQJ
+    # Divided after the product: K numbers for each query instead of J.
+    read_HQK = product("HQJ,HJK->HQK", parts_HQJ.astype(v_HJK.dtype), v_HJK)
+    read_HQK = (read_HQK / sum_HQ[..., None]).astype(v_HJK.dtype)
+    return Softmax(read_HQK, highest_HQ + jnp.log(sum_HQ))
+
+
+def softmax_gradients(
+    found: Softmax,
+    scores_HQJ: jax.Array,
+    v_HJK: jax.Array,
+    keep_HQJ: jax.Array | None,
+    gradient_HQK: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the gradients of the scores and of the values.
+
+    Args:
+        found: of `read_softmax`.
+        scores_HQJ, v_HJK, keep_HQJ: as given to `read_softmax`, the scores computed again.
+        gradient_HQK: of `found.read_HQK`.
+
+    Returns:
+        (..., H, Q, J) in the scores' type, (..., H, J, K), float32 or wider.
+    """
+    weights_HQJ = jnp.exp(scores_HQJ - found.log_sum_HQ[..., None])
+    kept_HQJ = weights_HQJ if keep_HQJ is None else weights_HQJ * keep_HQJ
+    dv_HJK = turned_product(gradient_HQK, kept_HQJ.astype(v_HJK.dtype))
+    # The sum over keys of each weight times its gradient.
+    mean_HQ = jnp.sum(wide(gradient_HQK) * wide(found.read_HQK), axis=-1)
+    d_HQJ = product("HQK,HJK->HQJ", gradient_HQK, v_HJK)
+    if keep_HQJ is not None:
+        d_HQJ = d_HQJ * keep_HQJ
+    return weights_HQJ * (d_HQJ - mean_HQ[..., None]), dv_HJK
+
+
+def product(letters: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns an einsum under leading axes, float32 or wider."""
+    letters = "..." + letters.replace(",", ",...").replace("->", "->...")
+    return jnp.einsum(letters, a, b, preferred_element_type=wide(a).dtype)
+
+
+def turned_product(a_HQK: jax.Array, b_HQJ: jax.Array) -> jax.Array:
+    """Returns the sum over queries of b times a, (..., H, J, K), float32 or wider.
+
+    The small factor is turned for the product, and the small result, instead of b.
+    """
+    return jnp.swapaxes(product("HQK,HQJ->HKJ", a_HQK, b_HQJ), -1, -2)
+
+
+def heads_first(x_QHK: jax.Array) -> jax.Array:
+    """Returns (..., H, Q, K) of (..., Q, H, K), and the other way round."""
+    return jnp.swapaxes(x_QHK, -2, -3)
+
+
+def _scores(scaled_HQK, k_HJK, table_HQJ):
+    scores_HQJ = product("HQK,HJK->HQJ", scaled_HQK, k_HJK)
+    return scores_HQJ if table_HQJ is None else scores_HQJ + table_HQJ
+
+
+def _forward(q_QHK, k_JHK, v_JHK, scale_H, table_HQJ=None, keep_HQJ=None):
+    # The scale multiplies queries: its gradient is a sum over them, not over all scores.
+    scaled_QHK = (wide(q_QHK) * jnp.abs(scale_H)[:, None]).astype(q_QHK.dtype)
+    k_HJK = heads_first(k_JHK)
+    v_HJK = heads_first(v_JHK)
+    scores_HQJ = _scores(heads_first(scaled_QHK), k_HJK, table_HQJ)
+    found = read_softmax(scores_HQJ, v_HJK, keep_HQJ)
+    return heads_first(found.read_HQK), (q_QHK, k_HJK, v_HJK, scale_H, table_HQJ, keep_HQJ, found)
+
+
+def _backward(kept, gradient_QHK):
+    # The barrier keeps the compiler from finding the forward pass's scores in these, which would
+    # hold them in memory until now.
+    q_QHK, k_HJK, v_HJK, scale_H, table_HQJ, keep_HQJ, found, gradient_QHK = (
+        jax.lax.optimization_barrier((*kept, gradient_QHK))
+    )
+    scale_H1 = jnp.abs(scale_H)[:, None]
+    scaled_HQK = heads_first((wide(q_QHK) * scale_H1).astype(q_QHK.dtype))
+    scores_HQJ = _scores(scaled_HQK, k_HJK, table_HQJ)
+    ds_HQJ, dv_HJK = softmax_gradients(
+        found, scores_HQJ, v_HJK, keep_HQJ, heads_first(gradient_QHK)
+    )
+    dtable_HQJ = None if table_HQJ is None else summed_to(ds_HQJ, table_HQJ)
+    ds_HQJ = ds_HQJ.astype(k_HJK.dtype)
+    dscaled_QHK = heads_first(product("HQJ,HJK->HQK", ds_HQJ, k_HJK))
+    dk_HJK = turned_product(scaled_HQK, ds_HQJ)
+    dscale_H = jnp.sum(dscaled_QHK * wide(q_QHK), axis=-1).reshape(-1, len(scale_H)).sum(axis=0)
+    return (
+        summed_to(dscaled_QHK * scale_H1, q_QHK),
+        heads_first(summed_to(dk_HJK, k_HJK)),
+        heads_first(summed_to(dv_HJK, v_HJK)),
+        (dscale_H * jnp.sign(scale_H)).astype(scale_H.dtype),
+        dtable_HQJ,
+        None,
+    )
+
+
+def summed_to(x: jax.Array, like: jax.Array) -> jax.Array:
+    """Returns the sum over the axes along which `like` was repeated, in its shape and type."""
+    added = x.ndim - like.ndim
+    repeated = [added + i for i, n in enumerate(like.shape) if n == 1 and x.shape[added + i] > 1]
+    if added and jax.sharding.get_abstract_mesh().size <= 1:
+        # On a CPU sums of long rows are ten times as fast as XLA's sum over leading axes.
+        x = _sum_of_parts(x.reshape(-1, *x.shape[added:]))
+        repeated = [axis - added for axis in repeated]
+        added = 0
+    x = jnp.sum(x, axis=(*range(added), *repeated))
+    return x.reshape(like.shape).astype(like.dtype)
+
+
+def _sum_of_parts(x):
+    """Returns the sum over the first axis, its halves added again and again."""
+    while len(x) > 1:
+        half = len(x) // 2
+        rest = x[2 * half :]
+        x = x[:half] + x[half : 2 * half]
+        x = jnp.concatenate([x, rest]) if len(rest) else x
+    return x[0]
+
+
+attend.defvjp(_forward, _backward)

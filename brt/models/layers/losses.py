@@ -1,4 +1,4 @@
-"""Token losses, in nats."""
+"""Token losses, in nats, of logits; `table_losses.py` has those of vectors and a table."""
 
 import jax
 import jax.numpy as jnp

@@ -30,9 +30,14 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         """(..., D) of any float type; the same shape and type."""
-        x = wide(x_BTD)
-        x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
-        return (x * self.scale_D[...]).astype(x_BTD.dtype)
+        return rms_normed(x_BTD, self.scale_D[...])
+
+
+def rms_normed(x_BTD: jax.Array, scale_D: jax.Array) -> jax.Array:
+    """Returns x / rms(x) * scale, in the shape (..., D) and type of x; as `RMSNorm`."""
+    x = wide(x_BTD)
+    x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
+    return (x * scale_D).astype(x_BTD.dtype)
 
 
 class LayerNorm(nnx.Module):

@@ -6,12 +6,15 @@ Both encodings have this form. Transformer-XL: r is a projected sinusoid, u and 
 Shaw: r is a row of a table, and so is the number instead of v.r. Letters as in `brt.models`.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
+from brt.models.layers.attention import heads_first, read_softmax, softmax_gradients
 from brt.models.layers.norms import wide
 
 
@@ -71,20 +74,22 @@ def scores(
     k_BJHK: jax.Array,
     content_bias_HK: jax.Array | None = None,
     positions: Positions | None = None,
+    dtype: DTypeLike | None = None,
 ) -> jax.Array:
-    """Returns the sum of all terms over the root of K, float32 or wider.
+    """Returns the sum of all terms over the root of K.
 
     Args:
         q_BTHK, k_BJHK: queries (B, T, H, K) and keys (B, J, H, K), J >= T.
         content_bias_HK: u, or None.
         positions: of `distances(T, J)`; None if positions are in the inputs.
+        dtype: of the scores; None: float32 or wider.
 
     Returns:
         (B, H, T, J).
 
     Source: Transformer-XL, section 3.3.
     """
-    J, dtype = k_BJHK.shape[1], wide(q_BTHK).dtype
+    J, dtype = k_BJHK.shape[1], dtype or wide(q_BTHK).dtype
     biased = q_BTHK if content_bias_HK is None else q_BTHK + content_bias_HK.astype(q_BTHK.dtype)
     s_BHTJ = jnp.einsum("BTHK,BJHK->BHTJ", biased, k_BJHK, preferred_element_type=dtype)
     if positions is not None:
@@ -134,3 +139,74 @@ def weights(
 def read_values(weights_BHTJ: jax.Array, v_BJHK: jax.Array) -> jax.Array:
     """Returns weighted sums of values, (B, T, H, K) in their type."""
     return jnp.einsum("BHTJ,BJHK->BTHK", weights_BHTJ.astype(v_BJHK.dtype), v_BJHK)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(7,))
+def attend_by_distance(
+    q_BTHK: jax.Array,
+    k_BJHK: jax.Array,
+    v_BJHK: jax.Array,
+    content_bias_HK: jax.Array | None,
+    positions: Positions | None,
+    visible_BTJ: jax.Array,
+    kept_BHTJ: jax.Array | None = None,
+    rate: float = 0.0,
+) -> jax.Array:
+    """Returns `read_values(weights(scores(...)))`, without weights kept for the backward pass.
+
+    The backward pass computes them again, as that of `brt.models.layers.attention.attend`; it has
+    derivatives in reverse only (no `jax.jvp`).
+
+    Args:
+        q_BTHK, k_BJHK, content_bias_HK, positions: as `scores` takes them.
+        v_BJHK: values, (B, J, H, K).
+        visible_BTJ: (B, T, J) bool; every query must see a key.
+        kept_BHTJ: bool, weights that dropout keeps, or None.
+        rate: of dropout; what is kept is multiplied by 1 / (1 - rate).
+
+    Returns:
+        (B, T, H, K) in the values' type.
+
+    Source: Transformer-XL, section 3.3.
+    """
+    operands = q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ
+    return _forward(*operands, rate)[0]
+
+
+def _visible_scores(q_BTHK, k_BJHK, content_bias_HK, positions, visible_BTJ, dtype=None):
+    s_BHTJ = scores(q_BTHK, k_BJHK, content_bias_HK, positions, dtype)
+    return jnp.where(visible_BTJ[:, None], s_BHTJ, jnp.finfo(s_BHTJ.dtype).min)
+
+
+def _keep(kept_BHTJ, rate, dtype):
+    return None if kept_BHTJ is None else kept_BHTJ.astype(dtype) / (1.0 - rate)
+
+
+def _forward(
+    q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ=None, rate=0.0
+):
+    s_BHTJ = _visible_scores(q_BTHK, k_BJHK, content_bias_HK, positions, visible_BTJ)
+    keep_BHTJ = _keep(kept_BHTJ, rate, s_BHTJ.dtype)
+    found = read_softmax(s_BHTJ, heads_first(v_BJHK), keep_BHTJ)
+    operands = q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ
+    return heads_first(found.read_HQK), (operands, found)
+
+
+def _backward(rate, residuals, gradient_BTHK):
+    # As in `attend`: the forward pass's scores shall not be held in memory until now.
+    operands, found, gradient_BTHK = jax.lax.optimization_barrier((*residuals, gradient_BTHK))
+    q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ = operands
+    asked = q_BTHK, k_BJHK, content_bias_HK, positions
+    s_BHTJ = _visible_scores(*asked, visible_BTJ)
+    keep_BHTJ = _keep(kept_BHTJ, rate, s_BHTJ.dtype)
+    ds_BHTJ, dv_BHJK = softmax_gradients(
+        found, s_BHTJ, heads_first(v_BJHK), keep_BHTJ, heads_first(gradient_BTHK)
+    )
+    # What reaches a hidden key is exactly zero. Products are in the activations' type.
+    _, back = jax.vjp(functools.partial(scores, dtype=q_BTHK.dtype), *asked)
+    dq_BTHK, dk_BJHK, dbias_HK, dpositions = back(ds_BHTJ.astype(q_BTHK.dtype))
+    dv_BJHK = heads_first(dv_BHJK).astype(v_BJHK.dtype)
+    return dq_BTHK, dk_BJHK, dv_BJHK, dbias_HK, dpositions, None, None
+
+
+attend_by_distance.defvjp(_forward, _backward)

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import zeros
 
-from brt.models.layers.dropout import independent_dropout, keep_mask
+from brt.models.layers.dropout import independent_dropout
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import LayerNorm, wide
 from brt.models.layers.relative_attention import (
     Positions,
     Terms,
+    attend_by_distance,
     read_values,
     score_terms,
     scores,
@@ -192,9 +193,15 @@ class TransformerXLLayer(nnx.Module):
             (None,) * 4 if key is None else jax.random.split(key, 4)
         )
         q_BTHK, k_BJHK, v_BJHK = self._queries_keys_values(x_BTD, memory_BMD)
-        s_BHTJ = scores(q_BTHK, k_BJHK, self._biases(biases)[0], positions)
-        keep = keep_mask(weights_key, self.drops.attention, s_BHTJ.shape, s_BHTJ.dtype)
-        y_BTHK = read_values(weights(s_BHTJ, visible_BTJ, keep), v_BJHK)
+        B, T, H, _ = q_BTHK.shape
+        rate = self.drops.attention
+        kept_BHTJ = None
+        if weights_key is not None and rate:
+            kept_BHTJ = jax.random.bernoulli(weights_key, 1.0 - rate, (B, H, T, k_BJHK.shape[1]))
+        content_bias_HK, _ = self._biases(biases)
+        y_BTHK = attend_by_distance(
+            q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ, rate
+        )
         return self._project_and_feed(x_BTD, y_BTHK, output_key, hidden_key, feed_key)
 
     def show(

@@ -123,6 +123,16 @@ class LayerMemory(nnx.Module):
         """
         return None
 
+    def loop_weights(self, dtype: DTypeLike) -> Any:
+        """Returns what `states` and `take_in` compute of the parameters alone, once before a loop.
+
+        Such as parameters in the activations' type. Both are given it as `weights`, unless it is
+        None. In block feedback the whole stack is in a loop over blocks.
+
+        dtype: of the activations.
+        """
+        return None
+
     # What it takes in from a block.
 
     def take_in(

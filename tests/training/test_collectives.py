@@ -1,0 +1,80 @@
+"""What devices exchange while the sharded step is in a loop: nothing over the data axis."""
+
+import functools
+from collections import Counter
+
+import jax
+import numpy as np
+import optax
+import pytest
+from architectures import ARCHITECTURES
+from tiny_models import QUICK
+
+from brt.compiled import axes_crossed, collectives
+from brt.experiment import Experiment
+from brt.models.layers import table_losses
+from brt.training.optimization.schedules import constant_rate
+from brt.training.settings import Trainer
+
+ROWS = 8
+SIZES = dict(vocabulary_size=256, width=16, num_heads=8, head_size=2, feed_forward_size=32)
+"""Sizes that eight devices of either axis divide."""
+
+MESHES = [(8, 1), (4, 2), (1, 8)]
+
+
+@functools.cache
+def in_loops(name, mesh_shape, dtype="float32", remat="none"):
+    """Axes and kinds of what a training step exchanges in loops, in the order of the program."""
+    entry = ARCHITECTURES[name]
+    sizes = SIZES | dict(activation_dtype=dtype, remat=remat)
+    trainer = Trainer(
+        corpus=None,
+        optimizer=optax.sgd,
+        schedule=lambda step, total_steps: constant_rate(step, total_steps, 0.01, 0),
+        steps=1,
+        segment_length=entry.segment,
+        tokens_per_step=ROWS * entry.segment,
+        model=lambda rngs: entry.build(rngs, **sizes),
+    )
+    experiment = Experiment(trainer)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(mesh_shape), ("data", "model"))
+    with jax.set_mesh(mesh):
+        lowered = experiment.jit_step(mesh).lower(
+            experiment.abstract_state(mesh), experiment.abstract_batch()
+        )
+        found = collectives(lowered.compile(compiler_options=QUICK).as_text())
+    assert any(not one.loops for one in found), "nothing is exchanged at all"
+    return Counter(
+        (axis, one.kind, one.scope)
+        for one in found
+        if one.loops
+        for axis in axes_crossed(one, mesh.shape)
+    )
+
+
+def over(axis, found):
+    return {key[1:]: number for key, number in found.items() if key[0] == axis}
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES, ids=str)
+def test_the_loop_over_blocks_exchanges_nothing_over_data_and_one_sum_over_model(mesh_shape):
+    found = in_loops("rec_fixed_skip", mesh_shape)
+    assert not over("data", found)
+    if mesh_shape[1] == 1:
+        assert not found
+    # The heads' contributions to the states, and in the backward pass to their gradient.
+    assert sum(over("model", found).values()) <= 2
+    assert {kind for kind, _ in over("model", found)} <= {"all-reduce"}
+
+
+@pytest.mark.parametrize("name", ["rec_lstm_dual", "feedback_fixed_skip"])
+def test_other_loops_exchange_nothing_over_data(name):
+    assert not over("data", in_loops(name, (4, 2)))
+
+
+def test_the_loss_is_read_in_chunks_that_exchange_nothing(monkeypatch):
+    monkeypatch.setattr(table_losses, "CHUNK", 256)
+    in_loops.cache_clear()
+    assert not in_loops("slide", (4, 2))
+    in_loops.cache_clear()
