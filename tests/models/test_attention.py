@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import random_model, segment_length, trained
+from architectures import ARCHITECTURES, random_model, segment_length
 from flax import nnx
 from tiny_models import quick_jit
 
@@ -145,9 +145,13 @@ def test_weights_are_not_kept_for_the_backward_pass():
     assert weights not in kept(attend)
 
 
+EVERY_KIND = ("rec_lstm_dual", "feedback_fixed_skip", "memorizing_dense", "txl_adaptive", "rmt_rec")
+"""Compared with every run of the tests; the others, of the same parts, with the slow ones."""
 ATTENDING = [
-    name for name in trained() if not name.values[0].startswith(("lstm", "qrnn"))
-]  # what has no attention has no weights
+    pytest.param(name, marks=() if name in EVERY_KIND else pytest.mark.slow)
+    for name in ARCHITECTURES
+    if not name.startswith(("lstm", "qrnn"))  # what has no attention has no weights
+]
 
 
 def plain_by_distance(q, k, v, u, positions, visible_BTJ, kept_BHTJ=None, rate=0.0):
