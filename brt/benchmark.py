@@ -10,10 +10,15 @@
 
     python -m brt.benchmark --memory_budget=16GiB --configs=FILE.gin
 
+    python -m brt.benchmark --topology=v4-32 --configs=FIRST.gin,SECOND.gin
+
+    python -m brt.benchmark --trace=FOLDER
+
 The second form reads a token store, as fast as it can, and runs no model. The third reads a long
 document and writes on from two places in it. The fourth sets evaluation with a memory against a
-window for every token. The last runs nothing: it finds the longest segments whose training step
-the compiler fits into so much memory.
+window for every token. The next two run nothing: they find the longest segments whose training step
+the compiler fits into so much memory, and compile the step for a slice of TPUs with libtpu. The
+last reads the newest trace of a run folder, which `brt.train --profile` wrote.
 
 Every config takes one step in turn, over and over, so that a busy machine slows all of
 them alike; what counts is the ratio to the baseline, the first config unless named.
@@ -31,6 +36,7 @@ import numpy as np
 from absl import flags
 
 from brt import command_line, config
+from brt.benchmarks import slices, topologies, traces
 from brt.data.streams.batch import Batch
 from brt.data.streams.throughput import measure_store, time_input
 from brt.evaluation import evaluation_speed
@@ -64,6 +70,7 @@ flags.DEFINE_list(
 )
 flags.DEFINE_string("memory_budget", None, "Longest segments of --configs that fit: 16GiB.")
 flags.DEFINE_list("same_length_bindings", [], "Bound to the segment length, for --memory_budget.")
+flags.DEFINE_string("trace", None, "Sum the time of a run folder's newest trace by named scope.")
 flags.DEFINE_string("json", None, "Also write the figures to this file.")
 
 
@@ -107,8 +114,7 @@ def build(file: str) -> Candidate:
         "segment_length": experiment.trainer.segment_length,
         "segments_per_step": experiment.trainer.segments_per_step,
     }
-    parts = [os.path.splitext(os.path.basename(part))[0] for part in config.split_files(file)]
-    return Candidate("+".join(parts), step, state, batch, facts)
+    return Candidate(stem(file), step, state, batch, facts)
 
 
 def _random_batch(experiment):
@@ -270,6 +276,42 @@ def show_memory_budget(files: Sequence[str], budget: int, also: Sequence[str]) -
     return found
 
 
+def show_slices(files: Sequence[str], name: str, baseline: str | None) -> dict[str, Any]:
+    """Prints what the compiler of a TPU slice says of each config's step."""
+    topology = topologies.find(name)
+    topologies.check_compiler()
+    topologies.use_no_device()
+    check_baseline(files, baseline)
+    rows = []
+    for file in files:
+        print(f"compiling {file} for {topology.name}", flush=True)
+        experiment = configured(file).experiment()
+        system, size = system_and_size(resolved(read_gin(gin.operative_config_str())))
+        figures = slices.measure(experiment, topology)
+        rows.append({"name": stem(file), "system": system, "size": size} | figures)
+    baseline = baseline or rows[0]["name"]
+    rows = slices.with_ratios(rows, baseline)
+    print(f"\n{slices.head(topology)}\n{slices.ESTIMATES} Ratio to {baseline}.")
+    print(slices.table(rows))
+    for row in rows:
+        print(f"\n{slices.details(row)}")
+    heads = {"topology": topology.name, "friendly_name": topology.friendly, "baseline": baseline}
+    return {**heads, "note": slices.ESTIMATES, "slices": rows}
+
+
+def stem(file: str) -> str:
+    """Returns the name of a config: its parts' files, without folders and endings."""
+    parts = config.split_files(file)
+    return "+".join(os.path.splitext(os.path.basename(part))[0] for part in parts)
+
+
+def check_baseline(files: Sequence[str], baseline: str | None) -> None:
+    """Refuses a baseline that is none of the configs."""
+    names = [stem(file) for file in files]
+    if baseline and baseline not in names:
+        raise ValueError(f"--baseline = {baseline}: choose one of {', '.join(names)}.")
+
+
 def write_json(content: dict[str, Any]) -> None:
     """Writes the figures to the file of --json, if one is named."""
     if FLAGS.json:
@@ -282,6 +324,10 @@ def main() -> None:
         positions = [int(position) for position in FLAGS.positions]
         found = show_generation(FLAGS.generate, positions, FLAGS.written)
         return write_json({"config": FLAGS.generate, "generation": found})
+    if FLAGS.trace:
+        times = traces.newest_times(FLAGS.trace)
+        print(traces.table(times))
+        return write_json({"trace": FLAGS.trace, "scopes": times._asdict()})
     if FLAGS.input:
         found = show_input(FLAGS.input, FLAGS.rows, FLAGS.segment_length)
         return write_json({"store": FLAGS.input, "input": found})
@@ -297,14 +343,14 @@ def main() -> None:
         budget = parse_bytes(FLAGS.memory_budget)
         found = show_memory_budget(files, budget, FLAGS.same_length_bindings)
         return write_json({"budget": budget, "longest": found})
+    if FLAGS.topology:
+        return write_json(show_slices(files, FLAGS.topology, FLAGS.baseline))
+    check_baseline(files, FLAGS.baseline)
     candidates = []
     for file in files:
         print(f"compiling {file}", flush=True)
         candidates.append(build(file))
-    names = [candidate.name for candidate in candidates]
-    baseline = FLAGS.baseline or names[0]
-    if baseline not in names:
-        raise ValueError(f"--baseline = {baseline}: choose one of {', '.join(names)}.")
+    baseline = FLAGS.baseline or candidates[0].name
     budgets = {candidate.facts["tokens_per_step"] for candidate in candidates}
     if len(budgets) > 1:
         raise ValueError(

@@ -13,8 +13,10 @@ from absl import flags
 from jax.experimental import multihost_utils
 
 from brt import command_line
+from brt.benchmarks import slices, topologies
 from brt.experiment import Experiment
 from brt.training.parameters import load_params
+from brt.training.profiling import ProfiledSteps, parse_steps
 from brt.training.sharding import make_mesh
 from brt.training.trainer import TrainingRun
 
@@ -25,10 +27,14 @@ flags.DEFINE_bool("dry_run", False, "Build the shapes, print what would run, and
 flags.DEFINE_bool(
     "allow_changes", False, "Resume although the bindings differ from the run folder's."
 )
+flags.DEFINE_string("profile", None, "FROM:TO, steps to be traced into --workdir.")
 
 
 def main() -> None:
     command_line.start()
+    profile = parse_steps(FLAGS.profile) if FLAGS.profile else None
+    if FLAGS.topology:
+        return show_on_slice(FLAGS.topology)
     experiment = Experiment.from_gin()
     mesh = make_mesh(*experiment.trainer.mesh)
     experiment.check_mesh(mesh)
@@ -49,7 +55,20 @@ def main() -> None:
             evaluate.evaluate(experiment, mesh, FLAGS.workdir)
             return
         prepare_missing(experiment)
-        train(experiment, mesh)
+        train(experiment, mesh, profile)
+
+
+def show_on_slice(name: str) -> None:
+    """Prints the dry run of a slice of TPUs, and what its compiler says of the step."""
+    if not FLAGS.dry_run:
+        raise ValueError("--topology compiles and trains nothing: give --dry_run with it.")
+    topology = topologies.find(name)
+    topologies.check_compiler()
+    topologies.use_no_device()
+    experiment = Experiment.from_gin()
+    print(experiment.describe(slices.slice_mesh(experiment, topology)), flush=True)
+    print(slices.line(slices.measure(experiment, topology), topology), flush=True)
+    print(settings(experiment), flush=True)
 
 
 def settings(experiment: Experiment) -> str:
@@ -70,8 +89,13 @@ def settings(experiment: Experiment) -> str:
     return "\n" + "\n".join(lines)
 
 
-def train(experiment: Experiment, mesh: jax.sharding.Mesh) -> None:
-    """Trains in --workdir from its newest checkpoint, or from the beginning."""
+def train(
+    experiment: Experiment, mesh: jax.sharding.Mesh, profile: ProfiledSteps | None = None
+) -> None:
+    """Trains in --workdir from its newest checkpoint, or from the beginning.
+
+    profile: steps to be traced.
+    """
     params = None
     if FLAGS.load_dir:
         # The last parameters, not their average: training goes on from there.
@@ -79,7 +103,7 @@ def train(experiment: Experiment, mesh: jax.sharding.Mesh) -> None:
         state, _ = load_params(FLAGS.load_dir, abstract)
         params = state.params
     config = gin.config_str()
-    run = TrainingRun(experiment, mesh, FLAGS.workdir, params, FLAGS.allow_changes)
+    run = TrainingRun(experiment, mesh, FLAGS.workdir, params, FLAGS.allow_changes, profile)
     done = run.start >= experiment.trainer.steps
     if jax.process_index() == 0:
         if done:

@@ -62,21 +62,23 @@ def run_blocks(
 
         def block(caches, inputs):
             x_BWD, index = inputs
-            known = own[source].own_states(caches[source], x_BTD.dtype, **given_first)
+            with jax.named_scope(f"layer{source}"):
+                known = own[source].own_states(caches[source], x_BTD.dtype, **given_first)
             given = joined(known)
             new_caches = []
             monitors = []
             for i, (layer, cache) in enumerate(zip(own, caches, strict=True)):
                 layer_key = key if key is None else jax.random.fold_in(key, index * len(own) + i)
-                x_BWD, cache, monitor = layer(
-                    x_BWD,
-                    cache,
-                    table_HWJ=weights["tables"][i]["table_HWJ"],
-                    given=given,
-                    known=known if i == source else None,
-                    key=layer_key,
-                    weights=weights["memories"][i],
-                )
+                with jax.named_scope(f"layer{i}"):
+                    x_BWD, cache, monitor = layer(
+                        x_BWD,
+                        cache,
+                        table_HWJ=weights["tables"][i]["table_HWJ"],
+                        given=given,
+                        known=known if i == source else None,
+                        key=layer_key,
+                        weights=weights["memories"][i],
+                    )
                 new_caches.append(cache)
                 monitors.append(monitor)
             return tuple(new_caches), (x_BWD, monitors)

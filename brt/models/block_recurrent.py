@@ -169,19 +169,25 @@ class BlockRecurrentTransformer(Body):
         if key is not None and self.dropout:
             keys = list(jax.random.split(key, len(keys)))
         if self.feedback:
-            tables = [layer.window_table() for layer in self.layers]
+            tables = []
+            for i, layer in enumerate(self.layers):
+                with jax.named_scope(f"layer{i}"):
+                    tables.append(layer.window_table())
             x_BTD, caches, monitors = run_blocks(
                 self.layers, x_BTD, caches, tables, key=keys[0], remat=self.remat != "none"
             )
         else:
             new_caches = []
             monitors = []
-            for layer, cache, layer_key in zip(self.layers, caches, keys[:-1], strict=True):
-                x_BTD, cache, monitor = self._layer(layer)(x_BTD, cache, layer_key)
+            parts = zip(self.layers, caches, keys[:-1], strict=True)
+            for i, (layer, cache, layer_key) in enumerate(parts):
+                with jax.named_scope(f"layer{i}"):
+                    x_BTD, cache, monitor = self._layer(layer)(x_BTD, cache, layer_key)
                 new_caches.append(cache)
                 monitors.append(monitor)
             caches = tuple(new_caches)
-        x_BTD = dropout(self.final_norm(x_BTD), self.dropout, keys[-1])
+        with jax.named_scope("vocabulary"):
+            x_BTD = dropout(self.final_norm(x_BTD), self.dropout, keys[-1])
         return x_BTD, caches, _by_layer(monitors)
 
     def _layer(self, layer):
@@ -278,8 +284,9 @@ class BlockRecurrentTransformer(Body):
             source = state_source(self.layers)
             given = self.layers[source].own_decoding_states(caches[source], self.dtype)
         new_caches = []
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x_BD, cache = layer.decode(x_BD, cache, given, reads_B)
+        for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            with jax.named_scope(f"layer{i}"):
+                x_BD, cache = layer.decode(x_BD, cache, given, reads_B)
             new_caches.append(cache)
         return self.final_norm(x_BD), tuple(new_caches)
 

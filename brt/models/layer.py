@@ -134,6 +134,7 @@ class Layer(nnx.Module):
         pairs = zip(self.memories, caches, strict=True)
         return tuple(getattr(memory, method)(cache, *arguments) for memory, cache in pairs)
 
+    @jax.named_scope("attention")
     def window_table(self) -> jax.Array:
         """Returns the scaled position bias and mask of one block, (H, W, 2W)."""
         return self.relative_bias.window_table(self._scale(), self.window)
@@ -143,10 +144,12 @@ class Layer(nnx.Module):
 
     # The states that tokens attend to.
 
+    @jax.named_scope("states")
     def loop_weights(self, dtype: DTypeLike) -> tuple:
         """Returns what each memory computes of its parameters before a loop over blocks."""
         return tuple(memory.loop_weights(dtype) for memory in self.memories)
 
+    @jax.named_scope("states")
     def own_states(
         self, cache: LayerCache, dtype: DTypeLike, weights: tuple | None = None
     ) -> tuple[BlockStates | None, ...]:
@@ -160,6 +163,7 @@ class Layer(nnx.Module):
             for memory, each, of_it in zip(self.memories, cache.memories, weights, strict=True)
         )
 
+    @jax.named_scope("states")
     def own_decoding_states(self, cache: DecodingLayer, dtype: DTypeLike) -> BlockStates | None:
         """Returns the states of all memories of a decoding-form cache, or None without any."""
         return joined(self._each("decoding_states", cache.memories, dtype))
@@ -170,6 +174,7 @@ class Layer(nnx.Module):
         x_BTA = x_BTD @ matrix_DA[...].astype(x_BTD.dtype)
         return constrain(x_BTA.reshape(*x_BTA.shape[:2], self.sizes.num_heads, -1), "BTHK")
 
+    @jax.named_scope("attention")
     def _tokens(self, x_BTD) -> LayerTokens:
         q_BTHK = unit_heads(self._heads(x_BTD, self.queries_DA))
         k_BTHK = unit_heads(self._heads(x_BTD, self.keys_DA))
@@ -180,7 +185,8 @@ class Layer(nnx.Module):
         """Returns what self-attention read with what each memory adds to it, and the monitors."""
         monitors = {}
         for memory, cache in zip(self.memories, caches, strict=True):
-            attended_BTHK, found = memory.read(cache, tokens, attended_BTHK, remat)
+            with jax.named_scope(_part(memory)):
+                attended_BTHK, found = memory.read(cache, tokens, attended_BTHK, remat)
             _add(monitors, found)
         return attended_BTHK, monitors
 
@@ -196,18 +202,22 @@ class Layer(nnx.Module):
             return y_BTHK.reshape(*x_BTD.shape[:2], A)
 
         if not self.reads_states:
-            x_BTD = x_BTD + flat(self_BTHK) @ self.output_AD[...].astype(x_BTD.dtype)
+            with jax.named_scope("attention"):
+                x_BTD = x_BTD + flat(self_BTHK) @ self.output_AD[...].astype(x_BTD.dtype)
         else:
-            output_CD = self.output_CD[...].astype(x_BTD.dtype)
-            from_tokens_BTD = flat(self_BTHK) @ output_CD[:A]
-            if self.sequential:
-                normed_BTD = self.cross_norm(x_BTD + from_tokens_BTD)
-            q_BTHK = unit_heads(self._heads(normed_BTD, self.cross_queries_DA))
-            from_states_BTD = flat(read_states(q_BTHK)) @ output_CD[A:]
-            x_BTD = x_BTD + (from_tokens_BTD + from_states_BTD)
-            monitors["state_share"] = share_of_norm(from_states_BTD, from_tokens_BTD)
-        y_BTD = self.feed_forward(self.feed_forward_norm(x_BTD))
-        return constrain(x_BTD + dropout(y_BTD, self.dropout, key), "BTD"), monitors
+            with jax.named_scope("attention"):
+                output_CD = self.output_CD[...].astype(x_BTD.dtype)
+                from_tokens_BTD = flat(self_BTHK) @ output_CD[:A]
+            with jax.named_scope("states"):
+                if self.sequential:
+                    normed_BTD = self.cross_norm(x_BTD + from_tokens_BTD)
+                q_BTHK = unit_heads(self._heads(normed_BTD, self.cross_queries_DA))
+                from_states_BTD = flat(read_states(q_BTHK)) @ output_CD[A:]
+                x_BTD = x_BTD + (from_tokens_BTD + from_states_BTD)
+                monitors["state_share"] = share_of_norm(from_states_BTD, from_tokens_BTD)
+        with jax.named_scope("feed_forward"):
+            y_BTD = self.feed_forward(self.feed_forward_norm(x_BTD))
+            return constrain(x_BTD + dropout(y_BTD, self.dropout, key), "BTD"), monitors
 
     # The segment form.
 
@@ -244,12 +254,14 @@ class Layer(nnx.Module):
             (None,) * 4 if key is None else jax.random.split(key, 4)
         )
 
-        normed_BTD = dropout(self.attention_norm(x_BTD), self.dropout, norm_key)
+        with jax.named_scope("attention"):
+            normed_BTD = dropout(self.attention_norm(x_BTD), self.dropout, norm_key)
         tokens = self._tokens(normed_BTD)
-        blocks = BlockPairs(
-            _pairs(cache.window.keys_BWHK, tokens.keys_BTHK),
-            _pairs(cache.window.values_BWHK, tokens.values_BTHK),
-        )
+        with jax.named_scope("attention"):
+            blocks = BlockPairs(
+                _pairs(cache.window.keys_BWHK, tokens.keys_BTHK),
+                _pairs(cache.window.values_BWHK, tokens.values_BTHK),
+            )
 
         def read(q_BTHK, k_BGJHK, v_BGJHK, scale_H, table, key):
             q_BGWHK = q_BTHK.reshape(B, T // W, W, *q_BTHK.shape[2:])
@@ -260,14 +272,15 @@ class Layer(nnx.Module):
 
         if self.remat_blocks:
             read = jax.checkpoint(read)
-        self_BTHK = read(
-            tokens.queries_BTHK,
-            blocks.keys_BGJHK,
-            blocks.values_BGJHK,
-            tokens.scale_H,
-            table_HWJ,
-            weights_key,
-        )
+        with jax.named_scope("attention"):
+            self_BTHK = read(
+                tokens.queries_BTHK,
+                blocks.keys_BGJHK,
+                blocks.values_BGJHK,
+                tokens.scale_H,
+                table_HWJ,
+                weights_key,
+            )
 
         self_BTHK, monitors = self._read_memories(
             cache.memories, tokens, self_BTHK, self.remat_blocks
@@ -295,9 +308,10 @@ class Layer(nnx.Module):
         offered = []
         monitors = {}
         for memory, cache, states, of_it in zip(self.memories, caches, known, weights, strict=True):
-            cache, seen, found = memory.take_in(
-                cache, blocks, states, self.remat_blocks, **_given(of_it)
-            )
+            with jax.named_scope(_part(memory)):
+                cache, seen, found = memory.take_in(
+                    cache, blocks, states, self.remat_blocks, **_given(of_it)
+                )
             after.append(cache)
             offered.append(seen)
             _add(monitors, found)
@@ -324,13 +338,16 @@ class Layer(nnx.Module):
             (B, D) and the cache after the token.
         """
         x_B1D = x_BD[:, None]
-        normed_B1D = self.attention_norm(x_B1D)
+        with jax.named_scope("attention"):
+            normed_B1D = self.attention_norm(x_B1D)
         token = self._tokens(normed_B1D)
-        window = write_token(cache.window, token.keys_BTHK[:, 0], token.values_BTHK[:, 0], reads_B)
-        table_BH1J = self.relative_bias.token_table(self._scale(), self.window, window.fill_B)
-        self_B1HK = attend(
-            token.queries_BTHK, window.keys_BJHK, window.values_BJHK, token.scale_H, table_BH1J
-        )
+        with jax.named_scope("attention"):
+            keys_BHK = token.keys_BTHK[:, 0]
+            window = write_token(cache.window, keys_BHK, token.values_BTHK[:, 0], reads_B)
+            table_BH1J = self.relative_bias.token_table(self._scale(), self.window, window.fill_B)
+            self_B1HK = attend(
+                token.queries_BTHK, window.keys_BJHK, window.values_BJHK, token.scale_H, table_BH1J
+            )
         self_B1HK, _ = self._read_memories(cache.memories, token, self_B1HK)
 
         def read_states(q_B1HK):
@@ -382,6 +399,11 @@ def joined(states: Iterable[BlockStates | None]) -> BlockStates | None:
 def _given(weights):
     """What a memory without `loop_weights` of its own is not given."""
     return {} if weights is None else {"weights": weights}
+
+
+def _part(memory):
+    """Returns the name of a memory's part of the layer in profiles."""
+    return "states" if memory.num_states else "memory"
 
 
 def _add(monitors, found):

@@ -85,8 +85,11 @@ class Model(nnx.Module):
         Returns:
             (B, T, V) logits and the caches after the segment.
         """
-        x_BTD, caches, _ = self.stack(self.embed(tokens_BT), caches, key)
-        return self.logits(x_BTD), caches
+        with jax.named_scope("embedding"):
+            x_BTD = self.embed(tokens_BT)
+        x_BTD, caches, _ = self.stack(x_BTD, caches, key)
+        with jax.named_scope("vocabulary"):
+            return self.logits(x_BTD), caches
 
     def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
         """Returns scalars of a gradient to be reported, such as the norm that reaches a memory.

@@ -195,10 +195,12 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
         y_BTD, memory_BSD, after, monitors = self.positions.segment(
             x_BTD, tuple(of_body), memory_BSD, key
         )
-        spread = jnp.std(memory_BSD.astype(jnp.float32), axis=0).mean()
+        with jax.named_scope("memory"):
+            spread = jnp.std(memory_BSD.astype(jnp.float32), axis=0).mean()
         monitors = monitors | {"memory_spread": jax.lax.stop_gradient(spread)}
         if self.special_tokens:
-            added = self.auxiliary_weight * self._special_nats(memory_BSD)
+            with jax.named_scope("vocabulary"):
+                added = self.auxiliary_weight * self._special_nats(memory_BSD)
             monitors["added_nats"] = monitors.get("added_nats", 0.0) + added
         return y_BTD, (*after, MemoryCache(memory_BSD)), monitors
 

@@ -139,11 +139,14 @@ class RecurrentStack(LanguageModel):
         keys = [None] * (len(self.layers) + 1)
         if key is not None and self.dropout:
             keys = list(jax.random.split(key, len(keys)))
-        x_BTD = dropout(x_BTD, self.dropout, keys[0])
+        with jax.named_scope("embedding"):
+            x_BTD = dropout(x_BTD, self.dropout, keys[0])
         new_caches = []
-        for layer, cache, layer_key in zip(self.layers, caches, keys[1:], strict=True):
-            x_BTD, cache = layer(x_BTD, cache)
-            x_BTD = dropout(x_BTD, self.dropout, layer_key)
+        parts = zip(self.layers, caches, keys[1:], strict=True)
+        for i, (layer, cache, layer_key) in enumerate(parts):
+            with jax.named_scope(f"layer{i}/states"):
+                x_BTD, cache = layer(x_BTD, cache)
+                x_BTD = dropout(x_BTD, self.dropout, layer_key)
             new_caches.append(cache)
         return x_BTD, tuple(new_caches), {}
 

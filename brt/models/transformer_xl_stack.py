@@ -84,6 +84,7 @@ class TransformerXLStack(Body, ShowsAttention):
         """Vectors each layer attends to before the segment: M, or those of its memory."""
         return self.memories[0].length if self.memories else 0
 
+    @jax.named_scope("memory")
     def contents(self, caches: tuple) -> list:
         """Returns what each layer attends to before the segment, (B, M, D) each."""
         pairs = zip(self.memories, caches, strict=True)
@@ -93,6 +94,7 @@ class TransformerXLStack(Body, ShowsAttention):
         """Returns which vectors of each layer's contents hold something, (B, M) bool."""
         return self.memories[0].filled(caches[0])
 
+    @jax.named_scope("memory")
     def visible(self, caches: tuple, T: int) -> jax.Array:
         """Returns which keys the queries of a segment of T tokens see, (B, T, M + T) bool."""
         M = self.remembered
@@ -128,30 +130,37 @@ class TransformerXLStack(Body, ShowsAttention):
             keys = list(jax.random.split(key, len(keys)))
         first_key, distance_key, last_key, *layer_keys = keys
         backwards_T = jnp.arange(T - 1, -1, -1)
-        if self.encoding == "absolute":
-            x_BTD = x_BTD + self._sinusoid(backwards_T)
-        distance_C = distances(T, M + T, future and not self.published_artefacts)
-        known_CD = None
-        if self.encoding == "relative":
-            known_CD = self.drops(self._sinusoid(distance_C)[None], distance_key)[0]
+        with jax.named_scope("embedding"):
+            if self.encoding == "absolute":
+                x_BTD = x_BTD + self._sinusoid(backwards_T)
+            distance_C = distances(T, M + T, future and not self.published_artefacts)
+            known_CD = None
+            if self.encoding == "relative":
+                known_CD = self.drops(self._sinusoid(distance_C)[None], distance_key)[0]
         biases = self._biases()
 
         def run(layer, x_BTD, memory_BMD, visible_BTJ, layer_key):
-            positions = layer.positions(distance_C, known_CD, biases)
+            with jax.named_scope("attention"):
+                positions = layer.positions(distance_C, known_CD, biases)
             return layer(x_BTD, memory_BMD, visible_BTJ, positions, biases=biases, key=layer_key)
 
         if self.remat == "layer":
             run = jax.checkpoint(run, static_argnums=0)
-        x_BTD = self.drops(x_BTD, first_key)
+        with jax.named_scope("embedding"):
+            x_BTD = self.drops(x_BTD, first_key)
         inputs = []
-        for layer, memory_BMD, layer_key in zip(self.layers, contents, layer_keys, strict=True):
-            x_BTD = layer.add_position_vectors(x_BTD, backwards_T)
+        parts = zip(self.layers, contents, layer_keys, strict=True)
+        for i, (layer, memory_BMD, layer_key) in enumerate(parts):
+            with jax.named_scope(f"layer{i}/attention"):
+                x_BTD = layer.add_position_vectors(x_BTD, backwards_T)
             inputs.append(x_BTD)
             if shown is not None:
                 positions = layer.positions(distance_C, known_CD, biases)
                 shown.append(layer.show(x_BTD, memory_BMD, visible_BTJ, positions, biases))
-            x_BTD = run(layer, x_BTD, memory_BMD, visible_BTJ, layer_key)
-        return self.drops(x_BTD, last_key), inputs
+            with jax.named_scope(f"layer{i}"):
+                x_BTD = run(layer, x_BTD, memory_BMD, visible_BTJ, layer_key)
+        with jax.named_scope("vocabulary"):
+            return self.drops(x_BTD, last_key), inputs
 
     def remember(
         self, caches: Sequence, inputs: Sequence[jax.Array]
@@ -163,8 +172,9 @@ class TransformerXLStack(Body, ShowsAttention):
         after = []
         monitors: dict[str, jax.Array] = {}
         parts = zip(self.memories, caches, inputs, self.layers, strict=True)
-        for memory, cache, x_BTD, layer in parts:
-            cache, found = memory.remember(cache, x_BTD, layer)
+        for i, (memory, cache, x_BTD, layer) in enumerate(parts):
+            with jax.named_scope(f"layer{i}/memory"):
+                cache, found = memory.remember(cache, x_BTD, layer)
             after.append(cache)
             for name, value in found.items():
                 monitors[name] = monitors.get(name, 0.0) + value
@@ -320,18 +330,19 @@ class TransformerXLStack(Body, ShowsAttention):
         biases = self._biases()
         contents = self.contents(before)
         new_caches = []
-        for layer, cache, memory_BMD in zip(self.layers, caches, contents, strict=True):
-            x_B1D = layer.add_position_vectors(x_B1D, backwards_B1)
-            cache = write_input(cache, x_B1D[:, 0], reads_B)
-            hidden = memory_BMD, cache.x_BPD
-            x_BD = layer.decode(
-                x_B1D[:, 0],
-                hidden,
-                visible_B1J[:, 0],
-                distance_BJ,
-                sinusoid_CD=known_CD,
-                biases=biases,
-            )
+        parts = zip(self.layers, caches, contents, strict=True)
+        for i, (layer, cache, memory_BMD) in enumerate(parts):
+            with jax.named_scope(f"layer{i}"):
+                x_B1D = layer.add_position_vectors(x_B1D, backwards_B1)
+                cache = write_input(cache, x_B1D[:, 0], reads_B)
+                x_BD = layer.decode(
+                    x_B1D[:, 0],
+                    (memory_BMD, cache.x_BPD),
+                    visible_B1J[:, 0],
+                    distance_BJ,
+                    sinusoid_CD=known_CD,
+                    biases=biases,
+                )
             x_B1D = x_BD[:, None]
             new_caches.append(count_position(cache, reads_B))
         return x_B1D[:, 0], tuple(new_caches)

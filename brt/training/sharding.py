@@ -1,6 +1,6 @@
 """The device mesh, and the part of each array of a tree that each device holds."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,24 +12,29 @@ from jax.typing import DTypeLike
 from brt.models.shape_letters import RULES, named_spec, spec
 
 
-def make_mesh(data: int = -1, model: int = 1) -> jax.sharding.Mesh:
+def make_mesh(
+    data: int = -1, model: int = 1, devices: Sequence[Any] | None = None
+) -> jax.sharding.Mesh:
     """Returns a (data, model) mesh of all processes' devices; -1 takes what the other leaves.
+
+    devices: other ones than those of all processes, such as those of a slice to compile for.
 
     Raises:
         ValueError: if the two do not multiply to the number of devices.
     """
-    devices = jax.device_count()
+    count = jax.device_count() if devices is None else len(devices)
     shape = [data, model]
     if shape.count(-1) == 2 or any(n == 0 or n < -1 for n in shape):
         raise ValueError(f"Trainer.mesh = {(data, model)}: use positive numbers, at most one -1.")
     if -1 in shape:
-        shape[shape.index(-1)] = max(devices // -int(np.prod(shape)), 1)
-    if np.prod(shape) != devices:
+        shape[shape.index(-1)] = max(count // -int(np.prod(shape)), 1)
+    if np.prod(shape) != count:
         raise ValueError(
-            f"Trainer.mesh = {(data, model)} does not fit {devices} devices: "
+            f"Trainer.mesh = {(data, model)} does not fit {count} devices: "
             "data x model must be their number (-1 takes what is left)."
         )
-    return jax.make_mesh(tuple(shape), ("data", "model"), (AxisType.Auto, AxisType.Auto))
+    axes = AxisType.Auto, AxisType.Auto
+    return jax.make_mesh(tuple(shape), ("data", "model"), axes, devices=devices)
 
 
 def shardings(tree: Any, mesh: jax.sharding.Mesh) -> Any:

@@ -73,7 +73,8 @@ def segment_sums(
         The caches after the segment; nats (B, T); correct (B, T) bool; monitors.
     """
     caches, x_BTD, monitors = read_segment(model, batch, caches, key, clear)
-    return caches, *model.token_losses(x_BTD, batch[1]), monitors
+    with jax.named_scope("vocabulary"):
+        return caches, *model.token_losses(x_BTD, batch[1]), monitors
 
 
 def read_segment(
@@ -90,11 +91,14 @@ def read_segment(
         monitors.
     """
     inputs_BT, _, _, starts_B = batch
-    empty = model.init_caches(inputs_BT.shape[0])
-    if clear:
-        caches = clear_state(caches, empty)
-    caches = reset_rows(caches, empty, starts_B)
-    x_BTD, caches, monitors = model.stack(model.embed(inputs_BT), caches, key)
+    with jax.named_scope("memory"):
+        empty = model.init_caches(inputs_BT.shape[0])
+        if clear:
+            caches = clear_state(caches, empty)
+        caches = reset_rows(caches, empty, starts_B)
+    with jax.named_scope("embedding"):
+        x_BTD = model.embed(inputs_BT)
+    x_BTD, caches, monitors = model.stack(x_BTD, caches, key)
     return caches, x_BTD, monitors
 
 
@@ -138,8 +142,10 @@ def make_loss(
             caches, nats_BT, correct_BT, monitors = segment_sums(
                 model, segment_batch, caches, segment_key(index), clear
             )
-            weights_BT = trained_weights(segment_batch.weights_KBT, scores)
-            sums = (nats_BT * weights_BT).sum(), weights_BT.sum(), (correct_BT * weights_BT).sum()
+            with jax.named_scope("vocabulary"):
+                weights_BT = trained_weights(segment_batch.weights_KBT, scores)
+                nats, correct = (nats_BT * weights_BT).sum(), (correct_BT * weights_BT).sum()
+                sums = nats, weights_BT.sum(), correct
             return caches, (sums, monitors)
 
         read = jax.checkpoint(segment) if remat_segments else segment
@@ -185,9 +191,10 @@ def make_train_step(
         (value, (caches, sums, monitors)), grads = jax.value_and_grad(loss, has_aux=True)(
             state.params, state.caches, batch, key
         )
-        updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, updates)
-        grad_norm, update_norm = optax.tree.norm(grads), optax.tree.norm(updates)
+        with jax.named_scope("optimizer"):
+            updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+            params = optax.apply_updates(state.params, updates)
+            grad_norm, update_norm = optax.tree.norm(grads), optax.tree.norm(updates)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm) & jnp.isfinite(update_norm)
         if skip_nonfinite:
             keep = functools.partial(jax.tree.map, functools.partial(jnp.where, finite))
@@ -199,12 +206,14 @@ def make_train_step(
             # A skipped step scores nothing, or one bad value would hide all others' mean.
             sums = tuple(jnp.where(finite, s, 0.0) for s in sums)
         nats, weight, correct = sums
+        with jax.named_scope("optimizer"):
+            of_gradient = bind(params).gradient_monitors(grads)
         means = {
             "learning_rate": learning_rate(state),
             "grad_norm": grad_norm,
             "update_norm": update_norm,
             **monitors,
-            **bind(params).gradient_monitors(grads),
+            **of_gradient,
         }
         metrics = StepMetrics(nats, weight, correct, finite, means)
         return TrainState(state.step + 1, params, optimizer_state, caches), metrics

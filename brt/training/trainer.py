@@ -17,6 +17,7 @@ from brt.training.experiment import TrainedExperiment
 from brt.training.metrics import Interval, device_peak, peak_bytes
 from brt.training.optimization.weight_average import evaluated_params
 from brt.training.prefetch import Prefetch
+from brt.training.profiling import ProfiledSteps, Profiler
 from brt.training.run_folder import RunFolder
 from brt.training.settings import FREE_TO_CHANGE
 from brt.training.sharding import sum_over_processes
@@ -58,10 +59,12 @@ class TrainingRun:
         workdir: the run folder.
         params: parameters to begin with, or None for fresh ones.
         allow_changes: resume although bindings that decide what is computed have changed.
+        profile: steps to be traced into the run folder, or None.
 
     Raises:
         ChangedConfig: the folder's checkpoints belong to another configuration.
-        ValueError: the store that is evaluated on has ids beyond its vocabulary.
+        ValueError: the store that is evaluated on has ids beyond its vocabulary; or the run does
+            not take the steps to be traced.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class TrainingRun:
         workdir: str,
         params: Any = None,
         allow_changes: bool = False,
+        profile: ProfiledSteps | None = None,
     ):
         trainer = experiment.trainer
         self.experiment = experiment
@@ -106,6 +110,7 @@ class TrainingRun:
         self._read = 0
         self.start = int(self.state.step)
         self.resumed = restored is not None
+        self.profiler = Profiler(profile, self.folder.path, self.start, trainer.steps)
         self.step_function = experiment.jit_step(mesh)
         self.stopped_by: int | None = None
 
@@ -165,7 +170,11 @@ class TrainingRun:
         try:
             for step in range(self.start + 1, trainer.steps + 1):
                 batch = prefetch.next()
-                self.state, metrics = self.step_function(self.state, batch)
+                self.profiler.before(step, self.state)
+                with jax.profiler.StepTraceAnnotation("train", step_num=step):
+                    self.state, metrics = self.step_function(self.state, batch)
+                if traced := self.profiler.after(step, self.step_function, self.state, batch):
+                    progress.note(f"Trace of the steps up to {step:,}: {traced}")
                 if step % trainer.log_every == 0 or step == trainer.steps:
                     self._peak = peak_bytes(self.step_function, self.state, batch)
                 if pending:
@@ -191,6 +200,7 @@ class TrainingRun:
                     break
         finally:
             prefetch.close()
+            self.profiler.close()
             progress.close()
             self.folder.close()
             for number, handler in zip(STOPS, previous, strict=True):

@@ -20,6 +20,7 @@ LAYERS = (
     ("brt.experiment",),
     ("brt.generation",),
     ("brt.reporting",),
+    ("brt.benchmarks",),
     ("brt.command_line",),
     ("brt.benchmark", "brt.evaluate", "brt.generate", "brt.prepare", "brt.report"),
     ("brt.train",),

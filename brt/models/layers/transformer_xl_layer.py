@@ -192,16 +192,17 @@ class TransformerXLLayer(nnx.Module):
         weights_key, output_key, hidden_key, feed_key = (
             (None,) * 4 if key is None else jax.random.split(key, 4)
         )
-        q_BTHK, k_BJHK, v_BJHK = self._queries_keys_values(x_BTD, memory_BMD)
-        B, T, H, _ = q_BTHK.shape
-        rate = self.drops.attention
-        kept_BHTJ = None
-        if weights_key is not None and rate:
-            kept_BHTJ = jax.random.bernoulli(weights_key, 1.0 - rate, (B, H, T, k_BJHK.shape[1]))
-        content_bias_HK, _ = self._biases(biases)
-        y_BTHK = attend_by_distance(
-            q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ, rate
-        )
+        with jax.named_scope("attention"):
+            q_BTHK, k_BJHK, v_BJHK = self._queries_keys_values(x_BTD, memory_BMD)
+            B, T, H, _ = q_BTHK.shape
+            rate = self.drops.attention
+            kept_BHTJ = None
+            if weights_key is not None and rate:
+                kept_BHTJ = jax.random.bernoulli(weights_key, 1.0 - rate, (B, H, T, k_BJHK.shape[1]))
+            content_bias_HK, _ = self._biases(biases)
+            y_BTHK = attend_by_distance(
+                q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ, rate
+            )
         return self._project_and_feed(x_BTD, y_BTHK, output_key, hidden_key, feed_key)
 
     def show(
@@ -261,13 +262,15 @@ class TransformerXLLayer(nnx.Module):
         return constrain(x_BTHK, "BTHK") if x_BTHK.ndim == 4 else x_BTHK
 
     def _project_and_feed(self, x_BTD, y_BTHK, output_key=None, hidden_key=None, feed_key=None):
-        y_BTA = y_BTHK.reshape(*x_BTD.shape[:2], -1)
-        y_BTD = self.drops(y_BTA @ self.output_AD[...].astype(x_BTD.dtype), output_key)
-        x_BTD = x_BTD + y_BTD if self.pre_norm else self.attention_norm(x_BTD + y_BTD)
-        fed_BTD = self.feed_forward_norm(x_BTD) if self.pre_norm else x_BTD
-        y_BTD = self.feed_forward(fed_BTD, lambda h_BTF: self.drops(h_BTF, hidden_key))
-        x_BTD = x_BTD + self.drops(y_BTD, feed_key)
-        return constrain(x_BTD if self.pre_norm else self.feed_forward_norm(x_BTD), "BTD")
+        with jax.named_scope("attention"):
+            y_BTA = y_BTHK.reshape(*x_BTD.shape[:2], -1)
+            y_BTD = self.drops(y_BTA @ self.output_AD[...].astype(x_BTD.dtype), output_key)
+            x_BTD = x_BTD + y_BTD if self.pre_norm else self.attention_norm(x_BTD + y_BTD)
+        with jax.named_scope("feed_forward"):
+            fed_BTD = self.feed_forward_norm(x_BTD) if self.pre_norm else x_BTD
+            y_BTD = self.feed_forward(fed_BTD, lambda h_BTF: self.drops(h_BTF, hidden_key))
+            x_BTD = x_BTD + self.drops(y_BTD, feed_key)
+            return constrain(x_BTD if self.pre_norm else self.feed_forward_norm(x_BTD), "BTD")
 
     # One token.
 

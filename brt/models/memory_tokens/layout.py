@@ -38,11 +38,13 @@ class MemoryLayout(NamedTuple):
         """X, positions of a segment."""
         return self.num_memory + self.period + (self.num_memory if self.memory_at_end else 0)
 
+    @jax.named_scope("memory")
     def surround(self, x_BTD: jax.Array, memory_BSD: jax.Array) -> jax.Array:
         """Returns (B, X, D): the memory, the tokens, and the memory again if it stands there."""
         ends = (memory_BSD,) if self.memory_at_end else ()
         return jnp.concatenate([memory_BSD, x_BTD, *ends], axis=1)
 
+    @jax.named_scope("memory")
     def divide(self, y_BXD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the outputs of the tokens, (B, T, D), and the next memory, (B, S, D)."""
         S, X = self.num_memory, y_BXD.shape[1]

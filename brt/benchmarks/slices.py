@@ -1,0 +1,216 @@
+"""A training step as the compiler of a TPU slice sees it: memory, cycles, collectives.
+
+Nothing is run, and no TPU is needed. The cycles are the compiler's own estimates, by which it
+chooses between ways to compute: they leave out waiting for other chips and for the host.
+"""
+
+import re
+import resource
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from brt.benchmarks import hlo, hlo_costs
+from brt.benchmarks.topologies import GIB, Topology, devices_of
+from brt.experiment import Experiment
+from brt.training.metrics import compiled_bytes
+from brt.training.sharding import make_mesh, shardings
+
+ESTIMATES = "Cycles, and what follows from them, are the compiler's estimates: nothing was run."
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
+
+
+def slice_mesh(experiment: Experiment, topology: Topology) -> jax.sharding.Mesh:
+    """Returns the mesh of `Trainer.mesh` over the chips of a slice; as `make_mesh`.
+
+    Raises:
+        ValueError: the slice cannot be compiled for, or the model not be divided over it.
+    """
+    mesh = make_mesh(*experiment.trainer.mesh, devices=devices_of(topology))
+    experiment.check_mesh(mesh)
+    return mesh
+
+
+def compile_step(experiment: Experiment, mesh: jax.sharding.Mesh) -> jax.stages.Compiled:
+    """Compiles the training step for the devices of a mesh, which need not exist."""
+    batch = experiment.abstract_batch()
+    batch = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        batch,
+        shardings(batch, mesh),
+    )
+    with jax.set_mesh(mesh):
+        return experiment.jit_step(mesh).lower(experiment.abstract_state(mesh), batch).compile()
+
+
+def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
+    """Compiles the training step of an experiment for a slice, and returns what that tells.
+
+    Returns:
+        A dictionary for JSON. `fits` tells whether the step can be compiled into the memory of a
+        chip; if not, only its need is known, in `hbm_bytes`. Bytes, FLOPs and cycles are of one
+        chip and one step; `cycles_by_scope` and `cycles_by_part` add up to `cycles`.
+
+    Raises:
+        ValueError: as `slice_mesh`.
+    """
+    mesh = slice_mesh(experiment, topology)
+    chip = topology.chip
+    trainer = experiment.trainer
+    figures: dict[str, Any] = {
+        "tokens_per_step": trainer.tokens_per_step,
+        "rows": trainer.rows,
+        "rows_per_chip": trainer.rows / mesh.shape["data"],
+        "mesh": dict(mesh.shape),
+        "hbm_available": chip.hbm_bytes,
+        "flops": 3 * experiment.model.flops_per_token() * trainer.tokens_per_step / mesh.size,
+    }
+    begun = time.perf_counter(), _processor_seconds()
+    try:
+        compiled = compile_step(experiment, mesh)
+    except RuntimeError as error:
+        used = _USED.search(str(error))
+        if not used:
+            raise
+        need = float(used[1]) * _UNITS[used[2]]
+        return figures | {"fits": False, "hbm_bytes": int(need)} | _seconds(begun)
+    figures |= _seconds(begun)
+    return figures | {"fits": True} | step_figures(compiled, figures["flops"], topology)
+
+
+def _processor_seconds():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _seconds(begun):
+    wall, processor = begun
+    return {
+        "compile_seconds": time.perf_counter() - wall,
+        "compile_cpu_seconds": _processor_seconds() - processor,
+    }
+
+
+def step_figures(compiled: jax.stages.Compiled, flops: float, topology: Topology) -> dict[str, Any]:
+    """Returns what a compiled step tells: see `measure`.
+
+    flops: of one chip in one step, as the model counts them.
+    """
+    chip = topology.chip
+    plan: Any = compiled.memory_analysis()
+    costs = compiled.cost_analysis() or {}
+    program = hlo.parse(compiled.as_text() or "")
+    cycles = hlo_costs.estimated_cycles(program)
+    found = hlo_costs.collectives(program)
+    seconds = cycles.total / chip.clock
+    return {
+        "hbm_bytes": compiled_bytes(compiled),
+        "argument_bytes": plan.argument_size_in_bytes,
+        "temporary_bytes": plan.temp_size_in_bytes,
+        "compiler_flops": costs.get("flops"),
+        "cycles": cycles.total,
+        "milliseconds": 1000 * seconds,
+        "share_of_peak": flops / (seconds * chip.peak_flops) if seconds else 0.0,
+        "cycles_by_part": cycles.by_part,
+        "cycles_by_scope": cycles.by_scope,
+        "loops": [loop._asdict() for loop in cycles.loops],
+        "collectives": hlo_costs.collective_sums(found),
+    }
+
+
+def with_ratios(rows: Sequence[dict[str, Any]], baseline: str) -> list[dict[str, Any]]:
+    """Returns the figures of configs with `ratio`: their cycles a token to the baseline's.
+
+    rows: of `measure`, each with a `name`. None where either does not fit.
+    """
+    (base,) = (row for row in rows if row["name"] == baseline)
+
+    def ratio(row):
+        if not (row["fits"] and base["fits"]):
+            return None
+        tokens = row["tokens_per_step"] / base["tokens_per_step"]
+        return row["cycles"] / base["cycles"] / tokens
+
+    return [{"name": row["name"], "ratio": ratio(row)} | row for row in rows]
+
+
+# As text.
+
+
+def head(topology: Topology) -> str:
+    """Returns the line above a table: the slice, and what a chip of it has."""
+    chip = topology.chip
+    return (
+        f"{topology.friendly} ({topology.name}): {topology.chips} chips of "
+        f"{chip.hbm_bytes / GIB:g} GiB and {chip.peak_flops / 1e12:g} TFLOP/s (bfloat16), "
+        f"{chip.clock / 1e9:g} GHz"
+    )
+
+
+def line(row: dict[str, Any], topology: Topology) -> str:
+    """Returns the figures of one config in one line."""
+    needed = f"{row['hbm_bytes'] / GIB:.2f} of {row['hbm_available'] / GIB:g} GiB of HBM a chip"
+    if not row["fits"]:
+        return f"{topology.friendly} ({topology.name}): does not fit, {needed}"
+    return (
+        f"{topology.friendly} ({topology.name}): {needed}, {row['milliseconds']:.1f} ms a step, "
+        f"{row['share_of_peak']:.1%} of peak (the compiler's estimates), compiled in "
+        f"{row['compile_seconds']:.0f} s"
+    )
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Returns the figures of configs as aligned lines."""
+    columns = [
+        ("ratio", "ratio", "{:.3f}", 1),
+        ("hbm_bytes", "HBM GiB", "{:.2f}", GIB),
+        ("hbm_available", "of GiB", "{:g}", GIB),
+        ("rows_per_chip", "rows/chip", "{:g}", 1),
+        ("cycles", "M cycles", "{:.2f}", 1e6),
+        ("milliseconds", "ms", "{:.1f}", 1),
+        ("share_of_peak", "of peak", "{:.1%}", 1),
+        ("flops", "TFLOP", "{:.2f}", 1e12),
+        ("compile_seconds", "compile s", "{:.0f}", 1),
+        ("compile_cpu_seconds", "CPU s", "{:.0f}", 1),
+    ]
+    width = max(len(row["name"]) for row in rows)
+    lines = [" ".join([" " * width, *(f"{title:>10}" for _, title, _, _ in columns)])]
+    for row in rows:
+        cells = [
+            form.format(row[key] / unit) if row.get(key) is not None else ""
+            for key, _, form, unit in columns
+        ]
+        note = "" if row["fits"] else "   does not fit"
+        lines.append(" ".join([f"{row['name']:<{width}}", *(f"{c:>10}" for c in cells)]) + note)
+    return "\n".join(lines)
+
+
+def details(row: dict[str, Any], most_loops: int = 4) -> str:
+    """Returns parts, loops and collectives of one config, as indented lines."""
+    if not row["fits"]:
+        return ""
+    total = max(row["cycles"], 1)
+    shares = ", ".join(
+        f"{part.replace('_', '-')} {cycles / total:.1%}"
+        for part, cycles in row["cycles_by_part"].items()
+    )
+    lines = [row["name"], f"  cycles by part: {shares}"]
+    for loop in row["loops"][:most_loops]:
+        direction = "backward" if loop["backward"] else "forward"
+        trips = "?" if loop["trips"] is None else loop["trips"]
+        lines.append(
+            f"  loop in {loop['scope'] or 'no scope'}, {direction}: {trips} x "
+            f"{loop['body_cycles']:,} cycles, {loop['cycles'] / total:.1%}"
+        )
+    for place, title in (("in_loops", "inside of loops"), ("outside", "outside of loops")):
+        kinds = row["collectives"][place]
+        text = ", ".join(
+            f"{entry['count']} {kind} ({entry['runs']} runs, {entry['bytes'] / 2**20:,.1f} MiB)"
+            for kind, entry in kinds.items()
+        )
+        lines.append(f"  collectives {title}: {text or 'none'}")
+    return "\n".join(lines)

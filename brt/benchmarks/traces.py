@@ -1,0 +1,85 @@
+"""Where the time of traced steps went: operations of a trace, summed by named scope."""
+
+import glob
+import gzip
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from brt.benchmarks import hlo, hlo_costs
+from brt.training.profiling import STEP_TEXT, newest_trace
+
+CONTAINERS = {"while", "conditional", "call"}
+"""Instructions whose time is that of others inside them."""
+
+
+class ScopeTimes(NamedTuple):
+    """Time by named scope.
+
+    seconds: by scope, the longest first; "other" for operations without one.
+    operations: how many the trace has.
+    """
+
+    seconds: dict[str, float]
+    operations: int
+
+
+def scope_times(events: Iterable[dict[str, Any]], program: hlo.Program) -> ScopeTimes:
+    """Sums the durations of a program's operations by their scopes.
+
+    Args:
+        events: of a trace in Chrome's format, durations in microseconds. An operation is told by
+            `hlo_op` among its arguments, or by its name.
+        program: the compiled program that was traced.
+    """
+    scopes = hlo_costs.Scopes(program)
+    by_name = {each.name: each for lines in program.computations.values() for each in lines}
+    found: Counter[str] = Counter()
+    operations = 0
+    for event in events:
+        name = (event.get("args") or {}).get("hlo_op") or event.get("name") or ""
+        instruction = by_name.get(name)
+        if event.get("ph") != "X" or instruction is None or instruction.opcode in CONTAINERS:
+            continue
+        found[scopes.of(instruction) or hlo_costs.OTHER] += event.get("dur", 0) / 1e6
+        operations += 1
+    return ScopeTimes(dict(found.most_common()), operations)
+
+
+def newest_times(folder: str) -> ScopeTimes:
+    """Returns the times of the newest trace of a run folder.
+
+    Raises:
+        FileNotFoundError: there is none, or a part of it is missing.
+        ValueError: none of its operations belongs to the step.
+    """
+    trace = newest_trace(folder)
+    files = glob.glob(os.path.join(trace, "*.trace.json.gz"))
+    text = os.path.join(trace, STEP_TEXT)
+    if not files or not os.path.exists(text):
+        raise FileNotFoundError(
+            f"{trace} holds no {STEP_TEXT if files else '*.trace.json.gz'}: the run was stopped "
+            "while it was traced. Trace other steps."
+        )
+    with gzip.open(text, "rt", encoding="utf-8") as file:
+        program = hlo.parse(file.read())
+    events = []
+    for name in files:
+        with gzip.open(name, "rt", encoding="utf-8") as file:
+            events += json.load(file)["traceEvents"]
+    times = scope_times(events, program)
+    if not times.operations:
+        raise ValueError(f"{trace} holds no operation of the training step.")
+    return times
+
+
+def table(times: ScopeTimes, most: int = 20) -> str:
+    """Returns the longest scopes as aligned lines."""
+    total = sum(times.seconds.values())
+    width = max(map(len, times.seconds))
+    lines = [f"{'':<{width}}  {'seconds':>10}  {'share':>6}"]
+    for scope, seconds in list(times.seconds.items())[:most]:
+        lines.append(f"{scope:<{width}}  {seconds:>10.4f}  {seconds / total:>6.1%}")
+    return "\n".join(lines)

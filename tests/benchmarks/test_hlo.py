@@ -1,0 +1,191 @@
+"""The reader of compiled programs, on a program written by hand and on what the CPU compiles."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from tiny_models import quick_jit
+from tiny_run import mesh_of
+
+from brt.benchmarks import hlo, hlo_costs
+
+TEXT = (Path(__file__).parent / "program.hlo.txt").read_text()
+"""A program of a TPU's compiler in miniature: a loop of 8 blocks whose weights are gathered inside,
+a loop of 2 around one of 3, and collectives of every printed form."""
+
+
+@pytest.fixture(scope="module")
+def program():
+    return hlo.parse(TEXT)
+
+
+def instruction(program, name):
+    (found,) = (
+        each for lines in program.computations.values() for each in lines if each.name == name
+    )
+    return found
+
+
+def test_every_line_of_a_computation_is_an_instruction(program):
+    lines = [line for line in TEXT.splitlines() if " = " in line]
+    assert sum(map(len, program.computations.values())) == len(lines)
+    assert program.entry == "main.1" and len(program.computations) == 11
+
+
+def test_a_tuple_with_layouts_and_comments_is_read_as_one_shape(program):
+    found = instruction(program, "while.1")
+    assert found.opcode == "while" and found.operand_names == ["tuple.5"]
+    assert hlo.array_bytes(found.shape) == 4 + 8 * 16 * 2 + 16 * 4 * 2 + 4 * 16 * 4
+
+
+def test_brackets_in_quotes_do_not_end_what_the_backend_noted(program):
+    found = instruction(program, "fusion.1")
+    assert found.backend["iteration_bounds"] == ["1"] and found.cycles == 1000
+
+
+def test_trip_counts_are_those_noted_or_compared_with_and_none_where_neither_is_known(program):
+    loops = {"while.1": 8, "while.3": 3, "while.2": 2}
+    assert {n: hlo.trip_count(program, instruction(program, n)) for n in loops} == loops
+    unknown = hlo.parse(TEXT.replace(" constant(3)", " add(%number.4, %number.4)"))
+    assert hlo.trip_count(unknown, instruction(unknown, "while.3")) is None
+    assert hlo_costs.estimated_cycles(unknown).by_scope["layer9/states"] == 8400 + 2 * 7
+
+
+def test_a_text_that_is_no_program_is_refused():
+    with pytest.raises(ValueError, match="no computation is its ENTRY"):
+        hlo.parse("HloModule nothing\n")
+
+
+@pytest.mark.parametrize(
+    ("op_name", "expected", "backward"),
+    [
+        ("jit(train_step)/jvp(layer3)/attention/dot_general", "layer3/attention", False),
+        ("jit(train_step)/transpose(jvp(layer3))/states/while/body/mul", "layer3/states", True),
+        ("jit(f)/jvp(checkpoint)/rematted_computation/layer11/memory/x", "layer11/memory", False),
+        ("jit(train_step)/jvp(layer3/feed_forward)/dot", "layer3/feed_forward", False),
+        ("jit(train_step)/jvp(layers0-8)/while/body/attention/dot", "layers0-8/attention", False),
+        ("jit(train_step)/jvp(vocabulary)/reduce_max", "vocabulary", False),
+        ("jit(train_step)/optimizer/jit(clip)/max", "optimizer", False),
+        ("jit(train_step)/jvp(layer3)/add", "layer3", False),
+        ("jit(train_step)/jvp()/dot_general", None, False),
+        ("state.params['layer'].attention", None, False),
+    ],
+)  # fmt: skip
+def test_a_scope_is_the_layer_and_the_part_of_a_path(op_name, expected, backward):
+    assert hlo_costs.scope(op_name) == expected
+    assert hlo_costs.is_backward(op_name) == backward
+
+
+def test_cycles_of_loops_count_as_often_as_they_run_and_add_up_by_scope(program):
+    found = hlo_costs.estimated_cycles(program)
+    assert found.by_scope == {
+        "layer9/states": 8 * (1000 + 50) + 2 * 3 * 7,
+        "embedding": 300,
+        "optimizer": 200,
+        "layer0/attention": 20,  # waits for what has that scope, and has none itself
+    }
+    assert found.total == sum(found.by_scope.values()) == sum(found.by_part.values())
+    assert list(found.by_part) == ["states", "embedding", "optimizer", "attention"]
+
+
+def test_loops_are_told_with_their_trips_their_body_and_their_direction(program):
+    forward, *others = hlo_costs.estimated_cycles(program).loops
+    assert forward == hlo_costs.LoopCost(
+        name="while.1",
+        scope="layer9/states",
+        backward=False,
+        trips=8,
+        times=1,
+        body_cycles=1050,
+        cycles=8400,
+    )
+    assert {loop.name: (loop.backward, loop.trips, loop.cycles) for loop in others} == {
+        "while.2": (True, 2, 42),
+        "while.3": (True, 3, 42),
+    }
+
+
+def test_a_fusion_without_a_scope_of_its_own_has_that_of_what_it_fuses(program):
+    fused = instruction(program, "fusion.1")
+    assert not fused.op_name
+    assert hlo_costs.Scopes(program).of(fused) == "layer9/states"
+
+
+def test_collectives_are_found_in_fusions_and_loops_and_counted_once_if_split(program):
+    found = hlo_costs.collectives(program)
+    gathered = [each for each in found if each.kind == "all-gather"]
+    outside, inside = sorted(gathered, key=lambda each: len(each.loops))
+    assert (outside.bytes, outside.times, outside.loops) == (16 * 16 * 4, 1, ())
+    assert (inside.bytes, inside.times, inside.loops) == (16 * 16 * 4, 8, ("while.1",))
+    assert inside.scope == "layer9/states" and outside.scope == "layer0/attention"
+    (reduced,) = (each for each in found if each.kind == "all-reduce")
+    assert (reduced.bytes, reduced.times) == (4 * 16 * 4, 6)
+    assert reduced.loops == ("while.2", "while.3")
+    assert hlo_costs.collective_sums(found) == {
+        "in_loops": {
+            "all-gather": {"count": 1, "runs": 8, "bytes": 8 * 1024},
+            "all-reduce": {"count": 1, "runs": 6, "bytes": 6 * 256},
+        },
+        "outside": {
+            "all-gather": {"count": 1, "runs": 1, "bytes": 1024},
+            "collective-permute": {"count": 1, "runs": 1, "bytes": 512},
+        },
+    }
+
+
+def test_groups_of_devices_are_read_in_every_form_and_told_by_the_axes_they_span(program):
+    mesh = {"data": 2, "model": 2}
+    groups = {each.groups for each in hlo_costs.collectives(program)}
+    expected = {
+        ((0, 2), (1, 3)): ("data",),
+        ((0, 1), (2, 3)): ("model",),
+        ((0, 1, 2, 3),): ("data", "model"),
+        ((0, 1), (1, 2), (2, 3), (3, 0)): ("data", "model"),
+    }
+    assert groups == set(expected)
+    assert {each: hlo_costs.axes_of(each, mesh) for each in groups} == expected
+    assert hlo_costs.axes_of((), mesh) == ("data", "model")
+
+
+def sharded(mesh, axes):
+    return NamedSharding(mesh, PartitionSpec(*axes))
+
+
+def compiled_loop(inside):
+    """What the CPU compiles for four devices: a scan of five steps that multiply by a divided
+    matrix, which changes at every step, or is gathered whole before the loop."""
+    mesh = mesh_of(4, 1)
+    whole = sharded(mesh, ())
+
+    def gather(w_DD):
+        return jax.lax.with_sharding_constraint(w_DD, whole)
+
+    def run(x_BD, w_DD):
+        @jax.named_scope("states")
+        def step(carry, _):
+            x_BD, w_DD = carry
+            x_BD = jnp.tanh(x_BD @ (gather(w_DD) if inside else w_DD))
+            return (x_BD, jnp.sin(w_DD) if inside else w_DD), None
+
+        with jax.named_scope("layer0"):
+            w_DD = w_DD if inside else gather(w_DD)
+            return jax.lax.scan(step, (x_BD, w_DD), None, length=5)[0][0]
+
+    shapes = (
+        jax.ShapeDtypeStruct((8, 32), jnp.float32, sharding=whole),
+        jax.ShapeDtypeStruct((32, 32), jnp.float32, sharding=sharded(mesh, ("data",))),
+    )
+    with jax.set_mesh(mesh):
+        compiled = quick_jit(run, out_shardings=whole).lower(*shapes).compile()
+    return hlo.parse(compiled.as_text())
+
+
+def test_of_the_cpu_s_own_program_a_gather_at_every_step_is_told_from_one_before_the_loop():
+    (inside,) = hlo_costs.collectives(compiled_loop(inside=True))
+    assert (inside.kind, inside.bytes, inside.times) == ("all-gather", 32 * 32 * 4, 5)
+    assert len(inside.loops) == 1 and inside.scope == "layer0/states"
+    assert hlo_costs.axes_of(inside.groups, {"data": 4, "model": 1}) == ("data",)
+    (before,) = hlo_costs.collectives(compiled_loop(inside=False))
+    assert (before.kind, before.bytes, before.times, before.loops) == ("all-gather", 4096, 1, ())

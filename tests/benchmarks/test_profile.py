@@ -1,0 +1,137 @@
+"""Traces of training steps: which steps, where they lie, and what they tell of named scopes."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from tiny_run import (
+    assert_same_run,
+    build,
+    command,
+    shared_programs,  # noqa: F401
+    train_here,
+    write_config,
+)
+
+from brt import benchmark, train
+from brt.benchmarks import hlo, traces
+from brt.training.profiling import ProfiledSteps, newest_trace, parse_steps
+
+SCOPES = {
+    *("embedding", "vocabulary", "optimizer", "layer0/attention", "layer0/feed_forward"),
+    *("layer1/attention", "layer1/states", "layer1/feed_forward"),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return build(write_config(tmp_path_factory.mktemp("profile")), "Trainer.steps = 5")
+
+
+@pytest.fixture(scope="module")
+def traced(tiny, tmp_path_factory):
+    """A run of which the third and the fourth step were traced."""
+    folder = tmp_path_factory.mktemp("runs") / "traced"
+    return train_here(tiny, folder, profile=ProfiledSteps(3, 4))
+
+
+def events(run):
+    """What Perfetto opens: the events of the trace in Chrome's format."""
+    (file,) = Path(newest_trace(run.folder.path)).glob("perfetto_trace.json.gz")
+    return json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+
+
+def test_the_steps_that_were_asked_for_are_traced_and_no_others(traced):
+    steps = [event["args"]["step_num"] for event in events(traced) if event.get("name") == "train"]
+    assert steps == ["3", "4"]
+
+
+def test_the_trace_lies_where_tensorboard_looks(traced):
+    folder = Path(newest_trace(traced.folder.path))
+    assert folder.parent == Path(traced.folder.path) / "plugins" / "profile"
+    (plane,) = folder.glob("*.xplane.pb")
+    # TensorBoard reads scopes from the program, which lies in there too.
+    assert b"jvp(layer1)/states" in plane.read_bytes()
+
+
+def test_the_time_of_a_trace_is_summed_by_the_scopes_of_the_model(traced, monkeypatch, capsys):
+    file = Path(traced.folder.path) / "times.json"
+    flags = f"--trace={traced.folder.path}", f"--json={file}"
+    assert not command(monkeypatch, benchmark, *flags)
+    shown = {line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert shown >= SCOPES
+    seconds = json.loads(file.read_text())["scopes"]["seconds"]
+    assert seconds.keys() >= SCOPES and min(seconds.values()) >= 0
+    assert seconds.get("other", 0) < 0.5 * sum(seconds.values())
+
+
+def test_a_loop_s_time_is_not_counted_beside_that_of_what_is_in_it():
+    text = """
+%body (x.1: f32[2]) -> f32[2] {
+  %x.1 = f32[2]{0} parameter(0)
+  ROOT %sine.1 = f32[2]{0} sine(%x.1), metadata={op_name="jit(step)/jvp(layer1)/states/while/sin"}
+}
+
+%condition (x.2: f32[2]) -> pred[] {
+  %x.2 = f32[2]{0} parameter(0)
+  ROOT %true.1 = pred[] constant(true)
+}
+
+ENTRY %main (x.3: f32[2]) -> f32[2] {
+  %x.3 = f32[2]{0} parameter(0)
+  ROOT %while.1 = f32[2]{0} while(%x.3), condition=%condition, body=%body
+}
+"""
+    happened = [
+        {"ph": "X", "name": "while.1", "dur": 70, "args": {"hlo_op": "while.1"}},
+        {"ph": "X", "name": "sine.1", "dur": 20, "args": {"hlo_op": "sine.1"}},
+        {"ph": "X", "name": "sine.1", "dur": 30},
+        {"ph": "M", "name": "sine.1", "dur": 1000},
+        {"ph": "X", "name": "something else", "dur": 1000},
+    ]
+    found = traces.scope_times(happened, hlo.parse(text))
+    assert found.operations == 2 and found.seconds == pytest.approx({"layer1/states": 50e-6})
+
+
+def test_tracing_changes_nothing_that_is_trained(traced, tiny, tmp_path):
+    assert_same_run(traced, train_here(tiny, tmp_path / "untraced"))
+
+
+def test_a_run_that_is_stopped_while_it_is_traced_ends_its_trace(tiny, tmp_path):
+    run = train_here(tiny, tmp_path / "run", stop_after=3, profile=ProfiledSteps(2, 5))
+    assert run.checkpoints.steps()[-1] == 3
+    steps = [event["args"]["step_num"] for event in events(run) if event.get("name") == "train"]
+    assert steps == ["2", "3"]
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no step\.hlo\.txt\.gz: the run was stopped"
+    ):
+        traces.newest_times(run.folder.path)
+
+
+@pytest.mark.parametrize("text", ["3-5", "5", "", ":", "a:b", "3:", "-1:2"])
+def test_what_names_no_steps_is_refused(text):
+    with pytest.raises(ValueError, match="give the first and the last step, like 100:105"):
+        parse_steps(text)
+
+
+@pytest.mark.parametrize("text", ["0:2", "5:4"])
+def test_a_range_without_steps_is_refused(text):
+    with pytest.raises(ValueError, match=f"--profile = {text} holds no step"):
+        parse_steps(text)
+
+
+def test_steps_that_the_run_does_not_take_are_refused_by_the_command(
+    traced, tiny, tmp_path, monkeypatch, capsys
+):
+    flags = f"--gin_file={tiny.path}", "--gin.Trainer.steps=5", "--profile=4:6"
+    assert command(monkeypatch, train, *flags, f"--workdir={tmp_path / 'new'}") == 1
+    error = capsys.readouterr().err
+    assert "--profile = 4:6 does not lie within the steps to come, 1 to 5 (Trainer.steps)" in error
+    assert command(monkeypatch, train, *flags, f"--workdir={traced.folder.path}") == 1
+    assert "the run is trained to its last step, 5" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_trace_is_told_how_to_get_one(tmp_path, monkeypatch, capsys):
+    assert command(monkeypatch, benchmark, f"--trace={tmp_path}") == 1
+    assert "holds no trace: train with --profile=FROM:TO" in capsys.readouterr().err
