@@ -125,12 +125,12 @@ def step_figures(compiled: jax.stages.Compiled, flops: float, topology: Topology
 def with_ratios(rows: Sequence[dict[str, Any]], baseline: str) -> list[dict[str, Any]]:
     """Returns the figures of configs with `ratio`: their cycles a token to the baseline's.
 
-    rows: of `measure`, each with a `name`. None where either does not fit.
+    rows: of `measure`, each with a `name`. None where either does not fit, or has no estimates.
     """
     (base,) = (row for row in rows if row["name"] == baseline)
 
     def ratio(row):
-        if not (row["fits"] and base["fits"]):
+        if not (row["fits"] and base["fits"] and base["cycles"]):
             return None
         tokens = row["tokens_per_step"] / base["tokens_per_step"]
         return row["cycles"] / base["cycles"] / tokens
@@ -189,8 +189,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def details(row: dict[str, Any], most_loops: int = 4) -> str:
-    """Returns parts, loops and collectives of one config, as indented lines."""
+def details(row: dict[str, Any], least: float = 0.02) -> str:
+    """Returns parts, loops and collectives of one config, as indented lines.
+
+    least: share of the cycles that a loop must have to be listed.
+    """
     if not row["fits"]:
         return ""
     total = max(row["cycles"], 1)
@@ -199,7 +202,9 @@ def details(row: dict[str, Any], most_loops: int = 4) -> str:
         for part, cycles in row["cycles_by_part"].items()
     )
     lines = [row["name"], f"  cycles by part: {shares}"]
-    for loop in row["loops"][:most_loops]:
+    for loop in row["loops"]:
+        if loop["cycles"] < least * total:
+            continue
         direction = "backward" if loop["backward"] else "forward"
         trips = "?" if loop["trips"] is None else loop["trips"]
         lines.append(

@@ -134,12 +134,15 @@ def devices_of(topology: Topology) -> Sequence[Any]:
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": topology.friendly,
         "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # other processes may compile, too
     }.items():
-        os.environ.setdefault(variable, value)
+        os.environ[variable] = value
     options: dict[str, Any] = {}
     if topology.kind == "v4":
         options = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
         options["num_slices"] = 1
+    elif topology.chips == 1:
+        options = {"chips_per_host_bounds": (1, 1, 1)}
     try:
         found = topologies.get_topology_desc(
             platform="tpu", topology_name=topology.name, **options

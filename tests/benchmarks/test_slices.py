@@ -1,0 +1,171 @@
+"""What a slice's compiler says of a training step: names, figures, the commands that print them."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import pytest
+from tiny_run import command, write_config
+
+from brt import benchmark, train
+from brt.benchmarks import slices, topologies
+from brt.training.sharding import make_mesh
+
+TEXT = (Path(__file__).parent / "program.hlo.txt").read_text()
+CYCLES = 8400 + 42 + 300 + 200 + 20
+"""Of that program, counted by hand."""
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "chips"),
+    [
+        ("v4-8", "v4:2x2x1", 4),
+        ("v4-32", "v4:2x2x4", 16),
+        ("v5e-16", "v5e:4x4", 16),
+        ("v5p-8", "v5p:2x2x1", 4),
+        ("v6e-16", "v6e:4x4", 16),
+        ("V6E-16", "v6e:4x4", 16),
+    ],
+)
+def test_a_slice_is_found_by_either_name(name, own, chips):
+    found = topologies.find(name)
+    assert (found.name, found.friendly, found.chips) == (own, name.lower(), chips)
+    assert topologies.find(own) == found
+
+
+def test_a_shape_that_is_not_listed_can_be_asked_for_by_libtpu_s_name():
+    assert topologies.find("v5e:16x32").chips == 512
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("v4-33", "v4-32"), ("v5e16", "v5e-16"), ("v4:2x2", "v4:2x2x"), ("v6e:4x4x1", "v6e:4x4")],
+)
+def test_a_mistyped_slice_is_answered_with_the_nearest_and_the_list(name, near):
+    with pytest.raises(ValueError, match="is no slice of TPUs") as error:
+        topologies.find(name)
+    message = str(error.value)
+    assert f"Did you mean {near}" in message
+    assert all(known in message for known in ("v4-32 (v4:2x2x4)", "v5e-16 (v5e:4x4)", "v5p-8"))
+
+
+def test_without_libtpu_one_sentence_says_how_to_install_it(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(topologies.importlib.util, "find_spec", lambda name: None)
+    file = write_config(tmp_path)
+    assert command(monkeypatch, benchmark, "--topology=v4-32", f"--configs={file}") == 1
+    assert command(monkeypatch, train, "--topology=v4-32", f"--gin_file={file}", "--dry_run") == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if line]
+    sentence = (
+        "Error: --topology compiles with libtpu, which is not installed: pip install -e "
+        '".[tpu]" brings it, on a machine without a TPU too (Linux).'
+    )
+    assert errors == [sentence, sentence]
+
+
+def test_a_slice_is_for_dry_runs_only(monkeypatch, tmp_path, capsys):
+    flags = "--topology=v4-32", f"--gin_file={write_config(tmp_path)}"
+    assert command(monkeypatch, train, *flags, f"--workdir={tmp_path}") == 1
+    assert "give --dry_run with it" in capsys.readouterr().err
+
+
+def of_v4(flops):
+    """The figures of the program written by hand, as if it were a step's."""
+    plan = SimpleNamespace(
+        argument_size_in_bytes=700,
+        output_size_in_bytes=650,
+        alias_size_in_bytes=600,
+        temp_size_in_bytes=50,
+    )
+    compiled = SimpleNamespace(
+        memory_analysis=lambda: plan,
+        cost_analysis=lambda: {"flops": 5.0},
+        as_text=lambda: TEXT,
+    )
+    return slices.step_figures(compiled, flops, topologies.find("v4-8"))
+
+
+def test_time_and_share_of_peak_follow_from_cycles_and_the_chip():
+    found = of_v4(flops=1e9)
+    assert found["cycles"] == CYCLES
+    seconds = CYCLES / 1.05e9
+    assert found["milliseconds"] == pytest.approx(1e3 * seconds)
+    assert found["share_of_peak"] == pytest.approx(1e9 / seconds / 275e12)
+    assert found["hbm_bytes"] == 700 + 50 + 50 and found["compiler_flops"] == 5.0
+    assert sum(found["cycles_by_part"].values()) == sum(found["cycles_by_scope"].values()) == CYCLES
+    assert found["loops"][0]["body_cycles"] == 1050
+    json.dumps(found)
+
+
+def row(name, cycles, tokens=100, fits=True):
+    return {"name": name, "fits": fits, "cycles": cycles, "tokens_per_step": tokens}
+
+
+def test_ratios_are_of_cycles_per_token():
+    rows = [row("slide", 50), row("rec", 60), row("wide", 60, 200), row("huge", 0, fits=False)]
+    found = {each["name"]: each["ratio"] for each in slices.with_ratios(rows, "slide")}
+    assert found == {"slide": 1.0, "rec": 1.2, "wide": 0.6, "huge": None}
+
+
+def test_a_step_that_does_not_fit_is_told_with_what_it_needs(monkeypatch, tmp_path, capsys):
+    error = RuntimeError("RESOURCE_EXHAUSTED: Ran out of memory. Used 40.25G of 31.25G hbm. More.")
+
+    def compile_step(experiment, mesh):
+        raise error
+
+    monkeypatch.setattr(slices, "devices_of", lambda topology: jax.devices()[:4])
+    monkeypatch.setattr(slices, "compile_step", compile_step)
+    monkeypatch.setattr(topologies, "check_compiler", lambda: None)
+    files = f"--configs={write_config(tmp_path)}"
+    assert not command(monkeypatch, benchmark, "--topology=v4-8", files)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("tiny"))
+    assert line.split()[1:3] == ["40.25", "32"] and line.endswith("does not fit")
+    error = RuntimeError("something else")
+    with pytest.raises(RuntimeError, match="something else"):
+        command(monkeypatch, benchmark, "--topology=v4-8", files)
+
+
+def test_the_command_compiles_the_step_for_the_devices_of_the_slice(monkeypatch, tmp_path, capsys):
+    """With the CPU's compiler in place of the TPU's, which says nothing of cycles."""
+    monkeypatch.setattr(slices, "devices_of", lambda topology: jax.devices()[:4])
+    monkeypatch.setattr(topologies, "check_compiler", lambda: None)
+    file, written = write_config(tmp_path), tmp_path / "slices.json"
+    flags = "--topology=v4-8", f"--configs={file}", f"--json={written}"
+    assert not command(monkeypatch, benchmark, *flags)
+    shown = capsys.readouterr().out
+    assert "v4-8 (v4:2x2x1): 4 chips of 32 GiB" in shown
+    assert "the compiler's estimates: nothing was run" in shown
+    content = json.loads(written.read_text())
+    (found,) = content["slices"]
+    assert content["topology"] == "v4:2x2x1" and content["note"] == slices.ESTIMATES
+    assert found["mesh"] == {"data": 4, "model": 1} and found["rows_per_chip"] == 1
+    # Gradients of divided parameters are summed over the rows, outside of loops or inside.
+    assert sum(each["bytes"] for kinds in found["collectives"].values() for each in kinds.values())
+    assert {loop["trips"] for loop in found["loops"] if loop["scope"] == "layer1/states"} == {2}
+    per_chip = found["flops"]
+    assert per_chip > 0 and 0 < found["hbm_bytes"] < found["hbm_available"]
+
+
+def test_a_mesh_that_does_not_fit_the_slice_is_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(slices, "devices_of", lambda topology: jax.devices()[:8])
+    monkeypatch.setattr(topologies, "check_compiler", lambda: None)
+    flags = "--topology=v4-16", f"--configs={write_config(tmp_path)}"
+    assert command(monkeypatch, benchmark, *flags) == 1
+    assert "A batch of 4 rows cannot be divided over 8" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"\(3, -1\) does not fit 8 devices"):
+        make_mesh(3, -1, jax.devices()[:8])
+
+
+@pytest.mark.parametrize("name", ["v4-8", "v5e-4"])
+def test_libtpu_compiles_the_step_and_estimates_every_part(name, monkeypatch, tmp_path, capsys):
+    pytest.importorskip("libtpu", reason='libtpu is not installed: pip install -e ".[tpu]"')
+    file, written = write_config(tmp_path), tmp_path / "slices.json"
+    flags = f"--topology={name}", f"--configs={file}", f"--json={written}"
+    assert not command(monkeypatch, benchmark, *flags), capsys.readouterr().err
+    (found,) = json.loads(written.read_text())["slices"]
+    assert found["fits"] and found["cycles"] > 10_000 and found["share_of_peak"] < 1
+    parts = found["cycles_by_part"]
+    assert {"attention", "states", "feed_forward", "vocabulary", "optimizer"} <= parts.keys()
+    assert parts.get("other", 0) < 0.1 * found["cycles"]
+    loops = [loop for loop in found["loops"] if loop["scope"] == "layer1/states"]
+    assert {(loop["backward"], loop["trips"]) for loop in loops} == {(False, 2), (True, 2)}
