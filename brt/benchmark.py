@@ -14,11 +14,14 @@
 
     python -m brt.benchmark --trace=FOLDER
 
+    python -m brt.benchmark --accelerator
+
 The second form reads a token store, as fast as it can, and runs no model. The third reads a long
 document and writes on from two places in it. The fourth sets evaluation with a memory against a
 window for every token. The next two run nothing: they find the longest segments whose training step
-the compiler fits into so much memory, and compile the step for a slice of TPUs with libtpu. The
-last reads the newest trace of a run folder, which `brt.train --profile` wrote.
+the compiler fits into so much memory, and compile the step for a slice of TPUs with libtpu. Then
+the newest trace of a run folder is read, which `brt.train --profile` wrote. The last measures the
+systems of Table 1 on the GPU or TPU that JAX finds (`scripts/measure_accelerator.sh`).
 
 Every config takes one step in turn, over and over, so that a busy machine slows all of
 them alike; what counts is the ratio to the baseline, the first config unless named.
@@ -36,7 +39,8 @@ import numpy as np
 from absl import flags
 
 from brt import command_line, config
-from brt.benchmarks import slices, topologies, traces
+from brt.benchmarks import accelerator, slices, topologies, traces
+from brt.benchmarks.systems import random_batch
 from brt.data.streams.batch import Batch
 from brt.data.streams.throughput import measure_store, time_input
 from brt.evaluation import evaluation_speed
@@ -97,7 +101,7 @@ def build(file: str) -> Candidate:
     with jax.set_mesh(mesh):
         state = experiment.jit_init(mesh)()
         batch = jax.device_put(
-            _random_batch(experiment), shardings(experiment.abstract_batch(), mesh)
+            random_batch(experiment), shardings(experiment.abstract_batch(), mesh)
         )
         begun = time.perf_counter()
         step = experiment.jit_step(mesh).lower(state, batch).compile()
@@ -115,16 +119,6 @@ def build(file: str) -> Candidate:
         "segments_per_step": experiment.trainer.segments_per_step,
     }
     return Candidate(stem(file), step, state, batch, facts)
-
-
-def _random_batch(experiment):
-    shapes, rng = experiment.abstract_batch(), np.random.default_rng(0)
-    tokens = rng.integers(0, experiment.model.vocabulary_size, (2, *shapes.inputs_KBT.shape))
-    return Batch(
-        *tokens.astype(np.int32),
-        np.ones(shapes.weights_KBT.shape, np.float32),
-        np.zeros(shapes.starts_KB.shape, bool),
-    )
 
 
 def time_steps(candidates: Sequence[Candidate], rounds: int) -> np.ndarray:
@@ -320,6 +314,9 @@ def write_json(content: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    if FLAGS.accelerator:
+        file = FLAGS.json or "accelerator.json"
+        return accelerator.main(FLAGS.configs, FLAGS.minutes, file)
     if FLAGS.generate:
         positions = [int(position) for position in FLAGS.positions]
         found = show_generation(FLAGS.generate, positions, FLAGS.written)

@@ -3,6 +3,8 @@
 python -m brt.train --gin_file=configs/quickstart.gin --workdir=runs/quickstart
 """
 
+import os
+import platform
 import signal
 import subprocess
 import sys
@@ -111,11 +113,30 @@ def train(
         elif run.resumed:
             print(f"Going on in {FLAGS.workdir} from step {run.start:,}.", flush=True)
     if not done:
+        if jax.process_index() == 0 and malloc_is_slow():
+            print(
+                "Steps on a CPU can be 1.5 times as fast: the malloc settings of scripts/malloc.sh "
+                "are missing, source it before the command.",
+                file=sys.stderr,
+            )
         run.folder.describe(config)
         run.run()
     run.close()
     if run.stopped_by == signal.SIGINT:
         sys.exit(command_line.INTERRUPTED)
+
+
+def malloc_is_slow() -> bool:
+    """Tells if glibc will give back a step's work memory with every step (BENCHMARKS.md).
+
+    Not in notebooks, where nobody can set it before the kernel starts.
+    """
+    return (
+        jax.default_backend() == "cpu"
+        and platform.libc_ver()[0] == "glibc"
+        and "glibc.malloc." not in os.environ.get("GLIBC_TUNABLES", "")
+        and "JPY_PARENT_PID" not in os.environ
+    )
 
 
 def prepare_missing(experiment: Experiment) -> None:

@@ -8,4 +8,5 @@
 # SIGTERM, sent two minutes before the time limit, saves; a requeued job resumes.
 # Not run here: no cluster was at hand.
 set -euo pipefail
+source scripts/malloc.sh
 exec srun .venv/bin/python -m brt.train --distributed "$@"

@@ -5,6 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh ""
+source scripts/malloc.sh
 run=runs/quickstart
 started=$SECONDS
 python -m brt.train --gin_file=configs/quickstart.gin --workdir=$run

@@ -2,6 +2,7 @@
 # Environment, lint, types, tests: what a contributor runs, and CI too.  --slow runs everything.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# Without scripts/malloc.sh: tests compile more than they compute, in processes that share a memory.
 source scripts/environment.sh "[data,dev,notebooks,report,text]"
 selected=(-m "not slow")
 if [ "${1:-}" = "--slow" ]; then

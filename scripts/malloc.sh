@@ -1,0 +1,5 @@
+# Sourced by scripts that start Python: settings of glibc's malloc with which a step on a CPU keeps
+# its work memory instead of asking for it anew (BENCHMARKS.md, A step's memory on a CPU).
+if [ "$(uname -s)" = Linux ] && [ -z "${GLIBC_TUNABLES:-}" ]; then
+    export GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592
+fi

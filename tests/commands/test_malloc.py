@@ -1,0 +1,77 @@
+"""Settings of malloc at start-up: scripts make them; training on a CPU says if they are missing."""
+
+import os
+import platform
+import re
+import subprocess
+
+import jax
+import pytest
+from paths import SCRIPTS
+from tiny_run import command, shared_programs, write_config  # noqa: F401
+
+from brt import train
+
+SET = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592"
+MISSING = "the malloc settings of scripts/malloc.sh are missing"
+
+
+def tunables(**environment):
+    """What a script that sources scripts/malloc.sh gives to the commands it starts."""
+    line = 'source scripts/malloc.sh; env | grep "^GLIBC_TUNABLES=" || true'
+    plain = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", line],
+        cwd=SCRIPTS.parent,
+        env=plain | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip().removeprefix("GLIBC_TUNABLES=")
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="glibc's settings are for Linux")
+def test_scripts_give_the_settings_unless_there_are_others():
+    assert tunables() == SET
+    assert tunables(GLIBC_TUNABLES="glibc.malloc.arena_max=1") == "glibc.malloc.arena_max=1"
+
+
+def test_every_script_that_computes_makes_the_settings():
+    for path in SCRIPTS.glob("*.sh"):
+        if path.name in ("environment.sh", "test.sh"):
+            continue
+        text = path.read_text(encoding="utf-8")
+        lines = [line for line in text.splitlines() if not line.lstrip().startswith(("#", "echo"))]
+        if any(re.search(r"python|pytest", line) for line in lines):
+            assert re.search(r"(source|\.) scripts/malloc\.sh", text), path.name
+
+
+@pytest.fixture
+def on_glibc(monkeypatch):
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+
+
+def test_training_on_a_cpu_says_once_that_they_are_missing(on_glibc, monkeypatch, tmp_path, capsys):
+    flags = [f"--gin_file={write_config(tmp_path)}", f"--workdir={tmp_path / 'run'}"]
+    assert not command(monkeypatch, train, *flags, "--gin.Trainer.steps=2")
+    assert capsys.readouterr().err.count(MISSING) == 1
+    assert not command(monkeypatch, train, *flags, "--gin.Trainer.steps=2")
+    assert MISSING not in capsys.readouterr().err  # nothing is left to train
+    monkeypatch.setenv("GLIBC_TUNABLES", SET)
+    assert not command(monkeypatch, train, *flags, "--gin.Trainer.steps=3")
+    assert MISSING not in capsys.readouterr().err
+
+
+def test_they_are_not_missed_on_other_devices_in_notebooks_or_without_glibc(on_glibc, monkeypatch):
+    assert train.malloc_is_slow()
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        assert not train.malloc_is_slow()
+    with monkeypatch.context() as patch:
+        patch.setenv("JPY_PARENT_PID", "1")
+        assert not train.malloc_is_slow()
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    assert not train.malloc_is_slow()
