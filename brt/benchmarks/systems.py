@@ -62,9 +62,11 @@ def systems(scale: Scale, names: Sequence[str] = (), bindings: Sequence[str] = (
 def random_batch(experiment: Experiment, seed: int = 0) -> Batch:
     """Returns a batch of random tokens, in the middle of documents."""
     shapes, rng = experiment.abstract_batch(), np.random.default_rng(seed)
-    tokens = rng.integers(0, experiment.model.vocabulary_size, (2, *shapes.inputs_KBT.shape))
+    size = experiment.model.vocabulary_size
+    inputs_KBT, targets_KBT = rng.integers(0, size, (2, *shapes.inputs_KBT.shape)).astype(np.int32)
     return Batch(
-        *tokens.astype(np.int32),
+        inputs_KBT,
+        targets_KBT,
         np.ones(shapes.weights_KBT.shape, np.float32),
         np.zeros(shapes.starts_KB.shape, bool),
     )
