@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
-from brt import config
+from brt import compilation_cache, config
 from brt.data.corpus import StoreMissing  # noqa: F401  (an OSError with a message of its own)
 from brt.data.extras import MissingExtra
 from brt.training.checkpoint import CheckpointError
@@ -21,6 +21,12 @@ flags.DEFINE_multi_string(
 )
 flags.DEFINE_multi_string("gin_search_paths", [], "Further folders to find included files in.")
 flags.DEFINE_string("workdir", None, "The run folder.")
+flags.DEFINE_string(
+    "compilation_cache",
+    None,
+    "Folder of compiled programs, with which the next start compiles nothing; empty for none. "
+    "Default: ~/.cache/brt/compiled.",
+)
 flags.DEFINE_bool(
     "distributed", False, "Join the other processes of a TPU pod or a Slurm job (found by JAX)."
 )
@@ -55,6 +61,7 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
 
     def explained(argv):
         try:
+            compilation_cache.begin(FLAGS.compilation_cache)
             if takes_arguments:
                 main(argv[1:])
                 return
@@ -68,6 +75,8 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
             logging.debug("traceback", exc_info=True)
             print(f"\nError: {config.message(error)}", file=sys.stderr)
             sys.exit(1)
+        finally:
+            compilation_cache.end()
 
     logging.set_verbosity(logging.WARNING)
     # Orbax logs whole tracebacks from its threads; `brt.training.checkpoint` says it shorter.

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from brt import config
+from brt import compilation_cache, config
 from brt.data.streams.ids import check_store
 from brt.data.streams.ledger import MODULUS
 from brt.data.streams.select import training_stream
@@ -173,6 +173,8 @@ class TrainingRun:
                 self.profiler.before(step, self.state)
                 with jax.profiler.StepTraceAnnotation("train", step_num=step):
                     self.state, metrics = self.step_function(self.state, batch)
+                if step == self.start + 1:
+                    compilation_cache.publish()
                 if traced := self.profiler.after(step, self.step_function, self.state, batch):
                     progress.note(f"Trace of the steps up to {step:,}: {traced}")
                 if step % trainer.log_every == 0 or step == trainer.steps:

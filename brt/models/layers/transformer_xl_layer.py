@@ -198,7 +198,9 @@ class TransformerXLLayer(nnx.Module):
             rate = self.drops.attention
             kept_BHTJ = None
             if weights_key is not None and rate:
-                kept_BHTJ = jax.random.bernoulli(weights_key, 1.0 - rate, (B, H, T, k_BJHK.shape[1]))
+                kept_BHTJ = jax.random.bernoulli(
+                    weights_key, 1.0 - rate, (B, H, T, k_BJHK.shape[1])
+                )
             content_bias_HK, _ = self._biases(biases)
             y_BTHK = attend_by_distance(
                 q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ, rate
