@@ -9,8 +9,8 @@ from paths import ROOT
 LAYERS = (
     ("brt",),
     (
-        *("brt.checks", "brt.compilation_cache", "brt.compiled", "brt.declared_types"),
-        *("brt.progress", "brt.registration", "brt.token_ids"),
+        *("brt.checks", "brt.compilation_cache", "brt.declared_types", "brt.progress"),
+        *("brt.registration", "brt.token_ids"),
     ),
     ("brt.config",),
     ("brt.models", "brt.data"),

@@ -10,7 +10,8 @@ import pytest
 from architectures import ARCHITECTURES
 from tiny_models import QUICK
 
-from brt.compiled import axes_crossed, collectives
+from brt.benchmarks import hlo
+from brt.benchmarks.hlo_costs import axes_of, collectives
 from brt.experiment import Experiment
 from brt.models.layers import table_losses
 from brt.training.optimization.schedules import constant_rate
@@ -43,13 +44,14 @@ def in_loops(name, mesh_shape, dtype="float32", remat="none"):
         lowered = experiment.jit_step(mesh).lower(
             experiment.abstract_state(mesh), experiment.abstract_batch()
         )
-        found = collectives(lowered.compile(compiler_options=QUICK).as_text())
+        program = hlo.parse(lowered.compile(compiler_options=QUICK).as_text())
+        found = collectives(program)
     assert any(not one.loops for one in found), "nothing is exchanged at all"
     return Counter(
         (axis, one.kind, one.scope)
         for one in found
         if one.loops
-        for axis in axes_crossed(one, mesh.shape)
+        for axis in axes_of(one.groups, mesh.shape)
     )
 
 
