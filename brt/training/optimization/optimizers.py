@@ -7,6 +7,7 @@ import optax
 from jax.typing import ArrayLike
 
 from brt.checks import check_not_negative, check_positive, check_share, check_whole
+from brt.training.optimization.equal_parameters import equal_parameters_together
 
 Schedule = Callable[[ArrayLike], ArrayLike]
 """From a step, counted from 0, to the learning rate."""
@@ -40,13 +41,15 @@ def adafactor(
     if clip_update is not None:
         check_positive("adafactor.clip_update", clip_update)
     check_whole("adafactor.min_factored", min_factored)
-    return optax.adafactor(
-        learning_rate,
-        min_dim_size_to_factor=min_factored,
-        decay_rate=decay_rate,
-        clipping_threshold=clip_update,
-        momentum=momentum,
-        multiply_by_parameter_scale=True,
+    return equal_parameters_together(
+        optax.adafactor(
+            learning_rate,
+            min_dim_size_to_factor=min_factored,
+            decay_rate=decay_rate,
+            clipping_threshold=clip_update,
+            momentum=momentum,
+            multiply_by_parameter_scale=True,
+        )
     )
 
 
@@ -87,4 +90,5 @@ def adamw(
     if clip_norm is not None:
         check_positive("adamw.clip_norm", clip_norm)
         clips.append(optax.clip_by_global_norm(clip_norm))
-    return optax.chain(*clips, optax.adamw(learning_rate, b1, b2, eps, weight_decay=weight_decay))
+    adam = optax.adamw(learning_rate, b1, b2, eps, weight_decay=weight_decay)
+    return optax.chain(*clips, equal_parameters_together(adam))

@@ -1,0 +1,98 @@
+"""An optimizer that computes the updates of equal parameters together.
+
+The same parameter of all layers is stacked along a first axis inside the step, so that what is
+compiled does not grow with the number of layers. Optimizer states stay one for each parameter:
+checkpoints and shardings know nothing of it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def equal_parameters_together(
+    optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """Returns the optimizer, its updates computed once for parameters that are equal.
+
+    Parameters are equal if their paths differ in indices only, and their shapes and types are the
+    same: `layers/0/keys_DA` and `layers/7/keys_DA`.
+
+    optimizer: one that treats every parameter by itself and alike, whatever its name: no norm over
+        all parameters, no mask. What is not an array for each parameter in its state (counts) must
+        not depend on the parameters.
+    """
+
+    def update(updates, state, params=None):
+        tree = jax.tree.structure(updates)
+        leaves = jax.tree.leaves(updates)
+        given = () if params is None else (tree.flatten_up_to(params),)
+
+        def mirrors(node):
+            return jax.tree.structure(node) == tree
+
+        # One list of arrays for what the state has of each parameter, and what it has once.
+        nodes, outer = jax.tree.flatten(state, is_leaf=mirrors)
+        of_each = [mirrors(node) for node in nodes]
+        nodes = [
+            tree.flatten_up_to(node) if each else node
+            for node, each in zip(nodes, of_each, strict=True)
+        ]
+
+        new_leaves: list[Any] = [None] * len(leaves)
+        new_nodes = [[None] * len(leaves) if each else None for each in of_each]
+        for indices in _groups(updates):
+            stack, part = _stacking(indices)
+            state_axes = outer.unflatten([0 if each else None for each in of_each])
+            of_group = outer.unflatten(
+                [stack(node) if each else node for node, each in zip(nodes, of_each, strict=True)]
+            )
+            arrays = (stack(leaves), of_group, *map(stack, given))
+            if len(indices) == 1:
+                found, after = optimizer.update(*arrays)
+            else:
+                axes = (0, state_axes, *(0 for _ in given))
+                found, after = jax.vmap(optimizer.update, axes, (0, state_axes))(*arrays)
+            for number, index in enumerate(indices):
+                new_leaves[index] = part(found, number)
+            for place, node in enumerate(outer.flatten_up_to(after)):
+                if not of_each[place]:
+                    new_nodes[place] = node
+                    continue
+                for number, index in enumerate(indices):
+                    new_nodes[place][index] = part(node, number)
+        after = [
+            tree.unflatten(node) if each else node
+            for node, each in zip(new_nodes, of_each, strict=True)
+        ]
+        return tree.unflatten(new_leaves), outer.unflatten(after)
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
+def _groups(tree) -> list[list[int]]:
+    """Returns the indices of the leaves of each group of equal ones."""
+    found: dict[Any, list[int]] = {}
+    for index, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
+        names = tuple(str(step) for step in path if not _is_index(step))
+        found.setdefault((names, leaf.shape, leaf.dtype), []).append(index)
+    return list(found.values())
+
+
+def _is_index(step):
+    if isinstance(step, jax.tree_util.SequenceKey):
+        return True
+    return isinstance(step, jax.tree_util.DictKey) and isinstance(step.key, int)
+
+
+def _stacking(indices) -> tuple[Callable, Callable]:
+    """Returns what puts a group's arrays together, and what takes one of them out again."""
+    if len(indices) == 1:
+        return (lambda arrays: arrays[indices[0]]), (lambda array, number: array)
+    return (
+        lambda arrays: jnp.stack([arrays[index] for index in indices]),
+        lambda array, number: array[number],
+    )

@@ -1,0 +1,93 @@
+"""Equal parameters are updated together, as if each were updated by itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brt.training.optimization.equal_parameters import equal_parameters_together
+from brt.training.optimization.optimizers import adafactor, adamw
+
+
+def rate(step):
+    return 0.1 / (1.0 + step)
+
+
+OPTIMIZERS = {
+    "adafactor": lambda: optax.adafactor(rate, momentum=0.9, min_dim_size_to_factor=4),
+    "adamw": lambda: optax.adamw(rate, weight_decay=0.1),
+    "sgd": lambda: optax.sgd(rate),
+}
+
+
+def layers(sizes, seed=0):
+    """Parameters of layers with matrices of these sizes, a vector and a table beside them."""
+    rng = np.random.default_rng(seed)
+
+    def array(*shape):
+        return jnp.asarray(rng.normal(size=shape))
+
+    return {
+        "table_VD": array(7, 5),
+        "layers": {
+            i: {
+                "keys_DA": array(5, size),
+                "values_DA": array(5, size),
+                "norm": {"scale_D": array(5)},
+            }
+            for i, size in enumerate(sizes)
+        },
+        "others": [array(5, 5), array(5, 5)],
+    }
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@settings(deadline=None, max_examples=8)
+@given(sizes=st.lists(st.sampled_from([3, 6]), max_size=4))
+def test_every_parameter_moves_as_by_itself(name, sizes):
+    with jax.enable_x64(True):
+        alone = OPTIMIZERS[name]()
+        together = equal_parameters_together(alone)
+        params = [layers(sizes), layers(sizes)]
+        states = [alone.init(params[0]), together.init(params[1])]
+        assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
+        for step in range(3):
+            gradients = layers(sizes, seed=1 + step)
+            for i, optimizer in enumerate((alone, together)):
+                updates, states[i] = optimizer.update(gradients, states[i], params[i])
+                params[i] = optax.apply_updates(params[i], updates)
+
+        def same(a, b):
+            assert a.shape == b.shape and a.dtype == b.dtype
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+        jax.tree.map(same, (params[1], states[1]), (params[0], states[0]))
+
+
+MOVING = {"broadcast_in_dim", "concatenate", "dynamic_slice", "reshape", "slice", "squeeze"}
+
+
+def computing(jaxpr):
+    """The equations of a program that compute something, those of its functions too."""
+    total = 0
+    for equation in jaxpr.eqns:
+        inner = [x.jaxpr for x in equation.params.values() if hasattr(x, "jaxpr")]
+        own = not inner and equation.primitive.name not in MOVING
+        total += own + sum(map(computing, inner))
+    return total
+
+
+def program_of(optimizer, sizes):
+    params = layers(sizes)
+    state = optimizer.init(params)
+    return computing(jax.make_jaxpr(optimizer.update)(params, state, params).jaxpr)
+
+
+@pytest.mark.parametrize("make", [adafactor, adamw], ids=lambda make: make.__name__)
+def test_more_layers_make_the_program_of_an_optimizer_no_longer(make):
+    alone = OPTIMIZERS[make.__name__]()
+    assert program_of(alone, [3] * 6) > program_of(alone, [3] * 5)
+    assert program_of(make(rate), [3] * 6) == program_of(make(rate), [3] * 5)
