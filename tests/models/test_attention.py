@@ -11,7 +11,12 @@ from tiny_models import quick_jit
 
 from brt.models import layer
 from brt.models.layers import relative_attention, transformer_xl_layer
-from brt.models.layers.attention import attend, plain_attention
+from brt.models.layers.attention import (
+    attend,
+    attend_by_head,
+    heads_first,
+    plain_attention,
+)
 from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.memories import external_memory, recurrent_cell
 
@@ -154,6 +159,11 @@ ATTENDING = [
 ]
 
 
+def plain_by_head(q_HQK, k_HJK, v_HJK):
+    scale_H = jnp.ones(q_HQK.shape[-3])
+    return heads_first(plain_attention(*map(heads_first, (q_HQK, k_HJK, v_HJK)), scale_H))
+
+
 def plain_by_distance(q, k, v, u, positions, visible_BTJ, kept_BHTJ=None, rate=0.0):
     s_BHTJ = relative_attention.scores(q, k, u, positions)
     keep_BHTJ = None if kept_BHTJ is None else kept_BHTJ / (1.0 - rate)
@@ -163,7 +173,8 @@ def plain_by_distance(q, k, v, u, positions, visible_BTJ, kept_BHTJ=None, rate=0
 
 @pytest.mark.parametrize("name", ATTENDING)
 def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkeypatch):
-    assert all(module.attend is attend for module in (layer, recurrent_cell, external_memory))
+    assert all(module.attend is attend for module in (layer, external_memory))
+    assert recurrent_cell.attend_by_head is attend_by_head
     assert transformer_xl_layer.attend_by_distance is relative_attention.attend_by_distance
     with jax.enable_x64(True):
         model = random_model(name, dtype="float64", dropout=0.3)
@@ -187,8 +198,9 @@ def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkey
             return quick_jit(lambda params: jax.value_and_grad(total)(params))(params)
 
         found = values()
-        for module in (layer, recurrent_cell, external_memory):
+        for module in (layer, external_memory):
             monkeypatch.setattr(module, "attend", plain_attention)
+        monkeypatch.setattr(recurrent_cell, "attend_by_head", plain_by_head)
         monkeypatch.setattr(transformer_xl_layer, "attend_by_distance", plain_by_distance)
         expected = values()
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

@@ -26,6 +26,7 @@ from brt.models.caches import (
     select_rows,
     write_token,
 )
+from brt.models.layers.attention import heads_first
 from brt.models.memories.external_memory import RingCache
 from brt.models.memories.recurrent_cell import DecodingStates, StateCache
 
@@ -143,7 +144,8 @@ def test_at_a_block_border_the_decoding_form_is_the_segment_form(name):
                 assert_same(memory, whole)  # the same in both forms
                 continue
             assert isinstance(memory, DecodingStates)
-            expected = layer.cell.keys_values(whole.states_BSD, jnp.float32)
+            keys_values = layer.cell.keys_values(whole.states_BSD, jnp.float32)
+            expected = map(heads_first, keys_values)
             assert_same(tuple(memory), (whole.states_BSD, *expected))
         window = cache.window
         assert isinstance(window, DecodingWindow)

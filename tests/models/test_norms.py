@@ -5,8 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tiny_models import quick_jit
 
-from brt.models.layers.norms import RMSNorm, unit_heads, wide
+from brt.models.layers.norms import (
+    RMSNorm,
+    rms_normed,
+    scaled_unit_heads,
+    unit_heads,
+    wide,
+)
 
 SHAPES = [(1, 1, 1), (2, 3, 8), (5, 7), (2, 1, 2, 33)]
 
@@ -66,3 +73,65 @@ def test_wide_never_narrows():
     assert wide(jnp.ones(2, jnp.float32)).dtype == jnp.float32
     with jax.enable_x64(True):
         assert wide(jnp.ones(2, jnp.float64)).dtype == jnp.float64
+
+
+# Gradients, against those of the same in plain words.
+
+
+def plain_rms(x_BTD, scale_D):
+    return x_BTD / jnp.sqrt(jnp.mean(x_BTD**2, axis=-1, keepdims=True) + 1e-6) * scale_D
+
+
+def plain_unit(x_BHSK, scale_H):
+    return plain_scaled(x_BHSK, jnp.ones_like(scale_H))
+
+
+def plain_scaled(x_BHSK, scale_H):
+    lengths = jnp.sqrt(jnp.sum(x_BHSK**2, axis=-1, keepdims=True) + 1e-6)
+    return x_BHSK / lengths * jnp.abs(scale_H)[:, None, None]
+
+
+@pytest.mark.parametrize(
+    ("written", "plain", "axis"),
+    [
+        (rms_normed, plain_rms, -1),
+        (lambda x, scale: unit_heads(x), plain_unit, 1),
+        (scaled_unit_heads, plain_scaled, 1),
+    ],
+    ids=["rms_normed", "unit_heads", "scaled_unit_heads"],
+)
+@pytest.mark.parametrize("size", [1e-4, 1.0, 300.0])
+def test_outputs_and_gradients_are_those_of_the_plain_form(written, plain, axis, size):
+    rng = np.random.default_rng(1)
+    shape = 2, 3, 4, 5
+    x = size * rng.normal(size=shape)
+    weights = rng.normal(size=shape)
+    scale = rng.normal(size=shape[axis])
+
+    def values(function):
+        def total(x, scale):
+            y = function(x, scale)
+            return jnp.sum(y * weights), y
+
+        return quick_jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(x, scale)
+
+    with jax.enable_x64(True):
+        for a, b in zip(*map(jax.tree.leaves, (values(written), values(plain))), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12 / size)
+
+
+def test_a_scale_of_zero_gives_zeros_and_finite_gradients():
+    x_BHSK = jnp.asarray(draw((2, 3, 4, 5)), jnp.float32)
+    scale_H = jnp.array([0.0, 1.0, -2.0])
+    assert not scaled_unit_heads(x_BHSK, scale_H)[:, 0].any()
+    gradients = jax.grad(lambda *inputs: scaled_unit_heads(*inputs).sum(), argnums=(0, 1))
+    dx_BHSK, dscale_H = gradients(x_BHSK, scale_H)
+    assert not dx_BHSK[:, 0].any() and dx_BHSK[:, 1:].any()
+    assert dscale_H[0] == 0 and np.isfinite(dscale_H).all()
+
+
+def test_of_a_norm_only_its_input_is_kept_for_the_backward_pass():
+    x_BTD, scale_D = jnp.ones((2, 3, 8), jnp.bfloat16), jnp.ones(8)
+    _, back = jax.vjp(rms_normed, x_BTD, scale_D)
+    large = [leaf for leaf in jax.tree.leaves(back) if getattr(leaf, "shape", ()) == x_BTD.shape]
+    assert [leaf.dtype for leaf in large] == [jnp.bfloat16]

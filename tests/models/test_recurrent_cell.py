@@ -11,6 +11,7 @@ from architectures import random_model
 from flax import nnx
 from tiny_models import OneKey, drawn, parameters, quick_jit
 
+from brt.models.layers.attention import heads_first
 from brt.models.layers.norms import unit_heads
 from brt.models.layers.sizes import Sizes
 from brt.models.memories.gates import KINDS
@@ -48,7 +49,8 @@ def tokens(blocks=None):
 @quick_jit
 def step(graph_and_params, states_BSD, k_BJHK, v_BJHK):
     cell = nnx.merge(*graph_and_params)
-    return cell.step(states_BSD, *cell.keys_values(states_BSD, jnp.float32), k_BJHK, v_BJHK)[0]
+    keys_values = cell.keys_values(states_BSD, jnp.float32)
+    return cell.step(states_BSD, *keys_values, heads_first(k_BJHK), heads_first(v_BJHK))[0]
 
 
 def next_states(cell, states_BSD, k_BJHK, v_BJHK):
@@ -220,8 +222,8 @@ def test_the_loop_over_blocks_is_one_step_after_another(settings):
         # Tokens see the states from before their block.
         keys_values = read_states(states_BSD)
         for found, expected in zip(seen, keys_values, strict=True):
-            np.testing.assert_allclose(found[:, g], expected, atol=1e-5)
-        read = (x_BGJHK[:, g] for x_BGJHK in blocks)
+            np.testing.assert_allclose(found[:, g], heads_first(expected), atol=1e-5)
+        read = (heads_first(x_BGJHK[:, g]) for x_BGJHK in blocks)
         states_BSD, share = one_step(states_BSD, *keys_values, *read)
         shares.append(share)
     np.testing.assert_allclose(last.states_BSD, states_BSD, rtol=1e-5, atol=1e-5)
@@ -232,7 +234,8 @@ def test_one_block_whose_states_are_known_gives_what_the_loop_gives():
     cell, blocks = random_cell(gate="lstm"), BlockPairs(*tokens(blocks=1))
     cache = StateCache(draw(B, S, D))
     known = cell.states(cache, jnp.float32)
-    expected = (x[:, None] for x in cell.keys_values(cache.states_BSD, jnp.float32))
+    keys_values = cell.keys_values(cache.states_BSD, jnp.float32)
+    expected = (heads_first(x_BHSK)[:, None] for x_BHSK in keys_values)
     jax.tree.map(np.testing.assert_array_equal, known, BlockStates(*expected))
     found = quick_jit(cell.take_in)(cache, blocks, known)
     loop = quick_jit(cell.take_in)(cache, blocks)
@@ -245,7 +248,8 @@ def test_the_share_kept_is_that_of_the_gates():
     cell.attention_gate.keep_bias_D[...] = jnp.full(D, np.log(3.0))  # keeps 3/4
     cell.feed_forward_gate.keep_bias_D[...] = jnp.full(D, 0.0)  # keeps 1/2
     states_BSD = draw(B, S, D)
-    _, kept = cell.step(states_BSD, *cell.keys_values(states_BSD, jnp.float32), *tokens())
+    keys_values = cell.keys_values(states_BSD, jnp.float32)
+    _, kept = cell.step(states_BSD, *keys_values, *map(heads_first, tokens()))
     np.testing.assert_allclose(kept, 5 / 8, rtol=1e-6)
 
 

@@ -128,8 +128,8 @@ CELL = _of(
     ("rec_fixed_skip", "rec_lstm_dual"),
     {
         "read_after_its_update": (
-            "return states_BSD, (BlockStates(k_BSHK, v_BSHK), kept_B)",
-            "return states_BSD, (BlockStates(*self.keys_values(states_BSD, dtype)), kept_B)",
+            "return states_BSD, (k_BHSK, v_BHSK, kept_B)",
+            "return states_BSD, (*self.keys_values(states_BSD, dtype, weights), kept_B)",
         ),
         "sees_one_block_only": (
             "*tokens, weights, queries",

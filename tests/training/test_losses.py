@@ -64,9 +64,10 @@ def test_the_gradient_is_the_softmax_minus_the_target():
     np.testing.assert_allclose(gradient, probabilities - np.eye(7)[targets], atol=1e-6)
 
 
-def test_the_first_of_equal_logits_is_the_prediction():
-    _, correct = token_losses(jnp.zeros((3, 4)), jnp.array([0, 1, 3], jnp.int32))
-    assert correct.tolist() == [True, False, False]
+def test_a_target_is_right_if_no_logit_exceeds_its_own():
+    logits = jnp.array([[2.0, 1.0, 2.0], [2.0, 1.0, 2.0], [2.0, 1.0, 2.0], [jnp.nan, 1.0, 2.0]])
+    _, correct = token_losses(logits, jnp.array([0, 1, 2, 2], jnp.int32))
+    assert correct.tolist() == [True, False, True, False]
 
 
 @pytest.mark.parametrize("T", [1, 2, 5, 8])

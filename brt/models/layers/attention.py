@@ -1,7 +1,8 @@
 """Softmax attention that keeps no weights for the backward pass.
 
-`attend` is what every direction of every model uses; `plain_attention` is the same in four lines,
-differentiated by JAX, which tests compare it with. Letters as in `brt.models`.
+`attend` is what every direction of every model uses, and `attend_by_head` where heads come first
+already; `plain_attention` is the same in four lines, differentiated by JAX, which tests compare it
+with. Letters as in `brt.models`.
 """
 
 from typing import NamedTuple
@@ -11,8 +12,10 @@ import jax.numpy as jnp
 
 from brt.models.layers.norms import wide
 
+COLUMNS = 128
+"""Of a matrix unit."""
 
-@jax.custom_vjp
+
 def attend(
     q_QHK: jax.Array,
     k_JHK: jax.Array,
@@ -22,9 +25,6 @@ def attend(
     keep_HQJ: jax.Array | None = None,
 ) -> jax.Array:
     """Returns softmax(scale * q.k + table) v, for any leading axes (rows, blocks).
-
-    The backward pass is written by hand: it computes the weights once more from queries, keys and
-    the logarithm of the softmax's sum. It has derivatives in reverse only (no `jax.jvp`).
 
     Args:
         q_QHK: queries, (..., Q, H, K).
@@ -38,10 +38,31 @@ def attend(
     Returns:
         (..., Q, H, K) in the values' type; scores and softmax are float32 or wider.
 
-    Source: Block-Recurrent, section 3.2 (normalised queries and keys, learned scale). Backward
-    pass: Dao et al. 2022, arXiv:2205.14135, appendix B.4.
+    Source: Block-Recurrent, section 3.2 (normalised queries and keys, learned scale).
     """
-    return _forward(q_QHK, k_JHK, v_JHK, scale_H, table_HQJ, keep_HQJ)[0]
+    heads = map(heads_first, (q_QHK, k_JHK, v_JHK))
+    return heads_first(attend_by_head(*heads, scale_H, table_HQJ, keep_HQJ))
+
+
+@jax.custom_vjp
+def attend_by_head(
+    q_HQK: jax.Array,
+    k_HJK: jax.Array,
+    v_HJK: jax.Array,
+    scale_H: jax.Array | None = None,
+    table_HQJ: jax.Array | None = None,
+    keep_HQJ: jax.Array | None = None,
+) -> jax.Array:
+    """Returns what `attend` returns, of arrays whose heads come first; (..., H, Q, K).
+
+    Without a scale the queries are scaled already.
+
+    The backward pass is written by hand: it computes the weights once more from queries, keys and
+    the logarithm of the softmax's sum. It has derivatives in reverse only (no `jax.jvp`).
+
+    Source: of the backward pass, Dao et al. 2022, arXiv:2205.14135, appendix B.4.
+    """
+    return _forward(q_HQK, k_HJK, v_HJK, scale_H, table_HQJ, keep_HQJ)[0]
 
 
 def plain_attention(
@@ -88,13 +109,30 @@ def read_softmax(
     """
     highest_HQ = jnp.max(scores_HQJ, axis=-1)
     parts_HQJ = jnp.exp(scores_HQJ - highest_HQ[..., None])
-    sum_HQ = jnp.sum(parts_HQJ, axis=-1)
+    sum_HQ = _summed_as(parts_HQJ, v_HJK)
     if keep_HQJ is not None:
         parts_HQJ = parts_HQJ * keep_HQJ
     # Divided after the product: K numbers for each query instead of J.
     read_HQK = product("HQJ,HJK->HQK", parts_HQJ.astype(v_HJK.dtype), v_HJK)
     read_HQK = (read_HQK / sum_HQ[..., None]).astype(v_HJK.dtype)
     return Softmax(read_HQK, highest_HQ + jnp.log(sum_HQ))
+
+
+def _summed_as(parts_HQJ, v_HJK):
+    """Returns the sums over keys of what is multiplied with the values, in the values' type.
+
+    In a narrower type than the scores' it is a product with ones, as many columns of them as a
+    matrix unit has: for a TPU half the cost of a sum along the last axis.
+    """
+    if v_HJK.dtype == parts_HQJ.dtype:
+        return jnp.sum(parts_HQJ, axis=-1)
+    ones_JK = jnp.ones((parts_HQJ.shape[-1], COLUMNS), v_HJK.dtype)
+    return jnp.einsum(
+        "...J,JK->...K",
+        parts_HQJ.astype(v_HJK.dtype),
+        ones_JK,
+        preferred_element_type=parts_HQJ.dtype,
+    )[..., 0]
 
 
 def softmax_gradients(
@@ -149,38 +187,44 @@ def _scores(scaled_HQK, k_HJK, table_HQJ):
     return scores_HQJ if table_HQJ is None else scores_HQJ + table_HQJ
 
 
-def _forward(q_QHK, k_JHK, v_JHK, scale_H, table_HQJ=None, keep_HQJ=None):
-    # The scale multiplies queries: its gradient is a sum over them, not over all scores.
-    scaled_QHK = (wide(q_QHK) * jnp.abs(scale_H)[:, None]).astype(q_QHK.dtype)
-    k_HJK = heads_first(k_JHK)
-    v_HJK = heads_first(v_JHK)
-    scores_HQJ = _scores(heads_first(scaled_QHK), k_HJK, table_HQJ)
+def _scaled(q_HQK, scale_H):
+    """The scale multiplies queries: its gradient is a sum over them, not over all scores."""
+    if scale_H is None:
+        return q_HQK
+    return (wide(q_HQK) * jnp.abs(scale_H)[:, None, None]).astype(q_HQK.dtype)
+
+
+def _forward(q_HQK, k_HJK, v_HJK, scale_H=None, table_HQJ=None, keep_HQJ=None):
+    scores_HQJ = _scores(_scaled(q_HQK, scale_H), k_HJK, table_HQJ)
     found = read_softmax(scores_HQJ, v_HJK, keep_HQJ)
-    return heads_first(found.read_HQK), (q_QHK, k_HJK, v_HJK, scale_H, table_HQJ, keep_HQJ, found)
+    return found.read_HQK, (q_HQK, k_HJK, v_HJK, scale_H, table_HQJ, keep_HQJ, found)
 
 
-def _backward(kept, gradient_QHK):
+def _backward(kept, gradient_HQK):
     # The barrier keeps the compiler from finding the forward pass's scores in these, which would
     # hold them in memory until now.
-    q_QHK, k_HJK, v_HJK, scale_H, table_HQJ, keep_HQJ, found, gradient_QHK = (
-        jax.lax.optimization_barrier((*kept, gradient_QHK))
+    q_HQK, k_HJK, v_HJK, scale_H, table_HQJ, keep_HQJ, found, gradient_HQK = (
+        jax.lax.optimization_barrier((*kept, gradient_HQK))
     )
-    scale_H1 = jnp.abs(scale_H)[:, None]
-    scaled_HQK = heads_first((wide(q_QHK) * scale_H1).astype(q_QHK.dtype))
+    scaled_HQK = _scaled(q_HQK, scale_H)
     scores_HQJ = _scores(scaled_HQK, k_HJK, table_HQJ)
-    ds_HQJ, dv_HJK = softmax_gradients(
-        found, scores_HQJ, v_HJK, keep_HQJ, heads_first(gradient_QHK)
-    )
-    dtable_HQJ = None if table_HQJ is None else summed_to(ds_HQJ, table_HQJ)
+    ds_HQJ, dv_HJK = softmax_gradients(found, scores_HQJ, v_HJK, keep_HQJ, gradient_HQK)
+    # In the activations' type before all sums: written to memory once, and half as large.
     ds_HQJ = ds_HQJ.astype(k_HJK.dtype)
-    dscaled_QHK = heads_first(product("HQJ,HJK->HQK", ds_HQJ, k_HJK))
+    dtable_HQJ = None if table_HQJ is None else summed_to(ds_HQJ, table_HQJ)
+    dscaled_HQK = product("HQJ,HJK->HQK", ds_HQJ, k_HJK)
     dk_HJK = turned_product(scaled_HQK, ds_HQJ)
-    dscale_H = jnp.sum(dscaled_QHK * wide(q_QHK), axis=-1).reshape(-1, len(scale_H)).sum(axis=0)
+    dscale_H = None
+    if scale_H is not None:
+        dscale_HQ = jnp.sum(dscaled_HQK * wide(q_HQK), axis=-1)
+        dscale_H = jnp.sum(dscale_HQ, axis=-1).reshape(-1, len(scale_H)).sum(axis=0)
+        dscale_H = (dscale_H * jnp.sign(scale_H)).astype(scale_H.dtype)
+        dscaled_HQK = dscaled_HQK * jnp.abs(scale_H)[:, None, None]
     return (
-        summed_to(dscaled_QHK * scale_H1, q_QHK),
-        heads_first(summed_to(dk_HJK, k_HJK)),
-        heads_first(summed_to(dv_HJK, v_HJK)),
-        (dscale_H * jnp.sign(scale_H)).astype(scale_H.dtype),
+        summed_to(dscaled_HQK, q_HQK),
+        summed_to(dk_HJK, k_HJK),
+        summed_to(dv_HJK, v_HJK),
+        dscale_H,
         dtable_HQJ,
         None,
     )
@@ -192,10 +236,10 @@ def summed_to(x: jax.Array, like: jax.Array) -> jax.Array:
     repeated = [added + i for i, n in enumerate(like.shape) if n == 1 and x.shape[added + i] > 1]
     if added and jax.sharding.get_abstract_mesh().size <= 1:
         # On a CPU sums of long rows are ten times as fast as XLA's sum over leading axes.
-        x = _sum_of_parts(x.reshape(-1, *x.shape[added:]))
+        x = _sum_of_parts(wide(x).reshape(-1, *x.shape[added:]))
         repeated = [axis - added for axis in repeated]
         added = 0
-    x = jnp.sum(x, axis=(*range(added), *repeated))
+    x = jnp.sum(wide(x), axis=(*range(added), *repeated))
     return x.reshape(like.shape).astype(like.dtype)
 
 
@@ -209,4 +253,4 @@ def _sum_of_parts(x):
     return x[0]
 
 
-attend.defvjp(_forward, _backward)
+attend_by_head.defvjp(_forward, _backward)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 
 def token_losses(logits_BTV: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns -log p(target), and whether the target has the highest logit.
+    """Returns -log p(target), and whether no logit exceeds the target's.
 
     Args:
         logits_BTV: (..., V), float32 or wider.
@@ -16,4 +16,4 @@ def token_losses(logits_BTV: jax.Array, targets_BT: jax.Array) -> tuple[jax.Arra
     """
     chosen = jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)[..., 0]
     nats = jax.nn.logsumexp(logits_BTV, axis=-1) - chosen
-    return nats, jnp.argmax(logits_BTV, axis=-1) == targets_BT
+    return nats, chosen >= jnp.max(logits_BTV, axis=-1)

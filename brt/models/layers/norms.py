@@ -33,11 +33,32 @@ class RMSNorm(nnx.Module):
         return rms_normed(x_BTD, self.scale_D[...])
 
 
+@jax.custom_vjp
 def rms_normed(x_BTD: jax.Array, scale_D: jax.Array) -> jax.Array:
-    """Returns x / rms(x) * scale, in the shape (..., D) and type of x; as `RMSNorm`."""
+    """Returns x / rms(x) * scale, in the shape (..., D) and type of x; as `RMSNorm`.
+
+    Of all vectors only x itself is kept for the backward pass, which is written by hand.
+    """
+    return _rms_forward(x_BTD, scale_D)[0]
+
+
+def _rms_forward(x_BTD, scale_D):
     x = wide(x_BTD)
-    x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
-    return (x * scale_D).astype(x_BTD.dtype)
+    factor_BT1 = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
+    return (x * factor_BT1 * scale_D).astype(x_BTD.dtype), (x_BTD, scale_D, factor_BT1)
+
+
+def _rms_backward(kept, gradient_BTD):
+    x_BTD, scale_D, factor_BT1 = kept
+    gradient = wide(gradient_BTD)
+    normed = wide(x_BTD) * factor_BT1
+    along = jnp.mean(gradient * scale_D * normed, axis=-1, keepdims=True)
+    dx = factor_BT1 * (gradient * scale_D - normed * along)
+    dscale_D = jnp.sum(gradient * normed, axis=tuple(range(gradient.ndim - 1)))
+    return dx.astype(x_BTD.dtype), dscale_D.astype(scale_D.dtype)
+
+
+rms_normed.defvjp(_rms_forward, _rms_backward)
 
 
 class LayerNorm(nnx.Module):
@@ -64,11 +85,63 @@ class LayerNorm(nnx.Module):
         return (x * self.scale_D[...] + self.bias_D[...]).astype(x_BTD.dtype)
 
 
+@jax.custom_vjp
 def unit_heads(x_BTHK: jax.Array) -> jax.Array:
-    """Returns each head's vector divided by its length (Block-Recurrent, section 3.2)."""
+    """Returns each head's vector divided by its length (Block-Recurrent, section 3.2).
+
+    Only what it returns is kept for the backward pass, which is written by hand, and the lengths.
+    """
+    return _unit_forward(x_BTHK)[0]
+
+
+def _unit_forward(x_BTHK):
     x = wide(x_BTHK)
-    x = x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
-    return x.astype(x_BTHK.dtype)
+    factor_BTH1 = jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
+    unit_BTHK = (x * factor_BTH1).astype(x_BTHK.dtype)
+    return unit_BTHK, (unit_BTHK, factor_BTH1)
+
+
+def _unit_backward(kept, gradient_BTHK):
+    unit_BTHK, factor_BTH1 = kept
+    gradient, unit = wide(gradient_BTHK), wide(unit_BTHK)
+    along = jnp.sum(gradient * unit, axis=-1, keepdims=True)
+    return ((factor_BTH1 * (gradient - unit * along)).astype(unit_BTHK.dtype),)
+
+
+unit_heads.defvjp(_unit_forward, _unit_backward)
+
+
+@jax.custom_vjp
+def scaled_unit_heads(x_BHSK: jax.Array, scale_H: jax.Array) -> jax.Array:
+    """Returns `unit_heads` times the absolute value of each head's scale, (B, H, S, K).
+
+    As there, of all vectors only what it returns is kept for the backward pass.
+    """
+    return _scaled_forward(x_BHSK, scale_H)[0]
+
+
+def _scaled_forward(x_BHSK, scale_H):
+    x = wide(x_BHSK)
+    factor_BHS1 = jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
+    scaled_BHSK = (x * factor_BHS1 * jnp.abs(scale_H)[:, None, None]).astype(x_BHSK.dtype)
+    return scaled_BHSK, (scaled_BHSK, factor_BHS1, scale_H)
+
+
+def _scaled_backward(kept, gradient_BHSK):
+    scaled_BHSK, factor_BHS1, scale_H = kept
+    gradient, scaled = wide(gradient_BHSK), wide(scaled_BHSK)
+    size_H = jnp.abs(scale_H)
+    # A scale of zero has no direction to go: its part of the gradient is zero as well.
+    inverse_H = jnp.where(size_H > 0, 1.0 / jnp.where(size_H > 0, size_H, 1.0), 0.0)
+    along = jnp.sum(gradient * scaled, axis=-1, keepdims=True)
+    dx = factor_BHS1 * (
+        gradient * size_H[:, None, None] - scaled * along * inverse_H[:, None, None]
+    )
+    dscale_H = jnp.sum(along, axis=(0, 2, 3)) * inverse_H * jnp.sign(scale_H)
+    return dx.astype(scaled_BHSK.dtype), dscale_H.astype(scale_H.dtype)
+
+
+scaled_unit_heads.defvjp(_scaled_forward, _scaled_backward)
 
 
 def share_of_norm(part: jax.Array, rest: jax.Array) -> jax.Array:

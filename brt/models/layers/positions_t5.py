@@ -12,6 +12,9 @@ from brt.models.layers.initializers import normal, parameter
 HIDDEN = -1e6
 """Added to the score of a key that may not be seen."""
 
+TILE = 128
+"""Columns that TPUs move together: a table is put together of parts that begin at multiples."""
+
 
 def t5_buckets(distance: ArrayLike, num_buckets: int = 32, max_distance: int = 128) -> np.ndarray:
     """Returns the bucket of each query-key distance, causal form.
@@ -52,12 +55,19 @@ class WindowMask(nnx.Module):
             (H, W, 2W) of the parameter's type.
         """
         W = window
+        Q = TILE if W % TILE == 0 else W
         bias_HW = self._by_distance(scale_H, W)[:, ::-1]
-        # One row of length 2W + 1, written over and over and cut every 2W: each row of
-        # the result stands one column further right. The gradient is a sum, no scatter.
-        hidden = jnp.full((bias_HW.shape[0], W + 1), HIDDEN, bias_HW.dtype)
-        line = jnp.tile(jnp.concatenate([bias_HW, hidden], axis=1), (1, W))
-        return line[:, : W * 2 * W].reshape(-1, W, 2 * W)
+        # The first Q queries: one row written over and over, and cut so that each row of the result
+        # stands one column further right. The gradient is a sum, no scatter.
+        before, behind = (
+            jnp.full((len(bias_HW), columns), HIDDEN, bias_HW.dtype) for columns in (W - Q, W + 1)
+        )
+        row = jnp.concatenate([before, bias_HW, behind], axis=1)
+        columns = row.shape[1] - 1
+        rows_HQJ = jnp.tile(row, (1, Q))[:, : Q * columns].reshape(-1, Q, columns)
+        # The next Q see the same, Q columns further right.
+        starts = range(W - Q, -1, -Q)
+        return jnp.concatenate([rows_HQJ[..., start : start + 2 * W] for start in starts], axis=1)
 
     def token_table(self, scale_H: jax.Array, window: int, fill_B: jax.Array) -> jax.Array:
         """Returns the row of `window_table` that each row's next token uses while decoding.

@@ -17,8 +17,9 @@ from brt.models.loop_weights import cast_before, in_loop
 from brt.models.row_shards import by_row_shard, model_parts
 from brt.models.shape_letters import constrain
 
-CHUNK = 2**24
-"""Logits of one device that are computed at a time: 64 MiB in float32."""
+CHUNK = 2**26
+"""Logits of one device that are computed at a time: 256 MiB in float32. In the backward pass each
+chunk adds to the gradient of the whole table, so small ones are slow."""
 
 
 def table_losses(
@@ -28,10 +29,10 @@ def table_losses(
     divisor: float = 1.0,
     chunk: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns -log p of each target in nats, and whether it has the highest logit; both (B, T).
+    """Returns -log p of each target in nats, and whether no logit exceeds its own; both (B, T).
 
-    It is what `brt.models.layers.losses.token_losses` returns of the logits x . table / divisor;
-    of equal logits the first is the highest, too. A part of the logits is in memory at a time: the
+    It is what `brt.models.layers.losses.token_losses` returns of the logits x . table / divisor.
+    A part of the logits is in memory at a time: the
     backward pass, written by hand, computes them again. It has derivatives in reverse only (no
     `jax.jvp`). Under a mesh each device sees its rows and its part of the vocabulary; what all of
     them found is put together when all parts are read.
@@ -58,14 +59,12 @@ def table_losses(
     table_MYD = cast_before(table_VD.reshape(parts, V // parts, D), x_BTD.dtype)
     rows = constrain(x_BTD, "BTD"), targets_BT
     # V: the parts are those of the vocabulary's axis, which the model axis splits.
-    (log_sum_BTM, chosen_BTM, highest_BTM, first_BTM), _ = by_row_shard(
+    (log_sum_BTM, chosen_BTM, highest_BTM), _ = by_row_shard(
         of_rows, {"table_VYD": table_MYD}, rows
     )
-    nats_BT = jax.nn.logsumexp(log_sum_BTM, axis=-1) - jnp.sum(chosen_BTM, axis=-1)
-    # Of the parts with the highest logit the first has the first of them.
-    is_highest_BTM = highest_BTM == jnp.max(highest_BTM, axis=-1, keepdims=True)
-    first_BT = jnp.min(jnp.where(is_highest_BTM, first_BTM, V), axis=-1)
-    return nats_BT, first_BT == targets_BT
+    chosen_BT = jnp.sum(chosen_BTM, axis=-1)
+    nats_BT = jax.nn.logsumexp(log_sum_BTM, axis=-1) - chosen_BT
+    return nats_BT, chosen_BT >= jnp.max(highest_BTM, axis=-1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -73,7 +72,7 @@ def _parts(x_BTD, table_MYD, targets_BT, divisor, number):
     """Returns of each token and part of the vocabulary, (B, T, M) each:
 
     the logarithm of the sum of the logits' exponentials, the target's logit or zero if it is in
-    another part, the highest logit, and the first entry that has it.
+    another part, and the highest logit.
     """
     return _forward(x_BTD, table_MYD, targets_BT, divisor, number)[0]
 
@@ -90,9 +89,7 @@ def _forward(x_BTD, table_MYD, targets_BT, divisor, number):
         # Selected in the pass that adds up: nothing is gathered from a divided vocabulary.
         is_target_BCMY = entries_MY == targets_BC[..., None, None]
         chosen_BCM = jnp.sum(jnp.where(is_target_BCMY, logits_BCMY, 0), axis=-1)
-        is_highest_BCMY = logits_BCMY == highest_BCM[..., None]
-        first_BCM = jnp.min(jnp.where(is_highest_BCMY, entries_MY, entries_MY.size), axis=-1)
-        return (), (highest_BCM + jnp.log(sums_BCM), chosen_BCM, highest_BCM, first_BCM)
+        return (), (highest_BCM + jnp.log(sums_BCM), chosen_BCM, highest_BCM)
 
     _, found = _in_chunks(chunk, (), (x_BTD, targets_BT), number)
     return found, (x_BTD, table_MYD, targets_BT, found[0])
@@ -100,7 +97,7 @@ def _forward(x_BTD, table_MYD, targets_BT, divisor, number):
 
 def _backward(divisor, number, kept, gradients):
     x_BTD, table_MYD, targets_BT, log_sum_BTM = kept
-    dlog_sum_BTM, dchosen_BTM, dhighest_BTM, _ = gradients
+    dlog_sum_BTM, dchosen_BTM, dhighest_BTM = gradients
     del dhighest_BTM  # only compared
     narrow_MYD = in_loop(table_MYD)
     entries_MY = _entries(narrow_MYD)

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from brt.checks import check_choice
 from brt.models.layers.initializers import DENSE, SMALL, normal, parameter
 from brt.models.layers.norms import wide
-from brt.models.loop_weights import cast_before, in_loop
+from brt.models.loop_weights import cast_before, in_loop, product
 
 KINDS = ("fixed", "lstm")
 FORMS = ("paper", "meliad")
@@ -39,7 +39,9 @@ class Gate(nnx.Module):
             constants +1 and -1 outside the parameters. The ways it advises against: "zero", and
             "one" for what keeps and 0 for what takes, as in other LSTMs, both without the
             constants.
-        parts: equal parts that h consists of, each of which a mesh may split.
+        axes: of h, if it comes with more than B, S and its own one: their letters, such as "XBHSK".
+            In this order those but B and S make up the axis of h.
+        sizes: of those.
 
     Source: Block-Recurrent, sections 3.3-3.4, appendix B. The constants +1 and -1 stay
     outside the parameters, which Adafactor scales its steps by.
@@ -56,14 +58,16 @@ class Gate(nnx.Module):
         form: str = "paper",
         squash: bool = False,
         biases: str = "small",
-        parts: int = 1,
+        axes: str | None = None,
+        sizes: tuple[int, ...] | None = None,
     ):
         check_choice("RecurrentCell.gate", kind, KINDS)
         check_choice("RecurrentCell.gate_form", form, FORMS)
         check_choice("RecurrentCell.gate_biases", biases, BIASES)
         self.kind = kind
         self.letter = letter
-        self.parts = parts
+        self.axes = axes or f"BS{letter}"
+        self.sizes = sizes or (input_size,)
         self.constant = 1.0 if biases == "small" else 0.0
         self.squash = kind == "lstm" if form == "paper" else squash
 
@@ -84,6 +88,10 @@ class Gate(nnx.Module):
             self.input_bias_D = bias()
             self.forget_bias_D = bias(keeps=True)
 
+    @property
+    def _letters(self):
+        return self.axes.replace("B", "").replace("S", "")
+
     def weights(self, dtype: DTypeLike) -> GateWeights:
         """Returns the parameters as a loop over blocks uses them: cast, matrices side by side.
 
@@ -91,47 +99,45 @@ class Gate(nnx.Module):
         """
         names = ("candidate",) if self.kind == "fixed" else ("candidate", "input", "forget")
         matrix = jnp.stack([getattr(self, f"{n}_{self.letter}D")[...] for n in names], axis=1)
-        letters = self.letter
-        if self.parts > 1:  # what attentions read, each split over the model axis
-            matrix = matrix.reshape(self.parts, -1, *matrix.shape[1:])
-            letters = "XA"
+        # Not as one axis: of (X, H, K) the heads are split over the model axis, and stay so.
+        matrix = matrix.reshape(*self.sizes, *matrix.shape[1:])
         biases = ("candidate_bias_D", "keep_bias_D", "input_bias_D", "forget_bias_D")
         weights = {name: getattr(self, name, None) for name in biases}
         return {
-            f"matrix_{letters}ND": cast_before(matrix, dtype),
+            f"matrix_{self._letters}ND": cast_before(matrix, dtype),
             **{name: bias[...] for name, bias in weights.items() if bias is not None},
         }
 
     def __call__(
-        self, states_BSD: jax.Array, h_BSX: jax.Array, weights: GateWeights | None = None
+        self,
+        states_BSD: jax.Array,
+        h: jax.Array | tuple[jax.Array, ...],
+        weights: GateWeights | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Maps (B, S, D) states and inputs to the next states.
 
         Args:
             states_BSD: (B, S, D).
-            h_BSX: (B, S, f_in), or (B, S, parts, A).
-            weights: `weights(h_BSX.dtype)`, computed before a loop; None: computed now.
+            h: (B, S, f_in), or as `axes` says; a tuple of arrays has a first axis of them.
+            weights: `weights(dtype)` of h, computed before a loop; None: computed now.
 
         Returns:
             (B, S, D) in the states' type, and keep, broadcastable to the same shape.
         """
-        weights = self.weights(h_BSX.dtype) if weights is None else weights
-        matrix_XND = in_loop(next(x for name, x in weights.items() if name.startswith("matrix_")))
-        h_BSX = h_BSX.reshape(*h_BSX.shape[:2], *matrix_XND.shape[:-2])
-        # Not as one axis: of (parts, A) each part is split over the model axis, and stays so.
-        over = tuple(range(2, h_BSX.ndim)), tuple(range(matrix_XND.ndim - 2))
-        projected_BSND = wide(jax.lax.dot_general(h_BSX, matrix_XND, (over, ((), ()))))
+        weights = self.weights(jax.tree.leaves(h)[0].dtype) if weights is None else weights
+        matrix = weights[f"matrix_{self._letters}ND"]
+        projected_BSND = wide(product(f"{self.axes},{self._letters}ND->BSND", h, matrix))
         z_BSD = projected_BSND[:, :, 0]
         if self.candidate_bias_D is not None:
-            z_BSD = z_BSD + weights["candidate_bias_D"]
+            z_BSD = z_BSD + in_loop(weights["candidate_bias_D"])
         if self.squash:
             z_BSD = jnp.tanh(z_BSD)
         if self.kind == "fixed":
-            keep = jax.nn.sigmoid(weights["keep_bias_D"])
+            keep = jax.nn.sigmoid(in_loop(weights["keep_bias_D"]))
             take = 1.0 - keep
         else:
-            input_BSD = projected_BSND[:, :, 1] + weights["input_bias_D"]
-            forget_BSD = projected_BSND[:, :, 2] + weights["forget_bias_D"]
+            input_BSD = projected_BSND[:, :, 1] + in_loop(weights["input_bias_D"])
+            forget_BSD = projected_BSND[:, :, 2] + in_loop(weights["forget_bias_D"])
             keep = jax.nn.sigmoid(forget_BSD + self.constant)
             take = jax.nn.sigmoid(input_BSD - self.constant)
         return states_BSD * keep + z_BSD * take, keep

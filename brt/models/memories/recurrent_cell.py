@@ -15,11 +15,11 @@ from jax.typing import DTypeLike
 
 from brt.checks import check_choice
 from brt.models.counts import matrix_size
-from brt.models.layers.attention import attend
+from brt.models.layers.attention import attend_by_head, heads_first
 from brt.models.layers.initializers import DENSE, normal, parameter
-from brt.models.layers.norms import RMSNorm, rms_normed, unit_heads
+from brt.models.layers.norms import RMSNorm, rms_normed, scaled_unit_heads, unit_heads
 from brt.models.layers.sizes import Sizes
-from brt.models.loop_weights import cast_before, in_loop
+from brt.models.loop_weights import cast_before, in_loop, product, scan
 from brt.models.memories.gates import Gate
 from brt.models.memories.memory import BlockPairs, BlockStates, LayerMemory
 from brt.models.row_shards import by_row_shard
@@ -118,7 +118,9 @@ class RecurrentCell(LayerMemory):
         self.attention_scale_H = parameter(rngs, jax.nn.initializers.ones, self.num_heads)
         self.cross_scale_H = parameter(rngs, jax.nn.initializers.ones, self.num_heads)
 
-        def make_gate(letter, size, parts=1):
+        heads = self.num_heads, A // self.num_heads
+
+        def make_gate(letter, size, axes=None, sizes=None):
             return Gate(
                 rngs,
                 letter=letter,
@@ -128,15 +130,16 @@ class RecurrentCell(LayerMemory):
                 form=gate_form,
                 squash=arrangement == "single",
                 biases=gate_biases,
-                parts=parts,
+                axes=axes,
+                sizes=sizes,
             )
 
         if order == "sequential":
-            self.self_gate = make_gate("A", A)
-            self.cross_gate = make_gate("A", A)
+            self.self_gate = make_gate("A", A, "BHSK", heads)
+            self.cross_gate = make_gate("A", A, "BHSK", heads)
             self.cross_norm = RMSNorm(rngs, D)
         elif arrangement != "single":
-            self.attention_gate = make_gate("C", 2 * A, parts=2)
+            self.attention_gate = make_gate("C", 2 * A, "XBHSK", (2, *heads))
         if arrangement == "dual":
             self.feed_forward_norm = RMSNorm(rngs, D)
             self.hidden_DF = parameter(rngs, DENSE, D, F)
@@ -161,7 +164,9 @@ class RecurrentCell(LayerMemory):
         """
 
         def beside(*matrices):
-            return cast_before(jnp.stack([matrix[...] for matrix in matrices], axis=1), dtype)
+            stacked_DXA = jnp.stack([matrix[...] for matrix in matrices], axis=1)
+            D, X, _ = stacked_DXA.shape
+            return cast_before(stacked_DXA.reshape(D, X, self.num_heads, -1), dtype)
 
         found: CellWeights = {
             "ids_SD": cast_before(self.state_ids_SD[...], dtype),
@@ -170,13 +175,13 @@ class RecurrentCell(LayerMemory):
             "cross_scale_H": self.cross_scale_H[...],
         }
         if self.order == "sequential":
-            found["heads_DXA"] = beside(self.keys_DA, self.values_DA, self.queries_DA)
-            found["cross_queries_DXA"] = beside(self.cross_queries_DA)
+            found["heads_DXHK"] = beside(self.keys_DA, self.values_DA, self.queries_DA)
+            found["cross_queries_DXHK"] = beside(self.cross_queries_DA)
             found["cross_norm_scale_D"] = self.cross_norm.scale_D[...]
             found["self_gate"] = self.self_gate.weights(dtype)
             found["cross_gate"] = self.cross_gate.weights(dtype)
         else:
-            found["heads_DXA"] = beside(
+            found["heads_DXHK"] = beside(
                 self.keys_DA, self.values_DA, self.queries_DA, self.cross_queries_DA
             )
             if self.arrangement != "single":
@@ -186,32 +191,27 @@ class RecurrentCell(LayerMemory):
             found["hidden_DF"] = cast_before(self.hidden_DF[...], dtype)
         elif self.arrangement == "single":
             hidden_CF = self.hidden_CF[...]
-            hidden_XAF = hidden_CF.reshape(2, -1, hidden_CF.shape[1])
-            found["hidden_XAF"] = cast_before(hidden_XAF, dtype)
+            hidden_XHKF = hidden_CF.reshape(2, self.num_heads, -1, hidden_CF.shape[1])
+            found["hidden_XHKF"] = cast_before(hidden_XHKF, dtype)
         if self.arrangement != "skip":
             found["feed_forward_gate"] = self.feed_forward_gate.weights(dtype)
         return found
 
     def _identified(self, scale_D, weights, states_BSD, dtype):
-        return rms_normed(states_BSD, scale_D).astype(dtype) + in_loop(weights["ids_SD"])
-
-    def _heads(self, x_BSD, matrices):
-        """Returns the products with matrices that stand side by side, (B, S, H, K) each."""
-        x_BSXA = jnp.einsum("BSD,DXA->BSXA", x_BSD, matrices)
-        x_BSXHK = x_BSXA.reshape(*x_BSXA.shape[:3], self.num_heads, -1)
-        return [x_BSXHK[:, :, i] for i in range(x_BSXHK.shape[2])]
+        normed_BSD = rms_normed(states_BSD, in_loop(scale_D)).astype(dtype)
+        return normed_BSD + in_loop(weights["ids_SD"])
 
     def keys_values(
         self, states_BSD: jax.Array, dtype: DTypeLike, weights: CellWeights | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns keys (unit length) and values of states, each (B, S, H, K) of `dtype`.
+        """Returns keys (unit length) and values of states, each (B, H, S, K) of `dtype`.
 
         weights: `loop_weights(dtype)`, if the caller has them already.
         """
         weights = self.loop_weights(dtype) if weights is None else weights
         x_BSD = self._identified(weights["norm_scale_D"], weights, states_BSD, dtype)
-        k_BSHK, v_BSHK = self._heads(x_BSD, in_loop(weights["heads_DXA"])[:, :2])
-        return unit_heads(k_BSHK), v_BSHK
+        k_BHSK, v_BHSK = _heads(x_BSD, in_loop(weights["heads_DXHK"])[:, :2])
+        return unit_heads(k_BHSK), v_BHSK
 
     def keys_values_queries(
         self, states_BSD: jax.Array, dtype: DTypeLike, weights: CellWeights
@@ -221,16 +221,24 @@ class RecurrentCell(LayerMemory):
         All are parts of one product: under a mesh their gradients are one sum over the model axis.
         """
         x_BSD = self._identified(weights["norm_scale_D"], weights, states_BSD, dtype)
-        k_BSHK, v_BSHK, *queries = self._heads(x_BSD, in_loop(weights["heads_DXA"]))
-        return unit_heads(k_BSHK), v_BSHK, tuple(map(unit_heads, queries))
+        k_BHSK, v_BHSK, *queries = _heads(x_BSD, weights["heads_DXHK"])
+        return unit_heads(k_BHSK), v_BHSK, self._scaled(queries, weights)
+
+    def _scaled(self, queries, weights):
+        """Returns queries of unit length times each head's scale, those of the states first."""
+        names = ("self_scale_H", "cross_scale_H")
+        return tuple(
+            scaled_unit_heads(q_BHSK, in_loop(weights[name]))
+            for q_BHSK, name in zip(queries, names, strict=False)
+        )
 
     def step(
         self,
         states_BSD: jax.Array,
-        state_k_BSHK: jax.Array,
-        state_v_BSHK: jax.Array,
-        token_k_BJHK: jax.Array,
-        token_v_BJHK: jax.Array,
+        state_k_BHSK: jax.Array,
+        state_v_BHSK: jax.Array,
+        token_k_BHJK: jax.Array,
+        token_v_BHJK: jax.Array,
         weights: CellWeights | None = None,
         queries: tuple[jax.Array, ...] | None = None,
     ) -> tuple[jax.Array, jax.Array]:
@@ -238,35 +246,32 @@ class RecurrentCell(LayerMemory):
 
         Args:
             states_BSD: (B, S, D), the states before this block.
-            state_k_BSHK, state_v_BSHK: their `keys_values`, (B, S, H, K).
-            token_k_BJHK, token_v_BJHK: the tokens' own keys and values, of the previous
-                block and this one, (B, 2W, H, K). No mask: all 2W are seen.
-            weights: `loop_weights(token_k_BJHK.dtype)`, if the caller has them already.
+            state_k_BHSK, state_v_BHSK: their `keys_values`, (B, H, S, K).
+            token_k_BHJK, token_v_BHJK: the tokens' own keys and values, of the previous
+                block and this one, (B, H, 2W, K). No mask: all 2W are seen.
+            weights: `loop_weights(token_k_BHJK.dtype)`, if the caller has them already.
             queries: of the states, from `keys_values_queries`, likewise.
 
         Returns:
             The next states (B, S, D), and the mean share of each row's old states that the gates
             kept, (B,).
         """
-        dtype = token_k_BJHK.dtype
+        dtype = token_k_BHJK.dtype
         weights = self.loop_weights(dtype) if weights is None else weights
         if queries is None:
             x_BSD = self._identified(weights["norm_scale_D"], weights, states_BSD, dtype)
-            found = self._heads(x_BSD, in_loop(weights["heads_DXA"])[:, 2:])
-            queries = tuple(map(unit_heads, found))
+            found = _heads(x_BSD, in_loop(weights["heads_DXHK"])[:, 2:])
+            queries = self._scaled(found, weights)
         kept = []
 
-        def flat(y_BSHK):
-            return y_BSHK.reshape(*y_BSHK.shape[:2], -1)
+        def read_states(q_BHSK):
+            return attend_by_head(q_BHSK, state_k_BHSK, state_v_BHSK)
 
-        def read_states(q_BSHK):
-            return flat(attend(q_BSHK, state_k_BSHK, state_v_BSHK, weights["self_scale_H"]))
+        def read_tokens(q_BHSK):
+            return attend_by_head(q_BHSK, token_k_BHJK, token_v_BHJK)
 
-        def read_tokens(q_BSHK):
-            return flat(attend(q_BSHK, token_k_BJHK, token_v_BJHK, weights["cross_scale_H"]))
-
-        def gated(name, states_BSD, h_BSX):
-            states_BSD, keep = getattr(self, name)(states_BSD, h_BSX, weights[name])
+        def gated(name, states_BSD, h):
+            states_BSD, keep = getattr(self, name)(states_BSD, h, weights[name])
             # (D,) of a fixed gate, (B, S, D) of others.
             keep = jnp.mean(keep, axis=tuple(range(keep.ndim))[-2:])
             kept.append(jnp.broadcast_to(keep, states_BSD.shape[:1]))
@@ -275,18 +280,19 @@ class RecurrentCell(LayerMemory):
         if self.order == "sequential":
             states_BSD = gated("self_gate", states_BSD, read_states(queries[0]))
             x_BSD = self._identified(weights["cross_norm_scale_D"], weights, states_BSD, dtype)
-            (q_BSHK,) = self._heads(x_BSD, in_loop(weights["cross_queries_DXA"]))
-            states_BSD = gated("cross_gate", states_BSD, read_tokens(unit_heads(q_BSHK)))
+            (q_BHSK,) = _heads(x_BSD, weights["cross_queries_DXHK"])
+            q_BHSK = scaled_unit_heads(q_BHSK, in_loop(weights["cross_scale_H"]))
+            states_BSD = gated("cross_gate", states_BSD, read_tokens(q_BHSK))
         else:
-            h_BSXA = jnp.stack([read_states(queries[0]), read_tokens(queries[1])], axis=2)
+            h_XBHSK = read_states(queries[0]), read_tokens(queries[1])
             if self.arrangement == "single":
-                hidden_XAF = in_loop(weights["hidden_XAF"])
-                h_BSF = jax.nn.relu(jnp.einsum("BSXA,XAF->BSF", h_BSXA, hidden_XAF))
+                h_BSF = jax.nn.relu(product("XBHSK,XHKF->BSF", h_XBHSK, weights["hidden_XHKF"]))
                 return gated("feed_forward_gate", states_BSD, h_BSF), kept[0]
-            states_BSD = gated("attention_gate", states_BSD, h_BSXA)
+            states_BSD = gated("attention_gate", states_BSD, h_XBHSK)
         if self.arrangement == "dual":
-            x_BSD = rms_normed(states_BSD, weights["feed_forward_norm_scale_D"]).astype(dtype)
-            h_BSF = jax.nn.relu(x_BSD @ in_loop(weights["hidden_DF"]))
+            scale_D = in_loop(weights["feed_forward_norm_scale_D"])
+            x_BSD = rms_normed(states_BSD, scale_D).astype(dtype)
+            h_BSF = jax.nn.relu(product("BSD,DF->BSF", x_BSD, weights["hidden_DF"]))
             states_BSD = gated("feed_forward_gate", states_BSD, h_BSF)
         return states_BSD, sum(kept) / len(kept)
 
@@ -295,8 +301,8 @@ class RecurrentCell(LayerMemory):
     def states(
         self, cache: StateCache, dtype: DTypeLike, weights: CellWeights | None = None
     ) -> BlockStates:
-        k_BSHK, v_BSHK = self.keys_values(cache.states_BSD, dtype, weights)
-        return BlockStates(k_BSHK[:, None], v_BSHK[:, None])
+        k_BHSK, v_BHSK = self.keys_values(cache.states_BSD, dtype, weights)
+        return BlockStates(heads_first(k_BHSK)[:, None], heads_first(v_BHSK)[:, None])
 
     def take_in(
         self,
@@ -315,22 +321,23 @@ class RecurrentCell(LayerMemory):
         weights = self.loop_weights(dtype) if weights is None else weights
         step = jax.checkpoint(self.step) if remat else self.step
         if known is not None:
-            one = (x[:, 0] for x in (*known, *blocks))
+            one = (heads_first(x[:, 0]) for x in (*known, *blocks))
             states_BSD, kept_B = step(cache.states_BSD, *one, weights)
             seen = known
             kept = jnp.mean(kept_B)
         else:
 
             def fold(weights, rows):
-                def block(states_BSD, tokens):
-                    k_BSHK, v_BSHK, queries = self.keys_values_queries(states_BSD, dtype, weights)
-                    states_BSD, kept_B = step(states_BSD, k_BSHK, v_BSHK, *tokens, weights, queries)
-                    return states_BSD, (BlockStates(k_BSHK, v_BSHK), kept_B)
+                def block(weights, states_BSD, tokens):
+                    k_BHSK, v_BHSK, queries = self.keys_values_queries(states_BSD, dtype, weights)
+                    states_BSD, kept_B = step(states_BSD, k_BHSK, v_BHSK, *tokens, weights, queries)
+                    return states_BSD, (k_BHSK, v_BHSK, kept_B)
 
                 states_BSD, blocks = rows
-                by_block = tuple(jnp.moveaxis(x, 1, 0) for x in blocks)
-                states_BSD, (seen, kept_GB) = jax.lax.scan(block, states_BSD, by_block)
-                seen = BlockStates(*(jnp.moveaxis(x, 0, 1) for x in seen))
+                # Turned here, once for both passes of all blocks.
+                by_block = tuple(heads_first(jnp.moveaxis(x, 1, 0)) for x in blocks)
+                states_BSD, (*seen, kept_GB) = scan(block, weights, states_BSD, by_block)
+                seen = BlockStates(*(jnp.moveaxis(heads_first(x), 0, 1) for x in seen))
                 return (states_BSD, seen, jnp.mean(kept_GB, axis=0)), ()
 
             rows = cache.states_BSD, blocks
@@ -340,7 +347,8 @@ class RecurrentCell(LayerMemory):
         return StateCache(states_BSD), seen, {"kept": kept, "state_norm": state_norm}
 
     def begin_decoding(self, cache: StateCache, dtype: DTypeLike) -> DecodingStates:
-        return DecodingStates(cache.states_BSD, *self.keys_values(cache.states_BSD, dtype))
+        keys_values = self.keys_values(cache.states_BSD, dtype)
+        return DecodingStates(cache.states_BSD, *map(heads_first, keys_values))
 
     def end_decoding(self, cache: DecodingStates) -> StateCache:
         return StateCache(cache.states_BSD)
@@ -352,3 +360,9 @@ class RecurrentCell(LayerMemory):
         S, A = self.num_states, self.queries_DA.shape[1]
         block = 2 * S * matrix_size(self) + 4 * A * S * (S + 2 * window)
         return block / window
+
+
+def _heads(x_BSD, matrices_DXHK):
+    """Returns the products with matrices that stand side by side, (B, H, S, K) each."""
+    x_XBHSK = product("BSD,DXHK->XBHSK", x_BSD, matrices_DXHK)
+    return [x_BHSK[0] for x_BHSK in jnp.split(x_XBHSK, len(x_XBHSK))]

@@ -1,0 +1,90 @@
+"""Loops whose weights' gradients are computed after them, against `jax.lax.scan`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_models import quick_jit
+
+from brt.models.loop_weights import cast_before, in_loop, product, scan
+
+G, B, S, D, A = 5, 2, 3, 4, 6
+
+
+def drawn(dtype):
+    rng = np.random.default_rng(0)
+    weights = {
+        "in_DA": rng.normal(size=(D, A)) / 2,
+        "gate": {"matrix_XAD": rng.normal(size=(2, A, D)) / 2, "bias_D": rng.normal(size=D)},
+        "unused_D": np.ones(D),
+    }
+    return weights, rng.normal(size=(B, S, D)).astype(dtype), rng.normal(size=(G, B, S, D))
+
+
+def turn(weights, states_BSD, x_BSD):
+    h_BSA = jnp.tanh(product("BSD,DA->BSA", x_BSD + states_BSD, weights["in_DA"]))
+    gate = weights["gate"]
+    z_BSD = product("XBSA,XAD->BSD", (h_BSA, h_BSA**2), gate["matrix_XAD"])
+    states_BSD = states_BSD + jnp.tanh(z_BSD + in_loop(gate["bias_D"]).astype(z_BSD.dtype))
+    return states_BSD, {"h": h_BSA}
+
+
+def plain(turn, weights, carry, xs):
+    return jax.lax.scan(lambda carry, x: turn(weights, carry, x), carry, xs)
+
+
+def values(scan, dtype):
+    weights, carry, xs = drawn(dtype)
+
+    def total(weights, carry, xs):
+        cast = jax.tree.map(lambda x: cast_before(x, dtype), weights)
+        carry, ys = scan(turn, cast, carry, xs.astype(dtype))
+        return jnp.sum(carry.astype("float32") ** 2) + jnp.sum(jnp.sin(ys["h"])), (carry, ys)
+
+    with_gradients = jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True)
+    return quick_jit(with_gradients)(weights, carry, xs)
+
+
+def test_outputs_and_gradients_are_those_of_the_plain_loop():
+    with jax.enable_x64(True):
+        found, expected = values(scan, "float64"), values(plain, "float64")
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
+
+
+def test_in_bfloat16_gradients_of_weights_are_summed_in_the_weights_own_type():
+    found, exact = values(scan, "bfloat16"), values(plain, "float32")
+    gradients, expected = found[1][0], exact[1][0]
+    for a, b in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == jnp.float32
+        np.testing.assert_allclose(a, b, rtol=0.1, atol=0.1)
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), gradients)
+    assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (gradients, narrow))))
+
+
+def backward_loop(scan):
+    """The types of what the loop of the backward pass carries."""
+    weights, carry, xs = drawn("float32")
+
+    def total(weights):
+        return jnp.sum(scan(turn, weights, carry, np.float32(xs))[0])
+
+    jaxpr = jax.make_jaxpr(jax.grad(total))(jax.tree.map(np.float32, weights)).jaxpr
+    *_, last = [equation for equation in jaxpr.eqns if equation.primitive.name == "scan"]
+    number = last.params["num_carry"]
+    return [variable.aval.shape for variable in last.outvars[:number]]
+
+
+def test_the_backward_loop_carries_no_gradient_of_what_is_multiplied():
+    assert {(D, A), (2, A, D), (D,)} <= set(backward_loop(plain))
+    carried = backward_loop(scan)
+    assert (D,) in carried and not {(D, A), (2, A, D)} & set(carried)
+
+
+def test_weights_are_multiplied_once_in_a_turn():
+    def twice(weights, x, _):
+        return product("BD,DE->BE", product("BD,DE->BE", x, weights), weights), None
+
+    with pytest.raises(ValueError, match="twice"):
+        scan(twice, jnp.eye(3), jnp.ones((2, 3)), jnp.arange(4))
