@@ -53,7 +53,11 @@ def product(letters: str, x: jax.Array | tuple[jax.Array, ...], weights: LoopWei
 
 
 def scan(
-    turn: Callable[[Any, Any, Any], tuple[Any, Any]], weights: Any, carry: Any, xs: Any
+    turn: Callable[[Any, Any, Any], tuple[Any, Any]],
+    weights: Any,
+    carry: Any,
+    xs: Any,
+    remat: bool = False,
 ) -> tuple[Any, Any]:
     """Folds `turn(weights, carry, x)` over xs; as `jax.lax.scan`, with derivatives in reverse only.
 
@@ -63,10 +67,15 @@ def scan(
             (once) are computed after the backward loop, those of others are added up in it.
         carry: the first.
         xs: a tree of arrays, the turns first.
+        remat: keep nothing of a turn but its carry, and compute it again in the backward pass,
+            which then adds up the gradients of all weights.
 
     Returns:
         The last carry, and the tree of all ys.
     """
+    if remat:
+        recomputed = jax.checkpoint(turn)
+        return jax.lax.scan(lambda carry, x: recomputed(weights, carry, x), carry, xs)
     first = jax.tree.map(lambda x: x[0], xs)
     letters: dict[int, str] = {}
 

@@ -1,5 +1,7 @@
 """Loops whose weights' gradients are computed after them, against `jax.lax.scan`."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,9 +47,11 @@ def values(scan, dtype):
     return quick_jit(with_gradients)(weights, carry, xs)
 
 
-def test_outputs_and_gradients_are_those_of_the_plain_loop():
+@pytest.mark.parametrize("remat", [False, True])
+def test_outputs_and_gradients_are_those_of_the_plain_loop(remat):
     with jax.enable_x64(True):
-        found, expected = values(scan, "float64"), values(plain, "float64")
+        found = values(functools.partial(scan, remat=remat), "float64")
+        expected = values(plain, "float64")
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)

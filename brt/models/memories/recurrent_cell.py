@@ -319,9 +319,9 @@ class RecurrentCell(LayerMemory):
         """
         dtype = blocks.keys_BGJHK.dtype
         weights = self.loop_weights(dtype) if weights is None else weights
-        step = jax.checkpoint(self.step) if remat else self.step
         if known is not None:
             one = (heads_first(x[:, 0]) for x in (*known, *blocks))
+            step = jax.checkpoint(self.step) if remat else self.step
             states_BSD, kept_B = step(cache.states_BSD, *one, weights)
             seen = known
             kept = jnp.mean(kept_B)
@@ -330,13 +330,15 @@ class RecurrentCell(LayerMemory):
             def fold(weights, rows):
                 def block(weights, states_BSD, tokens):
                     k_BHSK, v_BHSK, queries = self.keys_values_queries(states_BSD, dtype, weights)
-                    states_BSD, kept_B = step(states_BSD, k_BHSK, v_BHSK, *tokens, weights, queries)
+                    states_BSD, kept_B = self.step(
+                        states_BSD, k_BHSK, v_BHSK, *tokens, weights, queries
+                    )
                     return states_BSD, (k_BHSK, v_BHSK, kept_B)
 
                 states_BSD, blocks = rows
                 # Turned here, once for both passes of all blocks.
                 by_block = tuple(heads_first(jnp.moveaxis(x, 1, 0)) for x in blocks)
-                states_BSD, (*seen, kept_GB) = scan(block, weights, states_BSD, by_block)
+                states_BSD, (*seen, kept_GB) = scan(block, weights, states_BSD, by_block, remat)
                 seen = BlockStates(*(jnp.moveaxis(heads_first(x), 0, 1) for x in seen))
                 return (states_BSD, seen, jnp.mean(kept_GB, axis=0)), ()
 
