@@ -17,6 +17,7 @@ from flax import nnx
 from brt.checks import check_choice, check_share
 from brt.models.block_feedback import run_blocks, state_source
 from brt.models.body import Body
+from brt.models.equal_layers import EqualLayers
 from brt.models.layer import Layer
 from brt.models.layers.dropout import dropout
 from brt.models.layers.embedding import embedded
@@ -177,24 +178,23 @@ class BlockRecurrentTransformer(Body):
                 self.layers, x_BTD, caches, tables, key=keys[0], remat=self.remat != "none"
             )
         else:
-            new_caches = []
-            monitors = []
-            parts = zip(self.layers, caches, keys[:-1], strict=True)
-            for i, (layer, cache, layer_key) in enumerate(parts):
-                with jax.named_scope(f"layer{i}"):
-                    x_BTD, cache, monitor = self._layer(layer)(x_BTD, cache, layer_key)
-                new_caches.append(cache)
-                monitors.append(monitor)
-            caches = tuple(new_caches)
+            given = list(zip(caches, keys[:-1], strict=True))
+            equal = EqualLayers(self.layers, given)
+            x_BTD, returned = equal.run(self._read_layer, x_BTD, equal.split(given))
+            after = equal.joined(returned)
+            caches = tuple(cache for cache, _ in after)
+            monitors = [found for _, found in after]
         with jax.named_scope("vocabulary"):
             x_BTD = dropout(self.final_norm(x_BTD), self.dropout, keys[-1])
         return x_BTD, caches, _by_layer(monitors)
 
-    def _layer(self, layer):
+    def _read_layer(self, layer, x_BTD, given):
         def call(x_BTD, cache, key):
-            return layer(x_BTD, cache, key=key)
+            x_BTD, cache, monitors = layer(x_BTD, cache, key=key)
+            return x_BTD, (cache, monitors)
 
-        return jax.checkpoint(call) if self.remat == "layer" else call
+        call = jax.checkpoint(call) if self.remat == "layer" else call
+        return call(x_BTD, *given)
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD

@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 from brt.checks import check_choice, check_share
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
+from brt.models.equal_layers import EqualLayers
 from brt.models.layers.adaptive_embedding import AdaptiveEmbedding
 from brt.models.layers.dropout import dropout
 from brt.models.layers.embedding import embedded
@@ -141,14 +142,17 @@ class RecurrentStack(LanguageModel):
             keys = list(jax.random.split(key, len(keys)))
         with jax.named_scope("embedding"):
             x_BTD = dropout(x_BTD, self.dropout, keys[0])
-        new_caches = []
-        parts = zip(self.layers, caches, keys[1:], strict=True)
-        for i, (layer, cache, layer_key) in enumerate(parts):
-            with jax.named_scope(f"layer{i}/states"):
-                x_BTD, cache = layer(x_BTD, cache)
-                x_BTD = dropout(x_BTD, self.dropout, layer_key)
-            new_caches.append(cache)
-        return x_BTD, tuple(new_caches), {}
+
+        @jax.named_scope("states")
+        def read_layer(layer, x_BTD, given):
+            cache, layer_key = given
+            x_BTD, cache = layer(x_BTD, cache)
+            return dropout(x_BTD, self.dropout, layer_key), cache
+
+        given = list(zip(caches, keys[1:], strict=True))
+        equal = EqualLayers(self.layers, given)
+        x_BTD, new_caches = equal.run(read_layer, x_BTD, equal.split(given))
+        return x_BTD, tuple(equal.joined(new_caches)), {}
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD

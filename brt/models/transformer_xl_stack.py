@@ -4,6 +4,7 @@ Words and their embedding are `TransformerXL`'s; here are segments and positions
 `brt.models`.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Self
 
@@ -14,6 +15,7 @@ from flax import nnx
 from brt.models.attention_weights import AttentionLayout, AttentionWeights, ShowsAttention
 from brt.models.body import Body
 from brt.models.caches import select_rows
+from brt.models.equal_layers import EqualLayers
 from brt.models.layers.positions_sinusoid import sinusoid
 from brt.models.layers.relative_attention import distances
 from brt.models.layers.sizes import Sizes
@@ -146,21 +148,24 @@ class TransformerXLStack(Body, ShowsAttention):
 
         if self.remat == "layer":
             run = jax.checkpoint(run, static_argnums=0)
-        with jax.named_scope("embedding"):
-            x_BTD = self.drops(x_BTD, first_key)
-        inputs = []
-        parts = zip(self.layers, contents, layer_keys, strict=True)
-        for i, (layer, memory_BMD, layer_key) in enumerate(parts):
-            with jax.named_scope(f"layer{i}/attention"):
+
+        def read_layer(layer, x_BTD, given):
+            memory_BMD, layer_key = given
+            with jax.named_scope("attention"):
                 x_BTD = layer.add_position_vectors(x_BTD, backwards_T)
-            inputs.append(x_BTD)
             if shown is not None:
                 positions = layer.positions(distance_C, known_CD, biases)
                 shown.append(layer.show(x_BTD, memory_BMD, visible_BTJ, positions, biases))
-            with jax.named_scope(f"layer{i}"):
-                x_BTD = run(layer, x_BTD, memory_BMD, visible_BTJ, layer_key)
+            return run(layer, x_BTD, memory_BMD, visible_BTJ, layer_key), x_BTD
+
+        with jax.named_scope("embedding"):
+            x_BTD = self.drops(x_BTD, first_key)
+        given = list(zip(contents, layer_keys, strict=True))
+        fewest = None if shown is None else math.inf  # what is shown leaves no loop
+        equal = EqualLayers(self.layers, given, fewest)
+        x_BTD, inputs = equal.run(read_layer, x_BTD, equal.split(given))
         with jax.named_scope("vocabulary"):
-            return self.drops(x_BTD, last_key), inputs
+            return self.drops(x_BTD, last_key), equal.joined(inputs)
 
     def remember(
         self, caches: Sequence, inputs: Sequence[jax.Array]

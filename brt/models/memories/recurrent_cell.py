@@ -320,9 +320,9 @@ class RecurrentCell(LayerMemory):
         dtype = blocks.keys_BGJHK.dtype
         weights = self.loop_weights(dtype) if weights is None else weights
         if known is not None:
-            one = (heads_first(x[:, 0]) for x in (*known, *blocks))
+            k_BHSK, v_BHSK, k_BHJK, v_BHJK = (heads_first(x[:, 0]) for x in (*known, *blocks))
             step = jax.checkpoint(self.step) if remat else self.step
-            states_BSD, kept_B = step(cache.states_BSD, *one, weights)
+            states_BSD, kept_B = step(cache.states_BSD, k_BHSK, v_BHSK, k_BHJK, v_BHJK, weights)
             seen = known
             kept = jnp.mean(kept_B)
         else:

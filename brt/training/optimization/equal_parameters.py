@@ -12,18 +12,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from brt.models.equal_layers import FEWEST
+
 
 def equal_parameters_together(
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation, fewest: int = FEWEST
 ) -> optax.GradientTransformation:
     """Returns the optimizer, its updates computed once for parameters that are equal.
 
     Parameters are equal if their paths differ in indices only, and their shapes and types are the
     same: `layers/0/keys_DA` and `layers/7/keys_DA`.
 
-    optimizer: one that treats every parameter by itself and alike, whatever its name: no norm over
-        all parameters, no mask. What is not an array for each parameter in its state (counts) must
-        not depend on the parameters.
+    Args:
+        optimizer: one that treats every parameter by itself and alike, whatever its name: no norm
+            over all parameters, no mask. What is not an array for each parameter in its state
+            (counts) must not depend on the parameters.
+        fewest: parameters that are stacked; fewer are updated one by one.
     """
 
     def update(updates, state, params=None):
@@ -44,7 +48,7 @@ def equal_parameters_together(
 
         new_leaves: list[Any] = [None] * len(leaves)
         new_nodes = [[None] * len(leaves) if each else None for each in of_each]
-        for indices in _groups(updates):
+        for indices in _groups(updates, fewest):
             stack, part = _stacking(indices)
             state_axes = outer.unflatten([0 if each else None for each in of_each])
             of_group = outer.unflatten(
@@ -73,13 +77,16 @@ def equal_parameters_together(
     return optax.GradientTransformation(optimizer.init, update)
 
 
-def _groups(tree) -> list[list[int]]:
-    """Returns the indices of the leaves of each group of equal ones."""
+def _groups(tree, fewest) -> list[list[int]]:
+    """Returns the indices of the leaves of each group of equal ones, small groups one by one."""
     found: dict[Any, list[int]] = {}
     for index, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
         names = tuple(str(step) for step in path if not _is_index(step))
         found.setdefault((names, leaf.shape, leaf.dtype), []).append(index)
-    return list(found.values())
+    groups: list[list[int]] = []
+    for indices in found.values():
+        groups += [indices] if len(indices) >= fewest else [[index] for index in indices]
+    return groups
 
 
 def _is_index(step):
