@@ -76,7 +76,6 @@ def scan(
     if remat:
         recomputed = jax.checkpoint(turn)
         return jax.lax.scan(lambda carry, x: recomputed(weights, carry, x), carry, xs)
-    first = jax.tree.map(lambda x: x[0], xs)
     letters: dict[int, str] = {}
 
     def outputs_of(weights, carry, x):
@@ -84,8 +83,6 @@ def scan(
         turn(tapped, carry, x)
         letters.update({i: product.letters for i, product in products.items()})
         return {i: product.output for i, product in products.items()}
-
-    outputs = jax.eval_shape(outputs_of, weights, carry, first)
 
     def loop(weights, changes, carry, xs):
         def tapped_turn(carry, inputs):
@@ -102,6 +99,7 @@ def scan(
         return jax.lax.scan(lambda carry, x: turn(weights, carry, x), carry, xs)
 
     def forward(weights, carry, xs):
+        outputs = jax.eval_shape(outputs_of, weights, carry, jax.tree.map(lambda x: x[0], xs))
         turns = jax.tree.leaves(xs)[0].shape[0]
         changes = {i: jnp.zeros((turns, *y.shape), y.dtype) for i, y in outputs.items()}
         result, back, multiplied = jax.vjp(loop, weights, changes, carry, xs, has_aux=True)

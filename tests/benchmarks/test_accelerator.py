@@ -21,6 +21,7 @@ TINY = ("BlockRecurrentTransformer.vocabulary_size = 64",)
 NAMES = "pg19_slide_13l", "pg19_rec_fixed_skip"
 
 
+@pytest.mark.slow
 def test_the_script_measures_steps_agreement_and_decoding_into_one_json_and_one_table(tmp_path):
     file = tmp_path / "found.json"
     line = ["bash", str(ROOT / "scripts" / "measure_accelerator.sh"), f"--json={file}"]

@@ -44,8 +44,9 @@ every_kind = pytest.mark.parametrize(
     ],
 )
 
-SHARE = 0.03
-"""Of the bytes that operations write, the most that may have no scope."""
+SHARE = 0.06
+"""Of the bytes that operations write, the most that may have no scope: what the loop of block
+feedback adds up over blocks."""
 
 FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "iota"),
@@ -111,4 +112,6 @@ def test_every_product_of_matrices_carries_a_part_forward_and_backward(name):
     found = [v.instruction for v in visits]
     for part in EXPECTED[name] - {"memory"} | {"vocabulary"}:
         of_part = [each for each in found if hlo_costs.part(scopes.of(each)) == part]
-        assert {hlo_costs.is_backward(each.op_name) for each in of_part} == {False, True}, part
+        directions = {hlo_costs.is_backward(each.op_name) for each in of_part}
+        # The logits of a single chunk are computed once, for both.
+        assert directions == {False, True} or (part == "vocabulary" and directions == {True}), part

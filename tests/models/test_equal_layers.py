@@ -86,7 +86,16 @@ def program_of(name, layers, **overrides):
     return equations(jax.make_jaxpr(jax.grad(loss, allow_int=True))(params).jaxpr)
 
 
-@pytest.mark.parametrize("name", ["slide", "rec_fixed_skip", "txl_same_length", "lstm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("slide", "lstm"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("rec_fixed_skip", "txl_adaptive")
+        ),
+    ],
+)
 def test_more_layers_make_a_program_hardly_longer(name, monkeypatch):
     """What grows is the taking apart of arrays of all layers, not what a layer computes."""
     monkeypatch.setattr(equal_layers, "FEWEST", 7)
@@ -115,7 +124,9 @@ def test_dropout_of_equal_layers_is_that_of_each_layers_own_key():
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["rec_fixed_skip", "feedback_fixed_skip", "txl_adaptive"])
+@pytest.mark.parametrize(
+    "name", ["rec_fixed_skip", pytest.param("txl_adaptive", marks=pytest.mark.slow)]
+)
 def test_a_stack_with_a_loop_is_the_stack_without(name, monkeypatch):
     """Outputs, caches, monitors and gradients; every architecture of the laws is too short."""
     with jax.enable_x64(True):

@@ -91,4 +91,4 @@ def test_weights_are_multiplied_once_in_a_turn():
         return product("BD,DE->BE", product("BD,DE->BE", x, weights), weights), None
 
     with pytest.raises(ValueError, match="twice"):
-        scan(twice, jnp.eye(3), jnp.ones((2, 3)), jnp.arange(4))
+        jax.grad(lambda x: scan(twice, jnp.eye(3), x, jnp.arange(4))[0].sum())(jnp.ones((2, 3)))

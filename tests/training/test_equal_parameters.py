@@ -46,7 +46,7 @@ def layers(sizes, seed=0):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=4)
 @given(sizes=st.lists(st.sampled_from([3, 6]), max_size=4))
 def test_every_parameter_moves_as_by_itself(name, sizes):
     with jax.enable_x64(True):
