@@ -150,7 +150,7 @@ def test_weights_are_not_kept_for_the_backward_pass():
     assert weights not in kept(attend)
 
 
-EVERY_KIND = ("rec_lstm_dual", "txl_adaptive")
+EVERY_KIND = ("rec_memorizing", "txl_shaw")
 """Compared with every run of the tests; the others, of the same parts, with the slow ones."""
 ATTENDING = [
     pytest.param(name, marks=() if name in EVERY_KIND else pytest.mark.slow)

@@ -16,7 +16,10 @@ from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.recurrent_memory import TABLE_2, TABLE_4, TABLE_5
 
 TABLES = {"rmt_table_2": TABLE_2, "rmt_table_4": TABLE_4, "rmt_table_5": TABLE_5}
-every_table = pytest.mark.parametrize("name", TABLES)
+every_table = pytest.mark.parametrize(
+    "name",
+    ["rmt_table_2", "rmt_table_4", pytest.param("rmt_table_5", marks=pytest.mark.slow)],
+)
 
 
 @functools.cache

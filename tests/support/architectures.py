@@ -295,7 +295,8 @@ VARIANTS = (
     *("slide", "rec_fixed_skip", "rec_lstm_single", "rec_lstm_skip", "rec_two_layers"),
     *("rec_meliad", "feedback_lstm_single", "feedback_two_cells", "memorizing_bucketed"),
     *("memorizing_dense", "feedback_memorizing", "rmt_txl", "memtr_txl"),
-    *("compressive_max", "lstm_adaptive"),
+    *("compressive_max", "lstm_adaptive", "xl", "rmt_slide", "memorizing_exact"),
+    *("txl_same_length", "compressive_mean", "qrnn"),
 )
 """Architectures whose caches and parameters all occur in others: laws that compile whole training
 steps are checked on them with the slow tests."""
