@@ -1,0 +1,424 @@
+"""GPT-2: learned positions, norms before attention and network, biases everywhere.
+
+Source: Radford et al. 2019; sizes, names and settings as in folders of `model_type` gpt2.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn.initializers import zeros
+
+from brt.checks import check_choice, check_share
+from brt.models.counts import matrix_size
+from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.norms import wide
+from brt.models.layers.sizes import Sizes
+from brt.models.model import DTYPES
+from brt.models.pretrained.activations import ACTIVATIONS
+from brt.models.pretrained.body import (
+    BodyLayer,
+    Decoder,
+    Drop,
+    Heads,
+    LayerKeys,
+    Norm,
+    linear,
+)
+from brt.models.pretrained.config_values import ConfigValues
+from brt.models.pretrained.folder import HubFolder
+from brt.models.pretrained.names import Names, Tensor
+from brt.models.pretrained.source import open_folder, settle
+from brt.models.shape_letters import constrain
+from brt.token_ids import BEGIN
+
+GPT2_ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu")
+REMATS = ("none", "layer")
+END_OF_TEXT = 50256
+"""The id of `<|endoftext|>` where a folder names none."""
+DEFAULTS = dict(
+    feed_forward_size=None,
+    activation="gelu_new",
+    epsilon=1e-5,
+    scale_scores=True,
+    inverse_layer_scale=False,
+    tied=True,
+    begin_id=None,
+)
+STD = 0.02
+
+
+class GPT2Layer(BodyLayer):
+    """One layer: norm, attention, residual, norm, network, residual.
+
+    Args:
+        sizes: D, H, K, F.
+        activation: of the network.
+        epsilon: of the norms.
+        score_scale: factor of the scores.
+        num_layers: of the body; matrices that write into the residual stream begin smaller by
+            sqrt(2 * num_layers).
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        sizes: Sizes,
+        activation: str,
+        epsilon: float,
+        score_scale: float,
+        num_layers: int,
+    ):
+        D, A, F = sizes.width, sizes.attention_size, sizes.feed_forward_size
+        matrix = functools.partial(parameter, rngs, normal(STD))
+        writes = functools.partial(parameter, rngs, normal(STD / math.sqrt(2 * num_layers)))
+        bias = functools.partial(parameter, rngs, zeros)
+        self.sizes = sizes
+        self.activation = activation
+        self.score_scale = score_scale
+        self.attention_norm = Norm(rngs, D, epsilon)
+        self.queries_DA = matrix(D, A)
+        self.queries_bias_A = bias(A)
+        self.keys_DA = matrix(D, A)
+        self.keys_bias_A = bias(A)
+        self.values_DA = matrix(D, A)
+        self.values_bias_A = bias(A)
+        self.output_AD = writes(A, D)
+        self.output_bias_D = bias(D)
+        self.feed_forward_norm = Norm(rngs, D, epsilon)
+        self.hidden_DF = matrix(D, F)
+        self.hidden_bias_F = bias(F)
+        self.output_FD = writes(F, D)
+        self.feed_forward_bias_D = bias(D)
+
+    def heads(self, x_BTD: jax.Array) -> Heads:
+        x_BTD = self.attention_norm(x_BTD)
+
+        def heads(matrix_DA, bias_A):
+            y_BTA = linear(x_BTD, matrix_DA, bias_A)
+            return y_BTA.reshape(*y_BTA.shape[:-1], self.sizes.num_heads, -1)
+
+        keys_BTHK = heads(self.keys_DA, self.keys_bias_A)
+        values_BTHK = heads(self.values_DA, self.values_bias_A)
+        queries_BTHK = heads(self.queries_DA, self.queries_bias_A)
+        return Heads(queries_BTHK, LayerKeys(keys_BTHK, values_BTHK), x_BTD)
+
+    def finish(
+        self,
+        x_BTD: jax.Array,
+        heads: Heads,
+        attended_BTHK: jax.Array,
+        added_BTD: jax.Array | None = None,
+        drop: Drop | None = None,
+    ) -> jax.Array:
+        def into_residual(y_BTD):
+            return y_BTD if drop is None else drop(y_BTD)
+
+        attended_BTA = attended_BTHK.reshape(*attended_BTHK.shape[:-2], -1)
+        y_BTD = linear(attended_BTA, self.output_AD, self.output_bias_D)
+        if added_BTD is not None:
+            y_BTD = y_BTD + added_BTD
+        x_BTD = constrain(x_BTD + into_residual(y_BTD), "BTD")
+        with jax.named_scope("feed_forward"):
+            h_BTF = linear(self.feed_forward_norm(x_BTD), self.hidden_DF, self.hidden_bias_F)
+            h_BTF = ACTIVATIONS[self.activation](h_BTF)
+            y_BTD = linear(h_BTF, self.output_FD, self.feed_forward_bias_D)
+            return constrain(x_BTD + into_residual(y_BTD), "BTD")
+
+
+@gin.configurable(denylist=["rngs", "folder"])
+class GPT2(Decoder):
+    """GPT-2. Sizes are bound, or read from a folder; a binding that says otherwise is refused.
+
+    Args:
+        vocabulary_size, num_layers, width, num_heads: V, n, D, H; K = D / H.
+        feed_forward_size: F; 4 D where nothing is said.
+        num_positions: R, positions of a window at most.
+        activation: "gelu_new" (the default), "gelu_pytorch_tanh", "gelu" or "relu".
+        epsilon: of norms, 1e-5.
+        scale_scores: whether scores are divided by the root of K.
+        inverse_layer_scale: whether they are divided by the layer's number, from 1, too.
+        tied: whether logits are products with the table of words.
+        begin_id: the word that stands before a document; the folder's beginning of a text, or its
+            end, or the last word.
+        dropout: rate on embeddings, attention weights, and what enters the residual stream. A
+            folder's own rates are of its pretraining and are not taken.
+        activation_dtype: "float32" or "bfloat16"; parameters stay float32.
+        remat: "none", or "layer" to recompute each layer in the backward pass.
+        folder: path of a folder, before `Pretrained.folder`.
+
+    Raises:
+        FileNotFoundError, ValueError: a folder that is refused; sizes that are missing or do not
+            fit together.
+    """
+
+    model_types = ("gpt2",)
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        vocabulary_size: int | None = None,
+        num_layers: int | None = None,
+        width: int | None = None,
+        num_heads: int | None = None,
+        feed_forward_size: int | None = None,
+        num_positions: int | None = None,
+        activation: str | None = None,
+        epsilon: float | None = None,
+        scale_scores: bool | None = None,
+        inverse_layer_scale: bool | None = None,
+        tied: bool | None = None,
+        begin_id: int | None = None,
+        dropout: float = 0.0,
+        activation_dtype: str = "float32",
+        remat: str = "none",
+        folder: str | None = None,
+    ):
+        check_choice("GPT2.activation_dtype", activation_dtype, DTYPES)
+        check_choice("GPT2.remat", remat, REMATS)
+        check_share("GPT2.dropout", dropout)
+        bound = dict(
+            vocabulary_size=vocabulary_size,
+            num_layers=num_layers,
+            width=width,
+            num_heads=num_heads,
+            feed_forward_size=feed_forward_size,
+            num_positions=num_positions,
+            activation=activation,
+            epsilon=epsilon,
+            scale_scores=scale_scores,
+            inverse_layer_scale=inverse_layer_scale,
+            tied=tied,
+            begin_id=begin_id,
+        )
+        self.folder = open_folder(folder, "GPT2", self.model_types)
+        found = settings_of(self.folder) if self.folder else None
+        said = settle("GPT2", bound, found, DEFAULTS, self.folder)
+        self._set(said)
+        self.dropout = dropout
+        self.dtype = jnp.dtype(activation_dtype)
+        self.remat = remat
+        D, V = self.width, self.vocabulary_size
+        self.embedding_VD = parameter(rngs, normal(STD), V, D, purpose="embedding")
+        self.positions_RD = parameter(
+            *(rngs, normal(STD), self.num_positions, D), purpose="embedding", multiplied=False
+        )
+        self.layers = nnx.List(
+            GPT2Layer(
+                rngs,
+                self.sizes,
+                said["activation"],
+                said["epsilon"],
+                self._score_scale(number),
+                said["num_layers"],
+            )
+            for number in range(1, said["num_layers"] + 1)
+        )
+        self.final_norm = Norm(rngs, D, said["epsilon"])
+        if not self.tied:
+            self.head_VD = parameter(rngs, normal(STD), V, D, purpose="embedding")
+        if self.folder:
+            self.names().check(self.folder, nnx.to_pure_dict(nnx.state(self, nnx.Param)))
+
+    def _set(self, said):
+        """Takes settings over as attributes, and checks that they fit together."""
+        check_choice("GPT2.activation", said["activation"], GPT2_ACTIVATIONS)
+        D, H = said["width"], said["num_heads"]
+        if D % H:
+            raise ValueError(f"GPT2.width = {D} is not divided by GPT2.num_heads = {H}.")
+        self.width = D
+        self.sizes = Sizes(D, H, D // H, said["feed_forward_size"] or 4 * D)
+        self.vocabulary_size = said["vocabulary_size"]
+        self.num_positions = said["num_positions"]
+        self.scale_scores = said["scale_scores"]
+        self.inverse_layer_scale = said["inverse_layer_scale"]
+        self.tied = said["tied"]
+        self.epsilon = said["epsilon"]
+        self.activation_name = said["activation"]
+        begin_id = said["begin_id"]
+        self.begin_id = self.vocabulary_size - 1 if begin_id is None else begin_id
+        if not 0 <= self.begin_id < self.vocabulary_size:
+            raise ValueError(
+                f"GPT2.begin_id = {begin_id} lies beyond the {self.vocabulary_size} words."
+            )
+
+    @property
+    def activation(self) -> Callable[[jax.Array], jax.Array]:
+        return ACTIVATIONS[self.activation_name]
+
+    def _score_scale(self, number):
+        scale = 1 / math.sqrt(self.sizes.head_size) if self.scale_scores else 1.0
+        return scale / number if self.inverse_layer_scale else scale
+
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
+        rows_BT = jnp.where(tokens_BT == BEGIN, self.begin_id, jnp.maximum(tokens_BT, 0))
+        return constrain(self.embedding_VD[...].astype(self.dtype)[rows_BT], "BTD")
+
+    def enter(self, x_BTD: jax.Array, positions_BT: jax.Array) -> jax.Array:
+        return x_BTD + self.positions_RD[...].astype(x_BTD.dtype)[positions_BT]
+
+    def leave(self, x_BTD: jax.Array) -> jax.Array:
+        return self.final_norm(x_BTD)
+
+    @property
+    def head(self) -> nnx.Param:
+        """The matrix of the logits, (V, D)."""
+        return self.embedding_VD if self.tied else self.head_VD
+
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
+        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
+        table_VD = self.head[...].astype(x_BTD.dtype)
+        return jnp.einsum(
+            "...D,VD->...V", x_BTD, table_VD, preferred_element_type=wide(x_BTD).dtype
+        )
+
+    def flops_of_layers(self, keys_seen: float) -> float:
+        A = self.sizes.attention_size
+        return sum(2 * matrix_size(layer) + 4 * A * keys_seen for layer in self.layers)
+
+    # On disk.
+
+    def names(self) -> Names:
+        tensors = [
+            Tensor("transformer.wte.weight", ("embedding_VD",)),
+            Tensor("transformer.wpe.weight", ("positions_RD",)),
+        ]
+        for i in range(len(self.layers)):
+            disk, ours = f"transformer.h.{i}.", f"layers.{i}."
+            heads = [f"{ours}{part}" for part in ("queries", "keys", "values")]
+            tensors += [
+                *_norm(f"{disk}ln_1", f"{ours}attention_norm"),
+                Tensor(f"{disk}attn.c_attn.weight", tuple(f"{head}_DA" for head in heads)),
+                Tensor(f"{disk}attn.c_attn.bias", tuple(f"{head}_bias_A" for head in heads)),
+                Tensor(f"{disk}attn.c_proj.weight", (f"{ours}output_AD",)),
+                Tensor(f"{disk}attn.c_proj.bias", (f"{ours}output_bias_D",)),
+                *_norm(f"{disk}ln_2", f"{ours}feed_forward_norm"),
+                Tensor(f"{disk}mlp.c_fc.weight", (f"{ours}hidden_DF",)),
+                Tensor(f"{disk}mlp.c_fc.bias", (f"{ours}hidden_bias_F",)),
+                Tensor(f"{disk}mlp.c_proj.weight", (f"{ours}output_FD",)),
+                Tensor(f"{disk}mlp.c_proj.bias", (f"{ours}feed_forward_bias_D",)),
+            ]
+        tensors += _norm("transformer.ln_f", "final_norm")
+        ignored = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias)", *OTHER_HEADS)
+        if not self.tied:
+            tensors.append(Tensor("lm_head.weight", ("head_VD",)))
+        else:
+            ignored += (r"lm_head\.weight",)  # the table of words, stored twice
+        return Names(tuple(tensors), "transformer.", ignored)
+
+    def config(self) -> dict[str, Any]:
+        config = dict(self.folder.config) if self.folder else self._new_config()
+        for key in ("dtype", "torch_dtype"):
+            if key in config:
+                config[key] = "float32"
+        config["architectures"] = ["GPT2LMHeadModel"]
+        if not self.tied or "tie_word_embeddings" in config:
+            config["tie_word_embeddings"] = self.tied
+        return config
+
+    def _new_config(self):
+        return {
+            "model_type": "gpt2",
+            "vocab_size": self.vocabulary_size,
+            "n_positions": self.num_positions,
+            "n_embd": self.width,
+            "n_layer": len(self.layers),
+            "n_head": self.sizes.num_heads,
+            "n_inner": self.sizes.feed_forward_size,
+            "activation_function": self.activation_name,
+            "layer_norm_epsilon": self.epsilon,
+            "scale_attn_weights": self.scale_scores,
+            "scale_attn_by_inverse_layer_idx": self.inverse_layer_scale,
+            "tie_word_embeddings": self.tied,
+            "bos_token_id": self.begin_id,
+            "eos_token_id": self.begin_id,
+        }
+
+
+WORDS = ("transformer.wte.weight", "wte.weight")
+"""Names on disk of the table of words."""
+OTHER_HEADS = (r"multiple_choice_head\..*", r"score\.weight", r"classifier\.(weight|bias)")
+"""Heads of other tasks that a folder may hold."""
+
+
+def _norm(disk, ours):
+    return [
+        Tensor(f"{disk}.weight", (f"{ours}.scale_D",)),
+        Tensor(f"{disk}.bias", (f"{ours}.bias_D",)),
+    ]
+
+
+def settings_of(folder: HubFolder) -> dict[str, Any]:
+    """Returns the settings of `GPT2` that a folder's config.json says.
+
+    Raises:
+        ValueError: a value of another type, or that brt does not compute; naming the key.
+    """
+    values = folder.values()
+    values.only("add_cross_attention", False, "adds attention to an encoder, and there is none.")
+    values.only("is_encoder_decoder", False, "says an encoder and a decoder: GPT-2 has none.")
+    width = values.whole("n_embd", 768)
+    num_heads = values.whole("n_head", 12)
+    if width % num_heads:
+        raise values.refused("n_embd", f"is not divided by n_head = {num_heads}.")
+    vocabulary_size = values.whole("vocab_size", 50257)
+    return dict(
+        vocabulary_size=vocabulary_size,
+        num_layers=number_of_layers(values, "n_layer", 12, folder),
+        width=width,
+        num_heads=num_heads,
+        feed_forward_size=values.whole("n_inner", 4 * width),
+        num_positions=values.whole("n_positions", 1024),
+        activation=values.choice("activation_function", GPT2_ACTIVATIONS, "gelu_new"),
+        epsilon=values.number("layer_norm_epsilon", 1e-5),
+        scale_scores=values.flag("scale_attn_weights", True),
+        inverse_layer_scale=values.flag("scale_attn_by_inverse_layer_idx", False),
+        tied=is_tied(values, folder, True, "lm_head.weight", WORDS),
+        begin_id=begin_of(values, vocabulary_size, END_OF_TEXT),
+    )
+
+
+def number_of_layers(values: ConfigValues, key: str, default: int, folder: HubFolder) -> int:
+    """Returns the number of layers that config.json says; refuses more than there are tensors."""
+    layers = values.whole(key, default)
+    if layers > len(folder.tensors):
+        raise values.refused(key, f"layers, and the weights are {len(folder.tensors)} tensors.")
+    return layers
+
+
+def begin_of(values: ConfigValues, vocabulary_size: int, default: int | None) -> int:
+    """Returns the word before a document: the text's beginning, its end, or the last word.
+
+    default: taken where config.json names none of them, if it is a word.
+    """
+    for key in ("bos_token_id", "eos_token_id"):
+        if (found := values.token(key, vocabulary_size)) is not None:
+            return found
+    last = vocabulary_size - 1
+    return last if default is None or default > last else default
+
+
+def is_tied(
+    values: ConfigValues, folder: HubFolder, default: bool, head: str, tables: tuple[str, ...]
+) -> bool:
+    """Returns whether logits are products with the table of words.
+
+    A head that is stored beside the table and differs from it is a head of its own, whatever
+    config.json says.
+
+    Args:
+        default: of tie_word_embeddings.
+        head, tables: names on disk of the head, and of the table in the forms it may have.
+    """
+    if not values.flag("tie_word_embeddings", default):
+        return False
+    table = next((name for name in tables if name in folder.tensors), None)
+    if head not in folder.tensors or table is None:
+        return True
+    of_head, of_table = (folder.tensors[name] for name in (head, table))
+    return of_head.shape == of_table.shape and bool((folder.read(head) == folder.read(table)).all())

@@ -1,0 +1,95 @@
+"""Where a body's sizes and parameters come from: bindings, or a folder."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import gin
+
+from brt.models.pretrained.folder import CONFIG, HubFolder
+
+READ_BY = {
+    "gpt2": "GPT2",
+    "llama": "Llama",
+    "mistral": "Llama",
+    "qwen2": "Llama",
+    "gpt_neox": "GPTNeoX",
+}
+"""The body that reads folders of each `model_type`."""
+
+
+@gin.configurable
+class Pretrained:
+    """Names the folder that a body is read from.
+
+    Args:
+        folder: in the format of the Hugging Face Hub; None: the body begins with random parameters
+            of the sizes that are bound.
+    """
+
+    def __init__(self, folder: str | None = None):
+        self.folder = folder
+
+
+def open_folder(folder: str | None, body: str, model_types: tuple[str, ...]) -> HubFolder | None:
+    """Returns the folder that a body is to be read from; None for none.
+
+    Args:
+        folder: its path; None: `Pretrained.folder`.
+        body: the name of the body, for messages.
+        model_types: that the body reads.
+
+    Raises:
+        FileNotFoundError, ValueError: as `HubFolder`; a `model_type` of another body, or of none.
+    """
+    path = Pretrained().folder if folder is None else folder
+    if path is None:
+        return None
+    opened = HubFolder(path)
+    model_type = opened.config.get("model_type")
+    if model_type not in model_types:
+        known = isinstance(model_type, str) and READ_BY.get(model_type)
+        raise ValueError(
+            f"{opened.file(CONFIG)}: model_type = {model_type!r} is not read by {body}"
+            + (f", but by @{known}." if known else f"; brt knows {', '.join(sorted(READ_BY))}.")
+        )
+    return opened
+
+
+def settle(
+    body: str,
+    bound: Mapping[str, Any],
+    found: Mapping[str, Any] | None,
+    defaults: Mapping[str, Any],
+    folder: HubFolder | None,
+) -> dict[str, Any]:
+    """Returns a body's settings, each from its binding, the folder, or its default.
+
+    Args:
+        body: its name, for messages.
+        bound: by name; None where nothing is bound.
+        found: of the folder's config.json, by name; None without a folder.
+        defaults: of settings that need not be bound; a missing one must be.
+        folder: for messages.
+
+    Raises:
+        ValueError: a binding that says something else than the folder, or that is missing.
+    """
+    if found is None:
+        settings = {**defaults, **{name: v for name, v in bound.items() if v is not None}}
+        for name in bound:
+            if name not in settings:
+                raise ValueError(
+                    f"{body}.{name} is not bound: include a file of sizes, such as "
+                    f'configs/parts/gpt2_small.gin, or bind Pretrained.folder = "models/NAME".'
+                )
+        return settings
+    for name, value in bound.items():
+        if value is not None and value != found[name]:
+            path = os.path.join(folder.path if folder else "", CONFIG)
+            raise ValueError(
+                f"{body}.{name} = {value!r}, and {path} says {found[name]!r}: bind "
+                f"{body}.{name} = None to take what the folder says, or another "
+                "Pretrained.folder."
+            )
+    return dict(found)

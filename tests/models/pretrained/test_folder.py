@@ -1,0 +1,278 @@
+"""A Hub folder as data: what is read, what is refused by name, and what is written back."""
+
+import json
+import os
+import shutil
+
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+from tiny_folders import GPT2 as CONFIG
+from tiny_folders import make_folder, random_tensors
+from tiny_models import parameters
+
+from brt.config import message
+from brt.models.pretrained.folder import HubFolder, write_folder
+from brt.models.pretrained.gpt2 import GPT2
+from brt.models.pretrained.names import merged
+
+
+def body_of(path):
+    return nnx.eval_shape(lambda: GPT2(nnx.Rngs(0), folder=str(path)))
+
+
+def read(path):
+    body = body_of(path)
+    return body, body.names().read(body.folder)
+
+
+def test_what_is_read_is_written_bit_for_bit(tmp_path):
+    tensors = make_folder(tmp_path / "a")
+    body, found = read(tmp_path / "a")
+    write_folder(tmp_path / "b", body.config(), body.names().write(found), tmp_path / "a")
+    written = load_file(tmp_path / "b" / "model.safetensors")
+    assert written.keys() == tensors.keys()
+    for name, array in tensors.items():
+        np.testing.assert_array_equal(written[name], array)
+        assert written[name].dtype == array.dtype
+    _, again = read(tmp_path / "b")
+    np.testing.assert_equal(again, found)
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert config == CONFIG
+
+
+def test_every_parameter_is_given_by_the_folder(tmp_path):
+    make_folder(tmp_path)
+    body, found = read(tmp_path)
+    drawn = parameters(GPT2(nnx.Rngs(0), folder=str(tmp_path)))
+    filled = merged(drawn, found)
+    assert {id(x) for x in leaves(filled)} == {id(x) for x in leaves(found)}
+    queries = found["layers"][1]["queries_DA"]
+    c_attn = random_tensors(CONFIG)["transformer.h.1.attn.c_attn.weight"]
+    np.testing.assert_array_equal(queries, c_attn[:, :8])
+    np.testing.assert_array_equal(found["layers"][1]["values_DA"], c_attn[:, 16:])
+
+
+def leaves(tree):
+    return [x for v in tree.values() for x in (leaves(v) if isinstance(v, dict) else [v])]
+
+
+@pytest.mark.parametrize("shards", [2, 5])
+def test_shards_are_one_file_in_parts(tmp_path, shards):
+    make_folder(tmp_path / "whole")
+    make_folder(tmp_path / "parts", shards=shards)
+    np.testing.assert_equal(read(tmp_path / "parts")[1], read(tmp_path / "whole")[1])
+
+
+def test_a_body_without_its_head_has_shorter_names(tmp_path):
+    tensors = make_folder(tmp_path / "whole")
+    short = {name.removeprefix("transformer."): array for name, array in tensors.items()}
+    short["h.0.attn.bias"] = np.tri(12, dtype=np.float32)[None, None]  # a buffer
+    short["h.1.attn.masked_bias"] = np.full((), -1e4, np.float32)
+    make_folder(tmp_path / "body", tensors=short)
+    np.testing.assert_equal(read(tmp_path / "body")[1], read(tmp_path / "whole")[1])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_other_floats_are_read_as_float32(tmp_path, dtype):
+    tensors = {name: array.astype(dtype) for name, array in random_tensors(CONFIG).items()}
+    make_folder(tmp_path, tensors=tensors)
+    found = read(tmp_path)[1]["positions_RD"]
+    assert found.dtype == np.float32
+    expected = tensors["transformer.wpe.weight"].astype(np.float32)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "head", "own"),
+    [
+        (dict(tie_word_embeddings=False), "other", True),
+        ({}, None, False),
+        ({}, "same", False),  # stored twice
+        ({}, "other", True),
+    ],
+)
+def test_a_head_of_its_own_is_read_where_there_is_one(tmp_path, changes, head, own):
+    tensors = random_tensors({**CONFIG, "tie_word_embeddings": True})
+    words = tensors["transformer.wte.weight"]
+    if head:
+        tensors["lm_head.weight"] = words + (head == "other")
+    make_folder(tmp_path, tensors=tensors, **changes)
+    body, found = read(tmp_path)
+    assert ("head_VD" in found) is own
+    if own:
+        np.testing.assert_array_equal(found["head_VD"], words + 1)
+        assert body.config()["tie_word_embeddings"] is False
+
+
+def with_tensor(name, value):
+    def change(path):
+        tensors = load_file(path / "model.safetensors")
+        tensors.pop(name, None)
+        if value is not None:
+            tensors[name] = value
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+    return change
+
+
+def with_text(name, text):
+    return lambda path: (path / name).write_text(text)
+
+
+def with_config(**changes):
+    def change(path):
+        config = {**json.loads((path / "config.json").read_text()), **changes}
+        (path / "config.json").write_text(json.dumps(config))
+
+    return change
+
+
+def truncated(path):
+    content = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(content[:-7])
+
+
+def only_torch(path):
+    os.rename(path / "model.safetensors", path / "pytorch_model.bin")
+
+
+def shard_outside(path):
+    shutil.copyfile(path / "model.safetensors", path.parent / "outside.safetensors")
+    os.remove(path / "model.safetensors")
+    weight_map = dict.fromkeys(random_tensors(CONFIG), "../outside.safetensors")
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def link_outside(path):
+    os.rename(path / "model.safetensors", path.parent / "outside.safetensors")
+    os.symlink(path.parent / "outside.safetensors", path / "model.safetensors")
+
+
+def in_shards(change):
+    def changed(path):
+        os.remove(path / "model.safetensors")
+        make_folder(path, shards=3)
+        change(path)
+
+    return changed
+
+
+def shard_missing(path):
+    os.remove(path / "model-00002-of-00003.safetensors")
+
+
+def tensor_twice(path):
+    file = path / "model-00003-of-00003.safetensors"
+    other = load_file(path / "model-00001-of-00003.safetensors")
+    name = next(iter(other))
+    save_file({**load_file(file), name: other[name]}, file)
+
+
+def index_of_another(path):
+    file = path / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    index["weight_map"]["transformer.h.7.ln_1.bias"] = "model-00001-of-00003.safetensors"
+    file.write_text(json.dumps(index))
+
+
+BAD = {
+    "no config": (lambda path: os.remove(path / "config.json"), "has no config.json"),
+    "config is no JSON": (with_text("config.json", "{"), r"config\.json is no valid JSON"),
+    "config is a list": (with_text("config.json", "[]"), "no JSON object"),
+    "a key twice": (with_text("config.json", '{"a": 1, "a": 2}'), "'a' stands twice"),
+    "deep": (with_text("config.json", "[" * 10**5), "no valid JSON"),
+    "model type": (with_config(model_type="mamba"), "model_type = 'mamba'.*brt knows gpt2"),
+    "model type is a list": (with_config(model_type=["gpt2"]), "model_type"),
+    "another body": (with_config(model_type="llama"), "by @Llama"),
+    "code": (with_config(auto_map={}), "auto_map"),
+    "quantized": (with_config(quantization_config={"bits": 4}), "quantization_config"),
+    "torch": (only_torch, "only as pytorch_model.bin.*safe_serialization"),
+    "no weights": (lambda path: os.remove(path / "model.safetensors"), "has no model.safetensors"),
+    "truncated": (truncated, "only a part of one"),
+    "empty weights": (with_text("model.safetensors", ""), "no safetensors file"),
+    "lacks": (
+        with_tensor("transformer.h.1.ln_2.bias", None),
+        r"lacks transformer\.h\.1\.ln_2\.bias",
+    ),
+    "left over": (
+        with_tensor("transformer.h.2.ln_1.bias", np.zeros(8, np.float32)),
+        r"holds transformer\.h\.2\.ln_1\.bias, which brt would leave unread",
+    ),
+    "twice": (
+        with_tensor("wpe.weight", np.zeros((12, 8), np.float32)),
+        r"holds transformer\.wpe\.weight twice",
+    ),
+    "shape": (
+        with_tensor("transformer.wpe.weight", np.zeros((8, 12), np.float32)),
+        r"transformer\.wpe\.weight has shape \(8, 12\), and by config.json it is \(12, 8\)",
+    ),
+    "integers": (
+        with_tensor("transformer.ln_f.bias", np.zeros(8, np.int32)),
+        r"transformer\.ln_f\.bias is of type I32",
+    ),
+    "not finite": (
+        with_tensor("transformer.ln_f.bias", np.full(8, np.inf, np.float32)),
+        r"transformer\.ln_f\.bias holds values that are not finite",
+    ),
+    "shard outside": (shard_outside, "outside of the folder"),
+    "link outside": (link_outside, "a link to a file outside"),
+    "shard missing": (in_shards(shard_missing), "00002-of-00003.safetensors is missing"),
+    "tensor twice": (in_shards(tensor_twice), "twice"),
+    "index": (in_shards(index_of_another), r"does not hold transformer\.h\.7\.ln_1\.bias"),
+    "no map": (in_shards(with_text("model.safetensors.index.json", "{}")), "weight_map"),
+    "map to a number": (
+        in_shards(with_text("model.safetensors.index.json", '{"weight_map": {"a": 1}}')),
+        "no safetensors file",
+    ),
+    "activation": (with_config(activation_function="swish"), "activation_function = 'swish'"),
+    "heads": (with_config(n_head=3), "n_embd = 8 is not divided by n_head = 3"),
+    "cross": (with_config(add_cross_attention=True), "add_cross_attention"),
+    "a string": (with_config(n_embd="8"), "n_embd = '8' is no whole number"),
+    "a float": (with_config(n_layer=2.0), "n_layer = 2.0 is no whole number"),
+    "a bool": (with_config(n_head=True), "n_head = True is no whole number"),
+    "negative": (with_config(n_positions=-1), "n_positions = -1 must lie between"),
+    "many layers": (with_config(n_layer=10**9), "n_layer = 1000000000"),
+    "wide": (with_config(n_embd=2**30), "has shape"),
+    "huge": (with_config(vocab_size=10**30), "vocab_size"),
+    "epsilon": (with_config(layer_norm_epsilon=float("nan")), "layer_norm_epsilon"),
+    "flag": (with_config(scale_attn_weights="yes"), "scale_attn_weights = 'yes'"),
+    "begin": (with_config(bos_token_id=17), "bos_token_id = 17 lies beyond the vocabulary"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_folder_is_refused_by_name(tmp_path, kind):
+    change, pattern = BAD[kind]
+    folder = tmp_path / "folder"
+    make_folder(folder)
+    change(folder)
+    with pytest.raises((ValueError, FileNotFoundError), match=pattern) as refusal:
+        read(folder)
+    text = message(refusal.value)
+    assert str(folder) in text and text.endswith((".", ").")) and "\n" not in text
+
+
+def test_an_absent_key_means_what_it_means_to_transformers(tmp_path):
+    make_folder(tmp_path, n_inner=None, bos_token_id=None, eos_token_id=None)
+    body = body_of(tmp_path)
+    assert body.sizes.feed_forward_size == 32
+    assert body.activation_name == "gelu_new"
+    assert body.begin_id == 16  # the last word, where the usual one is none
+
+
+def test_a_binding_that_says_otherwise_is_refused(tmp_path):
+    make_folder(tmp_path)
+    with pytest.raises(ValueError, match=r"GPT2\.width = 768, and .*config\.json says 8"):
+        nnx.eval_shape(lambda: GPT2(nnx.Rngs(0), width=768, folder=str(tmp_path)))
+    with pytest.raises(ValueError, match=r"GPT2\.vocabulary_size is not bound"):
+        GPT2(nnx.Rngs(0))
+
+
+def test_nothing_is_written_over(tmp_path):
+    make_folder(tmp_path / "a")
+    with pytest.raises(FileExistsError, match="holds something already"):
+        write_folder(tmp_path / "a", {}, {})
+    assert HubFolder(str(tmp_path / "a")).tensors

@@ -1,0 +1,167 @@
+"""GPT-2, and what brt adds to it, transcribed in loops over tokens and heads.
+
+    reader = Reader(params, Settings(...))
+    logits_TV, memory = reader.read(tokens_T, reader.begin())
+
+Parameters are nested dictionaries of float64 arrays with brt's names. Windows restart at position
+0. Source: Radford et al. 2019; folders of model_type gpt2; Yoshida et al. 2020, section 3.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+BEGIN = -1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the parameters do not say.
+
+    overlap: tokens of a window that the next reads again. pooled_layer: from 1, the layer that the
+    pooled vector enters; 0: all layers; None: no vector. skip_repeated: pool only positions that
+    the next window does not read again. pooling: "mean" or "max".
+    """
+
+    num_heads: int
+    begin_id: int
+    epsilon: float = 1e-5
+    activation: str = "gelu_new"
+    scale_scores: bool = True
+    inverse_layer_scale: bool = False
+    overlap: int = 0
+    pooled_layer: int | None = None
+    skip_repeated: bool = False
+    pooling: str = "mean"
+
+
+def normed(x_D, norm, epsilon):
+    mean = sum(x_D) / len(x_D)
+    variance = sum((x - mean) ** 2 for x in x_D) / len(x_D)
+    return (x_D - mean) / math.sqrt(variance + epsilon) * norm["scale_D"] + norm["bias_D"]
+
+
+def activated(x_F, name):
+    def one(x):
+        if name == "relu":
+            return max(x, 0.0)
+        if name == "gelu":
+            return x * 0.5 * (1 + math.erf(x / math.sqrt(2)))
+        return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+    return np.array([one(x) for x in x_F])
+
+
+def softmax(scores):
+    parts = np.exp(np.array(scores) - max(scores))
+    return parts / parts.sum()
+
+
+def part_of(x_A, head, num_heads):
+    K = len(x_A) // num_heads
+    return x_A[head * K : (head + 1) * K]
+
+
+def layer_outputs(layer, number, inputs, extras, settings, added=None):
+    """Outputs of a layer, its number counted from 1; extras: further inputs for keys and values.
+
+    added: from a token's normed input to what is added to its attention's output.
+    """
+    H = settings.num_heads
+    normed_inputs = [normed(x, layer["attention_norm"], settings.epsilon) for x in inputs]
+    seen = [normed(x, layer["attention_norm"], settings.epsilon) for x in extras]
+    keys, values = [], []
+    outputs = []
+    for x in [*seen, *normed_inputs]:
+        keys.append(x @ layer["keys_DA"] + layer["keys_bias_A"])
+        values.append(x @ layer["values_DA"] + layer["values_bias_A"])
+    for t, x_D in enumerate(normed_inputs):
+        query = x_D @ layer["queries_DA"] + layer["queries_bias_A"]
+        found = []
+        for head in range(H):
+            q = part_of(query, head, H)
+            scores = []
+            for k in keys[: len(seen) + t + 1]:
+                score = q @ part_of(k, head, H)
+                if settings.scale_scores:
+                    score /= math.sqrt(len(q))
+                if settings.inverse_layer_scale:
+                    score /= number
+                scores.append(score)
+            weights = softmax(scores)
+            found.append(sum(w * part_of(v, head, H) for w, v in zip(weights, values)))
+        y_D = np.concatenate(found) @ layer["output_AD"] + layer["output_bias_D"]
+        if added is not None:
+            y_D = y_D + added(x_D)
+        x_D = inputs[t] + y_D
+        hidden = normed(x_D, layer["feed_forward_norm"], settings.epsilon)
+        hidden = activated(
+            hidden @ layer["hidden_DF"] + layer["hidden_bias_F"], settings.activation
+        )
+        outputs.append(x_D + hidden @ layer["output_FD"] + layer["feed_forward_bias_D"])
+    return outputs
+
+
+def window(body, words, settings, extras=None, added=None):
+    """Outputs of every layer over a window of embedded words, the last ones after the final norm.
+
+    extras: by layer, from 1, vectors among its inputs for keys and values. added: likewise.
+    """
+    x = [word + body["positions_RD"][t] for t, word in enumerate(words)]
+    outputs = []
+    for number in range(1, len(body["layers"]) + 1):
+        layer = body["layers"][number - 1]
+        own = (extras or {}).get(number, [])
+        x = layer_outputs(layer, number, x, own, settings, (added or {}).get(number))
+        outputs.append(x)
+    outputs[-1] = [normed(y, body["final_norm"], settings.epsilon) for y in x]
+    return outputs
+
+
+def embedded(body, token, settings):
+    return body["embedding_VD"][settings.begin_id if token == BEGIN else token]
+
+
+def logits(body, outputs):
+    head = body.get("head_VD", body["embedding_VD"])
+    return np.array([head @ y for y in outputs])
+
+
+def next_vector(module, outputs, pooled, settings):
+    """What is pooled of the positions in `pooled`, through the network; None of nothing."""
+    if not pooled:
+        return None
+    weights = softmax(list(module["mixture_L"]))
+    mixed = [sum(w * layer[t] for w, layer in zip(weights, outputs)) for t in pooled]
+    h = sum(mixed) / len(mixed) if settings.pooling == "mean" else np.max(mixed, axis=0)
+    *inner, last = (module["network"][i] for i in range(len(module["network"])))
+    for one in inner:
+        h = activated(h @ one["matrix_IU"] + one["bias_U"], settings.activation)
+    return h @ last["matrix_IU"] + last["bias_U"]
+
+
+class Reader:
+    """Reads documents window by window: a body, and with a `pooled_layer` pooled recurrence."""
+
+    def __init__(self, params, settings):
+        self.body = params["body"]
+        self.module = params["memories"][0] if params.get("memories") else None
+        self.settings = settings
+
+    def begin(self):
+        return [], None
+
+    def read(self, tokens_T, memory):
+        earlier, vector = memory
+        words = [*earlier, *(embedded(self.body, token, self.settings) for token in tokens_T)]
+        o = self.settings.overlap
+        layers = range(1, len(self.body["layers"]) + 1)
+        at = layers if self.settings.pooled_layer == 0 else [self.settings.pooled_layer]
+        extras = {number: [vector] for number in at} if vector is not None else {}
+        outputs = window(self.body, words, self.settings, extras)
+        again = words[max(len(words) - o, 0) :] if o else []
+        pooled = list(range(len(words) - len(again) * self.settings.skip_repeated))
+        if self.module is not None:
+            vector = next_vector(self.module, outputs, pooled, self.settings)
+        return logits(self.body, outputs[-1][len(earlier) :]), (again, vector)
