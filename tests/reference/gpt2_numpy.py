@@ -21,7 +21,8 @@ class Settings:
 
     overlap: tokens of a window that the next reads again. pooled_layer: from 1, the layer that the
     pooled vector enters; 0: all layers; None: no vector. skip_repeated: pool only positions that
-    the next window does not read again. pooling: "mean" or "max".
+    the next window does not read again. pooling: "mean", "max" or "attention". num_vectors: that
+    the network makes.
     """
 
     num_heads: int
@@ -34,6 +35,7 @@ class Settings:
     pooled_layer: int | None = None
     skip_repeated: bool = False
     pooling: str = "mean"
+    num_vectors: int = 1
 
 
 def normed(x_D, norm, epsilon):
@@ -128,17 +130,24 @@ def logits(body, outputs):
     return np.array([head @ y for y in outputs])
 
 
-def next_vector(module, outputs, pooled, settings):
-    """What is pooled of the positions in `pooled`, through the network; None of nothing."""
+def next_vectors(module, outputs, pooled, settings):
+    """What the network makes of what is pooled of the positions in `pooled`; nothing of none."""
     if not pooled:
-        return None
+        return []
     weights = softmax(list(module["mixture_L"]))
     mixed = [sum(w * layer[t] for w, layer in zip(weights, outputs)) for t in pooled]
-    h = sum(mixed) / len(mixed) if settings.pooling == "mean" else np.max(mixed, axis=0)
+    if settings.pooling == "max":
+        h = np.max(mixed, axis=0)
+    elif settings.pooling == "mean":
+        h = sum(mixed) / len(mixed)
+    else:
+        scores = [x @ module["key_D"] / math.sqrt(len(x)) for x in mixed]
+        h = sum(w * x for w, x in zip(softmax(scores), mixed))
     *inner, last = (module["network"][i] for i in range(len(module["network"])))
     for one in inner:
         h = activated(h @ one["matrix_IU"] + one["bias_U"], settings.activation)
-    return h @ last["matrix_IU"] + last["bias_U"]
+    h = h @ last["matrix_IU"] + last["bias_U"]
+    return list(h.reshape(settings.num_vectors, -1))
 
 
 class Reader:
@@ -150,18 +159,18 @@ class Reader:
         self.settings = settings
 
     def begin(self):
-        return [], None
+        return [], []
 
     def read(self, tokens_T, memory):
-        earlier, vector = memory
+        earlier, vectors = memory
         words = [*earlier, *(embedded(self.body, token, self.settings) for token in tokens_T)]
         o = self.settings.overlap
         layers = range(1, len(self.body["layers"]) + 1)
         at = layers if self.settings.pooled_layer == 0 else [self.settings.pooled_layer]
-        extras = {number: [vector] for number in at} if vector is not None else {}
+        extras = {number: vectors for number in at}
         outputs = window(self.body, words, self.settings, extras)
         again = words[max(len(words) - o, 0) :] if o else []
         pooled = list(range(len(words) - len(again) * self.settings.skip_repeated))
         if self.module is not None:
-            vector = next_vector(self.module, outputs, pooled, self.settings)
-        return logits(self.body, outputs[-1][len(earlier) :]), (again, vector)
+            vectors = next_vectors(self.module, outputs, pooled, self.settings)
+        return logits(self.body, outputs[-1][len(earlier) :]), (again, vectors)

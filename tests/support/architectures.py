@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import compressive_numpy
+import gpt2_numpy
 import paper_numpy
 import pytest
 import recurrent_networks_numpy
@@ -23,6 +24,9 @@ from brt.models.memories.compressive_memory import CompressiveMemory
 from brt.models.memories.external_memory import ExternalMemory
 from brt.models.memories.recurrent_cell import RecurrentCell
 from brt.models.model import Model
+from brt.models.pretrained.gpt2 import GPT2
+from brt.models.pretrained.language_model import PretrainedLanguageModel
+from brt.models.pretrained.pooled_memory import PooledMemory
 from brt.models.recurrent_memory import RecurrentMemoryTransformer
 from brt.models.recurrent_networks import LSTM, QRNN
 from brt.models.transformer_xl import TransformerXL
@@ -225,6 +229,64 @@ def compressive(length, **memory) -> Architecture:
     )
 
 
+OF_GPT2 = (
+    *("vocabulary_size", "num_layers", "width", "num_heads", "feed_forward_size", "num_positions"),
+    *("activation", "epsilon", "scale_scores", "inverse_layer_scale", "tied", "dropout", "remat"),
+    *("activation_dtype", "begin_id"),
+)
+GPT2_SIZES = dict(
+    vocabulary_size=VOCABULARY,
+    num_layers=3,
+    width=12,
+    num_heads=2,
+    feed_forward_size=10,
+    num_positions=40,
+    epsilon=1e-2,
+)
+
+
+def gpt2(memories=(), reference=None, cleared=(), told=None, **settings) -> Architecture:
+    """An entry of windows of a GPT-2.
+
+    Args:
+        memories: of the model.
+        reference: as of an `Architecture`; None: the plain windows, with a pooled vector or not.
+        cleared: as of an `Architecture`.
+        told: what the plain windows are told besides.
+    """
+
+    def build(rngs, **overrides):
+        given = GPT2_SIZES | settings | overrides
+        given.pop("head_size", None)
+        of_body = {name: given.pop(name) for name in OF_GPT2 if name in given}
+        body = functools.partial(GPT2, **of_body)
+        return PretrainedLanguageModel(rngs, body=body, memories=memories, **given)
+
+    known = gpt2_numpy.Settings.__dataclass_fields__
+    given = GPT2_SIZES | dict(begin_id=VOCABULARY - 1) | settings | (told or {})
+    plain = gpt2_numpy.Settings(**{name: given[name] for name in known if name in given})
+    return Architecture(
+        build=build,
+        reference=reference or (lambda params: gpt2_numpy.Reader(params, plain)),
+        settings=settings,
+        cleared=cleared,
+        various="AIJKU",
+    )
+
+
+def pooled(told, **settings):
+    """An entry of pooled recurrence; told: settings of the transcription."""
+    given = dict(
+        layer=told["pooled_layer"] or None,
+        hidden=(7, 5),
+        pooled="unrepeated" if told.get("skip_repeated") else "all",
+        pooling=told.get("pooling", "mean"),
+        num_vectors=told.get("num_vectors", 1),
+    )
+    memory = functools.partial(PooledMemory, **given)
+    return gpt2((memory,), cleared=(1,), told=told, **settings)
+
+
 def _rec(gate, arrangement, layers=(1,), **others):
     return block_recurrent(recurrent_layers=layers, gate=gate, arrangement=arrangement, **others)
 
@@ -284,6 +346,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         *(recurrent_networks_numpy.lstm_token, recurrent_networks_numpy.lstm_state),
         **dict(cutoffs=(5, 11)),
     ),
+    "gpt2": gpt2(inverse_layer_scale=True, activation="relu", tied=False),
+    "gpt2_overlap": gpt2(overlap=3, begin_id=2),
+    "gpt2_pooled": pooled(dict(pooled_layer=2), overlap=11),
+    "gpt2_pooled_attention": pooled(
+        dict(pooled_layer=0, skip_repeated=True, pooling="attention", num_vectors=2), overlap=5
+    ),
     "qrnn_untied": recurrent_network(
         QRNN,
         *(recurrent_networks_numpy.qrnn_token, recurrent_networks_numpy.qrnn_state),
@@ -294,7 +362,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 VARIANTS = (
     *("slide", "rec_fixed_skip", "rec_lstm_single", "rec_lstm_skip", "rec_two_layers"),
     *("rec_meliad", "feedback_lstm_single", "feedback_two_cells", "memorizing_bucketed"),
-    *("memorizing_dense", "feedback_memorizing", "rmt_txl", "memtr_txl"),
+    *("memorizing_dense", "feedback_memorizing", "rmt_txl", "memtr_txl", "gpt2_overlap"),
     *("compressive_max", "lstm_adaptive", "xl", "rmt_slide", "memorizing_exact"),
     *("txl_same_length", "compressive_mean", "qrnn"),
 )

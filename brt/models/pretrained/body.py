@@ -18,10 +18,11 @@ from flax import nnx
 
 from brt.models.layers.attention import attend
 from brt.models.layers.dropout import independent_dropout, keep_mask
-from brt.models.layers.norms import LayerNorm
+from brt.models.layers.norms import LayerNorm, wide
 from brt.models.layers.sizes import Sizes
 from brt.models.pretrained.folder import HubFolder
 from brt.models.pretrained.names import Names
+from brt.models.shape_letters import constrain
 
 HIDDEN = -1e30
 """Added to the score of a key that a query does not see: its weight is 0."""
@@ -163,7 +164,7 @@ class BodyLayer(nnx.Module):
         H = queries_BTHK.shape[2]
         each = H // keys.keys_BJGK.shape[2]
         k_BJHK, v_BJHK = (jnp.repeat(x, each, axis=2) if each > 1 else x for x in keys)
-        scale_H = jnp.full(H, self.score_scale, seen.table_BQJ.dtype)
+        scale_H = jnp.full(H, self.score_scale, wide(queries_BTHK).dtype)
         table_BHTJ = seen.table_BQJ[:, None]
         return attend(queries_BTHK, k_BJHK, v_BJHK, scale_H, table_BHTJ, keep_HTJ)
 
@@ -213,12 +214,14 @@ class Decoder(PretrainedBody):
 
     Attributes:
         layers: `BodyLayer`s.
+        num_key_heads: G.
         num_positions: R, positions that a window may have.
         begin_id: the row of the table that stands before a document's first token.
         remat: "none", or "layer" to recompute each layer in the backward pass.
     """
 
     layers: nnx.List
+    num_key_heads: int
     num_positions: int
     begin_id: int
     remat: str
@@ -235,9 +238,18 @@ class Decoder(PretrainedBody):
         """Returns the last layer's outputs after the final norm."""
         raise NotImplementedError
 
+    @property
+    def head(self) -> nnx.Param:
+        """The matrix of the logits, (V, D)."""
+        raise NotImplementedError
+
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Maps (..., D) to (..., V), float32 or wider."""
-        raise NotImplementedError
+        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
+        table_VD = self.head[...].astype(x_BTD.dtype)
+        return jnp.einsum(
+            "...D,VD->...V", x_BTD, table_VD, preferred_element_type=wide(x_BTD).dtype
+        )
 
     def read(
         self,

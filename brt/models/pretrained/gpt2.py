@@ -17,7 +17,6 @@ from jax.nn.initializers import zeros
 from brt.checks import check_choice, check_share
 from brt.models.counts import matrix_size
 from brt.models.layers.initializers import normal, parameter
-from brt.models.layers.norms import wide
 from brt.models.layers.sizes import Sizes
 from brt.models.model import DTYPES
 from brt.models.pretrained.activations import ACTIVATIONS
@@ -232,6 +231,7 @@ class GPT2(Decoder):
         if D % H:
             raise ValueError(f"GPT2.width = {D} is not divided by GPT2.num_heads = {H}.")
         self.width = D
+        self.num_key_heads = H
         self.sizes = Sizes(D, H, D // H, said["feed_forward_size"] or 4 * D)
         self.vocabulary_size = said["vocabulary_size"]
         self.num_positions = said["num_positions"]
@@ -267,15 +267,7 @@ class GPT2(Decoder):
 
     @property
     def head(self) -> nnx.Param:
-        """The matrix of the logits, (V, D)."""
         return self.embedding_VD if self.tied else self.head_VD
-
-    def logits(self, x_BTD: jax.Array) -> jax.Array:
-        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
-        table_VD = self.head[...].astype(x_BTD.dtype)
-        return jnp.einsum(
-            "...D,VD->...V", x_BTD, table_VD, preferred_element_type=wide(x_BTD).dtype
-        )
 
     def flops_of_layers(self, keys_seen: float) -> float:
         A = self.sizes.attention_size

@@ -45,7 +45,7 @@ def test_what_is_read_is_written_bit_for_bit(tmp_path):
 
 def test_every_parameter_is_given_by_the_folder(tmp_path):
     make_folder(tmp_path)
-    body, found = read(tmp_path)
+    _, found = read(tmp_path)
     drawn = parameters(GPT2(nnx.Rngs(0), folder=str(tmp_path)))
     filled = merged(drawn, found)
     assert {id(x) for x in leaves(filled)} == {id(x) for x in leaves(found)}
