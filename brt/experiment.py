@@ -30,7 +30,7 @@ from brt.evaluation.settings import Evaluation
 from brt.models.caches import check_caches
 from brt.models.counts import count_parameters
 from brt.models.model import Model
-from brt.training.parameters import load_params
+from brt.training.parameters import load_params, merged
 from brt.training.settings import Trainer
 from brt.training.sharding import check_divisible, shardings
 from brt.training.train_step import TrainState, make_loss, make_train_step
@@ -151,9 +151,15 @@ class Experiment:
         seed = self.trainer.seed if seed is None else seed
         return nnx.to_pure_dict(nnx.state(self.trainer.model(nnx.Rngs(seed)), nnx.Param))
 
-    def init_state(self, params: Any = None) -> TrainState:
-        """Returns the train state of step 0."""
+    def init_state(self, params: Any = None, given: Any = None) -> TrainState:
+        """Returns the train state of step 0.
+
+        Args:
+            params: to begin with; None: fresh ones.
+            given: of these, the ones that the model brings; see `Model.given_parameters`.
+        """
         params = self.init_params() if params is None else params
+        params = merged(params, given) if given else params
         caches = self.bind(params).init_caches(self.trainer.rows)
         return TrainState(jnp.int32(0), params, self.optimizer.init(params), caches)
 
@@ -175,8 +181,16 @@ class Experiment:
         )
 
     def jit_init(self, mesh: jax.sharding.Mesh) -> Callable[..., TrainState]:
-        """`init_state` compiled to make each array where it belongs."""
-        return jax.jit(self.init_state, out_shardings=shardings(self.abstract_state(), mesh))
+        """`init_state` compiled to make each array where it belongs.
+
+        Called without parameters it begins with those that the model brings.
+        """
+        init = jax.jit(self.init_state, out_shardings=shardings(self.abstract_state(), mesh))
+
+        def begin(params: Any = None) -> TrainState:
+            return init(params, None if params is not None else self.model.given_parameters())
+
+        return begin
 
     def jit_step(self, mesh: jax.sharding.Mesh) -> jax.stages.Wrapped:
         """`train_step` compiled: the state comes back where it was, and its memory is reused."""

@@ -7,121 +7,30 @@ the recording's `config_json` and lies beside the recording. Outputs are compare
 """
 
 import functools
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import recordings_memory_tokens
+import recordings_pooled
 from flax import nnx
+from pretrained_errors import (
+    SMALLEST,
+    Found,
+    body_of,
+    bound,
+    config_of,
+    folder_of,
+    is_sharp,
+    split_with,
+    widened,
+)
 
 from brt.models.layers.losses import token_losses
-from brt.models.pretrained.body import HIDDEN, Decoder, PretrainedBody, Seen
-from brt.models.pretrained.folder import HubFolder
-from brt.models.pretrained.gpt2 import GPT2
-from brt.models.pretrained.names import Names, merged
-
-BODIES: dict[str, Callable[..., Decoder]] = {"gpt2": GPT2}
-"""Decoders by the `model_type` of their folders."""
-
-OUTPUTS, GRADIENTS = 5e-6, 5e-5
-"""Of the largest entry: of all outputs of a kind, of each gradient."""
-SHARP = 3e-5, 3e-4
-"""The same where attention is not scaled, and sharp."""
-SMALLEST = 1e-5
-"""Tolerance of outputs, absolute, where it is larger."""
-NO_GRADIENT = 1e-6
-"""Absolute, of gradients that are zero but for rounding."""
-
-
-class Found:
-    """Errors by name, each with its tolerance.
-
-    Args:
-        recording: for what is expected.
-        sharp: whether its attention is not scaled.
-    """
-
-    def __init__(self, recording: Mapping[str, Any], sharp: bool = False):
-        self.recording = recording
-        self.outputs, self.gradients = SHARP if sharp else (OUTPUTS, GRADIENTS)
-        self.errors: dict[str, tuple[float, float]] = {}
-
-    def add(self, name: str, error: float, tolerance: float) -> None:
-        """Keeps the error that is the largest part of its tolerance."""
-        before = self.errors.get(name, (0.0, tolerance))
-        if not error / tolerance <= before[0] / before[1]:
-            before = float(error), float(tolerance)
-        self.errors[name] = before
-
-    def output(
-        self, key: str, values: Any, at: np.ndarray | None = None, relative: float | None = None
-    ) -> None:
-        """Compares an output with what was recorded under the key, where `at` is true."""
-        expected, values = self.recording[key], np.asarray(values)
-        name = key.split("/")[0] if relative is None else f"float64 {key.split('/')[-1]}"
-        if expected.shape != values.shape:
-            return self.add(name, np.inf, SMALLEST)
-        largest = np.abs(expected[at] if at is not None else expected).max(initial=0.0)
-        difference = np.abs(expected - values)
-        error = (difference[at] if at is not None else difference).max(initial=0.0)
-        tolerance = max((relative or self.outputs) * largest, 0.0 if relative else SMALLEST)
-        self.add(name, error, tolerance)
-
-    def gradient(self, prefix: str, tensors: Mapping[str, np.ndarray], without: Any = ()) -> None:
-        """Compares gradients by their names on disk with all that were recorded."""
-        recorded = {
-            key.removeprefix(prefix): value
-            for key, value in self.recording.items()
-            if key.startswith(prefix)
-        }
-        name = f"gradients {prefix.strip('/')}"
-        for tensor, expected in recorded.items():
-            values = tensors.get(tensor)
-            if values is None or values.shape != expected.shape:
-                self.add(name, np.inf, self.gradients)
-                continue
-            error, largest = np.abs(expected - values).max(), np.abs(expected).max()
-            if tensor in without:
-                self.add(f"{name} of 0", error, NO_GRADIENT)
-            else:
-                self.add(name, error / largest, self.gradients)
-
-
-def config_of(recording: Mapping[str, Any]) -> dict[str, Any]:
-    return json.loads(str(recording["config_json"]))
-
-
-def folder_of(recording: Mapping[str, Any]) -> str:
-    """Returns the path of the folder of weights, beside the recording."""
-    return str(Path(recording["path"]).parent / config_of(recording)["folder"])
-
-
-def load(folder: str) -> tuple[nnx.GraphDef, dict, Names]:
-    """Returns a decoder's graph, its parameters as a nested dictionary, and its names on disk."""
-    model_type = HubFolder(folder).config["model_type"]
-    if model_type not in BODIES:
-        raise ValueError(f"{folder} is a {model_type}, which is not replayed yet.")
-    body = BODIES[model_type](nnx.Rngs(0), folder=folder)
-    return split_with(body, body.names().read(body.folder))
-
-
-def split_with(body: PretrainedBody, given: Mapping) -> tuple[nnx.GraphDef, dict, Names]:
-    """Returns the body's graph, its parameters with those given, and its names on disk."""
-    graph, state = nnx.split(body, nnx.Param)
-    return graph, merged(nnx.to_pure_dict(state), given), body.names()
-
-
-def bound(graph: nnx.GraphDef, params: Mapping, dtype: Any = None) -> Any:
-    """Returns the module with these parameters, a nested dictionary."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    flat = [(tuple(key.key for key in path), array) for path, array in leaves]
-    module = nnx.merge(graph, nnx.from_flat_state(flat))
-    if dtype is not None:
-        module.dtype = jnp.dtype(dtype)
-    return module
+from brt.models.pretrained.body import HIDDEN, Decoder, Seen
+from brt.models.pretrained.language_model import PretrainedLanguageModel
 
 
 def read_all(body: Decoder, recording: Mapping[str, Any]) -> tuple[list[jax.Array], jax.Array]:
@@ -146,16 +55,13 @@ def mean_loss(logits_BTV: jax.Array, labels_BT: np.ndarray) -> jax.Array:
     return jnp.where(scored_BT, nats_BT, 0.0).sum() / scored_BT.sum()
 
 
-def is_sharp(config: Mapping[str, Any]) -> bool:
-    """Returns whether a folder's attention is not scaled."""
-    return config.get("scale_attn_weights") is False
-
-
 def decoder_errors(recording: Mapping[str, Any]) -> Found:
     """Compares a decoder alone with a recording of it."""
     folder = folder_of(recording)
-    found = Found(recording, is_sharp(HubFolder(folder).config))
-    graph, params, names = load(folder)
+    found = Found(recording, is_sharp(folder))
+    body = body_of(folder)(nnx.Rngs(0))
+    graph, params = split_with(body, body.names().read(body.folder))
+    names = body.names()
     at_BT = recording["attention_mask"] == 1
 
     @functools.partial(jax.value_and_grad, has_aux=True)
@@ -171,13 +77,47 @@ def decoder_errors(recording: Mapping[str, Any]) -> Found:
     found.output("loss", loss)
     found.gradient("grads/", names.write(grads), config_of(recording)["no_gradient"])
     with jax.enable_x64(True):
-        wide = jax.tree.map(lambda x: jnp.asarray(x, "float64"), params)
-        (loss, (_, logits_BTV)), _ = compiled(wide, "float64")
+        (loss, (_, logits_BTV)), _ = compiled(widened(params), "float64")
         found.output("float64/logits", logits_BTV, at_BT, relative=1e-6)
         found.output("float64/loss", loss, relative=1e-6)
     return found
 
 
+def greedy_errors(recording: Mapping[str, Any], found: Found) -> None:
+    """Continues the prompts token by token, each row from its own first token."""
+    folder = folder_of(recording)
+    prompts, masks = recording["greedy/prompt"], recording["greedy/prompt_mask"] == 1
+    tokens_BN = recording["greedy/tokens"]
+    N = tokens_BN.shape[1]
+    model = PretrainedLanguageModel(nnx.Rngs(0), body=body_of(folder))
+    model = model.for_segments(prompts.shape[1] + N)
+    graph, params = split_with(model, model.given_parameters())
+    decode = jax.jit(lambda params, *inputs: bound(graph, params).decode(*inputs))
+    model = bound(graph, params)
+    for row, (prompt, mask) in enumerate(zip(prompts, masks, strict=True)):
+        caches = model.begin_decoding(model.init_caches(1))
+        given = list(prompt[mask])
+        for place in range(int(mask.sum()) + N - 1):
+            token_B = jnp.asarray(given[place : place + 1], jnp.int32)
+            logits_BV, caches = decode(params, token_B, caches)
+            number = place + 1 - int(mask.sum())
+            if number >= 0:
+                given.append(int(logits_BV[0].argmax()))
+                scores_V = recording["greedy/scores"][row, number]
+                tolerance = max(found.outputs * np.abs(scores_V).max(), SMALLEST)
+                found.add("greedy scores", np.abs(logits_BV[0] - scores_V).max(), tolerance)
+        same = np.array_equal(given[-N:], tokens_BN[row])
+        found.add("greedy tokens", 0.0 if same else np.inf, SMALLEST)
+
+
 def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """Returns error and tolerance of each thing that is compared, by its name."""
-    return decoder_errors(recording).errors
+    config = config_of(recording)
+    if config.get("kind", "").startswith("ARPT"):
+        return recordings_pooled.errors(recording, config)
+    if config.get("kind", "").startswith("RMT"):
+        return recordings_memory_tokens.errors(recording, config)
+    found = decoder_errors(recording)
+    if "greedy/tokens" in recording:
+        greedy_errors(recording, found)
+    return found.errors

@@ -4,7 +4,7 @@
 writes text offers besides, token by token. README.md beside this file has a runnable example.
 """
 
-from typing import Self
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -95,6 +95,13 @@ class Model(nnx.Module):
         """Returns scalars of a gradient to be reported, such as the norm that reaches a memory.
 
         grads: nested dictionary of arrays, with the names of the parameters.
+        """
+        return {}
+
+    def given_parameters(self) -> dict[str, Any]:
+        """Returns parameters that a run begins with instead of random ones; read from files.
+
+        A nested dictionary of NumPy arrays, with the names of the parameters; {} for none.
         """
         return {}
 

@@ -8,7 +8,7 @@ and `brt/models/memory_tokens/layout.py`.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import gin
 import jax
@@ -227,6 +227,10 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
     def _special_nats(self, memory_BSD):
         special_BS = jnp.full(memory_BSD.shape[:2], self.vocabulary_size, jnp.int32)
         return self.token_losses(memory_BSD, special_BS)[0].mean()
+
+    def given_parameters(self) -> dict[str, Any]:
+        given = self.body.given_parameters()
+        return {"body": given} if given else {}
 
     def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
         return self.body.gradient_monitors(grads["body"])

@@ -1,6 +1,10 @@
 """Parameters of a run folder: its newest checkpoint, read; and the tokens they belong to."""
 
 import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
 
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
@@ -54,3 +58,27 @@ def load_params(folder: str, abstract: TrainState) -> tuple[TrainState, dict]:
         raise FileNotFoundError(f"{path} holds no complete checkpoint yet.")
     state, record = found
     return state._replace(params=evaluated_params(state), optimizer=None), record
+
+
+def merged(drawn: Any, given: Mapping) -> Any:
+    """Returns a nested dictionary of parameters with those of `given` put in.
+
+    Raises:
+        ValueError: a parameter that is not there, or of another shape; naming it.
+    """
+    flat, structure = jax.tree_util.tree_flatten_with_path(drawn)
+    left = {_steps(path): array for path, array in jax.tree_util.tree_leaves_with_path(given)}
+    leaves = []
+    for path, old in flat:
+        new = left.pop(_steps(path), None)
+        if new is not None and new.shape != old.shape:
+            name = ".".join(_steps(path))
+            raise ValueError(f"The parameter {name} is {old.shape} and {new.shape} was given.")
+        leaves.append(old if new is None else new)
+    if left:
+        raise ValueError(f"The model has no parameter {'.'.join(next(iter(left)))}.")
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _steps(path):
+    return tuple(str(step.key) for step in path)

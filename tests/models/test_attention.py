@@ -19,6 +19,7 @@ from brt.models.layers.attention import (
 )
 from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.memories import external_memory, recurrent_cell
+from brt.models.pretrained import body as pretrained_body
 
 SHAPES = [  # leading axes, Q, J, H, K
     ((), 1, 1, 1, 1),
@@ -159,6 +160,10 @@ ATTENDING = [
 ]
 
 
+ATTEND = (layer, external_memory, pretrained_body)
+"""Modules that call `attend`."""
+
+
 def plain_by_head(q_HQK, k_HJK, v_HJK):
     scale_H = jnp.ones(q_HQK.shape[-3])
     return heads_first(plain_attention(*map(heads_first, (q_HQK, k_HJK, v_HJK)), scale_H))
@@ -173,7 +178,7 @@ def plain_by_distance(q, k, v, u, positions, visible_BTJ, kept_BHTJ=None, rate=0
 
 @pytest.mark.parametrize("name", ATTENDING)
 def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkeypatch):
-    assert all(module.attend is attend for module in (layer, external_memory))
+    assert all(module.attend is attend for module in ATTEND)
     assert recurrent_cell.attend_by_head is attend_by_head
     assert transformer_xl_layer.attend_by_distance is relative_attention.attend_by_distance
     with jax.enable_x64(True):
@@ -198,7 +203,7 @@ def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkey
             return quick_jit(lambda params: jax.value_and_grad(total)(params))(params)
 
         found = values()
-        for module in (layer, external_memory):
+        for module in ATTEND:
             monkeypatch.setattr(module, "attend", plain_attention)
         monkeypatch.setattr(recurrent_cell, "attend_by_head", plain_by_head)
         monkeypatch.setattr(transformer_xl_layer, "attend_by_distance", plain_by_distance)

@@ -17,6 +17,7 @@ from brt.models.layers.norms import RMSNorm
 from brt.models.layers.sizes import Sizes
 from brt.models.memories.memory import LayerMemory
 from brt.models.memories.recurrent_cell import RecurrentCell
+from brt.models.recurrent_memory import RecurrentMemoryTransformer
 
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 TINY = Sizes(width=12, num_heads=2, head_size=4, feed_forward_size=10)
@@ -85,6 +86,9 @@ def test_twelve_layers_of_the_151M_size_weigh_150_994_944():
     assert matrices == 150_994_944
 
 
+OF_EMBEDDING = ("embedding", "begin_D", "positions_RD", "head_VD")
+
+
 def by_name(model):
     """Counts by the names of parameters alone, where `count_parameters` goes by their marks."""
     of_memories = {"memory_SD", "cross_queries_DA", "cross_scale_H", "cross_norm"}
@@ -97,7 +101,7 @@ def by_name(model):
         elif names[-1] == "output_CD":
             found["layers"] += leaf.size // 2
             found["recurrence"] += leaf.size // 2
-        elif any(str(name).startswith(("embedding", "begin_D")) for name in names):
+        elif any(str(name).startswith(OF_EMBEDDING) for name in names):
             found["embedding"] += leaf.size
         else:
             found["layers"] += leaf.size
@@ -117,16 +121,17 @@ def test_every_parameter_is_counted_once_and_for_what_its_name_says(name):
 def test_all_that_recurrence_adds_is_counted_as_recurrence(name):
     """But that a memorizing layer has no position bias, 2 heads times 32 buckets."""
     model = abstract(name)
-    body = getattr(model, "body", model)
+    around = isinstance(model, RecurrentMemoryTransformer)
+    body = model.body if around else model
     found, inside = count_parameters(model), count_parameters(body)
-    memory = 0 if body is model else model.memory_SD.size
+    memory = model.memory_SD.size if around else 0
     assert found == inside._replace(recurrence=inside.recurrence + memory)
     if isinstance(body, BlockRecurrentTransformer):
         without_bias = len(ARCHITECTURES[name].settings.get("memorizing_layers", ()))
         assert inside.layers == count_parameters(abstract("slide")).layers - 2 * 32 * without_bias
         assert (inside.recurrence > 0) == any(layer.memories for layer in body.layers)
     else:
-        memories = parameters(body).get("memories", {})  # of a Transformer-XL's layers
+        memories = parameters(body).get("memories", {})  # of layers, or of windows
         assert inside.recurrence == sum(leaf.size for leaf in jax.tree.leaves(memories))
 
 

@@ -278,7 +278,7 @@ def pooled(told, **settings):
     """An entry of pooled recurrence; told: settings of the transcription."""
     given = dict(
         layer=told["pooled_layer"] or None,
-        hidden=(7, 5),
+        hidden=(8, 6),
         pooled="unrepeated" if told.get("skip_repeated") else "all",
         pooling=told.get("pooling", "mean"),
         num_vectors=told.get("num_vectors", 1),

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from absl import logging
 from flax import nnx
 
 from brt.checks import check_whole
@@ -331,6 +332,18 @@ class PretrainedLanguageModel(Body):
 
         return jax.lax.cond(jnp.any(full_B), move, lambda caches: caches, caches)
 
+    def given_parameters(self) -> dict[str, Any]:
+        """Returns the body's parameters of its folder; without one, says that they are random."""
+        body = self.body
+        if body.folder is None:
+            logging.warning(
+                "%s begins with random parameters: bind Pretrained.folder to begin with those of a "
+                "pretrained one.",
+                type(body).__name__,
+            )
+            return {}
+        return {"body": body.names().read(body.folder)}
+
     # What it costs, and how far it sees.
 
     def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
@@ -369,5 +382,3 @@ class PretrainedLanguageModel(Body):
             f"{name}.feed_forward_size": self.body.sizes.feed_forward_size,
             f"{name}.vocabulary_size": self.vocabulary_size,
         }
-
-

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from brt.models.pretrained.folder import HubFolder
@@ -181,30 +180,6 @@ def _put(tree, path, array):
     for step in steps:
         tree = tree.setdefault(int(step) if step.isdigit() else step, {})
     tree[last] = array
-
-
-def merged(drawn: Any, given: Mapping) -> Any:
-    """Returns a nested dictionary of parameters with those of `given` put in.
-
-    Raises:
-        ValueError: a parameter that is not there, or of another shape; naming it.
-    """
-    flat, structure = jax.tree_util.tree_flatten_with_path(drawn)
-    left = {_steps(path): array for path, array in jax.tree_util.tree_leaves_with_path(given)}
-    leaves = []
-    for path, old in flat:
-        new = left.pop(_steps(path), None)
-        if new is not None and new.shape != old.shape:
-            name = ".".join(_steps(path))
-            raise ValueError(f"The parameter {name} is {old.shape} and {new.shape} was given.")
-        leaves.append(old if new is None else new)
-    if left:
-        raise ValueError(f"The model has no parameter {'.'.join(next(iter(left)))}.")
-    return jax.tree.unflatten(structure, leaves)
-
-
-def _steps(path):
-    return tuple(str(step.key) for step in path)
 
 
 def _listed(names):

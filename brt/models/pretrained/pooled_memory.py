@@ -7,6 +7,7 @@ in `brt.models.pretrained`.
 Source: Yoshida et al. 2020, Adding Recurrence to Pretrained Transformers, section 3.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -114,12 +115,12 @@ class PooledMemory(WindowMemory):
         self.pooling = pooling
         self.num_vectors = num_vectors
         self.width = body.width
+        self.attention_size = body.sizes.attention_size
+        self.in_layers = num_layers if layer is None else 1
         self.activation = body.activation
         self.mixture_L = parameter(rngs, zeros, num_layers)
         sizes = (body.width, *hidden, num_vectors * body.width)
-        self.network = nnx.List(
-            PooledLayer(rngs, *pair) for pair in zip(sizes[:-1], sizes[1:], strict=True)
-        )
+        self.network = nnx.List(PooledLayer(rngs, *pair) for pair in itertools.pairwise(sizes))
         if pooling == "attention":
             self.key_D = parameter(rngs, normal(0.02), body.width)
 
@@ -205,4 +206,8 @@ class PooledMemory(WindowMemory):
 
     def flops_per_window(self, window: int) -> float:
         network = sum(2.0 * layer.matrix_IU.size for layer in self.network)
-        return network + 2.0 * window * self.width * self.mixture_L.size
+        keys_values = 4.0 * self.width * self.attention_size * self.num_vectors * self.in_layers
+        return network + keys_values + 2.0 * window * self.width * self.mixture_L.size
+
+    def flops_per_position(self) -> float:
+        return 4.0 * self.attention_size * self.num_vectors * self.in_layers

@@ -16,7 +16,7 @@ from tiny_models import parameters
 from brt.config import message
 from brt.models.pretrained.folder import HubFolder, write_folder
 from brt.models.pretrained.gpt2 import GPT2
-from brt.models.pretrained.names import merged
+from brt.training.parameters import merged
 
 
 def body_of(path):

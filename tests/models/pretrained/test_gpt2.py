@@ -1,5 +1,7 @@
 """GPT-2 as a body: every layer agrees with plain loops, and with recordings where they are."""
 
+from pathlib import Path
+
 import gpt2_numpy
 import jax
 import jax.numpy as jnp
@@ -125,9 +127,25 @@ def test_gradients_do_not_depend_on_what_is_computed_again():
     assert not np.allclose(without, expected)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2_inverse_layer"])
-def test_a_recording_of_transformers_is_reproduced(check, name):
-    file = GOLDEN / "pretrained" / f"{name}.npz"
-    if not file.is_file():
-        pytest.skip(f"no {file}")
+RECORDINGS = sorted(
+    file
+    for kind in ("gpt2", "arpt_gpt2", "rmt_gpt2")
+    for file in (GOLDEN / "pretrained").glob(f"{kind}*.npz")
+)
+ABSENT = pytest.param("none", marks=pytest.mark.skip(reason=f"no recordings under {GOLDEN}"))
+
+
+@pytest.mark.parametrize("file", RECORDINGS or [ABSENT], ids=lambda file: Path(file).stem)
+def test_every_recording_is_reproduced(check, file):
+    """Of transformers, of pooled recurrence, and of the released memory tokens, around GPT-2."""
     assert check(file) == 0
+
+
+def test_a_wrong_number_in_a_recording_fails(check, tmp_path):
+    if not RECORDINGS:
+        pytest.skip(f"no recordings under {GOLDEN}")
+    with np.load(GOLDEN / "pretrained" / "gpt2.npz", allow_pickle=False) as archive:
+        recorded = dict(archive)
+    (tmp_path / "models").symlink_to(GOLDEN / "pretrained" / "models")
+    recorded["hidden_states/2"][0, 3, 1] += 1e-3
+    assert check(recorded) == 1

@@ -1,0 +1,129 @@
+"""What replays of pretrained recordings share: folders, parameters, errors with tolerances.
+
+Tolerances are those of the recordings' own description.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from brt.models.pretrained.body import Decoder
+from brt.models.pretrained.folder import HubFolder
+from brt.models.pretrained.gpt2 import GPT2
+from brt.training.parameters import merged
+
+BODIES: dict[str, Callable[..., Decoder]] = {"gpt2": GPT2}
+"""Decoders by the `model_type` of their folders."""
+
+OUTPUTS, GRADIENTS = 5e-6, 5e-5
+"""Of the largest entry: of all outputs of a kind, of each gradient."""
+SHARP = 3e-5, 3e-4
+"""The same where attention is not scaled, and sharp."""
+SMALLEST = 1e-5
+"""Tolerance of outputs, absolute, where it is larger."""
+NO_GRADIENT = 1e-6
+"""Absolute, of gradients that are zero but for rounding."""
+
+
+class Found:
+    """Errors by name, each with its tolerance.
+
+    Args:
+        recording: for what is expected.
+        sharp: whether its attention is not scaled.
+    """
+
+    def __init__(self, recording: Mapping[str, Any], sharp: bool = False):
+        self.recording = recording
+        self.outputs, self.gradients = SHARP if sharp else (OUTPUTS, GRADIENTS)
+        self.errors: dict[str, tuple[float, float]] = {}
+
+    def add(self, name: str, error: float, tolerance: float) -> None:
+        """Keeps the error that is the largest part of its tolerance."""
+        before = self.errors.get(name, (0.0, tolerance))
+        if not error / tolerance <= before[0] / before[1]:
+            before = float(error), float(tolerance)
+        self.errors[name] = before
+
+    def output(
+        self, key: str, values: Any, at: np.ndarray | None = None, relative: float | None = None
+    ) -> None:
+        """Compares an output with what was recorded under the key, where `at` is true."""
+        expected, values = self.recording[key], np.asarray(values)
+        name = key.split("/")[0] if relative is None else f"float64 {key.split('/')[-1]}"
+        if expected.shape != values.shape:
+            return self.add(name, np.inf, SMALLEST)
+        largest = np.abs(expected[at] if at is not None else expected).max(initial=0.0)
+        difference = np.abs(expected - values)
+        error = (difference[at] if at is not None else difference).max(initial=0.0)
+        tolerance = max((relative or self.outputs) * largest, 0.0 if relative else SMALLEST)
+        self.add(name, error, tolerance)
+
+    def gradient(self, prefix: str, tensors: Mapping[str, np.ndarray], without: Any = ()) -> None:
+        """Compares gradients by their names on disk with all that were recorded."""
+        recorded = {
+            key.removeprefix(prefix): value
+            for key, value in self.recording.items()
+            if key.startswith(prefix)
+        }
+        name = f"gradients {prefix.strip('/')}"
+        for tensor, expected in recorded.items():
+            values = tensors.get(tensor)
+            if values is None or values.shape != expected.shape:
+                self.add(name, np.inf, self.gradients)
+                continue
+            error, largest = np.abs(expected - values).max(), np.abs(expected).max()
+            if tensor in without or not largest:
+                self.add(f"{name} of 0", error, NO_GRADIENT)
+            else:
+                self.add(name, error / largest, self.gradients)
+
+
+def config_of(recording: Mapping[str, Any]) -> dict[str, Any]:
+    return json.loads(str(recording["config_json"]))
+
+
+def folder_of(recording: Mapping[str, Any]) -> str:
+    """Returns the path of the folder of weights, beside the recording."""
+    return str(Path(recording["path"]).parent / config_of(recording)["folder"])
+
+
+def body_of(folder: str) -> Callable[[nnx.Rngs], Decoder]:
+    """Returns what builds the decoder of a folder."""
+    model_type = HubFolder(folder).config["model_type"]
+    if model_type not in BODIES:
+        raise ValueError(f"{folder} is a {model_type}, which is not replayed yet.")
+    return functools.partial(BODIES[model_type], folder=folder)
+
+
+def split_with(module: nnx.Module, given: Mapping) -> tuple[nnx.GraphDef, dict]:
+    """Returns a module's graph, and its parameters with those given."""
+    graph, state = nnx.split(module, nnx.Param)
+    return graph, merged(nnx.to_pure_dict(state), given)
+
+
+def bound(graph: nnx.GraphDef, params: Mapping, dtype: Any = None) -> Any:
+    """Returns the module with these parameters, a nested dictionary."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    flat = [(tuple(key.key for key in path), array) for path, array in leaves]
+    module = nnx.merge(graph, nnx.from_flat_state(flat))
+    if dtype is not None:
+        module.dtype = jnp.dtype(dtype)
+    return module
+
+
+def widened(params: Any) -> Any:
+    """Returns parameters in float64; inside `jax.enable_x64`."""
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x), "float64"), params)
+
+
+def is_sharp(folder: str) -> bool:
+    """Returns whether a folder's attention is not scaled."""
+    return HubFolder(folder).config.get("scale_attn_weights") is False

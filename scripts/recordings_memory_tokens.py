@@ -1,0 +1,74 @@
+"""Replays recordings of memory tokens around a pretrained decoder; see `check_recording.py`.
+
+Compared are logits, the memory that each segment begins with and leaves, the loss, and gradients by
+their names on disk, through all memories.
+"""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from pretrained_errors import Found, body_of, bound, folder_of, is_sharp, split_with, widened
+
+from brt.models.layers.losses import token_losses
+from brt.models.pretrained.language_model import PretrainedLanguageModel
+from brt.models.recurrent_memory import RecurrentMemoryTransformer
+
+
+def errors(
+    recording: Mapping[str, Any], config: Mapping[str, Any]
+) -> dict[str, tuple[float, float]]:
+    """Returns error and tolerance of each thing that is compared, by its name."""
+    folder = folder_of(recording)
+    if "segment_lengths" not in recording:
+        raise ValueError("memory tokens around an encoder are not replayed yet.")
+    found = Found(recording, is_sharp(folder))
+    model = RecurrentMemoryTransformer(
+        nnx.Rngs(0),
+        num_memory=config["num_mem_tokens"],
+        body=lambda rngs, special_tokens: PretrainedLanguageModel(rngs, body=body_of(folder)),
+        allow_long_memory=True,
+    )
+    names = model.body.body.names()
+    graph, params = split_with(
+        model, model.given_parameters() | {"memory_SD": recording["memory_rows"]}
+    )
+    ids_BN = recording["input_ids"]
+    real_BN = recording["attention_mask"] == 1
+    borders = np.cumsum([0, *recording["segment_lengths"]])
+
+    def read(params, dtype):
+        whole = bound(graph, params, dtype)
+        caches = whole.init_caches(len(ids_BN))
+        logits, memories = [], [caches[-1].memory_BSD]
+        for first, last in itertools.pairwise(borders):
+            part = whole.for_segments(int(last - first))
+            logits_BTV, caches = part(jnp.asarray(ids_BN[:, first:last], jnp.int32), caches)
+            logits.append(logits_BTV)
+            memories.append(caches[-1].memory_BSD)
+        logits_BNV = jnp.concatenate(logits, axis=1)
+        scored_BN = jnp.asarray(real_BN[:, 1:])
+        nats_BN = token_losses(logits_BNV[:, :-1], jnp.asarray(ids_BN[:, 1:], jnp.int32))[0]
+        loss = jnp.where(scored_BN, nats_BN, 0.0).sum() / scored_BN.sum()
+        return loss, (logits_BNV, jnp.stack(memories))
+
+    compiled = jax.jit(jax.value_and_grad(read, has_aux=True), static_argnums=1)
+    (loss, (logits_BNV, memories)), grads = compiled(params, "float32")
+    found.output("logits", logits_BNV, real_BN)
+    found.output("loss", loss)
+    # The wrapper hides padding from memory; here no segment with any is gone on from.
+    whole_SB = np.stack([real_BN[:, a:b].all(axis=1) for a, b in itertools.pairwise(borders)])
+    before_SB = np.concatenate([np.ones_like(whole_SB[:1]), whole_SB[:-1]])
+    found.output("memory_in", memories[:-1], before_SB)
+    found.output("memory_out", memories[1:], whole_SB)
+    named = names.write(grads["body"]["body"]) | {"memory": np.asarray(grads["memory_SD"])}
+    found.gradient("grads/", named, config.get("no_gradient", ()))
+    with jax.enable_x64(True):
+        (loss, (logits_BNV, _)), _ = compiled(widened(params), "float64")
+        found.output("float64/logits", logits_BNV, real_BN, relative=1e-6)
+        found.output("float64/loss", loss, relative=1e-6)
+    return found.errors
