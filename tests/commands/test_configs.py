@@ -13,6 +13,7 @@ from tiny_run import shared_programs  # noqa: F401  (rows of three corpora are o
 from brt import config
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
+from brt.models.pretrained.body import PretrainedBody
 from brt.models.transformer_xl import evaluation_memory
 from brt.reporting.gin_text import read_gin_files, resolved
 from brt.reporting.model_settings import model_name
@@ -52,6 +53,22 @@ COUNTED = {  # millions of weights, embeddings too; the last five are own choice
 }
 
 
+OF_BODIES = {"gpt2_small": 124_439_808}
+"""Parameters of the published bodies, by their files in configs/bodies/."""
+
+
+def body_name(name):
+    """The file of configs/bodies/ that a config includes."""
+    return re.search(r'^include "configs/bodies/(\w+)\.gin"', (CONFIGS / name).read_text(), re.M)[1]
+
+
+def body_size(model):
+    """Parameters of the pretrained body in a model."""
+    while not isinstance(model, PretrainedBody):
+        model = model.body
+    return sum(count_parameters(model))
+
+
 def commands():
     """Gin file of each header's training command to the files and the bindings it gives."""
     found = {}
@@ -72,7 +89,7 @@ ALONE = [
 ]
 ALONE.remove("benchmark/common.gin")
 COMMANDS |= {name: ((str(CONFIGS / name),), ()) for name in ALONE}
-SYSTEMS = ("systems", "sizes", "transformer_xl", "rmt", "small", "task_models")
+SYSTEMS = ("systems", "sizes", "transformer_xl", "rmt", "small", "pretrained", "task_models")
 """Folders whose configs bring a model and no corpus."""
 
 
@@ -100,6 +117,8 @@ def test_the_command_of_a_config_builds_reads_every_binding_and_has_the_publishe
     for pattern, published in PUBLISHED.items():
         if re.fullmatch(pattern, short):
             assert counts.non_embedding / 1e6 == pytest.approx(published, rel=0.005)
+    if name.startswith("pretrained/"):
+        assert body_size(built(name).model) == OF_BODIES[body_name(name)]
     if name.startswith("transformer_xl/") and (millions := COUNTED.get(short[15:])):
         assert sum(counts) / 1e6 == pytest.approx(millions, abs=0.1)
 
@@ -135,7 +154,7 @@ def test_no_two_files_bind_the_same_but_for_their_corpus():
 
 
 def test_a_config_shows_its_sizes_no_further_than_one_include_below_it():
-    lengths = re.compile(r"^\w+\.(?:width|window|memory_length|hidden_size) =", re.M)
+    lengths = re.compile(r"^\w+\.(?:width|window|memory_length|hidden_size|num_positions) =", re.M)
     for name in COMMANDS:
         path = CONFIGS / name
         texts = [path.read_text()]
@@ -278,6 +297,25 @@ SMALL_TRANSFORMER_XL = (
 )
 
 
+def small_pretrained(settings):
+    """Bindings that make a pretrained body and the memories around it small."""
+    body = str(settings["PretrainedLanguageModel.body"]).removeprefix("@")
+    small = {
+        f"{body}.num_layers": 3,
+        f"{body}.width": 16,
+        f"{body}.num_heads": 2,
+        f"{body}.num_positions": 64,
+        "vocabulary_size": 64,
+        "PooledMemory.hidden": (8,),
+        "RecurrentMemoryTransformer.num_memory": 2,
+        "RecurrentCell.num_states": 3,
+        "Trainer.segments_per_step": 2,
+        "Trainer.segment_length": 8,
+        "Trainer.tokens_per_step": 64,
+    }
+    return tuple(f"{key} = {value}" for key, value in small.items() if key in settings)
+
+
 def small_bindings(name):
     """Bindings that make the model of a config small."""
     settings = resolved(read_gin_files(COMMANDS[name][0]))
@@ -293,6 +331,8 @@ def small_bindings(name):
         tokens = ("RecurrentMemoryTransformer.num_memory = 2",)
         tokens *= "RecurrentMemoryTransformer.num_memory" in settings
         return (*SMALL, *states, *memory, *tokens)
+    if "PretrainedLanguageModel.body" in settings:
+        return small_pretrained(settings)
     if "TransformerXL.width" not in settings:
         network = model_name(settings)
         small = {

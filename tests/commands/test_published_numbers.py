@@ -18,6 +18,8 @@ OWN = {
     "tasks/quadratic_30.gin": "a smaller task, in minutes",
     "task_models/recall_*.gin": "a task of this project",
     "tasks/recall*.gin": "a task of this project",
+    "pretrained/gpt2_memory_tokens.gin": "a comparison of this project",
+    "bodies/*_of_folder.gin": "sizes that a folder says",
     "recipes/recall.gin": "how that is trained",
 }
 """Configs that no paper has, and what they are for."""

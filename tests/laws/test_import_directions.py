@@ -22,7 +22,7 @@ LAYERS = (
     ("brt.reporting",),
     ("brt.benchmarks",),
     ("brt.command_line",),
-    ("brt.benchmark", "brt.evaluate", "brt.generate", "brt.prepare", "brt.report"),
+    ("brt.benchmark", "brt.evaluate", "brt.export", "brt.generate", "brt.prepare", "brt.report"),
     ("brt.train",),
 )
 """From the bottom. A module imports its own package and those of layers below, and neither its

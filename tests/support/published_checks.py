@@ -7,6 +7,7 @@ import gin
 import jax
 import numpy as np
 import published_block_recurrent
+import published_pretrained
 import published_tasks
 import published_transformer_xl
 from published_numbers import Numbers
@@ -31,6 +32,7 @@ EXPERIMENTS = (
     | published_transformer_xl.HEADERS
     | published_tasks.HEADERS
     | published_tasks.OWN_MODELS
+    | published_pretrained.HEADERS
 )
 """Gin files below configs/, joined by `+`, with bindings after them, to their numbers."""
 

@@ -232,6 +232,7 @@ def write_folder(
     config: Mapping[str, Any],
     tensors: Mapping[str, np.ndarray],
     copied_from: str | None = None,
+    further: Mapping[str, bytes] | None = None,
 ) -> None:
     """Writes a folder that plain transformers opens: config.json, model.safetensors, tokenizer.
 
@@ -240,6 +241,7 @@ def write_folder(
         config: of config.json.
         tensors: by their names on disk.
         copied_from: a folder whose tokenizer files are copied; None for none.
+        further: contents of further files by their names.
 
     Raises:
         FileExistsError: there is something in the folder already.
@@ -258,6 +260,9 @@ def write_folder(
         for name in TOKENIZER_FILES if copied_from else ():
             if os.path.isfile(source := os.path.join(os.path.expanduser(copied_from), name)):
                 shutil.copyfile(source, os.path.join(growing, name))
+        for name, content in (further or {}).items():
+            with open(os.path.join(growing, name), "wb") as file:
+                file.write(content)
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(path)
         os.rename(growing, path)

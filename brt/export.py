@@ -1,0 +1,101 @@
+"""Writes the pretrained body of a run as a folder that plain transformers opens.
+
+python -m brt.export --workdir=runs/gpt2_pooled --output=models/gpt2-pooled
+
+The folder holds the body under its names on disk with a config.json and the tokenizer's files. What
+a memory has learned stands beside it, in brt_memory.safetensors, with brt_memory.gin, the run's
+config: without brt nothing reads them.
+"""
+
+import os
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from absl import flags
+from flax import nnx
+from safetensors.numpy import save as to_bytes
+
+from brt import command_line
+from brt.experiment import load_run
+from brt.models.model import Model
+from brt.models.pretrained.body import PretrainedBody
+from brt.models.pretrained.folder import write_folder
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("output", None, "The folder to write; it must not exist, or be empty.")
+
+MEMORY, SETTINGS = "brt_memory.safetensors", "brt_memory.gin"
+FORMAT = "brt memory beside a body 1"
+
+
+@runtime_checkable
+class HasBody(Protocol):
+    """A model around a body, whose parameters are those called `body`."""
+
+    body: nnx.Module
+
+
+def main() -> None:
+    if not FLAGS.workdir:
+        raise ValueError("--workdir is missing: name the run folder whose body is to be written.")
+    if not FLAGS.output:
+        raise ValueError("--output is missing: name the folder to write.")
+    experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings)
+    with open(os.path.join(FLAGS.workdir, "config.gin"), encoding="utf-8") as file:
+        settings = file.read()
+    tensors, beside = export(experiment.model, params, FLAGS.output, settings)
+    print(f"Written to {FLAGS.output}: {tensors} tensors of {FLAGS.workdir} at step {step:,}.")
+    if beside:
+        print(f"What its memory has learned, {beside} tensors, is beside them in {MEMORY}.")
+
+
+def export(model: Model, params: Any, output: str, settings: str = "") -> tuple[int, int]:
+    """Writes a model's pretrained body as a folder, and what else it learned beside it.
+
+    Args:
+        model: with a `PretrainedBody` in it.
+        params: its parameters, a nested dictionary.
+        output: the folder, which must not exist yet or be empty.
+        settings: a gin config that builds the model.
+
+    Returns:
+        How many tensors the body has, and how many are beside it.
+
+    Raises:
+        ValueError: a model without such a body.
+        FileExistsError: there is something in the folder.
+    """
+    body, of_body, beside = pretrained_part(model, params)
+    tensors = body.names().write(of_body)
+    copied_from = body.folder.path if body.folder else None
+    extra = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(beside):
+        extra[".".join(str(step.key) for step in path)] = np.ascontiguousarray(leaf)
+    further = {SETTINGS: settings.encode()}
+    if extra:
+        further[MEMORY] = to_bytes(extra, {"format": FORMAT})
+    write_folder(output, body.config(), tensors, copied_from, further)
+    return len(tensors), len(extra)
+
+
+def pretrained_part(model: Model, params: Any) -> tuple[PretrainedBody, Any, dict]:
+    """Returns the body in a model, its parameters, and a nested dictionary of all others."""
+    body: Any = model
+    others: dict = {}
+    rest = others
+    while not isinstance(body, PretrainedBody):
+        if not isinstance(body, HasBody):
+            raise ValueError(
+                f"{type(model).__name__} has no pretrained body: only runs of "
+                "@PretrainedLanguageModel, or with one inside, can be exported."
+            )
+        rest |= {name: part for name, part in params.items() if name != "body"}
+        rest["body"] = inner = {}
+        rest = inner
+        body, params = body.body, params["body"]
+    return body, params, others
+
+
+if __name__ == "__main__":
+    command_line.run(main)

@@ -1,0 +1,86 @@
+"""Published hyperparameters of memories around pretrained models, as in `published_numbers`.
+
+Adding Recurrence to Pretrained Transformers gives no code: what it does not say is `own`.
+"""
+
+from published_numbers import Numbers, of_model, own, ref, told
+
+GPT2_SMALL = told(
+    "gpt2 config.json",
+    {
+        "vocabulary_size": 50_257,
+        "GPT2.num_layers": 12,
+        "GPT2.width": 768,
+        "GPT2.num_heads": 12,
+        "GPT2.num_positions": 1024,
+    },
+)
+MODEL = own(
+    {
+        "Trainer.model": ref("PretrainedLanguageModel"),
+        "PretrainedLanguageModel.body": ref("GPT2"),
+        "Pretrained.folder": None,
+    }
+)
+FINE_TUNING = told(
+    "section 5",
+    {
+        "Trainer.optimizer": ref("adamw"),
+        "adamw.weight_decay": 0.0,
+        "constant_rate.warmup_steps": 100,
+    },
+) | told("table 1", {"Trainer.segments_per_step": 20, "Trainer.segment_length": 300})
+CHOSEN = own(
+    {
+        "Trainer.schedule": ref("constant_rate"),
+        "constant_rate.value": 5e-5,
+        "Trainer.remat_segments": True,
+        "Trainer.steps": 7200,
+        "Trainer.tokens_per_step": 24_000,
+        "Trainer.eval_every": 80,
+        "Trainer.evaluation": ref("Evaluation()"),
+        "Trainer.checkpoints": ref("CheckpointPolicy()"),
+        "CheckpointPolicy.every": 400,
+    }
+)
+PG19_FIRST = told(
+    "section 5",
+    {
+        "FirstTokens.first": {"validation": 15_000},
+        "FirstDocuments.first": {"train": 1_250},
+        "FirstTokens.vocabulary": "bpe:vocabularies/gpt2",
+    },
+) | own(
+    {
+        "Trainer.corpus": ref("Corpus()"),
+        "Corpus.store": "stores/pg19_first",
+        "Corpus.source": ref("FirstTokens()"),
+        "Corpus.vocabulary": None,
+        "FirstTokens.source": ref("FirstDocuments()"),
+        "FirstDocuments.source": ref("TextFiles()"),
+        "TextFiles.path": "data/pg19/{split}",
+    }
+)
+POOLED = told("section 5", {"PooledMemory.hidden": (200, 200, 200), "PooledMemory.layer": 2})
+POOLED |= told("section 3.1", {"PooledMemory.pooling": "mean", "PooledMemory.num_vectors": 1})
+POOLED |= own(
+    {
+        "PretrainedLanguageModel.memories": (ref("PooledMemory"),),
+        "PooledMemory.pooled": "all",
+    }
+)
+
+
+def model(*parts: Numbers) -> Numbers:
+    """The numbers of GPT-2 small on books, and of what is added to it."""
+    found = MODEL | FINE_TUNING | CHOSEN | PG19_FIRST | of_model("GPT2", GPT2_SMALL)
+    for part in parts:
+        found |= part
+    return found
+
+
+BOOKS = "+corpora/pg19_first.gin"
+HEADERS = {
+    f"pretrained/gpt2.gin{BOOKS}": model(told("table 2", {"PretrainedLanguageModel.overlap": 0})),
+    f"pretrained/gpt2_pooled.gin{BOOKS}": model(POOLED),
+}
