@@ -1,0 +1,134 @@
+"""A run on a pretrained folder from its first step to the folder that it is exported as."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from absl import flags
+from safetensors.numpy import load_file
+from tiny_folders import GPT2, make_folder
+from tiny_run import (  # noqa: F401
+    build,
+    command,
+    one_device,
+    records,
+    shared_programs,
+    write_config,
+)
+
+from brt import evaluate, export, generate, train
+from brt.experiment import load_run
+from brt.models.pretrained.folder import HubFolder
+
+CONFIG = dict(GPT2, vocab_size=260, n_positions=24, bos_token_id=259, eos_token_id=259)
+LINES = (
+    "Trainer.model = @PretrainedLanguageModel",
+    "Trainer.segments_per_step = 2",
+    "Trainer.remat_segments = True",
+    "Trainer.eval_every = 6",
+    "PretrainedLanguageModel.memories = (@PooledMemory,)",
+    "PretrainedLanguageModel.overlap = 3",
+    "PooledMemory.hidden = (5,)",
+)
+OTHER_MODELS = ("BlockRecurrentTransformer", "RecurrentCell")
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """A pretrained folder, a config that reads it, and a run of six steps."""
+    folder = tmp_path_factory.mktemp("export")
+    make_folder(folder / "pretrained", CONFIG)
+    (folder / "pretrained" / "merges.txt").write_text("#version: 0.2\n")
+    lines = (*LINES, f'Pretrained.folder = "{folder}/pretrained"')
+    path = write_config(folder, *lines, without=OTHER_MODELS)
+    with pytest.MonkeyPatch.context() as patch:
+        arguments = f"--gin_file={path}", f"--workdir={folder}/run"
+        build(path)
+        assert not command(patch, train, *arguments)
+        assert not command(patch, export, f"--workdir={folder}/run", f"--output={folder}/out")
+    yield folder
+    for name in flags.FLAGS:
+        flags.FLAGS[name].unparse()
+
+
+def test_a_run_begins_with_the_parameters_of_the_folder(places):
+    experiment, _, _ = load_run(str(places / "run"))
+    begun = experiment.jit_init(one_device())()
+    names = experiment.model.body.names()
+    written = names.write(begun.params["body"])
+    for name, array in load_file(places / "pretrained/model.safetensors").items():
+        np.testing.assert_array_equal(written[name], array)
+    given = experiment.jit_init(one_device())(
+        begun.params | {"body": experiment.init_params()["body"]}
+    )
+    assert (
+        np.abs(np.asarray(given.params["body"]["embedding_VD"])).max() < 0.5
+    )  # as they were given
+
+
+def test_what_was_trained_is_exported_bit_for_bit(places):
+    experiment, params, step = load_run(str(places / "run"))
+    assert step == 6
+    written = load_file(places / "out/model.safetensors")
+    before = load_file(places / "pretrained/model.safetensors")
+    assert written.keys() == before.keys()
+    for name, array in experiment.model.body.names().write(params["body"]).items():
+        np.testing.assert_array_equal(written[name], array)
+    moved = [name for name in written if not np.array_equal(written[name], before[name])]
+    assert "transformer.h.1.attn.c_attn.weight" in moved
+    beside = load_file(places / "out/brt_memory.safetensors")
+    np.testing.assert_array_equal(
+        beside["memories.0.mixture_L"], params["memories"][0]["mixture_L"]
+    )
+    assert len(beside) == 5
+    assert (places / "out/brt_memory.gin").read_text() == (places / "run/config.gin").read_text()
+    assert (places / "out/merges.txt").is_file()
+    assert json.loads((places / "out/config.json").read_text()) == CONFIG
+    assert HubFolder(str(places / "out")).tensors.keys() == written.keys()
+
+
+def test_the_run_is_evaluated_and_writes_text(places, monkeypatch, capfd):
+    run = f"--workdir={places}/run"
+    assert not command(monkeypatch, evaluate, run, "--gin.Evaluation.split='test'")
+    assert "cleared" in capfd.readouterr().out
+    memory = f"--save_memory={places}/a.memory"
+    more = "--max_tokens=9", "--temperature=0"
+    assert not command(monkeypatch, generate, run, "--prompt=tea then tea", memory, *more)
+    first = capfd.readouterr().out
+    assert not command(monkeypatch, generate, run, f"--load_memory={places}/a.memory", *more)
+    assert not command(
+        monkeypatch, generate, run, "--prompt=tea then tea", "--max_tokens=18", more[1]
+    )
+    whole = capfd.readouterr().out
+    assert first.rstrip("\n") in whole
+    losses = [
+        record["train/pooled_norm"] for record in records(places / "run", "train/pooled_norm")
+    ]
+    assert losses and all(loss > 0 for loss in losses)
+
+
+def test_nothing_is_exported_over_something(places, monkeypatch, capfd):
+    out = places / "out"
+    before = {name: os.path.getmtime(out / name) for name in os.listdir(out)}
+    status = command(monkeypatch, export, f"--workdir={places}/run", f"--output={out}")
+    assert status == 1 and "holds something already" in capfd.readouterr().err
+    assert {name: os.path.getmtime(out / name) for name in os.listdir(out)} == before
+    assert command(monkeypatch, export, f"--workdir={places}/run") == 1
+    assert "--output is missing" in capfd.readouterr().err
+
+
+def test_a_folder_that_is_gone_is_said(places, monkeypatch, capfd):
+    os.rename(places / "pretrained", places / "elsewhere")
+    try:
+        assert command(monkeypatch, evaluate, f"--workdir={places}/run") == 1
+    finally:
+        os.rename(places / "elsewhere", places / "pretrained")
+    error = capfd.readouterr().err
+    assert f"There is no folder {places}/pretrained (Pretrained.folder)." in error
+
+
+def test_a_run_without_a_pretrained_body_is_refused(tmp_path):
+    tiny = build(write_config(tmp_path))
+    with pytest.raises(ValueError, match="BlockRecurrentTransformer has no pretrained body"):
+        export.pretrained_part(tiny.experiment.model, tiny.experiment.abstract_params)
