@@ -19,6 +19,7 @@ OWN = {
     "task_models/recall_*.gin": "a task of this project",
     "tasks/recall*.gin": "a task of this project",
     "pretrained/gpt2_memory_tokens.gin": "a comparison of this project",
+    "pretrained/gpt2_cell.gin": "a comparison of this project",
     "bodies/*_of_folder.gin": "sizes that a folder says",
     "recipes/recall.gin": "how that is trained",
 }

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import paper_numpy
 
 BEGIN = -1
 
@@ -22,7 +23,7 @@ class Settings:
     overlap: tokens of a window that the next reads again. pooled_layer: from 1, the layer that the
     pooled vector enters; 0: all layers; None: no vector. skip_repeated: pool only positions that
     the next window does not read again. pooling: "mean", "max" or "attention". num_vectors: that
-    the network makes.
+    the network makes. cell_layer, cell: from 1, the layer with states, and the settings of these.
     """
 
     num_heads: int
@@ -36,6 +37,8 @@ class Settings:
     skip_repeated: bool = False
     pooling: str = "mean"
     num_vectors: int = 1
+    cell_layer: int | None = None
+    cell: paper_numpy.Settings | None = None
 
 
 def normed(x_D, norm, epsilon):
@@ -150,27 +153,127 @@ def next_vectors(module, outputs, pooled, settings):
     return list(h.reshape(settings.num_vectors, -1))
 
 
-class Reader:
-    """Reads documents window by window: a body, and with a `pooled_layer` pooled recurrence."""
+class PooledVectors:
+    """Vectors that the network made of the last window."""
 
-    def __init__(self, params, settings):
-        self.body = params["body"]
-        self.module = params["memories"][0] if params.get("memories") else None
+    def __init__(self, module, settings, num_layers):
+        self.module = module
+        self.settings = settings
+        one = settings.pooled_layer
+        self.at = range(1, num_layers + 1) if one == 0 else [one]
+
+    def begin(self):
+        return []
+
+    def extras(self, vectors):
+        return {number: vectors for number in self.at}
+
+    def added(self, vectors):
+        return {}
+
+    def after(self, vectors, body, inputs, outputs, pooled, new):
+        return next_vectors(self.module, outputs, pooled, self.settings)
+
+
+class States:
+    """The states of a Block-Recurrent cell, whose block is a window."""
+
+    def __init__(self, module, settings, num_layers):
+        self.module = module
         self.settings = settings
 
     def begin(self):
-        return [], []
+        return self.module["cell"]["initial_states_SD"]
 
-    def read(self, tokens_T, memory):
-        earlier, vectors = memory
+    def extras(self, states):
+        return {}
+
+    def added(self, states):
+        cell = self.settings.cell
+        pair = paper_numpy.state_keys_and_values(self.module["cell"], cell, states)
+
+        def read(x_D):
+            q = paper_numpy.heads(x_D[None], self.module["cross_queries_DA"], cell)
+            q = paper_numpy.unit_length(q)
+            found = paper_numpy.full_attention(q, *pair, self.module["cross_scale_H"])
+            return found[0] @ self.module["cross_output_AD"]
+
+        return {self.settings.cell_layer: read}
+
+    def after(self, states, body, inputs, outputs, pooled, new):
+        """They read the tokens that the window was the first to read."""
+        cell, number = self.settings.cell, self.settings.cell_layer
+        layer = body["layers"][number - 1]
+        below = inputs if number == 1 else outputs[number - 2]
+        x = np.array(
+            [normed(y, layer["attention_norm"], self.settings.epsilon) for y in below[-new:]]
+        )
+        keys = x @ layer["keys_DA"] + layer["keys_bias_A"]
+        values = x @ layer["values_DA"] + layer["values_bias_A"]
+        shape = len(x), cell.num_heads, -1
+        keys = paper_numpy.unit_length(keys.reshape(shape))
+        pair = paper_numpy.state_keys_and_values(self.module["cell"], cell, states)
+        values = values.reshape(shape)
+        return paper_numpy.next_states(self.module["cell"], cell, states, *pair, keys, values)
+
+
+class Reader:
+    """Reads documents window by window: a body, and what its memories carry between windows."""
+
+    def __init__(self, params, settings):
+        self.body = params["body"]
+        self.settings = settings
+        self.memories = []
+        for number in range(len(params.get("memories", {}))):
+            module = params["memories"][number]
+            kind = States if "cell" in module else PooledVectors
+            self.memories.append(kind(module, settings, len(self.body["layers"])))
+
+    def begin(self):
+        return [], [memory.begin() for memory in self.memories]
+
+    def read(self, tokens_T, carried):
+        earlier, held = carried
         words = [*earlier, *(embedded(self.body, token, self.settings) for token in tokens_T)]
+        extras, added = {}, {}
+        for memory, one in zip(self.memories, held):
+            extras |= memory.extras(one)
+            added |= memory.added(one)
+        outputs = window(self.body, words, self.settings, extras, added)
+        inputs = [word + self.body["positions_RD"][t] for t, word in enumerate(words)]
         o = self.settings.overlap
-        layers = range(1, len(self.body["layers"]) + 1)
-        at = layers if self.settings.pooled_layer == 0 else [self.settings.pooled_layer]
-        extras = {number: vectors for number in at}
-        outputs = window(self.body, words, self.settings, extras)
         again = words[max(len(words) - o, 0) :] if o else []
         pooled = list(range(len(words) - len(again) * self.settings.skip_repeated))
-        if self.module is not None:
-            vectors = next_vectors(self.module, outputs, pooled, self.settings)
-        return logits(self.body, outputs[-1][len(earlier) :]), (again, vectors)
+        held = [
+            memory.after(one, self.body, inputs, outputs, pooled, len(tokens_T))
+            for memory, one in zip(self.memories, held)
+        ]
+        return logits(self.body, outputs[-1][len(earlier) :]), (again, held)
+
+
+class MemoryTokensReader(Reader):
+    """The same with the memory vectors at both ends of every window, which has no overlap."""
+
+    def __init__(self, params, settings):
+        super().__init__(params["body"], settings)
+        self.memory_SD = params["memory_SD"]
+
+    def begin(self):
+        return self.memory_SD, [memory.begin() for memory in self.memories]
+
+    def read(self, tokens_T, carried):
+        memory_SD, held = carried
+        words = [embedded(self.body, token, self.settings) for token in tokens_T]
+        words = [*memory_SD, *words, *memory_SD]
+        added = {}
+        for memory, one in zip(self.memories, held):
+            added |= memory.added(one)
+        outputs = window(self.body, words, self.settings, {}, added)
+        inputs = [word + self.body["positions_RD"][t] for t, word in enumerate(words)]
+        held = [
+            memory.after(one, self.body, inputs, outputs, [], len(words))
+            for memory, one in zip(self.memories, held)
+        ]
+        S = len(memory_SD)
+        last = outputs[-1]
+        return logits(self.body, last[S:-S]), (np.array(last[-S:]), held)

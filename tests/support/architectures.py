@@ -24,6 +24,7 @@ from brt.models.memories.compressive_memory import CompressiveMemory
 from brt.models.memories.external_memory import ExternalMemory
 from brt.models.memories.recurrent_cell import RecurrentCell
 from brt.models.model import Model
+from brt.models.pretrained.cell_memory import CellMemory
 from brt.models.pretrained.gpt2 import GPT2
 from brt.models.pretrained.language_model import PretrainedLanguageModel
 from brt.models.pretrained.pooled_memory import PooledMemory
@@ -270,7 +271,7 @@ def gpt2(memories=(), reference=None, cleared=(), told=None, **settings) -> Arch
         reference=reference or (lambda params: gpt2_numpy.Reader(params, plain)),
         settings=settings,
         cleared=cleared,
-        various="AIJKU",
+        various="ACIJKU",
     )
 
 
@@ -285,6 +286,52 @@ def pooled(told, **settings):
     )
     memory = functools.partial(PooledMemory, **given)
     return gpt2((memory,), cleared=(1,), told=told, **settings)
+
+
+def with_cell(arrangement, gate="fixed", overlap=0):
+    """An entry of the Block-Recurrent cell between windows."""
+    told = dict(num_states=STATES, gate_form="paper", gate=gate, arrangement=arrangement)
+    memory = functools.partial(CellMemory, layer=2, cell=functools.partial(RecurrentCell, **told))
+    cell = paper_numpy.Settings(**_cell_of_gpt2(told))
+    return gpt2((memory,), cleared=(1,), told=dict(cell=cell, cell_layer=2), overlap=overlap)
+
+
+def _cell_of_gpt2(told):
+    H, D = GPT2_SIZES["num_heads"], GPT2_SIZES["width"]
+    sizes = SIZES | dict(num_heads=H, head_size=D // H)
+    known = paper_numpy.Settings.__dataclass_fields__
+    return {name: value for name, value in (sizes | told).items() if name in known}
+
+
+def memory_tokens_on_gpt2(num_memory):
+    """An entry of memory tokens at both ends of the windows of a GPT-2 that has a cell."""
+    within = with_cell("skip")
+
+    def build(rngs, **overrides):
+        around = {"num_memory": num_memory} | overrides
+        own = {name: around.pop(name) for name in OF_RMT if name in around}
+
+        def body(rngs, special_tokens):
+            return within.build(rngs, special_tokens=special_tokens, **around)
+
+        return RecurrentMemoryTransformer(rngs, body=body, **own)
+
+    told = dict(num_states=STATES, gate_form="paper", gate="fixed", arrangement="skip")
+    cell = paper_numpy.Settings(**_cell_of_gpt2(told))
+    settings = gpt2_numpy.Settings(
+        num_heads=GPT2_SIZES["num_heads"],
+        begin_id=VOCABULARY - 1,
+        epsilon=GPT2_SIZES["epsilon"],
+        cell=cell,
+        cell_layer=2,
+    )
+    return Architecture(
+        build=build,
+        reference=lambda params: gpt2_numpy.MemoryTokensReader(params, settings),
+        settings=dict(num_memory=num_memory),
+        cleared=(1, 2),
+        various="ACIJKUS",
+    )
 
 
 def _rec(gate, arrangement, layers=(1,), **others):
@@ -352,6 +399,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt2_pooled_attention": pooled(
         dict(pooled_layer=0, skip_repeated=True, pooling="attention", num_vectors=2), overlap=5
     ),
+    "gpt2_cell": with_cell("dual", "lstm", overlap=2),
+    "rmt_gpt2_cell": memory_tokens_on_gpt2(num_memory=2),
     "qrnn_untied": recurrent_network(
         QRNN,
         *(recurrent_networks_numpy.qrnn_token, recurrent_networks_numpy.qrnn_state),

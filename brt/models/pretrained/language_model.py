@@ -100,6 +100,7 @@ class PretrainedLanguageModel(Body):
             )
         self.overlap = overlap
         self.segment_length = 1
+        self.tokens_of_window = 1
         self.vocabulary_size = self.body.vocabulary_size
         self.dropout = self.body.dropout
         self.width = self.body.width
@@ -134,6 +135,7 @@ class PretrainedLanguageModel(Body):
             )
         model = nnx.merge(*nnx.split(self))
         model.segment_length = length
+        model.tokens_of_window = length
         return model
 
     def for_memory_tokens(self, layout: MemoryLayout) -> Self:
@@ -150,7 +152,9 @@ class PretrainedLanguageModel(Body):
                 f"{self.body.num_positions}: bind Trainer.segment_length = {max(room, 0)} or less, "
                 "or fewer memory tokens."
             )
-        return self.for_segments(layout.positions)
+        model = self.for_segments(layout.positions)
+        model.tokens_of_window = layout.period
+        return model
 
     # Segments.
 
@@ -354,8 +358,8 @@ class PretrainedLanguageModel(Body):
         }
 
     def windows_reach(self) -> int:
-        """Returns how far back the last token of a window sees in it."""
-        return self.overlap + self.period - 1
+        """Returns how far back the last token of a window sees in it, memory tokens not counted."""
+        return self.overlap + self.tokens_of_window - 1
 
     def receptive_field(self) -> float:
         carries = any(memory.carries() for memory in self.memories)

@@ -1,0 +1,177 @@
+"""Memories between windows: what they begin as, what they are refused for, what they cost."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import GPT2_SIZES, SEGMENT, VOCABULARY, abstract, pooled, random_model
+from flax import nnx
+from tiny_models import OneKey, cast, parameters, plain, quick_jit, randomised
+
+from brt.models.memories.recurrent_cell import RecurrentCell
+from brt.models.pretrained.cell_memory import CellMemory
+from brt.models.pretrained.gpt2 import GPT2
+from brt.models.pretrained.language_model import PretrainedLanguageModel
+from brt.models.pretrained.pooled_memory import PooledMemory
+from brt.models.recurrent_memory import RecurrentMemoryTransformer
+
+ROWS = 2
+BODY = functools.partial(GPT2, **GPT2_SIZES)
+SMALL_CELL = functools.partial(RecurrentCell, num_states=3)
+MEMORIES = {
+    "pooled": (PooledMemory,),
+    "attention": (functools.partial(PooledMemory, layer=None, pooling="attention"),),
+    "cell": (functools.partial(CellMemory, cell=SMALL_CELL),),
+}
+
+
+def model_of(memories=(), overlap=0, rngs=None):
+    model = PretrainedLanguageModel(rngs or OneKey(), body=BODY, memories=memories, overlap=overlap)
+    return model.for_segments(SEGMENT)
+
+
+def with_memories(memories, overlap=0):
+    """A model in float64 with the memories as they begin, around the same random body."""
+    model = model_of(memories, overlap, nnx.Rngs(3))
+    model.body = randomised(model.body, 1)
+    return cast(model, "float64")
+
+
+def windows(model, tokens_KBT):
+    graph, params = nnx.split(model, nnx.Param)
+    read = quick_jit(lambda params, *inputs: nnx.merge(graph, params)(*inputs))
+    caches, found = model.init_caches(ROWS), []
+    for tokens_BT in tokens_KBT:
+        logits_BTV, caches = read(params, tokens_BT, caches)
+        found.append(np.asarray(logits_BTV))
+    return found
+
+
+def tokens(windows, seed=0):
+    shape = windows, ROWS, SEGMENT
+    return jnp.asarray(np.random.default_rng(seed).integers(0, VOCABULARY, shape), jnp.int32)
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_a_memory_that_is_not_there_changes_nothing(name):
+    """P1: the first window, and with a cell before training every window, is the body's own."""
+    with jax.enable_x64(True):
+        plain = windows(with_memories((), 3), tokens(3))
+        found = windows(with_memories(MEMORIES[name], 3), tokens(3))
+    unchanged = [np.abs(a - b).max() <= 1e-12 * np.abs(b).max() for a, b in zip(found, plain)]
+    assert unchanged == [True, name == "cell", name == "cell"]
+
+
+def test_the_cell_begins_to_learn_through_the_matrix_that_is_zero():
+    with jax.enable_x64(True):
+        model = with_memories(MEMORIES["cell"])
+        graph, params = nnx.split(model, nnx.Param)
+
+        def loss(params):
+            model = nnx.merge(graph, params)
+            caches = model.init_caches(ROWS)
+            for tokens_BT in tokens(2):
+                logits_BTV, caches = model(tokens_BT, caches)
+            return jnp.square(logits_BTV).sum()
+
+        grads = nnx.to_pure_dict(quick_jit(jax.grad(loss))(params))
+    of_cell = grads["memories"][0]
+    assert np.abs(of_cell["cross_output_AD"]).max() > 0
+    assert not np.abs(of_cell["cross_queries_DA"]).max()  # moves when that matrix has moved
+
+
+def test_the_maximum_is_pooled_as_the_reference_pools_it():
+    entry = pooled(dict(pooled_layer=3, pooling="max"), overlap=2)
+    with jax.enable_x64(True):
+        model = cast(randomised(nnx.eval_shape(lambda: entry.build(OneKey())), 5), "float64")
+        found = windows(model.for_segments(SEGMENT), tokens(3))
+    reader = entry.reference(plain(parameters(model)))
+    for row in range(ROWS):
+        carried = reader.begin()
+        for tokens_BT, logits_BTV in zip(tokens(3), found):
+            expected, carried = reader.read(tokens_BT[row], carried)
+            largest = np.abs(expected).max()
+            np.testing.assert_allclose(logits_BTV[row], expected, rtol=0, atol=1e-9 * largest)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: PooledMemory(OneKey(), BODY(OneKey()), layer=4), r"PooledMemory\.layer = 4 must"),
+        (lambda: PooledMemory(OneKey(), BODY(OneKey()), layer=0), r"between 1 and 3, the layers"),
+        (lambda: CellMemory(OneKey(), BODY(OneKey()), layer=4), r"CellMemory\.layer = 4 must"),
+        (lambda: PooledMemory(OneKey(), BODY(OneKey()), pooling="sum"), r"pooling = 'sum'"),
+        (lambda: PooledMemory(OneKey(), BODY(OneKey()), hidden=(0,)), r"must be 1 or more"),
+        (lambda: model_of((), 33), r"bind Trainer\.segment_length = 7 or less\."),
+        (lambda: model_of((), 40), r"= 0 or less, and a smaller overlap"),
+        (lambda: model_of((), -1), r"PretrainedLanguageModel\.overlap = -1 must be"),
+        (lambda: model_of((PooledMemory, PooledMemory)), "two of one name in pooled, pooled"),
+        (lambda: around(2, overlap=1), r"overlap = 1 would read memory tokens again"),
+        (lambda: around(17), r"Trainer\.segment_length = 6 or less, or fewer memory tokens"),
+        (lambda: around(2, auxiliary_weight=0.1), r"auxiliary_weight = 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(build, message):
+    with pytest.raises(ValueError, match=message):
+        nnx.eval_shape(build)
+
+
+def around(num_memory, overlap=0, **settings):
+    body = functools.partial(PretrainedLanguageModel, body=BODY, overlap=overlap)
+    settings = dict(num_memory=num_memory, allow_long_memory=True) | settings
+    return RecurrentMemoryTransformer(OneKey(), body=body, **settings).for_segments(SEGMENT)
+
+
+def test_operations_by_hand():
+    """What is read again is paid for by the tokens that are new."""
+    D, F, V, T, N = 12, 10, VOCABULARY, SEGMENT + 3, SEGMENT
+    layers = 3 * (2 * (4 * D * D + 2 * D * F) + 4 * D * (T + 1) / 2)
+    assert abstract("gpt2_overlap").flops_per_token() == 2 * V * D + layers * T / N
+    model = abstract("gpt2_pooled")
+    T = SEGMENT + 11
+    layers = 3 * (2 * (4 * D * D + 2 * D * F) + 4 * D * (T + 1) / 2) + 4 * D
+    network = 2 * (D * 8 + 8 * 6 + 6 * D) + 4 * D * D + 2 * T * D * 3
+    assert model.flops_per_token() == pytest.approx(2 * V * D + (layers * T + network) / N)
+
+
+PUBLISHED = {
+    0: 1.75,
+    5: 1.78,
+    10: 1.81,
+    30: 1.94,
+    50: 2.10,
+    75: 2.33,
+    100: 2.62,
+    150: 3.50,
+    200: 5.25,
+}
+
+
+@pytest.mark.parametrize("overlap", PUBLISHED)
+def test_operations_of_the_layers_are_the_published_ones(overlap):
+    """Tables 1 and 2, in units of 1e8; they leave out the vocabulary's matrix and the module."""
+    sizes = dict(vocabulary_size=50257, num_layers=12, width=768, num_heads=12, num_positions=1024)
+
+    def build():
+        body = functools.partial(GPT2, **sizes)
+        model = PretrainedLanguageModel(OneKey(), body=body, overlap=overlap)
+        return model.for_segments(300 - overlap)
+
+    found = nnx.eval_shape(build).flops_per_position()
+    assert found / 1e8 == pytest.approx(PUBLISHED[overlap], rel=0.01)
+
+
+def test_activations_of_bfloat16_keep_what_is_carried_in_float32():
+    model = random_model("gpt2_pooled", activation_dtype="bfloat16")
+    tokens_BT = tokens(1)[0]
+    _, caches = model(tokens_BT, model.init_caches(ROWS))
+    assert caches[1].vectors_BMD.dtype == jnp.float32
+    assert caches[0].x_BOD.dtype == jnp.bfloat16
+    wide = random_model("gpt2_pooled")
+    _, expected = wide(tokens_BT, wide.init_caches(ROWS))
+    largest = np.abs(expected[1].vectors_BMD).max()
+    np.testing.assert_allclose(
+        caches[1].vectors_BMD, expected[1].vectors_BMD, rtol=0, atol=0.1 * largest
+    )
