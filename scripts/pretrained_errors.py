@@ -17,9 +17,17 @@ from flax import nnx
 from brt.models.pretrained.body import Decoder
 from brt.models.pretrained.folder import HubFolder
 from brt.models.pretrained.gpt2 import GPT2
+from brt.models.pretrained.gpt_neox import GPTNeoX
+from brt.models.pretrained.llama import Llama
 from brt.training.parameters import merged
 
-BODIES: dict[str, Callable[..., Decoder]] = {"gpt2": GPT2}
+BODIES: dict[str, Callable[..., Decoder]] = {
+    "gpt2": GPT2,
+    "llama": Llama,
+    "qwen2": Llama,
+    "mistral": Llama,
+    "gpt_neox": GPTNeoX,
+}
 """Decoders by the `model_type` of their folders."""
 
 OUTPUTS, GRADIENTS = 5e-6, 5e-5

@@ -153,10 +153,19 @@ def next_vectors(module, outputs, pooled, settings):
     return list(h.reshape(settings.num_vectors, -1))
 
 
+def keys_values(layer, inputs, settings):
+    """Keys and values of a layer's inputs, (T, H, K) each."""
+    x = np.array([normed(y, layer["attention_norm"], settings.epsilon) for y in inputs])
+    shape = len(x), settings.num_heads, -1
+    keys = x @ layer["keys_DA"] + layer["keys_bias_A"]
+    values = x @ layer["values_DA"] + layer["values_bias_A"]
+    return keys.reshape(shape), values.reshape(shape)
+
+
 class PooledVectors:
     """Vectors that the network made of the last window."""
 
-    def __init__(self, module, settings, num_layers):
+    def __init__(self, module, settings, num_layers, keys_values):
         self.module = module
         self.settings = settings
         one = settings.pooled_layer
@@ -178,9 +187,10 @@ class PooledVectors:
 class States:
     """The states of a Block-Recurrent cell, whose block is a window."""
 
-    def __init__(self, module, settings, num_layers):
+    def __init__(self, module, settings, num_layers, keys_values):
         self.module = module
         self.settings = settings
+        self.keys_values = keys_values
 
     def begin(self):
         return self.module["cell"]["initial_states_SD"]
@@ -203,22 +213,22 @@ class States:
     def after(self, states, body, inputs, outputs, pooled, new):
         """They read the tokens that the window was the first to read."""
         cell, number = self.settings.cell, self.settings.cell_layer
-        layer = body["layers"][number - 1]
         below = inputs if number == 1 else outputs[number - 2]
-        x = np.array(
-            [normed(y, layer["attention_norm"], self.settings.epsilon) for y in below[-new:]]
-        )
-        keys = x @ layer["keys_DA"] + layer["keys_bias_A"]
-        values = x @ layer["values_DA"] + layer["values_bias_A"]
-        shape = len(x), cell.num_heads, -1
-        keys = paper_numpy.unit_length(keys.reshape(shape))
+        keys, values = self.keys_values(body["layers"][number - 1], below[-new:], self.settings)
+        keys = paper_numpy.unit_length(keys)
         pair = paper_numpy.state_keys_and_values(self.module["cell"], cell, states)
-        values = values.reshape(shape)
         return paper_numpy.next_states(self.module["cell"], cell, states, *pair, keys, values)
 
 
 class Reader:
     """Reads documents window by window: a body, and what its memories carry between windows."""
+
+    window = staticmethod(window)
+    keys_values = staticmethod(keys_values)
+
+    def enter(self, words):
+        """What enters the first layer: words and their positions."""
+        return [word + self.body["positions_RD"][t] for t, word in enumerate(words)]
 
     def __init__(self, params, settings):
         self.body = params["body"]
@@ -227,7 +237,7 @@ class Reader:
         for number in range(len(params.get("memories", {}))):
             module = params["memories"][number]
             kind = States if "cell" in module else PooledVectors
-            self.memories.append(kind(module, settings, len(self.body["layers"])))
+            self.memories.append(kind(module, settings, len(self.body["layers"]), self.keys_values))
 
     def begin(self):
         return [], [memory.begin() for memory in self.memories]
@@ -239,8 +249,8 @@ class Reader:
         for memory, one in zip(self.memories, held):
             extras |= memory.extras(one)
             added |= memory.added(one)
-        outputs = window(self.body, words, self.settings, extras, added)
-        inputs = [word + self.body["positions_RD"][t] for t, word in enumerate(words)]
+        outputs = self.window(self.body, words, self.settings, extras, added)
+        inputs = self.enter(words)
         o = self.settings.overlap
         again = words[max(len(words) - o, 0) :] if o else []
         pooled = list(range(len(words) - len(again) * self.settings.skip_repeated))
@@ -268,8 +278,8 @@ class MemoryTokensReader(Reader):
         added = {}
         for memory, one in zip(self.memories, held):
             added |= memory.added(one)
-        outputs = window(self.body, words, self.settings, {}, added)
-        inputs = [word + self.body["positions_RD"][t] for t, word in enumerate(words)]
+        outputs = self.window(self.body, words, self.settings, {}, added)
+        inputs = self.enter(words)
         held = [
             memory.after(one, self.body, inputs, outputs, [], len(words))
             for memory, one in zip(self.memories, held)

@@ -45,7 +45,91 @@ def gpt2_shapes(config):
     return shapes
 
 
-SHAPES = {"gpt2": gpt2_shapes}
+LLAMA = dict(
+    model_type="llama",
+    architectures=["LlamaForCausalLM"],
+    vocab_size=17,
+    max_position_embeddings=12,
+    hidden_size=12,
+    intermediate_size=10,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=6,
+    rope_theta=10000.0,
+    tie_word_embeddings=True,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+GPT_NEOX = dict(
+    model_type="gpt_neox",
+    architectures=["GPTNeoXForCausalLM"],
+    vocab_size=17,
+    max_position_embeddings=12,
+    hidden_size=12,
+    intermediate_size=10,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    rotary_pct=0.4,
+    tie_word_embeddings=False,
+    bos_token_id=0,
+    eos_token_id=0,
+)
+
+
+def llama_shapes(config):
+    D, F, V = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    A = config["num_attention_heads"] * config["head_dim"]
+    E = config["num_key_value_heads"] * config["head_dim"]
+    shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
+    for i in range(config["num_hidden_layers"]):
+        of_layer = {
+            "self_attn.q_proj.weight": (A, D),
+            "self_attn.k_proj.weight": (E, D),
+            "self_attn.v_proj.weight": (E, D),
+            "self_attn.o_proj.weight": (D, A),
+            "mlp.gate_proj.weight": (F, D),
+            "mlp.up_proj.weight": (F, D),
+            "mlp.down_proj.weight": (D, F),
+            "input_layernorm.weight": (D,),
+            "post_attention_layernorm.weight": (D,),
+        }
+        if config.get("attention_bias") or config["model_type"] == "qwen2":
+            biases = dict(q_proj=(A,), k_proj=(E,), v_proj=(E,))
+            biases |= dict(o_proj=(D,)) if config.get("attention_bias") else {}
+            of_layer |= {f"self_attn.{name}.bias": shape for name, shape in biases.items()}
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in of_layer.items()}
+    if not config.get("tie_word_embeddings"):
+        shapes["lm_head.weight"] = V, D
+    return shapes
+
+
+def gpt_neox_shapes(config):
+    D, F, V = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    shapes = {"gpt_neox.embed_in.weight": (V, D), "embed_out.weight": (V, D)}
+    for i in range(config["num_hidden_layers"]):
+        of_layer = {
+            "attention.query_key_value": (3 * D, D),
+            "attention.dense": (D, D),
+            "mlp.dense_h_to_4h": (F, D),
+            "mlp.dense_4h_to_h": (D, F),
+            "input_layernorm": (D,),
+            "post_attention_layernorm": (D,),
+        }
+        for name, shape in of_layer.items():
+            shapes[f"gpt_neox.layers.{i}.{name}.weight"] = shape
+            shapes[f"gpt_neox.layers.{i}.{name}.bias"] = shape[:1]
+    norm = "gpt_neox.final_layer_norm"
+    return shapes | {f"{norm}.weight": (D,), f"{norm}.bias": (D,)}
+
+
+SHAPES = {
+    "gpt2": gpt2_shapes,
+    "llama": llama_shapes,
+    "qwen2": llama_shapes,
+    "mistral": llama_shapes,
+    "gpt_neox": gpt_neox_shapes,
+}
 """By model_type: from a config to the shapes of all tensors."""
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from brt.models.counts import matrix_size
 from brt.models.layers.attention import attend
 from brt.models.layers.dropout import independent_dropout, keep_mask
 from brt.models.layers.norms import LayerNorm, wide
@@ -23,7 +24,9 @@ from brt.models.layers.sizes import Sizes
 from brt.models.pretrained.folder import HubFolder
 from brt.models.pretrained.names import Names
 from brt.models.shape_letters import constrain
+from brt.token_ids import BEGIN
 
+REMATS = ("none", "layer")
 HIDDEN = -1e30
 """Added to the score of a key that a query does not see: its weight is 0."""
 
@@ -217,6 +220,8 @@ class Decoder(PretrainedBody):
         num_key_heads: G.
         num_positions: R, positions that a window may have.
         begin_id: the row of the table that stands before a document's first token.
+        embedding_VD: the table of words. tied: whether logits are products with it; else with
+            head_VD.
         remat: "none", or "layer" to recompute each layer in the backward pass.
     """
 
@@ -224,11 +229,15 @@ class Decoder(PretrainedBody):
     num_key_heads: int
     num_positions: int
     begin_id: int
+    embedding_VD: nnx.Param
+    head_VD: nnx.Param
+    tied: bool
     remat: str
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
         """Maps (B, T) ids to (B, T, D) vectors of words, without positions."""
-        raise NotImplementedError
+        rows_BT = jnp.where(tokens_BT == BEGIN, self.begin_id, jnp.maximum(tokens_BT, 0))
+        return constrain(self.embedding_VD[...].astype(self.dtype)[rows_BT], "BTD")
 
     def enter(self, x_BTD: jax.Array, positions_BT: jax.Array) -> jax.Array:
         """Returns what enters the first layer."""
@@ -241,7 +250,7 @@ class Decoder(PretrainedBody):
     @property
     def head(self) -> nnx.Param:
         """The matrix of the logits, (V, D)."""
-        raise NotImplementedError
+        return self.embedding_VD if self.tied else self.head_VD
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Maps (..., D) to (..., V), float32 or wider."""
@@ -303,7 +312,8 @@ class Decoder(PretrainedBody):
 
     def flops_of_layers(self, keys_seen: float) -> float:
         """Returns operations of one position in all layers, whose queries see so many keys."""
-        raise NotImplementedError
+        A = self.sizes.attention_size
+        return sum(2 * matrix_size(layer) + 4 * A * keys_seen for layer in self.layers)
 
 
 def _drops(key, rate):

@@ -29,6 +29,17 @@ class ConfigValues:
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
 
+    def is_null(self, key: str) -> bool:
+        """Returns whether the key is there and its value is null."""
+        return key in self._values and self._values[key] is None
+
+    def inner(self, key: str) -> "ConfigValues":
+        """Returns the values of an object under a key; without any if it is absent or null."""
+        value = self.get(key, {})
+        if not isinstance(value, dict):
+            raise self.refused(key, "is no object.")
+        return ConfigValues(value, f"{self.file}, {key}")
+
     def refused(self, key: str, why: str) -> ValueError:
         """Returns the error that names the file, the key and its value."""
         return ValueError(f"{self.file}: {key} = {self._values.get(key)!r} {why}")

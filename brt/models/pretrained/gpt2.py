@@ -15,12 +15,12 @@ from flax import nnx
 from jax.nn.initializers import zeros
 
 from brt.checks import check_choice, check_share
-from brt.models.counts import matrix_size
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
 from brt.models.model import DTYPES
 from brt.models.pretrained.activations import ACTIVATIONS
 from brt.models.pretrained.body import (
+    REMATS,
     BodyLayer,
     Decoder,
     Drop,
@@ -29,15 +29,12 @@ from brt.models.pretrained.body import (
     Norm,
     linear,
 )
-from brt.models.pretrained.config_values import ConfigValues
 from brt.models.pretrained.folder import HubFolder
-from brt.models.pretrained.names import Names, Tensor
-from brt.models.pretrained.source import open_folder, settle
+from brt.models.pretrained.names import Names, Tensor, norm_tensors
+from brt.models.pretrained.source import begin_of, is_tied, number_of_layers, open_folder, settle
 from brt.models.shape_letters import constrain
-from brt.token_ids import BEGIN
 
 GPT2_ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu")
-REMATS = ("none", "layer")
 END_OF_TEXT = 50256
 """The id of `<|endoftext|>` where a folder names none."""
 DEFAULTS = dict(
@@ -255,23 +252,11 @@ class GPT2(Decoder):
         scale = 1 / math.sqrt(self.sizes.head_size) if self.scale_scores else 1.0
         return scale / number if self.inverse_layer_scale else scale
 
-    def embed(self, tokens_BT: jax.Array) -> jax.Array:
-        rows_BT = jnp.where(tokens_BT == BEGIN, self.begin_id, jnp.maximum(tokens_BT, 0))
-        return constrain(self.embedding_VD[...].astype(self.dtype)[rows_BT], "BTD")
-
     def enter(self, x_BTD: jax.Array, positions_BT: jax.Array) -> jax.Array:
         return x_BTD + self.positions_RD[...].astype(x_BTD.dtype)[positions_BT]
 
     def leave(self, x_BTD: jax.Array) -> jax.Array:
         return self.final_norm(x_BTD)
-
-    @property
-    def head(self) -> nnx.Param:
-        return self.embedding_VD if self.tied else self.head_VD
-
-    def flops_of_layers(self, keys_seen: float) -> float:
-        A = self.sizes.attention_size
-        return sum(2 * matrix_size(layer) + 4 * A * keys_seen for layer in self.layers)
 
     # On disk.
 
@@ -284,18 +269,18 @@ class GPT2(Decoder):
             disk, ours = f"transformer.h.{i}.", f"layers.{i}."
             heads = [f"{ours}{part}" for part in ("queries", "keys", "values")]
             tensors += [
-                *_norm(f"{disk}ln_1", f"{ours}attention_norm"),
+                *norm_tensors(f"{disk}ln_1", f"{ours}attention_norm"),
                 Tensor(f"{disk}attn.c_attn.weight", tuple(f"{head}_DA" for head in heads)),
                 Tensor(f"{disk}attn.c_attn.bias", tuple(f"{head}_bias_A" for head in heads)),
                 Tensor(f"{disk}attn.c_proj.weight", (f"{ours}output_AD",)),
                 Tensor(f"{disk}attn.c_proj.bias", (f"{ours}output_bias_D",)),
-                *_norm(f"{disk}ln_2", f"{ours}feed_forward_norm"),
+                *norm_tensors(f"{disk}ln_2", f"{ours}feed_forward_norm"),
                 Tensor(f"{disk}mlp.c_fc.weight", (f"{ours}hidden_DF",)),
                 Tensor(f"{disk}mlp.c_fc.bias", (f"{ours}hidden_bias_F",)),
                 Tensor(f"{disk}mlp.c_proj.weight", (f"{ours}output_FD",)),
                 Tensor(f"{disk}mlp.c_proj.bias", (f"{ours}feed_forward_bias_D",)),
             ]
-        tensors += _norm("transformer.ln_f", "final_norm")
+        tensors += norm_tensors("transformer.ln_f", "final_norm")
         ignored = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias)", *OTHER_HEADS)
         if not self.tied:
             tensors.append(Tensor("lm_head.weight", ("head_VD",)))
@@ -338,13 +323,6 @@ OTHER_HEADS = (r"multiple_choice_head\..*", r"score\.weight", r"classifier\.(wei
 """Heads of other tasks that a folder may hold."""
 
 
-def _norm(disk, ours):
-    return [
-        Tensor(f"{disk}.weight", (f"{ours}.scale_D",)),
-        Tensor(f"{disk}.bias", (f"{ours}.bias_D",)),
-    ]
-
-
 def settings_of(folder: HubFolder) -> dict[str, Any]:
     """Returns the settings of `GPT2` that a folder's config.json says.
 
@@ -373,44 +351,3 @@ def settings_of(folder: HubFolder) -> dict[str, Any]:
         tied=is_tied(values, folder, True, "lm_head.weight", WORDS),
         begin_id=begin_of(values, vocabulary_size, END_OF_TEXT),
     )
-
-
-def number_of_layers(values: ConfigValues, key: str, default: int, folder: HubFolder) -> int:
-    """Returns the number of layers that config.json says; refuses more than there are tensors."""
-    layers = values.whole(key, default)
-    if layers > len(folder.tensors):
-        raise values.refused(key, f"layers, and the weights are {len(folder.tensors)} tensors.")
-    return layers
-
-
-def begin_of(values: ConfigValues, vocabulary_size: int, default: int | None) -> int:
-    """Returns the word before a document: the text's beginning, its end, or the last word.
-
-    default: taken where config.json names none of them, if it is a word.
-    """
-    for key in ("bos_token_id", "eos_token_id"):
-        if (found := values.token(key, vocabulary_size)) is not None:
-            return found
-    last = vocabulary_size - 1
-    return last if default is None or default > last else default
-
-
-def is_tied(
-    values: ConfigValues, folder: HubFolder, default: bool, head: str, tables: tuple[str, ...]
-) -> bool:
-    """Returns whether logits are products with the table of words.
-
-    A head that is stored beside the table and differs from it is a head of its own, whatever
-    config.json says.
-
-    Args:
-        default: of tie_word_embeddings.
-        head, tables: names on disk of the head, and of the table in the forms it may have.
-    """
-    if not values.flag("tie_word_embeddings", default):
-        return False
-    table = next((name for name in tables if name in folder.tensors), None)
-    if head not in folder.tensors or table is None:
-        return True
-    of_head, of_table = (folder.tensors[name] for name in (head, table))
-    return of_head.shape == of_table.shape and bool((folder.read(head) == folder.read(table)).all())

@@ -60,6 +60,12 @@ class Tensor(NamedTuple):
         return whole[::-1] if self.turned else whole
 
 
+def norm_tensors(disk: str, ours: str, bias: bool = True) -> list[Tensor]:
+    """Returns the tensors of a norm: its weight, and its bias if it has one."""
+    weight = Tensor(f"{disk}.weight", (f"{ours}.scale_D",))
+    return [weight, Tensor(f"{disk}.bias", (f"{ours}.bias_D",))] if bias else [weight]
+
+
 @dataclasses.dataclass(frozen=True)
 class Names:
     """The tensors of a model's folder, and what else may stand beside them.

@@ -6,6 +6,7 @@ from typing import Any
 
 import gin
 
+from brt.models.pretrained.config_values import ConfigValues
 from brt.models.pretrained.folder import CONFIG, HubFolder
 
 READ_BY = {
@@ -93,3 +94,44 @@ def settle(
                 "Pretrained.folder."
             )
     return dict(found)
+
+
+def number_of_layers(values: ConfigValues, key: str, default: int, folder: HubFolder) -> int:
+    """Returns the number of layers that config.json says; refuses more than there are tensors."""
+    layers = values.whole(key, default)
+    if layers > len(folder.tensors):
+        raise values.refused(key, f"layers, and the weights are {len(folder.tensors)} tensors.")
+    return layers
+
+
+def begin_of(values: ConfigValues, vocabulary_size: int, default: int | None) -> int:
+    """Returns the word before a document: the text's beginning, its end, or the last word.
+
+    default: taken where config.json names none of them, if it is a word.
+    """
+    for key in ("bos_token_id", "eos_token_id"):
+        if (found := values.token(key, vocabulary_size)) is not None:
+            return found
+    last = vocabulary_size - 1
+    return last if default is None or default > last else default
+
+
+def is_tied(
+    values: ConfigValues, folder: HubFolder, default: bool, head: str, tables: tuple[str, ...]
+) -> bool:
+    """Returns whether logits are products with the table of words.
+
+    A head that is stored beside the table and differs from it is a head of its own, whatever
+    config.json says.
+
+    Args:
+        default: of tie_word_embeddings.
+        head, tables: names on disk of the head, and of the table in the forms it may have.
+    """
+    if not values.flag("tie_word_embeddings", default):
+        return False
+    table = next((name for name in tables if name in folder.tensors), None)
+    if head not in folder.tensors or table is None:
+        return True
+    of_head, of_table = (folder.tensors[name] for name in (head, table))
+    return of_head.shape == of_table.shape and bool((folder.read(head) == folder.read(table)).all())
