@@ -131,7 +131,8 @@ def test_all_that_recurrence_adds_is_counted_as_recurrence(name):
         assert inside.layers == count_parameters(abstract("slide")).layers - 2 * 32 * without_bias
         assert (inside.recurrence > 0) == any(layer.memories for layer in body.layers)
     else:
-        memories = parameters(body).get("memories", {})  # of layers, or of windows
+        whole = parameters(body)  # memories of layers, or of windows
+        memories = {name: whole[name] for name in ("memories", "cell") if name in whole}
         assert inside.recurrence == sum(leaf.size for leaf in jax.tree.leaves(memories))
 
 

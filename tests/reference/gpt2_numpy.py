@@ -51,6 +51,8 @@ def activated(x_F, name):
     def one(x):
         if name == "relu":
             return max(x, 0.0)
+        if name == "silu":
+            return x / (1 + math.exp(-x))
         if name == "gelu":
             return x * 0.5 * (1 + math.erf(x / math.sqrt(2)))
         return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import gpt2_numpy
 import numpy as np
+import paper_numpy
 from gpt2_numpy import activated, part_of, softmax
 
 
@@ -136,3 +137,54 @@ class Reader(gpt2_numpy.Reader):
 
     def enter(self, words):
         return words
+
+
+class SlidingReader:
+    """Reads documents block by block, each token the W tokens up to itself; with a cell or not."""
+
+    def __init__(self, params, settings):
+        self.body = params["body"]
+        self.module = params.get("cell")
+        self.settings = settings
+
+    def begin(self):
+        """Keys and values of each layer of all tokens so far, and the states."""
+        nothing = [([], []) for _ in self.body["layers"]]
+        return nothing, None if self.module is None else self.module["cell"]["initial_states_SD"]
+
+    def read(self, tokens_T, memory):
+        W = self.settings.sliding
+        found = []
+        for first in range(0, len(tokens_T), W):
+            rows, memory = self.read_block(tokens_T[first : first + W], memory)
+            found.append(rows)
+        return np.concatenate(found), memory
+
+    def read_block(self, tokens_W, memory):
+        earlier, states = memory
+        settings, cell = self.settings, self.settings.cell
+        added = {}
+        if self.module is not None:
+            kind = gpt2_numpy.States(self.module, settings, 0, keys_values)
+            added = kind.added(states)
+        x = [gpt2_numpy.embedded(self.body, token, settings) for token in tokens_W]
+        after = []
+        for number in range(1, len(self.body["layers"]) + 1):
+            layer = self.body["layers"][number - 1]
+            before = earlier[number - 1]
+            keys, values = keys_values(layer, x, settings)
+            x = layer_outputs(layer, x, [], settings, added.get(number), before)
+            after.append(([*before[0], *keys], [*before[1], *values]))
+            if added and number == settings.cell_layer:
+                pair = paper_numpy.state_keys_and_values(self.module["cell"], cell, states)
+                seen = [self.last(rows) for rows in after[-1]]
+                seen[0] = paper_numpy.unit_length(seen[0])
+                states = paper_numpy.next_states(self.module["cell"], cell, states, *pair, *seen)
+        y = [normed(row, self.body["final_norm"], settings.epsilon) for row in x]
+        return gpt2_numpy.logits(self.body, y), (after, states)
+
+    def last(self, rows):
+        """The last two blocks, (2W, H, K); zeros before the document, as published."""
+        W = self.settings.sliding
+        rows = list(rows[-2 * W :])
+        return np.array([np.zeros_like(rows[0])] * (2 * W - len(rows)) + rows)

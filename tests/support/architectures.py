@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import compressive_numpy
 import gpt2_numpy
+import llama_numpy
 import paper_numpy
 import pytest
 import recurrent_networks_numpy
@@ -27,7 +28,9 @@ from brt.models.model import Model
 from brt.models.pretrained.cell_memory import CellMemory
 from brt.models.pretrained.gpt2 import GPT2
 from brt.models.pretrained.language_model import PretrainedLanguageModel
+from brt.models.pretrained.llama import Llama
 from brt.models.pretrained.pooled_memory import PooledMemory
+from brt.models.pretrained.sliding_model import SlidingLanguageModel
 from brt.models.recurrent_memory import RecurrentMemoryTransformer
 from brt.models.recurrent_networks import LSTM, QRNN
 from brt.models.transformer_xl import TransformerXL
@@ -334,6 +337,72 @@ def memory_tokens_on_gpt2(num_memory):
     )
 
 
+LLAMA_SIZES = dict(
+    vocabulary_size=VOCABULARY,
+    num_layers=3,
+    width=12,
+    num_heads=4,
+    num_key_heads=2,
+    head_size=6,
+    feed_forward_size=10,
+    num_positions=40,
+    epsilon=1e-2,
+)
+OF_LLAMA = (*LLAMA_SIZES, *("biases", "tied", "dropout", "remat", "activation_dtype", "begin_id"))
+
+
+def llama(model, told, memories=(), cleared=(), **settings) -> Architecture:
+    """An entry of a Llama over windows or a sliding window.
+
+    Args:
+        model: from rngs, body and settings to the model.
+        told: settings of the transcription.
+    """
+
+    def build(rngs, **overrides):
+        given = LLAMA_SIZES | settings | overrides
+        of_body = {name: given.pop(name) for name in OF_LLAMA if name in given}
+        return model(rngs, body=functools.partial(Llama, **of_body), **given)
+
+    known = llama_numpy.Settings.__dataclass_fields__
+    given = LLAMA_SIZES | dict(begin_id=VOCABULARY - 1) | settings | told
+    told = llama_numpy.Settings(**{name: given[name] for name in known if name in given})
+    reader = llama_numpy.SlidingReader if told.sliding else llama_numpy.Reader
+    return Architecture(
+        build=build,
+        reference=lambda params: reader(params, told),
+        settings=settings,
+        cleared=cleared,
+        cut_invariant=bool(told.sliding),
+        within=told.cell is not None,
+        various="ACEHIJKU",
+        divisible=DIVISIBLE | dict(num_heads=8, num_key_heads=4),
+    )
+
+
+def sliding(cell=False, **settings):
+    """An entry of a sliding window over a Llama; cell: with states at the second layer."""
+    kept = dict(num_states=STATES, gate_form="paper", gate="fixed", arrangement="skip")
+    memory = functools.partial(CellMemory, layer=2, cell=functools.partial(RecurrentCell, **kept))
+    sizes = LLAMA_SIZES | dict(window=WINDOW) | kept
+    known = paper_numpy.Settings.__dataclass_fields__
+    of_cell = paper_numpy.Settings(**{n: value for n, value in sizes.items() if n in known})
+    return llama(
+        functools.partial(SlidingLanguageModel, window=WINDOW, cell=memory if cell else None),
+        dict(sliding=WINDOW) | (dict(cell=of_cell, cell_layer=2) if cell else {}),
+        cleared=(4,) if cell else (),
+        **settings,
+    )
+
+
+def llama_pooled():
+    """An entry of pooled recurrence between windows of a Llama."""
+    memory = functools.partial(PooledMemory, layer=2, hidden=(8, 6))
+    model = functools.partial(PretrainedLanguageModel, memories=(memory,), overlap=3)
+    told = dict(overlap=3, pooled_layer=2, activation="silu")
+    return llama(model, told, cleared=(1,), biases="heads", tied=True)
+
+
 def _rec(gate, arrangement, layers=(1,), **others):
     return block_recurrent(recurrent_layers=layers, gate=gate, arrangement=arrangement, **others)
 
@@ -401,6 +470,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gpt2_cell": with_cell("dual", "lstm", overlap=2),
     "rmt_gpt2_cell": memory_tokens_on_gpt2(num_memory=2),
+    "llama_pooled": llama_pooled(),
+    "llama_slide": sliding(biases="all"),
+    "llama_rec": sliding(cell=True),
     "qrnn_untied": recurrent_network(
         QRNN,
         *(recurrent_networks_numpy.qrnn_token, recurrent_networks_numpy.qrnn_state),
@@ -414,6 +486,7 @@ VARIANTS = (
     *("memorizing_dense", "feedback_memorizing", "rmt_txl", "memtr_txl", "gpt2_overlap"),
     *("compressive_max", "lstm_adaptive", "xl", "rmt_slide", "memorizing_exact"),
     *("txl_same_length", "compressive_mean", "qrnn"),
+    *("llama_pooled",),
 )
 """Architectures whose caches and parameters all occur in others: laws that compile whole training
 steps are checked on them with the slow tests."""

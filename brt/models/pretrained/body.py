@@ -75,10 +75,12 @@ class Reading(NamedTuple):
     """What a body makes of positions.
 
     outputs: of each layer, (B, T, D), the last one after the final norm. keys: of each layer.
+    kept: of each layer, what `Reads.added` had to keep.
     """
 
     outputs: tuple[jax.Array, ...]
     keys: tuple[LayerKeys, ...]
+    kept: tuple[Any, ...] = ()
 
 
 class Reads:
@@ -92,9 +94,12 @@ class Reads:
         """Returns keys and values of the layer's extra vectors, if they are computed already."""
         return None
 
-    def added(self, layer: int, normed_BTD: jax.Array) -> jax.Array | None:
-        """Returns what is added to the output of a layer's attention, (B, T, D), or None."""
-        return None
+    def added(self, layer: int, heads: Heads) -> tuple[jax.Array | None, Any]:
+        """Returns what is added to the output of a layer's attention, (B, T, D), or None.
+
+        And arrays that the reader of the window gets back, in any nesting.
+        """
+        return None, ()
 
 
 NOTHING = Reads()
@@ -207,6 +212,15 @@ class PretrainedBody(nnx.Module):
         """Returns the table of its tensors on disk."""
         raise NotImplementedError
 
+    def divided_sizes(self) -> dict[str, int]:
+        """Returns the bindings whose sizes the model axis of a mesh must divide."""
+        name = type(self).__name__
+        return {
+            f"{name}.num_heads": self.sizes.num_heads,
+            f"{name}.feed_forward_size": self.sizes.feed_forward_size,
+            f"{name}.vocabulary_size": self.vocabulary_size,
+        }
+
     def config(self) -> dict[str, Any]:
         """Returns a config.json that says its settings: the folder's own, or a new one."""
         raise NotImplementedError
@@ -214,6 +228,9 @@ class PretrainedBody(nnx.Module):
 
 class Decoder(PretrainedBody):
     """A body that reads from left to right: the base of GPT-2, Llama and GPT-NeoX.
+
+    Class attributes:
+        relative: whether its attention depends on differences of positions only.
 
     Attributes:
         layers: `BodyLayer`s.
@@ -225,6 +242,7 @@ class Decoder(PretrainedBody):
         remat: "none", or "layer" to recompute each layer in the backward pass.
     """
 
+    relative: ClassVar[bool] = False
     layers: nnx.List
     num_key_heads: int
     num_positions: int
@@ -274,7 +292,8 @@ class Decoder(PretrainedBody):
             x_BTD: (B, T, D), from `embed`, or vectors of memory.
             positions_BT: (B, T) int32.
             seen: from a layer's number and the keys of these positions in it to what the
-                positions see there, besides the extra vectors of `reads`.
+                positions see there, besides the extra vectors of `reads`. With a multiple of B
+                rows each row of queries is cut into as many blocks, which see keys of their own.
             reads: what memories add.
             key: dropout key or None.
         """
@@ -286,29 +305,35 @@ class Decoder(PretrainedBody):
             x_BTD = independent_dropout(x_BTD, self.dropout, keys[0])
         outputs = []
         own = []
+        kept = []
         for i, (layer, layer_key) in enumerate(zip(self.layers, keys[1:], strict=True)):
             run = functools.partial(self._layer, i, layer, seen=seen, reads=reads)
             run = jax.checkpoint(run) if self.remat == "layer" else run
             with jax.named_scope(f"layer{i}"):
-                x_BTD, layer_keys = run(x_BTD, positions_BT, key=layer_key)
+                x_BTD, layer_keys, layer_kept = run(x_BTD, positions_BT, key=layer_key)
             outputs.append(x_BTD)
             own.append(layer_keys)
+            kept.append(layer_kept)
         outputs[-1] = self.leave(x_BTD)
-        return Reading(tuple(outputs), tuple(own))
+        return Reading(tuple(outputs), tuple(own), tuple(kept))
 
     def _layer(self, i, layer, x_BTD, positions_BT, seen, reads, key):
         of_weights, of_outputs = (None, None) if key is None else jax.random.split(key)
         with jax.named_scope("attention"):
             heads = layer.heads(x_BTD)
             found = with_extras(layer, seen(i, heads.keys), i, reads)
-            T, J = x_BTD.shape[1], found.positions_BJ.shape[1]
-            shape = layer.sizes.num_heads, T, J
+            blocks, J = found.positions_BJ.shape
+            q_BTHK = heads.queries_BTHK
+            # A row's queries in several blocks, each of which sees keys of its own.
+            q_GTHK = q_BTHK.reshape(blocks, -1, *q_BTHK.shape[2:])
+            positions_GT = positions_BT.reshape(q_GTHK.shape[:2])
+            shape = layer.sizes.num_heads, q_GTHK.shape[1], J
             keep_HTJ = keep_mask(of_weights, self.dropout, shape, jnp.float32)
-            attended = layer.attend(heads.queries_BTHK, positions_BT, found, keep_HTJ)
+            attended = layer.attend(q_GTHK, positions_GT, found, keep_HTJ).reshape(q_BTHK.shape)
         with jax.named_scope("memory"):
-            added_BTD = reads.added(i, heads.normed_BTD)
+            added_BTD, kept = reads.added(i, heads)
         drop = None if key is None else _drops(of_outputs, self.dropout)
-        return layer.finish(x_BTD, heads, attended, added_BTD, drop), heads.keys
+        return layer.finish(x_BTD, heads, attended, added_BTD, drop), heads.keys, kept
 
     def flops_of_layers(self, keys_seen: float) -> float:
         """Returns operations of one position in all layers, whose queries see so many keys."""

@@ -78,12 +78,21 @@ class CellMemory(WindowMemory):
     def added(self, view: StateKeys, layer: int, normed_BTD: jax.Array) -> jax.Array | None:
         if layer != self.layer - 1:
             return None
+        return self.read_states(normed_BTD, view)
+
+    def read_states(self, normed_BTD: jax.Array, states: StateKeys) -> jax.Array:
+        """Returns what tokens, (B, T, D), read of states, through the output matrix."""
         dtype = normed_BTD.dtype
         q_BTA = normed_BTD @ self.cross_queries_DA[...].astype(dtype)
         q_BTHK = unit_heads(q_BTA.reshape(*q_BTA.shape[:2], self.sizes.num_heads, -1))
-        read_BTHK = attend(q_BTHK, *view, self.cross_scale_H[...])
-        read_BTA = read_BTHK.reshape(q_BTA.shape)
-        return read_BTA @ self.cross_output_AD[...].astype(dtype)
+        read_BTHK = attend(q_BTHK, *states, self.cross_scale_H[...])
+        return read_BTHK.reshape(q_BTA.shape) @ self.cross_output_AD[...].astype(dtype)
+
+    def token_pairs(self, keys: LayerKeys) -> tuple[jax.Array, jax.Array]:
+        """Returns keys of unit length and values as the cell reads them, one of each head."""
+        each = self.sizes.num_heads // keys.keys_BJGK.shape[2]
+        k_BJHK, v_BJHK = (jnp.repeat(x, each, axis=2) for x in keys)
+        return unit_heads(k_BJHK), v_BJHK
 
     def take_in(
         self, cache: StateCache, summary: Any, keys: Sequence[LayerKeys]
@@ -93,19 +102,19 @@ class CellMemory(WindowMemory):
         Its monitors are kept, the mean share of the states that the gates keep; state_norm, their
         root mean square; and cross_output_norm, that of the matrix that began at zero.
         """
-        own = keys[self.layer - 1]
-        each = self.sizes.num_heads // own.keys_BJGK.shape[2]
-        k_BJHK, v_BJHK = (jnp.repeat(x, each, axis=2) for x in own)
+        k_BJHK, v_BJHK = self.token_pairs(keys[self.layer - 1])
         k_BSHK, v_BSHK = self.cell.keys_values(cache.states_BSD, k_BJHK.dtype)
-        states_BSD, kept_B = self.cell.step(
-            cache.states_BSD, k_BSHK, v_BSHK, unit_heads(k_BJHK), v_BJHK
-        )
+        states_BSD, kept_B = self.cell.step(cache.states_BSD, k_BSHK, v_BSHK, k_BJHK, v_BJHK)
         monitors = {
             "kept": jnp.mean(kept_B),
             "state_norm": jnp.sqrt(jnp.mean(jnp.square(states_BSD))),
-            "cross_output_norm": jnp.sqrt(jnp.mean(jnp.square(self.cross_output_AD[...]))),
+            "cross_output_norm": self.output_norm(),
         }
         return StateCache(states_BSD), jax.lax.stop_gradient(monitors)
+
+    def output_norm(self) -> jax.Array:
+        """Returns the root mean square of the matrix that begins at zero."""
+        return jnp.sqrt(jnp.mean(jnp.square(self.cross_output_AD[...])))
 
     def flops_per_window(self, window: int) -> float:
         S, A = self.cell.num_states, self.sizes.attention_size

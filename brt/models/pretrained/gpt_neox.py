@@ -172,6 +172,7 @@ class GPTNeoX(Decoder):
     """
 
     model_types = ("gpt_neox",)
+    relative = True
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from brt.models.body import Body
 from brt.models.caches import select_rows
 from brt.models.layers.table_losses import table_losses
 from brt.models.memory_tokens.layout import MemoryLayout
-from brt.models.pretrained.body import Decoder, LayerKeys, Reading, Seen
+from brt.models.pretrained.body import Decoder, LayerKeys, PretrainedBody, Reading, Seen
 from brt.models.pretrained.gpt2 import GPT2
 from brt.models.pretrained.window_memory import Positions, WindowMemory, WindowReads
 from brt.models.pretrained.windows import (
@@ -338,15 +338,7 @@ class PretrainedLanguageModel(Body):
 
     def given_parameters(self) -> dict[str, Any]:
         """Returns the body's parameters of its folder; without one, says that they are random."""
-        body = self.body
-        if body.folder is None:
-            logging.warning(
-                "%s begins with random parameters: bind Pretrained.folder to begin with those of a "
-                "pretrained one.",
-                type(body).__name__,
-            )
-            return {}
-        return {"body": body.names().read(body.folder)}
+        return given_to(self.body)
 
     # What it costs, and how far it sees.
 
@@ -380,9 +372,19 @@ class PretrainedLanguageModel(Body):
         return 2.0 * self.body.head.size + self.flops_per_position()
 
     def divided_sizes(self) -> dict[str, int]:
-        name = type(self.body).__name__
-        return {
-            f"{name}.num_heads": self.body.sizes.num_heads,
-            f"{name}.feed_forward_size": self.body.sizes.feed_forward_size,
-            f"{name}.vocabulary_size": self.vocabulary_size,
-        }
+        return self.body.divided_sizes()
+
+
+def given_to(body: PretrainedBody) -> dict[str, Any]:
+    """Returns the parameters of a body's folder, as of a model that has it as `body`.
+
+    Without a folder it says that they are random.
+    """
+    if body.folder is None:
+        logging.warning(
+            "%s begins with random parameters: bind Pretrained.folder to begin with those of a "
+            "pretrained one.",
+            type(body).__name__,
+        )
+        return {}
+    return {"body": body.names().read(body.folder)}

@@ -187,6 +187,7 @@ class Llama(Decoder):
     """
 
     model_types = ("llama", "qwen2", "mistral")
+    relative = True
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ import jax
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.models.pretrained.body import Decoder, Extra, LayerKeys, Reads, extra_keys
+from brt.models.pretrained.body import Decoder, Extra, Heads, LayerKeys, Reads, extra_keys
 
 
 class Positions(NamedTuple):
@@ -133,10 +133,10 @@ class WindowReads(Reads):
         known = self.known[layer] if self.known else None
         return None if known is None else LayerKeys(*known)
 
-    def added(self, layer: int, normed_BTD: jax.Array) -> jax.Array | None:
-        found = (memory.added(view, layer, normed_BTD) for memory, view in self.pairs)
+    def added(self, layer: int, heads: Heads) -> tuple[jax.Array | None, Any]:
+        found = (memory.added(view, layer, heads.normed_BTD) for memory, view in self.pairs)
         parts = [part for part in found if part is not None]
-        return functools.reduce(lambda a, b: a + b, parts) if parts else None
+        return functools.reduce(lambda a, b: a + b, parts) if parts else None, ()
 
     def all_extra_keys(self, body: Decoder) -> tuple[ExtraKeys | None, ...]:
         """Returns keys and values of the extra vectors of each layer; None where are none."""

@@ -10,7 +10,9 @@ from tiny_models import parameters, randomised
 
 from brt.export import export
 from brt.models.pretrained.gpt2 import GPT2
+from brt.models.pretrained.gpt_neox import GPTNeoX
 from brt.models.pretrained.language_model import PretrainedLanguageModel
+from brt.models.pretrained.llama import Llama
 
 SIZES = dict(vocabulary_size=23, num_layers=2, width=16, num_heads=2, num_positions=12)
 BODIES = {
@@ -18,6 +20,19 @@ BODIES = {
     "gpt2 untied": lambda rngs: GPT2(
         rngs, **SIZES, tied=False, inverse_layer_scale=True, activation="relu", epsilon=1e-2
     ),
+    "qwen2": lambda rngs: Llama(
+        rngs, **SIZES, feed_forward_size=9, num_key_heads=1, biases="heads", tied=True
+    ),
+    "llama3": lambda rngs: Llama(
+        rngs,
+        **SIZES,
+        feed_forward_size=9,
+        head_size=6,
+        biases="all",
+        rotary_scaling=(8.0, 1.0, 4.0, 8),
+        epsilon=1e-3,
+    ),
+    "neox": lambda rngs: GPTNeoX(rngs, **SIZES, rotary_share=0.5, parallel=False),
 }
 
 

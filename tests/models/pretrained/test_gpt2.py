@@ -40,8 +40,8 @@ class TwoVectors(Reads):
         present_BM = jnp.array([[True, True], [False, True]])
         return [Extra(self.vectors_BMD, present_BM)] if layer == 1 else []
 
-    def added(self, layer, normed_BTD):
-        return 2 * normed_BTD if layer == 2 else None
+    def added(self, layer, heads):
+        return (2 * heads.normed_BTD if layer == 2 else None), ()
 
 
 def body_of(**settings):

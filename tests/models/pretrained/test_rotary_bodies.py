@@ -38,7 +38,11 @@ VARIANTS = {
     "llama": (Llama, LLAMA_SIZES, {}),
     "qwen2": (Llama, LLAMA_SIZES, dict(biases="heads", tied=True, rotary_base=100.0)),
     "llama3": (Llama, LLAMA_SIZES, dict(biases="all", rotary_scaling=SCALING, begin_id=3)),
-    "one key head": (Llama, LLAMA_SIZES, dict(num_key_heads=1, head_size=None, epsilon=1e-2)),
+    "one key head": (
+        Llama,
+        LLAMA_SIZES,
+        dict(num_heads=2, num_key_heads=1, head_size=None, epsilon=1e-2),
+    ),
     "neox": (GPTNeoX, NEOX_SIZES, dict(parallel=True)),
     "neox, serial": (
         GPTNeoX,
