@@ -91,8 +91,8 @@ def pretrained_part(model: Model, params: Any) -> tuple[PretrainedBody, Any, dic
                 "@PretrainedLanguageModel, or with one inside, can be exported."
             )
         rest |= {name: part for name, part in params.items() if name != "body"}
-        rest["body"] = inner = {}
-        rest = inner
+        rest["body"] = {}
+        rest = rest["body"]
         body, params = body.body, params["body"]
     return body, params, others
 

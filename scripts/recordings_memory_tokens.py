@@ -6,7 +6,7 @@ their names on disk, through all memories.
 
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def errors(
         body=lambda rngs, special_tokens: PretrainedLanguageModel(rngs, body=body_of(folder)),
         allow_long_memory=True,
     )
-    names = model.body.body.names()
+    names = cast(PretrainedLanguageModel, model.body).body.names()
     graph, params = split_with(
         model, model.given_parameters() | {"memory_SD": recording["memory_rows"]}
     )

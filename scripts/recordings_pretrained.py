@@ -30,6 +30,7 @@ from pretrained_errors import (
 
 from brt.models.layers.losses import token_losses
 from brt.models.pretrained.body import HIDDEN, Decoder, Seen
+from brt.models.pretrained.folder import HubFolder
 from brt.models.pretrained.language_model import PretrainedLanguageModel
 
 
@@ -60,7 +61,7 @@ def decoder_errors(recording: Mapping[str, Any]) -> Found:
     folder = folder_of(recording)
     found = Found(recording, is_sharp(folder))
     body = body_of(folder)(nnx.Rngs(0))
-    graph, params = split_with(body, body.names().read(body.folder))
+    graph, params = split_with(body, body.names().read(HubFolder(folder)))
     names = body.names()
     at_BT = recording["attention_mask"] == 1
 

@@ -194,7 +194,8 @@ class PretrainedBody(nnx.Module):
     Attributes:
         folder: the `HubFolder` its parameters come from, or None: they are random.
         vocabulary_size: V. width: D. sizes: of its layers.
-        activation: the body's own, a function of arrays.
+        layers: `BodyLayer`s.
+        num_positions: R, positions that a window may have.
         dropout: of activations in training.
         dtype: of activations.
     """
@@ -204,9 +205,15 @@ class PretrainedBody(nnx.Module):
     vocabulary_size: int
     width: int
     sizes: Sizes
-    activation: Callable[[jax.Array], jax.Array]
+    layers: nnx.List
+    num_positions: int
     dropout: float
     dtype: np.dtype
+
+    @property
+    def activation(self) -> Callable[[jax.Array], jax.Array]:
+        """The body's own activation function."""
+        raise NotImplementedError
 
     def names(self) -> Names:
         """Returns the table of its tensors on disk."""
@@ -233,9 +240,7 @@ class Decoder(PretrainedBody):
         relative: whether its attention depends on differences of positions only.
 
     Attributes:
-        layers: `BodyLayer`s.
         num_key_heads: G.
-        num_positions: R, positions that a window may have.
         begin_id: the row of the table that stands before a document's first token.
         embedding_VD: the table of words. tied: whether logits are products with it; else with
             head_VD.
@@ -243,9 +248,7 @@ class Decoder(PretrainedBody):
     """
 
     relative: ClassVar[bool] = False
-    layers: nnx.List
     num_key_heads: int
-    num_positions: int
     begin_id: int
     embedding_VD: nnx.Param
     head_VD: nnx.Param
@@ -307,7 +310,9 @@ class Decoder(PretrainedBody):
         own = []
         kept = []
         for i, (layer, layer_key) in enumerate(zip(self.layers, keys[1:], strict=True)):
-            run = functools.partial(self._layer, i, layer, seen=seen, reads=reads)
+            run: Callable[..., Any] = functools.partial(
+                self._layer, i, layer, seen=seen, reads=reads
+            )
             run = jax.checkpoint(run) if self.remat == "layer" else run
             with jax.named_scope(f"layer{i}"):
                 x_BTD, layer_keys, layer_kept = run(x_BTD, positions_BT, key=layer_key)

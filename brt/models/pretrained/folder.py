@@ -257,9 +257,8 @@ def write_folder(
             file.write(json.dumps(dict(config), indent=2, sort_keys=True) + "\n")
         whole = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
         save_file(whole, os.path.join(growing, WEIGHTS), metadata={"format": "pt"})
-        for name in TOKENIZER_FILES if copied_from else ():
-            if os.path.isfile(source := os.path.join(os.path.expanduser(copied_from), name)):
-                shutil.copyfile(source, os.path.join(growing, name))
+        if copied_from:
+            _copy_tokenizer(os.path.expanduser(copied_from), growing)
         for name, content in (further or {}).items():
             with open(os.path.join(growing, name), "wb") as file:
                 file.write(content)
@@ -269,3 +268,9 @@ def write_folder(
     except BaseException:
         shutil.rmtree(growing, ignore_errors=True)
         raise
+
+
+def _copy_tokenizer(source, target):
+    for name in TOKENIZER_FILES:
+        if os.path.isfile(path := os.path.join(source, name)):
+            shutil.copyfile(path, os.path.join(target, name))

@@ -281,7 +281,7 @@ class GPT2(Decoder):
                 Tensor(f"{disk}mlp.c_proj.bias", (f"{ours}feed_forward_bias_D",)),
             ]
         tensors += norm_tensors("transformer.ln_f", "final_norm")
-        ignored = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias)", *OTHER_HEADS)
+        ignored: tuple[str, ...] = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias)", *OTHER_HEADS)
         if not self.tied:
             tensors.append(Tensor("lm_head.weight", ("head_VD",)))
         else:

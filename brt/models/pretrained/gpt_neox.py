@@ -308,7 +308,7 @@ class GPTNeoX(Decoder):
             tensors += norm_tensors(f"{disk}input_layernorm", f"{ours}attention_norm")
             tensors += norm_tensors(f"{disk}post_attention_layernorm", f"{ours}feed_forward_norm")
         tensors += norm_tensors("gpt_neox.final_layer_norm", "final_norm")
-        ignored = (
+        ignored: tuple[str, ...] = (
             r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
             r"gpt_neox\.rotary_emb\.inv_freq",
             r"score\.weight",

@@ -88,12 +88,12 @@ class PretrainedLanguageModel(Body):
                 f"{type(self.body).__name__} is none."
             )
         self.memories = nnx.List(memory(rngs, self.body) for memory in memories)
-        names = [getattr(memory, "name", None) for memory in self.memories]
         if not all(isinstance(memory, WindowMemory) for memory in self.memories):
             raise ValueError(
                 "PretrainedLanguageModel.memories must build memories between windows, such as "
                 "@PooledMemory."
             )
+        names = [memory.name for memory in self.memories]
         if len(set(names)) < len(names):
             raise ValueError(
                 f"PretrainedLanguageModel.memories has two of one name in {', '.join(names)}."

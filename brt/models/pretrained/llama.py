@@ -324,7 +324,7 @@ class Llama(Decoder):
                 f"{disk}post_attention_layernorm", f"{ours}feed_forward_norm", bias=False
             )
         tensors += norm_tensors("model.norm", "final_norm", bias=False)
-        ignored = (
+        ignored: tuple[str, ...] = (
             r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
             r"model\.rotary_emb\.inv_freq",
             r"score\.weight",

@@ -164,12 +164,9 @@ class PooledMemory(WindowMemory):
             return super().combined(first, second)
         highest_B = jnp.maximum(first.highest_B, second.highest_B)
         scales = [jnp.exp(part.highest_B - highest_B) for part in (first, second)]
-        pairs = list(zip((first, second), scales))
-        return PooledSums(
-            sum(scale_B[:, None] * part.pooled_BD for part, scale_B in pairs),
-            sum(scale_B * part.weight_B for part, scale_B in pairs),
-            highest_B,
-        )
+        pooled_BD = scales[0][:, None] * first.pooled_BD + scales[1][:, None] * second.pooled_BD
+        weight_B = scales[0] * first.weight_B + scales[1] * second.weight_B
+        return PooledSums(pooled_BD, weight_B, highest_B)
 
     def take_in(
         self, cache: PooledCache, summary: PooledSums, keys: Sequence[LayerKeys]

@@ -1,0 +1,112 @@
+"""A sliding window over a rotary body: the pretrained model itself inside one window."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import GPT2_SIZES, LLAMA_SIZES, VOCABULARY, WINDOW
+from flax import nnx
+from tiny_models import OneKey, cast, quick_jit, randomised
+
+from brt.models.memories.recurrent_cell import RecurrentCell
+from brt.models.pretrained.body import HIDDEN, Seen
+from brt.models.pretrained.cell_memory import CellMemory
+from brt.models.pretrained.gpt2 import GPT2
+from brt.models.pretrained.llama import Llama
+from brt.models.pretrained.sliding_model import SlidingLanguageModel
+
+BODY = functools.partial(Llama, **LLAMA_SIZES)
+CELL = functools.partial(CellMemory, cell=functools.partial(RecurrentCell, num_states=3))
+
+
+def model_of(window=WINDOW, cell=None, body=BODY):
+    return SlidingLanguageModel(OneKey(), window=window, body=body, cell=cell)
+
+
+def logits_of(model, tokens_BT):
+    graph, params = nnx.split(model, nnx.Param)
+
+    def read(params, tokens_BT):
+        model = nnx.merge(graph, params)
+        return model(tokens_BT, model.init_caches(len(tokens_BT)))[0]
+
+    return np.asarray(quick_jit(read)(params, tokens_BT))
+
+
+def body_alone(body, tokens_BT):
+    """Logits of one window that the body reads by itself."""
+    graph, params = nnx.split(body, nnx.Param)
+    rows, T = tokens_BT.shape
+    positions_BT = jnp.broadcast_to(jnp.arange(T), (rows, T))
+    table_1TT = jnp.where(np.tri(T, dtype=bool), 0.0, HIDDEN)[None]
+
+    def read(params, tokens_BT):
+        body = nnx.merge(graph, params)
+        found = body.read(
+            body.embed(tokens_BT), positions_BT, lambda _, keys: Seen(keys, positions_BT, table_1TT)
+        )
+        return body.logits(found.outputs[-1])
+
+    return np.asarray(quick_jit(read)(params, tokens_BT))
+
+
+def test_inside_one_window_it_is_the_body_and_a_cell_begins_as_nothing():
+    """P1: and beyond the window the cell, before training, changes nothing either."""
+    rng = np.random.default_rng(0)
+    tokens_BT = jnp.asarray(rng.integers(0, VOCABULARY, (2, 3 * WINDOW)), jnp.int32)
+    with jax.enable_x64(True):
+        plain, with_cell = model_of(), model_of(cell=CELL)
+        body = randomised(plain.body, 1)
+        plain.body = with_cell.body = body
+        plain, with_cell = cast(plain, "float64"), cast(with_cell, "float64")
+        found = logits_of(plain, tokens_BT)
+        again = logits_of(with_cell, tokens_BT)
+        np.testing.assert_allclose(again, found, rtol=0, atol=1e-12 * np.abs(found).max())
+        whole = body_alone(plain.body, tokens_BT[:, :WINDOW])
+    largest = np.abs(whole).max()
+    np.testing.assert_allclose(found[:, :WINDOW], whole, rtol=0, atol=1e-9 * largest)
+
+
+def test_remat_and_dropout_leave_the_states_as_they_are():
+    def gradients(remat):
+        body = functools.partial(BODY, num_layers=2, remat=remat, dropout=0.2)
+        model = nnx.eval_shape(lambda: model_of(cell=CELL, body=body))
+        model = randomised(model, 2)
+        graph, params = nnx.split(model, nnx.Param)
+
+        def loss(params):
+            model = nnx.merge(graph, params)
+            tokens_BT = jnp.arange(2 * 3 * WINDOW).reshape(2, -1) % VOCABULARY
+            key = jax.random.key(1)
+            y_BTD, caches, _ = model.stack(model.embed(tokens_BT), model.init_caches(2), key)
+            return jnp.square(y_BTD).sum() + jnp.square(caches[-1].states_BSD).sum()
+
+        return jax.tree.leaves(quick_jit(jax.grad(loss))(params))
+
+    for a, b in zip(gradients("layer"), gradients("none"), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-4 * np.abs(b).max())
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (
+            lambda: model_of(window=21),
+            r"SlidingLanguageModel\.window = 21 must lie between 1 and 20",
+        ),
+        (lambda: model_of(window=0), r"window = 0 must lie"),
+        (
+            lambda: model_of(body=functools.partial(GPT2, **GPT2_SIZES)),
+            r"a decoder with rotary positions, such as @Llama, and GPT2 is none",
+        ),
+        (
+            lambda: SlidingLanguageModel(OneKey(), window=4, body=BODY, special_tokens=1),
+            r"auxiliary_weight = 0",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(build, said):
+    with pytest.raises(ValueError, match=said):
+        build()
