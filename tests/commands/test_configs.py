@@ -53,7 +53,7 @@ COUNTED = {  # millions of weights, embeddings too; the last five are own choice
 }
 
 
-OF_BODIES = {"gpt2_small": 124_439_808}
+OF_BODIES = {"gpt2_small": 124_439_808, "smollm2_135m": 134_515_008}
 """Parameters of the published bodies, by their files in configs/bodies/."""
 
 
@@ -297,14 +297,18 @@ SMALL_TRANSFORMER_XL = (
 )
 
 
-def small_pretrained(settings):
+def small_pretrained(settings, body):
     """Bindings that make a pretrained body and the memories around it small."""
-    body = str(settings["PretrainedLanguageModel.body"]).removeprefix("@")
+    body = str(body).removeprefix("@")
     small = {
         f"{body}.num_layers": 3,
         f"{body}.width": 16,
         f"{body}.num_heads": 2,
         f"{body}.num_positions": 64,
+        f"{body}.num_key_heads": 1,
+        f"{body}.feed_forward_size": 16,
+        "SlidingLanguageModel.window": 4,
+        "CellMemory.layer": 2,
         "vocabulary_size": 64,
         "PooledMemory.hidden": (8,),
         "RecurrentMemoryTransformer.num_memory": 2,
@@ -331,8 +335,9 @@ def small_bindings(name):
         tokens = ("RecurrentMemoryTransformer.num_memory = 2",)
         tokens *= "RecurrentMemoryTransformer.num_memory" in settings
         return (*SMALL, *states, *memory, *tokens)
-    if "PretrainedLanguageModel.body" in settings:
-        return small_pretrained(settings)
+    for model in ("PretrainedLanguageModel", "SlidingLanguageModel"):
+        if f"{model}.body" in settings:
+            return small_pretrained(settings, settings[f"{model}.body"])
     if "TransformerXL.width" not in settings:
         network = model_name(settings)
         small = {

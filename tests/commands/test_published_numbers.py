@@ -20,6 +20,8 @@ OWN = {
     "tasks/recall*.gin": "a task of this project",
     "pretrained/gpt2_memory_tokens.gin": "a comparison of this project",
     "pretrained/gpt2_cell.gin": "a comparison of this project",
+    "pretrained/smollm2_*.gin": "a comparison of this project",
+    "bodies/smollm2_135m.gin": "the body of these",
     "bodies/*_of_folder.gin": "sizes that a folder says",
     "recipes/recall.gin": "how that is trained",
 }
