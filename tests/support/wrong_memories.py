@@ -327,6 +327,93 @@ QRNN = _of(
     {"wrong_letter": ("last_BI", "last_BH")},
 )
 
+POOLED = _of(
+    "pooled",
+    "brt/models/pretrained/pooled_memory.py",
+    ("gpt2_pooled", "gpt2_pooled_attention"),
+    {
+        "pools_what_is_read_again": (
+            "pooled_BT = pooled_BT & ~positions.again_BT",
+            "pooled_BT = pooled_BT & positions.again_BT",
+        ),
+        "pools_empty_slots": (
+            "pooled_BT = positions.real_BT",
+            "pooled_BT = positions.real_BT | True",
+        ),
+        "keeps_sums": ("return pooled_BD / jnp.where(", "return pooled_BD * jnp.where("),
+        "absent_vectors_are_seen": (
+            "present_BM = view.count_B[:, None] > ",
+            "present_BM = view.count_B[:, None] >= 0 * ",
+        ),
+        "one_layer_higher": ("layer != self.layer - 1", "layer != self.layer"),
+        "cleared_keeps_the_vectors": ("        return empty\n", "        return self\n"),
+        "overlap_keeps_the_oldest": (
+            "newest = OverlapCache(x_BJD[:, T:], count_B)",
+            "newest = OverlapCache(x_BJD[:, : self.overlap], count_B)",
+            "brt/models/pretrained/language_model.py",
+        ),
+        "positions_count_empty_slots": (
+            "return jnp.maximum(self.index_BJ, 0)",
+            "return jnp.arange(self.index_BJ.shape[1]) + 0 * self.index_BJ",
+            "brt/models/pretrained/windows.py",
+        ),
+        "decoding_pools_rows_that_hold_still": (
+            "select_rows(reads_B, grown, part.summary)",
+            "grown",
+            "brt/models/pretrained/language_model.py",
+        ),
+        "decoding_keeps_padding": (
+            "x_BJGK = jnp.where(real_BJ[..., None, None], x_BJGK, 0)",
+            "x_BJGK = x_BJGK + 0",
+            "brt/models/pretrained/language_model.py",
+        ),
+    },
+    {"wrong_letter": ("vectors_BMD", "vectors_BDM")},
+)
+
+WINDOW_CELL = _of(
+    "window_cell",
+    "brt/models/pretrained/cell_memory.py",
+    ("gpt2_cell", "rmt_gpt2_cell"),
+    {
+        "reads_another_layer": (
+            "self.token_pairs(keys[self.layer - 1])",
+            "self.token_pairs(keys[self.layer])",
+        ),
+        "keys_keep_their_length": ("return unit_heads(k_BJHK), v_BJHK", "return k_BJHK, v_BJHK"),
+        "reads_what_was_read_before": (
+            "own = [LayerKeys(*(x[:, self.overlap :] for x in keys)) for keys in reading.keys]",
+            "own = list(reading.keys)",
+            "brt/models/pretrained/language_model.py",
+        ),
+    },
+    {},
+)
+
+SLIDING = _of(
+    "sliding",
+    "brt/models/pretrained/sliding_model.py",
+    ("llama_slide", "llama_rec"),
+    {
+        "sees_what_was_before_the_document": (
+            "there_XJ = before_X[:, None] | ",
+            "there_XJ = (before_X[:, None] >= 0) | ",
+        ),
+        "sees_one_more": ("(distance_WJ < W)", "(distance_WJ <= W)"),
+        "keeps_the_first_block": ("keys.keys_BJGK[:, -W:]", "keys.keys_BJGK[:, :W]"),
+        "states_are_not_carried": ("            states = (cache,)\n", ""),
+        "decoding_keeps_the_states": (
+            "states = (self._complete(states[0], filled[self.cell.layer - 1], full_B),)",
+            "pass",
+        ),
+        "decoding_forgets_that_it_began": (
+            "count_B = jnp.where(full_B, 1, begun.count_B)",
+            "count_B = begun.count_B",
+        ),
+    },
+    {},
+)
+
 MUTATIONS: tuple[Mutation, ...] = (
     *COMPRESSIVE,
     *CELL,
@@ -337,4 +424,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *WINDOW,
     *LSTM,
     *QRNN,
+    *POOLED,
+    *WINDOW_CELL,
+    *SLIDING,
 )
