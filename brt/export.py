@@ -11,6 +11,7 @@ import os
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import ml_dtypes
 import numpy as np
 from absl import flags
 from flax import nnx
@@ -23,6 +24,9 @@ from brt.models.pretrained.body import PretrainedBody
 from brt.models.pretrained.folder import write_folder
 
 FLAGS = flags.FLAGS
+flags.DEFINE_enum(
+    "dtype", "float32", ["float32", "bfloat16", "float16"], "The type that the body is written in."
+)
 flags.DEFINE_string("output", None, "The folder to write; it must not exist, or be empty.")
 
 MEMORY, SETTINGS = "brt_memory.safetensors", "brt_memory.gin"
@@ -44,13 +48,15 @@ def main() -> None:
     experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings)
     with open(os.path.join(FLAGS.workdir, "config.gin"), encoding="utf-8") as file:
         settings = file.read()
-    tensors, beside = export(experiment.model, params, FLAGS.output, settings)
+    tensors, beside = export(experiment.model, params, FLAGS.output, settings, FLAGS.dtype)
     print(f"Written to {FLAGS.output}: {tensors} tensors of {FLAGS.workdir} at step {step:,}.")
     if beside:
         print(f"What its memory has learned, {beside} tensors, is beside them in {MEMORY}.")
 
 
-def export(model: Model, params: Any, output: str, settings: str = "") -> tuple[int, int]:
+def export(
+    model: Model, params: Any, output: str, settings: str = "", dtype: str = "float32"
+) -> tuple[int, int]:
     """Writes a model's pretrained body as a folder, and what else it learned beside it.
 
     Args:
@@ -58,6 +64,7 @@ def export(model: Model, params: Any, output: str, settings: str = "") -> tuple[
         params: its parameters, a nested dictionary.
         output: the folder, which must not exist yet or be empty.
         settings: a gin config that builds the model.
+        dtype: that the body is written in; what is beside it stays float32.
 
     Returns:
         How many tensors the body has, and how many are beside it.
@@ -67,7 +74,13 @@ def export(model: Model, params: Any, output: str, settings: str = "") -> tuple[
         FileExistsError: there is something in the folder.
     """
     body, of_body, beside = pretrained_part(model, params)
+    config = body.config()
     tensors = body.names().write(of_body)
+    if dtype != "float32":
+        tensors = {
+            name: array.astype(ml_dtypes.finfo(dtype).dtype) for name, array in tensors.items()
+        }
+        config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     copied_from = body.folder.path if body.folder else None
     extra = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(beside):
@@ -75,7 +88,7 @@ def export(model: Model, params: Any, output: str, settings: str = "") -> tuple[
     further = {SETTINGS: settings.encode()}
     if extra:
         further[MEMORY] = to_bytes(extra, {"format": FORMAT})
-    write_folder(output, body.config(), tensors, copied_from, further)
+    write_folder(output, config, tensors, copied_from, further)
     return len(tensors), len(extra)
 
 

@@ -55,9 +55,42 @@ class Replay:
         self.graph, params = split_with(model, given)
         self.params = widened(params)
 
-    def model(self, params: Any, window: int) -> PretrainedLanguageModel:
-        """Returns the model for the window of that number."""
-        return bound(self.graph, params, "float64").for_segments(self.fresh(window).shape[1])
+        # Compiled once for windows of one length, whatever is computed of them.
+        self.compiled = jax.jit(self._window)
+        self.part = jax.jit(self._part)
+        self.backward = jax.jit(self._backward)
+        self.embed_backward = jax.jit(self._embed_backward)
+
+    def _model(self, params, tokens_BT):
+        return bound(self.graph, params, "float64").for_segments(tokens_BT.shape[1])
+
+    def _window(self, params, scored, caches):
+        """Returns the sum of nats, the nats of each token, logits, and the caches after."""
+        tokens_BT, targets_BT, weights_BT = scored
+        logits_BTV, caches = self._model(params, tokens_BT)(tokens_BT, caches)
+        nats_BT = jnp.where(weights_BT, token_losses(logits_BTV, targets_BT)[0], 0.0)
+        return nats_BT.sum(), nats_BT, logits_BTV, caches
+
+    def _part(self, params, tokens_BT, caches, counts_B):
+        """Returns what is pooled of the first tokens of a window, and the vector."""
+        model = self._model(params, tokens_BT)
+        _, found = model.read_part_embedded(model.embed(tokens_BT), caches, counts_B)
+        z_BD = model.memories[0].pooled_vector(found[1].summary)
+        return z_BD, model.memories[0].vectors(z_BD)[:, 0]
+
+    def _backward(self, params, scored, caches, d_nats, d_after):
+        """Returns gradients of the parameters and of what a window was begun with."""
+
+        def window(params, held):
+            nats, _, _, after = self._window(params, scored, with_arrays(caches, held))
+            return nats, arrays_of(after)
+
+        _, back = jax.vjp(window, params, arrays_of(caches))
+        return back((d_nats, d_after))
+
+    def _embed_backward(self, params, tokens_BT, d_BTD):
+        _, back = jax.vjp(lambda params: self._model(params, tokens_BT).embed(tokens_BT), params)
+        return back(d_BTD)[0]
 
     def fresh(self, window: int) -> jax.Array:
         """Returns the tokens of a window that are new."""
@@ -68,50 +101,48 @@ class Replay:
         """Returns what was recorded of a window's new tokens."""
         return self.recording[key][window][:, self.overlap if window else 0 :]
 
-    def read(self, params: Any, window: int, caches: tuple) -> tuple[jax.Array, tuple]:
-        return self.model(params, window)(self.fresh(window), caches)
-
-    def empty(self, params: Any) -> tuple:
-        rows = self.recording["windows"].shape[1]
-        return bound(self.graph, params, "float64").init_caches(rows)
-
-    def nats(self, logits_BTV: jax.Array, window: int) -> jax.Array:
-        """Returns nats of the new tokens, 0 where nothing is scored."""
+    def scored(self, window: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns a window's new tokens, their targets, and which of them are scored."""
         targets_BT = jnp.asarray(np.maximum(self.of_window("targets", window), 0), jnp.int32)
-        nats_BT = token_losses(logits_BTV, targets_BT)[0]
-        return jnp.where(self.of_window("scored", window), nats_BT, 0.0)
+        return self.fresh(window), targets_BT, jnp.asarray(self.of_window("scored", window))
 
-    def loss(self, params: Any, depth: int | None = None) -> jax.Array:
-        """Returns the mean over scored tokens, each through `depth` vectors; None: all."""
+    def empty(self) -> tuple:
+        rows = self.recording["windows"].shape[1]
+        return bound(self.graph, self.params, "float64").init_caches(rows)
+
+    def gradients(self, depth: int | None = None) -> tuple[jax.Array, Any]:
+        """Returns the mean over scored tokens, and gradients through `depth` vectors; None: all."""
         W = len(self.recording["windows"])
-        total = jnp.zeros(())
-        if depth is None:
-            caches = self.empty(params)
-            for window in range(W):
-                logits_BTV, caches = self.read(params, window, caches)
-                total += self.nats(logits_BTV, window).sum()
-        else:
-            vectors = [self.empty(params)[1]]
-            caches = self.empty(params)
-            for window in range(W):
-                _, caches = self.read(params, window, caches)
-                vectors.append(jax.lax.stop_gradient(caches[1]))
-            for window in range(W):
-                first = max(window - depth, 0)
-                caches = self.overlap_before(params, first), vectors[first]
-                for number in range(first, window + 1):
-                    logits_BTV, caches = self.read(params, number, caches)
-                total += self.nats(logits_BTV, window).sum()
-        return total / self.recording["scored"].sum()
+        count = self.recording["scored"].sum()
+        before = [self.empty()]
+        loss = jnp.zeros(())
+        for window in range(W):
+            nats, _, _, after = self.compiled(self.params, self.scored(window), before[-1])
+            loss += nats / count
+            before.append(after)
+        total = jax.tree.map(jnp.zeros_like, self.params)
+        nothing = jax.tree.map(jnp.zeros_like, arrays_of(before[0]))
 
-    def overlap_before(self, params: Any, window: int) -> Any:
-        """Returns the tokens that a window reads again, with their gradient."""
-        (empty, _) = self.empty(params)
-        if not window or not self.overlap:
-            return empty
-        again = jnp.asarray(self.recording["windows"][window][:, : self.overlap], jnp.int32)
-        x_BOD = bound(self.graph, params, "float64").embed(again)
-        return empty._replace(x_BOD=x_BOD, count_B=jnp.full(len(again), self.overlap))
+        def through(window, weight, held, total):
+            inputs = self.params, self.scored(window), before[window], weight / count, held
+            of_params, held = self.backward(*inputs)
+            return jax.tree.map(jnp.add, total, of_params), held
+
+        if depth is None:
+            held = nothing
+            for window in reversed(range(W)):
+                total, held = through(window, 1.0, held, total)
+            return loss, total
+        for window in range(W):
+            first = max(window - depth, 0)
+            held = nothing
+            for number in reversed(range(first, window + 1)):
+                total, held = through(number, float(number == window), held, total)
+            if first and self.overlap:  # the reference embeds what it reads again
+                again = self.recording["windows"][first][:, : self.overlap]
+                inputs = self.params, jnp.asarray(again, jnp.int32), held[0]
+                total = jax.tree.map(jnp.add, total, self.embed_backward(*inputs))
+        return loss, total
 
     def disk(self, grads: Mapping) -> dict[str, np.ndarray]:
         """Returns gradients by the names of the recording."""
@@ -124,6 +155,16 @@ class Replay:
         return found
 
 
+def arrays_of(caches: tuple) -> tuple[jax.Array, jax.Array]:
+    """Returns what carries gradients from window to window."""
+    return caches[0].x_BOD, caches[1].vectors_BMD
+
+
+def with_arrays(caches: tuple, held: tuple[jax.Array, jax.Array]) -> tuple:
+    """Returns the caches with these arrays in them."""
+    return caches[0]._replace(x_BOD=held[0]), caches[1]._replace(vectors_BMD=held[1])
+
+
 def errors(
     recording: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, tuple[float, float]]:
@@ -134,8 +175,7 @@ def errors(
         _windows(replay, found)
         for key, depth in (("grads/", None), ("grads_depth0/", 0), ("grads_depth1/", 1)):
             if any(name.startswith(key) for name in recording):
-                differentiated = jax.jit(lambda p, k=depth: jax.value_and_grad(replay.loss)(p, k))
-                loss, grads = differentiated(replay.params)
+                loss, grads = replay.gradients(depth)
                 found.gradient(key, replay.disk(grads))
                 found.output("loss", loss, relative=PRECISE)
         if "greedy/tokens" in recording:
@@ -148,21 +188,13 @@ def errors(
 def _windows(replay, found, logits="logits"):
     """Compares the windows in order, and what each leaves."""
     recording, params = replay.recording, replay.params
-    caches = replay.empty(params)
+    caches = replay.empty()
     for window in range(len(recording["windows"])):
-
-        @jax.jit
-        def read(params, caches, window=window):
-            model = replay.model(params, window)
-            x_BTD = model.embed(replay.fresh(window))
-            real_B = jnp.asarray(replay.of_window("real", window).sum(axis=1))
-            # What is padded is pooled nowhere in this form.
-            _, part = model.read_part_embedded(x_BTD, caches, real_B)
-            memory = model.memories[0]
-            z_BD = memory.pooled_vector(part[1].summary)
-            return *model(replay.fresh(window), caches), z_BD, memory.vectors(z_BD)[:, 0]
-
-        logits_BTV, caches, z_BD, vector_BD = read(params, caches)
+        real_B = jnp.asarray(replay.of_window("real", window).sum(axis=1))
+        # What is padded is pooled nowhere in this form.
+        z_BD, vector_BD = replay.part(params, replay.fresh(window), caches, real_B)
+        inputs = params, replay.scored(window), caches
+        _, nats_BT, logits_BTV, caches = replay.compiled(*inputs)
         real_BT = replay.of_window("real", window)
         expected = replay.of_window(logits, window)
         difference = np.abs(expected - logits_BTV)[real_BT]
@@ -171,9 +203,7 @@ def _windows(replay, found, logits="logits"):
         if logits != "logits":
             continue
         nats = replay.of_window("nats", window)
-        found.add(
-            "nats", np.abs(nats - replay.nats(logits_BTV, window)).max(), 1e-6 * nats.max(initial=1)
-        )
+        found.add("nats", np.abs(nats - nats_BT).max(), 1e-6 * nats.max(initial=1))
         at_B = recording["real"][window].any(axis=1) & real_BT.any(axis=1)
         for key, values in (("z", z_BD), ("h_prev", vector_BD)):
             error = np.abs(recording[key][window] - values)[at_B].max(initial=0.0)
@@ -190,11 +220,16 @@ def _greedy(replay, found):
     context_BT = jnp.asarray(recording["greedy/context"], jnp.int32)
     tokens = recording["greedy/tokens"][0]
     first = bound(replay.graph, params, "float64").for_segments(context_BT.shape[1])
-    logits_BTV, caches = first(context_BT, first.init_caches(1))
-    model = first.for_segments(len(tokens))
-    graph, _ = nnx.split(model, nnx.Param)
+    graph, _ = nnx.split(first.for_segments(len(tokens)), nnx.Param)
+
+    @jax.jit
+    def begin(params):
+        model = bound(replay.graph, params, "float64").for_segments(context_BT.shape[1])
+        logits_BTV, caches = model(context_BT, model.init_caches(1))
+        return logits_BTV, bound(graph, params, "float64").begin_decoding(caches)
+
     decode = jax.jit(lambda params, *inputs: bound(graph, params, "float64").decode(*inputs))
-    caches = model.begin_decoding(caches)
+    logits_BTV, caches = begin(params)
     logits_V = logits_BTV[0, -1]
     margins = []
     for token in tokens:

@@ -84,6 +84,11 @@ def decoder_errors(recording: Mapping[str, Any]) -> Found:
     return found
 
 
+def begun(model: PretrainedLanguageModel) -> tuple:
+    """Returns the decoding form of a document that has not begun."""
+    return model.begin_decoding(model.init_caches(1))
+
+
 def greedy_errors(recording: Mapping[str, Any], found: Found) -> None:
     """Continues the prompts token by token, each row from its own first token."""
     folder = folder_of(recording)
@@ -94,9 +99,9 @@ def greedy_errors(recording: Mapping[str, Any], found: Found) -> None:
     model = model.for_segments(prompts.shape[1] + N)
     graph, params = split_with(model, model.given_parameters())
     decode = jax.jit(lambda params, *inputs: bound(graph, params).decode(*inputs))
-    model = bound(graph, params)
+    begin = jax.jit(lambda params: begun(bound(graph, params)))
     for row, (prompt, mask) in enumerate(zip(prompts, masks, strict=True)):
-        caches = model.begin_decoding(model.init_caches(1))
+        caches = begin(params)
         given = list(prompt[mask])
         for place in range(int(mask.sum()) + N - 1):
             token_B = jnp.asarray(given[place : place + 1], jnp.int32)

@@ -92,6 +92,10 @@ def test_the_run_is_evaluated_and_writes_text(places, monkeypatch, capfd):
     run = f"--workdir={places}/run"
     assert not command(monkeypatch, evaluate, run, "--gin.Evaluation.split='test'")
     assert "cleared" in capfd.readouterr().out
+    # The same parameters at another overlap, in windows as long as before.
+    other = "--gin.PretrainedLanguageModel.overlap=8", "--gin.Trainer.segment_length=11"
+    tokens = "--gin.Trainer.tokens_per_step=22"
+    assert not command(monkeypatch, evaluate, run, *other, tokens, "--gin.Evaluation.split='test'")
     memory = f"--save_memory={places}/a.memory"
     more = "--max_tokens=9", "--temperature=0"
     assert not command(monkeypatch, generate, run, "--prompt=tea then tea", memory, *more)
@@ -116,6 +120,17 @@ def test_nothing_is_exported_over_something(places, monkeypatch, capfd):
     assert {name: os.path.getmtime(out / name) for name in os.listdir(out)} == before
     assert command(monkeypatch, export, f"--workdir={places}/run") == 1
     assert "--output is missing" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_narrower_type_is_written_and_read(places, tmp_path, monkeypatch, dtype):
+    arguments = f"--workdir={places}/run", f"--output={tmp_path}/out", f"--dtype={dtype}"
+    assert not command(monkeypatch, export, *arguments)
+    narrow, wide = (HubFolder(str(place / "out")) for place in (tmp_path, places))
+    assert narrow.config["dtype"] == dtype and narrow.tensors.keys() == wide.tensors.keys()
+    for name, info in narrow.tensors.items():
+        assert info.dtype == {"bfloat16": "BF16", "float16": "F16"}[dtype]
+        np.testing.assert_allclose(narrow.read(name), wide.read(name), rtol=0.01, atol=1e-3)
 
 
 def test_a_folder_that_is_gone_is_said(places, monkeypatch, capfd):

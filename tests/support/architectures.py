@@ -471,8 +471,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt2_cell": with_cell("dual", "lstm", overlap=2),
     "rmt_gpt2_cell": memory_tokens_on_gpt2(num_memory=2),
     "llama_pooled": llama_pooled(),
-    "llama_slide": sliding(biases="all"),
-    "llama_rec": sliding(cell=True),
+    "llama_slide": sliding(),
+    "llama_rec": sliding(cell=True, biases="all"),
     "qrnn_untied": recurrent_network(
         QRNN,
         *(recurrent_networks_numpy.qrnn_token, recurrent_networks_numpy.qrnn_state),
@@ -487,6 +487,7 @@ VARIANTS = (
     *("compressive_max", "lstm_adaptive", "xl", "rmt_slide", "memorizing_exact"),
     *("txl_same_length", "compressive_mean", "qrnn"),
     *("llama_pooled",),
+    *("gpt2", "gpt2_pooled", "llama_slide"),
 )
 """Architectures whose caches and parameters all occur in others: laws that compile whole training
 steps are checked on them with the slow tests."""

@@ -357,11 +357,6 @@ POOLED = _of(
             "return jnp.arange(self.index_BJ.shape[1]) + 0 * self.index_BJ",
             "brt/models/pretrained/windows.py",
         ),
-        "decoding_pools_rows_that_hold_still": (
-            "select_rows(reads_B, grown, part.summary)",
-            "grown",
-            "brt/models/pretrained/language_model.py",
-        ),
         "decoding_keeps_padding": (
             "x_BJGK = jnp.where(real_BJ[..., None, None], x_BJGK, 0)",
             "x_BJGK = x_BJGK + 0",
