@@ -243,7 +243,10 @@ class Experiment:
         store = self.trainer.corpus.open(split)
         size = store.manifest["vocabulary"]["size"]
         if size > self.model.vocabulary_size:
+            # A model around a body takes the body's.
             binding = f"{type(self.model).__name__}.vocabulary_size"
+            sizes = self.model.divided_sizes()
+            binding = next((name for name in sizes if name.endswith(".vocabulary_size")), binding)
             raise ValueError(
                 f"The vocabulary of {store.folder} has {size} ids and the model's table only "
                 f"{self.model.vocabulary_size} rows: bind {binding} = {size} or more."
