@@ -20,6 +20,7 @@ from brt.models.layers.attention import (
 from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.memories import external_memory, recurrent_cell
 from brt.models.pretrained import body as pretrained_body
+from brt.models.pretrained import cell_memory
 
 SHAPES = [  # leading axes, Q, J, H, K
     ((), 1, 1, 1, 1),
@@ -160,7 +161,7 @@ ATTENDING = [
 ]
 
 
-ATTEND = (layer, external_memory, pretrained_body)
+ATTEND = (layer, external_memory, pretrained_body, cell_memory)
 """Modules that call `attend`."""
 
 

@@ -22,6 +22,7 @@ from brt.models.counts import matrix_size
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import unit_heads
+from brt.models.memories.memory import BlockPairs
 from brt.models.memories.recurrent_cell import RecurrentCell, StateCache
 from brt.models.pretrained.body import LayerKeys, PretrainedBody
 from brt.models.pretrained.window_memory import WindowMemory
@@ -73,7 +74,7 @@ class CellMemory(WindowMemory):
         return self.cell.init_cache(rows, dtype)
 
     def view(self, cache: StateCache, dtype: DTypeLike) -> StateKeys:
-        return StateKeys(*self.cell.keys_values(cache.states_BSD, dtype))
+        return StateKeys(*(x_BGSHK[:, 0] for x_BGSHK in self.cell.states(cache, dtype)))
 
     def added(self, view: StateKeys, layer: int, normed_BTD: jax.Array) -> jax.Array | None:
         if layer != self.layer - 1:
@@ -102,15 +103,11 @@ class CellMemory(WindowMemory):
         Its monitors are kept, the mean share of the states that the gates keep; state_norm, their
         root mean square; and cross_output_norm, that of the matrix that began at zero.
         """
-        k_BJHK, v_BJHK = self.token_pairs(keys[self.layer - 1])
-        k_BSHK, v_BSHK = self.cell.keys_values(cache.states_BSD, k_BJHK.dtype)
-        states_BSD, kept_B = self.cell.step(cache.states_BSD, k_BSHK, v_BSHK, k_BJHK, v_BJHK)
-        monitors = {
-            "kept": jnp.mean(kept_B),
-            "state_norm": jnp.sqrt(jnp.mean(jnp.square(states_BSD))),
-            "cross_output_norm": self.output_norm(),
-        }
-        return StateCache(states_BSD), jax.lax.stop_gradient(monitors)
+        pairs = BlockPairs(*(x[:, None] for x in self.token_pairs(keys[self.layer - 1])))
+        known = self.cell.states(cache, pairs.keys_BGJHK.dtype)
+        cache, _, monitors = self.cell.take_in(cache, pairs, known)
+        monitors = monitors | {"cross_output_norm": self.output_norm()}
+        return cache, jax.lax.stop_gradient(monitors)
 
     def output_norm(self) -> jax.Array:
         """Returns the root mean square of the matrix that begins at zero."""
