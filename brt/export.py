@@ -27,7 +27,10 @@ FLAGS = flags.FLAGS
 flags.DEFINE_enum(
     "dtype", "float32", ["float32", "bfloat16", "float16"], "The type that the body is written in."
 )
-flags.DEFINE_string("output", None, "The folder to write; it must not exist, or be empty.")
+if "output" not in FLAGS:  # brt.report has one too, where both are imported
+    flags.DEFINE_string(
+        "output", None, "The folder to write; it must not exist, or be empty.", allow_override=True
+    )
 
 MEMORY, SETTINGS = "brt_memory.safetensors", "brt_memory.gin"
 FORMAT = "brt memory beside a body 1"
@@ -43,7 +46,7 @@ class HasBody(Protocol):
 def main() -> None:
     if not FLAGS.workdir:
         raise ValueError("--workdir is missing: name the run folder whose body is to be written.")
-    if not FLAGS.output:
+    if not FLAGS["output"].present or not FLAGS.output:
         raise ValueError("--output is missing: name the folder to write.")
     experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings)
     with open(os.path.join(FLAGS.workdir, "config.gin"), encoding="utf-8") as file:
