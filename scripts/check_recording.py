@@ -1,12 +1,12 @@
 """Replays recordings of released implementations and prints how far brt is from them.
 
-    python scripts/check_recording.py FILE.npz [FILE.npz ...]
+    python scripts/check_recording.py FILE.npz [FILE.npz ...] [encodings.json]
 
 Each file holds parameters, settings, tokens and what the implementation made of them. Its
 `config_json` tells the format, and a module here replays it: `errors(recording)`, from what is
 compared to the largest difference, absolute for outputs, relative for what is named gradients, or
 to a pair of the difference and its tolerance; its own name is `recording["file"]`, its path
-`recording["path"]`.
+`recording["path"]`. A .json file holds what tokenizers gave.
 Exit status: 0 if every error is within tolerance, 1 if one is not, or a file cannot be read.
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import recordings_encodings
 import recordings_meliad
 import recordings_pretrained
 import recordings_rmt
@@ -56,9 +57,12 @@ def with_tolerance(name: str, error: Any) -> tuple[float, float]:
 
 def check(file: str) -> bool:
     """Prints one line for the file; true if all errors are within tolerance."""
-    with np.load(file, allow_pickle=False) as archive:
-        recording = dict(archive)
-    found = errors({**recording, "file": Path(file).stem, "path": str(file)})
+    if Path(file).suffix == ".json":
+        found: Mapping[str, Any] = recordings_encodings.errors(file)
+    else:
+        with np.load(file, allow_pickle=False) as archive:
+            recording = dict(archive)
+        found = errors({**recording, "file": Path(file).stem, "path": str(file)})
     pairs = {name: with_tolerance(name, error) for name, error in found.items()}
     passed = all(error <= tolerance for error, tolerance in pairs.values())  # a NaN is not
     parts = (f"{name} {error:.1e}" for name, (error, _) in pairs.items())
@@ -68,7 +72,7 @@ def check(file: str) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("files", nargs="+", metavar="FILE.npz")
+    parser.add_argument("files", nargs="+", metavar="FILE")
     jax.config.update("jax_default_matmul_precision", "highest")
     print(f"Tolerances: logits and caches {OUTPUTS:.0e}, gradients {GRADIENTS:.0e} relative;")
     print("of pretrained models relative to the largest entry, as their README.md says.")

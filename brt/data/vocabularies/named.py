@@ -7,6 +7,7 @@ from typing import overload
 from brt.data.vocabularies.base import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 from brt.data.vocabularies.characters import CharacterVocabulary
 from brt.data.vocabularies.pretrained import ByteLevelBpeVocabulary, WordPieceVocabulary
+from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
 from brt.data.vocabularies.subwords import SubwordVocabulary
 from brt.data.vocabularies.words import WordVocabulary
 
@@ -17,6 +18,7 @@ KINDS: dict[str, Callable[[str], Vocabulary]] = {
     "bpe": ByteLevelBpeVocabulary,
     "wordpiece": WordPieceVocabulary,
     "subwords": SubwordVocabulary,
+    "pretrained": PretrainedFolderVocabulary,
 }
 
 
