@@ -2,3 +2,6 @@
 
 BEGIN = -1
 """The id fed to a model before a document's first token; never a target, never stored."""
+
+PADDING = -2
+"""The id of a position without a token, where a model is to mask it: labelled documents."""

@@ -50,8 +50,8 @@ def store_of(tmp_path_factory):
     """Makes a small store of documents with the given lengths, or gives the one made before."""
     made = {}
 
-    def make(lengths, weighted=False, first=FIRST):
-        key = tuple(lengths), weighted, first
+    def make(lengths, weighted=False, first=FIRST, labelled=False):
+        key = tuple(lengths), weighted, first, labelled
         if key not in made:
             folder = tmp_path_factory.mktemp("stores") / "train"
             made[key] = make_store(folder, *key)

@@ -119,7 +119,7 @@ class HostRows:
 
     def _read(self, first_row, num_rows):
         batch = self.stream.batch(self.step, first_row, num_rows)
-        check_ids(batch, self.stream.store)
+        check_ids(batch, self.stream.store, self.stream.targets_are_tokens)
         return batch
 
 

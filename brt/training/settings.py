@@ -9,6 +9,7 @@ import optax
 
 from brt.checks import check_choice
 from brt.data.corpus import Corpus
+from brt.data.streams.labelled import LabelledDocuments
 from brt.data.streams.samples import check_cut
 from brt.data.streams.select import check_stream
 from brt.models.block_recurrent import BlockRecurrentTransformer
@@ -60,7 +61,9 @@ class Trainer:
         seed: of parameters, dropout and the order of documents.
         stream: "documents", each read by one row from start to end; "contiguous", the corpus cut
             into rows; "shuffled", the same with its documents in a new order every epoch; or
-            "samples" of one length, which the segments of a step make up. Evaluation follows.
+            "samples" of one length, which the segments of a step make up; or "labelled" documents,
+            of which a step reads that many segments at most. Evaluation follows.
+        labelled: how labelled documents are read, `@LabelledDocuments()`; None for its defaults.
         mesh: (data, model) devices; -1 takes what the other leaves.
         plateau: lowers the rate when the evaluation loss stops falling, `@ReduceOnPlateau()`.
         average: evaluates an average of the weights, `@WeightAverage()`; not with a plateau.
@@ -97,6 +100,7 @@ class Trainer:
         evaluation: Any = None,
         checkpoints: CheckpointPolicy | None = None,
         model: Callable[..., Model] = BlockRecurrentTransformer,
+        labelled: LabelledDocuments | None = None,
     ):
         per_row = segment_length * segments_per_step
         if min(segment_length, segments_per_step) < 1 or tokens_per_step % per_row:
@@ -110,6 +114,16 @@ class Trainer:
         check_depth(bptt_depth, segments_per_step)
         check_choice("Trainer.loss", loss, LOSSES)
         check_stream(stream)
+        if labelled and stream != "labelled":
+            raise ValueError(
+                f'Trainer.labelled is of Trainer.stream = "labelled", which is {stream!r}: bind '
+                "one of them otherwise."
+            )
+        if stream == "labelled" and loss != "full":
+            raise ValueError(
+                f'Trainer.loss = "{loss}" leaves out the first positions of a segment, where '
+                'labels stand (Trainer.stream = "labelled"): bind it to "full".'
+            )
         check_reread(reread_segments, segments_per_step, bptt_depth, stream)
         length = corpus.source.input_length if isinstance(corpus, Corpus) else None
         if stream == "samples" and length:
@@ -137,6 +151,7 @@ class Trainer:
         self.loss = loss
         self.seed = seed
         self.stream = stream
+        self.labelled = labelled
         self.mesh = mesh
         self.plateau = plateau
         self.average = average

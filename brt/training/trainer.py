@@ -89,6 +89,7 @@ class TrainingRun:
             segments_per_step=trainer.segments_per_step,
             seed=trainer.seed,
             reread_segments=trainer.reread_segments,
+            labelled=trainer.labelled,
         )
         self.evaluator = experiment.evaluator(mesh)
         if self.evaluator:
@@ -158,6 +159,8 @@ class TrainingRun:
         progress = Progress("step", trainer.steps, self.start, quiet=jax.process_index() > 0)
         if aside:
             progress.note(f"No checkpoint to go on from: begun anew; earlier records in {aside}.")
+        if self.stream.note:
+            progress.note(self.stream.note)
         previous = [signal.signal(number, self.request_stop) for number in STOPS]
         if self.start < trainer.steps:
             progress.note("Compiling the step ...")

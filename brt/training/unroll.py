@@ -67,10 +67,10 @@ def check_reread(
             f"segment: bind Trainer.segments_per_step = 1 for {segments_per_step}, and "
             f"Trainer.bptt_depth = None for {depth}."
         )
-    if stream == "samples":
+    if stream in ("samples", "labelled"):
         raise ValueError(
             f"Trainer.reread_segments = {reread_segments} has nothing to read again where every "
-            'step reads whole samples (Trainer.stream = "samples"): bind it to 0.'
+            f'step reads whole samples (Trainer.stream = "{stream}"): bind it to 0.'
         )
 
 

@@ -182,7 +182,7 @@ class Asked:
         self.stream, self.asked, self.rows = stream, [], stream.rows
         self.segment_length, self.segments_per_step = stream.segment_length, 1
         self.num_steps, self.places = stream.num_steps, stream.places
-        self.store = stream.store
+        self.store, self.targets_are_tokens = stream.store, stream.targets_are_tokens
 
     def batch(self, *place):
         self.asked.append(place)

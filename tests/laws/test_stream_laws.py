@@ -26,6 +26,11 @@ FAR = 10**6, 10**6 + 1, 10**9 + 7
 every_stream = pytest.mark.parametrize("entry", EVERY, ids=str)
 every_training_stream = pytest.mark.parametrize("entry", TRAINING, ids=str)
 every_pass = pytest.mark.parametrize("entry", PASSES, ids=str)
+NEXT_TOKENS = [entry for entry in EVERY if entry.next_tokens]
+every_stream_of_next_tokens = pytest.mark.parametrize("entry", NEXT_TOKENS, ids=str)
+every_pass_of_next_tokens = pytest.mark.parametrize(
+    "entry", [entry for entry in PASSES if entry.next_tokens], ids=str
+)
 
 
 def opened(entry, store_of, rows=8, length=W, segments=K, seed=5, lengths=RAGGED, weighted=False):
@@ -218,14 +223,16 @@ def test_a_pass_ends_with_its_last_target(entry, store_of, rows):
     stream = opened(entry, store_of, rows=rows)
     assert stream.segments_per_step == 1
     for step in range(stream.num_steps):
-        assert stream.batch(step).weights_KBT.any()
+        assert (stream.places(step)[0] >= 0).any()
+        assert stream.batch(step).weights_KBT.any() or not entry.next_tokens
+    assert stream.batch(stream.num_steps - 1).weights_KBT.any()
     for step in (stream.num_steps, stream.num_steps + 1, 10**6):
         assert not stream.batch(step).weights_KBT.any()
         documents_B, offsets_B = stream.places(step)
         assert (documents_B == -1).all() and not offsets_B.any()
 
 
-@every_pass
+@every_pass_of_next_tokens
 def test_places_say_where_each_segment_begins(entry, store_of):
     stream = opened(entry, store_of, rows=3)
     for step in steps_of(stream):
@@ -267,7 +274,7 @@ def followed(stream, row, steps):
             yield *parts, behind, bool(batch.starts_KB[k, 0])
 
 
-@every_stream
+@every_stream_of_next_tokens
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_a_row_reads_on_where_it_stopped_unless_it_starts(entry, store_of, rows):
     """Nothing that a model carries crosses a gap, and nothing is thrown away without one."""
@@ -282,7 +289,7 @@ def test_a_row_reads_on_where_it_stopped_unless_it_starts(entry, store_of, rows)
             last = targets[-1] if targets else None
 
 
-@every_stream
+@every_stream_of_next_tokens
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_begin_stands_before_the_first_token_of_a_document_and_nowhere_else(entry, store_of, rows):
     stream = opened(entry, store_of, rows=rows)
@@ -299,7 +306,7 @@ def test_begin_stands_before_the_first_token_of_a_document_and_nowhere_else(entr
     assert begun == (first_tokens if entry.begins else set())
 
 
-@every_stream
+@every_stream_of_next_tokens
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_padding_is_at_the_end_and_has_weight_0(entry, store_of, rows):
     stream = opened(entry, store_of, rows=rows, length=N)
@@ -313,7 +320,7 @@ def test_padding_is_at_the_end_and_has_weight_0(entry, store_of, rows):
     assert padded or not entry.any_cut
 
 
-@every_stream
+@every_stream_of_next_tokens
 def test_loss_weights_go_with_their_targets(entry, store_of):
     stream = opened(entry, store_of, weighted=True)
     weight_of = tokens_and_weights(stream.store)

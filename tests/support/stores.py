@@ -36,14 +36,15 @@ class Ids(Vocabulary):
         return " ".join(map(str, ids))
 
 
-def make_store(folder, lengths, weighted=False, first=FIRST) -> TokenStore:
-    """A store of documents with the given lengths, at `folder`."""
+def make_store(folder, lengths, weighted=False, first=FIRST, labelled=False) -> TokenStore:
+    """A store of documents with the given lengths, at `folder`; labelled, each with a class."""
     firsts = [first, *(first + np.cumsum(lengths)).tolist()]
     documents = [
         Document(
             f"document {d}",
             tokens=np.arange(first, first + length),
             weights=np.arange(length, dtype=np.float32) / 8 if weighted else None,
+            annotation={"label": 1 + d % 3, "classes": 4} if labelled else None,
         )
         for d, (first, length) in enumerate(zip(firsts, lengths))
     ]

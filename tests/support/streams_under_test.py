@@ -32,6 +32,11 @@ def mixture(store_of, lengths, cut, weighted):
     return MixedStore(stores, [0.7, 0.3])
 
 
+def labelled(store_of, lengths, cut, weighted):
+    """Documents of the given lengths, each with a class."""
+    return store_of(lengths, weighted, labelled=True)
+
+
 def epoch_of_each_row(stream, epoch):
     """(row, number of the segment) of all that an epoch of every row reads."""
     counts = stream.row_segments_B.tolist()
@@ -67,8 +72,10 @@ class StreamUnderTest:
     begins: whether it feeds BEGIN before each document.
     seeded: whether its order follows from the seed.
     any_cut: whether K segments of a step are K steps of one; not where K T is the data's.
-    waits: whether a row may be without anything to read at the end of an epoch.
+    waits: whether a row may be without anything to read at the end of an epoch, or before a
+        document that is shorter than a step.
     overlaps: whether its segments overlap, so that all of them are starts.
+    next_tokens: whether what is predicted are the next tokens; else they are labels.
     """
 
     name: str
@@ -82,6 +89,7 @@ class StreamUnderTest:
     any_cut: bool = True
     waits: bool = False
     overlaps: bool = False
+    next_tokens: bool = True
 
     def __str__(self):
         return self.name
@@ -92,7 +100,9 @@ def _training(kind):
 
 
 def _pass(kind, stride=None):
-    return lambda store, rows, length, K, seed: evaluation_pass(kind, store, rows, length, stride)
+    return lambda store, rows, length, K, seed: evaluation_pass(
+        kind, store, rows, length, stride, K
+    )
 
 
 TRAINING = [
@@ -127,6 +137,16 @@ TRAINING = [
     ),
     StreamUnderTest(
         "mixture", _training("documents"), "cf0de5976494ac8f", None, make_store=mixture
+    ),
+    StreamUnderTest(
+        "labelled",
+        _training("labelled"),
+        "287ee8f5e934bc53",
+        None,
+        make_store=labelled,
+        any_cut=False,
+        waits=True,
+        next_tokens=False,
     ),
 ]
 
@@ -184,5 +204,14 @@ PASSES = [
         begins=False,
         seeded=False,
         overlaps=True,
+    ),
+    StreamUnderTest(
+        "labelled pass",
+        _pass("labelled"),
+        "54bda0715dea6ec8",
+        None,
+        make_store=labelled,
+        seeded=False,
+        next_tokens=False,
     ),
 ]

@@ -27,6 +27,7 @@ class Watched:
         self.store, self.rows = stream.store, stream.rows
         self.segment_length = stream.segment_length
         self.segments_per_step = stream.segments_per_step
+        self.targets_are_tokens = stream.targets_are_tokens
 
     def batch(self, step, first_row, num_rows):
         assert threading.current_thread() is not threading.main_thread()
@@ -42,7 +43,7 @@ class Watched:
 def test_every_row_is_read_once_and_the_ledger_is_that_of_the_batches(store_of, kind, mesh_shape):
     mesh, plain = (
         mesh_of(*mesh_shape),
-        training_stream(kind, store_of(lengths_for(kind)), 8, W, 2, 1),
+        training_stream(kind, store_of(lengths_for(kind), labelled=kind == "labelled"), 8, W, 2, 1),
     )
     stream = Watched(plain)
     prefetch = Prefetch(stream, mesh, start=3, stop=9, keeps_ledger=True)
@@ -62,7 +63,7 @@ def test_every_row_is_read_once_and_the_ledger_is_that_of_the_batches(store_of, 
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_pass_can_be_read_too(store_of, kind):
-    reader = evaluation_pass(kind, store_of(lengths_for(kind)), 8, W)
+    reader = evaluation_pass(kind, store_of(lengths_for(kind), labelled=kind == "labelled"), 8, W)
     batch = device_batch(reader, mesh_of(1, 1), 1)
     for found, array in zip(batch, reader.batch(1), strict=True):
         np.testing.assert_array_equal(found, array)

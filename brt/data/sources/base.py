@@ -23,12 +23,15 @@ class Document(NamedTuple):
     data: its bytes, or a file mapped into memory.
     tokens: its token ids, integers (tokens,), where the source makes tokens itself.
     weights: float32 (tokens,), the weight of each token in the loss; None for 1 each.
+    annotation: what is to be told of the document, as JSON; `brt/data/sources/labelled.py` says
+        what is in it. None where there is nothing but its text.
     """
 
     title: str
     data: bytes | mmap.mmap = b""
     tokens: np.ndarray | None = None
     weights: np.ndarray | None = None
+    annotation: dict[str, Any] | None = None
 
 
 class Source(abc.ABC):

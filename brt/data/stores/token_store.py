@@ -4,7 +4,8 @@
     tokens.bin        the ids of all documents, one after another: little-endian uint16 or uint32
     offsets.npy       int64 (documents + 1,): document d is tokens[offsets[d]:offsets[d + 1]]
     weights.bin       float32, one a token; only where some document has loss weights
-    documents.jsonl   one line a document: title, tokens, bytes, words, characters
+    documents.jsonl   one line a document: title, tokens, bytes, words, characters, and its
+                      annotation where a source gives any
 
 A store is written whole or not at all: it grows in `<folder>.partial`, first as shards, which a
 later preparation takes up again, then as files, which get the store's name when they are safely on
@@ -18,6 +19,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -239,8 +241,15 @@ class TokenStore:
 
     def titles(self) -> list[str]:
         """Returns the titles of all documents, in order."""
+        return [line["title"] for line in self._lines()]
+
+    def annotations(self) -> list[dict[str, Any] | None]:
+        """Returns what is told of each document besides its text, in order; None for nothing."""
+        return [line.get("annotation") for line in self._lines()]
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
         with open(self.folder / "documents.jsonl", encoding="utf-8") as file:
-            return [json.loads(line)["title"] for line in file]
+            yield from map(json.loads, file)
 
     def _range(self, document: int, start: int, stop: int | None) -> slice:
         if not 0 <= document < len(self.lengths_D):

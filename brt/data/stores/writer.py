@@ -97,6 +97,8 @@ class ShardWriter:
             "characters": characters,
         }
         line = {"title": document.title, **counts}
+        if document.annotation is not None:
+            line["annotation"] = document.annotation
         self._lines(json.dumps(line).encode() + b"\n")
         self._lengths.write(np.array(tokens, OFFSET).tobytes())
         self._digests.write(document_digest(document))
@@ -270,14 +272,19 @@ def replace_json(folder: Path, name: str, content: Any) -> None:
 
 
 def vocabulary_entry(vocabulary: Vocabulary) -> dict:
-    """Returns a vocabulary's entry in a manifest: name, size, fingerprint, and its file if any."""
-    entry: dict[str, str | int] = {
+    """Returns a vocabulary's entry in a manifest.
+
+    That is name, size and fingerprint, and as far as it has them its file and its frame.
+    """
+    entry: dict[str, Any] = {
         "name": vocabulary.name,
         "size": int(vocabulary.size),
         "fingerprint": vocabulary.fingerprint,
     }
     if vocabulary.path is not None:
         entry["file"] = vocabulary.path
+    if vocabulary.frame.before or vocabulary.frame.after:
+        entry["frame"] = vocabulary.frame._asdict()
     return entry
 
 
@@ -287,12 +294,17 @@ def dtype_name(size: int) -> str:
 
 
 def document_digest(document: Document) -> bytes:
-    """Hashes what a source gave (sha256): bytes, then any tokens (int64) and weights (float32)."""
+    """Hashes what a source gave (sha256).
+
+    That is its bytes, then any tokens (int64), weights (float32) and annotation (JSON).
+    """
     digest = hashlib.sha256(document.data)
     if document.tokens is not None:
         digest.update(np.asarray(document.tokens, OFFSET).tobytes())
     if document.weights is not None:
         digest.update(np.asarray(document.weights, WEIGHT).tobytes())
+    if document.annotation is not None:
+        digest.update(json.dumps(document.annotation, sort_keys=True).encode())
     return digest.digest()
 
 

@@ -30,6 +30,9 @@ class Stream(abc.ABC):
         segments_per_step: K.
         seed: decides which rows read which documents, and every shuffle; not negative.
 
+    Class attributes:
+        targets_are_tokens: whether inputs and targets are tokens of the store and their next ones.
+
     Attributes:
         store, rows, segment_length, segments_per_step, seed: as given. Of `RereadStream`,
             segments_per_step counts what is read again too.
@@ -40,6 +43,7 @@ class Stream(abc.ABC):
         ValueError: a size below 1, or a negative seed.
     """
 
+    targets_are_tokens: bool = True
     store: TokenStore | MixedStore
     row_segments_B: np.ndarray
 
@@ -62,6 +66,11 @@ class Stream(abc.ABC):
         self.segment_length = segment_length
         self.segments_per_step = segments_per_step
         self.seed = seed
+
+    @property
+    def note(self) -> str:
+        """What a run should say once of what is read; empty for nothing."""
+        return ""
 
     def batch(self, step: int, first_row: int = 0, num_rows: int | None = None) -> Batch:
         """Reads segments step * K .. step * K + K - 1 of some rows.

@@ -6,13 +6,15 @@ from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import Batch
 from brt.data.streams.contiguous import place_in_store
-from brt.token_ids import BEGIN
+from brt.token_ids import BEGIN, PADDING
 
 PIECE = 2**24
 """Tokens of a store that are compared at once."""
 
 
-def check_ids(batch: Batch, store: TokenStore | MixedStore) -> None:
+def check_ids(
+    batch: Batch, store: TokenStore | MixedStore, targets_are_tokens: bool = True
+) -> None:
     """Refuses a batch with an id that the store's vocabulary does not have.
 
     Costs one pass over the targets: every input but the first of a segment is a target too.
@@ -20,15 +22,19 @@ def check_ids(batch: Batch, store: TokenStore | MixedStore) -> None:
     Args:
         batch: on the host, as the streams give it.
         store: it is from.
+        targets_are_tokens: of the stream; without it the inputs are looked at, all of them.
 
     Raises:
         ValueError: naming the store, the document and the token.
     """
     size = store.manifest["vocabulary"]["size"]
-    firsts_KB = batch.inputs_KBT[..., 0]
-    firsts = firsts_KB[firsts_KB != BEGIN]
+    if targets_are_tokens:
+        firsts_KB = batch.inputs_KBT[..., 0]
+        read = batch.targets_KBT, firsts_KB[firsts_KB != BEGIN]
+    else:
+        read = (batch.inputs_KBT[batch.inputs_KBT != PADDING],)
     # As unsigned, what is too large for int32 is large, and not negative.
-    highest = max(x.view(np.uint32).max(initial=0) for x in (batch.targets_KBT, firsts))
+    highest = max(x.view(np.uint32).max(initial=0) for x in read)
     if highest >= size:
         check_store(store)
         raise ValueError(

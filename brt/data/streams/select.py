@@ -6,14 +6,15 @@ from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass, Stream
 from brt.data.streams.contiguous import ContiguousPass, ContiguousStream
 from brt.data.streams.documents import DocumentPass, DocumentStream
+from brt.data.streams.labelled import LabelledDocuments, LabelledPass, LabelledStream
 from brt.data.streams.mixture import MixtureStream
 from brt.data.streams.reread import RereadStream
 from brt.data.streams.samples import SamplePass, SampleStream
 from brt.data.streams.shifted import ShiftedPass
 
-STREAMS = ("documents", "contiguous", "shuffled", "samples")
+STREAMS = ("documents", "contiguous", "shuffled", "samples", "labelled")
 """Documents, each read by one row; the corpus cut into rows; the same, documents shuffled; samples
-of one length, each read whole in one step."""
+of one length, each read whole in one step; labelled documents, the same of any length."""
 
 
 def check_stream(kind: str) -> None:
@@ -33,6 +34,7 @@ def training_stream(
     segments_per_step: int = 1,
     seed: int = 0,
     reread_segments: int = 0,
+    labelled: LabelledDocuments | None = None,
 ) -> Stream:
     """Returns the endless stream of one of the `STREAMS` over a token store or a mixture of them.
 
@@ -41,6 +43,7 @@ def training_stream(
         store: what to read.
         rows, segment_length, segments_per_step, seed: as of `Stream`.
         reread_segments: earlier segments that a step begins with, as of `RereadStream`.
+        labelled: how labelled documents are read; None for the defaults.
 
     Raises:
         ValueError: an unknown kind, a mixture that is not read as documents, or as the stream.
@@ -56,6 +59,8 @@ def training_stream(
         return DocumentStream(store, rows, segment_length, segments_per_step, seed)
     if kind == "samples":
         return SampleStream(store, rows, segment_length, segments_per_step, seed)
+    if kind == "labelled":
+        return LabelledStream(store, rows, segment_length, segments_per_step, seed, labelled)
     shuffle = kind == "shuffled"
     return ContiguousStream(store, rows, segment_length, segments_per_step, seed, shuffle)
 
@@ -66,6 +71,8 @@ def evaluation_pass(
     rows: int,
     segment_length: int,
     stride: int | None = None,
+    segments_per_step: int = 1,
+    labelled: LabelledDocuments | None = None,
 ) -> EvaluationPass:
     """Returns one pass over a store; `"shuffled"` evaluates in the store's order.
 
@@ -74,6 +81,8 @@ def evaluation_pass(
         store: what to read.
         rows, segment_length: B and T.
         stride: for windows that overlap, of a `ShiftedPass`; None for segments that do not.
+        segments_per_step: of the training stream, the most that are read of a labelled document.
+        labelled: how labelled documents are read; None for the defaults.
 
     Raises:
         ValueError: an unknown kind, a mixture that is not read as documents, or as the pass.
@@ -82,9 +91,9 @@ def evaluation_pass(
     if isinstance(store, MixedStore):
         _check_mixture(kind)
     if stride is not None:
-        if kind == "samples":
+        if kind in ("samples", "labelled"):
             raise ValueError(
-                'Evaluation.stride does not go with Trainer.stream = "samples", where every sample '
+                f'Evaluation.stride does not go with Trainer.stream = "{kind}", where every sample '
                 "is read whole: bind one of them otherwise."
             )
         return ShiftedPass(store, rows, segment_length, stride, contiguous=kind != "documents")
@@ -92,6 +101,8 @@ def evaluation_pass(
         return DocumentPass(store, rows, segment_length)
     if kind == "samples":
         return SamplePass(store, rows, segment_length)
+    if kind == "labelled":
+        return LabelledPass(store, rows, segment_length, segments_per_step, labelled)
     return ContiguousPass(store, rows, segment_length)
 
 

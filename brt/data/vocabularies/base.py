@@ -10,7 +10,7 @@ import hashlib
 import io
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import gin
 import numpy as np
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 from brt.token_ids import BEGIN as BEGIN
+
+
+class Frame(NamedTuple):
+    """The special tokens around a text that a model reads alone, by their ids."""
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
 
 
 class Vocabulary(abc.ABC):
@@ -57,6 +64,11 @@ class Vocabulary(abc.ABC):
         return None
 
     @property
+    def frame(self) -> Frame:
+        """The special tokens around a text; none where a model reads texts as they are."""
+        return Frame()
+
+    @property
     def cuts_after(self) -> bytes | None:
         """Bytes after which a document may be cut and encoded in pieces; None to encode it whole.
 
@@ -83,6 +95,15 @@ class Vocabulary(abc.ABC):
         Raises:
             ValueError: text that the vocabulary refuses.
         """
+
+    def spans(self, text: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Returns the ids of a text, and where each is of it; None where that is not known.
+
+        Returns:
+            int32 (tokens,), as `encode`; int64 (tokens, 2), characters of each: the first, and
+            one behind the last.
+        """
+        return None
 
     @abc.abstractmethod
     def decode(self, ids: ArrayLike) -> str:

@@ -12,7 +12,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.data.vocabularies.base import Vocabulary, checked_ids, expanded, utf8_text
+from brt.data.vocabularies.base import Frame, Vocabulary, checked_ids, expanded, utf8_text
 from brt.data.vocabularies.folder_tokenizers import FolderTokenizer, folder_tokenizer
 from brt.data.vocabularies.pretrained import PART, parts
 
@@ -65,6 +65,17 @@ class PretrainedFolderVocabulary(Vocabulary):
     def unknown_id(self) -> int | None:
         """The id of text that has no token, None where every text has some."""
         return self.tokenizer.unknown_id
+
+    @property
+    def frame(self) -> Frame:
+        """The special tokens that the tokenizer puts around a text."""
+        before, after = self.tokenizer.frame()
+        return Frame(tuple(before), tuple(after))
+
+    def spans(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns ids and characters; see `Vocabulary.spans`."""
+        ids, characters = self.tokenizer.spans(text)
+        return np.array(ids, np.int32), np.array(characters, np.int64).reshape(-1, 2)
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
         """Returns the ids of a whole UTF-8 document, int32 (tokens,).

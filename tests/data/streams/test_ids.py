@@ -16,6 +16,8 @@ from brt.training.prefetch import Prefetch
 
 SIZE = 100_000
 """Of the vocabulary of `make_store`."""
+MOST = 12
+"""Segments of W tokens that hold the longest document."""
 
 
 def spoiled(store, folder, number, id=SIZE) -> TokenStore:
@@ -42,32 +44,32 @@ def steps_of(stream):
 @pytest.mark.parametrize("stride", [None, 1])
 @pytest.mark.parametrize("kind", STREAMS)
 def test_no_token_of_a_store_is_read_unnoticed(store_of, tmp_path, kind, stride):
-    whole = store_of(lengths_for(kind))
+    whole = store_of(lengths_for(kind), labelled=kind == "labelled")
     drops = kind == "contiguous" and stride is None  # what rows do not share evenly
     for number in range((whole.num_tokens - 1) // 2 * 2 + 1 if drops else whole.num_tokens):
         store = spoiled(whole, tmp_path / str(number), number)
         if stride is None:
-            segments = 2 if kind == "samples" else 1
+            segments = {"samples": 2, "labelled": MOST}.get(kind, 1)
             stream = training_stream(kind, store, 2, W, segments)
-        elif kind == "samples":
-            stream = evaluation_pass(kind, store, 2, W)
+        elif kind in ("samples", "labelled"):
+            stream = evaluation_pass(kind, store, 2, W, segments_per_step=MOST)
         else:
             stream = evaluation_pass(kind, store, 2, W, stride)
         document, offset = place(store, number)
         told = rf"^{store.folder} is damaged: token {offset} of document {document} has id 100,000"
         with pytest.raises(ValueError, match=rf"{told}.* 100,000 ids\. .*prepare it again"):
             for step in range(steps_of(stream) + 1):
-                check_ids(stream.batch(step), store)
+                check_ids(stream.batch(step), store, stream.targets_are_tokens)
         shutil.rmtree(store.folder)
 
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_store_as_it_was_prepared_passes(store_of, kind):
-    store = store_of(lengths_for(kind))
+    store = store_of(lengths_for(kind), labelled=kind == "labelled")
     check_store(store)
     stream = training_stream(kind, store, 2, W, 2 if kind == "samples" else 1)
     for step in range(3):
-        check_ids(stream.batch(step), store)
+        check_ids(stream.batch(step), store, stream.targets_are_tokens)
 
 
 @pytest.mark.parametrize("id", [SIZE, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1])

@@ -1,0 +1,266 @@
+"""Texts with a class: Hyperpartisan news, and any file of one JSON record a line.
+
+Source: Kiesel et al. 2019, SemEval-2019 task 4, for the format and the labels of Hyperpartisan.
+"""
+
+import glob
+import json
+import os
+import xml.etree.ElementTree as xml
+from collections.abc import Iterator, Sequence
+
+import gin
+from absl import logging
+
+from brt.data.order import permutation
+from brt.data.sources.base import absolute, check_known_split
+from brt.data.sources.labelled import Example, LabelledSource, class_number, records, text_of
+from brt.data.vocabularies.base import Vocabulary
+
+SPLITS = ("train", "validation", "test")
+PUBLISHED = 645
+HELD_OUT = {"test": 65, "validation": 64}
+"""Of the 645 published articles; 516 are left to train on (Longformer, appendix)."""
+
+
+@gin.configurable
+class LabelledTexts(LabelledSource):
+    """Texts with a class, one JSON record a line, or a list of records.
+
+    Args:
+        path: of a split's file, as in "reviews/{split}.jsonl".
+        vocabulary: as of `LabelledSource`.
+        classes: all labels, in the order of their numbers; numbers as texts, as in ("0", "1").
+        text_key, label_key: keys of a record.
+        second_key: of a second text, which is read after the first and the tokenizer's separator.
+        splits: as of `LabelledSource`.
+
+    Raises:
+        ValueError: fewer than two classes, or one twice.
+    """
+
+    def __init__(
+        self,
+        path: str = gin.REQUIRED,
+        vocabulary: Vocabulary | str = gin.REQUIRED,
+        classes: Sequence[str] = gin.REQUIRED,
+        text_key: str = "text",
+        label_key: str = "label",
+        second_key: str | None = None,
+        splits: dict[str, str] | None = None,
+    ):
+        super().__init__(path, vocabulary, splits)
+        check_classes(classes, "LabelledTexts")
+        self.classes = tuple(classes)
+        self.text_key = text_key
+        self.label_key = label_key
+        self.second_key = second_key
+
+    def settings(self) -> dict:
+        return {"keys": [self.text_key, self.label_key, self.second_key]}
+
+    def examples(self, split: str) -> Iterator[Example]:
+        path = self._file(split)
+        for number, (where, record) in enumerate(records(path)):
+            if self.label_key not in record:
+                raise ValueError(
+                    f"{where} has no key {self.label_key!r}: bind LabelledTexts.label_key."
+                )
+            label = class_number(record[self.label_key], self.classes, where)
+            text = text_of(record, self.text_key, where)
+            question = ""
+            if self.second_key is not None:
+                question, text = text, text_of(record, self.second_key, where)
+            name = str(record.get("id", f"{split}-{number}"))
+            yield Example(name, text, question, label, (self.classes[label],))
+
+
+@gin.configurable
+class Hyperpartisan(LabelledSource):
+    """Hyperpartisan news, by article: 645 articles, 238 of them hyperpartisan.
+
+    Args:
+        path: the folder with `articles-training-byarticle-*.xml` and its `ground-truth-*.xml`; or
+            a file of one JSON record a line, with `text`, `label` and, unless `{split}` is in the
+            path, `split`.
+        vocabulary: as of `LabelledSource`.
+        split_file: JSON, from the names of splits to lists of articles, by their ids; that of
+            Longformer's authors, hp-splits.json, gives the published 516, 64 and 65. None draws
+            as many.
+        seed: of what is drawn.
+        title: whether an article's title is read before its text.
+        splits: as of `LabelledSource`; "validation" may be "dev" there without it.
+
+    Raises:
+        FileNotFoundError, ValueError: from `documents`, naming the file.
+    """
+
+    classes = ("false", "true")
+
+    def __init__(
+        self,
+        path: str = gin.REQUIRED,
+        vocabulary: Vocabulary | str = gin.REQUIRED,
+        split_file: str | None = None,
+        seed: int = 0,
+        title: bool = True,
+        splits: dict[str, str] | None = None,
+    ):
+        super().__init__(path, vocabulary, splits)
+        self.split_file = split_file
+        self.seed = seed
+        self.title = title
+
+    def settings(self) -> dict:
+        return {"split_file": self.split_file, "seed": self.seed, "title": self.title}
+
+    def examples(self, split: str) -> Iterator[Example]:
+        check_known_split(self, split, SPLITS)
+        if self.path.endswith((".json", ".jsonl")):
+            yield from self._of_records(split)
+        else:
+            articles = self._articles()
+            chosen = self._chosen(split, list(articles))
+            for name in chosen:
+                yield articles[name]
+
+    def _of_records(self, split: str) -> Iterator[Example]:
+        path = self._file(split)
+        wanted = (split, self.splits.get(split, split), *["dev"] * (split == "validation"))
+        found = 0
+        for number, (where, record) in enumerate(records(path)):
+            if "{split}" not in self.path and text_of(record, "split", where) not in wanted:
+                continue
+            found += 1
+            label = class_number(record.get("label"), (*self.classes, "0", "1"), where) % 2
+            name = str(record.get("id", number))
+            yield Example(name, text_of(record, "text", where), "", label, (self.classes[label],))
+        if not found:
+            raise ValueError(f"{path} has no record whose 'split' is {split!r}: add some.")
+
+    def _articles(self) -> dict[str, Example]:
+        """All articles by their ids, in the order of the file."""
+        folder = absolute(self.path)
+        articles, truths = (_found(folder, kind) for kind in ("articles", "ground-truth"))
+        labels = {}
+        for element in _parsed(truths).iter("article"):
+            where = f"{truths}, article {element.get('id')!r}"
+            labels[element.get("id")] = class_number(
+                element.get("hyperpartisan"), self.classes, where
+            )
+        found = {}
+        for element in _parsed(articles).iter("article"):
+            name = element.get("id") or ""
+            if name not in labels:
+                raise ValueError(
+                    f"{articles} has article {name!r}, and {truths} has no label of it: use files "
+                    "that belong together."
+                )
+            text = article_text(element)
+            if self.title:
+                text = f"{element.get('title', '').strip()}\n{text}"
+            found[name] = Example(name, text, "", labels[name], (self.classes[labels[name]],))
+        if not found:
+            raise ValueError(f"{articles} holds no article: copy the file again.")
+        return found
+
+    def _chosen(self, split: str, names: list[str]) -> list[str]:
+        if self.split_file is None:
+            logging.info(
+                "Hyperpartisan.split_file is not bound: articles are divided by seed %d, and not "
+                "as in published figures",
+                self.seed,
+            )
+            return divided(names, self.seed)[split]
+        path = absolute(self.split_file)
+        try:
+            with open(path, "rb") as file:
+                lists = json.load(file)
+            there = self.splits.get(split, split)
+            if there not in lists and split == "validation":
+                there = "dev"
+            listed = [int(name) for name in lists[there]]
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"No file is at {path}: bind Hyperpartisan.split_file to the list of splits, or to "
+                "None to draw them."
+            ) from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} holds no list of articles for split {split!r} ({error!r}): it should have "
+                "a key of that name, with ids."
+            ) from None
+        by_number = {int(name): name for name in names}
+        unknown = [number for number in listed if number not in by_number]
+        if unknown:
+            raise ValueError(
+                f"{path} lists article {unknown[0]} for split {split!r}, which {self.path} does "
+                "not have: use files that belong together."
+            )
+        return [by_number[number] for number in listed]
+
+
+def check_classes(classes: Sequence[str], name: str) -> None:
+    """Refuses classes that are too few, no texts, or named twice.
+
+    Raises:
+        ValueError: naming the binding.
+    """
+    texts = not isinstance(classes, str) and all(isinstance(c, str) for c in classes)
+    if not texts or len(classes) < 2 or len(set(classes)) < len(classes):
+        raise ValueError(
+            f"{name}.classes = {classes!r} must be two or more different texts, such as "
+            '("no", "yes").'
+        )
+
+
+def divided(names: Sequence[str], seed: int) -> dict[str, list[str]]:
+    """Divides articles among the splits by a seed, in the published shares.
+
+    Returns:
+        By split its articles, in the given order; of 645 there are 516, 64 and 65.
+    """
+    order = permutation(len(names), seed, 0, 0, 6)
+    found = {}
+    start = 0
+    for split, count in HELD_OUT.items():
+        stop = start + max(1, round(len(names) * count / PUBLISHED))
+        found[split] = sorted(order[start:stop].tolist())
+        start = stop
+    found["train"] = sorted(order[start:].tolist())
+    return {split: [names[number] for number in numbers] for split, numbers in found.items()}
+
+
+def article_text(element: xml.Element) -> str:
+    """Returns the text of an article: a line a paragraph, white space as one space."""
+    pieces = [element.text or ""]
+    for part in element:
+        paragraph = "".join(part.itertext())
+        pieces += ["\n", paragraph, "\n"] if part.tag == "p" else [paragraph]
+        pieces.append(part.tail or "")
+    # A line feed inside a paragraph is white space like any other.
+    lines = [""]
+    for piece in pieces:
+        if piece == "\n":
+            lines.append("")
+        else:
+            lines[-1] += piece
+    return "\n".join(text for line in lines if (text := " ".join(line.split())))
+
+
+def _found(folder: str, kind: str) -> str:
+    paths = sorted(glob.glob(os.path.join(glob.escape(folder), f"{kind}-*.xml")))
+    if len(paths) != 1:
+        raise FileNotFoundError(
+            f"{folder} should hold one file {kind}-*.xml and holds {len(paths)}: get articles-"
+            "training-byarticle-20181122.xml and its ground truth from "
+            "https://doi.org/10.5281/zenodo.5776081, and bind Hyperpartisan.path to their folder."
+        )
+    return paths[0]
+
+
+def _parsed(path: str) -> xml.Element:
+    try:
+        return xml.parse(path).getroot()
+    except xml.ParseError as error:
+        raise ValueError(f"{path} is not XML ({error}): copy the file again.") from None

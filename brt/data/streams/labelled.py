@@ -1,0 +1,357 @@
+"""Batches of labelled documents, each read whole in one step, its segments aligned at the end.
+
+Axes as in `batch`.
+
+What a model reads of a segment is what its tokenizer would write of it, padded with `PADDING`:
+
+    before, question, separator, text, after, padding        [CLS] question [SEP] text [SEP]
+
+`before` and `after` are the tokenizer's frame, and the separator is the last token of `after`; it
+stands where something is before the text. A model without memory, one with memory tokens, which
+come after the first position, and one with a pooled vector read the same. A document of n segments
+stands in the last n of the K of a step; those before it are empty: all padding, and starts, so that
+memory is as new when its first segment is read.
+
+Targets are no next tokens. By kind, with weight 1 each:
+
+    classes   the class, at position 0 of the last segment, or of each
+    words     the tokens of the answer, at positions 0, 1 ... of the last segment, or of each
+    spans     first and last position of the answer in the segment, at positions 0 and 1 of every
+              segment of a question that is answered by one, 0 where the segment does not hold it;
+              kind of answer (a span, yes, no) at position 2 of the last segment
+
+Source: RMT, section 4, and the published wrapper (segments, alignment); Adding Recurrence to
+Pretrained Transformers, section 5.4 (question in every window).
+"""
+
+from typing import Any, NamedTuple
+
+import gin
+import numpy as np
+
+from brt.checks import check_choice
+from brt.data.order import permutation
+from brt.data.stores.token_store import TokenStore
+from brt.data.streams.base import EvaluationPass, LastResults, Stream
+from brt.data.streams.batch import Batch, padding
+from brt.data.streams.documents import assign
+from brt.token_ids import PADDING
+
+ALIGNMENTS = ("right", "left", "center")
+TARGETS = ("classes", "words", "spans")
+LOSSES = ("last", "every")
+SPAN = 0
+"""The kind of answer that is a part of the text."""
+
+
+@gin.configurable
+class LabelledDocuments:
+    """How documents are cut into segments, and what is asked of them.
+
+    Args:
+        alignment: "right" makes the first segment the short one, "left" the last; "center" makes
+            them alike. Of a document that is longer than a step's segments the beginning is read.
+        targets: "classes", "words" or "spans"; the model must give such answers.
+        loss: segments that are trained on, "last" or "every"; spans are asked of every one.
+            Evaluation scores the last.
+        words: most tokens of an answer that are targets, with targets = "words".
+
+    Raises:
+        ValueError: a setting that is none of these.
+    """
+
+    def __init__(
+        self,
+        alignment: str = "right",
+        targets: str = "classes",
+        loss: str = "last",
+        words: int = 16,
+    ):
+        check_choice("LabelledDocuments.alignment", alignment, ALIGNMENTS)
+        check_choice("LabelledDocuments.targets", targets, TARGETS)
+        check_choice("LabelledDocuments.loss", loss, LOSSES)
+        if words < 1:
+            raise ValueError(f"LabelledDocuments.words = {words} must be at least 1.")
+        self.alignment = alignment
+        self.targets = targets
+        self.loss = loss
+        self.words = words
+
+
+class Borders(NamedTuple):
+    """Tokens of a document's text that one segment reads: first, and one behind the last."""
+
+    start: int
+    stop: int
+
+
+def segment_borders(length: int, size: int, most: int, alignment: str = "right") -> list[Borders]:
+    """Cuts a text into segments.
+
+    Args:
+        length: tokens of the text, at least 1.
+        size: tokens of text that a segment holds.
+        most: segments that are read; what is behind them is not.
+        alignment: one of `ALIGNMENTS`.
+    """
+    length = min(length, size * most)
+    if alignment == "center":
+        size = -(-length // -(-length // size))
+    first = (length - 1) % size + 1 if alignment == "right" else min(size, length)
+    starts = [0, *range(first, length, size)]
+    return [Borders(*pair) for pair in zip(starts, [*starts[1:], length])]
+
+
+class LabelledSegments:
+    """The segments of all documents of a store.
+
+    Args:
+        store: documents with annotations.
+        length: T, positions of a segment.
+        most: K, segments that are read of a document.
+        documents: how they are cut, and what is asked.
+
+    Attributes:
+        counts_D: segments of each document, int64 (documents,).
+        truncated: share of the tokens of all texts that is not read.
+
+    Raises:
+        ValueError: documents without what is asked, or segments that hold no text.
+    """
+
+    def __init__(self, store: TokenStore, length: int, most: int, documents: LabelledDocuments):
+        self.store = store
+        self.length = length
+        self.most = most
+        self.documents = documents
+        frame = store.manifest["vocabulary"].get("frame", {"before": [], "after": []})
+        self._before, self._after = list(frame["before"]), list(frame["after"])
+        self.annotations = self._checked(store.annotations())
+        questions_D = np.array([a.get("question", 0) for a in self.annotations], np.int64)
+        separated_D = (questions_D > 0) | bool(self._before)
+        around_D = len(self._before) + questions_D + len(self._after)
+        around_D += separated_D * len(self._after[-1:])
+        self._separator = self._after[-1:]
+        self.sizes_D = length - around_D
+        if (short := int(self.sizes_D.min())) < 1:
+            raise ValueError(
+                f"Trainer.segment_length = {length} leaves no room for text beside the special "
+                f"tokens and the longest question of {store.folder}: bind it to "
+                f"{length - short + 1} or more."
+            )
+        texts_D = store.lengths_D - questions_D
+        if (texts_D < 1).any():
+            title = store.titles()[int(np.argmax(texts_D < 1))]
+            raise ValueError(f"Document {title!r} of {store.folder} has no text: remove it.")
+        self.questions_D = questions_D
+        self.texts_D = texts_D
+        kept_D = np.minimum(texts_D, self.sizes_D * most)
+        self.counts_D = -(-kept_D // self.sizes_D)
+        self.truncated = float(1 - kept_D.sum() / texts_D.sum())
+
+    def _checked(self, annotations: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
+        asked = self.documents.targets
+        needed = {"classes": "label", "words": "words", "spans": "kind"}[asked]
+        for number, annotation in enumerate(annotations):
+            if annotation is None or needed not in annotation:
+                title = self.store.titles()[number]
+                raise ValueError(
+                    f"Document {title!r} of {self.store.folder} is not labelled with {asked}: bind "
+                    "Corpus.source to a source that gives them, or LabelledDocuments.targets to "
+                    f"{', '.join(t for t in TARGETS if t != asked)}."
+                )
+        return [annotation or {} for annotation in annotations]
+
+    def borders(self, document: int) -> list[Borders]:
+        """Returns the segments of a document, as parts of its text."""
+        return segment_borders(
+            int(self.texts_D[document]),
+            int(self.sizes_D[document]),
+            self.most,
+            self.documents.alignment,
+        )
+
+    def first_position(self, document: int) -> int:
+        """Returns the position of a segment's first token of text."""
+        around = self.length - int(self.sizes_D[document])
+        return around - len(self._after)
+
+    def write(self, batch: Batch, k: int, b: int, document: int, segment: int, loss: str) -> None:
+        """Writes one segment of a document into a batch that is padding there.
+
+        loss: segments that are scored, one of `LOSSES`.
+        """
+        borders = self.borders(document)
+        part = borders[segment]
+        question = int(self.questions_D[document])
+        tokens = self.store.tokens(document)
+        separator = self._separator if self._before or question else []
+        ids = [*self._before, *tokens[:question], *separator]
+        ids += [*tokens[question + part.start : question + part.stop], *self._after]
+        batch.inputs_KBT[k, b, : len(ids)] = ids
+        batch.starts_KB[k, b] = segment == 0
+        self._write_targets(batch, k, b, document, part, segment == len(borders) - 1, loss)
+
+    def _write_targets(self, batch, k, b, document, part, is_last, loss):
+        annotation = self.annotations[document]
+        scored = is_last or loss == "every"
+        targets: list[int] = []
+        weights: list[int] = []
+        if self.documents.targets == "classes":
+            targets = [annotation["label"]]
+            weights = [scored]
+        elif self.documents.targets == "words":
+            targets = annotation["words"][: min(self.documents.words, self.length)]
+            weights = [scored] * len(targets)
+        else:
+            is_span = annotation["kind"] == SPAN
+            targets = [*self._span(document, part), annotation["kind"]][: self.length]
+            weights = [is_span, is_span, is_last][: self.length]
+        batch.targets_KBT[k, b, : len(targets)] = targets
+        batch.weights_KBT[k, b, : len(targets)] = weights
+
+    def _span(self, document, part):
+        """First and last position of the answer in a segment; 0 where it is not there whole."""
+        for start, stop in self.annotations[document].get("spans", ()):
+            if part.start <= start and stop <= part.stop:
+                first = self.first_position(document) + start - part.start
+                return first, first + stop - start - 1
+        return 0, 0
+
+
+def _empty(segments: int, rows: int, length: int) -> Batch:
+    batch = padding(segments, rows, length)
+    batch.inputs_KBT[:] = PADDING
+    return batch
+
+
+class LabelledStream(Stream):
+    """The stream of training on labelled documents: epoch after epoch, each in its own order.
+
+    Rows take the documents in turn, and a step may end one epoch and begin the next.
+
+    Args:
+        store: documents with annotations.
+        rows, segment_length, segments_per_step, seed: as of `Stream`.
+        documents: how they are cut, and what is asked; None for the defaults.
+
+    Attributes:
+        row_segments_B: segments in one epoch of each row, empty ones too, on average, rounded up.
+        segments: of the documents, a `LabelledSegments`.
+
+    Raises:
+        ValueError: as `LabelledSegments`, a size below 1, or a negative seed.
+    """
+
+    targets_are_tokens = False
+    store: TokenStore
+
+    def __init__(
+        self,
+        store: TokenStore,
+        rows: int,
+        segment_length: int,
+        segments_per_step: int = 1,
+        seed: int = 0,
+        documents: LabelledDocuments | None = None,
+    ):
+        super().__init__(store, rows, segment_length, segments_per_step, seed)
+        documents = documents or LabelledDocuments()
+        self.segments = LabelledSegments(store, segment_length, segments_per_step, documents)
+        self.row_segments_B = np.full(rows, -(-store.num_documents * segments_per_step // rows))
+        # Two, because one step may end an epoch and begin the next.
+        self._orders = LastResults(
+            lambda epoch: permutation(store.num_documents, seed, epoch, 5), kept=2
+        )
+
+    @property
+    def note(self) -> str:
+        """The share of the texts that is not read."""
+        return (
+            f"{self.segments.truncated:.1%} of the tokens of {self.store.folder} lie behind the "
+            f"first {self.segments_per_step} segments of their documents and are not read."
+        )
+
+    def _read(self, step: int, rows: range) -> Batch:
+        batch = _empty(self.segments_per_step, len(rows), self.segment_length)
+        for b, row in enumerate(rows):
+            epoch, turn = divmod(step * self.rows + row, self.store.num_documents)
+            document = int(self._orders(epoch)[turn])
+            count = int(self.segments.counts_D[document])
+            for segment in range(count):
+                k = self.segments_per_step - count + segment
+                loss = self.segments.documents.loss
+                self.segments.write(batch, k, b, document, segment, loss)
+        return batch
+
+
+class LabelledPass(EvaluationPass):
+    """One pass of evaluation: every document once, its last segment scored; no empty segments.
+
+    Args:
+        store: documents with annotations.
+        rows, segment_length: B and T; rows may exceed the documents.
+        segments_per_step: segments that are read of a document, at most.
+        documents: how they are cut, and what is asked; None for the defaults.
+
+    Attributes:
+        segments: of the documents, a `LabelledSegments`.
+
+    Raises:
+        ValueError: as `LabelledSegments`, or a size below 1.
+    """
+
+    targets_are_tokens = False
+    store: TokenStore
+
+    def __init__(
+        self,
+        store: TokenStore,
+        rows: int,
+        segment_length: int,
+        segments_per_step: int = 1,
+        documents: LabelledDocuments | None = None,
+    ):
+        super().__init__(store, rows, segment_length)
+        documents = documents or LabelledDocuments()
+        self.segments = LabelledSegments(store, segment_length, segments_per_step, documents)
+        order = np.arange(store.num_documents)
+        self._row_documents = assign(self.segments.counts_D, rows, order)
+        counts_D = self.segments.counts_D
+        self._ends = [np.cumsum(counts_D[read]) for read in self._row_documents]
+        self.num_steps = max(int(ends[-1]) for ends in self._ends if len(ends))
+
+    def segment(self, step: int, row: int) -> tuple[int, int]:
+        """Returns the document that a row reads at a step, and which of its segments.
+
+        (-1, 0) where it has nothing left to read.
+        """
+        ends = self._ends[row]
+        if not len(ends) or step >= ends[-1]:
+            return -1, 0
+        index = int(ends.searchsorted(step, "right"))
+        document = int(self._row_documents[row][index])
+        return document, step - int(ends[index]) + int(self.segments.counts_D[document])
+
+    def last_B(self, step: int) -> np.ndarray:
+        """Returns whether each row reads the last segment of a document, bool (rows,)."""
+        found = (self.segment(step, row) for row in range(self.rows))
+        counts_D = self.segments.counts_D
+        return np.array([d >= 0 and segment == counts_D[d] - 1 for d, segment in found])
+
+    def _read(self, step: int, rows: range) -> Batch:
+        batch = _empty(1, len(rows), self.segment_length)
+        for b, row in enumerate(rows):
+            document, segment = self.segment(step, row)
+            if document >= 0:
+                self.segments.write(batch, 0, b, document, segment, "last")
+        return batch
+
+    def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
+        found = [self.segment(step, row) for row in rows]
+        documents_B = np.array([document for document, _ in found], np.int64)
+        offsets_B = np.zeros(len(found), np.int64)
+        for b, (document, segment) in enumerate(found):
+            if document >= 0:
+                offsets_B[b] = self.segments.borders(document)[segment].start
+        return documents_B, offsets_B

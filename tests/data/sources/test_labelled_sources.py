@@ -1,0 +1,319 @@
+"""Labelled sources: each format as it is distributed, tokens and annotations as they are stored."""
+
+import json
+import tarfile
+
+import numpy as np
+import pytest
+from paths import SHARED
+
+from brt.data.corpus import Corpus
+from brt.data.sources.classification import Hyperpartisan, LabelledTexts, article_text, divided
+from brt.data.sources.labelled import records, token_span
+from brt.data.sources.questions import HotpotQA, MuSiQue, Paragraph, Scrolls, question_example
+from brt.data.vocabularies.base import Frame, Vocabulary
+
+DATA = SHARED / "data"
+
+
+class Words(Vocabulary):
+    """Ids are the lengths of words; where each stands is known; an encoder's frame."""
+
+    name = "lengths of words"
+    size = 1000
+    fingerprint = "w" * 64
+    frame = Frame((0,), (99,))
+
+    def spans(self, text):
+        found, at = [], 0
+        for word in text.split():
+            at = text.index(word, at)
+            found.append((at, at + len(word)))
+            at += len(word)
+        return np.array([b - a for a, b in found], np.int32), np.array(found).reshape(-1, 2)
+
+    def encode(self, data, title):
+        return self.spans(data.decode())[0]
+
+    def decode(self, ids):
+        return " ".join("x" * i for i in ids)
+
+
+def write_lines(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def only(source, split="train"):
+    (document,) = source.documents(split)
+    return document
+
+
+def test_texts_with_a_class_become_a_store_and_come_back(tmp_path):
+    lines = [{"text": "one two", "label": "no"}, {"text": "three", "label": "yes", "id": 7}]
+    write_lines(tmp_path / "train.jsonl", lines)
+    source = LabelledTexts(str(tmp_path / "{split}.jsonl"), Words(), ("no", "yes"))
+    corpus = Corpus(str(tmp_path / "stores"), source)
+    corpus.prepare("train", quiet=True, workers=1)
+    store = corpus.open("train")
+    assert store.titles() == ["train-0", "7"]
+    assert store.all_tokens.tolist() == [3, 3, 5]
+    assert store.manifest["source"]["classes"] == ["no", "yes"]
+    assert store.annotations() == [
+        {"id": "train-0", "label": 0, "classes": 2, "answers": ["no"], "words": [2, 99]},
+        {"id": "7", "label": 1, "classes": 2, "answers": ["yes"], "words": [3, 99]},
+    ]
+
+
+def test_pairs_are_stored_one_after_the_other(tmp_path):
+    write_lines(tmp_path / "dev.jsonl", [{"a": "is it", "b": "so it is", "gold": 1}])
+    source = LabelledTexts(
+        *(str(tmp_path / "{split}.jsonl"), Words(), ("0", "1")),
+        **{"text_key": "a", "second_key": "b", "label_key": "gold"},
+        splits={"validation": "dev"},
+    )
+    document = only(source, "validation")
+    assert document.tokens.tolist() == [2, 2, 2, 2, 2]
+    assert (document.annotation["question"], document.annotation["label"]) == (2, 1)
+    assert document.data == b"is it\nso it is"
+
+
+@pytest.mark.parametrize("line, sentence", [
+    ('{"text": "a"', r"train\.jsonl, line 2 is not JSON"),
+    ("[1]", r"train\.jsonl, line 2 is no record"),
+    ('{"label": "no"}', r"line 2 has no key 'text'"),
+    ('{"text": 3, "label": "no"}', r"line 2 has no text at 'text'"),
+    ('{"text": "a"}', r"line 2 has no key 'label'"),
+    ('{"text": "a", "label": "maybe"}', r"line 2 has label 'maybe', .* no, yes"),
+    ('{"text": " \\n ", "label": "no"}', r"line 2 has no text at 'text'"),
+])  # fmt: skip
+def test_a_bad_record_is_named_by_its_line(tmp_path, line, sentence):
+    (tmp_path / "train.jsonl").write_text('{"text": "a", "label": "no"}\n' + line + "\n")
+    source = LabelledTexts(str(tmp_path / "{split}.jsonl"), Words(), ("no", "yes"))
+    with pytest.raises(ValueError, match=sentence):
+        list(source.documents("train"))
+
+
+def test_missing_and_empty_files_and_wrong_classes_are_named(tmp_path):
+    source = LabelledTexts(str(tmp_path / "{split}.jsonl"), Words(), ("no", "yes"))
+    with pytest.raises(FileNotFoundError, match=r"train\.jsonl: bind LabelledTexts\.path"):
+        list(source.documents("train"))
+    (tmp_path / "train.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match="holds no record"):
+        list(source.documents("train"))
+    for classes in ("no", ("no",), ("no", "no"), (0, 1)):
+        with pytest.raises(ValueError, match=r"LabelledTexts\.classes"):
+            LabelledTexts("a", Words(), classes)
+
+
+def test_a_list_of_records_is_read_like_lines(tmp_path):
+    (tmp_path / "list.json").write_text('[{"a": 1}, {"a": 2}]')
+    (tmp_path / "lines.json").write_text('{"a": 1}\n\n{"a": 2}')
+    assert [r for _, r in records(str(tmp_path / "list.json"))] == [{"a": 1}, {"a": 2}]
+    assert [w[-6:] for w, _ in records(str(tmp_path / "lines.json"))] == ["line 1", "line 3"]
+
+
+# Hyperpartisan news.
+
+ARTICLES = """<?xml version="1.0" encoding="UTF-8"?><articles>
+<article id="0000000" published-at="2017" title="First &amp; best">Before <p>One
+ <a href="x">link</a> &#160;here.</p> between <p>Two.</p></article>
+<article id="0000001" title="Second"><p>Other.</p></article>
+</articles>"""
+TRUTHS = """<articles><article hyperpartisan="true" id="0000000" labeled-by="article"/>
+<article hyperpartisan="false" id="0000001" labeled-by="article"/></articles>"""
+
+
+@pytest.fixture
+def news(tmp_path):
+    (tmp_path / "articles-training-byarticle-20181122.xml").write_text(ARTICLES)
+    (tmp_path / "ground-truth-training-byarticle-20181122.xml").write_text(TRUTHS)
+    (tmp_path / "splits.json").write_text('{"train": [1], "dev": [0], "test": [0, 1]}')
+    return Hyperpartisan(str(tmp_path), Words(), str(tmp_path / "splits.json"))
+
+
+def test_articles_are_read_with_their_labels_by_the_published_splits(news):
+    document = only(news, "validation")
+    assert document.data.decode() == "First & best\nBefore\nOne link here.\nbetween\nTwo."
+    assert document.annotation["label"] == 1 and document.annotation["classes"] == 2
+    assert [d.annotation["label"] for d in news.documents("test")] == [1, 0]
+    assert only(news).title == "0000001"
+    without = Hyperpartisan(news.path, Words(), news.split_file, title=False)
+    assert only(without).data == b"Other."
+
+
+def test_files_that_do_not_belong_together_are_named(news, tmp_path):
+    (tmp_path / "splits.json").write_text('{"train": [5]}')
+    with pytest.raises(ValueError, match=r"splits\.json lists article 5"):
+        list(news.documents("train"))
+    with pytest.raises(ValueError, match=r"splits\.json holds no list of articles for .*'test'"):
+        list(news.documents("test"))
+    (tmp_path / "ground-truth-training-byarticle-20181122.xml").write_text("<articles/>")
+    with pytest.raises(ValueError, match="has no label of it"):
+        list(news.documents("train"))
+    (tmp_path / "ground-truth-training-byarticle-20181122.xml").write_text("<articles>")
+    with pytest.raises(ValueError, match="is not XML"):
+        list(news.documents("train"))
+    (tmp_path / "ground-truth-training-byarticle-20181122.xml").unlink()
+    with pytest.raises(FileNotFoundError, match=r"one file ground-truth-\*\.xml and holds 0"):
+        list(news.documents("train"))
+
+
+def test_records_of_news_may_name_their_split(tmp_path):
+    lines = [
+        {"text": "a", "label": "true", "split": "train"},
+        {"text": "b", "label": 0, "split": "dev"},
+        {"text": "c", "label": False, "split": "train"},
+    ]
+    write_lines(tmp_path / "hp.jsonl", lines)
+    source = Hyperpartisan(str(tmp_path / "hp.jsonl"), Words())
+    assert [d.annotation["label"] for d in source.documents("train")] == [1, 0]
+    assert only(source, "validation").data == b"b"
+    with pytest.raises(ValueError, match="no record whose 'split' is 'test'"):
+        list(source.documents("test"))
+
+
+def test_a_seed_divides_the_articles_as_many_as_published():
+    names = [f"{n:07}" for n in range(645)]
+    found = divided(names, seed=3)
+    assert {split: len(part) for split, part in found.items()} == {
+        **{"test": 65, "validation": 64, "train": 516}
+    }
+    assert sorted(name for part in found.values() for name in part) == names
+    assert found["train"] == sorted(found["train"]) != divided(names, seed=4)["train"]
+
+
+@pytest.mark.skipif(not (DATA / "hyperpartisan.tar.gz").exists(), reason="needs the corpus")
+def test_the_published_corpus_has_its_counts(tmp_path):
+    with tarfile.open(DATA / "hyperpartisan.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = Hyperpartisan(str(tmp_path / "hyperpartisan"), "bytes")
+    found = [d for split in ("train", "validation", "test") for d in source.documents(split)]
+    assert len(found) == 645
+    assert sum(d.annotation["label"] for d in found) == 238
+    assert not any("<p>" in d.data.decode() or "\n\n" in d.data.decode() for d in found)
+
+
+# Questions.
+
+
+def test_scrolls_records_are_single_in_training_and_joined_elsewhere(tmp_path):
+    lines = [
+        {"id": "q1", "pid": "q1_0", "input": "who is it", "output": "She"},
+        {"id": "q2", "pid": "q2_0", "input": "what", "output": "Yes"},
+        {"id": "q1", "pid": "q1_1", "input": "who is it", "output": "the queen"},
+    ]
+    for split in ("train", "validation"):
+        write_lines(tmp_path / f"{split}.jsonl", lines)
+    source = Scrolls(str(tmp_path / "{split}.jsonl"), Words())
+    trained = [(d.title, d.annotation["answers"]) for d in source.documents("train")]
+    assert trained == [("q1", ["She"]), ("q2", ["Yes"]), ("q1", ["the queen"])]
+    read = [(d.title, d.annotation["answers"]) for d in source.documents("validation")]
+    assert read == [("q1", ["She", "the queen"]), ("q2", ["Yes"])]
+    document = next(source.documents("train"))
+    assert document.annotation["words"] == [3, 99] and "question" not in document.annotation
+    write_lines(tmp_path / "test.jsonl", [{"id": "q", "input": "a", "output": None}])
+    with pytest.raises(ValueError, match=r"test\.jsonl, line 1 has no output"):
+        list(source.documents("test"))
+
+
+def test_outputs_of_scrolls_may_be_classes(tmp_path):
+    line = {"id": "n", "input": "a b", "output": "Not mentioned"}
+    write_lines(tmp_path / "train.jsonl", [line])
+    classes = ("Entailment", "Not mentioned", "Contradiction")
+    assert only(Scrolls(str(tmp_path / "{split}.jsonl"), Words(), classes)).annotation["label"] == 1
+
+
+def test_an_answer_is_looked_for_where_it_is_told():
+    paragraphs = [Paragraph("Ann", "Ann saw Rome.", False), Paragraph("Bo", "Rome, in Rome", True)]
+    found = question_example("q", "Where?", paragraphs, ["Rome", "Roma"])
+    assert found.text == "Ann\nAnn saw Rome.\nBo\nRome, in Rome"
+    assert [found.text[a:b] for a, b in found.spans] == ["Rome", "Rome"]
+    assert found.spans[0][0] == found.text.index("Rome, in")
+    assert (found.kind, found.answers) == (0, ("Rome", "Roma"))
+    # Not told where it should be: anywhere; then in other letters; and only as whole words.
+    assert len(question_example("q", "?", paragraphs, ["saw"]).spans) == 1
+    assert len(question_example("q", "?", paragraphs, ["ANN"]).spans) == 2
+    assert question_example("q", "?", paragraphs, ["Rom"]).spans == ()
+    assert question_example("q", "?", paragraphs, [" Yes "]).kind == 1
+    assert question_example("q", "?", paragraphs, ["no"])[-2:] == (2, ())
+
+
+def test_tokens_of_a_span_are_all_that_it_touches():
+    characters = np.array([[0, 3], [4, 8], [8, 9], [10, 12]])
+    assert token_span(characters, 4, 8) == (1, 2)
+    assert token_span(characters, 2, 9) == (0, 3)
+    assert token_span(characters, 9, 10) is None
+
+
+def test_hotpot_questions_are_stored_before_their_context(tmp_path):
+    question = {
+        "_id": "5a",
+        "question": "Who rose?",
+        "answer": "the river",
+        "supporting_facts": [["Night", 0]],
+        "context": [["Day", ["No river."]], ["Night", ["In it", " the river rose."]]],
+    }
+    (tmp_path / "train.json").write_text(json.dumps([question] * 5))
+    source = HotpotQA(str(tmp_path / "{split}.json"), Words())
+    document = next(source.documents("train"))
+    assert document.annotation["question"] == 2
+    # Day No river. Night In it the river rose.
+    assert document.annotation["spans"] == [[6, 8]] or document.annotation["spans"] == [(6, 8)]
+    assert document.annotation["kind"] == 0
+    assert len(list(source.documents("train"))) == 5
+    few = HotpotQA(str(tmp_path / "{split}.json"), Words(), questions=2)
+    assert len(list(few.documents("train"))) == 2
+    with pytest.raises(ValueError, match="does not tell where its tokens stand"):
+        list(HotpotQA(str(tmp_path / "{split}.json"), "bytes").documents("train"))
+    (tmp_path / "train.json").write_text(json.dumps([question | {"context": ["Day"]}]))
+    with pytest.raises(ValueError, match="record 0 has no context"):
+        list(source.documents("train"))
+
+
+def test_musique_leaves_out_what_is_not_answered(tmp_path):
+    question = {
+        "id": "2hop",
+        "question": "Who?",
+        "answer": "Ann",
+        "answer_aliases": ["Anna"],
+        "answerable": True,
+        "paragraphs": [{"title": "T", "paragraph_text": "It is Ann.", "is_supporting": True}],
+    }
+    write_lines(tmp_path / "train.jsonl", [question, question | {"answerable": False}])
+    document = only(MuSiQue(str(tmp_path / "{split}.jsonl"), Words()))
+    assert document.annotation["answers"] == ["Ann", "Anna"]
+    assert [tuple(span) for span in document.annotation["spans"]] == [(3, 4)]
+
+
+@pytest.mark.skipif(not (DATA / "qa-samples.tar.gz").exists(), reason="needs the questions")
+def test_published_questions_hold_their_answers(tmp_path):
+    with tarfile.open(DATA / "qa-samples.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = tmp_path / "qa-samples"
+    for source in (
+        HotpotQA(str(folder / "hotpot_{split}_distractor_100.json"), Words()),
+        MuSiQue(str(folder / "musique_{split}_100.json"), Words()),
+    ):
+        found = list(source.examples("train"))
+        assert len(found) == 100
+        spans = [example for example in found if example.kind == 0]
+        held = [
+            example
+            for example in spans
+            if example.spans
+            and all(
+                example.text[a:b].lower() == example.answers[0].lower() for a, b in example.spans
+            )
+        ]
+        assert len(held) / len(spans) > 0.97
+    dev = HotpotQA(
+        str(folder / "hotpot_{split}_distractor_100.json"), Words(), splits={"validation": "dev"}
+    )
+    assert {example.kind for example in dev.examples("validation")} == {0, 1, 2}
+
+
+def test_a_paragraph_is_a_line_of_an_article():
+    import xml.etree.ElementTree as xml
+
+    element = xml.fromstring("<article>a <b>b</b>\n c<p> d </p><p/>e</article>")
+    assert article_text(element) == "a b c\nd\ne"
