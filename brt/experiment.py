@@ -25,11 +25,12 @@ from brt import config
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import DTYPES, Batch, document_segments
+from brt.data.streams.labelled import LabelledDocuments
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.settings import Evaluation
 from brt.models.caches import check_caches
 from brt.models.counts import count_parameters
-from brt.models.model import Model
+from brt.models.model import Model, Reader
 from brt.training.parameters import load_params, merged
 from brt.training.settings import Trainer
 from brt.training.sharding import check_divisible, shardings
@@ -58,6 +59,7 @@ class Experiment:
         key = jax.random.key(0)
         rngs = types.SimpleNamespace(params=lambda: key)
         self.model = _built(trainer.model, rngs, "Trainer").for_segments(trainer.segment_length)
+        _check_reader(self.model, trainer)
         self._graph, state = nnx.split(self.model, nnx.Param)
         self.abstract_params = nnx.to_pure_dict(state)
         self._evaluated = self.model
@@ -316,6 +318,29 @@ def _built(model, rngs, who) -> Model:
         return built
 
     return nnx.eval_shape(build)
+
+
+def _check_reader(model: Model, trainer: Trainer) -> None:
+    """Refuses labelled documents for a model that does not answer, and the reverse."""
+    name = type(model).__name__
+    if trainer.stream != "labelled":
+        if isinstance(model, Reader):
+            raise ValueError(
+                f"{name} reads labelled documents, and Trainer.stream = {trainer.stream!r} has "
+                'none: bind Trainer.stream = "labelled", or another model.'
+            )
+        return
+    if not isinstance(model, Reader):
+        raise ValueError(
+            f'{name} does not answer, which Trainer.stream = "labelled" asks for: bind '
+            "Trainer.model to a model that reads labelled documents, or another stream."
+        )
+    asked = (trainer.labelled or LabelledDocuments()).targets
+    if model.targets != asked:
+        raise ValueError(
+            f'{name} answers with {model.targets}, and LabelledDocuments.targets = "{asked}" asks '
+            "for something else: bind one of them otherwise."
+        )
 
 
 def _merged(graph, params) -> Model:

@@ -12,15 +12,17 @@ import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
+from brt.data.streams.labelled import LabelledPass
 from brt.data.streams.samples import SamplePass
 from brt.data.streams.select import evaluation_pass
 from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.free_running import SampleDecoder
+from brt.evaluation.labels.scores import LabelScore, label_score
 from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader
 from brt.evaluation.recording import Recording
 from brt.evaluation.scores import Score, StoreSums, Sums, TokenSums, WritingScore
 
-SHARED = ("scored_tokens", "tokens_per_word")
+SHARED = ("scored_tokens", "tokens_per_word", "questions", "truncated")
 """Scalars that say nothing of the model, and so are the same with the state cleared."""
 
 
@@ -73,10 +75,16 @@ class Evaluator:
                 f"{self.score.streams[0]}, and Trainer.stream = {trainer.stream!r} has none: bind "
                 "one of them otherwise."
             )
-        self.reader = SegmentReader(experiment, mesh, rows, self.segment_length)
+        labelled = trainer.stream == "labelled"
+        self.reader = SegmentReader(experiment, mesh, rows, self.segment_length, answers=labelled)
         self.has_state = self.reader.has_state
         shape = rows, self.segment_length, evaluation.stride
-        self.stream = evaluation_pass(trainer.stream, store, *shape)
+        self.stream = evaluation_pass(
+            trainer.stream, store, *shape, trainer.segments_per_step, trainer.labelled
+        )
+        self.label_score: LabelScore | None = None
+        if isinstance(self.stream, LabelledPass):
+            self.label_score = label_score(self.stream.segments, trainer.corpus.vocabulary)
         self.scores: list[Score] = [TokenSums()]
         if self.score:
             self.scores.append(self.score)
@@ -138,6 +146,7 @@ class Evaluator:
 
     def _pass(self, params, state, progress_label, max_steps):
         sums: Sums = {}
+        of_labels: Sums = {}
         reading = self.reader.read(
             params, self.stream, STATE_ABLATIONS[state], max_steps=max_steps, label=progress_label
         )
@@ -147,6 +156,12 @@ class Evaluator:
                 *(segment.documents_B, segment.offsets_B, segment.nats_BT, segment.correct_BT),
                 *(segment.batch.targets_KBT[0], segment.batch.weights_KBT[0]),
             )
+            if self.label_score:
+                places = segment.documents_B, segment.offsets_B
+                self.label_score.add(of_labels, *places, segment.answers_BN)
+        if self.label_score:  # labels are no text, so nothing is said of that
+            truncated = {"truncated": self.label_score.segments.truncated}
+            return self._scalars(sums, False) | self.label_score.scalars(of_labels) | truncated
         return self._scalars(sums, not max_steps or max_steps >= self.stream.num_steps)
 
     def _add(self, sums, documents_B, offsets_B, nats_BT, correct_BT, targets_BT, weights_BT):

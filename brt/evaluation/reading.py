@@ -6,7 +6,7 @@ scores, and in what takes the place of the long-term state between segments (`ST
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from brt.data.streams.base import EvaluationPass
 from brt.data.streams.batch import Batch
 from brt.evaluation.experiment import EvaluatedExperiment
 from brt.models.caches import clear_state, select_rows, with_state
+from brt.models.model import Reader
 from brt.models.shape_letters import spec
 from brt.progress import Progress
 from brt.training.prefetch import Prefetch
@@ -41,6 +42,7 @@ class TokenScores(NamedTuple):
     nats_BT: -log p of each target, float32; of padding it may be anything.
     correct_BT: bool, whether the target had the highest logit.
     entropy_BT: of the prediction in nats, float32; None unless it was asked for.
+    answers_BN: what a `Reader` answers after the segment; None unless it was asked for.
     """
 
     documents_B: np.ndarray
@@ -49,6 +51,7 @@ class TokenScores(NamedTuple):
     nats_BT: np.ndarray
     correct_BT: np.ndarray
     entropy_BT: np.ndarray | None
+    answers_BN: np.ndarray | None = None
 
 
 class SegmentReader:
@@ -60,6 +63,7 @@ class SegmentReader:
         rows: B.
         segment_length: T in tokens, a multiple of the model's period.
         entropy: compute the entropy of the predictions too.
+        answers: have the model, a `Reader`, answer after each segment.
 
     Attributes:
         has_state: whether the model carries anything besides windows.
@@ -75,6 +79,7 @@ class SegmentReader:
         rows: int,
         segment_length: int,
         entropy: bool = False,
+        answers: bool = False,
     ):
         check_divisible(mesh, rows, {})
         self.mesh = mesh
@@ -98,6 +103,8 @@ class SegmentReader:
             scores = {"nats_BT": nats_BT, "correct_BT": correct_BT}
             if entropy:
                 scores["entropy_BT"] = _entropy(model.logits(x_BTD))
+            if answers:
+                scores["answers_BN"] = cast(Reader, model).answers(x_BTD)
             return after, scores
 
         abstract = jax.eval_shape(init, experiment.abstract_params)

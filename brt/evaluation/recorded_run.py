@@ -55,6 +55,11 @@ class RecordedRun:
         any_stream: bool = False,
     ):
         trainer = experiment.trainer
+        if trainer.stream == "labelled":
+            raise ValueError(
+                'Recordings and studies are of predicted tokens, and Trainer.stream = "labelled" '
+                "has labels: evaluate without --record and --study."
+            )
         if trainer.stream != "documents" and not any_stream:
             raise ValueError(
                 f"Recordings and studies are of whole documents, and Trainer.stream = "

@@ -119,6 +119,32 @@ class Model(nnx.Module):
         raise NotImplementedError
 
 
+class Reader(Model):
+    """A model that reads labelled documents and answers: the base of all for such a stream.
+
+    Padding is `PADDING`, which the model masks. Targets are labels, which `token_losses` finds at
+    the first positions of a segment (`brt/data/streams/labelled.py`); it may score those alone, and
+    gives (B, T) all the same.
+
+    Attributes:
+        targets: what it answers: "classes", "words" or "spans".
+    """
+
+    targets: str
+
+    def answers(self, x_BTD: jax.Array) -> jax.Array:
+        """Returns what is answered after a segment, (B, N).
+
+        Of classes the scores of all of them, float; of words the ids that are written, int32; of
+        spans the scores of each position as the first, of each as the last, and of the three kinds
+        of answer, float.
+
+        Args:
+            x_BTD: outputs of the stack.
+        """
+        raise NotImplementedError
+
+
 class LanguageModel(Model):
     """A model that also reads and writes token by token: the base of all that generate text.
 

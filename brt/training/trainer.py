@@ -32,6 +32,9 @@ SHOWN = (
     "bits_per_byte",
     "recall_accuracy",
     "task_accuracy",
+    "f1",
+    "macro_f1",
+    "answer_f1",
 )
 """Figures of an evaluation in the loop that the terminal shows."""
 

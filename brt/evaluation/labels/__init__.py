@@ -1,0 +1,1 @@
+"""Scores of labelled documents: classes, and answers to questions."""

@@ -1,0 +1,98 @@
+"""Scores of answers to questions: exact match and F1 of words, after the official normalisation.
+
+Sources: Rajpurkar et al. 2016, SQuAD, arXiv:1606.05250, whose definitions HotpotQA, MuSiQue and
+SCROLLS took over; Yang et al. 2018, arXiv:1809.09600, for what is peculiar to yes and no.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+WHOLE_ONLY = ("yes", "no", "noanswer")
+"""Answers that share no credit with any other (HotpotQA)."""
+
+
+def normalized(answer: str) -> str:
+    """Returns an answer in lower case, without punctuation and articles, single spaces."""
+    without = answer.lower().translate(PUNCTUATION)
+    return " ".join(ARTICLES.sub(" ", without).split())
+
+
+def exact_match(predicted: str, right: str) -> float:
+    """Returns 1 where two answers are the same after normalisation, else 0."""
+    return float(normalized(predicted) == normalized(right))
+
+
+def answer_f1(predicted: str, right: str, whole_only: bool = False) -> float:
+    """Returns the F1 of the words of two answers, counted as often as they occur.
+
+    Args:
+        predicted, right: answers.
+        whole_only: yes and no match nothing but themselves, as in HotpotQA.
+    """
+    one = normalized(predicted)
+    other = normalized(right)
+    apart = whole_only and (one in WHOLE_ONLY or other in WHOLE_ONLY)
+    if apart or not one or not other:
+        return float(one == other)
+    ours, theirs = one.split(), other.split()
+    common = sum((Counter(ours) & Counter(theirs)).values())
+    return 2 * common / (len(ours) + len(theirs))
+
+
+class AnswerFigures(NamedTuple):
+    """Means over questions, as shares."""
+
+    answer_f1: float
+    exact_match: float
+    questions: int
+
+
+def figures(
+    predicted: Sequence[str], right: Sequence[Sequence[str]], whole_only: bool = False
+) -> AnswerFigures:
+    """Returns means over questions of the best score among the right answers of each.
+
+    Args:
+        predicted: one answer a question, at least one question.
+        right: for each question the answers that are right.
+        whole_only: see `answer_f1`.
+    """
+    f1s = []
+    matches = []
+    for answer, rights in zip(predicted, right, strict=True):
+        f1s.append(max(answer_f1(answer, one, whole_only) for one in rights))
+        matches.append(max(exact_match(answer, one) for one in rights))
+    return AnswerFigures(float(np.mean(f1s)), float(np.mean(matches)), len(f1s))
+
+
+class Span(NamedTuple):
+    """A part of a segment: first and last position, and its score."""
+
+    first: int
+    last: int
+    score: float
+
+
+def best_span(first_T: np.ndarray, last_T: np.ndarray, allowed: slice, longest: int) -> Span | None:
+    """Returns the part of a segment with the highest sum of both scores; None where none may be.
+
+    Args:
+        first_T, last_T: scores of each position as the first and as the last, (T,).
+        allowed: positions that may be in it.
+        longest: most positions of it.
+    """
+    start, stop, _ = allowed.indices(len(first_T))
+    best = None
+    for length in range(1, min(longest, stop - start) + 1):
+        scores = first_T[start : stop - length + 1] + last_T[start + length - 1 : stop]
+        at = int(np.argmax(scores))
+        if best is None or scores[at] > best.score:
+            best = Span(start + at, start + at + length - 1, float(scores[at]))
+    return best

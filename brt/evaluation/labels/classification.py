@@ -1,0 +1,49 @@
+"""Figures of a classification, from how often each class was taken for each."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def confusion(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """Returns how often each class (rows) was taken for each (columns), int64 (C, C).
+
+    Args:
+        labels, predicted: integers (documents,), numbers of classes.
+        classes: C.
+    """
+    pairs = np.asarray(labels, np.int64) * classes + np.asarray(predicted, np.int64)
+    return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+def class_figures(confusion_CC: np.ndarray, names: Sequence[str]) -> dict[str, float]:
+    """Returns accuracy, and precision, recall and F1 of each class, as shares.
+
+    A class that is never predicted has precision 0, one without documents recall 0.
+
+    Args:
+        confusion_CC: of `confusion`, of at least one document.
+        names: of the classes.
+
+    Returns:
+        `accuracy`, `macro_f1` (the mean over classes), `precision/NAME`, `recall/NAME` and
+        `f1/NAME`; of two classes also `precision`, `recall` and `f1` of the second, which is the
+        positive one.
+    """
+    right_C = np.diag(confusion_CC).astype(float)
+    precision_C = _shares(right_C, confusion_CC.sum(axis=0))
+    recall_C = _shares(right_C, confusion_CC.sum(axis=1))
+    f1_C = _shares(2 * right_C, confusion_CC.sum(axis=0) + confusion_CC.sum(axis=1))
+    found = {
+        "accuracy": float(right_C.sum() / confusion_CC.sum()),
+        "macro_f1": float(f1_C.mean()),
+    }
+    for head, values_C in (("precision", precision_C), ("recall", recall_C), ("f1", f1_C)):
+        if len(names) == 2:
+            found[head] = float(values_C[1])
+        found |= {f"{head}/{name}": float(x) for name, x in zip(names, values_C, strict=True)}
+    return found
+
+
+def _shares(part_C: np.ndarray, whole_C: np.ndarray) -> np.ndarray:
+    return np.divide(part_C, whole_C, out=np.zeros(len(part_C)), where=whole_C > 0)

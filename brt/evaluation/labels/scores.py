@@ -1,0 +1,178 @@
+"""Scores of an evaluation of labelled documents, by what is asked: classes, words or spans."""
+
+import abc
+from typing import Any
+
+import numpy as np
+
+from brt.data.streams.labelled import SPAN, LabelledSegments
+from brt.data.vocabularies.base import Vocabulary
+from brt.evaluation.labels.answers import best_span, figures
+from brt.evaluation.labels.classification import class_figures, confusion
+from brt.evaluation.scores import Sums
+
+KINDS = {1: "yes", 2: "no"}
+"""Answers that are no part of the text, by their kinds."""
+LONGEST_ANSWER = 30
+"""Tokens of the longest part of a text that may be an answer, as is usual."""
+
+
+class LabelScore(abc.ABC):
+    """What an evaluation of labelled documents has beside the loss: the base of the three.
+
+    Args:
+        segments: of the documents that are read.
+        vocabulary: of their tokens.
+    """
+
+    def __init__(self, segments: LabelledSegments, vocabulary: Vocabulary):
+        self.segments = segments
+        self.vocabulary = vocabulary
+
+    def add(
+        self, sums: Sums, documents_B: np.ndarray, offsets_B: np.ndarray, answers_BN: np.ndarray
+    ) -> None:
+        """Adds what a model answers after one segment of every row.
+
+        Args:
+            sums: of this score, changed in place; empty at first.
+            documents_B, offsets_B: int, where each row's segment begins; document -1 is padding.
+            answers_BN: of `Reader.answers`.
+        """
+        for row, document in enumerate(documents_B.tolist()):
+            if document >= 0:
+                borders = self.segments.borders(document)
+                starts = [part.start for part in borders]
+                segment = starts.index(int(offsets_B[row]))
+                self.add_segment(sums, document, segment, len(borders), answers_BN[row])
+
+    @abc.abstractmethod
+    def add_segment(
+        self, sums: Sums, document: int, segment: int, count: int, answers_N: np.ndarray
+    ) -> None:
+        """Adds the answers after one of the `count` segments of a document."""
+
+    @abc.abstractmethod
+    def scalars(self, sums: Sums) -> dict[str, float]:
+        """Returns figures by name, of the documents whose last segment was read."""
+
+    def annotation(self, document: int) -> dict[str, Any]:
+        """Returns what is told of a document."""
+        return self.segments.annotations[document]
+
+
+class ClassScore(LabelScore):
+    """Accuracy, precision, recall and F1 of the class with the highest score."""
+
+    def __init__(self, segments: LabelledSegments, vocabulary: Vocabulary):
+        super().__init__(segments, vocabulary)
+        names = segments.store.manifest["source"].get("classes") or []
+        count = 1 + max(annotation["label"] for annotation in segments.annotations)
+        self.names = names or [str(number) for number in range(max(count, 2))]
+
+    def add_segment(
+        self, sums: Sums, document: int, segment: int, count: int, answers_N: np.ndarray
+    ) -> None:
+        if segment == count - 1:
+            predicted = int(np.argmax(answers_N[: len(self.names)]))
+            pair = [self.annotation(document)["label"]], [predicted]
+            found = confusion(*map(np.array, pair), len(self.names))
+            sums["confusion"] = sums.get("confusion", 0) + found
+
+    def scalars(self, sums: Sums) -> dict[str, float]:
+        if "confusion" not in sums:
+            return {}
+        return class_figures(sums["confusion"], self.names)
+
+
+class _AnswerScore(LabelScore):
+    """The base of scores of answers as text; those of one id are one question."""
+
+    whole_only = False
+
+    @abc.abstractmethod
+    def texts(self, sums: Sums) -> dict[int, str]:
+        """Returns the answer to each document that was read to its end."""
+
+    def scalars(self, sums: Sums) -> dict[str, float]:
+        predicted: dict[str, str] = {}
+        right: dict[str, list[str]] = {}
+        for document, text in sorted(self.texts(sums).items()):
+            annotation = self.annotation(document)
+            name = annotation.get("id", str(document))
+            predicted.setdefault(name, text)
+            right.setdefault(name, []).extend(annotation["answers"])
+        if not predicted:
+            return {}
+        found = figures(list(predicted.values()), list(right.values()), self.whole_only)
+        return {name: float(value) for name, value in found._asdict().items()}
+
+
+class WordScore(_AnswerScore):
+    """Answer F1 and exact match of what the model writes after the last segment."""
+
+    def add_segment(
+        self, sums: Sums, document: int, segment: int, count: int, answers_N: np.ndarray
+    ) -> None:
+        if segment == count - 1:
+            sums.setdefault("texts", {})[document] = self._text(answers_N.tolist())
+
+    def _text(self, ids: list[int]) -> str:
+        ends = self.vocabulary.frame.after
+        for number, token in enumerate(ids):
+            if token in ends or not 0 <= token < self.vocabulary.size:
+                ids = ids[:number]
+                break
+        return self.vocabulary.decode(ids)
+
+    def texts(self, sums: Sums) -> dict[int, str]:
+        return sums.get("texts", {})
+
+
+class SpanScore(_AnswerScore):
+    """Answer F1 and exact match: yes, no, or the best part of the text among all segments.
+
+    Answers hold the T scores of first positions, the T of last ones, and those of the three kinds;
+    the kind is that of the last segment.
+    """
+
+    whole_only = True
+
+    def add_segment(
+        self, sums: Sums, document: int, segment: int, count: int, answers_N: np.ndarray
+    ) -> None:
+        T = self.segments.length
+        part = self.segments.borders(document)[segment]
+        first = self.segments.first_position(document)
+        allowed = slice(first, first + part.stop - part.start)
+        found = best_span(answers_N[:T], answers_N[T : 2 * T], allowed, LONGEST_ANSWER)
+        best = sums.setdefault("best", {})
+        if found and (document not in best or found.score > best[document][0]):
+            start = part.start + found.first - first
+            best[document] = found.score, start, start + found.last - found.first + 1
+        if segment == count - 1:
+            sums.setdefault("kinds", {})[document] = int(np.argmax(answers_N[2 * T :]))
+
+    def texts(self, sums: Sums) -> dict[int, str]:
+        found = {}
+        for document, kind in sums.get("kinds", {}).items():
+            found[document] = KINDS.get(kind, "")
+            if kind == SPAN and document in sums["best"]:
+                _, start, stop = sums["best"][document]
+                question = int(self.segments.questions_D[document])
+                ids = self.segments.store.tokens(document, question + start, question + stop)
+                found[document] = self.vocabulary.decode(ids).strip()
+        return found
+
+
+SCORES: dict[str, type[LabelScore]] = {
+    "classes": ClassScore,
+    "words": WordScore,
+    "spans": SpanScore,
+}
+"""By `LabelledDocuments.targets`."""
+
+
+def label_score(segments: LabelledSegments, vocabulary: Vocabulary) -> LabelScore:
+    """Returns the score of what is asked of the documents."""
+    return SCORES[segments.documents.targets](segments, vocabulary)

@@ -1,0 +1,208 @@
+"""An evaluation of labelled documents: figures of classes, words and spans beside the loss."""
+
+import json
+
+import numpy as np
+import pytest
+from stores import Ids
+from tiny_reader import SummingReader
+from tiny_run import build, command, one_device, records, train_here
+
+from brt import evaluate
+from brt.data.sources.base import Document
+from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.streams.labelled import LabelledDocuments, LabelledSegments
+from brt.data.vocabularies.base import Frame
+from brt.evaluation.labels.scores import label_score
+from brt.experiment import Experiment
+
+LINES = """
+Trainer.corpus = @Corpus()
+Trainer.model = @SummingReader
+Trainer.optimizer = @adamw
+Trainer.schedule = @rsqrt
+Trainer.evaluation = @Evaluation()
+Trainer.checkpoints = @CheckpointPolicy()
+Trainer.stream = "labelled"
+Trainer.labelled = @LabelledDocuments()
+Trainer.steps = 40
+Trainer.segment_length = 6
+Trainer.segments_per_step = 3
+Trainer.tokens_per_step = 144
+Trainer.log_every = 20
+Trainer.eval_every = 40
+CheckpointPolicy.every = 100
+Corpus.source = @LabelledTexts()
+LabelledTexts.vocabulary = "bytes"
+LabelledTexts.classes = ("calm", "loud", "odd")
+LabelledDocuments.alignment = "right"
+SummingReader.vocabulary_size = 256
+SummingReader.classes = 3
+rsqrt.multiplier = 0.5
+rsqrt.warmup_steps = 1
+"""
+OTHER = [f"LSTM.{n} = 8" for n in ("vocabulary_size", "width", "num_layers", "hidden_size")]
+MARKS = {"calm": "a", "loud": "!", "odd": "?"}
+
+
+def write(folder):
+    """Texts whose class is told by one mark among dots, at the beginning, and a config for them."""
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 90), ("validation", 41), ("test", 5)):
+        lines = []
+        for _ in range(count):
+            label = str(draw.choice(list(MARKS)))
+            # Cut at 18: text behind that is not read.
+            text = MARKS[label] + "." * int(draw.integers(0, 22))
+            lines.append({"text": text, "label": label})
+        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    places = [
+        f'LabelledTexts.path = "{folder}/{{split}}.jsonl"',
+        f'Corpus.store = "{folder}/stores"',
+    ]
+    path = folder / "labelled.gin"
+    path.write_text("\n".join([LINES, *places]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("labelled")
+    tiny = build(write(folder))
+    return folder, tiny, train_here(tiny, folder / "run")
+
+
+def test_classes_are_learned_and_their_figures_recorded(trained):
+    _, _, run = trained
+    found = {name: x for record in records(run.folder.path) for name, x in record.items()}
+    assert found["eval/macro_f1"] == found["eval/accuracy"] == 1.0
+    assert found["eval/f1/odd"] == found["eval/precision/loud"] == found["eval/recall/calm"] == 1.0
+    assert found["eval/scored_tokens"] == 41
+    # The mark is in the first of several segments.
+    assert found["eval/cleared_accuracy"] < 0.8
+    assert found["train/loss"] < 0.2
+    assert "eval/bits_per_byte" not in found
+
+
+def test_the_command_writes_the_figures_that_the_model_gives_by_hand(trained, monkeypatch, capsys):
+    folder, tiny, run = trained
+    assert command(monkeypatch, evaluate, f"--workdir={folder / 'run'}") == 0
+    written = json.loads((folder / "run" / "evaluation_validation.json").read_text())
+    table = np.asarray(run.state.params["table_VD"])
+    classes = np.asarray(run.state.params["classes_DC"])
+    right, nats, behind, whole = 0, 0.0, 0, 0
+    store = tiny.experiment.open_store("validation")
+    for document, annotation in enumerate(store.annotations()):
+        tokens = store.tokens(document)
+        behind += max(0, len(tokens) - 18)
+        whole += len(tokens)
+        scores = table[tokens[:18]].sum(0) @ classes
+        right += int(np.argmax(scores) == annotation["label"])
+        nats += np.log(np.exp(scores).sum()) - scores[annotation["label"]]
+    assert written["accuracy"] == right / 41
+    assert written["loss"] == pytest.approx(nats / 41, rel=1e-4)
+    assert written["truncated"] == pytest.approx(behind / whole) and behind
+    assert "macro_f1" in capsys.readouterr().out
+
+
+def test_a_run_says_once_what_it_does_not_read(trained, capsys, tmp_path):
+    _, tiny, _ = trained
+    train_here(tiny, tmp_path / "run", stop_after=1)
+    assert capsys.readouterr().err.count("lie behind the first 3 segments") == 1
+
+
+@pytest.mark.parametrize("bindings, sentence", [
+    (['Trainer.stream = "documents"', "Trainer.labelled = None"], "reads labelled documents, and"),
+    (['Trainer.stream = "documents"'], r"Trainer\.labelled is of Trainer\.stream"),
+    (['LabelledDocuments.targets = "words"'], "SummingReader answers with classes, and"),
+    (['Trainer.loss = "half"'], "leaves out the first positions of a segment"),
+    (["Trainer.model = @LSTM", *OTHER], "does not answer, which Trainer.stream"),
+])  # fmt: skip
+def test_models_and_streams_that_do_not_go_together_are_refused(trained, bindings, sentence):
+    _, tiny, _ = trained
+    with pytest.raises(ValueError, match=sentence):
+        build(tiny.path, *bindings)
+    tiny.bind()
+
+
+def test_recordings_are_not_of_labels(trained, monkeypatch, capsys):
+    folder, *_ = trained
+    assert command(monkeypatch, evaluate, f"--workdir={folder / 'run'}", "--record")
+    assert "evaluate without --record" in capsys.readouterr().err
+
+
+class Letters(Ids):
+    """Ids are characters; an encoder's frame."""
+
+    frame = Frame((1,), (2,))
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+def segments_of(folder, texts, notes, length, most, targets):
+    documents = [
+        Document(str(n), text.encode(), np.array([ord(c) for c in text]), annotation=note)
+        for n, (text, note) in enumerate(zip(texts, notes))
+    ]
+    write_store(folder, documents, Letters(), {}, quiet=True)
+    asked = LabelledDocuments("left", targets)
+    return LabelledSegments(TokenStore(folder), length, most, asked)
+
+
+def test_words_are_read_up_to_the_end_token_and_joined_by_question(tmp_path):
+    notes = [
+        {"id": "q", "words": [1], "answers": ["the cat"]},
+        {"id": "q", "words": [1], "answers": ["a dog"]},
+        {"id": "r", "words": [1], "answers": ["red bird"]},
+        {"id": "s", "words": [1], "answers": ["unread"]},
+    ]
+    segments = segments_of(tmp_path / "s", ["text"] * 4, notes, 7, 2, "words")
+    score = label_score(segments, Letters())
+    written = [[*map(ord, "dog"), 2, ord("x")], [*map(ord, "cat"), 2, 2], [*map(ord, "bird"), 2]]
+    sums = {}
+    for document, ids in enumerate(written):
+        score.add(sums, np.array([-1, document]), np.array([0, 0]), np.array([[0] * len(ids), ids]))
+    found = score.scalars(sums)
+    assert found["questions"] == 2
+    assert found["exact_match"] == 0.5
+    assert found["answer_f1"] == pytest.approx((1 + 2 / 3) / 2)
+
+
+def test_the_best_span_of_all_segments_is_the_answer_unless_the_kind_is_another(tmp_path):
+    notes = [
+        {"id": "q", "question": 2, "kind": 0, "answers": ["ink"], "spans": [[4, 7]]},
+        {"id": "r", "question": 2, "kind": 1, "answers": ["yes"], "spans": []},
+    ]
+    texts = ["q?the ink", "q?the ink"]
+    segments = segments_of(tmp_path / "s", texts, notes, 9, 3, "spans")  # four letters a segment
+    assert [tuple(b) for b in segments.borders(0)] == [(0, 4), (4, 7)]
+    score = label_score(segments, Letters())
+    T = segments.length
+
+    def answers(first, last, at, kind):
+        found = np.zeros(2 * T + 3)
+        found[first] = found[T + last] = at
+        found[2 * T + kind] = 1
+        return found[None]
+
+    sums = {}
+    # A better span of the question does not count, nor does the first segment's kind.
+    low = answers(4, 5, 1.0, 2)
+    low[0, 1] = low[0, T + 2] = 9.0
+    for document in (0, 1):
+        score.add(sums, np.array([document]), np.array([0]), low)
+        score.add(sums, np.array([document]), np.array([4]), answers(4, 6, 2.0, document))
+    assert score.texts(sums) == {0: "ink", 1: "yes"}
+    assert score.scalars(sums)["exact_match"] == 1.0
+    worse = {}
+    score.add(worse, np.array([0]), np.array([0]), low)
+    score.add(worse, np.array([0]), np.array([4]), answers(4, 6, 0.5, 0))
+    assert score.texts(worse) == {0: "th"}
+
+
+def test_a_reader_needs_no_edit_of_the_trainer(trained):
+    _, tiny, _ = trained
+    assert isinstance(tiny.experiment, Experiment)
+    assert isinstance(tiny.experiment.model, SummingReader)
+    assert "FLOPs per token" in tiny.experiment.describe(one_device())
