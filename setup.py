@@ -16,6 +16,7 @@ REQUIRED = [
     "numpy>=2.0,<3",
     "sentencepiece>=0.2,<0.3",
     "safetensors>=0.5,<1",
+    "scipy>=1.13,<2",
     "tensorboardX>=2.6,<3",
     "tqdm>=4.66,<5",
 ]

@@ -6,8 +6,8 @@
 
 Gin files and bindings are read after those of the run. With --record the loss of every token is
 kept in the run folder, and an evaluation that was killed goes on where it stopped. With --study it
-answers a question instead: attention, attention_length, compare, memory_use, positions, reach or
-recl.
+answers a question instead: attention, attention_length, compare, continuations, memory_use,
+positions, reach, recl or topics.
 """
 
 import math
@@ -27,6 +27,7 @@ from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 from brt.evaluation.studies.compare import choose_documents
 from brt.evaluation.studies.context_losses import LONGEST, POSITIONS, STEP
+from brt.evaluation.studies.continuations import CONTEXTS, LENGTH
 from brt.evaluation.studies.reach import TOKENS
 from brt.evaluation.studies.registry import ANY_STREAM, STUDIES, run_study
 from brt.experiment import Configuration, Experiment
@@ -62,6 +63,10 @@ flags.DEFINE_string(
     "lengthened", "TransformerXL.memory_length", "The setting --study=attention_length changes."
 )
 flags.DEFINE_integer("study_positions", POSITIONS, "Tokens that --study=recl scores.", 1)
+flags.DEFINE_integer(
+    "contexts", CONTEXTS, "Contexts that --study=continuations and topics go on from.", 1
+)
+flags.DEFINE_integer("continued", LENGTH, "Tokens that these two write after each context.", 1)
 
 COUNTS = ("documents", "tokens", "words", "characters", "bytes")
 """Of the split, from its store's manifest."""
@@ -120,6 +125,8 @@ def study(
         longest_context=FLAGS.longest_context,
         positions=FLAGS.study_positions,
         lengthened=FLAGS.lengthened,
+        contexts=FLAGS.contexts,
+        written=FLAGS.continued,
     )
     if jax.process_index() == 0:
         content = study_content(found)

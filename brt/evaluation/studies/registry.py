@@ -15,9 +15,16 @@ from brt.evaluation.studies.attention_length import AttentionLength, attention_l
 from brt.evaluation.studies.attention_maps import AttentionMaps, attention
 from brt.evaluation.studies.compare import Comparison, choose_documents, compare
 from brt.evaluation.studies.context_losses import LONGEST, POSITIONS, STEP, EffectiveContext, recl
+from brt.evaluation.studies.continuations import (
+    CONTEXTS,
+    LENGTH,
+    Continuations,
+    continuations,
+)
 from brt.evaluation.studies.memory_use import MemoryUse, NothingCarried, memory_use
 from brt.evaluation.studies.positions import LossByPosition, positions
 from brt.evaluation.studies.reach import TOKENS, Reach, reach
+from brt.evaluation.studies.topics import Topics, topics
 
 BOOKS = 5
 """Documents that `compare` looks at, unless told otherwise; the paper's number."""
@@ -33,6 +40,8 @@ class Choices(NamedTuple):
     context_step, longest_context: contexts of `recl`, or lengths of `attention_length`, in tokens.
     positions: tokens that `recl` scores.
     lengthened: the setting that `attention_length` lengthens.
+    contexts, written: of `continuations` and `topics`: how many contexts, and tokens written after
+        each.
     """
 
     documents: np.ndarray
@@ -43,6 +52,8 @@ class Choices(NamedTuple):
     longest_context: int = LONGEST
     positions: int = POSITIONS
     lengthened: str = "TransformerXL.memory_length"
+    contexts: int = CONTEXTS
+    written: int = LENGTH
 
 
 Others = Mapping[str, RecordedRun]
@@ -97,6 +108,18 @@ def study_attention(run: RecordedRun, others: Others, choices: Choices) -> Atten
     return attention(run, choices.documents, choices.seed, choices.tokens)
 
 
+def study_continuations(run: RecordedRun, others: Others, choices: Choices) -> Continuations:
+    """Writes on from contexts, with the run and with others."""
+    sizes = choices.contexts, choices.written
+    return continuations(run, others, choices.documents, choices.seed, *sizes)
+
+
+def study_topics(run: RecordedRun, others: Others, choices: Choices) -> Topics:
+    """Measures whether what the run writes, and others, keeps to the topics of the context."""
+    sizes = choices.contexts, choices.written
+    return topics(run, others, choices.documents, choices.seed, *sizes)
+
+
 STUDIES: dict[str, Callable[[RecordedRun, Others, Choices], Any]] = {
     "attention": study_attention,
     "compare": study_compare,
@@ -105,10 +128,12 @@ STUDIES: dict[str, Callable[[RecordedRun, Others, Choices], Any]] = {
     "positions": study_positions,
     "recl": study_recl,
     "attention_length": study_attention_length,
+    "continuations": study_continuations,
+    "topics": study_topics,
 }
-WITH_OTHERS = ("compare", "positions", "recl")
-WITH_MANY = ("recl",)
-ANY_STREAM = ("attention", "attention_length", "recl")
+WITH_OTHERS = ("compare", "positions", "recl", "continuations", "topics")
+WITH_MANY = ("recl", "continuations", "topics")
+ANY_STREAM = ("attention", "attention_length", "recl", "continuations", "topics")
 """Studies that need no whole documents."""
 
 

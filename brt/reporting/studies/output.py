@@ -17,12 +17,16 @@ from brt.reporting.studies import (
     attention,
     attention_length,
     compare,
+    continuations,
     memory_use,
     positions,
     reach,
     recl,
 )
 from brt.reporting.studies.content import Content
+
+SHOWN = 300
+"""Characters of a context that the terminal shows, its last."""
 
 PRESENTED: dict[str, Callable[[Any], Content]] = {
     "attention": attention.present,
@@ -32,6 +36,8 @@ PRESENTED: dict[str, Callable[[Any], Content]] = {
     "positions": positions.present,
     "recl": recl.present,
     "attention_length": attention_length.present,
+    "continuations": continuations.present_continuations,
+    "topics": continuations.present_topics,
 }
 """Name of a study to what makes its content of what was measured."""
 
@@ -116,4 +122,9 @@ def table(content: Content) -> str:
         )
         shown = f"{entry['before']}|{entry['text']}|{entry['after']}"
         lines.append("    " + " ".join(shown.split()))
+    for entry in content.get("passages", ()):
+        lines.append(f"\n  {entry['title']}, token {entry['token']:,}")
+        lines.append(f"    ... {' '.join(entry['context'][-SHOWN:].split())}")
+        for name, text in entry["written"].items():
+            lines.append(f"    {name}: {' '.join(text.split())}")
     return "\n".join([*lines, "", content["verdict"]])

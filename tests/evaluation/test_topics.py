@@ -1,0 +1,185 @@
+"""Greedy continuations, and the topics of what is written."""
+
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_run import (  # noqa: F401
+    PLAIN,
+    build,
+    command,
+    shared_programs,
+    train_here,
+    write_config,
+)
+
+from brt import evaluate
+from brt.evaluation.studies.continuations import draw_contexts
+from brt.evaluation.studies.topic_model import TopicModel, divergence, words_of
+from brt.evaluation.studies.topics import how_often_lower
+
+SEA = ["whale", "ship", "sail", "wave", "captain", "deck", "harbour", "storm"]
+FARM = ["horse", "plough", "field", "barn", "wheat", "cow", "orchard", "fence"]
+
+
+def texts_of(words, count, seed, length=40):
+    draw = np.random.default_rng(seed)
+    return [" ".join(draw.choice(words, length)) for _ in range(count)]
+
+
+def test_two_topics_are_told_apart():
+    texts = texts_of(SEA, 30, 0) + texts_of(FARM, 30, 1)
+    model = TopicModel(texts, topics=2, most=0.9)
+    sea, farm = (model.mixture(" ".join(words)) for words in (SEA[:4], FARM[:4]))
+    assert max(sea) > 0.85 and max(farm) > 0.85
+    assert np.argmax(sea) != np.argmax(farm)
+    both = model.mixture("whale ship horse plough")
+    assert both == pytest.approx([0.5, 0.5], abs=0.1)
+    share = model.topics_ZW[np.argmax(sea)][[model.vocabulary[word] for word in SEA]].sum()
+    assert share > 0.95
+    assert model.topics_ZW.sum(axis=1) == pytest.approx([1, 1])
+    assert model.mixture("") == pytest.approx([0.5, 0.5])
+
+
+def test_a_mixture_maximises_the_bound_on_the_likelihood():
+    """Of the documents' own Dirichlet parameters, against small steps away from them."""
+    from scipy.special import gammaln, psi
+
+    model = TopicModel(texts_of(SEA + FARM[:3], 20, 2) + texts_of(FARM, 20, 3), 3, most=1.0)
+    numbers_W, counts_W = model._bag(words_of("whale whale barn storm fence wheat"))
+    expected_ZW = model._expected_ZW
+
+    def bound(gamma_Z):
+        log_Z = psi(gamma_Z) - psi(gamma_Z.sum())
+        words = counts_W @ np.log(np.exp(log_Z) @ expected_ZW[:, numbers_W])
+        a = model.prior
+        entropy = gammaln(gamma_Z).sum() - gammaln(gamma_Z.sum())
+        return words + ((a - gamma_Z) * log_Z).sum() + entropy
+
+    gamma_Z = model._gamma(numbers_W, counts_W, expected_ZW, rounds=2000)
+    best = bound(gamma_Z)
+    for topic in range(3):
+        for factor in (0.9, 1.1):
+            moved = gamma_Z.copy()
+            moved[topic] *= factor
+            assert bound(moved) < best
+
+
+def test_rare_and_common_words_make_no_topic():
+    texts = ["the whale swam", "the whale sang", "the horse ran", "the ox"]
+    assert TopicModel(texts, 2).vocabulary == {"whale": 0}
+    with pytest.raises(ValueError, match="needs more of them"):
+        TopicModel(["one text"], 2)
+
+
+def test_divergence_is_0_of_equal_and_1_of_disjoint_mixtures():
+    assert divergence([0.3, 0.7], [0.3, 0.7]) == 0
+    assert divergence([1, 0, 0], [0, 0.5, 0.5]) == pytest.approx(1)
+    p, q = np.array([0.9, 0.1]), np.array([0.2, 0.8])
+    m = (p + q) / 2
+    by_hand = sum(x * math.log2(x / y) for x, y in zip([*p, *q], [*m, *m])) / 2
+    assert divergence(p, q) == pytest.approx(by_hand)
+
+
+def test_the_sign_test_counts_contexts_that_differ():
+    ours, theirs = np.zeros(110), np.r_[np.ones(60), -np.ones(40), np.zeros(10)]
+    found = how_often_lower(ours, theirs)
+    assert found.share == 0.6
+    # 60 of 100 heads: 2 standard deviations off.
+    assert found.p == pytest.approx(0.0455, abs=1e-4)
+    assert how_often_lower(ours, ours) == (0.5, 1.0)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folders of a trained recurrent run and of one without a state, on the same texts."""
+    folder = tmp_path_factory.mktemp("runs")
+    for split, seed in (("train", 0), ("validation", 9), ("test", 18)):
+        (folder / "texts" / split).mkdir(parents=True)
+        for number in range(7):
+            (text,) = texts_of(SEA if number % 2 else FARM, 1, seed + number, 12)
+            (folder / "texts" / split / f"{number}.txt").write_text(text)
+    tiny = build(write_config(folder))
+    train_here(tiny, folder / "rec")
+    path = write_config(folder, *PLAIN, without=("RecurrentCell",))
+    train_here(build(path), folder / "slide")
+    return folder, tiny
+
+
+def test_contexts_are_disjoint_whole_segments(runs):
+    store = runs[1].experiment.open_store("validation")
+    every = draw_contexts(store, np.arange(7), 16, 100, seed=0)
+    wanted = [(d, at) for d in range(7) for at in range(0, int(store.lengths_D[d]) - 15, 16)]
+    assert every == wanted
+    some = draw_contexts(store, np.arange(7), 16, 3, seed=1)
+    assert len(some) == 3 and set(some) < set(wanted) and some == sorted(some)
+    with pytest.raises(ValueError, match="no document of 1000 tokens"):
+        draw_contexts(store, np.arange(7), 1000, 1, 0)
+
+
+def test_continuations_are_what_the_model_finds_likeliest_read_anew_each_time(
+    runs, monkeypatch, capsys
+):
+    folder, tiny = runs
+    flags = f"--workdir={folder / 'rec'}", "--contexts=3", "--continued=5"
+    study = "--study=continuations", f"--other={folder / 'slide'}"
+    assert not command(monkeypatch, evaluate, *flags, *study)
+    found = json.loads((folder / "rec" / "studies" / "continuations.json").read_text())
+    assert "gone on from greedily" in capsys.readouterr().out
+    tiny.bind()
+    from brt.experiment import load_run
+
+    experiment, params, _ = load_run(str(folder / "rec"))
+    model = experiment.bind(params)
+    store = experiment.open_store("validation")
+    vocabulary = experiment.trainer.corpus.vocabulary
+    for passage in found["passages"]:
+        at = passage["token"]
+        context = store.tokens(passage["document"], at, at + 16).astype(np.int32)
+        assert passage["context"] == vocabulary.decode(context)
+        assert passage["written"].keys() == {"kept", "cleared", str(folder / "slide")}
+        # The next segment is read whole again for each token that is written.
+        inputs = jnp.asarray(np.concatenate([[-1], context[:-1]])[None])
+        _, caches = model(inputs, model.init_caches(1))
+        written = [int(context[-1])]
+        for _ in range(5):
+            segment = np.zeros((1, 16), np.int32)
+            segment[0, : len(written)] = written
+            logits, _ = model(jnp.asarray(segment), caches)
+            written.append(int(jnp.argmax(logits[0, len(written) - 1])))
+        assert passage["written"]["kept"] == vocabulary.decode(written[1:])
+
+
+def test_topics_are_one_command(runs, monkeypatch, capsys):
+    folder, tiny = runs
+    flags = f"--workdir={folder / 'rec'}", "--contexts=4"
+    for study in ("topics", "continuations"):
+        assert not command(monkeypatch, evaluate, *flags, f"--study={study}")
+    assert "mean divergence" in capsys.readouterr().out
+    found = json.loads((folder / "rec" / "studies" / "topics.json").read_text())
+    passages = json.loads((folder / "rec" / "studies" / "continuations.json").read_text())[
+        "passages"
+    ]
+    tiny.bind()
+    train = tiny.experiment.open_store("train")
+    vocabulary = tiny.experiment.trainer.corpus.vocabulary
+    model = TopicModel([vocabulary.decode(train.tokens(d)) for d in range(train.num_documents)])
+    for name in ("kept", "cleared"):
+        values = [
+            divergence(model.mixture(each["context"]), model.mixture(each["written"][name]))
+            for each in passages
+        ]
+        assert found["numbers"][f"divergence, {name}"] == pytest.approx(np.mean(values))
+    assert 0 < found["numbers"]["divergence, kept"] < 1
+    assert found["numbers"]["training_documents"] == train.num_documents
+
+
+def test_a_run_with_other_segments_is_refused(runs, monkeypatch, capsys):
+    folder, _ = runs
+    lines = *PLAIN, "Trainer.segment_length = 32"
+    train_here(build(write_config(folder, *lines, without=("RecurrentCell",))), folder / "long")
+    flags = f"--workdir={folder / 'rec'}", "--study=continuations", f"--other={folder / 'long'}"
+    assert command(monkeypatch, evaluate, *flags)
+    assert "and a context is one" in capsys.readouterr().err
