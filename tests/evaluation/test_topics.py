@@ -101,7 +101,7 @@ def runs(tmp_path_factory):
         for number in range(7):
             (text,) = texts_of(SEA if number % 2 else FARM, 1, seed + number, 12)
             (folder / "texts" / split / f"{number}.txt").write_text(text)
-    tiny = build(write_config(folder))
+    tiny = build(write_config(folder, "Trainer.steps = 400", "Trainer.log_every = 400"))
     train_here(tiny, folder / "rec")
     path = write_config(folder, *PLAIN, without=("RecurrentCell",))
     train_here(build(path), folder / "slide")
