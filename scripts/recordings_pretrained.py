@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import recordings_encoders
 import recordings_memory_tokens
 import recordings_pooled
 from flax import nnx
@@ -123,6 +124,8 @@ def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
         return recordings_pooled.errors(recording, config)
     if config.get("kind", "").startswith("RMT"):
         return recordings_memory_tokens.errors(recording, config)
+    if config.get("task", "") in recordings_encoders.TASKS:
+        return recordings_encoders.errors(recording)
     found = decoder_errors(recording)
     if "greedy/tokens" in recording:
         greedy_errors(recording, found)

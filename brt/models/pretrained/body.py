@@ -337,7 +337,7 @@ class Decoder(PretrainedBody):
             attended = layer.attend(q_GTHK, positions_GT, found, keep_HTJ).reshape(q_BTHK.shape)
         with jax.named_scope("memory"):
             added_BTD, kept = reads.added(i, heads)
-        drop = None if key is None else _drops(of_outputs, self.dropout)
+        drop = None if key is None else drops(of_outputs, self.dropout)
         return layer.finish(x_BTD, heads, attended, added_BTD, drop), heads.keys, kept
 
     def flops_of_layers(self, keys_seen: float) -> float:
@@ -346,7 +346,7 @@ class Decoder(PretrainedBody):
         return sum(2 * matrix_size(layer) + 4 * A * keys_seen for layer in self.layers)
 
 
-def _drops(key, rate):
+def drops(key, rate):
     """Returns dropout that takes another key each time it is called."""
     count = iter(range(1000))
 

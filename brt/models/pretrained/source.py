@@ -15,6 +15,10 @@ READ_BY = {
     "mistral": "Llama",
     "qwen2": "Llama",
     "gpt_neox": "GPTNeoX",
+    "bert": "BERT",
+    "roberta": "RoBERTa",
+    "deberta-v2": "DeBERTa",
+    "t5": "T5",
 }
 """The body that reads folders of each `model_type`."""
 

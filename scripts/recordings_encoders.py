@@ -1,0 +1,123 @@
+"""Replays recordings of pretrained encoders with a head; see `check_recording.py`.
+
+Compared are hidden states, what the head gives, the loss, and gradients by their names on disk, and
+in float64 what the head gives and the loss. Outputs are compared where `attention_mask` is 1.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from pretrained_errors import Found, bound, config_of, folder_of, split_with, widened
+
+from brt.models.layers.losses import token_losses
+from brt.models.pretrained.encoders.bert import BERT, RoBERTa
+from brt.models.pretrained.encoders.encoder import Encoder
+from brt.models.pretrained.encoders.heads import ClassesHead, SpansHead, WordsHead
+from brt.models.pretrained.encoders.reader import whole_names
+from brt.models.pretrained.folder import HubFolder
+
+TASKS = ("sequence classification", "masked language model", "question answering")
+ENCODERS: dict[str, Any] = {"bert": BERT, "roberta": RoBERTa}
+"""By the `model_type` of their folders."""
+
+
+class Whole(nnx.Module):
+    """A body and a head, as a folder holds them."""
+
+    def __init__(self, folder: str, task: str):
+        rngs = nnx.Rngs(0)
+        self.body: Encoder = ENCODERS[HubFolder(folder).config["model_type"]](rngs, folder=folder)
+        if "masked" in task:
+            self.head: nnx.Module = WordsHead(rngs, self.body)
+        elif "question" in task:
+            self.head = SpansHead(rngs, self.body, kinds=0)
+        else:
+            self.head = ClassesHead(rngs, self.body, number_of_labels(self.body))
+
+    @property
+    def dtype(self) -> Any:
+        return self.body.dtype
+
+    @dtype.setter
+    def dtype(self, dtype: Any) -> None:
+        self.body.dtype = dtype
+
+
+def number_of_labels(body: Encoder) -> int:
+    """Returns how many classes the folder of a body tells apart."""
+    folder = body.folder
+    assert folder is not None and body.classes_names is not None
+    return folder.tensors[f"{body.classes_names.output}.weight"].shape[0]
+
+
+def mean(nats: jax.Array, scored: np.ndarray) -> jax.Array:
+    """Returns the mean of the losses that are scored."""
+    return jnp.where(jnp.asarray(scored), nats, 0.0).sum() / scored.sum()
+
+
+def outputs(model: Whole, recording: Mapping[str, Any]) -> tuple[jax.Array, Any, dict]:
+    """Returns the loss, hidden states, and what the head gives by its key."""
+    ids_BT = jnp.asarray(recording["input_ids"], jnp.int32)
+    real_BT = jnp.asarray(recording["attention_mask"] == 1)
+    types_BT = None
+    if "token_type_ids" in recording:
+        types_BT = jnp.asarray(recording["token_type_ids"], jnp.int32)
+    x_BTD = model.body.embed(ids_BT)
+    reading = model.body.read(x_BTD, real_BT, types_BT=types_BT)
+    states = [model.body.enter(x_BTD, real_BT, types_BT), *reading.outputs]
+    if isinstance(model.head, ClassesHead):
+        logits_BN = model.head(states[-1][:, 0])
+        labels_B = recording["labels"]
+        nats_B1 = token_losses(logits_BN[:, None], jnp.asarray(labels_B[:, None], jnp.int32))[0]
+        return nats_B1.mean(), states, {"logits": logits_BN}
+    if isinstance(model.head, WordsHead):
+        logits_BTV = model.head(states[-1], model.body.words)
+        labels_BT = recording["labels"]
+        targets_BT = jnp.asarray(np.maximum(labels_BT, 0), jnp.int32)
+        nats_BT = token_losses(logits_BTV, targets_BT)[0]
+        return mean(nats_BT, labels_BT != -100), states, {"logits": logits_BTV}
+    found = dict(zip(("start_logits", "end_logits"), model.head(states[-1]), strict=True))
+    losses = []
+    for key, place in (("start_logits", "start_positions"), ("end_logits", "end_positions")):
+        places_B = recording[place]
+        inside_B = places_B < ids_BT.shape[1]
+        targets_B1 = jnp.asarray(np.where(inside_B, places_B, 0)[:, None], jnp.int32)
+        losses.append(mean(token_losses(found[key][:, None], targets_B1)[0][:, 0], inside_B))
+    return sum(losses) / 2, states, found
+
+
+def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Returns error and tolerance of each thing that is compared, by its name."""
+    config = config_of(recording)
+    folder = folder_of(recording)
+    found = Found(recording)
+    model = Whole(folder, config["task"])
+    names = whole_names(model.body, type(model.head))
+    graph, params = split_with(model, names.read(model.body.folder))
+    at_BT = recording["attention_mask"] == 1
+
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def read(params, dtype):
+        loss, states, given = outputs(bound(graph, params, dtype), recording)
+        return loss, (states, given)
+
+    compiled = jax.jit(read, static_argnums=1)
+    (loss, (states, given)), grads = compiled(params, "float32")
+    for i, x_BTD in enumerate(states):
+        found.output(f"hidden_states/{i}", x_BTD, at_BT)
+    for key, values in given.items():
+        found.output(key, values, at_BT if values.shape[:2] == at_BT.shape else None)
+    found.output("loss", loss)
+    found.gradient("grads/", names.write(grads), config["no_gradient"])
+    with jax.enable_x64(True):
+        (loss, (_, given)), _ = compiled(widened(params), "float64")
+        for key, values in given.items():
+            at = at_BT if values.shape[:2] == at_BT.shape else None
+            found.output(f"float64/{key}", values, at, relative=1e-6)
+        found.output("float64/loss", loss, relative=1e-6)
+    return found.errors
