@@ -16,13 +16,14 @@ from pretrained_errors import Found, bound, config_of, folder_of, split_with, wi
 
 from brt.models.layers.losses import token_losses
 from brt.models.pretrained.encoders.bert import BERT, RoBERTa
+from brt.models.pretrained.encoders.deberta import DeBERTa
 from brt.models.pretrained.encoders.encoder import Encoder
 from brt.models.pretrained.encoders.heads import ClassesHead, SpansHead, WordsHead
 from brt.models.pretrained.encoders.reader import whole_names
 from brt.models.pretrained.folder import HubFolder
 
 TASKS = ("sequence classification", "masked language model", "question answering")
-ENCODERS: dict[str, Any] = {"bert": BERT, "roberta": RoBERTa}
+ENCODERS: dict[str, Any] = {"bert": BERT, "roberta": RoBERTa, "deberta-v2": DeBERTa}
 """By the `model_type` of their folders."""
 
 

@@ -16,6 +16,9 @@ import numpy as np
 import recordings_encoders
 import recordings_memory_tokens
 import recordings_pooled
+import recordings_pooled_spans
+import recordings_reader
+import recordings_t5
 from flax import nnx
 from pretrained_errors import (
     SMALLEST,
@@ -120,12 +123,18 @@ def greedy_errors(recording: Mapping[str, Any], found: Found) -> None:
 def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """Returns error and tolerance of each thing that is compared, by its name."""
     config = config_of(recording)
+    if config.get("kind", "").startswith("ARPT") and "start_logits" in recording:
+        return recordings_pooled_spans.errors(recording, config)
     if config.get("kind", "").startswith("ARPT"):
         return recordings_pooled.errors(recording, config)
+    if config.get("kind", "").startswith("RMT") and "segment_input_ids" in recording:
+        return recordings_reader.errors(recording, config)
     if config.get("kind", "").startswith("RMT"):
         return recordings_memory_tokens.errors(recording, config)
     if config.get("task", "") in recordings_encoders.TASKS:
         return recordings_encoders.errors(recording)
+    if config.get("task") == "sequence to sequence":
+        return recordings_t5.errors(recording)
     found = decoder_errors(recording)
     if "greedy/tokens" in recording:
         greedy_errors(recording, found)

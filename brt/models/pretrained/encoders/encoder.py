@@ -43,6 +43,7 @@ class Encoder(PretrainedBody):
 
     Class attributes:
         classes_names, words_names, spans_name: of the heads in folders of its family.
+        memory_after: positions of a segment that stand before memory vectors.
         takes_extras: whether vectors without a position may stand among a layer's keys.
         padding_learns: whether the word that stands for none takes a gradient where it is read.
 
@@ -58,6 +59,7 @@ class Encoder(PretrainedBody):
     classes_names: ClassVar[HeadNames | None] = None
     words_names: ClassVar[HeadNames | None] = None
     spans_name: ClassVar[str | None] = None
+    memory_after: ClassVar[int] = 1
     takes_extras: ClassVar[bool] = True
     padding_learns: ClassVar[bool] = False
     layers: nnx.List

@@ -11,7 +11,7 @@ section 5.4.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import gin
 import jax
@@ -29,14 +29,15 @@ from brt.models.model import Reader
 from brt.models.pretrained.body import Reading
 from brt.models.pretrained.encoders.bert import BERT
 from brt.models.pretrained.encoders.encoder import Encoder
-from brt.models.pretrained.encoders.heads import ClassesHead, SpansHead, WordsHead
+from brt.models.pretrained.encoders.heads import ClassesHead, SpansHead
+from brt.models.pretrained.encoders.t5 import T5
 from brt.models.pretrained.names import Names
 from brt.models.pretrained.window_memory import Positions, WindowMemory, WindowReads
 from brt.models.recurrent_memory import MemoryCache
 from brt.token_ids import PADDING
 
 LOWEST = -1e30
-TARGETS = ("classes", "spans")
+TARGETS = ("classes", "words", "spans")
 
 
 class HighestCache(NamedTuple):
@@ -62,7 +63,8 @@ class Embedded(NamedTuple):
 class Outputs(NamedTuple):
     """A segment after it was read, and what the head for kinds of answers looks at.
 
-    x_BTD: without memory positions. real_BT: as given. first_BD: the highest so far.
+    x_BTD: without memory positions, unless the model writes words. real_BT: those that hold a
+        word, or memory. first_BD: the highest so far.
     """
 
     x_BTD: jax.Array
@@ -76,8 +78,10 @@ class PretrainedReader(Reader):
 
     Args:
         body: builds the `Encoder`; its sizes are bound by its name, as in `BERT.width`.
-        targets: "classes" or "spans"; as `LabelledDocuments.targets`.
+        targets: "classes", "spans", or with a body that writes, `T5`, "words"; as
+            `LabelledDocuments.targets`.
         classes: their number.
+        words: most words of an answer; as `LabelledDocuments.words`.
         num_memory: m, memory vectors, 0 for none. The positions of a segment are
             Trainer.segment_length and these.
         memories: builders of further memories between segments, such as `@FinalLayerMemory`.
@@ -93,6 +97,7 @@ class PretrainedReader(Reader):
         body: Callable[..., Encoder] = BERT,
         targets: str = "classes",
         classes: int = 2,
+        words: int = 16,
         num_memory: int = 0,
         memories: tuple[Callable[..., WindowMemory], ...] = (),
     ):
@@ -106,11 +111,19 @@ class PretrainedReader(Reader):
                 "PretrainedReader.body must build an encoder, such as @BERT, and "
                 f"{type(self.body).__name__} is none."
             )
+        if isinstance(self.body, T5) != (targets == "words") or words < 1:
+            raise ValueError(
+                f'PretrainedReader.targets = "{targets}" with {words} words does not go with '
+                f'{type(self.body).__name__}: @T5 answers with "words", 1 or more, and the other '
+                'bodies with "classes" or "spans".'
+            )
         self.targets = targets
+        self.num_words = words
         self.num_memory = num_memory
+        self.head: nnx.Module | None = None
         if targets == "classes":
-            self.head: nnx.Module = ClassesHead(rngs, self.body, classes)
-        else:
+            self.head = ClassesHead(rngs, self.body, classes)
+        elif targets == "spans":
             self.head = SpansHead(rngs, self.body)
         if num_memory:
             self.memory_SD = parameter(
@@ -135,7 +148,11 @@ class PretrainedReader(Reader):
 
     def _stored(self) -> dict[str, Any]:
         parts = {"body": self.body, "head": self.head}
-        return {name: nnx.to_pure_dict(nnx.state(part, nnx.Param)) for name, part in parts.items()}
+        return {
+            name: nnx.to_pure_dict(nnx.state(part, nnx.Param))
+            for name, part in parts.items()
+            if part is not None
+        }
 
     @property
     def dtype(self) -> np.dtype:
@@ -184,14 +201,14 @@ class PretrainedReader(Reader):
         """Reads one segment; as `Model.stack`, of and to named tuples."""
         words, real_BT = x_BTD
         highest, *others = caches
-        S = self.num_memory
+        S, first = self.num_memory, self.body.memory_after
         x_BXD, real_BX = words, real_BT
         if S:
             (memory_BSD,) = others[0]
-            with_memory = [words[:, :1], memory_BSD.astype(words.dtype), words[:, 1:]]
-            x_BXD = jnp.concatenate(with_memory, axis=1)
+            parts = words[:, :first], memory_BSD.astype(words.dtype), words[:, first:]
+            x_BXD = jnp.concatenate(parts, axis=1)
             ones_BS = jnp.ones((len(words), S), bool)
-            real_BX = jnp.concatenate([real_BT[:, :1], ones_BS, real_BT[:, 1:]], axis=1)
+            real_BX = jnp.concatenate([real_BT[:, :first], ones_BS, real_BT[:, first:]], axis=1)
         of_memories = others[bool(S) :]
         reads = self._reads(of_memories)
         reading = self.body.read(x_BXD, real_BX, reads, key)
@@ -199,12 +216,13 @@ class PretrainedReader(Reader):
         y_BXD = reading.outputs[-1]
         y_BTD = y_BXD
         if S:
-            y_BTD = jnp.concatenate([y_BXD[:, :1], y_BXD[:, 1 + S :]], axis=1)
-            after.append(MemoryCache(y_BXD[:, 1 : 1 + S]))
+            y_BTD = jnp.concatenate([y_BXD[:, :first], y_BXD[:, first + S :]], axis=1)
+            after.append(MemoryCache(y_BXD[:, first : first + S]))
         taken, monitors = self._taken_in(of_memories, reading, real_BX)
         first_BD = jnp.maximum(highest.first_BD, wide(y_BTD[:, 0]))
         highest = HighestCache(first_BD.astype(highest.first_BD.dtype))
-        outputs = Outputs(y_BTD, real_BT, first_BD.astype(y_BTD.dtype))
+        whole = (y_BXD, real_BX) if self.targets == "words" else (y_BTD, real_BT)
+        outputs = Outputs(*whole, first_BD.astype(y_BTD.dtype))
         return outputs, (highest, *after, *taken), monitors
 
     def _reads(self, of_memories):
@@ -228,13 +246,24 @@ class PretrainedReader(Reader):
     # What is asked.
 
     def logits(self, x_BTD: Outputs) -> jax.Array:
-        """Returns the scores that the targets are of, (B, T, N): see `token_losses`."""
+        """Returns the scores that the targets are of, (B, Q, N): see `token_losses`.
+
+        Of words those of the first.
+        """
+        if isinstance(self.body, T5):
+            start_B1 = jnp.full((len(x_BTD.x_BTD), 1), self.body.start_id)
+            return self._word_logits(start_B1, x_BTD)
         if isinstance(self.head, ClassesHead):
             return self.head(x_BTD.x_BTD[:, 0])[:, None]
         first_BT, last_BT, kinds_BN = self._span_scores(x_BTD)
         rest = first_BT.shape[1] - kinds_BN.shape[1]
         kinds_BT = jnp.pad(kinds_BN, [(0, 0), (0, rest)], constant_values=LOWEST)
         return jnp.stack([first_BT, last_BT, kinds_BT], axis=1)
+
+    def _word_logits(self, read_BW, outputs):
+        """Logits of the words that follow those the decoder has read, (B, W, V)."""
+        body = cast(T5, self.body)
+        return body.word_logits(body.decode(read_BW, outputs.x_BTD, outputs.real_BT)[-1])
 
     def _span_scores(self, outputs):
         first_BT, last_BT = self.head(outputs.x_BTD)
@@ -245,15 +274,21 @@ class PretrainedReader(Reader):
         """Returns -log p of the targets at the first positions, and whether they score highest.
 
         Elsewhere nats are 0. That is the class at position 0; or the first and the last position
-        of a span, and the kind of answer, at positions 0, 1 and 2.
+        of a span, and the kind of answer, at positions 0, 1 and 2; or the words of an answer.
         """
-        logits_BQN = self.logits(x_BTD)
+        if isinstance(self.body, T5):
+            words_BW = targets_BT[:, : self.num_words]
+            logits_BQN = self._word_logits(self.body.shifted(words_BW), x_BTD)
+        else:
+            logits_BQN = self.logits(x_BTD)
         Q = logits_BQN.shape[1]
         nats_BQ, correct_BQ = token_losses(logits_BQN, targets_BT[:, :Q])
         rest = [(0, 0), (0, targets_BT.shape[1] - Q)]
         return jnp.pad(nats_BQ, rest), jnp.pad(correct_BQ, rest)
 
     def answers(self, x_BTD: Outputs) -> jax.Array:
+        if isinstance(self.body, T5):
+            return self.body.write(self.num_words, x_BTD.x_BTD, x_BTD.real_BT)
         if isinstance(self.head, ClassesHead):
             return self.head(x_BTD.x_BTD[:, 0])
         return jnp.concatenate(self._span_scores(x_BTD), axis=1)
@@ -262,7 +297,7 @@ class PretrainedReader(Reader):
 
     def names(self) -> Names:
         """Returns the table of its tensors on disk: the body's and the head's."""
-        return whole_names(self.body, type(self.head))
+        return whole_names(self.body, None if self.head is None else type(self.head))
 
     def given_parameters(self) -> dict[str, Any]:
         """Returns the parameters of the folder; says what of the model is random."""
@@ -309,8 +344,11 @@ class PretrainedReader(Reader):
         }
 
 
-def whole_names(body: Encoder, head: type[ClassesHead | SpansHead | WordsHead]) -> Names:
-    """Returns the table of a body's tensors and those of a head, in a tree `body` and `head`."""
+def whole_names(body: Encoder, head: Any) -> Names:
+    """Returns the table of a body's tensors and those of a head, in a tree `body` and `head`.
+
+    head: `ClassesHead`, `SpansHead` or `WordsHead`; None for none.
+    """
 
     def below(tensors, part):
         return tuple(
@@ -319,5 +357,7 @@ def whole_names(body: Encoder, head: type[ClassesHead | SpansHead | WordsHead]) 
         )
 
     of_body = body.names()
-    tensors = below(of_body.tensors, "body") + below(head.tensors(body), "head")
+    tensors = below(of_body.tensors, "body")
+    if head is not None:
+        tensors += below(head.tensors(body), "head")
     return Names(tensors, of_body.prefix, of_body.ignored, of_body.old_endings)

@@ -1,0 +1,514 @@
+"""DeBERTa, versions 2 and 3: attention by what is read and by how far it is away.
+
+Source: He et al. 2021, arXiv:2006.03654, and arXiv:2111.09543; sizes, names and settings as in
+folders of `model_type` deberta-v2.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import gin
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.nn.initializers import zeros
+from numpy.typing import ArrayLike
+
+from brt.checks import check_choice, check_share
+from brt.models.counts import matrix_size
+from brt.models.layers.attention import attend
+from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.norms import wide
+from brt.models.layers.sizes import Sizes
+from brt.models.model import DTYPES
+from brt.models.pretrained.activations import ACTIVATIONS
+from brt.models.pretrained.body import BodyLayer, Heads, Norm, Seen, linear
+from brt.models.pretrained.config_values import ConfigValues
+from brt.models.pretrained.encoders.bert import (
+    BERT_ACTIVATIONS,
+    BertLayer,
+    ignored,
+    layer_tensors,
+    refuse_variants,
+)
+from brt.models.pretrained.encoders.encoder import OLD_NORMS, Encoder, HeadNames, matrix, norm
+from brt.models.pretrained.folder import HubFolder
+from brt.models.pretrained.gpt2 import REMATS, number_of_layers
+from brt.models.pretrained.names import Names, Tensor
+from brt.models.pretrained.source import open_folder, settle
+
+TERMS = ("c2p", "p2c")
+"""Terms of the scores besides content to content: content to position, and the reverse."""
+CONVOLUTION_ACTIVATIONS = ("tanh", *BERT_ACTIVATIONS)
+DEFAULTS = dict(
+    activation="gelu",
+    epsilon=1e-7,
+    padding_id=0,
+    num_positions=512,
+    num_types=0,
+    absolute_positions=True,
+    terms=TERMS,
+    buckets=0,
+    longest_distance=512,
+    shared_keys=False,
+    norm_relative=False,
+    convolution=0,
+    convolution_activation="tanh",
+    head_activation="gelu",
+)
+
+
+def distance_buckets(distance: ArrayLike, buckets: int, longest: int) -> np.ndarray:
+    """Returns the bucket of each distance: itself when near, and by its logarithm beyond.
+
+    Args:
+        distance: query position minus key position, integers of any shape.
+        buckets: S; distances below S / 2 either way have buckets of their own.
+        longest: distance from which the last bucket is used.
+
+    Returns:
+        int32 of the same shape, between -S + 1 and S - 1 for distances up to the longest.
+    """
+    distance = np.asarray(distance)
+    half = buckets // 2
+    far = np.maximum(np.abs(distance), half)
+    growth = np.log(far / half) / math.log((longest - 1) / half)
+    coarse = np.ceil(growth * (half - 1)) + half
+    near = np.abs(distance) <= half
+    return np.where(near, distance, coarse * np.sign(distance)).astype(np.int32)
+
+
+class Relative(NamedTuple):
+    """What layers share: the vectors of distances, (R, D), and the row of each pair, (T, T)."""
+
+    vectors_RD: jax.Array
+    rows_TT: np.ndarray
+
+
+class DebertaLayer(BertLayer):
+    """One layer, whose scores have terms by distance.
+
+    Args:
+        terms: of `TERMS`.
+        own: whether vectors of distances have projections of their own, and not those of queries
+            and keys.
+        others: as of `BertLayer`.
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        sizes: Sizes,
+        activation: str,
+        epsilon: float,
+        terms: Sequence[str],
+        own: bool,
+    ):
+        super().__init__(rngs, sizes, activation, epsilon)
+        D, A = sizes.width, sizes.attention_size
+        self.terms = tuple(terms)
+        self.own = own
+        self.score_scale = 1 / math.sqrt(sizes.head_size * (1 + len(terms)))
+        if own and "c2p" in terms:
+            self.position_keys_DA = parameter(rngs, normal(0.02), D, A)
+            self.position_keys_bias_A = parameter(rngs, zeros, A)
+        if own and "p2c" in terms:
+            self.position_queries_DA = parameter(rngs, normal(0.02), D, A)
+            self.position_queries_bias_A = parameter(rngs, zeros, A)
+
+    def attend_relative(
+        self, heads: Heads, seen: Seen, keep_HTJ: jax.Array | None, relative: Relative | None
+    ) -> jax.Array:
+        """Returns what queries read, (B, T, H, K).
+
+        Args:
+            heads: queries and keys of the same positions.
+            seen: these keys.
+            keep_HTJ: multiplies the weights, or None.
+            relative: None where no term is by distance.
+        """
+        queries_BTHK, keys = heads.queries_BTHK, seen.keys
+        scale_H = jnp.full(queries_BTHK.shape[2], self.score_scale, wide(queries_BTHK).dtype)
+        table = seen.table_BQJ[:, None]
+        if relative is not None:
+            table = table + self.score_scale * self._by_distance(heads, relative)
+        return attend(queries_BTHK, keys.keys_BJGK, keys.values_BJGK, scale_H, table, keep_HTJ)
+
+    def _by_distance(self, heads, relative):
+        """Returns the terms by distance, not scaled, (B, H, T, T)."""
+        rows = jnp.asarray(relative.rows_TT)
+        total = 0.0
+        if "c2p" in self.terms:
+            prefix = "position_keys" if self.own else "keys"
+            keys_RHK = self._projected(relative.vectors_RD, prefix)
+            scores_BHTR = wide(jnp.einsum("bthk,rhk->bhtr", heads.queries_BTHK, keys_RHK))
+            total += jnp.take_along_axis(scores_BHTR, rows[None, None], axis=3)
+        if "p2c" in self.terms:
+            prefix = "position_queries" if self.own else "queries"
+            queries_RHK = self._projected(relative.vectors_RD, prefix)
+            scores_BHJR = wide(jnp.einsum("bjhk,rhk->bhjr", heads.keys.keys_BJGK, queries_RHK))
+            turned = jnp.take_along_axis(scores_BHJR, rows.T[None, None], axis=3)
+            total += jnp.swapaxes(turned, 2, 3)
+        return total
+
+    def _projected(self, vectors_RD, part):
+        matrix_DA, bias_A = getattr(self, f"{part}_DA"), getattr(self, f"{part}_bias_A")
+        projected_RA = linear(vectors_RD, matrix_DA, bias_A)
+        return projected_RA.reshape(len(projected_RA), self.sizes.num_heads, -1)
+
+
+class Convolution(nnx.Module):
+    """What is read of the neighbours of each position, added to the first layer's outputs.
+
+    Args:
+        width: D.
+        kernel: positions it reads, odd.
+        activation: by its name.
+        epsilon: of the norm.
+    """
+
+    def __init__(self, rngs: nnx.Rngs, width: int, kernel: int, activation: str, epsilon: float):
+        # As on disk: out, in, place.
+        self.matrix_DIW = parameter(rngs, normal(0.02), width, width, kernel)
+        self.bias_D = parameter(rngs, zeros, width)
+        self.norm = Norm(rngs, width, epsilon)
+        self.activation = activation
+
+    def __call__(self, x_BTD: jax.Array, entered_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
+        """Returns the outputs, (B, T, D), 0 in padding.
+
+        Args:
+            x_BTD: outputs of the first layer.
+            entered_BTD: its inputs.
+            real_BT: bool.
+        """
+        matrix_DIW = self.matrix_DIW[...].astype(x_BTD.dtype)
+        y_BTD = jax.lax.conv_general_dilated(
+            entered_BTD, matrix_DIW, (1,), "SAME", dimension_numbers=("NWC", "OIW", "NWC")
+        )
+        y_BTD = y_BTD + self.bias_D[...].astype(x_BTD.dtype)
+        y_BTD = jnp.where(real_BT[..., None], y_BTD, 0)
+        squash = jnp.tanh if self.activation == "tanh" else ACTIVATIONS[self.activation]
+        return self.norm(x_BTD + squash(y_BTD)) * real_BT[..., None]
+
+
+@gin.configurable(denylist=["rngs", "folder"])
+class DeBERTa(Encoder):
+    """DeBERTa v2 and v3. Sizes are bound, or read from a folder, as of `BERT`.
+
+    Args:
+        vocabulary_size, num_layers, width, num_heads, feed_forward_size: V, n, D, H, F; K = D / H.
+        num_positions: positions of a segment at most, where they are told absolutely.
+        num_types: rows of the table of types; 0 for none.
+        absolute_positions: whether a table of positions is added to the words.
+        terms: of the scores, of "c2p" and "p2c".
+        buckets: S, of distances; 0: as many as the longest distance.
+        longest_distance: beyond which all are the same.
+        shared_keys: whether vectors of distances go through the projections of queries and keys.
+        norm_relative: whether they are normed.
+        convolution: positions that a convolution after the first layer reads; 0 for none.
+        convolution_activation, head_activation, activation: by their names.
+        epsilon, padding_id, dropout, activation_dtype, remat, folder: as of `BERT`.
+
+    Raises:
+        FileNotFoundError, ValueError: as `BERT`.
+    """
+
+    model_types = ("deberta-v2",)
+    classes_names = HeadNames("pooler.dense", "classifier")
+    spans_name = "qa_outputs"
+    takes_extras = False
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        vocabulary_size: int | None = None,
+        num_layers: int | None = None,
+        width: int | None = None,
+        num_heads: int | None = None,
+        feed_forward_size: int | None = None,
+        num_positions: int | None = None,
+        num_types: int | None = None,
+        absolute_positions: bool | None = None,
+        terms: Sequence[str] | None = None,
+        buckets: int | None = None,
+        longest_distance: int | None = None,
+        shared_keys: bool | None = None,
+        norm_relative: bool | None = None,
+        convolution: int | None = None,
+        convolution_activation: str | None = None,
+        head_activation: str | None = None,
+        activation: str | None = None,
+        epsilon: float | None = None,
+        padding_id: int | None = None,
+        dropout: float = 0.0,
+        activation_dtype: str = "float32",
+        remat: str = "none",
+        folder: str | None = None,
+    ):
+        check_choice("DeBERTa.activation_dtype", activation_dtype, DTYPES)
+        check_choice("DeBERTa.remat", remat, REMATS)
+        check_share("DeBERTa.dropout", dropout)
+        bound = dict(
+            vocabulary_size=vocabulary_size,
+            num_layers=num_layers,
+            width=width,
+            num_heads=num_heads,
+            feed_forward_size=feed_forward_size,
+            num_positions=num_positions,
+            num_types=num_types,
+            absolute_positions=absolute_positions,
+            terms=None if terms is None else tuple(sorted(terms)),
+            buckets=buckets,
+            longest_distance=longest_distance,
+            shared_keys=shared_keys,
+            norm_relative=norm_relative,
+            convolution=convolution,
+            convolution_activation=convolution_activation,
+            head_activation=head_activation,
+            activation=activation,
+            epsilon=epsilon,
+            padding_id=padding_id,
+        )
+        self.folder = open_folder(folder, "DeBERTa", self.model_types)
+        found = settings_of(self.folder) if self.folder else None
+        said = settle("DeBERTa", bound, found, DEFAULTS, self.folder)
+        self.said = said
+        D, H, V = said["width"], said["num_heads"], said["vocabulary_size"]
+        check_choice("DeBERTa.activation", said["activation"], BERT_ACTIVATIONS)
+        if D % H:
+            raise ValueError(f"DeBERTa.width = {D} is not divided by DeBERTa.num_heads = {H}.")
+        if not set(said["terms"]) <= set(TERMS):
+            raise ValueError(f'DeBERTa.terms = {said["terms"]} must be some of "c2p" and "p2c".')
+        self.width = D
+        self.vocabulary_size = V
+        self.sizes = Sizes(D, H, D // H, said["feed_forward_size"])
+        self.activation_name = said["activation"]
+        self.head_activation = said["head_activation"]
+        self.epsilon = said["epsilon"]
+        self.padding_id = said["padding_id"]
+        self.num_positions = said["num_positions"] if said["absolute_positions"] else None
+        self.dropout = dropout
+        self.dtype = jnp.dtype(activation_dtype)
+        self.remat = remat
+        drawn = functools.partial(
+            parameter, rngs, normal(self.std), purpose="embedding", multiplied=False
+        )
+        self.embedding_VD = drawn(V, D)
+        if said["absolute_positions"]:
+            self.positions_RD = drawn(said["num_positions"], D)
+        if said["num_types"]:
+            self.types_RD = drawn(said["num_types"], D)
+        self.embedding_norm = Norm(rngs, D, self.epsilon)
+        self.layers = nnx.List(
+            DebertaLayer(
+                rngs,
+                self.sizes,
+                self.activation_name,
+                self.epsilon,
+                said["terms"],
+                not said["shared_keys"],
+            )
+            for _ in range(said["num_layers"])
+        )
+        if said["terms"]:
+            self.distances_RD = parameter(
+                rngs, normal(self.std), 2 * self.span, D, purpose="layers", multiplied=False
+            )
+            if said["norm_relative"]:
+                self.distances_norm = Norm(rngs, D, self.epsilon)
+        if said["convolution"]:
+            kernel, activation = said["convolution"], said["convolution_activation"]
+            self.convolution = Convolution(rngs, D, kernel, activation, self.epsilon)
+        if self.folder:
+            self.names().check(self.folder, nnx.to_pure_dict(nnx.state(self, nnx.Param)))
+
+    @property
+    def span(self) -> int:
+        """S, rows of the table of distances either way."""
+        return self.said["buckets"] or self.said["longest_distance"]
+
+    @property
+    def activation(self) -> Callable[[jax.Array], jax.Array]:
+        return ACTIVATIONS[self.activation_name]
+
+    @property
+    def words(self) -> nnx.Param:
+        return self.embedding_VD
+
+    def enter(
+        self, x_BTD: jax.Array, real_BT: jax.Array, types_BT: jax.Array | None = None
+    ) -> jax.Array:
+        if self.said["absolute_positions"]:
+            x_BTD = x_BTD + self.positions_RD[...].astype(x_BTD.dtype)[: x_BTD.shape[1]]
+        if self.said["num_types"]:
+            types_BT = jnp.zeros(real_BT.shape, int) if types_BT is None else types_BT
+            x_BTD = x_BTD + self.types_RD[...].astype(x_BTD.dtype)[types_BT]
+        return self.embedding_norm(x_BTD) * real_BT[..., None]
+
+    def shared(self, length: int) -> Relative | None:
+        if not self.said["terms"]:
+            return None
+        vectors_RD = self.distances_RD[...].astype(self.dtype)
+        if self.said["norm_relative"]:
+            vectors_RD = self.distances_norm(vectors_RD)
+        distance_TT = np.arange(length)[:, None] - np.arange(length)
+        if self.said["buckets"]:
+            longest = self.said["longest_distance"]
+            distance_TT = distance_buckets(distance_TT, self.said["buckets"], longest)
+        rows_TT = np.clip(distance_TT + self.span, 0, 2 * self.span - 1)
+        return Relative(vectors_RD, rows_TT)
+
+    def attended(
+        self,
+        layer: BodyLayer,
+        heads: Heads,
+        positions_BT: jax.Array,
+        seen: Seen,
+        keep_HTJ: jax.Array | None,
+        shared: Any,
+    ) -> jax.Array:
+        assert isinstance(layer, DebertaLayer)
+        return layer.attend_relative(heads, seen, keep_HTJ, shared)
+
+    def after_layer(
+        self, number: int, x_BTD: jax.Array, entered_BTD: jax.Array, real_BT: jax.Array
+    ) -> jax.Array:
+        if number or not self.said["convolution"]:
+            return x_BTD
+        return self.convolution(x_BTD, entered_BTD, real_BT)
+
+    def flops_of_layers(self, keys_seen: float) -> float:
+        A = self.sizes.attention_size
+        per_layer = 4 * A * keys_seen + 2 * A * 2 * self.span * len(self.said["terms"])
+        return sum(2 * matrix_size(layer) + per_layer for layer in self.layers)
+
+    # On disk.
+
+    def names(self) -> Names:
+        disk = "deberta.embeddings."
+        tensors = [
+            Tensor(f"{disk}word_embeddings.weight", ("embedding_VD",)),
+            *norm(f"{disk}LayerNorm", "embedding_norm"),
+        ]
+        if self.said["absolute_positions"]:
+            tensors.append(Tensor(f"{disk}position_embeddings.weight", ("positions_RD",)))
+        if self.said["num_types"]:
+            tensors.append(Tensor(f"{disk}token_type_embeddings.weight", ("types_RD",)))
+        terms = self.said["terms"]
+        for i in range(len(self.layers)):
+            disk, ours = f"deberta.encoder.layer.{i}.", f"layers.{i}."
+            tensors += layer_tensors(disk, ours, ("query_proj", "key_proj", "value_proj"))
+            for term, part, name in (
+                ("c2p", "position_keys", "pos_key_proj"),
+                ("p2c", "position_queries", "pos_query_proj"),
+            ):
+                if term in terms and not self.said["shared_keys"]:
+                    of_part = f"{ours}{part}_DA", f"{ours}{part}_bias_A"
+                    tensors += matrix(f"{disk}attention.self.{name}", *of_part)
+        if terms:
+            tensors.append(Tensor("deberta.encoder.rel_embeddings.weight", ("distances_RD",)))
+            if self.said["norm_relative"]:
+                tensors += norm("deberta.encoder.LayerNorm", "distances_norm")
+        if self.said["convolution"]:
+            disk = "deberta.encoder.conv."
+            tensors += [
+                Tensor(f"{disk}conv.weight", ("convolution.matrix_DIW",)),
+                Tensor(f"{disk}conv.bias", ("convolution.bias_D",)),
+                *norm(f"{disk}LayerNorm", "convolution.norm"),
+            ]
+        return Names(tuple(tensors), "deberta.", ignored("deberta."), OLD_NORMS)
+
+    def config(self) -> dict[str, Any]:
+        if self.folder:
+            config = dict(self.folder.config)
+        else:
+            said = self.said
+            config = {
+                "model_type": "deberta-v2",
+                "vocab_size": self.vocabulary_size,
+                "hidden_size": self.width,
+                "num_hidden_layers": len(self.layers),
+                "num_attention_heads": self.sizes.num_heads,
+                "intermediate_size": self.sizes.feed_forward_size,
+                "max_position_embeddings": said["num_positions"],
+                "type_vocab_size": said["num_types"],
+                "position_biased_input": said["absolute_positions"],
+                "relative_attention": bool(said["terms"]),
+                "pos_att_type": list(said["terms"]),
+                "position_buckets": said["buckets"] or -1,
+                "max_relative_positions": said["longest_distance"],
+                "share_att_key": said["shared_keys"],
+                "norm_rel_ebd": "layer_norm" if said["norm_relative"] else "none",
+                "conv_kernel_size": said["convolution"],
+                "conv_act": said["convolution_activation"],
+                "hidden_act": self.activation_name,
+                "pooler_hidden_act": self.head_activation,
+                "pooler_hidden_size": self.width,
+                "layer_norm_eps": self.epsilon,
+                "pad_token_id": self.padding_id,
+            }
+        for key in ("dtype", "torch_dtype"):
+            if key in config:
+                config[key] = "float32"
+        return config
+
+
+def settings_of(folder: HubFolder) -> dict[str, Any]:
+    """Returns the settings of `DeBERTa` that a folder's config.json says.
+
+    Raises:
+        ValueError: a value of another type, or that brt does not compute; naming the key.
+    """
+    values = folder.values()
+    refuse_variants(values)
+    width, num_heads = values.whole("hidden_size", 1536), values.whole("num_attention_heads", 24)
+    if width % num_heads:
+        raise values.refused("hidden_size", f"is not divided by {num_heads} attention heads.")
+    values.only("attention_head_size", width // num_heads, "is not hidden_size over the heads.")
+    values.only("embedding_size", width, "is not hidden_size: brt reads such folders only.")
+    values.only("conv_groups", 1, "groups of a convolution are not computed: only 1 is.")
+    values.only("pooler_hidden_size", width, "is not hidden_size: brt reads such folders only.")
+    norms = values.get("norm_rel_ebd", "none")
+    if norms not in ("none", "layer_norm"):
+        raise values.refused("norm_rel_ebd", "is not computed: none and layer_norm are.")
+    vocabulary_size = values.whole("vocab_size", 128100)
+    padding_id = values.token("pad_token_id", vocabulary_size)
+    num_positions = values.whole("max_position_embeddings", 512)
+    longest = values.whole("max_relative_positions", -1, minimum=-1)
+    return dict(
+        vocabulary_size=vocabulary_size,
+        num_layers=number_of_layers(values, "num_hidden_layers", 24, folder),
+        width=width,
+        num_heads=num_heads,
+        feed_forward_size=values.whole("intermediate_size", 6144),
+        num_positions=num_positions,
+        num_types=values.whole("type_vocab_size", 0, minimum=0),
+        absolute_positions=values.flag("position_biased_input", True),
+        terms=_terms(values),
+        buckets=max(values.whole("position_buckets", -1, minimum=-1), 0),
+        longest_distance=num_positions if longest < 1 else longest,
+        shared_keys=values.flag("share_att_key", False),
+        norm_relative=norms == "layer_norm",
+        convolution=values.whole("conv_kernel_size", 0, minimum=0),
+        convolution_activation=values.choice("conv_act", CONVOLUTION_ACTIVATIONS, "tanh"),
+        head_activation=values.choice("pooler_hidden_act", CONVOLUTION_ACTIVATIONS, "gelu"),
+        activation=values.choice("hidden_act", BERT_ACTIVATIONS, "gelu"),
+        epsilon=values.number("layer_norm_eps", 1e-7),
+        padding_id=0 if padding_id is None else padding_id,
+    )
+
+
+def _terms(values: ConfigValues) -> tuple[str, ...]:
+    """Returns the terms by distance that config.json says: a list, or one text with bars."""
+    if not values.flag("relative_attention", False):
+        return ()
+    said = values.get("pos_att_type", [])
+    if isinstance(said, str):
+        said = [part.strip() for part in said.lower().split("|") if part.strip()]
+    if not isinstance(said, list) or not all(term in TERMS for term in said):
+        raise values.refused("pos_att_type", "is not computed: c2p and p2c are.")
+    return tuple(sorted(set(said)))

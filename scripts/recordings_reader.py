@@ -1,0 +1,188 @@
+"""Replays recordings of memory around encoders and T5; see `check_recording.py`.
+
+Compared are what each segment's head gives, the memories that it begins with and leaves, losses,
+and gradients by their names on disk, through all memories and through 0 or 1. The published wrapper
+counts memory among the words that T5 may write; here it does not, and both losses are compared.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from pretrained_errors import Found, bound, folder_of, split_with, widened
+from recordings_encoders import ENCODERS
+
+from brt.models.caches import reset_rows
+from brt.models.layers.losses import token_losses
+from brt.models.pretrained.encoders.reader import PretrainedReader
+from brt.models.pretrained.encoders.t5 import T5
+from brt.models.pretrained.folder import HubFolder
+from brt.token_ids import PADDING
+
+WORDS = {
+    "bert": "bert.embeddings.word_embeddings.weight",
+    "roberta": "roberta.embeddings.word_embeddings.weight",
+    "deberta-v2": "deberta.embeddings.word_embeddings.weight",
+    "t5": "shared.weight",
+}
+"""The table of words on disk, which holds the memory too in the wrapper."""
+
+
+class Replay:
+    """The model of a recording, and its segments.
+
+    Args:
+        recording, config: as `errors` takes them.
+    """
+
+    def __init__(self, recording: Mapping[str, Any], config: Mapping[str, Any]):
+        self.recording = recording
+        folder = folder_of(recording)
+        self.kind = HubFolder(folder).config["model_type"]
+        self.memory = config["num_mem_tokens"]
+        self.all_losses = config["sum_loss"]
+        bodies = {**ENCODERS, "t5": T5}
+        labels = recording["labels"]
+        words = labels.shape[1] if self.kind == "t5" else 1
+        classes = 2 if self.kind == "t5" else recording["segment_logits"].shape[2]
+        model = PretrainedReader(
+            nnx.Rngs(0),
+            body=lambda rngs: bodies[self.kind](rngs, folder=folder),
+            targets="words" if self.kind == "t5" else "classes",
+            classes=classes,
+            words=words,
+            num_memory=self.memory,
+        )
+        self.names = model.names()
+        given = model.given_parameters() | {"memory_SD": recording["memory_rows"]}
+        if "lm_head_rows" in recording:
+            self.head_rows = recording["lm_head_rows"]
+        self.graph, self.params = split_with(model, given)
+        self.present_SB = recording["segment_present"].astype(bool)
+
+    def inputs(self, segment: int) -> np.ndarray:
+        """Returns a segment's tokens without its memory, `PADDING` where there is none."""
+        ids_BI = self.recording["segment_input_ids"][segment]
+        first = 0 if self.kind == "t5" else 1
+        ids_BT = np.delete(ids_BI, range(first, first + self.memory), axis=1)
+        padding = HubFolder(folder_of(self.recording)).config["pad_token_id"]
+        nothing_B1 = ~self.present_SB[segment][:, None]
+        return np.where(nothing_B1 | (ids_BT == padding), PADDING, ids_BT).astype(np.int32)
+
+    def starts(self, segment: int) -> np.ndarray:
+        """Returns the rows whose document begins, or that have nothing to read."""
+        before = self.present_SB[:segment].any(axis=0)
+        return ~before
+
+    def read(
+        self, params: Any, dtype: str, depth: int | None = None, vocabulary: bool = False
+    ) -> tuple[jax.Array, dict[str, Any]]:
+        """Returns the loss, and what is compared.
+
+        Args:
+            depth: memories that the last segment's loss reaches through; None: all.
+            vocabulary: whether memory is no word that may be written.
+        """
+        model = bound(self.graph, params, dtype)
+        S = len(self.present_SB)
+        caches = model.init_caches(self.present_SB.shape[1])
+        memories_in, memories_out, logits, losses = [], [], [], []
+        for segment in range(S):
+            if depth is not None and segment <= S - 1 - depth:
+                learned = model.init_caches(self.present_SB.shape[1])
+                caches = jax.lax.stop_gradient(caches)
+                caches = reset_rows(caches, learned, jnp.asarray(self.starts(segment)))
+            caches = reset_rows(
+                caches,
+                model.init_caches(self.present_SB.shape[1]),
+                jnp.asarray(self.starts(segment)),
+            )
+            memories_in.append(caches[1].memory_BSD)
+            x = model.embed(jnp.asarray(self.inputs(segment)))
+            outputs, caches, _ = model.stack(x, caches)
+            memories_out.append(caches[1].memory_BSD)
+            nats_BW, logits_BWV = self.losses(model, outputs, vocabulary)
+            logits.append(logits_BWV)
+            losses.append(self.mean(nats_BW, segment))
+        loss = jnp.stack(losses).mean() if self.all_losses and depth is None else losses[-1]
+        return loss, {
+            "memory_in": jnp.stack(memories_in),
+            "memory_out": jnp.stack(memories_out),
+            "segment_logits": jnp.stack(logits),
+            "segment_losses": jnp.stack(losses),
+        }
+
+    def losses(self, model: Any, outputs: Any, vocabulary: bool) -> tuple[jax.Array, jax.Array]:
+        """Returns nats and logits of the labels: (B, W) and (B, W, V), or (B, 1) and (B, N)."""
+        labels = self.recording["labels"]
+        if self.kind != "t5":
+            logits_BN = model.answers(outputs)
+            targets_B1 = jnp.asarray(labels[:, None], jnp.int32)
+            return token_losses(logits_BN[:, None], targets_B1)[0], logits_BN
+        body = cast(T5, model.body)
+        targets_BW = jnp.asarray(np.maximum(labels, 0), jnp.int32)
+        states = body.decode(body.shifted(targets_BW), outputs.x_BTD, outputs.real_BT)
+        logits_BWV = body.word_logits(states[-1])
+        if not vocabulary:
+            rows = model.memory_SD[...] if body.tied else jnp.asarray(self.head_rows)
+            of_memory = body.word_logits(states[-1], rows)
+            logits_BWV = jnp.concatenate([logits_BWV, of_memory], axis=-1)
+        return token_losses(logits_BWV, targets_BW)[0], logits_BWV
+
+    def mean(self, nats_BW: jax.Array, segment: int) -> jax.Array:
+        """Returns the mean over the scored labels of the rows that have the segment."""
+        labels = self.recording["labels"].reshape(len(nats_BW), -1)
+        scored_BW = jnp.asarray((labels != -100) & self.present_SB[segment][:, None])
+        return jnp.where(scored_BW, nats_BW, 0.0).sum() / scored_BW.sum()
+
+    def disk(self, grads: Any) -> dict[str, np.ndarray]:
+        """Returns gradients by the names of the recording: memory stands behind the words."""
+        found = self.names.write(grads)
+        words = WORDS[self.kind]
+        found[words] = np.concatenate([found[words], np.asarray(grads["memory_SD"])])
+        if "lm_head.weight" in found:
+            extra = np.zeros_like(self.head_rows)
+            found["lm_head.weight"] = np.concatenate([found["lm_head.weight"], extra])
+        return found
+
+
+def errors(
+    recording: Mapping[str, Any], config: Mapping[str, Any]
+) -> dict[str, tuple[float, float]]:
+    """Returns error and tolerance of each thing that is compared, by its name."""
+    replay = Replay(recording, config)
+    sharp = replay.kind == "t5" and "lm_head_rows" in recording
+    found = Found(recording, sharp)
+
+    def compiled(depth, vocabulary):
+        def read(params, dtype):
+            return replay.read(params, dtype, depth, vocabulary)
+
+        return jax.jit(jax.value_and_grad(read, has_aux=True), static_argnums=1)
+
+    whole = compiled(None, False)
+    (loss, given), grads = whole(replay.params, "float32")
+    at_SB = replay.present_SB
+    for key in ("memory_in", "memory_out", "segment_logits"):
+        found.output(key, given[key], at_SB)
+    found.output("segment_losses", given["segment_losses"])
+    found.output("logits", given["segment_logits"][-1])
+    found.output("loss", loss)
+    no_gradient = config.get("no_gradient", ())
+    found.gradient("grads/", replay.disk(grads), no_gradient)
+    for key, depth in (("grads_depth0/", 0), ("grads_depth1/", 1)):
+        if any(name.startswith(key) for name in recording):
+            _, grads = compiled(depth, False)(replay.params, "float32")
+            found.gradient(key, replay.disk(grads), no_gradient)
+    if "loss_vocabulary" in recording:
+        (loss, _), grads = compiled(None, True)(replay.params, "float32")
+        found.output("loss_vocabulary", loss)
+        found.gradient("grads_vocabulary/", replay.disk(grads), no_gradient)
+    with jax.enable_x64(True):
+        (loss, given), _ = whole(widened(replay.params), "float64")
+        found.output("float64/segment_logits", given["segment_logits"], at_SB, relative=1e-6)
+        found.output("float64/loss", loss, relative=1e-6)
+    return found.errors
