@@ -88,7 +88,7 @@ class Found:
                 self.add(name, np.inf, self.gradients)
                 continue
             error, largest = np.abs(expected - values).max(), np.abs(expected).max()
-            if tensor in without or not largest:
+            if tensor in without or largest <= NO_GRADIENT:
                 self.add(f"{name} of 0", error, NO_GRADIENT)
             else:
                 self.add(name, error / largest, self.gradients)

@@ -70,13 +70,18 @@ def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 def _greedy(recording, found, graph, params):
     tokens_BN = recording["greedy/tokens"]
-    body = bound(graph, params)
-    real_BT = jnp.asarray(recording["attention_mask"] == 1)
-    x_BTD = body.embed(jnp.asarray(recording["input_ids"], jnp.int32))
-    read_BTD = body.read(x_BTD, real_BT).outputs[-1]
-    written_BN = np.asarray(body.write(tokens_BN.shape[1], read_BTD, real_BT))
+
+    @jax.jit
+    def write(params):
+        body = bound(graph, params)
+        real_BT = jnp.asarray(recording["attention_mask"] == 1)
+        x_BTD = body.embed(jnp.asarray(recording["input_ids"], jnp.int32))
+        read_BTD = body.read(x_BTD, real_BT).outputs[-1]
+        written_BN = body.write(tokens_BN.shape[1], read_BTD, real_BT)
+        words_BN = body.shifted(jnp.asarray(tokens_BN, jnp.int32))
+        return written_BN, body.word_logits(body.decode(words_BN, read_BTD, real_BT)[-1])
+
+    written_BN, logits_BNV = write(params)
     same = np.array_equal(written_BN, tokens_BN)
     found.add("greedy tokens", 0.0 if same else np.inf, SMALLEST)
-    words_BN = body.shifted(jnp.asarray(tokens_BN, jnp.int32))
-    logits_BNV = body.word_logits(body.decode(words_BN, read_BTD, real_BT)[-1])
     found.output("greedy/scores", logits_BNV)

@@ -120,11 +120,12 @@ class PretrainedReader(Reader):
         self.targets = targets
         self.num_words = words
         self.num_memory = num_memory
-        self.head: nnx.Module | None = None
         if targets == "classes":
-            self.head = ClassesHead(rngs, self.body, classes)
+            self.head: ClassesHead | SpansHead | None = ClassesHead(rngs, self.body, classes)
         elif targets == "spans":
             self.head = SpansHead(rngs, self.body)
+        else:
+            self.head = None
         if num_memory:
             self.memory_SD = parameter(
                 *(rngs, normal(self.body.std), num_memory, self.body.width),
