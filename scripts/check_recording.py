@@ -23,6 +23,7 @@ import recordings_encodings
 import recordings_meliad
 import recordings_pretrained
 import recordings_rmt
+import recordings_tables
 import recordings_txl
 
 OUTPUTS = 2e-5
@@ -35,6 +36,7 @@ FORMATS = {
     "folder": recordings_pretrained,
     "num_mem_tokens": recordings_rmt,
     "attn_type": recordings_txl,
+    "kind": recordings_tables,
 }
 """A setting that tells a format, and what replays it; the first that is there counts."""
 

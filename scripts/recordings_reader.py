@@ -22,6 +22,7 @@ from brt.models.pretrained.encoders.t5 import T5
 from brt.models.pretrained.folder import HubFolder
 from brt.token_ids import PADDING
 
+HEAD_ROWS = "lm_head_rows"
 WORDS = {
     "bert": "bert.embeddings.word_embeddings.weight",
     "roberta": "roberta.embeddings.word_embeddings.weight",
@@ -58,9 +59,9 @@ class Replay:
         )
         self.names = model.names()
         given = model.given_parameters() | {"memory_SD": recording["memory_rows"]}
-        if "lm_head_rows" in recording:
-            self.head_rows = recording["lm_head_rows"]
         self.graph, self.params = split_with(model, given)
+        if "lm_head_rows" in recording:  # of the wrapper only
+            self.params = self.params | {HEAD_ROWS: recording[HEAD_ROWS]}
         self.present_SB = recording["segment_present"].astype(bool)
 
     def inputs(self, segment: int) -> np.ndarray:
@@ -86,7 +87,9 @@ class Replay:
             depth: memories that the last segment's loss reaches through; None: all.
             vocabulary: whether memory is no word that may be written.
         """
-        model = bound(self.graph, params, dtype)
+        self.head_rows = params.get(HEAD_ROWS)
+        of_model = {name: part for name, part in params.items() if name != HEAD_ROWS}
+        model = bound(self.graph, of_model, dtype)
         S = len(self.present_SB)
         caches = model.init_caches(self.present_SB.shape[1])
         memories_in, memories_out, logits, losses = [], [], [], []
@@ -127,7 +130,7 @@ class Replay:
         states = body.decode(body.shifted(targets_BW), outputs.x_BTD, outputs.real_BT)
         logits_BWV = body.word_logits(states[-1])
         if not vocabulary:
-            rows = model.memory_SD[...] if body.tied else jnp.asarray(self.head_rows)
+            rows = model.memory_SD[...] if body.tied else self.head_rows
             of_memory = body.word_logits(states[-1], rows)
             logits_BWV = jnp.concatenate([logits_BWV, of_memory], axis=-1)
         return token_losses(logits_BWV, targets_BW)[0], logits_BWV
@@ -143,9 +146,9 @@ class Replay:
         found = self.names.write(grads)
         words = WORDS[self.kind]
         found[words] = np.concatenate([found[words], np.asarray(grads["memory_SD"])])
-        if "lm_head.weight" in found:
-            extra = np.zeros_like(self.head_rows)
-            found["lm_head.weight"] = np.concatenate([found["lm_head.weight"], extra])
+        if HEAD_ROWS in grads:
+            rows = np.asarray(grads[HEAD_ROWS])
+            found["lm_head.weight"] = np.concatenate([found["lm_head.weight"], rows])
         return found
 
 
