@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 
 from brt.reporting.model_settings import model_name, model_setting, owners
+from brt.reporting.papers.adding_recurrence import flops_per_token
 from brt.reporting.papers.block_recurrent import SIZES
 from brt.reporting.papers.recurrent_memory import vectors, visible_context
 from brt.reporting.papers.transformer_xl import SIZES as XL_SIZES
@@ -51,7 +52,11 @@ class PaperPosition(NamedTuple):
         task: `copy`, `reverse`, `retrieval` or `quadratic`; None for text.
         task_length: n of the task: symbols to be copied, pairs, or the largest root.
         symbols: different ones that copy and reverse draw from; None for others.
-        segments: of a sample of the task; 1 for text.
+        segments: of a sample of the task, or of a labelled document; 1 for text.
+        overlap: tokens that a window of a pretrained model reads again.
+        evaluation_overlap: the same in evaluation.
+        flops: of the layers of a pretrained decoder for each new token, in 10^8, as the Adding
+            Recurrence paper counts them; None for others.
     """
 
     model: str
@@ -76,6 +81,14 @@ class PaperPosition(NamedTuple):
     task_length: int | None = None
     symbols: int | None = None
     segments: int = 1
+    overlap: int = 0
+    evaluation_overlap: int = 0
+    flops: float | None = None
+
+    @property
+    def window_length(self) -> int:
+        """Tokens of a window, those that are read again too."""
+        return self.segment_length + self.overlap
 
     @property
     def evaluated_as_trained(self) -> bool:
@@ -225,10 +238,51 @@ def _other(settings, model, segment):
     }
 
 
+BODIES = {"GPT2": "GPT-2"}
+"""Names of bodies as the papers spell them, where their classes have others."""
+BETWEEN_WINDOWS = {
+    "PooledMemory": "pooled",
+    "FinalLayerMemory": "pooled",
+    "CellMemory": "cell",
+    "SlotMemory": "slots",
+}
+
+
+def _pretrained(settings, model, segment):
+    """Returns attributes of pretrained bodies over windows or labelled documents."""
+    body = owners(settings)[-1]
+    around = str(settings.get(f"{model}.memories") or "")
+    parts = [word for name, word in BETWEEN_WINDOWS.items() if f"@{name}" in around]
+    tokens = settings.get(f"{model}.num_memory", 0)
+    system = " + ".join([BODIES.get(body, body), *dict.fromkeys(parts)])
+    overlap = settings.get(f"{model}.overlap", 0)
+    own = settings.get(f"evaluation/{model}.overlap", overlap)
+    layers = settings.get(f"{body}.num_layers") or 0
+    width = settings.get(f"{body}.width") or 0
+    known = model == "PretrainedLanguageModel" and layers and width
+    new = settings.get("Evaluation.segment_length") or segment
+    flops = flops_per_token(own + new, own, layers, width) / 1e8 if known else None
+    return {
+        "system": f"RMT {system}" if tokens else system,
+        "size": "base" if (layers, width) == (12, 768) else None,
+        "window": None,
+        "layers": layers,
+        "states": None,
+        "gate_biases": None,
+        "memory_tokens": tokens,
+        "overlap": overlap,
+        "evaluation_overlap": own,
+        "flops": flops,
+    }
+
+
+LABELLED = ("Hyperpartisan", "HotpotQA", "MuSiQue", "Scrolls", "LabelledTexts")
+"""Sources of labelled documents, by which tables head their columns."""
 _WITH_MEMORY = ("TransformerXL", "RecurrentMemoryTransformer")
 _OF_MODEL = {
     "BlockRecurrentTransformer": _language_model,
     **dict.fromkeys(_WITH_MEMORY, _transformer_xl),
+    **dict.fromkeys(("PretrainedLanguageModel", "PretrainedReader"), _pretrained),
 }
 
 
@@ -242,6 +296,8 @@ def _depth(settings):
 def _task(settings):
     """Returns attributes of an algorithmic task; nothing for text."""
     source = str(settings.get("Corpus.source", "")).strip("@()").rsplit(".", 1)[-1]
+    if source in LABELLED:
+        return {"corpus": source, "segments": settings.get("Trainer.segments_per_step", 1)}
     if source not in TASKS:
         return {}
     name, length = TASKS[source]
@@ -298,7 +354,10 @@ CORPORA = {
 
 def _corpus(run, family):
     if run.corpus.startswith("pg19"):
-        return {"bytes": "PG19 bytes", "T5": "PG19 tokens"}.get(family, "PG19 SPM")
+        named = {"bytes": "PG19 bytes", "T5": "PG19 tokens", "pretrained": "PG-19"}
+        return named.get(family, "PG19 SPM")
+    if run.corpus.startswith("wikitext103") and family == "pretrained":
+        return "WikiText-103 raw"
     for begin, name in CORPORA.items():
         if run.corpus.startswith(begin) and family == "words":
             return name
@@ -314,6 +373,8 @@ def _vocabulary(run, settings, model):
     name = str(settings.get("Corpus.vocabulary") or "of the source")
     if name in ("bytes", "@ByteVocabulary()"):
         return "bytes", "256"
+    if name.startswith(("pretrained:", "@PretrainedFolderVocabulary")):
+        return "pretrained", str(model_setting(settings, "vocabulary_size") or name)
     if "t5" in name.lower():
         return "T5", "32k"
     if name.startswith(("words:", "@WordVocabulary")):

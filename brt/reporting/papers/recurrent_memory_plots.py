@@ -237,6 +237,6 @@ RECURRENT_MEMORY = Paper(
     TITLE,
     TABLES,
     PLOTS,
-    about={"model": {"TransformerXL", "RecurrentMemoryTransformer"}},
+    about={"model": {"TransformerXL", "RecurrentMemoryTransformer", "PretrainedReader"}},
     diagrams=(reverse_in_segments,),
 )

@@ -1,0 +1,254 @@
+"""Tables and figures of Adding Recurrence to Pretrained Transformers, as data.
+
+Source: Yoshida, Ettinger and Gimpel 2020, Adding Recurrence to Pretrained Transformers for Improved
+Efficiency and Context Size, arXiv:2008.07027. Its figures print no numbers: the points shown for it
+are those of its tables.
+"""
+
+from collections.abc import Iterable
+
+from brt.reporting.papers.form import Contrast, Curve, Paper, PaperPlot, PaperTable, Quantity, Row
+
+TITLE = "Adding Recurrence to Pretrained Transformers, arXiv:2008.07027"
+WINDOW = 300
+WIKITEXT, PG19 = "WikiText-103 raw", "PG-19"
+BASELINE, RECURRENT = "GPT-2", "GPT-2 + pooled"
+
+OF_WIKITEXT = {
+    BASELINE: {
+        0: ("29.00", "30.47"),
+        5: ("27.99", "29.36"),
+        10: ("27.58", "28.88"),
+        30: ("26.72", "27.96"),
+        50: ("26.17", "27.31"),
+    },
+    RECURRENT: {
+        0: ("27.70", "29.01"),
+        5: ("26.88", "28.12"),
+        10: ("26.51", "27.77"),
+        30: ("25.90", "27.12"),
+        50: ("25.53", "26.73"),
+    },
+}
+OF_PG19 = {
+    BASELINE: {
+        0: ("172.25", "147.71"),
+        5: ("165.93", "142.30"),
+        10: ("162.66", "139.49"),
+        30: ("156.21", "134.30"),
+        50: ("152.64", "131.25"),
+        75: ("149.54", "128.46"),
+        100: ("147.05", "126.51"),
+        150: ("143.62", "123.53"),
+        200: ("141.14", "121.40"),
+    },
+    RECURRENT: {
+        0: ("155.27", "133.02"),
+        5: ("150.00", "128.78"),
+        10: ("147.53", "127.05"),
+        30: ("142.35", "122.22"),
+        50: ("140.10", "119.93"),
+    },
+}
+"""Perplexity per word on validation and test by model and overlap (Tables 1 and 2)."""
+
+FLOPS = {
+    0: "1.75e8",
+    5: "1.78e8",
+    10: "1.81e8",
+    30: "1.94e8",
+    50: "2.10e8",
+    75: "2.33e8",
+    100: "2.62e8",
+    150: "3.50e8",
+    200: "5.25e8",
+}
+"""FLOPs per token by overlap, as Tables 1 and 2 print them."""
+
+
+def flops_per_token(window: int, overlap: int = 0, layers: int = 12, width: int = 768) -> float:
+    """Returns the operations of a window's layers for each of its new tokens, without the logits.
+
+    Source: the numbers of Tables 1 and 2, which the matrices of the layers and the attention of a
+    window give; the recurrence counts nothing there.
+    """
+    matrices = 2 * 12 * layers * width**2
+    attention = 2 * layers * window * width
+    return (matrices + attention) * window / (window - overlap)
+
+
+def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Returns the points that no other is below in both (cost, perplexity), by rising cost."""
+    best: list[tuple[float, float]] = []
+    for cost, perplexity in sorted(points):
+        if not best or perplexity < best[-1][1]:
+            best.append((cost, perplexity))
+    return best
+
+
+def label(system: str, overlap: int) -> str:
+    """Returns the first label of a row."""
+    name = "recurrent" if system == RECURRENT else "baseline"
+    return f"{name}, overlap {overlap}"
+
+
+def _row(system, overlap, printed):
+    where = {"system": system, "window_length": WINDOW, "evaluation_overlap": overlap}
+    if system == RECURRENT:  # trained with the overlap it is tested with
+        where["overlap"] = overlap
+    return Row((label(system, overlap), FLOPS[overlap]), printed, where)
+
+
+def _perplexities(name, title, numbers, corpus, more="", contrasts=()):
+    return PaperTable(
+        name,
+        title,
+        f"Perplexity per word, windows of {WINDOW} tokens, of which the last `overlap` are read "
+        "again by the next; the baseline is evaluated with overlaps that it was not trained with. "
+        f"FLOPs are those of the layers for each new token, the recurrence not counted.{more} "
+        f"Source: {title.split(', ')[1].split(':')[0]}",
+        ("model", "FLOPs/token"),
+        (
+            Quantity("validation", "word_level_perplexity", 2, split="validation"),
+            Quantity("test", "word_level_perplexity", 2, split="test"),
+        ),
+        tuple(
+            _row(system, overlap, printed)
+            for system, of_system in numbers.items()
+            for overlap, printed in of_system.items()
+        ),
+        {"corpus": corpus},
+        contrasts=contrasts,
+    )
+
+
+CONTRASTS = (
+    Contrast("Does recurrence replace an overlap of 30?", label(RECURRENT, 0), label(BASELINE, 30)),
+    Contrast(
+        "Is recurrence with 5 better than an overlap of 50?",
+        label(RECURRENT, 5),
+        label(BASELINE, 50),
+    ),
+)
+TABLE_1 = _perplexities("arpt_table_1", "ARPT, Table 1: WikiText-103", OF_WIKITEXT, WIKITEXT)
+TABLE_2 = _perplexities(
+    "arpt_table_2",
+    "ARPT, Table 2: PG-19",
+    OF_PG19,
+    PG19,
+    " Section 5.1 adds of 5 tokens with recurrence that they beat an overlap of 75, which these "
+    "numbers do not show.",
+    CONTRASTS,
+)
+
+TABLE_3 = PaperTable(
+    "arpt_table_3",
+    "ARPT, Table 3: HotpotQA",
+    "Answer F1 and exact match on the development set of the distractor setting, after 30,000 "
+    "training questions; windows of 512 tokens that begin with the question. Source: Table 3",
+    ("model",),
+    (
+        Quantity("F1", "answer_f1", 2, {"corpus": "HotpotQA"}, divisor=0.01),
+        Quantity("exact match", "exact_match", 2, {"corpus": "HotpotQA"}, divisor=0.01),
+    ),
+    (
+        Row(("RoBERTa, disjoint windows",), ("48.17", "43.55"), {"system": "RoBERTa"}),
+        Row(("RoBERTa, recurrent",), ("49.12", "44.55"), {"system": "RoBERTa + pooled"}),
+    ),
+)
+
+KEPT = "studies/topics/divergence, kept"
+TOPICS = PaperTable(
+    "arpt_topics",
+    "ARPT, section 5.3.1: topics of continuations",
+    "Mean Jensen-Shannon divergence between the topics of a context and of what is written after "
+    "it: 8,000 contexts of 300 tokens, greedy continuations of 30, 20 topics of 5,000 books. The "
+    "base of the logarithm is not printed; measured ones have base 2. The baseline begins with one "
+    "token of the context. The paper finds the recurrent one lower for at least 60 % of the "
+    "contexts, p < 0.00001. The continuations themselves (Tables 4 and 5) are the study "
+    "`continuations`. Source: section 5.3.1",
+    ("model",),
+    (
+        Quantity("divergence", KEPT, 4),
+        Quantity("state cleared", "studies/topics/divergence, cleared", 4, is_printed=False),
+        Quantity("kept lower", "studies/topics/lower_than, cleared", 3, is_printed=False),
+    ),
+    (
+        Row(("baseline",), ("0.5951",), {"system": BASELINE}),
+        Row(("recurrent",), ("0.5331",), {"system": RECURRENT}),
+    ),
+    {"window_length": WINDOW},
+)
+
+TABLES = (TABLE_1, TABLE_2, TABLE_3, TOPICS)
+
+
+def _validation(system, *overlaps):
+    return tuple(OF_PG19[system][overlap][0] for overlap in overlaps)
+
+
+def _in_units(*overlaps):
+    return tuple(float(FLOPS[overlap]) / 1e8 for overlap in overlaps)
+
+
+FIGURE_4 = PaperPlot(
+    "arpt_figure_4",
+    "ARPT, Figure 4: window size",
+    "Validation perplexity per word of PG-19 by the size of the window, without overlap. The paper "
+    "draws windows of 200 to 600 tokens and prints no numbers: its points here are those of Table "
+    "2. Source: Figure 4 and Table 2",
+    "window_length",
+    "tokens of a window",
+    "perplexity per word",
+    tuple(
+        Curve(
+            "recurrent" if system == RECURRENT else "baseline",
+            (float(WINDOW),),
+            _validation(system, 0),
+            {"system": system, "corpus": PG19, "evaluation_overlap": 0},
+            "word_level_perplexity",
+        )
+        for system in (BASELINE, RECURRENT)
+    ),
+    log_x=False,
+)
+
+OVERLAPS = (0, 10, 30, 50)
+FIGURE_5 = PaperPlot(
+    "arpt_figure_5",
+    "ARPT, Figure 5: perplexity and cost",
+    "Validation perplexity per word of PG-19 by FLOPs per token, of windows of 200 to 600 tokens. "
+    "The paper prints no numbers: its points here are those of Table 2, windows of 300. Source: "
+    "Figure 5 and Table 2",
+    "flops",
+    "10^8 FLOPs per token",
+    "perplexity per word",
+    (
+        Curve(
+            "recurrent",
+            _in_units(*OF_PG19[RECURRENT]),
+            _validation(RECURRENT, *OF_PG19[RECURRENT]),
+            {"system": RECURRENT, "corpus": PG19},
+            "word_level_perplexity",
+        ),
+        *(
+            Curve(
+                f"baseline, overlap {overlap}",
+                _in_units(overlap),
+                _validation(BASELINE, overlap),
+                {"system": BASELINE, "corpus": PG19, "evaluation_overlap": overlap},
+                "word_level_perplexity",
+            )
+            for overlap in OVERLAPS
+        ),
+    ),
+    log_x=False,
+)
+
+ADDING_RECURRENCE = Paper(
+    "adding_recurrence",
+    TITLE,
+    TABLES,
+    (FIGURE_4, FIGURE_5),
+    about={"model": {"PretrainedLanguageModel", "PretrainedReader"}},
+)

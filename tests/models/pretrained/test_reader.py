@@ -1,0 +1,235 @@
+"""Readers of labelled documents: memory from segment to segment, and what is asked of it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from tiny_models import OneKey, quick_jit, randomised
+
+from brt.models.caches import reset_rows
+from brt.models.pretrained.encoders.bert import BERT, RoBERTa
+from brt.models.pretrained.encoders.deberta import DeBERTa
+from brt.models.pretrained.encoders.final_layer_memory import FinalLayerMemory
+from brt.models.pretrained.encoders.reader import LOWEST, PretrainedReader
+from brt.models.pretrained.encoders.t5 import T5
+from brt.models.pretrained.gpt2 import GPT2
+from brt.token_ids import PADDING
+
+SIZES = dict(vocabulary_size=19, num_layers=2, width=8, num_heads=2, feed_forward_size=12)
+BODIES = {
+    "bert": functools.partial(BERT, **SIZES, num_positions=16),
+    "roberta": functools.partial(RoBERTa, **SIZES, num_positions=18),
+    "deberta": functools.partial(DeBERTa, **SIZES, num_positions=16, longest_distance=5),
+    "t5": functools.partial(T5, **SIZES, head_size=3, buckets=8, longest_distance=6),
+}
+B, T = 3, 7
+FINAL = functools.partial(FinalLayerMemory, layer=2, hidden=(6,))
+
+
+@functools.cache
+def reader(name, memory=2, targets=None, pooled=False):
+    targets = targets or ("words" if name == "t5" else "classes")
+
+    def build():
+        return PretrainedReader(
+            OneKey(),
+            body=BODIES[name],
+            targets=targets,
+            classes=3,
+            words=3,
+            num_memory=memory,
+            memories=(FINAL,) if pooled else (),
+        )
+
+    return randomised(nnx.eval_shape(build), 2).for_segments(T)
+
+
+def tokens(*lengths, seed=0, width=T):
+    """Rows of so many tokens, padded."""
+    ids = np.random.default_rng(seed).integers(2, 19, (len(lengths), width))
+    return np.where(np.arange(width) < np.array(lengths)[:, None], ids, PADDING).astype(np.int32)
+
+
+def read(model, segments, starts):
+    """Outputs of each segment and the caches after the last, as the step reads them."""
+
+    @quick_jit
+    def one(ids_BT, caches, starts_B):
+        caches = reset_rows(caches, model.init_caches(len(ids_BT)), starts_B)
+        outputs, caches, _ = model.stack(model.embed(ids_BT), caches)
+        return outputs, caches
+
+    caches = model.init_caches(len(segments[0]))
+    found = []
+    for ids_BT, starts_B in zip(segments, starts, strict=True):
+        outputs, caches = one(jnp.asarray(ids_BT), caches, jnp.asarray(starts_B))
+        found.append(outputs)
+    return found, caches
+
+
+KINDS = [(name, 2, False) for name in BODIES] + [("bert", 0, True), ("roberta", 2, True)]
+every_kind = pytest.mark.parametrize("name, memory, pooled", KINDS)
+YES, NO = [True] * B, [False] * B
+
+
+@every_kind
+def test_the_answer_depends_on_the_first_segment_only_through_a_memory(name, memory, pooled):
+    later = [tokens(7, 7, 7, seed=s) for s in (1, 2)]
+    for with_memory in (True, False):
+        if not with_memory and pooled:
+            continue
+        model = reader(name, memory if with_memory else 0, pooled=pooled and with_memory)
+        answers = [
+            model.token_losses(read(model, [tokens(7, 7, 7, seed=s), *later], [YES, NO, NO])[0][-1],
+                               jnp.ones((B, T), jnp.int32))[0]
+            for s in (3, 4)
+        ]  # fmt: skip
+        assert np.array_equal(*answers) != with_memory
+
+
+@every_kind
+def test_empty_segments_in_front_change_nothing(name, memory, pooled):
+    model = reader(name, memory, pooled=pooled)
+    first, second = tokens(7, 5, 3, seed=1), tokens(7, 6, 2, seed=2)
+    empty = np.full((B, T), PADDING, np.int32)
+    short, _ = read(model, [first, second], [YES, NO])
+    long, _ = read(model, [empty, empty, first, second], [YES, YES, YES, NO])
+    assert np.isfinite(long[0].x_BTD).all()
+    for one, other in zip(short[-1], long[-1]):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+@every_kind
+def test_rows_are_strangers_and_padding_is_read_by_nobody(name, memory, pooled):
+    model = reader(name, memory, pooled=pooled)
+    first, second = tokens(7, 5, 3, seed=1), tokens(4, 6, 7, seed=2)
+    found, caches = read(model, [first, second], [YES, NO])
+    other = [first.copy(), second.copy()]
+    other[0][1], other[1][1] = tokens(7, seed=8)[0], tokens(2, seed=9)[0]
+    changed, after = read(model, other, [YES, NO])
+    for row in (0, 2):
+        for one, two in zip(jax.tree.leaves(caches), jax.tree.leaves(after)):
+            assert np.array_equal(one[row], two[row])
+    assert not np.array_equal(found[-1].x_BTD[1], changed[-1].x_BTD[1])
+    wider = [np.pad(part, [(0, 0), (0, 4)], constant_values=PADDING) for part in (first, second)]
+    padded, after = read(model.for_segments(T + 4), wider, [YES, NO])
+    for one, two in zip(jax.tree.leaves(caches), jax.tree.leaves(after)):
+        np.testing.assert_allclose(one, two, atol=2e-6)
+    assert padded[-1].real_BT.shape[1] == found[-1].real_BT.shape[1] + 4
+
+
+def test_without_memory_a_segment_is_the_body_and_its_head():
+    model = reader("bert", 0)
+    ids = tokens(7, 5, 3)
+    (outputs,), _ = read(model, [ids], [YES])
+    x_BTD = model.body.embed(jnp.asarray(ids))
+    expected = model.body.read(x_BTD, jnp.asarray(ids != PADDING)).outputs[-1]
+    real = ids != PADDING
+    np.testing.assert_allclose(outputs.x_BTD[real], np.asarray(expected)[real], atol=1e-6)
+    np.testing.assert_allclose(model.answers(outputs), model.head(expected[:, 0]), atol=1e-6)
+
+
+def test_memory_stands_behind_the_first_position_and_t5s_before_it():
+    for name, first in (("bert", 1), ("t5", 0)):
+        model = reader(name, 2)
+        ids = tokens(7, 7, 7)
+        caches = model.init_caches(B)
+        (memory_BSD,) = caches[1]
+        words = model.body.embed(jnp.asarray(ids))
+        x = jnp.concatenate([words[:, :first], memory_BSD, words[:, first:]], axis=1)
+        y = model.body.read(x, jnp.ones(x.shape[:2], bool)).outputs[-1]
+        _, after = read(model, [ids], [YES])
+        np.testing.assert_allclose(after[1].memory_BSD, y[:, first : first + 2], atol=1e-6)
+
+
+@pytest.mark.parametrize("name, targets", [("bert", "classes"), ("bert", "spans"), ("t5", "words")])
+def test_losses_are_of_what_is_answered(name, targets):
+    model = reader(name, 2, targets)
+    ids = tokens(7, 5, 4)
+    (outputs,), _ = read(model, [ids], [YES])
+    answers = np.asarray(model.answers(outputs))
+    if targets == "classes":
+        assert answers.shape == (B, 3)
+        scores = [answers]
+    elif targets == "spans":
+        assert answers.shape == (B, 2 * T + 3)
+        assert (answers[1, 5:T] <= LOWEST / 2).all() and (answers[1, :5] > LOWEST / 2).all()
+        scores = np.split(answers, [T, 2 * T], axis=1)
+    else:
+        # The likeliest answer is right at each word, whatever it is.
+        assert answers.shape == (B, 3)
+        padded = jnp.zeros((B, T), jnp.int32).at[:, :3].set(answers)
+        nats, correct = model.token_losses(outputs, padded)
+        assert np.asarray(correct[:, :3]).all() and not np.asarray(correct[:, 3:]).any()
+        assert (np.asarray(nats[:, :3]) > 0).all()
+        return
+    best = np.stack([part.argmax(axis=1) for part in scores], axis=1)
+    other = np.ones_like(best)
+    for wanted in (best, other):
+        targets_BT = np.zeros((B, T), np.int32)
+        targets_BT[:, : wanted.shape[1]] = wanted
+        nats, correct = model.token_losses(outputs, jnp.asarray(targets_BT))
+        assert nats.shape == correct.shape == (B, T)
+        for place, part in enumerate(scores):
+            exact = np.log(np.exp(part.astype(float)).sum(axis=1))
+            exact -= part[np.arange(B), wanted[:, place]]
+            np.testing.assert_allclose(nats[:, place], exact, atol=1e-5)
+            right = part.argmax(axis=1) == wanted[:, place]
+            assert np.asarray(correct[:, place]).tolist() == right.tolist()
+        assert not np.asarray(nats[:, len(scores) :]).any()
+
+
+def test_kinds_of_answers_are_told_by_the_highest_of_all_segments():
+    model = reader("roberta", 0, "spans")
+    segments = [tokens(7, 5, 3, seed=1), tokens(4, 6, 7, seed=2)]
+    found, _ = read(model, segments, [YES, NO])
+    highest = np.maximum(found[0].x_BTD[:, 0], found[1].x_BTD[:, 0])
+    np.testing.assert_allclose(found[1].first_BD, highest, atol=1e-6)
+    expected = model.head.kinds(jnp.asarray(highest))
+    np.testing.assert_allclose(model.answers(found[1])[:, -3:], expected, atol=1e-6)
+
+
+def test_gradients_reach_the_first_segment_through_the_memory():
+    model = reader("bert", 2)
+    graph, params = nnx.split(model, nnx.Param)
+    segments = jnp.asarray(np.stack([tokens(7, 7, 7, seed=s) for s in (1, 2, 3)]))
+
+    def loss(added, params):
+        model = nnx.merge(graph, params)
+        caches = model.init_caches(B)
+        for number in range(3):
+            embedded = model.embed(segments[number])
+            if number == 0:
+                embedded = embedded._replace(x_BTD=embedded.x_BTD + added)
+            outputs, caches, _ = model.stack(embedded, caches)
+        return model.token_losses(outputs, jnp.zeros((B, T), jnp.int32))[0].sum()
+
+    gradient = quick_jit(jax.grad(loss))(jnp.zeros((B, T, 8)), params)
+    assert (np.abs(np.asarray(gradient)).max(axis=2) > 0).all()
+
+
+def test_what_does_not_go_together_is_refused():
+    with pytest.raises(ValueError, match=r"@T5 answers with \"words\""):
+        PretrainedReader(nnx.Rngs(0), body=BODIES["bert"], targets="words")
+    with pytest.raises(ValueError, match=r"@T5 answers with \"words\""):
+        PretrainedReader(nnx.Rngs(0), body=BODIES["t5"])
+    with pytest.raises(ValueError, match="knows positions by their distance alone"):
+        PretrainedReader(nnx.Rngs(0), body=BODIES["deberta"], memories=(FINAL,))
+    with pytest.raises(ValueError, match="must build an encoder"):
+        sizes = dict(vocabulary_size=9, num_layers=1, width=4, num_heads=1, num_positions=8)
+        PretrainedReader(nnx.Rngs(0), body=functools.partial(GPT2, **sizes))
+    with pytest.raises(ValueError, match=r"longer than the 16 positions.*segment_length = 14 or"):
+        reader("bert", 2).for_segments(15)
+    with pytest.raises(ValueError, match=r"PretrainedReader\.classes = 1"):
+        PretrainedReader(nnx.Rngs(0), body=BODIES["bert"], classes=1)
+
+
+def test_operations_count_memory_positions_and_all_keys():
+    model = reader("bert", 2)
+    positions = T + 2
+    matrices = 2 * (4 * 8 * 8 + 2 * 8 * 12)
+    per_position = 2 * (matrices + 4 * 8 * positions)
+    assert model.flops_per_token() == pytest.approx(per_position * positions / T)

@@ -1,0 +1,186 @@
+"""Tables of Adding Recurrence to Pretrained Transformers, and of Hyperpartisan news."""
+
+import functools
+import json
+
+import pytest
+from fabricated_runs import make_run
+from flax import nnx
+from tiny_models import OneKey
+
+from brt.models.pretrained.gpt2 import GPT2
+from brt.models.pretrained.language_model import PretrainedLanguageModel
+from brt.reporting.collect import collect
+from brt.reporting.papers import adding_recurrence as arpt
+from brt.reporting.papers import recurrent_memory as rmt
+from brt.reporting.papers.fill import paper_plots, paper_tables
+from brt.reporting.papers.form import number
+from brt.reporting.papers.recurrent_memory_plots import RECURRENT_MEMORY
+from brt.reporting.runs import open_runs
+
+COMMON = (
+    "Trainer.corpus = @Corpus()",
+    "Trainer.optimizer = @adamw",
+    "Trainer.schedule = @constant_rate",
+    "Trainer.tokens_per_step = 6000",
+)
+DECODER = (
+    *COMMON,
+    "Trainer.model = @PretrainedLanguageModel",
+    "PretrainedLanguageModel.body = @GPT2",
+    "GPT2.num_layers = 12",
+    "GPT2.width = 768",
+    'Corpus.store = "stores/pg19_first"',
+    "Corpus.source = @TextFiles()",
+    'Corpus.vocabulary = "pretrained:models/gpt2"',
+)
+POOLED = "PretrainedLanguageModel.memories = (@PooledMemory,)"
+
+
+@pytest.mark.parametrize("overlap", arpt.FLOPS)
+def test_the_printed_flops_follow_from_the_sizes_within_one_percent(overlap):
+    printed = float(arpt.FLOPS[overlap])
+    assert arpt.flops_per_token(300, overlap) == pytest.approx(printed, rel=0.01)
+
+
+@pytest.mark.parametrize("overlap", arpt.FLOPS)
+def test_the_model_counts_the_printed_flops_within_one_percent(overlap):
+    sizes = dict(vocabulary_size=50257, num_layers=12, width=768, num_heads=12, num_positions=1024)
+
+    def build():
+        return PretrainedLanguageModel(
+            OneKey(), body=functools.partial(GPT2, **sizes), overlap=overlap
+        )
+
+    model = nnx.eval_shape(build).for_segments(300 - overlap)
+    # Logits are not counted there.
+    assert model.flops_per_position() == pytest.approx(float(arpt.FLOPS[overlap]), rel=0.01)
+
+
+def test_the_claims_of_section_5_hold_of_the_printed_numbers_but_one():
+    def row(system, overlap):
+        return [number(printed) for printed in arpt.OF_PG19[system][overlap]]
+
+    recurrent, baseline = row(arpt.RECURRENT, 0), row(arpt.BASELINE, 30)
+    assert all(a < b for a, b in zip(recurrent, baseline))
+    assert all(a < b for a, b in zip(row(arpt.RECURRENT, 5), row(arpt.BASELINE, 50)))
+    assert not any(a < b for a, b in zip(row(arpt.RECURRENT, 5), row(arpt.BASELINE, 75)))
+
+
+def test_a_frontier_has_what_nothing_beats_in_both():
+    points = [(2.0, 5.0), (1.0, 9.0), (3.0, 6.0), (1.5, 9.0), (4.0, 4.0), (2.0, 7.0)]
+    assert arpt.frontier(points) == [(1.0, 9.0), (2.0, 5.0), (4.0, 4.0)]
+    for point in points:
+        beaten = any(p != point and p[0] <= point[0] and p[1] <= point[1] for p in points)
+        assert (point in arpt.frontier(points)) != beaten
+
+
+def filled(paper, *folders):
+    """Labels and measured texts of the rows that have any, by table."""
+    found = {}
+    for table in paper_tables(paper, collect(open_runs([str(folder) for folder in folders]))):
+        heads, labels = table.heads(), sum(not column.group for column in table.columns)
+        for row in table.rows:
+            if any(cell.values for cell in row):
+                key = table.name, *(cell.text for cell in row[:labels])
+                found[key] = {h: c.text for h, c in zip(heads, row) if c.values}
+    return found
+
+
+def run(folder, *lines, segment=300, **found):
+    lines = *DECODER, f"Trainer.segment_length = {segment}", *lines
+    both = {split: {"word_level_perplexity": x, "loss": 1.0} for split, x in found.items()}
+    return make_run(folder, None, *lines, evaluations=both)
+
+
+def test_runs_land_in_the_rows_of_their_window_and_overlap(tmp_path):
+    evaluated = (
+        "Evaluation.model = @evaluation/PretrainedLanguageModel",
+        "evaluation/PretrainedLanguageModel.overlap = 50",
+        "Evaluation.segment_length = 250",
+    )
+    again = "PretrainedLanguageModel.overlap = 10"
+    runs = [
+        run(tmp_path / "base", validation=170.5, test=140.25),
+        run(tmp_path / "base50", *evaluated, validation=150.5),
+        run(tmp_path / "pooled", POOLED, validation=160.5),
+        run(tmp_path / "pooled10", POOLED, again, segment=290, validation=149.5),
+        run(tmp_path / "longer", segment=400, validation=99.0),
+    ]
+    found = filled(arpt.ADDING_RECURRENCE, *runs)
+    perplexities = {key[1]: cells for key, cells in found.items() if key[0] == "arpt_table_2"}
+    assert {label: list(cells.values()) for label, cells in perplexities.items()} == {
+        "baseline, overlap 0": ["170.50", "140.25"],
+        "baseline, overlap 50": ["150.50"],
+        "recurrent, overlap 0": ["160.50"],
+        "recurrent, overlap 10": ["149.50"],
+    }
+
+
+def test_measured_points_stand_at_their_window_and_cost(tmp_path):
+    runs = [
+        run(tmp_path / "a", validation=170.5),
+        run(tmp_path / "b", segment=600, validation=140.0),
+    ]
+    groups = collect(open_runs([str(folder) for folder in runs]))
+    plots = {plot.name: plot for plot in paper_plots(arpt.ADDING_RECURRENCE, groups)}
+    measured = [line for line in plots["arpt_figure_4"].lines if "PG-19" in line.name]
+    assert [(line.x, line.y) for line in measured] == [([300, 600], [170.5, 140.0])]
+    (costs,) = (line for line in plots["arpt_figure_5"].lines if "PG-19" in line.name)
+    assert costs.x == pytest.approx(
+        [arpt.flops_per_token(300) / 1e8, arpt.flops_per_token(600) / 1e8]
+    )
+
+
+def test_topics_stand_beside_the_published_divergences(tmp_path):
+    folder = run(tmp_path / "pooled", POOLED, validation=1.0)
+    (folder / "studies").mkdir()
+    numbers = {"divergence, kept": 0.4321, "divergence, cleared": 0.6, "lower_than, cleared": 0.75}
+    study = {"study": "topics", "run": "r", "step": 1, "split": "validation", "numbers": numbers}
+    study |= {"series": [], "verdict": "v", "documents": []}
+    (folder / "studies" / "topics.json").write_text(json.dumps(study))
+    found = filled(arpt.ADDING_RECURRENCE, folder)
+    assert list(found["arpt_topics", "recurrent"].values())[:1] == ["0.4321"]
+
+
+def reader(folder, *lines, segments=2, **scalars):
+    lines = (
+        *COMMON,
+        "Trainer.model = @PretrainedReader",
+        'Trainer.stream = "labelled"',
+        f"Trainer.segments_per_step = {segments}",
+        "Trainer.segment_length = 502",
+        *lines,
+    )
+    return make_run(folder, None, *lines, evaluations={"test": {"loss": 1.0, **scalars}})
+
+
+def test_readers_land_in_the_tables_of_hyperpartisan_and_hotpotqa(tmp_path):
+    news = (
+        'Corpus.store = "stores/hp"',
+        "Corpus.source = @Hyperpartisan()",
+        "PretrainedReader.body = @RoBERTa",
+        "PretrainedReader.num_memory = 10",
+    )
+    questions = (
+        'Corpus.store = "stores/hotpot"',
+        "Corpus.source = @HotpotQA()",
+        "PretrainedReader.body = @RoBERTa",
+        "PretrainedReader.memories = (@FinalLayerMemory,)",
+    )
+    runs = [
+        reader(tmp_path / "two", *news, f1=0.9123),
+        reader(tmp_path / "three", *news, segments=3, f1=0.95),
+        reader(tmp_path / "qa", *questions, answer_f1=0.5, exact_match=0.4567),
+    ]
+    found = filled(RECURRENT_MEMORY, *runs)
+    assert list(found["rmt_table_3", "RMT RoBERTa-base [512]"].values()) == ["91.23", "95.00"]
+    found = filled(arpt.ADDING_RECURRENCE, *runs)
+    assert list(found["arpt_table_3", "RoBERTa, recurrent"].values()) == ["50.00", "45.67"]
+
+
+def test_every_row_has_a_number_for_every_printed_column():
+    for table in (*arpt.TABLES, rmt.TABLE_3):
+        printed = sum(quantity.is_printed for quantity in table.quantities)
+        for row in table.rows:
+            assert len(row.labels) == len(table.labels) and len(row.printed) == printed
