@@ -21,6 +21,7 @@ from brt.models.layers.sizes import Sizes
 from brt.models.model import DTYPES
 from brt.models.pretrained.activations import ACTIVATIONS
 from brt.models.pretrained.body import (
+    REMATS,
     BodyLayer,
     Drop,
     Heads,
@@ -39,9 +40,8 @@ from brt.models.pretrained.encoders.encoder import (
     without_gradient_at,
 )
 from brt.models.pretrained.folder import HubFolder
-from brt.models.pretrained.gpt2 import REMATS, number_of_layers
 from brt.models.pretrained.names import Names, Tensor
-from brt.models.pretrained.source import open_folder, settle
+from brt.models.pretrained.source import number_of_layers, open_folder, settle
 from brt.models.shape_letters import constrain
 
 BERT_ACTIVATIONS = ("gelu", "relu", "silu", "gelu_new", "gelu_pytorch_tanh")

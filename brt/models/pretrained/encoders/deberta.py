@@ -25,7 +25,7 @@ from brt.models.layers.norms import wide
 from brt.models.layers.sizes import Sizes
 from brt.models.model import DTYPES
 from brt.models.pretrained.activations import ACTIVATIONS
-from brt.models.pretrained.body import BodyLayer, Heads, Norm, Seen, linear
+from brt.models.pretrained.body import REMATS, BodyLayer, Heads, Norm, Seen, linear
 from brt.models.pretrained.config_values import ConfigValues
 from brt.models.pretrained.encoders.bert import (
     BERT_ACTIVATIONS,
@@ -36,9 +36,8 @@ from brt.models.pretrained.encoders.bert import (
 )
 from brt.models.pretrained.encoders.encoder import OLD_NORMS, Encoder, HeadNames, matrix, norm
 from brt.models.pretrained.folder import HubFolder
-from brt.models.pretrained.gpt2 import REMATS, number_of_layers
 from brt.models.pretrained.names import Names, Tensor
-from brt.models.pretrained.source import open_folder, settle
+from brt.models.pretrained.source import number_of_layers, open_folder, settle
 
 TERMS = ("c2p", "p2c")
 """Terms of the scores besides content to content: content to position, and the reverse."""

@@ -170,7 +170,7 @@ class Encoder(PretrainedBody):
             keep_HTJ = keep_mask(of_weights, self.dropout, shape, jnp.float32)
             attended = self.attended(layer, heads, positions_BT, seen, keep_HTJ, shared)
         with jax.named_scope("memory"):
-            added_BTD = reads.added(i, heads.normed_BTD)
+            added_BTD, _ = reads.added(i, heads)
         drop = None if key is None else drops(of_outputs, self.dropout)
         return layer.finish(x_BTD, heads, attended, added_BTD, drop), heads.keys
 

@@ -27,6 +27,7 @@ from brt.models.model import DTYPES
 from brt.models.pretrained.activations import ACTIVATIONS
 from brt.models.pretrained.body import (
     HIDDEN,
+    REMATS,
     BodyLayer,
     Drop,
     Heads,
@@ -36,9 +37,8 @@ from brt.models.pretrained.body import (
 )
 from brt.models.pretrained.encoders.encoder import Encoder
 from brt.models.pretrained.folder import HubFolder
-from brt.models.pretrained.gpt2 import REMATS, number_of_layers
 from brt.models.pretrained.names import Names, Tensor
-from brt.models.pretrained.source import open_folder, settle
+from brt.models.pretrained.source import number_of_layers, open_folder, settle
 from brt.models.shape_letters import constrain
 
 NETWORKS = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True), "gated-silu": ("silu", True)}
