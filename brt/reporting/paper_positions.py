@@ -370,10 +370,12 @@ def _corpus(run, family):
 
 def _vocabulary(run, settings, model):
     """Returns family and size, as Table 5 has them."""
-    name = str(settings.get("Corpus.vocabulary") or "of the source")
+    named = settings.get("Corpus.vocabulary") or settings.get("FirstTokens.vocabulary")
+    name = str(named or "of the source")
     if name in ("bytes", "@ByteVocabulary()"):
         return "bytes", "256"
-    if name.startswith(("pretrained:", "@PretrainedFolderVocabulary")):
+    of_body = model.startswith("Pretrained") and name.startswith("bpe:")
+    if of_body or name.startswith(("pretrained:", "@PretrainedFolderVocabulary")):
         return "pretrained", str(model_setting(settings, "vocabulary_size") or name)
     if "t5" in name.lower():
         return "T5", "32k"

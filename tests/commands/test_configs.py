@@ -53,6 +53,13 @@ COUNTED = {  # millions of weights, embeddings too; the last five are own choice
 }
 
 
+OF_READERS = {
+    "bert": 108_311_810,
+    "roberta": 124_647_170,
+    "deberta": 184_423_682,
+    "t5": 222_903_552,
+}
+"""Parameters of published encoders with a head for two classes, and of T5; without memory."""
 OF_BODIES = {"gpt2_small": 124_439_808, "smollm2_135m": 134_515_008}
 """Parameters of the published bodies, by their files in configs/bodies/."""
 
@@ -89,7 +96,16 @@ ALONE = [
 ]
 ALONE.remove("benchmark/common.gin")
 COMMANDS |= {name: ((str(CONFIGS / name),), ()) for name in ALONE}
-SYSTEMS = ("systems", "sizes", "transformer_xl", "rmt", "small", "pretrained", "task_models")
+SYSTEMS = (
+    "systems",
+    "sizes",
+    "transformer_xl",
+    "rmt",
+    "small",
+    "pretrained",
+    "readers",
+    "task_models",
+)
 """Folders whose configs bring a model and no corpus."""
 
 
@@ -117,6 +133,9 @@ def test_the_command_of_a_config_builds_reads_every_binding_and_has_the_publishe
     for pattern, published in PUBLISHED.items():
         if re.fullmatch(pattern, short):
             assert counts.non_embedding / 1e6 == pytest.approx(published, rel=0.005)
+    if name.startswith("readers/"):
+        memory = built(name).model.memory_SD
+        assert sum(counts) - memory.size == OF_READERS[short.removeprefix("readers_")]
     if name.startswith("pretrained/"):
         assert body_size(built(name).model) == OF_BODIES[body_name(name)]
     if name.startswith("transformer_xl/") and (millions := COUNTED.get(short[15:])):
@@ -154,7 +173,9 @@ def test_no_two_files_bind_the_same_but_for_their_corpus():
 
 
 def test_a_config_shows_its_sizes_no_further_than_one_include_below_it():
-    lengths = re.compile(r"^\w+\.(?:width|window|memory_length|hidden_size|num_positions) =", re.M)
+    lengths = re.compile(
+        r"^\w+\.(?:width|window|memory_length|hidden_size|num_positions|head_size) =", re.M
+    )
     for name in COMMANDS:
         path = CONFIGS / name
         texts = [path.read_text()]
@@ -320,6 +341,24 @@ def small_pretrained(settings, body):
     return tuple(f"{key} = {value}" for key, value in small.items() if key in settings)
 
 
+def small_reader(settings):
+    """Bindings that make a reader small."""
+    body = str(settings["PretrainedReader.body"]).removeprefix("@")
+    small = {
+        f"{body}.num_layers": 2,
+        f"{body}.width": 16,
+        f"{body}.num_heads": 2,
+        f"{body}.head_size": 8,
+        f"{body}.feed_forward_size": 24,
+        f"{body}.num_positions": 34,
+        f"{body}.vocabulary_size": 64,
+        "PretrainedReader.num_memory": 2,
+        "Trainer.segment_length": 8,
+        "Trainer.tokens_per_step": 64,
+    }
+    return tuple(f"{key} = {value}" for key, value in small.items() if key in settings)
+
+
 def small_bindings(name):
     """Bindings that make the model of a config small."""
     settings = resolved(read_gin_files(COMMANDS[name][0]))
@@ -335,6 +374,8 @@ def small_bindings(name):
         tokens = ("RecurrentMemoryTransformer.num_memory = 2",)
         tokens *= "RecurrentMemoryTransformer.num_memory" in settings
         return (*SMALL, *states, *memory, *tokens)
+    if "PretrainedReader.body" in settings:
+        return small_reader(settings)
     for model in ("PretrainedLanguageModel", "SlidingLanguageModel"):
         if f"{model}.body" in settings:
             return small_pretrained(settings, settings[f"{model}.body"])

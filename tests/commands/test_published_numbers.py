@@ -23,6 +23,7 @@ OWN = {
     "pretrained/smollm2_*.gin": "a comparison of this project",
     "bodies/smollm2_135m.gin": "the body of these",
     "bodies/*_of_folder.gin": "sizes that a folder says",
+    "labelled/texts.gin": "texts of one's own",
     "recipes/recall.gin": "how that is trained",
 }
 """Configs that no paper has, and what they are for."""

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import published_block_recurrent
 import published_pretrained
+import published_readers
 import published_tasks
 import published_transformer_xl
 from published_numbers import Numbers
@@ -33,6 +34,7 @@ EXPERIMENTS = (
     | published_tasks.HEADERS
     | published_tasks.OWN_MODELS
     | published_pretrained.HEADERS
+    | published_readers.HEADERS
 )
 """Gin files below configs/, joined by `+`, with bindings after them, to their numbers."""
 

@@ -136,7 +136,13 @@ class TokenizerSettings:
 
         Raises:
             OSError: it cannot be read.
+            ValueError: it is a link to a file outside of the folder.
         """
+        if os.path.dirname(os.path.realpath(self.path(name))) != os.path.realpath(self.folder):
+            raise ValueError(
+                f"{self.path(name)} is a link to a file outside of the folder: copy the folder "
+                "with its files, as cp -rL does."
+            )
         return read_vocabulary_file(self.path(name), "tokenizer's file", BINDING)
 
     def read(self, name: str) -> dict[str, Any]:

@@ -234,6 +234,13 @@ def test_a_bad_file_is_refused_by_its_name_and_key(bert, name, content, sentence
     assert str(raised.value).endswith(".")
 
 
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path, bert):
+    (bert / "vocab.txt").rename(tmp_path / "elsewhere.txt")
+    (bert / "vocab.txt").symlink_to(tmp_path / "elsewhere.txt")
+    with pytest.raises(ValueError, match=r"vocab\.txt is a link to a file outside"):
+        vocabulary(bert).size  # noqa: B018
+
+
 def test_missing_files_are_named(tmp_path, bert):
     with pytest.raises(FileNotFoundError, match="No folder of a pretrained model is at"):
         vocabulary(tmp_path / "nowhere").size  # noqa: B018
