@@ -82,12 +82,11 @@ def test_the_answer_depends_on_the_first_segment_only_through_a_memory(name, mem
         if not with_memory and pooled:
             continue
         model = reader(name, memory if with_memory else 0, pooled=pooled and with_memory)
-        answers = [
-            model.token_losses(read(model, [tokens(7, 7, 7, seed=s), *later], [YES, NO, NO])[0][-1],
-                               jnp.ones((B, T), jnp.int32))[0]
-            for s in (3, 4)
-        ]  # fmt: skip
-        assert np.array_equal(*answers) != with_memory
+        outputs = [
+            read(model, [tokens(7, 7, 7, seed=seed), *later], [YES, NO, NO])[0][-1].x_BTD
+            for seed in (3, 4)
+        ]
+        assert np.array_equal(*outputs) != with_memory
 
 
 @every_kind
