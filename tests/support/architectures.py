@@ -486,8 +486,7 @@ VARIANTS = (
     *("memorizing_dense", "feedback_memorizing", "rmt_txl", "memtr_txl", "gpt2_overlap"),
     *("compressive_max", "lstm_adaptive", "xl", "rmt_slide", "memorizing_exact"),
     *("txl_same_length", "compressive_mean", "qrnn"),
-    *("llama_pooled",),
-    *("gpt2", "gpt2_pooled", "llama_slide"),
+    *("llama_pooled", "gpt2", "gpt2_pooled", "llama_slide"),
 )
 """Architectures whose caches and parameters all occur in others: laws that compile whole training
 steps are checked on them with the slow tests."""
