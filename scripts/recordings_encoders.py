@@ -89,7 +89,8 @@ def outputs(model: Whole, recording: Mapping[str, Any]) -> tuple[jax.Array, Any,
         inside_B = places_B < ids_BT.shape[1]
         targets_B1 = jnp.asarray(np.where(inside_B, places_B, 0)[:, None], jnp.int32)
         losses.append(mean(token_losses(found[key][:, None], targets_B1)[0][:, 0], inside_B))
-    return sum(losses) / 2, states, found
+    of_first, of_last = losses
+    return (of_first + of_last) / 2, states, found
 
 
 def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
@@ -99,7 +100,7 @@ def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     found = Found(recording)
     model = Whole(folder, config["task"])
     names = whole_names(model.body, type(model.head))
-    graph, params = split_with(model, names.read(model.body.folder))
+    graph, params = split_with(model, names.read(HubFolder(folder)))
     at_BT = recording["attention_mask"] == 1
 
     @functools.partial(jax.value_and_grad, has_aux=True)

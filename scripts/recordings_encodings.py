@@ -19,7 +19,7 @@ def errors(file: str) -> dict[str, float]:
         ValueError, KeyError: the file is not of this format.
     """
     recorded = json.loads(Path(file).read_text(encoding="utf-8"))
-    found = {}
+    found: dict[str, float] = {}
     for name, record in recorded.items():
         vocabulary = PretrainedFolderVocabulary(str(Path(file).parent / record["folder"]))
         tokenizer = vocabulary.tokenizer

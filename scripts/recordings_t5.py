@@ -16,6 +16,7 @@ from pretrained_errors import SMALLEST, Found, bound, config_of, folder_of, spli
 
 from brt.models.layers.losses import token_losses
 from brt.models.pretrained.encoders.t5 import T5
+from brt.models.pretrained.folder import HubFolder
 
 
 def outputs(body: T5, recording: Mapping[str, Any]) -> tuple[jax.Array, dict[str, list], jax.Array]:
@@ -40,8 +41,9 @@ def outputs(body: T5, recording: Mapping[str, Any]) -> tuple[jax.Array, dict[str
 def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """Returns error and tolerance of each thing that is compared, by its name."""
     found = Found(recording)
-    body = T5(nnx.Rngs(0), folder=folder_of(recording))
-    graph, params = split_with(body, body.names().read(body.folder))
+    folder = folder_of(recording)
+    body = T5(nnx.Rngs(0), folder=folder)
+    graph, params = split_with(body, body.names().read(HubFolder(folder)))
     at_BT = recording["attention_mask"] == 1
 
     @functools.partial(jax.value_and_grad, has_aux=True)

@@ -4,7 +4,7 @@
 writes text offers besides, token by token. README.md beside this file has a runnable example.
 """
 
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import jax
 import numpy as np
@@ -14,10 +14,17 @@ from brt.models.layers.losses import token_losses
 
 DTYPES = ("float32", "bfloat16")
 """Types of activations."""
+Embedded = TypeVar("Embedded")
+"""What a model makes of the tokens of a segment before it reads them."""
+Outputs = TypeVar("Outputs")
+"""What it has made of them in the end."""
 
 
-class Model(nnx.Module):
+class Model(nnx.Module, Generic[Embedded, Outputs]):
     """A model that reads segments: the base of all models.
+
+    `Embedded` and `Outputs` are arrays (B, T, D) of a `LanguageModel`. Of another model they are
+    what it likes, arrays in any nesting; nobody else looks into them.
 
     A model holds parameters only; what it remembers between segments is a tuple of named tuples
     that goes in and comes out (`brt/models/caches.py` says what such a tuple must offer).
@@ -42,13 +49,13 @@ class Model(nnx.Module):
         """Returns the caches of `rows` documents that have not begun: what "empty" means."""
         raise NotImplementedError
 
-    def embed(self, tokens_BT: jax.Array) -> jax.Array:
+    def embed(self, tokens_BT: jax.Array) -> Embedded:
         """Maps (B, T) ids, `BEGIN` before a document's first token, to (B, T, D) activations."""
         raise NotImplementedError
 
     def stack(
-        self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
-    ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
+        self, x_BTD: Embedded, caches: tuple, key: jax.Array | None = None
+    ) -> tuple[Outputs, tuple, dict[str, jax.Array]]:
         """Reads embedded tokens of one segment through all layers.
 
         Args:
@@ -63,12 +70,12 @@ class Model(nnx.Module):
         """
         raise NotImplementedError
 
-    def logits(self, x_BTD: jax.Array) -> jax.Array:
+    def logits(self, x_BTD: Outputs) -> jax.Array:
         """Maps (..., D) outputs of the stack to (..., V) logits or log-probabilities, float32 or
         wider."""
         raise NotImplementedError
 
-    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def token_losses(self, x_BTD: Outputs, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns -log p of each target in nats, and whether it is the most likely; both (B, T)."""
         return token_losses(self.logits(x_BTD), targets_BT)
 
@@ -87,9 +94,9 @@ class Model(nnx.Module):
         """
         with jax.named_scope("embedding"):
             x_BTD = self.embed(tokens_BT)
-        x_BTD, caches, _ = self.stack(x_BTD, caches, key)
+        y_BTD, caches, _ = self.stack(x_BTD, caches, key)
         with jax.named_scope("vocabulary"):
-            return self.logits(x_BTD), caches
+            return self.logits(y_BTD), caches
 
     def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
         """Returns scalars of a gradient to be reported, such as the norm that reaches a memory.
@@ -119,7 +126,7 @@ class Model(nnx.Module):
         raise NotImplementedError
 
 
-class Reader(Model):
+class Reader(Model[Embedded, Outputs]):
     """A model that reads labelled documents and answers: the base of all for such a stream.
 
     Padding is `PADDING`, which the model masks. Targets are labels, which `token_losses` finds at
@@ -132,7 +139,7 @@ class Reader(Model):
 
     targets: str
 
-    def answers(self, x_BTD: jax.Array) -> jax.Array:
+    def answers(self, x_BTD: Outputs) -> jax.Array:
         """Returns what is answered after a segment, (B, N).
 
         Of classes the scores of all of them, float; of words the ids that are written, int32; of
@@ -145,7 +152,7 @@ class Reader(Model):
         raise NotImplementedError
 
 
-class LanguageModel(Model):
+class LanguageModel(Model[jax.Array, jax.Array]):
     """A model that also reads and writes token by token: the base of all that generate text.
 
     Its caches have two forms. The segment form stands between segments; the decoding form holds a

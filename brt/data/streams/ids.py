@@ -30,9 +30,9 @@ def check_ids(
     size = store.manifest["vocabulary"]["size"]
     if targets_are_tokens:
         firsts_KB = batch.inputs_KBT[..., 0]
-        read = batch.targets_KBT, firsts_KB[firsts_KB != BEGIN]
+        read = [batch.targets_KBT, firsts_KB[firsts_KB != BEGIN]]
     else:
-        read = (batch.inputs_KBT[batch.inputs_KBT != PADDING],)
+        read = [batch.inputs_KBT[batch.inputs_KBT != PADDING]]
     # As unsigned, what is too large for int32 is large, and not negative.
     highest = max(x.view(np.uint32).max(initial=0) for x in read)
     if highest >= size:

@@ -483,8 +483,8 @@ class PiecesTokenizer(FolderTokenizer):
         return self._processor.encode(self._text(text), out_type=int)
 
     def spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        found = self._processor.encode(self._text(text), out_type="immutable_proto").pieces
-        return [piece.id for piece in found], [(piece.begin, piece.end) for piece in found]
+        found = self._processor.encode(self._text(text), out_type="offset_mapping")
+        return found["ids"], found["offsets"]
 
     def read(self, text: str, second: str | None = None, special: bool = True) -> Encoded:
         before = [self.special[role][1] for role in self._before] if special else []
@@ -500,7 +500,7 @@ class PiecesTokenizer(FolderTokenizer):
         return Encoded(ids, None, None, sequences)
 
     def decode(self, ids: list[int]) -> str:
-        texts = []
+        texts: list[str] = []
         run: list[int] = []
         for number in [*ids, None]:
             if number is not None and number not in self._names:

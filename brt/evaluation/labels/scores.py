@@ -75,8 +75,8 @@ class ClassScore(LabelScore):
     ) -> None:
         if segment == count - 1:
             predicted = int(np.argmax(answers_N[: len(self.names)]))
-            pair = [self.annotation(document)["label"]], [predicted]
-            found = confusion(*map(np.array, pair), len(self.names))
+            label = self.annotation(document)["label"]
+            found = confusion(np.array([label]), np.array([predicted]), len(self.names))
             sums["confusion"] = sums.get("confusion", 0) + found
 
     def scalars(self, sums: Sums) -> dict[str, float]:

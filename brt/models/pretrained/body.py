@@ -195,7 +195,7 @@ class PretrainedBody(nnx.Module):
         folder: the `HubFolder` its parameters come from, or None: they are random.
         vocabulary_size: V. width: D. sizes: of its layers.
         layers: `BodyLayer`s.
-        num_positions: R, positions that a window may have.
+        num_positions: R, positions that a window may have; None for any number.
         dropout: of activations in training.
         dtype: of activations.
     """
@@ -206,7 +206,7 @@ class PretrainedBody(nnx.Module):
     width: int
     sizes: Sizes
     layers: nnx.List
-    num_positions: int
+    num_positions: int | None
     dropout: float
     dtype: np.dtype
 
@@ -240,6 +240,7 @@ class Decoder(PretrainedBody):
         relative: whether its attention depends on differences of positions only.
 
     Attributes:
+        num_positions: R, a number.
         num_key_heads: G.
         begin_id: the row of the table that stands before a document's first token.
         embedding_VD: the table of words. tied: whether logits are products with it; else with
@@ -248,6 +249,7 @@ class Decoder(PretrainedBody):
     """
 
     relative: ClassVar[bool] = False
+    num_positions: int
     num_key_heads: int
     begin_id: int
     embedding_VD: nnx.Param

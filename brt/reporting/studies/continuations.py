@@ -1,5 +1,7 @@
 """The studies `continuations` and `topics` in sentences, numbers and passages."""
 
+from typing import Any
+
 from brt.evaluation.studies.continuations import Continuations
 from brt.evaluation.studies.topics import Topics, how_often_lower
 from brt.reporting.studies.content import Content, content
@@ -7,10 +9,10 @@ from brt.reporting.studies.content import Content, content
 
 def present_continuations(found: Continuations) -> Content:
     """Returns the passages: each context, and what was written after it (ARPT, Tables 4 and 5)."""
-    passages = []
+    passages: list[dict[str, Any]] = []
     alike = 0
     for each in found.continuations:
-        written = {"kept": each.kept}
+        written: dict[str, str] = {"kept": each.kept}
         if each.cleared is not None:
             written["cleared"] = each.cleared
             alike += each.kept == each.cleared

@@ -1,7 +1,7 @@
 """The contract of an encoder: a body in which every position sees all others of its segment."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -49,9 +49,9 @@ class Encoder(PretrainedBody):
 
     Attributes:
         layers: `BodyLayer`s.
-        num_positions: positions that a segment may have; None for any number.
         padding_id: the row of the table that stands for no token.
         std: of matrices as they are drawn.
+        epsilon: of the norms.
         head_activation: of the head for classes, by its name.
         remat: "none", or "layer" to recompute each layer in the backward pass.
     """
@@ -63,9 +63,9 @@ class Encoder(PretrainedBody):
     takes_extras: ClassVar[bool] = True
     padding_learns: ClassVar[bool] = False
     layers: nnx.List
-    num_positions: int | None
     padding_id: int
     std: float = 0.02
+    epsilon: float
     head_activation: str = "tanh"
     remat: str
 
@@ -151,7 +151,7 @@ class Encoder(PretrainedBody):
         outputs = []
         own = []
         for i, (layer, layer_key) in enumerate(zip(self.layers, keys[1:], strict=True)):
-            run = functools.partial(self._layer, i, layer, reads=reads)
+            run: Callable[..., Any] = functools.partial(self._layer, i, layer, reads=reads)
             run = jax.checkpoint(run) if self.remat == "layer" else run
             with jax.named_scope(f"layer{i}"):
                 x_BTD, layer_keys = run(x_BTD, positions_BT, table_B1T, shared, layer_key)

@@ -73,7 +73,7 @@ class Outputs(NamedTuple):
 
 
 @gin.configurable(denylist=["rngs"])
-class PretrainedReader(Reader):
+class PretrainedReader(Reader[Embedded, Outputs]):
     """An encoder with a head, over the segments of a labelled document.
 
     Args:

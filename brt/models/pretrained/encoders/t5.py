@@ -421,7 +421,7 @@ class T5(Encoder):
             Tensor(_distances("decoder"), ("decoder_distances_RH",)),
         ]
         # The table of words may be stored again, under the names of its users.
-        unread = (
+        unread: tuple[str, ...] = (
             r"(encoder|decoder)\.embed_tokens\.weight",
             r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
         )
