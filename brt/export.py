@@ -20,7 +20,7 @@ from safetensors.numpy import save as to_bytes
 from brt import command_line
 from brt.experiment import load_run
 from brt.models.model import Model
-from brt.models.pretrained.body import PretrainedBody
+from brt.models.pretrained.bodies.body import PretrainedBody
 from brt.models.pretrained.folder import write_folder
 
 FLAGS = flags.FLAGS

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from pretrained_errors import body_of, bound, split_with
+from recordings.pretrained_errors import body_of, bound, split_with
 
 from brt.models.pretrained.language_model import PretrainedLanguageModel
 

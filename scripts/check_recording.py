@@ -19,12 +19,7 @@ from typing import Any
 
 import jax
 import numpy as np
-import recordings_encodings
-import recordings_meliad
-import recordings_pretrained
-import recordings_rmt
-import recordings_tables
-import recordings_txl
+from recordings import hub_tokenizers, meliad, pretrained, rmt, tables, txl
 
 OUTPUTS = 2e-5
 """Tolerance of logits, losses and caches, absolute."""
@@ -32,11 +27,11 @@ GRADIENTS = 1e-4
 """Tolerance of gradients, relative to the largest entry of each tensor."""
 
 FORMATS = {
-    "gin_bindings": recordings_meliad,
-    "folder": recordings_pretrained,
-    "num_mem_tokens": recordings_rmt,
-    "attn_type": recordings_txl,
-    "kind": recordings_tables,
+    "gin_bindings": meliad,
+    "folder": pretrained,
+    "num_mem_tokens": rmt,
+    "attn_type": txl,
+    "kind": tables,
 }
 """A setting that tells a format, and what replays it; the first that is there counts."""
 
@@ -60,7 +55,7 @@ def with_tolerance(name: str, error: Any) -> tuple[float, float]:
 def check(file: str) -> bool:
     """Prints one line for the file; true if all errors are within tolerance."""
     if Path(file).suffix == ".json":
-        found: Mapping[str, Any] = recordings_encodings.errors(file)
+        found: Mapping[str, Any] = hub_tokenizers.errors(file)
     else:
         with np.load(file, allow_pickle=False) as archive:
             recording = dict(archive)

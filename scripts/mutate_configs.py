@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "reference"), str(ROOT)]
+PLACES = ("tests/support", "tests/reference", "tests/reference/pretrained", "")
+sys.path[:0] = [str(ROOT / place) for place in PLACES]
 
 from published_checks import (  # noqa: E402
     EXPERIMENTS,

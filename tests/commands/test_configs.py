@@ -13,7 +13,7 @@ from tiny_run import shared_programs  # noqa: F401  (rows of three corpora are o
 from brt import config
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
-from brt.models.pretrained.body import PretrainedBody
+from brt.models.pretrained.bodies.body import PretrainedBody
 from brt.models.transformer_xl import evaluation_memory
 from brt.reporting.gin_text import read_gin_files, resolved
 from brt.reporting.model_settings import model_name

@@ -8,7 +8,7 @@ from fabricated_runs import make_run
 from flax import nnx
 from tiny_models import OneKey
 
-from brt.models.pretrained.gpt2 import GPT2
+from brt.models.pretrained.bodies.gpt2 import GPT2
 from brt.models.pretrained.language_model import PretrainedLanguageModel
 from brt.reporting.collect import collect
 from brt.reporting.papers import adding_recurrence as arpt

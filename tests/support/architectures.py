@@ -6,18 +6,16 @@ without is refused.
 """
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import compressive_numpy
-import gpt2_numpy
-import llama_numpy
 import paper_numpy
 import pytest
 import recurrent_networks_numpy
 import rmt_numpy
 import txl_numpy
+from architecture import DIVISIBLE, OF_RMT, SEGMENT, SIZES, STATES, VOCABULARY, WINDOW, Architecture
 from flax import nnx
+from pretrained_architectures import PRETRAINED
 from tiny_models import OneKey, cast, randomised
 
 from brt.models.block_recurrent import BlockRecurrentTransformer
@@ -25,64 +23,15 @@ from brt.models.memories.compressive_memory import CompressiveMemory
 from brt.models.memories.external_memory import ExternalMemory
 from brt.models.memories.recurrent_cell import RecurrentCell
 from brt.models.model import Model
-from brt.models.pretrained.cell_memory import CellMemory
-from brt.models.pretrained.gpt2 import GPT2
-from brt.models.pretrained.language_model import PretrainedLanguageModel
-from brt.models.pretrained.llama import Llama
-from brt.models.pretrained.pooled_memory import PooledMemory
-from brt.models.pretrained.sliding_model import SlidingLanguageModel
 from brt.models.recurrent_memory import RecurrentMemoryTransformer
 from brt.models.recurrent_networks import LSTM, QRNN
 from brt.models.transformer_xl import TransformerXL
 
-WINDOW, SEGMENT, VOCABULARY, STATES = 4, 8, 17, 3
-
-SIZES = dict(
-    vocabulary_size=VOCABULARY,
-    num_layers=3,
-    width=12,
-    num_heads=2,
-    head_size=4,
-    feed_forward_size=10,
-    window=WINDOW,
-)
 WITHOUT_WINDOW = {name: size for name, size in SIZES.items() if name != "window"}
 CELL_SIZES = dict(num_states=STATES, gate_form="paper")
 MEMORY_SIZES = dict(size=2 * WINDOW)  # documents of several segments come round again
 MEMORY_SETTINGS = ("size", "neighbours", "search")
 CELL_SETTINGS = ("num_states", "gate", "arrangement", "gate_form", "order")
-DIVISIBLE = dict(vocabulary_size=256, width=16, num_heads=4, head_size=8, feed_forward_size=32)
-"""Sizes that a mesh of eight devices divides."""
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """How an architecture is built, what it must agree with, and which laws it keeps.
-
-    Attributes:
-        build: from `rngs` and overrides of its settings to a model, for segments of any length.
-        reference: from a nested dictionary of float64 NumPy parameters to a reader of documents
-            in plain loops: `begin()` is the memory of a document, and `read(tokens_T, memory)`
-            returns logits (T, V) and the memory after the segment.
-        settings: arguments of the model, for tests of one architecture.
-        segment: tokens of a segment it is fed; the law of cuts takes others.
-        cut_invariant: whether cutting a document at block borders changes nothing.
-        cleared: indices of the caches that clearing the state changes.
-        within: whether, inside a segment of four blocks, a token sees all blocks before its own,
-            through a memory; otherwise exactly `windows_reach()` tokens.
-        various: letters that stand for several sizes in it, such as those of layers that differ.
-        divisible: overrides that make its sizes divisible by a mesh of eight devices.
-    """
-
-    build: Callable
-    reference: Callable
-    settings: dict = field(default_factory=dict)
-    segment: int = SEGMENT
-    cut_invariant: bool = False
-    cleared: tuple[int, ...] = ()
-    within: bool = False
-    various: str = ""
-    divisible: dict = field(default_factory=lambda: DIVISIBLE)
 
 
 def stack_of_blocks(rngs, **settings):
@@ -145,12 +94,6 @@ def transformer_xl(config, **settings) -> Architecture:
         various="EV" if settings.get("cutoffs") else "",
         divisible=DIVISIBLE | (dict(cutoffs=(64, 128)) if settings.get("cutoffs") else {}),
     )
-
-
-OF_RMT = (
-    *("num_memory", "memory_at_end", "read_memory_from_cache", "initial_rows"),
-    *("auxiliary_weight", "allow_long_memory"),
-)
 
 
 def recurrent_memory(body, reference, within=False, **settings) -> Architecture:
@@ -233,176 +176,6 @@ def compressive(length, **memory) -> Architecture:
     )
 
 
-OF_GPT2 = (
-    *("vocabulary_size", "num_layers", "width", "num_heads", "feed_forward_size", "num_positions"),
-    *("activation", "epsilon", "scale_scores", "inverse_layer_scale", "tied", "dropout", "remat"),
-    *("activation_dtype", "begin_id"),
-)
-GPT2_SIZES = dict(
-    vocabulary_size=VOCABULARY,
-    num_layers=3,
-    width=12,
-    num_heads=2,
-    feed_forward_size=10,
-    num_positions=40,
-    epsilon=1e-2,
-)
-
-
-def gpt2(memories=(), reference=None, cleared=(), told=None, **settings) -> Architecture:
-    """An entry of windows of a GPT-2.
-
-    Args:
-        memories: of the model.
-        reference: as of an `Architecture`; None: the plain windows, with a pooled vector or not.
-        cleared: as of an `Architecture`.
-        told: what the plain windows are told besides.
-    """
-
-    def build(rngs, **overrides):
-        given = GPT2_SIZES | settings | overrides
-        given.pop("head_size", None)
-        of_body = {name: given.pop(name) for name in OF_GPT2 if name in given}
-        body = functools.partial(GPT2, **of_body)
-        return PretrainedLanguageModel(rngs, body=body, memories=memories, **given)
-
-    known = gpt2_numpy.Settings.__dataclass_fields__
-    given = GPT2_SIZES | dict(begin_id=VOCABULARY - 1) | settings | (told or {})
-    plain = gpt2_numpy.Settings(**{name: given[name] for name in known if name in given})
-    return Architecture(
-        build=build,
-        reference=reference or (lambda params: gpt2_numpy.Reader(params, plain)),
-        settings=settings,
-        cleared=cleared,
-        various="ACIJKU",
-    )
-
-
-def pooled(told, **settings):
-    """An entry of pooled recurrence; told: settings of the transcription."""
-    given = dict(
-        layer=told["pooled_layer"] or None,
-        hidden=(8, 6),
-        pooled="unrepeated" if told.get("skip_repeated") else "all",
-        pooling=told.get("pooling", "mean"),
-        num_vectors=told.get("num_vectors", 1),
-    )
-    memory = functools.partial(PooledMemory, **given)
-    return gpt2((memory,), cleared=(1,), told=told, **settings)
-
-
-def with_cell(arrangement, gate="fixed", overlap=0):
-    """An entry of the Block-Recurrent cell between windows."""
-    told = dict(num_states=STATES, gate_form="paper", gate=gate, arrangement=arrangement)
-    memory = functools.partial(CellMemory, layer=2, cell=functools.partial(RecurrentCell, **told))
-    cell = paper_numpy.Settings(**_cell_of_gpt2(told))
-    return gpt2((memory,), cleared=(1,), told=dict(cell=cell, cell_layer=2), overlap=overlap)
-
-
-def _cell_of_gpt2(told):
-    H, D = GPT2_SIZES["num_heads"], GPT2_SIZES["width"]
-    sizes = SIZES | dict(num_heads=H, head_size=D // H)
-    known = paper_numpy.Settings.__dataclass_fields__
-    return {name: value for name, value in (sizes | told).items() if name in known}
-
-
-def memory_tokens_on_gpt2(num_memory):
-    """An entry of memory tokens at both ends of the windows of a GPT-2 that has a cell."""
-    within = with_cell("skip")
-
-    def build(rngs, **overrides):
-        around = {"num_memory": num_memory} | overrides
-        own = {name: around.pop(name) for name in OF_RMT if name in around}
-
-        def body(rngs, special_tokens):
-            return within.build(rngs, special_tokens=special_tokens, **around)
-
-        return RecurrentMemoryTransformer(rngs, body=body, **own)
-
-    told = dict(num_states=STATES, gate_form="paper", gate="fixed", arrangement="skip")
-    cell = paper_numpy.Settings(**_cell_of_gpt2(told))
-    settings = gpt2_numpy.Settings(
-        num_heads=GPT2_SIZES["num_heads"],
-        begin_id=VOCABULARY - 1,
-        epsilon=GPT2_SIZES["epsilon"],
-        cell=cell,
-        cell_layer=2,
-    )
-    return Architecture(
-        build=build,
-        reference=lambda params: gpt2_numpy.MemoryTokensReader(params, settings),
-        settings=dict(num_memory=num_memory),
-        cleared=(1, 2),
-        various="ACIJKUS",
-    )
-
-
-LLAMA_SIZES = dict(
-    vocabulary_size=VOCABULARY,
-    num_layers=3,
-    width=12,
-    num_heads=4,
-    num_key_heads=2,
-    head_size=6,
-    feed_forward_size=10,
-    num_positions=40,
-    epsilon=1e-2,
-)
-OF_LLAMA = (*LLAMA_SIZES, *("biases", "tied", "dropout", "remat", "activation_dtype", "begin_id"))
-
-
-def llama(model, told, memories=(), cleared=(), **settings) -> Architecture:
-    """An entry of a Llama over windows or a sliding window.
-
-    Args:
-        model: from rngs, body and settings to the model.
-        told: settings of the transcription.
-    """
-
-    def build(rngs, **overrides):
-        given = LLAMA_SIZES | settings | overrides
-        of_body = {name: given.pop(name) for name in OF_LLAMA if name in given}
-        return model(rngs, body=functools.partial(Llama, **of_body), **given)
-
-    known = llama_numpy.Settings.__dataclass_fields__
-    given = LLAMA_SIZES | dict(begin_id=VOCABULARY - 1) | settings | told
-    told = llama_numpy.Settings(**{name: given[name] for name in known if name in given})
-    reader = llama_numpy.SlidingReader if told.sliding else llama_numpy.Reader
-    return Architecture(
-        build=build,
-        reference=lambda params: reader(params, told),
-        settings=settings,
-        cleared=cleared,
-        cut_invariant=bool(told.sliding),
-        within=told.cell is not None,
-        various="ACEHIJKU",
-        divisible=DIVISIBLE | dict(num_heads=8, num_key_heads=4),
-    )
-
-
-def sliding(cell=False, **settings):
-    """An entry of a sliding window over a Llama; cell: with states at the second layer."""
-    kept = dict(num_states=STATES, gate_form="paper", gate="fixed", arrangement="skip")
-    memory = functools.partial(CellMemory, layer=2, cell=functools.partial(RecurrentCell, **kept))
-    sizes = LLAMA_SIZES | dict(window=WINDOW) | kept
-    known = paper_numpy.Settings.__dataclass_fields__
-    of_cell = paper_numpy.Settings(**{n: value for n, value in sizes.items() if n in known})
-    return llama(
-        functools.partial(SlidingLanguageModel, window=WINDOW, cell=memory if cell else None),
-        dict(sliding=WINDOW) | (dict(cell=of_cell, cell_layer=2) if cell else {}),
-        cleared=(4,) if cell else (),
-        **settings,
-    )
-
-
-def llama_pooled():
-    """An entry of pooled recurrence between windows of a Llama."""
-    memory = functools.partial(PooledMemory, layer=2, hidden=(8, 6))
-    model = functools.partial(PretrainedLanguageModel, memories=(memory,), overlap=3)
-    told = dict(overlap=3, pooled_layer=2, activation="silu")
-    return llama(model, told, cleared=(1,), biases="heads", tied=True)
-
-
 def _rec(gate, arrangement, layers=(1,), **others):
     return block_recurrent(recurrent_layers=layers, gate=gate, arrangement=arrangement, **others)
 
@@ -462,17 +235,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         *(recurrent_networks_numpy.lstm_token, recurrent_networks_numpy.lstm_state),
         **dict(cutoffs=(5, 11)),
     ),
-    "gpt2": gpt2(inverse_layer_scale=True, activation="relu", tied=False),
-    "gpt2_overlap": gpt2(overlap=3, begin_id=2),
-    "gpt2_pooled": pooled(dict(pooled_layer=2), overlap=11),
-    "gpt2_pooled_attention": pooled(
-        dict(pooled_layer=0, skip_repeated=True, pooling="attention", num_vectors=2), overlap=5
-    ),
-    "gpt2_cell": with_cell("dual", "lstm", overlap=2),
-    "rmt_gpt2_cell": memory_tokens_on_gpt2(num_memory=2),
-    "llama_pooled": llama_pooled(),
-    "llama_slide": sliding(),
-    "llama_rec": sliding(cell=True, biases="all"),
+    **PRETRAINED,
     "qrnn_untied": recurrent_network(
         QRNN,
         *(recurrent_networks_numpy.qrnn_token, recurrent_networks_numpy.qrnn_state),

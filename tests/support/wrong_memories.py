@@ -329,7 +329,7 @@ QRNN = _of(
 
 POOLED = _of(
     "pooled",
-    "brt/models/pretrained/pooled_memory.py",
+    "brt/models/pretrained/memories/pooled_memory.py",
     ("gpt2_pooled", "gpt2_pooled_attention"),
     {
         "pools_what_is_read_again": (
@@ -368,7 +368,7 @@ POOLED = _of(
 
 WINDOW_CELL = _of(
     "window_cell",
-    "brt/models/pretrained/cell_memory.py",
+    "brt/models/pretrained/memories/cell_memory.py",
     ("gpt2_cell", "rmt_gpt2_cell"),
     {
         "reads_another_layer": (

@@ -2,7 +2,7 @@
 
 Stored texts have the ids that the model was trained with, and none around them: a decoder's `BEGIN`
 has a row of its own, and what stands around a text that an encoder reads is added when it is read
-(`brt/data/streams/labelled_documents.py`). Names of special tokens in a text are text.
+(`brt/data/streams/labelled.py`). Names of special tokens in a text are text.
 """
 
 import functools
@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from brt.data.vocabularies.base import Frame, Vocabulary, checked_ids, expanded, utf8_text
-from brt.data.vocabularies.folder_tokenizers import FolderTokenizer, folder_tokenizer
+from brt.data.vocabularies.folder_tokenizers import folder_tokenizer
 from brt.data.vocabularies.pretrained import PART, parts
+from brt.data.vocabularies.tokenizer_contract import FolderTokenizer
 
 
 @gin.configurable

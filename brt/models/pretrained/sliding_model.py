@@ -34,10 +34,10 @@ from brt.models.caches import (
 )
 from brt.models.layers.table_losses import table_losses
 from brt.models.memories.memory import BlockPairs
-from brt.models.pretrained.body import NOTHING, Decoder, Heads, LayerKeys, Reads, Seen
-from brt.models.pretrained.cell_memory import CellMemory, StateKeys
+from brt.models.pretrained.bodies.body import NOTHING, Decoder, Heads, LayerKeys, Reads, Seen
+from brt.models.pretrained.bodies.llama import Llama
 from brt.models.pretrained.language_model import given_to
-from brt.models.pretrained.llama import Llama
+from brt.models.pretrained.memories.cell_memory import CellMemory, StateKeys
 from brt.models.pretrained.windows import table
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from brt.models.pretrained.body import HIDDEN, LayerKeys
-from brt.models.pretrained.window_memory import ExtraKeys, Positions
+from brt.models.pretrained.bodies.body import HIDDEN, LayerKeys
+from brt.models.pretrained.memories.window_memory import ExtraKeys, Positions
 
 
 class OverlapCache(NamedTuple):

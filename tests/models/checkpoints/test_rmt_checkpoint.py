@@ -102,7 +102,7 @@ def test_positions_to_the_future_are_true_ones_unless_parameters_were_released()
     [("mem", "grads_seg1"), ("mem", "grads_seg1_detached"), ("cache", "grads_sum")],
 )
 def test_the_gradient_is_the_reference_s_difference_quotient(check, variant, prefix):
-    replayed = importlib.import_module("recordings_rmt")
+    replayed = importlib.import_module("recordings.rmt")
     recorded = recording(variant)
     params = {key[7:]: value for key, value in recorded.items() if key.startswith("params/")}
     rng, push, seen = np.random.default_rng(5), {}, {}

@@ -9,10 +9,10 @@ from paths import SCRIPTS
 from tiny_models import parameters, randomised
 
 from brt.export import export
-from brt.models.pretrained.gpt2 import GPT2
-from brt.models.pretrained.gpt_neox import GPTNeoX
+from brt.models.pretrained.bodies.gpt2 import GPT2
+from brt.models.pretrained.bodies.gpt_neox import GPTNeoX
+from brt.models.pretrained.bodies.llama import Llama
 from brt.models.pretrained.language_model import PretrainedLanguageModel
-from brt.models.pretrained.llama import Llama
 
 SIZES = dict(vocabulary_size=23, num_layers=2, width=16, num_heads=2, num_positions=12)
 BODIES = {

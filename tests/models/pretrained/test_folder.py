@@ -14,8 +14,8 @@ from tiny_folders import make_folder, random_tensors
 from tiny_models import parameters
 
 from brt.config import message
+from brt.models.pretrained.bodies.gpt2 import GPT2
 from brt.models.pretrained.folder import HubFolder, write_folder
-from brt.models.pretrained.gpt2 import GPT2
 from brt.training.parameters import merged
 
 
@@ -184,7 +184,7 @@ BAD = {
     "config is a list": (with_text("config.json", "[]"), "no JSON object"),
     "a key twice": (with_text("config.json", '{"a": 1, "a": 2}'), "'a' stands twice"),
     "deep": (with_text("config.json", "[" * 10**5), "no valid JSON"),
-    "model type": (with_config(model_type="mamba"), "model_type = 'mamba'.*brt knows gpt2"),
+    "model type": (with_config(model_type="mamba"), r"model_type = 'mamba'.*brt knows .*\bgpt2\b"),
     "model type is a list": (with_config(model_type=["gpt2"]), "model_type"),
     "another body": (with_config(model_type="llama"), "by @Llama"),
     "code": (with_config(auto_map={}), "auto_map"),

@@ -11,10 +11,10 @@ from flax import nnx
 from tiny_models import OneKey, cast, parameters, plain, quick_jit, randomised
 
 from brt.models.memories.recurrent_cell import RecurrentCell
-from brt.models.pretrained.cell_memory import CellMemory
-from brt.models.pretrained.gpt2 import GPT2
+from brt.models.pretrained.bodies.gpt2 import GPT2
 from brt.models.pretrained.language_model import PretrainedLanguageModel
-from brt.models.pretrained.pooled_memory import PooledMemory
+from brt.models.pretrained.memories.cell_memory import CellMemory
+from brt.models.pretrained.memories.pooled_memory import PooledMemory
 from brt.models.recurrent_memory import RecurrentMemoryTransformer
 
 ROWS = 2

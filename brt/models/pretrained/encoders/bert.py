@@ -19,8 +19,8 @@ from brt.models.counts import matrix_size
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
 from brt.models.model import DTYPES
-from brt.models.pretrained.activations import ACTIVATIONS
-from brt.models.pretrained.body import (
+from brt.models.pretrained.bodies.activations import ACTIVATIONS
+from brt.models.pretrained.bodies.body import (
     REMATS,
     BodyLayer,
     Drop,

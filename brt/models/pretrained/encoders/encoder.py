@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from brt.models.layers.dropout import independent_dropout, keep_mask
-from brt.models.pretrained.body import (
+from brt.models.pretrained.bodies.body import (
     HIDDEN,
     NOTHING,
     BodyLayer,

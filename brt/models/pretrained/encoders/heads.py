@@ -10,8 +10,8 @@ from jax.nn.initializers import zeros
 
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
-from brt.models.pretrained.activations import ACTIVATIONS
-from brt.models.pretrained.body import Norm, linear
+from brt.models.pretrained.bodies.activations import ACTIVATIONS
+from brt.models.pretrained.bodies.body import Norm, linear
 from brt.models.pretrained.encoders.encoder import Encoder, matrix, norm, optional
 from brt.models.pretrained.names import Tensor
 

@@ -26,13 +26,13 @@ from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.losses import token_losses
 from brt.models.layers.norms import wide
 from brt.models.model import Reader
-from brt.models.pretrained.body import Reading
+from brt.models.pretrained.bodies.body import Reading
 from brt.models.pretrained.encoders.bert import BERT
 from brt.models.pretrained.encoders.encoder import Encoder
 from brt.models.pretrained.encoders.heads import ClassesHead, SpansHead
 from brt.models.pretrained.encoders.t5 import T5
+from brt.models.pretrained.memories.window_memory import Positions, WindowMemory, WindowReads
 from brt.models.pretrained.names import Names
-from brt.models.pretrained.window_memory import Positions, WindowMemory, WindowReads
 from brt.models.recurrent_memory import MemoryCache
 from brt.token_ids import PADDING
 

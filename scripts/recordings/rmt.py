@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from recordings_txl import cache_error, gradient_error, rows_first
 
 from brt.models.checkpoints import recurrent_memory as rmt_checkpoint
 from brt.models.memory_tokens.transformer_xl import TransformerXLMemoryTokens
 from brt.models.recurrent_memory import MemoryCache, RecurrentMemoryTransformer
 from brt.models.transformer_xl import TransformerXL
+from recordings.txl import cache_error, gradient_error, rows_first
 
 DETACHED = "grads_seg1_detached"
 """Gradients of the second segment's loss that do not cross the memory before it."""

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from pretrained_errors import Found, bound, config_of, folder_of, split_with, widened
 
 from brt.models.layers.losses import token_losses
 from brt.models.pretrained.encoders.bert import BERT, RoBERTa
@@ -21,6 +20,7 @@ from brt.models.pretrained.encoders.encoder import Encoder
 from brt.models.pretrained.encoders.heads import ClassesHead, SpansHead, WordsHead
 from brt.models.pretrained.encoders.reader import whole_names
 from brt.models.pretrained.folder import HubFolder
+from recordings.pretrained_errors import Found, bound, config_of, folder_of, split_with, widened
 
 TASKS = ("sequence classification", "masked language model", "question answering")
 ENCODERS: dict[str, Any] = {"bert": BERT, "roberta": RoBERTa, "deberta-v2": DeBERTa}

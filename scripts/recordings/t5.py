@@ -12,11 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from pretrained_errors import SMALLEST, Found, bound, config_of, folder_of, split_with, widened
 
 from brt.models.layers.losses import token_losses
 from brt.models.pretrained.encoders.t5 import T5
 from brt.models.pretrained.folder import HubFolder
+from recordings.pretrained_errors import (
+    SMALLEST,
+    Found,
+    bound,
+    config_of,
+    folder_of,
+    split_with,
+    widened,
+)
 
 
 def outputs(body: T5, recording: Mapping[str, Any]) -> tuple[jax.Array, dict[str, list], jax.Array]:

@@ -12,11 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from pretrained_errors import Found, body_of, bound, folder_of, is_sharp, split_with, widened
 
 from brt.models.layers.losses import token_losses
 from brt.models.pretrained.language_model import PretrainedLanguageModel
 from brt.models.recurrent_memory import RecurrentMemoryTransformer
+from recordings.pretrained_errors import (
+    Found,
+    body_of,
+    bound,
+    folder_of,
+    is_sharp,
+    split_with,
+    widened,
+)
 
 
 def errors(

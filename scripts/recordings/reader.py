@@ -12,8 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from pretrained_errors import Found, bound, folder_of, split_with, widened
-from recordings_encoders import ENCODERS
 
 from brt.models.caches import reset_rows
 from brt.models.layers.losses import token_losses
@@ -21,6 +19,8 @@ from brt.models.pretrained.encoders.reader import PretrainedReader
 from brt.models.pretrained.encoders.t5 import T5
 from brt.models.pretrained.folder import HubFolder
 from brt.token_ids import PADDING
+from recordings.encoders import ENCODERS
+from recordings.pretrained_errors import Found, bound, folder_of, split_with, widened
 
 HEAD_ROWS = "lm_head_rows"
 WORDS = {

@@ -13,7 +13,7 @@ import jax
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.models.pretrained.body import Decoder, Extra, Heads, LayerKeys, Reads, extra_keys
+from brt.models.pretrained.bodies.body import Decoder, Extra, Heads, LayerKeys, Reads, extra_keys
 
 
 class Positions(NamedTuple):

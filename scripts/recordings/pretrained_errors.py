@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.models.pretrained.body import Decoder
+from brt.models.pretrained.bodies.body import Decoder
+from brt.models.pretrained.bodies.gpt2 import GPT2
+from brt.models.pretrained.bodies.gpt_neox import GPTNeoX
+from brt.models.pretrained.bodies.llama import Llama
 from brt.models.pretrained.folder import HubFolder
-from brt.models.pretrained.gpt2 import GPT2
-from brt.models.pretrained.gpt_neox import GPTNeoX
-from brt.models.pretrained.llama import Llama
 from brt.training.parameters import merged
 
 BODIES: dict[str, Callable[..., Decoder]] = {

@@ -18,8 +18,8 @@ from brt.checks import check_choice, check_positive, check_share
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
 from brt.models.model import DTYPES
-from brt.models.pretrained.activations import ACTIVATIONS
-from brt.models.pretrained.body import (
+from brt.models.pretrained.bodies.activations import ACTIVATIONS
+from brt.models.pretrained.bodies.body import (
     REMATS,
     BodyLayer,
     Decoder,
@@ -31,9 +31,9 @@ from brt.models.pretrained.body import (
     attention_scale,
     linear,
 )
+from brt.models.pretrained.bodies.rotary import frequencies, rotated
 from brt.models.pretrained.folder import HubFolder
 from brt.models.pretrained.names import Names, Tensor, norm_tensors
-from brt.models.pretrained.rotary import frequencies, rotated
 from brt.models.pretrained.source import begin_of, is_tied, number_of_layers, open_folder, settle
 from brt.models.shape_letters import constrain
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from brt.models.layers.norms import wide
-from brt.models.pretrained.body import PretrainedBody
-from brt.models.pretrained.pooled_memory import PooledMemory, PooledSums
-from brt.models.pretrained.window_memory import Positions
+from brt.models.pretrained.bodies.body import PretrainedBody
+from brt.models.pretrained.memories.pooled_memory import PooledMemory, PooledSums
+from brt.models.pretrained.memories.window_memory import Positions
 
 
 @gin.configurable(denylist=["rngs", "body"])

@@ -13,14 +13,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import recordings_encoders
-import recordings_memory_tokens
-import recordings_pooled
-import recordings_pooled_spans
-import recordings_reader
-import recordings_t5
 from flax import nnx
-from pretrained_errors import (
+
+from brt.models.layers.losses import token_losses
+from brt.models.pretrained.bodies.body import HIDDEN, Decoder, Seen
+from brt.models.pretrained.folder import HubFolder
+from brt.models.pretrained.language_model import PretrainedLanguageModel
+from recordings import encoders, memory_tokens, pooled, pooled_spans, reader, t5
+from recordings.pretrained_errors import (
     SMALLEST,
     Found,
     body_of,
@@ -31,11 +31,6 @@ from pretrained_errors import (
     split_with,
     widened,
 )
-
-from brt.models.layers.losses import token_losses
-from brt.models.pretrained.body import HIDDEN, Decoder, Seen
-from brt.models.pretrained.folder import HubFolder
-from brt.models.pretrained.language_model import PretrainedLanguageModel
 
 
 def read_all(body: Decoder, recording: Mapping[str, Any]) -> tuple[list[jax.Array], jax.Array]:
@@ -124,17 +119,17 @@ def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """Returns error and tolerance of each thing that is compared, by its name."""
     config = config_of(recording)
     if config.get("kind", "").startswith("ARPT") and "start_logits" in recording:
-        return recordings_pooled_spans.errors(recording, config)
+        return pooled_spans.errors(recording, config)
     if config.get("kind", "").startswith("ARPT"):
-        return recordings_pooled.errors(recording, config)
+        return pooled.errors(recording, config)
     if config.get("kind", "").startswith("RMT") and "segment_input_ids" in recording:
-        return recordings_reader.errors(recording, config)
+        return reader.errors(recording, config)
     if config.get("kind", "").startswith("RMT"):
-        return recordings_memory_tokens.errors(recording, config)
-    if config.get("task", "") in recordings_encoders.TASKS:
-        return recordings_encoders.errors(recording)
+        return memory_tokens.errors(recording, config)
+    if config.get("task", "") in encoders.TASKS:
+        return encoders.errors(recording)
     if config.get("task") == "sequence to sequence":
-        return recordings_t5.errors(recording)
+        return t5.errors(recording)
     found = decoder_errors(recording)
     if "greedy/tokens" in recording:
         greedy_errors(recording, found)

@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from brt.data.vocabularies.folder_tokenizers import FolderTokenizer
 from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
+from brt.data.vocabularies.tokenizer_contract import FolderTokenizer
 
 
 def errors(file: str) -> dict[str, float]:

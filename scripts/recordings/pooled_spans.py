@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from pretrained_errors import Found, bound, folder_of, split_with, widened
-from recordings_encoders import ENCODERS
 
 from brt.models.caches import reset_rows, select_rows
 from brt.models.layers.losses import token_losses
-from brt.models.pretrained.encoders.final_layer_memory import FinalLayerMemory
 from brt.models.pretrained.encoders.reader import PretrainedReader
 from brt.models.pretrained.folder import HubFolder
+from brt.models.pretrained.memories.final_layer_memory import FinalLayerMemory
 from brt.token_ids import PADDING
+from recordings.encoders import ENCODERS
+from recordings.pretrained_errors import Found, bound, folder_of, split_with, widened
 
 PRECISE = 1e-9
 SPAN = 0

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from brt.models.pretrained.bodies.rotary import Llama3Scaling
 from brt.models.pretrained.config_values import ConfigValues
 from brt.models.pretrained.folder import HubFolder
-from brt.models.pretrained.rotary import Llama3Scaling
 from brt.models.pretrained.source import begin_of, is_tied, number_of_layers
 
 WORDS = ("model.embed_tokens.weight", "embed_tokens.weight")

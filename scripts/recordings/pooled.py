@@ -13,11 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from pretrained_errors import SMALLEST, Found, body_of, bound, folder_of, split_with, widened
 
 from brt.models.layers.losses import token_losses
 from brt.models.pretrained.language_model import PretrainedLanguageModel
-from brt.models.pretrained.pooled_memory import PooledMemory
+from brt.models.pretrained.memories.pooled_memory import PooledMemory
+from recordings.pretrained_errors import (
+    SMALLEST,
+    Found,
+    body_of,
+    bound,
+    folder_of,
+    split_with,
+    widened,
+)
 
 PRECISE = 1e-9
 

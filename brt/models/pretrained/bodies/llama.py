@@ -21,7 +21,7 @@ from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.sizes import Sizes
 from brt.models.model import DTYPES
-from brt.models.pretrained.body import (
+from brt.models.pretrained.bodies.body import (
     REMATS,
     BodyLayer,
     Decoder,
@@ -32,9 +32,9 @@ from brt.models.pretrained.body import (
     attention_scale,
     linear,
 )
-from brt.models.pretrained.llama_settings import settings_of
+from brt.models.pretrained.bodies.llama_settings import settings_of
+from brt.models.pretrained.bodies.rotary import Llama3Scaling, frequencies, rotated
 from brt.models.pretrained.names import Names, Tensor, norm_tensors
-from brt.models.pretrained.rotary import Llama3Scaling, frequencies, rotated
 from brt.models.pretrained.source import open_folder, settle
 from brt.models.shape_letters import constrain
 
@@ -73,7 +73,7 @@ class LlamaLayer(BodyLayer):
         sizes: D, H, K, F.
         num_key_heads: G.
         epsilon: of the norms.
-        rotary_base, rotary_scaling: as of `brt.models.pretrained.rotary.frequencies`.
+        rotary_base, rotary_scaling: as of `brt.models.pretrained.bodies.rotary.frequencies`.
         biases: of "none", of queries, keys and values ("heads"), or of the output too ("all").
     """
 

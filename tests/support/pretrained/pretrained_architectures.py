@@ -1,0 +1,201 @@
+"""Architectures around pretrained bodies, tiny, as entries of the list of all architectures."""
+
+import functools
+
+import gpt2_numpy
+import llama_numpy
+import paper_numpy
+from architecture import DIVISIBLE, OF_RMT, SIZES, STATES, VOCABULARY, WINDOW, Architecture
+
+from brt.models.memories.recurrent_cell import RecurrentCell
+from brt.models.pretrained.bodies.gpt2 import GPT2
+from brt.models.pretrained.bodies.llama import Llama
+from brt.models.pretrained.language_model import PretrainedLanguageModel
+from brt.models.pretrained.memories.cell_memory import CellMemory
+from brt.models.pretrained.memories.pooled_memory import PooledMemory
+from brt.models.pretrained.sliding_model import SlidingLanguageModel
+from brt.models.recurrent_memory import RecurrentMemoryTransformer
+
+OF_GPT2 = (
+    *("vocabulary_size", "num_layers", "width", "num_heads", "feed_forward_size", "num_positions"),
+    *("activation", "epsilon", "scale_scores", "inverse_layer_scale", "tied", "dropout", "remat"),
+    *("activation_dtype", "begin_id"),
+)
+GPT2_SIZES = dict(
+    vocabulary_size=VOCABULARY,
+    num_layers=3,
+    width=12,
+    num_heads=2,
+    feed_forward_size=10,
+    num_positions=40,
+    epsilon=1e-2,
+)
+
+
+def gpt2(memories=(), reference=None, cleared=(), told=None, **settings) -> Architecture:
+    """An entry of windows of a GPT-2.
+
+    Args:
+        memories: of the model.
+        reference: as of an `Architecture`; None: the plain windows, with a pooled vector or not.
+        cleared: as of an `Architecture`.
+        told: what the plain windows are told besides.
+    """
+
+    def build(rngs, **overrides):
+        given = GPT2_SIZES | settings | overrides
+        given.pop("head_size", None)
+        of_body = {name: given.pop(name) for name in OF_GPT2 if name in given}
+        body = functools.partial(GPT2, **of_body)
+        return PretrainedLanguageModel(rngs, body=body, memories=memories, **given)
+
+    known = gpt2_numpy.Settings.__dataclass_fields__
+    given = GPT2_SIZES | dict(begin_id=VOCABULARY - 1) | settings | (told or {})
+    plain = gpt2_numpy.Settings(**{name: given[name] for name in known if name in given})
+    return Architecture(
+        build=build,
+        reference=reference or (lambda params: gpt2_numpy.Reader(params, plain)),
+        settings=settings,
+        cleared=cleared,
+        various="ACIJKU",
+    )
+
+
+def pooled(told, **settings):
+    """An entry of pooled recurrence; told: settings of the transcription."""
+    given = dict(
+        layer=told["pooled_layer"] or None,
+        hidden=(8, 6),
+        pooled="unrepeated" if told.get("skip_repeated") else "all",
+        pooling=told.get("pooling", "mean"),
+        num_vectors=told.get("num_vectors", 1),
+    )
+    memory = functools.partial(PooledMemory, **given)
+    return gpt2((memory,), cleared=(1,), told=told, **settings)
+
+
+def with_cell(arrangement, gate="fixed", overlap=0):
+    """An entry of the Block-Recurrent cell between windows."""
+    told = dict(num_states=STATES, gate_form="paper", gate=gate, arrangement=arrangement)
+    memory = functools.partial(CellMemory, layer=2, cell=functools.partial(RecurrentCell, **told))
+    cell = paper_numpy.Settings(**_cell_of_gpt2(told))
+    return gpt2((memory,), cleared=(1,), told=dict(cell=cell, cell_layer=2), overlap=overlap)
+
+
+def _cell_of_gpt2(told):
+    H, D = GPT2_SIZES["num_heads"], GPT2_SIZES["width"]
+    sizes = SIZES | dict(num_heads=H, head_size=D // H)
+    known = paper_numpy.Settings.__dataclass_fields__
+    return {name: value for name, value in (sizes | told).items() if name in known}
+
+
+def memory_tokens_on_gpt2(num_memory):
+    """An entry of memory tokens at both ends of the windows of a GPT-2 that has a cell."""
+    within = with_cell("skip")
+
+    def build(rngs, **overrides):
+        around = {"num_memory": num_memory} | overrides
+        own = {name: around.pop(name) for name in OF_RMT if name in around}
+
+        def body(rngs, special_tokens):
+            return within.build(rngs, special_tokens=special_tokens, **around)
+
+        return RecurrentMemoryTransformer(rngs, body=body, **own)
+
+    told = dict(num_states=STATES, gate_form="paper", gate="fixed", arrangement="skip")
+    cell = paper_numpy.Settings(**_cell_of_gpt2(told))
+    settings = gpt2_numpy.Settings(
+        num_heads=GPT2_SIZES["num_heads"],
+        begin_id=VOCABULARY - 1,
+        epsilon=GPT2_SIZES["epsilon"],
+        cell=cell,
+        cell_layer=2,
+    )
+    return Architecture(
+        build=build,
+        reference=lambda params: gpt2_numpy.MemoryTokensReader(params, settings),
+        settings=dict(num_memory=num_memory),
+        cleared=(1, 2),
+        various="ACIJKUS",
+    )
+
+
+LLAMA_SIZES = dict(
+    vocabulary_size=VOCABULARY,
+    num_layers=3,
+    width=12,
+    num_heads=4,
+    num_key_heads=2,
+    head_size=6,
+    feed_forward_size=10,
+    num_positions=40,
+    epsilon=1e-2,
+)
+OF_LLAMA = (*LLAMA_SIZES, *("biases", "tied", "dropout", "remat", "activation_dtype", "begin_id"))
+
+
+def llama(model, told, memories=(), cleared=(), **settings) -> Architecture:
+    """An entry of a Llama over windows or a sliding window.
+
+    Args:
+        model: from rngs, body and settings to the model.
+        told: settings of the transcription.
+    """
+
+    def build(rngs, **overrides):
+        given = LLAMA_SIZES | settings | overrides
+        of_body = {name: given.pop(name) for name in OF_LLAMA if name in given}
+        return model(rngs, body=functools.partial(Llama, **of_body), **given)
+
+    known = llama_numpy.Settings.__dataclass_fields__
+    given = LLAMA_SIZES | dict(begin_id=VOCABULARY - 1) | settings | told
+    told = llama_numpy.Settings(**{name: given[name] for name in known if name in given})
+    reader = llama_numpy.SlidingReader if told.sliding else llama_numpy.Reader
+    return Architecture(
+        build=build,
+        reference=lambda params: reader(params, told),
+        settings=settings,
+        cleared=cleared,
+        cut_invariant=bool(told.sliding),
+        within=told.cell is not None,
+        various="ACEHIJKU",
+        divisible=DIVISIBLE | dict(num_heads=8, num_key_heads=4),
+    )
+
+
+def sliding(cell=False, **settings):
+    """An entry of a sliding window over a Llama; cell: with states at the second layer."""
+    kept = dict(num_states=STATES, gate_form="paper", gate="fixed", arrangement="skip")
+    memory = functools.partial(CellMemory, layer=2, cell=functools.partial(RecurrentCell, **kept))
+    sizes = LLAMA_SIZES | dict(window=WINDOW) | kept
+    known = paper_numpy.Settings.__dataclass_fields__
+    of_cell = paper_numpy.Settings(**{n: value for n, value in sizes.items() if n in known})
+    return llama(
+        functools.partial(SlidingLanguageModel, window=WINDOW, cell=memory if cell else None),
+        dict(sliding=WINDOW) | (dict(cell=of_cell, cell_layer=2) if cell else {}),
+        cleared=(4,) if cell else (),
+        **settings,
+    )
+
+
+def llama_pooled():
+    """An entry of pooled recurrence between windows of a Llama."""
+    memory = functools.partial(PooledMemory, layer=2, hidden=(8, 6))
+    model = functools.partial(PretrainedLanguageModel, memories=(memory,), overlap=3)
+    told = dict(overlap=3, pooled_layer=2, activation="silu")
+    return llama(model, told, cleared=(1,), biases="heads", tied=True)
+
+
+PRETRAINED: dict[str, Architecture] = {
+    "gpt2": gpt2(inverse_layer_scale=True, activation="relu", tied=False),
+    "gpt2_overlap": gpt2(overlap=3, begin_id=2),
+    "gpt2_pooled": pooled(dict(pooled_layer=2), overlap=11),
+    "gpt2_pooled_attention": pooled(
+        dict(pooled_layer=0, skip_repeated=True, pooling="attention", num_vectors=2), overlap=5
+    ),
+    "gpt2_cell": with_cell("dual", "lstm", overlap=2),
+    "rmt_gpt2_cell": memory_tokens_on_gpt2(num_memory=2),
+    "llama_pooled": llama_pooled(),
+    "llama_slide": sliding(),
+    "llama_rec": sliding(cell=True, biases="all"),
+}
