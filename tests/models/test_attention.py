@@ -19,8 +19,8 @@ from brt.models.layers.attention import (
 )
 from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.memories import external_memory, recurrent_cell
-from brt.models.pretrained import body as pretrained_body
-from brt.models.pretrained import cell_memory
+from brt.models.pretrained.bodies import body as pretrained_body
+from brt.models.pretrained.memories import cell_memory
 
 SHAPES = [  # leading axes, Q, J, H, K
     ((), 1, 1, 1, 1),

@@ -153,11 +153,28 @@ def test_t5_from_pieces_alone_with_its_sentinels(tmp_path, pieces):
     assert vocab.tokenizer.frame() == ([], [1])
     ids = vocab.encode(b"the whale", "any").tolist()
     assert vocab.decode(ids) == "the whale"
+    assert vocab.tokenizer.spans("the whale")[0] == ids
     assert vocab.tokenizer.read("the whale", "a").ids == [*ids, 1, *vocab.tokenizer.encode("a"), 1]
     assert vocab.decode([*ids, 114, 15]) == "the whale<extra_id_0><extra_id_99>"
     write(folder, "tokenizer_config.json", {"extra_ids": 3})
     assert vocabulary(folder).size == 18
     assert vocabulary(folder).fingerprint != vocab.fingerprint
+
+
+def test_pieces_are_found_in_their_text_by_characters(tmp_path, pieces):
+    folder = tmp_path / "t5"
+    write(folder, "config.json", {"model_type": "t5"})
+    (folder / "spiece.model").write_bytes(pieces)
+    tokenizer = vocabulary(folder).tokenizer
+    text = "the \N{WHALE} saw  a caf\N{LATIN SMALL LETTER E WITH ACUTE}"
+    ids, offsets = tokenizer.spans(text)
+    assert ids == tokenizer.encode(text)
+    # Side by side from the first character to the last.
+    assert [first for first, _ in offsets] == [0, *(stop for _, stop in offsets[:-1])]
+    assert offsets[-1][1] == len(text)
+    for token, (first, stop) in zip(ids, offsets, strict=True):
+        if token != tokenizer.unknown_id:
+            assert tokenizer.decode([token]).strip() == text[first:stop].strip()
 
 
 def test_a_saved_tokenizer_decides_whatever_else_is_there(bert, library):

@@ -15,7 +15,7 @@ from tiny_models import OneKey
 
 from brt.config import message
 from brt.models.pretrained import folder as folder_module
-from brt.models.pretrained import gpt2, gpt_neox, llama
+from brt.models.pretrained.bodies import gpt2, gpt_neox, llama
 
 BODIES = {"gpt2": gpt2.GPT2, "llama": llama.Llama, "gpt_neox": gpt_neox.GPTNeoX}
 CONFIGS = (GPT2, LLAMA, GPT_NEOX)

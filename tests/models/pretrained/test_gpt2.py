@@ -1,7 +1,5 @@
 """GPT-2 as a body: every layer agrees with plain loops, and with recordings where they are."""
 
-from pathlib import Path
-
 import gpt2_numpy
 import jax
 import jax.numpy as jnp
@@ -117,6 +115,7 @@ def outputs_and_gradients(body):
     return y_BTD, jax.tree.leaves(grads)
 
 
+@pytest.mark.slow
 def test_gradients_do_not_depend_on_what_is_computed_again():
     expected, kept = outputs_and_gradients(body_of(dropout=0.3))
     found, again = outputs_and_gradients(body_of(dropout=0.3, remat="layer"))
@@ -127,15 +126,17 @@ def test_gradients_do_not_depend_on_what_is_computed_again():
     assert not np.allclose(without, expected)
 
 
-RECORDINGS = sorted(
-    file
+QUICK = "gpt2"
+"""The recording that is replayed with the quick tests."""
+RECORDINGS = [
+    pytest.param(file, marks=() if file.stem == QUICK else pytest.mark.slow, id=file.stem)
     for kind in ("gpt2", "arpt_gpt2", "rmt_gpt2")
-    for file in (GOLDEN / "pretrained").glob(f"{kind}*.npz")
-)
+    for file in sorted((GOLDEN / "pretrained").glob(f"{kind}*.npz"))
+]
 ABSENT = pytest.param("none", marks=pytest.mark.skip(reason=f"no recordings under {GOLDEN}"))
 
 
-@pytest.mark.parametrize("file", RECORDINGS or [ABSENT], ids=lambda file: Path(file).stem)
+@pytest.mark.parametrize("file", RECORDINGS or [ABSENT])
 def test_every_recording_is_reproduced(check, file):
     """Of transformers, of pooled recurrence, and of the released memory tokens, around GPT-2."""
     assert check(file) == 0

@@ -70,8 +70,12 @@ def read(model, segments, starts):
     return found, caches
 
 
-KINDS = [(name, 2, False) for name in BODIES] + [("bert", 0, True), ("roberta", 2, True)]
-every_kind = pytest.mark.parametrize("name, memory, pooled", KINDS)
+KINDS = [("bert", 2, False), ("t5", 2, False), ("bert", 0, True)]
+MORE_KINDS = [("roberta", 2, False), ("deberta", 2, False), ("roberta", 2, True)]
+every_kind = pytest.mark.parametrize(
+    "name, memory, pooled",
+    [*KINDS, *(pytest.param(*kind, marks=pytest.mark.slow) for kind in MORE_KINDS)],
+)
 YES, NO = [True] * B, [False] * B
 
 

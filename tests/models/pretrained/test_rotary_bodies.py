@@ -211,6 +211,7 @@ RECORDINGS = sorted(
 ABSENT = pytest.param("none", marks=pytest.mark.skip(reason=f"no recordings under {GOLDEN}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", RECORDINGS or [ABSENT], ids=lambda file: Path(file).stem)
 def test_every_recording_is_reproduced(check, file):
     assert check(file) == 0

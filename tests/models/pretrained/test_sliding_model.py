@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import GPT2_SIZES, LLAMA_SIZES, VOCABULARY, WINDOW
+from architectures import VOCABULARY, WINDOW
 from flax import nnx
+from pretrained_architectures import GPT2_SIZES, LLAMA_SIZES
 from tiny_models import OneKey, cast, quick_jit, randomised
 
 from brt.models.memories.recurrent_cell import RecurrentCell
@@ -69,6 +70,7 @@ def test_inside_one_window_it_is_the_body_and_a_cell_begins_as_nothing():
     np.testing.assert_allclose(found[:, :WINDOW], whole, rtol=0, atol=1e-9 * largest)
 
 
+@pytest.mark.slow
 def test_remat_and_dropout_leave_the_states_as_they_are():
     def gradients(remat):
         body = functools.partial(BODY, num_layers=2, remat=remat, dropout=0.2)

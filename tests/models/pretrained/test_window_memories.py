@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import GPT2_SIZES, SEGMENT, VOCABULARY, abstract, pooled, random_model
+from architectures import SEGMENT, VOCABULARY, abstract, random_model
 from flax import nnx
+from pretrained_architectures import GPT2_SIZES, pooled
 from tiny_models import OneKey, cast, parameters, plain, quick_jit, randomised
 
 from brt.models.memories.recurrent_cell import RecurrentCell
@@ -54,7 +55,9 @@ def tokens(windows, seed=0):
     return jnp.asarray(np.random.default_rng(seed).integers(0, VOCABULARY, shape), jnp.int32)
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize(
+    "name", ["pooled", pytest.param("attention", marks=pytest.mark.slow), "cell"]
+)
 def test_a_memory_that_is_not_there_changes_nothing(name):
     """P1: the first window, and with a cell before training every window, is the body's own."""
     with jax.enable_x64(True):
@@ -163,14 +166,23 @@ def test_operations_of_the_layers_are_the_published_ones(overlap):
     assert found / 1e8 == pytest.approx(PUBLISHED[overlap], rel=0.01)
 
 
+def after_a_window(model):
+    """The caches after one window."""
+    graph, params = nnx.split(model, nnx.Param)
+
+    @quick_jit
+    def read(params, tokens_BT):
+        model = nnx.merge(graph, params)
+        return model(tokens_BT, model.init_caches(ROWS))[1]
+
+    return read(params, tokens(1)[0])
+
+
 def test_activations_of_bfloat16_keep_what_is_carried_in_float32():
-    model = random_model("gpt2_pooled", activation_dtype="bfloat16")
-    tokens_BT = tokens(1)[0]
-    _, caches = model(tokens_BT, model.init_caches(ROWS))
+    caches = after_a_window(random_model("gpt2_pooled", activation_dtype="bfloat16"))
     assert caches[1].vectors_BMD.dtype == jnp.float32
     assert caches[0].x_BOD.dtype == jnp.bfloat16
-    wide = random_model("gpt2_pooled")
-    _, expected = wide(tokens_BT, wide.init_caches(ROWS))
+    expected = after_a_window(random_model("gpt2_pooled"))
     largest = np.abs(expected[1].vectors_BMD).max()
     np.testing.assert_allclose(
         caches[1].vectors_BMD, expected[1].vectors_BMD, rtol=0, atol=0.1 * largest
