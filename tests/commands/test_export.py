@@ -88,6 +88,7 @@ def test_what_was_trained_is_exported_bit_for_bit(places):
     assert HubFolder(str(places / "out")).tensors.keys() == written.keys()
 
 
+@pytest.mark.slow
 def test_the_run_is_evaluated_and_writes_text(places, monkeypatch, capfd):
     run = f"--workdir={places}/run"
     assert not command(monkeypatch, evaluate, run, "--gin.Evaluation.split='test'")
@@ -96,20 +97,19 @@ def test_the_run_is_evaluated_and_writes_text(places, monkeypatch, capfd):
     other = "--gin.PretrainedLanguageModel.overlap=8", "--gin.Trainer.segment_length=11"
     tokens = "--gin.Trainer.tokens_per_step=22"
     assert not command(monkeypatch, evaluate, run, *other, tokens, "--gin.Evaluation.split='test'")
-    memory = f"--save_memory={places}/a.memory"
-    more = "--max_tokens=9", "--temperature=0"
-    assert not command(monkeypatch, generate, run, "--prompt=tea then tea", memory, *more)
-    first = capfd.readouterr().out
-    assert not command(monkeypatch, generate, run, f"--load_memory={places}/a.memory", *more)
-    assert not command(
-        monkeypatch, generate, run, "--prompt=tea then tea", "--max_tokens=18", more[1]
-    )
-    whole = capfd.readouterr().out
-    assert first.rstrip("\n") in whole
-    losses = [
-        record["train/pooled_norm"] for record in records(places / "run", "train/pooled_norm")
-    ]
-    assert losses and all(loss > 0 for loss in losses)
+    capfd.readouterr()
+
+    def written(count, *flags):
+        greedy = f"--max_tokens={count}", "--temperature=0"
+        assert not command(monkeypatch, generate, run, *flags, *greedy)
+        return capfd.readouterr().out.removesuffix("\n")
+
+    prompt, memory = "--prompt=tea then tea", places / "a.memory"
+    first = written(9, prompt, f"--save_memory={memory}")
+    then = written(9, f"--load_memory={memory}")
+    assert first + then == written(18, prompt)
+    norms = [record["train/pooled_norm"] for record in records(places / "run", "train/pooled_norm")]
+    assert norms and all(norm > 0 for norm in norms)
 
 
 def test_nothing_is_exported_over_something(places, monkeypatch, capfd):

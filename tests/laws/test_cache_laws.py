@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, abstract, random_model
+from architectures import ARCHITECTURES, abstract, every, random_model
 from flax import nnx
 
 from brt.models.caches import clear_state, reset_rows, select_rows, with_state
 from brt.models.memories.hidden_memory import HiddenCache
 
-every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
+every_architecture = pytest.mark.parametrize("name", every())
 B = 5
 
 

@@ -11,17 +11,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, SEGMENT, VOCABULARY, WINDOW, random_model, segment_length
+from architectures import (
+    ARCHITECTURES,
+    SEGMENT,
+    VOCABULARY,
+    WINDOW,
+    every,
+    random_model,
+    segment_length,
+)
 from flax import nnx
 from ragged import Ragged, ragged_segments
 
 from brt.data.vocabularies.base import BEGIN
 from brt.models.caches import clear_state, reset_rows
 
-every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
+every_architecture = pytest.mark.parametrize("name", every())
 # The others see a number of keys that depends on the cuts; by how much, they say themselves.
 every_cuttable = pytest.mark.parametrize(
-    "name", [name for name, entry in ARCHITECTURES.items() if entry.cut_invariant]
+    "name", [each for each in every() if ARCHITECTURES[each.values[0]].cut_invariant]
 )
 every_type = pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 2e-5)])
 ROWS = 3

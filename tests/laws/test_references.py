@@ -12,8 +12,10 @@ import paper_numpy
 import pytest
 from architectures import (
     ARCHITECTURES,
+    QUICK_PRETRAINED,
     VOCABULARY,
     WINDOW,
+    every,
     paper_settings,
     random_model,
     segment_length,
@@ -24,6 +26,8 @@ from tiny_models import parameters, plain, read_segment
 
 from brt.data.vocabularies.base import BEGIN
 
+QUICK = (*QUICK_PRETRAINED, "gpt2_pooled_attention", "llama_rec")
+"""Architectures around pretrained bodies that are compared with every run of the tests."""
 TOLERANCE = 1e-9
 """Of the largest logit."""
 
@@ -52,7 +56,7 @@ def assert_equal(model, reader, corpus):
             np.testing.assert_allclose(logits_BTV[row], expected, rtol=0, atol=TOLERANCE * largest)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", every(QUICK))
 def test_every_logit_follows_from_the_equations(name):
     length = segment_length(name)
     with jax.enable_x64(True):
@@ -64,7 +68,7 @@ def test_every_logit_follows_from_the_equations(name):
         assert_equal(model, reader, long_documents(length, rows=1, segments=7, seed=3))
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", every(QUICK))
 def test_a_reference_is_written_in_plain_numpy(name):
     """Not in JAX, and not with the code that it must agree with."""
     reader = ARCHITECTURES[name].reference

@@ -255,10 +255,26 @@ VARIANTS = (
 steps are checked on them with the slow tests."""
 
 
+QUICK_PRETRAINED = ("gpt2_cell",)
+"""Of the architectures around pretrained bodies, those whose laws are not marked slow."""
+
+
+def every(quick=QUICK_PRETRAINED) -> list:
+    """The names of all architectures, as parameters of a test.
+
+    Those around pretrained bodies are marked slow, but for `quick`.
+    """
+    return _marked({*PRETRAINED} - {*quick})
+
+
 def trained() -> list:
-    """The names of all architectures, as parameters of a test; variants are marked slow."""
+    """As `every`; variants and all around pretrained bodies are marked slow."""
+    return _marked({*VARIANTS, *PRETRAINED})
+
+
+def _marked(names):
     slow = {True: (pytest.mark.slow,), False: ()}
-    return [pytest.param(name, marks=slow[name in VARIANTS]) for name in ARCHITECTURES]
+    return [pytest.param(name, marks=slow[name in names]) for name in ARCHITECTURES]
 
 
 def build(name, seed=0, **overrides) -> Model:
