@@ -6,7 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, SEGMENT, VOCABULARY, WINDOW, abstract, build, random_model
+from architectures import (
+    ARCHITECTURES,
+    SEGMENT,
+    VOCABULARY,
+    WINDOW,
+    abstract,
+    build,
+    every,
+    random_model,
+)
 from flax import nnx
 from tiny_models import OneKey, drawn, parameters, quick_jit, read_segment
 
@@ -271,7 +280,7 @@ def test_bfloat16_activations_give_nearly_the_logits_of_float32(name):
     assert sum(len(cache.memories) for cache in caches) == 1
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", every())
 def test_a_segment_leaves_caches_of_the_kind_it_found(name):
     """Shapes and types, so that segments can be folded; logits float32 in every case."""
     for dtype in ("float32", "bfloat16"):

@@ -155,13 +155,30 @@ def reader(folder, *lines, segments=2, **scalars):
     return make_run(folder, None, *lines, evaluations={"test": {"loss": 1.0, **scalars}})
 
 
+NEWS = (
+    'Corpus.store = "stores/hp"',
+    "Corpus.source = @Hyperpartisan()",
+    "PretrainedReader.num_memory = 10",
+)
+READERS = {
+    "BERT": "RMT BERT-base-cased [512]",
+    "RoBERTa": "RMT RoBERTa-base [512]",
+    "DeBERTa": "RMT DeBERTa-v3-base [512]",
+    "T5": "RMT T5-base [512]",
+}
+"""Bodies, and what the rows of Hyperpartisan news call them."""
+
+
+@pytest.mark.parametrize("body", READERS)
+def test_a_reader_with_memory_fills_the_row_of_its_body(tmp_path, body):
+    folder = reader(tmp_path / "one", *NEWS, f"PretrainedReader.body = @{body}", f1=0.9876)
+    found = filled(RECURRENT_MEMORY, folder)
+    measured = {key: list(cells.values()) for key, cells in found.items()}
+    assert measured == {("rmt_table_3", READERS[body]): ["98.76"]}
+
+
 def test_readers_land_in_the_tables_of_hyperpartisan_and_hotpotqa(tmp_path):
-    news = (
-        'Corpus.store = "stores/hp"',
-        "Corpus.source = @Hyperpartisan()",
-        "PretrainedReader.body = @RoBERTa",
-        "PretrainedReader.num_memory = 10",
-    )
+    news = (*NEWS, "PretrainedReader.body = @RoBERTa")
     questions = (
         'Corpus.store = "stores/hotpot"',
         "Corpus.source = @HotpotQA()",

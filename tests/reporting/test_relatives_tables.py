@@ -21,7 +21,9 @@ from brt.reporting.runs import Run, open_runs
 
 STANDARD = {"size": "151M", "memory": 150, "segment": 150, "steps": 200_000}
 WIKITEXT = ('Corpus.store = "stores/wikitext103"', 'Corpus.vocabulary = "words:wikitext103.txt"')
-RUN_ROWS = [(table, row) for table in rmt.TABLES[1:-1] for row in table.rows if row.where]
+OF_TEXT = [table for table in rmt.TABLES[1:-1] if table is not rmt.TABLE_3]
+"""Tables of models of text; readers of labelled documents have tests of their own."""
+RUN_ROWS = [(table, row) for table in OF_TEXT for row in table.rows if row.where]
 
 
 def tables_of(paper, runs):

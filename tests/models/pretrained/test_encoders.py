@@ -30,7 +30,14 @@ from brt.training.parameters import merged
 
 BODIES = {"bert": BERT, "roberta": RoBERTa, "deberta": DeBERTa, "t5": T5}
 ENCODERS = [name for name in CONFIGS if not name.startswith("t5")]
+QUICK = ("bert", "deberta 2", "t5 1.1")
+"""Of the kinds those that are compared with every run of the tests."""
 IDS = np.array([[5, 7, 2, 9, 16, 3], [11, 4, 8, PADDING, PADDING, PADDING]])
+
+
+def some(names):
+    """Names as parameters of a test, all but `QUICK` marked slow."""
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
 
 
 def body_class(name):
@@ -62,7 +69,7 @@ def wide(tensors):
     return {name: x.astype(np.float64) for name, x in tensors.items()}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some(CONFIGS))
 def test_every_layer_follows_from_the_equations(tmp_path, name):
     config, tensors = make(tmp_path / "m", name)
     tensors = wide(tensors)
@@ -82,7 +89,7 @@ def test_every_layer_follows_from_the_equations(tmp_path, name):
                 close(state[row][real[row]], expected[i][real[row]])
 
 
-@pytest.mark.parametrize("name", ["t5 1.0", "t5 1.1"])
+@pytest.mark.parametrize("name", some(["t5 1.0", "t5 1.1"]))
 def test_the_decoder_follows_from_the_equations_and_writes_what_it_finds_likeliest(tmp_path, name):
     config, tensors = make(tmp_path / "m", name)
     tensors = wide(tensors)

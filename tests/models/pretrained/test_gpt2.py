@@ -126,22 +126,22 @@ def test_gradients_do_not_depend_on_what_is_computed_again():
     assert not np.allclose(without, expected)
 
 
-QUICK = "gpt2"
-"""The recording that is replayed with the quick tests."""
 RECORDINGS = [
-    pytest.param(file, marks=() if file.stem == QUICK else pytest.mark.slow, id=file.stem)
+    pytest.param(file, id=file.stem)
     for kind in ("gpt2", "arpt_gpt2", "rmt_gpt2")
     for file in sorted((GOLDEN / "pretrained").glob(f"{kind}*.npz"))
 ]
 ABSENT = pytest.param("none", marks=pytest.mark.skip(reason=f"no recordings under {GOLDEN}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", RECORDINGS or [ABSENT])
 def test_every_recording_is_reproduced(check, file):
     """Of transformers, of pooled recurrence, and of the released memory tokens, around GPT-2."""
     assert check(file) == 0
 
 
+@pytest.mark.slow
 def test_a_wrong_number_in_a_recording_fails(check, tmp_path):
     if not RECORDINGS:
         pytest.skip(f"no recordings under {GOLDEN}")

@@ -178,6 +178,7 @@ def after_a_window(model):
     return read(params, tokens(1)[0])
 
 
+@pytest.mark.slow
 def test_activations_of_bfloat16_keep_what_is_carried_in_float32():
     caches = after_a_window(random_model("gpt2_pooled", activation_dtype="bfloat16"))
     assert caches[1].vectors_BMD.dtype == jnp.float32
