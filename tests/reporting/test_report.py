@@ -175,11 +175,13 @@ def relatives(tmp_path_factory):
     folder = tmp_path_factory.mktemp("relatives")
     text = {"evaluations": {"test": {"perplexity": 25.125, "bits_per_token": 1.25}}}
     task = {"evaluations": {"test": {"task_accuracy": 0.987, "answer_accuracy": 0.912}}}
+    words = {"evaluations": {"validation": {"word_level_perplexity": 163.4}}}
     runs = [
         make_xl_run(folder / "xl", size="151M", memory=75, segment=150, steps=200_000, **text),
         make_xl_run(folder / "rmt", size="41M", tokens=10, depth=1, **text),
         make_task_run(folder / "copy", "CopyTask", segments=3, tokens=24, **task),
         make_task_run(folder / "equations", "QuadraticEquations", length=30, segments=6, **task),
+        make_run(folder / "gpt2", "pretrained/gpt2_pooled+corpora/pg19_first", **words),
     ]
     studies = runs[0] / "studies"
     studies.mkdir()
@@ -224,7 +226,7 @@ def test_every_table_and_figure_of_the_relatives_papers_is_on_the_page_and_besid
             for thing in things:
                 assert f'id="{thing.name}"' in page
                 assert (files_folder(output) / f"{thing.name}.{kind}").stat().st_size > 50
-    for text in ("25.13", "0.987", "0.912", "1.250", "Tr-XL", "29.95 ± 0.15", "1,874"):
+    for text in ("25.13", "0.987", "0.912", "1.250", "Tr-XL", "29.95 ± 0.15", "1,874", "163.40"):
         assert text in page
     assert 'id="table_1"' not in page  # no run here is of the Block-Recurrent paper
 
