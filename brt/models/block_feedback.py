@@ -10,7 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from brt.models.caches import WindowCache
 from brt.models.layer import Layer, joined
+from brt.models.layers.attention import heads_first
+from brt.models.layers.dropout import LayerMasks
+from brt.models.loop_weights import arrays_in_loop, scan
 from brt.models.row_shards import by_row_shard
 
 
@@ -24,7 +28,7 @@ def run_blocks(
     x_BTD: jax.Array,
     caches: tuple,
     tables: Sequence[jax.Array],
-    key: jax.Array | None = None,
+    masks: Sequence[LayerMasks],
     remat: bool = False,
 ) -> tuple[jax.Array, tuple, list[dict[str, jax.Array]]]:
     """Reads a segment of every row through the stack, one block at a time.
@@ -34,7 +38,7 @@ def run_blocks(
         x_BTD: (B, T, D) activations of the segment, T a multiple of W.
         caches: one segment-form cache a layer.
         tables: each layer's `window_table()`, computed once outside the loop.
-        key: dropout key or None.
+        masks: each layer's dropout masks, the same for all blocks, as without feedback.
         remat: recompute each block in the backward pass.
 
     Returns:
@@ -50,47 +54,56 @@ def run_blocks(
     weights = {
         "params": nnx.to_pure_dict(params),
         "tables": [{"table_HWJ": table} for table in tables],
-        "memories": [layer.loop_weights(x_BTD.dtype) for layer in layers],
+        "masks": list(masks),
+        "layers": [layer.loop_weights(x_BTD.dtype) for layer in layers],
     }
+
+    def block(weights, caches, x_BWD):
+        flat = jax.tree_util.tree_leaves_with_path(arrays_in_loop(weights["params"]))
+        params = [(tuple(key.key for key in path), leaf) for path, leaf in flat]
+        own = nnx.merge(graph, nnx.from_flat_state(params))
+        caches = [_heads_swapped(cache) for cache in caches]
+        of_layers = weights["layers"]
+        tables = arrays_in_loop(weights["tables"])
+        masks = jax.lax.stop_gradient(arrays_in_loop(weights["masks"]))
+        with jax.named_scope(f"layer{source}"):
+            known = own[source].own_states(caches[source], x_BWD.dtype, of_layers[source])
+        given = joined(known)
+        new_caches = []
+        monitors = []
+        for i, (layer, cache) in enumerate(zip(own, caches, strict=True)):
+            with jax.named_scope(f"layer{i}"):
+                x_BWD, cache, monitor = layer(
+                    x_BWD,
+                    cache,
+                    table_HWJ=tables[i]["table_HWJ"],
+                    given=given,
+                    known=known if i == source else None,
+                    masks=masks[i],
+                    weights=of_layers[i],
+                )
+            new_caches.append(_heads_swapped(cache))
+            monitors.append(monitor)
+        return tuple(new_caches), (x_BWD, monitors)
 
     def fold(weights, rows):
         x_BTD, caches = rows
-        flat = jax.tree_util.tree_leaves_with_path(weights["params"])
-        params = [(tuple(key.key for key in path), leaf) for path, leaf in flat]
-        own = nnx.merge(graph, nnx.from_flat_state(params))
-        given_first = {"weights": weights["memories"][source]}
-
-        def block(caches, inputs):
-            x_BWD, index = inputs
-            with jax.named_scope(f"layer{source}"):
-                known = own[source].own_states(caches[source], x_BTD.dtype, **given_first)
-            given = joined(known)
-            new_caches = []
-            monitors = []
-            for i, (layer, cache) in enumerate(zip(own, caches, strict=True)):
-                layer_key = key if key is None else jax.random.fold_in(key, index * len(own) + i)
-                with jax.named_scope(f"layer{i}"):
-                    x_BWD, cache, monitor = layer(
-                        x_BWD,
-                        cache,
-                        table_HWJ=weights["tables"][i]["table_HWJ"],
-                        given=given,
-                        known=known if i == source else None,
-                        key=layer_key,
-                        weights=weights["memories"][i],
-                    )
-                new_caches.append(cache)
-                monitors.append(monitor)
-            return tuple(new_caches), (x_BWD, monitors)
-
-        if remat:
-            block = jax.checkpoint(block)
         rows = x_BTD.shape[0]
         x_GBWD = jnp.moveaxis(x_BTD.reshape(rows, T // W, W, D), 1, 0)
-        blocks = x_GBWD, jnp.arange(T // W)
-        caches, (x_GBWD, monitors) = jax.lax.scan(block, tuple(caches), blocks)
+        caches = tuple(_heads_swapped(cache) for cache in caches)
+        caches, (x_GBWD, monitors) = scan(block, weights, caches, x_GBWD, remat)
+        caches = tuple(_heads_swapped(cache) for cache in caches)
         x_BTD = jnp.moveaxis(x_GBWD, 0, 1).reshape(rows, T, D)
         return (x_BTD, caches), jax.tree.map(jnp.mean, monitors)
 
     (x_BTD, caches), monitors = by_row_shard(fold, weights, (x_BTD, tuple(caches)))
     return x_BTD, caches, monitors
+
+
+def _heads_swapped(cache):
+    """Returns a cache whose window has heads first, as the loop carries it, or the other way round.
+
+    Attention multiplies keys head by head: carried as (B, W, H, K), they would be turned in memory
+    in every turn of the loop.
+    """
+    return cache._replace(window=WindowCache(*map(heads_first, cache.window)))

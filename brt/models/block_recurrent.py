@@ -170,12 +170,15 @@ class BlockRecurrentTransformer(Body):
         if key is not None and self.dropout:
             keys = list(jax.random.split(key, len(keys)))
         if self.feedback:
+            S = self.layers[state_source(self.layers)].num_states
             tables = []
-            for i, layer in enumerate(self.layers):
+            masks = []
+            for i, (layer, key) in enumerate(zip(self.layers, keys)):
                 with jax.named_scope(f"layer{i}"):
                     tables.append(layer.window_table())
+                    masks.append(layer.masks(key, W, layer.num_states or S, x_BTD.dtype))
             x_BTD, caches, monitors = run_blocks(
-                self.layers, x_BTD, caches, tables, key=keys[0], remat=self.remat != "none"
+                self.layers, x_BTD, caches, tables, masks, remat=self.remat != "none"
             )
         else:
             given = list(zip(caches, keys[:-1], strict=True))

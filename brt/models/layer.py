@@ -8,6 +8,7 @@ in `brt.models`.
 
 import functools
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,12 +27,13 @@ from brt.models.caches import (
 )
 from brt.models.counts import matrix_size
 from brt.models.layers.attention import attend
-from brt.models.layers.dropout import dropout, keep_mask
+from brt.models.layers.dropout import LayerMasks, draw_masks, dropped
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import DENSE, parameter
-from brt.models.layers.norms import RMSNorm, share_of_norm, unit_heads, wide
+from brt.models.layers.norms import RMSNorm, share_of_norm, unit_heads
 from brt.models.layers.positions_t5 import RelativeBias, WindowMask
 from brt.models.layers.sizes import Sizes
+from brt.models.loop_weights import LoopWeights, cast_before, product
 from brt.models.memories.memory import BlockPairs, BlockStates, LayerMemory, LayerTokens
 from brt.models.shape_letters import constrain
 
@@ -142,25 +144,52 @@ class Layer(nnx.Module):
     def _scale(self):
         return jnp.abs(self.attention_scale_H[...])
 
+    def masks(
+        self, key: jax.Array | None, tokens: int, num_states: int, dtype: DTypeLike
+    ) -> LayerMasks:
+        """Draws the dropout masks of a segment; without a key there are none.
+
+        tokens: T; num_states: S that its tokens attend to; dtype: of the activations.
+        """
+        S = num_states if self.reads_states else None
+        return draw_masks(key, self.dropout, self.sizes, tokens, self.window, S, dtype)
+
+    def loop_weights(self, dtype: DTypeLike) -> dict[str, Any]:
+        """Returns what a loop over blocks uses of the parameters, computed once before it.
+
+        The layer's matrices in the activations' type, those of its network under "feed_forward",
+        and under "memories" a list of what each memory computes. Names say shapes.
+
+        dtype: of the activations.
+        """
+        found: dict[str, Any] = {"feed_forward": self.feed_forward.loop_weights(dtype)}
+        names = ["queries_DA", "keys_DA", "values_DA"]
+        names += ["cross_queries_DA"] if self.reads_states else ["output_AD"]
+        for name in names:
+            found[name] = cast_before(getattr(self, name)[...], dtype)
+        if self.reads_states:
+            A = self.sizes.attention_size
+            output_CD = self.output_CD[...]
+            found["output_AD"] = cast_before(output_CD[:A], dtype)
+            found["states_output_AD"] = cast_before(output_CD[A:], dtype)
+        with jax.named_scope("states"):
+            found["memories"] = [memory.loop_weights(dtype) for memory in self.memories]
+        return found
+
     # The states that tokens attend to.
 
     @jax.named_scope("states")
-    def loop_weights(self, dtype: DTypeLike) -> tuple:
-        """Returns what each memory computes of its parameters before a loop over blocks."""
-        return tuple(memory.loop_weights(dtype) for memory in self.memories)
-
-    @jax.named_scope("states")
     def own_states(
-        self, cache: LayerCache, dtype: DTypeLike, weights: tuple | None = None
+        self, cache: LayerCache, dtype: DTypeLike, weights: dict[str, Any] | None = None
     ) -> tuple[BlockStates | None, ...]:
         """Returns the states that each memory offers to the next block (G = 1).
 
         weights: `loop_weights(dtype)`, if the caller has them already.
         """
-        weights = (None,) * len(self.memories) if weights is None else weights
+        of_each = (None,) * len(self.memories) if weights is None else weights["memories"]
         return tuple(
             memory.states(each, dtype, **_given(of_it))
-            for memory, each, of_it in zip(self.memories, cache.memories, weights, strict=True)
+            for memory, each, of_it in zip(self.memories, cache.memories, of_each, strict=True)
         )
 
     @jax.named_scope("states")
@@ -170,15 +199,15 @@ class Layer(nnx.Module):
 
     # The parts both forms share.
 
-    def _heads(self, x_BTD, matrix_DA):
-        x_BTA = x_BTD @ matrix_DA[...].astype(x_BTD.dtype)
+    def _heads(self, x_BTD, matrix_DA: LoopWeights):
+        x_BTA = product("BTD,DA->BTA", x_BTD, matrix_DA)
         return constrain(x_BTA.reshape(*x_BTA.shape[:2], self.sizes.num_heads, -1), "BTHK")
 
     @jax.named_scope("attention")
-    def _tokens(self, x_BTD) -> LayerTokens:
-        q_BTHK = unit_heads(self._heads(x_BTD, self.queries_DA))
-        k_BTHK = unit_heads(self._heads(x_BTD, self.keys_DA))
-        v_BTHK = self._heads(x_BTD, self.values_DA)
+    def _tokens(self, x_BTD, weights) -> LayerTokens:
+        q_BTHK = unit_heads(self._heads(x_BTD, weights["queries_DA"]))
+        k_BTHK = unit_heads(self._heads(x_BTD, weights["keys_DA"]))
+        v_BTHK = self._heads(x_BTD, weights["values_DA"])
         return LayerTokens(q_BTHK, k_BTHK, v_BTHK, self.attention_scale_H[...])
 
     def _read_memories(self, caches, tokens, attended_BTHK, remat=False):
@@ -190,7 +219,7 @@ class Layer(nnx.Module):
             _add(monitors, found)
         return attended_BTHK, monitors
 
-    def _project_and_feed(self, x_BTD, normed_BTD, self_BTHK, read_states, key):
+    def _project_and_feed(self, x_BTD, normed_BTD, self_BTHK, read_states, weights, fed_mask_PD):
         """Projects, adds, feeds, adds; returns that and the states' share of the sum.
 
         read_states: from queries (B, T, H, K) to what they read in the states, or None.
@@ -201,23 +230,25 @@ class Layer(nnx.Module):
         def flat(y_BTHK):
             return y_BTHK.reshape(*x_BTD.shape[:2], A)
 
+        with jax.named_scope("attention"):
+            from_tokens_BTD = product("BTA,AD->BTD", flat(self_BTHK), weights["output_AD"])
         if not self.reads_states:
-            with jax.named_scope("attention"):
-                x_BTD = x_BTD + flat(self_BTHK) @ self.output_AD[...].astype(x_BTD.dtype)
+            x_BTD = x_BTD + from_tokens_BTD
         else:
-            with jax.named_scope("attention"):
-                output_CD = self.output_CD[...].astype(x_BTD.dtype)
-                from_tokens_BTD = flat(self_BTHK) @ output_CD[:A]
             with jax.named_scope("states"):
                 if self.sequential:
                     normed_BTD = self.cross_norm(x_BTD + from_tokens_BTD)
-                q_BTHK = unit_heads(self._heads(normed_BTD, self.cross_queries_DA))
-                from_states_BTD = flat(read_states(q_BTHK)) @ output_CD[A:]
+                q_BTHK = unit_heads(self._heads(normed_BTD, weights["cross_queries_DA"]))
+                from_states_BTD = product(
+                    "BTA,AD->BTD", flat(read_states(q_BTHK)), weights["states_output_AD"]
+                )
                 x_BTD = x_BTD + (from_tokens_BTD + from_states_BTD)
                 monitors["state_share"] = share_of_norm(from_states_BTD, from_tokens_BTD)
         with jax.named_scope("feed_forward"):
-            y_BTD = self.feed_forward(self.feed_forward_norm(x_BTD))
-            return constrain(x_BTD + dropout(y_BTD, self.dropout, key), "BTD"), monitors
+            fed_BTD = self.feed_forward(
+                self.feed_forward_norm(x_BTD), weights=weights["feed_forward"]
+            )
+            return constrain(x_BTD + dropped(fed_BTD, fed_mask_PD), "BTD"), monitors
 
     # The segment form.
 
@@ -229,7 +260,8 @@ class Layer(nnx.Module):
         given: BlockStates | None = None,
         known: tuple[BlockStates | None, ...] | None = None,
         key: jax.Array | None = None,
-        weights: tuple | None = None,
+        masks: LayerMasks | None = None,
+        weights: dict[str, Any] | None = None,
     ) -> tuple[jax.Array, LayerCache, dict[str, jax.Array]]:
         """Reads one segment of every row.
 
@@ -240,6 +272,7 @@ class Layer(nnx.Module):
             given: `BlockStates` to read, for a layer whose memories offer none.
             known: `own_states(cache)`, if the caller has them already (one block only).
             key: dropout key; None turns dropout off.
+            masks: `masks(key, ...)`, if the caller has them already, instead of a key.
             weights: `loop_weights(x_BTD.dtype)`, if the caller has them already.
 
         Returns:
@@ -250,23 +283,22 @@ class Layer(nnx.Module):
         B, T, _ = x_BTD.shape
         W = self.window
         table_HWJ = self.window_table() if table_HWJ is None else table_HWJ
-        norm_key, weights_key, states_key, output_key = (
-            (None,) * 4 if key is None else jax.random.split(key, 4)
-        )
+        weights = self.loop_weights(x_BTD.dtype) if weights is None else weights
+        if masks is None:
+            S = self.num_states or (given.keys_BGSHK.shape[2] if given else 0)
+            masks = self.masks(key, T, S, x_BTD.dtype)
 
         with jax.named_scope("attention"):
-            normed_BTD = dropout(self.attention_norm(x_BTD), self.dropout, norm_key)
-        tokens = self._tokens(normed_BTD)
+            normed_BTD = dropped(self.attention_norm(x_BTD), masks.normed_PD)
+        tokens = self._tokens(normed_BTD, weights)
         with jax.named_scope("attention"):
             blocks = BlockPairs(
                 _pairs(cache.window.keys_BWHK, tokens.keys_BTHK),
                 _pairs(cache.window.values_BWHK, tokens.values_BTHK),
             )
 
-        def read(q_BTHK, k_BGJHK, v_BGJHK, scale_H, table, key):
+        def read(q_BTHK, k_BGJHK, v_BGJHK, scale_H, table, keep):
             q_BGWHK = q_BTHK.reshape(B, T // W, W, *q_BTHK.shape[2:])
-            shape = (self.sizes.num_heads, W, k_BGJHK.shape[2])
-            keep = keep_mask(key, self.dropout, shape, wide(x_BTD).dtype)
             y = attend(q_BGWHK, k_BGJHK, v_BGJHK, scale_H, table, keep)
             return y.reshape(B, T, *q_BTHK.shape[2:])
 
@@ -279,31 +311,32 @@ class Layer(nnx.Module):
                 blocks.values_BGJHK,
                 tokens.scale_H,
                 table_HWJ,
-                weights_key,
+                masks.weights_HWJ,
             )
 
         self_BTHK, monitors = self._read_memories(
             cache.memories, tokens, self_BTHK, self.remat_blocks
         )
-        memories, offered, changes = self._take_in(cache.memories, blocks, known, weights)
+        memories, offered, changes = self._take_in(
+            cache.memories, blocks, known, weights["memories"]
+        )
         _add(monitors, changes)
         states = joined(offered) or given
 
         def read_states(q_BTHK):
             k_BGSHK, v_BGSHK = states
-            return read(q_BTHK, k_BGSHK, v_BGSHK, self.cross_scale_H[...], None, states_key)
+            scale_H, keep_HWS = self.cross_scale_H[...], masks.state_weights_HWS
+            return read(q_BTHK, k_BGSHK, v_BGSHK, scale_H, None, keep_HWS)
 
         x_BTD, shares = self._project_and_feed(
-            x_BTD, normed_BTD, self_BTHK, read_states, output_key
+            x_BTD, normed_BTD, self_BTHK, read_states, weights, masks.fed_PD
         )
         window = WindowCache(tokens.keys_BTHK[:, -W:], tokens.values_BTHK[:, -W:])
         return x_BTD, LayerCache(window, memories), _add(monitors, shares)
 
     def _take_in(self, caches, blocks, known, weights):
         """Returns the memories' caches after the blocks, the states they offer, and monitors."""
-        nothing = (None,) * len(caches)
-        known = nothing if known is None else known
-        weights = nothing if weights is None else weights
+        known = (None,) * len(caches) if known is None else known
         after = []
         offered = []
         monitors = {}
@@ -340,7 +373,8 @@ class Layer(nnx.Module):
         x_B1D = x_BD[:, None]
         with jax.named_scope("attention"):
             normed_B1D = self.attention_norm(x_B1D)
-        token = self._tokens(normed_B1D)
+        weights = self.loop_weights(x_BD.dtype)
+        token = self._tokens(normed_B1D, weights)
         with jax.named_scope("attention"):
             keys_BHK = token.keys_BTHK[:, 0]
             window = write_token(cache.window, keys_BHK, token.values_BTHK[:, 0], reads_B)
@@ -355,7 +389,7 @@ class Layer(nnx.Module):
             k_BSHK, v_BSHK = (x_BGSHK[:, 0] for x_BGSHK in states)
             return attend(q_B1HK, k_BSHK, v_BSHK, self.cross_scale_H[...])
 
-        x_B1D, _ = self._project_and_feed(x_B1D, normed_B1D, self_B1HK, read_states, None)
+        x_B1D, _ = self._project_and_feed(x_B1D, normed_B1D, self_B1HK, read_states, weights, None)
         memories = self._complete_block(cache.memories, window, reads_B)
         return x_B1D[:, 0], DecodingLayer(advance(window, reads_B), memories)
 
@@ -421,5 +455,7 @@ def _pairs(previous_BWHK, x_BTHK):
     """Returns each block's view: the block before it and itself, (B, G, 2W, H, K)."""
     B, W = previous_BWHK.shape[:2]
     whole = jnp.concatenate([previous_BWHK, x_BTHK], axis=1)
+    if x_BTHK.shape[1] == W:
+        return whole[:, None]
     blocks = whole.reshape(B, -1, W, *whole.shape[2:])
     return jnp.concatenate([blocks[:, :-1], blocks[:, 1:]], axis=2)

@@ -37,6 +37,11 @@ def in_loop(weights: LoopWeights) -> jax.Array:
     return _cast(*weights) if isinstance(weights, tuple) else weights
 
 
+def arrays_in_loop(weights: Any) -> Any:
+    """Returns the tree of what `in_loop` returns of each entry of a tree of the loop's weights."""
+    return jax.tree.map(in_loop, weights, is_leaf=_is_pair)
+
+
 def product(letters: str, x: jax.Array | tuple[jax.Array, ...], weights: LoopWeights) -> jax.Array:
     """Returns the einsum of activations and weights, in the activations' type.
 

@@ -149,14 +149,22 @@ def test_the_bias_tables_are_made_once_outside_the_loop(monkeypatch):
     assert trace.count("scan[") >= 1
 
 
-def test_each_block_drops_in_its_own_way():
+def test_all_blocks_drop_the_same_entries_as_without_feedback():
     """Equal tokens, attention that adds nothing: the masks of the network's output remain."""
     model = random_model("feedback_fixed_skip", dropout=0.5, num_layers=1, recurrent_layers=(0,))
     (layer,) = model.layers
     layer.output_CD[...] = jnp.zeros_like(layer.output_CD[...])
     x_BTD = np.repeat(draw(1), 2 * W, axis=1)
-    run = quick_jit(lambda key: run_blocks(model.layers, x_BTD, caches, [table], key)[0])
     caches, table = model.init_caches(B), layer.window_table()
-    kept = np.abs(run(jax.random.key(0)) - x_BTD)[0] > 1e-4
+
+    @quick_jit
+    def run(key):
+        masks = [layer.masks(key, W, layer.num_states, "float32")]
+        return run_blocks(model.layers, x_BTD, caches, [table], masks)[0], masks[0].fed_PD
+
+    y_BTD, mask_PD = run(jax.random.key(0))
+    kept = np.abs(y_BTD - x_BTD)[0] > 1e-4
     assert 0.1 < kept.mean() < 0.9
-    assert (kept[:W] != kept[W:]).any()
+    np.testing.assert_array_equal(kept[:W], kept[W:])
+    assert not kept[:W][np.asarray(mask_PD) == 0].any()
+    assert (kept != (np.abs(run(jax.random.key(1))[0] - x_BTD)[0] > 1e-4)).any()

@@ -177,8 +177,8 @@ def test_no_key_reaches_the_cell(monkeypatch):
     def what_the_cell_does(key):
         seen = []
 
-        def record(cell, *inputs):
-            seen.append((inputs, take_in(cell, *inputs)))
+        def record(cell, *inputs, **weights):
+            seen.append((inputs, take_in(cell, *inputs, **weights)))
             return seen[-1][1]
 
         monkeypatch.setattr(RecurrentCell, "take_in", record)

@@ -1,10 +1,63 @@
 """Dropout masks, drawn once and shared along the axes where the published model shares them."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from brt.models.layers.sizes import Sizes
+
 PERIOD = 128
+
+
+class LayerMasks(NamedTuple):
+    """The dropout masks of a layer, one for all rows and blocks; None where nothing is dropped.
+
+    normed_PD, fed_PD: for what comes out of the attention norm and the network, repeated along the
+        tokens, in the activations' type.
+    weights_HWJ, state_weights_HWS: for attention weights, float32 or wider.
+    """
+
+    normed_PD: jax.Array | None = None
+    weights_HWJ: jax.Array | None = None
+    state_weights_HWS: jax.Array | None = None
+    fed_PD: jax.Array | None = None
+
+
+def draw_masks(
+    key: jax.Array | None,
+    rate: float,
+    sizes: Sizes,
+    tokens: int,
+    window: int,
+    num_states: int | None,
+    dtype: DTypeLike,
+) -> LayerMasks:
+    """Draws the masks of a layer; without a key or a rate there are none.
+
+    Args:
+        tokens: T of the segment.
+        window: W.
+        num_states: S that the tokens attend to; None where they attend to none.
+        dtype: of the activations.
+    """
+    if key is None:
+        return LayerMasks()
+    normed_key, weights_key, states_key, fed_key = jax.random.split(key, 4)
+    H, D = sizes.num_heads, sizes.width
+
+    def of_weights(key, keys):
+        return keep_mask(key, rate, (H, window, keys), jnp.promote_types(dtype, jnp.float32))
+
+    with jax.named_scope("attention"):
+        normed_PD = repeated_mask(normed_key, rate, tokens, D, dtype)
+        weights_HWJ = of_weights(weights_key, 2 * window)
+    with jax.named_scope("states"):
+        state_weights_HWS = None if num_states is None else of_weights(states_key, num_states)
+    with jax.named_scope("feed_forward"):
+        fed_PD = repeated_mask(fed_key, rate, tokens, D, dtype)
+    return LayerMasks(normed_PD, weights_HWJ, state_weights_HWS, fed_PD)
 
 
 def keep_mask(
@@ -23,12 +76,24 @@ def dropout(x_BTD: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     Without a key (evaluation) or with rate 0 the input comes back unchanged.
     Source: Block-Recurrent, appendix C, for the rate; the released code for the sharing.
     """
-    T, D = x_BTD.shape[1:]
-    mask = keep_mask(key, rate, (1, min(T, PERIOD), D), x_BTD.dtype)
-    if mask is None:
+    _, T, D = x_BTD.shape
+    return dropped(x_BTD, repeated_mask(key, rate, T, D, x_BTD.dtype))
+
+
+def repeated_mask(
+    key: jax.Array | None, rate: float, tokens: int, width: int, dtype: DTypeLike
+) -> jax.Array | None:
+    """Returns the part of `dropout`'s mask that repeats, (P, D); as `keep_mask`."""
+    return keep_mask(key, rate, (min(tokens, PERIOD), width), dtype)
+
+
+def dropped(x_BTD: jax.Array, mask_PD: jax.Array | None) -> jax.Array:
+    """Returns (B, T, D) times a mask that is repeated along the tokens; None changes nothing."""
+    if mask_PD is None:
         return x_BTD
-    repeats = -(-T // mask.shape[1])
-    return x_BTD * jnp.tile(mask, (1, repeats, 1))[:, :T]
+    T = x_BTD.shape[1]
+    repeats = -(-T // len(mask_PD))
+    return x_BTD * jnp.tile(mask_PD, (repeats, 1))[:T]
 
 
 def independent_dropout(

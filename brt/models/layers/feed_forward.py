@@ -5,8 +5,10 @@ from collections.abc import Callable
 import jax
 from flax import nnx
 from jax.nn.initializers import zeros
+from jax.typing import DTypeLike
 
 from brt.models.layers.initializers import DENSE, Initializer, parameter
+from brt.models.loop_weights import LoopWeights, cast_before, product
 
 
 class FeedForward(nnx.Module):
@@ -34,15 +36,30 @@ class FeedForward(nnx.Module):
             self.hidden_bias_F = parameter(rngs, zeros, hidden_size)
             self.output_bias_D = parameter(rngs, zeros, width)
 
+    def loop_weights(self, dtype: DTypeLike) -> dict[str, LoopWeights]:
+        """Returns the matrices as `__call__` uses them, computed once before a loop."""
+        return {
+            "hidden_DF": cast_before(self.hidden_DF[...], dtype),
+            "output_FD": cast_before(self.output_FD[...], dtype),
+        }
+
     def __call__(
-        self, x_BTD: jax.Array, drop: Callable[[jax.Array], jax.Array] | None = None
+        self,
+        x_BTD: jax.Array,
+        drop: Callable[[jax.Array], jax.Array] | None = None,
+        weights: dict[str, LoopWeights] | None = None,
     ) -> jax.Array:
-        """Maps (B, T, D) to the same shape and type; drop: applied to the hidden units, or None."""
-        h_BTF = x_BTD @ self.hidden_DF[...].astype(x_BTD.dtype)
+        """Maps (B, T, D) to the same shape and type.
+
+        drop: applied to the hidden units, or None.
+        weights: `loop_weights(x_BTD.dtype)`, if the caller has them already.
+        """
+        weights = self.loop_weights(x_BTD.dtype) if weights is None else weights
+        h_BTF = product("BTD,DF->BTF", x_BTD, weights["hidden_DF"])
         if self.biases:
             h_BTF = h_BTF + self.hidden_bias_F[...].astype(x_BTD.dtype)
         h_BTF = jax.nn.relu(h_BTF)
         if drop is not None:
             h_BTF = drop(h_BTF)
-        y_BTD = h_BTF @ self.output_FD[...].astype(x_BTD.dtype)
+        y_BTD = product("BTF,FD->BTD", h_BTF, weights["output_FD"])
         return y_BTD + self.output_bias_D[...].astype(x_BTD.dtype) if self.biases else y_BTD
