@@ -84,7 +84,8 @@ def run_blocks(
                 )
             new_caches.append(_heads_swapped(cache))
             monitors.append(monitor)
-        return tuple(new_caches), (x_BWD, monitors)
+        # `scan` differentiates all that it returns, and a norm has no derivative at zero.
+        return tuple(new_caches), (x_BWD, jax.lax.stop_gradient(monitors))
 
     def fold(weights, rows):
         x_BTD, caches = rows

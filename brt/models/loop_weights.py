@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from brt.models.shape_letters import as_here
+
 LoopWeights = jax.Array | tuple[jax.Array, jax.Array]
 """An array, or the array in its own type and the same cast."""
 
@@ -78,6 +80,8 @@ def scan(
     Returns:
         The last carry, and the tree of all ys.
     """
+    turn = as_here(turn)
+    weights = jax.tree.map(_untapped, weights, is_leaf=_is_pair)
     if remat:
         recomputed = jax.checkpoint(turn)
         return jax.lax.scan(lambda carry, x: recomputed(weights, carry, x), carry, xs)
@@ -172,6 +176,11 @@ def _tapped(weights, changes):
     products: dict[int, _Multiplied] = {}
     tapped = [_Multiplied(leaf, changes, products, i) for i, leaf in enumerate(leaves)]
     return tree.unflatten(tapped), products
+
+
+def _untapped(weights):
+    """Returns the entry of a loop around this one as an entry; its gradient is added up there."""
+    return weights.weights if isinstance(weights, _Multiplied) else weights
 
 
 def _is_pair(node):

@@ -10,7 +10,7 @@ or a recurrent layer's input, over `data` too, as fully sharded data parallelism
 import contextlib
 import contextvars
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -93,6 +93,15 @@ def rows_of_one_shard() -> Iterator[None]:
 def in_one_shard() -> bool:
     """Returns whether what is traced now has the rows of one data shard only."""
     return _ONE_SHARD.get()
+
+
+def as_here(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that is traced as if it were called here, wherever JAX calls it.
+
+    The passes of a `jax.custom_vjp` are traced after the function around it has returned.
+    """
+    context = contextvars.copy_context()
+    return lambda *inputs: context.copy().run(function, *inputs)
 
 
 def constrain(x: jax.Array, letters: str) -> jax.Array:
