@@ -1,0 +1,107 @@
+"""Sets runs of pretrained models side by side: perplexity per word against FLOPs per token.
+
+    python scripts/compare_overlaps.py ladder/runs/* --overlaps=0,2,4,8,16 [--split=test]
+
+Runs without a memory are evaluated at every overlap, with segments that much shorter, so that their
+windows stay as long; the others as they were trained, with their memory kept and cleared. Runs whose
+names differ in `-seedN` alone are one row. What was evaluated is kept in overlaps_SPLIT.json of each
+run, and the same command goes on.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from brt.data.stores.writer import replace_json
+from brt.evaluation.evaluator import Evaluator
+from brt.experiment import load_run
+from brt.models.pretrained.language_model import PretrainedLanguageModel
+from brt.training.sharding import make_mesh
+
+
+def evaluate(workdir: Path, bindings: Sequence[str]) -> dict[str, float]:
+    """Returns the figures of a run's newest checkpoint, with further bindings."""
+    experiment, params, step = load_run(str(workdir), bindings)
+    mesh = make_mesh(1, 1)
+    with jax.set_mesh(mesh):
+        experiment.trainer.corpus.prepare(experiment.evaluation.split)
+        store = experiment.open_store(experiment.evaluation.split)
+        figures = Evaluator(experiment, store, mesh).run(params)
+    return figures | {"step": step, "flops_per_token": experiment.model.flops_per_token()}
+
+
+def overlaps_of(workdir: Path, overlaps: Sequence[int]) -> dict[int, list[str]]:
+    """Returns the bindings of each overlap that a run is evaluated with."""
+    experiment, _, _ = load_run(str(workdir))
+    model = experiment.model
+    if not isinstance(model, PretrainedLanguageModel) or model.memories:
+        return {0: []}
+    length = experiment.trainer.segment_length
+    return {
+        overlap: [
+            f"PretrainedLanguageModel.overlap = {overlap}",
+            f"Trainer.segment_length = {length - overlap}",
+            f"Trainer.tokens_per_step = {experiment.trainer.rows * (length - overlap)}",
+            "Trainer.segments_per_step = 1",
+        ]
+        for overlap in overlaps
+        if overlap < length
+    }
+
+
+def figures_of(workdir: Path, overlaps: Sequence[int], split: str) -> dict[str, dict[str, float]]:
+    """Returns the figures of a run by overlap, those that were kept and new ones."""
+    name = f"overlaps_{split}.json"
+    kept = workdir / name
+    found = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    for overlap, bindings in overlaps_of(workdir, overlaps).items():
+        if str(overlap) not in found:
+            found[str(overlap)] = evaluate(workdir, [*bindings, f'Evaluation.split = "{split}"'])
+            replace_json(workdir, name, found)
+            print(f"{workdir.name}, overlap {overlap}: {found[str(overlap)]['loss']:.4f} nats")
+    return found
+
+
+def spread(values: Sequence[float]) -> str:
+    """Returns a mean with its 95 % interval over seeds (Student's t), as text."""
+    if len(values) < 2:
+        return f"{values[0]:.2f}"
+    students = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}.get(len(values), 2.6)
+    half = students * np.std(values, ddof=1) / np.sqrt(len(values))
+    return f"{np.mean(values):.2f} ± {half:.2f}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path)
+    parser.add_argument("--overlaps", default="0", help="of runs without a memory, 0,2,4 say")
+    parser.add_argument("--split", default="validation")
+    options = parser.parse_args(argv)
+    overlaps = [int(number) for number in options.overlaps.split(",")]
+    rows: dict[tuple[str, int], list[dict[str, float]]] = {}
+    for workdir in options.runs:
+        name = re.sub(r"-seed\d+$", "", workdir.name)
+        for overlap, figures in figures_of(workdir, overlaps, options.split).items():
+            rows.setdefault((name, int(overlap)), []).append(figures)
+    print(
+        "\n| model | overlap | seeds | FLOPs/token | perplexity per word | memory cleared |\n"
+        "|---|---:|---:|---:|---:|---:|"
+    )
+    for (name, overlap), found in sorted(rows.items()):
+        cells = []
+        for key in ("word_level_perplexity", "cleared_word_level_perplexity"):
+            values = [figures[key] for figures in found if key in figures]
+            cells.append(spread(values) if values else "")
+        flops = found[0]["flops_per_token"]
+        print(f"| `{name}` | {overlap} | {len(found)} | {flops:,.0f} | {cells[0]} | {cells[1]} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
