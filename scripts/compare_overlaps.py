@@ -2,10 +2,10 @@
 
     python scripts/compare_overlaps.py ladder/runs/* --overlaps=0,2,4,8,16 [--split=test]
 
-Runs without a memory are evaluated at every overlap, with segments that much shorter, so that their
-windows stay as long; the others as they were trained, with their memory kept and cleared. Runs whose
-names differ in `-seedN` alone are one row. What was evaluated is kept in overlaps_SPLIT.json of each
-run, and the same command goes on.
+Runs without a memory are evaluated at every overlap, with segments that much shorter, so that
+windows stay as long; the others as they were trained, with their memory kept and cleared. Runs
+whose names differ in `-seedN` alone are one row. What was evaluated is kept in overlaps_SPLIT.json
+of each run, and the same command goes on.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Measures what the windows of a step cost: the compiler's peak bytes, and whether gradients agree.
+"""Measures what windows of a step cost: the compiler's peak bytes, and whether gradients agree.
 
-    python scripts/measure_windows.py configs/small/gpt2_pooled.gin+configs/corpora/books_pieces.gin \
-        --windows=2,8,32 [--rows=8] [--gin=NAME=VALUE ...]
+    python scripts/measure_windows.py --windows=2,8,32 [--rows=8] [--gin=NAME=VALUE ...] \
+        configs/small/gpt2_pooled.gin+configs/corpora/books_pieces.gin
 
 The step is compiled with and without `Trainer.remat_segments`, for as many windows a step; nothing
 is trained. Gradients of the loss are computed both ways, from fresh parameters and random tokens.
