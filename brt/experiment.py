@@ -253,6 +253,7 @@ class Experiment:
                 f"The vocabulary of {store.folder} has {size} ids and the model's table only "
                 f"{self.model.vocabulary_size} rows: bind {binding} = {size} or more."
             )
+        _check_classes(self.model, store)
         return store
 
     # Descriptions.
@@ -340,6 +341,19 @@ def _check_reader(model: Model, trainer: Trainer) -> None:
         raise ValueError(
             f'{name} answers with {model.targets}, and LabelledDocuments.targets = "{asked}" asks '
             "for something else: bind one of them otherwise."
+        )
+
+
+def _check_classes(model: Model, store: TokenStore | MixedStore) -> None:
+    """Refuses a store of other classes than a model tells apart."""
+    asked = model.num_classes if isinstance(model, Reader) else None
+    if asked is None or isinstance(store, MixedStore):
+        return
+    classes = store.manifest["source"].get("classes") or []
+    if classes and len(classes) != asked:
+        raise ValueError(
+            f"{store.folder} has {len(classes)} classes ({', '.join(classes)}), and the model tells "
+            f"{asked} apart: bind {type(model).__name__}.classes = {len(classes)}."
         )
 
 

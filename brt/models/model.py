@@ -134,15 +134,18 @@ class Reader(Model[Embedded, Outputs]):
     gives (B, T) all the same.
 
     Attributes:
-        targets: what it answers: "classes", "words" or "spans".
+        targets: what it answers: "classes", "labels", "words" or "spans".
+        num_classes: number of classes that it tells apart; None where it is not asked for them.
     """
 
     targets: str
+    num_classes: int | None = None
 
     def answers(self, x_BTD: Outputs) -> jax.Array:
         """Returns what is answered after a segment, (B, N).
 
-        Of classes the scores of all of them, float; of words the ids that are written, int32; of
+        Of classes the scores of all of them, float, of labels too, positive where a class is more
+        likely one of the document's than not; of words the ids that are written, int32; of
         spans the scores of each position as the first, of each as the last, and of the three kinds
         of answer, float.
 

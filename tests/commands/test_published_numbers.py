@@ -24,9 +24,15 @@ OWN = {
     "bodies/smollm2_135m.gin": "the body of these",
     "bodies/*_of_folder.gin": "sizes that a folder says",
     "labelled/texts.gin": "texts of one's own",
+    "labelled/ecthr.gin": "a corpus that no paper here reports",
+    "corpora/books_pieces.gin": "books in pieces of one's own",
+    "task_models/marked_*.gin": "a task of this project",
+    "tasks/marked*.gin": "a task of this project",
     "recipes/recall.gin": "how that is trained",
 }
 """Configs that no paper has, and what they are for."""
+UNPUBLISHED = {"gate_biases", "pretrained_recall", "pretrained_marked", "pretrained_small"}
+"""Sweeps of no published rows."""
 
 
 @pytest.mark.parametrize("line", EXPERIMENTS)
@@ -56,7 +62,7 @@ def test_every_config_has_published_numbers_or_is_said_to_have_none():
     excepted = {str(path.relative_to(CONFIGS)) for glob in OWN for path in CONFIGS.glob(glob)}
     every = {str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.gin")}
     assert every - compared - excepted == set()
-    assert {path.stem for path in (CONFIGS / "sweeps").glob("*.txt")} - {"gate_biases"} == {*SWEEPS}
+    assert {path.stem for path in (CONFIGS / "sweeps").glob("*.txt")} - UNPUBLISHED == {*SWEEPS}
 
 
 def test_every_number_says_where_it_was_read():

@@ -19,7 +19,13 @@ from brt.reporting.gin_text import read_gin, resolved, write_gin
 from brt.reporting.ladder import SCALES, LadderError, read_sweep
 from brt.training.settings import Trainer
 
-SWEEPS = published_block_recurrent.SWEEPS | published_transformer_xl.SWEEPS | published_tasks.SWEEPS
+SWEEPS = (
+    published_block_recurrent.SWEEPS
+    | published_transformer_xl.SWEEPS
+    | published_tasks.SWEEPS
+    | published_pretrained.SWEEPS
+    | published_readers.SWEEPS
+)
 """Sweep of configs/sweeps/ to the numbers of its rows."""
 EXPERIMENTS = (
     published_block_recurrent.FLAT

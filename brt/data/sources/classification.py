@@ -1,4 +1,4 @@
-"""Texts with a class: Hyperpartisan news, and any file of one JSON record a line.
+"""Texts with classes: Hyperpartisan news, and any file of one JSON record a line.
 
 Source: Kiesel et al. 2019, SemEval-2019 task 4, for the format and the labels of Hyperpartisan.
 """
@@ -14,7 +14,14 @@ from absl import logging
 
 from brt.data.order import permutation
 from brt.data.sources.base import absolute, check_known_split
-from brt.data.sources.labelled import Example, LabelledSource, class_number, records, text_of
+from brt.data.sources.labelled import (
+    Example,
+    LabelledSource,
+    class_number,
+    paragraphs_of,
+    records,
+    text_of,
+)
 from brt.data.vocabularies.base import Vocabulary
 
 SPLITS = ("train", "validation", "test")
@@ -25,7 +32,9 @@ HELD_OUT = {"test": 65, "validation": 64}
 
 @gin.configurable
 class LabelledTexts(LabelledSource):
-    """Texts with a class, one JSON record a line, or a list of records.
+    """Texts with a class, or several, one JSON record a line, or a list of records.
+
+    A text may be a list of paragraphs, as in ECtHR.
 
     Args:
         path: of a split's file, as in "reviews/{split}.jsonl".
@@ -33,6 +42,7 @@ class LabelledTexts(LabelledSource):
         classes: all labels, in the order of their numbers; numbers as texts, as in ("0", "1").
         text_key, label_key: keys of a record.
         second_key: of a second text, which is read after the first and the tokenizer's separator.
+        several: whether a label is a list of classes, which may be empty.
         splits: as of `LabelledSource`.
 
     Raises:
@@ -47,6 +57,7 @@ class LabelledTexts(LabelledSource):
         text_key: str = "text",
         label_key: str = "label",
         second_key: str | None = None,
+        several: bool = False,
         splits: dict[str, str] | None = None,
     ):
         super().__init__(path, vocabulary, splits)
@@ -55,9 +66,11 @@ class LabelledTexts(LabelledSource):
         self.text_key = text_key
         self.label_key = label_key
         self.second_key = second_key
+        self.several = several
 
     def settings(self) -> dict:
-        return {"keys": [self.text_key, self.label_key, self.second_key]}
+        keys = {"keys": [self.text_key, self.label_key, self.second_key]}
+        return keys | ({"several": True} if self.several else {})
 
     def examples(self, split: str) -> Iterator[Example]:
         path = self._file(split)
@@ -66,13 +79,28 @@ class LabelledTexts(LabelledSource):
                 raise ValueError(
                     f"{where} has no key {self.label_key!r}: bind LabelledTexts.label_key."
                 )
-            label = class_number(record[self.label_key], self.classes, where)
-            text = text_of(record, self.text_key, where)
+            labels = self._labels(record[self.label_key], where)
+            text = paragraphs_of(record, self.text_key, where)
             question = ""
             if self.second_key is not None:
-                question, text = text, text_of(record, self.second_key, where)
+                question = text
+                text = paragraphs_of(record, self.second_key, where)
             name = str(record.get("id", f"{split}-{number}"))
-            yield Example(name, text, question, label, (self.classes[label],))
+            if self.several:
+                yield Example(name, text, question, labels=labels)
+            else:
+                yield Example(name, text, question, labels[0], answers=(self.classes[labels[0]],))
+
+    def _labels(self, value, where):
+        """Numbers of the classes of a record, rising."""
+        if not self.several:
+            return (class_number(value, self.classes, where),)
+        if not isinstance(value, list):
+            raise ValueError(
+                f"{where} has {value!r} at {self.label_key!r}, and LabelledTexts.several = True "
+                "takes a list of classes: correct the record or the binding."
+            )
+        return tuple(sorted({class_number(one, self.classes, where) for one in value}))
 
 
 @gin.configurable
@@ -134,7 +162,8 @@ class Hyperpartisan(LabelledSource):
             found += 1
             label = class_number(record.get("label"), (*self.classes, "0", "1"), where) % 2
             name = str(record.get("id", number))
-            yield Example(name, text_of(record, "text", where), "", label, (self.classes[label],))
+            text = text_of(record, "text", where)
+            yield Example(name, text, label=label, answers=(self.classes[label],))
         if not found:
             raise ValueError(f"{path} has no record whose 'split' is {split!r}: add some.")
 
@@ -159,7 +188,8 @@ class Hyperpartisan(LabelledSource):
             text = article_text(element)
             if self.title:
                 text = f"{element.get('title', '').strip()}\n{text}"
-            found[name] = Example(name, text, "", labels[name], (self.classes[labels[name]],))
+            answers = (self.classes[labels[name]],)
+            found[name] = Example(name, text, label=labels[name], answers=answers)
         if not found:
             raise ValueError(f"{articles} holds no article: copy the file again.")
         return found

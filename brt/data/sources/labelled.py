@@ -5,6 +5,7 @@ and the annotation of a stored document counts tokens:
 
     id          of the question or document; several answers of one id are one question
     label       the class, from 0
+    labels      the classes, where a text may have several or none
     classes     names of all classes
     question    how many of the document's first tokens are the question, where there is one
     answers     texts that are right
@@ -33,6 +34,7 @@ class Example(NamedTuple):
     text: what is read.
     question: read before it, in every segment; "" for none.
     label: number of its class; None for none.
+    labels: numbers of its classes, where there may be several; None where there is one at most.
     answers: texts that are right.
     kind: of the answer: 0 a part of the text, 1 yes, 2 no; None where spans are not asked for.
     spans: characters of the text that are the answer: first, and one behind the last.
@@ -42,6 +44,7 @@ class Example(NamedTuple):
     text: str
     question: str = ""
     label: int | None = None
+    labels: tuple[int, ...] | None = None
     answers: tuple[str, ...] = ()
     kind: int | None = None
     spans: tuple[tuple[int, int], ...] = ()
@@ -115,6 +118,9 @@ class LabelledSource(Source):
             annotation["question"] = len(question)
         if example.label is not None:
             annotation["label"] = example.label
+            annotation["classes"] = len(self.classes)
+        if example.labels is not None:
+            annotation["labels"] = list(example.labels)
             annotation["classes"] = len(self.classes)
         if example.answers:
             annotation["answers"] = list(example.answers)
@@ -206,6 +212,18 @@ def text_of(record: dict[str, Any], key: str, where: str, empty: bool = False) -
         has = "has no key" if key not in record else "has no text at"
         raise ValueError(f"{where} {has} {key!r}: correct the record or the name of the key.")
     return value
+
+
+def paragraphs_of(record: dict[str, Any], key: str, where: str) -> str:
+    """Returns the text at a key, or the texts of a list there, a line each.
+
+    Raises:
+        ValueError: as `text_of`.
+    """
+    value = record.get(key)
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        record = {key: "\n".join(value)}
+    return text_of(record, key, where)
 
 
 def class_number(value: Any, classes: Sequence[str], where: str) -> int:

@@ -63,7 +63,8 @@ class Scrolls(LabelledSource):
             if self.classes:
                 label = class_number(answer.strip(), self.classes, where)
             text = text_of(record, "input", where)
-            yield Example(text_of(record, "id", where), text, "", label, (answer,))
+            name = text_of(record, "id", where)
+            yield Example(name, text, label=label, answers=(answer,))
 
 
 def _joined(examples: Iterable[Example]) -> list[Example]:

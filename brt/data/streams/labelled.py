@@ -15,6 +15,7 @@ memory is as new when its first segment is read.
 Targets are no next tokens. By kind, with weight 1 each:
 
     classes   the class, at position 0 of the last segment, or of each
+    labels    for each class 1 or 0, at positions 0, 1 ... of the last segment, or of each
     words     the tokens of the answer, at positions 0, 1 ... of the last segment, or of each
     spans     first and last position of the answer in the segment, at positions 0 and 1 of every
               segment of a question that is answered by one, 0 where the segment does not hold it;
@@ -38,7 +39,7 @@ from brt.data.streams.documents import assign
 from brt.token_ids import PADDING
 
 ALIGNMENTS = ("right", "left", "center")
-TARGETS = ("classes", "words", "spans")
+TARGETS = ("classes", "labels", "words", "spans")
 LOSSES = ("last", "every")
 SPAN = 0
 """The kind of answer that is a part of the text."""
@@ -51,7 +52,7 @@ class LabelledDocuments:
     Args:
         alignment: "right" makes the first segment the short one, "left" the last; "center" makes
             them alike. Of a document that is longer than a step's segments the beginning is read.
-        targets: "classes", "words" or "spans"; the model must give such answers.
+        targets: "classes", "labels", "words" or "spans"; the model must give such answers.
         loss: segments that are trained on, "last" or "every"; spans are asked of every one.
             Evaluation scores the last.
         words: most tokens of an answer that are targets, with targets = "words".
@@ -151,7 +152,7 @@ class LabelledSegments:
 
     def _checked(self, annotations: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
         asked = self.documents.targets
-        needed = {"classes": "label", "words": "words", "spans": "kind"}[asked]
+        needed = {"classes": "label", "labels": "labels", "words": "words", "spans": "kind"}[asked]
         for number, annotation in enumerate(annotations):
             if annotation is None or needed not in annotation:
                 title = self.store.titles()[number]
@@ -160,7 +161,14 @@ class LabelledSegments:
                     "Corpus.source to a source that gives them, or LabelledDocuments.targets to "
                     f"{', '.join(t for t in TARGETS if t != asked)}."
                 )
-        return [annotation or {} for annotation in annotations]
+        found = [annotation or {} for annotation in annotations]
+        most = max((annotation.get("classes", 0) for annotation in found), default=0)
+        if asked == "labels" and most > self.length:
+            raise ValueError(
+                f"{self.store.folder} has {most} classes, and each is asked for at a position of "
+                f"its own: bind Trainer.segment_length = {most} or more."
+            )
+        return found
 
     def borders(self, document: int) -> list[Borders]:
         """Returns the segments of a document, as parts of its text."""
@@ -200,6 +208,9 @@ class LabelledSegments:
         if self.documents.targets == "classes":
             targets = [annotation["label"]]
             weights = [scored]
+        elif self.documents.targets == "labels":
+            targets = [int(c in annotation["labels"]) for c in range(annotation["classes"])]
+            weights = [scored] * len(targets)
         elif self.documents.targets == "words":
             targets = annotation["words"][: min(self.documents.words, self.length)]
             weights = [scored] * len(targets)

@@ -45,5 +45,32 @@ def class_figures(confusion_CC: np.ndarray, names: Sequence[str]) -> dict[str, f
     return found
 
 
+def label_figures(counts_3C: np.ndarray, names: Sequence[str]) -> dict[str, float]:
+    """Returns precision, recall and F1 where a document may have several classes, as shares.
+
+    Args:
+        counts_3C: int (3, C), how often each class was predicted and right, predicted, and right.
+        names: of the classes.
+
+    Returns:
+        `micro_f1`, `micro_precision` and `micro_recall` of all decisions together, `macro_f1` (the
+        mean over classes), and `precision/NAME`, `recall/NAME` and `f1/NAME`.
+    """
+    both_C, predicted_C, right_C = counts_3C.astype(float)
+    figures = {}
+    for head, part_C, whole_C in (
+        ("precision", both_C, predicted_C),
+        ("recall", both_C, right_C),
+        ("f1", 2 * both_C, predicted_C + right_C),
+    ):
+        sums = part_C.sum(keepdims=True), whole_C.sum(keepdims=True)
+        figures[f"micro_{head}"] = float(_shares(*sums)[0])
+        values_C = _shares(part_C, whole_C)
+        if head == "f1":
+            figures["macro_f1"] = float(values_C.mean())
+        figures |= {f"{head}/{name}": float(x) for name, x in zip(names, values_C, strict=True)}
+    return figures
+
+
 def _shares(part_C: np.ndarray, whole_C: np.ndarray) -> np.ndarray:
     return np.divide(part_C, whole_C, out=np.zeros(len(part_C)), where=whole_C > 0)

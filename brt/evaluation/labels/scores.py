@@ -1,4 +1,4 @@
-"""Scores of an evaluation of labelled documents, by what is asked: classes, words or spans."""
+"""Scores of an evaluation of labelled documents, by what is asked: classes, labels, words or spans."""
 
 import abc
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from brt.data.streams.labelled import SPAN, LabelledSegments
 from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.labels.answers import best_span, figures
-from brt.evaluation.labels.classification import class_figures, confusion
+from brt.evaluation.labels.classification import class_figures, confusion, label_figures
 from brt.evaluation.scores import Sums
 
 KINDS = {1: "yes", 2: "no"}
@@ -18,7 +18,7 @@ LONGEST_ANSWER = 30
 
 
 class LabelScore(abc.ABC):
-    """What an evaluation of labelled documents has beside the loss: the base of the three.
+    """What an evaluation of labelled documents has beside the loss: the base of all.
 
     Args:
         segments: of the documents that are read.
@@ -83,6 +83,34 @@ class ClassScore(LabelScore):
         if "confusion" not in sums:
             return {}
         return class_figures(sums["confusion"], self.names)
+
+
+class LabelsScore(LabelScore):
+    """F1 of classes of which a document has several, or none: those with a positive score."""
+
+    def __init__(self, segments: LabelledSegments, vocabulary: Vocabulary):
+        super().__init__(segments, vocabulary)
+        names = segments.store.manifest["source"].get("classes") or []
+        count = max(annotation["classes"] for annotation in segments.annotations)
+        self.names = names or [str(number) for number in range(count)]
+
+    def add_segment(
+        self, sums: Sums, document: int, segment: int, count: int, answers_N: np.ndarray
+    ) -> None:
+        if segment < count - 1:
+            return
+        predicted_C = answers_N[: len(self.names)] > 0
+        right_C = np.isin(np.arange(len(self.names)), self.annotation(document)["labels"])
+        counts_3C = np.stack([predicted_C & right_C, predicted_C, right_C]).astype(np.int64)
+        sums["labels"] = sums.get("labels", 0) + counts_3C
+        sums["whole"] = sums.get("whole", 0) + int((predicted_C == right_C).all())
+        sums["documents"] = sums.get("documents", 0) + 1
+
+    def scalars(self, sums: Sums) -> dict[str, float]:
+        if "labels" not in sums:
+            return {}
+        found = label_figures(sums["labels"], self.names)
+        return found | {"exact_match": sums["whole"] / sums["documents"]}
 
 
 class _AnswerScore(LabelScore):
@@ -167,6 +195,7 @@ class SpanScore(_AnswerScore):
 
 SCORES: dict[str, type[LabelScore]] = {
     "classes": ClassScore,
+    "labels": LabelsScore,
     "words": WordScore,
     "spans": SpanScore,
 }

@@ -84,3 +84,49 @@ HEADERS = {
     f"pretrained/gpt2.gin{BOOKS}": model(told("table 2", {"PretrainedLanguageModel.overlap": 0})),
     f"pretrained/gpt2_pooled.gin{BOOKS}": model(POOLED),
 }
+WIKITEXT_RAW = told(
+    "section 5",
+    {"WikiText103.raw": True, "Corpus.vocabulary": "bpe:vocabularies/gpt2"},
+) | own(
+    {
+        "Trainer.corpus": ref("Corpus()"),
+        "Corpus.store": "stores/wikitext103_raw",
+        "Corpus.source": ref("WikiText103()"),
+        "WikiText103.path": "data/wikitext-103",
+        "WikiText103.articles": True,
+    }
+)
+OF_PG19 = 0, 5, 10, 30, 50, 75, 100, 150, 200
+OF_WIKITEXT = 0, 5, 10, 30, 50
+
+
+def _on_wikitext(numbers):
+    """The same numbers on WikiText-103."""
+    return {name: n for name, n in numbers.items() if name not in PG19_FIRST} | WIKITEXT_RAW
+
+
+def _overlapped(table, overlap):
+    """A baseline that is evaluated with an overlap."""
+    if not overlap:
+        return model()
+    scope = "evaluation/PretrainedLanguageModel"
+    evaluated = {f"{scope}.overlap": overlap, "Evaluation.segment_length": 300 - overlap}
+    again = {"Evaluation.model": ref(scope), f"{scope}.body": ref("GPT2")}
+    return model(told(table, evaluated), own(again))
+
+
+def _recurrent(table, overlap):
+    """A recurrent model that is trained and evaluated with an overlap."""
+    length = 300 - overlap
+    lengths = {"PretrainedLanguageModel.overlap": overlap, "Trainer.segment_length": length}
+    return model(POOLED, told(table, lengths), own({"Trainer.tokens_per_step": 80 * length}))
+
+
+SWEEPS = {
+    "arpt_tables": [
+        *(_on_wikitext(_overlapped("table 1", overlap)) for overlap in OF_WIKITEXT),
+        *(_on_wikitext(_recurrent("table 1", overlap)) for overlap in OF_WIKITEXT),
+        *(_overlapped("table 2", overlap) for overlap in OF_PG19),
+        *(_recurrent("table 2", overlap) for overlap in OF_WIKITEXT),
+    ],
+}

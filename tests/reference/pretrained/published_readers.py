@@ -104,3 +104,25 @@ HEADERS = {
     "readers/deberta.gin+labelled/hyperpartisan.gin": model("DeBERTa"),
     "readers/t5.gin+labelled/hyperpartisan.gin": model("T5", WORDS, T5_RATE),
 }
+
+
+def _segments(name, count):
+    """A row of Table 3: a reader, and segments of an article."""
+    body = {"bert": "BERT", "roberta": "RoBERTa", "deberta": "DeBERTa", "t5": "T5"}[name]
+    of_row = told("table 3", {"Trainer.segments_per_step": count})
+    of_row |= own(
+        {
+            "Trainer.tokens_per_step": 16 * 502 * count,
+            "Corpus.store": f"stores/hyperpartisan_{name}",
+        }
+    )
+    return model(body, *([WORDS, T5_RATE] if body == "T5" else []), of_row)
+
+
+SWEEPS = {
+    "rmt_table_3": [
+        _segments(name, count)
+        for name in ("bert", "roberta", "deberta", "t5")
+        for count in range(1, 5)
+    ]
+}

@@ -37,7 +37,7 @@ from brt.models.recurrent_memory import MemoryCache
 from brt.token_ids import PADDING
 
 LOWEST = -1e30
-TARGETS = ("classes", "words", "spans")
+TARGETS = ("classes", "labels", "words", "spans")
 
 
 class HighestCache(NamedTuple):
@@ -78,7 +78,7 @@ class PretrainedReader(Reader[Embedded, Outputs]):
 
     Args:
         body: builds the `Encoder`; its sizes are bound by its name, as in `BERT.width`.
-        targets: "classes", "spans", or with a body that writes, `T5`, "words"; as
+        targets: "classes", "labels" (several of the classes, or none), "spans", or with a body that writes, `T5`, "words"; as
             `LabelledDocuments.targets`.
         classes: their number.
         words: most words of an answer; as `LabelledDocuments.words`.
@@ -115,12 +115,13 @@ class PretrainedReader(Reader[Embedded, Outputs]):
             raise ValueError(
                 f'PretrainedReader.targets = "{targets}" with {words} words does not go with '
                 f'{type(self.body).__name__}: @T5 answers with "words", 1 or more, and the other '
-                'bodies with "classes" or "spans".'
+                'bodies with "classes", "labels" or "spans".'
             )
         self.targets = targets
         self.num_words = words
+        self.num_classes = None if targets in ("words", "spans") else classes
         self.num_memory = num_memory
-        if targets == "classes":
+        if targets in ("classes", "labels"):
             self.head: ClassesHead | SpansHead | None = ClassesHead(rngs, self.body, classes)
         elif targets == "spans":
             self.head = SpansHead(rngs, self.body)
@@ -249,13 +250,17 @@ class PretrainedReader(Reader[Embedded, Outputs]):
     def logits(self, x_BTD: Outputs) -> jax.Array:
         """Returns the scores that the targets are of, (B, Q, N): see `token_losses`.
 
-        Of words those of the first.
+        Of words those of the first. Of labels Q is their number and N is 2: a class is one of
+        the document's with a probability of its own.
         """
         if isinstance(self.body, T5):
             start_B1 = jnp.full((len(x_BTD.x_BTD), 1), self.body.start_id)
             return self._word_logits(start_B1, x_BTD)
         if isinstance(self.head, ClassesHead):
-            return self.head(x_BTD.x_BTD[:, 0])[:, None]
+            scores_BN = self.head(x_BTD.x_BTD[:, 0])
+            if self.targets == "labels":
+                return jnp.stack([jnp.zeros_like(scores_BN), scores_BN], axis=-1)
+            return scores_BN[:, None]
         first_BT, last_BT, kinds_BN = self._span_scores(x_BTD)
         rest = first_BT.shape[1] - kinds_BN.shape[1]
         kinds_BT = jnp.pad(kinds_BN, [(0, 0), (0, rest)], constant_values=LOWEST)
@@ -274,7 +279,8 @@ class PretrainedReader(Reader[Embedded, Outputs]):
     def token_losses(self, x_BTD: Outputs, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns -log p of the targets at the first positions, and whether they score highest.
 
-        Elsewhere nats are 0. That is the class at position 0; or the first and the last position
+        Elsewhere nats are 0. That is the class at position 0; or whether each class is one of the document's, in
+        their order; or the first and the last position
         of a span, and the kind of answer, at positions 0, 1 and 2; or the words of an answer.
         """
         if isinstance(self.body, T5):
