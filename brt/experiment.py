@@ -352,8 +352,8 @@ def _check_classes(model: Model, store: TokenStore | MixedStore) -> None:
     classes = store.manifest["source"].get("classes") or []
     if classes and len(classes) != asked:
         raise ValueError(
-            f"{store.folder} has {len(classes)} classes ({', '.join(classes)}), and the model tells "
-            f"{asked} apart: bind {type(model).__name__}.classes = {len(classes)}."
+            f"{store.folder} has {len(classes)} classes ({', '.join(classes)}), and the model "
+            f"tells {asked} apart: bind {type(model).__name__}.classes = {len(classes)}."
         )
 
 

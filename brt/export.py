@@ -1,14 +1,14 @@
-"""Writes the pretrained body of a run as a folder that plain transformers opens.
+"""Writes the pretrained body of a run, and its head, as a folder that plain transformers opens.
 
 python -m brt.export --workdir=runs/gpt2_pooled --output=models/gpt2-pooled
 
-The folder holds the body under its names on disk with a config.json and the tokenizer's files. What
-a memory has learned stands beside it, in brt_memory.safetensors, with brt_memory.gin, the run's
-config: without brt nothing reads them.
+The folder holds the body under its names on disk, a reader's with its head, with a config.json and
+the tokenizer's files. What a memory has learned stands beside it, in brt_memory.safetensors, with
+brt_memory.gin, the run's config: without brt nothing reads them.
 """
 
 import os
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import ml_dtypes
@@ -20,8 +20,8 @@ from safetensors.numpy import save as to_bytes
 from brt import command_line
 from brt.experiment import load_run
 from brt.models.model import Model
-from brt.models.pretrained.bodies.body import PretrainedBody
-from brt.models.pretrained.folder import write_folder
+from brt.models.pretrained.folder import HubFolder, write_folder
+from brt.models.pretrained.names import Names
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum(
@@ -41,6 +41,34 @@ class HasBody(Protocol):
     """A model around a body, whose parameters are those called `body`."""
 
     body: nnx.Module
+
+
+@runtime_checkable
+class Written(Protocol):
+    """What has names on disk: a body, or a body with a head."""
+
+    @property
+    def folder(self) -> HubFolder | None:
+        """The folder that it began with."""
+
+    def names(self) -> Names:
+        """Returns the table of its tensors."""
+
+    def config(self) -> dict[str, Any]:
+        """Returns its config.json."""
+
+
+class Parts(NamedTuple):
+    """A model as it is exported.
+
+    written: what has names on disk.
+    params: its parameters, a nested dictionary, those without a name among them.
+    beside: nested dictionary of all parameters without a name on disk.
+    """
+
+    written: Written
+    params: Any
+    beside: dict
 
 
 def main() -> None:
@@ -63,31 +91,31 @@ def export(
     """Writes a model's pretrained body as a folder, and what else it learned beside it.
 
     Args:
-        model: with a `PretrainedBody` in it.
+        model: a pretrained body, a reader, or around one of them.
         params: its parameters, a nested dictionary.
         output: the folder, which must not exist yet or be empty.
         settings: a gin config that builds the model.
-        dtype: that the body is written in; what is beside it stays float32.
+        dtype: that these are written in; what is beside it stays float32.
 
     Returns:
-        How many tensors the body has, and how many are beside it.
+        How many tensors the body and its head have, and how many are beside it.
 
     Raises:
         ValueError: a model without such a body.
         FileExistsError: there is something in the folder.
     """
-    body, of_body, beside = pretrained_part(model, params)
-    config = body.config()
-    tensors = body.names().write(of_body)
+    written, of_written, beside = pretrained_parts(model, params)
+    config = written.config()
+    tensors = written.names().write(of_written)
     if dtype != "float32":
         tensors = {
             name: array.astype(ml_dtypes.finfo(dtype).dtype) for name, array in tensors.items()
         }
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
-    copied_from = body.folder.path if body.folder else None
+    copied_from = written.folder.path if written.folder else None
     extra = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(beside):
-        extra[".".join(str(step.key) for step in path)] = np.ascontiguousarray(leaf)
+    for path, array in jax.tree_util.tree_leaves_with_path(beside):
+        extra[".".join(str(step.key) for step in path)] = np.ascontiguousarray(array)
     further = {SETTINGS: settings.encode()}
     if extra:
         further[MEMORY] = to_bytes(extra, {"format": FORMAT})
@@ -95,22 +123,31 @@ def export(
     return len(tensors), len(extra)
 
 
-def pretrained_part(model: Model, params: Any) -> tuple[PretrainedBody, Any, dict]:
-    """Returns the body in a model, its parameters, and a nested dictionary of all others."""
-    body: Any = model
+def pretrained_parts(model: Model, params: Any) -> Parts:
+    """Returns what of a model has names on disk, and all other parameters."""
+    written: Any = model
     others: dict = {}
     rest = others
-    while not isinstance(body, PretrainedBody):
-        if not isinstance(body, HasBody):
+    while not isinstance(written, Written):
+        if not isinstance(written, HasBody):
             raise ValueError(
                 f"{type(model).__name__} has no pretrained body: only runs of "
-                "@PretrainedLanguageModel, or with one inside, can be exported."
+                "@PretrainedLanguageModel, @PretrainedReader, or with one inside, can be exported."
             )
         rest |= {name: part for name, part in params.items() if name != "body"}
         rest["body"] = {}
         rest = rest["body"]
-        body, params = body.body, params["body"]
-    return body, params, others
+        written = written.body
+        params = params["body"]
+    named = {path for tensor in written.names().tensors for path in tensor.parameters}
+    for path, array in jax.tree_util.tree_leaves_with_path(params):
+        keys = [step.key for step in path]
+        if ".".join(map(str, keys)) not in named:
+            place = rest
+            for key in keys[:-1]:
+                place = place.setdefault(key, {})
+            place[keys[-1]] = array
+    return Parts(written, params, others)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compares the logits of folders of decoders in brt and in plain transformers.
+"""Compares the logits of folders in brt and in plain transformers.
 
     python scripts/check_export.py models/gpt2-pooled [FOLDER ...] --python=other/venv/bin/python
 
@@ -8,6 +8,7 @@ not, 2 if that Python has no transformers.
 """
 
 import argparse
+import functools
 import os
 import subprocess
 import sys
@@ -20,23 +21,50 @@ import numpy as np
 from flax import nnx
 from recordings.pretrained_errors import body_of, bound, split_with
 
+from brt.models.pretrained.encoders.bert import BERT, RoBERTa
+from brt.models.pretrained.encoders.deberta import DeBERTa
+from brt.models.pretrained.encoders.reader import PretrainedReader
+from brt.models.pretrained.encoders.t5 import T5
+from brt.models.pretrained.folder import HubFolder
 from brt.models.pretrained.language_model import PretrainedLanguageModel
 
 TOLERANCE = 2e-5
 """Of the largest logit."""
+LONGEST = 64
+"""Tokens that are read, at most."""
 THEIRS = """
+import json
 import sys
 import numpy as np
 import torch
 import transformers
 folder, inputs, outputs = sys.argv[1:]
-model = transformers.AutoModelForCausalLM.from_pretrained(
+with open(folder + "/config.json") as file:
+    (architecture,) = json.load(file)["architectures"]
+model = getattr(transformers, architecture).from_pretrained(
     folder, attn_implementation="eager", local_files_only=True
 ).eval()
+ids = torch.from_numpy(np.load(inputs))
+more = {}
+if model.config.is_encoder_decoder:
+    start = torch.full_like(ids[:, :1], model.config.decoder_start_token_id)
+    more["decoder_input_ids"] = torch.cat([start, ids[:, :2]], 1)
 with torch.no_grad():
-    logits = model(torch.from_numpy(np.load(inputs))).logits
+    found = model(ids, **more)
+if "start_logits" in found:
+    logits = torch.stack([found.start_logits, found.end_logits], 1)
+else:
+    logits = found.logits
 np.save(outputs, logits.float().numpy())
 """
+ENCODERS = {"bert": BERT, "roberta": RoBERTa, "deberta-v2": DeBERTa, "t5": T5}
+"""By the `model_type` of their folders."""
+ANSWERS = {
+    "ForSequenceClassification": "classes",
+    "ForQuestionAnswering": "spans",
+    "ForConditionalGeneration": "words",
+}
+"""What a reader answers by the ending of `architectures`."""
 
 
 def python_with_transformers(given: str | None = None) -> str | None:
@@ -50,20 +78,60 @@ def python_with_transformers(given: str | None = None) -> str | None:
 
 def error(folder: str, python: str) -> float:
     """Returns the largest difference of logits, of the largest logit."""
-    model = PretrainedLanguageModel(nnx.Rngs(0), body=body_of(folder))
-    length = min(model.body.num_positions, 64)
-    graph, params = split_with(model.for_segments(length), model.given_parameters())
-    ids = np.random.default_rng(0).integers(0, model.vocabulary_size, (2, length))
-    read = jax.jit(
-        lambda params, ids: bound(graph, params)(ids, bound(graph, params).init_caches(2))
-    )
-    ours = np.asarray(read(params, jnp.asarray(ids, jnp.int32))[0])
+    ids, ours = logits_of(folder)
     with tempfile.TemporaryDirectory() as place:
         np.save(f"{place}/ids.npy", ids)
         arguments = [folder, f"{place}/ids.npy", f"{place}/logits.npy"]
         subprocess.run([python, "-c", THEIRS, *arguments], check=True)
         theirs = np.load(f"{place}/logits.npy")
+    if ours.shape != theirs.shape:
+        return float("inf")
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+def logits_of(folder: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns random ids, and what brt makes of them."""
+    config = HubFolder(folder).config
+    if config["model_type"] in ENCODERS:
+        return _answers(folder, config)
+    model = PretrainedLanguageModel(nnx.Rngs(0), body=body_of(folder))
+    length = min(model.body.num_positions, LONGEST)
+    graph, params = split_with(model.for_segments(length), model.given_parameters())
+    ids = np.random.default_rng(0).integers(0, model.vocabulary_size, (2, length))
+    read = jax.jit(
+        lambda params, ids: bound(graph, params)(ids, bound(graph, params).init_caches(2))
+    )
+    return ids, np.asarray(read(params, jnp.asarray(ids, jnp.int32))[0])
+
+
+def _answers(folder, config):
+    """Ids of a segment, and what a reader without memory answers."""
+    (architecture,) = config["architectures"]
+    targets = next(name for ending, name in ANSWERS.items() if architecture.endswith(ending))
+    if config.get("problem_type") == "multi_label_classification":
+        targets = "labels"
+    kind = functools.partial(ENCODERS[config["model_type"]], folder=folder)
+    classes = len(config.get("id2label", "ab"))
+    model = PretrainedReader(nnx.Rngs(0), body=kind, targets=targets, classes=classes, words=3)
+    length = min(model.body.num_positions or LONGEST, LONGEST)
+    graph, params = split_with(model.for_segments(length), model.given_parameters())
+    # Not the padding's id: RoBERTa would not count it as a position.
+    ids = np.random.default_rng(0).integers(3, model.vocabulary_size, (2, length))
+
+    @jax.jit
+    def read(params, ids):
+        model = bound(graph, params)
+        outputs, _, _ = model.stack(model.embed(ids), model.init_caches(2))
+        if targets == "words":
+            body = model.body
+            read_BW = body.shifted(ids[:, :3])
+            states = body.decode(read_BW, outputs.x_BTD, outputs.real_BT)
+            return body.word_logits(states[-1])
+        if targets == "spans":
+            return jnp.stack(model.head(outputs.x_BTD), axis=1)
+        return model.answers(outputs)
+
+    return ids, np.asarray(read(params, jnp.asarray(ids, jnp.int32)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

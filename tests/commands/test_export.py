@@ -146,4 +146,4 @@ def test_a_folder_that_is_gone_is_said(places, monkeypatch, capfd):
 def test_a_run_without_a_pretrained_body_is_refused(tmp_path):
     tiny = build(write_config(tmp_path))
     with pytest.raises(ValueError, match="BlockRecurrentTransformer has no pretrained body"):
-        export.pretrained_part(tiny.experiment.model, tiny.experiment.abstract_params)
+        export.pretrained_parts(tiny.experiment.model, tiny.experiment.abstract_params)

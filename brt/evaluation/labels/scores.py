@@ -1,4 +1,4 @@
-"""Scores of an evaluation of labelled documents, by what is asked: classes, labels, words or spans."""
+"""Scores of an evaluation of labelled documents: of classes, labels, words or spans."""
 
 import abc
 from typing import Any

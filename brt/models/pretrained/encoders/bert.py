@@ -139,6 +139,7 @@ class BERT(Encoder):
 
     model_types = ("bert",)
     prefix = "bert."
+    architecture = "Bert"
     classes_names = HeadNames("bert.pooler.dense", "classifier")
     words_names = HeadNames(
         "cls.predictions.transform.dense",
@@ -322,6 +323,7 @@ class RoBERTa(BERT):
 
     model_types = ("roberta",)
     prefix = "roberta."
+    architecture = "Roberta"
     classes_names = HeadNames("classifier.dense", "classifier.out_proj")
     words_names = HeadNames(
         "lm_head.dense", "lm_head.decoder", "lm_head.layer_norm", "lm_head.bias"

@@ -82,6 +82,7 @@ class DeBERTa(Encoder):
     """
 
     model_types = ("deberta-v2",)
+    architecture = "DebertaV2"
     classes_names = HeadNames("pooler.dense", "classifier")
     spans_name = "qa_outputs"
     takes_extras = False

@@ -42,6 +42,7 @@ class Encoder(PretrainedBody):
     """A body that reads a segment as a whole: the base of all encoders.
 
     Class attributes:
+        architecture: how plain transformers calls the family, in names of its classes.
         classes_names, words_names, spans_name: of the heads in folders of its family.
         memory_after: positions of a segment that stand before memory vectors.
         takes_extras: whether vectors without a position may stand among a layer's keys.
@@ -56,6 +57,7 @@ class Encoder(PretrainedBody):
         remat: "none", or "layer" to recompute each layer in the backward pass.
     """
 
+    architecture: ClassVar[str]
     classes_names: ClassVar[HeadNames | None] = None
     words_names: ClassVar[HeadNames | None] = None
     spans_name: ClassVar[str | None] = None

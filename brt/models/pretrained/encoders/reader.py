@@ -31,12 +31,25 @@ from brt.models.pretrained.encoders.bert import BERT
 from brt.models.pretrained.encoders.encoder import Encoder
 from brt.models.pretrained.encoders.heads import ClassesHead, SpansHead
 from brt.models.pretrained.encoders.t5 import T5
+from brt.models.pretrained.folder import HubFolder
 from brt.models.pretrained.memories.window_memory import Positions, WindowMemory, WindowReads
 from brt.models.pretrained.names import Names
 from brt.models.recurrent_memory import MemoryCache
 from brt.token_ids import PADDING
 
 LOWEST = -1e30
+PROBLEMS = {
+    "classes": "single_label_classification",
+    "labels": "multi_label_classification",
+}
+"""`problem_type` of config.json by what is asked."""
+HEADS = {
+    "classes": "ForSequenceClassification",
+    "labels": "ForSequenceClassification",
+    "spans": "ForQuestionAnswering",
+    "words": "ForConditionalGeneration",
+}
+"""How plain transformers calls a body with each head."""
 TARGETS = ("classes", "labels", "words", "spans")
 
 
@@ -78,8 +91,8 @@ class PretrainedReader(Reader[Embedded, Outputs]):
 
     Args:
         body: builds the `Encoder`; its sizes are bound by its name, as in `BERT.width`.
-        targets: "classes", "labels" (several of the classes, or none), "spans", or with a body that writes, `T5`, "words"; as
-            `LabelledDocuments.targets`.
+        targets: as `LabelledDocuments.targets`: "classes"; "labels", several of the classes or
+            none; "spans"; or with a body that writes, `T5`, "words".
         classes: their number.
         words: most words of an answer; as `LabelledDocuments.words`.
         num_memory: m, memory vectors, 0 for none. The positions of a segment are
@@ -146,7 +159,25 @@ class PretrainedReader(Reader[Embedded, Outputs]):
         self.dropout = self.body.dropout
         self.segment_length = 1
         if self.body.folder:
+            self._check_head(self.body.folder)
             self.names().check(self.body.folder, self._stored())
+
+    def _check_head(self, folder: HubFolder) -> None:
+        """Refuses a folder whose head answers something else."""
+        known = self.body.classes_names
+        if self.num_classes is None or known is None:
+            return
+        head = folder.tensors.get(f"{known.output}.weight")
+        if head is None:
+            return
+        if head.shape[:1] != (self.num_classes,):
+            raise ValueError(
+                f"{folder.file(head.file)}: {known.output}.weight is a head for {head.shape[0]} "
+                f"classes, and PretrainedReader.classes = {self.num_classes}: bind it to as many, "
+                "or take the head out of the folder."
+            )
+        asked = PROBLEMS[self.targets]
+        folder.values().only("problem_type", asked, f"and PretrainedReader.targets needs {asked}.")
 
     def _stored(self) -> dict[str, Any]:
         parts = {"body": self.body, "head": self.head}
@@ -279,9 +310,9 @@ class PretrainedReader(Reader[Embedded, Outputs]):
     def token_losses(self, x_BTD: Outputs, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns -log p of the targets at the first positions, and whether they score highest.
 
-        Elsewhere nats are 0. That is the class at position 0; or whether each class is one of the document's, in
-        their order; or the first and the last position
-        of a span, and the kind of answer, at positions 0, 1 and 2; or the words of an answer.
+        Elsewhere nats are 0. That is the class at position 0; or whether each class is one of the
+        document's, in their order; or the first and the last position of a span, and the kind of
+        answer, at positions 0, 1 and 2; or the words of an answer.
         """
         if isinstance(self.body, T5):
             words_BW = targets_BT[:, : self.num_words]
@@ -305,6 +336,28 @@ class PretrainedReader(Reader[Embedded, Outputs]):
     def names(self) -> Names:
         """Returns the table of its tensors on disk: the body's and the head's."""
         return whole_names(self.body, None if self.head is None else type(self.head))
+
+    @property
+    def folder(self) -> HubFolder | None:
+        """The folder that it began with."""
+        return self.body.folder
+
+    def config(self) -> dict[str, Any]:
+        """Returns the config.json of its body with its head.
+
+        Names of classes are kept where the folder has as many.
+        """
+        config = self.body.config()
+        config["architectures"] = [f"{self.body.architecture}{HEADS[self.targets]}"]
+        if self.num_classes is not None:
+            config["problem_type"] = PROBLEMS[self.targets]
+            config.pop("num_labels", None)
+            known = config.get("id2label")
+            if not isinstance(known, dict) or len(known) != self.num_classes:
+                labels = [f"LABEL_{number}" for number in range(self.num_classes)]
+                config["id2label"] = {str(number): name for number, name in enumerate(labels)}
+                config["label2id"] = {name: number for number, name in enumerate(labels)}
+        return config
 
     def given_parameters(self) -> dict[str, Any]:
         """Returns the parameters of the folder; says what of the model is random."""

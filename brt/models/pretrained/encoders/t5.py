@@ -72,6 +72,7 @@ class T5(Encoder):
     """
 
     model_types = ("t5",)
+    architecture = "T5"
     takes_extras = False
     padding_learns = True
     memory_after = 0
