@@ -77,6 +77,29 @@ def test_pairs_are_stored_one_after_the_other(tmp_path):
     assert document.data == b"is it\nso it is"
 
 
+def test_texts_of_several_classes_keep_all_of_them_and_paragraphs_are_lines(tmp_path):
+    lines = [
+        {"text": ["one two", "three"], "labels": [2, 0, 2]},
+        {"text": "four", "labels": []},
+    ]
+    write_lines(tmp_path / "train.jsonl", lines)
+    source = LabelledTexts(
+        *(str(tmp_path / "{split}.jsonl"), Words(), ("0", "1", "2")),
+        label_key="labels",
+        several=True,
+    )
+    first, second = source.documents("train")
+    assert first.data == b"one two\nthree" and first.tokens.tolist() == [3, 3, 5]
+    assert first.annotation == {"id": "train-0", "labels": [0, 2], "classes": 3}
+    assert second.annotation["labels"] == []
+    write_lines(tmp_path / "train.jsonl", [{"text": "one", "labels": 1}])
+    with pytest.raises(ValueError, match=r"line 1 has 1 at 'labels', and LabelledTexts\.several"):
+        only(source)
+    write_lines(tmp_path / "train.jsonl", [{"text": ["one", 2], "labels": [1]}])
+    with pytest.raises(ValueError, match="line 1 has no text at 'text'"):
+        only(source)
+
+
 @pytest.mark.parametrize("line, sentence", [
     ('{"text": "a"', r"train\.jsonl, line 2 is not JSON"),
     ("[1]", r"train\.jsonl, line 2 is no record"),

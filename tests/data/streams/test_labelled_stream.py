@@ -265,3 +265,21 @@ def test_segments_are_those_of_the_published_wrapper(tmp_path, name, frame):
             real = found != PADDING
             assert found[real].tolist() == wanted[: real.sum()].tolist()
             assert len(set(wanted[real.sum() :].tolist())) <= 1
+
+
+def test_labels_are_a_target_for_every_class(tmp_path):
+    notes = [{"labels": [0, 2], "classes": 3}, {"labels": [], "classes": 3}]
+    store = store_at(tmp_path / "train", notes, [9, 4])
+    asked = LabelledDocuments(targets="labels")
+    segments = LabelledSegments(store, 8, 2, asked)
+    stream = LabelledStream(store, 2, 8, 2, documents=asked)
+    batch = stream.batch(0)
+    for row in range(2):
+        long = bool((batch.inputs_KBT[0, row] != PADDING).any())
+        assert batch.targets_KBT[1, row, :3].tolist() == ([1, 0, 1] if long else [0, 0, 0])
+        assert batch.weights_KBT[1, row].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+    assert not batch.weights_KBT[0].any()
+    assert segments.counts_D.tolist() == [2, 1]
+    many = store_at(tmp_path / "many", [{"labels": [8], "classes": 9}], [4])
+    with pytest.raises(ValueError, match=r"9 classes, .* Trainer\.segment_length = 9 or more"):
+        LabelledSegments(many, 8, 2, asked)

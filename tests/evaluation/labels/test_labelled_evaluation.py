@@ -169,6 +169,37 @@ def test_words_are_read_up_to_the_end_token_and_joined_by_question(tmp_path):
     assert found["answer_f1"] == pytest.approx((1 + 2 / 3) / 2)
 
 
+def test_figures_of_several_labels_are_those_of_plain_counts(tmp_path):
+    random = np.random.default_rng(0)
+    right_DC = random.random((30, 4)) < 0.4
+    scores_DC = random.normal(size=(30, 4))
+    scores_DC[:, 3] = -1  # a class that is never predicted
+    notes = [{"labels": np.flatnonzero(row).tolist(), "classes": 4} for row in right_DC]
+    segments = segments_of(tmp_path / "s", ["text"] * 30, notes, 7, 2, "labels")
+    score = label_score(segments, Letters())
+    sums = {}
+    for document in range(30):
+        offset = segments.borders(document)[-1].start
+        score.add(
+            sums, np.array([document]), np.array([offset]), scores_DC[document : document + 1]
+        )
+    found = score.scalars(sums)
+
+    def f1(predicted, right):
+        both = sum(p and r for p, r in zip(predicted, right))
+        return 2 * both / (sum(predicted) + sum(right)) if sum(predicted) + sum(right) else 0.0
+
+    predicted_DC = scores_DC > 0
+    assert found["micro_f1"] == pytest.approx(f1(predicted_DC.ravel(), right_DC.ravel()))
+    each = [f1(predicted_DC[:, c], right_DC[:, c]) for c in range(4)]
+    assert [found[f"f1/{c}"] for c in range(4)] == pytest.approx(each) and each[3] == 0.0
+    assert found["macro_f1"] == pytest.approx(np.mean(each))
+    assert found["exact_match"] == np.mean((predicted_DC == right_DC).all(axis=1))
+    hits = (predicted_DC & right_DC).sum()
+    assert found["micro_precision"] == pytest.approx(hits / predicted_DC.sum())
+    assert found["micro_recall"] == pytest.approx(hits / right_DC.sum())
+
+
 def test_the_best_span_of_all_segments_is_the_answer_unless_the_kind_is_another(tmp_path):
     notes = [
         {"id": "q", "question": 2, "kind": 0, "answers": ["ink"], "spans": [[4, 7]]},
@@ -199,6 +230,16 @@ def test_the_best_span_of_all_segments_is_the_answer_unless_the_kind_is_another(
     score.add(worse, np.array([0]), np.array([0]), low)
     score.add(worse, np.array([0]), np.array([4]), answers(4, 6, 0.5, 0))
     assert score.texts(worse) == {0: "th"}
+
+
+def test_a_store_of_other_classes_than_the_model_tells_apart_is_refused(trained, monkeypatch):
+    _, tiny, _ = trained
+    sentence = r"3 classes \(calm, loud, odd\), .* SummingReader\.classes = 3"
+    monkeypatch.setattr(SummingReader, "num_classes", 2)
+    with pytest.raises(ValueError, match=sentence):
+        tiny.experiment.open_store("validation")
+    monkeypatch.setattr(SummingReader, "num_classes", 3)
+    tiny.experiment.open_store("validation")
 
 
 def test_a_reader_needs_no_edit_of_the_trainer(trained):

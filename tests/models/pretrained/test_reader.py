@@ -136,6 +136,21 @@ def test_without_memory_a_segment_is_the_body_and_its_head():
 
 
 @pytest.mark.slow
+def test_of_several_labels_each_has_a_probability_of_its_own():
+    model = reader("bert", 2, targets="labels")
+    (outputs,), _ = read(model, [tokens(7, 5, 3)], [YES])
+    scores_BN = np.asarray(model.answers(outputs), float)
+    assert scores_BN.shape == (B, 3)
+    targets_BT = np.random.default_rng(1).integers(0, 2, (B, T)).astype(np.int32)
+    nats_BT, correct_BT = model.token_losses(outputs, jnp.asarray(targets_BT))
+    probabilities = 1 / (1 + np.exp(-scores_BN))
+    labels_BN = targets_BT[:, :3] == 1
+    expected = -np.log(np.where(labels_BN, probabilities, 1 - probabilities))
+    np.testing.assert_allclose(nats_BT[:, :3], expected, rtol=1e-5)
+    assert np.array_equal(correct_BT[:, :3], (scores_BN > 0) == labels_BN)
+    assert not np.asarray(nats_BT[:, 3:]).any()
+
+
 def test_memory_stands_behind_the_first_position_and_t5s_before_it():
     for name, first in (("bert", 1), ("t5", 0)):
         model = reader(name, 2)

@@ -1,0 +1,107 @@
+"""The scripts that set pretrained models side by side: what they bind, and what they print."""
+
+import importlib
+import json
+
+import numpy as np
+import pytest
+from paths import CONFIGS, SCRIPTS
+from tiny_folders import GPT2, make_folder
+from tiny_run import build, train_here, write_config
+
+LINES = (
+    "Trainer.model = @PretrainedLanguageModel",
+    "Trainer.segments_per_step = 2",
+    "Trainer.segment_length = 8",
+    "Trainer.tokens_per_step = 32",
+    "Trainer.steps = 2",
+    "GPT2.vocabulary_size = 260",
+    "GPT2.num_layers = 2",
+    "GPT2.width = 8",
+    "GPT2.num_heads = 2",
+    "GPT2.num_positions = 8",
+)
+OTHERS = ("BlockRecurrentTransformer", "RecurrentCell")
+POOLED = (
+    "PretrainedLanguageModel.memories = (@PooledMemory,)",
+    "PooledMemory.hidden = (5,)",
+)
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    return importlib.import_module
+
+
+@pytest.mark.slow
+def test_a_run_without_memory_is_evaluated_at_every_overlap_and_the_others_once(
+    script, tmp_path, capsys, monkeypatch
+):
+    compare = script("compare_overlaps")
+    runs = []
+    for name, more in (("alone-seed0", ()), ("alone-seed1", ()), ("pooled-seed0", POOLED)):
+        folder = tmp_path / name
+        folder.mkdir()
+        seed = f"Trainer.seed = {name[-1]}"
+        tiny = build(write_config(folder, *LINES, *more, seed, without=OTHERS))
+        train_here(tiny, tmp_path / "runs" / name)
+        runs.append(str(tmp_path / "runs" / name))
+    assert compare.main([*runs, "--overlaps=0,3,9"]) == 0
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if "`" in line]
+    cells = {(row[0].strip(" `"), row[1].strip()): [cell.strip() for cell in row] for row in rows}
+    assert cells.keys() == {("alone", "0"), ("alone", "3"), ("pooled", "0")}
+    assert cells["alone", "0"][2] == "2" and "±" in cells["alone", "0"][4]
+    assert not cells["alone", "3"][5] and cells["pooled", "0"][5]
+    flops = [int(cells[key][3].replace(",", "")) for key in (("alone", "0"), ("alone", "3"))]
+    assert flops[1] > flops[0]
+    kept = json.loads((tmp_path / "runs/alone-seed0/overlaps_validation.json").read_text())
+    assert kept["0"]["scored_tokens"] == kept["3"]["scored_tokens"]
+    # What was evaluated is not evaluated again.
+    monkeypatch.setattr(compare, "evaluate", None)
+    assert compare.main([*runs, "--overlaps=0,3,9"]) == 0
+
+
+def test_an_interval_over_seeds_is_that_of_student(script):
+    spread = script("compare_overlaps").spread
+    assert spread([3.0]) == "3.00"
+    # scipy.stats.t.interval(0.95, 2, 2, 1 / sqrt(3)) reaches 2.484 from the mean.
+    assert spread([1.0, 2.0, 3.0]) == "2.00 ± 2.48"
+
+
+@pytest.mark.slow
+def test_a_cell_begins_as_the_body(script, tmp_path, capsys):
+    start = script("check_start")
+    config = dict(GPT2, vocab_size=20, n_embd=64, n_head=4, n_layer=3, n_inner=256)
+    make_folder(tmp_path / "body", config)
+    files = ("task_models/recall_gpt2_cell", "tasks/recall_two_windows")
+    joined = "+".join(f"{CONFIGS}/{name}.gin" for name in files)
+    folder = f'Pretrained.folder="{tmp_path}/body"'
+    assert start.main([joined, f"--gin={folder}"]) == 0
+    assert capsys.readouterr().out.count(": 0.0\n") == 3
+    files = ("small/gpt2_pooled", "corpora/books_pieces")
+    joined = "+".join(f"{CONFIGS}/{name}.gin" for name in files)
+    smaller = ["--gin=vocabulary_size=50", "--gin=Trainer.segments_per_step=2"]
+    assert start.main([joined, *smaller, "--gin=Trainer.tokens_per_step=512"]) == 1
+    first, second = (float(line.split()[-1]) for line in capsys.readouterr().out.splitlines())
+    assert first < 1e-5 < second
+
+
+def test_equal_gradients_differ_by_nothing_and_others_by_their_share(script):
+    difference = script("measure_windows").difference
+    one = {"a": np.array([3.0, 0.0]), "b": {"c": np.array([[4.0]])}}
+    assert difference(one, one) == 0
+    other = {"a": np.array([3.0, 0.5]), "b": {"c": np.array([[4.0]])}}
+    assert difference(one, other) == pytest.approx(0.1)
+
+
+@pytest.mark.slow
+def test_remat_keeps_the_memory_of_more_windows_flat_and_the_gradients(script, capsys):
+    files = ("small/gpt2_pooled", "corpora/books_pieces")
+    joined = "+".join(f"{CONFIGS}/{name}.gin" for name in files)
+    smaller = ["--gin=vocabulary_size=50", "--gin=GPT2.width=16", "--gin=PooledMemory.hidden=(8,)"]
+    script("measure_windows").main([joined, "--windows=2,12", "--rows=4", *smaller])
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
+    (_, *few), (_, *many) = [[float(cell) for cell in row] for row in rows]
+    assert many[0] > 2 * few[0] and many[1] < 1.5 * few[1]
+    assert max(few[2], many[2]) < 1e-5

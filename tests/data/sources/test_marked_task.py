@@ -1,0 +1,81 @@
+"""Marked texts: one mark near the beginning tells the class, and nothing else does."""
+
+import numpy as np
+import pytest
+
+from brt.data.corpus import Corpus
+from brt.data.sources.marked import END, OPEN, WORDS, MarkTask, MarkVocabulary
+from brt.data.vocabularies.base import Frame
+
+SETTINGS = dict(num_documents=300, num_held_out=200, length=12, mark_within=4, num_fillers=5)
+
+
+@pytest.fixture(scope="module")
+def documents():
+    return [*MarkTask(**SETTINGS).documents("train")]
+
+
+def test_the_mark_is_the_only_token_that_depends_on_the_class(documents):
+    marks = [WORDS.index("mark_no"), WORDS.index("mark_yes")]
+    places, labels = [], []
+    for document in documents:
+        (at,) = np.flatnonzero(np.isin(document.tokens, marks))
+        assert document.tokens[at] == marks[document.annotation["label"]]
+        rest = np.delete(document.tokens, at)
+        assert rest.min() >= len(WORDS) and rest.max() < len(WORDS) + 5
+        places.append(int(at))
+        labels.append(document.annotation["label"])
+    assert {*places} == {0, 1, 2, 3} and len(documents) == 300
+    assert 0.4 < np.mean(labels) < 0.6
+
+
+def test_documents_follow_from_seed_split_and_number(documents):
+    again = [*MarkTask(**SETTINGS).documents("train")]
+    fewer = [*MarkTask(**{**SETTINGS, "num_documents": 20}).documents("train")]
+    other = [*MarkTask(**SETTINGS, seed=1).documents("train")]
+    test = [*MarkTask(**SETTINGS).documents("test")]
+    assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(documents, again))
+    assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(fewer, documents))
+    for others in (other, test):
+        assert not all(np.array_equal(a.tokens, b.tokens) for a, b in zip(documents, others))
+    assert (len(again), len(fewer), len(test)) == (300, 20, 200)
+
+
+def test_the_answer_in_words_is_the_class_and_the_end(documents):
+    vocabulary = MarkTask(**SETTINGS).vocabulary
+    for document in documents[:20]:
+        name, end = document.annotation["words"]
+        (answer,) = document.annotation["answers"]
+        assert vocabulary.decode([name]) == answer and end == END
+        assert answer == ("no", "yes")[document.annotation["label"]]
+
+
+def test_the_vocabulary_writes_what_it_reads_and_says_what_stands_around_a_text():
+    vocabulary = MarkVocabulary(3, True)
+    text = "f2 mark_yes f0"
+    assert vocabulary.decode(vocabulary.encode(text.encode(), "t")) == text
+    assert vocabulary.size == len(WORDS) + 3
+    assert vocabulary.frame == Frame((OPEN,), (END,))
+    assert MarkVocabulary(3, False).frame == Frame((), (END,))
+    assert MarkVocabulary(3, False).fingerprint != vocabulary.fingerprint
+    with pytest.raises(ValueError, match=r"'t' has the word 'f3'.* f0 to f2"):
+        vocabulary.encode(b"f3", "t")
+
+
+def test_a_store_keeps_classes_and_labels(tmp_path):
+    corpus = Corpus(str(tmp_path / "stores"), MarkTask(**{**SETTINGS, "num_held_out": 6}))
+    corpus.prepare("test", quiet=True, workers=1)
+    store = corpus.open("test")
+    assert store.manifest["source"]["classes"] == ["no", "yes"]
+    assert {a["label"] for a in store.annotations()} <= {0, 1} and store.num_documents == 6
+
+
+@pytest.mark.parametrize("changed, sentence", [
+    ({"num_fillers": 0}, "at least one document and one filler"),
+    ({"seed": -1}, "a seed that is not negative"),
+    ({"mark_within": 13}, "mark_within = 13 must lie between 1 and MarkTask.length = 12"),
+    ({"mark_within": 0}, "mark_within = 0 must lie"),
+])  # fmt: skip
+def test_impossible_settings_are_refused(changed, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        MarkTask(**{**SETTINGS, **changed})
