@@ -30,7 +30,7 @@ def code_of(path):
 
 def test_there_are_the_notebooks_the_readme_names():
     names = set(re.findall(r"`(\w+)\.ipynb`", (ROOT / "README.md").read_text(encoding="utf-8")))
-    assert names == {path.stem for path in NOTEBOOKS} and len(names) == 4
+    assert names == {path.stem for path in NOTEBOOKS} and len(names) == 5
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
