@@ -30,7 +30,7 @@ POOLED = (
 
 @pytest.fixture
 def script(monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.syspath_prepend(SCRIPTS / "pretrained")
     return importlib.import_module
 
 
@@ -74,7 +74,7 @@ def test_a_cell_begins_as_the_body(script, tmp_path, capsys):
     start = script("check_start")
     config = dict(GPT2, vocab_size=20, n_embd=64, n_head=4, n_layer=3, n_inner=256)
     make_folder(tmp_path / "body", config)
-    files = ("task_models/recall_gpt2_cell", "tasks/recall_two_windows")
+    files = ("pretrained_tasks/recall_gpt2_cell", "tasks/recall_two_windows")
     joined = "+".join(f"{CONFIGS}/{name}.gin" for name in files)
     folder = f'Pretrained.folder="{tmp_path}/body"'
     assert start.main([joined, f"--gin={folder}"]) == 0

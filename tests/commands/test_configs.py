@@ -105,6 +105,7 @@ SYSTEMS = (
     "pretrained",
     "readers",
     "task_models",
+    "pretrained_tasks",
 )
 """Folders whose configs bring a model and no corpus."""
 
@@ -362,7 +363,7 @@ def small_reader(settings):
 def small_bindings(name):
     """Bindings that make the model of a config small."""
     settings = resolved(read_gin_files(COMMANDS[name][0]))
-    if name.startswith("task_models"):  # small enough with two samples a step
+    if name.startswith(("task_models", "pretrained_tasks")):  # small enough with two samples a step
         segments = settings.get("Trainer.segments_per_step", 1)
         return (f"Trainer.tokens_per_step = {2 * segments * settings['Trainer.segment_length']}",)
     if "BlockRecurrentTransformer.width" in settings:

@@ -26,7 +26,7 @@ OWN = {
     "labelled/texts.gin": "texts of one's own",
     "labelled/ecthr.gin": "a corpus that no paper here reports",
     "corpora/books_pieces.gin": "books in pieces of one's own",
-    "task_models/marked_*.gin": "a task of this project",
+    "pretrained_tasks/*.gin": "a task of this project",
     "tasks/marked*.gin": "a task of this project",
     "recipes/recall.gin": "how that is trained",
 }

@@ -1,7 +1,7 @@
 """Compares what a model with memories gives at step 0 with its pretrained body alone.
 
-    python scripts/check_start.py \
-        configs/task_models/recall_gpt2_cell.gin+configs/tasks/recall_two_windows.gin \
+    python scripts/pretrained/check_start.py \
+        configs/pretrained_tasks/recall_gpt2_cell.gin+configs/tasks/recall_two_windows.gin \
         --gin='Pretrained.folder="models/recall-gpt2"'
 
 Random tokens, a step's windows; prints the largest difference of logits of each window, and exits

@@ -1,6 +1,6 @@
 """Measures what windows of a step cost: the compiler's peak bytes, and whether gradients agree.
 
-    python scripts/measure_windows.py --windows=2,8,32 [--rows=8] [--gin=NAME=VALUE ...] \
+    python scripts/pretrained/measure_windows.py --windows=2,8,32 [--rows=8] \
         configs/small/gpt2_pooled.gin+configs/corpora/books_pieces.gin
 
 The step is compiled with and without `Trainer.remat_segments`, for as many windows a step; nothing
