@@ -107,7 +107,9 @@ def logits_of(folder: str) -> tuple[np.ndarray, np.ndarray]:
 def _answers(folder, config):
     """Ids of a segment, and what a reader without memory answers."""
     (architecture,) = config["architectures"]
-    targets = next(name for ending, name in ANSWERS.items() if architecture.endswith(ending))
+    targets = next((name for end, name in ANSWERS.items() if architecture.endswith(end)), None)
+    if targets is None:
+        raise SystemExit(f"{folder}: {architecture} has a head that no reader has.")
     if config.get("problem_type") == "multi_label_classification":
         targets = "labels"
     kind = functools.partial(ENCODERS[config["model_type"]], folder=folder)

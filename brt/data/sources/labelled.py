@@ -34,20 +34,20 @@ class Example(NamedTuple):
     text: what is read.
     question: read before it, in every segment; "" for none.
     label: number of its class; None for none.
-    labels: numbers of its classes, where there may be several; None where there is one at most.
     answers: texts that are right.
     kind: of the answer: 0 a part of the text, 1 yes, 2 no; None where spans are not asked for.
     spans: characters of the text that are the answer: first, and one behind the last.
+    labels: numbers of its classes, where there may be several; None where there is one at most.
     """
 
     name: str
     text: str
     question: str = ""
     label: int | None = None
-    labels: tuple[int, ...] | None = None
     answers: tuple[str, ...] = ()
     kind: int | None = None
     spans: tuple[tuple[int, int], ...] = ()
+    labels: tuple[int, ...] | None = None
 
 
 class LabelledSource(Source):

@@ -194,7 +194,7 @@ def test_targets_may_lie_beyond_the_vocabulary_but_inputs_may_not(store):
     "notes, lengths, targets, sentence",
     [
         ([None], [3], "classes", "'document 0' of .* is not labelled with classes"),
-        ([{"label": 1}], [3], "words", "is not labelled with words.*to classes, spans"),
+        ([{"label": 1}], [3], "words", "is not labelled with words.*to classes, labels, spans"),
         ([{"label": 1, "question": 3}], [3], "classes", "'document 0' of .* has no text"),
         ([{"label": 1, "question": 5}], [9], "classes", "bind it to 9 or more"),
     ],

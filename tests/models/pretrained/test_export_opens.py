@@ -1,17 +1,25 @@
-"""Plain transformers opens what brt writes, where it is installed."""
+"""What brt writes as a folder: plain transformers opens it, where it is installed; so does brt."""
 
+import functools
 import importlib
 
 import jax
+import numpy as np
 import pytest
 from flax import nnx
 from paths import SCRIPTS
+from safetensors.numpy import load_file
 from tiny_models import parameters, randomised
 
 from brt.export import export
 from brt.models.pretrained.bodies.gpt2 import GPT2
 from brt.models.pretrained.bodies.gpt_neox import GPTNeoX
 from brt.models.pretrained.bodies.llama import Llama
+from brt.models.pretrained.encoders.bert import BERT, RoBERTa
+from brt.models.pretrained.encoders.deberta import DeBERTa
+from brt.models.pretrained.encoders.reader import PretrainedReader
+from brt.models.pretrained.encoders.t5 import T5
+from brt.models.pretrained.folder import HubFolder
 from brt.models.pretrained.language_model import PretrainedLanguageModel
 
 SIZES = dict(vocabulary_size=23, num_layers=2, width=16, num_heads=2, num_positions=12)
@@ -36,19 +44,110 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("name", BODIES)
-def test_transformers_reads_the_same_logits_from_an_exported_folder(name, tmp_path, monkeypatch):
+SMALL = dict(vocabulary_size=23, num_layers=2, width=16, num_heads=2, feed_forward_size=24)
+KINDS = {
+    "bert": functools.partial(BERT, **SMALL, num_positions=16),
+    "roberta": functools.partial(RoBERTa, **SMALL, num_positions=18),
+    "deberta": functools.partial(DeBERTa, **SMALL, num_positions=16, longest_distance=5),
+    "t5": functools.partial(T5, **SMALL, head_size=5, buckets=8, longest_distance=6),
+    "t5 gated": functools.partial(
+        T5, **SMALL, head_size=5, buckets=8, longest_distance=6, network="gated-gelu", tied=False
+    ),
+}
+READERS = {
+    **{f"{name} classes": (name, "classes") for name in ("bert", "roberta", "deberta")},
+    **{f"{name} spans": (name, "spans") for name in ("bert", "roberta", "deberta")},
+    "bert labels": ("bert", "labels"),
+    "t5 words": ("t5", "words"),
+    "t5 gated words": ("t5 gated", "words"),
+}
+
+
+def reader(name, memory=2, kind=None):
+    body, targets = READERS[name]
+    build = functools.partial(
+        PretrainedReader,
+        body=kind or KINDS[body],
+        targets=targets,
+        classes=3,
+        num_memory=memory,
+    )
+    return build(nnx.Rngs(0))
+
+
+def check(folder, monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
     script = importlib.import_module("check_export")
     python = script.python_with_transformers()
     if python is None:
         pytest.skip("no torch and transformers here; BRT_TRANSFORMERS_PYTHON names a Python with")
     precision = jax.config.jax_default_matmul_precision
-    model = randomised(PretrainedLanguageModel(nnx.Rngs(0), body=BODIES[name]), 1)
-    folder = str(tmp_path / "exported")
-    export(model, parameters(model), folder)
     try:
         jax.config.update("jax_default_matmul_precision", "highest")
         assert script.error(folder, python) < script.TOLERANCE
     finally:
         jax.config.update("jax_default_matmul_precision", precision)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_transformers_reads_the_same_logits_from_an_exported_folder(name, tmp_path, monkeypatch):
+    model = randomised(PretrainedLanguageModel(nnx.Rngs(0), body=BODIES[name]), 1)
+    folder = str(tmp_path / "exported")
+    export(model, parameters(model), folder)
+    check(folder, monkeypatch)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_transformers_answers_the_same_with_an_exported_head(name, tmp_path, monkeypatch):
+    model = randomised(reader(name), 1)
+    folder = str(tmp_path / "exported")
+    export(model, parameters(model), folder)
+    check(folder, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bert labels",
+        "deberta spans",
+        "t5 words",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in READERS
+            if name not in ("bert labels", "deberta spans", "t5 words")
+        ),
+    ],
+)
+def test_an_exported_reader_is_read_again_bit_for_bit_and_its_memory_stands_beside(name, tmp_path):
+    model = randomised(reader(name), 1)
+    params = parameters(model)
+    folder = str(tmp_path / "exported")
+    export(model, params, folder)
+    opened = HubFolder(folder)
+    kind = {"t5 gated": T5}.get(READERS[name][0], KINDS[READERS[name][0]].func)
+    again = reader(name, memory=0, kind=functools.partial(kind, folder=folder))
+    given = again.given_parameters()
+    of_memory = load_file(f"{folder}/brt_memory.safetensors")
+    drawn = {"memory_SD"} | ({"head.kinds_DN", "head.kinds_bias_N"} & of_memory.keys())
+    assert of_memory.keys() == drawn
+    assert ("head.kinds_DN" in drawn) == ("spans" in name)
+    found = {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(given)}
+    for path, array in jax.tree_util.tree_leaves_with_path(params):
+        keys = [key.key for key in path]
+        if ".".join(map(str, keys)) not in drawn:
+            np.testing.assert_array_equal(found[jax.tree_util.keystr(path)], array)
+    problem = {"classes": "single_label_classification", "labels": "multi_label_classification"}
+    targets = READERS[name][1]
+    assert opened.config.get("problem_type") == problem.get(targets)
+    assert len(opened.config.get("id2label", "")) == (3 if targets in problem else 0)
+
+
+def test_a_head_of_another_kind_or_size_is_refused(tmp_path):
+    model = randomised(reader("bert classes"), 1)
+    folder = str(tmp_path / "exported")
+    export(model, parameters(model), folder)
+    body = functools.partial(BERT, folder=folder)
+    with pytest.raises(ValueError, match=r"head for 3 classes, and PretrainedReader\.classes = 2"):
+        PretrainedReader(nnx.Rngs(0), body=body)
+    with pytest.raises(ValueError, match="problem_type = 'single_label_classification' and Pretr"):
+        PretrainedReader(nnx.Rngs(0), body=body, classes=3, targets="labels")
