@@ -31,6 +31,7 @@ def differences(config: str, bindings: Sequence[str], rows: int = 8) -> list[flo
     if not isinstance(model, PretrainedLanguageModel):
         raise SystemExit(f"{config}: Trainer.model is no @PretrainedLanguageModel.")
     alone = experiment.bind(params)
+    assert isinstance(alone, PretrainedLanguageModel)
     alone.memories = nnx.List([])
     shape = trainer.segments_per_step, rows, trainer.segment_length
     tokens_KBT = np.random.default_rng(0).integers(0, model.vocabulary_size, shape)

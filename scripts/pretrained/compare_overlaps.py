@@ -87,8 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: dict[tuple[str, int], list[dict[str, float]]] = {}
     for workdir in options.runs:
         name = re.sub(r"-seed\d+$", "", workdir.name)
-        for overlap, figures in figures_of(workdir, overlaps, options.split).items():
-            rows.setdefault((name, int(overlap)), []).append(figures)
+        for again, figures in figures_of(workdir, overlaps, options.split).items():
+            rows.setdefault((name, int(again)), []).append(figures)
     print(
         "\n| model | overlap | seeds | FLOPs/token | perplexity per word | memory cleared |\n"
         "|---|---:|---:|---:|---:|---:|"

@@ -107,6 +107,7 @@ class MarkTask(Source):
         ValueError: sizes below 1, a negative seed, or a mark behind the text's end.
     """
 
+    vocabulary: MarkVocabulary
     classes = CLASSES
 
     def __init__(
