@@ -17,18 +17,24 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax.sharding import AxisType
 
 from brt.data.stores.writer import replace_json
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import load_run
 from brt.models.pretrained.language_model import PretrainedLanguageModel
-from brt.training.sharding import make_mesh
+
+
+def one_device() -> jax.sharding.Mesh:
+    """Returns a mesh of the first device."""
+    axes = AxisType.Auto, AxisType.Auto
+    return jax.make_mesh((1, 1), ("data", "model"), axes, devices=jax.devices()[:1])
 
 
 def evaluate(workdir: Path, bindings: Sequence[str]) -> dict[str, float]:
     """Returns the figures of a run's newest checkpoint, with further bindings."""
     experiment, params, step = load_run(str(workdir), bindings)
-    mesh = make_mesh(1, 1)
+    mesh = one_device()
     with jax.set_mesh(mesh):
         experiment.trainer.corpus.prepare(experiment.evaluation.split)
         store = experiment.open_store(experiment.evaluation.split)

@@ -14,12 +14,18 @@ from typing import Any
 
 import jax
 import optax
+from jax.sharding import AxisType
 
 from brt.benchmarks.systems import random_batch, random_state
 from brt.experiment import Configuration, Experiment
 from brt.training.metrics import compiled_bytes
-from brt.training.sharding import make_mesh
 from brt.training.train_step import make_loss
+
+
+def one_device() -> jax.sharding.Mesh:
+    """Returns a mesh of the first device."""
+    axes = AxisType.Auto, AxisType.Auto
+    return jax.make_mesh((1, 1), ("data", "model"), axes, devices=jax.devices()[:1])
 
 
 def experiment_of(
@@ -38,7 +44,7 @@ def experiment_of(
 
 def peak_bytes(experiment: Experiment) -> int:
     """Returns the bytes that the compiler plans for a step."""
-    mesh = make_mesh(1, 1)
+    mesh = one_device()
     with jax.set_mesh(mesh):
         state = experiment.abstract_state(mesh)
         step = experiment.jit_step(mesh).lower(state, experiment.abstract_batch()).compile()
