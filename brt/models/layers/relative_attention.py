@@ -14,7 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from brt.models.layers.attention import heads_first, read_softmax, softmax_gradients
+from brt.models.layers.attention import (
+    heads_first,
+    read_softmax,
+    softmax_gradients,
+    summed_to,
+)
 from brt.models.layers.norms import wide
 
 
@@ -63,10 +68,14 @@ def shift(x_TC: jax.Array, J: int) -> jax.Array:
 
     Source: Transformer-XL, appendix B.
     """
-    *leading, T, C = x_TC.shape
-    padded = jnp.pad(x_TC, [(0, 0)] * (len(leading) + 1) + [(1, 0)])
-    flat = padded.reshape(*leading, T * (C + 1))[..., T:]
-    return flat.reshape(*leading, T, C)[..., :J]
+    return _moved(jnp.pad(x_TC, [(0, 0)] * (x_TC.ndim - 1) + [(1, 0)]), J)
+
+
+def _moved(padded_TC, J):
+    """`shift` of scores that have a column of zeros in front."""
+    *leading, T, C = padded_TC.shape
+    flat = padded_TC.reshape(*leading, T * C)[..., T:]
+    return flat.reshape(*leading, T, C - 1)[..., :J]
 
 
 def scores(
@@ -89,15 +98,34 @@ def scores(
 
     Source: Transformer-XL, section 3.3.
     """
-    J, dtype = k_BJHK.shape[1], dtype or wide(q_BTHK).dtype
+    dtype = dtype or wide(q_BTHK).dtype
+    keys_CHK = None if positions is None else positions.keys_CHK
+    s_BHTJ = _products(q_BTHK, k_BJHK, content_bias_HK, keys_CHK, dtype)
+    if positions is not None:
+        T, J = q_BTHK.shape[1], k_BJHK.shape[1]
+        s_BHTJ = s_BHTJ + _bias_table(positions.bias_CH, T, J, q_BTHK.shape[-1]).astype(dtype)
+    return s_BHTJ
+
+
+def _products(q_BTHK, k_BJHK, content_bias_HK, keys_CHK, dtype):
+    """Returns the terms (a) to (c) over the root of K."""
     biased = q_BTHK if content_bias_HK is None else q_BTHK + content_bias_HK.astype(q_BTHK.dtype)
     s_BHTJ = jnp.einsum("BTHK,BJHK->BHTJ", biased, k_BJHK, preferred_element_type=dtype)
-    if positions is not None:
-        p_BHTC = jnp.einsum(
-            "BTHK,CHK->BHTC", q_BTHK, positions.keys_CHK, preferred_element_type=dtype
+    if keys_CHK is not None:
+        # The column of zeros for `_moved` is the product with a key of zeros: no scores are copied.
+        padded_CHK = jnp.pad(keys_CHK, [(1, 0), (0, 0), (0, 0)])
+        # Not as an einsum, which would turn the products in memory.
+        p_HBTC = jax.lax.dot_general(
+            q_BTHK, padded_CHK, (((3,), (2,)), ((2,), (1,))), preferred_element_type=dtype
         )
-        s_BHTJ = s_BHTJ + shift(p_BHTC + positions.bias_CH.T[:, None].astype(dtype), J)
+        s_BHTJ = s_BHTJ + jnp.swapaxes(_moved(p_HBTC, k_BJHK.shape[1]), 0, 1)
     return s_BHTJ / math.sqrt(q_BTHK.shape[-1])
+
+
+def _bias_table(bias_CH, T, J, K):
+    """Returns the term (d) over the root of K, the same in all rows, (H, T, J)."""
+    C, H = bias_CH.shape
+    return shift(jnp.broadcast_to(bias_CH.T[:, None], (H, T, C)), J) / math.sqrt(K)
 
 
 def score_terms(
@@ -118,8 +146,7 @@ def score_terms(
     if positions is not None:
         p_BHTC = jnp.einsum("BTHK,CHK->BHTC", q_BTHK, positions.keys_CHK)
         position = shift(p_BHTC, J) / root
-        C, H = positions.bias_CH.shape
-        position_bias = shift(jnp.broadcast_to(positions.bias_CH.T[:, None], (H, T, C)), J) / root
+        position_bias = _bias_table(positions.bias_CH, T, J, q_BTHK.shape[-1])
     parts = (content, position, content_bias, position_bias)
     return Terms(*(jnp.broadcast_to(part, content.shape) for part in parts))
 
@@ -203,8 +230,18 @@ def _backward(rate, residuals, gradient_BTHK):
         found, s_BHTJ, heads_first(v_BJHK), keep_BHTJ, heads_first(gradient_BTHK)
     )
     # What reaches a hidden key is exactly zero. Products are in the activations' type.
-    _, back = jax.vjp(functools.partial(scores, dtype=q_BTHK.dtype), *asked)
-    dq_BTHK, dk_BJHK, dbias_HK, dpositions = back(ds_BHTJ.astype(q_BTHK.dtype))
+    ds_BHTJ = ds_BHTJ.astype(q_BTHK.dtype)
+    dpositions = keys_CHK = None
+    if positions is not None:
+        keys_CHK, bias_CH = positions
+        T, J, K = q_BTHK.shape[1], k_BJHK.shape[1], q_BTHK.shape[-1]
+        table_HTJ, bias_back = jax.vjp(lambda bias_CH: _bias_table(bias_CH, T, J, K), bias_CH)
+        (dbias_CH,) = bias_back(summed_to(ds_BHTJ, table_HTJ))
+    products = functools.partial(_products, dtype=q_BTHK.dtype)
+    _, back = jax.vjp(products, q_BTHK, k_BJHK, content_bias_HK, keys_CHK)
+    dq_BTHK, dk_BJHK, dbias_HK, dkeys_CHK = back(ds_BHTJ)
+    if positions is not None:
+        dpositions = Positions(dkeys_CHK, dbias_CH)
     dv_BJHK = heads_first(dv_BHJK).astype(v_BJHK.dtype)
     return dq_BTHK, dk_BJHK, dv_BJHK, dbias_HK, dpositions, None, None
 
