@@ -29,7 +29,13 @@ STEPS, ROWS, SEGMENTS = 3, 8, 2
 EVERY_MESH = ("rec_lstm_dual", "feedback_fixed_skip")
 """Checked on all meshes, and with Adafactor; the others on the mesh that splits both rows and
 models."""
-CASES = [pytest.param(*name.values, (2, 4), marks=name.marks) for name in trained()]
+RELATED = ("rec_fixed_dual", "rec_fixed_single", "rec_sequential", "txl_adaptive", "rec_memorizing")
+"""Parts of others, put together in another way: a mesh meets no array in them that it does not
+meet in others. Checked with the slow tests."""
+CASES = [
+    pytest.param(name, (2, 4), marks=pytest.mark.slow if name in RELATED else marks)
+    for (name,), marks, _ in trained()
+]
 CASES += [("feedback_fixed_skip", (8, 1))]
 CASES += [
     pytest.param(name, shape, marks=pytest.mark.slow)

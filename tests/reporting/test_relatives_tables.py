@@ -160,7 +160,15 @@ def test_a_run_with_a_row_s_settings_fills_that_row(tmp_path, table, row):
 SWEPT = (rmt.TABLE_1, rmt.TABLE_2, rmt.TABLE_4, rmt.TABLE_5, xl.TABLE_5, xl.TABLE_8)
 
 
-@pytest.mark.parametrize("table", SWEPT, ids=lambda table: table.name)
+@pytest.mark.parametrize(
+    "table",
+    [
+        # The longest sweep by far.
+        pytest.param(table, marks=pytest.mark.slow if table is rmt.TABLE_5 else ())
+        for table in SWEPT
+    ],
+    ids=lambda table: table.name,
+)
 def test_the_entries_of_a_table_s_sweep_fill_its_rows_in_order_and_no_other_cell(tmp_path, table):
     path = ROOT / "configs/sweeps" / f"{table.name}.txt"
     entries, runs = read_sweep(path, SCALES["paper"], None, [], None), []

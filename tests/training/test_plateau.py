@@ -78,6 +78,7 @@ def test_updates_are_those_of_the_lower_rate():
         params = jax.tree.map(jnp.add, params, updates)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_a_run_halves_its_rate_and_a_resumed_one_halves_it_at_the_same_steps(tmp_path):
     path = write_config(

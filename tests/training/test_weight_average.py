@@ -45,6 +45,7 @@ def test_before_the_first_update_the_parameters_are_their_own_average():
     np.testing.assert_array_equal(found["x"], params["x"])
 
 
+@pytest.mark.slow
 def test_a_run_evaluates_the_average_and_a_resumed_one_the_same(tmp_path):
     lines = (
         *("Trainer.steps = 6", "Trainer.log_every = 1", "Trainer.eval_every = 3"),
