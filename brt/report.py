@@ -4,11 +4,17 @@
 
 The page needs no network. Every figure and table is written beside it too, in report_files/, as
 PNG and CSV. Runs may still be in training; what they lack is said on the page.
+
+    python -m brt.report --results=docs/results
+
+rebuilds the tables and figures of a page of results from the archives of runs below it; archives
+may stand for run folders above, too.
 """
 
 import html
 import json
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +23,7 @@ from absl import flags
 
 from brt import command_line
 from brt.reporting import page
+from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import collect
 from brt.reporting.drawing.heat_map import study_maps
 from brt.reporting.drawing.plots import png
@@ -25,6 +32,7 @@ from brt.reporting.figures import STUDIES, study_plots, training_curves
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import concerns, paper_plots, paper_tables
+from brt.reporting.results_page import write_results
 from brt.reporting.runs import Run, open_runs
 from brt.reporting.step_times import StepTime, read_step_times
 
@@ -34,10 +42,17 @@ flags.DEFINE_multi_string(
     "step_times", [], "A file of `brt.benchmark --json`, for tables of times."
 )
 flags.DEFINE_list("reader_documents", None, "Numbers of the documents that the reader shows.")
+flags.DEFINE_string("results", None, "A folder with README.md and runs/, to be written anew.")
 flags.DEFINE_integer("reader_tokens", 150_000, "The reader's documents hold so many together.")
 
 
 def main(folders: Sequence[str]) -> None:
+    if FLAGS.results is not None:
+        if folders:
+            raise ValueError("--results reads the archives below it: name no run folders with it.")
+        written = write_results(Path(FLAGS.results))
+        print(f"Written: {written} files in {FLAGS.results}")
+        return
     if not folders:
         raise ValueError("Name the run folders: python -m brt.report RUN [RUN ...] -o report.html")
     if not FLAGS.output.endswith(".html"):
@@ -51,9 +66,13 @@ def main(folders: Sequence[str]) -> None:
             f"--reader_documents = {','.join(FLAGS.reader_documents)}: give numbers of documents, "
             "as 0,3."
         ) from None
-    runs = open_runs(folders)
     step_times = read_step_times(FLAGS.step_times)
-    written = report(runs, FLAGS.output, step_times, chosen, FLAGS.reader_tokens)
+    with tempfile.TemporaryDirectory() as scratch:
+        unpacked = [
+            unpack(Path(path), Path(scratch)) if path.endswith(ENDING) else path for path in folders
+        ]
+        runs = open_runs(unpacked)
+        written = report(runs, FLAGS.output, step_times, chosen, FLAGS.reader_tokens)
     print(f"Written to {FLAGS.output}, with {written} files in {files_folder(FLAGS.output)}")
 
 

@@ -12,7 +12,8 @@ same number of tokens (one with twice the Trainer.steps of its config on twice a
 --tokens, for the steps of its own config, as in papers whose rows differ in that.
 Stopped at any time, the same command goes on: finished runs are kept, the one in training resumes.
 Bindings given here come after an entry's own. Nothing is run twice, and a changed ladder is
-refused.
+refused. --archive=FOLDER keeps the records of every finished run there, in a small file each, from
+which `python -m brt.report --results` builds a page.
 """
 
 import json
@@ -28,6 +29,7 @@ from brt import command_line, config
 from brt.config import differences
 from brt.experiment import Experiment
 from brt.progress import Progress
+from brt.reporting.archive import ENDING, pack
 from brt.reporting.collect import collect
 from brt.reporting.drawing.table import Table
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
@@ -46,6 +48,7 @@ flags.DEFINE_float("tokens", None, "Tokens each run trains on; None: its config'
 flags.DEFINE_integer("tokens_per_step", None, "Of every run; None for the first entry's, scaled.")
 flags.DEFINE_list("seeds", ["0"], "Each entry is run once with each.")
 flags.DEFINE_string("split", "validation", "What is evaluated in the end.")
+flags.DEFINE_string("archive", None, "A folder for the records of each finished run.")
 flags.DEFINE_integer("step_time_rounds", 0, "Also time so many steps of each entry, for Table 1.")
 
 
@@ -81,6 +84,8 @@ def run_ladder() -> None:
                     f"--gin.Trainer.seed={seed}")  # fmt: skip
             command("brt.evaluate", f"--workdir={workdir}",
                     f'--gin.Evaluation.split="{FLAGS.split}"')  # fmt: skip
+        if FLAGS.archive:
+            pack(workdir, Path(FLAGS.archive) / f"{workdir.name}{ENDING}")
     step_times = folder / "step_times.json"
     if FLAGS.step_time_rounds and not step_times.exists():
         command("brt.benchmark", f"--configs={','.join(map(str, files))}",

@@ -216,6 +216,28 @@ def test_a_memory_and_what_it_finds_shrink_as_lengths_do(tmp_path):
     assert [entry.paper["settings"][name] for name in names] == [(8,), 512, 65_536, 128]
 
 
+def test_the_short_scale_is_the_small_one_with_an_eighth_of_its_lengths(tmp_path):
+    path = ROOT / "configs/sweeps/table_1.txt"
+    lengths = {
+        "BlockRecurrentTransformer.window",
+        "RecurrentCell.num_states",
+        "ExternalMemory.size",
+        "ExternalMemory.neighbours",
+        "Trainer.segment_length",
+        "Trainer.tokens_per_step",
+    }
+    pairs = zip(entries_of(path), entries_of(path, "short"), strict=True)
+    found = {}
+    for small, short in pairs:
+        for name, value in small.settings.items():
+            if name in lengths:
+                found.setdefault(name, set()).add(value / short.settings[name])
+            elif name not in ("Trainer.steps", "Trainer.log_every", "Trainer.eval_every",
+                              "CheckpointPolicy.every"):  # fmt: skip
+                assert short.settings[name] == value, name
+    assert found == {name: {8.0} for name in lengths}
+
+
 def test_bindings_of_a_entry_and_of_the_command_are_in_force(tmp_path):
     file = a_file(tmp_path, "pg19_rec_fixed_skip.gin RecurrentCell.num_states=128  # fewer")
     bindings = ['TextFiles.path = "books/{split}"', "Trainer.log_every = 7"]

@@ -1,0 +1,161 @@
+"""The page of results: tables and figures of archived runs, written into a text between marks.
+
+A line `<!-- table NAME -->` or `<!-- figure NAME -->` begins what is written, `<!-- end -->` ends
+it. What stands outside is left as it is, so words and numbers are one file.
+"""
+
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from brt.reporting.archive import ENDING, unpack
+from brt.reporting.collect import Group, collect
+from brt.reporting.drawing.plots import Plot, png
+from brt.reporting.drawing.table import Table
+from brt.reporting.gains import Gain, gain_plot, gain_table, gains, num_states, runs_table
+from brt.reporting.papers.all import PAPERS
+from brt.reporting.papers.fill import paper_tables
+from brt.reporting.runs import open_runs
+
+PAGE = "README.md"
+NOT_RUN = "Not run."
+"""Where there is no archive of what a mark names."""
+MARKED = re.compile(r"<!-- (table|figure) ([\w.-]+) -->\n.*?<!-- end -->\n", re.S)
+
+
+class Axis(NamedTuple):
+    """What a comparison varies.
+
+    attribute: of a `Regime`, or "states" of the recurrent group. label: of the axis.
+    """
+
+    attribute: str
+    label: str
+
+    def value(self, gain: Gain) -> float:
+        """Returns the position of a gain on this axis."""
+        if self.attribute == "states":
+            return num_states(gain.recurrent)
+        return getattr(gain.regime, self.attribute)
+
+
+AXES = {
+    "window": Axis("window", "window W, tokens"),
+    "steps": Axis("steps", "steps"),
+    "states": Axis("states", "states S"),
+}
+"""By what the name of a comparison ends in, as in `map_window`."""
+
+
+class Results(NamedTuple):
+    """Tables and figures of the page, by their names."""
+
+    tables: dict[str, Table]
+    plots: dict[str, Plot]
+
+
+def results(folder: Path) -> Results:
+    """Returns what the archives below a folder amount to.
+
+    Each folder NAME of archives is one ladder, and becomes the tables `NAME` (recurrent beside
+    plain runs), `NAME_runs` (every run at the end of its training) and, where NAME ends in one of
+    `AXES`, the figure of that name. Plain runs serve every ladder. The papers' tables have the
+    name of their ladder before their own: `small_table_1`.
+
+    folder: of NAME/RUN.tar.gz.
+
+    Raises:
+        ValueError: an archive that cannot be read.
+    """
+    tables: dict[str, Table] = {}
+    plots: dict[str, Plot] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        ladders: dict[str, list[Path]] = {}
+        for archive in sorted(folder.glob(f"*/*{ENDING}")):
+            runs = ladders.setdefault(archive.parent.name, [])
+            runs.append(unpack(archive, Path(scratch) / archive.parent.name))
+        groups = {name: collect(open_runs(runs)) for name, runs in ladders.items()}
+        everything = [group for some in groups.values() for group in some]
+        for name, own in groups.items():
+            tables[f"{name}_runs"] = runs_table(f"{name}_runs", own)
+            found = _gains(own, everything)
+            if found:
+                tables[name] = gain_table(name, found)
+                axis = AXES.get(name.rsplit("_", 1)[-1])
+                if axis:
+                    plots[name] = gain_plot(name, axis.label, found, axis.value, _line(axis, found))
+            for table in (table for paper in PAPERS for table in paper_tables(paper, own)):
+                if table.has_measurements:
+                    tables[f"{name}_{table.name}"] = table
+    return Results(tables, plots)
+
+
+def _gains(own: Sequence[Group], everything: Sequence[Group]) -> list[Gain]:
+    """Returns the gains of a ladder's recurrent groups; plain ones may be of another ladder."""
+    mine = [run.folder for group in own for run in group.runs]
+    return [gain for gain in gains(everything) if gain.recurrent.runs[0].folder in mine]
+
+
+def _line(axis, found):
+    """Returns what names the line of a gain: what else of its regime differs in a figure."""
+    names = [
+        name
+        for name in ("corpus", "window", "steps")
+        if name != axis.attribute and len({getattr(gain.regime, name) for gain in found}) > 1
+    ]
+
+    def line(gain):
+        told = {"corpus": gain.regime.corpus, "window": f"W {gain.regime.window}",
+                "steps": f"{gain.regime.steps:,} steps"}  # fmt: skip
+        return " ".join(told[name] for name in names)
+
+    return line
+
+
+def fill(text: str, found: Results) -> str:
+    """Returns a page's text with every marked table and figure written anew, or `NOT_RUN`."""
+
+    def written(match):
+        kind, name = match.groups()
+        content = NOT_RUN
+        if kind == "table" and name in found.tables:
+            content = _markdown(found.tables[name])
+        elif kind == "figure" and name in found.plots:
+            content = _shown(found.plots[name])
+        return f"<!-- {kind} {name} -->\n{content}\n<!-- end -->\n"
+
+    return MARKED.sub(written, text)
+
+
+def _markdown(table):
+    """Returns a table without its title, for which the page has words of its own."""
+    return table.as_markdown().split("\n", 2)[2].rstrip()
+
+
+def _shown(plot):
+    return f"![{plot.title}](figures/{plot.name}.png)\n\n{plot.caption}"
+
+
+def write_results(folder: Path) -> int:
+    """Rebuilds a folder's page, figures and their numbers from runs/; returns the files written.
+
+    folder: with README.md and runs/.
+
+    Raises:
+        FileNotFoundError: there is no page.
+        ValueError: as `results`.
+    """
+    page = folder / PAGE
+    if not page.is_file():
+        raise FileNotFoundError(f"There is no {page}: --results names a folder with a page in it.")
+    found = results(folder / "runs")
+    text = fill(page.read_text(encoding="utf-8"), found)
+    figures = folder / "figures"
+    for name, plot in found.plots.items():
+        figures.mkdir(exist_ok=True)
+        (figures / f"{name}.csv").write_text(plot.as_csv(), encoding="utf-8")
+        (figures / f"{name}.png").write_bytes(png(plot))
+    page.write_text(text, encoding="utf-8")
+    return 1 + 2 * len(found.plots)

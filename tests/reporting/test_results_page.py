@@ -1,0 +1,128 @@
+"""The page of results says what the archived records say."""
+
+import json
+import re
+import shutil
+
+import pytest
+from fabricated_runs import make_run
+from paths import ROOT
+
+pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
+
+from brt.reporting.archive import pack, unpack
+from brt.reporting.collect import collect
+from brt.reporting.gains import gain_table, gains
+from brt.reporting.results_page import fill, results, write_results
+from brt.reporting.runs import open_runs
+
+PAGE = ROOT / "docs" / "results"
+
+
+def a_run(folder, name, bits, *bindings, seed=0, ledger="0a", cleared=None, **options):
+    """A run of 4,000 steps that ended with so many bits per byte on validation."""
+    found = {"step": 4000, "bits_per_byte": bits}
+    if cleared:
+        found["cleared_bits_per_byte"] = cleared
+    return make_run(
+        folder,
+        f"small/{name}+corpora/text",
+        *bindings,
+        seed=seed,
+        evaluations={"validation": found},
+        records=[{"step": 100, "data/ledger": f"00{seed}"}, {"step": 200, "data/ledger": ledger}],
+        **options,
+    )
+
+
+def test_a_gain_is_taken_seed_by_seed_from_the_best_plain_stack_on_the_same_tokens(tmp_path):
+    runs = [
+        a_run(tmp_path / "rec0", "map_rec", 2.25, cleared=2.5),
+        a_run(tmp_path / "rec1", "map_rec", 2.5, seed=1, cleared=2.625),
+        a_run(tmp_path / "slow0", "map_slide", 2.5, "cosine.maximum = 0.001"),
+        a_run(tmp_path / "slow1", "map_slide", 2.75, "cosine.maximum = 0.001", seed=1),
+        a_run(tmp_path / "best0", "map_slide", 2.375),
+        a_run(tmp_path / "best1", "map_slide", 2.75, seed=1),
+        # Lower than all, but on other tokens, or with another window.
+        a_run(tmp_path / "other", "map_slide", 1.0, "cosine.maximum = 0.008", ledger="0b"),
+        a_run(tmp_path / "wide", "map_slide", 1.5, "BlockRecurrentTransformer.window = 16"),
+    ]
+    (gain,) = gains(collect(open_runs(runs)))
+    assert [run.name for run in gain.plain.runs] == ["best0", "best1"]
+    assert gain.gains == (0.125, 0.25) and gain.worth == (0.25, 0.125)
+    (row,) = gain_table("map", [gain]).rows
+    assert [cell.text for cell in row][5:9] == [
+        "Rec:fixed:skip:3L, layer 3", "32", "0.002; 0.002", "2",
+    ]  # fmt: skip
+    assert [cell.values for cell in row][9:] == [
+        (2.375, 2.75), (2.25, 2.5), (2.5, 2.625), (0.125, 0.25), (0.25, 0.125),
+    ]  # fmt: skip
+
+
+def test_a_run_that_was_evaluated_before_its_last_step_is_in_no_gain(tmp_path):
+    runs = [a_run(tmp_path / name, f"map_{name}", 2.0) for name in ("rec", "slide")]
+    file = tmp_path / "rec" / "evaluation_validation.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 3999}))
+    assert not gains(collect(open_runs(runs)))
+
+
+def test_an_archive_holds_all_records_and_nothing_learned_and_equal_ones_are_equal(tmp_path):
+    run = a_run(tmp_path / "run", "map_rec", 2.0, cleared=2.5, config="small/map_rec.gin")
+    (run / "studies").mkdir()
+    (run / "studies" / "reach.json").write_text('{"study": "reach"}')
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "params").write_bytes(b"learned")
+    pack(run, tmp_path / "one.tar.gz")
+    (run / "checkpoints" / "params").write_bytes(b"learned more")
+    (run / "metrics.jsonl").touch()
+    pack(run, tmp_path / "two.tar.gz")
+    assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
+    again = unpack(tmp_path / "one.tar.gz", tmp_path / "out")
+    kept = {path.relative_to(again): path for path in again.rglob("*") if path.is_file()}
+    assert {str(name) for name in kept} == {
+        "config.gin", "operative_config.gin", "metrics.jsonl", "rung.json",
+        "evaluation_validation.json", "studies/reach.json",
+    }  # fmt: skip
+    assert all(path.read_bytes() == (run / name).read_bytes() for name, path in kept.items())
+
+
+def test_an_archive_that_was_cut_short_is_named(tmp_path):
+    run = a_run(tmp_path / "run", "map_rec", 2.0)
+    archive = tmp_path / "run.tar.gz"
+    pack(run, archive)
+    archive.write_bytes(archive.read_bytes()[:-40])
+    with pytest.raises(ValueError, match=r"run\.tar\.gz cannot be read"):
+        unpack(archive, tmp_path / "out")
+
+
+def test_a_mark_is_filled_with_its_table_or_says_that_nothing_was_run(tmp_path):
+    run = a_run(tmp_path / "run", "map_rec", 2.0)
+    pack(run, tmp_path / "runs" / "map_steps" / "run.tar.gz")
+    found = results(tmp_path / "runs")
+    marks = [f"<!-- table {name} -->\nold\n<!-- end -->\n" for name in ("map_steps", "map_window")]
+    text = fill("Words.\n".join(marks), found)
+    assert fill(text, found) == text and "old" not in text
+    shown, other = text.split("Words.\n")
+    assert " 2.0000 |" in shown and "Not run." not in shown
+    assert other == "<!-- table map_window -->\nNot run.\n<!-- end -->\n"
+
+
+def test_the_page_is_what_the_archived_records_give(tmp_path):
+    shutil.copytree(PAGE, tmp_path / "results")
+    page = tmp_path / "results" / "README.md"
+    # Every number between marks, and of every figure, is taken away before.
+    emptied, count = re.subn(r"(<!-- (table|figure) .* -->\n)(.*\n)*?(<!-- end -->)", r"\1\4",
+                             page.read_text())  # fmt: skip
+    page.write_text(emptied)
+    assert count
+    for file in (tmp_path / "results").glob("figures/*"):
+        file.unlink()
+    write_results(tmp_path / "results")
+    assert page.read_text() == (PAGE / "README.md").read_text()
+    for kind in ("csv", "png"):
+        names = [{f.name for f in folder.glob(f"figures/*.{kind}")}
+                 for folder in (PAGE, tmp_path / "results")]  # fmt: skip
+        assert names[0] == names[1]
+    for file in (PAGE / "figures").glob("*.csv"):
+        assert file.read_text() == (tmp_path / "results" / "figures" / file.name).read_text()
+    assert sum(f.stat().st_size for f in PAGE.rglob("*") if f.is_file()) < 8 * 2**20
