@@ -149,8 +149,8 @@ def known(group: Group, prefix: str = "") -> list[float]:
 
 def gain_table(name: str, found: Iterable[Gain]) -> Table:
     """Returns a table with one row a recurrent group: bits per byte, mean and spread over seeds."""
-    titles = "corpus", "window", "segment", "steps", "tokens", "system", "states"
-    titles += "rates", "seeds"
+    titles = ("corpus", "window", "segment", "steps", "tokens", "system", "states",
+              "rates", "seeds")  # fmt: skip
     columns = [Column("", title) for title in titles]
     columns += [Column("", title) for title in ("plain", "recurrent", "state cleared")]
     columns += [Column("", title) for title in ("gain over plain", "worth of the state")]
@@ -175,8 +175,8 @@ def gain_table(name: str, found: Iterable[Gain]) -> Table:
 
 def runs_table(name: str, groups: Iterable[Group]) -> Table:
     """Returns a table of all groups, each with its training rate and where it ended."""
-    titles = "corpus", "window", "segment", "steps", "system", "states", "rate", "seeds"
-    titles += "bits/byte", "state cleared", "on"
+    titles = ("corpus", "window", "segment", "steps", "system", "states", "rate", "seeds",
+              "bits/byte", "state cleared", "on")  # fmt: skip
     rows = []
     for group in groups:
         own = regime(group)
