@@ -184,10 +184,11 @@ def runs_table(name: str, groups: Iterable[Group]) -> Table:
         where = SPLIT
         if not found[0]:
             found = in_training(group), in_training(group, "cleared_")
-            where = f"part of {SPLIT}" if found[0] else "not finished"
+            ended = all(run.finished for run in group.runs)
+            where = f"part of {SPLIT}" if found[0] else "no bytes" if ended else "not finished"
         texts = (own.corpus, own.window or "–", own.segment_length, f"{own.steps:,}",
                  system(group), num_states(group) or "–", _rate(group),
-                 len(found[0]))  # fmt: skip
+                 len(found[0]) or len(group.runs))  # fmt: skip
         cells = [measured(values, DECIMALS) if values else NOTHING for values in found]
         rows.append([*(Cell(str(text)) for text in texts), *cells, Cell(where)])
     caption = "Every run; ± is the standard deviation over seeds, rounded up."
