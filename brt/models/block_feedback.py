@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from brt.models.caches import WindowCache
-from brt.models.layer import Layer, joined
+from brt.models.layer import Layer
 from brt.models.layers.attention import heads_first
 from brt.models.layers.dropout import LayerMasks
 from brt.models.loop_weights import arrays_in_loop, scan
+from brt.models.memories.of_layer import joined
 from brt.models.row_shards import by_row_shard
 
 

@@ -6,8 +6,6 @@ state vectors: those its memories offer, otherwise those it is given (block feed
 in `brt.models`.
 """
 
-import functools
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -35,6 +33,15 @@ from brt.models.layers.positions_t5 import RelativeBias, WindowMask
 from brt.models.layers.sizes import Sizes
 from brt.models.loop_weights import LoopWeights, cast_before, product
 from brt.models.memories.memory import BlockPairs, BlockStates, LayerMemory, LayerTokens
+from brt.models.memories.of_layer import (
+    add_monitors,
+    call_each,
+    complete_block,
+    joined,
+    offered_states,
+    read_all,
+    take_in_all,
+)
 from brt.models.shape_letters import constrain
 
 
@@ -125,16 +132,15 @@ class Layer(nnx.Module):
         block = None if after is None else after.window
         window = fill_window(cache.window, block, fill_B)
         dtype = window.keys_BJHK.dtype
-        return DecodingLayer(window, self._each("begin_decoding", cache.memories, dtype))
+        return DecodingLayer(
+            window, call_each(self.memories, "begin_decoding", cache.memories, dtype)
+        )
 
     def end_decoding(self, cache: DecodingLayer) -> LayerCache:
         """Returns the segment form of a decoding-form cache whose rows stand at a block border."""
-        return LayerCache(last_block(cache.window), self._each("end_decoding", cache.memories))
-
-    def _each(self, method, caches, *arguments):
-        """Returns what a method of each memory says of its cache."""
-        pairs = zip(self.memories, caches, strict=True)
-        return tuple(getattr(memory, method)(cache, *arguments) for memory, cache in pairs)
+        return LayerCache(
+            last_block(cache.window), call_each(self.memories, "end_decoding", cache.memories)
+        )
 
     @jax.named_scope("attention")
     def window_table(self) -> jax.Array:
@@ -162,6 +168,13 @@ class Layer(nnx.Module):
 
         dtype: of the activations.
         """
+        found = self._own_weights(dtype)
+        with jax.named_scope("states"):
+            found["memories"] = [memory.loop_weights(dtype) for memory in self.memories]
+        return found
+
+    def _own_weights(self, dtype) -> dict[str, Any]:
+        """Returns `loop_weights` without those of the memories, which decoding does not use."""
         found: dict[str, Any] = {"feed_forward": self.feed_forward.loop_weights(dtype)}
         names = ["queries_DA", "keys_DA", "values_DA"]
         names += ["cross_queries_DA"] if self.reads_states else ["output_AD"]
@@ -172,8 +185,6 @@ class Layer(nnx.Module):
             output_CD = self.output_CD[...]
             found["output_AD"] = cast_before(output_CD[:A], dtype)
             found["states_output_AD"] = cast_before(output_CD[A:], dtype)
-        with jax.named_scope("states"):
-            found["memories"] = [memory.loop_weights(dtype) for memory in self.memories]
         return found
 
     # The states that tokens attend to.
@@ -186,16 +197,13 @@ class Layer(nnx.Module):
 
         weights: `loop_weights(dtype)`, if the caller has them already.
         """
-        of_each = (None,) * len(self.memories) if weights is None else weights["memories"]
-        return tuple(
-            memory.states(each, dtype, **_given(of_it))
-            for memory, each, of_it in zip(self.memories, cache.memories, of_each, strict=True)
-        )
+        of_each = None if weights is None else weights["memories"]
+        return offered_states(self.memories, cache.memories, dtype, of_each)
 
     @jax.named_scope("states")
     def own_decoding_states(self, cache: DecodingLayer, dtype: DTypeLike) -> BlockStates | None:
         """Returns the states of all memories of a decoding-form cache, or None without any."""
-        return joined(self._each("decoding_states", cache.memories, dtype))
+        return joined(call_each(self.memories, "decoding_states", cache.memories, dtype))
 
     # The parts both forms share.
 
@@ -209,15 +217,6 @@ class Layer(nnx.Module):
         k_BTHK = unit_heads(self._heads(x_BTD, weights["keys_DA"]))
         v_BTHK = self._heads(x_BTD, weights["values_DA"])
         return LayerTokens(q_BTHK, k_BTHK, v_BTHK, self.attention_scale_H[...])
-
-    def _read_memories(self, caches, tokens, attended_BTHK, remat=False):
-        """Returns what self-attention read with what each memory adds to it, and the monitors."""
-        monitors = {}
-        for memory, cache in zip(self.memories, caches, strict=True):
-            with jax.named_scope(_part(memory)):
-                attended_BTHK, found = memory.read(cache, tokens, attended_BTHK, remat)
-            _add(monitors, found)
-        return attended_BTHK, monitors
 
     def _project_and_feed(self, x_BTD, normed_BTD, self_BTHK, read_states, weights, fed_mask_PD):
         """Projects, adds, feeds, adds; returns that and the states' share of the sum.
@@ -314,14 +313,13 @@ class Layer(nnx.Module):
                 masks.weights_HWJ,
             )
 
-        self_BTHK, monitors = self._read_memories(
-            cache.memories, tokens, self_BTHK, self.remat_blocks
+        remat = self.remat_blocks
+        self_BTHK, monitors = read_all(self.memories, cache.memories, tokens, self_BTHK, remat)
+        memories, offered, changes = take_in_all(
+            self.memories, cache.memories, blocks, known, weights["memories"], remat
         )
-        memories, offered, changes = self._take_in(
-            cache.memories, blocks, known, weights["memories"]
-        )
-        _add(monitors, changes)
-        states = joined(offered) or given
+        add_monitors(monitors, changes)
+        states = offered or given
 
         def read_states(q_BTHK):
             k_BGSHK, v_BGSHK = states
@@ -332,23 +330,7 @@ class Layer(nnx.Module):
             x_BTD, normed_BTD, self_BTHK, read_states, weights, masks.fed_PD
         )
         window = WindowCache(tokens.keys_BTHK[:, -W:], tokens.values_BTHK[:, -W:])
-        return x_BTD, LayerCache(window, memories), _add(monitors, shares)
-
-    def _take_in(self, caches, blocks, known, weights):
-        """Returns the memories' caches after the blocks, the states they offer, and monitors."""
-        known = (None,) * len(caches) if known is None else known
-        after = []
-        offered = []
-        monitors = {}
-        for memory, cache, states, of_it in zip(self.memories, caches, known, weights, strict=True):
-            with jax.named_scope(_part(memory)):
-                cache, seen, found = memory.take_in(
-                    cache, blocks, states, self.remat_blocks, **_given(of_it)
-                )
-            after.append(cache)
-            offered.append(seen)
-            _add(monitors, found)
-        return tuple(after), offered, monitors
+        return x_BTD, LayerCache(window, memories), add_monitors(monitors, shares)
 
     # The decoding form.
 
@@ -373,7 +355,7 @@ class Layer(nnx.Module):
         x_B1D = x_BD[:, None]
         with jax.named_scope("attention"):
             normed_B1D = self.attention_norm(x_B1D)
-        weights = self.loop_weights(x_BD.dtype)
+        weights = self._own_weights(x_BD.dtype)
         token = self._tokens(normed_B1D, weights)
         with jax.named_scope("attention"):
             keys_BHK = token.keys_BTHK[:, 0]
@@ -382,7 +364,7 @@ class Layer(nnx.Module):
             self_B1HK = attend(
                 token.queries_BTHK, window.keys_BJHK, window.values_BJHK, token.scale_H, table_BH1J
             )
-        self_B1HK, _ = self._read_memories(cache.memories, token, self_B1HK)
+        self_B1HK, _ = read_all(self.memories, cache.memories, token, self_B1HK)
 
         def read_states(q_B1HK):
             states = self.own_decoding_states(cache, x_BD.dtype) or given
@@ -390,19 +372,10 @@ class Layer(nnx.Module):
             return attend(q_B1HK, k_BSHK, v_BSHK, self.cross_scale_H[...])
 
         x_B1D, _ = self._project_and_feed(x_B1D, normed_B1D, self_B1HK, read_states, weights, None)
-        memories = self._complete_block(cache.memories, window, reads_B)
-        return x_B1D[:, 0], DecodingLayer(advance(window, reads_B), memories)
-
-    def _complete_block(self, caches, window, reads_B):
-        if not caches:
-            return caches
-        full_B = completes_block(window, reads_B)
         blocks = BlockPairs(window.keys_BJHK[:, None], window.values_BJHK[:, None])
-
-        def update(caches):
-            return self._each("complete_block", caches, blocks, full_B)
-
-        return jax.lax.cond(jnp.any(full_B), update, lambda caches: caches, caches)
+        full_B = completes_block(window, reads_B)
+        memories = complete_block(self.memories, cache.memories, blocks, full_B)
+        return x_B1D[:, 0], DecodingLayer(advance(window, reads_B), memories)
 
     # What it costs, and how far it sees.
 
@@ -420,35 +393,6 @@ class Layer(nnx.Module):
     def reach(self) -> float:
         """Returns how many tokens before a block its tokens may be influenced by, at most."""
         return max([self.window, *(memory.reach for memory in self.memories)])
-
-
-def joined(states: Iterable[BlockStates | None]) -> BlockStates | None:
-    """Puts the states of several memories side by side; None where none has any."""
-    offered = [each for each in states if each is not None]
-    if len(offered) < 2:
-        return offered[0] if offered else None
-    return BlockStates(*map(functools.partial(jnp.concatenate, axis=2), zip(*offered)))
-
-
-def _given(weights):
-    """What a memory without `loop_weights` of its own is not given."""
-    return {} if weights is None else {"weights": weights}
-
-
-def _part(memory):
-    """Returns the name of a memory's part of the layer in profiles."""
-    return "states" if memory.num_states else "memory"
-
-
-def _add(monitors, found):
-    """Adds monitors to those that the layer has, and returns them all."""
-    if taken := monitors.keys() & found.keys():
-        raise ValueError(
-            f"Two parts of a layer report a monitor called {min(taken)}: give that of the memory "
-            "another name."
-        )
-    monitors |= found
-    return monitors
 
 
 def _pairs(previous_BWHK, x_BTHK):

@@ -15,6 +15,7 @@ from brt.data.streams.batch import Batch
 from brt.models.caches import clear_state, reset_rows
 from brt.models.model import Model
 from brt.training.losses import trained_weights
+from brt.training.optimization.equal_parameters import norm_of_all
 from brt.training.unroll import reread, unroll
 
 SegmentArrays = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
@@ -194,7 +195,7 @@ def make_train_step(
         with jax.named_scope("optimizer"):
             updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
             params = optax.apply_updates(state.params, updates)
-            grad_norm, update_norm = optax.tree.norm(grads), optax.tree.norm(updates)
+            grad_norm, update_norm = norm_of_all(grads), norm_of_all(updates)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm) & jnp.isfinite(update_norm)
         if skip_nonfinite:
             keep = functools.partial(jax.tree.map, functools.partial(jnp.where, finite))

@@ -11,11 +11,12 @@ from architectures import random_model
 from flax import nnx
 from tiny_models import OneKey, drawn, parameters, quick_jit
 
-from brt.models.layer import Layer, joined
+from brt.models.layer import Layer
 from brt.models.layers.initializers import parameter
 from brt.models.layers.sizes import Sizes
 from brt.models.memories.external_memory import ExternalMemory
 from brt.models.memories.memory import BlockStates, LayerMemory
+from brt.models.memories.of_layer import joined
 from brt.models.memories.recurrent_cell import RecurrentCell
 
 D, H, K, F, W, S, B = 12, 2, 4, 10, 4, 3, 2

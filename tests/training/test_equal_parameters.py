@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brt.models.equal_layers import FEWEST
-from brt.training.optimization.equal_parameters import equal_parameters_together
+from brt.training.optimization.equal_parameters import equal_parameters_together, norm_of_all
 from brt.training.optimization.optimizers import adafactor, adamw
 
 
@@ -93,3 +93,19 @@ def test_more_layers_make_the_program_of_an_optimizer_no_longer(make):
     sizes = [3] * FEWEST
     assert program_of(alone, [*sizes, 3]) > program_of(alone, sizes)
     assert program_of(make(rate), [*sizes, 3]) == program_of(make(rate), sizes)
+
+
+@settings(deadline=None, max_examples=6)
+@given(sizes=st.lists(st.sampled_from([3, 6]), max_size=5))
+def test_the_norm_of_all_entries_counts_each_of_them_once(sizes):
+    with jax.enable_x64(True):
+        tree = layers(sizes)
+        squares = sum(np.sum(np.asarray(leaf) ** 2) for leaf in jax.tree.leaves(tree))
+        np.testing.assert_allclose(norm_of_all(tree, fewest=2), np.sqrt(squares), rtol=1e-14)
+
+
+def test_equal_gradients_are_summed_by_one_reduction():
+    tree = layers([3] * FEWEST)
+    kinds = [str(each.primitive) for each in jax.make_jaxpr(norm_of_all)(tree).eqns]
+    # The table, two others, and keys, values and scales of all layers.
+    assert kinds.count("reduce_sum") == 3 + 3

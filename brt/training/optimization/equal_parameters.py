@@ -77,6 +77,21 @@ def equal_parameters_together(
     return optax.GradientTransformation(optimizer.init, update)
 
 
+def norm_of_all(tree: Any, fewest: int = FEWEST) -> jax.Array:
+    """Returns the root of the sum of the squares of all entries of a tree of arrays, a scalar.
+
+    Args:
+        tree: gradients or updates.
+        fewest: equal arrays that are summed together, at least; fewer are summed one by one.
+    """
+    leaves = jax.tree.leaves(tree)
+    sums = []
+    for indices in _groups(tree, fewest):
+        stack, _ = _stacking(indices)
+        sums.append(jnp.sum(jnp.square(stack(leaves))))
+    return jnp.sqrt(sum(sums))
+
+
 def _groups(tree, fewest) -> list[list[int]]:
     """Returns the indices of the leaves of each group of equal ones, small groups one by one."""
     found: dict[Any, list[int]] = {}
