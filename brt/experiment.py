@@ -171,9 +171,14 @@ class Experiment:
             lambda params: self.bind(params).init_caches(rows), self.abstract_params
         )
 
+    @functools.cached_property
+    def _abstract_state(self):
+        # Traced once: with many layers it is a good part of a start whose step is compiled already.
+        return jax.eval_shape(self.init_state, self.abstract_params)
+
     def abstract_state(self, mesh: jax.sharding.Mesh | None = None) -> TrainState:
         """Shapes of the train state, with shardings if there is a mesh."""
-        state = jax.eval_shape(self.init_state, self.abstract_params)
+        state = self._abstract_state
         if mesh is None:
             return state
         return jax.tree.map(

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from scipy.special import psi
 
 WORD = re.compile(r"[^\W\d_]{3,}")
 """Words that topics are made of: three letters or more."""
@@ -123,4 +122,7 @@ def divergence(
 
 def _expected_log(x: np.ndarray) -> np.ndarray:
     """E[log] of a Dirichlet variable, along the last axis."""
+    # Here, or every command would wait for it: 0.4 s.
+    from scipy.special import psi
+
     return psi(x) - psi(x.sum(axis=-1, keepdims=True))
