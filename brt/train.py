@@ -106,13 +106,12 @@ def train(
         params = state.params
     config = gin.config_str()
     run = TrainingRun(experiment, mesh, FLAGS.workdir, params, FLAGS.allow_changes, profile)
-    done = run.start >= experiment.trainer.steps
     if jax.process_index() == 0:
-        if done:
+        if run.done:
             print(f"{FLAGS.workdir} is trained to its last step, {run.start:,}.")
         elif run.resumed:
             print(f"Going on in {FLAGS.workdir} from step {run.start:,}.", flush=True)
-    if not done:
+    if not run.done:
         if jax.process_index() == 0 and malloc_is_slow():
             print(
                 "Steps on a CPU can be 1.5 times as fast: the malloc settings of scripts/malloc.sh "

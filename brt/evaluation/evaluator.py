@@ -4,7 +4,7 @@ The devices return each token's loss; sums are kept in float64 on the host, so t
 does not depend on how documents were batched.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from brt.evaluation.labels.scores import LabelScore, label_score
 from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader
 from brt.evaluation.recording import Recording
 from brt.evaluation.scores import Score, StoreSums, Sums, TokenSums, WritingScore
+from brt.training.experiment import EvaluationStopped
 
 SHARED = ("scored_tokens", "tokens_per_word", "questions", "truncated")
 """Scalars that say nothing of the model, and so are the same with the state cleared."""
@@ -95,7 +96,11 @@ class Evaluator:
             self.scores.append(StoreSums())
 
     def run(
-        self, params: Any, progress_label: str | None = None, max_steps: int | None = None
+        self,
+        params: Any,
+        progress_label: str | None = None,
+        max_steps: int | None = None,
+        stops: Callable[[], bool] | None = None,
     ) -> dict[str, float]:
         """Evaluates parameters; scalars with the state cleared have the prefix `cleared_`.
 
@@ -103,15 +108,19 @@ class Evaluator:
             params: parameters on the mesh.
             progress_label: shows progress under this name, or None for silence.
             max_steps: stop after so many steps; scores that need whole documents are left out.
+            stops: is asked after each step whether to leave the evaluation.
+
+        Raises:
+            EvaluationStopped: `stops` said so.
         """
-        scalars = self._pass(params, "kept", progress_label, max_steps)
+        scalars = self._pass(params, "kept", progress_label, max_steps, stops)
         if self.decoder and isinstance(self.score, WritingScore):
             samples = self._samples(max_steps)
             label = progress_label and f"{progress_label}, free-running"
             scalars |= self.score.run(self.decoder, params, scalars["accuracy"], samples, label)
         if self.evaluation.cleared and self.has_state and self.evaluation.stride is None:
             label = progress_label and f"{progress_label}, state cleared"
-            scalars |= _prefixed(self._pass(params, "cleared", label, max_steps))
+            scalars |= _prefixed(self._pass(params, "cleared", label, max_steps, stops))
         return scalars
 
     def _samples(self, steps):
@@ -144,7 +153,7 @@ class Evaluator:
             self._add(sums, *begins, scores.nats_T[None], scores.correct_T[None], *read)
         return self._scalars(sums, whole)
 
-    def _pass(self, params, state, progress_label, max_steps):
+    def _pass(self, params, state, progress_label, max_steps, stops):
         sums: Sums = {}
         of_labels: Sums = {}
         reading = self.reader.read(
@@ -159,6 +168,8 @@ class Evaluator:
             if self.label_score:
                 places = segment.documents_B, segment.offsets_B
                 self.label_score.add(of_labels, *places, segment.answers_BN)
+            if stops and stops():
+                raise EvaluationStopped
         if self.label_score:  # labels are no text, so nothing is said of that
             truncated = {"truncated": self.label_score.segments.truncated}
             return self._scalars(sums, False) | self.label_score.scalars(of_labels) | truncated

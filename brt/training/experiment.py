@@ -13,6 +13,10 @@ from brt.training.settings import Trainer
 from brt.training.train_step import TrainState
 
 
+class EvaluationStopped(Exception):
+    """An evaluation was left before its end because the run was asked to stop."""
+
+
 class LoopEvaluator(Protocol):
     """Evaluates parameters in the loop of a run; `brt.evaluation.evaluator.Evaluator` does.
 
@@ -23,9 +27,16 @@ class LoopEvaluator(Protocol):
     store: TokenStore | MixedStore
 
     def run(
-        self, params: Any, progress_label: str | None = None, max_steps: int | None = None
+        self,
+        params: Any,
+        progress_label: str | None = None,
+        max_steps: int | None = None,
+        stops: Callable[[], bool] | None = None,
     ) -> dict[str, float]:
-        """Returns scalars by name, `loss` among them, in nats."""
+        """Returns scalars by name, `loss` among them, in nats.
+
+        stops: is asked after each step, and ends the evaluation with `EvaluationStopped`.
+        """
 
 
 class LoopEvaluation(Protocol):

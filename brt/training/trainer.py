@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 
 from brt import compilation_cache, config
@@ -13,12 +14,12 @@ from brt.data.streams.ledger import MODULUS
 from brt.data.streams.select import training_stream
 from brt.progress import Progress
 from brt.training.checkpoint import Checkpoints
-from brt.training.experiment import TrainedExperiment
+from brt.training.experiment import EvaluationStopped, TrainedExperiment
 from brt.training.metrics import Interval, device_peak, peak_bytes
 from brt.training.optimization.weight_average import evaluated_params
 from brt.training.prefetch import Prefetch
 from brt.training.profiling import ProfiledSteps, Profiler
-from brt.training.run_folder import RunFolder
+from brt.training.run_folder import RunFolder, read_metrics
 from brt.training.settings import FREE_TO_CHANGE
 from brt.training.sharding import sum_over_processes
 
@@ -107,16 +108,28 @@ class TrainingRun:
             self.checkpoints.put_aside(int(self.state.step))
             self.interval = Interval(record["interval"])
             self._read_before = int(record.get("ledger", "0"), 16)
+            # A run that was stopped during an evaluation owes it.
+            self._owes_evaluation = not record.get("evaluated", True)
         else:
             self.state = experiment.jit_init(mesh)(params)
             self.interval = Interval()
             self._read_before = 0
+            self._owes_evaluation = False
         self._read = 0
         self.start = int(self.state.step)
         self.resumed = restored is not None
         self.profiler = Profiler(profile, self.folder.path, self.start, trainer.steps)
         self.step_function = experiment.jit_step(mesh)
         self.stopped_by: int | None = None
+        self._asked = 0  # how often all processes agreed on whether to stop
+        self._stops = False
+        if self._owes_evaluation and self.evaluator:
+            self._take_recorded_evaluation()
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do: neither a step nor the evaluation of the last one."""
+        return self.start >= self.trainer.steps and not (self._owes_evaluation and self.evaluator)
 
     def _refuse_changes(self, allow_changes):
         steps = self.checkpoints.steps()
@@ -142,7 +155,10 @@ class TrainingRun:
             )
 
     def request_stop(self, number: int = signal.SIGTERM, _: Any = None) -> None:
-        """Asks the loop to save and return after the step in progress; Ctrl-C again aborts."""
+        """Asks the loop to save and return after the step in progress; Ctrl-C again aborts.
+
+        An evaluation in progress is left, and made when the run goes on.
+        """
         if number == self.stopped_by == signal.SIGINT:
             raise KeyboardInterrupt
         self.stopped_by = number
@@ -173,8 +189,14 @@ class TrainingRun:
         self._peak: int | None = None
         last_evaluation: dict[str, float] = {}
         pending = None  # a step whose metrics are not fetched yet
+        steps = range(self.start + 1, trainer.steps + 1)
         try:
-            for step in range(self.start + 1, trainer.steps + 1):
+            if self._owes_evaluation and self.evaluator:
+                last_evaluation, stops = self._evaluate(self.start, progress)
+                if stops:
+                    progress.note("Asked to stop: the evaluation is not finished, run again.")
+                    steps = range(0)
+            for step in steps:
                 batch = prefetch.next()
                 self.profiler.before(step, self.state)
                 with jax.profiler.StepTraceAnnotation("train", step_num=step):
@@ -191,16 +213,17 @@ class TrainingRun:
                 evaluates = self.evaluator and (
                     step % trainer.eval_every == 0 or step == trainer.steps
                 )
-                stops = self._should_stop(step)
+                stops = self._should_stop()
                 saves = stops or step % trainer.checkpoints.every == 0 or step == trainer.steps
                 if evaluates or saves:
                     # What is saved or evaluated must be known to be finite.
                     self._consume(*pending, prefetch, progress)
                     pending = None
                     paused = time.perf_counter()
-                    if evaluates:
-                        last_evaluation = self._evaluate(step, progress)
-                    if saves:
+                    self._owes_evaluation = evaluates and stops
+                    if evaluates and not stops:
+                        last_evaluation, stops = self._evaluate(step, progress)
+                    if saves or stops:
                         self._save()
                     self._timing_since += time.perf_counter() - paused
                 if stops:
@@ -216,10 +239,14 @@ class TrainingRun:
         self.checkpoints.wait()
         return last_evaluation
 
-    def _should_stop(self, step):
-        if jax.process_count() > 1:  # all processes must stop at the same step
-            return multihost_utils.reached_preemption_sync_point(step)
-        return self.stopped_by is not None
+    def _should_stop(self) -> bool:
+        """Tells if the run was asked to stop; all processes ask together and are told the same."""
+        if jax.process_count() == 1:
+            return self.stopped_by is not None
+        if not self._stops:
+            self._asked += 1
+            self._stops = multihost_utils.reached_preemption_sync_point(self._asked)
+        return self._stops
 
     def _consume(self, step, metrics, read, prefetch, progress):
         """Takes in the metrics of a step, which later steps are already running behind."""
@@ -272,18 +299,46 @@ class TrainingRun:
         return f"{(self._read_before + sum_over_processes(self._read)) % MODULUS:016x}"
 
     def _evaluate(self, step, progress):
-        params = evaluated_params(self.state)
-        found = self.evaluator.run(params, max_steps=self.experiment.evaluation.max_steps)
+        """Returns the scalars of an evaluation, and whether it was left unfinished instead."""
+        self._owes_evaluation = True
+        try:
+            found = self.evaluator.run(
+                evaluated_params(self.state),
+                None if progress.quiet else f"evaluating step {step:,}, segments",
+                max_steps=self.experiment.evaluation.max_steps,
+                stops=self._should_stop,
+            )
+        except EvaluationStopped:
+            return {}, True
+        self._owes_evaluation = False
         scalars = {f"eval/{name}": value for name, value in found.items()}
         self.folder.record(step, scalars)
-        if plateau := self.trainer.plateau:
-            slowed = plateau.after_evaluation(self.state.optimizer, found["loss"])
-            self.state = self.state._replace(optimizer=slowed)
+        self._lower_rate(found["loss"])
         progress.note(
             f"eval at step {step:,}: "
             + "  ".join(f"{name} {found[name]:.4f}" for name in SHOWN if name in found)
         )
-        return scalars
+        return scalars, False
+
+    def _lower_rate(self, loss):
+        """Tells the plateau rule, if there is one, of an evaluation's loss."""
+        if plateau := self.trainer.plateau:
+            slowed = plateau.after_evaluation(self.state.optimizer, loss)
+            self.state = self.state._replace(optimizer=slowed)
+
+    def _take_recorded_evaluation(self):
+        """Takes an evaluation that this checkpoint lacks from the records, if it is there."""
+        found = [
+            record["eval/loss"]
+            for record in read_metrics(self.folder.path)
+            if record["step"] == self.start and "eval/loss" in record
+        ]
+        # Only the first process need see the folder's records.
+        known = np.array([bool(found), found[-1] if found else 0.0], np.float32)
+        is_recorded, loss = multihost_utils.broadcast_one_to_all(known)
+        if is_recorded:
+            self._owes_evaluation = False
+            self._lower_rate(float(loss))
 
     def _save(self):
         self.folder.sync()
@@ -292,6 +347,7 @@ class TrainingRun:
             "bindings": self.experiment.bindings,
             "ledger": self._ledger(),
             "vocabulary": self.store.manifest["vocabulary"],
+            "evaluated": not self._owes_evaluation,
         }
         self.checkpoints.save(self.state, record)
 

@@ -1,0 +1,124 @@
+"""A run that is stopped during an evaluation makes it when it goes on, and only once."""
+
+import os
+import signal
+
+import pytest
+from tiny_run import (  # noqa: F401
+    assert_same_run,
+    build,
+    command,
+    records,
+    shared_programs,
+    train_here,
+    write_config,
+)
+
+from brt import train
+from brt.evaluation.reading import SegmentReader
+
+STEPS = 12
+BINDINGS = (
+    f"Trainer.steps = {STEPS}",
+    "Trainer.log_every = 3",
+    "CheckpointPolicy.every = 6",
+    "Trainer.eval_every = 4",
+    "Evaluation.max_steps = 3",
+    # Every evaluation decides the rate of the steps after it.
+    "Trainer.plateau = @ReduceOnPlateau()",
+    "ReduceOnPlateau.patience = 0",
+    "rsqrt.multiplier = 4.0",
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return build(write_config(tmp_path_factory.mktemp("stopped")), *BINDINGS)
+
+
+@pytest.fixture(scope="module")
+def straight(tiny, tmp_path_factory):
+    return train_here(tiny, tmp_path_factory.mktemp("runs") / "straight")
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """What each pass over the validation text read, and segments after which SIGTERM comes.
+
+    A pass of three segments with the state kept, and one with it cleared, are one evaluation.
+    """
+    plan = {"read": [], "stop_after": None}
+    read = SegmentReader.read
+
+    def interrupted(self, *arguments, **options):
+        plan["read"].append(0)
+        for segment in read(self, *arguments, **options):
+            plan["read"][-1] += 1
+            if sum(plan["read"]) == plan["stop_after"]:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield segment
+
+    monkeypatch.setattr(SegmentReader, "read", interrupted)
+    return plan
+
+
+def test_the_rate_of_the_undisturbed_run_depends_on_its_evaluations(straight):
+    rates = {r["step"]: r["train/learning_rate"] for r in records(straight.folder.path, "train/")}
+    usual = {step: 4.0 / step**0.5 for step in rates}
+    assert any(rates[step] < 0.6 * usual[step] for step in rates)
+
+
+@pytest.mark.parametrize(("segment", "step"), [(1, 4), (5, 4), (8, 8), (17, 12)])
+def test_a_run_stopped_during_an_evaluation_saves_at_once_and_makes_it_afterwards(
+    tiny, straight, tmp_path, passes, segment, step
+):
+    passes["stop_after"] = segment
+    run = train_here(tiny, tmp_path)
+    assert sum(passes["read"]) == segment
+    assert run.checkpoints.steps()[-1] == step and not run.done
+    assert [r["step"] for r in records(tmp_path, "eval/")] == list(range(4, step, 4))
+    run = train_here(tiny, tmp_path)
+    assert run.start == step
+    assert_same_run(run, straight)
+
+
+def test_an_evaluation_may_be_left_any_number_of_times(tiny, straight, tmp_path, passes):
+    for segment in (2, 4, 6):
+        passes["stop_after"] = sum(passes["read"]) + segment - 1
+        assert train_here(tiny, tmp_path).checkpoints.steps()[-1] == 4
+    passes["stop_after"] = None
+    assert_same_run(train_here(tiny, tmp_path), straight)
+
+
+def test_an_evaluation_that_was_made_before_a_kill_is_not_made_again(
+    tiny, straight, tmp_path, passes
+):
+    passes["stop_after"] = 1
+    train_here(tiny, tmp_path)
+
+    def kill(step, state, batch):
+        raise SystemError(f"killed in step {step}")
+
+    with pytest.raises(SystemError, match="killed in step 5"):
+        train_here(tiny, tmp_path, hook=kill)
+    assert [r["step"] for r in records(tmp_path, "eval/")] == [4]
+    before = len(passes["read"])
+    with pytest.raises(SystemError, match="killed in step 5"):
+        train_here(tiny, tmp_path, hook=kill)
+    assert len(passes["read"]) == before
+    assert_same_run(train_here(tiny, tmp_path), straight)
+
+
+def test_the_command_makes_the_last_evaluation_and_is_done_then(
+    tiny, straight, tmp_path, passes, monkeypatch, capsys
+):
+    passes["stop_after"] = 13
+    line = [
+        f"--gin_file={tiny.path}",
+        f"--workdir={tmp_path}",
+        *(f"--gin.{b.replace(' = ', '=')}" for b in BINDINGS),
+    ]
+    for said in ("", f"Going on in {tmp_path} from step 12.", "is trained to its last step, 12."):
+        assert command(monkeypatch, train, *line) == 0
+        assert said in capsys.readouterr().out
+    assert records(tmp_path) == records(straight.folder.path)
