@@ -1,7 +1,10 @@
 """Flags and start-up that the commands share."""
 
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -47,6 +50,32 @@ EXPLAINED = (
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, so that a script that called the command stops too."""
+TERMINATED = 143
+"""Exit status after SIGTERM, where it does not save a run and end it well."""
+
+
+class Terminated(BaseException):
+    """SIGTERM came; the message says what to do next."""
+
+
+@contextmanager
+def terminable(advice: str) -> Iterator[None]:
+    """Ends the command with a sentence where SIGTERM comes inside, its files closed as for Ctrl-C.
+
+    advice: the sentence after "Asked to end: ", with its full stop.
+    """
+
+    def end(number, frame):
+        raise Terminated(f"Asked to end: {advice}")
+
+    if threading.current_thread() is not threading.main_thread():  # in a notebook's server, say
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
@@ -71,6 +100,9 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
         except KeyboardInterrupt:
             print("\nInterrupted.", file=sys.stderr)
             sys.exit(INTERRUPTED)
+        except Terminated as asked:
+            print(f"\n{asked}", file=sys.stderr)
+            sys.exit(TERMINATED)
         except EXPLAINED as error:
             logging.debug("traceback", exc_info=True)
             print(f"\nError: {config.message(error)}", file=sys.stderr)

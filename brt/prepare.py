@@ -35,6 +35,12 @@ flags.DEFINE_bool(
 
 
 def main() -> None:
+    with command_line.terminable("what is finished is kept, and the same command goes on from it."):
+        prepare()
+
+
+def prepare() -> None:
+    """Prepares, inspects, or makes a vocabulary, as the flags say."""
     command_line.start()
     if FLAGS.inspect:
         inspect(TokenStore(FLAGS.inspect), FLAGS.document)

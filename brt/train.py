@@ -23,6 +23,7 @@ from brt.training.sharding import make_mesh
 from brt.training.trainer import TrainingRun
 
 FLAGS = flags.FLAGS
+PREPARATION_ENDED = "what is prepared is kept, and the same command goes on with the rest."
 flags.DEFINE_string("load_dir", None, "Begin with the parameters of this run folder.")
 flags.DEFINE_bool("eval_only", False, "Evaluate the newest checkpoint of --workdir and stop.")
 flags.DEFINE_bool("dry_run", False, "Build the shapes, print what would run, and stop.")
@@ -150,7 +151,8 @@ def prepare_missing(experiment: Experiment) -> None:
                     corpus.warn_of_changes(split)
     if missing and jax.process_index() == 0:
         command = [sys.executable, "-m", "brt.prepare", *command_line.gin_flags()]
-        status = subprocess.run([*command, f"--splits={','.join(missing)}"], check=False)
+        with command_line.terminable(PREPARATION_ENDED):
+            status = subprocess.run([*command, f"--splits={','.join(missing)}"], check=False)
         if status.returncode:
             raise ValueError("The token stores could not be prepared; the reason stands above.")
     if jax.process_count() > 1:
