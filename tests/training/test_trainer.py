@@ -38,7 +38,7 @@ from brt.experiment import load_run
 from brt.training.checkpoint import CheckpointError, Checkpoints
 from brt.training.parameters import load_params
 from brt.training.run_folder import read_metrics
-from brt.training.trainer import ChangedConfig, NonFiniteLoss, TrainingRun
+from brt.training.trainer import NonFiniteLoss
 
 STEPS = 12
 BINDINGS = (
@@ -326,82 +326,6 @@ def test_a_damaged_store_is_named_by_an_evaluation(straight, tmp_path):
     mesh = one_device()
     with jax.set_mesh(mesh), pytest.raises(ValueError, match=rf"^{store.folder} is damaged"):
         Evaluator(tiny.experiment, store, mesh).run(straight.state.params)
-
-
-# Changed bindings.
-
-FREE = (
-    *("Trainer.steps", "Trainer.log_every", "Trainer.eval_every", "Trainer.mesh"),
-    *("Trainer.evaluation", "Trainer.checkpoints", "Corpus.store"),
-    *("Evaluation.", "CheckpointPolicy.", "RecallScore."),
-)
-
-
-def opened(tiny, folder, **options):
-    mesh = one_device()
-    with jax.set_mesh(mesh):
-        run = TrainingRun(tiny.experiment, mesh, str(folder), **options)
-        run.close()
-    return run
-
-
-def test_a_changed_binding_that_decides_what_is_computed_is_refused_and_named(
-    tiny, straight, monkeypatch
-):
-    folder, bindings = straight.folder.path, tiny.experiment.bindings
-    before = contents(folder)
-    others = [name for name in bindings if not name.startswith(FREE)]
-    assert len(others) > 30
-    for name in others[::3]:
-        monkeypatch.setattr(tiny.experiment, "bindings", {**bindings, name: "'changed'"})
-        with pytest.raises(ChangedConfig) as caught:
-            opened(tiny, folder)
-        lines = str(caught.value).split("\n")
-        assert lines[1:-1] == [f"  {name}: {bindings[name]} -> 'changed'"]
-        assert folder in lines[0] and "--allow_changes" in lines[-1]
-    assert contents(folder) == before
-
-
-def test_several_changes_are_all_named(tiny, straight, monkeypatch):
-    changed = {"BlockRecurrentTransformer.width": "99", "Trainer.seed": "7", "Trainer.steps": "99"}
-    bindings = {**tiny.experiment.bindings, **changed, "RecurrentCell.new": "1"}
-    monkeypatch.setattr(tiny.experiment, "bindings", bindings)
-    with pytest.raises(ChangedConfig) as caught:
-        opened(tiny, straight.folder.path)
-    assert str(caught.value).split("\n")[1:-1] == [
-        "  BlockRecurrentTransformer.width: 16 -> 99",
-        "  RecurrentCell.new: (not bound) -> 1",
-        "  Trainer.seed: 0 -> 7",
-    ]
-
-
-@pytest.mark.parametrize(
-    "kind", [FREE[:4], ("Trainer.evaluation", "Trainer.checkpoints"), FREE[6:]], ids=lambda k: k[0]
-)
-def test_how_long_and_how_often_may_change(tiny, straight, monkeypatch, kind):
-    bindings = tiny.experiment.bindings
-    changed = {name: "'changed'" for name in bindings if name.startswith(kind)}
-    changed |= {"RecallScore.far": "3"} if "RecallScore." in kind else {}
-    assert len(changed) >= 2
-    monkeypatch.setattr(tiny.experiment, "bindings", {**bindings, **changed})
-    assert opened(tiny, straight.folder.path).start == STEPS
-
-
-def test_changes_are_accepted_with_the_flag_if_the_shapes_fit(tiny, straight, monkeypatch):
-    bindings = {**tiny.experiment.bindings, "adamw.b1": "0.8"}
-    monkeypatch.setattr(tiny.experiment, "bindings", bindings)
-    run = opened(tiny, straight.folder.path, allow_changes=True)
-    assert run.resumed and not differing(run.state, straight.state)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.usefixtures("half_read")
-def test_changes_that_do_not_fit_are_an_error_even_with_the_flag(tiny, straight):
-    wider = build(tiny.path, *BINDINGS, "BlockRecurrentTransformer.feed_forward_size = 20")
-    before = contents(straight.folder.path)
-    with pytest.raises(CheckpointError, match="into this model"):
-        opened(wider, straight.folder.path, allow_changes=True)
-    assert contents(straight.folder.path) == before
 
 
 # Again, and from another run.
