@@ -210,7 +210,7 @@ class TrainingRun:
                 if pending:
                     self._consume(*pending, prefetch, progress)
                 pending = step, metrics, prefetch.ledger
-                evaluates = self.evaluator and (
+                evaluates = self.evaluator is not None and (
                     step % trainer.eval_every == 0 or step == trainer.steps
                 )
                 stops = self._should_stop()
