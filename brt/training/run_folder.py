@@ -5,6 +5,7 @@ events.out.tfevents.*, checkpoints/
 """
 
 import glob
+import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -13,6 +14,7 @@ import platform
 import shlex
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any, TextIO
 
 import gin
@@ -61,7 +63,8 @@ class RunFolder:
             "cpus": os.cpu_count(),
             "devices": [str(device.device_kind) for device in jax.devices()],
             "processes": jax.process_count(),
-            "packages": {name: _version(name) for name in PACKAGES},
+            "packages": versions(),
+            "code": code_hash(),
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
         }
         self._write("config.gin", config)
@@ -148,6 +151,21 @@ def read_metrics(path: str) -> list[dict]:
         except json.JSONDecodeError:
             continue
     return records
+
+
+def versions() -> dict[str, str | None]:
+    """Returns the versions of the packages that decide what is computed."""
+    return {name: _version(name) for name in PACKAGES}
+
+
+def code_hash() -> str:
+    """Returns a short hash of brt's own source files, which may be ahead of its version."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _version(package):
