@@ -12,8 +12,8 @@ from pretrained_architectures import GPT2_SIZES, LLAMA_SIZES
 from tiny_models import OneKey, cast, quick_jit, randomised
 
 from brt.models.memories.recurrent_cell import RecurrentCell
-from brt.models.pretrained.bodies.body import HIDDEN, Seen
 from brt.models.pretrained.bodies.gpt2 import GPT2
+from brt.models.pretrained.bodies.layer import HIDDEN, Seen
 from brt.models.pretrained.bodies.llama import Llama
 from brt.models.pretrained.memories.cell_memory import CellMemory
 from brt.models.pretrained.sliding_model import SlidingLanguageModel
