@@ -433,10 +433,11 @@ def test_a_config_takes_two_real_steps_at_small_width(name):
     experiment = Experiment.from_gin()
     state = experiment.init_state()
     shapes, ids = experiment.abstract_batch(), experiment.model.vocabulary_size
+    answers = getattr(experiment.model, "num_classes", None) or ids
     key = jax.random.key(0)
     batch = shapes._replace(
         inputs_KBT=jax.random.randint(key, shapes.inputs_KBT.shape, 0, ids),
-        targets_KBT=jax.random.randint(key, shapes.targets_KBT.shape, 0, ids),
+        targets_KBT=jax.random.randint(key, shapes.targets_KBT.shape, 0, answers),
         weights_KBT=jax.numpy.ones(shapes.weights_KBT.shape),
         starts_KB=jax.numpy.ones(shapes.starts_KB.shape, bool),
     )

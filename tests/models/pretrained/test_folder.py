@@ -278,6 +278,14 @@ def test_a_missing_size_names_a_file_that_binds_it():
     assert "GPT2.vocabulary_size = " in (ROOT / file).read_text()
 
 
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_the_type_that_a_folder_says_is_the_one_that_is_written(tmp_path, key):
+    make_folder(tmp_path, **{key: "bfloat16"})
+    body = nnx.eval_shape(lambda: GPT2(nnx.Rngs(0), folder=str(tmp_path)))
+    assert body.folder.config[key] == "bfloat16"
+    assert body.config()[key] == "float32"
+
+
 def test_nothing_is_written_over(tmp_path):
     make_folder(tmp_path / "a")
     with pytest.raises(FileExistsError, match="holds something already"):
