@@ -175,14 +175,14 @@ def test_figures_of_several_labels_are_those_of_plain_counts(tmp_path):
     scores_DC = random.normal(size=(30, 4))
     scores_DC[:, 3] = -1  # a class that is never predicted
     notes = [{"labels": np.flatnonzero(row).tolist(), "classes": 4} for row in right_DC]
-    segments = segments_of(tmp_path / "s", ["text"] * 30, notes, 7, 2, "labels")
+    segments = segments_of(tmp_path / "s", ["text of two"] * 30, notes, 9, 2, "labels")
     score = label_score(segments, Letters())
     sums = {}
     for document in range(30):
-        offset = segments.borders(document)[-1].start
-        score.add(
-            sums, np.array([document]), np.array([offset]), scores_DC[document : document + 1]
-        )
+        first, last = segments.borders(document)
+        answers_1C = scores_DC[document : document + 1]
+        score.add(sums, np.array([document]), np.array([first.start]), -answers_1C)  # not asked
+        score.add(sums, np.array([document]), np.array([last.start]), answers_1C)
     found = score.scalars(sums)
 
     def f1(predicted, right):
