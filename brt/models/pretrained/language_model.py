@@ -22,8 +22,9 @@ from brt.models.body import Body
 from brt.models.caches import select_rows
 from brt.models.layers.table_losses import table_losses
 from brt.models.memory_tokens.layout import MemoryLayout
-from brt.models.pretrained.bodies.body import Decoder, LayerKeys, PretrainedBody, Reading, Seen
+from brt.models.pretrained.bodies.body import Decoder, PretrainedBody, Reading
 from brt.models.pretrained.bodies.gpt2 import GPT2
+from brt.models.pretrained.bodies.layer import LayerKeys, Seen
 from brt.models.pretrained.memories.window_memory import Positions, WindowMemory, WindowReads
 from brt.models.pretrained.windows import (
     DecodingWindow,

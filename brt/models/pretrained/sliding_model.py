@@ -34,7 +34,8 @@ from brt.models.caches import (
 )
 from brt.models.layers.table_losses import table_losses
 from brt.models.memories.memory import BlockPairs
-from brt.models.pretrained.bodies.body import NOTHING, Decoder, Heads, LayerKeys, Reads, Seen
+from brt.models.pretrained.bodies.body import Decoder
+from brt.models.pretrained.bodies.layer import NOTHING, Heads, LayerKeys, Reads, Seen
 from brt.models.pretrained.bodies.llama import Llama
 from brt.models.pretrained.language_model import given_to
 from brt.models.pretrained.memories.cell_memory import CellMemory, StateKeys

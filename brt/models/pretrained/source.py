@@ -86,7 +86,7 @@ def settle(
             if name not in settings:
                 raise ValueError(
                     f"{body}.{name} is not bound: include a file of sizes, such as "
-                    f'configs/parts/gpt2_small.gin, or bind Pretrained.folder = "models/NAME".'
+                    f'configs/bodies/gpt2_small.gin, or bind Pretrained.folder = "models/NAME".'
                 )
         return settings
     for name, value in bound.items():

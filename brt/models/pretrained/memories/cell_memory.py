@@ -24,7 +24,8 @@ from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import unit_heads
 from brt.models.memories.memory import BlockPairs
 from brt.models.memories.recurrent_cell import RecurrentCell, StateCache
-from brt.models.pretrained.bodies.body import LayerKeys, PretrainedBody
+from brt.models.pretrained.bodies.body import PretrainedBody
+from brt.models.pretrained.bodies.layer import LayerKeys
 from brt.models.pretrained.memories.window_memory import WindowMemory
 
 

@@ -21,7 +21,8 @@ from jax.typing import DTypeLike
 from brt.checks import check_choice
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import wide
-from brt.models.pretrained.bodies.body import Extra, LayerKeys, PretrainedBody
+from brt.models.pretrained.bodies.body import PretrainedBody
+from brt.models.pretrained.bodies.layer import Extra, LayerKeys
 from brt.models.pretrained.memories.window_memory import Positions, WindowMemory
 
 POOLED = ("all", "unrepeated")
