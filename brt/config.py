@@ -4,11 +4,11 @@ Gin lets three mistakes pass in silence, or nearly: a binding that nothing reads
 that nothing reads, and a string without quotes. Here each ends in one clear sentence.
 """
 
+import contextlib
 import difflib
 import functools
 import inspect
 import os
-import pathlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import gin
 
 from brt.declared_types import UNKNOWN, advice, allows, words_for
+from brt.gin_files import GinReader, NotAllowed, check_module, check_statements, read_gin_text
 from brt.registration import register_all
 
 RENAMED = {"LanguageModel": "BlockRecurrentTransformer"}
@@ -48,35 +49,43 @@ def parse(
     gin_files: Sequence[str | os.PathLike] = (),
     bindings: Sequence[str] = (),
     search_paths: Sequence[str] = (),
+    allow_imports: Sequence[str] = (),
 ) -> None:
     """Clears gin, then reads files in order and bindings after them.
+
+    Nothing outside brt is imported but the modules that are allowed; see `brt.gin_files`.
 
     Args:
         gin_files: paths, or several joined by `+`, as in `SYSTEM.gin+CORPUS.gin`; their includes
             are looked up from the working directory, the folder that holds `configs/`, and
             `search_paths`.
         bindings: lines such as `RecurrentCell.gate = "lstm"`.
+        allow_imports: modules and packages outside brt whose code the files and bindings may run.
 
     Raises:
         ConfigError: a missing file, a wrong name (with the nearest right one), a value
-            that is not gin syntax (with the quoted form, where quotes are missing).
+            that is not gin syntax (with the quoted form, where quotes are missing), or an import
+            that is not allowed.
     """
     register_all()
     gin.clear_config()
     # Gin also looks into importable packages, and stumbles over a folder named configs.
-    gin.config._FILE_READERS[:] = [(open, os.path.isfile)]
+    gin.config._FILE_READERS[:] = [(GinReader(allow_imports), os.path.lexists)]
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    for path in (root, *search_paths):
-        gin.add_config_file_search_path(path)
+    gin.config._LOCATION_PREFIXES[:] = ["", root, *search_paths]
     for file in (file for given in gin_files for file in split_files(given)):
-        text = pathlib.Path(file).read_text("utf-8") if os.path.isfile(file) else ""
-        _explained(lambda file=file: gin.parse_config_file(file), f"In {file}", text)
+        _explained(lambda file=file: gin.parse_config_file(file), f"In {file}", file=file)
     for binding in bindings:
-        where = f"In the binding {binding!r}"
-        _explained(lambda line=binding: gin.parse_config(line), where, binding)
+
+        def read(line=binding):
+            check_statements(line, allow_imports)
+            gin.parse_config(line)
+
+        _explained(read, f"In the binding {binding!r}", binding)
     _explained(gin.finalize, "In the configuration")
     _check_passed_on()
     _check_declared_types()
+    _check_modules(allow_imports)
 
 
 def split_files(given: str | os.PathLike) -> list[str]:
@@ -119,6 +128,31 @@ def _check_declared_types():
             )
 
 
+NAMES_MODULE = ("SeqioText.module",)
+"""Bindings whose value is a module that is imported when they are used."""
+
+
+def _check_modules(allow_imports):
+    """Refuses bindings that name a module, unless its import is allowed."""
+    for name, value in _bound_values():
+        if name.rpartition("/")[2] in NAMES_MODULE and value is not None:
+            if not isinstance(value, str):  # what a reference gives is not known yet
+                raise ConfigError(f"{name} must be a string, written out: the name of a module.")
+            try:
+                check_module(value, f"{name} = {value!r}", allow_imports)
+            except NotAllowed as error:
+                raise ConfigError(str(error)) from None
+
+
+def _bound_values():
+    """Yields (name, value) of what is bound, as `a/Corpus.store`, with macros replaced."""
+    for (scope, selector), bound in gin.config._CONFIG.items():
+        entry = gin.config._REGISTRY.get(selector)
+        for parameter, value in bound.items() if entry else ():
+            name = f"{entry.name}.{parameter}"
+            yield (f"{scope}/{name}" if scope else name), _without_references(value)
+
+
 def _without_references(value, inside=()):
     """Returns a bound value with macros replaced by theirs, and what is not known by `UNKNOWN`."""
     if isinstance(value, gin.config.ConfigurableReference):
@@ -133,11 +167,22 @@ def _without_references(value, inside=()):
     return value
 
 
-def _explained(call, where, text=""):
+def _explained(call, where, text="", file=None):
+    """Calls, and says of an error where it was made.
+
+    file: the gin file whose text is read; otherwise it is `text`.
+    """
     try:
         call()
+    except RecursionError:
+        raise ConfigError(f"{where}: brackets lie too deep in one another.") from None
+    except NotAllowed as error:
+        raise ConfigError(f"{where}: {_own_words(error)}") from None
     except (SyntaxError, ValueError, TypeError, OSError, RuntimeError) as error:
-        raise ConfigError(_explain(str(error), where, text)) from error
+        if file and isinstance(error, SyntaxError | ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                text = read_gin_text(file)
+        raise ConfigError(_explain(_own_words(error), where, text)) from error
     except ModuleNotFoundError as error:
         name = str(error).split("'")[1]  # gin hands on the message, not the attribute
         raise ConfigError(
@@ -148,6 +193,11 @@ def _explained(call, where, text=""):
         raise ConfigError(f"{where}: {str(error).strip()}.") from error
     except Exception as error:  # tokenize errors share no better base class
         raise ConfigError(f"{where}: {error}. Is a bracket or a quote left open?") from error
+
+
+def _own_words(error):
+    """Returns the message of an error without the lines that gin appends to that of another."""
+    return str(error) if isinstance(error, SyntaxError) else str(error).split("\n  In ")[0]
 
 
 def _explain(message, where, text):

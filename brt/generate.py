@@ -60,7 +60,7 @@ def main() -> None:
     if FLAGS.save_memory:
         _check_writable(FLAGS.save_memory, max(len(texts), 1) * FLAGS.samples)
 
-    experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings)
+    experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings, FLAGS.allow_imports)
     trainer = experiment.trainer
     _check_vocabulary(trainer.corpus)
     model = experiment.bind_evaluated(params)

@@ -2,10 +2,11 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from brt import config
 from brt.reporting.gin_text import read_gin, resolved
 from brt.training.run_folder import read_metrics
 from brt.training.settings import FREE_TO_CHANGE
@@ -20,6 +21,10 @@ SHARE = 0.01
 
 class Run:
     """The content of a run folder.
+
+    Args:
+        folder: of the run; none of its code is run.
+        allow_imports: modules outside brt that its config may import, where its model is built.
 
     Attributes:
         folder: `pathlib.Path` of it.
@@ -40,8 +45,9 @@ class Run:
         FileNotFoundError: it is no run folder.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, allow_imports: Sequence[str] = ()):
         self.folder = Path(folder)
+        self.allow_imports = allow_imports
         if not self.folder.is_dir():
             raise FileNotFoundError(
                 f"There is no run folder at {folder}: name folders of `brt.train`."
@@ -88,6 +94,14 @@ class Run:
                     f"{path} was left out: it is being written, or was cut short ({error})"
                 )
         return found
+
+    def bind(self) -> None:
+        """Binds gin to the run's config.
+
+        Raises:
+            brt.config.ConfigError: as `brt.config.parse`.
+        """
+        config.parse([str(self.folder / "config.gin")], allow_imports=self.allow_imports)
 
     @property
     def paper_settings(self) -> dict:
@@ -164,13 +178,15 @@ def _is_free(name):
     return f"{name}:".startswith(FREE_TO_CHANGE)
 
 
-def open_runs(folders: Iterable[str | Path]) -> list[Run]:
+def open_runs(folders: Iterable[str | Path], allow_imports: Sequence[str] = ()) -> list[Run]:
     """Opens the runs of a report, each with a name of its own.
+
+    allow_imports: modules outside brt that their configs may import; see `brt.config.parse`.
 
     Raises:
         FileNotFoundError, ValueError: a folder is no run folder, or is named twice.
     """
-    runs = [Run(folder) for folder in folders]
+    runs = [Run(folder, allow_imports) for folder in folders]
     paths = [run.folder.resolve() for run in runs]
     for path in paths:
         if paths.count(path) > 1:

@@ -8,7 +8,9 @@ from paths import ROOT
 
 LAYERS = (
     ("brt",),
+    ("brt.regular_files",),
     (
+        *("brt.gin_files",),
         *("brt.checks", "brt.compilation_cache", "brt.declared_types", "brt.progress"),
         *("brt.registration", "brt.token_ids"),
     ),

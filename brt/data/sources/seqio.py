@@ -35,7 +35,8 @@ class SeqioText(ExampleSource):
     Args:
         task: name of the task or mixture.
         feature: feature that holds a document.
-        module: a module to import beforehand, which registers the task.
+        module: a module to import beforehand, which registers the task; bound by gin, it has to be
+            allowed by `--allow_imports`.
         title_feature, splits, data_dir: as of `ExampleSource`.
         vocabulary: of the ids, or its name; the corpus takes it from here.
 
