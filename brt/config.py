@@ -15,8 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import gin
 
-from brt.declared_types import UNKNOWN, advice, allows, words_for
-from brt.gin_files import GinReader, NotAllowed, check_module, check_statements, read_gin_text
+from brt.bound_values import check_bound_values, parameters_of
+from brt.gin_files import GinReader, NotAllowed, check_statements, read_gin_text
 from brt.registration import register_all
 
 RENAMED = {"LanguageModel": "BlockRecurrentTransformer"}
@@ -84,8 +84,10 @@ def parse(
         _explained(read, f"In the binding {binding!r}", binding)
     _explained(gin.finalize, "In the configuration")
     _check_passed_on()
-    _check_declared_types()
-    _check_modules(allow_imports)
+    try:
+        check_bound_values(allow_imports)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def split_files(given: str | os.PathLike) -> list[str]:
@@ -100,7 +102,7 @@ def _check_passed_on():
         entry = gin.config._REGISTRY.get(selector)
         if entry is None or not inspect.isclass(entry.wrapped) or entry.name not in names:
             continue
-        if not any(p.kind is p.VAR_KEYWORD for p in _parameters(entry).values()):
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters_of(entry).values()):
             continue
         own = [f"{entry.name}.{parameter}" for parameter in names[entry.name]]
         bases = [base.__name__ for base in entry.wrapped.__mro__[1:]]
@@ -108,63 +110,6 @@ def _check_passed_on():
             of_base = [f"{base}.{name}" for base in bases if name in names.get(base, ())]
             nearest = _nearest(f"{entry.name}.{name}", of_base or own)
             raise ConfigError(f"{entry.name} has no parameter {name}.{nearest}")
-
-
-def _check_declared_types():
-    """Refuses values whose type is not the one their parameter declares; see `declared_types`."""
-    for (scope, selector), bound in gin.config._CONFIG.items():
-        entry = gin.config._REGISTRY.get(selector)
-        parameters = _parameters(entry) if entry else {}
-        for parameter, value in bound.items():
-            if parameter not in parameters:
-                continue
-            declared, known = parameters[parameter].annotation, _without_references(value)
-            if declared is inspect.Parameter.empty or allows(declared, known):
-                continue
-            name = f"{scope}/{entry.name}.{parameter}" if scope else f"{entry.name}.{parameter}"
-            macro = f" (from {value!r})" if repr(value).startswith("%") else ""
-            raise ConfigError(
-                f"{name} = {known!r}{macro} must be {words_for(declared)}{advice(declared, known)}."
-            )
-
-
-NAMES_MODULE = ("SeqioText.module",)
-"""Bindings whose value is a module that is imported when they are used."""
-
-
-def _check_modules(allow_imports):
-    """Refuses bindings that name a module, unless its import is allowed."""
-    for name, value in _bound_values():
-        if name.rpartition("/")[2] in NAMES_MODULE and value is not None:
-            if not isinstance(value, str):  # what a reference gives is not known yet
-                raise ConfigError(f"{name} must be a string, written out: the name of a module.")
-            try:
-                check_module(value, f"{name} = {value!r}", allow_imports)
-            except NotAllowed as error:
-                raise ConfigError(str(error)) from None
-
-
-def _bound_values():
-    """Yields (name, value) of what is bound, as `a/Corpus.store`, with macros replaced."""
-    for (scope, selector), bound in gin.config._CONFIG.items():
-        entry = gin.config._REGISTRY.get(selector)
-        for parameter, value in bound.items() if entry else ():
-            name = f"{entry.name}.{parameter}"
-            yield (f"{scope}/{name}" if scope else name), _without_references(value)
-
-
-def _without_references(value, inside=()):
-    """Returns a bound value with macros replaced by theirs, and what is not known by `UNKNOWN`."""
-    if isinstance(value, gin.config.ConfigurableReference):
-        if not repr(value).startswith("%"):
-            return UNKNOWN
-        if value.config_key in inside:
-            raise ConfigError(f"The macro {value!r} is its own value: give it a value of another.")
-        bound = gin.config._CONFIG.get(value.config_key, {"value": UNKNOWN})["value"]
-        return _without_references(bound, (*inside, value.config_key))
-    if isinstance(value, tuple | list):
-        return type(value)(_without_references(one, inside) for one in value)
-    return value
 
 
 def _explained(call, where, text="", file=None):
@@ -274,16 +219,10 @@ def _bindable(entry):
     """Returns the parameters of a configurable that gin may bind."""
     return [
         name
-        for name, parameter in _parameters(entry).items()
+        for name, parameter in parameters_of(entry).items()
         if name != "self" and name not in (entry.denylist or ())
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD
     ]
-
-
-def _parameters(entry):
-    wrapped = entry.wrapped  # a class may hide its parameters behind a metaclass
-    function = wrapped.__init__ if inspect.isclass(wrapped) else wrapped
-    return inspect.signature(function).parameters
 
 
 def known_parameters() -> list[str]:
@@ -300,7 +239,7 @@ def default(name: str) -> Any:
     configurable, _, parameter = name.rpartition(".")
     for selector, entry in gin.config._REGISTRY.items():
         if selector.rsplit(".", 1)[-1] == configurable and entry.module.startswith("brt."):
-            found = _parameters(entry).get(parameter)
+            found = parameters_of(entry).get(parameter)
             unknown = found is None or found.default is inspect.Parameter.empty
             return gin.REQUIRED if unknown else found.default
     return gin.REQUIRED

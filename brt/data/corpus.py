@@ -10,6 +10,7 @@ from pathlib import Path
 import gin
 from absl import logging
 
+from brt.checks import Name
 from brt.data.sources.base import Source, check_source
 from brt.data.splits import check_split
 from brt.data.stores.shards import ListedDocuments, StreamedDocuments
@@ -41,7 +42,7 @@ class Corpus:
 
     def __init__(
         self,
-        store: str = gin.REQUIRED,
+        store: Name = gin.REQUIRED,
         source: Source = gin.REQUIRED,
         vocabulary: Vocabulary | str | None = None,
     ):

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from absl import logging
 from jax.experimental import multihost_utils
 
+from brt.checks import Count
 from brt.training.passing_errors import passing_reason
 from brt.training.train_step import TrainState
 
@@ -43,7 +44,7 @@ class CheckpointPolicy:
         keep_every: also keep every checkpoint at a multiple of this many steps, or None.
     """
 
-    def __init__(self, every: int = 1000, keep_last: int = 3, keep_every: int | None = None):
+    def __init__(self, every: Count = 1000, keep_last: Count = 3, keep_every: Count | None = None):
         if every < 1 or keep_last < 1:
             raise ValueError(
                 f"CheckpointPolicy.every = {every} and keep_last = {keep_last} must be at least 1."

@@ -133,7 +133,8 @@ def test_a_binding_that_names_a_module_is_allowed_by_the_same_flag(here):
     assert "--allow_imports=hostile" in refused(bindings=["a/" + line])
     sentence = refused(bindings=["M = 'hostile'", "SeqioText.module = %M"])
     assert "--allow_imports=hostile" in sentence
-    assert "written out" in refused(bindings=["SeqioText.module = @ByteVocabulary()"])
+    assert "must be a string" in refused(bindings=["SeqioText.module = @ByteVocabulary()"])
+    assert "written out" in refused(bindings=["SeqioText.module = @gin.singleton()"])
     config.parse(bindings=[line], allow_imports=["hostile"])
     config.parse(bindings=["SeqioText.module = None"])
     assert not (here / MARK).exists()

@@ -14,6 +14,7 @@ LAYERS = (
         *("brt.checks", "brt.compilation_cache", "brt.declared_types", "brt.progress"),
         *("brt.registration", "brt.token_ids"),
     ),
+    ("brt.bound_values",),
     ("brt.config",),
     ("brt.models", "brt.data"),
     ("brt.training",),

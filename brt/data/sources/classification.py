@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import gin
 from absl import logging
 
+from brt.checks import Name, Seed
 from brt.data.order import permutation
 from brt.data.sources.base import absolute, check_known_split
 from brt.data.sources.labelled import (
@@ -51,7 +52,7 @@ class LabelledTexts(LabelledSource):
 
     def __init__(
         self,
-        path: str = gin.REQUIRED,
+        path: Name = gin.REQUIRED,
         vocabulary: Vocabulary | str = gin.REQUIRED,
         classes: Sequence[str] = gin.REQUIRED,
         text_key: str = "text",
@@ -127,10 +128,10 @@ class Hyperpartisan(LabelledSource):
 
     def __init__(
         self,
-        path: str = gin.REQUIRED,
+        path: Name = gin.REQUIRED,
         vocabulary: Vocabulary | str = gin.REQUIRED,
         split_file: str | None = None,
-        seed: int = 0,
+        seed: Seed = 0,
         title: bool = True,
         splits: dict[str, str] | None = None,
     ):

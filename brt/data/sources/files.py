@@ -9,6 +9,7 @@ import sysconfig
 import gin
 from absl import logging
 
+from brt.checks import Name, Share
 from brt.data.sources.base import Document, FileSource, absolute, check_known_split
 
 MAPPED = 2**27
@@ -34,7 +35,7 @@ class TextFiles(FileSource):
             a path that holds no file, that may not be read, or that holds empty files.
     """
 
-    def __init__(self, path: str = gin.REQUIRED, skip_empty: bool = False, suffix: str = ".txt"):
+    def __init__(self, path: Name = gin.REQUIRED, skip_empty: bool = False, suffix: str = ".txt"):
         self.path = path
         self.skip_empty = skip_empty
         self.suffix = suffix
@@ -135,7 +136,7 @@ class SourceTree(FileSource):
 
     def __init__(
         self,
-        path: str = gin.REQUIRED,
+        path: Name = gin.REQUIRED,
         suffixes: tuple[str, ...] = (".py",),
         exclude: tuple[str, ...] = (
             "site-packages",
@@ -145,7 +146,7 @@ class SourceTree(FileSource):
             "idlelib",
             "turtledemo",
         ),
-        held_out: float = 0.05,
+        held_out: Share = 0.05,
         header: str = "# file: {path}",
     ):
         if not 0 < held_out < 0.5:

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import gin
 
+from brt.checks import Name, Seed
 from brt.data.sources.base import Document, FileSource, absolute, check_known_split
 
 Item = TypeVar("Item")
@@ -46,7 +47,7 @@ class PublishedFiles(FileSource):
     checks_content = True
     page: str
 
-    def __init__(self, path: str = gin.REQUIRED):
+    def __init__(self, path: Name = gin.REQUIRED):
         self.path = path
 
     def description(self, split: str) -> dict:
@@ -130,7 +131,7 @@ class Enwik8(_Cut):
     page = "https://mattmahoney.net/dc/textdata.html (enwik8.zip)"
     lengths = {"train": 90_000_000, "validation": 5_000_000, "test": 5_000_000}
 
-    def __init__(self, path: str = gin.REQUIRED, line_feeds: bool = True):
+    def __init__(self, path: Name = gin.REQUIRED, line_feeds: bool = True):
         super().__init__(path)
         self.line_feeds = line_feeds
 
@@ -219,7 +220,7 @@ class _WikiText(_Lines):
 
     page = "https://huggingface.co/datasets/Salesforce/wikitext"
 
-    def __init__(self, path: str = gin.REQUIRED, articles: bool = False, raw: bool = False):
+    def __init__(self, path: Name = gin.REQUIRED, articles: bool = False, raw: bool = False):
         super().__init__(path)
         self.articles = articles
         self.raw = raw
@@ -280,7 +281,7 @@ class OneBillionWord(PublishedFiles):
     held_out = "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
     held_out_lines = 6_075
 
-    def __init__(self, path: str = gin.REQUIRED, seed: int = 0):
+    def __init__(self, path: Name = gin.REQUIRED, seed: Seed = 0):
         super().__init__(path)
         self.seed = seed
 

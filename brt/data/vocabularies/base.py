@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
+from brt.checks import Name
 from brt.token_ids import BEGIN as BEGIN
 
 
@@ -151,7 +152,7 @@ class SentencePieceVocabulary(Vocabulary):
         FileNotFoundError, ValueError: on first use, when the file is missing or is not a model.
     """
 
-    def __init__(self, model_file: str = gin.REQUIRED):
+    def __init__(self, model_file: Name = gin.REQUIRED):
         self.model_file = expanded(model_file)
         self._loaded: tuple[SentencePieceProcessor, str] | None = None
 

@@ -16,6 +16,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
+from brt.checks import Name
 from brt.data.extras import extra_library
 from brt.data.vocabularies.base import (
     Vocabulary,
@@ -100,7 +101,7 @@ class ByteLevelBpeVocabulary(_Pretrained):
 
     special_tokens = ("<|endoftext|>", "<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
-    def __init__(self, folder: str = gin.REQUIRED):
+    def __init__(self, folder: Name = gin.REQUIRED):
         self.folder = expanded(folder)
 
     @property
@@ -148,7 +149,7 @@ class WordPieceVocabulary(_Pretrained):
 
     special_tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-    def __init__(self, file: str = gin.REQUIRED, lower_case: bool = True):
+    def __init__(self, file: Name = gin.REQUIRED, lower_case: bool = True):
         self.file = expanded(file)
         self.lower_case = lower_case
 
