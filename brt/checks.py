@@ -36,9 +36,10 @@ class Range(NamedTuple):
         """Tells whether a value is a number of the range; True and False are none."""
         if not isinstance(value, numbers.Real) or isinstance(value, bool):
             return False
-        if not self.low <= value <= self.high or (self.below and value == self.high):
+        number: Any = value
+        if not self.low <= number <= self.high or (self.below and number == self.high):
             return False
-        return not self.whole or value == int(value)
+        return not self.whole or number == int(number)
 
 
 class NotEmpty:
@@ -54,10 +55,13 @@ class NotEmpty:
 POSITIVE = Range("a finite number above 0", SMALLEST)
 NOT_NEGATIVE = Range("a finite number, 0 or above", 0)
 SHARE = Range("a number from 0 to below 1", 0, 1, below=True)
+FINITE = Range("a finite number", -LARGEST)
 PART = Range("a number from 0 to 1", 0, 1)
 WHOLE = Range("a whole number, 0 or above", 0, whole=True)
 COUNT = Range(f"a whole number from 1 to {MOST:,}", 1, MOST)
 COUNT_FROM_0 = Range(f"a whole number from 0 to {MOST:,}", 0, MOST)
+MANY = Range("a whole number, 1 or above", 1, 2**63 - 1, whole=True)
+MANY_FROM_0 = Range("a whole number, 0 or above", 0, 2**63 - 1, whole=True)
 SEED = Range(f"a whole number from 0 to {2**32 - 1:,}", 0, 2**32 - 1)
 INDEX = Range(f"a whole number from {-MOST:,} to {MOST:,}", -MOST, MOST)
 DEVICES = Range("a number of devices, or -1 for those that are left", -1, MOST)
@@ -74,6 +78,10 @@ CountFrom0 = Annotated[int, COUNT_FROM_0]
 Seed = Annotated[int, SEED]
 Index = Annotated[int, INDEX]
 """A layer, counted from the last one where it is negative."""
+Finite = Annotated[float, FINITE]
+Many = Annotated[int, MANY]
+ManyFrom0 = Annotated[int, MANY_FROM_0]
+"""Counts of what may be more than `MOST`: tokens of a corpus."""
 Devices = Annotated[int, DEVICES]
 Name = Annotated[str, NotEmpty()]
 """A path, or what something is called."""

@@ -225,6 +225,19 @@ def _bindable(entry):
     ]
 
 
+def declarations() -> dict[str, Any]:
+    """Returns the annotation of every parameter that gin may bind: of `Trainer.steps`, `Count`."""
+    register_all()
+    found = {}
+    for selector, entry in gin.config._REGISTRY.items():
+        if entry.module and entry.module.split(".")[0] == "brt":
+            parameters = parameters_of(entry)
+            for name in _bindable(entry):
+                if (declared := parameters[name].annotation) is not inspect.Parameter.empty:
+                    found[f"{selector.rsplit('.', 1)[-1]}.{name}"] = declared
+    return found
+
+
 def known_parameters() -> list[str]:
     return [f"{name}.{p}" for name, parameters in known_names().items() for p in parameters]
 
@@ -240,8 +253,9 @@ def default(name: str) -> Any:
     for selector, entry in gin.config._REGISTRY.items():
         if selector.rsplit(".", 1)[-1] == configurable and entry.module.startswith("brt."):
             found = parameters_of(entry).get(parameter)
-            unknown = found is None or found.default is inspect.Parameter.empty
-            return gin.REQUIRED if unknown else found.default
+            if found is None or found.default is inspect.Parameter.empty:
+                return gin.REQUIRED
+            return found.default
     return gin.REQUIRED
 
 

@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from brt import config
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
+from brt.data.stores.verification import verify_once
 from brt.data.streams.batch import DTYPES, Batch, document_segments
 from brt.data.streams.labelled import LabelledDocuments
 from brt.evaluation.evaluator import Evaluator
@@ -246,8 +247,14 @@ class Experiment:
         check_divisible(mesh, self.trainer.rows, self.model.divided_sizes())
 
     def open_store(self, split: str) -> TokenStore | MixedStore:
-        """Returns the token store of a split, whose vocabulary must fit the model's table."""
+        """Returns the token store of a split, whose vocabulary must fit the model's table.
+
+        Raises:
+            ValueError: it does not, or a file of the store is not what was written; see
+                `brt.data.stores.verification`.
+        """
         store = self.trainer.corpus.open(split)
+        verify_once(store)
         size = store.manifest["vocabulary"]["size"]
         if size > self.model.vocabulary_size:
             # A model around a body takes the body's.

@@ -1,19 +1,29 @@
 """Run folders as a report reads them, finished or still being written."""
 
-import json
 import os
+import tokenize
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from brt import config
+from brt.gin_files import read_gin_text
 from brt.reporting.gin_text import read_gin, resolved
+from brt.reporting.run_files import (
+    check_settings,
+    read_evaluation,
+    read_stands_for,
+    read_study,
+)
 from brt.training.run_folder import read_metrics
 from brt.training.settings import FREE_TO_CHANGE
 
 STANDS_FOR_FILE = "rung.json"
 """In the run folder of a ladder: what the run stands for in the paper's tables."""
 
+
+REQUIRED = ("Trainer.segment_length", "Trainer.tokens_per_step", "Trainer.steps")
+"""Settings that every run has."""
 
 SHARE = 0.01
 """Of the loss: what a state has to be worth, to count as used."""
@@ -55,40 +65,57 @@ class Run:
         self.name = self.folder.resolve().name
         self.problems: list[str] = []
         self.settings = self._read_settings()
-        self.records = read_metrics(str(self.folder))
+        self.records = read_metrics(str(self.folder), self.problems)
         evaluations = sorted(self.folder.glob("evaluation_*.json"))
-        self.evaluations = self._read_all(evaluations, lambda p: p.stem.split("_", 1)[1])
+        self.evaluations = self._read_all(
+            evaluations, read_evaluation, lambda p: p.stem.split("_", 1)[1]
+        )
         for found in self.evaluations.values():
             if "cleared_loss" in found:
                 grown = found["cleared_loss"] - found["loss"]
                 found["uses_state"] = int(grown >= SHARE * found["cleared_loss"])
-        self.studies = self._read_all(sorted(self.folder.glob("studies/*.json")), lambda p: p.stem)
+        studies = sorted(self.folder.glob("studies/*.json"))
+        self.studies = self._read_all(studies, read_study, lambda p: p.stem)
         found = [path.parent for path in self.folder.glob("recordings/*/manifest.json")]
         self.recordings = sorted(found, key=lambda path: (not path.name.endswith("kept"), path))
         self.rows: dict[str, dict[str, Any]] = {}
         entries = (
             [self.folder / STANDS_FOR_FILE] if (self.folder / STANDS_FOR_FILE).exists() else []
         )
-        self.stands_for = self._read_all(entries, lambda p: "entry").get("entry", {})
+        read = self._read_all(entries, read_stands_for, lambda p: "entry")
+        self.stands_for = read.get("entry", {})
 
     def _read_settings(self):
         for name in ("operative_config.gin", "config.gin"):
             path = self.folder / name
             if path.exists():
-                return resolved(read_gin(path.read_text(encoding="utf-8")))
+                return self._settings_of(path)
         raise FileNotFoundError(
             f"{self.folder} is not a run folder: it has no config.gin. Name folders given to "
             "`brt.train` as --workdir."
         )
 
-    def _read_all(self, paths, key):
+    def _settings_of(self, path):
+        try:
+            settings = resolved(read_gin(read_gin_text(path)))
+        except (SyntaxError, ValueError, KeyError, RecursionError, tokenize.TokenError) as error:
+            reason = str(error).split("\n")[0][:200]
+            raise ValueError(
+                f"{path} is no gin config ({reason}): copy it anew, or leave the run out."
+            ) from None
+        check_settings(path, settings)
+        for name in REQUIRED:
+            if name not in settings:
+                raise ValueError(
+                    f"{path} does not bind {name}: copy the file anew, or leave the run out."
+                )
+        return settings
+
+    def _read_all(self, paths, read, key):
         found = {}
         for path in paths:
             try:
-                content = json.loads(path.read_text(encoding="utf-8"))
-                if not isinstance(content, dict):
-                    raise ValueError("no JSON object")
-                found[key(path)] = content
+                found[key(path)] = read(path)
             except (ValueError, OSError) as error:
                 self.problems.append(
                     f"{path} was left out: it is being written, or was cut short ({error})"

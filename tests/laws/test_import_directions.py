@@ -14,7 +14,7 @@ LAYERS = (
         *("brt.checks", "brt.compilation_cache", "brt.declared_types", "brt.progress"),
         *("brt.registration", "brt.token_ids"),
     ),
-    ("brt.bound_values",),
+    ("brt.bound_values", "brt.json_files"),
     ("brt.config",),
     ("brt.models", "brt.data"),
     ("brt.training",),

@@ -4,11 +4,13 @@ import csv
 import io
 import os
 import re
+import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from brt.regular_files import check_regular
 from brt.reporting.drawing.plots import COLOURS, new_figure
 
 SHADE, MARK = COLOURS[0], COLOURS[7]
@@ -120,9 +122,13 @@ def study_maps(run: StudiedRun, name: str) -> list[HeatMap]:
     path = run.folder / "studies" / str(study.get("arrays"))
     maps = []
     try:
+        check_regular(path)
         with np.load(path, allow_pickle=False) as arrays:
             found = {entry["array"]: arrays[entry["array"]] for entry in entries}
-    except (OSError, ValueError, KeyError) as error:
+        for name, array in found.items():
+            if array.ndim != 2 or not array.size or array.dtype.kind not in "fiu":
+                raise ValueError(f"{name} is no matrix of numbers")
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
         run.problems.append(f"{path} was left out: its maps cannot be read ({error})")
         return []
     for number, entry in enumerate(entries, 1):
