@@ -26,7 +26,8 @@ def open_regular(path: str | os.PathLike) -> BinaryIO:
     """Opens a regular file for reading; links are followed.
 
     Raises:
-        NotRegular: it is a folder, a FIFO, a socket or a device.
+        NotRegular: it is a FIFO, a socket or a device.
+        IsADirectoryError: it is a folder.
         OSError: it cannot be opened.
     """
     # Without O_NONBLOCK the call itself waits for whoever writes to a FIFO.
@@ -44,7 +45,8 @@ def open_regular(path: str | os.PathLike) -> BinaryIO:
 
 
 def _not_regular(path, kind):
-    return NotRegular(
+    error = IsADirectoryError if kind == stat.S_IFDIR else NotRegular
+    return error(
         f"{os.fspath(path)} is {KINDS.get(kind, 'something else')}, and a regular file is "
         "expected: move it out of the way, or correct the path."
     )

@@ -177,7 +177,7 @@ class Corpus:
         store = TokenStore(self.path(split))
         made_with = store.manifest["vocabulary"]
         have = vocabulary_entry(self.vocabulary)
-        if made_with["fingerprint"] != have["fingerprint"]:
+        if any(made_with[name] != have[name] for name in ("fingerprint", "size")):
             raise ValueError(
                 f"{store.folder} was made with another tokenizer, {_named(made_with)}, and the "
                 f"config has {_named(have)}: bind the one it was made with, or Corpus.store to a "

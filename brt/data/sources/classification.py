@@ -24,6 +24,7 @@ from brt.data.sources.labelled import (
     text_of,
 )
 from brt.data.vocabularies.base import Vocabulary
+from brt.regular_files import open_regular
 
 SPLITS = ("train", "validation", "test")
 PUBLISHED = 645
@@ -205,7 +206,7 @@ class Hyperpartisan(LabelledSource):
             return divided(names, self.seed)[split]
         path = absolute(self.split_file)
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 lists = json.load(file)
             there = self.splits.get(split, split)
             if there not in lists and split == "validation":

@@ -11,6 +11,7 @@ from absl import logging
 
 from brt.checks import Name, Share
 from brt.data.sources.base import Document, FileSource, absolute, check_known_split
+from brt.regular_files import open_regular
 
 MAPPED = 2**27
 """A file of more bytes is not read but mapped into memory."""
@@ -258,7 +259,7 @@ def _entries(folder):
 
 def _read(path: str) -> bytes | mmap.mmap:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > MAPPED:
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             return file.read()

@@ -16,6 +16,7 @@ the processes of a machine share the pages.
 import errno
 import os
 import time
+import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -348,7 +349,7 @@ def _read_offsets(folder: Path, manifest: dict) -> np.ndarray:
             offsets = np.frombuffer(file.read(), OFFSET) if fits else None
     except FileNotFoundError:
         raise FileNotFoundError(f"{folder} has no offsets.npy: {HOW_TO_REPEAT}.") from None
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, TypeError, SyntaxError, tokenize.TokenError) as error:
         raise ValueError(f"{path} cannot be read ({error}): {HOW_TO_REPEAT}.") from None
     if (
         offsets is None

@@ -45,6 +45,8 @@ def verify(store: TokenStore, quiet: bool = False) -> None:
     for name in hashes:
         if name not in hashed:
             raise _damaged(store.folder / "manifest.json", f"{name!r} is no file of this store")
+    if manifest["content"] != hashes["tokens.bin"]:
+        raise _damaged(store.folder / "manifest.json", "its content is not the hash of tokens.bin")
     check_hashes(store.folder, hashes, HOW_TO_REPEAT, quiet)
     if store.all_weights is not None and not np.isfinite(store.all_weights).all():
         raise _damaged(store.folder / "weights.bin", "a weight is not finite")

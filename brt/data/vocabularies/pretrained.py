@@ -172,7 +172,12 @@ class WordPieceVocabulary(_Pretrained):
     def _loaded(self) -> tuple[Any, str]:
         library = _library(type(self).__name__)
         data = read_vocabulary_file(self.file, "WordPiece list", "WordPieceVocabulary.file")
-        model = library.models.WordPiece.from_file(self.file, unk_token="[UNK]")
+        try:
+            model = library.models.WordPiece.from_file(self.file, unk_token="[UNK]")
+        except Exception as error:  # the library raises no class of its own
+            raise ValueError(
+                f"{self.file} is no WordPiece list ({error}): bind WordPieceVocabulary.file to one."
+            ) from None
         tokenizer = library.Tokenizer(model)
         if tokenizer.token_to_id("[UNK]") is None:
             raise ValueError(

@@ -4,7 +4,9 @@ import csv
 import io
 import os
 import re
+import tokenize
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +20,11 @@ BRIGHTEST = 99.5
 """Percentile of the numbers that gets the full colour, so that a few great ones do not hide all."""
 FADES = 0.5
 """Power of a number that is its shade: small ones can be told from zero."""
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, EOFError, TypeError, SyntaxError, NotImplementedError),
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
+)
+"""What NumPy raises for arrays that are damaged."""
 TALLEST, PER_ROW = 5.0, 0.06
 """Inches: of a map, and what a row adds to it."""
 
@@ -128,7 +135,7 @@ def study_maps(run: StudiedRun, name: str) -> list[HeatMap]:
         for name, array in found.items():
             if array.ndim != 2 or not array.size or array.dtype.kind not in "fiu":
                 raise ValueError(f"{name} is no matrix of numbers")
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+    except UNREADABLE as error:
         run.problems.append(f"{path} was left out: its maps cannot be read ({error})")
         return []
     for number, entry in enumerate(entries, 1):
