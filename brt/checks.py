@@ -57,11 +57,12 @@ NOT_NEGATIVE = Range("a finite number, 0 or above", 0)
 SHARE = Range("a number from 0 to below 1", 0, 1, below=True)
 FINITE = Range("a finite number", -LARGEST)
 PART = Range("a number from 0 to 1", 0, 1)
-WHOLE = Range("a whole number, 0 or above", 0, whole=True)
+WHOLE = Range(f"a whole number from 0 to {MOST:,}", 0, MOST, whole=True)
 COUNT = Range(f"a whole number from 1 to {MOST:,}", 1, MOST)
 COUNT_FROM_0 = Range(f"a whole number from 0 to {MOST:,}", 0, MOST)
 MANY = Range("a whole number, 1 or above", 1, 2**63 - 1, whole=True)
 MANY_FROM_0 = Range("a whole number, 0 or above", 0, 2**63 - 1, whole=True)
+SYMBOLS = Range(f"a whole number from 1 to {2**20:,}", 1, 2**20)
 SEED = Range(f"a whole number from 0 to {2**32 - 1:,}", 0, 2**32 - 1)
 INDEX = Range(f"a whole number from {-MOST:,} to {MOST:,}", -MOST, MOST)
 DEVICES = Range("a number of devices, or -1 for those that are left", -1, MOST)
@@ -75,6 +76,8 @@ WholeNumber = Annotated[float, WHOLE]
 """Whole, and written with or without a point: 1000, 1e3."""
 Count = Annotated[int, COUNT]
 CountFrom0 = Annotated[int, COUNT_FROM_0]
+Symbols = Annotated[int, SYMBOLS]
+"""Entries of a table that is made at once: the words of a task."""
 Seed = Annotated[int, SEED]
 Index = Annotated[int, INDEX]
 """A layer, counted from the last one where it is negative."""

@@ -76,6 +76,8 @@ def parse(
     for file in (file for given in gin_files for file in split_files(given)):
         _explained(lambda file=file: gin.parse_config_file(file), f"In {file}", file=file)
     for binding in bindings:
+        if not binding.strip():
+            raise ConfigError("A binding is empty: write --gin.NAME=VALUE.")
 
         def read(line=binding):
             check_statements(line, allow_imports)

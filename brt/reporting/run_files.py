@@ -80,7 +80,7 @@ STUDY = Fields(
         "maps": [MAP],
         "arrays": Annotated[str, FileName()],
         "contexts": list[Finite],
-        "gains": dict[str, list[list[float | None]]],
+        "gains": dict[str, list[list[Finite | None]]],
     },
 )
 """The content of studies/<name>.json; README.md in `brt/evaluation` says what it means."""

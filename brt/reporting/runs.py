@@ -9,6 +9,7 @@ from typing import Any
 from brt import config
 from brt.gin_files import read_gin_text
 from brt.reporting.gin_text import read_gin, resolved
+from brt.reporting.model_settings import model_name
 from brt.reporting.run_files import (
     check_settings,
     read_evaluation,
@@ -22,8 +23,9 @@ STANDS_FOR_FILE = "rung.json"
 """In the run folder of a ladder: what the run stands for in the paper's tables."""
 
 
-REQUIRED = ("Trainer.segment_length", "Trainer.tokens_per_step", "Trainer.steps")
-"""Settings that every run has."""
+REQUIRED = ("Trainer.segment_length",)
+OF_BLOCKS = ("BlockRecurrentTransformer.num_layers", "BlockRecurrentTransformer.window")
+"""Settings that every run has, and every run of a Block-Recurrent stack."""
 
 SHARE = 0.01
 """Of the loss: what a state has to be worth, to count as used."""
@@ -104,7 +106,8 @@ class Run:
                 f"{path} is no gin config ({reason}): copy it anew, or leave the run out."
             ) from None
         check_settings(path, settings)
-        for name in REQUIRED:
+        of_blocks = model_name(settings) == "BlockRecurrentTransformer"
+        for name in (*REQUIRED, *(OF_BLOCKS if of_blocks else ())):
             if name not in settings:
                 raise ValueError(
                     f"{path} does not bind {name}: copy the file anew, or leave the run out."

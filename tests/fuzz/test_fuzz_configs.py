@@ -31,7 +31,7 @@ BASES = (
     ("rmt/rmt_wt103_150.gin", "recipes/wikitext103.gin"),
     ("rmt/rmt_txl_wt103_150.gin", "recipes/wikitext103.gin"),
     ("task_models/minutes_rmt.gin", "tasks/copy.gin"),
-    ("task_models/minutes_baseline.gin", "tasks/recall_minute.gin"),
+    ("task_models/minutes_baseline.gin", "tasks/quadratic.gin"),
     ("pretrained/gpt2_pooled.gin", "corpora/text.gin"),
     ("readers/bert.gin", "labelled/hyperpartisan.gin"),
 )
@@ -67,7 +67,8 @@ def mean_something(value, name, current):
     if isinstance(current, int | float):
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None if isinstance(value, tuple) else False
-        if not np.isfinite(np.float32(value)) or value < 0 or value >= 2**40:
+        too_much = isinstance(value, int) and isinstance(current, int) and value >= 2**40
+        if not np.isfinite(np.float32(value)) or value < 0 or too_much:
             return False if not name.endswith(("layer", "buckets", "longest_distance")) else None
         return None
     if isinstance(current, str):
@@ -87,7 +88,8 @@ def mutated(rng, settings):
         text = VALUES[kind][int(rng.integers(len(VALUES[kind])))]
         value = Reference(text) if text.startswith("@") else eval(text)
         means = mean_something(value, name, current)
-        return kind, [f"{name} = {text}"], [name.rpartition(".")[2], text], means
+        culprits = [name.rpartition(".")[2], text, text.strip("@()") or text]
+        return kind, [f"{name} = {text}"], culprits, means
     if kind == "name":
         spot = int(rng.integers(1, len(name)))
         letter = "aeioxyz_"[int(rng.integers(8))]
@@ -95,7 +97,7 @@ def mutated(rng, settings):
         culprits = [wrong, *wrong.split("."), letter]
         return kind, [f"{wrong} = {settings[name]!r}"], culprits, False
     lines, culprits = [], []
-    for other in (name, names[int(rng.integers(len(names)))]):
+    for other in sorted({name, names[int(rng.integers(len(names)))]}):
         value = settings[other]
         if isinstance(value, int) and not isinstance(value, bool):
             value = int(max(1, value * (0.5, 2, 3)[int(rng.integers(3))] + rng.integers(-1, 2)))
@@ -104,7 +106,7 @@ def mutated(rng, settings):
         elif isinstance(value, bool):
             value = not value
         lines.append(f"{other} = {value!r}")
-        culprits.append(other.rpartition(".")[2])
+        culprits += other.split(".")
     return kind, lines, culprits, None
 
 
@@ -134,6 +136,9 @@ def test_a_spoilt_binding_is_refused_or_is_what_runs(scale):
                 return False
         return True
 
+    for paths, _ in found if scale else found[:1]:
+        lines, means = [], None
+        tally.judge(f"{paths}, as it is", call, right, [])
     for number, rng in draws(11, (30, 800)[scale]):
         paths, settings = found[number % len(found)]
         kind, lines, culprits, means = mutated(rng, settings)

@@ -25,7 +25,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.checks import Count, Seed
+from brt.checks import Count, Seed, Symbols
 from brt.data.sources.base import Document, Source, check_known_split
 from brt.data.vocabularies.base import Vocabulary, checked_ids
 
@@ -218,7 +218,7 @@ class _SequenceTask(SampleTask):
     def __init__(
         self,
         length: Count = 24,
-        num_symbols: Count = 10,
+        num_symbols: Symbols = 10,
         num_train: Count = 100_000,
         num_validation: Count = 5_000,
         num_test: Count = 10_000,

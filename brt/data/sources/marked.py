@@ -12,7 +12,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.checks import Count, Seed
+from brt.checks import Count, Seed, Symbols
 from brt.data.sources.base import Document, Source
 from brt.data.vocabularies.base import Frame, Vocabulary, checked_ids
 
@@ -117,7 +117,7 @@ class MarkTask(Source):
         num_held_out: Count = 4000,
         length: Count = gin.REQUIRED,
         mark_within: Count = gin.REQUIRED,
-        num_fillers: Count = 20,
+        num_fillers: Symbols = 20,
         opened: bool = True,
         seed: Seed = 0,
     ):

@@ -17,7 +17,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.checks import Count, CountFrom0, Seed
+from brt.checks import Count, CountFrom0, Seed, Symbols
 from brt.data.sources.base import Document, Source
 from brt.data.vocabularies.base import Vocabulary, checked_ids
 
@@ -119,9 +119,9 @@ class RecallTask(Source):
         num_held_out: Count = 100,
         document_length: Count | tuple[Count, Count] = 1024,
         num_facts: Count = 4,
-        num_keys: Count = 16,
-        num_values: Count = 16,
-        num_fillers: Count = 16,
+        num_keys: Symbols = 16,
+        num_values: Symbols = 16,
+        num_fillers: Symbols = 16,
         min_distance: CountFrom0 = 8,
         max_distance: CountFrom0 = 768,
         seed: Seed = 0,

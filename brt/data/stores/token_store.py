@@ -317,6 +317,10 @@ def read_manifest(folder: Path) -> dict:
     try:
         manifest = read_json(path, Fields({}, {"format": int}), HOW_TO_REPEAT)
     except FileNotFoundError:
+        if not any((folder / name).exists() for name in STORE_FILES):
+            raise FileNotFoundError(
+                f"{folder} is no token store, as it has no manifest.json: correct the path."
+            ) from None
         raise FileNotFoundError(
             f"{folder} has no manifest.json, as when its preparation or a copy of it was "
             f"interrupted: {HOW_TO_REPEAT}."

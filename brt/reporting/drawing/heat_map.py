@@ -132,9 +132,11 @@ def study_maps(run: StudiedRun, name: str) -> list[HeatMap]:
         check_regular(path)
         with np.load(path, allow_pickle=False) as arrays:
             found = {entry["array"]: arrays[entry["array"]] for entry in entries}
-        for name, array in found.items():
+        for key, array in found.items():
             if array.ndim != 2 or not array.size or array.dtype.kind not in "fiu":
-                raise ValueError(f"{name} is no matrix of numbers")
+                raise ValueError(f"{key} is no matrix of numbers")
+            if not np.isfinite(array).all():
+                raise ValueError(f"{key} has numbers that are not finite")
     except UNREADABLE as error:
         run.problems.append(f"{path} was left out: its maps cannot be read ({error})")
         return []
