@@ -49,6 +49,7 @@ RECORD = Fields(
     {
         "bindings": dict[str, str],
         "interval": dict[str, float],
+        "evaluated": bool,
         "ledger": Annotated[str, Hexadecimal()],
         "vocabulary": VOCABULARY,
     },
