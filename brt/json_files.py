@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from brt.checks import MOST
 from brt.declared_types import allows, words_for
 from brt.regular_files import open_regular, read_bytes
 
@@ -52,10 +53,38 @@ def read_json_lines(path: str | os.PathLike, expected: Any, advice: str) -> Iter
     Args, raises:
         As `read_json`; the sentence gives the number of the line.
     """
+    known: Shape | None = None
     with open_regular(path) as file:
         for number, line in enumerate(file, 1):
-            where = f"line {number:,} of {os.fspath(path)}"
-            yield parse_json(line, expected, where, advice)
+            try:
+                content = json.loads(line)
+                shape = _shape(content)
+            except (ValueError, RecursionError):
+                shape = None
+            # Looking into fields costs more than reading: once for lines that are alike.
+            if shape is None or shape != known:
+                where = f"line {number:,} of {os.fspath(path)}"
+                content = parse_json(line, expected, where, advice)
+                known = shape
+            yield content
+
+
+Shape = tuple[tuple[str, type, bool], ...]
+"""Of an object of texts, nulls and whole numbers from 0 to `MOST`: each name, the type of its
+value, and whether that is neither 0 nor empty."""
+
+
+def _shape(content) -> Shape | None:
+    """Returns the shape of an object, None for one whose fields have to be looked into."""
+    if type(content) is not dict:
+        return None
+    shape = []
+    for name, value in content.items():
+        kind = type(value)
+        if not (kind is str or value is None or (kind is int and 0 <= value <= MOST)):
+            return None
+        shape.append((name, kind, bool(value)))
+    return tuple(shape)
 
 
 def parse_json(data: bytes | str, expected: Any, where: str, advice: str) -> Any:

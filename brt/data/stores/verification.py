@@ -81,11 +81,10 @@ def check_hashes(folder: Path, hashes: Mapping[str, str], advice: str, quiet: bo
     try:
         for name, expected in hashes.items():
             digest = hashlib.sha256()
-            with open_regular(folder / name) as file:
-                while data := file.read(2**22):
-                    digest.update(data)
-                    done += len(data)
-                    progress.update(done // 10**6)
+            for data in _pieces(folder / name):
+                digest.update(data)
+                done += len(data)
+                progress.update(done // 10**6)
             if digest.hexdigest() != expected:
                 raise DamagedFile(
                     f"{folder / name} is damaged, as its sha256 is not the one in the manifest: "
@@ -99,9 +98,17 @@ def hashes_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Returns the sha256 of files of a folder by their names, in hex."""
     found = {}
     for name in names:
-        with open_regular(folder / name) as file:
-            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        for data in _pieces(folder / name):
+            digest.update(data)
+        found[name] = digest.hexdigest()
     return found
+
+
+def _pieces(path):
+    with open_regular(path) as file:
+        while data := file.read(2**22):
+            yield data
 
 
 def verify_once(store: TokenStore | MixedStore, quiet: bool = False) -> None:
