@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from brt.regular_files import check_regular
+from brt.regular_files import open_regular
 from brt.reporting.drawing.plots import COLOURS, new_figure
 
 SHADE, MARK = COLOURS[0], COLOURS[7]
@@ -129,8 +129,8 @@ def study_maps(run: StudiedRun, name: str) -> list[HeatMap]:
     path = run.folder / "studies" / str(study.get("arrays"))
     maps = []
     try:
-        check_regular(path)
-        with np.load(path, allow_pickle=False) as arrays:
+        # NumPy leaves a damaged file that it has opened itself open.
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
             found = {entry["array"]: arrays[entry["array"]] for entry in entries}
         for key, array in found.items():
             if array.ndim != 2 or not array.size or array.dtype.kind not in "fiu":
