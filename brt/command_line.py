@@ -24,6 +24,11 @@ flags.DEFINE_multi_string(
     "gin_bindings", [], "A gin line, 'NAME = VALUE'; --gin.NAME=VALUE says the same."
 )
 flags.DEFINE_multi_string("gin_search_paths", [], "Further folders to find included files in.")
+flags.DEFINE_list(
+    "allow_imports",
+    [],
+    "MODULE[,MODULE]: modules outside brt whose code gin files may run by an `import` line.",
+)
 flags.DEFINE_string("workdir", None, "The run folder.")
 flags.DEFINE_string(
     "compilation_cache",
@@ -150,13 +155,14 @@ def start() -> None:
     elif FLAGS.distributed:
         jax.distributed.initialize()
     processes.watch()
-    config.parse(FLAGS.gin_file, FLAGS.gin_bindings, FLAGS.gin_search_paths)
+    config.parse(FLAGS.gin_file, FLAGS.gin_bindings, FLAGS.gin_search_paths, FLAGS.allow_imports)
 
 
 def gin_flags() -> list[str]:
     """Returns the gin flags of this command, to give to another one."""
-    return [
+    given = [
         f"--{name}={value}"
         for name in ("gin_file", "gin_bindings", "gin_search_paths")
         for value in getattr(FLAGS, name)
     ]
+    return given + [f"--allow_imports={','.join(FLAGS.allow_imports)}"] * bool(FLAGS.allow_imports)

@@ -76,7 +76,7 @@ def main() -> None:
         raise ValueError("--workdir is missing: name the run folder whose body is to be written.")
     if not FLAGS["output"].present or not FLAGS.output:
         raise ValueError("--output is missing: name the folder to write.")
-    experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings)
+    experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings, FLAGS.allow_imports)
     with open(os.path.join(FLAGS.workdir, "config.gin"), encoding="utf-8") as file:
         settings = file.read()
     tensors, beside = export(experiment.model, params, FLAGS.output, settings, FLAGS.dtype)

@@ -8,6 +8,7 @@ from typing import Any
 from gin import config_parser
 
 import brt
+from brt.gin_files import read_gin_text
 
 ROOT = pathlib.Path(brt.__file__).resolve().parent.parent
 
@@ -37,7 +38,7 @@ def read_gin(text: str) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for statement in config_parser.ConfigParser(text, _AsText()):
         if isinstance(statement, config_parser.IncludeStatement):
-            settings |= read_gin_file(statement.filename)
+            settings |= read_gin(_text(statement.filename, included=True))
         elif isinstance(statement, config_parser.BindingStatement):
             name = statement.selector.rsplit(".", 1)[-1]
             name = f"{statement.scope}/{name}" if statement.scope else name
@@ -48,8 +49,11 @@ def read_gin(text: str) -> dict[str, Any]:
 
 def read_gin_file(path: str | os.PathLike) -> dict[str, Any]:
     """Returns the bindings of a gin file, looked up here and in the folder that holds configs/."""
-    path = path if os.path.isfile(path) else ROOT / path
-    return read_gin(pathlib.Path(path).read_text(encoding="utf-8"))
+    return read_gin(_text(path))
+
+
+def _text(path, included=False):
+    return read_gin_text(path if os.path.lexists(path) else ROOT / path, included)
 
 
 def read_gin_files(paths: Iterable[str]) -> dict:

@@ -12,12 +12,16 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, TextIO
 
 import gin
+from absl import logging
+
+from brt.regular_files import read_bytes
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gin-config", "numpy", "brt")
 
@@ -89,7 +93,12 @@ class RunFolder:
 
         own = os.path.exists(self.file("metrics.jsonl"))
         aside = None if step else self._put_aside()
-        kept = [record for record in read_metrics(self.path) if record["step"] <= step]
+        damaged: list[str] = []
+        kept = [record for record in read_metrics(self.path, damaged) if record["step"] <= step]
+        if damaged:  # what follows rewrites the file
+            copy = self._free_name()
+            shutil.copyfile(self.file("metrics.jsonl"), copy)
+            logging.warning("%s The file as it was is kept as %s.", damaged[0], copy)
         self._write("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
         self._metrics = open(self.file("metrics.jsonl"), "a", encoding="utf-8")  # noqa: SIM115
         # They are written anew from the records. In a folder without records they are not ours.
@@ -103,10 +112,13 @@ class RunFolder:
     def _put_aside(self):
         if not read_metrics(self.path):
             return None
-        names = (self.file(f"metrics.{number}.jsonl") for number in itertools.count(1))
-        aside = next(name for name in names if not os.path.exists(name))
+        aside = self._free_name()
         os.replace(self.file("metrics.jsonl"), aside)
         return aside
+
+    def _free_name(self):
+        names = (self.file(f"metrics.{number}.jsonl") for number in itertools.count(1))
+        return next(name for name in names if not os.path.lexists(name))
 
     def record(self, step: int, scalars: dict[str, float | str]) -> None:
         """Appends one line to metrics.jsonl; what of it is a number, to TensorBoard too."""
@@ -137,19 +149,36 @@ class RunFolder:
             self._events.close()
 
 
-def read_metrics(path: str) -> list[dict]:
-    """Returns the records of a run folder, oldest first; a torn last line is left out."""
+def read_metrics(path: str, problems: list[str] | None = None) -> list[dict]:
+    """Returns the records of a run folder, oldest first; a torn last line is left out.
+
+    Lines that are damaged are left out too.
+
+    Args:
+        path: of the run folder.
+        problems: takes a sentence about damaged lines; None logs it.
+    """
+    file = os.path.join(path, "metrics.jsonl")
     try:
-        with open(os.path.join(path, "metrics.jsonl"), encoding="utf-8") as file:
-            lines = file.read().split("\n")
+        lines = read_bytes(file).split(b"\n")
     except FileNotFoundError:
         return []
-    records = []
-    for line in lines:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+    records, damaged = [], []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
             continue
+        record = _record(line)
+        if record is not None:
+            records.append(record)
+        elif number < len(lines):  # the last line of a run that was killed has no end
+            damaged.append(f"{number:,}")
+    if damaged:
+        shown = ", ".join(damaged[:5]) + ", ..." * (len(damaged) > 5)
+        sentence = f"{file} is damaged: lines that are no records were left out ({shown})."
+        if problems is None:
+            logging.warning("%s", sentence)
+        else:
+            problems.append(sentence)
     return records
 
 
@@ -166,6 +195,22 @@ def code_hash() -> str:
         digest.update(f"{path.relative_to(root)}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _record(line):
+    """Returns the record of a line; None if it is none: a step, and numbers and texts by name."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if type(record) is not dict or type(step := record.get("step")) is not int or step < 0:
+        return None
+    return record if all(map(_is_scalar, record.values())) else None
+
+
+def _is_scalar(value):
+    kind = type(value)
+    return kind in (float, str) or (kind in (int, bool) and abs(value) < 2**63)
 
 
 def _version(package):

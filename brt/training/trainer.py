@@ -13,7 +13,7 @@ from brt.data.streams.ids import check_store
 from brt.data.streams.ledger import MODULUS
 from brt.data.streams.select import training_stream
 from brt.progress import Progress
-from brt.training.checkpoint import Checkpoints
+from brt.training.checkpoint import CheckpointError, Checkpoints
 from brt.training.experiment import EvaluationStopped, TrainedExperiment
 from brt.training.metrics import Interval, device_peak, peak_bytes
 from brt.training.optimization.weight_average import evaluated_params
@@ -106,6 +106,13 @@ class TrainingRun:
         if restored:
             self.state, record = restored
             self.checkpoints.put_aside(int(self.state.step))
+            for name in ("bindings", "interval"):
+                if name not in record:
+                    raise CheckpointError(
+                        f"Checkpoint {int(self.state.step)} in {self.checkpoints.folder} has no "
+                        f"{name!r} in its record: it is none of a training run. Use a new "
+                        "--workdir, or move it elsewhere."
+                    )
             self.interval = Interval(record["interval"])
             self._read_before = int(record.get("ledger", "0"), 16)
             # A run that was stopped during an evaluation owes it.

@@ -17,7 +17,7 @@ import optax
 from absl import logging
 from flax import nnx
 
-from brt.checks import check_whole
+from brt.checks import CountFrom0, check_whole
 from brt.models.body import Body
 from brt.models.caches import select_rows
 from brt.models.layers.table_losses import table_losses
@@ -73,7 +73,7 @@ class PretrainedLanguageModel(Body):
         rngs: nnx.Rngs,
         body: Callable[..., Decoder] = GPT2,
         memories: tuple[Callable[..., WindowMemory], ...] = (),
-        overlap: int = 0,
+        overlap: CountFrom0 = 0,
         special_tokens: int = 0,
     ):
         check_whole("PretrainedLanguageModel.overlap", overlap)

@@ -22,6 +22,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from brt.checks import Count
 from brt.models.body import Body
 from brt.models.caches import (
     DecodingWindow,
@@ -130,7 +131,7 @@ class SlidingLanguageModel(Body):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        window: int = gin.REQUIRED,
+        window: Count = gin.REQUIRED,
         body: Callable[..., Decoder] = Llama,
         cell: Callable[..., CellMemory] | None = None,
         special_tokens: int = 0,

@@ -6,6 +6,7 @@ from typing import Any
 
 import gin
 
+from brt.checks import Name
 from brt.models.pretrained.config_values import ConfigValues
 from brt.models.pretrained.folder import CONFIG, HubFolder
 
@@ -32,7 +33,7 @@ class Pretrained:
             of the sizes that are bound.
     """
 
-    def __init__(self, folder: str | None = None):
+    def __init__(self, folder: Name | None = None):
         self.folder = folder
 
 

@@ -12,7 +12,7 @@ import jax
 from flax import nnx
 from jax.nn.initializers import zeros
 
-from brt.checks import check_choice
+from brt.checks import Count, CountFrom0, Positive, Share, check_choice
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
 from brt.models.pretrained.bodies.activations import ACTIVATIONS
@@ -137,19 +137,19 @@ class GPT2(Decoder):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: int | None = None,
-        num_layers: int | None = None,
-        width: int | None = None,
-        num_heads: int | None = None,
-        feed_forward_size: int | None = None,
-        num_positions: int | None = None,
+        vocabulary_size: Count | None = None,
+        num_layers: Count | None = None,
+        width: Count | None = None,
+        num_heads: Count | None = None,
+        feed_forward_size: Count | None = None,
+        num_positions: Count | None = None,
         activation: str | None = None,
-        epsilon: float | None = None,
+        epsilon: Positive | None = None,
         scale_scores: bool | None = None,
         inverse_layer_scale: bool | None = None,
         tied: bool | None = None,
-        begin_id: int | None = None,
-        dropout: float = 0.0,
+        begin_id: CountFrom0 | None = None,
+        dropout: Share = 0.0,
         activation_dtype: str = "float32",
         remat: str = "none",
         folder: str | None = None,

@@ -12,7 +12,15 @@ import jax
 from flax import nnx
 from jax.nn.initializers import zeros
 
-from brt.checks import check_choice, check_positive
+from brt.checks import (
+    Count,
+    CountFrom0,
+    Part,
+    Positive,
+    Share,
+    check_choice,
+    check_positive,
+)
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
 from brt.models.pretrained.bodies.activations import ACTIVATIONS
@@ -142,21 +150,21 @@ class GPTNeoX(Decoder):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: int | None = None,
-        num_layers: int | None = None,
-        width: int | None = None,
-        num_heads: int | None = None,
-        feed_forward_size: int | None = None,
-        num_positions: int | None = None,
+        vocabulary_size: Count | None = None,
+        num_layers: Count | None = None,
+        width: Count | None = None,
+        num_heads: Count | None = None,
+        feed_forward_size: Count | None = None,
+        num_positions: Count | None = None,
         activation: str | None = None,
-        epsilon: float | None = None,
-        rotary_base: float | None = None,
-        rotary_share: float | None = None,
+        epsilon: Positive | None = None,
+        rotary_base: Positive | None = None,
+        rotary_share: Part | None = None,
         parallel: bool | None = None,
         biases: bool | None = None,
         tied: bool | None = None,
-        begin_id: int | None = None,
-        dropout: float = 0.0,
+        begin_id: CountFrom0 | None = None,
+        dropout: Share = 0.0,
         activation_dtype: str = "float32",
         remat: str = "none",
         folder: str | None = None,

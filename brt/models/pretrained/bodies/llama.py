@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import ones, zeros
 
-from brt.checks import check_choice, check_positive
+from brt.checks import Count, CountFrom0, Positive, Share, check_choice, check_positive
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.sizes import Sizes
@@ -166,21 +166,21 @@ class Llama(Decoder):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: int | None = None,
-        num_layers: int | None = None,
-        width: int | None = None,
-        num_heads: int | None = None,
-        num_key_heads: int | None = None,
-        head_size: int | None = None,
-        feed_forward_size: int | None = None,
-        num_positions: int | None = None,
-        epsilon: float | None = None,
-        rotary_base: float | None = None,
+        vocabulary_size: Count | None = None,
+        num_layers: Count | None = None,
+        width: Count | None = None,
+        num_heads: Count | None = None,
+        num_key_heads: Count | None = None,
+        head_size: Count | None = None,
+        feed_forward_size: Count | None = None,
+        num_positions: Count | None = None,
+        epsilon: Positive | None = None,
+        rotary_base: Positive | None = None,
         rotary_scaling: tuple[float, float, float, int] | None = None,
         biases: str | None = None,
         tied: bool | None = None,
-        begin_id: int | None = None,
-        dropout: float = 0.0,
+        begin_id: CountFrom0 | None = None,
+        dropout: Share = 0.0,
         activation_dtype: str = "float32",
         remat: str = "none",
         folder: str | None = None,

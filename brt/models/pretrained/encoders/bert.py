@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import zeros
 
-from brt.checks import check_choice
+from brt.checks import Count, CountFrom0, Positive, Share, check_choice
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
 from brt.models.pretrained.bodies.activations import ACTIVATIONS
@@ -134,17 +134,17 @@ class BERT(Encoder):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: int | None = None,
-        num_layers: int | None = None,
-        width: int | None = None,
-        num_heads: int | None = None,
-        feed_forward_size: int | None = None,
-        num_positions: int | None = None,
-        num_types: int | None = None,
+        vocabulary_size: Count | None = None,
+        num_layers: Count | None = None,
+        width: Count | None = None,
+        num_heads: Count | None = None,
+        feed_forward_size: Count | None = None,
+        num_positions: Count | None = None,
+        num_types: CountFrom0 | None = None,
         activation: str | None = None,
-        epsilon: float | None = None,
-        padding_id: int | None = None,
-        dropout: float = 0.0,
+        epsilon: Positive | None = None,
+        padding_id: CountFrom0 | None = None,
+        dropout: Share = 0.0,
         activation_dtype: str = "float32",
         remat: str = "none",
         folder: str | None = None,

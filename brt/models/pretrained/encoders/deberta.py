@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.checks import check_choice
+from brt.checks import Count, CountFrom0, Index, Positive, Share, check_choice
 from brt.models.counts import matrix_size
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
@@ -89,26 +89,26 @@ class DeBERTa(Encoder):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: int | None = None,
-        num_layers: int | None = None,
-        width: int | None = None,
-        num_heads: int | None = None,
-        feed_forward_size: int | None = None,
-        num_positions: int | None = None,
-        num_types: int | None = None,
+        vocabulary_size: Count | None = None,
+        num_layers: Count | None = None,
+        width: Count | None = None,
+        num_heads: Count | None = None,
+        feed_forward_size: Count | None = None,
+        num_positions: Count | None = None,
+        num_types: CountFrom0 | None = None,
         absolute_positions: bool | None = None,
         terms: Sequence[str] | None = None,
-        buckets: int | None = None,
-        longest_distance: int | None = None,
+        buckets: Index | None = None,
+        longest_distance: Index | None = None,
         shared_keys: bool | None = None,
         norm_relative: bool | None = None,
-        convolution: int | None = None,
+        convolution: CountFrom0 | None = None,
         convolution_activation: str | None = None,
         head_activation: str | None = None,
         activation: str | None = None,
-        epsilon: float | None = None,
-        padding_id: int | None = None,
-        dropout: float = 0.0,
+        epsilon: Positive | None = None,
+        padding_id: CountFrom0 | None = None,
+        dropout: Share = 0.0,
         activation_dtype: str = "float32",
         remat: str = "none",
         folder: str | None = None,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.checks import check_choice
+from brt.checks import Count, CountFrom0, Index, Positive, Share, check_choice
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.positions_t5 import t5_buckets
@@ -71,21 +71,21 @@ class T5(Encoder):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: int | None = None,
-        num_layers: int | None = None,
-        width: int | None = None,
-        num_heads: int | None = None,
-        head_size: int | None = None,
-        feed_forward_size: int | None = None,
-        num_decoder_layers: int | None = None,
+        vocabulary_size: Count | None = None,
+        num_layers: Count | None = None,
+        width: Count | None = None,
+        num_heads: Count | None = None,
+        head_size: Count | None = None,
+        feed_forward_size: Count | None = None,
+        num_decoder_layers: Count | None = None,
         network: str | None = None,
-        epsilon: float | None = None,
-        buckets: int | None = None,
-        longest_distance: int | None = None,
+        epsilon: Positive | None = None,
+        buckets: Index | None = None,
+        longest_distance: Index | None = None,
         tied: bool | None = None,
-        start_id: int | None = None,
-        padding_id: int | None = None,
-        dropout: float = 0.0,
+        start_id: CountFrom0 | None = None,
+        padding_id: CountFrom0 | None = None,
+        dropout: Share = 0.0,
         activation_dtype: str = "float32",
         remat: str = "none",
         folder: str | None = None,

@@ -18,6 +18,7 @@ from flax import nnx
 from jax.nn.initializers import ones, zeros
 from jax.typing import DTypeLike
 
+from brt.checks import Index
 from brt.models.counts import matrix_size
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import DENSE, parameter
@@ -54,7 +55,7 @@ class CellMemory(WindowMemory):
         self,
         rngs: nnx.Rngs,
         body: PretrainedBody,
-        layer: int | None = None,
+        layer: Index | None = None,
         cell: Callable[..., RecurrentCell] = RecurrentCell,
     ):
         num_layers = len(body.layers)
