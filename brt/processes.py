@@ -42,8 +42,10 @@ class Watch:
         self.number = number
         self.count = count
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="processes", daemon=True)
-        self._thread.start()
+        self._answered = time.monotonic()
+        # Asking blocks while process 0, where the service is, hangs: another thread counts seconds.
+        for target in (self._run, self._guard):
+            threading.Thread(target=target, name="processes", daemon=True).start()
 
     def end(self, why: str) -> None:
         """Tells the others that this process ended, `DONE` or `FAILED` and a sentence."""
@@ -62,9 +64,19 @@ class Watch:
                 reason = str(error).partition("\n")[0]
                 missed = f"Process 0, which all others meet at, does not answer ({reason})."
             else:
+                self._answered = time.monotonic()
                 missed = self._missed(found, seen)
             if missed and not self._ended.is_set():
                 leave(missed)
+                return
+
+    def _guard(self):
+        while not self._ended.wait(BEAT):
+            if time.monotonic() - self._answered > SILENCE + BEAT:
+                leave(
+                    f"Process 0, which all others meet at, has not answered for {SILENCE:.0f} "
+                    "seconds: it hangs, or its machine is gone."
+                )
                 return
 
     def _missed(self, found, seen):

@@ -24,6 +24,7 @@ class Service:
     def __init__(self):
         self.values = {}
         self.gone = False
+        self.hangs = False
 
     def key_value_set(self, key, value, allow_overwrite=False):
         if self.gone:
@@ -32,6 +33,8 @@ class Service:
         self.values[key] = value
 
     def key_value_dir_get(self, prefix):
+        while self.hangs:
+            time.sleep(0.01)
         return [(key, value) for key, value in list(self.values.items()) if key.startswith(prefix)]
 
     def blocking_key_value_get(self, key, timeout_in_ms):
@@ -149,6 +152,17 @@ def test_a_service_that_is_gone_ends_the_others_with_a_sentence(service, left):
     assert left[0] == (
         "Process 0, which all others meet at, does not answer (UNAVAILABLE: Socket closed)."
     )
+
+
+def test_a_service_that_hangs_ends_the_others_with_a_sentence(service, left):
+    watch = processes.Watch(1, 2)
+    other = processes.Watch(0, 2)
+    service.hangs = True
+    until(lambda: left)
+    assert left[0].startswith("Process 0, which all others meet at, has not answered for")
+    watch._ended.set()
+    other._ended.set()
+    service.hangs = False
 
 
 # With real processes.
