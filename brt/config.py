@@ -17,6 +17,7 @@ import gin
 
 from brt.declared_types import UNKNOWN, advice, allows, words_for
 from brt.registration import register_all
+from brt.storage.shipped import gin_folders
 
 RENAMED = {"LanguageModel": "BlockRecurrentTransformer"}
 """Names that configs and run folders of earlier versions may hold."""
@@ -53,8 +54,8 @@ def parse(
 
     Args:
         gin_files: paths, or several joined by `+`, as in `SYSTEM.gin+CORPUS.gin`; their includes
-            are looked up from the working directory, the folder that holds `configs/`, and
-            `search_paths`.
+            are looked up from the working directory, the folder that holds `configs/`, `configs/`
+            itself, and `search_paths`.
         bindings: lines such as `RecurrentCell.gate = "lstm"`.
 
     Raises:
@@ -65,9 +66,8 @@ def parse(
     gin.clear_config()
     # Gin also looks into importable packages, and stumbles over a folder named configs.
     gin.config._FILE_READERS[:] = [(open, os.path.isfile)]
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    for path in (root, *search_paths):
-        gin.add_config_file_search_path(path)
+    for path in (*gin_folders(), *search_paths):
+        gin.add_config_file_search_path(str(path))
     for file in (file for given in gin_files for file in split_files(given)):
         text = pathlib.Path(file).read_text("utf-8") if os.path.isfile(file) else ""
         _explained(lambda file=file: gin.parse_config_file(file), f"In {file}", text)

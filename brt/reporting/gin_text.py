@@ -7,9 +7,10 @@ from typing import Any
 
 from gin import config_parser
 
-import brt
+from brt.storage.shipped import configs_root, gin_folders
 
-ROOT = pathlib.Path(brt.__file__).resolve().parent.parent
+ROOT = configs_root()
+"""The folder that holds configs/."""
 
 
 class Reference(str):
@@ -32,7 +33,7 @@ def read_gin(text: str) -> dict[str, Any]:
 
     Raises:
         SyntaxError: as gin's parser.
-        FileNotFoundError: an included file that is neither here nor beside configs/.
+        FileNotFoundError: an included file that is neither here, nor beside configs/ or inside.
     """
     settings: dict[str, Any] = {}
     for statement in config_parser.ConfigParser(text, _AsText()):
@@ -47,9 +48,10 @@ def read_gin(text: str) -> dict[str, Any]:
 
 
 def read_gin_file(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the bindings of a gin file, looked up here and in the folder that holds configs/."""
-    path = path if os.path.isfile(path) else ROOT / path
-    return read_gin(pathlib.Path(path).read_text(encoding="utf-8"))
+    """Returns the bindings of a gin file, looked up here, beside configs/ and inside of it."""
+    places = (pathlib.Path(), *gin_folders())
+    found = next((folder / path for folder in places if (folder / path).is_file()), ROOT / path)
+    return read_gin(found.read_text(encoding="utf-8"))
 
 
 def read_gin_files(paths: Iterable[str]) -> dict:

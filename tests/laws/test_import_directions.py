@@ -10,7 +10,7 @@ LAYERS = (
     ("brt",),
     (
         *("brt.checks", "brt.compilation_cache", "brt.declared_types", "brt.progress"),
-        *("brt.registration", "brt.token_ids"),
+        *("brt.registration", "brt.storage", "brt.token_ids"),
     ),
     ("brt.config",),
     ("brt.models", "brt.data"),

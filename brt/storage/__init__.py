@@ -1,0 +1,1 @@
+"""Where files are: the configs that brt ships, on a disk or in a bucket."""
