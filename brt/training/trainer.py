@@ -118,7 +118,7 @@ class TrainingRun:
         self._read = 0
         self.start = int(self.state.step)
         self.resumed = restored is not None
-        self.profiler = Profiler(profile, self.folder.path, self.start, trainer.steps)
+        self.profiler = Profiler(profile, self.folder.on_disk, self.start, trainer.steps)
         self.step_function = experiment.jit_step(mesh)
         self.stopped_by: int | None = None
         self._asked = 0  # how often all processes agreed on whether to stop
@@ -204,6 +204,7 @@ class TrainingRun:
                 if step == self.start + 1:
                     compilation_cache.publish()
                 if traced := self.profiler.after(step, self.step_function, self.state, batch):
+                    self.folder.publish_traces()
                     progress.note(f"Trace of the steps up to {step:,}: {traced}")
                 if step % trainer.log_every == 0 or step == trainer.steps:
                     self._peak = peak_bytes(self.step_function, self.state, batch)

@@ -77,12 +77,12 @@ def verify(store: TokenStore, quiet: bool = False) -> None:
         ValueError: naming the first file that differs.
     """
     manifest = store.manifest
-    sizes = {name: os.path.getsize(store.folder / name) for name in manifest["hashes"]}
+    sizes = {name: os.path.getsize(store.files / name) for name in manifest["hashes"]}
     progress = Progress(f"verifying {store.folder}, MB", sum(sizes.values()) // 10**6, quiet=quiet)
     done = 0
     for name, expected in manifest["hashes"].items():
         digest = hashlib.sha256()
-        with open(store.folder / name, "rb") as file:
+        with open(store.files / name, "rb") as file:
             while data := file.read(2**22):
                 digest.update(data)
                 done += len(data)
@@ -106,7 +106,7 @@ def verify(store: TokenStore, quiet: bool = False) -> None:
 
 
 def _entries(store):
-    with open(store.folder / "documents.jsonl", encoding="utf-8") as file:
+    with open(store.files / "documents.jsonl", encoding="utf-8") as file:
         for line in file:
             yield json.loads(line)
 
