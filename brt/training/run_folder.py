@@ -12,13 +12,15 @@ import platform
 import shlex
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import gin
 
 from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, absolute, as_path, is_remote
+from brt.training.metric_writers import USUAL, MetricWriter, TensorBoard, Wandb
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gin-config", "numpy", "brt")
 
@@ -35,18 +37,20 @@ class RunFolder:
     Args:
         path: the folder, created if `writes`.
         writes: whether this process writes anything.
+        metrics: where numbers go, some of `brt.training.metric_writers.KINDS`.
 
     Raises:
         PermissionError: if the folder cannot be written.
     """
 
-    def __init__(self, path: str, writes: bool = True):
+    def __init__(self, path: str, writes: bool = True, metrics: Sequence[str] = USUAL):
         self.path = absolute(path)
         self.writes = writes
         self._remote = RemotePath(self.path) if is_remote(self.path) else None
         self._growing = GrowingFiles(self._remote) if self._remote else None
         self._metrics: TextIO | None = None
-        self._events: Any = None  # a TensorBoard writer
+        self._kinds = tuple(metrics)
+        self._writers: list[MetricWriter] = []
         if writes and self._remote:
             (self._remote / PROBE).write_text("")  # raises what is to be said
             (self._remote / PROBE).unlink(missing_ok=True)
@@ -101,16 +105,18 @@ class RunFolder:
             file.write(text)
         os.replace(self.file(name) + ".new", self.file(name))
 
-    def open_metrics(self, step: int) -> str | None:
+    def open_metrics(self, step: int, settings: Mapping[str, str] | None = None) -> str | None:
         """Opens the records for writing after `step`; what lies beyond it is cut off.
+
+        settings: bindings of the run, for writers that show them.
 
         Returns:
             The file that earlier records went to if a run begins anew over them, otherwise None.
         """
         if not self.writes:
             return None
-        from tensorboardX import SummaryWriter
-
+        if "wandb" in self._kinds:  # first, as it may have to be refused
+            self._writers.append(Wandb(self.on_disk, self.path, settings or {}))
         own = as_path(self.file("metrics.jsonl")).exists()
         aside = None if step else self._put_aside()
         kept = [record for record in read_metrics(self.path) if record["step"] <= step]
@@ -123,9 +129,10 @@ class RunFolder:
         # They are written anew from the records. In a folder without records they are not ours.
         for events in self._old_events() if own else ():
             events.unlink()
-        self._events = SummaryWriter(logdir=self.on_disk, flush_secs=30)
+        if "tensorboard" in self._kinds:
+            self._writers.append(TensorBoard(self.on_disk))
         for record in kept:
-            self._to_tensorboard(record)
+            self._write_on([writer for writer in self._writers if writer.begins_empty], record)
         return aside
 
     def _old_events(self):
@@ -146,27 +153,32 @@ class RunFolder:
         return aside
 
     def record(self, step: int, scalars: dict[str, float | str]) -> None:
-        """Appends one line to metrics.jsonl; what of it is a number, to TensorBoard too."""
+        """Appends one line to metrics.jsonl; what of it is a number goes to the others, too."""
         if self._metrics is None:
             return
         record = {"step": step, **scalars}
         self._metrics.write(json.dumps(record) + "\n")
         self._metrics.flush()
-        self._to_tensorboard(record)
+        self._write_on(self._writers, record)
         if self._growing:
             self._growing.copy_if_due()
 
-    def _to_tensorboard(self, record):
-        for name, value in record.items():
-            if name != "step" and not isinstance(value, str):
-                self._events.add_scalar(name, value, record["step"])
+    def _write_on(self, writers, record):
+        numbers = {
+            name: value
+            for name, value in record.items()
+            if name != "step" and not isinstance(value, str)
+        }
+        for writer in writers:
+            writer.write(record["step"], numbers)
 
     def sync(self) -> None:
         """Waits until the records are on disk: before a checkpoint that comes after them."""
         if self._metrics is not None:
             self._metrics.flush()
             os.fsync(self._metrics.fileno())
-            self._events.flush()
+            for writer in self._writers:
+                writer.flush()
             if self._growing:
                 self._growing.copy()
 
@@ -175,7 +187,9 @@ class RunFolder:
         if self._metrics is not None:
             self.sync()
             self._metrics.close()
-            self._events.close()
+            for writer in self._writers:
+                writer.close()
+            self._writers = []
             self._metrics = None
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,8 +15,10 @@ from brt.data.streams.ids import check_store
 from brt.data.streams.ledger import MODULUS
 from brt.data.streams.select import training_stream
 from brt.progress import Progress
+from brt.training.alerts import Alerts, Watch
 from brt.training.checkpoint import Checkpoints
 from brt.training.experiment import EvaluationStopped, TrainedExperiment
+from brt.training.metric_writers import USUAL
 from brt.training.metrics import Interval, device_peak, peak_bytes
 from brt.training.optimization.weight_average import evaluated_params
 from brt.training.prefetch import Prefetch
@@ -65,6 +68,7 @@ class TrainingRun:
         params: parameters to begin with, or None for fresh ones.
         allow_changes: resume although bindings that decide what is computed have changed.
         profile: steps to be traced into the run folder, or None.
+        metrics: where numbers go, some of `brt.training.metric_writers.KINDS`.
 
     Raises:
         ChangedConfig: the folder's checkpoints belong to another configuration.
@@ -80,6 +84,7 @@ class TrainingRun:
         params: Any = None,
         allow_changes: bool = False,
         profile: ProfiledSteps | None = None,
+        metrics: Sequence[str] = USUAL,
     ):
         trainer = experiment.trainer
         self.experiment = experiment
@@ -99,7 +104,7 @@ class TrainingRun:
         self.evaluator = experiment.evaluator(mesh)
         if self.evaluator:
             check_store(self.evaluator.store)  # now, not after hours; of training, each batch is
-        self.folder = RunFolder(workdir, writes=jax.process_index() == 0)
+        self.folder = RunFolder(workdir, jax.process_index() == 0, metrics)
         self.checkpoints = Checkpoints(self.folder.file("checkpoints"), trainer.checkpoints)
         self._refuse_changes(allow_changes)
         abstract = experiment.abstract_state(mesh)
@@ -177,7 +182,7 @@ class TrainingRun:
             ValueError: a batch has ids beyond the vocabulary of its store.
         """
         trainer = self.trainer
-        aside = self.folder.open_metrics(self.start)
+        aside = self.folder.open_metrics(self.start, self.experiment.bindings)
         progress = Progress("step", trainer.steps, self.start, quiet=jax.process_index() > 0)
         if aside:
             progress.note(f"No checkpoint to go on from: begun anew; earlier records in {aside}.")
@@ -191,6 +196,8 @@ class TrainingRun:
         prefetch = Prefetch(self.stream, self.mesh, self.start, trainer.steps, keeps_ledger=True)
         self._timing_since = time.perf_counter()
         self._timed = 0
+        self._alerts = Alerts()
+        watch = Watch()
         self._peak: int | None = None
         last_evaluation: dict[str, float] = {}
         pending = None  # a step whose metrics are not fetched yet
@@ -208,6 +215,7 @@ class TrainingRun:
                     self.state, metrics = self.step_function(self.state, batch)
                 if step == self.start + 1:
                     compilation_cache.publish()
+                watch.beat()
                 if traced := self.profiler.after(step, self.step_function, self.state, batch):
                     self.folder.publish_traces()
                     progress.note(f"Trace of the steps up to {step:,}: {traced}")
@@ -226,7 +234,8 @@ class TrainingRun:
                     self._consume(*pending, prefetch, progress)
                     pending = None
                     paused = time.perf_counter()
-                    self._owes_evaluation = evaluates and stops
+                    watch.pause()
+                    self._owes_evaluation = bool(evaluates and stops)
                     if evaluates and not stops:
                         last_evaluation, stops = self._evaluate(step, progress)
                     if saves or stops:
@@ -237,6 +246,7 @@ class TrainingRun:
                     break
         finally:
             prefetch.close()
+            watch.close()
             self.profiler.close()
             progress.close()
             self.folder.close()
@@ -259,6 +269,7 @@ class TrainingRun:
         self._read = read
         metrics = jax.device_get(metrics)
         if not metrics.finite and not self.trainer.skip_nonfinite:
+            self.folder.record(step, {"alert/not_finite": 1.0})
             self.checkpoints.wait()
             safe = self.checkpoints.steps()
             raise NonFiniteLoss(
@@ -290,7 +301,7 @@ class TrainingRun:
         if peak := device_peak():
             flops = 3 * self.experiment.model.flops_per_token() * tokens_per_second
             scalars["perf/mfu"] = flops / (peak * jax.device_count())
-        self.folder.record(step, scalars)
+        self.folder.record(step, scalars | self._alerts.look(step, scalars))
         progress.update(
             step,
             f"loss {scalars['train/loss']:.4f}  bits/token {scalars['train/bits_per_token']:.4f}  "
