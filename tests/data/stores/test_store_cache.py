@@ -10,6 +10,7 @@ from brt import config
 from brt.data.corpus import Corpus, StoreMissing
 from brt.data.stores import store_cache
 from brt.data.stores.token_store import TokenStore
+from brt.data.vocabularies.named import named_vocabulary
 from brt.storage.paths import RemotePath, StorageError
 from brt.training.settings import Trainer
 
@@ -130,6 +131,19 @@ def test_a_preparation_that_is_cut_off_leaves_no_store_and_goes_on(cache, tmp_pa
     made.prepare(SPLIT, quiet=True, workers=1)
     assert made.exists(SPLIT) and len(copies(cache)) == 1
     assert made.open(SPLIT).num_documents == 9
+
+
+def test_a_vocabulary_is_read_from_the_bucket_too(cache, tmp_path):
+    words = "the\ntea\n<unk>\n<eos>\n"
+    (tmp_path / "words.txt").write_text(words)
+    there = f"{BUCKET}/words.txt"
+    with pytest.raises(FileNotFoundError, match=f"No word list is at {there}"):
+        _ = named_vocabulary(f"words:{there}").fingerprint
+    RemotePath(there).write_text(words)
+    ours = named_vocabulary(f"words:{there}")
+    theirs = named_vocabulary(f"words:{tmp_path / 'words.txt'}")
+    assert ours.fingerprint == theirs.fingerprint and ours.size == theirs.size
+    assert list(ours.encode(b"the tea", "text")) == list(theirs.encode(b"the tea", "text"))
 
 
 def test_a_store_that_is_missing_says_where_it_would_be(cache):
