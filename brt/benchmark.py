@@ -90,7 +90,7 @@ class Candidate(NamedTuple):
 
 def configured(file: str) -> Configuration:
     """Returns a config with the bindings of this command after its own."""
-    return Configuration([file], FLAGS.gin_bindings, FLAGS.gin_search_paths)
+    return Configuration([file], FLAGS.gin_bindings, FLAGS.gin_search_paths, FLAGS.allow_imports)
 
 
 def build(file: str) -> Candidate:

@@ -1,5 +1,6 @@
 """Flags and start-up that the commands share."""
 
+import os
 import signal
 import sys
 import threading
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
-from brt import compilation_cache, config
+from brt import compilation_cache, config, processes
 from brt.data.corpus import StoreMissing  # noqa: F401  (an OSError with a message of its own)
 from brt.data.extras import MissingExtra
 from brt.data.stores import store_cache
@@ -24,6 +25,11 @@ flags.DEFINE_multi_string(
     "gin_bindings", [], "A gin line, 'NAME = VALUE'; --gin.NAME=VALUE says the same."
 )
 flags.DEFINE_multi_string("gin_search_paths", [], "Further folders to find included files in.")
+flags.DEFINE_list(
+    "allow_imports",
+    [],
+    "MODULE[,MODULE]: modules outside brt whose code gin files may run by an `import` line.",
+)
 flags.DEFINE_string("workdir", None, "The run folder.")
 flags.DEFINE_string(
     "compilation_cache",
@@ -107,16 +113,22 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
             main()
         except KeyboardInterrupt:
             print("\nInterrupted.", file=sys.stderr)
-            sys.exit(INTERRUPTED)
+            _leave("it was interrupted.", INTERRUPTED)
         except Terminated as asked:
             print(f"\n{asked}", file=sys.stderr)
-            sys.exit(TERMINATED)
+            _leave("it was asked to end.", TERMINATED)
         except EXPLAINED as error:
             logging.debug("traceback", exc_info=True)
             print(f"\nError: {config.message(error)}", file=sys.stderr)
-            sys.exit(1)
+            _leave(config.message(error), 1)
+        except jax.errors.JaxRuntimeError as error:
+            if not processes.is_watched():
+                raise
+            reason = str(error).partition("\n")[0]
+            processes.leave(f"Another process ended, or cannot be reached ({reason}).")
         finally:
             compilation_cache.end()
+        processes.end()
 
     logging.set_verbosity(logging.WARNING)
     # Orbax logs whole tracebacks from its threads; `brt.training.checkpoint` says it shorter.
@@ -124,6 +136,16 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
         lambda record: "orbax" not in record.pathname or logging.level_debug()
     )
     app.run(explained, flags_parser=_parsed)
+
+
+def _leave(why: str, status: int):
+    """Ends the command; one of several processes tells the others why, and waits for none."""
+    if processes.is_watched():
+        processes.end(why)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _parsed(argv):
@@ -140,7 +162,8 @@ def start() -> None:
         jax.distributed.initialize(FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)
     elif FLAGS.distributed:
         jax.distributed.initialize()
-    config.parse(FLAGS.gin_file, FLAGS.gin_bindings, FLAGS.gin_search_paths)
+    processes.watch()
+    config.parse(FLAGS.gin_file, FLAGS.gin_bindings, FLAGS.gin_search_paths, FLAGS.allow_imports)
 
 
 def gin_flags() -> list[str]:
@@ -150,4 +173,5 @@ def gin_flags() -> list[str]:
         for name in ("gin_file", "gin_bindings", "gin_search_paths")
         for value in getattr(FLAGS, name)
     ]
-    return given + ([f"--store_cache={FLAGS.store_cache}"] if FLAGS.store_cache else [])
+    given += [f"--store_cache={FLAGS.store_cache}"] * bool(FLAGS.store_cache)
+    return given + [f"--allow_imports={','.join(FLAGS.allow_imports)}"] * bool(FLAGS.allow_imports)

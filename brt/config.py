@@ -4,20 +4,21 @@ Gin lets three mistakes pass in silence, or nearly: a binding that nothing reads
 that nothing reads, and a string without quotes. Here each ends in one clear sentence.
 """
 
+import contextlib
 import difflib
 import functools
 import inspect
 import os
-import pathlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import gin
 
-from brt.declared_types import UNKNOWN, advice, allows, words_for
+from brt.bound_values import check_bound_values, parameters_of
+from brt.gin_files import GinReader, NotAllowed, check_statements, read_gin_text
 from brt.registration import register_all
-from brt.storage.paths import is_remote_file, open_remote_text
+from brt.storage.paths import is_remote_file
 from brt.storage.shipped import gin_folders
 
 RENAMED = {"LanguageModel": "BlockRecurrentTransformer"}
@@ -50,34 +51,47 @@ def parse(
     gin_files: Sequence[str | os.PathLike] = (),
     bindings: Sequence[str] = (),
     search_paths: Sequence[str] = (),
+    allow_imports: Sequence[str] = (),
 ) -> None:
     """Clears gin, then reads files in order and bindings after them.
+
+    Nothing outside brt is imported but the modules that are allowed; see `brt.gin_files`.
 
     Args:
         gin_files: paths, or several joined by `+`, as in `SYSTEM.gin+CORPUS.gin`; their includes
             are looked up from the working directory, the folder that holds `configs/`, `configs/`
             itself, and `search_paths`.
         bindings: lines such as `RecurrentCell.gate = "lstm"`.
+        allow_imports: modules and packages outside brt whose code the files and bindings may run.
 
     Raises:
         ConfigError: a missing file, a wrong name (with the nearest right one), a value
-            that is not gin syntax (with the quoted form, where quotes are missing).
+            that is not gin syntax (with the quoted form, where quotes are missing), or an import
+            that is not allowed.
     """
     register_all()
     gin.clear_config()
     # Gin also looks into importable packages, and stumbles over a folder named configs.
-    gin.config._FILE_READERS[:] = [(open, os.path.isfile), (open_remote_text, is_remote_file)]
-    for path in (*gin_folders(), *search_paths):
-        gin.add_config_file_search_path(str(path))
+    reader = GinReader(allow_imports)
+    gin.config._FILE_READERS[:] = [(reader, os.path.lexists), (reader, is_remote_file)]
+    gin.config._LOCATION_PREFIXES[:] = ["", *map(str, gin_folders()), *search_paths]
     for file in (file for given in gin_files for file in split_files(given)):
-        text = pathlib.Path(file).read_text("utf-8") if os.path.isfile(file) else ""
-        _explained(lambda file=file: gin.parse_config_file(file), f"In {file}", text)
+        _explained(lambda file=file: gin.parse_config_file(file), f"In {file}", file=file)
     for binding in bindings:
-        where = f"In the binding {binding!r}"
-        _explained(lambda line=binding: gin.parse_config(line), where, binding)
+        if not binding.strip():
+            raise ConfigError("A binding is empty: write --gin.NAME=VALUE.")
+
+        def read(line=binding):
+            check_statements(line, allow_imports)
+            gin.parse_config(line)
+
+        _explained(read, f"In the binding {binding!r}", binding)
     _explained(gin.finalize, "In the configuration")
     _check_passed_on()
-    _check_declared_types()
+    try:
+        check_bound_values(allow_imports)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def split_files(given: str | os.PathLike) -> list[str]:
@@ -92,7 +106,7 @@ def _check_passed_on():
         entry = gin.config._REGISTRY.get(selector)
         if entry is None or not inspect.isclass(entry.wrapped) or entry.name not in names:
             continue
-        if not any(p.kind is p.VAR_KEYWORD for p in _parameters(entry).values()):
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters_of(entry).values()):
             continue
         own = [f"{entry.name}.{parameter}" for parameter in names[entry.name]]
         bases = [base.__name__ for base in entry.wrapped.__mro__[1:]]
@@ -102,43 +116,22 @@ def _check_passed_on():
             raise ConfigError(f"{entry.name} has no parameter {name}.{nearest}")
 
 
-def _check_declared_types():
-    """Refuses values whose type is not the one their parameter declares; see `declared_types`."""
-    for (scope, selector), bound in gin.config._CONFIG.items():
-        entry = gin.config._REGISTRY.get(selector)
-        parameters = _parameters(entry) if entry else {}
-        for parameter, value in bound.items():
-            if parameter not in parameters:
-                continue
-            declared, known = parameters[parameter].annotation, _without_references(value)
-            if declared is inspect.Parameter.empty or allows(declared, known):
-                continue
-            name = f"{scope}/{entry.name}.{parameter}" if scope else f"{entry.name}.{parameter}"
-            macro = f" (from {value!r})" if repr(value).startswith("%") else ""
-            raise ConfigError(
-                f"{name} = {known!r}{macro} must be {words_for(declared)}{advice(declared, known)}."
-            )
+def _explained(call, where, text="", file=None):
+    """Calls, and says of an error where it was made.
 
-
-def _without_references(value, inside=()):
-    """Returns a bound value with macros replaced by theirs, and what is not known by `UNKNOWN`."""
-    if isinstance(value, gin.config.ConfigurableReference):
-        if not repr(value).startswith("%"):
-            return UNKNOWN
-        if value.config_key in inside:
-            raise ConfigError(f"The macro {value!r} is its own value: give it a value of another.")
-        bound = gin.config._CONFIG.get(value.config_key, {"value": UNKNOWN})["value"]
-        return _without_references(bound, (*inside, value.config_key))
-    if isinstance(value, tuple | list):
-        return type(value)(_without_references(one, inside) for one in value)
-    return value
-
-
-def _explained(call, where, text=""):
+    file: the gin file whose text is read; otherwise it is `text`.
+    """
     try:
         call()
+    except RecursionError:
+        raise ConfigError(f"{where}: brackets lie too deep in one another.") from None
+    except NotAllowed as error:
+        raise ConfigError(f"{where}: {_own_words(error)}") from None
     except (SyntaxError, ValueError, TypeError, OSError, RuntimeError) as error:
-        raise ConfigError(_explain(str(error), where, text)) from error
+        if file and isinstance(error, SyntaxError | ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                text = read_gin_text(file)
+        raise ConfigError(_explain(_own_words(error), where, text)) from error
     except ModuleNotFoundError as error:
         name = str(error).split("'")[1]  # gin hands on the message, not the attribute
         raise ConfigError(
@@ -149,6 +142,11 @@ def _explained(call, where, text=""):
         raise ConfigError(f"{where}: {str(error).strip()}.") from error
     except Exception as error:  # tokenize errors share no better base class
         raise ConfigError(f"{where}: {error}. Is a bracket or a quote left open?") from error
+
+
+def _own_words(error):
+    """Returns the message of an error without the lines that gin appends to that of another."""
+    return str(error) if isinstance(error, SyntaxError) else str(error).split("\n  In ")[0]
 
 
 def _explain(message, where, text):
@@ -225,16 +223,23 @@ def _bindable(entry):
     """Returns the parameters of a configurable that gin may bind."""
     return [
         name
-        for name, parameter in _parameters(entry).items()
+        for name, parameter in parameters_of(entry).items()
         if name != "self" and name not in (entry.denylist or ())
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD
     ]
 
 
-def _parameters(entry):
-    wrapped = entry.wrapped  # a class may hide its parameters behind a metaclass
-    function = wrapped.__init__ if inspect.isclass(wrapped) else wrapped
-    return inspect.signature(function).parameters
+def declarations() -> dict[str, Any]:
+    """Returns the annotation of every parameter that gin may bind: of `Trainer.steps`, `Count`."""
+    register_all()
+    found = {}
+    for selector, entry in gin.config._REGISTRY.items():
+        if entry.module and entry.module.split(".")[0] == "brt":
+            parameters = parameters_of(entry)
+            for name in _bindable(entry):
+                if (declared := parameters[name].annotation) is not inspect.Parameter.empty:
+                    found[f"{selector.rsplit('.', 1)[-1]}.{name}"] = declared
+    return found
 
 
 def known_parameters() -> list[str]:
@@ -251,9 +256,10 @@ def default(name: str) -> Any:
     configurable, _, parameter = name.rpartition(".")
     for selector, entry in gin.config._REGISTRY.items():
         if selector.rsplit(".", 1)[-1] == configurable and entry.module.startswith("brt."):
-            found = _parameters(entry).get(parameter)
-            unknown = found is None or found.default is inspect.Parameter.empty
-            return gin.REQUIRED if unknown else found.default
+            found = parameters_of(entry).get(parameter)
+            if found is None or found.default is inspect.Parameter.empty:
+                return gin.REQUIRED
+            return found.default
     return gin.REQUIRED
 
 

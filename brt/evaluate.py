@@ -150,7 +150,7 @@ def studied_run(
     """
     own = own_config(workdir)
     rebuild = Configuration(
-        [own, *gin_files], FLAGS.gin_bindings, FLAGS.gin_search_paths
+        [own, *gin_files], FLAGS.gin_bindings, FLAGS.gin_search_paths, FLAGS.allow_imports
     ).experiment
     experiment = experiment or rebuild()
     experiment.trainer.corpus.prepare(experiment.evaluation.split)

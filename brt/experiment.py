@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from brt import config
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
+from brt.data.stores.verification import verify_once
 from brt.data.streams.batch import DTYPES, Batch, document_segments
 from brt.data.streams.labelled import LabelledDocuments
 from brt.evaluation.evaluator import Evaluator
@@ -247,8 +248,14 @@ class Experiment:
         check_divisible(mesh, self.trainer.rows, self.model.divided_sizes())
 
     def open_store(self, split: str) -> TokenStore | MixedStore:
-        """Returns the token store of a split, whose vocabulary must fit the model's table."""
+        """Returns the token store of a split, whose vocabulary must fit the model's table.
+
+        Raises:
+            ValueError: it does not, or a file of the store is not what was written; see
+                `brt.data.stores.verification`.
+        """
         store = self.trainer.corpus.open(split)
+        verify_once(store)
         size = store.manifest["vocabulary"]["size"]
         if size > self.model.vocabulary_size:
             # A model around a body takes the body's.
@@ -291,11 +298,13 @@ class Configuration(NamedTuple):
 
     files, search_paths: as `brt.config.parse` takes them.
     bindings: gin lines, read after the files.
+    allow_imports: modules outside brt that the files may import.
     """
 
     files: Sequence[str] = ()
     bindings: Sequence[str] = ()
     search_paths: Sequence[str] = ()
+    allow_imports: Sequence[str] = ()
 
     def experiment(self, further: Sequence[str] = ()) -> Experiment:
         """Returns the experiment, with further bindings after these; gin is bound anew.
@@ -303,7 +312,8 @@ class Configuration(NamedTuple):
         Raises:
             As `brt.config.parse` and `Experiment.from_gin`.
         """
-        config.parse(self.files, [*self.bindings, *further], self.search_paths)
+        bindings = [*self.bindings, *further]
+        config.parse(self.files, bindings, self.search_paths, self.allow_imports)
         return Experiment.from_gin()
 
 
@@ -372,23 +382,28 @@ def _merged(graph, params) -> Model:
 _leaves = jax.tree_util.tree_leaves_with_path
 
 
-def load_run(folder: str, bindings: Sequence[str] = ()) -> tuple[Experiment, Any, int]:
+def load_run(
+    folder: str, bindings: Sequence[str] = (), allow_imports: Sequence[str] = ()
+) -> tuple[Experiment, Any, int]:
     """Builds the experiment of a run folder and reads its newest valid parameters.
 
     Args:
-        folder: a run folder of `brt.train`.
+        folder: a run folder of `brt.train`; none of its code is run.
         bindings: further gin lines, read after the run's own.
+        allow_imports: modules outside brt that its config may import; see `brt.config.parse`.
 
     Returns:
         (experiment, params, step): params a nested dictionary on the default device.
 
     Raises:
         FileNotFoundError: if it is no run folder or holds no checkpoint.
+        brt.config.ConfigError: its config imports a module that is not allowed.
     """
     folder = absolute(folder)
-    if not as_path(os.path.join(folder, "config.gin")).is_file():
+    own = os.path.join(folder, "config.gin")
+    if not as_path(own).is_file():
         raise FileNotFoundError(f"{folder} is not a run folder: it has no config.gin.")
-    experiment = Configuration([os.path.join(folder, "config.gin")], bindings).experiment()
+    experiment = Configuration([own], bindings, allow_imports=allow_imports).experiment()
     device = SingleDeviceSharding(jax.devices()[0])
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),

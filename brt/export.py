@@ -76,7 +76,7 @@ def main() -> None:
         raise ValueError("--workdir is missing: name the run folder whose body is to be written.")
     if not FLAGS["output"].present or not FLAGS.output:
         raise ValueError("--output is missing: name the folder to write.")
-    experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings)
+    experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings, FLAGS.allow_imports)
     settings = (as_path(FLAGS.workdir) / "config.gin").read_text(encoding="utf-8")
     tensors, beside = export(experiment.model, params, FLAGS.output, settings, FLAGS.dtype)
     print(f"Written to {FLAGS.output}: {tensors} tensors of {FLAGS.workdir} at step {step:,}.")

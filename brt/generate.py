@@ -10,7 +10,6 @@ Text goes to standard output as it is written, everything else to standard error
 """
 
 import io
-import json
 import math
 import os
 import sys
@@ -20,12 +19,14 @@ import numpy as np
 from absl import flags
 
 from brt import command_line
+from brt.data.stores.token_store import read_manifest
 from brt.data.vocabularies.base import expanded
 from brt.experiment import load_run
 from brt.generation.generator import Generator
 from brt.generation.memory import Memory, take_rows
 from brt.generation.sampling import Sampling, checked
 from brt.models.model import LanguageModel
+from brt.regular_files import read_bytes
 from brt.storage.paths import RemotePath, as_path, is_remote
 
 FLAGS = flags.FLAGS
@@ -61,7 +62,7 @@ def main() -> None:
     if FLAGS.save_memory:
         _check_writable(FLAGS.save_memory, max(len(texts), 1) * FLAGS.samples)
 
-    experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings)
+    experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings, FLAGS.allow_imports)
     trainer = experiment.trainer
     _check_vocabulary(trainer.corpus)
     model = experiment.bind_evaluated(params)
@@ -135,7 +136,7 @@ def score(generator: Generator, memory: Memory, tokens: np.ndarray, size: int) -
 
 
 def _content(path):
-    return as_path(expanded(path)).read_bytes()
+    return read_bytes(expanded(path))
 
 
 def _size(path):
@@ -148,7 +149,7 @@ def _check_vocabulary(corpus):
     manifest, mine = corpus.corpora[0].path("train") / "manifest.json", corpus.vocabulary
     if not manifest.is_file():
         return
-    theirs = json.loads(manifest.read_bytes())["vocabulary"]
+    theirs = read_manifest(manifest.parent)["vocabulary"]
     if theirs["fingerprint"] != mine.fingerprint:
         raise ValueError(
             f"The run's token store {manifest.parent} was made with another tokenizer, "

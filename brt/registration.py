@@ -1,7 +1,8 @@
 """Imports every module whose classes and functions gin may name, so that gin knows them.
 
 A file put into one of the packages needs no list to be extended. A module outside brt is named by
-gin's own `import` line: `import my_memories` as the first line of a gin file.
+gin's own `import` line: `import my_memories` as the first line of a gin file, and allowed by
+`--allow_imports=my_memories`.
 """
 
 import importlib

@@ -73,7 +73,7 @@ def main(folders: Sequence[str]) -> None:
             unpack(Path(path), Path(scratch)) if path.endswith(ENDING) else on_disk(path, scratch)
             for path in folders
         ]
-        runs = open_runs(unpacked)
+        runs = open_runs(unpacked, FLAGS.allow_imports)
         written = report(runs, FLAGS.output, step_times, chosen, FLAGS.reader_tokens)
     print(f"Written to {FLAGS.output}, with {written} files in {files_folder(FLAGS.output)}")
 

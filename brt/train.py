@@ -3,6 +3,8 @@
 python -m brt.train --gin_file=configs/quickstart.gin --workdir=runs/quickstart
 """
 
+import hashlib
+import json
 import os
 import platform
 import signal
@@ -14,12 +16,13 @@ import jax
 from absl import flags
 from jax.experimental import multihost_utils
 
-from brt import command_line
+from brt import command_line, processes
 from brt.benchmarks import slices, topologies
 from brt.experiment import Experiment
 from brt.training.metric_writers import USUAL, check_kinds
 from brt.training.parameters import load_params
 from brt.training.profiling import ProfiledSteps, parse_steps
+from brt.training.run_folder import code_hash, versions
 from brt.training.sharding import make_mesh
 from brt.training.trainer import TrainingRun
 
@@ -44,6 +47,7 @@ def main() -> None:
     if FLAGS.topology:
         return show_on_slice(FLAGS.topology)
     experiment = Experiment.from_gin()
+    processes.agree("bindings and versions", started_with(experiment))
     mesh = make_mesh(*experiment.trainer.mesh)
     experiment.check_mesh(mesh)
     if not FLAGS.eval_only:
@@ -63,6 +67,7 @@ def main() -> None:
             evaluate.evaluate(experiment, mesh, FLAGS.workdir)
             return
         prepare_missing(experiment)
+        processes.agree("token stores", store_contents(experiment))
         train(experiment, mesh, profile)
 
 
@@ -147,10 +152,34 @@ def malloc_is_slow() -> bool:
     )
 
 
+def started_with(experiment: Experiment) -> dict[str, str]:
+    """Returns the bindings and versions that all processes of a run must share."""
+    packages = {f"version of {name}": str(version) for name, version in versions().items()}
+    return {**experiment.bindings, **packages, "hash of brt's code": code_hash()}
+
+
+def store_contents(experiment: Experiment) -> dict[str, str]:
+    """Returns, for each store that is read, a short hash of what the manifest says is in it."""
+    found = {}
+    for split in splits_read(experiment):
+        for number, corpus in enumerate(experiment.trainer.corpus.corpora):
+            manifest = corpus.open(split).manifest
+            content = json.dumps([manifest["hashes"], manifest["vocabulary"]], sort_keys=True)
+            name = f"tokens of split {split}, corpus {number}"
+            found[name] = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return found
+
+
+def splits_read(experiment: Experiment) -> list[str]:
+    """Returns the splits that training reads."""
+    evaluated = [experiment.evaluation.split] if experiment.trainer.eval_every else []
+    return ["train", *evaluated]
+
+
 def prepare_missing(experiment: Experiment) -> None:
     """Has missing token stores made by another process, which may need TensorFlow."""
     trainer = experiment.trainer
-    splits = ["train"] + ([experiment.evaluation.split] if trainer.eval_every else [])
+    splits = splits_read(experiment)
     missing = [split for split in splits if not trainer.corpus.exists(split)]
     if jax.process_index() == 0:
         for corpus in trainer.corpus.corpora:

@@ -1,18 +1,21 @@
-"""Kills a training run at random moments, resumes it each time, and demands the same result.
+"""Stops a training run at random moments, resumes it each time, and demands the same result.
 
     python scripts/kill_and_resume.py [--kills 20] [--seed 0]
+    python scripts/kill_and_resume.py --systems=all --kills 15 --steps 300
     python scripts/kill_and_resume.py --gin_file=configs/small/compressive.gin
 
-Two runs of one small config, on text made here: one undisturbed, one that gets SIGKILL at
-random moments, start-up and checkpoint writing included. At the end parameters, optimizer,
-caches and all train/* and eval/* records must be equal bit for bit. Exit status 0 if so.
-Without --gin_file the model is a small Block-Recurrent one; the files of another are those of a
-system without a corpus.
+Two runs of one small config, on text made here: one undisturbed, one that is stopped at random
+moments: while it starts, prepares its token stores, writes a checkpoint, evaluates, or trains. Most
+stops are SIGKILL, the others SIGTERM and Ctrl-C, after which it may end in its own time. At the end
+parameters, optimizer, caches and all records but the timings must be equal bit for bit. Exit status
+0 if so. Without --gin_file the models are those of `SYSTEMS`; the files of another are those of a
+system without a corpus. What differs is left in --keep.
 """
 
 import argparse
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,25 +51,77 @@ BlockRecurrentTransformer.recurrent_layers = (1,)
 BlockRecurrentTransformer.dropout = 0.1
 RecurrentCell.num_states = 16
 """
-RUN = """
+TEXT = """
 Trainer.corpus = @Corpus()
 Corpus.store = "{folder}/store"
 Corpus.source = @TextFiles()
 Corpus.vocabulary = "bytes"
 TextFiles.path = "{folder}/text/{{split}}"
 vocabulary_size = 256
+"""
+MIXTURE = """
+Trainer.corpus = @Mixture()
+Mixture.corpora = [@first/Corpus(), @second/Corpus()]
+Mixture.weights = [0.7, 0.3]
+Mixture.names = ["first", "second"]
+first/Corpus.store = "{folder}/store/first"
+second/Corpus.store = "{folder}/store/second"
+first/Corpus.source = @first/TextFiles()
+second/Corpus.source = @second/TextFiles()
+Corpus.vocabulary = "bytes"
+first/TextFiles.path = "{folder}/text/{{split}}"
+second/TextFiles.path = "{folder}/text/{{split}}"
+vocabulary_size = 256
+"""
+RUN = """
 Evaluation.max_steps = 3
 CheckpointPolicy.every = 7
 Trainer.steps = {steps}
 Trainer.log_every = 3
-Trainer.eval_every = 25
+Trainer.eval_every = 24
 """
+RMT = """
+include "configs/task_models/minutes_rmt.gin"
+include "configs/tasks/copy.gin"
+Corpus.store = "{folder}/store"
+Trainer.tokens_per_step = 576
+Evaluation.tokens_per_step = 720
+"""
+EVALUATED = 24
+"""Steps between two evaluations; records come every third step."""
+SIGNALS = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
+MOMENTS = "starting", "preparing", "checkpoint", "evaluation", "training"
+SYSTEMS = {
+    "recurrent": (MODEL, TEXT),
+    "feedback": (MODEL + "BlockRecurrentTransformer.feedback = True\n", TEXT),
+    "memorizing": (
+        MODEL
+        + "BlockRecurrentTransformer.memorizing_layers = (0,)\n"
+        + "ExternalMemory.size = 128\nExternalMemory.neighbours = 4\n",
+        TEXT,
+    ),
+    "mixture": (MODEL, MIXTURE),
+    "plateau": (
+        MODEL + "Trainer.plateau = @ReduceOnPlateau()\nReduceOnPlateau.patience = 0\n",
+        TEXT,
+    ),
+    "average": (MODEL + "Trainer.average = @WeightAverage()\n", TEXT),
+    "memory tokens": (RMT, ""),
+}
+"""Name to what the config of a model says, and that of its corpus."""
 
 
-def config_of(files: Sequence[str], bindings: Sequence[str], folder: Path, steps: int) -> str:
-    """Returns the run's gin text: a system's files, or `MODEL`, with text and steps of its own."""
-    system = "".join(f'include "{os.path.abspath(file)}"\n' for file in files) or MODEL
-    return "\n".join([system, RUN.format(folder=folder, steps=steps), *bindings]) + "\n"
+def config_of(system: tuple[str, str], bindings: Sequence[str], folder: Path, steps: int) -> str:
+    """Returns the run's gin text: a system with text and steps of its own."""
+    model, corpus = system
+    parts = model, corpus, RUN
+    filled = (part.format(folder=folder, steps=steps) for part in parts)
+    return "\n".join([*filled, *bindings]) + "\n"
+
+
+def system_of(files: Sequence[str]) -> tuple[str, str]:
+    """Returns the system of gin files without a corpus, as in `SYSTEMS`."""
+    return "".join(f'include "{os.path.abspath(file)}"\n' for file in files), TEXT
 
 
 def make_text(folder: Path, seed: int) -> None:
@@ -118,44 +173,67 @@ def being_written(folder: Path, since: float) -> bool:
     return False
 
 
-def kill_often(folder: Path, kills: int, steps: int, start_up: float, rng: random.Random) -> None:
-    """Kills the run `killed` so often; prints where each kill fell; then lets it finish."""
-    during_writing = 0
+def stop_often(folder: Path, kills: int, steps: int, start_up: float, rng: random.Random) -> int:
+    """Stops the run `killed` so often; prints where each stop fell; then lets it finish.
+
+    Returns:
+        How often it ended in its own time, after SIGTERM or Ctrl-C, with another status than these
+        have.
+    """
+    counts = {moment: 0 for moment in MOMENTS}
+    wrong = 0
     for number in range(1, kills + 1):
+        how = rng.choices(SIGNALS, (0.7, 0.15, 0.15))[0]
+        moment = rng.choice(MOMENTS)
+        if moment == "preparing":
+            shutil.rmtree(folder / "store", ignore_errors=True)
         begun = time.monotonic()
         since = time.time()
         process = begin(folder, "killed")
-        # A fifth while it starts up; the others spread over the steps, half of these as soon
-        # as a checkpoint is being written.
-        moment = rng.random()
         target = steps * (number - rng.random()) / (kills + 1)
-        if moment < 0.2:
+        if moment in ("starting", "preparing"):
             time.sleep(rng.uniform(0, start_up))
         else:
             while steps_done(folder, "killed") < target and process.poll() is None:
                 time.sleep(0.01)
             start_up = min(start_up, time.monotonic() - begun)
-            if moment < 0.6:
+            if moment == "checkpoint":
                 while not being_written(folder, since) and process.poll() is None:
                     time.sleep(0.0002)
                 time.sleep(rng.uniform(0, 0.02))
+            elif moment == "evaluation":
+                while not evaluates(folder) and process.poll() is None:
+                    time.sleep(0.001)
             else:
                 time.sleep(rng.uniform(0, 0.3))
         if process.poll() is not None:
             sys.exit(
-                f"The run ended before kill {number}; use more --steps.\n"
+                f"The run ended before stop {number}; use more --steps.\n"
                 + (folder / "killed.log").read_text()[-2000:]
             )
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        writing = being_written(folder, since)
-        during_writing += writing
-        what = "writing a checkpoint" if writing else ""
+        os.kill(process.pid, how)
+        status = process.wait()
+        counts[moment] += 1
+        # During the start, Python itself answers.
+        expected = {-how, 0, 1, 130, 143} if how != signal.SIGKILL else {-how}
+        wrong += status not in expected
         step = steps_done(folder, "killed")
-        print(f"kill {number:2d} of {kills} at step {step:4d}  {what}", flush=True)
-    print(f"{during_writing} of {kills} kills fell into the writing of a checkpoint")
+        print(
+            f"stop {number:2d} of {kills} at step {step:4d}  {how.name:7} {moment:10} {status}",
+            flush=True,
+        )
+    print("stops by moment: " + ", ".join(f"{n} {moment}" for moment, n in counts.items()))
     if begin(folder, "killed").wait():
         sys.exit((folder / "killed.log").read_text())
+    return wrong
+
+
+def evaluates(folder: Path) -> bool:
+    """Tells if the run has done the steps before an evaluation and not recorded that yet."""
+    records = read_metrics(str(folder / "killed"))
+    trained = max((r["step"] for r in records if "train/loss" in r), default=0)
+    evaluated = max((r["step"] for r in records if "eval/loss" in r), default=0)
+    return trained // EVALUATED * EVALUATED > evaluated
 
 
 def compare(folder: Path) -> bool:
@@ -190,24 +268,50 @@ def compare(folder: Path) -> bool:
     return same
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--gin_file", action="append", default=[], help="of another system")
-    parser.add_argument("--gin_bindings", action="append", default=[], help="a binding more")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+def soak(name: str, system: tuple[str, str], arguments: argparse.Namespace) -> bool:
+    """Stops one system often; returns True if nothing came of it."""
+    print(f"--- {name}", flush=True)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
         make_text(folder, arguments.seed)
-        bound = arguments.gin_file, arguments.gin_bindings, folder, arguments.steps
-        (folder / "config.gin").write_text(config_of(*bound))
+        bound = arguments.gin_bindings, folder, arguments.steps
+        (folder / "config.gin").write_text(config_of(system, *bound))
         start_up = undisturbed(folder)
         print(f"undisturbed run done; {start_up:.1f} s to its first record", flush=True)
-        rng = random.Random(arguments.seed)
-        kill_often(folder, arguments.kills, arguments.steps, start_up, rng)
-        return 0 if compare(folder) else 1
+        rng = random.Random(f"{arguments.seed} {name}")
+        wrong = stop_often(folder, arguments.kills, arguments.steps, start_up, rng)
+        if wrong:
+            print(f"{wrong} stops ended with a status of their own")
+        same = compare(folder) and not wrong
+        if not same and arguments.keep:
+            shutil.copytree(folder, Path(arguments.keep) / name, dirs_exist_ok=True)
+            print(f"Both runs are left in {arguments.keep}/{name}")
+        return same
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kills", type=int, default=20, help="stops of each system")
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--systems", default="recurrent", help=f"'all', or of {', '.join(SYSTEMS)}, with commas"
+    )
+    parser.add_argument("--gin_file", action="append", default=[], help="of another system")
+    parser.add_argument("--gin_bindings", action="append", default=[], help="a binding more")
+    parser.add_argument("--keep", help="folder for runs that differ")
+    arguments = parser.parse_args()
+    if arguments.gin_file:
+        chosen = {", ".join(arguments.gin_file): system_of(arguments.gin_file)}
+    elif arguments.systems == "all":
+        chosen = SYSTEMS
+    else:
+        names = arguments.systems.split(",")
+        if unknown := [name for name in names if name not in SYSTEMS]:
+            parser.error(f"There is no system {unknown[0]!r}: {', '.join(SYSTEMS)} are known.")
+        chosen = {name: SYSTEMS[name] for name in names}
+    results = [soak(name, system, arguments) for name, system in chosen.items()]
+    return 0 if all(results) else 1
 
 
 if __name__ == "__main__":

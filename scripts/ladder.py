@@ -47,6 +47,7 @@ from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 from brt.reporting.ladder import SCALES, LadderError, SweepEntry, read_sweep
 from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import paper_tables
+from brt.reporting.run_files import read_evaluation
 from brt.reporting.runs import STANDS_FOR_FILE, open_runs
 from brt.reporting.step_times import read_step_times
 
@@ -175,9 +176,9 @@ def entry_file(folder: Path, entry: SweepEntry) -> Path:
 def evaluated(workdir: Path, entry: SweepEntry) -> bool:
     """Tells if a run has been evaluated after its last step."""
     try:
-        text = (workdir / f"evaluation_{FLAGS.split}.json").read_text(encoding="utf-8")
-        return json.loads(text)["step"] >= entry.settings["Trainer.steps"]
-    except (OSError, ValueError, KeyError):
+        found = read_evaluation(workdir / f"evaluation_{FLAGS.split}.json")
+        return found.get("step", -1) >= entry.settings["Trainer.steps"]
+    except (OSError, ValueError):
         return False
 
 

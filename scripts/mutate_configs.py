@@ -136,6 +136,8 @@ def changes(files: Iterable[str], rng: random.Random) -> list[Change]:
         for number, line in enumerate(line for line in lines if line.split("#")[0].strip()):
             for word in line.split()[1:]:
                 name, value = word.split("=", 1)
+                if value.startswith(("@", "%")):  # a reference is no constant
+                    continue
                 changed = repr(other(ast.literal_eval(value), rng)).replace(" ", "")
                 found.append(Change(file, number, name, value, changed))
     return found

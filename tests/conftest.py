@@ -18,6 +18,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Commands keep nothing of what they compile, but where a test says so.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", "")
+os.environ.setdefault("BRT_VERIFIED", "")
 
 import functools
 import importlib

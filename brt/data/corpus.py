@@ -7,6 +7,7 @@ from pathlib import Path
 import gin
 from absl import logging
 
+from brt.checks import Name
 from brt.data.sources.base import Source, check_source
 from brt.data.splits import check_split
 from brt.data.stores import store_cache
@@ -41,7 +42,7 @@ class Corpus:
 
     def __init__(
         self,
-        store: str = gin.REQUIRED,
+        store: Name = gin.REQUIRED,
         source: Source = gin.REQUIRED,
         vocabulary: Vocabulary | str | None = None,
     ):
@@ -193,7 +194,7 @@ class Corpus:
         store = TokenStore(self.path(split))
         made_with = store.manifest["vocabulary"]
         have = vocabulary_entry(self.vocabulary)
-        if made_with["fingerprint"] != have["fingerprint"]:
+        if any(made_with[name] != have[name] for name in ("fingerprint", "size")):
             raise ValueError(
                 f"{store.folder} was made with another tokenizer, {_named(made_with)}, and the "
                 f"config has {_named(have)}: bind the one it was made with, or Corpus.store to a "

@@ -9,6 +9,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
+from brt.checks import Name, Positive
 from brt.data.corpus import Corpus
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.writer import vocabulary_entry
@@ -44,8 +45,8 @@ class Mixture:
     def __init__(
         self,
         corpora: list[Corpus] = gin.REQUIRED,
-        weights: list[float] = gin.REQUIRED,
-        names: list[str] | None = None,
+        weights: list[Positive] = gin.REQUIRED,
+        names: list[Name] | None = None,
     ):
         if not corpora or len(corpora) != len(weights):
             raise ValueError(

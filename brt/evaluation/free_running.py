@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from brt.checks import CountFrom0
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.samples import read_samples, sample_length
 from brt.evaluation.experiment import EvaluatedExperiment
@@ -48,7 +49,12 @@ class FreeRunning(WritingScore):
         ValueError: an answer or end of less than one token.
     """
 
-    def __init__(self, answer: int | None = None, end: int | None = None, blank: int | None = None):
+    def __init__(
+        self,
+        answer: CountFrom0 | None = None,
+        end: CountFrom0 | None = None,
+        blank: CountFrom0 | None = None,
+    ):
         if min(x for x in (answer, end, 1) if x is not None) < 1:
             raise ValueError(
                 f"FreeRunning.answer = {answer} and FreeRunning.end = {end} must be 1 or more."

@@ -3,6 +3,7 @@
 import gin
 import numpy as np
 
+from brt.checks import Count, CountFrom0
 from brt.data.sources.recall import answer_distances
 from brt.evaluation.scores import Score, Store, Sums
 
@@ -21,7 +22,10 @@ class RecallScore(Score):
     """
 
     def __init__(
-        self, far: int = gin.REQUIRED, segment_length: int = gin.REQUIRED, segments: int = 3
+        self,
+        far: CountFrom0 = gin.REQUIRED,
+        segment_length: Count = gin.REQUIRED,
+        segments: Count = 3,
     ):
         self.far = far
         self.segments = segments

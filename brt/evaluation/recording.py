@@ -6,12 +6,14 @@
     correct.bin     uint8, 1 where the token had the highest logit
     done.bin        uint8, one a document, 1 where the document is recorded
 
+A recording that is complete has the sha256 of these files in its manifest, and is compared with
+them when it is opened, once on each host (`brt.data.stores.verification`).
+
 All little-endian. A document counts as done once all of it is on disk, so a recording that was
 killed goes on with the others, and one of a few documents can be completed later.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,13 +24,17 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from brt.checks import Count, CountFrom0, Many, Name
 from brt.data.mixture import MixedStore
 from brt.data.stores.own_folders import MARK, claim, remove
-from brt.data.stores.token_store import TokenStore
+from brt.data.stores.token_store import VOCABULARY, TokenStore
+from brt.data.stores.verification import check_hashes, hashes_of, once
 from brt.data.stores.writer import replace_json, write_json
 from brt.data.streams.documents import DocumentPass
 from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader, to_host
 from brt.evaluation.recording_copy import RecordingCopy
+from brt.json_files import DamagedFile, Fields, misfit, read_json
+from brt.regular_files import check_regular
 from brt.storage.paths import RemotePath, is_remote
 
 FORMAT = 1
@@ -38,9 +44,26 @@ FILES = {
     "correct": np.dtype("u1"),
     "done": np.dtype("u1"),
 }
+NAMES = tuple(f"{name}.bin" for name in FILES)
 SCORES = ("nats", "entropy", "correct")
 IDENTITY = ("step", "parameters", "state", "segment_length", "window")
 """Entries of the manifest that decide what is recorded, besides the store's content."""
+MANIFEST = Fields(
+    {
+        "store": Fields({"folder": Name, "content": str, "vocabulary": VOCABULARY}),
+        "run": str,
+        "step": CountFrom0,
+        "parameters": str,
+        "state": Name,
+        "segment_length": Count,
+        "window": CountFrom0,
+        "documents": Many,
+        "tokens": Many,
+        "complete": bool,
+    },
+    {"hashes": dict[str, str]},
+)
+"""What every manifest of this format has."""
 
 
 class DocumentScores(NamedTuple):
@@ -81,6 +104,7 @@ class Recording:
         self.entropy = self._map("entropy")
         self.correct = self._map("correct").view(bool)
         self.done_D = self._map("done").view(bool)
+        self._verify()
         self._store = None if store is None else self._checked(store)
         self.copy: RecordingCopy | None = None
 
@@ -103,11 +127,31 @@ class Recording:
             )
         return store
 
+    def _verify(self):
+        """Compares the files with the hashes, which only a complete recording has."""
+        hashes = self.manifest.get("hashes")
+        if hashes is None:
+            return
+        again = f"delete {self.folder} and record again"
+        if hashes.keys() != set(NAMES):
+            raise DamagedFile(
+                f"{self.folder / 'manifest.json'} has hashes of other files: {again}."
+            )
+        once(
+            self.folder,
+            ("manifest.json", *NAMES),
+            lambda: check_hashes(self.folder, hashes, again),
+        )
+
     def _map(self, name):
         count = self.manifest["documents" if name == "done" else "tokens"]
         path, expected = self.folder / f"{name}.bin", count * FILES[name].itemsize
-        if not path.is_file():
-            raise FileNotFoundError(f"{self.folder} has no {name}.bin: delete it and record again.")
+        try:
+            check_regular(path)
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{self.folder} has no {name}.bin: delete it and record again."
+            ) from None
         if path.stat().st_size != expected:
             raise ValueError(
                 f"{path} should have {expected} bytes and has {path.stat().st_size}: it was cut "
@@ -236,8 +280,10 @@ def record(
             if copy and writes:  # what is done need not be done again, whatever happened
                 copy.publish()
     if writes:
-        complete = bool(Recording(folder).done_D.all())
-        replace_json(folder, "manifest.json", {**manifest, "complete": complete})
+        manifest["complete"] = bool(Recording(folder).done_D.all())
+        if manifest["complete"]:
+            manifest["hashes"] = hashes_of(folder, NAMES)
+        replace_json(folder, "manifest.json", manifest)
         if copy:
             copy.publish()
     if jax.process_count() > 1:
@@ -360,28 +406,20 @@ def _is_of(folder, manifest):
 
 def _read_manifest(folder):
     path = folder / "manifest.json"
+    again = f"delete {folder} and record again"
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        version = manifest["format"]
+        manifest = read_json(path, Fields({"format": int}), again)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"There is no recording at {folder}: make it with `python -m brt.evaluate --record`."
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    if manifest["format"] != FORMAT:
         raise ValueError(
-            f"{path} is not a manifest ({error}): delete {folder} and record again."
-        ) from None
-    if version != FORMAT:
-        raise ValueError(
-            f"{path} has recording format {version}, and this version of brt reads {FORMAT}: "
-            f"delete {folder} and record again."
+            f"{path} has recording format {manifest['format']}, and this version of brt reads "
+            f"{FORMAT}: {again}."
         )
-    missing = [name for name in ("store", "documents", "tokens", *IDENTITY) if name not in manifest]
-    if missing:
-        raise ValueError(
-            f"{path} is not the manifest of a recording (no {missing[0]!r}): delete {folder} and "
-            "record again."
-        )
+    if wrong := misfit(MANIFEST, manifest):
+        raise DamagedFile(f"{path} is damaged, as {wrong}: {again}.")
     return manifest
 
 

@@ -4,13 +4,15 @@ from collections.abc import Callable
 
 import gin
 
+from brt.checks import Count
 from brt.data.splits import check_split
 from brt.evaluation.scores import Score
 from brt.models.model import Model
+from brt.training.settings import EvaluationSettings
 
 
 @gin.configurable
-class Evaluation:
+class Evaluation(EvaluationSettings):
     """Settings of an evaluation, in the loop of a training run and by `brt.evaluate`.
 
     Args:
@@ -39,14 +41,14 @@ class Evaluation:
     def __init__(
         self,
         split: str = "validation",
-        tokens_per_step: int | None = None,
-        segment_length: int | None = None,
-        max_steps: int | None = None,
+        tokens_per_step: Count | None = None,
+        segment_length: Count | None = None,
+        max_steps: Count | None = None,
         cleared: bool = True,
         score: Score | None = None,
         meliad_scoring: bool = False,
         model: Callable[..., Model] | None = None,
-        stride: int | None = None,
+        stride: Count | None = None,
     ):
         self.split = check_split(split, "Evaluation.split")
         self.max_steps = max_steps

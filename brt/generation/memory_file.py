@@ -17,14 +17,36 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.flax import save as to_bytes
 
+from brt.checks import Count
 from brt.data.vocabularies.base import Vocabulary, expanded
 from brt.generation.memory import Memory, fresh_memory
+from brt.json_files import Fields, parse_json
 from brt.models.model import LanguageModel
-from brt.storage.paths import RemotePath, as_path, is_remote
+from brt.regular_files import check_regular
+from brt.storage.paths import RemotePath, is_remote
 
 FORMAT = "brt document memory 1"
 DIGITS = 12
 """Room for the position in the header, so that the file's size does not depend on it."""
+
+TYPES = {
+    **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+    "BOOL": "bool",
+}
+"""What safetensors calls the types of arrays."""
+
+DESCRIPTION = Fields(
+    {
+        "format": str,
+        "position": str,
+        "model": str,
+        "vocabulary": Fields({"name": str, "size": Count, "fingerprint": str}),
+    },
+    {"sha256": str},
+)
+"""What the header of a memory file says of it."""
 
 WITHOUT_EFFECT = ("dropout", "remat", "remat_blocks")
 """Settings of a model that change nothing of what it computes from the same text."""
@@ -111,21 +133,31 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
             vocabulary; the sentence says which.
     """
     path = expanded(path)
-    if not as_path(path).is_file():
-        raise FileNotFoundError(f"There is no memory file {path}.")
+    try:
+        check_regular(path)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"There is no memory file {path}.") from None
+    expected = jax.eval_shape(lambda: fresh_memory(model, 1))
+    shapes = {name: (x.shape, x.dtype) for name, x in _named(expected).items()}
     try:
         with _on_disk(path) as name, safe_open(name, "flax") as file:
             metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        description = json.loads(metadata["brt"])
-        if description["format"] != FORMAT:
-            raise KeyError
-    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"{path} is no memory file, or only a part of one "
-            f"({type(error).__name__}): write it again with --save_memory."
-        ) from None
-    if description.pop("sha256", None) != _digest(description, arrays):
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            fits = _shapes(slices) == {
+                name: (shape, str(dtype)) for name, (shape, dtype) in shapes.items()
+            }
+            # What has other shapes is refused below, and may be larger than there is memory.
+            arrays = {name: file.get_tensor(name) for name in slices} if fits else None
+    except (SafetensorError, MemoryError) as error:
+        raise _no_memory_file(path, type(error).__name__) from None
+    if "brt" not in metadata:
+        raise _no_memory_file(path, "it has no description")
+    again = "write it again with --save_memory"
+    description = parse_json(metadata["brt"], DESCRIPTION, f"The description in {path}", again)
+    if description["format"] != FORMAT:
+        raise _no_memory_file(path, "of another format")
+    sha256 = description.pop("sha256", None)
+    if arrays is not None and sha256 != _digest(description, arrays):
         raise ValueError(
             f"{path} was changed after it was written, its hash does not fit its content: write "
             "it again with --save_memory."
@@ -143,9 +175,7 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
             f"{fingerprint:.12}): other parameters, a later checkpoint for example, or other "
             "settings. Load the run that wrote it, or read the text again."
         )
-    expected = jax.eval_shape(lambda: fresh_memory(model, 1))
-    shapes = {name: (x.shape, x.dtype) for name, x in _named(expected).items()}
-    if shapes != {name: (x.shape, x.dtype) for name, x in arrays.items()}:
+    if arrays is None:
         raise ValueError(
             f"{path} holds other arrays than this model's memory, by another version of brt "
             "perhaps: write it again with --save_memory."
@@ -163,6 +193,21 @@ def _on_disk(path):
         copy = Path(folder, "memory")
         RemotePath(path).fetch(copy)
         yield str(copy)
+
+
+def _no_memory_file(path, why):
+    return ValueError(
+        f"{path} is no memory file, or only a part of one ({why}): write it again with "
+        "--save_memory."
+    )
+
+
+def _shapes(slices):
+    """Returns shapes and types of arrays by name, as the header of the file has them."""
+    return {
+        name: (tuple(part.get_shape()), TYPES.get(part.get_dtype(), part.get_dtype()))
+        for name, part in slices.items()
+    }
 
 
 def _named(memory):

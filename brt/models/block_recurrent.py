@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from brt.checks import check_choice, check_share
+from brt.checks import Count, Index, Share, check_choice, check_share
 from brt.models.block_feedback import run_blocks, state_source
 from brt.models.body import Body
 from brt.models.equal_layers import EqualLayers
@@ -72,18 +72,18 @@ class BlockRecurrentTransformer(Body):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: int = gin.REQUIRED,
-        num_layers: int = gin.REQUIRED,
-        width: int = gin.REQUIRED,
-        num_heads: int = gin.REQUIRED,
-        head_size: int = gin.REQUIRED,
-        feed_forward_size: int = gin.REQUIRED,
-        window: int = gin.REQUIRED,
-        recurrent_layers: tuple[int, ...] = (),
-        memorizing_layers: tuple[int, ...] = (),
+        vocabulary_size: Count = gin.REQUIRED,
+        num_layers: Count = gin.REQUIRED,
+        width: Count = gin.REQUIRED,
+        num_heads: Count = gin.REQUIRED,
+        head_size: Count = gin.REQUIRED,
+        feed_forward_size: Count = gin.REQUIRED,
+        window: Count = gin.REQUIRED,
+        recurrent_layers: tuple[Index, ...] = (),
+        memorizing_layers: tuple[Index, ...] = (),
         memories: tuple = (),
         feedback: bool = False,
-        dropout: float = 0.0,
+        dropout: Share = 0.0,
         logits_divisor: str = "vocabulary",
         activation_dtype: str = "float32",
         remat: str = "none",

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.checks import check_choice, check_not_negative
+from brt.checks import Count, NotNegative, check_choice, check_not_negative
 from brt.models.attention_weights import AttentionLayout, AttentionWeights, ShowsAttention
 from brt.models.body import Body
 from brt.models.caches import select_rows
@@ -86,12 +86,12 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        num_memory: int = gin.REQUIRED,
+        num_memory: Count = gin.REQUIRED,
         body: Callable[..., Body] = TransformerXL,
         memory_at_end: bool = True,
         read_memory_from_cache: bool = False,
         initial_rows: str = "independent",
-        auxiliary_weight: float = 0.0,
+        auxiliary_weight: NotNegative = 0.0,
         allow_long_memory: bool = False,
     ):
         if num_memory < 1:

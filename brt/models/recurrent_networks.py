@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import check_choice, check_share
+from brt.checks import Count, Share, check_choice, check_share
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
 from brt.models.equal_layers import EqualLayers
@@ -77,14 +77,14 @@ class RecurrentStack(LanguageModel):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: int = gin.REQUIRED,
-        width: int = gin.REQUIRED,
-        num_layers: int = gin.REQUIRED,
-        hidden_size: int = gin.REQUIRED,
-        dropout: float = 0.0,
+        vocabulary_size: Count = gin.REQUIRED,
+        width: Count = gin.REQUIRED,
+        num_layers: Count = gin.REQUIRED,
+        hidden_size: Count = gin.REQUIRED,
+        dropout: Share = 0.0,
         activation_dtype: str = "float32",
-        cutoffs: tuple[int, ...] = (),
-        div_val: int = 1,
+        cutoffs: tuple[Count, ...] = (),
+        div_val: Count = 1,
         tied: bool = True,
     ):
         name = type(self).__name__

@@ -15,7 +15,15 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from brt.checks import check_choice, check_not_negative, check_share
+from brt.checks import (
+    Count,
+    CountFrom0,
+    Positive,
+    Share,
+    check_choice,
+    check_not_negative,
+    check_share,
+)
 from brt.models.counts import matrix_size
 from brt.models.layers.adaptive_embedding import AdaptiveEmbedding
 from brt.models.layers.initializers import normal, parameter
@@ -78,28 +86,28 @@ class TransformerXL(TransformerXLStack):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: int = gin.REQUIRED,
-        num_layers: int = gin.REQUIRED,
-        width: int = gin.REQUIRED,
-        num_heads: int = gin.REQUIRED,
-        head_size: int = gin.REQUIRED,
-        feed_forward_size: int = gin.REQUIRED,
-        memory_length: int = gin.REQUIRED,
+        vocabulary_size: Count = gin.REQUIRED,
+        num_layers: Count = gin.REQUIRED,
+        width: Count = gin.REQUIRED,
+        num_heads: Count = gin.REQUIRED,
+        head_size: Count = gin.REQUIRED,
+        feed_forward_size: Count = gin.REQUIRED,
+        memory_length: CountFrom0 = gin.REQUIRED,
         encoding: str = "relative",
-        position_rows: int = 0,
+        position_rows: CountFrom0 = 0,
         same_length: bool = False,
-        clamp_length: int | None = None,
+        clamp_length: CountFrom0 | None = None,
         untie_biases: bool = False,
         norm: str = "post",
-        cutoffs: tuple[int, ...] = (),
-        div_val: int = 1,
+        cutoffs: tuple[Count, ...] = (),
+        div_val: Count = 1,
         tied: bool = True,
         tied_projections: bool | tuple[bool, ...] = True,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
+        dropout: Share = 0.0,
+        attention_dropout: Share = 0.0,
         variational_dropout: bool = False,
-        std: float = 0.02,
-        projection_std: float = 0.01,
+        std: Positive = 0.02,
+        projection_std: Positive = 0.01,
         activation_dtype: str = "float32",
         remat: str = "none",
         memory: Callable[..., HiddenMemory] = HiddenMemory,

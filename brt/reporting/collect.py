@@ -127,7 +127,7 @@ class Group(NamedTuple):
     def _counts(self):
         run = self.runs[0]
         try:
-            config.parse([str(run.folder / "config.gin")])
+            run.bind()
             return count_parameters(Experiment.from_gin().model)
         except Exception as error:  # of an older version, or with a class that is not here
             run.problems.append(f"{run.folder}/config.gin cannot be built: {error}")

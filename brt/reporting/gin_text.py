@@ -7,6 +7,8 @@ from typing import Any
 
 from gin import config_parser
 
+from brt.gin_files import read_gin_text
+from brt.storage.paths import is_remote
 from brt.storage.shipped import configs_root, gin_folders
 
 ROOT = configs_root()
@@ -38,7 +40,7 @@ def read_gin(text: str) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for statement in config_parser.ConfigParser(text, _AsText()):
         if isinstance(statement, config_parser.IncludeStatement):
-            settings |= read_gin_file(statement.filename)
+            settings |= read_gin(_text(statement.filename, included=True))
         elif isinstance(statement, config_parser.BindingStatement):
             name = statement.selector.rsplit(".", 1)[-1]
             name = f"{statement.scope}/{name}" if statement.scope else name
@@ -49,9 +51,15 @@ def read_gin(text: str) -> dict[str, Any]:
 
 def read_gin_file(path: str | os.PathLike) -> dict[str, Any]:
     """Returns the bindings of a gin file, looked up here, beside configs/ and inside of it."""
-    places = (pathlib.Path(), *gin_folders())
-    found = next((folder / path for folder in places if (folder / path).is_file()), ROOT / path)
-    return read_gin(found.read_text(encoding="utf-8"))
+    return read_gin(_text(path))
+
+
+def _text(path, included=False):
+    if not is_remote(path):
+        places = (pathlib.Path(), *gin_folders())
+        found = (place / path for place in places if os.path.lexists(place / path))
+        path = next(found, ROOT / path)
+    return read_gin_text(path, included)
 
 
 def read_gin_files(paths: Iterable[str]) -> dict:

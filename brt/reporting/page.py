@@ -93,7 +93,7 @@ def _prose(text):
 def plots_html(plots: list[Plot]) -> str:
     """Returns plots side by side where there is room; nothing for none."""
     figures = "".join(
-        f'<figure id="{plot.name}"><h3>{html.escape(plot.title)}</h3>{svg(plot)}'
+        f'<figure id="{html.escape(plot.name)}"><h3>{html.escape(plot.title)}</h3>{svg(plot)}'
         + (f"<figcaption>{_prose(plot.caption)}</figcaption>" if plot.caption else "")
         + "</figure>\n"
         for plot in plots
@@ -264,10 +264,10 @@ def _excerpt(found):
         ago = "not seen before" if seen is None else f"last seen {seen:,} tokens ago"
         facts.append(ago if seen is None else f"{ago}, {SEEN.get(found['where'], found['where'])}")
     facts += ["title or author recalled"] if found.get("recalled") else []
+    kind = html.escape(str(found.get("direction", "")))
     return (
         f'<blockquote><p class="quiet">{html.escape(" · ".join(facts))}</p>'
-        f'<div class="text">{before}<mark class="{found.get("direction", "")}">{text}</mark>'
-        f"{after}</div></blockquote>\n"
+        f'<div class="text">{before}<mark class="{kind}">{text}</mark>{after}</div></blockquote>\n'
     )
 
 

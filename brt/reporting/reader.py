@@ -93,7 +93,7 @@ def _misfit(base, other):
 
 
 def _vocabulary(run, recording):
-    config.parse([str(run.folder / "config.gin")])
+    run.bind()
     vocabulary = Trainer().corpus.vocabulary
     recorded = recording.manifest["store"]["vocabulary"]
     if vocabulary.fingerprint != recorded["fingerprint"]:

@@ -1,12 +1,21 @@
 """Run folders as a report reads them, finished or still being written."""
 
-import json
 import os
-from collections.abc import Iterable
+import tokenize
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from brt import config
+from brt.gin_files import read_gin_text
 from brt.reporting.gin_text import read_gin, resolved
+from brt.reporting.model_settings import model_name
+from brt.reporting.run_files import (
+    check_settings,
+    read_evaluation,
+    read_stands_for,
+    read_study,
+)
 from brt.training.run_folder import read_metrics
 from brt.training.settings import FREE_TO_CHANGE
 
@@ -14,12 +23,20 @@ STANDS_FOR_FILE = "rung.json"
 """In the run folder of a ladder: what the run stands for in the paper's tables."""
 
 
+REQUIRED = ("Trainer.segment_length",)
+OF_BLOCKS = ("BlockRecurrentTransformer.num_layers", "BlockRecurrentTransformer.window")
+"""Settings that every run has, and every run of a Block-Recurrent stack."""
+
 SHARE = 0.01
 """Of the loss: what a state has to be worth, to count as used."""
 
 
 class Run:
     """The content of a run folder.
+
+    Args:
+        folder: of the run; none of its code is run.
+        allow_imports: modules outside brt that its config may import, where its model is built.
 
     Attributes:
         folder: `pathlib.Path` of it.
@@ -40,8 +57,9 @@ class Run:
         FileNotFoundError: it is no run folder.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, allow_imports: Sequence[str] = ()):
         self.folder = Path(folder)
+        self.allow_imports = allow_imports
         if not self.folder.is_dir():
             raise FileNotFoundError(
                 f"There is no run folder at {folder}: name folders of `brt.train`."
@@ -49,45 +67,71 @@ class Run:
         self.name = self.folder.resolve().name
         self.problems: list[str] = []
         self.settings = self._read_settings()
-        self.records = read_metrics(str(self.folder))
+        self.records = read_metrics(str(self.folder), self.problems)
         evaluations = sorted(self.folder.glob("evaluation_*.json"))
-        self.evaluations = self._read_all(evaluations, lambda p: p.stem.split("_", 1)[1])
+        self.evaluations = self._read_all(
+            evaluations, read_evaluation, lambda p: p.stem.split("_", 1)[1]
+        )
         for found in self.evaluations.values():
             if "cleared_loss" in found:
                 grown = found["cleared_loss"] - found["loss"]
                 found["uses_state"] = int(grown >= SHARE * found["cleared_loss"])
-        self.studies = self._read_all(sorted(self.folder.glob("studies/*.json")), lambda p: p.stem)
+        studies = sorted(self.folder.glob("studies/*.json"))
+        self.studies = self._read_all(studies, read_study, lambda p: p.stem)
         found = [path.parent for path in self.folder.glob("recordings/*/manifest.json")]
         self.recordings = sorted(found, key=lambda path: (not path.name.endswith("kept"), path))
         self.rows: dict[str, dict[str, Any]] = {}
         entries = (
             [self.folder / STANDS_FOR_FILE] if (self.folder / STANDS_FOR_FILE).exists() else []
         )
-        self.stands_for = self._read_all(entries, lambda p: "entry").get("entry", {})
+        read = self._read_all(entries, read_stands_for, lambda p: "entry")
+        self.stands_for = read.get("entry", {})
 
     def _read_settings(self):
         for name in ("operative_config.gin", "config.gin"):
             path = self.folder / name
             if path.exists():
-                return resolved(read_gin(path.read_text(encoding="utf-8")))
+                return self._settings_of(path)
         raise FileNotFoundError(
             f"{self.folder} is not a run folder: it has no config.gin. Name folders given to "
             "`brt.train` as --workdir."
         )
 
-    def _read_all(self, paths, key):
+    def _settings_of(self, path):
+        try:
+            settings = resolved(read_gin(read_gin_text(path)))
+        except (SyntaxError, ValueError, KeyError, RecursionError, tokenize.TokenError) as error:
+            reason = str(error).split("\n")[0][:200]
+            raise ValueError(
+                f"{path} is no gin config ({reason}): copy it anew, or leave the run out."
+            ) from None
+        check_settings(path, settings)
+        of_blocks = model_name(settings) == "BlockRecurrentTransformer"
+        for name in (*REQUIRED, *(OF_BLOCKS if of_blocks else ())):
+            if name not in settings:
+                raise ValueError(
+                    f"{path} does not bind {name}: copy the file anew, or leave the run out."
+                )
+        return settings
+
+    def _read_all(self, paths, read, key):
         found = {}
         for path in paths:
             try:
-                content = json.loads(path.read_text(encoding="utf-8"))
-                if not isinstance(content, dict):
-                    raise ValueError("no JSON object")
-                found[key(path)] = content
+                found[key(path)] = read(path)
             except (ValueError, OSError) as error:
                 self.problems.append(
                     f"{path} was left out: it is being written, or was cut short ({error})"
                 )
         return found
+
+    def bind(self) -> None:
+        """Binds gin to the run's config.
+
+        Raises:
+            brt.config.ConfigError: as `brt.config.parse`.
+        """
+        config.parse([str(self.folder / "config.gin")], allow_imports=self.allow_imports)
 
     @property
     def paper_settings(self) -> dict:
@@ -164,13 +208,15 @@ def _is_free(name):
     return f"{name}:".startswith(FREE_TO_CHANGE)
 
 
-def open_runs(folders: Iterable[str | Path]) -> list[Run]:
+def open_runs(folders: Iterable[str | Path], allow_imports: Sequence[str] = ()) -> list[Run]:
     """Opens the runs of a report, each with a name of its own.
+
+    allow_imports: modules outside brt that their configs may import; see `brt.config.parse`.
 
     Raises:
         FileNotFoundError, ValueError: a folder is no run folder, or is named twice.
     """
-    runs = [Run(folder) for folder in folders]
+    runs = [Run(folder, allow_imports) for folder in folders]
     paths = [run.folder.resolve() for run in runs]
     for path in paths:
         if paths.count(path) > 1:

@@ -1,8 +1,9 @@
 """Relative times, of training steps and of evaluation, as `brt.benchmark --json` writes them."""
 
-import json
 from collections.abc import Iterable
 from typing import NamedTuple
+
+from brt.json_files import read_json
 
 BASELINE = "Slide:13L"
 """The system whose training step is 1.00 in Table 1 of the Block-Recurrent paper."""
@@ -29,14 +30,13 @@ def read_step_times(paths: Iterable[str]) -> dict[str, StepTime]:
     times: dict[str, StepTime] = {}
     for path in paths:
         try:
-            with open(path, encoding="utf-8") as file:
-                content = json.load(file)
+            content = read_json(path, dict, "make it anew")
             if "evaluation_speed" in content:
                 for row in content["evaluation_speed"]:
                     times[f"vanilla {row['attention_length']}"] = StepTime(float(row["ratio"]))
             else:
                 times |= _of_steps(content)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path} holds no step times ({type(error).__name__}: {error}): make it with "
                 "`python -m brt.benchmark --json=FILE --configs=...`."

@@ -9,9 +9,10 @@ checkpoint puts it aside.
 
 import copy
 import itertools
-import json
 import os
+import re
 from collections.abc import Sequence
+from typing import Annotated, Any
 
 import gin
 import jax
@@ -19,7 +20,11 @@ import jax.numpy as jnp
 from absl import logging
 from jax.experimental import multihost_utils
 
-from brt.storage.paths import RemotePath, absolute, as_path, is_remote, move
+from brt.checks import Count, ManyFrom0
+from brt.data.stores.token_store import VOCABULARY
+from brt.json_files import Fields, misfit, read_json
+from brt.regular_files import check_regular
+from brt.storage.paths import RemotePath, absolute, is_remote, move
 from brt.training.checkpoint_mirror import COMPLETE, CheckpointMirror
 from brt.training.passing_errors import passing_reason
 from brt.training.train_step import TrainState
@@ -29,6 +34,29 @@ ASIDE = "aside"
 
 STEP_NAME = ".step"
 """Name of `TrainState.step` among the fingerprints."""
+
+
+class Hexadecimal:
+    """Strings of a number's digits."""
+
+    words = "a number in hexadecimal digits"
+
+    def holds(self, value: Any) -> bool:
+        """Tells whether a value is such a string."""
+        return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{1,16}", value) is not None
+
+
+RECORD = Fields(
+    {"fingerprints": dict[str, ManyFrom0]},
+    {
+        "bindings": dict[str, str],
+        "interval": dict[str, float],
+        "evaluated": bool,
+        "ledger": Annotated[str, Hexadecimal()],
+        "vocabulary": VOCABULARY,
+    },
+)
+"""What the record of a checkpoint has; the training loop adds the optional ones."""
 
 
 class CheckpointError(RuntimeError):
@@ -45,7 +73,7 @@ class CheckpointPolicy:
         keep_every: also keep every checkpoint at a multiple of this many steps, or None.
     """
 
-    def __init__(self, every: int = 1000, keep_last: int = 3, keep_every: int | None = None):
+    def __init__(self, every: Count = 1000, keep_last: Count = 3, keep_every: Count | None = None):
         if every < 1 or keep_last < 1:
             raise ValueError(
                 f"CheckpointPolicy.every = {every} and keep_last = {keep_last} must be at least 1."
@@ -143,7 +171,7 @@ class Checkpoints:
         ocp = self._ocp
         self._fetch(step)
         args = ocp.args.Composite(record=ocp.args.JsonRestore())
-        return self._manager.restore(step, args=args)["record"]
+        return _checked(self._manager.restore(step, args=args)["record"])
 
     def restore_latest(
         self, abstract: TrainState, parts: Sequence[str] = TrainState._fields
@@ -190,11 +218,15 @@ class Checkpoints:
 
     def _step_held(self, step):
         """Returns the step that the checkpoint of this folder was saved at, by its own record."""
-        record = json.loads((as_path(self.folder) / str(step) / "record/metadata").read_bytes())
-        try:
-            return record["fingerprints"][STEP_NAME]  # of a single number it is the number itself
-        except (KeyError, TypeError):
-            raise CheckpointError("its record does not say which step it holds") from None
+        folder = os.path.join(self.folder, str(step))
+        if not is_remote(folder):
+            _check_files(folder)
+        path = os.path.join(folder, "record", "metadata")
+        record = read_json(path, RECORD, "it is left out")
+        # Of a single number the fingerprint is the number itself.
+        if (held := record["fingerprints"].get(STEP_NAME)) is None:
+            raise CheckpointError("its record does not say which step it holds")
+        return held
 
     def _skip_misnamed(self, step, held):
         self._skipped[step] = f"holds-step-{held}"
@@ -229,7 +261,7 @@ class Checkpoints:
                 record=ocp.args.JsonRestore(),
             ),
         )
-        record = restored["record"]
+        record = _checked(restored["record"])
         found = TrainState(
             *(
                 jax.tree.map(_as_wanted, restored[name][name], getattr(abstract, name))
@@ -323,6 +355,19 @@ def _reach_buckets_without_tensorflow():
     asked = getattr(gpath, "_is_tf_installed", None)  # which may have kept an earlier answer
     if hasattr(asked, "cache_clear"):
         asked.cache_clear()
+
+
+def _check_files(folder):
+    """Refuses a checkpoint in which something is no regular file, on which reading might wait."""
+    for path, _, names in os.walk(folder):
+        for name in names:
+            check_regular(os.path.join(path, name))
+
+
+def _checked(record):
+    if wrong := misfit(RECORD, record):
+        raise CheckpointError(f"its record is damaged, as {wrong}")
+    return record
 
 
 def _parts(state):

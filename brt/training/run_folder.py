@@ -4,12 +4,14 @@ config.gin, operative_config.gin, command.txt, environment.json, metrics.jsonl,
 events.out.tfevents.*, checkpoints/
 """
 
+import hashlib
 import importlib.metadata
 import itertools
 import json
 import os
 import platform
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,9 @@ from pathlib import Path
 from typing import TextIO
 
 import gin
+from absl import logging
 
+from brt.regular_files import read_bytes
 from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, absolute, as_path, is_remote
 from brt.training.metric_writers import USUAL, MetricWriter, TensorBoard, Wandb
@@ -79,7 +83,8 @@ class RunFolder:
             "cpus": os.cpu_count(),
             "devices": [str(device.device_kind) for device in jax.devices()],
             "processes": jax.process_count(),
-            "packages": {name: _version(name) for name in PACKAGES},
+            "packages": versions(),
+            "code": code_hash(),
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
         }
         self._write("config.gin", config)
@@ -119,7 +124,12 @@ class RunFolder:
             self._writers.append(Wandb(self.on_disk, self.path, settings or {}))
         own = as_path(self.file("metrics.jsonl")).exists()
         aside = None if step else self._put_aside()
-        kept = [record for record in read_metrics(self.path) if record["step"] <= step]
+        damaged: list[str] = []
+        kept = [record for record in read_metrics(self.path, damaged) if record["step"] <= step]
+        if damaged:  # what follows rewrites the file
+            copy = self._free_name()
+            self._copy_records(copy)
+            logging.warning("%s The file as it was is kept as %s.", damaged[0], copy)
         text = "".join(json.dumps(record) + "\n" for record in kept)
         self._write("metrics.jsonl", text)
         growing = os.path.join(self.on_disk, "metrics.jsonl")
@@ -142,15 +152,24 @@ class RunFolder:
     def _put_aside(self):
         if not read_metrics(self.path):
             return None
-        names = (self.file(f"metrics.{number}.jsonl") for number in itertools.count(1))
-        aside = next(name for name in names if not as_path(name).exists())
+        aside = self._free_name()
         if self._remote:
-            records = self._remote / "metrics.jsonl"
-            records.copy_to(RemotePath(aside))
-            records.unlink()
+            self._copy_records(aside)
+            (self._remote / "metrics.jsonl").unlink()
         else:
             os.replace(self.file("metrics.jsonl"), aside)
         return aside
+
+    def _free_name(self):
+        names = (self.file(f"metrics.{number}.jsonl") for number in itertools.count(1))
+        taken = RemotePath.exists if self._remote else os.path.lexists
+        return next(name for name in names if not taken(as_path(name)))
+
+    def _copy_records(self, copy):
+        if self._remote:
+            (self._remote / "metrics.jsonl").copy_to(RemotePath(copy))
+        else:
+            shutil.copyfile(self.file("metrics.jsonl"), copy)
 
     def record(self, step: int, scalars: dict[str, float | str]) -> None:
         """Appends one line to metrics.jsonl; what of it is a number goes to the others, too."""
@@ -193,19 +212,68 @@ class RunFolder:
             self._metrics = None
 
 
-def read_metrics(path: str) -> list[dict]:
-    """Returns the records of a run folder, oldest first; a torn last line is left out."""
+def read_metrics(path: str, problems: list[str] | None = None) -> list[dict]:
+    """Returns the records of a run folder, oldest first; a torn last line is left out.
+
+    Lines that are damaged are left out too.
+
+    Args:
+        path: of the run folder.
+        problems: takes a sentence about damaged lines; None logs it.
+    """
+    file = os.path.join(path, "metrics.jsonl")
     try:
-        lines = (as_path(path) / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
+        lines = read_bytes(file).split(b"\n")
     except FileNotFoundError:
         return []
-    records = []
-    for line in lines:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+    records, damaged = [], []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
             continue
+        record = _record(line)
+        if record is not None:
+            records.append(record)
+        elif number < len(lines):  # the last line of a run that was killed has no end
+            damaged.append(f"{number:,}")
+    if damaged:
+        shown = ", ".join(damaged[:5]) + ", ..." * (len(damaged) > 5)
+        sentence = f"{file} is damaged: lines that are no records were left out ({shown})."
+        if problems is None:
+            logging.warning("%s", sentence)
+        else:
+            problems.append(sentence)
     return records
+
+
+def versions() -> dict[str, str | None]:
+    """Returns the versions of the packages that decide what is computed."""
+    return {name: _version(name) for name in PACKAGES}
+
+
+def code_hash() -> str:
+    """Returns a short hash of brt's own source files, which may be ahead of its version."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _record(line):
+    """Returns the record of a line; None if it is none: a step, and numbers and texts by name."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if type(record) is not dict or type(step := record.get("step")) is not int or step < 0:
+        return None
+    return record if all(map(_is_scalar, record.values())) else None
+
+
+def _is_scalar(value):
+    kind = type(value)
+    return kind in (float, str) or (kind in (int, bool) and abs(value) < 2**63)
 
 
 def _version(package):

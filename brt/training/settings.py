@@ -7,8 +7,9 @@ import gin
 import jax
 import optax
 
-from brt.checks import check_choice
+from brt.checks import Count, CountFrom0, Devices, Seed, check_choice
 from brt.data.corpus import Corpus
+from brt.data.mixture import Mixture
 from brt.data.streams.labelled import LabelledDocuments
 from brt.data.streams.samples import check_cut
 from brt.data.streams.select import check_stream
@@ -34,6 +35,10 @@ FREE_TO_CHANGE = (
     "Corpus.store:",
 )
 """Bindings that may differ when a run is resumed; all others decide what is computed."""
+
+
+class EvaluationSettings:
+    """Base class of what `Trainer.evaluation` is bound to: `brt.evaluation.settings.Evaluation`."""
 
 
 @gin.configurable
@@ -77,27 +82,27 @@ class Trainer:
 
     def __init__(
         self,
-        corpus: Corpus = gin.REQUIRED,
+        corpus: Corpus | Mixture = gin.REQUIRED,
         optimizer: Callable[..., optax.GradientTransformation] = gin.REQUIRED,
         schedule: Callable[..., jax.Array] = gin.REQUIRED,
-        steps: int = gin.REQUIRED,
-        segment_length: int = gin.REQUIRED,
-        tokens_per_step: int = gin.REQUIRED,
-        segments_per_step: int = 1,
-        bptt_depth: int | None = None,
-        reread_segments: int = 0,
+        steps: Count = gin.REQUIRED,
+        segment_length: Count = gin.REQUIRED,
+        tokens_per_step: Count = gin.REQUIRED,
+        segments_per_step: Count = 1,
+        bptt_depth: CountFrom0 | None = None,
+        reread_segments: CountFrom0 = 0,
         remat_segments: bool = False,
         loss: str = "full",
-        seed: int = 0,
+        seed: Seed = 0,
         stream: str = "documents",
-        mesh: tuple[int, int] = (-1, 1),
+        mesh: tuple[Devices, Devices] = (-1, 1),
         plateau: ReduceOnPlateau | None = None,
         average: WeightAverage | None = None,
         clear_state: bool = False,
         skip_nonfinite: bool = False,
-        log_every: int = 100,
-        eval_every: int = 1000,
-        evaluation: Any = None,
+        log_every: Count = 100,
+        eval_every: CountFrom0 = 1000,
+        evaluation: EvaluationSettings | None = None,
         checkpoints: CheckpointPolicy | None = None,
         model: Callable[..., Model] = BlockRecurrentTransformer,
         labelled: LabelledDocuments | None = None,
@@ -137,7 +142,7 @@ class Trainer:
                 "Trainer.plateau and Trainer.average are both bound: the rule would follow the "
                 "average, which improves long after the weights have stopped. Bind one of them."
             )
-        self.corpus = corpus
+        self.corpus: Any = corpus
         self.optimizer = optimizer
         self.schedule = schedule
         self.steps = steps
@@ -159,7 +164,7 @@ class Trainer:
         self.skip_nonfinite = skip_nonfinite
         self.log_every = log_every
         self.eval_every = eval_every
-        self.evaluation = evaluation
+        self.evaluation: Any = evaluation
         self.model = model
         self.checkpoints = checkpoints or CheckpointPolicy()
 

@@ -16,7 +16,7 @@ from brt.data.streams.ledger import MODULUS
 from brt.data.streams.select import training_stream
 from brt.progress import Progress
 from brt.training.alerts import Alerts, Watch
-from brt.training.checkpoint import Checkpoints
+from brt.training.checkpoint import CheckpointError, Checkpoints
 from brt.training.experiment import EvaluationStopped, TrainedExperiment
 from brt.training.metric_writers import USUAL
 from brt.training.metrics import Interval, device_peak, peak_bytes
@@ -112,6 +112,13 @@ class TrainingRun:
         if restored:
             self.state, record = restored
             self.checkpoints.put_aside(int(self.state.step))
+            for name in ("bindings", "interval"):
+                if name not in record:
+                    raise CheckpointError(
+                        f"Checkpoint {int(self.state.step)} in {self.checkpoints.folder} has no "
+                        f"{name!r} in its record: it is none of a training run. Use a new "
+                        "--workdir, or move it elsewhere."
+                    )
             self.interval = Interval(record["interval"])
             self._read_before = int(record.get("ledger", "0"), 16)
             # A run that was stopped during an evaluation owes it.
@@ -224,7 +231,7 @@ class TrainingRun:
                 if pending:
                     self._consume(*pending, prefetch, progress)
                 pending = step, metrics, prefetch.ledger
-                evaluates = self.evaluator and (
+                evaluates = self.evaluator is not None and (
                     step % trainer.eval_every == 0 or step == trainer.steps
                 )
                 stops = self._should_stop()

@@ -77,7 +77,7 @@ def outputs(model: Whole, recording: Mapping[str, Any]) -> tuple[jax.Array, Any,
         nats_B1 = token_losses(logits_BN[:, None], jnp.asarray(labels_B[:, None], jnp.int32))[0]
         return nats_B1.mean(), states, {"logits": logits_BN}
     if isinstance(model.head, WordsHead):
-        logits_BTV = model.head(states[-1], model.body.words)
+        logits_BTV = model.head(states[-1], model.body.embedding_VD)
         labels_BT = recording["labels"]
         targets_BT = jnp.asarray(np.maximum(labels_BT, 0), jnp.int32)
         nats_BT = token_losses(logits_BTV, targets_BT)[0]

@@ -176,7 +176,7 @@ def test_known_names_are_the_arguments_gin_may_bind():
 
 @pytest.mark.parametrize("name", sorted(config.known_names()))
 def test_every_configurable_can_be_named_in_a_config(name):
-    config.parse(bindings=[f"Trainer.optimizer = @{name}"])
+    config.parse(bindings=[f"NAMED = @{name}"])
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,27 @@ def test_a_config_says_what_was_published_and_what_was_measured(name):
         assert "Ours:" in header
 
 
+def test_a_config_whose_figures_are_in_the_benchmarks_is_named_there():
+    page = (ROOT / "BENCHMARKS.md").read_text()
+    sent = [name for name in COMMANDS if "see BENCHMARKS.md" in (CONFIGS / name).read_text()]
+    assert sent
+    for name in sent:
+        path = name.removesuffix(".gin")
+        # By its path, or as a row of a table: `NAME`, or `text_NAME` of tables on text.
+        assert re.search(rf"{path}\b|`(text_)?{path.split('/')[-1]}`", page), name
+
+
+def test_every_config_that_the_code_names_exists():
+    files = [*(ROOT / "brt").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
+    named = {
+        config: file
+        for file in files
+        for config in re.findall(r"configs/[\w/]+\.gin", file.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 9
+    assert {config: file for config, file in named.items() if not (ROOT / config).exists()} == {}
+
+
 # Systems and corpora.
 
 
@@ -412,10 +433,11 @@ def test_a_config_takes_two_real_steps_at_small_width(name):
     experiment = Experiment.from_gin()
     state = experiment.init_state()
     shapes, ids = experiment.abstract_batch(), experiment.model.vocabulary_size
+    answers = getattr(experiment.model, "num_classes", None) or ids
     key = jax.random.key(0)
     batch = shapes._replace(
         inputs_KBT=jax.random.randint(key, shapes.inputs_KBT.shape, 0, ids),
-        targets_KBT=jax.random.randint(key, shapes.targets_KBT.shape, 0, ids),
+        targets_KBT=jax.random.randint(key, shapes.targets_KBT.shape, 0, answers),
         weights_KBT=jax.numpy.ones(shapes.weights_KBT.shape),
         starts_KB=jax.numpy.ones(shapes.starts_KB.shape, bool),
     )

@@ -1,6 +1,8 @@
 """Values of a type that a parameter does not declare are refused where they are bound."""
 
+import inspect
 import re
+import typing
 
 import gin
 import pytest
@@ -8,7 +10,9 @@ from paths import ROOT
 from tiny_run import write_config
 
 from brt import config
+from brt.bound_values import parameters_of
 from brt.config import ConfigError
+from brt.declared_types import PLAIN, allows
 from brt.experiment import Experiment
 from brt.registration import register_all
 
@@ -25,7 +29,7 @@ def declared():
         if not (entry.module or "").startswith("brt"):
             continue
         hidden = {"self", *(entry.denylist or ())}
-        for name, parameter in config._parameters(entry).items():
+        for name, parameter in parameters_of(entry).items():
             named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             if name not in hidden and named:
                 configurable = selector.rsplit(".", 1)[-1]
@@ -102,8 +106,8 @@ def test_the_booleans_that_switched_something_on_are_among_them():
         ("Trainer.mesh = (1, 2, 3)", "a tuple of 2: a whole number, a whole number."),
         ("Mixture.weights = ['much']", "a list with a number in each place."),
         ("TransformerXL.tied_projections = 'no'", "True or False or a tuple with True or False"),
-        ("FirstTokens.first = 3", "a dict, such as {'train': 1}."),
-        ("Trainer.corpus = -1", "a Corpus, which a reference gives: @NAME()."),
+        ("FirstTokens.first = 3", "a dict with a whole number for each name."),
+        ("Trainer.corpus = -1", "a Corpus, which a reference gives: @NAME()"),
         ("Corpus.source = 2.5", "a Source, which a reference gives: @NAME()."),
         ("evaluation/TransformerXL.same_length = 'no'", "True or False, without quotes."),
     ],
@@ -132,6 +136,117 @@ def test_a_value_of_another_type_is_refused_by_its_name_and_says_what_is_expecte
 )
 def test_values_of_the_declared_type_pass(line):
     config.parse(bindings=[line])
+
+
+@pytest.mark.parametrize(("name", "annotation", "default"), DECLARED)
+def test_a_default_is_of_the_declared_type_and_range(name, annotation, default):
+    absent = default in (inspect.Parameter.empty, gin.REQUIRED)
+    written = isinstance(default, PLAIN)
+    assert absent or not written or allows(annotation, default)
+
+
+def bare_numbers(annotation):
+    """Numbers of an annotation that have no range."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return []
+    inner = [one for each in typing.get_args(annotation) for one in bare_numbers(each)]
+    return [annotation] if annotation in (int, float) else inner
+
+
+def test_whatever_takes_a_number_declares_its_range():
+    without = [name for name, annotation, _ in DECLARED if bare_numbers(annotation)]
+    assert without == ["Llama.rotary_scaling"]  # four numbers, which `check_scaling` knows
+    assert bare_numbers(tuple[int, ...] | None) == [int]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("adamw.clip_norm = -0.5", "adamw.clip_norm = 0", "adamw.clip_value = 0"),
+        *("adamw.clip_norm = -1e400", "adamw.weight_decay = -5.0", "adamw.weight_decay = 1e400"),
+        *("adamw.b1 = 5", "adamw.b1 = 1.0", "adamw.b1 = -1.0", "adamw.b2 = 3", "adamw.b2 = -1"),
+        *("adamw.eps = -1.0", "adamw.eps = 1e400", "adamw.eps = 0", "adamw.eps = 1e-60"),
+        *("adafactor.momentum = 5", "adafactor.clip_update = 0", "adafactor.min_factored = -1"),
+        *("cosine.maximum = -0.5", "cosine.maximum = 1e400", "cosine.minimum = -0.5"),
+        *("cosine.warmup_steps = -5", "cosine.warmup_steps = 2.5", "cosine.warmup_steps = 1j"),
+        *("Trainer.steps = 0", "Trainer.eval_every = -1", "Trainer.mesh = (-2, 1)"),
+        *("Trainer.seed = -1", f"Trainer.seed = {2**70}", "Trainer.bptt_depth = -1"),
+        *("CheckpointPolicy.keep_every = -1", "CheckpointPolicy.keep_every = 0"),
+        *("Evaluation.max_steps = -1", "Evaluation.max_steps = 0", "Evaluation.stride = 0"),
+        "BlockRecurrentTransformer.head_size = 1000000000000",
+        "BlockRecurrentTransformer.feed_forward_size = 0",
+        *("BlockRecurrentTransformer.dropout = 1.0", "TransformerXL.projection_std = -0.5"),
+        *("TransformerXL.num_layers = -1", "RelativeBias.num_buckets = 0"),
+        *("RelativeBias.num_buckets = 1000000000000", "ExternalMemory.size = 1000000000000"),
+        *("LSTM.vocabulary_size = 1000000000000", "RecallScore.segment_length = -1"),
+        *("RecallTask.num_fillers = 1000000000000", "RecallTask.document_length = (0, 3)"),
+        *("Mixture.weights = [1, 0]", "Mixture.weights = [1e400, 1]", "Corpus.store = ''"),
+        *("TextFiles.path = '  '", "FirstDocuments.first = {'train': 0}"),
+        *("a/adamw.b1 = 5", "WeightAverage.decay = 1", "QuadraticEquations.rootless = 1.5"),
+    ],
+)
+def test_a_value_that_no_run_can_mean_is_refused_by_its_name(line):
+    name = line.split(" = ")[0]
+    sentence = refused(line)
+    assert sentence.startswith(f"{name} = ") and " must be a" in sentence
+    assert sentence.endswith(".") and "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("adamw.b1 = 0.0", "adamw.weight_decay = 0", "cosine.warmup_steps = 1e3"),
+        *("Trainer.eval_every = 0", "Trainer.mesh = (2, -1)", f"Trainer.seed = {2**32 - 1}"),
+        *("BlockRecurrentTransformer.recurrent_layers = (-1,)", "TransformerXL.memory_length = 0"),
+        *("RecallTask.document_length = 3", "adafactor.momentum = None"),
+    ],
+)
+def test_values_at_the_ends_of_their_range_pass(line):
+    config.parse(bindings=[line])
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("Trainer.plateau = @Corpus()", "a ReduceOnPlateau"),
+        ("Trainer.checkpoints = @LSTM", "a CheckpointPolicy"),
+        ("Trainer.corpus = @Corpus", "a Corpus"),
+        ("Trainer.steps = @Corpus()", "a whole number"),
+        ("Trainer.evaluation = @RecallScore()", "an EvaluationSettings"),
+        ("Trainer.schedule = @adamw", "makes an Array"),
+        ("Trainer.optimizer = @rsqrt", "makes a GradientTransformation"),
+        ("Trainer.model = @LSTM()", "write @LSTM, no brackets."),
+        ("Corpus.source = @ByteVocabulary()", "a Source"),
+        ("Mixture.corpora = [@Evaluation()]", "a list with a Corpus"),
+        ("RecurrentMemoryTransformer.body = @LSTM", "makes a Body"),
+        ("TransformerXL.memory = @ExternalMemory", "makes a HiddenMemory"),
+    ],
+)
+def test_a_reference_to_what_does_not_belong_there_is_refused(line, told):
+    sentence = refused(line)
+    assert sentence.startswith(f"{line} must be") and told in sentence
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["FirstDocuments.source = @FirstDocuments()"],
+        ["GutenbergText.source = @FirstTokens()", "FirstTokens.source = @GutenbergText()"],
+        ["B = @FirstTokens()", "FirstTokens.source = %B"],
+    ],
+)
+def test_references_that_lead_back_to_themselves_are_named(lines):
+    sentence = refused(*lines)
+    assert "lead back to where they begin" in sentence and "First" in sentence
+
+
+def test_a_source_may_be_of_its_own_class_in_another_scope():
+    config.parse(
+        bindings=[
+            "FirstDocuments.source = @inner/FirstDocuments()",
+            "inner/FirstDocuments.source = @TextFiles()",
+        ]
+    )
 
 
 def test_a_macro_counts_as_its_value():

@@ -260,7 +260,7 @@ def test_a_recording_that_was_cut_short_is_named(recorder, tmp_path):
         with pytest.raises(FileNotFoundError, match=rf"has no {name}\.bin"):
             Recording(copy)
     (copy / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match="is not a manifest"):
+    with pytest.raises(ValueError, match="is damaged, as it is not JSON"):
         Recording(copy)
     (copy / "manifest.json").write_text('{"format": 99}')
     with pytest.raises(ValueError, match="recording format 99"):

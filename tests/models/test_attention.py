@@ -19,7 +19,7 @@ from brt.models.layers.attention import (
 )
 from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.memories import external_memory, recurrent_cell
-from brt.models.pretrained.bodies import body as pretrained_body
+from brt.models.pretrained.bodies import layer as pretrained_layer
 from brt.models.pretrained.memories import cell_memory
 
 SHAPES = [  # leading axes, Q, J, H, K
@@ -161,7 +161,7 @@ ATTENDING = [
 ]
 
 
-ATTEND = (layer, external_memory, pretrained_body, cell_memory)
+ATTEND = (layer, external_memory, pretrained_layer, cell_memory)
 """Modules that call `attend`."""
 
 

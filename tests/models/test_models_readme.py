@@ -210,6 +210,7 @@ def test_an_example_trains_resumes_is_evaluated_and_writes_by_the_commands(examp
     write_corpus(tmp_path / "books")
     environment = quick_environment(tmp_path)
     (shown,) = (block for block in blocks("bash") if f"{example}.gin" in block)
+    shown = shown.replace("\\\n", " ")  # of a line that goes on
     (workdir,) = re.findall(r"--workdir=(\S+)", shown)
 
     def done(*arguments):
@@ -224,11 +225,12 @@ def test_an_example_trains_resumes_is_evaluated_and_writes_by_the_commands(examp
     losses = {record["step"]: record["train/loss"] for record in records if "train/loss" in record}
     assert losses.keys() == {1, 2, 3} and np.isfinite(list(losses.values())).all()
 
-    done("-m", "brt.evaluate", f"--workdir={workdir}", '--gin.Evaluation.split="test"')
+    (allowed,) = re.findall(r"--allow_imports=\S+", shown)
+    done("-m", "brt.evaluate", f"--workdir={workdir}", allowed, '--gin.Evaluation.split="test"')
     figures = json.loads((tmp_path / workdir / "evaluation_test.json").read_text())
     assert figures["step"] == 3 and figures["loss"] != figures["cleared_loss"]
 
-    generate = ("-m", "brt.generate", f"--workdir={workdir}", "--temperature=0")
+    generate = ("-m", "brt.generate", f"--workdir={workdir}", allowed, "--temperature=0")
     whole = done(*generate, f"--prompt={PROMPT}", "--max_tokens=24")
     saved = ("--max_tokens=12", "--save_memory=tea.memory")
     first = done(*generate, f"--prompt={PROMPT}", *saved)
@@ -253,7 +255,8 @@ def memory_code():
 
 
 def dry_run(folder, environment, *arguments):
-    command = ("-m", "brt.train", "--gin_file=my_experiment.gin", "--dry_run", *arguments)
+    allowed = "--allow_imports=my_memories,of_mine.memories"
+    command = ("-m", "brt.train", "--gin_file=my_experiment.gin", "--dry_run", allowed, *arguments)
     return call(folder, environment, *command)
 
 

@@ -1,6 +1,7 @@
 """What a run does not go on from is put aside under a name that says why, and never deleted."""
 
 import errno
+import json
 import logging
 import os
 import resource
@@ -51,6 +52,32 @@ def test_what_cannot_be_read_is_put_aside_and_never_deleted(tmp_path, damage):
     assert named_aside(tmp_path) == ["4-unreadable"]
     assert contents(tmp_path / "aside" / "4-unreadable") == before
     assert not differing(restored(tmp_path)[0], make_state(6, seed=5))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"bindings": []}, {"bindings": {"a": 1}}, {"ledger": 1.5}, {"ledger": {}}),
+        *({"ledger": "xyz"}, {"interval": [1]}, {"interval": {"nats": "1"}}),
+        *({"fingerprints": {".step": "4"}}, {"vocabulary": {"name": 1}}, {"evaluated": "no"}),
+    ],
+    ids=str,
+)
+def test_a_record_with_a_value_of_another_type_is_damage(tmp_path, change):
+    saved(tmp_path, 2, 4)
+    path = tmp_path / "4" / "record" / "metadata"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert run_on(tmp_path) == (2, [2])
+    assert named_aside(tmp_path) == ["4-unreadable"]
+
+
+def test_a_fifo_among_the_files_is_damage_and_not_waited_for(tmp_path):
+    saved(tmp_path, 2, 4)
+    path = array_file(tmp_path / "4", "params")
+    os.remove(path)
+    os.mkfifo(path)
+    assert run_on(tmp_path) == (2, [2])
+    assert named_aside(tmp_path) == ["4-unreadable"]
 
 
 def test_a_step_that_cannot_be_read_twice_is_put_aside_twice(tmp_path):

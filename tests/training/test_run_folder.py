@@ -2,6 +2,7 @@
 
 import glob
 import json
+import logging
 import os
 import struct
 
@@ -136,6 +137,32 @@ def test_a_process_that_does_not_write_leaves_no_trace(tmp_path):
     folder.sync()
     folder.close()
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("{}", "[]", "null", "12", '{"step": "x"}', '{"step": 1, "a": null}', '{"step": true}'),
+        *('{"step": 1, "a": [1]}', '{"step": -1}', '{"step": 1, "a": 1' + "0" * 400 + "}"),
+        *("[" * 100_000, "\udcff\udc80", '{"step": 2'),
+    ],
+    ids=lambda line: line[:24].encode("ascii", "replace").decode(),
+)
+def test_a_damaged_line_is_left_out_with_a_warning_and_the_file_is_kept(tmp_path, line, caplog):
+    recorded(tmp_path, [2, 4, 6])
+    path = tmp_path / "metrics.jsonl"
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    damaged = b"".join([first, line.encode("utf-8", "surrogateescape") + b"\n", *others])
+    path.write_bytes(damaged)
+    problems = []
+    assert [r["step"] for r in read_metrics(str(tmp_path), problems)] == [2, 4, 6]
+    (sentence,) = problems
+    assert sentence == f"{path} is damaged: lines that are no records were left out (2)."
+    with caplog.at_level(logging.WARNING):
+        recorded(tmp_path, [8], start=4)
+    assert str(path) in caplog.text and "kept as" in caplog.text
+    assert (tmp_path / "metrics.1.jsonl").read_bytes() == damaged
+    assert [r["step"] for r in read_metrics(str(tmp_path))] == [2, 4, 8]
 
 
 def test_the_folder_says_what_was_run_and_with_what(tmp_path):

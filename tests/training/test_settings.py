@@ -104,10 +104,13 @@ def test_a_warm_up_of_whole_steps_is_accepted(warmup_steps):
 @pytest.mark.parametrize(
     ("binding", "named"),
     [
-        ("adamw.clip_norm=-0.5", "adamw.clip_norm = -0.5 must be a finite number above 0."),
+        ("adamw.clip_norm=-0.5", "adamw.clip_norm = -0.5 must be a finite number above 0 or None."),
         ("adamw.eps=1e400", "adamw.eps = inf must be a finite number above 0."),
         ("rsqrt.multiplier=-1", "rsqrt.multiplier = -1 must be a finite number above 0."),
-        ("rsqrt.warmup_steps=-5", "rsqrt.warmup_steps = -5 must be a whole number, 0 or above."),
+        (
+            "rsqrt.warmup_steps=-5",
+            "rsqrt.warmup_steps = -5 must be a whole number from 0 to 2,147,483,647 or None.",
+        ),
         ("adamw.b1='abc'", "adamw.b1 = 'abc' must be a number, without quotes."),
     ],
 )

@@ -25,6 +25,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
+from brt.checks import Count, Seed, Symbols
 from brt.data.sources.base import Document, Source, check_known_split
 from brt.data.vocabularies.base import Vocabulary, checked_ids
 
@@ -216,13 +217,13 @@ class _SequenceTask(SampleTask):
 
     def __init__(
         self,
-        length: int = 24,
-        num_symbols: int = 10,
-        num_train: int = 100_000,
-        num_validation: int = 5_000,
-        num_test: int = 10_000,
-        padded_length: int | None = None,
-        seed: int = 0,
+        length: Count = 24,
+        num_symbols: Symbols = 10,
+        num_train: Count = 100_000,
+        num_validation: Count = 5_000,
+        num_test: Count = 10_000,
+        padded_length: Count | None = None,
+        seed: Seed = 0,
     ):
         letters = string.digits + string.ascii_letters
         if length < 1 or not 2 <= num_symbols <= len(letters):
@@ -321,12 +322,12 @@ class AssociativeRetrieval(SampleTask):
 
     def __init__(
         self,
-        num_pairs: int = 4,
-        num_train: int = 100_000,
-        num_validation: int = 5_000,
-        num_test: int = 10_000,
-        padded_length: int | None = None,
-        seed: int = 0,
+        num_pairs: Count = 4,
+        num_train: Count = 100_000,
+        num_validation: Count = 5_000,
+        num_test: Count = 10_000,
+        padded_length: Count | None = None,
+        seed: Seed = 0,
     ):
         if not 1 <= num_pairs <= 10:
             raise ValueError(

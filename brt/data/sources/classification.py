@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import gin
 from absl import logging
 
+from brt.checks import Name, Seed
 from brt.data.order import permutation
 from brt.data.sources.base import absolute, check_known_split
 from brt.data.sources.labelled import (
@@ -23,6 +24,7 @@ from brt.data.sources.labelled import (
     text_of,
 )
 from brt.data.vocabularies.base import Vocabulary
+from brt.regular_files import open_regular
 
 SPLITS = ("train", "validation", "test")
 PUBLISHED = 645
@@ -51,7 +53,7 @@ class LabelledTexts(LabelledSource):
 
     def __init__(
         self,
-        path: str = gin.REQUIRED,
+        path: Name = gin.REQUIRED,
         vocabulary: Vocabulary | str = gin.REQUIRED,
         classes: Sequence[str] = gin.REQUIRED,
         text_key: str = "text",
@@ -127,10 +129,10 @@ class Hyperpartisan(LabelledSource):
 
     def __init__(
         self,
-        path: str = gin.REQUIRED,
+        path: Name = gin.REQUIRED,
         vocabulary: Vocabulary | str = gin.REQUIRED,
         split_file: str | None = None,
-        seed: int = 0,
+        seed: Seed = 0,
         title: bool = True,
         splits: dict[str, str] | None = None,
     ):
@@ -204,7 +206,7 @@ class Hyperpartisan(LabelledSource):
             return divided(names, self.seed)[split]
         path = absolute(self.split_file)
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 lists = json.load(file)
             there = self.splits.get(split, split)
             if there not in lists and split == "validation":

@@ -9,7 +9,9 @@ import sysconfig
 import gin
 from absl import logging
 
+from brt.checks import Name, Share
 from brt.data.sources.base import Document, FileSource, absolute, check_known_split
+from brt.regular_files import open_regular
 
 MAPPED = 2**27
 """A file of more bytes is not read but mapped into memory."""
@@ -34,7 +36,7 @@ class TextFiles(FileSource):
             a path that holds no file, that may not be read, or that holds empty files.
     """
 
-    def __init__(self, path: str = gin.REQUIRED, skip_empty: bool = False, suffix: str = ".txt"):
+    def __init__(self, path: Name = gin.REQUIRED, skip_empty: bool = False, suffix: str = ".txt"):
         self.path = path
         self.skip_empty = skip_empty
         self.suffix = suffix
@@ -135,7 +137,7 @@ class SourceTree(FileSource):
 
     def __init__(
         self,
-        path: str = gin.REQUIRED,
+        path: Name = gin.REQUIRED,
         suffixes: tuple[str, ...] = (".py",),
         exclude: tuple[str, ...] = (
             "site-packages",
@@ -145,7 +147,7 @@ class SourceTree(FileSource):
             "idlelib",
             "turtledemo",
         ),
-        held_out: float = 0.05,
+        held_out: Share = 0.05,
         header: str = "# file: {path}",
     ):
         if not 0 < held_out < 0.5:
@@ -257,7 +259,7 @@ def _entries(folder):
 
 def _read(path: str) -> bytes | mmap.mmap:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > MAPPED:
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             return file.read()

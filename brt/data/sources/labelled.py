@@ -25,6 +25,7 @@ import numpy as np
 from brt.data.sources.base import Document, Source, absolute
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
+from brt.regular_files import open_regular
 
 
 class Example(NamedTuple):
@@ -183,7 +184,7 @@ def records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         ValueError: a record is not JSON, or holds no keys; the file is empty.
     """
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         first = file.read(64).lstrip()[:1]
         file.seek(0)
         if first == b"[":

@@ -12,6 +12,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
+from brt.checks import Count, Seed, Symbols
 from brt.data.sources.base import Document, Source
 from brt.data.vocabularies.base import Frame, Vocabulary, checked_ids
 
@@ -112,13 +113,13 @@ class MarkTask(Source):
 
     def __init__(
         self,
-        num_documents: int = 20_000,
-        num_held_out: int = 4000,
-        length: int = gin.REQUIRED,
-        mark_within: int = gin.REQUIRED,
-        num_fillers: int = 20,
+        num_documents: Count = 20_000,
+        num_held_out: Count = 4000,
+        length: Count = gin.REQUIRED,
+        mark_within: Count = gin.REQUIRED,
+        num_fillers: Symbols = 20,
         opened: bool = True,
-        seed: int = 0,
+        seed: Seed = 0,
     ):
         if min(num_documents, num_held_out, num_fillers) < 1 or seed < 0:
             raise ValueError(

@@ -16,7 +16,9 @@ from typing import NamedTuple, TypeVar
 
 import gin
 
+from brt.checks import Name, Seed
 from brt.data.sources.base import Document, FileSource, absolute, check_known_split
+from brt.regular_files import open_regular
 
 Item = TypeVar("Item")
 
@@ -46,7 +48,7 @@ class PublishedFiles(FileSource):
     checks_content = True
     page: str
 
-    def __init__(self, path: str = gin.REQUIRED):
+    def __init__(self, path: Name = gin.REQUIRED):
         self.path = path
 
     def description(self, split: str) -> dict:
@@ -78,7 +80,7 @@ class _Extents(PublishedFiles):
 
     def read(self, part: Extent) -> Document:
         """Reads the bytes of an extent."""
-        with open(part.path, "rb") as file:
+        with open_regular(part.path) as file:
             file.seek(part.start)
             return Document(part.title, file.read(part.stop - part.start))
 
@@ -130,7 +132,7 @@ class Enwik8(_Cut):
     page = "https://mattmahoney.net/dc/textdata.html (enwik8.zip)"
     lengths = {"train": 90_000_000, "validation": 5_000_000, "test": 5_000_000}
 
-    def __init__(self, path: str = gin.REQUIRED, line_feeds: bool = True):
+    def __init__(self, path: Name = gin.REQUIRED, line_feeds: bool = True):
         super().__init__(path)
         self.line_feeds = line_feeds
 
@@ -219,7 +221,7 @@ class _WikiText(_Lines):
 
     page = "https://huggingface.co/datasets/Salesforce/wikitext"
 
-    def __init__(self, path: str = gin.REQUIRED, articles: bool = False, raw: bool = False):
+    def __init__(self, path: Name = gin.REQUIRED, articles: bool = False, raw: bool = False):
         super().__init__(path)
         self.articles = articles
         self.raw = raw
@@ -280,7 +282,7 @@ class OneBillionWord(PublishedFiles):
     held_out = "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
     held_out_lines = 6_075
 
-    def __init__(self, path: str = gin.REQUIRED, seed: int = 0):
+    def __init__(self, path: Name = gin.REQUIRED, seed: Seed = 0):
         super().__init__(path)
         self.seed = seed
 
@@ -291,7 +293,7 @@ class OneBillionWord(PublishedFiles):
             paths = [self._found(self.train.format(shard)) for shard in self.shards]
             return [(path, True) for path in _shuffled(paths, f"{self.seed}")]
         path = self._found(self.held_out)
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             self._expect(path, "lines", self.held_out_lines, sum(1 for _ in file))
         return [(path, False)]
 
@@ -299,7 +301,7 @@ class OneBillionWord(PublishedFiles):
         """Reads the sentences of a shard, each with its line end."""
         path, shuffle = part
         name = os.path.basename(path)
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             sentences = file.readlines()
         if shuffle:
             sentences = _shuffled(sentences, f"{self.seed}:{name}")
@@ -323,7 +325,7 @@ class OneBillionWord(PublishedFiles):
 def _counted(path, size, time):
     """Lines and words of a file; asked again, it is counted again only if it has changed."""
     lines = words = 0
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         for line in file:
             lines += 1
             words += len(line.decode("utf-8", "replace").split())
@@ -333,7 +335,7 @@ def _counted(path, size, time):
 def _articles(path):
     """An extent for each article; what stands before the first title belongs to the first."""
     title = re.compile(rb"^ = (?!= )([^\n]*)(?<! =) = $(?=\n[^\S\n]*$)", re.MULTILINE)
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+    with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         found = [
             (match.start(), match[1].decode("utf-8", "replace"))
             for match in title.finditer(text)

@@ -17,6 +17,7 @@ Source: Bulatov et al. 2022, arXiv:2207.06881 (Recurrent Memory Transformer), ap
 import gin
 import numpy as np
 
+from brt.checks import Count, Part, Seed
 from brt.data.order import permutation
 from brt.data.sources.algorithmic import PAD, START, SampleTask, SymbolVocabulary, distinct_rows
 
@@ -52,15 +53,15 @@ class QuadraticEquations(SampleTask):
 
     def __init__(
         self,
-        max_root: int = 100,
-        max_multiplier: int = 10,
+        max_root: Count = 100,
+        max_multiplier: Count = 10,
         signed: bool = True,
-        rootless: float = 0.2,
-        num_train: int = 100_000,
-        num_validation: int = 10_000,
-        num_test: int = 20_000,
-        padded_length: int | None = None,
-        seed: int = 0,
+        rootless: Part = 0.2,
+        num_train: Count = 100_000,
+        num_validation: Count = 10_000,
+        num_test: Count = 20_000,
+        padded_length: Count | None = None,
+        seed: Seed = 0,
     ):
         if not 1 <= max_root <= 100 or not 1 <= max_multiplier <= 10 or not 0 <= rootless < 1:
             raise ValueError(

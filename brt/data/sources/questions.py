@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import gin
 
+from brt.checks import Count, Name, Seed
 from brt.data.order import permutation
 from brt.data.sources.classification import check_classes
 from brt.data.sources.labelled import Example, LabelledSource, class_number, records, text_of
@@ -38,7 +39,7 @@ class Scrolls(LabelledSource):
 
     def __init__(
         self,
-        path: str = gin.REQUIRED,
+        path: Name = gin.REQUIRED,
         vocabulary: Vocabulary | str = gin.REQUIRED,
         classes: Sequence[str] | None = None,
         splits: dict[str, str] | None = None,
@@ -140,10 +141,10 @@ class HotpotQA(_Questions):
 
     def __init__(
         self,
-        path: str = gin.REQUIRED,
+        path: Name = gin.REQUIRED,
         vocabulary: Vocabulary | str = gin.REQUIRED,
-        questions: int | None = None,
-        seed: int = 0,
+        questions: Count | None = None,
+        seed: Seed = 0,
         splits: dict[str, str] | None = None,
     ):
         super().__init__(path, vocabulary, questions, seed, splits)
@@ -179,10 +180,10 @@ class MuSiQue(_Questions):
 
     def __init__(
         self,
-        path: str = gin.REQUIRED,
+        path: Name = gin.REQUIRED,
         vocabulary: Vocabulary | str = gin.REQUIRED,
-        questions: int | None = None,
-        seed: int = 0,
+        questions: Count | None = None,
+        seed: Seed = 0,
         splits: dict[str, str] | None = None,
     ):
         super().__init__(path, vocabulary, questions, seed, splits)

@@ -17,6 +17,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
+from brt.checks import Count, CountFrom0, Seed, Symbols
 from brt.data.sources.base import Document, Source
 from brt.data.vocabularies.base import Vocabulary, checked_ids
 
@@ -114,16 +115,16 @@ class RecallTask(Source):
 
     def __init__(
         self,
-        num_documents: int = 2000,
-        num_held_out: int = 100,
-        document_length: int | tuple[int, int] = 1024,
-        num_facts: int = 4,
-        num_keys: int = 16,
-        num_values: int = 16,
-        num_fillers: int = 16,
-        min_distance: int = 8,
-        max_distance: int = 768,
-        seed: int = 0,
+        num_documents: Count = 2000,
+        num_held_out: Count = 100,
+        document_length: Count | tuple[Count, Count] = 1024,
+        num_facts: Count = 4,
+        num_keys: Symbols = 16,
+        num_values: Symbols = 16,
+        num_fillers: Symbols = 16,
+        min_distance: CountFrom0 = 8,
+        max_distance: CountFrom0 = 768,
+        seed: Seed = 0,
     ):
         shortest, longest = np.broadcast_to(document_length, 2).tolist()
         if min(num_documents, num_held_out, num_facts, num_values, num_fillers) < 1:

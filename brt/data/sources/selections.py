@@ -12,6 +12,7 @@ from typing import Any
 import gin
 from absl import logging
 
+from brt.checks import Count
 from brt.data.sources.base import Document, Source, check_source
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
@@ -65,7 +66,7 @@ class FirstDocuments(_Selection):
             inner source knows that beforehand.
     """
 
-    def __init__(self, source: Source = gin.REQUIRED, first: dict = gin.REQUIRED):
+    def __init__(self, source: Source = gin.REQUIRED, first: dict[str, Count] = gin.REQUIRED):
         super().__init__(source)
         self.first = _positive("FirstDocuments.first", first)
 
@@ -120,7 +121,7 @@ class FirstTokens(_Selection):
         self,
         source: Source = gin.REQUIRED,
         vocabulary: Vocabulary | str = gin.REQUIRED,
-        first: dict = gin.REQUIRED,
+        first: dict[str, Count] = gin.REQUIRED,
     ):
         super().__init__(source)
         self._cutter = as_vocabulary(vocabulary)

@@ -11,6 +11,7 @@ from typing import Any
 import gin
 import numpy as np
 
+from brt.checks import Name
 from brt.data.extras import extra_library
 from brt.data.sources import tasks
 from brt.data.sources.base import Document
@@ -35,7 +36,8 @@ class SeqioText(ExampleSource):
     Args:
         task: name of the task or mixture.
         feature: feature that holds a document.
-        module: a module to import beforehand, which registers the task.
+        module: a module to import beforehand, which registers the task; bound by gin, it has to be
+            allowed by `--allow_imports`.
         title_feature, splits, data_dir: as of `ExampleSource`.
         vocabulary: of the ids, or its name; the corpus takes it from here.
 
@@ -47,11 +49,11 @@ class SeqioText(ExampleSource):
 
     def __init__(
         self,
-        task: str = gin.REQUIRED,
+        task: Name = gin.REQUIRED,
         feature: str = "targets",
         title_feature: str | None = None,
         module: str | None = None,
-        splits: dict | None = None,
+        splits: dict[str, str] | None = None,
         data_dir: str | None = None,
         vocabulary: Vocabulary | str | None = None,
     ):

@@ -9,6 +9,7 @@ from typing import Any
 
 import gin
 
+from brt.checks import Name
 from brt.data.extras import extra_library
 from brt.data.sources.base import Document
 from brt.data.sources.examples import ExampleSource
@@ -35,11 +36,11 @@ class TfdsText(ExampleSource):
 
     def __init__(
         self,
-        name: str = gin.REQUIRED,
+        name: Name = gin.REQUIRED,
         text_feature: str = "text",
         title_feature: str | None = None,
         data_dir: str | None = None,
-        splits: dict | None = None,
+        splits: dict[str, str] | None = None,
     ):
         super().__init__(title_feature, data_dir, splits)
         self.name = name

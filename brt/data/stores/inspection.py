@@ -1,15 +1,11 @@
-"""Describes and verifies a token store: `brt.prepare --inspect`."""
+"""Describes a token store: `brt.prepare --inspect`."""
 
-import hashlib
-import json
-import os
 from itertools import islice
 
 import numpy as np
 
-from brt.data.stores.token_store import HOW_TO_REPEAT, TokenStore
+from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import Vocabulary
-from brt.progress import Progress
 
 LISTED = 10
 """Documents that the table names."""
@@ -70,51 +66,10 @@ def document_ends(store: TokenStore, which: str, vocabulary: Vocabulary | None) 
     return "\n".join(lines)
 
 
-def verify(store: TokenStore, quiet: bool = False) -> None:
-    """Compares the files with the manifest's hashes and counts, and with one another.
-
-    Raises:
-        ValueError: naming the first file that differs.
-    """
-    manifest = store.manifest
-    sizes = {name: os.path.getsize(store.files / name) for name in manifest["hashes"]}
-    progress = Progress(f"verifying {store.folder}, MB", sum(sizes.values()) // 10**6, quiet=quiet)
-    done = 0
-    for name, expected in manifest["hashes"].items():
-        digest = hashlib.sha256()
-        with open(store.files / name, "rb") as file:
-            while data := file.read(2**22):
-                digest.update(data)
-                done += len(data)
-                progress.update(done // 10**6)
-        if digest.hexdigest() != expected:
-            progress.close()
-            raise _damaged(store.folder / name, "its sha256 is not the one in the manifest")
-    progress.close()
-    names = ("tokens", "bytes", "words", "characters")
-    counts = dict.fromkeys(names, 0)
-    documents = 0
-    for documents, (entry, length) in enumerate(
-        zip(_entries(store), store.lengths_D, strict=True), 1
-    ):
-        if entry["tokens"] != length:
-            raise _damaged(store.folder / "offsets.npy", f"document {documents - 1} is cut wrong")
-        for name in names:
-            counts[name] += entry[name]
-    if any(manifest[name] != count for name, count in {"documents": documents, **counts}.items()):
-        raise _damaged(store.folder / "manifest.json", "its counts are not those of the documents")
-
-
-def _entries(store):
-    with open(store.files / "documents.jsonl", encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)
-
-
 def _document_table(store):
     columns = ("tokens", "words", "bytes", "characters")
     rows = [("", *columns, "title")]
-    for number, entry in enumerate(islice(_entries(store), LISTED)):
+    for number, entry in enumerate(islice(store.entries(), LISTED)):
         rows.append((str(number), *(f"{entry[name]:,}" for name in columns), entry["title"]))
     widths = [max(len(row[column]) for row in rows) for column in range(len(columns) + 1)]
     for *numbers, title in rows:
@@ -131,7 +86,7 @@ def _document_table(store):
 def _find(store, which):
     """Number and entry of a document: by title, or else by number."""
     numbered = None
-    for number, entry in enumerate(_entries(store)):
+    for number, entry in enumerate(store.entries()):
         if entry["title"] == which:
             return number, entry
         if str(number) == which:
@@ -142,7 +97,3 @@ def _find(store, which):
             f"number from 0 to {store.num_documents - 1}."
         )
     return numbered
-
-
-def _damaged(path, what):
-    return ValueError(f"{path} is damaged, as {what}: {HOW_TO_REPEAT}.")

@@ -31,12 +31,14 @@ from brt.data.sources.base import Document, Source
 from brt.data.stores.own_folders import remove
 from brt.data.stores.writer import (
     FORMAT,
+    SHARD,
     SHARD_FILES,
     ShardWriter,
     document_digest,
     vocabulary_entry,
 )
 from brt.data.vocabularies.base import Vocabulary
+from brt.json_files import read_json
 
 SHARD_BYTES = 2**23
 """A shard takes documents until they have as many bytes: a second's work, or a few."""
@@ -205,11 +207,12 @@ class ShardMaker:
         """Returns what shard.json of a complete shard says; None if it has to be made."""
         path = self.path(run)
         try:
-            summary = json.loads((path / "shard.json").read_bytes())
-            whole = all(
-                os.path.getsize(path / name) == size for name, size in summary["sizes"].items()
+            summary = read_json(path / "shard.json", SHARD, "delete the folder")
+            sizes = summary["sizes"]
+            whole = sizes.keys() <= set(SHARD_FILES) and all(
+                os.path.getsize(path / name) == size for name, size in sizes.items()
             )
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError):
             whole = False
         if whole:
             return summary

@@ -19,6 +19,7 @@ from absl import logging
 
 from brt.data.stores.own_folders import MARK, claim, remove
 from brt.data.stores.writer import OFFSET, STORE_FILES
+from brt.json_files import Fields, parse_json, read_json_lines
 from brt.progress import Progress
 from brt.storage.paths import RemotePath, upload
 
@@ -100,15 +101,14 @@ def _folder_of(manifest: bytes) -> Path:
 
 def _fetch(store: RemotePath, manifest: bytes, folder: Path) -> None:
     """Copies the files of a store, and compares them with its manifest."""
-    try:
-        hashes = dict(json.loads(manifest)["hashes"])
-        if strange := sorted(hashes.keys() - set(STORE_FILES)):
-            raise KeyError(strange[0])
-    except (ValueError, KeyError, TypeError) as error:
+    again = "prepare the store again"
+    hashes = parse_json(manifest, Fields({"hashes": dict[str, str]}), str(store / MANIFEST), again)
+    hashes = hashes["hashes"]
+    if strange := sorted(hashes.keys() - set(STORE_FILES)):
         raise ValueError(
-            f"{store / MANIFEST} is not the manifest of a token store ({error}): prepare the store "
-            "again."
-        ) from None
+            f"{store / MANIFEST} is not the manifest of a token store, as it names {strange[0]!r}: "
+            f"{again}."
+        )
     names = [*hashes, "offsets.npy"]
     sizes = {name: (store / name).size() for name in names}
     logging.info("copying %s to %s: %d bytes", store, folder, sum(sizes.values()))
@@ -139,8 +139,9 @@ def _fetch(store: RemotePath, manifest: bytes, folder: Path) -> None:
 
 def _check_offsets(store: RemotePath, folder: Path) -> None:
     """Compares offsets.npy, which has no hash, with documents.jsonl, which has one."""
-    with open(folder / "documents.jsonl", encoding="utf-8") as file:
-        lengths = np.fromiter((json.loads(line)["tokens"] for line in file), OFFSET)
+    again = "prepare the store again"
+    entries = read_json_lines(folder / "documents.jsonl", Fields({"tokens": int}), again)
+    lengths = np.fromiter((entry["tokens"] for entry in entries), OFFSET)
     expected = np.fromiter(itertools.accumulate(lengths, initial=0), OFFSET)
     try:
         same = np.array_equal(np.load(folder / "offsets.npy", allow_pickle=False), expected)

@@ -14,9 +14,9 @@ the processes of a machine share the pages.
 """
 
 import errno
-import json
 import os
 import time
+import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from brt.checks import Count, CountFrom0, Many, ManyFrom0
 from brt.data.sources.base import Document
 from brt.data.stores.own_folders import claim, remove
 from brt.data.stores.shards import (
@@ -38,16 +39,44 @@ from brt.data.stores.store_cache import local_copy
 from brt.data.stores.writer import (
     DTYPES,
     FORMAT,
+    OFFSET,
     SHARD_FILES,
     STORE_FILES,
     WEIGHT,
     join_shards,
 )
 from brt.data.vocabularies.base import Vocabulary
+from brt.json_files import DamagedFile, Fields, misfit, read_json, read_json_lines
 from brt.progress import Progress
+from brt.regular_files import check_regular, open_regular
 from brt.storage.paths import AnyPath, as_path
 
 HOW_TO_REPEAT = "delete the folder and prepare it again"
+
+VOCABULARY = Fields(
+    {"name": str, "size": Count, "fingerprint": str},
+    {"file": str, "frame": Fields({"before": list[CountFrom0], "after": list[CountFrom0]})},
+)
+MANIFEST = Fields(
+    {
+        "source": dict,
+        "source_hash": str,
+        "vocabulary": VOCABULARY,
+        "dtype": str,
+        "weighted": bool,
+        **dict.fromkeys(("documents", "tokens"), Many),
+        **dict.fromkeys(("bytes", "words", "characters"), ManyFrom0),
+        "unknown": ManyFrom0 | None,
+        "content": str,
+        "hashes": dict[str, str],
+    }
+)
+"""What every manifest of this format has."""
+DOCUMENT = Fields(
+    {"title": str, **dict.fromkeys(("tokens", "bytes", "words", "characters"), ManyFrom0)},
+    {"annotation": dict | None},
+)
+"""A line of documents.jsonl."""
 
 
 def write_store(
@@ -194,7 +223,7 @@ class TokenStore:
     def __init__(self, folder: str | os.PathLike):
         self.folder: AnyPath = as_path(folder)
         self.files = self.folder if isinstance(self.folder, Path) else local_copy(self.folder)
-        self.manifest = _read_manifest(self.files)
+        self.manifest = read_manifest(self.files)
         dtype = DTYPES[self.manifest["dtype"]]
         self._offsets = _read_offsets(self.files, self.manifest)
         self._tokens = _mapped(self.files / "tokens.bin", dtype, self.manifest["tokens"])
@@ -245,15 +274,19 @@ class TokenStore:
 
     def titles(self) -> list[str]:
         """Returns the titles of all documents, in order."""
-        return [line["title"] for line in self._lines()]
+        return [line["title"] for line in self.entries()]
 
     def annotations(self) -> list[dict[str, Any] | None]:
         """Returns what is told of each document besides its text, in order; None for nothing."""
-        return [line.get("annotation") for line in self._lines()]
+        return [line.get("annotation") for line in self.entries()]
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
-        with open(self.files / "documents.jsonl", encoding="utf-8") as file:
-            yield from map(json.loads, file)
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """Yields what documents.jsonl says of each document: its title and counts.
+
+        Raises:
+            ValueError: a line is damaged.
+        """
+        yield from read_json_lines(self.files / "documents.jsonl", DOCUMENT, HOW_TO_REPEAT)
 
     def _range(self, document: int, start: int, stop: int | None) -> slice:
         if not 0 <= document < len(self.lengths_D):
@@ -276,39 +309,58 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _read_manifest(folder: Path) -> dict:
+def read_manifest(folder: Path) -> dict:
+    """Returns the manifest of a token store.
+
+    Raises:
+        FileNotFoundError, ValueError: as `TokenStore`.
+    """
     if not folder.is_dir():
         raise FileNotFoundError(f"No token store is at {folder}: prepare it, or correct the path.")
     path = folder / "manifest.json"
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = read_json(path, Fields({}, {"format": int}), HOW_TO_REPEAT)
     except FileNotFoundError:
+        if not any((folder / name).exists() for name in STORE_FILES):
+            raise FileNotFoundError(
+                f"{folder} is no token store, as it has no manifest.json: correct the path."
+            ) from None
         raise FileNotFoundError(
             f"{folder} has no manifest.json, as when its preparation or a copy of it was "
             f"interrupted: {HOW_TO_REPEAT}."
         ) from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not a manifest ({error}): {HOW_TO_REPEAT}.") from None
-    version = manifest.get("format") if isinstance(manifest, dict) else None
+    version = manifest.get("format")
     if version != FORMAT:
         raise ValueError(
             f"{path} has store format {version}, and this version of brt reads {FORMAT}: "
             f"{HOW_TO_REPEAT}."
         )
+    wrong = misfit(MANIFEST, manifest)
+    if not wrong and manifest["dtype"] not in DTYPES:
+        wrong = f"dtype = {manifest['dtype']!r} is none of {', '.join(DTYPES)}"
+    if wrong:
+        raise DamagedFile(f"{path} is damaged, as {wrong}: {HOW_TO_REPEAT}.")
     return manifest
 
 
 def _read_offsets(folder: Path, manifest: dict) -> np.ndarray:
     path = folder / "offsets.npy"
+    count = manifest["documents"] + 1
     try:
-        offsets = np.load(path, allow_pickle=False)
+        with open_regular(path) as file:
+            # The header first: it may promise more than there is memory.
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError("another version of the format")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            size = os.fstat(file.fileno()).st_size - file.tell()
+            fits = shape == (count,) and dtype == OFFSET and size == count * OFFSET.itemsize
+            offsets = np.frombuffer(file.read(), OFFSET) if fits else None
     except FileNotFoundError:
         raise FileNotFoundError(f"{folder} has no offsets.npy: {HOW_TO_REPEAT}.") from None
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, TypeError, SyntaxError, tokenize.TokenError) as error:
         raise ValueError(f"{path} cannot be read ({error}): {HOW_TO_REPEAT}.") from None
     if (
-        offsets.shape != (manifest["documents"] + 1,)
-        or offsets.dtype != np.int64
+        offsets is None
         or offsets[0] != 0
         or offsets[-1] != manifest["tokens"]
         or np.any(np.diff(offsets) < 1)
@@ -321,8 +373,10 @@ def _read_offsets(folder: Path, manifest: dict) -> np.ndarray:
 
 
 def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
-    if not path.exists():
-        raise FileNotFoundError(f"{path.parent} has no {path.name}: {HOW_TO_REPEAT}.")
+    try:
+        check_regular(path)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path.parent} has no {path.name}: {HOW_TO_REPEAT}.") from None
     expected = count * dtype.itemsize
     found = os.path.getsize(path)
     if found != expected:

@@ -21,9 +21,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from brt.checks import ManyFrom0
 from brt.data.sources.base import Document
 from brt.data.stores.own_folders import remove
 from brt.data.vocabularies.base import Vocabulary
+from brt.json_files import Fields, read_json
 from brt.storage.paths import AnyPath, RemotePath
 
 FORMAT = 2
@@ -39,6 +41,11 @@ SHARD_FILES = (
     *("shard.json", "tokens.bin", "weights.bin", "documents.jsonl", "lengths.bin", "digests.bin"),
 )
 """All that is ever written to a store, and to a shard."""
+
+SHARD = Fields(
+    {**dict.fromkeys(COUNTS, ManyFrom0), "hashes": dict[str, str], "sizes": dict[str, ManyFrom0]}
+)
+"""What shard.json says."""
 
 PIECE = 2**16
 """Bytes of a document that are encoded together where that changes nothing."""
@@ -212,7 +219,8 @@ def join_shards(
     Raises:
         ValueError: a shard is not what it was when it was finished; it is removed.
     """
-    summaries = [json.loads((shard / "shard.json").read_bytes()) for shard in shards]
+    again = "delete the folder and run the same command again"
+    summaries = [read_json(shard / "shard.json", SHARD, again) for shard in shards]
     totals = {name: sum(summary[name] for summary in summaries) for name in COUNTS}
     if vocabulary.unknown_id is None:
         totals["unknown"] = None

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import gin
 import numpy as np
 
-from brt.checks import check_choice
+from brt.checks import Count, check_choice
 from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass, LastResults, Stream
@@ -66,7 +66,7 @@ class LabelledDocuments:
         alignment: str = "right",
         targets: str = "classes",
         loss: str = "last",
-        words: int = 16,
+        words: Count = 16,
     ):
         check_choice("LabelledDocuments.alignment", alignment, ALIGNMENTS)
         check_choice("LabelledDocuments.targets", targets, TARGETS)

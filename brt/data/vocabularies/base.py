@@ -19,7 +19,8 @@ from numpy.typing import ArrayLike
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
-from brt.storage.paths import as_path
+from brt.checks import Name
+from brt.regular_files import NotRegular, open_regular
 from brt.token_ids import BEGIN as BEGIN
 
 
@@ -152,7 +153,7 @@ class SentencePieceVocabulary(Vocabulary):
         FileNotFoundError, ValueError: on first use, when the file is missing or is not a model.
     """
 
-    def __init__(self, model_file: str = gin.REQUIRED):
+    def __init__(self, model_file: Name = gin.REQUIRED):
         self.model_file = expanded(model_file)
         self._loaded: tuple[SentencePieceProcessor, str] | None = None
 
@@ -278,16 +279,17 @@ def read_vocabulary_file(path: str, what: str, binding: str) -> bytes:
         FileNotFoundError, IsADirectoryError, PermissionError: each says what to do.
     """
     try:
-        return as_path(path).read_bytes()
+        with open_regular(path) as file:
+            return file.read()
     except FileNotFoundError:
         raise FileNotFoundError(
             f"No {what} is at {path}: put the file there, or bind what names it to where it is, "
             f'{binding} or Corpus.vocabulary = "KIND:FILE"; README.md says how one is made.'
         ) from None
-    except (IsADirectoryError, PermissionError) as error:
+    except (IsADirectoryError, NotRegular, PermissionError) as error:
+        reason = error.strerror.lower() if error.strerror else "it is no regular file"
         raise type(error)(
-            f"{path} cannot be read as the {what} ({str(error.strerror).lower()}): bind "
-            f"{binding} to a readable file."
+            f"{path} cannot be read as the {what} ({reason}): bind {binding} to a readable file."
         ) from None
 
 

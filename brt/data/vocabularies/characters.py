@@ -13,6 +13,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
+from brt.checks import Name
 from brt.data.sources.base import Document
 from brt.data.vocabularies.base import (
     Vocabulary,
@@ -56,7 +57,7 @@ class CharacterVocabulary(Vocabulary):
         FileNotFoundError, ValueError: on first use, when the file is missing or no such list.
     """
 
-    def __init__(self, file: str = gin.REQUIRED):
+    def __init__(self, file: Name = gin.REQUIRED):
         self.file = expanded(file)
 
     @property

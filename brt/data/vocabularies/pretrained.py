@@ -16,6 +16,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
+from brt.checks import Name
 from brt.data.extras import extra_library
 from brt.data.vocabularies.base import (
     Vocabulary,
@@ -100,7 +101,7 @@ class ByteLevelBpeVocabulary(_Pretrained):
 
     special_tokens = ("<|endoftext|>", "<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
-    def __init__(self, folder: str = gin.REQUIRED):
+    def __init__(self, folder: Name = gin.REQUIRED):
         self.folder = expanded(folder)
 
     @property
@@ -148,7 +149,7 @@ class WordPieceVocabulary(_Pretrained):
 
     special_tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-    def __init__(self, file: str = gin.REQUIRED, lower_case: bool = True):
+    def __init__(self, file: Name = gin.REQUIRED, lower_case: bool = True):
         self.file = expanded(file)
         self.lower_case = lower_case
 
@@ -171,7 +172,12 @@ class WordPieceVocabulary(_Pretrained):
     def _loaded(self) -> tuple[Any, str]:
         library = _library(type(self).__name__)
         data = read_vocabulary_file(self.file, "WordPiece list", "WordPieceVocabulary.file")
-        model = library.models.WordPiece.from_file(self.file, unk_token="[UNK]")
+        try:
+            model = library.models.WordPiece.from_file(self.file, unk_token="[UNK]")
+        except Exception as error:  # the library raises no class of its own
+            raise ValueError(
+                f"{self.file} is no WordPiece list ({error}): bind WordPieceVocabulary.file to one."
+            ) from None
         tokenizer = library.Tokenizer(model)
         if tokenizer.token_to_id("[UNK]") is None:
             raise ValueError(

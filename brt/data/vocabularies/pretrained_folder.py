@@ -12,6 +12,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
+from brt.checks import Name
 from brt.data.vocabularies.base import Frame, Vocabulary, checked_ids, expanded, utf8_text
 from brt.data.vocabularies.folder_tokenizers import folder_tokenizer
 from brt.data.vocabularies.pretrained import PART, parts
@@ -29,7 +30,7 @@ class PretrainedFolderVocabulary(Vocabulary):
         FileNotFoundError, ValueError, ImportError: on first use, naming file and key.
     """
 
-    def __init__(self, folder: str = gin.REQUIRED):
+    def __init__(self, folder: Name = gin.REQUIRED):
         self.folder = expanded(folder)
 
     @functools.cached_property

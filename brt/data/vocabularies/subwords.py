@@ -12,6 +12,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
+from brt.checks import Name
 from brt.data.extras import extra_library
 from brt.data.vocabularies.base import (
     Vocabulary,
@@ -37,7 +38,7 @@ class SubwordVocabulary(Vocabulary):
         FileNotFoundError, ValueError, ImportError: on first use.
     """
 
-    def __init__(self, file: str = gin.REQUIRED):
+    def __init__(self, file: Name = gin.REQUIRED):
         self.file = expanded(file)
 
     @property

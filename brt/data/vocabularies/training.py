@@ -23,6 +23,7 @@ import gin
 import numpy as np
 
 from brt import config
+from brt.checks import Count, Name, Seed
 from brt.data.corpus import Corpus
 from brt.data.sources.base import Document, Source
 from brt.data.vocabularies.base import SentencePieceVocabulary, Vocabulary, utf8_text
@@ -107,12 +108,12 @@ class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
 
     def __init__(
         self,
-        size: int = gin.REQUIRED,
-        seed: int = 0,
-        max_lines: int = 2_000_000,
+        size: Count = gin.REQUIRED,
+        seed: Seed = 0,
+        max_lines: Count = 2_000_000,
         keep_whitespace: bool = False,
         options: dict | None = None,
-        splits: tuple[str, ...] = ("train",),
+        splits: tuple[Name, ...] = ("train",),
     ):
         super().__init__(splits)
         self.size = size
@@ -166,7 +167,10 @@ class WordCounting(VocabularyTraining[WordVocabulary]):
     """
 
     def __init__(
-        self, min_count: int = 1, max_size: int | None = None, splits: tuple[str, ...] = ("train",)
+        self,
+        min_count: Count = 1,
+        max_size: Count | None = None,
+        splits: tuple[Name, ...] = ("train",),
     ):
         super().__init__(splits)
         self.min_count = min_count
@@ -193,7 +197,7 @@ class SymbolCounting(VocabularyTraining[CharacterVocabulary]):
         self,
         unit: str = "byte",
         unknown: bool = False,
-        splits: tuple[str, ...] = ("train", "validation", "test"),
+        splits: tuple[Name, ...] = ("train", "validation", "test"),
     ):
         super().__init__(splits)
         self.unit = unit
@@ -216,9 +220,9 @@ class SubwordTraining(VocabularyTraining[SubwordVocabulary]):
 
     def __init__(
         self,
-        size: int = gin.REQUIRED,
-        max_characters: int | None = 10_000_000,
-        splits: tuple[str, ...] = ("train",),
+        size: Count = gin.REQUIRED,
+        max_characters: Count | None = 10_000_000,
+        splits: tuple[Name, ...] = ("train",),
     ):
         super().__init__(splits)
         self.size = size

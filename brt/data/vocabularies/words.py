@@ -16,6 +16,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
+from brt.checks import Name
 from brt.data.sources.base import Document
 from brt.data.vocabularies.base import (
     Vocabulary,
@@ -49,7 +50,7 @@ class WordVocabulary(Vocabulary):
 
     def __init__(
         self,
-        file: str = gin.REQUIRED,
+        file: Name = gin.REQUIRED,
         unknown: str | None = "<unk>",
         before_line: str | None = None,
         after_line: str | None = "<eos>",

@@ -7,6 +7,7 @@ import numpy as np
 from flax import nnx
 from numpy.typing import ArrayLike
 
+from brt.checks import Count
 from brt.models.layers.initializers import normal, parameter
 
 HIDDEN = -1e6
@@ -102,7 +103,7 @@ class RelativeBias(WindowMask):
     """
 
     def __init__(
-        self, rngs: nnx.Rngs, num_heads: int, num_buckets: int = 32, max_distance: int = 128
+        self, rngs: nnx.Rngs, num_heads: Count, num_buckets: Count = 32, max_distance: Count = 128
     ):
         self.max_distance = max_distance
         self.table_HR = parameter(

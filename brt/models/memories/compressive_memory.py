@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import check_choice, check_not_negative
+from brt.checks import Count, CountFrom0, NotNegative, check_choice, check_not_negative
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.sizes import Sizes
@@ -75,10 +75,10 @@ class CompressiveMemory(HiddenMemory):
         rngs: nnx.Rngs,
         sizes: Sizes,
         length: int,
-        compressed: int = gin.REQUIRED,
-        rate: int = 3,
+        compressed: CountFrom0 = gin.REQUIRED,
+        rate: Count = 3,
         compression: str = "mean",
-        reconstruction_weight: float = 1.0,
+        reconstruction_weight: NotNegative = 1.0,
     ):
         check_choice("CompressiveMemory.compression", compression, COMPRESSIONS)
         check_not_negative("CompressiveMemory.reconstruction_weight", reconstruction_weight)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import check_choice
+from brt.checks import Count, check_choice
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import parameter
 from brt.models.layers.norms import share_of_norm, wide
@@ -79,8 +79,8 @@ class ExternalMemory(LayerMemory):
         rngs: nnx.Rngs,
         sizes: Sizes,
         window: int,
-        size: int = 65_536,
-        neighbours: int = 128,
+        size: Count = 65_536,
+        neighbours: Count = 128,
         search: str = "exact",
     ):
         check_choice("ExternalMemory.search", search, SEARCHES)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import check_choice
+from brt.checks import Count, check_choice
 from brt.models.counts import matrix_size
 from brt.models.layers.attention import attend_by_head, heads_first
 from brt.models.layers.initializers import DENSE, normal, parameter
@@ -86,7 +86,7 @@ class RecurrentCell(LayerMemory):
         rngs: nnx.Rngs,
         sizes: Sizes,
         window: int,
-        num_states: int = 512,
+        num_states: Count = 512,
         gate: str = "fixed",
         arrangement: str = "skip",
         gate_form: str = "paper",

@@ -17,13 +17,14 @@ import optax
 from absl import logging
 from flax import nnx
 
-from brt.checks import check_whole
+from brt.checks import CountFrom0, check_whole
 from brt.models.body import Body
 from brt.models.caches import select_rows
 from brt.models.layers.table_losses import table_losses
 from brt.models.memory_tokens.layout import MemoryLayout
-from brt.models.pretrained.bodies.body import Decoder, LayerKeys, PretrainedBody, Reading, Seen
+from brt.models.pretrained.bodies.body import Decoder, PretrainedBody, Reading
 from brt.models.pretrained.bodies.gpt2 import GPT2
+from brt.models.pretrained.bodies.layer import LayerKeys, Seen
 from brt.models.pretrained.memories.window_memory import Positions, WindowMemory, WindowReads
 from brt.models.pretrained.windows import (
     DecodingWindow,
@@ -72,7 +73,7 @@ class PretrainedLanguageModel(Body):
         rngs: nnx.Rngs,
         body: Callable[..., Decoder] = GPT2,
         memories: tuple[Callable[..., WindowMemory], ...] = (),
-        overlap: int = 0,
+        overlap: CountFrom0 = 0,
         special_tokens: int = 0,
     ):
         check_whole("PretrainedLanguageModel.overlap", overlap)

@@ -66,6 +66,26 @@ def norm_tensors(disk: str, ours: str, bias: bool = True) -> list[Tensor]:
     return [weight, Tensor(f"{disk}.bias", (f"{ours}.bias_D",))] if bias else [weight]
 
 
+def matrix_tensors(disk: str, ours: str, bias: str | None = None) -> list[Tensor]:
+    """Returns the tensors of a matrix stored (out, in) and its bias.
+
+    Args:
+        disk: the name without `.weight`.
+        ours: path of the parameter.
+        bias: path of the bias; None for no bias.
+    """
+    found = [Tensor(f"{disk}.weight", (ours,), turned=True)]
+    return found if bias is None else [*found, Tensor(f"{disk}.bias", (bias,))]
+
+
+def head_tensors(disk: str, tied: bool) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Returns the tensors of the head of the words, and patterns of those that are not read.
+
+    disk: its name. tied: what stands under the name is the table of words, stored twice.
+    """
+    return ([], (re.escape(disk),)) if tied else ([Tensor(disk, ("head_VD",))], ())
+
+
 @dataclasses.dataclass(frozen=True)
 class Names:
     """The tensors of a model's folder, and what else may stand beside them.

@@ -22,6 +22,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from brt.checks import Count
 from brt.models.body import Body
 from brt.models.caches import (
     DecodingWindow,
@@ -34,7 +35,8 @@ from brt.models.caches import (
 )
 from brt.models.layers.table_losses import table_losses
 from brt.models.memories.memory import BlockPairs
-from brt.models.pretrained.bodies.body import NOTHING, Decoder, Heads, LayerKeys, Reads, Seen
+from brt.models.pretrained.bodies.body import Decoder
+from brt.models.pretrained.bodies.layer import NOTHING, Heads, LayerKeys, Reads, Seen
 from brt.models.pretrained.bodies.llama import Llama
 from brt.models.pretrained.language_model import given_to
 from brt.models.pretrained.memories.cell_memory import CellMemory, StateKeys
@@ -129,7 +131,7 @@ class SlidingLanguageModel(Body):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        window: int = gin.REQUIRED,
+        window: Count = gin.REQUIRED,
         body: Callable[..., Decoder] = Llama,
         cell: Callable[..., CellMemory] | None = None,
         special_tokens: int = 0,

@@ -6,6 +6,7 @@ from typing import Any
 
 import gin
 
+from brt.checks import Name
 from brt.models.pretrained.config_values import ConfigValues
 from brt.models.pretrained.folder import CONFIG, HubFolder
 
@@ -32,7 +33,7 @@ class Pretrained:
             of the sizes that are bound.
     """
 
-    def __init__(self, folder: str | None = None):
+    def __init__(self, folder: Name | None = None):
         self.folder = folder
 
 
@@ -86,7 +87,7 @@ def settle(
             if name not in settings:
                 raise ValueError(
                     f"{body}.{name} is not bound: include a file of sizes, such as "
-                    f'configs/parts/gpt2_small.gin, or bind Pretrained.folder = "models/NAME".'
+                    f'configs/bodies/gpt2_small.gin, or bind Pretrained.folder = "models/NAME".'
                 )
         return settings
     for name, value in bound.items():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from brt.models.pretrained.bodies.body import HIDDEN, LayerKeys
+from brt.models.pretrained.bodies.layer import HIDDEN, LayerKeys
 from brt.models.pretrained.memories.window_memory import ExtraKeys, Positions
 
 

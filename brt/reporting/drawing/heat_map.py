@@ -4,11 +4,15 @@ import csv
 import io
 import os
 import re
+import tokenize
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from brt.regular_files import open_regular
 from brt.reporting.drawing.plots import COLOURS, new_figure
 
 SHADE, MARK = COLOURS[0], COLOURS[7]
@@ -16,6 +20,11 @@ BRIGHTEST = 99.5
 """Percentile of the numbers that gets the full colour, so that a few great ones do not hide all."""
 FADES = 0.5
 """Power of a number that is its shade: small ones can be told from zero."""
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, EOFError, TypeError, SyntaxError, NotImplementedError),
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
+)
+"""What NumPy raises for arrays that are damaged."""
 TALLEST, PER_ROW = 5.0, 0.06
 """Inches: of a map, and what a row adds to it."""
 
@@ -120,9 +129,15 @@ def study_maps(run: StudiedRun, name: str) -> list[HeatMap]:
     path = run.folder / "studies" / str(study.get("arrays"))
     maps = []
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        # NumPy leaves a damaged file that it has opened itself open.
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
             found = {entry["array"]: arrays[entry["array"]] for entry in entries}
-    except (OSError, ValueError, KeyError) as error:
+        for key, array in found.items():
+            if array.ndim != 2 or not array.size or array.dtype.kind not in "fiu":
+                raise ValueError(f"{key} is no matrix of numbers")
+            if not np.isfinite(array).all():
+                raise ValueError(f"{key} has numbers that are not finite")
+    except UNREADABLE as error:
         run.problems.append(f"{path} was left out: its maps cannot be read ({error})")
         return []
     for number, entry in enumerate(entries, 1):

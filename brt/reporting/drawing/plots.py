@@ -116,7 +116,7 @@ class Plot(NamedTuple):
             axes.axhline(0, color=foreground, alpha=0.5, linewidth=0.7, zorder=0)
         if self.log_x:
             _logarithmic(axes, sorted({x for line in self.lines for x in line.x}))
-        elif all(x == int(x) for line in self.lines for x in line.x):
+        elif all(x % 1 == 0 for line in self.lines for x in line.x):
             axes.xaxis.get_major_locator().set_params(integer=True)
         if self.y_range:
             axes.set_ylim(*self.y_range)
@@ -125,7 +125,7 @@ class Plot(NamedTuple):
         if second is not None:
             second.set_ylabel(textwrap.fill(self.second_label, LABEL_LETTERS))
             second.spines["right"].set_visible(True)
-            if all(y == int(y) for line in self.lines if line.on_second_axis for y in line.y):
+            if all(y % 1 == 0 for line in self.lines if line.on_second_axis for y in line.y):
                 second.yaxis.get_major_locator().set_params(integer=True)
         if 1 < len(self.lines) <= MOST_NAMED:
             handles = [h for a in (axes, second) if a for h in a.get_legend_handles_labels()[0]]
@@ -141,6 +141,7 @@ def _theme(name, foreground):
     settings = {
         "svg.fonttype": "none",
         "svg.hashsalt": name,
+        "text.parse_math": False,  # titles of documents are no formulas
         "font.size": 10,
         "axes.spines.top": False,
         "axes.spines.right": False,

@@ -184,14 +184,14 @@ class Table(NamedTuple):
                 values = " ".join(map(repr, cell.values))
                 data = f' data-values="{values}"' if cell.values else ""
                 # Numbers without an error bar leave room for one, so that points are aligned.
-                data += f' data-pad="{bar}"' if bar and not _bar(cell) else ""
+                data += f' data-pad="{html.escape(bar)}"' if bar and not _bar(cell) else ""
                 mark = f"<sup>{notes.index(cell.note) + 1}</sup>" if cell.note else ""
                 kind = f' class="{state}"{data}' if not kind else f'{kind[:-1]} {state}"{data}'
                 cells.append(f"<td{kind}>{html.escape(cell.text)}{mark}</td>")
             body.append(f"<tr>{''.join(cells)}</tr>")
         foot = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
         return (
-            f'<div class="scroll"><table id="{self.name}"><thead>{head}'
+            f'<div class="scroll"><table id="{html.escape(self.name)}"><thead>{head}'
             f"<tr>{''.join(titles)}</tr></thead>\n<tbody>\n"
             + "\n".join(body)
             + "\n</tbody></table></div>"

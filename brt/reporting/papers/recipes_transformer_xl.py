@@ -1,8 +1,8 @@
 """Recipes of the Transformer-XL and the RMT paper's numbers, as far as they are known.
 
 Sources: the released scripts of Transformer-XL, and for its ablations, which no script has, the
-assumptions of configs/txl_ablation.gin; section 4 and appendix A of the RMT paper with its released
-logs. Of the model of Penn Treebank nothing is known.
+assumptions of configs/transformer_xl/ablation.gin; section 4 and appendix A of the RMT paper with
+its released logs. Of the model of Penn Treebank nothing is known.
 """
 
 from typing import Any

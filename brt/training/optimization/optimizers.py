@@ -6,7 +6,16 @@ import gin
 import optax
 from jax.typing import ArrayLike
 
-from brt.checks import check_not_negative, check_positive, check_share, check_whole
+from brt.checks import (
+    CountFrom0,
+    NotNegative,
+    Positive,
+    Share,
+    check_not_negative,
+    check_positive,
+    check_share,
+    check_whole,
+)
 from brt.training.optimization.equal_parameters import equal_parameters_together
 
 Schedule = Callable[[ArrayLike], ArrayLike]
@@ -16,10 +25,10 @@ Schedule = Callable[[ArrayLike], ArrayLike]
 @gin.configurable(denylist=["learning_rate"])
 def adafactor(
     learning_rate: Schedule,
-    momentum: float | None = 0.9,
-    decay_rate: float = 0.8,
-    clip_update: float | None = 1.0,
-    min_factored: int = 128,
+    momentum: Share | None = 0.9,
+    decay_rate: NotNegative = 0.8,
+    clip_update: Positive | None = 1.0,
+    min_factored: CountFrom0 = 128,
 ) -> optax.GradientTransformation:
     """Adafactor as the paper used it: steps in units of each parameter's own scale.
 
@@ -56,12 +65,12 @@ def adafactor(
 @gin.configurable(denylist=["learning_rate"])
 def adamw(
     learning_rate: Schedule,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    clip_value: float | None = None,
+    b1: Share = 0.9,
+    b2: Share = 0.999,
+    eps: Positive = 1e-8,
+    weight_decay: NotNegative = 0.0,
+    clip_norm: Positive | None = None,
+    clip_value: Positive | None = None,
 ) -> optax.GradientTransformation:
     """Adam, with decoupled weight decay if `weight_decay` is not 0.
 

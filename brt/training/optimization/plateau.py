@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from brt.checks import check_not_negative, check_whole
+from brt.checks import CountFrom0, NotNegative, Positive, check_not_negative, check_whole
 from brt.training.optimization.optimizers import Schedule
 
 
@@ -44,7 +44,9 @@ class ReduceOnPlateau:
     Source: Recurrent Memory Transformer, appendix A.1; PyTorch's rule of the same name.
     """
 
-    def __init__(self, factor: float = 0.5, patience: int = 10, floor: float = 1e-6):
+    def __init__(
+        self, factor: Positive = 0.5, patience: CountFrom0 = 10, floor: NotNegative = 1e-6
+    ):
         if not 0 < factor < 1:
             raise ValueError(f"ReduceOnPlateau.factor = {factor} must lie between 0 and 1.")
         check_whole("ReduceOnPlateau.patience", patience)

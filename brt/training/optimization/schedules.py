@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from brt.checks import check_positive, check_rates, check_whole
+from brt.checks import NotNegative, Positive, WholeNumber, check_positive, check_rates, check_whole
 
 
 def _ramp(name, step, warmup_steps):
@@ -28,7 +28,10 @@ def _ramp(name, step, warmup_steps):
 
 @gin.configurable(denylist=["step", "total_steps"])
 def rsqrt(
-    step: ArrayLike, total_steps: int, multiplier: float = 1.0, warmup_steps: float | None = 1000
+    step: ArrayLike,
+    total_steps: int,
+    multiplier: Positive = 1.0,
+    warmup_steps: WholeNumber | None = 1000,
 ) -> jax.Array:
     """multiplier / sqrt(max(t, w, 100)): 0.0316 at 1,000 steps, 0.00141 at 500,000."""
     check_positive("rsqrt.multiplier", multiplier)
@@ -40,9 +43,9 @@ def rsqrt(
 def rescaled_rsqrt(
     step: ArrayLike,
     total_steps: int,
-    minimum: float = 0.001,
-    maximum: float = 0.05,
-    warmup_steps: float | None = 1000,
+    minimum: NotNegative = 0.001,
+    maximum: Positive = 0.05,
+    warmup_steps: WholeNumber | None = 1000,
 ) -> jax.Array:
     """minimum / sqrt(t / T), at most `maximum`: ends at `minimum` whatever T is."""
     check_positive("rescaled_rsqrt.minimum", minimum)
@@ -55,9 +58,9 @@ def rescaled_rsqrt(
 def cosine(
     step: ArrayLike,
     total_steps: int,
-    maximum: float = 0.01,
-    minimum: float = 0.001,
-    warmup_steps: float | None = 1000,
+    maximum: Positive = 0.01,
+    minimum: NotNegative = 0.001,
+    warmup_steps: WholeNumber | None = 1000,
     tail: bool = True,
 ) -> jax.Array:
     """Half a cosine from `maximum` to `minimum` over the run.
@@ -79,9 +82,9 @@ def cosine(
 def linear(
     step: ArrayLike,
     total_steps: int,
-    maximum: float = 0.01,
-    minimum: float = 0.0,
-    warmup_steps: float | None = 1000,
+    maximum: Positive = 0.01,
+    minimum: NotNegative = 0.0,
+    warmup_steps: WholeNumber | None = 1000,
 ) -> jax.Array:
     """Returns a straight line from `maximum` at step 0 to `minimum` at the end of the run."""
     check_rates("linear", minimum, maximum)
@@ -91,7 +94,10 @@ def linear(
 
 @gin.configurable(denylist=["step", "total_steps"])
 def constant_rate(
-    step: ArrayLike, total_steps: int, value: float = 0.001, warmup_steps: float | None = 1000
+    step: ArrayLike,
+    total_steps: int,
+    value: Positive = 0.001,
+    warmup_steps: WholeNumber | None = 1000,
 ) -> jax.Array:
     """`value`, after the ramp."""
     check_positive("constant_rate.value", value)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from brt.checks import Share
 from brt.training.train_step import TrainState
 
 
@@ -40,7 +41,7 @@ class WeightAverage:
     say how the average is weighted.
     """
 
-    def __init__(self, decay: float = 0.999):
+    def __init__(self, decay: Share = 0.999):
         if not 0 < decay < 1:
             raise ValueError(f"WeightAverage.decay = {decay} must lie between 0 and 1.")
         self.decay = decay

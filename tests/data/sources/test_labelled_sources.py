@@ -224,12 +224,14 @@ def test_scrolls_records_are_single_in_training_and_joined_elsewhere(tmp_path):
         {"id": "q1", "pid": "q1_0", "input": "who is it", "output": "She"},
         {"id": "q2", "pid": "q2_0", "input": "what", "output": "Yes"},
         {"id": "q1", "pid": "q1_1", "input": "who is it", "output": "the queen"},
+        {"id": "q1", "pid": "q1_2", "input": "who is it", "output": "She"},
     ]
     for split in ("train", "validation"):
         write_lines(tmp_path / f"{split}.jsonl", lines)
     source = Scrolls(str(tmp_path / "{split}.jsonl"), Words())
     trained = [(d.title, d.annotation["answers"]) for d in source.documents("train")]
-    assert trained == [("q1", ["She"]), ("q2", ["Yes"]), ("q1", ["the queen"])]
+    expected = [("q1", ["She"]), ("q2", ["Yes"]), ("q1", ["the queen"]), ("q1", ["She"])]
+    assert trained == expected
     read = [(d.title, d.annotation["answers"]) for d in source.documents("validation")]
     assert read == [("q1", ["She", "the queen"]), ("q2", ["Yes"])]
     document = next(source.documents("train"))
@@ -240,7 +242,7 @@ def test_scrolls_records_are_single_in_training_and_joined_elsewhere(tmp_path):
 
 
 def test_outputs_of_scrolls_may_be_classes(tmp_path):
-    line = {"id": "n", "input": "a b", "output": "Not mentioned"}
+    line = {"id": "n", "input": "a b", "output": "Not mentioned\n"}
     write_lines(tmp_path / "train.jsonl", [line])
     classes = ("Entailment", "Not mentioned", "Contradiction")
     assert only(Scrolls(str(tmp_path / "{split}.jsonl"), Words(), classes)).annotation["label"] == 1

@@ -17,7 +17,7 @@ from brt.data.sources.published import (
 )
 
 SPLITS = ["train", "validation", "test"]
-WIKITEXT = ROOT / "data" / "wikitext-103"  # as in configs/parts
+WIKITEXT = ROOT / "data" / "wikitext-103"  # as in configs/corpora/wikitext103.gin
 
 
 def data(source, split):

@@ -82,7 +82,7 @@ def test_a_corpus_of_ones_own_is_eight_lines(tmp_path):
     for split in ["train", "validation", "test"]:
         lines = "".join(json.dumps(letter) + "\n" for letter in letters)
         (tmp_path / "letters" / f"{split}.jsonl").write_text(lines)
-    command = blocks("bash")[-1].split()[1:]
+    command = blocks("bash")[-1].replace("\\\n", " ").split()[1:]
     files = [word.replace("configs/small", f"{ROOT}/configs/small") for word in command]
     done = subprocess.run(
         [sys.executable, *files], capture_output=True, text=True, cwd=tmp_path, check=False

@@ -10,7 +10,8 @@ from paths import ROOT
 
 from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles
-from brt.data.stores.inspection import LISTED, describe, document_ends, verify
+from brt.data.stores.inspection import LISTED, describe, document_ends
+from brt.data.stores.verification import verify
 
 
 @pytest.fixture

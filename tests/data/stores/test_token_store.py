@@ -305,9 +305,10 @@ def test_a_weights_file_cut_short_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     "content, sentence",
     [
-        ("", "is not a manifest"),
-        ('{"format": 1, ', "is not a manifest"),
-        ("[]", "store format None"),
+        ("", "is damaged, as it is not JSON"),
+        ('{"format": 1, ', "is damaged, as it is not JSON"),
+        ("[]", "is damaged, as it is no object with fields"),
+        ("{}", "store format None"),
         (
             '{"format": 1}',
             "store format 1, and this version of brt reads 2: delete the folder and prep",
@@ -339,7 +340,7 @@ def test_offsets_that_are_no_array_are_an_error(store, content):
 
 def test_pickled_offsets_are_not_unpickled(store):
     np.save(store.folder / "offsets.npy", np.array([{}], object), allow_pickle=True)
-    with pytest.raises(ValueError, match=r"offsets\.npy cannot be read"):
+    with pytest.raises(ValueError, match=r"offsets\.npy does not describe"):
         TokenStore(store.folder)
 
 

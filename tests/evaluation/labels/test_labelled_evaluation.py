@@ -169,20 +169,34 @@ def test_words_are_read_up_to_the_end_token_and_joined_by_question(tmp_path):
     assert found["answer_f1"] == pytest.approx((1 + 2 / 3) / 2)
 
 
+def test_a_class_is_scored_after_the_last_segment_alone(tmp_path):
+    notes = [{"label": 1, "classes": 2}, {"label": 0, "classes": 2}]
+    segments = segments_of(tmp_path / "s", ["text of two"] * 2, notes, 9, 2, "classes")
+    score = label_score(segments, Letters())
+    sums = {}
+    for document, note in enumerate(notes):
+        first, last = segments.borders(document)
+        right_1C = np.eye(2)[[note["label"]]]
+        score.add(sums, np.array([document]), np.array([first.start]), 1 - right_1C)  # not asked
+        score.add(sums, np.array([document]), np.array([last.start]), right_1C)
+    assert score.scalars(sums)["accuracy"] == 1.0
+    assert sums["confusion"].tolist() == [[1, 0], [0, 1]]
+
+
 def test_figures_of_several_labels_are_those_of_plain_counts(tmp_path):
     random = np.random.default_rng(0)
     right_DC = random.random((30, 4)) < 0.4
     scores_DC = random.normal(size=(30, 4))
     scores_DC[:, 3] = -1  # a class that is never predicted
     notes = [{"labels": np.flatnonzero(row).tolist(), "classes": 4} for row in right_DC]
-    segments = segments_of(tmp_path / "s", ["text"] * 30, notes, 7, 2, "labels")
+    segments = segments_of(tmp_path / "s", ["text of two"] * 30, notes, 9, 2, "labels")
     score = label_score(segments, Letters())
     sums = {}
     for document in range(30):
-        offset = segments.borders(document)[-1].start
-        score.add(
-            sums, np.array([document]), np.array([offset]), scores_DC[document : document + 1]
-        )
+        first, last = segments.borders(document)
+        answers_1C = scores_DC[document : document + 1]
+        score.add(sums, np.array([document]), np.array([first.start]), -answers_1C)  # not asked
+        score.add(sums, np.array([document]), np.array([last.start]), answers_1C)
     found = score.scalars(sums)
 
     def f1(predicted, right):

@@ -16,7 +16,7 @@ from tiny_folders import make_folder
 from tiny_models import OneKey
 
 from brt.models.counts import count_parameters
-from brt.models.pretrained.bodies.body import Extra, Reads
+from brt.models.pretrained.bodies.layer import Extra, Reads
 from brt.models.pretrained.encoders.bert import BERT, RoBERTa
 from brt.models.pretrained.encoders.deberta import DeBERTa
 from brt.models.pretrained.encoders.deberta_layer import distance_buckets

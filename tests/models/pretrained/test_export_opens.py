@@ -9,6 +9,8 @@ import pytest
 from flax import nnx
 from paths import SCRIPTS
 from safetensors.numpy import load_file
+from tiny_encoder_folders import CONFIGS as ENCODER_CONFIGS
+from tiny_folders import make_folder
 from tiny_models import parameters, randomised
 
 from brt.export import export
@@ -140,6 +142,24 @@ def test_an_exported_reader_is_read_again_bit_for_bit_and_its_memory_stands_besi
     targets = READERS[name][1]
     assert opened.config.get("problem_type") == problem.get(targets)
     assert len(opened.config.get("id2label", "")) == (3 if targets in problem else 0)
+
+
+def test_names_of_classes_that_a_folder_has_are_kept_where_they_are_as_many(tmp_path):
+    names = {"0": "no", "1": "perhaps", "2": "yes"}
+    given = dict(id2label=names, label2id={"no": 0, "perhaps": 1, "yes": 2}, num_labels=3)
+    tensors = make_folder(tmp_path / "a", ENCODER_CONFIGS["bert"] | given)
+    of_head = [name for name in tensors if name.startswith("classifier")]
+    body = {name: tensors[name] for name in tensors if name not in of_head}
+    make_folder(tmp_path / "b", ENCODER_CONFIGS["bert"] | given, body)
+
+    def config(name, classes):
+        body = functools.partial(BERT, folder=str(tmp_path / name))
+        return PretrainedReader(nnx.Rngs(0), body=body, classes=classes, num_memory=1).config()
+
+    assert of_head and config("a", 3)["id2label"] == names and "num_labels" not in config("a", 3)
+    other = config("b", 2)
+    assert other["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
+    assert other["label2id"] == {"LABEL_0": 0, "LABEL_1": 1} and "num_labels" not in other
 
 
 def test_a_head_of_another_kind_or_size_is_refused(tmp_path):

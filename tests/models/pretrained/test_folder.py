@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 
 import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
+from paths import ROOT
 from safetensors.numpy import load_file, save_file
 from tiny_folders import GPT2 as CONFIG
 from tiny_folders import make_folder, random_tensors
@@ -267,8 +269,21 @@ def test_a_binding_that_says_otherwise_is_refused(tmp_path):
     make_folder(tmp_path)
     with pytest.raises(ValueError, match=r"GPT2\.width = 768, and .*config\.json says 8"):
         nnx.eval_shape(lambda: GPT2(nnx.Rngs(0), width=768, folder=str(tmp_path)))
-    with pytest.raises(ValueError, match=r"GPT2\.vocabulary_size is not bound"):
+
+
+def test_a_missing_size_names_a_file_that_binds_it():
+    with pytest.raises(ValueError, match=r"GPT2\.vocabulary_size is not bound") as caught:
         GPT2(nnx.Rngs(0))
+    file = re.search(r"configs/\S+\.gin", str(caught.value))[0]
+    assert "GPT2.vocabulary_size = " in (ROOT / file).read_text()
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_the_type_that_a_folder_says_is_the_one_that_is_written(tmp_path, key):
+    make_folder(tmp_path, **{key: "bfloat16"})
+    body = nnx.eval_shape(lambda: GPT2(nnx.Rngs(0), folder=str(tmp_path)))
+    assert body.folder.config[key] == "bfloat16"
+    assert body.config()[key] == "float32"
 
 
 def test_nothing_is_written_over(tmp_path):

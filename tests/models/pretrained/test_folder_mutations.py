@@ -6,6 +6,7 @@ import json
 import os
 import random
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 from tiny_encoder_folders import CONFIGS as READERS
 from tiny_folders import GPT2, GPT_NEOX, LLAMA, make_folder
-from tiny_models import OneKey
+from tiny_models import OneKey, parameters
 
 from brt.config import message
 from brt.models.pretrained import folder as folder_module
@@ -169,20 +170,28 @@ def only_inside(monkeypatch):
 
 
 def read_folder(config, path):
-    """Builds the model of a folder and reads all that it is given from there."""
+    """Builds the model of a folder, and returns it with all that it is given from there."""
     model_type = config["model_type"]
     if model_type in BODIES:
         kind = BODIES[model_type]
         body = nnx.eval_shape(lambda: kind(OneKey(), folder=str(path)))
-        body.names().read(body.folder)
-        return
+        return body, body.names().read(body.folder)
     body = functools.partial(ENCODERS[model_type], folder=str(path))
     targets = "words" if model_type == "t5" else "classes"
 
     def build():
         return PretrainedReader(OneKey(), body=body, targets=targets, classes=3, num_memory=1)
 
-    nnx.eval_shape(build).given_parameters()
+    model = nnx.eval_shape(build)
+    return model, model.given_parameters()
+
+
+def assert_fits(model, given):
+    """What was read is of the model's shapes, float32 and finite."""
+    shapes = dict(jax.tree_util.tree_leaves_with_path(parameters(model)))
+    for where, array in jax.tree_util.tree_leaves_with_path(given):
+        assert array.shape == shapes[where].shape, where
+        assert array.dtype == np.float32 and np.isfinite(array).all(), where
 
 
 @pytest.mark.parametrize(
@@ -207,7 +216,8 @@ def test_a_damaged_folder_is_read_as_it_is_or_refused_in_a_sentence(
         change(rng, path)
         only_inside[:] = [path]
         try:
-            read_folder(config, path)
+            model, given = read_folder(config, path)
+            assert_fits(model, given)
         except (ValueError, FileNotFoundError) as error:
             refused += 1
             text = message(error)

@@ -12,8 +12,8 @@ from pretrained_architectures import GPT2_SIZES, LLAMA_SIZES
 from tiny_models import OneKey, cast, quick_jit, randomised
 
 from brt.models.memories.recurrent_cell import RecurrentCell
-from brt.models.pretrained.bodies.body import HIDDEN, Seen
 from brt.models.pretrained.bodies.gpt2 import GPT2
+from brt.models.pretrained.bodies.layer import HIDDEN, Seen
 from brt.models.pretrained.bodies.llama import Llama
 from brt.models.pretrained.memories.cell_memory import CellMemory
 from brt.models.pretrained.sliding_model import SlidingLanguageModel
@@ -37,11 +37,13 @@ def logits_of(model, tokens_BT):
 
 
 def body_alone(body, tokens_BT):
-    """Logits of one window that the body reads by itself."""
+    """Logits of a text that the body reads by itself, every token the window up to itself."""
     graph, params = nnx.split(body, nnx.Param)
     rows, T = tokens_BT.shape
     positions_BT = jnp.broadcast_to(jnp.arange(T), (rows, T))
-    table_1TT = jnp.where(np.tri(T, dtype=bool), 0.0, HIDDEN)[None]
+    distance_TT = np.arange(T)[:, None] - np.arange(T)
+    seen_TT = (distance_TT >= 0) & (distance_TT < WINDOW)
+    table_1TT = jnp.where(seen_TT, 0.0, HIDDEN)[None]
 
     def read(params, tokens_BT):
         body = nnx.merge(graph, params)
@@ -53,8 +55,8 @@ def body_alone(body, tokens_BT):
     return np.asarray(quick_jit(read)(params, tokens_BT))
 
 
-def test_inside_one_window_it_is_the_body_and_a_cell_begins_as_nothing():
-    """P1: and beyond the window the cell, before training, changes nothing either."""
+def test_every_token_sees_its_window_and_a_cell_begins_as_nothing():
+    """P1, for the cell before training. Positions are relative, so blocks leave no trace."""
     rng = np.random.default_rng(0)
     tokens_BT = jnp.asarray(rng.integers(0, VOCABULARY, (2, 3 * WINDOW)), jnp.int32)
     with jax.enable_x64(True):
@@ -65,9 +67,25 @@ def test_inside_one_window_it_is_the_body_and_a_cell_begins_as_nothing():
         found = logits_of(plain, tokens_BT)
         again = logits_of(with_cell, tokens_BT)
         np.testing.assert_allclose(again, found, rtol=0, atol=1e-12 * np.abs(found).max())
-        whole = body_alone(plain.body, tokens_BT[:, :WINDOW])
-    largest = np.abs(whole).max()
-    np.testing.assert_allclose(found[:, :WINDOW], whole, rtol=0, atol=1e-9 * largest)
+        whole = body_alone(plain.body, tokens_BT)
+    np.testing.assert_allclose(found, whole, rtol=0, atol=1e-9 * np.abs(whole).max())
+
+
+def test_a_cut_between_blocks_changes_nothing():
+    rng = np.random.default_rng(1)
+    tokens_BT = jnp.asarray(rng.integers(0, VOCABULARY, (2, 3 * WINDOW)), jnp.int32)
+    with jax.enable_x64(True):
+        model = nnx.eval_shape(lambda: model_of(cell=CELL))
+        model = cast(randomised(model, 3), "float64")
+        graph, params = nnx.split(model, nnx.Param)
+        read = quick_jit(lambda params, *inputs: nnx.merge(graph, params)(*inputs))
+        whole, after = read(params, tokens_BT, model.init_caches(2))
+        first, caches = read(params, tokens_BT[:, :WINDOW], model.init_caches(2))
+        second, again = read(params, tokens_BT[:, WINDOW:], caches)
+    found = np.concatenate([first, second], axis=1)
+    np.testing.assert_allclose(found, whole, rtol=0, atol=1e-9 * np.abs(whole).max())
+    assert np.abs(after[-1].states_BSD - caches[-1].states_BSD).max() > 1e-3
+    np.testing.assert_allclose(again[-1].states_BSD, after[-1].states_BSD, rtol=0, atol=1e-9)
 
 
 @pytest.mark.slow

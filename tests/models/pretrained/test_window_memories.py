@@ -16,6 +16,7 @@ from brt.models.pretrained.bodies.gpt2 import GPT2
 from brt.models.pretrained.language_model import PretrainedLanguageModel
 from brt.models.pretrained.memories.cell_memory import CellMemory
 from brt.models.pretrained.memories.pooled_memory import PooledMemory
+from brt.models.pretrained.memories.window_memory import Positions
 from brt.models.recurrent_memory import RecurrentMemoryTransformer
 
 ROWS = 2
@@ -97,6 +98,18 @@ def test_the_maximum_is_pooled_as_the_reference_pools_it():
             expected, carried = reader.read(tokens_BT[row], carried)
             largest = np.abs(expected).max()
             np.testing.assert_allclose(logits_BTV[row], expected, rtol=0, atol=1e-9 * largest)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max", "attention"])
+def test_a_window_of_padding_leaves_no_vector(pooling):
+    memory = PooledMemory(OneKey(), BODY(OneKey()), pooling=pooling, num_vectors=2)
+    outputs = [jax.random.normal(jax.random.key(i), (2, 4, memory.width)) for i in range(3)]
+    real_BT = jnp.array([[False] * 4, [True, True, True, False]])
+    summary = memory.summary(outputs, Positions(real_BT, jnp.zeros_like(real_BT)))
+    cache, _ = memory.take_in(memory.init_cache(2, jnp.dtype("float32")), summary, [])
+    assert cache.count_B.tolist() == [0, 2]
+    assert not np.abs(cache.vectors_BMD[0]).max() and np.abs(cache.vectors_BMD[1]).max() > 0
+    assert np.isfinite(cache.vectors_BMD).all()
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
-"""The contract of a pretrained body: what reads one window, and knows no memory.
+"""The contract of a pretrained body: a stack of layers that reads one window, and knows no memory.
 
-A body is a stack of layers. What a memory adds to a layer comes in from outside, as `Reads`:
-vectors that stand among a layer's inputs for keys and values only, and an addition to what its
-attention puts out. README.md beside this file says what a new body has to offer. Letters as in
+README.md of the folder above says what a new body has to offer. Letters as in
 `brt.models.pretrained`.
 """
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -16,59 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from brt.checks import check_choice, check_share
 from brt.models.counts import matrix_size
-from brt.models.layers.attention import attend
 from brt.models.layers.dropout import independent_dropout, keep_mask
-from brt.models.layers.norms import LayerNorm, wide
+from brt.models.layers.norms import wide
 from brt.models.layers.sizes import Sizes
+from brt.models.model import DTYPES
+from brt.models.pretrained.bodies.activations import ACTIVATIONS
+from brt.models.pretrained.bodies.layer import NOTHING, LayerKeys, Reads, Seen, drops, with_extras
 from brt.models.pretrained.folder import HubFolder
 from brt.models.pretrained.names import Names
+from brt.models.pretrained.source import open_folder, settle
 from brt.models.shape_letters import constrain
 from brt.token_ids import BEGIN
 
 REMATS = ("none", "layer")
-HIDDEN = -1e30
-"""Added to the score of a key that a query does not see: its weight is 0."""
-
-
-class LayerKeys(NamedTuple):
-    """Keys and values of vectors in one layer, (B, J, G, K). Rotary keys are not rotated yet."""
-
-    keys_BJGK: jax.Array
-    values_BJGK: jax.Array
-
-
-class Extra(NamedTuple):
-    """Vectors among a layer's inputs for keys and values only; they have no position.
-
-    vectors_BMD: (B, M, D), before the layer's first norm. present_BM: bool, those that are there.
-    """
-
-    vectors_BMD: jax.Array
-    present_BM: jax.Array
-
-
-class Seen(NamedTuple):
-    """What the queries of a layer may attend to.
-
-    keys: `LayerKeys` of J vectors. positions_BJ: int32, their positions. table_BQJ: float, added to
-        the scores: 0, or `HIDDEN`; axes of rows and queries may be 1.
-    """
-
-    keys: LayerKeys
-    positions_BJ: jax.Array
-    table_BQJ: jax.Array
-
-
-class Heads(NamedTuple):
-    """Queries (B, T, H, K) of a layer, keys and values (B, T, G, K), and what they are made of.
-
-    normed_BTD: the layer's inputs as its matrices are multiplied with them.
-    """
-
-    queries_BTHK: jax.Array
-    keys: LayerKeys
-    normed_BTD: jax.Array
 
 
 class Reading(NamedTuple):
@@ -83,137 +42,120 @@ class Reading(NamedTuple):
     kept: tuple[Any, ...] = ()
 
 
-class Reads:
-    """What memories add to the layers of a window; this one adds nothing."""
-
-    def extras(self, layer: int) -> Sequence[Extra]:
-        """Returns vectors for the keys and values of a layer, counted from 0."""
-        return ()
-
-    def extra_keys(self, layer: int) -> LayerKeys | None:
-        """Returns keys and values of the layer's extra vectors, if they are computed already."""
-        return None
-
-    def added(self, layer: int, heads: Heads) -> tuple[jax.Array | None, Any]:
-        """Returns what is added to the output of a layer's attention, (B, T, D), or None.
-
-        And arrays that the reader of the window gets back, in any nesting.
-        """
-        return None, ()
-
-
-NOTHING = Reads()
-
-
-class Norm(LayerNorm):
-    """`LayerNorm` with an epsilon of its own."""
-
-    def __init__(self, rngs: nnx.Rngs, width: int, epsilon: float):
-        super().__init__(rngs, width)
-        self.epsilon = epsilon
-
-
-def linear(x_BTD: jax.Array, matrix_DA: nnx.Param, bias_A: nnx.Param | None = None) -> jax.Array:
-    """Returns x matrix + bias, in the type of x."""
-    y_BTA = x_BTD @ matrix_DA[...].astype(x_BTD.dtype)
-    return y_BTA if bias_A is None else y_BTA + bias_A[...].astype(x_BTD.dtype)
-
-
-Drop = Callable[[jax.Array], jax.Array]
-"""Dropout with its key, or the identity."""
-
-
-class BodyLayer(nnx.Module):
-    """One layer of a body: the base of all.
-
-    Attributes:
-        sizes: D, H, K, F.
-        score_scale: factor of the scores.
-    """
-
-    sizes: Sizes
-    score_scale: float
-
-    def heads(self, x_BTD: jax.Array) -> Heads:
-        """Returns queries, keys and values of the layer's inputs, (B, T, D)."""
-        raise NotImplementedError
-
-    def finish(
-        self,
-        x_BTD: jax.Array,
-        heads: Heads,
-        attended_BTHK: jax.Array,
-        added_BTD: jax.Array | None = None,
-        drop: Drop | None = None,
-    ) -> jax.Array:
-        """Returns the layer's outputs, (B, T, D).
-
-        Args:
-            x_BTD: its inputs.
-            heads: of `heads(x_BTD)`.
-            attended_BTHK: what attention read.
-            added_BTD: added to the output of the attention, before its residual.
-            drop: dropout of what enters the residual stream, or None.
-        """
-        raise NotImplementedError
-
-    def attend(
-        self,
-        queries_BTHK: jax.Array,
-        positions_BT: jax.Array,
-        seen: Seen,
-        keep_HTJ: jax.Array | None = None,
-    ) -> jax.Array:
-        """Returns what queries at these positions read of what they see, (B, T, H, K).
-
-        keep_HTJ: multiplies the weights (dropout), or None.
-        """
-        queries_BTHK, keys = self.placed(queries_BTHK, positions_BT, seen)
-        H = queries_BTHK.shape[2]
-        each = H // keys.keys_BJGK.shape[2]
-        k_BJHK, v_BJHK = (jnp.repeat(x, each, axis=2) if each > 1 else x for x in keys)
-        scale_H = jnp.full(H, self.score_scale, wide(queries_BTHK).dtype)
-        table_BHTJ = seen.table_BQJ[:, None]
-        return attend(queries_BTHK, k_BJHK, v_BJHK, scale_H, table_BHTJ, keep_HTJ)
-
-    def placed(
-        self, queries_BTHK: jax.Array, positions_BT: jax.Array, seen: Seen
-    ) -> tuple[jax.Array, LayerKeys]:
-        """Returns queries and keys with their positions in them: rotated, for one."""
-        return queries_BTHK, seen.keys
-
-
 class PretrainedBody(nnx.Module):
     """A transformer whose parameters may come from a folder: the base of all bodies.
 
-    It is built as `body(rngs)`; its sizes are bound, or read from `Pretrained.folder`.
+    It is built as `body(rngs)`; its sizes are bound, or read from `Pretrained.folder`. A
+    constructor calls `settle`, checks what it returns, calls `take`, draws the parameters, and
+    ends in `check_folder`.
 
     Class attributes:
         model_types: `model_type` of the folders that it reads.
+        defaults: of the settings that need not be bound, by name.
 
     Attributes:
         folder: the `HubFolder` its parameters come from, or None: they are random.
         vocabulary_size: V. width: D. sizes: of its layers.
+        activation_name: of its own activation function, in `ACTIVATIONS`.
+        epsilon: of the norms.
         layers: `BodyLayer`s.
         num_positions: R, positions that a window may have; None for any number.
         dropout: of activations in training.
         dtype: of activations.
+        remat: "none", or "layer" to recompute each layer in the backward pass.
     """
 
     model_types: ClassVar[tuple[str, ...]]
+    defaults: ClassVar[Mapping[str, Any]]
     folder: HubFolder | None
     vocabulary_size: int
     width: int
     sizes: Sizes
+    activation_name: str
+    epsilon: float
     layers: nnx.List
     num_positions: int | None
     dropout: float
     dtype: np.dtype
+    remat: str
+
+    def settings_of(self, folder: HubFolder) -> dict[str, Any]:
+        """Returns the settings that a folder's config.json says, by the names of bindings.
+
+        Raises:
+            ValueError: a value of another type, or that brt does not compute; naming the key.
+        """
+        raise NotImplementedError
+
+    def settle(
+        self,
+        bound: Mapping[str, Any],
+        *,
+        dropout: float,
+        activation_dtype: str,
+        remat: str,
+        folder: str | None,
+    ) -> dict[str, Any]:
+        """Takes over what every body is bound with, and returns the settings of its family.
+
+        Sets `folder`, `dropout`, `dtype` and `remat`.
+
+        Args:
+            bound: settings of the family by name; None where nothing is bound.
+            dropout: rate of activations in training.
+            activation_dtype: of `DTYPES`.
+            remat: of `REMATS`.
+            folder: path of a folder, before `Pretrained.folder`; None for that.
+
+        Raises:
+            FileNotFoundError, ValueError: a bad value; a folder that is refused; a binding that is
+                missing, or says something else than the folder.
+        """
+        name = type(self).__name__
+        check_choice(f"{name}.activation_dtype", activation_dtype, DTYPES)
+        check_choice(f"{name}.remat", remat, REMATS)
+        check_share(f"{name}.dropout", dropout)
+        self.folder = open_folder(folder, name, self.model_types)
+        self.dropout = dropout
+        self.dtype = jnp.dtype(activation_dtype)
+        self.remat = remat
+        found = self.settings_of(self.folder) if self.folder else None
+        return settle(name, bound, found, self.defaults, self.folder)
+
+    def divided_width(self, said: Mapping[str, Any]) -> int:
+        """Returns K = D / H of settings.
+
+        Raises:
+            ValueError: H does not divide D.
+        """
+        D = said["width"]
+        H = said["num_heads"]
+        if D % H:
+            name = type(self).__name__
+            raise ValueError(f"{name}.width = {D} is not divided by {name}.num_heads = {H}.")
+        return D // H
+
+    def take(self, said: Mapping[str, Any], sizes: Sizes, activation_name: str) -> None:
+        """Takes over settings that every family has as attributes."""
+        self.width = sizes.width
+        self.sizes = sizes
+        self.vocabulary_size = said["vocabulary_size"]
+        self.epsilon = said["epsilon"]
+        self.activation_name = activation_name
+
+    def check_folder(self) -> None:
+        """Refuses a folder whose tensors are not the body's parameters.
+
+        Raises:
+            ValueError: as `Names.check`.
+        """
+        if self.folder:
+            self.names().check(self.folder, nnx.to_pure_dict(nnx.state(self, nnx.Param)))
 
     @property
     def activation(self) -> Callable[[jax.Array], jax.Array]:
         """The body's own activation function."""
-        raise NotImplementedError
+        return ACTIVATIONS[self.activation_name]
 
     def names(self) -> Names:
         """Returns the table of its tensors on disk."""
@@ -230,7 +172,27 @@ class PretrainedBody(nnx.Module):
 
     def config(self) -> dict[str, Any]:
         """Returns a config.json that says its settings: the folder's own, or a new one."""
+        config = dict(self.folder.config) if self.folder else self.new_config()
+        for key in ("dtype", "torch_dtype"):
+            if key in config:
+                config[key] = "float32"
+        return config
+
+    def new_config(self) -> dict[str, Any]:
+        """Returns the config.json of a body that is of no folder."""
         raise NotImplementedError
+
+    def dropout_keys(self, key: jax.Array | None) -> Sequence[jax.Array | None]:
+        """Returns keys for what enters the first layer, and for each layer; None drops nothing."""
+        count = len(self.layers) + 1
+        if key is None or not self.dropout:
+            return [None] * count
+        return list(jax.random.split(key, count))
+
+    def flops_of_layers(self, keys_seen: float) -> float:
+        """Returns operations of one position in all layers, whose queries see so many keys."""
+        A = self.sizes.attention_size
+        return sum(2 * matrix_size(layer) + 4 * A * keys_seen for layer in self.layers)
 
 
 class Decoder(PretrainedBody):
@@ -245,7 +207,7 @@ class Decoder(PretrainedBody):
         begin_id: the row of the table that stands before a document's first token.
         embedding_VD: the table of words. tied: whether logits are products with it; else with
             head_VD.
-        remat: "none", or "layer" to recompute each layer in the backward pass.
+        final_norm: of the last layer's outputs.
     """
 
     relative: ClassVar[bool] = False
@@ -255,7 +217,27 @@ class Decoder(PretrainedBody):
     embedding_VD: nnx.Param
     head_VD: nnx.Param
     tied: bool
-    remat: str
+    final_norm: Callable[[jax.Array], jax.Array]
+
+    def take_decoder(
+        self, said: Mapping[str, Any], sizes: Sizes, activation_name: str, num_key_heads: int
+    ) -> None:
+        """Takes over settings that every decoder has as attributes.
+
+        Raises:
+            ValueError: the word before a document is none of the vocabulary.
+        """
+        self.take(said, sizes, activation_name)
+        self.num_key_heads = num_key_heads
+        self.num_positions = said["num_positions"]
+        self.tied = said["tied"]
+        begin_id = said["begin_id"]
+        self.begin_id = self.vocabulary_size - 1 if begin_id is None else begin_id
+        if not 0 <= self.begin_id < self.vocabulary_size:
+            raise ValueError(
+                f"{type(self).__name__}.begin_id = {begin_id} lies beyond the "
+                f"{self.vocabulary_size} words."
+            )
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
         """Maps (B, T) ids to (B, T, D) vectors of words, without positions."""
@@ -268,7 +250,7 @@ class Decoder(PretrainedBody):
 
     def leave(self, x_BTD: jax.Array) -> jax.Array:
         """Returns the last layer's outputs after the final norm."""
-        raise NotImplementedError
+        return self.final_norm(x_BTD)
 
     @property
     def head(self) -> nnx.Param:
@@ -302,9 +284,7 @@ class Decoder(PretrainedBody):
             reads: what memories add.
             key: dropout key or None.
         """
-        keys = [None] * (len(self.layers) + 1)
-        if key is not None and self.dropout:
-            keys = list(jax.random.split(key, len(keys)))
+        keys = self.dropout_keys(key)
         with jax.named_scope("embedding"):
             x_BTD = self.enter(x_BTD, positions_BT)
             x_BTD = independent_dropout(x_BTD, self.dropout, keys[0])
@@ -339,56 +319,5 @@ class Decoder(PretrainedBody):
             attended = layer.attend(q_GTHK, positions_GT, found, keep_HTJ).reshape(q_BTHK.shape)
         with jax.named_scope("memory"):
             added_BTD, kept = reads.added(i, heads)
-        drop = None if key is None else drops(of_outputs, self.dropout)
+        drop = drops(of_outputs, self.dropout)
         return layer.finish(x_BTD, heads, attended, added_BTD, drop), heads.keys, kept
-
-    def flops_of_layers(self, keys_seen: float) -> float:
-        """Returns operations of one position in all layers, whose queries see so many keys."""
-        A = self.sizes.attention_size
-        return sum(2 * matrix_size(layer) + 4 * A * keys_seen for layer in self.layers)
-
-
-def drops(key, rate):
-    """Returns dropout that takes another key each time it is called."""
-    count = iter(range(1000))
-
-    def drop(x_BTD):
-        return independent_dropout(x_BTD, rate, jax.random.fold_in(key, next(count)))
-
-    return drop
-
-
-def with_extras(layer: BodyLayer, seen: Seen, number: int, reads: Reads) -> Seen:
-    """Returns what a layer's queries see with the extra vectors of memories in front."""
-    extras = reads.extras(number)
-    if not extras:
-        return seen
-    known = reads.extra_keys(number)
-    if known is None:
-        known = extra_keys(layer, extras)
-    present_BM = jnp.concatenate([extra.present_BM for extra in extras], axis=1)
-    table_BQJ = seen.table_BQJ
-    hidden_B1M = jnp.where(present_BM, 0.0, HIDDEN).astype(table_BQJ.dtype)[:, None]
-    rows = max(len(table_BQJ), len(present_BM))
-    tables = (
-        jnp.broadcast_to(table, (rows, table_BQJ.shape[1], table.shape[2]))
-        for table in (hidden_B1M, table_BQJ)
-    )
-    nowhere_BM = jnp.zeros(present_BM.shape, seen.positions_BJ.dtype)
-    pairs = zip(known, seen.keys, strict=True)
-    return Seen(
-        LayerKeys(*(jnp.concatenate(pair, axis=1) for pair in pairs)),
-        jnp.concatenate([nowhere_BM, seen.positions_BJ], axis=1),
-        jnp.concatenate(list(tables), axis=2),
-    )
-
-
-def extra_keys(layer: BodyLayer, extras: Sequence[Extra]) -> LayerKeys:
-    """Returns keys and values of extra vectors in a layer, (B, M, G, K)."""
-    vectors_BMD = jnp.concatenate([extra.vectors_BMD for extra in extras], axis=1)
-    return layer.heads(vectors_BMD).keys
-
-
-def attention_scale(head_size: int) -> float:
-    """Returns 1 / sqrt(K)."""
-    return 1 / math.sqrt(head_size)

@@ -5,33 +5,22 @@ Source: Radford et al. 2019; sizes, names and settings as in folders of `model_t
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import gin
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import zeros
 
-from brt.checks import check_choice, check_share
+from brt.checks import Count, CountFrom0, Positive, Share, check_choice
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
-from brt.models.model import DTYPES
 from brt.models.pretrained.bodies.activations import ACTIVATIONS
-from brt.models.pretrained.bodies.body import (
-    REMATS,
-    BodyLayer,
-    Decoder,
-    Drop,
-    Heads,
-    LayerKeys,
-    Norm,
-    linear,
-)
+from brt.models.pretrained.bodies.body import Decoder
+from brt.models.pretrained.bodies.layer import BodyLayer, Drop, Heads, Norm, linear, unchanged
 from brt.models.pretrained.folder import HubFolder
-from brt.models.pretrained.names import Names, Tensor, norm_tensors
-from brt.models.pretrained.source import begin_of, is_tied, number_of_layers, open_folder, settle
+from brt.models.pretrained.names import Names, Tensor, head_tensors, norm_tensors
+from brt.models.pretrained.source import begin_of, is_tied, number_of_layers
 from brt.models.shape_letters import constrain
 
 GPT2_ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu")
@@ -47,6 +36,10 @@ DEFAULTS = dict(
     begin_id=None,
 )
 STD = 0.02
+WORDS = ("transformer.wte.weight", "wte.weight")
+"""Names on disk of the table of words."""
+OTHER_HEADS = (r"multiple_choice_head\..*", r"score\.weight", r"classifier\.(weight|bias)")
+"""Heads of other tasks that a folder may hold."""
 
 
 class GPT2Layer(BodyLayer):
@@ -93,16 +86,7 @@ class GPT2Layer(BodyLayer):
         self.feed_forward_bias_D = bias(D)
 
     def heads(self, x_BTD: jax.Array) -> Heads:
-        x_BTD = self.attention_norm(x_BTD)
-
-        def heads(matrix_DA, bias_A):
-            y_BTA = linear(x_BTD, matrix_DA, bias_A)
-            return y_BTA.reshape(*y_BTA.shape[:-1], self.sizes.num_heads, -1)
-
-        keys_BTHK = heads(self.keys_DA, self.keys_bias_A)
-        values_BTHK = heads(self.values_DA, self.values_bias_A)
-        queries_BTHK = heads(self.queries_DA, self.queries_bias_A)
-        return Heads(queries_BTHK, LayerKeys(keys_BTHK, values_BTHK), x_BTD)
+        return self.project_heads(self.attention_norm(x_BTD))
 
     def finish(
         self,
@@ -110,21 +94,15 @@ class GPT2Layer(BodyLayer):
         heads: Heads,
         attended_BTHK: jax.Array,
         added_BTD: jax.Array | None = None,
-        drop: Drop | None = None,
+        drop: Drop = unchanged,
     ) -> jax.Array:
-        def into_residual(y_BTD):
-            return y_BTD if drop is None else drop(y_BTD)
-
-        attended_BTA = attended_BTHK.reshape(*attended_BTHK.shape[:-2], -1)
-        y_BTD = linear(attended_BTA, self.output_AD, self.output_bias_D)
-        if added_BTD is not None:
-            y_BTD = y_BTD + added_BTD
-        x_BTD = constrain(x_BTD + into_residual(y_BTD), "BTD")
+        y_BTD = self.written(attended_BTHK, added_BTD)
+        x_BTD = constrain(x_BTD + drop(y_BTD), "BTD")
         with jax.named_scope("feed_forward"):
             h_BTF = linear(self.feed_forward_norm(x_BTD), self.hidden_DF, self.hidden_bias_F)
             h_BTF = ACTIVATIONS[self.activation](h_BTF)
             y_BTD = linear(h_BTF, self.output_FD, self.feed_forward_bias_D)
-            return constrain(x_BTD + into_residual(y_BTD), "BTD")
+            return constrain(x_BTD + drop(y_BTD), "BTD")
 
 
 @gin.configurable(denylist=["rngs", "folder"])
@@ -154,30 +132,28 @@ class GPT2(Decoder):
     """
 
     model_types = ("gpt2",)
+    defaults = DEFAULTS
 
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: int | None = None,
-        num_layers: int | None = None,
-        width: int | None = None,
-        num_heads: int | None = None,
-        feed_forward_size: int | None = None,
-        num_positions: int | None = None,
+        vocabulary_size: Count | None = None,
+        num_layers: Count | None = None,
+        width: Count | None = None,
+        num_heads: Count | None = None,
+        feed_forward_size: Count | None = None,
+        num_positions: Count | None = None,
         activation: str | None = None,
-        epsilon: float | None = None,
+        epsilon: Positive | None = None,
         scale_scores: bool | None = None,
         inverse_layer_scale: bool | None = None,
         tied: bool | None = None,
-        begin_id: int | None = None,
-        dropout: float = 0.0,
+        begin_id: CountFrom0 | None = None,
+        dropout: Share = 0.0,
         activation_dtype: str = "float32",
         remat: str = "none",
         folder: str | None = None,
     ):
-        check_choice("GPT2.activation_dtype", activation_dtype, DTYPES)
-        check_choice("GPT2.remat", remat, REMATS)
-        check_share("GPT2.dropout", dropout)
         bound = dict(
             vocabulary_size=vocabulary_size,
             num_layers=num_layers,
@@ -192,13 +168,10 @@ class GPT2(Decoder):
             tied=tied,
             begin_id=begin_id,
         )
-        self.folder = open_folder(folder, "GPT2", self.model_types)
-        found = settings_of(self.folder) if self.folder else None
-        said = settle("GPT2", bound, found, DEFAULTS, self.folder)
+        said = self.settle(
+            bound, dropout=dropout, activation_dtype=activation_dtype, remat=remat, folder=folder
+        )
         self._set(said)
-        self.dropout = dropout
-        self.dtype = jnp.dtype(activation_dtype)
-        self.remat = remat
         D, V = self.width, self.vocabulary_size
         self.embedding_VD = parameter(rngs, normal(STD), V, D, purpose="embedding")
         self.positions_RD = parameter(
@@ -218,35 +191,18 @@ class GPT2(Decoder):
         self.final_norm = Norm(rngs, D, said["epsilon"])
         if not self.tied:
             self.head_VD = parameter(rngs, normal(STD), V, D, purpose="embedding")
-        if self.folder:
-            self.names().check(self.folder, nnx.to_pure_dict(nnx.state(self, nnx.Param)))
+        self.check_folder()
 
     def _set(self, said):
         """Takes settings over as attributes, and checks that they fit together."""
         check_choice("GPT2.activation", said["activation"], GPT2_ACTIVATIONS)
-        D, H = said["width"], said["num_heads"]
-        if D % H:
-            raise ValueError(f"GPT2.width = {D} is not divided by GPT2.num_heads = {H}.")
-        self.width = D
-        self.num_key_heads = H
-        self.sizes = Sizes(D, H, D // H, said["feed_forward_size"] or 4 * D)
-        self.vocabulary_size = said["vocabulary_size"]
-        self.num_positions = said["num_positions"]
+        K = self.divided_width(said)
+        D = said["width"]
+        H = said["num_heads"]
+        sizes = Sizes(D, H, K, said["feed_forward_size"] or 4 * D)
+        self.take_decoder(said, sizes, said["activation"], num_key_heads=H)
         self.scale_scores = said["scale_scores"]
         self.inverse_layer_scale = said["inverse_layer_scale"]
-        self.tied = said["tied"]
-        self.epsilon = said["epsilon"]
-        self.activation_name = said["activation"]
-        begin_id = said["begin_id"]
-        self.begin_id = self.vocabulary_size - 1 if begin_id is None else begin_id
-        if not 0 <= self.begin_id < self.vocabulary_size:
-            raise ValueError(
-                f"GPT2.begin_id = {begin_id} lies beyond the {self.vocabulary_size} words."
-            )
-
-    @property
-    def activation(self) -> Callable[[jax.Array], jax.Array]:
-        return ACTIVATIONS[self.activation_name]
 
     def _score_scale(self, number):
         scale = 1 / math.sqrt(self.sizes.head_size) if self.scale_scores else 1.0
@@ -255,10 +211,33 @@ class GPT2(Decoder):
     def enter(self, x_BTD: jax.Array, positions_BT: jax.Array) -> jax.Array:
         return x_BTD + self.positions_RD[...].astype(x_BTD.dtype)[positions_BT]
 
-    def leave(self, x_BTD: jax.Array) -> jax.Array:
-        return self.final_norm(x_BTD)
-
     # On disk.
+
+    def settings_of(self, folder: HubFolder) -> dict[str, Any]:
+        values = folder.values()
+        values.only(
+            "add_cross_attention", False, "adds attention to an encoder, and there is none."
+        )
+        values.only("is_encoder_decoder", False, "says an encoder and a decoder: GPT-2 has none.")
+        width = values.whole("n_embd", 768)
+        num_heads = values.whole("n_head", 12)
+        if width % num_heads:
+            raise values.refused("n_embd", f"is not divided by n_head = {num_heads}.")
+        vocabulary_size = values.whole("vocab_size", 50257)
+        return dict(
+            vocabulary_size=vocabulary_size,
+            num_layers=number_of_layers(values, "n_layer", 12, folder),
+            width=width,
+            num_heads=num_heads,
+            feed_forward_size=values.whole("n_inner", 4 * width),
+            num_positions=values.whole("n_positions", 1024),
+            activation=values.choice("activation_function", GPT2_ACTIVATIONS, "gelu_new"),
+            epsilon=values.number("layer_norm_epsilon", 1e-5),
+            scale_scores=values.flag("scale_attn_weights", True),
+            inverse_layer_scale=values.flag("scale_attn_by_inverse_layer_idx", False),
+            tied=is_tied(values, folder, True, "lm_head.weight", WORDS),
+            begin_id=begin_of(values, vocabulary_size, END_OF_TEXT),
+        )
 
     def names(self) -> Names:
         tensors = [
@@ -281,24 +260,18 @@ class GPT2(Decoder):
                 Tensor(f"{disk}mlp.c_proj.bias", (f"{ours}feed_forward_bias_D",)),
             ]
         tensors += norm_tensors("transformer.ln_f", "final_norm")
-        ignored: tuple[str, ...] = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias)", *OTHER_HEADS)
-        if not self.tied:
-            tensors.append(Tensor("lm_head.weight", ("head_VD",)))
-        else:
-            ignored += (r"lm_head\.weight",)  # the table of words, stored twice
-        return Names(tuple(tensors), "transformer.", ignored)
+        ignored = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias)", *OTHER_HEADS)
+        head, unread = head_tensors("lm_head.weight", self.tied)
+        return Names((*tensors, *head), "transformer.", (*ignored, *unread))
 
     def config(self) -> dict[str, Any]:
-        config = dict(self.folder.config) if self.folder else self._new_config()
-        for key in ("dtype", "torch_dtype"):
-            if key in config:
-                config[key] = "float32"
+        config = super().config()
         config["architectures"] = ["GPT2LMHeadModel"]
         if not self.tied or "tie_word_embeddings" in config:
             config["tie_word_embeddings"] = self.tied
         return config
 
-    def _new_config(self):
+    def new_config(self) -> dict[str, Any]:
         return {
             "model_type": "gpt2",
             "vocab_size": self.vocabulary_size,
@@ -315,39 +288,3 @@ class GPT2(Decoder):
             "bos_token_id": self.begin_id,
             "eos_token_id": self.begin_id,
         }
-
-
-WORDS = ("transformer.wte.weight", "wte.weight")
-"""Names on disk of the table of words."""
-OTHER_HEADS = (r"multiple_choice_head\..*", r"score\.weight", r"classifier\.(weight|bias)")
-"""Heads of other tasks that a folder may hold."""
-
-
-def settings_of(folder: HubFolder) -> dict[str, Any]:
-    """Returns the settings of `GPT2` that a folder's config.json says.
-
-    Raises:
-        ValueError: a value of another type, or that brt does not compute; naming the key.
-    """
-    values = folder.values()
-    values.only("add_cross_attention", False, "adds attention to an encoder, and there is none.")
-    values.only("is_encoder_decoder", False, "says an encoder and a decoder: GPT-2 has none.")
-    width = values.whole("n_embd", 768)
-    num_heads = values.whole("n_head", 12)
-    if width % num_heads:
-        raise values.refused("n_embd", f"is not divided by n_head = {num_heads}.")
-    vocabulary_size = values.whole("vocab_size", 50257)
-    return dict(
-        vocabulary_size=vocabulary_size,
-        num_layers=number_of_layers(values, "n_layer", 12, folder),
-        width=width,
-        num_heads=num_heads,
-        feed_forward_size=values.whole("n_inner", 4 * width),
-        num_positions=values.whole("n_positions", 1024),
-        activation=values.choice("activation_function", GPT2_ACTIVATIONS, "gelu_new"),
-        epsilon=values.number("layer_norm_epsilon", 1e-5),
-        scale_scores=values.flag("scale_attn_weights", True),
-        inverse_layer_scale=values.flag("scale_attn_by_inverse_layer_idx", False),
-        tied=is_tied(values, folder, True, "lm_head.weight", WORDS),
-        begin_id=begin_of(values, vocabulary_size, END_OF_TEXT),
-    )

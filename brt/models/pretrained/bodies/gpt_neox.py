@@ -5,36 +5,31 @@ Letters as in `brt.models.pretrained`. Source: Black et al. 2022, arXiv:2204.067
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import gin
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import zeros
 
-from brt.checks import check_choice, check_positive, check_share
+from brt.checks import (
+    Count,
+    CountFrom0,
+    Part,
+    Positive,
+    Share,
+    check_choice,
+    check_positive,
+)
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
-from brt.models.model import DTYPES
 from brt.models.pretrained.bodies.activations import ACTIVATIONS
-from brt.models.pretrained.bodies.body import (
-    REMATS,
-    BodyLayer,
-    Decoder,
-    Drop,
-    Heads,
-    LayerKeys,
-    Norm,
-    Seen,
-    attention_scale,
-    linear,
-)
-from brt.models.pretrained.bodies.rotary import frequencies, rotated
+from brt.models.pretrained.bodies.body import Decoder
+from brt.models.pretrained.bodies.layer import Drop, Heads, Norm, attention_scale, linear, unchanged
+from brt.models.pretrained.bodies.rotary import RotaryLayer
 from brt.models.pretrained.folder import HubFolder
-from brt.models.pretrained.names import Names, Tensor, norm_tensors
-from brt.models.pretrained.source import begin_of, is_tied, number_of_layers, open_folder, settle
+from brt.models.pretrained.names import Names, Tensor, head_tensors, matrix_tensors, norm_tensors
+from brt.models.pretrained.source import begin_of, is_tied, number_of_layers
 from brt.models.shape_letters import constrain
 
 STD = 0.02
@@ -53,7 +48,7 @@ WORDS = ("gpt_neox.embed_in.weight", "embed_in.weight")
 """Names on disk of the table of words."""
 
 
-class GPTNeoXLayer(BodyLayer):
+class GPTNeoXLayer(RotaryLayer):
     """One layer: attention and network, each of its own norm of the inputs, beside each other.
 
     Args:
@@ -84,7 +79,6 @@ class GPTNeoXLayer(BodyLayer):
         self.turned = turned
         self.rotary_base = rotary_base
         self.parallel = parallel
-        self.biases = biases
         self.score_scale = attention_scale(sizes.head_size)
         self.attention_norm = Norm(rngs, D, epsilon)
         self.queries_DA = matrix(D, A)
@@ -103,22 +97,7 @@ class GPTNeoXLayer(BodyLayer):
         self.feed_forward_bias_D = bias(D)
 
     def heads(self, x_BTD: jax.Array) -> Heads:
-        x_BTD = self.attention_norm(x_BTD)
-
-        def heads(part):
-            bias_A = getattr(self, f"{part}_bias_A") if self.biases else None
-            y_BTA = linear(x_BTD, getattr(self, f"{part}_DA"), bias_A)
-            return y_BTA.reshape(*y_BTA.shape[:-1], self.sizes.num_heads, -1)
-
-        return Heads(heads("queries"), LayerKeys(heads("keys"), heads("values")), x_BTD)
-
-    def placed(
-        self, queries_BTHK: jax.Array, positions_BT: jax.Array, seen: Seen
-    ) -> tuple[jax.Array, LayerKeys]:
-        angles = frequencies(self.turned, self.rotary_base)
-        keys_BJHK = rotated(seen.keys.keys_BJGK, seen.positions_BJ, angles)
-        keys = LayerKeys(keys_BJHK, seen.keys.values_BJGK)
-        return rotated(queries_BTHK, positions_BT, angles), keys
+        return self.project_heads(self.attention_norm(x_BTD))
 
     def finish(
         self,
@@ -126,23 +105,16 @@ class GPTNeoXLayer(BodyLayer):
         heads: Heads,
         attended_BTHK: jax.Array,
         added_BTD: jax.Array | None = None,
-        drop: Drop | None = None,
+        drop: Drop = unchanged,
     ) -> jax.Array:
-        def into_residual(y_BTD):
-            return y_BTD if drop is None else drop(y_BTD)
-
-        attended_BTA = attended_BTHK.reshape(*attended_BTHK.shape[:-2], -1)
-        bias_D = self.output_bias_D if self.biases else None
-        y_BTD = linear(attended_BTA, self.output_AD, bias_D)
-        if added_BTD is not None:
-            y_BTD = y_BTD + added_BTD
-        after_BTD = constrain(x_BTD + into_residual(y_BTD), "BTD")
+        y_BTD = self.written(attended_BTHK, added_BTD)
+        after_BTD = constrain(x_BTD + drop(y_BTD), "BTD")
         with jax.named_scope("feed_forward"):
             normed_BTD = self.feed_forward_norm(x_BTD if self.parallel else after_BTD)
             h_BTF = linear(normed_BTD, self.hidden_DF, self.hidden_bias_F)
             h_BTF = ACTIVATIONS[self.activation](h_BTF)
             y_BTD = linear(h_BTF, self.output_FD, self.feed_forward_bias_D)
-            return constrain(after_BTD + into_residual(y_BTD), "BTD")
+            return constrain(after_BTD + drop(y_BTD), "BTD")
 
 
 @gin.configurable(denylist=["rngs", "folder"])
@@ -172,33 +144,31 @@ class GPTNeoX(Decoder):
     """
 
     model_types = ("gpt_neox",)
+    defaults = DEFAULTS
     relative = True
 
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: int | None = None,
-        num_layers: int | None = None,
-        width: int | None = None,
-        num_heads: int | None = None,
-        feed_forward_size: int | None = None,
-        num_positions: int | None = None,
+        vocabulary_size: Count | None = None,
+        num_layers: Count | None = None,
+        width: Count | None = None,
+        num_heads: Count | None = None,
+        feed_forward_size: Count | None = None,
+        num_positions: Count | None = None,
         activation: str | None = None,
-        epsilon: float | None = None,
-        rotary_base: float | None = None,
-        rotary_share: float | None = None,
+        epsilon: Positive | None = None,
+        rotary_base: Positive | None = None,
+        rotary_share: Part | None = None,
         parallel: bool | None = None,
         biases: bool | None = None,
         tied: bool | None = None,
-        begin_id: int | None = None,
-        dropout: float = 0.0,
+        begin_id: CountFrom0 | None = None,
+        dropout: Share = 0.0,
         activation_dtype: str = "float32",
         remat: str = "none",
         folder: str | None = None,
     ):
-        check_choice("GPTNeoX.activation_dtype", activation_dtype, DTYPES)
-        check_choice("GPTNeoX.remat", remat, REMATS)
-        check_share("GPTNeoX.dropout", dropout)
         bound = dict(
             vocabulary_size=vocabulary_size,
             num_layers=num_layers,
@@ -215,13 +185,10 @@ class GPTNeoX(Decoder):
             tied=tied,
             begin_id=begin_id,
         )
-        self.folder = open_folder(folder, "GPTNeoX", self.model_types)
-        found = settings_of(self.folder) if self.folder else None
-        said = settle("GPTNeoX", bound, found, DEFAULTS, self.folder)
+        said = self.settle(
+            bound, dropout=dropout, activation_dtype=activation_dtype, remat=remat, folder=folder
+        )
         self._set(said)
-        self.dropout = dropout
-        self.dtype = jnp.dtype(activation_dtype)
-        self.remat = remat
         D, V = self.width, self.vocabulary_size
         self.embedding_VD = parameter(rngs, normal(STD), V, D, purpose="embedding")
         self.layers = nnx.List(
@@ -240,49 +207,66 @@ class GPTNeoX(Decoder):
         self.final_norm = Norm(rngs, D, self.epsilon)
         if not self.tied:
             self.head_VD = parameter(rngs, normal(STD), V, D, purpose="embedding")
-        if self.folder:
-            self.names().check(self.folder, nnx.to_pure_dict(nnx.state(self, nnx.Param)))
+        self.check_folder()
 
     def _set(self, said):
         """Takes settings over as attributes, and checks that they fit together."""
         check_choice("GPTNeoX.activation", said["activation"], ACTIVATIONS)
         check_positive("GPTNeoX.rotary_base", said["rotary_base"])
-        D, H = said["width"], said["num_heads"]
-        if D % H:
-            raise ValueError(f"GPTNeoX.width = {D} is not divided by GPTNeoX.num_heads = {H}.")
-        self.turned = int(D // H * said["rotary_share"])
-        if self.turned % 2 or not 0 < self.turned <= D // H:
+        K = self.divided_width(said)
+        D = said["width"]
+        H = said["num_heads"]
+        self.turned = int(K * said["rotary_share"])
+        if self.turned % 2 or not 0 < self.turned <= K:
             raise ValueError(
                 f"GPTNeoX.rotary_share = {said['rotary_share']} turns {self.turned} of the "
-                f"{D // H} entries of a head: it must be an even number of them."
+                f"{K} entries of a head: it must be an even number of them."
             )
-        self.width = D
-        self.num_key_heads = H
-        self.sizes = Sizes(D, H, D // H, said["feed_forward_size"] or 4 * D)
-        self.vocabulary_size = said["vocabulary_size"]
-        self.num_positions = said["num_positions"]
-        self.activation_name = said["activation"]
-        self.epsilon = said["epsilon"]
+        sizes = Sizes(D, H, K, said["feed_forward_size"] or 4 * D)
+        self.take_decoder(said, sizes, said["activation"], num_key_heads=H)
         self.rotary_base = said["rotary_base"]
         self.rotary_share = said["rotary_share"]
         self.parallel = said["parallel"]
         self.biases = said["biases"]
-        self.tied = said["tied"]
-        begin_id = said["begin_id"]
-        self.begin_id = self.vocabulary_size - 1 if begin_id is None else begin_id
-        if not 0 <= self.begin_id < self.vocabulary_size:
-            raise ValueError(
-                f"GPTNeoX.begin_id = {begin_id} lies beyond the {self.vocabulary_size} words."
-            )
-
-    @property
-    def activation(self) -> Callable[[jax.Array], jax.Array]:
-        return ACTIVATIONS[self.activation_name]
-
-    def leave(self, x_BTD: jax.Array) -> jax.Array:
-        return self.final_norm(x_BTD)
 
     # On disk.
+
+    def settings_of(self, folder: HubFolder) -> dict[str, Any]:
+        values = folder.values()
+        for key in ("rope_parameters", "rope_scaling"):
+            inner = values.inner(key)
+            if inner.get("rope_type", inner.get("type", "default")) != "default":
+                raise values.refused(key, "is of a kind that brt does not compute: default is.")
+        inner = values.inner("rope_parameters")
+        base = values.number("rotary_emb_base", values.number("rope_theta", 10_000.0))
+        share = values.number("rotary_pct", values.number("partial_rotary_factor", 0.25))
+        width = values.whole("hidden_size", 6144)
+        num_heads = values.whole("num_attention_heads", 64)
+        if width % num_heads:
+            raise values.refused("hidden_size", f"is not divided by {num_heads} heads.")
+        rotary_share = inner.number("partial_rotary_factor", share)
+        turned = int(width // num_heads * rotary_share)
+        if turned % 2 or not 0 < turned <= width // num_heads:
+            raise values.refused(
+                "rotary_pct", f"turns {turned} entries of a head: they have no halves."
+            )
+        vocabulary_size = values.whole("vocab_size", 50_432)
+        return dict(
+            vocabulary_size=vocabulary_size,
+            num_layers=number_of_layers(values, "num_hidden_layers", 44, folder),
+            width=width,
+            num_heads=num_heads,
+            feed_forward_size=values.whole("intermediate_size", 24_576),
+            num_positions=values.whole("max_position_embeddings", 2048),
+            activation=values.choice("hidden_act", tuple(ACTIVATIONS), "gelu"),
+            epsilon=values.number("layer_norm_eps", 1e-5),
+            rotary_base=inner.number("rope_theta", base),
+            rotary_share=rotary_share,
+            parallel=values.flag("use_parallel_residual", True),
+            biases=values.flag("attention_bias", True),
+            tied=is_tied(values, folder, False, "embed_out.weight", WORDS),
+            begin_id=begin_of(values, vocabulary_size, 0),
+        )
 
     def names(self) -> Names:
         tensors = [Tensor("gpt_neox.embed_in.weight", ("embedding_VD",))]
@@ -303,34 +287,26 @@ class GPTNeoX(Decoder):
                 ("dense_h_to_4h", "hidden_DF", "hidden_bias_F"),
                 ("dense_4h_to_h", "output_FD", "feed_forward_bias_D"),
             ):
-                tensors.append(Tensor(f"{disk}mlp.{theirs}.weight", (ours + matrix,), turned=True))
-                tensors.append(Tensor(f"{disk}mlp.{theirs}.bias", (ours + bias,)))
+                tensors += matrix_tensors(f"{disk}mlp.{theirs}", ours + matrix, ours + bias)
             tensors += norm_tensors(f"{disk}input_layernorm", f"{ours}attention_norm")
             tensors += norm_tensors(f"{disk}post_attention_layernorm", f"{ours}feed_forward_norm")
         tensors += norm_tensors("gpt_neox.final_layer_norm", "final_norm")
-        ignored: tuple[str, ...] = (
+        ignored = (
             r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
             r"gpt_neox\.rotary_emb\.inv_freq",
             r"score\.weight",
         )
-        if self.tied:
-            ignored += (r"embed_out\.weight",)  # the table of words, stored twice
-        else:
-            tensors.append(Tensor("embed_out.weight", ("head_VD",)))
-        return Names(
-            tuple(tensors), "gpt_neox.", ignored, (("lm_head.weight", "embed_out.weight"),)
-        )
+        head, unread = head_tensors("embed_out.weight", self.tied)
+        old_endings = (("lm_head.weight", "embed_out.weight"),)
+        return Names((*tensors, *head), "gpt_neox.", (*ignored, *unread), old_endings)
 
     def config(self) -> dict[str, Any]:
-        config = dict(self.folder.config) if self.folder else self._new_config()
-        for key in ("dtype", "torch_dtype"):
-            if key in config:
-                config[key] = "float32"
+        config = super().config()
         config["architectures"] = ["GPTNeoXForCausalLM"]
         config["tie_word_embeddings"] = self.tied
         return config
 
-    def _new_config(self):
+    def new_config(self) -> dict[str, Any]:
         return {
             "model_type": "gpt_neox",
             "vocab_size": self.vocabulary_size,
@@ -348,46 +324,3 @@ class GPTNeoX(Decoder):
             "bos_token_id": self.begin_id,
             "eos_token_id": self.begin_id,
         }
-
-
-def settings_of(folder: HubFolder) -> dict[str, Any]:
-    """Returns the settings of `GPTNeoX` that a folder's config.json says.
-
-    Raises:
-        ValueError: a value of another type, or that brt does not compute; naming the key.
-    """
-    values = folder.values()
-    for key in ("rope_parameters", "rope_scaling"):
-        inner = values.inner(key)
-        if inner.get("rope_type", inner.get("type", "default")) != "default":
-            raise values.refused(key, "is of a kind that brt does not compute: default is.")
-    inner = values.inner("rope_parameters")
-    base = values.number("rotary_emb_base", values.number("rope_theta", 10_000.0))
-    share = values.number("rotary_pct", values.number("partial_rotary_factor", 0.25))
-    width = values.whole("hidden_size", 6144)
-    num_heads = values.whole("num_attention_heads", 64)
-    if width % num_heads:
-        raise values.refused("hidden_size", f"is not divided by {num_heads} heads.")
-    rotary_share = inner.number("partial_rotary_factor", share)
-    turned = int(width // num_heads * rotary_share)
-    if turned % 2 or not 0 < turned <= width // num_heads:
-        raise values.refused(
-            "rotary_pct", f"turns {turned} entries of a head: they have no halves."
-        )
-    vocabulary_size = values.whole("vocab_size", 50_432)
-    return dict(
-        vocabulary_size=vocabulary_size,
-        num_layers=number_of_layers(values, "num_hidden_layers", 44, folder),
-        width=width,
-        num_heads=num_heads,
-        feed_forward_size=values.whole("intermediate_size", 24_576),
-        num_positions=values.whole("max_position_embeddings", 2048),
-        activation=values.choice("hidden_act", tuple(ACTIVATIONS), "gelu"),
-        epsilon=values.number("layer_norm_eps", 1e-5),
-        rotary_base=inner.number("rope_theta", base),
-        rotary_share=rotary_share,
-        parallel=values.flag("use_parallel_residual", True),
-        biases=values.flag("attention_bias", True),
-        tied=is_tied(values, folder, False, "embed_out.weight", WORDS),
-        begin_id=begin_of(values, vocabulary_size, 0),
-    )

@@ -7,7 +7,6 @@ Source: Touvron et al. 2023, arXiv:2302.13971; folders of `model_type` llama, qw
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import gin
@@ -16,26 +15,24 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import ones, zeros
 
-from brt.checks import check_choice, check_positive, check_share
+from brt.checks import Count, CountFrom0, Positive, Share, check_choice, check_positive
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.sizes import Sizes
-from brt.models.model import DTYPES
-from brt.models.pretrained.bodies.body import (
-    REMATS,
-    BodyLayer,
-    Decoder,
+from brt.models.pretrained.bodies.body import Decoder
+from brt.models.pretrained.bodies.layer import (
     Drop,
     Heads,
     LayerKeys,
-    Seen,
     attention_scale,
     linear,
+    split_heads,
+    unchanged,
 )
 from brt.models.pretrained.bodies.llama_settings import settings_of
-from brt.models.pretrained.bodies.rotary import Llama3Scaling, frequencies, rotated
-from brt.models.pretrained.names import Names, Tensor, norm_tensors
-from brt.models.pretrained.source import open_folder, settle
+from brt.models.pretrained.bodies.rotary import Llama3Scaling, RotaryLayer
+from brt.models.pretrained.folder import HubFolder
+from brt.models.pretrained.names import Names, Tensor, head_tensors, matrix_tensors, norm_tensors
 from brt.models.shape_letters import constrain
 
 BIASES = ("none", "heads", "all")
@@ -66,7 +63,7 @@ class RootNorm(nnx.Module):
         return x.astype(x_BTD.dtype) * self.scale_D[...].astype(x_BTD.dtype)
 
 
-class LlamaLayer(BodyLayer):
+class LlamaLayer(RotaryLayer):
     """One layer: norm, attention, residual, norm, gated network, residual.
 
     Args:
@@ -93,9 +90,9 @@ class LlamaLayer(BodyLayer):
         self.sizes = sizes
         self.num_key_heads = num_key_heads
         self.score_scale = attention_scale(sizes.head_size)
+        self.turned = sizes.head_size
         self.rotary_base = rotary_base
         self.rotary_scaling = rotary_scaling
-        self.biases = biases
         self.attention_norm = RootNorm(rngs, D, epsilon)
         self.queries_DA = matrix(D, A)
         self.keys_DE = matrix(D, E)
@@ -114,27 +111,10 @@ class LlamaLayer(BodyLayer):
 
     def heads(self, x_BTD: jax.Array) -> Heads:
         x_BTD = self.attention_norm(x_BTD)
-        biased = self.biases != "none"
-
-        def heads(matrix, bias, count):
-            y_BTA = linear(x_BTD, matrix, bias)
-            return y_BTA.reshape(*y_BTA.shape[:-1], count, -1)
-
-        G = self.num_key_heads
-        q_BTHK = heads(
-            self.queries_DA, self.queries_bias_A if biased else None, self.sizes.num_heads
-        )
-        k_BTGK = heads(self.keys_DE, self.keys_bias_E if biased else None, G)
-        v_BTGK = heads(self.values_DE, self.values_bias_E if biased else None, G)
-        return Heads(q_BTHK, LayerKeys(k_BTGK, v_BTGK), x_BTD)
-
-    def placed(
-        self, queries_BTHK: jax.Array, positions_BT: jax.Array, seen: Seen
-    ) -> tuple[jax.Array, LayerKeys]:
-        angles = frequencies(self.sizes.head_size, self.rotary_base, self.rotary_scaling)
-        keys_BJGK = rotated(seen.keys.keys_BJGK, seen.positions_BJ, angles)
-        keys = LayerKeys(keys_BJGK, seen.keys.values_BJGK)
-        return rotated(queries_BTHK, positions_BT, angles), keys
+        keys_BTE = linear(x_BTD, self.keys_DE, getattr(self, "keys_bias_E", None))
+        values_BTE = linear(x_BTD, self.values_DE, getattr(self, "values_bias_E", None))
+        keys_values = (split_heads(x_BTE, self.num_key_heads) for x_BTE in (keys_BTE, values_BTE))
+        return Heads(self.project(x_BTD, "queries"), LayerKeys(*keys_values), x_BTD)
 
     def finish(
         self,
@@ -142,22 +122,15 @@ class LlamaLayer(BodyLayer):
         heads: Heads,
         attended_BTHK: jax.Array,
         added_BTD: jax.Array | None = None,
-        drop: Drop | None = None,
+        drop: Drop = unchanged,
     ) -> jax.Array:
-        def into_residual(y_BTD):
-            return y_BTD if drop is None else drop(y_BTD)
-
-        attended_BTA = attended_BTHK.reshape(*attended_BTHK.shape[:-2], -1)
-        bias_D = self.output_bias_D if self.biases == "all" else None
-        y_BTD = linear(attended_BTA, self.output_AD, bias_D)
-        if added_BTD is not None:
-            y_BTD = y_BTD + added_BTD
-        x_BTD = constrain(x_BTD + into_residual(y_BTD), "BTD")
+        y_BTD = self.written(attended_BTHK, added_BTD)
+        x_BTD = constrain(x_BTD + drop(y_BTD), "BTD")
         with jax.named_scope("feed_forward"):
             normed_BTD = self.feed_forward_norm(x_BTD)
             gate_BTF = jax.nn.silu(linear(normed_BTD, self.gate_DF))
             y_BTD = linear(gate_BTF * linear(normed_BTD, self.hidden_DF), self.output_FD)
-            return constrain(x_BTD + into_residual(y_BTD), "BTD")
+            return constrain(x_BTD + drop(y_BTD), "BTD")
 
 
 @gin.configurable(denylist=["rngs", "folder"])
@@ -187,33 +160,31 @@ class Llama(Decoder):
     """
 
     model_types = ("llama", "qwen2", "mistral")
+    defaults = DEFAULTS
     relative = True
 
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: int | None = None,
-        num_layers: int | None = None,
-        width: int | None = None,
-        num_heads: int | None = None,
-        num_key_heads: int | None = None,
-        head_size: int | None = None,
-        feed_forward_size: int | None = None,
-        num_positions: int | None = None,
-        epsilon: float | None = None,
-        rotary_base: float | None = None,
+        vocabulary_size: Count | None = None,
+        num_layers: Count | None = None,
+        width: Count | None = None,
+        num_heads: Count | None = None,
+        num_key_heads: Count | None = None,
+        head_size: Count | None = None,
+        feed_forward_size: Count | None = None,
+        num_positions: Count | None = None,
+        epsilon: Positive | None = None,
+        rotary_base: Positive | None = None,
         rotary_scaling: tuple[float, float, float, int] | None = None,
         biases: str | None = None,
         tied: bool | None = None,
-        begin_id: int | None = None,
-        dropout: float = 0.0,
+        begin_id: CountFrom0 | None = None,
+        dropout: Share = 0.0,
         activation_dtype: str = "float32",
         remat: str = "none",
         folder: str | None = None,
     ):
-        check_choice("Llama.activation_dtype", activation_dtype, DTYPES)
-        check_choice("Llama.remat", remat, REMATS)
-        check_share("Llama.dropout", dropout)
         bound = dict(
             vocabulary_size=vocabulary_size,
             num_layers=num_layers,
@@ -230,13 +201,10 @@ class Llama(Decoder):
             tied=tied,
             begin_id=begin_id,
         )
-        self.folder = open_folder(folder, "Llama", self.model_types)
-        found = settings_of(self.folder) if self.folder else None
-        said = settle("Llama", bound, found, DEFAULTS, self.folder)
+        said = self.settle(
+            bound, dropout=dropout, activation_dtype=activation_dtype, remat=remat, folder=folder
+        )
         self._set(said)
-        self.dropout = dropout
-        self.dtype = jnp.dtype(activation_dtype)
-        self.remat = remat
         D, V = self.width, self.vocabulary_size
         self.embedding_VD = parameter(rngs, normal(STD), V, D, purpose="embedding")
         self.layers = nnx.List(
@@ -254,48 +222,31 @@ class Llama(Decoder):
         self.final_norm = RootNorm(rngs, D, self.epsilon)
         if not self.tied:
             self.head_VD = parameter(rngs, normal(STD), V, D, purpose="embedding")
-        if self.folder:
-            self.names().check(self.folder, nnx.to_pure_dict(nnx.state(self, nnx.Param)))
+        self.check_folder()
 
     def _set(self, said):
         """Takes settings over as attributes, and checks that they fit together."""
         check_choice("Llama.biases", said["biases"], BIASES)
         check_positive("Llama.rotary_base", said["rotary_base"])
-        D, H = said["width"], said["num_heads"]
+        D = said["width"]
+        H = said["num_heads"]
         G = said["num_key_heads"] or H
         if H % G:
             raise ValueError(f"Llama.num_heads = {H} is not divided by Llama.num_key_heads = {G}.")
-        if said["head_size"] is None and D % H:
-            raise ValueError(f"Llama.width = {D} is not divided by Llama.num_heads = {H}.")
-        K = said["head_size"] or D // H
+        K = said["head_size"] or self.divided_width(said)
         if K % 2:
             raise ValueError(f"Llama.head_size = {K} must be even: its halves are turned.")
-        self.width = D
-        self.sizes = Sizes(D, H, K, said["feed_forward_size"])
-        self.num_key_heads = G
-        self.vocabulary_size = said["vocabulary_size"]
-        self.num_positions = said["num_positions"]
-        self.epsilon = said["epsilon"]
+        sizes = Sizes(D, H, K, said["feed_forward_size"])
+        self.take_decoder(said, sizes, "silu", num_key_heads=G)
         self.rotary_base = said["rotary_base"]
         scaling = said["rotary_scaling"]
         self.rotary_scaling = Llama3Scaling(*scaling) if scaling else None
         self.biases = said["biases"]
-        self.tied = said["tied"]
-        begin_id = said["begin_id"]
-        self.begin_id = self.vocabulary_size - 1 if begin_id is None else begin_id
-        if not 0 <= self.begin_id < self.vocabulary_size:
-            raise ValueError(
-                f"Llama.begin_id = {begin_id} lies beyond the {self.vocabulary_size} words."
-            )
-
-    @property
-    def activation(self) -> Callable[[jax.Array], jax.Array]:
-        return jax.nn.silu
-
-    def leave(self, x_BTD: jax.Array) -> jax.Array:
-        return self.final_norm(x_BTD)
 
     # On disk.
+
+    def settings_of(self, folder: HubFolder) -> dict[str, Any]:
+        return settings_of(folder)
 
     def names(self) -> Names:
         tensors = [Tensor("model.embed_tokens.weight", ("embedding_VD",))]
@@ -309,43 +260,35 @@ class Llama(Decoder):
             ):
                 name = f"{disk}self_attn.{theirs}_proj"
                 matrix = "output_AD" if part == "output" else f"{part}_D{letters}"
-                tensors.append(Tensor(f"{name}.weight", (ours + matrix,), turned=True))
-                if biased:
-                    tensors.append(Tensor(f"{name}.bias", (f"{ours}{part}_bias_{letters}",)))
+                bias = f"{ours}{part}_bias_{letters}" if biased else None
+                tensors += matrix_tensors(name, ours + matrix, bias)
             for theirs, matrix in (
                 ("gate", "gate_DF"),
                 ("up", "hidden_DF"),
                 ("down", "output_FD"),
             ):
-                name = f"{disk}mlp.{theirs}_proj.weight"
-                tensors.append(Tensor(name, (ours + matrix,), turned=True))
+                tensors += matrix_tensors(f"{disk}mlp.{theirs}_proj", ours + matrix)
             tensors += norm_tensors(f"{disk}input_layernorm", f"{ours}attention_norm", bias=False)
             tensors += norm_tensors(
                 f"{disk}post_attention_layernorm", f"{ours}feed_forward_norm", bias=False
             )
         tensors += norm_tensors("model.norm", "final_norm", bias=False)
-        ignored: tuple[str, ...] = (
+        ignored = (
             r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
             r"model\.rotary_emb\.inv_freq",
             r"score\.weight",
         )
-        if self.tied:
-            ignored += (r"lm_head\.weight",)  # the table of words, stored twice
-        else:
-            tensors.append(Tensor("lm_head.weight", ("head_VD",)))
-        return Names(tuple(tensors), "model.", ignored)
+        head, unread = head_tensors("lm_head.weight", self.tied)
+        return Names((*tensors, *head), "model.", (*ignored, *unread))
 
     def config(self) -> dict[str, Any]:
-        config = dict(self.folder.config) if self.folder else self._new_config()
-        for key in ("dtype", "torch_dtype"):
-            if key in config:
-                config[key] = "float32"
+        config = super().config()
         class_name = {"qwen2": "Qwen2", "mistral": "Mistral"}.get(config["model_type"], "Llama")
         config["architectures"] = [f"{class_name}ForCausalLM"]
         config["tie_word_embeddings"] = self.tied
         return config
 
-    def _new_config(self):
+    def new_config(self) -> dict[str, Any]:
         config = {
             "model_type": "qwen2" if self.biases == "heads" else "llama",
             "vocab_size": self.vocabulary_size,

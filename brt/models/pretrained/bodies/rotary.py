@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from brt.models.layers.norms import wide
+from brt.models.pretrained.bodies.layer import BodyLayer, LayerKeys, Seen
 
 
 class Llama3Scaling(NamedTuple):
@@ -39,6 +40,27 @@ def frequencies(size: int, base: float, scaling: Llama3Scaling | None = None) ->
     between = (1 - smooth) * found / scaling.factor + smooth * found
     lowered = np.where(waves > longest, found / scaling.factor, found)
     return np.where((waves >= shortest) & (waves <= longest), between, lowered)
+
+
+class RotaryLayer(BodyLayer):
+    """A layer whose queries and keys are turned by their positions.
+
+    Attributes:
+        turned: entries of a head that are turned, the first ones.
+        rotary_base, rotary_scaling: of their angles, as of `frequencies`.
+    """
+
+    turned: int
+    rotary_base: float
+    rotary_scaling: Llama3Scaling | None = None
+
+    def placed(
+        self, queries_BTHK: jax.Array, positions_BT: jax.Array, seen: Seen
+    ) -> tuple[jax.Array, LayerKeys]:
+        angles = frequencies(self.turned, self.rotary_base, self.rotary_scaling)
+        keys_BJGK = rotated(seen.keys.keys_BJGK, seen.positions_BJ, angles)
+        keys = LayerKeys(keys_BJGK, seen.keys.values_BJGK)
+        return rotated(queries_BTHK, positions_BT, angles), keys
 
 
 def rotated(x_BTHK: jax.Array, positions_BT: jax.Array, angles: np.ndarray) -> jax.Array:

@@ -5,7 +5,6 @@ settings as in folders of `model_type` bert and roberta.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import gin
@@ -14,34 +13,29 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import zeros
 
-from brt.checks import check_choice, check_share
-from brt.models.counts import matrix_size
+from brt.checks import Count, CountFrom0, Positive, Share, check_choice
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
-from brt.models.model import DTYPES
 from brt.models.pretrained.bodies.activations import ACTIVATIONS
-from brt.models.pretrained.bodies.body import (
-    REMATS,
+from brt.models.pretrained.bodies.layer import (
     BodyLayer,
     Drop,
     Heads,
-    LayerKeys,
     Norm,
     attention_scale,
     linear,
+    unchanged,
 )
 from brt.models.pretrained.config_values import ConfigValues
 from brt.models.pretrained.encoders.encoder import (
     OLD_NORMS,
     Encoder,
     HeadNames,
-    matrix,
-    norm,
     without_gradient_at,
 )
 from brt.models.pretrained.folder import HubFolder
-from brt.models.pretrained.names import Names, Tensor
-from brt.models.pretrained.source import number_of_layers, open_folder, settle
+from brt.models.pretrained.names import Names, Tensor, matrix_tensors, norm_tensors
+from brt.models.pretrained.source import number_of_layers
 from brt.models.shape_letters import constrain
 
 BERT_ACTIVATIONS = ("gelu", "relu", "silu", "gelu_new", "gelu_pytorch_tanh")
@@ -83,14 +77,7 @@ class BertLayer(BodyLayer):
         self.feed_forward_norm = Norm(rngs, D, epsilon)
 
     def heads(self, x_BTD: jax.Array) -> Heads:
-        def heads(matrix_DA, bias_A):
-            y_BTA = linear(x_BTD, matrix_DA, bias_A)
-            return y_BTA.reshape(*y_BTA.shape[:-1], self.sizes.num_heads, -1)
-
-        keys_BTHK = heads(self.keys_DA, self.keys_bias_A)
-        values_BTHK = heads(self.values_DA, self.values_bias_A)
-        queries_BTHK = heads(self.queries_DA, self.queries_bias_A)
-        return Heads(queries_BTHK, LayerKeys(keys_BTHK, values_BTHK), x_BTD)
+        return self.project_heads(x_BTD)
 
     def finish(
         self,
@@ -98,21 +85,15 @@ class BertLayer(BodyLayer):
         heads: Heads,
         attended_BTHK: jax.Array,
         added_BTD: jax.Array | None = None,
-        drop: Drop | None = None,
+        drop: Drop = unchanged,
     ) -> jax.Array:
-        def into_residual(y_BTD):
-            return y_BTD if drop is None else drop(y_BTD)
-
-        attended_BTA = attended_BTHK.reshape(*attended_BTHK.shape[:-2], -1)
-        y_BTD = linear(attended_BTA, self.output_AD, self.output_bias_D)
-        if added_BTD is not None:
-            y_BTD = y_BTD + added_BTD
-        x_BTD = constrain(self.attention_norm(x_BTD + into_residual(y_BTD)), "BTD")
+        y_BTD = self.written(attended_BTHK, added_BTD)
+        x_BTD = constrain(self.attention_norm(x_BTD + drop(y_BTD)), "BTD")
         with jax.named_scope("feed_forward"):
             h_BTF = linear(x_BTD, self.hidden_DF, self.hidden_bias_F)
             h_BTF = ACTIVATIONS[self.activation](h_BTF)
             y_BTD = linear(h_BTF, self.output_FD, self.feed_forward_bias_D)
-            return constrain(self.feed_forward_norm(x_BTD + into_residual(y_BTD)), "BTD")
+            return constrain(self.feed_forward_norm(x_BTD + drop(y_BTD)), "BTD")
 
 
 @gin.configurable(denylist=["rngs", "folder"])
@@ -153,25 +134,21 @@ class BERT(Encoder):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: int | None = None,
-        num_layers: int | None = None,
-        width: int | None = None,
-        num_heads: int | None = None,
-        feed_forward_size: int | None = None,
-        num_positions: int | None = None,
-        num_types: int | None = None,
+        vocabulary_size: Count | None = None,
+        num_layers: Count | None = None,
+        width: Count | None = None,
+        num_heads: Count | None = None,
+        feed_forward_size: Count | None = None,
+        num_positions: Count | None = None,
+        num_types: CountFrom0 | None = None,
         activation: str | None = None,
-        epsilon: float | None = None,
-        padding_id: int | None = None,
-        dropout: float = 0.0,
+        epsilon: Positive | None = None,
+        padding_id: CountFrom0 | None = None,
+        dropout: Share = 0.0,
         activation_dtype: str = "float32",
         remat: str = "none",
         folder: str | None = None,
     ):
-        name = type(self).__name__
-        check_choice(f"{name}.activation_dtype", activation_dtype, DTYPES)
-        check_choice(f"{name}.remat", remat, REMATS)
-        check_share(f"{name}.dropout", dropout)
         bound = dict(
             vocabulary_size=vocabulary_size,
             num_layers=num_layers,
@@ -184,19 +161,16 @@ class BERT(Encoder):
             epsilon=epsilon,
             padding_id=padding_id,
         )
-        self.folder = open_folder(folder, name, self.model_types)
-        found = self.settings_of(self.folder) if self.folder else None
-        said = settle(name, bound, found, self.defaults, self.folder)
-        D, H, V = said["width"], said["num_heads"], said["vocabulary_size"]
+        said = self.settle(
+            bound, dropout=dropout, activation_dtype=activation_dtype, remat=remat, folder=folder
+        )
+        name = type(self).__name__
+        D = said["width"]
+        V = said["vocabulary_size"]
         check_choice(f"{name}.activation", said["activation"], BERT_ACTIVATIONS)
-        if D % H:
-            raise ValueError(f"{name}.width = {D} is not divided by {name}.num_heads = {H}.")
-        self.width = D
-        self.vocabulary_size = V
-        self.sizes = Sizes(D, H, D // H, said["feed_forward_size"])
-        self.activation_name = said["activation"]
-        self.epsilon = said["epsilon"]
-        self.padding_id = said["padding_id"]
+        K = self.divided_width(said)
+        sizes = Sizes(D, said["num_heads"], K, said["feed_forward_size"])
+        self.take_encoder(said, sizes, said["activation"])
         self.rows = said["num_positions"]
         self.num_positions = self.rows - self.first_row
         if self.num_positions < 1 or not 0 <= self.padding_id < V:
@@ -204,9 +178,6 @@ class BERT(Encoder):
                 f"{name}.num_positions = {self.rows} and {name}.padding_id = {self.padding_id} "
                 "leave no room: bind more positions, and a word of the vocabulary."
             )
-        self.dropout = dropout
-        self.dtype = jnp.dtype(activation_dtype)
-        self.remat = remat
         drawn = functools.partial(parameter, rngs, normal(self.std), purpose="embedding")
         self.embedding_VD = drawn(V, D, multiplied=False)
         self.positions_RD = drawn(self.rows, D, multiplied=False)
@@ -216,21 +187,12 @@ class BERT(Encoder):
             BertLayer(rngs, self.sizes, self.activation_name, self.epsilon, self.std)
             for _ in range(said["num_layers"])
         )
-        if self.folder:
-            self.names().check(self.folder, nnx.to_pure_dict(nnx.state(self, nnx.Param)))
+        self.check_folder()
 
     @property
     def first_row(self) -> int:
         """The row of the table of positions that the first token has."""
         return 0
-
-    @property
-    def activation(self) -> Callable[[jax.Array], jax.Array]:
-        return ACTIVATIONS[self.activation_name]
-
-    @property
-    def words(self) -> nnx.Param:
-        return self.embedding_VD
 
     def rows_of_positions(self, real_BT: jax.Array) -> jax.Array:
         """Returns the row of the table of positions of each position, (B, T)."""
@@ -247,10 +209,6 @@ class BERT(Encoder):
         types_BTD = self.types_RD[...].astype(x_BTD.dtype)[types_BT]
         return self.embedding_norm(x_BTD + positions_BTD + types_BTD)
 
-    def flops_of_layers(self, keys_seen: float) -> float:
-        A = self.sizes.attention_size
-        return sum(2 * matrix_size(layer) + 4 * A * keys_seen for layer in self.layers)
-
     # On disk.
 
     def names(self) -> Names:
@@ -259,40 +217,28 @@ class BERT(Encoder):
             Tensor(f"{disk}word_embeddings.weight", ("embedding_VD",)),
             Tensor(f"{disk}position_embeddings.weight", ("positions_RD",)),
             Tensor(f"{disk}token_type_embeddings.weight", ("types_RD",)),
-            *norm(f"{disk}LayerNorm", "embedding_norm"),
+            *norm_tensors(f"{disk}LayerNorm", "embedding_norm"),
         ]
         for i in range(len(self.layers)):
             tensors += layer_tensors(f"{self.prefix}encoder.layer.{i}.", f"layers.{i}.")
         return Names(tuple(tensors), self.prefix, ignored(self.prefix), OLD_NORMS)
 
-    def config(self) -> dict[str, Any]:
-        if self.folder:
-            config = dict(self.folder.config)
-        else:
-            config = {
-                "model_type": self.model_types[0],
-                "vocab_size": self.vocabulary_size,
-                "hidden_size": self.width,
-                "num_hidden_layers": len(self.layers),
-                "num_attention_heads": self.sizes.num_heads,
-                "intermediate_size": self.sizes.feed_forward_size,
-                "max_position_embeddings": self.rows,
-                "type_vocab_size": self.types_RD.shape[0],
-                "hidden_act": self.activation_name,
-                "layer_norm_eps": self.epsilon,
-                "pad_token_id": self.padding_id,
-            }
-        for key in ("dtype", "torch_dtype"):
-            if key in config:
-                config[key] = "float32"
-        return config
+    def new_config(self) -> dict[str, Any]:
+        return {
+            "model_type": self.model_types[0],
+            "vocab_size": self.vocabulary_size,
+            "hidden_size": self.width,
+            "num_hidden_layers": len(self.layers),
+            "num_attention_heads": self.sizes.num_heads,
+            "intermediate_size": self.sizes.feed_forward_size,
+            "max_position_embeddings": self.rows,
+            "type_vocab_size": self.types_RD.shape[0],
+            "hidden_act": self.activation_name,
+            "layer_norm_eps": self.epsilon,
+            "pad_token_id": self.padding_id,
+        }
 
     def settings_of(self, folder: HubFolder) -> dict[str, Any]:
-        """Returns the settings that a folder's config.json says.
-
-        Raises:
-            ValueError: a value of another type, or that brt does not compute; naming the key.
-        """
         values = folder.values()
         refuse_variants(values)
         width, num_heads = values.whole("hidden_size", 768), values.whole("num_attention_heads", 12)
@@ -350,14 +296,16 @@ def layer_tensors(disk: str, ours: str, names: tuple[str, ...] = ("query", "key"
     tensors: list[Tensor] = []
     for name, part in parts:
         of_part = f"{ours}{part}_DA", f"{ours}{part}_bias_A"
-        tensors += matrix(f"{disk}attention.self.{name}", *of_part)
+        tensors += matrix_tensors(f"{disk}attention.self.{name}", *of_part)
     return [
         *tensors,
-        *matrix(f"{disk}attention.output.dense", f"{ours}output_AD", f"{ours}output_bias_D"),
-        *norm(f"{disk}attention.output.LayerNorm", f"{ours}attention_norm"),
-        *matrix(f"{disk}intermediate.dense", f"{ours}hidden_DF", f"{ours}hidden_bias_F"),
-        *matrix(f"{disk}output.dense", f"{ours}output_FD", f"{ours}feed_forward_bias_D"),
-        *norm(f"{disk}output.LayerNorm", f"{ours}feed_forward_norm"),
+        *matrix_tensors(
+            f"{disk}attention.output.dense", f"{ours}output_AD", f"{ours}output_bias_D"
+        ),
+        *norm_tensors(f"{disk}attention.output.LayerNorm", f"{ours}attention_norm"),
+        *matrix_tensors(f"{disk}intermediate.dense", f"{ours}hidden_DF", f"{ours}hidden_bias_F"),
+        *matrix_tensors(f"{disk}output.dense", f"{ours}output_FD", f"{ours}feed_forward_bias_D"),
+        *norm_tensors(f"{disk}output.LayerNorm", f"{ours}feed_forward_norm"),
     ]
 
 

@@ -5,7 +5,7 @@ folders of `model_type` deberta-v2.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gin
@@ -14,13 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.checks import check_choice, check_share
+from brt.checks import Count, CountFrom0, Index, Positive, Share, check_choice
 from brt.models.counts import matrix_size
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
-from brt.models.model import DTYPES
-from brt.models.pretrained.bodies.activations import ACTIVATIONS
-from brt.models.pretrained.bodies.body import REMATS, BodyLayer, Heads, Norm, Seen
+from brt.models.pretrained.bodies.layer import BodyLayer, Heads, Norm, Seen
 from brt.models.pretrained.config_values import ConfigValues
 from brt.models.pretrained.encoders.bert import (
     BERT_ACTIVATIONS,
@@ -35,10 +33,10 @@ from brt.models.pretrained.encoders.deberta_layer import (
     Relative,
     distance_buckets,
 )
-from brt.models.pretrained.encoders.encoder import OLD_NORMS, Encoder, HeadNames, matrix, norm
+from brt.models.pretrained.encoders.encoder import OLD_NORMS, Encoder, HeadNames
 from brt.models.pretrained.folder import HubFolder
-from brt.models.pretrained.names import Names, Tensor
-from brt.models.pretrained.source import number_of_layers, open_folder, settle
+from brt.models.pretrained.names import Names, Tensor, matrix_tensors, norm_tensors
+from brt.models.pretrained.source import number_of_layers
 
 CONVOLUTION_ACTIVATIONS = ("tanh", *BERT_ACTIVATIONS)
 DEFAULTS = dict(
@@ -82,6 +80,7 @@ class DeBERTa(Encoder):
     """
 
     model_types = ("deberta-v2",)
+    defaults = DEFAULTS
     architecture = "DebertaV2"
     classes_names = HeadNames("pooler.dense", "classifier")
     spans_name = "qa_outputs"
@@ -90,33 +89,30 @@ class DeBERTa(Encoder):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: int | None = None,
-        num_layers: int | None = None,
-        width: int | None = None,
-        num_heads: int | None = None,
-        feed_forward_size: int | None = None,
-        num_positions: int | None = None,
-        num_types: int | None = None,
+        vocabulary_size: Count | None = None,
+        num_layers: Count | None = None,
+        width: Count | None = None,
+        num_heads: Count | None = None,
+        feed_forward_size: Count | None = None,
+        num_positions: Count | None = None,
+        num_types: CountFrom0 | None = None,
         absolute_positions: bool | None = None,
         terms: Sequence[str] | None = None,
-        buckets: int | None = None,
-        longest_distance: int | None = None,
+        buckets: Index | None = None,
+        longest_distance: Index | None = None,
         shared_keys: bool | None = None,
         norm_relative: bool | None = None,
-        convolution: int | None = None,
+        convolution: CountFrom0 | None = None,
         convolution_activation: str | None = None,
         head_activation: str | None = None,
         activation: str | None = None,
-        epsilon: float | None = None,
-        padding_id: int | None = None,
-        dropout: float = 0.0,
+        epsilon: Positive | None = None,
+        padding_id: CountFrom0 | None = None,
+        dropout: Share = 0.0,
         activation_dtype: str = "float32",
         remat: str = "none",
         folder: str | None = None,
     ):
-        check_choice("DeBERTa.activation_dtype", activation_dtype, DTYPES)
-        check_choice("DeBERTa.remat", remat, REMATS)
-        check_share("DeBERTa.dropout", dropout)
         bound = dict(
             vocabulary_size=vocabulary_size,
             num_layers=num_layers,
@@ -138,27 +134,20 @@ class DeBERTa(Encoder):
             epsilon=epsilon,
             padding_id=padding_id,
         )
-        self.folder = open_folder(folder, "DeBERTa", self.model_types)
-        found = settings_of(self.folder) if self.folder else None
-        said = settle("DeBERTa", bound, found, DEFAULTS, self.folder)
+        said = self.settle(
+            bound, dropout=dropout, activation_dtype=activation_dtype, remat=remat, folder=folder
+        )
         self.said = said
-        D, H, V = said["width"], said["num_heads"], said["vocabulary_size"]
+        D = said["width"]
+        V = said["vocabulary_size"]
         check_choice("DeBERTa.activation", said["activation"], BERT_ACTIVATIONS)
-        if D % H:
-            raise ValueError(f"DeBERTa.width = {D} is not divided by DeBERTa.num_heads = {H}.")
+        K = self.divided_width(said)
         if not set(said["terms"]) <= set(TERMS):
             raise ValueError(f'DeBERTa.terms = {said["terms"]} must be some of "c2p" and "p2c".')
-        self.width = D
-        self.vocabulary_size = V
-        self.sizes = Sizes(D, H, D // H, said["feed_forward_size"])
-        self.activation_name = said["activation"]
+        sizes = Sizes(D, said["num_heads"], K, said["feed_forward_size"])
+        self.take_encoder(said, sizes, said["activation"])
         self.head_activation = said["head_activation"]
-        self.epsilon = said["epsilon"]
-        self.padding_id = said["padding_id"]
         self.num_positions = said["num_positions"] if said["absolute_positions"] else None
-        self.dropout = dropout
-        self.dtype = jnp.dtype(activation_dtype)
-        self.remat = remat
         drawn = functools.partial(
             parameter, rngs, normal(self.std), purpose="embedding", multiplied=False
         )
@@ -188,21 +177,12 @@ class DeBERTa(Encoder):
         if said["convolution"]:
             kernel, activation = said["convolution"], said["convolution_activation"]
             self.convolution = Convolution(rngs, D, kernel, activation, self.epsilon)
-        if self.folder:
-            self.names().check(self.folder, nnx.to_pure_dict(nnx.state(self, nnx.Param)))
+        self.check_folder()
 
     @property
     def span(self) -> int:
         """S, rows of the table of distances either way."""
         return self.said["buckets"] or self.said["longest_distance"]
-
-    @property
-    def activation(self) -> Callable[[jax.Array], jax.Array]:
-        return ACTIVATIONS[self.activation_name]
-
-    @property
-    def words(self) -> nnx.Param:
-        return self.embedding_VD
 
     def enter(
         self, x_BTD: jax.Array, real_BT: jax.Array, types_BT: jax.Array | None = None
@@ -253,11 +233,53 @@ class DeBERTa(Encoder):
 
     # On disk.
 
+    def settings_of(self, folder: HubFolder) -> dict[str, Any]:
+        values = folder.values()
+        refuse_variants(values)
+        width, num_heads = (
+            values.whole("hidden_size", 1536),
+            values.whole("num_attention_heads", 24),
+        )
+        if width % num_heads:
+            raise values.refused("hidden_size", f"is not divided by {num_heads} attention heads.")
+        values.only("attention_head_size", width // num_heads, "is not hidden_size over the heads.")
+        values.only("embedding_size", width, "is not hidden_size: brt reads such folders only.")
+        values.only("conv_groups", 1, "groups of a convolution are not computed: only 1 is.")
+        values.only("pooler_hidden_size", width, "is not hidden_size: brt reads such folders only.")
+        norms = values.get("norm_rel_ebd", "none")
+        if norms not in ("none", "layer_norm"):
+            raise values.refused("norm_rel_ebd", "is not computed: none and layer_norm are.")
+        vocabulary_size = values.whole("vocab_size", 128100)
+        padding_id = values.token("pad_token_id", vocabulary_size)
+        num_positions = values.whole("max_position_embeddings", 512)
+        longest = values.whole("max_relative_positions", -1, minimum=-1)
+        return dict(
+            vocabulary_size=vocabulary_size,
+            num_layers=number_of_layers(values, "num_hidden_layers", 24, folder),
+            width=width,
+            num_heads=num_heads,
+            feed_forward_size=values.whole("intermediate_size", 6144),
+            num_positions=num_positions,
+            num_types=values.whole("type_vocab_size", 0, minimum=0),
+            absolute_positions=values.flag("position_biased_input", True),
+            terms=_terms(values),
+            buckets=max(values.whole("position_buckets", -1, minimum=-1), 0),
+            longest_distance=num_positions if longest < 1 else longest,
+            shared_keys=values.flag("share_att_key", False),
+            norm_relative=norms == "layer_norm",
+            convolution=values.whole("conv_kernel_size", 0, minimum=0),
+            convolution_activation=values.choice("conv_act", CONVOLUTION_ACTIVATIONS, "tanh"),
+            head_activation=values.choice("pooler_hidden_act", CONVOLUTION_ACTIVATIONS, "gelu"),
+            activation=values.choice("hidden_act", BERT_ACTIVATIONS, "gelu"),
+            epsilon=values.number("layer_norm_eps", 1e-7),
+            padding_id=0 if padding_id is None else padding_id,
+        )
+
     def names(self) -> Names:
         disk = "deberta.embeddings."
         tensors = [
             Tensor(f"{disk}word_embeddings.weight", ("embedding_VD",)),
-            *norm(f"{disk}LayerNorm", "embedding_norm"),
+            *norm_tensors(f"{disk}LayerNorm", "embedding_norm"),
         ]
         if self.said["absolute_positions"]:
             tensors.append(Tensor(f"{disk}position_embeddings.weight", ("positions_RD",)))
@@ -273,98 +295,46 @@ class DeBERTa(Encoder):
             ):
                 if term in terms and not self.said["shared_keys"]:
                     of_part = f"{ours}{part}_DA", f"{ours}{part}_bias_A"
-                    tensors += matrix(f"{disk}attention.self.{name}", *of_part)
+                    tensors += matrix_tensors(f"{disk}attention.self.{name}", *of_part)
         if terms:
             tensors.append(Tensor("deberta.encoder.rel_embeddings.weight", ("distances_RD",)))
             if self.said["norm_relative"]:
-                tensors += norm("deberta.encoder.LayerNorm", "distances_norm")
+                tensors += norm_tensors("deberta.encoder.LayerNorm", "distances_norm")
         if self.said["convolution"]:
             disk = "deberta.encoder.conv."
             tensors += [
                 Tensor(f"{disk}conv.weight", ("convolution.matrix_DIW",)),
                 Tensor(f"{disk}conv.bias", ("convolution.bias_D",)),
-                *norm(f"{disk}LayerNorm", "convolution.norm"),
+                *norm_tensors(f"{disk}LayerNorm", "convolution.norm"),
             ]
         return Names(tuple(tensors), "deberta.", ignored("deberta."), OLD_NORMS)
 
-    def config(self) -> dict[str, Any]:
-        if self.folder:
-            config = dict(self.folder.config)
-        else:
-            said = self.said
-            config = {
-                "model_type": "deberta-v2",
-                "vocab_size": self.vocabulary_size,
-                "hidden_size": self.width,
-                "num_hidden_layers": len(self.layers),
-                "num_attention_heads": self.sizes.num_heads,
-                "intermediate_size": self.sizes.feed_forward_size,
-                "max_position_embeddings": said["num_positions"],
-                "type_vocab_size": said["num_types"],
-                "position_biased_input": said["absolute_positions"],
-                "relative_attention": bool(said["terms"]),
-                "pos_att_type": list(said["terms"]),
-                "position_buckets": said["buckets"] or -1,
-                "max_relative_positions": said["longest_distance"],
-                "share_att_key": said["shared_keys"],
-                "norm_rel_ebd": "layer_norm" if said["norm_relative"] else "none",
-                "conv_kernel_size": said["convolution"],
-                "conv_act": said["convolution_activation"],
-                "hidden_act": self.activation_name,
-                "pooler_hidden_act": self.head_activation,
-                "pooler_hidden_size": self.width,
-                "layer_norm_eps": self.epsilon,
-                "pad_token_id": self.padding_id,
-            }
-        for key in ("dtype", "torch_dtype"):
-            if key in config:
-                config[key] = "float32"
-        return config
-
-
-def settings_of(folder: HubFolder) -> dict[str, Any]:
-    """Returns the settings of `DeBERTa` that a folder's config.json says.
-
-    Raises:
-        ValueError: a value of another type, or that brt does not compute; naming the key.
-    """
-    values = folder.values()
-    refuse_variants(values)
-    width, num_heads = values.whole("hidden_size", 1536), values.whole("num_attention_heads", 24)
-    if width % num_heads:
-        raise values.refused("hidden_size", f"is not divided by {num_heads} attention heads.")
-    values.only("attention_head_size", width // num_heads, "is not hidden_size over the heads.")
-    values.only("embedding_size", width, "is not hidden_size: brt reads such folders only.")
-    values.only("conv_groups", 1, "groups of a convolution are not computed: only 1 is.")
-    values.only("pooler_hidden_size", width, "is not hidden_size: brt reads such folders only.")
-    norms = values.get("norm_rel_ebd", "none")
-    if norms not in ("none", "layer_norm"):
-        raise values.refused("norm_rel_ebd", "is not computed: none and layer_norm are.")
-    vocabulary_size = values.whole("vocab_size", 128100)
-    padding_id = values.token("pad_token_id", vocabulary_size)
-    num_positions = values.whole("max_position_embeddings", 512)
-    longest = values.whole("max_relative_positions", -1, minimum=-1)
-    return dict(
-        vocabulary_size=vocabulary_size,
-        num_layers=number_of_layers(values, "num_hidden_layers", 24, folder),
-        width=width,
-        num_heads=num_heads,
-        feed_forward_size=values.whole("intermediate_size", 6144),
-        num_positions=num_positions,
-        num_types=values.whole("type_vocab_size", 0, minimum=0),
-        absolute_positions=values.flag("position_biased_input", True),
-        terms=_terms(values),
-        buckets=max(values.whole("position_buckets", -1, minimum=-1), 0),
-        longest_distance=num_positions if longest < 1 else longest,
-        shared_keys=values.flag("share_att_key", False),
-        norm_relative=norms == "layer_norm",
-        convolution=values.whole("conv_kernel_size", 0, minimum=0),
-        convolution_activation=values.choice("conv_act", CONVOLUTION_ACTIVATIONS, "tanh"),
-        head_activation=values.choice("pooler_hidden_act", CONVOLUTION_ACTIVATIONS, "gelu"),
-        activation=values.choice("hidden_act", BERT_ACTIVATIONS, "gelu"),
-        epsilon=values.number("layer_norm_eps", 1e-7),
-        padding_id=0 if padding_id is None else padding_id,
-    )
+    def new_config(self) -> dict[str, Any]:
+        said = self.said
+        return {
+            "model_type": "deberta-v2",
+            "vocab_size": self.vocabulary_size,
+            "hidden_size": self.width,
+            "num_hidden_layers": len(self.layers),
+            "num_attention_heads": self.sizes.num_heads,
+            "intermediate_size": self.sizes.feed_forward_size,
+            "max_position_embeddings": said["num_positions"],
+            "type_vocab_size": said["num_types"],
+            "position_biased_input": said["absolute_positions"],
+            "relative_attention": bool(said["terms"]),
+            "pos_att_type": list(said["terms"]),
+            "position_buckets": said["buckets"] or -1,
+            "max_relative_positions": said["longest_distance"],
+            "share_att_key": said["shared_keys"],
+            "norm_rel_ebd": "layer_norm" if said["norm_relative"] else "none",
+            "conv_kernel_size": said["convolution"],
+            "conv_act": said["convolution_activation"],
+            "hidden_act": self.activation_name,
+            "pooler_hidden_act": self.head_activation,
+            "pooler_hidden_size": self.width,
+            "layer_norm_eps": self.epsilon,
+            "pad_token_id": self.padding_id,
+        }
 
 
 def _terms(values: ConfigValues) -> tuple[str, ...]:

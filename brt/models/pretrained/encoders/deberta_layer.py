@@ -19,7 +19,7 @@ from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.sizes import Sizes
 from brt.models.pretrained.bodies.activations import ACTIVATIONS
-from brt.models.pretrained.bodies.body import Heads, Norm, Seen, linear
+from brt.models.pretrained.bodies.layer import Heads, Norm, Seen
 from brt.models.pretrained.encoders.bert import BertLayer
 
 TERMS = ("c2p", "p2c")
@@ -108,21 +108,16 @@ class DebertaLayer(BertLayer):
         total = 0.0
         if "c2p" in self.terms:
             prefix = "position_keys" if self.own else "keys"
-            keys_RHK = self._projected(relative.vectors_RD, prefix)
+            keys_RHK = self.project(relative.vectors_RD, prefix)
             scores_BHTR = wide(jnp.einsum("bthk,rhk->bhtr", heads.queries_BTHK, keys_RHK))
             total += jnp.take_along_axis(scores_BHTR, rows[None, None], axis=3)
         if "p2c" in self.terms:
             prefix = "position_queries" if self.own else "queries"
-            queries_RHK = self._projected(relative.vectors_RD, prefix)
+            queries_RHK = self.project(relative.vectors_RD, prefix)
             scores_BHJR = wide(jnp.einsum("bjhk,rhk->bhjr", heads.keys.keys_BJGK, queries_RHK))
             turned = jnp.take_along_axis(scores_BHJR, rows.T[None, None], axis=3)
             total += jnp.swapaxes(turned, 2, 3)
         return total
-
-    def _projected(self, vectors_RD, part):
-        matrix_DA, bias_A = getattr(self, f"{part}_DA"), getattr(self, f"{part}_bias_A")
-        projected_RA = linear(vectors_RD, matrix_DA, bias_A)
-        return projected_RA.reshape(len(projected_RA), self.sizes.num_heads, -1)
 
 
 class Convolution(nnx.Module):

@@ -1,7 +1,7 @@
 """The contract of an encoder: a body in which every position sees all others of its segment."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from brt.models.layers.dropout import independent_dropout, keep_mask
-from brt.models.pretrained.bodies.body import (
+from brt.models.layers.sizes import Sizes
+from brt.models.pretrained.bodies.body import PretrainedBody, Reading
+from brt.models.pretrained.bodies.layer import (
     HIDDEN,
     NOTHING,
     BodyLayer,
     Heads,
-    PretrainedBody,
-    Reading,
     Reads,
     Seen,
     drops,
@@ -49,12 +49,10 @@ class Encoder(PretrainedBody):
         padding_learns: whether the word that stands for none takes a gradient where it is read.
 
     Attributes:
-        layers: `BodyLayer`s.
+        embedding_VD: the table of words.
         padding_id: the row of the table that stands for no token.
         std: of matrices as they are drawn.
-        epsilon: of the norms.
         head_activation: of the head for classes, by its name.
-        remat: "none", or "layer" to recompute each layer in the backward pass.
     """
 
     architecture: ClassVar[str]
@@ -64,22 +62,20 @@ class Encoder(PretrainedBody):
     memory_after: ClassVar[int] = 1
     takes_extras: ClassVar[bool] = True
     padding_learns: ClassVar[bool] = False
-    layers: nnx.List
+    embedding_VD: nnx.Param
     padding_id: int
     std: float = 0.02
-    epsilon: float
     head_activation: str = "tanh"
-    remat: str
 
-    @property
-    def words(self) -> nnx.Param:
-        """The table of words, (V, D)."""
-        raise NotImplementedError
+    def take_encoder(self, said: Mapping[str, Any], sizes: Sizes, activation_name: str) -> None:
+        """Takes over settings that every encoder has as attributes."""
+        self.take(said, sizes, activation_name)
+        self.padding_id = said["padding_id"]
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
         """Maps (B, T) ids, `PADDING` where there is none, to (B, T, D) vectors of words."""
         rows_BT = jnp.where(tokens_BT == PADDING, self.padding_id, jnp.maximum(tokens_BT, 0))
-        x_BTD = self.words[...].astype(self.dtype)[rows_BT]
+        x_BTD = self.embedding_VD[...].astype(self.dtype)[rows_BT]
         if not self.padding_learns:
             x_BTD = without_gradient_at(rows_BT == self.padding_id, x_BTD)
         return constrain(x_BTD, "BTD")
@@ -139,9 +135,7 @@ class Encoder(PretrainedBody):
             key: dropout key or None.
             types_BT: as of `enter`.
         """
-        keys = [None] * (len(self.layers) + 1)
-        if key is not None and self.dropout:
-            keys = list(jax.random.split(key, len(keys)))
+        keys = self.dropout_keys(key)
         T = x_BTD.shape[1]
         with jax.named_scope("embedding"):
             x_BTD = self.enter(x_BTD, real_BT, types_BT)
@@ -173,37 +167,13 @@ class Encoder(PretrainedBody):
             attended = self.attended(layer, heads, positions_BT, seen, keep_HTJ, shared)
         with jax.named_scope("memory"):
             added_BTD, _ = reads.added(i, heads)
-        drop = None if key is None else drops(of_outputs, self.dropout)
+        drop = drops(of_outputs, self.dropout)
         return layer.finish(x_BTD, heads, attended, added_BTD, drop), heads.keys
-
-    def flops_of_layers(self, keys_seen: float) -> float:
-        """Returns operations of one position in all layers, whose queries see so many keys."""
-        raise NotImplementedError
 
 
 def without_gradient_at(places_BT: jax.Array, x_BTD: jax.Array) -> jax.Array:
     """Returns vectors, those of some places as constants: a published table keeps those rows."""
     return jnp.where(places_BT[..., None], jax.lax.stop_gradient(x_BTD), x_BTD)
-
-
-def matrix(disk: str, ours: str, bias: str | None = None) -> list[Tensor]:
-    """Returns the tensors of a matrix stored (out, in) and its bias.
-
-    Args:
-        disk: the name without `.weight`.
-        ours: path of the parameter.
-        bias: path of the bias; None for no bias.
-    """
-    found = [Tensor(f"{disk}.weight", (ours,), turned=True)]
-    return found if bias is None else [*found, Tensor(f"{disk}.bias", (bias,))]
-
-
-def norm(disk: str, ours: str) -> list[Tensor]:
-    """Returns the tensors of a norm's scale and bias."""
-    return [
-        Tensor(f"{disk}.weight", (f"{ours}.scale_D",)),
-        Tensor(f"{disk}.bias", (f"{ours}.bias_D",)),
-    ]
 
 
 OLD_NORMS = ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".LayerNorm.bias"))

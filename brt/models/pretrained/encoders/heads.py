@@ -11,9 +11,9 @@ from jax.nn.initializers import zeros
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.pretrained.bodies.activations import ACTIVATIONS
-from brt.models.pretrained.bodies.body import Norm, linear
-from brt.models.pretrained.encoders.encoder import Encoder, matrix, norm, optional
-from brt.models.pretrained.names import Tensor
+from brt.models.pretrained.bodies.layer import Norm, linear
+from brt.models.pretrained.encoders.encoder import Encoder, optional
+from brt.models.pretrained.names import Tensor, matrix_tensors, norm_tensors
 
 SQUASHES: dict[str, Callable[[jax.Array], jax.Array]] = {"tanh": jnp.tanh, **ACTIVATIONS}
 
@@ -46,8 +46,8 @@ class ClassesHead(nnx.Module):
         if names is None:
             return []
         return optional([
-            *matrix(names.dense, "dense_DU", "dense_bias_U"),
-            *matrix(names.output, "output_UN", "output_bias_N"),
+            *matrix_tensors(names.dense, "dense_DU", "dense_bias_U"),
+            *matrix_tensors(names.output, "output_UN", "output_bias_N"),
         ])  # fmt: skip
 
 
@@ -78,8 +78,8 @@ class WordsHead(nnx.Module):
         if names is None:
             return []
         return optional([
-            *matrix(names.dense, "dense_DU", "dense_bias_U"),
-            *norm(names.norm, "norm"),
+            *matrix_tensors(names.dense, "dense_DU", "dense_bias_U"),
+            *norm_tensors(names.norm, "norm"),
             Tensor(names.bias, ("bias_V",)),
         ])  # fmt: skip
 
@@ -113,4 +113,4 @@ class SpansHead(nnx.Module):
         """Returns its tensors on disk; a folder may lack them."""
         if body.spans_name is None:
             return []
-        return optional(matrix(body.spans_name, "ends_DN", "ends_bias_N"))
+        return optional(matrix_tensors(body.spans_name, "ends_DN", "ends_bias_N"))

@@ -21,7 +21,7 @@ import optax
 from absl import logging
 from flax import nnx
 
-from brt.checks import check_choice, check_whole
+from brt.checks import Count, CountFrom0, check_choice, check_whole
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.losses import token_losses
 from brt.models.layers.norms import wide
@@ -109,9 +109,9 @@ class PretrainedReader(Reader[Embedded, Outputs]):
         rngs: nnx.Rngs,
         body: Callable[..., Encoder] = BERT,
         targets: str = "classes",
-        classes: int = 2,
-        words: int = 16,
-        num_memory: int = 0,
+        classes: Count = 2,
+        words: Count = 16,
+        num_memory: CountFrom0 = 0,
         memories: tuple[Callable[..., WindowMemory], ...] = (),
     ):
         check_choice("PretrainedReader.targets", targets, TARGETS)

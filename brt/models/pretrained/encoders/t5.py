@@ -5,7 +5,6 @@ Source: Raffel et al. 2020, arXiv:1910.10683; sizes, names and settings as in fo
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import gin
@@ -14,21 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.checks import check_choice, check_share
-from brt.models.counts import matrix_size
+from brt.checks import Count, CountFrom0, Index, Positive, Share, check_choice
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.positions_t5 import t5_buckets
 from brt.models.layers.sizes import Sizes
-from brt.models.model import DTYPES
-from brt.models.pretrained.bodies.activations import ACTIVATIONS
-from brt.models.pretrained.bodies.body import (
-    HIDDEN,
-    REMATS,
-    BodyLayer,
-    Heads,
-    Seen,
-)
+from brt.models.pretrained.bodies.layer import HIDDEN, BodyLayer, Heads, Seen
 from brt.models.pretrained.encoders.encoder import Encoder
 from brt.models.pretrained.encoders.t5_layers import (
     NETWORKS,
@@ -38,8 +28,8 @@ from brt.models.pretrained.encoders.t5_layers import (
     two_sided_buckets,
 )
 from brt.models.pretrained.folder import HubFolder
-from brt.models.pretrained.names import Names, Tensor
-from brt.models.pretrained.source import number_of_layers, open_folder, settle
+from brt.models.pretrained.names import Names, Tensor, head_tensors
+from brt.models.pretrained.source import number_of_layers
 
 DEFAULTS = dict(
     num_decoder_layers=None,
@@ -72,6 +62,7 @@ class T5(Encoder):
     """
 
     model_types = ("t5",)
+    defaults = DEFAULTS
     architecture = "T5"
     takes_extras = False
     padding_learns = True
@@ -80,28 +71,25 @@ class T5(Encoder):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        vocabulary_size: int | None = None,
-        num_layers: int | None = None,
-        width: int | None = None,
-        num_heads: int | None = None,
-        head_size: int | None = None,
-        feed_forward_size: int | None = None,
-        num_decoder_layers: int | None = None,
+        vocabulary_size: Count | None = None,
+        num_layers: Count | None = None,
+        width: Count | None = None,
+        num_heads: Count | None = None,
+        head_size: Count | None = None,
+        feed_forward_size: Count | None = None,
+        num_decoder_layers: Count | None = None,
         network: str | None = None,
-        epsilon: float | None = None,
-        buckets: int | None = None,
-        longest_distance: int | None = None,
+        epsilon: Positive | None = None,
+        buckets: Index | None = None,
+        longest_distance: Index | None = None,
         tied: bool | None = None,
-        start_id: int | None = None,
-        padding_id: int | None = None,
-        dropout: float = 0.0,
+        start_id: CountFrom0 | None = None,
+        padding_id: CountFrom0 | None = None,
+        dropout: Share = 0.0,
         activation_dtype: str = "float32",
         remat: str = "none",
         folder: str | None = None,
     ):
-        check_choice("T5.activation_dtype", activation_dtype, DTYPES)
-        check_choice("T5.remat", remat, REMATS)
-        check_share("T5.dropout", dropout)
         bound = dict(
             vocabulary_size=vocabulary_size,
             num_layers=num_layers,
@@ -118,25 +106,18 @@ class T5(Encoder):
             start_id=start_id,
             padding_id=padding_id,
         )
-        self.folder = open_folder(folder, "T5", self.model_types)
-        found = settings_of(self.folder) if self.folder else None
-        said = settle("T5", bound, found, DEFAULTS, self.folder)
+        said = self.settle(
+            bound, dropout=dropout, activation_dtype=activation_dtype, remat=remat, folder=folder
+        )
         self.said = said
         check_choice("T5.network", said["network"], tuple(NETWORKS))
-        D, V = said["width"], said["vocabulary_size"]
-        self.width = D
-        self.vocabulary_size = V
-        sizes = said["num_heads"], said["head_size"], said["feed_forward_size"]
-        self.sizes = Sizes(D, *sizes)
-        self.activation_name = NETWORKS[said["network"]][0]
-        self.epsilon = said["epsilon"]
-        self.padding_id = said["padding_id"]
+        D = said["width"]
+        V = said["vocabulary_size"]
+        sizes = Sizes(D, said["num_heads"], said["head_size"], said["feed_forward_size"])
+        self.take_encoder(said, sizes, NETWORKS[said["network"]][0])
         self.start_id = said["start_id"]
         self.tied = said["tied"]
         self.num_positions = None
-        self.dropout = dropout
-        self.dtype = jnp.dtype(activation_dtype)
-        self.remat = remat
         self.embedding_VD = parameter(rngs, normal(1.0), V, D, purpose="embedding")
         bias = functools.partial(
             parameter, rngs, normal(D**-0.5), said["buckets"], said["num_heads"], multiplied=False
@@ -151,16 +132,7 @@ class T5(Encoder):
         self.decoder_norm = ScaleNorm(rngs, D, said["epsilon"])
         if not self.tied:
             self.head_VD = parameter(rngs, normal(1.0), V, D, purpose="embedding")
-        if self.folder:
-            self.names().check(self.folder, nnx.to_pure_dict(nnx.state(self, nnx.Param)))
-
-    @property
-    def activation(self) -> Callable[[jax.Array], jax.Array]:
-        return ACTIVATIONS[self.activation_name]
-
-    @property
-    def words(self) -> nnx.Param:
-        return self.embedding_VD
+        self.check_folder()
 
     def enter(
         self, x_BTD: jax.Array, real_BT: jax.Array, types_BT: jax.Array | None = None
@@ -246,11 +218,39 @@ class T5(Encoder):
 
         return jax.lax.fori_loop(0, length, step, written_BW)
 
-    def flops_of_layers(self, keys_seen: float) -> float:
-        A = self.sizes.attention_size
-        return sum(2 * matrix_size(layer) + 4 * A * keys_seen for layer in self.layers)
-
     # On disk.
+
+    def settings_of(self, folder: HubFolder) -> dict[str, Any]:
+        values = folder.values()
+        values.only("is_encoder_decoder", True, "says one half of T5: brt reads both.")
+        values.only("is_decoder", False, "says a decoder alone: brt reads both halves.")
+        if not any(name.startswith("decoder.") for name in folder.tensors):
+            raise ValueError(f"{folder.path} holds an encoder alone: brt reads both halves of T5.")
+        vocabulary_size = values.whole("vocab_size", 32128)
+        num_layers = number_of_layers(values, "num_layers", 6, folder)
+        buckets = values.whole("relative_attention_num_buckets", 32)
+        if buckets % 4:
+            raise values.refused("relative_attention_num_buckets", "is not divided by 4.")
+        padding_id = values.token("pad_token_id", vocabulary_size) or 0
+        start_id = values.token("decoder_start_token_id", vocabulary_size)
+        tied = values.flag("tie_word_embeddings", True)
+        return dict(
+            vocabulary_size=vocabulary_size,
+            num_layers=num_layers,
+            width=values.whole("d_model", 512),
+            num_heads=values.whole("num_heads", 8),
+            head_size=values.whole("d_kv", 64),
+            feed_forward_size=values.whole("d_ff", 2048),
+            num_decoder_layers=number_of_layers(values, "num_decoder_layers", num_layers, folder),
+            network=values.choice("feed_forward_proj", tuple(NETWORKS), "relu"),
+            epsilon=values.number("layer_norm_epsilon", 1e-6),
+            buckets=buckets,
+            longest_distance=values.whole("relative_attention_max_distance", 128),
+            # Newer files say so in another key.
+            tied=tied and values.flag("scale_decoder_outputs", True),
+            start_id=padding_id if start_id is None else start_id,
+            padding_id=padding_id,
+        )
 
     def names(self) -> Names:
         tensors = [
@@ -263,47 +263,41 @@ class T5(Encoder):
             Tensor(_distances("decoder"), ("decoder_distances_RH",)),
         ]
         # The table of words may be stored again, under the names of its users.
-        unread: tuple[str, ...] = (
+        unread = (
             r"(encoder|decoder)\.embed_tokens\.weight",
             r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
         )
-        if self.tied:
-            unread += (r"lm_head\.weight",)
-        else:
-            tensors.append(Tensor("lm_head.weight", ("head_VD",)))
-        return Names(tuple(tensors), "", unread)
+        head, also_unread = head_tensors("lm_head.weight", self.tied)
+        return Names((*tensors, *head), "", (*unread, *also_unread))
 
     def config(self) -> dict[str, Any]:
-        if self.folder:
-            config = dict(self.folder.config)
-        else:
-            said = self.said
-            config = {
-                "model_type": "t5",
-                "vocab_size": self.vocabulary_size,
-                "d_model": self.width,
-                "d_kv": self.sizes.head_size,
-                "d_ff": self.sizes.feed_forward_size,
-                "num_layers": len(self.layers),
-                "num_decoder_layers": len(self.decoder_layers),
-                "num_heads": self.sizes.num_heads,
-                "relative_attention_num_buckets": said["buckets"],
-                "relative_attention_max_distance": said["longest_distance"],
-                "feed_forward_proj": said["network"],
-                "layer_norm_epsilon": self.epsilon,
-                "is_encoder_decoder": True,
-                "pad_token_id": self.padding_id,
-                "eos_token_id": 1,
-                "decoder_start_token_id": self.start_id,
-            }
-        for key in ("dtype", "torch_dtype"):
-            if key in config:
-                config[key] = "float32"
+        config = super().config()
         # Readers of the folder disagree on scale_decoder_outputs; all of them know this one.
         config.pop("scale_decoder_outputs", None)
         if not self.tied or "tie_word_embeddings" in config:
             config["tie_word_embeddings"] = self.tied
         return config
+
+    def new_config(self) -> dict[str, Any]:
+        said = self.said
+        return {
+            "model_type": "t5",
+            "vocab_size": self.vocabulary_size,
+            "d_model": self.width,
+            "d_kv": self.sizes.head_size,
+            "d_ff": self.sizes.feed_forward_size,
+            "num_layers": len(self.layers),
+            "num_decoder_layers": len(self.decoder_layers),
+            "num_heads": self.sizes.num_heads,
+            "relative_attention_num_buckets": said["buckets"],
+            "relative_attention_max_distance": said["longest_distance"],
+            "feed_forward_proj": said["network"],
+            "layer_norm_epsilon": self.epsilon,
+            "is_encoder_decoder": True,
+            "pad_token_id": self.padding_id,
+            "eos_token_id": 1,
+            "decoder_start_token_id": self.start_id,
+        }
 
 
 def _distances(stack):
@@ -339,41 +333,3 @@ def _stack(stack, layers, count, network):
             dense = f"{disk}.{last}.DenseReluDense.{name}.weight"
             tensors.append(Tensor(dense, (f"{ours}.{part}",), turned=True))
     return tensors
-
-
-def settings_of(folder: HubFolder) -> dict[str, Any]:
-    """Returns the settings of `T5` that a folder's config.json says.
-
-    Raises:
-        ValueError: a value of another type, or that brt does not compute; naming the key.
-    """
-    values = folder.values()
-    values.only("is_encoder_decoder", True, "says one half of T5: brt reads both.")
-    values.only("is_decoder", False, "says a decoder alone: brt reads both halves.")
-    if not any(name.startswith("decoder.") for name in folder.tensors):
-        raise ValueError(f"{folder.path} holds an encoder alone: brt reads both halves of T5.")
-    vocabulary_size = values.whole("vocab_size", 32128)
-    num_layers = number_of_layers(values, "num_layers", 6, folder)
-    buckets = values.whole("relative_attention_num_buckets", 32)
-    if buckets % 4:
-        raise values.refused("relative_attention_num_buckets", "is not divided by 4.")
-    padding_id = values.token("pad_token_id", vocabulary_size) or 0
-    start_id = values.token("decoder_start_token_id", vocabulary_size)
-    tied = values.flag("tie_word_embeddings", True)
-    return dict(
-        vocabulary_size=vocabulary_size,
-        num_layers=num_layers,
-        width=values.whole("d_model", 512),
-        num_heads=values.whole("num_heads", 8),
-        head_size=values.whole("d_kv", 64),
-        feed_forward_size=values.whole("d_ff", 2048),
-        num_decoder_layers=number_of_layers(values, "num_decoder_layers", num_layers, folder),
-        network=values.choice("feed_forward_proj", tuple(NETWORKS), "relu"),
-        epsilon=values.number("layer_norm_epsilon", 1e-6),
-        buckets=buckets,
-        longest_distance=values.whole("relative_attention_max_distance", 128),
-        # Newer files say so in another key.
-        tied=tied and values.flag("scale_decoder_outputs", True),
-        start_id=padding_id if start_id is None else start_id,
-        padding_id=padding_id,
-    )

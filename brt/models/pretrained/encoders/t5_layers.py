@@ -16,7 +16,17 @@ from brt.models.layers.norms import wide
 from brt.models.layers.positions_t5 import t5_buckets
 from brt.models.layers.sizes import Sizes
 from brt.models.pretrained.bodies.activations import ACTIVATIONS
-from brt.models.pretrained.bodies.body import BodyLayer, Drop, Heads, LayerKeys, linear
+from brt.models.pretrained.bodies.layer import (
+    BodyLayer,
+    Drop,
+    Heads,
+    LayerKeys,
+    join_heads,
+    linear,
+    plus,
+    split_heads,
+    unchanged,
+)
 from brt.models.shape_letters import constrain
 
 NETWORKS = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True), "gated-silu": ("silu", True)}
@@ -72,17 +82,17 @@ class Attention(nnx.Module):
 
     def queries(self, x_BTD: jax.Array) -> jax.Array:
         """Returns (B, T, H, K)."""
-        return self._heads(linear(x_BTD, self.queries_DA))
+        return split_heads(linear(x_BTD, self.queries_DA), self.num_heads)
 
     def keys(self, x_BTD: jax.Array) -> LayerKeys:
         """Returns keys and values, (B, T, H, K)."""
-        keys_BTHK = self._heads(linear(x_BTD, self.keys_DA))
-        return LayerKeys(keys_BTHK, self._heads(linear(x_BTD, self.values_DA)))
+        keys_BTHK = split_heads(linear(x_BTD, self.keys_DA), self.num_heads)
+        values_BTHK = split_heads(linear(x_BTD, self.values_DA), self.num_heads)
+        return LayerKeys(keys_BTHK, values_BTHK)
 
     def output(self, attended_BTHK: jax.Array) -> jax.Array:
         """Returns (B, T, D)."""
-        attended_BTA = attended_BTHK.reshape(*attended_BTHK.shape[:-2], -1)
-        return linear(attended_BTA, self.output_AD)
+        return linear(join_heads(attended_BTHK), self.output_AD)
 
     def read(
         self, queries_BTHK: jax.Array, keys: LayerKeys, table: jax.Array, keep: jax.Array | None
@@ -95,9 +105,6 @@ class Attention(nnx.Module):
         """
         scale_H = jnp.ones(self.num_heads, wide(queries_BTHK).dtype)
         return attend(queries_BTHK, keys.keys_BJGK, keys.values_BJGK, scale_H, table, keep)
-
-    def _heads(self, y_BTA):
-        return y_BTA.reshape(*y_BTA.shape[:-1], self.num_heads, -1)
 
 
 class T5Layer(BodyLayer):
@@ -133,15 +140,12 @@ class T5Layer(BodyLayer):
         heads: Heads,
         attended_BTHK: jax.Array,
         added_BTD: jax.Array | None = None,
-        drop: Drop | None = None,
+        drop: Drop = unchanged,
     ) -> jax.Array:
-        y_BTD = self.attention.output(attended_BTHK)
-        if added_BTD is not None:
-            y_BTD = y_BTD + added_BTD
-        x_BTD = x_BTD + (y_BTD if drop is None else drop(y_BTD))
-        return self.feed_forward(constrain(x_BTD, "BTD"), drop)
+        y_BTD = plus(self.attention.output(attended_BTHK), added_BTD)
+        return self.feed_forward(constrain(x_BTD + drop(y_BTD), "BTD"), drop)
 
-    def feed_forward(self, x_BTD: jax.Array, drop: Drop | None = None) -> jax.Array:
+    def feed_forward(self, x_BTD: jax.Array, drop: Drop = unchanged) -> jax.Array:
         """Returns x + network(norm(x))."""
         activation, gated = NETWORKS[self.network]
         with jax.named_scope("feed_forward"):
@@ -150,7 +154,7 @@ class T5Layer(BodyLayer):
             if gated:
                 h_BTF = h_BTF * linear(normed_BTD, self.factor_DF)
             y_BTD = linear(h_BTF, self.output_FD)
-            return constrain(x_BTD + (y_BTD if drop is None else drop(y_BTD)), "BTD")
+            return constrain(x_BTD + drop(y_BTD), "BTD")
 
 
 class T5DecoderLayer(T5Layer):

@@ -18,13 +18,15 @@ from flax import nnx
 from jax.nn.initializers import ones, zeros
 from jax.typing import DTypeLike
 
+from brt.checks import Index
 from brt.models.counts import matrix_size
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import unit_heads
 from brt.models.memories.memory import BlockPairs
 from brt.models.memories.recurrent_cell import RecurrentCell, StateCache
-from brt.models.pretrained.bodies.body import LayerKeys, PretrainedBody
+from brt.models.pretrained.bodies.body import PretrainedBody
+from brt.models.pretrained.bodies.layer import LayerKeys
 from brt.models.pretrained.memories.window_memory import WindowMemory
 
 
@@ -53,7 +55,7 @@ class CellMemory(WindowMemory):
         self,
         rngs: nnx.Rngs,
         body: PretrainedBody,
-        layer: int | None = None,
+        layer: Index | None = None,
         cell: Callable[..., RecurrentCell] = RecurrentCell,
     ):
         num_layers = len(body.layers)

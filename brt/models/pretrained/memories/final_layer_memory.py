@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from brt.checks import Count, Index
 from brt.models.layers.norms import wide
 from brt.models.pretrained.bodies.body import PretrainedBody
 from brt.models.pretrained.memories.pooled_memory import PooledMemory, PooledSums
@@ -32,8 +33,8 @@ class FinalLayerMemory(PooledMemory):
         self,
         rngs: nnx.Rngs,
         body: PretrainedBody,
-        layer: int = 2,
-        hidden: tuple[int, ...] = (768,),
+        layer: Index = 2,
+        hidden: tuple[Count, ...] = (768,),
     ):
         super().__init__(rngs, body, layer=layer, hidden=hidden)
         del self.mixture_L  # one layer needs no mixture

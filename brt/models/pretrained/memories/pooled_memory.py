@@ -18,10 +18,11 @@ from flax import nnx
 from jax.nn.initializers import zeros
 from jax.typing import DTypeLike
 
-from brt.checks import check_choice
+from brt.checks import Count, Index, check_choice
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import wide
-from brt.models.pretrained.bodies.body import Extra, LayerKeys, PretrainedBody
+from brt.models.pretrained.bodies.body import PretrainedBody
+from brt.models.pretrained.bodies.layer import Extra, LayerKeys
 from brt.models.pretrained.memories.window_memory import Positions, WindowMemory
 
 POOLED = ("all", "unrepeated")
@@ -94,11 +95,11 @@ class PooledMemory(WindowMemory):
         self,
         rngs: nnx.Rngs,
         body: PretrainedBody,
-        layer: int | None = 2,
-        hidden: tuple[int, ...] = (200, 200, 200),
+        layer: Index | None = 2,
+        hidden: tuple[Count, ...] = (200, 200, 200),
         pooled: str = "all",
         pooling: str = "mean",
-        num_vectors: int = 1,
+        num_vectors: Count = 1,
     ):
         check_choice("PooledMemory.pooled", pooled, POOLED)
         check_choice("PooledMemory.pooling", pooling, POOLINGS)

@@ -13,7 +13,8 @@ import jax
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.models.pretrained.bodies.body import Decoder, Extra, Heads, LayerKeys, Reads, extra_keys
+from brt.models.pretrained.bodies.body import Decoder
+from brt.models.pretrained.bodies.layer import Extra, Heads, LayerKeys, Reads, extra_keys
 
 
 class Positions(NamedTuple):

@@ -1,0 +1,169 @@
+"""Compares the files of token stores with their hashes: damage is noticed before they are used.
+
+Sizes and offsets are compared whenever a store is opened, and ids with the vocabulary whenever they
+are read. Hashing costs a pass over the files, about 1.5 GB/s where the CPU has instructions for
+sha256, and so a few seconds for PG19. It is done once for a store and a host: what was found is
+kept under ~/.cache/brt/verified, with the size, the times and the number of each file, and holds as
+long as these stay as they are. `brt.prepare --inspect` hashes whatever is kept.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import numpy as np
+
+from brt.data.mixture import MixedStore
+from brt.data.stores.token_store import HOW_TO_REPEAT, TokenStore
+from brt.json_files import DamagedFile, read_json
+from brt.progress import Progress
+from brt.regular_files import open_regular
+
+KEPT = "BRT_VERIFIED"
+"""Environment variable: the folder that says which files were verified; empty for none."""
+
+SHOWN_FROM = 200 * 10**6
+"""Bytes from which on hashing shows its progress."""
+
+
+def verify(store: TokenStore, quiet: bool = False) -> None:
+    """Compares the files of a store with the manifest's hashes and counts, and with one another.
+
+    Raises:
+        ValueError: naming the first file that differs.
+    """
+    manifest = store.manifest
+    hashed = ["tokens.bin", "documents.jsonl", *["weights.bin"] * store.has_weights]
+    hashes = manifest["hashes"]
+    for name in hashed:
+        if name not in hashes:
+            raise _damaged(store.folder / "manifest.json", f"it has no hash of {name}")
+    for name in hashes:
+        if name not in hashed:
+            raise _damaged(store.folder / "manifest.json", f"{name!r} is no file of this store")
+    if manifest["content"] != hashes["tokens.bin"]:
+        raise _damaged(store.folder / "manifest.json", "its content is not the hash of tokens.bin")
+    check_hashes(store.files, hashes, HOW_TO_REPEAT, quiet)
+    if store.all_weights is not None and not np.isfinite(store.all_weights).all():
+        raise _damaged(store.folder / "weights.bin", "a weight is not finite")
+    names = ("tokens", "bytes", "words", "characters")
+    counts = dict.fromkeys(names, 0)
+    documents = 0
+    for entry in store.entries():
+        if documents == store.num_documents or entry["tokens"] != store.lengths_D[documents]:
+            raise _damaged(store.folder / "offsets.npy", f"document {documents} is cut wrong")
+        documents += 1
+        for name in names:
+            counts[name] += entry[name]
+    if any(manifest[name] != count for name, count in {"documents": documents, **counts}.items()):
+        raise _damaged(store.folder / "manifest.json", "its counts are not those of the documents")
+
+
+def check_hashes(folder: Path, hashes: Mapping[str, str], advice: str, quiet: bool = False) -> None:
+    """Compares files with their sha256.
+
+    Args:
+        folder: of the files.
+        hashes: by file name, in hex.
+        advice: says what to do with a damaged file.
+        quiet: no progress display.
+
+    Raises:
+        DamagedFile: naming the first that differs.
+    """
+    size = sum(os.path.getsize(folder / name) for name in hashes)
+    progress = Progress(f"verifying {folder}, MB", size // 10**6, quiet=quiet or size < SHOWN_FROM)
+    done = 0
+    try:
+        for name, expected in hashes.items():
+            digest = hashlib.sha256()
+            for data in _pieces(folder / name):
+                digest.update(data)
+                done += len(data)
+                progress.update(done // 10**6)
+            if digest.hexdigest() != expected:
+                raise DamagedFile(
+                    f"{folder / name} is damaged, as its sha256 is not the one in the manifest: "
+                    f"{advice}."
+                )
+    finally:
+        progress.close()
+
+
+def hashes_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Returns the sha256 of files of a folder by their names, in hex."""
+    found = {}
+    for name in names:
+        digest = hashlib.sha256()
+        for data in _pieces(folder / name):
+            digest.update(data)
+        found[name] = digest.hexdigest()
+    return found
+
+
+def _pieces(path):
+    with open_regular(path) as file:
+        while data := file.read(2**22):
+            yield data
+
+
+def verify_once(store: TokenStore | MixedStore, quiet: bool = False) -> None:
+    """Verifies a store, or those of a mixture, unless this host has found it as it is now.
+
+    Raises:
+        ValueError: as `verify`.
+    """
+    for part in store.stores if isinstance(store, MixedStore) else [store]:
+        names = ("manifest.json", "offsets.npy", *part.manifest["hashes"])
+        once(part.files, names, lambda part=part: verify(part, quiet))
+
+
+def once(folder: Path, names: Iterable[str], check) -> None:
+    """Calls `check()` unless it has passed on this host since the files were last changed.
+
+    Args:
+        folder: of the files.
+        names: of the files.
+        check: raises what is wrong with them.
+    """
+    kept = os.environ.get(KEPT)
+    if kept is None:
+        caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        kept = os.path.join(os.path.expanduser(caches), "brt", "verified")
+    if not kept:
+        check()
+        return
+    folder = folder.resolve()
+    note = Path(kept) / f"{hashlib.sha256(os.fsencode(folder)).hexdigest()}.json"
+    with ExitStack() as stack:
+        with suppress(OSError):  # what cannot be kept is found anew
+            note.parent.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(f"{note}.lock", "wb"))
+            fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes one works
+        state = _state(folder, names)
+        with suppress(OSError, ValueError):
+            if read_json(note, dict, "delete it") == state:
+                return
+        check()
+        if _state(folder, names) == state:  # and not one that was changed meanwhile
+            with suppress(OSError):
+                new = note.with_suffix(f".{os.getpid()}.new")
+                new.write_text(json.dumps(state), encoding="utf-8")
+                os.replace(new, note)
+
+
+def _state(folder, names):
+    """What changes when a file is written to: its size, its times, and which file it is."""
+    state: dict[str, object] = {"folder": os.fsdecode(folder)}
+    for name in sorted(names):
+        found = os.stat(folder / name)
+        state[name] = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    return state
+
+
+def _damaged(path, what):
+    return DamagedFile(f"{path} is damaged, as {what}: {HOW_TO_REPEAT}.")

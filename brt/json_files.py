@@ -1,0 +1,144 @@
+"""Reads JSON files: regular files only, and only what has the fields that its reader needs.
+
+All JSON that brt reads back passes through here, its own and that of others. What does not fit ends
+in one sentence that names the file, the field, and what to do.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from brt.checks import MOST
+from brt.declared_types import allows, words_for
+from brt.regular_files import open_regular, read_bytes
+
+SHOWN = 60
+"""Characters of a value that a sentence quotes."""
+
+
+class DamagedFile(ValueError):
+    """A file does not hold what its reader needs."""
+
+
+class Fields(NamedTuple):
+    """A JSON object with these fields, and any others.
+
+    required, optional: name of a field to what is expected of it: an annotation as
+        `brt.declared_types` takes it, `Fields`, or `[Fields(...)]` for a list of such objects.
+    """
+
+    required: Mapping[str, Any]
+    optional: Mapping[str, Any] = {}
+
+
+def read_json(path: str | os.PathLike, expected: Any, advice: str) -> Any:
+    """Returns what a JSON file holds.
+
+    Args:
+        path: of a regular file.
+        expected: as a field of `Fields`.
+        advice: says what to do with a damaged file, as in "prepare it again".
+
+    Raises:
+        DamagedFile: it is not JSON, or does not have the fields.
+        OSError: there is no such file, or it is none, or cannot be read.
+    """
+    return parse_json(read_bytes(path), expected, os.fspath(path), advice)
+
+
+def read_json_lines(path: str | os.PathLike, expected: Any, advice: str) -> Iterator[Any]:
+    """Yields what each line of a file holds.
+
+    Args, raises:
+        As `read_json`; the sentence gives the number of the line.
+    """
+    known: Shape | None = None
+    with open_regular(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                content = json.loads(line)
+                shape = _shape(content)
+            except (ValueError, RecursionError):
+                shape = None
+            # Looking into fields costs more than reading: once for lines that are alike.
+            if shape is None or shape != known:
+                where = f"line {number:,} of {os.fspath(path)}"
+                content = parse_json(line, expected, where, advice)
+                known = shape
+            yield content
+
+
+Shape = tuple[tuple[str, type, bool], ...]
+"""Of an object of texts, nulls and whole numbers from 0 to `MOST`: each name, the type of its
+value, and whether that is neither 0 nor empty."""
+
+
+def _shape(content) -> Shape | None:
+    """Returns the shape of an object, None for one whose fields have to be looked into."""
+    if type(content) is not dict:
+        return None
+    shape = []
+    for name, value in content.items():
+        kind = type(value)
+        if not (kind is str or value is None or (kind is int and 0 <= value <= MOST)):
+            return None
+        shape.append((name, kind, bool(value)))
+    return tuple(shape)
+
+
+def parse_json(data: bytes | str, expected: Any, where: str, advice: str) -> Any:
+    """Returns what a JSON text holds.
+
+    Args:
+        where: it stands: a path.
+        expected, advice: as of `read_json`.
+
+    Raises:
+        DamagedFile: as `read_json`.
+    """
+    try:
+        content = json.loads(data)
+        wrong = misfit(expected, content)
+    except UnicodeDecodeError:
+        wrong = "it is not UTF-8 text"
+    except ValueError as error:
+        wrong = f"it is not JSON ({error})"
+    except RecursionError:
+        wrong = "its brackets lie too deep in one another"
+    if wrong:
+        raise DamagedFile(f"{where} is damaged, as {wrong}: {advice}.")
+    return content
+
+
+def misfit(expected: Any, value: Any, name: str = "") -> str:
+    """Says in which field a value is not what is expected; an empty string if it fits.
+
+    Args:
+        expected: as a field of `Fields`.
+        value: of JSON.
+        name: of the field.
+    """
+    called = name or "it"
+    if isinstance(expected, Fields):
+        if not isinstance(value, dict):
+            return f"{called} is no object with fields"
+        for field in expected.required:
+            if field not in value:
+                return f"{called} has no {field!r}"
+        fields = {**expected.required, **expected.optional}
+        held = ((f, f"{name}.{f}".lstrip(".")) for f in fields if f in value)
+        return _first(misfit(fields[field], value[field], path) for field, path in held)
+    if isinstance(expected, list):
+        if not isinstance(value, list):
+            return f"{called} is no list"
+        return _first(misfit(expected[0], one, f"{name}[{i}]") for i, one in enumerate(value))
+    if allows(expected, value):
+        return ""
+    shown = repr(value)
+    shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+    return f"{name or 'its content'} = {shown} must be {words_for(expected, value)}"
+
+
+def _first(sentences):
+    return next((sentence for sentence in sentences if sentence), "")

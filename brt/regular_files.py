@@ -1,0 +1,96 @@
+"""Reads files that others may have written: regular files only, and what is in them as declared.
+
+A FIFO would hang a command, a device would never end, and a file that is not what its name says
+would end in a traceback far away. Each is refused here, in one sentence that names the file.
+"""
+
+import errno
+import os
+import stat
+from typing import BinaryIO, cast
+
+from brt.storage.paths import RemotePath, is_remote
+
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class NotRegular(OSError):
+    """A path leads to something else than a regular file."""
+
+
+def open_regular(path: str | os.PathLike) -> BinaryIO:
+    """Opens a regular file, or an object of a bucket, for reading; links are followed.
+
+    Raises:
+        NotRegular: it is a FIFO, a socket or a device.
+        IsADirectoryError: it is a folder.
+        OSError: it cannot be opened.
+    """
+    if is_remote(path):
+        return cast(BinaryIO, RemotePath(path).open("rb"))
+    # Without O_NONBLOCK the call itself waits for whoever writes to a FIFO.
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise _not_regular(path, stat.S_IFSOCK) from None
+        raise
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(descriptor)
+        raise _not_regular(path, kind)
+    return os.fdopen(descriptor, "rb")
+
+
+def _not_regular(path, kind):
+    error = IsADirectoryError if kind == stat.S_IFDIR else NotRegular
+    return error(
+        f"{os.fspath(path)} is {KINDS.get(kind, 'something else')}, and a regular file is "
+        "expected: move it out of the way, or correct the path."
+    )
+
+
+def check_regular(path: str | os.PathLike) -> None:
+    """Refuses what is no regular file, for libraries that open a path themselves.
+
+    Raises:
+        As `open_regular`.
+    """
+    if not is_remote(path):
+        open_regular(path).close()
+    elif not RemotePath(path).is_file():
+        raise FileNotFoundError(f"There is no {os.fspath(path)}.")
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """Returns the content of a regular file.
+
+    Raises:
+        As `open_regular`.
+    """
+    if is_remote(path):
+        return RemotePath(path).read_bytes()
+    with open_regular(path) as file:
+        return file.read()
+
+
+def read_text(path: str | os.PathLike) -> str:
+    """Returns the content of a regular UTF-8 file; a mark of byte order is left out.
+
+    Raises:
+        ValueError: it is not UTF-8.
+        OSError: as `open_regular`.
+    """
+    content = read_bytes(path)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{os.fspath(path)} is not UTF-8 text, from byte {error.start} on: write it as UTF-8."
+        ) from None

@@ -1,0 +1,170 @@
+"""What the JSON files of a run folder have in them, as far as a report reads it.
+
+Run folders may be anybody's: what does not fit is left out of the report, with a sentence.
+"""
+
+import functools
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from brt.checks import CountFrom0, Finite, ManyFrom0
+from brt.config import declarations
+from brt.declared_types import UNKNOWN, allows, words_for
+from brt.json_files import DamagedFile, Fields, read_json
+from brt.reporting.gin_text import Reference
+
+
+class FileName:
+    """Names of files in the same folder."""
+
+    words = "the name of a file, without a folder"
+
+    def holds(self, value: Any) -> bool:
+        """Tells whether a value is such a name."""
+        return isinstance(value, str) and re.fullmatch(r"[\w\-][\w\-.]*", value) is not None
+
+
+EVALUATION = Fields(
+    {},
+    {
+        "step": ManyFrom0,
+        "split": str,
+        "loss": float,
+        "cleared_loss": float,
+        "caveat": str,
+        "given": list[str],
+    },
+)
+"""The content of evaluation_<split>.json; all else in it are numbers."""
+
+SERIES = Fields(
+    {"x": list[Finite], "y": list[float]},
+    {
+        "name": str,
+        "x_label": str,
+        "y_label": str,
+        "borders": list[Finite] | None,
+        "errors": list[float] | None,
+    },
+)
+MAP = Fields(
+    {
+        **dict.fromkeys(("array", "title", "caption", "x_label", "y_label"), str),
+        **dict.fromkeys(("x_ends", "y_ends"), tuple[Finite, Finite]),
+        **dict.fromkeys(("x_borders", "y_borders"), list[Finite]),
+    },
+    {"marked": list[Finite]},
+)
+EXCERPT = Fields(
+    {},
+    {
+        **dict.fromkeys(("direction", "kind", "where"), str),
+        **dict.fromkeys(("before", "text", "after", "title", "word"), str | None),
+        **dict.fromkeys(("rank", "token"), CountFrom0),
+        **dict.fromkeys(("nats", "other_nats"), float),
+        "last_seen": ManyFrom0 | None,
+        "recalled": bool,
+    },
+)
+STUDY = Fields(
+    {},
+    {
+        **dict.fromkeys(("study", "run", "other", "against", "verdict"), str),
+        "split": str | None,
+        "numbers": dict[str, float | None],
+        "series": [SERIES],
+        "excerpts": [EXCERPT],
+        "texts": [Fields({}, {"title": str, "parts": list[tuple[str, bool]]})],
+        "table": list[dict],
+        "maps": [MAP],
+        "arrays": Annotated[str, FileName()],
+        "contexts": list[Finite],
+        "gains": dict[str, list[list[Finite | None]]],
+    },
+)
+"""The content of studies/<name>.json; README.md in `brt/evaluation` says what it means."""
+
+STANDS_FOR = Fields({}, {"settings": dict})
+"""The content of rung.json."""
+
+SCALAR = float | str | bool | None
+AGAIN = "remove the file, or have it written again"
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """Returns the figures of an evaluation.
+
+    Raises:
+        DamagedFile: they are no figures; so do the functions below.
+        OSError: the file cannot be read; so do these.
+    """
+    found = read_json(path, EVALUATION, AGAIN)
+    for name, value in found.items():
+        if name not in EVALUATION.optional and not allows(SCALAR, value):
+            raise _damaged(path, f"{name} is no number")
+    if "cleared_loss" in found and "loss" not in found:
+        raise _damaged(path, "it has a cleared_loss and no loss")
+    return found
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """Returns the content of a study."""
+    found = read_json(path, STUDY, AGAIN)
+    for number, series in enumerate(found.get("series", ())):
+        errors = series.get("errors")
+        if errors is not None and len(errors) != len(series["y"]):
+            raise _damaged(path, f"series[{number}] has no error for each y")
+    for number, row in enumerate(found.get("table", ())):
+        if not all(allows(SCALAR, value) for value in row.values()):
+            raise _damaged(path, f"table[{number}] has what is no number and no text")
+    if "gains" in found:
+        side = len(found.get("contexts", ()))
+        for name, lines in found["gains"].items():
+            if not side or len(lines) != side or any(len(line) != side for line in lines):
+                raise _damaged(path, f"gains of {name!r:.60} are not one for each two contexts")
+    return found
+
+
+def read_stands_for(path: Path) -> dict[str, Any]:
+    """Returns what a run stands for in the tables of a paper."""
+    found = read_json(path, STANDS_FOR, AGAIN)
+    check_settings(path, found.get("settings", {}))
+    return found
+
+
+def check_settings(path: Path, settings: dict[str, Any]) -> None:
+    """Refuses settings of another type, or in another range, than their parameters declare.
+
+    Args:
+        path: of the file they are from.
+        settings: `BlockRecurrentTransformer.window` to 512; names that brt does not have may have
+            any value, for runs of earlier versions.
+    """
+    declared = _declarations()
+    for name, value in settings.items():
+        expected = declared.get(name.rpartition("/")[2])
+        # What stands for a configurable is not built here.
+        if expected is None or isinstance(value, Reference):
+            continue
+        if not allows(expected, _known(value)):
+            what = f"{name} = {value!r:.60} must be {words_for(expected, value)}"
+            raise _damaged(path, what)
+
+
+@functools.cache
+def _declarations():
+    return declarations()
+
+
+def _known(value):
+    """Returns a value with references, which are strings here, replaced by what is not known."""
+    if isinstance(value, Reference):
+        return UNKNOWN
+    if isinstance(value, tuple | list):
+        return [_known(one) for one in value]
+    return value
+
+
+def _damaged(path, what):
+    return DamagedFile(f"{path} is damaged, as {what}: {AGAIN}.")

@@ -1,0 +1,344 @@
+"""What is read from others runs no code: gin files, run folders, and files of arrays."""
+
+import ast
+import math
+import os
+import pickle
+import sys
+
+import gin
+import numpy as np
+import pytest
+from paths import ROOT
+from tiny_run import PLAIN, command, write_config
+
+from brt import benchmark, config, evaluate, export, generate, prepare, report, train
+from brt.config import ConfigError
+from brt.data.stores.token_store import TokenStore
+from brt.evaluation.recording import Recording
+from brt.experiment import load_run
+from brt.generation import memory_file
+from brt.reporting.collect import collect
+from brt.reporting.gin_text import read_gin
+from brt.reporting.runs import open_runs
+
+MARK = "IT_RAN"
+
+
+@pytest.fixture(autouse=True)
+def gin_afterwards():
+    yield
+    gin.clear_config()
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working directory, on Python's path as under `python -m`, with modules that leave a mark.
+
+    They are `hostile`, and `parcel.hostile` in a package.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "parcel").mkdir()
+    for name in ("hostile.py", "parcel/hostile.py"):
+        (tmp_path / name).write_text(f"open({MARK!r}, 'a').close()\n")
+    yield tmp_path
+    for name in ("hostile", "parcel", "parcel.hostile"):
+        sys.modules.pop(name, None)
+
+
+DYNAMIC = f"""
+from __gin__ import dynamic_registration
+import subprocess
+from brt.training import settings
+settings.Trainer.seed = @subprocess.getoutput()
+subprocess.getoutput.cmd = "touch {MARK}"
+"""
+RUNS_CODE = {
+    "a module": "import hostile\n",
+    "a module of a package": "import parcel.hostile\n",
+    "a module by another name": "import hostile as brt\n",
+    "from a package": "from parcel import hostile\n",
+    "dynamic registration": DYNAMIC,
+    "an include": 'include "hostile.gin"\n',
+    "a name that begins like brt": "import brt_hostile\n",
+    "a module of the standard library": "import os\n",
+}
+
+
+def refused(*given, **options):
+    with pytest.raises(ConfigError) as caught:
+        config.parse(*given, **options)
+    return str(caught.value)
+
+
+def hostile_file(here, kind):
+    (here / "brt_hostile.py").write_text(f"open({MARK!r}, 'a').close()\n")
+    (here / "hostile.gin").write_text("import hostile\n")
+    path = here / "own.gin"
+    path.write_text(RUNS_CODE[kind])
+    return path
+
+
+@pytest.mark.parametrize("kind", RUNS_CODE)
+def test_a_gin_file_runs_no_code_but_that_of_brt(here, kind):
+    path = hostile_file(here, kind)
+    sentence = refused([str(path)])
+    assert sentence.startswith(f"In {path}: `")
+    assert sentence.count("\n") == 0 and not (here / MARK).exists()
+    if kind != "dynamic registration":
+        assert "--allow_imports=" in sentence
+
+
+def test_a_binding_runs_no_code_but_that_of_brt(here):
+    sentence = refused(bindings=["import hostile"])
+    assert "--allow_imports=hostile" in sentence
+    sentence = refused(bindings=["Trainer.steps = 1\nimport hostile"])
+    assert "--allow_imports=hostile" in sentence
+    assert not (here / MARK).exists()
+
+
+def test_dynamic_registration_is_refused_whatever_is_allowed(here):
+    path = hostile_file(here, "dynamic registration")
+    sentence = refused([str(path)], allow_imports=["__gin__", "subprocess"])
+    assert "dynamic_registration" in sentence and not (here / MARK).exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "allowed"),
+    [
+        ("import hostile", "hostile"),
+        ("import parcel.hostile", "parcel.hostile"),
+        ("import parcel.hostile", "parcel"),
+    ],
+)
+def test_a_module_that_is_named_is_imported(here, line, allowed):
+    config.parse(bindings=[line], allow_imports=["another", allowed])
+    assert (here / MARK).exists()
+
+
+def test_what_is_allowed_allows_nothing_else(here):
+    for allowed in ("parcel.hostile", "host", "hostile.inner", ""):
+        assert "--allow_imports" in refused(bindings=["import hostile"], allow_imports=[allowed])
+    assert not (here / MARK).exists()
+
+
+def test_modules_of_brt_need_no_flag():
+    config.parse(bindings=["import brt.models.memories.memory", "import brt.config"])
+
+
+def test_a_binding_that_names_a_module_is_allowed_by_the_same_flag(here):
+    line = "SeqioText.module = 'hostile'"
+    assert "--allow_imports=hostile" in refused(bindings=[line])
+    assert "--allow_imports=hostile" in refused(bindings=["a/" + line])
+    sentence = refused(bindings=["M = 'hostile'", "SeqioText.module = %M"])
+    assert "--allow_imports=hostile" in sentence
+    assert "must be a string" in refused(bindings=["SeqioText.module = @ByteVocabulary()"])
+    assert "written out" in refused(bindings=["SeqioText.module = @gin.singleton()"])
+    config.parse(bindings=[line], allow_imports=["hostile"])
+    config.parse(bindings=["SeqioText.module = None"])
+    assert not (here / MARK).exists()
+
+
+# Folders of others.
+
+
+@pytest.fixture
+def run_folder(here):
+    """A run folder whose config imports a module that stands beside it."""
+    folder = here / "run"
+    folder.mkdir()
+    text = "import hostile\n" + write_config(here, *PLAIN, without=("RecurrentCell",)).read_text()
+    (folder / "config.gin").write_text(text)
+    (folder / "metrics.jsonl").write_text('{"step": 2, "train/loss": 1.0}\n')
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        (train, ["--gin_file=run/config.gin", "--dry_run"]),
+        (train, ["--gin_file=run/config.gin", "--workdir=run", "--eval_only"]),
+        (prepare, ["--gin_file=run/config.gin", "--splits=train"]),
+        (evaluate, ["--workdir=run"]),
+        (evaluate, ["--workdir=run", "--record"]),
+        (generate, ["--workdir=run", "--prompt=a"]),
+        (export, ["--workdir=run", "--output=out"]),
+        (benchmark, ["--gin_file=run/config.gin"]),
+    ],
+    ids=lambda value: value.__name__ if hasattr(value, "__name__") else None,
+)
+def test_no_command_runs_code_that_a_config_names(
+    run_folder, here, monkeypatch, capsys, module, arguments
+):
+    assert command(monkeypatch, module, *arguments) == 1
+    err = capsys.readouterr().err
+    assert "`import hostile` runs the code of hostile" in err and "Traceback" not in err
+    assert not (here / MARK).exists() and not (here / "out").exists()
+
+
+def test_a_command_runs_it_with_the_flag(run_folder, here, monkeypatch, capsys):
+    given = ["--gin_file=run/config.gin", "--dry_run", "--allow_imports=other,hostile"]
+    assert command(monkeypatch, train, *given) == 0, capsys.readouterr().err
+    assert (here / MARK).exists()
+
+
+def test_loading_a_run_runs_none_of_its_code(run_folder, here):
+    with pytest.raises(ConfigError, match="--allow_imports=hostile"):
+        load_run(str(run_folder))
+    assert not (here / MARK).exists()
+    with pytest.raises(FileNotFoundError, match="checkpoint"):  # it got as far as that
+        load_run(str(run_folder), allow_imports=["hostile"])
+    assert (here / MARK).exists()
+
+
+def test_a_report_runs_none_of_the_code_of_its_runs(run_folder, here):
+    runs = open_runs([run_folder])
+    report.report(runs, str(here / "report.html"))
+    assert (here / "report.html").exists()
+    (group,) = collect(runs)
+    assert math.isnan(group.parameters) and "runs the code of hostile" in runs[0].problems[-1]
+    assert not (here / MARK).exists()
+    (with_it,) = open_runs([run_folder], ["hostile"])
+    with_it.bind()
+    assert (here / MARK).exists()
+
+
+# Files that a gin file names.
+
+
+SECRET = "hunter2 = {unbalanced"
+
+
+@pytest.mark.parametrize("named", ["secret", "link.gin", "fifo.gin", "folder.gin", "loop.gin"])
+def test_an_include_reads_gin_files_only_and_quotes_no_other(here, named):
+    (here / "secret").write_text(SECRET)
+    (here / "link.gin").symlink_to(here / "secret")
+    (here / "loop.gin").symlink_to(here / "loop.gin")
+    (here / "folder.gin").mkdir()
+    os.mkfifo(here / "fifo.gin")
+    (here / "own.gin").write_text(f'include "{named}"\n')
+    for given in (dict(gin_files=["own.gin"]), dict(bindings=[f"include '{named}'"])):
+        sentence = refused(**given)
+        assert named in sentence and "hunter2" not in sentence and "\n" not in sentence
+    with pytest.raises((OSError, ValueError), match=named) as caught:
+        read_gin(f"include '{named}'")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_file_that_includes_itself_is_named(here):
+    (here / "a.gin").write_text('include "b.gin"\n')
+    (here / "b.gin").write_text('Trainer.steps = 1\ninclude "a.gin"\n')
+    assert "a.gin includes itself" in refused(["a.gin"])
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("Trainer.seed = 3 # café".encode("latin-1"), "is not UTF-8 text, from byte 22 on"),
+        ("Trainer.seed = 3".encode("utf-16"), "is not UTF-8 text, from byte 0 on"),
+        (b"Trainer.seed = " + b"[" * 5000 + b"]" * 5000, "In own.gin"),
+    ],
+)
+def test_a_gin_file_that_is_no_text_is_named(here, content, told):
+    (here / "own.gin").write_bytes(content)
+    assert told in (sentence := refused(["own.gin"])) and "own.gin" in sentence
+
+
+@pytest.mark.parametrize("change", [lambda t: b"\xef\xbb\xbf" + t, lambda t: t[:-1] + b"\r\n"])
+def test_marks_of_byte_order_and_carriage_returns_change_nothing(here, change):
+    (here / "own.gin").write_bytes(change(b"Trainer.seed = 3\n"))
+    config.parse(["own.gin"])
+    assert gin.query_parameter("Trainer.seed") == 3
+
+
+# Files of arrays.
+
+
+class Payload:
+    """Unpickled, it leaves the mark."""
+
+    def __reduce__(self):
+        return open, (MARK, "a")
+
+
+def pickled_array(path):
+    np.save(path, np.array([Payload()], dtype=object), allow_pickle=True)
+
+
+def test_the_payload_works_where_something_unpickles(here):
+    pickle.loads(pickle.dumps(Payload())).close()
+    assert (here / MARK).exists()
+
+
+@pytest.mark.parametrize("form", ["pickle", "array"])
+def test_nothing_unpickles_what_a_file_holds(here, form):
+    def put(path):
+        if form == "pickle":
+            path.write_bytes(pickle.dumps(Payload()))
+        else:
+            pickled_array(here / "array.npy")
+            (here / "array.npy").replace(path)
+
+    path = write_config(here, *PLAIN, without=("RecurrentCell",))
+    config.parse([str(path)])
+    from brt.experiment import Experiment
+
+    experiment = Experiment.from_gin()
+    experiment.trainer.corpus.prepare("test", quiet=True)
+    store = here / "stores" / "test"
+    for name in ("offsets.npy", "manifest.json"):
+        put(store / name)
+        with pytest.raises((OSError, ValueError), match=name):
+            TokenStore(store)
+    put(here / "book.memory")
+    vocabulary = experiment.trainer.corpus.vocabulary
+    with pytest.raises(ValueError, match=r"book\.memory is no memory file"):
+        memory_file.load(str(here / "book.memory"), experiment.model, "0", vocabulary)
+    (here / "recordings").mkdir()
+    put(here / "recordings" / "manifest.json")
+    with pytest.raises(ValueError, match=r"manifest.json"):
+        Recording(here / "recordings")
+    assert not (here / MARK).exists()
+
+
+UNPICKLING = {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal", "yaml", "torch"}
+OWN_WORKERS = {"brt/data/stores/shards.py"}
+"""Takes up what it gave its own worker processes, and nothing from a file."""
+
+
+def dangers(path):
+    """What in a module can unpickle or run what a file holds."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            yield from UNPICKLING & {name.split(".")[0] for name in names}
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        if name in ("eval", "exec", "compile", "__import__"):
+            yield name
+        if name in ("np.load", "numpy.load", "jnp.load"):
+            keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
+            if keywords.get("allow_pickle") != "False":
+                yield "np.load without allow_pickle=False"
+
+
+def test_nothing_in_brt_can_unpickle_a_file():
+    found = {
+        str(path.relative_to(ROOT)): sorted(set(dangers(path)))
+        for path in (ROOT / "brt").rglob("*.py")
+    }
+    assert len(found) > 100
+    assert {name for name, what in found.items() if what} == OWN_WORKERS
+
+
+def test_the_search_for_dangers_finds_them(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text(
+        "import pickle\nfrom torch import load\nnp.load(file)\nnp.load(file, allow_pickle=True)\n"
+        "eval('1')\nnp.load(file, allow_pickle=False)\n"
+    )
+    told = "np.load without allow_pickle=False"
+    assert sorted(dangers(path)) == ["eval", told, told, "pickle", "torch"]

@@ -1,0 +1,196 @@
+"""A damaged store is noticed before it is trained on, whatever of it is damaged."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from stores import make_store
+from tiny_run import PLAIN, build, write_config
+
+from brt.data.stores import verification
+from brt.data.stores.token_store import TokenStore
+from brt.data.stores.verification import KEPT, check_hashes, hashes_of, verify, verify_once
+from brt.json_files import DamagedFile
+
+LENGTHS = (1, 7, 30, 12)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return make_store(tmp_path / "train", LENGTHS, True, 0, False)
+
+
+def flip(path, place=-1):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def refused(folder, **changes):
+    """The sentence with which a store is refused, its manifest changed like this."""
+    path = folder / "manifest.json"
+    if changes:
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises((OSError, ValueError)) as caught:
+        verify(TokenStore(folder), quiet=True)
+    sentence = str(caught.value)
+    assert str(folder) in sentence and "\n" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "weights.bin", "documents.jsonl"])
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_flipped_bit_of_any_file_is_found(store, name, place):
+    verify(store, quiet=True)
+    flip(store.folder / name, place)
+    assert "its sha256 is not the one in the manifest" in refused(store.folder)
+
+
+def test_borders_of_documents_that_were_moved_are_found(store):
+    path = store.folder / "offsets.npy"
+    content = path.read_bytes()
+    moved = np.frombuffer(content[-8 * (len(LENGTHS) + 1) :], "<i8").copy()
+    moved[2] += 3
+    path.write_bytes(content[: -8 * (len(LENGTHS) + 1)] + moved.tobytes())
+    assert "offsets.npy is damaged, as document 1 is cut wrong" in refused(store.folder)
+
+
+def test_a_manifest_without_hashes_verifies_nothing(store):
+    assert "has no hash of tokens.bin" in refused(store.folder, hashes={})
+    hashes = dict(store.manifest["hashes"])
+    hashes.pop("weights.bin")
+    assert "has no hash of weights.bin" in refused(store.folder, hashes=hashes)
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/dev/zero", "manifest.json", "/etc/passwd"])
+def test_hashes_of_other_files_are_not_looked_at(store, name, tmp_path):
+    (tmp_path / "secret").write_text("hunter2")
+    hashes = {**store.manifest["hashes"], name: "0"}
+    assert f"{name!r} is no file of this store" in refused(store.folder, hashes=hashes)
+
+
+def test_weights_that_are_not_finite_are_found(store):
+    weights = np.fromfile(store.folder / "weights.bin", "<f4")
+    weights[3] = np.nan
+    weights.tofile(store.folder / "weights.bin")
+    hashes = hashes_of(store.folder, store.manifest["hashes"])
+    assert "a weight is not finite" in refused(store.folder, hashes=hashes)
+
+
+@pytest.mark.parametrize("key", ["dtype", "documents", "source", "vocabulary", "hashes", "content"])
+@pytest.mark.parametrize("value", ["missing", 1.5, [], None])
+def test_a_manifest_without_a_field_or_with_another_type_is_named(store, key, value):
+    path = store.folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest.pop(key)
+    if value != "missing":
+        manifest[key] = value
+    path.write_text(json.dumps(manifest))
+    sentence = refused(store.folder)
+    assert "manifest.json is damaged" in sentence and key in sentence
+    assert "prepare it again" in sentence
+
+
+@pytest.mark.parametrize("key", ["size", "fingerprint", "name"])
+def test_so_is_one_whose_vocabulary_lacks_a_field(store, key):
+    vocabulary = dict(store.manifest["vocabulary"])
+    vocabulary[key] = {}
+    assert f"vocabulary.{key} = {{}} must be" in refused(store.folder, vocabulary=vocabulary)
+    vocabulary.pop(key)
+    assert f"vocabulary has no '{key}'" in refused(store.folder, vocabulary=vocabulary)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "offsets.npy", "tokens.bin", "documents.jsonl"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(store, name):
+    (store.folder / name).unlink()
+    os.mkfifo(store.folder / name)
+    assert f"{name} is a FIFO, and a regular file is expected" in refused(store.folder)
+    (store.folder / name).unlink()
+    (store.folder / name).mkdir()
+    assert f"{name} is a folder" in refused(store.folder)
+    (store.folder / name).rmdir()
+    (store.folder / name).symlink_to("/dev/zero")
+    assert f"{name} is a device" in refused(store.folder)
+
+
+@pytest.mark.parametrize(
+    "content", [b"PK\x03\x04", b"", b"\x93NUMPY", b"[" * 10**5, b"\xff\xfe1", b"\x80\x04]."]
+)
+@pytest.mark.parametrize("name", ["manifest.json", "offsets.npy", "documents.jsonl"])
+def test_files_with_another_content_are_named(store, name, content):
+    (store.folder / name).write_bytes(content)
+    assert name in refused(store.folder)
+
+
+def test_a_header_that_promises_more_than_there_is_memory_is_refused(store):
+    with open(store.folder / "offsets.npy", "wb") as file:
+        header = {"descr": "<i8", "fortran_order": False, "shape": (10**15,)}
+        np.lib.format.write_array_header_1_0(file, header)
+    assert "offsets.npy does not describe" in refused(store.folder)
+
+
+# Before training.
+
+
+def test_training_and_evaluation_open_no_damaged_store(tmp_path):
+    tiny = build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)))
+    for split in ("train", "validation"):
+        tiny.experiment.open_store(split)
+        tokens = tmp_path / "stores" / split / "tokens.bin"
+        flip(tokens)  # the id is another one of the vocabulary: no other check could tell
+        with pytest.raises(ValueError, match=rf"{tokens} is damaged"):
+            tiny.experiment.open_store(split)
+
+
+@pytest.fixture
+def counted(tmp_path, monkeypatch):
+    """The folder of what was verified, and a list that grows when something is hashed."""
+    monkeypatch.setenv(KEPT, str(tmp_path / "kept"))
+    calls = []
+
+    def count(*arguments, **options):
+        calls.append(arguments)
+        return check_hashes(*arguments, **options)
+
+    monkeypatch.setattr(verification, "check_hashes", count)
+    return calls
+
+
+def test_a_store_is_hashed_once_until_one_of_its_files_is_changed(store, counted, tmp_path):
+    for _ in range(3):
+        verify_once(TokenStore(store.folder))
+    assert len(counted) == 1
+    for name in ("manifest.json", "documents.jsonl"):
+        os.utime(store.folder / name)
+        verify_once(TokenStore(store.folder))
+        verify_once(TokenStore(store.folder))
+    assert len(counted) == 3
+    tokens = store.folder / "tokens.bin"
+    times = os.stat(tokens)
+    flip(tokens)
+    os.utime(tokens, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a copy that keeps times
+    with pytest.raises(DamagedFile, match=r"tokens\.bin is damaged"):
+        verify_once(TokenStore(store.folder))
+    with pytest.raises(DamagedFile):  # and nothing is kept of it
+        verify_once(TokenStore(store.folder))
+
+
+def test_without_a_place_for_notes_it_is_hashed_each_time(store, counted, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    for place in ("", str(tmp_path / "file" / "kept")):
+        monkeypatch.setenv(KEPT, place)
+        before = len(counted)
+        verify_once(store)
+        verify_once(store)
+        assert len(counted) == before + 2
+
+
+def test_a_damaged_note_is_no_note(store, counted, tmp_path):
+    verify_once(store)
+    (note,) = (tmp_path / "kept").glob("*.json")
+    for content in (b"{}", b"[", b"\xff", b"[" * 10**5):
+        note.write_bytes(content)
+        before = len(counted)
+        verify_once(store)
+        assert len(counted) == before + 1

@@ -1,0 +1,244 @@
+"""Spoilt settings: bindings of every architecture's configs, gin files, and flags of commands."""
+
+import difflib
+
+import gin
+import numpy as np
+import pytest
+from fuzzing import Tally, spoil_file
+from paths import CONFIGS
+from test_fuzz_files import both, draws
+from tiny_run import PLAIN, build, command, write_config
+
+from brt import config, evaluate, export, generate, prepare, train
+from brt.experiment import Experiment
+from brt.reporting.gin_text import Reference, read_gin_files
+
+BASES = (
+    ("quickstart.gin",),
+    ("systems/rec_fixed_dual.gin", "corpora/text.gin"),
+    ("systems/feedback_fixed_skip.gin", "recipes/github.gin"),
+    ("systems/memorizing_64k.gin", "corpora/text.gin"),
+    ("systems/slide_13l.gin", "recipes/arxiv.gin"),
+    ("systems/xl_512.gin", "corpora/text.gin"),
+    ("small/rec_memorizing.gin", "corpora/text.gin"),
+    ("small/rmt_rec.gin", "corpora/text.gin"),
+    ("small/compressive.gin", "corpora/text.gin"),
+    ("small/lstm.gin", "corpora/text.gin"),
+    ("small/qrnn.gin", "corpora/text.gin"),
+    ("transformer_xl/wt103_base.gin", "recipes/wikitext103.gin"),
+    ("transformer_xl/characters_12l.gin", "corpora/enwik8.gin"),
+    ("rmt/rmt_wt103_150.gin", "recipes/wikitext103.gin"),
+    ("rmt/rmt_txl_wt103_150.gin", "recipes/wikitext103.gin"),
+    ("task_models/minutes_rmt.gin", "tasks/copy.gin"),
+    ("task_models/minutes_baseline.gin", "tasks/quadratic.gin"),
+    ("pretrained/gpt2_pooled.gin", "corpora/text.gin"),
+    ("readers/bert.gin", "labelled/hyperpartisan.gin"),
+)
+"""One of each architecture and kind of corpus."""
+
+VALUES = {
+    "type": (
+        *("True", "False", "'False'", "None", "'abc'", "''", "[]", "{}", "1j", "(1, 2)", "1.5"),
+        *("@Corpus()", "@LSTM", "@Trainer()", "@adamw", "{'train': 'x'}", "[1, 'a']", "b'x'"),
+    ),
+    "range": ("0", "-1", "-0.5", str(10**12), str(2**70), "1e400", "-1e400", "1e-60", "3", "0.0"),
+}
+
+
+def bases():
+    """Files and settings, as written, of the bases that are there."""
+    for names in BASES:
+        paths = [str(CONFIGS / name) for name in names]
+        yield paths, read_gin_files(paths)
+
+
+def mean_something(value, name, current):
+    """Whether some run can mean a bound value, judged by the value the config has, not by brt.
+
+    None: it cannot be said.
+    """
+    if isinstance(current, Reference) or current is None or value is None:
+        return None
+    if isinstance(value, Reference):
+        return False
+    if isinstance(current, bool):
+        return isinstance(value, bool)
+    if isinstance(current, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None if isinstance(value, tuple) else False
+        too_much = isinstance(value, int) and isinstance(current, int) and value >= 2**40
+        if not np.isfinite(np.float32(value)) or value < 0 or too_much:
+            return False if not name.endswith(("layer", "buckets", "longest_distance")) else None
+        return None
+    if isinstance(current, str):
+        return None if isinstance(value, str) else False
+    return False if isinstance(value, str | bytes | complex) else None
+
+
+def mutated(rng, settings):
+    """Lines that change one or two bindings, what is to be named, and `mean_something`."""
+    names = [name for name in settings if "." in name or not isinstance(settings[name], Reference)]
+    kind = ("type", "range", "type", "range", "name", "contradiction")[int(rng.integers(6))]
+    name = names[int(rng.integers(len(names)))]
+    current = settings[name]
+    while isinstance(current, Reference) and current.startswith("%") and current[1:] in settings:
+        current = settings[current[1:]]
+    if kind in VALUES:
+        text = VALUES[kind][int(rng.integers(len(VALUES[kind])))]
+        value = Reference(text) if text.startswith("@") else eval(text)
+        means = mean_something(value, name, current)
+        culprits = [name.rpartition(".")[2], text, text.strip("@()") or text]
+        return kind, [f"{name} = {text}"], culprits, means
+    if kind == "name":
+        spot = int(rng.integers(1, len(name)))
+        letter = "aeioxyz_"[int(rng.integers(8))]
+        wrong = name[:spot] + letter + name[spot:]
+        culprits = [wrong, *wrong.split("."), letter]
+        return kind, [f"{wrong} = {settings[name]!r}"], culprits, False
+    lines, culprits = [], []
+    for other in sorted({name, names[int(rng.integers(len(names)))]}):
+        value = settings[other]
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = int(max(1, value * (0.5, 2, 3)[int(rng.integers(3))] + rng.integers(-1, 2)))
+        elif isinstance(value, float):
+            value *= float(rng.choice([0.1, 10]))
+        elif isinstance(value, bool):
+            value = not value
+        lines.append(f"{other} = {value!r}")
+        culprits += other.split(".")
+    return kind, lines, culprits, None
+
+
+RELATED = (
+    *("vocabulary_size", "segment_length", "tokens_per_step", "width", "head", "layer", "window"),
+    *("Trainer", "Corpus", "Mixture", "Evaluation", "memory", "folder", "path", "cutoffs", "size"),
+)
+"""Settings that a contradiction may be told by, instead of the one that was changed."""
+
+
+@both
+def test_a_spoilt_binding_is_refused_or_is_what_runs(scale):
+    tally, found = Tally("bindings"), list(bases())
+    assert len(found) == len(BASES)
+
+    def call():
+        config.parse(paths, lines)
+        return Experiment.from_gin()
+
+    def right(experiment):
+        if means is False:
+            return False
+        for line in lines:
+            name, _, value = line.partition(" = ")
+            written = "." in name and not value.startswith(("@", "%"))
+            if written and repr(eval(value)) != experiment.bindings.get(name):
+                return False
+        return True
+
+    for paths, _ in found if scale else found[:1]:
+        lines, means = [], None
+        tally.judge(f"{paths}, as it is", call, right, [])
+    for number, rng in draws(11, (30, 800)[scale]):
+        paths, settings = found[number % len(found)]
+        kind, lines, culprits, means = mutated(rng, settings)
+        # What was changed may be told by the value it was changed to, in whatever reads it.
+        culprits = [*culprits, *(RELATED if kind in ("contradiction", "range") else ())]
+        case = f"{number}: {'+'.join(p[len(str(CONFIGS)) + 1 :] for p in paths)}: {lines}"
+        tally.judge(case, call, right, culprits)
+    gin.clear_config()
+    tally.check()
+
+
+GIN = """# A comment, café
+include "configs/small/rec_fixed_skip.gin"
+include "configs/corpora/text.gin"
+TextFiles.path = "books/{split}"
+Trainer.steps = 10
+BlockRecurrentTransformer.recurrent_layers = (1, -1)
+DROP = 0.1
+BlockRecurrentTransformer.dropout = %DROP
+"""
+
+
+@both
+def test_a_spoilt_gin_file_is_refused_or_bound(scale, tmp_path):
+    tally, path = Tally("gin files"), tmp_path / "own.gin"
+
+    def call():
+        config.parse([str(path)])
+        return gin.config_str()
+
+    def right(bound):
+        if "Trainer.steps" not in bound:
+            return "import" not in bound
+        text = path.read_bytes().decode("utf-8-sig")
+        return difflib.SequenceMatcher(None, text, GIN).ratio() > 0.2
+
+    for number, rng in draws(12, (25, 200)[scale]):
+        if path.is_dir():
+            path.rmdir()
+        path.unlink(missing_ok=True)
+        path.write_text(GIN)
+        what = spoil_file(rng, path)
+        tally.judge(f"{number}: {what}", call, right, [path])
+    gin.clear_config()
+    tally.check()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    path = write_config(folder, *PLAIN, without=("RecurrentCell",))
+    build(path)
+    return path
+
+
+FLAGS = [
+    (prepare, ["--splits="], "splits"),
+    (prepare, ["--splits=,"], "splits"),
+    (prepare, ["--splits=../../x"], "splits"),
+    (prepare, ["--splits=train", "--workers=0"], "workers"),
+    (prepare, ["--splits=train", "--workers=many"], "workers"),
+    (prepare, ["--inspect=/etc"], "/etc"),
+    (prepare, ["--inspect=/dev/zero"], "/dev/zero"),
+    (prepare, ["--gin."], "gin"),
+    (prepare, ["--gin.=3"], "binding"),
+    (prepare, ["--gin.Trainer.steps"], "Trainer.steps"),
+    (prepare, ["--gin.Trainer.steps="], "Trainer.steps"),
+    (prepare, ["--nonsense"], "nonsense"),
+    (prepare, ["--allow_imports=os", "--gin_bindings=import subprocess"], "subprocess"),
+    (train, ["--dry_run", "stray"], "stray"),
+    (train, ["--dry_run", "--profile=x"], "profile"),
+    (train, ["--dry_run", "--profile=5:2"], "5:2"),
+    (train, ["--topology=v4-32"], "--dry_run"),
+    (train, ["--dry_run", "--topology=v4-33x"], "v4-33x"),
+    (train, ["--workdir="], "workdir"),
+    (train, ["--workdir=/dev/null"], "/dev/null"),
+    (train, ["--workdir=/proc/nothing/x"], "/proc/nothing/x"),
+    (train, ["--workdir=run", "--load_dir=/nowhere"], "/nowhere"),
+    (train, ["--workdir=run", "--eval_only"], "run"),
+    (evaluate, ["--workdir=/etc"], "/etc"),
+    (evaluate, ["--workdir=/etc", "--study=nonsense"], "study"),
+    (evaluate, ["--workdir=/etc", "--documents=0"], "documents"),
+    (generate, ["--workdir=/etc"], "gin_file"),
+    (export, ["--workdir=/etc", "--output="], "output"),
+]
+
+
+@both
+def test_a_bad_flag_ends_a_command_with_a_sentence(scale, tiny, tmp_path, monkeypatch, capfd):
+    tally = Tally("flags")
+    monkeypatch.chdir(tmp_path)
+    for module, given, culprit in FLAGS if scale else FLAGS[::3]:
+
+        def call(module=module, given=given):
+            status = command(monkeypatch, module, f"--gin_file={tiny}", *given)
+            shown = capfd.readouterr()
+            if status and "Traceback" not in shown.err:
+                raise ValueError(shown.err.strip().removeprefix("Error: "))
+            return status, shown.err
+
+        tally.judge(f"{module.__name__} {given}", call, lambda found: False, [culprit])
+    assert not list(tmp_path.rglob("checkpoints/*"))
+    tally.check()

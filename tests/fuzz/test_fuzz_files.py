@@ -1,0 +1,365 @@
+"""Spoilt files: stores, checkpoints, memory files, recordings, vocabularies, texts, run folders."""
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import sentencepiece
+from architectures import SEGMENT, VOCABULARY, random_model
+from checkpoints import abstract, make_state, opened, saved
+from fabricated_recordings import fabricate
+from fabricated_runs import make_run
+from fuzzing import Tally, same_arrays, spoil_file, spoil_json
+from stores import make_store
+from tiny_run import differing, half_read  # noqa: F401
+
+from brt import prepare
+from brt.data.corpus import Corpus
+from brt.data.sources.files import SourceTree, TextFiles
+from brt.data.stores.inspection import describe
+from brt.data.stores.token_store import TokenStore
+from brt.data.stores.verification import hashes_of, verify
+from brt.data.streams.ids import check_store
+from brt.data.vocabularies.base import ByteVocabulary
+from brt.data.vocabularies.named import as_vocabulary
+from brt.evaluation.recording import NAMES, Recording
+from brt.generation.generator import Generator
+from brt.report import report
+from brt.reporting.runs import open_runs
+from brt.training.run_folder import RunFolder, read_metrics
+
+both = pytest.mark.parametrize(
+    "scale", [pytest.param(0, id="short"), pytest.param(1, id="long", marks=pytest.mark.slow)]
+)
+
+
+def draws(seed, count):
+    """So many generators, each of its own seed."""
+    return ((number, np.random.default_rng([seed, number])) for number in range(count))
+
+
+def fresh(folder, base):
+    """A copy of a folder to spoil."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(base, folder)
+    return folder
+
+
+def spoil_some(rng, folder, names, of_json):
+    """Spoils one file of a folder; returns what was done, and the file."""
+    name = names[int(rng.integers(len(names)))]
+    path = folder / name
+    if name in of_json and rng.random() < 0.6:
+        return f"{name} {spoil_json(rng, path)}", path
+    return f"{name} {spoil_file(rng, path)}", path
+
+
+# Stores.
+
+LENGTHS = (1, 7, 30, 12, 5)
+
+
+@both
+def test_a_spoilt_store_is_refused_or_gives_what_was_written(scale, tmp_path):
+    tally, base = Tally("stores"), tmp_path / "base"
+    made = make_store(base, LENGTHS, True, 0, True)
+    names = ["manifest.json", "offsets.npy", "tokens.bin", "weights.bin", "documents.jsonl"]
+
+    def content(store):
+        whole = [store.all_tokens, store.all_weights, store.lengths_D]
+        return whole, store.titles(), store.annotations()
+
+    expected = content(made)
+
+    def call():
+        store = TokenStore(folder)
+        verify(store, quiet=True)
+        check_store(store)
+        describe(store)
+        return content(store)
+
+    def right(found):
+        return same_arrays(found[0], expected[0]) and found[1:] == expected[1:]
+
+    for number, rng in draws(1, (60, 400)[scale]):
+        folder = fresh(tmp_path / "store", base)
+        what, _ = spoil_some(rng, folder, names, ("manifest.json", "documents.jsonl"))
+        tally.judge(f"{number}: {what}", call, right, [folder])
+    tally.check()
+
+
+# Recordings.
+
+
+@both
+def test_a_spoilt_recording_is_refused_or_gives_what_was_recorded(scale, tmp_path):
+    tally, base = Tally("recordings"), tmp_path / "base"
+    store = make_store(tmp_path / "store", LENGTHS, False, 0, False)
+    rng = np.random.default_rng(0)
+    nats = [rng.exponential(size=length) for length in LENGTHS]
+    made = fabricate(base, store, nats)
+    hashes = hashes_of(base, NAMES)
+    shutil.rmtree(base)
+    made = fabricate(base, store, nats, hashes=hashes)
+    expected = [array for n in range(len(LENGTHS)) for array in made.document(n)]
+
+    def call():
+        found = Recording(folder, store)
+        return [array for n in range(len(LENGTHS)) for array in found.document(n)]
+
+    for number, rng in draws(2, (40, 300)[scale]):
+        folder = fresh(tmp_path / "recording", base)
+        what, _ = spoil_some(rng, folder, ["manifest.json", *NAMES], ("manifest.json",))
+        right = lambda found: same_arrays(found, expected)  # noqa: E731
+        tally.judge(f"{number}: {what}", call, right, [folder])
+    tally.check()
+
+
+# Memory files.
+
+
+class Ids(ByteVocabulary):
+    size = VOCABULARY
+
+
+@both
+def test_a_spoilt_memory_file_is_refused_or_holds_what_was_saved(scale, tmp_path):
+    tally, path = Tally("memory files"), tmp_path / "book.memory"
+    generator = Generator(random_model("feedback_two_cells"), Ids(), SEGMENT, 5)
+    memory = generator.begin()
+    generator.save(path, memory)
+    content = path.read_bytes()
+    expected = jax.tree.leaves(memory)
+
+    def right(found):
+        return same_arrays(jax.tree.leaves(found), expected)
+
+    for number, rng in draws(3, (15, 200)[scale]):
+        if path.is_dir():
+            path.rmdir()
+        path.unlink(missing_ok=True)
+        path.write_bytes(content)
+        what = spoil_file(rng, path)
+        tally.judge(f"{number}: {what}", lambda: generator.load(path), right, [path])
+    tally.check()
+
+
+# Checkpoints.
+
+
+@both
+@pytest.mark.usefixtures("half_read")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_spoilt_checkpoint_is_skipped_or_gives_what_was_saved(scale, tmp_path):
+    tally, base = Tally("checkpoints"), tmp_path / "base"
+    saved(base, 2, 4)
+    states = {step: make_state(step) for step in (2, 4)}
+
+    def call():
+        with opened(folder) as checkpoints:
+            state, _ = checkpoints.restore_latest(abstract(make_state()))
+            checkpoints.put_aside(int(state.step))
+            left = checkpoints.steps()
+        return state, left
+
+    def right(found):
+        state, left = found
+        step = int(state.step)
+        kept = len(list(folder.glob("aside/*"))) + len(left) == 2  # nothing is deleted
+        return step in states and not differing(state, states[step]) and kept
+
+    for number, rng in draws(4, (4, 100)[scale]):
+        folder = fresh(tmp_path / "checkpoints", base)
+        files = sorted(p for p in (folder / "4").rglob("*") if p.is_file())
+        path = files[int(rng.integers(len(files)))]
+        if path.name == "metadata" and rng.random() < 0.7:
+            what = spoil_json(rng, path)
+        else:
+            what = spoil_file(rng, path)
+        case = f"{number}: {path.relative_to(folder)} {what}"
+        tally.judge(case, call, right, [folder])
+    tally.check()
+
+
+# Records.
+
+
+@both
+def test_spoilt_records_are_left_out_and_a_run_goes_on(scale, tmp_path):
+    tally = Tally("records")
+    lines = "".join(f'{{"step": {s}, "train/loss": {1 / s}}}\n' for s in range(1, 6))
+    written = {step: 1 / step for step in range(1, 6)}
+
+    def call():
+        read_metrics(str(tmp_path), problems := [])
+        folder = RunFolder(str(tmp_path))
+        folder.open_metrics(3)
+        folder.record(4, {"train/loss": 0.25})
+        folder.close()
+        return read_metrics(str(tmp_path)), problems
+
+    def right(found):
+        records, _ = found
+        own = [r for r in records if written.get(r["step"]) == r.get("train/loss")]
+        return records[-1] == {"step": 4, "train/loss": 0.25} and len(own) >= len(records) - 1
+
+    path = tmp_path / "metrics.jsonl"
+    for number, rng in draws(5, (20, 100)[scale]):
+        for old in tmp_path.iterdir():
+            old.rmdir() if old.is_dir() and not old.is_symlink() else old.unlink()
+        path.write_text(lines)
+        what = spoil_json(rng, path) if rng.random() < 0.6 else spoil_file(rng, path)
+        tally.judge(f"{number}: {what}", call, right, [path])
+    tally.check()
+
+
+# Vocabularies.
+
+
+@pytest.fixture(scope="module")
+def vocabularies(tmp_path_factory):
+    """Files of every kind of vocabulary, by the name that `Corpus.vocabulary` takes."""
+    folder = tmp_path_factory.mktemp("vocabularies")
+    with open(folder / "pieces.model", "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["the eaten heat of tea", "ten neat hats then a hen"] * 20),
+            model_writer=file,
+            vocab_size=40,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+    (folder / "words.txt").write_text("the 5\ntea 3\n<unk> 1\n<eos> 1\nhen 1\n")
+    (folder / "letters.txt").write_text("".join(f"{c}\n" for c in "thea n"))
+    (folder / "wordpieces.txt").write_text("[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\nthe\n##a\ntea\nt\n")
+    kinds = {"words": "words.txt", "characters": "letters.txt", "wordpiece": "wordpieces.txt"}
+    if not importlib.util.find_spec("tokenizers"):
+        kinds.pop("wordpiece")
+    return folder, {**kinds, "sentencepiece": "pieces.model"}
+
+
+@both
+def test_a_spoilt_vocabulary_is_refused_or_reads_text(scale, vocabularies, tmp_path):
+    tally = Tally("vocabularies")
+    base, kinds = vocabularies
+
+    def call():
+        vocabulary = as_vocabulary(f"{kind}:{folder / kinds[kind]}")
+        ids = vocabulary.encode(b"the tea then", "a title")
+        return vocabulary.size, np.asarray(ids), vocabulary.decode(ids), vocabulary.fingerprint
+
+    def right(found):
+        size, ids, text, fingerprint = found
+        return (ids < size).all() and isinstance(text, str) and len(fingerprint) == 64
+
+    for number, rng in draws(6, (40, 250)[scale]):
+        folder = fresh(tmp_path / "vocabularies", base)
+        kind = list(kinds)[int(rng.integers(len(kinds)))]
+        what = spoil_file(rng, folder / kinds[kind])
+        culprits = [folder / kinds[kind], "a title"]
+        tally.judge(f"{number}: {kind} {what}", call, right, culprits)
+    tally.check()
+
+
+# Texts.
+
+
+@both
+def test_spoilt_texts_are_refused_or_prepared_byte_for_byte(scale, tmp_path):
+    tally = Tally("texts")
+    names = ("a", "b", "c")
+    base = tmp_path / "base"
+    base.mkdir()
+    for name in names:
+        (base / f"{name}.txt").write_text(f"the tea of {name}\nten hens\n" * 3)
+
+    def call():
+        corpus = Corpus(str(tmp_path / "stores"), source, "bytes")
+        corpus.prepare("train", quiet=True, workers=1)
+        store = corpus.open("train")
+        verify(store, quiet=True)
+        return [bytes(store.tokens(d).astype(np.uint8)) for d in range(store.num_documents)]
+
+    def right(found):
+        files = sorted(p for p in folder.iterdir() if p.is_file() and p.suffix == ".txt")
+        held = [path.read_bytes() for path in files]
+        if isinstance(source, SourceTree):
+            return len(found) <= 1 + len(held)
+        return found == [content for content in held if content]
+
+    for number, rng in draws(7, (25, 200)[scale]):
+        folder = fresh(tmp_path / "texts", base)
+        shutil.rmtree(tmp_path / "stores", ignore_errors=True)
+        what = spoil_file(rng, folder / f"{names[int(rng.integers(3))]}.txt")
+        source = TextFiles(str(folder), skip_empty=bool(rng.integers(2)))
+        if rng.random() < 0.3:
+            source = SourceTree(str(folder), suffixes=(".txt",), held_out=0.3)
+        culprits = [folder, "document 'a", "document 'b", "document 'c"]
+        tally.judge(f"{number}: {type(source).__name__} {what}", call, right, culprits)
+    tally.check()
+
+
+# Run folders.
+
+
+STUDY = """{"study": "compare", "run": "run", "step": 6, "split": "test", "against": "cleared",
+"documents": [0], "numbers": {"bits": 1.5, "count": null}, "verdict": "So it is.",
+"series": [{"name": "a", "x": [0, 1, 2], "y": [1.0, 2.0, 0.5], "x_label": "x", "y_label": "y",
+"borders": [1], "errors": [0.1, 0.1, 0.1]}], "excerpts": [{"direction": "better", "rank": 0,
+"token": 3, "title": "t", "kind": "other", "last_seen": 4, "where": "window", "recalled": true,
+"nats": 1.0, "other_nats": 2.0, "before": "b", "text": "t", "after": "a"}],
+"table": [{"run": "run", "r0.1": 3, "r0.1_ended": false}], "contexts": [1, 2],
+"gains": {"run": [[1.0, 0.5], [null, 1.0]]}, "texts": [{"title": "t", "parts": [["a", true]]}]}"""
+MAPS = """{"study": "attention", "numbers": {}, "series": [], "verdict": "", "arrays": "maps.npz",
+"maps": [{"array": "m", "title": "t", "caption": "c", "x_label": "x", "y_label": "y",
+"x_ends": [0, 2], "y_ends": [0, 1], "x_borders": [1], "y_borders": [], "marked": [1]}]}"""
+
+
+@both
+def test_a_spoilt_run_folder_is_reported_or_refused(scale, tmp_path, monkeypatch):
+    monkeypatch.setattr("brt.report.png", lambda plot: b"")  # the page has them as SVG
+    tally, base = Tally("run folders"), tmp_path / "base"
+    records = [{"step": s, "train/loss": 1.0 / s, "train/bits_per_token": 1.0} for s in (1, 2, 3)]
+    evaluated = {"test": {"loss": 1.0, "cleared_loss": 1.1, "bits_per_token": 1.4, "given": ["a"]}}
+    make_run(
+        base,
+        "small/rec_fixed_skip+corpora/text",
+        evaluations=evaluated,
+        records=records,
+        settings={"BlockRecurrentTransformer.width": 1024},
+    )
+    (base / "studies").mkdir()
+    (base / "studies" / "compare-cleared.json").write_text(STUDY)
+    (base / "studies" / "attention.json").write_text(MAPS)
+    np.savez(base / "studies" / "maps.npz", m=np.arange(6.0).reshape(2, 3))
+    of_json = ["evaluation_test.json", "rung.json", "metrics.jsonl"]
+    of_json += ["studies/compare-cleared.json", "studies/attention.json"]
+    others = ["operative_config.gin", "config.gin", "studies/maps.npz"]
+
+    def call():
+        runs = open_runs([folder])
+        report(runs, str(tmp_path / "report.html"))
+        return (tmp_path / "report.html").read_text(encoding="utf-8"), runs[0].problems
+
+    def right(found):
+        page, _ = found
+        return page.endswith("</html>\n") and "<script>alert" not in page
+
+    for number, rng in draws(8, (3, 150)[scale]):
+        folder = fresh(tmp_path / "run", base)
+        what, _ = spoil_some(rng, folder, of_json * 2 + others, of_json)
+        tally.judge(f"{number}: {what}", call, right, [folder])
+    tally.check()
+
+
+def test_inspecting_what_is_no_store_ends_in_a_sentence(tmp_path):
+    tally = Tally("inspect")
+    (tmp_path / "file").write_text("x")
+    os.mkfifo(tmp_path / "fifo")
+    for path in ("/etc", "/dev/zero", tmp_path, tmp_path / "file", tmp_path / "fifo"):
+        call = lambda: prepare.inspect(TokenStore(Path(path)), None)  # noqa: B023, E731
+        tally.judge(str(path), call, lambda found: False, [path])
+    tally.check()

@@ -1,0 +1,58 @@
+"""What the layers of all families share: dropout in the residual stream, and its keys."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_models import OneKey, randomised
+
+from brt.models.layers.sizes import Sizes
+from brt.models.pretrained.bodies.gpt2 import GPT2Layer
+from brt.models.pretrained.bodies.gpt_neox import GPTNeoXLayer
+from brt.models.pretrained.bodies.layer import drops
+from brt.models.pretrained.bodies.llama import LlamaLayer
+from brt.models.pretrained.encoders.bert import BertLayer
+from brt.models.pretrained.encoders.t5_layers import T5Layer
+
+SIZES = Sizes(8, 2, 4, 10)
+LAYERS = {
+    "gpt2": lambda: GPT2Layer(OneKey(), SIZES, "gelu_new", 1e-5, 0.5, 2),
+    "neox": lambda: GPTNeoXLayer(OneKey(), SIZES, "gelu", 1e-5, 2, 1e4, True, True),
+    "neox, serial": lambda: GPTNeoXLayer(OneKey(), SIZES, "gelu", 1e-5, 2, 1e4, False, False),
+    "llama": lambda: LlamaLayer(OneKey(), SIZES, 1, 1e-5, 1e4, None, "all"),
+    "bert": lambda: BertLayer(OneKey(), SIZES, "gelu", 1e-5),
+    "t5": lambda: T5Layer(OneKey(), SIZES, "gated-gelu", 1e-5),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_both_parts_of_a_layer_enter_the_residual_stream_through_dropout(name):
+    layer = randomised(LAYERS[name](), 4)
+    x_BTD = jax.random.normal(jax.random.key(0), (2, 5, 8))
+    heads = layer.heads(x_BTD)
+    dropped = []
+
+    def drop(y_BTD):
+        dropped.append(y_BTD)
+        return jnp.zeros_like(y_BTD)
+
+    added_BTD = jnp.ones_like(x_BTD)
+    y_BTD = layer.finish(x_BTD, heads, heads.queries_BTHK, added_BTD, drop)
+    expected = x_BTD
+    if name == "bert":
+        expected = layer.feed_forward_norm(layer.attention_norm(x_BTD))
+    np.testing.assert_array_equal(y_BTD, expected)
+    assert len(dropped) == 2 and all(np.abs(y).min() > 0 for y in dropped)
+    plain = layer.finish(x_BTD, heads, heads.queries_BTHK, None, drop)
+    np.testing.assert_array_equal(plain, expected)
+    np.testing.assert_allclose(dropped[0] - dropped[2], 1, rtol=0, atol=1e-5)  # what is added
+
+
+def test_dropout_takes_another_key_each_time_and_keeps_the_mean():
+    ones_BTD = jnp.ones((2, 50, 40))
+    drop = drops(jax.random.key(0), 0.25)
+    first, second = drop(ones_BTD), drop(ones_BTD)
+    np.testing.assert_allclose(np.unique(first), [0, 1 / 0.75], rtol=1e-6)
+    assert abs(float((first == 0).mean()) - 0.25) < 0.03
+    assert abs(float(((first == 0) & (second == 0)).mean()) - 0.0625) < 0.02
+    assert drops(None, 0.25)(ones_BTD) is ones_BTD

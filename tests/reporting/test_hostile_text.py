@@ -1,0 +1,172 @@
+"""Text of others stays text on the page: nothing in a run folder becomes an element or runs."""
+
+import json
+import os
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from fabricated_runs import add_recording, make_run, make_store
+
+pytest.importorskip("matplotlib", reason='the report needs pip install -e ".[report]"')
+
+from brt.report import report
+from brt.reporting.page import HERE
+from brt.reporting.runs import open_runs
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+HOSTILE = (
+    "</script><script>document.title = 'PWNED'</script>",
+    "<img src=x onerror=\"document.title = 'PWNED'\">",
+    '"><svg onload="document.title = \'PWNED\'">',
+    "' onmouseover='document.title = 1' x='",
+    "<!--<script>document.title = 'PWNED'",
+    "</style><script>document.title = 'PWNED'</script>",
+    "</title><script>document.title = 'PWNED'</script>",
+    "javascript:document.title='PWNED'",
+    "$\\frac{</text><script>document.title = 'PWNED'</script>$",
+)
+IN_A_NAME = "<img src=x onerror=document.title='PWNED'>\" onload='a"
+"""What can stand in the name of a folder."""
+
+
+def study(text):
+    """A study with the text in every place that takes one."""
+    series = {"name": text, "x": [0, 1], "y": [1, 2], "x_label": text, "y_label": text}
+    excerpt = dict.fromkeys(
+        ("before", "text", "after", "title", "kind", "where", "direction"), text
+    )
+    return {
+        **dict.fromkeys(("study", "run", "other", "verdict", "split"), text),
+        "numbers": {text: 1.5},
+        "series": [series, series | {"y_label": f"documents {text}"}],
+        "excerpts": [excerpt | {"nats": 1.0, "last_seen": 3, "rank": 0}],
+        "texts": [{"title": text, "parts": [[text, True], [text, False]]}],
+        "table": [{text: text, "run": f"2 ±{text}", "r0.1": 1.0}],
+        "contexts": [1, 2],
+        "gains": {text: [[1, 2], [3, 4]]},
+    }
+
+
+def maps(text):
+    drawn = dict.fromkeys(("title", "caption", "x_label", "y_label"), text)
+    drawn |= {"array": "m", "x_ends": [0, 2], "y_ends": [0, 1], "x_borders": [], "y_borders": []}
+    return {"study": "attention", "arrays": "maps.npz", "maps": [drawn], "verdict": text}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The report of two runs of which every text is hostile."""
+    folder = tmp_path_factory.mktemp("hostile")
+    texts = [f"{text} the tea\n" * 3 for text in HOSTILE]
+    store = make_store(folder / f"store {IN_A_NAME}" / "validation", texts)
+    lines = (folder / f"store {IN_A_NAME}" / "validation" / "documents.jsonl").read_text()
+    titled = [json.loads(line) | {"title": HOSTILE[n]} for n, line in enumerate(lines.splitlines())]
+    (store.folder / "documents.jsonl").write_text("".join(json.dumps(t) + "\n" for t in titled))
+    evaluation = {
+        "loss": 1.0,
+        "cleared_loss": 1.2,
+        "bits_per_token": 1.4,
+        "bits_per_character": 2.0,
+    }
+    evaluation |= {"given": list(HOSTILE), "caveat": HOSTILE[1]}
+    runs = []
+    for name in (f"run {IN_A_NAME}", "other"):
+        run = make_run(
+            folder / name,
+            "small/rec_fixed_skip+corpora/text",
+            f"TextFiles.suffix = {HOSTILE[len(runs)]!r}",
+            f"Corpus.store = {HOSTILE[2 + len(runs)]!r}",
+            evaluations={"test": evaluation, IN_A_NAME: evaluation},
+            records=[{"step": s, "train/loss": 1.0, "train/bits_per_token": 2.0} for s in (1, 2)],
+        )
+        (run / "studies").mkdir()
+        for number, text in enumerate((" ".join(HOSTILE[:4]), " ".join(HOSTILE[4:]))):
+            (run / "studies" / f"s{number} {IN_A_NAME}.json").write_text(json.dumps(study(text)))
+        (run / "studies" / "attention.json").write_text(json.dumps(maps(HOSTILE[0])))
+        np.savez(run / "studies" / "maps.npz", m=np.arange(6.0).reshape(2, 3))
+        add_recording(run, store, "kept", np.full(store.num_tokens, 0.5, np.float32))
+        (run / "studies" / f"torn {IN_A_NAME}.json").write_text("{")
+        runs.append(run)
+    report(open_runs(runs), folder / "report.html")
+    return folder / "report.html"
+
+
+class Elements(HTMLParser):
+    """Elements and attributes of a page, and what its scripts hold."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.elements, self.scripts, self._inside = [], [], False
+        self.text = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self._inside = tag == "script"
+        if self._inside:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        self._inside = False
+
+    def handle_data(self, text):
+        if self._inside:
+            self.scripts[-1] += text
+        self.text.append(text)
+
+
+HARMLESS = {
+    *("html", "head", "meta", "title", "style", "body", "header", "h1", "nav", "a", "button"),
+    *("ul", "ol", "li", "section", "h2", "h3", "p", "div", "span", "strong", "code", "label"),
+    *("table", "thead", "tbody", "tr", "th", "td", "sup", "details", "summary", "figure"),
+    *("figcaption", "blockquote", "mark", "select", "input", "canvas", "script"),
+    *("svg", "g", "path", "text", "tspan", "defs", "use", "clippath", "image", "rect", "rdf:rdf"),
+    *("metadata", "cc:work", "dc:type", "dc:date", "dc:format", "dc:creator", "cc:agent"),
+    *("dc:title", "i", "em"),
+}
+
+
+def test_no_text_becomes_an_element_an_attribute_or_a_script(page):
+    text = page.read_text(encoding="utf-8")
+    found = Elements(text)
+    assert {tag for tag, _ in found.elements} <= HARMLESS
+    for tag, attributes in found.elements:
+        assert not [name for name in attributes if name.startswith("on")], (tag, attributes)
+        for name in ("href", "src", "xlink:href", "action", "style"):
+            value = attributes.get(name) or ""
+            assert "javascript:" not in value and "PWNED" not in value
+    data, own = found.scripts
+    assert own.strip() == (HERE / "page.js").read_text(encoding="utf-8").strip()
+    assert json.loads(data)["documents"] and "<" not in data
+
+
+def test_the_hostile_text_is_shown_as_it_is(page):
+    shown = "".join(Elements(page.read_text(encoding="utf-8")).text)
+    for text in HOSTILE[:8]:
+        assert text in shown
+
+
+def test_a_page_that_escapes_nothing_would_be_noticed(page):
+    text = page.read_text(encoding="utf-8").replace("&lt;", "<").replace("&gt;", ">")
+    found = Elements(text)
+    assert len(found.scripts) > 2 or {tag for tag, _ in found.elements} - HARMLESS
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no chromium on PATH")
+def test_in_a_browser_nothing_of_it_runs(page, tmp_path):
+    touch = (
+        "<script>for (const e of document.querySelectorAll('*')) for (const n of ['mouseover',"
+        "'mousemove', 'click', 'load', 'error']) e.dispatchEvent(new Event(n));</script>"
+    )
+    copy = tmp_path / "page.html"
+    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", f"{touch}</body>"))
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000")
+    command = [CHROMIUM, *options, "--dump-dom", f"file://{copy}"]
+    done = subprocess.run(command, check=True, capture_output=True, timeout=300, env=os.environ)
+    dom = done.stdout.decode()
+    assert "<title>PWNED</title>" not in dom and "<title>1</title>" not in dom
+    assert 'id="reading"' in dom and 'data-i="0"' in dom  # the page's own script has run
