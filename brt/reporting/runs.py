@@ -27,6 +27,9 @@ REQUIRED = ("Trainer.segment_length",)
 OF_BLOCKS = ("BlockRecurrentTransformer.num_layers", "BlockRecurrentTransformer.window")
 """Settings that every run has, and every run of a Block-Recurrent stack."""
 
+MOST_RECORDS = 20_000
+"""Lines of metrics.jsonl that curves are drawn from."""
+
 SHARE = 0.01
 """Of the loss: what a state has to be worth, to count as used."""
 
@@ -41,7 +44,7 @@ class Run:
     Attributes:
         folder: `pathlib.Path` of it.
         name: the folder's name, with as much of the path as tells the runs of a report apart.
-        records: metrics.jsonl, oldest first.
+        records: metrics.jsonl, oldest first; of a long run about `MOST_RECORDS` of them.
         settings: every value in force, `BlockRecurrentTransformer.window` to 512; references as
             `Reference`.
         evaluations: split to the content of evaluation_<split>.json; and of models with a state
@@ -67,7 +70,7 @@ class Run:
         self.name = self.folder.resolve().name
         self.problems: list[str] = []
         self.settings = self._read_settings()
-        self.records = read_metrics(str(self.folder), self.problems)
+        self.records = read_metrics(str(self.folder), self.problems, MOST_RECORDS)
         evaluations = sorted(self.folder.glob("evaluation_*.json"))
         self.evaluations = self._read_all(
             evaluations, read_evaluation, lambda p: p.stem.split("_", 1)[1]

@@ -32,6 +32,10 @@ PROBE = ".brt_can_write"
 """An object that is written to a bucket, and removed, to see if it can be."""
 
 
+EVALUATION = b'"eval/'
+"""What a line of metrics.jsonl holds if it is that of an evaluation."""
+
+
 class RunFolder:
     """Writes a run's records; only process 0 of a run should have one that `writes`.
 
@@ -212,7 +216,9 @@ class RunFolder:
             self._metrics = None
 
 
-def read_metrics(path: str, problems: list[str] | None = None) -> list[dict]:
+def read_metrics(
+    path: str, problems: list[str] | None = None, most: int | None = None
+) -> list[dict]:
     """Returns the records of a run folder, oldest first; a torn last line is left out.
 
     Lines that are damaged are left out too.
@@ -220,6 +226,8 @@ def read_metrics(path: str, problems: list[str] | None = None) -> list[dict]:
     Args:
         path: of the run folder.
         problems: takes a sentence about damaged lines; None logs it.
+        most: of more lines than these only about so many are read, evenly spaced, and with them
+            all evaluations and the last ones; None for all.
     """
     file = os.path.join(path, "metrics.jsonl")
     try:
@@ -227,8 +235,11 @@ def read_metrics(path: str, problems: list[str] | None = None) -> list[dict]:
     except FileNotFoundError:
         return []
     records, damaged = [], []
+    spacing = max(1, len(lines) // most) if most else 1
     for number, line in enumerate(lines, 1):
         if not line.strip():
+            continue
+        if number % spacing and number < len(lines) - 1 and EVALUATION not in line:
             continue
         record = _record(line)
         if record is not None:

@@ -192,3 +192,19 @@ def test_a_folder_without_write_permission_is_named_with_its_flag(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError, match="Cannot write to --workdir"):
         RunFolder(str(tmp_path))
+
+
+@pytest.mark.parametrize("lines", [1, 7, 10, 11, 1_000, 10_007])
+def test_of_a_long_run_evenly_spaced_records_are_read_and_every_evaluation(tmp_path, lines):
+    kinds = ["eval/loss" if step % 97 == 0 else "train/loss" for step in range(lines)]
+    text = "".join(json.dumps({"step": n, kind: 1.0}) + "\n" for n, kind in enumerate(kinds))
+    (tmp_path / "metrics.jsonl").write_text(text)
+    found = read_metrics(str(tmp_path), most=10)
+    steps = [record["step"] for record in found]
+    assert steps == sorted(steps) and steps[-1] == lines - 1
+    evaluations = [record["step"] for record in found if "eval/loss" in record]
+    assert evaluations == list(range(0, lines, 97))
+    trained = [record["step"] for record in found if "train/loss" in record]
+    assert lines <= 10 or len(trained) <= 2 * 10 + 2
+    assert max(np.diff([0, *steps])) <= max(1, (lines + 1) // 10)
+    assert len(read_metrics(str(tmp_path))) == lines
