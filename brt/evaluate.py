@@ -13,7 +13,6 @@ positions, reach, recl or topics.
 import math
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 from absl import flags
@@ -32,6 +31,7 @@ from brt.evaluation.studies.reach import TOKENS
 from brt.evaluation.studies.registry import ANY_STREAM, STUDIES, run_study
 from brt.experiment import Configuration, Experiment
 from brt.reporting.studies.output import study_content, table, write_study
+from brt.storage.paths import as_path
 from brt.training.parameters import check_vocabulary, load_params
 from brt.training.sharding import make_mesh
 
@@ -102,7 +102,7 @@ def own_config(workdir: str) -> str:
         FileNotFoundError: it is no run folder.
     """
     path = os.path.join(workdir, "config.gin")
-    if not os.path.isfile(path):
+    if not as_path(path).is_file():
         raise FileNotFoundError(f"{workdir} is not a run folder: it has no config.gin.")
     return path
 
@@ -222,7 +222,7 @@ def evaluate(
         figures = {"step": step, "split": split, **counts, **scalars}
         figures |= {"caveat": caveat} if caveat else {}
         figures |= {"given": given} if given else {}
-        replace_json(Path(workdir), name, figures)
+        replace_json(as_path(workdir), name, figures)
         print(f"Written to {os.path.join(workdir, name)}")
     for recording in recordings.values():
         print(f"Tokens of the state {recording.manifest['state']}: {recording.folder}")

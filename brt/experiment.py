@@ -32,6 +32,7 @@ from brt.evaluation.settings import Evaluation
 from brt.models.caches import check_caches
 from brt.models.counts import count_parameters
 from brt.models.model import Model, Reader
+from brt.storage.paths import absolute, as_path
 from brt.training.parameters import load_params, merged
 from brt.training.settings import Trainer
 from brt.training.sharding import check_divisible, shardings
@@ -398,9 +399,9 @@ def load_run(
         FileNotFoundError: if it is no run folder or holds no checkpoint.
         brt.config.ConfigError: its config imports a module that is not allowed.
     """
-    folder = os.path.abspath(folder)
+    folder = absolute(folder)
     own = os.path.join(folder, "config.gin")
-    if not os.path.isfile(own):
+    if not as_path(own).is_file():
         raise FileNotFoundError(f"{folder} is not a run folder: it has no config.gin.")
     experiment = Configuration([own], bindings, allow_imports=allow_imports).experiment()
     device = SingleDeviceSharding(jax.devices()[0])

@@ -7,7 +7,6 @@ the tokenizer's files. What a memory has learned stands beside it, in brt_memory
 brt_memory.gin, the run's config: without brt nothing reads them.
 """
 
-import os
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -22,6 +21,7 @@ from brt.experiment import load_run
 from brt.models.model import Model
 from brt.models.pretrained.folder import HubFolder, write_folder
 from brt.models.pretrained.names import Names
+from brt.storage.paths import as_path
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum(
@@ -77,8 +77,7 @@ def main() -> None:
     if not FLAGS["output"].present or not FLAGS.output:
         raise ValueError("--output is missing: name the folder to write.")
     experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings, FLAGS.allow_imports)
-    with open(os.path.join(FLAGS.workdir, "config.gin"), encoding="utf-8") as file:
-        settings = file.read()
+    settings = (as_path(FLAGS.workdir) / "config.gin").read_text(encoding="utf-8")
     tensors, beside = export(experiment.model, params, FLAGS.output, settings, FLAGS.dtype)
     print(f"Written to {FLAGS.output}: {tensors} tensors of {FLAGS.workdir} at step {step:,}.")
     if beside:

@@ -27,6 +27,7 @@ from brt.generation.memory import Memory, take_rows
 from brt.generation.sampling import Sampling, checked
 from brt.models.model import LanguageModel
 from brt.regular_files import read_bytes
+from brt.storage.paths import RemotePath, as_path, is_remote
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("prompt", [], "Text to go on with; repeated: one document each.")
@@ -96,7 +97,7 @@ def main() -> None:
     if FLAGS.save_memory:
         _say(
             f"{FLAGS.save_memory} has read {memory.position_B[0]:,} tokens and takes "
-            f"{os.path.getsize(expanded(FLAGS.save_memory)):,} bytes, however many they are"
+            f"{_size(FLAGS.save_memory):,} bytes, however many they are"
         )
 
 
@@ -138,6 +139,11 @@ def _content(path):
     return read_bytes(expanded(path))
 
 
+def _size(path):
+    found = as_path(expanded(path))
+    return found.size() if isinstance(found, RemotePath) else found.stat().st_size
+
+
 def _check_vocabulary(corpus):
     """Refuses another vocabulary than that of the run's store, if the store is on this machine."""
     manifest, mine = corpus.corpora[0].path("train") / "manifest.json", corpus.vocabulary
@@ -159,6 +165,8 @@ def _check_writable(path, rows):
             f"--save_memory keeps one document, and {rows} are asked for: give one prompt, and "
             "--samples=1."
         )
+    if is_remote(path):
+        return
     folder = os.path.dirname(os.path.abspath(expanded(path)))
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"--save_memory={path}: there is no folder {folder}.")

@@ -7,7 +7,9 @@ would end in a traceback far away. Each is refused here, in one sentence that na
 import errno
 import os
 import stat
-from typing import BinaryIO
+from typing import BinaryIO, cast
+
+from brt.storage.paths import RemotePath, is_remote
 
 KINDS = {
     stat.S_IFDIR: "a folder",
@@ -23,13 +25,15 @@ class NotRegular(OSError):
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:
-    """Opens a regular file for reading; links are followed.
+    """Opens a regular file, or an object of a bucket, for reading; links are followed.
 
     Raises:
         NotRegular: it is a FIFO, a socket or a device.
         IsADirectoryError: it is a folder.
         OSError: it cannot be opened.
     """
+    if is_remote(path):
+        return cast(BinaryIO, RemotePath(path).open("rb"))
     # Without O_NONBLOCK the call itself waits for whoever writes to a FIFO.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -58,7 +62,10 @@ def check_regular(path: str | os.PathLike) -> None:
     Raises:
         As `open_regular`.
     """
-    open_regular(path).close()
+    if not is_remote(path):
+        open_regular(path).close()
+    elif not RemotePath(path).is_file():
+        raise FileNotFoundError(f"There is no {os.fspath(path)}.")
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
@@ -67,6 +74,8 @@ def read_bytes(path: str | os.PathLike) -> bytes:
     Raises:
         As `open_regular`.
     """
+    if is_remote(path):
+        return RemotePath(path).read_bytes()
     with open_regular(path) as file:
         return file.read()
 

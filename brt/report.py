@@ -35,6 +35,7 @@ from brt.reporting.papers.fill import concerns, paper_plots, paper_tables
 from brt.reporting.results_page import write_results
 from brt.reporting.runs import Run, open_runs
 from brt.reporting.step_times import StepTime, read_step_times
+from brt.storage.paths import RemotePath, download, is_remote
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output", "report.html", "The page to write.", short_name="o")
@@ -69,11 +70,27 @@ def main(folders: Sequence[str]) -> None:
     step_times = read_step_times(FLAGS.step_times)
     with tempfile.TemporaryDirectory() as scratch:
         unpacked = [
-            unpack(Path(path), Path(scratch)) if path.endswith(ENDING) else path for path in folders
+            unpack(Path(path), Path(scratch)) if path.endswith(ENDING) else on_disk(path, scratch)
+            for path in folders
         ]
         runs = open_runs(unpacked, FLAGS.allow_imports)
         written = report(runs, FLAGS.output, step_times, chosen, FLAGS.reader_tokens)
     print(f"Written to {FLAGS.output}, with {written} files in {files_folder(FLAGS.output)}")
+
+
+def on_disk(folder: str, scratch: str) -> str:
+    """Returns a run folder of this disk; of one in a bucket, a copy without its checkpoints."""
+    if not is_remote(folder):
+        return folder
+    source = RemotePath(folder)
+    copy = Path(tempfile.mkdtemp(dir=scratch)) / source.name
+    copy.mkdir()
+    for path in source.iterdir():
+        if path.name in ("recordings", "studies"):
+            download(path, copy / path.name)
+        elif path.name.endswith((".gin", ".json", ".jsonl", ".txt")):
+            path.fetch(copy / path.name)
+    return str(copy)
 
 
 def files_folder(output: str) -> Path:

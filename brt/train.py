@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 from brt import command_line, processes
 from brt.benchmarks import slices, topologies
 from brt.experiment import Experiment
+from brt.training.metric_writers import USUAL, check_kinds
 from brt.training.parameters import load_params
 from brt.training.profiling import ProfiledSteps, parse_steps
 from brt.training.run_folder import code_hash, versions
@@ -33,12 +34,16 @@ flags.DEFINE_bool("dry_run", False, "Build the shapes, print what would run, and
 flags.DEFINE_bool(
     "allow_changes", False, "Resume although the bindings differ from the run folder's."
 )
+flags.DEFINE_list(
+    "metrics", list(USUAL), "Where numbers go: jsonl, and tensorboard, wandb or both."
+)
 flags.DEFINE_string("profile", None, "FROM:TO, steps to be traced into --workdir.")
 
 
 def main() -> None:
     command_line.start()
     profile = parse_steps(FLAGS.profile) if FLAGS.profile else None
+    check_kinds(tuple(FLAGS.metrics))
     if FLAGS.topology:
         return show_on_slice(FLAGS.topology)
     experiment = Experiment.from_gin()
@@ -111,7 +116,10 @@ def train(
         state, _ = load_params(FLAGS.load_dir, abstract)
         params = state.params
     config = gin.config_str()
-    run = TrainingRun(experiment, mesh, FLAGS.workdir, params, FLAGS.allow_changes, profile)
+    run = TrainingRun(
+        *(experiment, mesh, FLAGS.workdir, params, FLAGS.allow_changes, profile),
+        metrics=FLAGS.metrics,
+    )
     if jax.process_index() == 0:
         if run.done:
             print(f"{FLAGS.workdir} is trained to its last step, {run.start:,}.")

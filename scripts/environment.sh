@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the other scripts: a virtual environment in .venv with brt and the extras in $1.
 # Downloading is timed apart from installing.
 python=${PYTHON:-python3}

@@ -14,10 +14,21 @@ Stopped at any time, the same command goes on: finished runs are kept, the one i
 Bindings given here come after an entry's own. Nothing is run twice, and a changed ladder is
 refused. --archive=FOLDER keeps the records of every finished run there, in a small file each, from
 which `python -m brt.report --results` builds a page.
+
+On a cluster each run is a task of its own. --print_commands trains nothing and prints a line of the
+shell for each run that is not finished, which a Slurm array takes:
+
+    python scripts/ladder.py --print_commands ... >commands.txt
+    sbatch --array=1-$(wc -l <commands.txt) \
+        --wrap='eval "$(sed -n ${SLURM_ARRAY_TASK_ID}p commands.txt)"'
+
+A task that was stopped goes on when its line is run again. --collect with the same flags trains
+nothing either, and ends in the tables and archives of what is finished.
 """
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -50,6 +61,8 @@ flags.DEFINE_integer("tokens_per_step", None, "Of every run; None for the first 
 flags.DEFINE_list("seeds", ["0"], "Each entry is run once with each.")
 flags.DEFINE_string("split", "validation", "What is evaluated in the end.")
 flags.DEFINE_string("archive", None, "A folder for the records of each finished run.")
+flags.DEFINE_bool("print_commands", False, "Print a command for each missing run, and run none.")
+flags.DEFINE_bool("collect", False, "Run nothing; tables and archives of what is finished.")
 flags.DEFINE_integer("step_time_rounds", 0, "Also time so many steps of each entry, for Table 1.")
 
 
@@ -58,6 +71,8 @@ def run_ladder() -> None:
     for name in ("workdir", "sweep"):
         if FLAGS[name].value is None:
             raise LadderError(f"--{name} is missing: {FLAGS[name].help}")
+    if FLAGS.print_commands and FLAGS.collect:
+        raise LadderError("--print_commands says what is to be run, --collect what was: give one.")
     folder = Path(FLAGS.workdir)
     entries = read_sweep(
         FLAGS.sweep,
@@ -76,21 +91,29 @@ def run_ladder() -> None:
         for seed in FLAGS.seeds  # seed by seed, so that a table stands early
         for entry, file in zip(entries, files)
     ]
+    missing = [run for run in runs if not evaluated(run[3], run[0])]
+    if FLAGS.print_commands:
+        for entry, file, seed, workdir in missing:
+            begin(workdir, entry)
+            print(shell_line(commands(file, seed, workdir)))
+        print(f"{len(missing)} of {len(runs)} runs are to be done.", file=sys.stderr)
+        return
+    if FLAGS.collect:
+        for entry, _, seed, _ in missing:
+            print(f"Not finished: {entry.name}, seed {seed}", file=sys.stderr)
+        runs = [run for run in runs if run not in missing]
     for number, (entry, file, seed, workdir) in enumerate(runs, 1):
         print(f"[{number} of {len(runs)}] {entry.name}, seed {seed}", flush=True)
         if not evaluated(workdir, entry):
-            workdir.mkdir(parents=True, exist_ok=True)
-            write_whole(workdir / STANDS_FOR_FILE, json.dumps(entry.paper, indent=1))
-            command("brt.train", f"--gin_file={file}", f"--workdir={workdir}",
-                    f"--gin.Trainer.seed={seed}")  # fmt: skip
-            command("brt.evaluate", f"--workdir={workdir}",
-                    f'--gin.Evaluation.split="{FLAGS.split}"')  # fmt: skip
+            begin(workdir, entry)
+            for module, *arguments in commands(file, seed, workdir):
+                command(module, *arguments)
         if FLAGS.archive:
             pack(workdir, Path(FLAGS.archive) / f"{workdir.name}{ENDING}")
     step_times = folder / "step_times.json"
-    if FLAGS.step_time_rounds and not step_times.exists():
-        command("brt.benchmark", f"--configs={','.join(map(str, files))}",
-                f"--rounds={FLAGS.step_time_rounds}", f"--json={step_times}")  # fmt: skip
+    if FLAGS.step_time_rounds and not step_times.exists() and not FLAGS.collect:
+        timed = [f"--configs={','.join(map(str, files))}", f"--rounds={FLAGS.step_time_rounds}"]
+        command("brt.benchmark", *timed, f"--json={step_times}")
     tables = write_tables(folder, [workdir for *_, workdir in runs], step_times)
     for table in tables:
         print(f"\n{table.as_markdown()}")
@@ -157,6 +180,25 @@ def evaluated(workdir: Path, entry: SweepEntry) -> bool:
         return found.get("step", -1) >= entry.settings["Trainer.steps"]
     except (OSError, ValueError):
         return False
+
+
+def begin(workdir: Path, entry: SweepEntry) -> None:
+    """Makes a run folder that says which published row the run stands for."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    write_whole(workdir / STANDS_FOR_FILE, json.dumps(entry.paper, indent=1))
+
+
+def commands(file: Path, seed: str, workdir: Path) -> list[list[str]]:
+    """Returns modules and flags of one run: of training, and of the evaluation of its end."""
+    train = [f"--gin_file={file}", f"--workdir={workdir}", f"--gin.Trainer.seed={seed}"]
+    split = f'--gin.Evaluation.split="{FLAGS.split}"'
+    return [["brt.train", *train], ["brt.evaluate", f"--workdir={workdir}", split]]
+
+
+def shell_line(commands_of_run: Sequence[Sequence[str]]) -> str:
+    """Returns a run's commands as one line of the shell, for any folder."""
+    words = [[sys.executable, "-m", *command_of_run] for command_of_run in commands_of_run]
+    return " && ".join(map(shlex.join, [["cd", os.getcwd()], *words]))
 
 
 def command(module: str, *arguments: str) -> None:

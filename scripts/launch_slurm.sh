@@ -1,12 +1,62 @@
 #!/usr/bin/env bash
-#SBATCH --job-name=brt
-#SBATCH --ntasks-per-node=1
-#SBATCH --signal=TERM@120
-#SBATCH --requeue
-# One process a node, every GPU of it; JAX reads the rest from Slurm's environment.
-#   sbatch --nodes=2 --gpus-per-node=8 scripts/launch_slurm.sh --gin_file=... --workdir=...
-# SIGTERM, sent two minutes before the time limit, saves; a requeued job resumes.
-# Not run here: no cluster was at hand.
+# Trains on a Slurm cluster, from nothing: installs brt, says what would run, has one job prepare the
+# token stores, and after it one train, which is queued again by itself until the run is done:
+#   scripts/launch_slurm.sh --nodes=2 --gpus-per-node=8 --time=12:00:00 -- \
+#       --gin_file=configs/pg19_rec_fixed_skip.gin --workdir=/shared/runs/rec
+# What follows `--` is for brt.train; what stands before it is for sbatch, except:
+#   --extras=NAMES       of brt to be installed (gpu,storage,data)
+#   --splits=NAMES       to be prepared (train,validation)
+#   --dry                print every command and run none
+# One process a node, with every GPU of it. Uses .venv, which is made if it is not there, or the
+# Python named by PYTHON. scripts/slurm_job.sh is what runs on the nodes.
 set -euo pipefail
+cd "$(dirname "$0")/.."
 source scripts/malloc.sh
-exec srun .venv/bin/python -m brt.train --distributed "$@"
+
+extras=gpu,storage,data splits=train,validation dry='' options=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        --extras=*) extras=${1#*=} ;;
+        --splits=*) splits=${1#*=} ;;
+        --dry) dry=1 ;;
+        --) shift; break ;;
+        --gin* | --workdir*) echo "Error: $1 is a flag of brt.train: write it after --." >&2; exit 2 ;;
+        *) options+=("$1") ;;
+    esac
+    shift
+done
+case " $* " in
+    *" --workdir="*) ;;
+    *) echo "Error: give brt.train a --workdir that all nodes see, after --." >&2; exit 2 ;;
+esac
+
+described=()
+for flag in "$@"; do
+    case $flag in
+        --gin_file=* | --gin.* | --gin_bindings=* | --gin_search_paths=*) described+=("$flag") ;;
+    esac
+done
+
+exec 3>&1 # standard output, inside of $( ) too
+run() {
+    if [ -n "$dry" ]; then
+        printf '%q ' "$@" >&3
+        echo >&3
+    else
+        "$@"
+    fi
+}
+
+python=${PYTHON:-.venv/bin/python}
+if [ -z "${PYTHON:-}" ] && [ ! -x .venv/bin/python ]; then
+    run python3 -m venv .venv
+    run .venv/bin/pip install -q -e ".[$extras]"
+fi
+run "$python" -m brt.train --dry_run ${described[@]+"${described[@]}"}
+prepared=$(run sbatch --parsable ${options[@]+"${options[@]}"} --job-name=brt-prepare --nodes=1 \
+    --ntasks=1 scripts/slurm_job.sh brt.prepare --splits="$splits" ${described[@]+"${described[@]}"})
+prepared=${prepared:-JOB}
+# Two minutes before the time limit the script of the job is told, which saves and queues it again.
+run sbatch ${options[@]+"${options[@]}"} --job-name=brt-train --ntasks-per-node=1 --requeue \
+    --open-mode=append --signal=B:TERM@120 --dependency="afterok:${prepared%%;*}" \
+    scripts/slurm_job.sh brt.train --distributed "$@"

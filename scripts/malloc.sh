@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by scripts that start Python: settings of glibc's malloc with which a step on a CPU keeps
 # its work memory instead of asking for it anew (BENCHMARKS.md, A step's memory on a CPU).
 if [ "$(uname -s)" = Linux ] && [ -z "${GLIBC_TUNABLES:-}" ]; then

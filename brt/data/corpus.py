@@ -1,10 +1,7 @@
 """Corpora: a source, the vocabulary it is read with, and the folder of its token stores."""
 
-import fcntl
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import gin
@@ -13,11 +10,13 @@ from absl import logging
 from brt.checks import Name
 from brt.data.sources.base import Source, check_source
 from brt.data.splits import check_split
-from brt.data.stores.shards import ListedDocuments, StreamedDocuments
+from brt.data.stores import store_cache
+from brt.data.stores.shards import ListedDocuments, StreamedDocuments, key_of
 from brt.data.stores.token_store import TokenStore, write_store
 from brt.data.stores.writer import vocabulary_entry
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
+from brt.storage.paths import AnyPath, RemotePath, as_path
 
 
 class StoreMissing(FileNotFoundError):
@@ -30,7 +29,8 @@ class Corpus:
 
     Args:
         store: folder that holds the stores, `<store>/<split>`; `~` and environment variables are
-            expanded.
+            expanded. One in a bucket, `gs://bucket/stores`, is read through a copy on each host
+            (`brt.data.stores.store_cache`).
         source: where documents come from; only `prepare` reads them.
         vocabulary: how they become ids: a vocabulary, or a string that names one, such as "bytes",
             "pieces.model" or "words:list.txt" (`named_vocabulary`). None takes the vocabulary the
@@ -53,7 +53,7 @@ class Corpus:
                 f"{type(source).__name__} yields text and needs a vocabulary: bind "
                 'Corpus.vocabulary, to "bytes" for example.'
             )
-        self.store = Path(os.path.expanduser(os.path.expandvars(store)))
+        self.store: AnyPath = as_path(os.path.expanduser(os.path.expandvars(store)))
         self.source = source
         self.vocabulary: Vocabulary = made_with
 
@@ -67,7 +67,7 @@ class Corpus:
         """Number of token ids; may open the vocabulary's file."""
         return self.vocabulary.size
 
-    def path(self, split: str) -> Path:
+    def path(self, split: str) -> AnyPath:
         """Returns the folder of a split's store, whether it exists or not.
 
         Raises:
@@ -77,7 +77,9 @@ class Corpus:
 
     def exists(self, split: str) -> bool:
         """Returns whether a split has been prepared."""
-        return self.path(split).is_dir()
+        path = self.path(split)
+        # In a bucket the manifest comes last.
+        return path.is_dir() if isinstance(path, Path) else (path / "manifest.json").is_file()
 
     def prepare(self, split: str, quiet: bool = False, workers: int | None = None) -> None:
         """Makes a split's store, unless there is one that fits.
@@ -100,21 +102,34 @@ class Corpus:
         if not self.exists(split):
             vocabulary = _named(vocabulary_entry(self.vocabulary))  # fails before any work
             self._check_source_vocabulary(vocabulary)
-            with _one_at_a_time(self.store / f".{split}.lock"):
+            made, lock = self._place_to_prepare(split)
+            with store_cache.one_at_a_time(lock):
                 if not self.exists(split):
                     logging.info("preparing %s with %s", self.path(split), vocabulary)
-                    write_store(
-                        self.path(split),
-                        self._documents(split),
-                        self.vocabulary,
-                        self.source.description(split),
-                        quiet=quiet,
-                        workers=workers,
-                    )
+                    if not made.exists():
+                        write_store(
+                            made,
+                            self._documents(split),
+                            self.vocabulary,
+                            self.source.description(split),
+                            quiet=quiet,
+                            workers=workers,
+                        )
+                    if isinstance(store := self.path(split), RemotePath):
+                        store_cache.publish(made, store)
                     return
         manifest = self.open(split).manifest
         logging.info("%s is prepared: %d tokens", self.path(split), manifest["tokens"])
         self.warn_of_changes(split)
+
+    def _place_to_prepare(self, split: str) -> tuple[Path, Path]:
+        """Returns where a split's store is made on this disk, and the lock of who makes it."""
+        store = self.path(split)
+        if isinstance(store, Path):
+            return store, store.with_name(f".{split}.lock")
+        made_with = key_of(self.vocabulary, self.source.description(split))
+        made = store_cache.place_to_prepare(store, made_with)
+        return made, made.parent.with_name(f".{made.parent.name}.lock")
 
     def warn_of_changes(self, split: str) -> None:
         """Logs a warning if the files behind a store have changed since it was made.
@@ -125,9 +140,11 @@ class Corpus:
             ValueError, FileNotFoundError: as `open`.
         """
         # Checking the content of files takes long, and refuses those that have changed anyway.
-        if not self.source.listed or self.source.checks_content:
+        # A bucket's times are another clock's.
+        folder = self.path(split)
+        if not self.source.listed or self.source.checks_content or isinstance(folder, RemotePath):
             return
-        made = os.stat(self.path(split) / "manifest.json").st_mtime_ns
+        made = os.stat(folder / "manifest.json").st_mtime_ns
         documents = self.open(split).num_documents
         try:
             parts = self.source.parts(split)
@@ -204,16 +221,3 @@ def _changes(stored: dict, configured: dict) -> str:
         for key in sorted(stored.keys() | configured.keys())
         if stored.get(key) != configured.get(key)
     )
-
-
-@contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Holds a lock that ends with the process; the file stays behind, empty."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logging.info("another process is preparing %s; waiting for it", path.parent)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -32,8 +32,10 @@ from brt.data.stores.verification import check_hashes, hashes_of, once
 from brt.data.stores.writer import replace_json, write_json
 from brt.data.streams.documents import DocumentPass
 from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader, to_host
+from brt.evaluation.recording_copy import RecordingCopy
 from brt.json_files import DamagedFile, Fields, misfit, read_json
 from brt.regular_files import check_regular
+from brt.storage.paths import RemotePath, is_remote
 
 FORMAT = 1
 FILES = {
@@ -87,6 +89,8 @@ class Recording:
             nothing.
         correct: bool (tokens,), mapped.
         done_D: bool (documents,), mapped.
+        copy: of a recording in a bucket, the folder of this disk that is mapped; it is removed
+            with this.
 
     Raises:
         FileNotFoundError: there is no recording, or a file of it is missing.
@@ -102,6 +106,7 @@ class Recording:
         self.done_D = self._map("done").view(bool)
         self._verify()
         self._store = None if store is None else self._checked(store)
+        self.copy: RecordingCopy | None = None
 
     @property
     def store(self) -> TokenStore:
@@ -234,8 +239,11 @@ def record(
             "Swapping states needs two documents side by side: record more documents, or bind "
             "Evaluation.tokens_per_step to two segments or more."
         )
-    folder = Path(folder)
     writes = jax.process_index() == 0
+    copy = RecordingCopy(RemotePath(folder)) if is_remote(folder) else None
+    if copy and writes:
+        copy.fetch()
+    folder = copy.folder if copy else Path(folder)
     manifest = {
         "format": FORMAT,
         "store": {
@@ -266,19 +274,32 @@ def record(
     if len(missing):
         stream = DocumentPass(store, reader.rows, reader.segment_length, documents=missing)
         segments = reader.read(params, stream, STATE_ABLATIONS[state], label=label)
-        _write(folder if writes else None, segments, store)
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("recorded")
+        try:
+            _write(folder if writes else None, segments, store, copy)
+        finally:
+            if copy and writes:  # what is done need not be done again, whatever happened
+                copy.publish()
     if writes:
         manifest["complete"] = bool(Recording(folder).done_D.all())
         if manifest["complete"]:
             manifest["hashes"] = hashes_of(folder, NAMES)
         replace_json(folder, "manifest.json", manifest)
-    return Recording(folder, store)
+        if copy:
+            copy.publish()
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("recorded")
+    if copy and not writes:
+        copy.fetch()
+    recording = Recording(folder, store)
+    recording.copy = copy
+    return recording
 
 
-def _write(folder, segments, store):
-    """Writes what is read; a document is done when its last segment is on disk."""
+def _write(folder, segments, store, copy=None):
+    """Writes what is read; a document is done when its last segment is on disk.
+
+    copy: what takes the files to a bucket, or None.
+    """
     if folder is None:
         for _ in segments:
             pass
@@ -310,6 +331,8 @@ def _write(folder, segments, store):
                 for document in finished:
                     _put(files["done"], document, np.ones(1, FILES["done"]))
                 os.fsync(files["done"].fileno())
+                if copy:
+                    copy.publish_if_due()
 
 
 def _check_finite(folder, nats_T, document, offset):

@@ -8,6 +8,8 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -21,6 +23,7 @@ from brt.generation.memory import Memory, fresh_memory
 from brt.json_files import Fields, parse_json
 from brt.models.model import LanguageModel
 from brt.regular_files import check_regular
+from brt.storage.paths import RemotePath, is_remote
 
 FORMAT = "brt document memory 1"
 DIGITS = 12
@@ -69,7 +72,7 @@ def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) ->
     """Writes the memory of one document; a file of that name is replaced when all is written.
 
     Args:
-        path: of the file.
+        path: of the file, on a disk or in a bucket.
         memory: of one row.
         fingerprint: the `model_fingerprint` of its model.
         vocabulary: that the document was read with.
@@ -98,6 +101,9 @@ def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) ->
     description["sha256"] = _digest(description, arrays)
     content = to_bytes(arrays, {"brt": json.dumps(description)})
     path = expanded(path)
+    if is_remote(path):
+        RemotePath(path).write_bytes(content)
+        return
     try:
         with open(path + ".new", "wb") as file:
             file.write(content)
@@ -134,7 +140,7 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
     expected = jax.eval_shape(lambda: fresh_memory(model, 1))
     shapes = {name: (x.shape, x.dtype) for name, x in _named(expected).items()}
     try:
-        with safe_open(path, "flax") as file:
+        with _on_disk(path) as name, safe_open(name, "flax") as file:
             metadata = file.metadata() or {}
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             fits = _shapes(slices) == {
@@ -175,6 +181,18 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
             "perhaps: write it again with --save_memory."
         )
     return jax.tree.unflatten(jax.tree.structure(expected), [arrays[name] for name in shapes])
+
+
+@contextlib.contextmanager
+def _on_disk(path):
+    """Gives the name of a file of this disk: its own, or a copy's."""
+    if not is_remote(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "memory")
+        RemotePath(path).fetch(copy)
+        yield str(copy)
 
 
 def _no_memory_file(path, why):

@@ -7,10 +7,12 @@ from typing import Any
 
 from gin import config_parser
 
-import brt
 from brt.gin_files import read_gin_text
+from brt.storage.paths import is_remote
+from brt.storage.shipped import configs_root, gin_folders
 
-ROOT = pathlib.Path(brt.__file__).resolve().parent.parent
+ROOT = configs_root()
+"""The folder that holds configs/."""
 
 
 class Reference(str):
@@ -33,7 +35,7 @@ def read_gin(text: str) -> dict[str, Any]:
 
     Raises:
         SyntaxError: as gin's parser.
-        FileNotFoundError: an included file that is neither here nor beside configs/.
+        FileNotFoundError: an included file that is neither here, nor beside configs/ or inside.
     """
     settings: dict[str, Any] = {}
     for statement in config_parser.ConfigParser(text, _AsText()):
@@ -48,12 +50,16 @@ def read_gin(text: str) -> dict[str, Any]:
 
 
 def read_gin_file(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the bindings of a gin file, looked up here and in the folder that holds configs/."""
+    """Returns the bindings of a gin file, looked up here, beside configs/ and inside of it."""
     return read_gin(_text(path))
 
 
 def _text(path, included=False):
-    return read_gin_text(path if os.path.lexists(path) else ROOT / path, included)
+    if not is_remote(path):
+        places = (pathlib.Path(), *gin_folders())
+        found = (place / path for place in places if os.path.lexists(place / path))
+        path = next(found, ROOT / path)
+    return read_gin_text(path, included)
 
 
 def read_gin_files(paths: Iterable[str]) -> dict:

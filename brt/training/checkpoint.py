@@ -24,6 +24,8 @@ from brt.checks import Count, ManyFrom0
 from brt.data.stores.token_store import VOCABULARY
 from brt.json_files import Fields, misfit, read_json
 from brt.regular_files import check_regular
+from brt.storage.paths import RemotePath, absolute, is_remote, move
+from brt.training.checkpoint_mirror import COMPLETE, CheckpointMirror
 from brt.training.passing_errors import passing_reason
 from brt.training.train_step import TrainState
 
@@ -85,7 +87,9 @@ class Checkpoints:
     """The checkpoints of one folder.
 
     Args:
-        folder: absolute path; created when first written to.
+        folder: absolute path; created when first written to. In a bucket a checkpoint is complete
+            when its last object is there. `gs://` is written in the background, by every process;
+            other buckets by one process, while training waits.
         policy: what to keep.
     """
 
@@ -95,9 +99,15 @@ class Checkpoints:
         policy = policy or CheckpointPolicy()
         self._skipped: dict[int, str] = {}  # steps not restored: what to call them aside
         self._ocp = ocp
-        self.folder = os.path.abspath(folder)
+        self.folder = absolute(folder)
+        self._mirror: CheckpointMirror | None = None
+        if is_remote(self.folder):
+            _reach_buckets_without_tensorflow()
+            if not self.folder.startswith("gs://"):
+                remote = RemotePath(self.folder)
+                self._mirror = CheckpointMirror(remote, policy.keep_last, policy.keep_every)
         self._manager = ocp.CheckpointManager(
-            self.folder,
+            str(self._mirror.folder) if self._mirror else self.folder,
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=policy.keep_last,
                 keep_period=policy.keep_every,
@@ -107,7 +117,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, oldest first."""
-        return sorted(self._manager.all_steps())
+        return self._mirror.steps() if self._mirror else sorted(self._manager.all_steps())
 
     def save(self, state: TrainState, record: dict) -> None:
         """Begins to write a checkpoint; waits only for the copy off the devices.
@@ -121,7 +131,7 @@ class Checkpoints:
         """
         ocp = self._ocp
         step = int(state.step)
-        if step in self._manager.all_steps():
+        if step in self._manager.all_steps() or (self._mirror and step in self._mirror.steps()):
             return
         # Copies, because the record is written while the caller's goes on counting, and because
         # a backend may return views of buffers that the next step reuses.
@@ -136,6 +146,9 @@ class Checkpoints:
                 ),
                 force=True,
             )
+            if self._mirror:
+                self._manager.wait_until_finished()
+                self._mirror.publish(step)
         except Exception as error:
             raise self._failed("write", step, error) from error
 
@@ -156,6 +169,7 @@ class Checkpoints:
     def record(self, step: int) -> dict:
         """Returns the JSON record of one checkpoint."""
         ocp = self._ocp
+        self._fetch(step)
         args = ocp.args.Composite(record=ocp.args.JsonRestore())
         return _checked(self._manager.restore(step, args=args)["record"])
 
@@ -205,7 +219,8 @@ class Checkpoints:
     def _step_held(self, step):
         """Returns the step that the checkpoint of this folder was saved at, by its own record."""
         folder = os.path.join(self.folder, str(step))
-        _check_files(folder)
+        if not is_remote(folder):
+            _check_files(folder)
         path = os.path.join(folder, "record", "metadata")
         record = read_json(path, RECORD, "it is left out")
         # Of a single number the fingerprint is the number itself.
@@ -229,8 +244,15 @@ class Checkpoints:
             f"{os.path.join(self.folder, str(step))} elsewhere to go on from an older checkpoint."
         )
 
+    def _fetch(self, step):
+        """Has a checkpoint on this disk where Orbax reads no other."""
+        if self._mirror:
+            self._mirror.fetch(step)
+            self._manager.reload()
+
     def _restore(self, step, abstract, parts):
         ocp = self._ocp
+        self._fetch(step)
         wanted = {name: part for name, part in _parts(abstract).items() if name in parts}
         restored = self._manager.restore(
             step,
@@ -284,6 +306,24 @@ class Checkpoints:
         return self._skipped.get(other, f"after-step-{step}" if other > step else None)
 
     def _move_aside(self, step, why):
+        if is_remote(self.folder):
+            path = self._move_remote_aside(step, why)
+        else:
+            path = self._rename_aside(step, why)
+        logging.warning("Checkpoint %d was put aside as %s; nothing was deleted.", step, path)
+
+    def _move_remote_aside(self, step, why):
+        folder = RemotePath(self.folder)
+        wanted = f"{step}-{why}"
+        more = (f"{wanted}-{number}" for number in itertools.count(2))
+        names = (folder / ASIDE / name for name in itertools.chain([wanted], more))
+        path = next(path for path in names if not path.is_dir())
+        move(folder / str(step), path, first=COMPLETE)
+        if self._mirror:
+            self._mirror.forget(step)
+        return path
+
+    def _rename_aside(self, step, why):
         folder = os.path.join(self.folder, ASIDE)
         wanted = os.path.join(folder, f"{step}-{why}")
         more = (f"{wanted}-{number}" for number in itertools.count(2))
@@ -296,12 +336,25 @@ class Checkpoints:
                 f"Checkpoint {step} in {self.folder} cannot be put aside as {path} "
                 f"({error.strerror}): move it elsewhere and run the same command again."
             ) from error
-        logging.warning("Checkpoint %d was put aside as %s; nothing was deleted.", step, path)
+        return path
 
     def close(self) -> None:
         """Waits until everything begun is on disk, and ends Orbax's threads."""
         self.wait()
         self._manager.close()
+
+
+def _reach_buckets_without_tensorflow():
+    """Has etils, through which Orbax reaches buckets, use fsspec, as the rest of brt does.
+
+    Where TensorFlow is installed it would import that, for which training has no use.
+    """
+    os.environ.setdefault("EPATH_USE_TF", "false")
+    from etils.epath import gpath
+
+    asked = getattr(gpath, "_is_tf_installed", None)  # which may have kept an earlier answer
+    if hasattr(asked, "cache_clear"):
+        asked.cache_clear()
 
 
 def _check_files(folder):

@@ -8,6 +8,7 @@ import jax
 
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
+from brt.storage.paths import as_path
 from brt.training.checkpoint import Checkpoints
 from brt.training.optimization.weight_average import Averaged, evaluated_params
 from brt.training.train_step import TrainState
@@ -47,7 +48,7 @@ def load_params(folder: str, abstract: TrainState) -> tuple[TrainState, dict]:
         FileNotFoundError: no checkpoint is there.
     """
     path = os.path.join(folder, "checkpoints")
-    if not os.path.isdir(path):
+    if not as_path(path).is_dir():
         raise FileNotFoundError(f"{folder} holds no checkpoints/ folder: has the run begun?")
     checkpoints = Checkpoints(path)
     averaged = isinstance(abstract.optimizer, Averaged)

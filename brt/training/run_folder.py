@@ -4,7 +4,6 @@ config.gin, operative_config.gin, command.txt, environment.json, metrics.jsonl,
 events.out.tfevents.*, checkpoints/
 """
 
-import glob
 import hashlib
 import importlib.metadata
 import itertools
@@ -15,15 +14,22 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import gin
 from absl import logging
 
 from brt.regular_files import read_bytes
+from brt.storage.growing import GrowingFiles
+from brt.storage.paths import RemotePath, absolute, as_path, is_remote
+from brt.training.metric_writers import USUAL, MetricWriter, TensorBoard, Wandb
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gin-config", "numpy", "brt")
+
+PROBE = ".brt_can_write"
+"""An object that is written to a bucket, and removed, to see if it can be."""
 
 
 EVALUATION = b'"eval/'
@@ -33,20 +39,30 @@ EVALUATION = b'"eval/'
 class RunFolder:
     """Writes a run's records; only process 0 of a run should have one that `writes`.
 
+    In a bucket nothing can be appended to: there the records are copied whole, at every checkpoint,
+    at the end, and every minute or so between.
+
     Args:
         path: the folder, created if `writes`.
         writes: whether this process writes anything.
+        metrics: where numbers go, some of `brt.training.metric_writers.KINDS`.
 
     Raises:
         PermissionError: if the folder cannot be written.
     """
 
-    def __init__(self, path: str, writes: bool = True):
-        self.path = os.path.abspath(path)
+    def __init__(self, path: str, writes: bool = True, metrics: Sequence[str] = USUAL):
+        self.path = absolute(path)
         self.writes = writes
+        self._remote = RemotePath(self.path) if is_remote(self.path) else None
+        self._growing = GrowingFiles(self._remote) if self._remote else None
         self._metrics: TextIO | None = None
-        self._events: Any = None  # a TensorBoard writer
-        if writes:
+        self._kinds = tuple(metrics)
+        self._writers: list[MetricWriter] = []
+        if writes and self._remote:
+            (self._remote / PROBE).write_text("")  # raises what is to be said
+            (self._remote / PROBE).unlink(missing_ok=True)
+        elif writes:
             try:
                 os.makedirs(self.path, exist_ok=True)
                 tempfile.TemporaryFile(dir=self.path).close()
@@ -80,77 +96,124 @@ class RunFolder:
         self._write("command.txt", shlex.join(sys.orig_argv) + "\n")
         self._write("environment.json", json.dumps(environment, indent=2) + "\n")
 
+    @property
+    def on_disk(self) -> str:
+        """The folder of this disk that records and traces grow in: its own, or one to be copied."""
+        return str(self._growing.folder) if self._growing else self.path
+
+    def publish_traces(self) -> None:
+        """Copies what was traced to where the folder is, if that is not this disk."""
+        if self._growing:
+            self._growing.copy_folder("plugins")
+
     def _write(self, name, text):
+        if self._remote:
+            (self._remote / name).write_text(text)
+            return
         with open(self.file(name) + ".new", "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(self.file(name) + ".new", self.file(name))
 
-    def open_metrics(self, step: int) -> str | None:
+    def open_metrics(self, step: int, settings: Mapping[str, str] | None = None) -> str | None:
         """Opens the records for writing after `step`; what lies beyond it is cut off.
+
+        settings: bindings of the run, for writers that show them.
 
         Returns:
             The file that earlier records went to if a run begins anew over them, otherwise None.
         """
         if not self.writes:
             return None
-        from tensorboardX import SummaryWriter
-
-        own = os.path.exists(self.file("metrics.jsonl"))
+        if "wandb" in self._kinds:  # first, as it may have to be refused
+            self._writers.append(Wandb(self.on_disk, self.path, settings or {}))
+        own = as_path(self.file("metrics.jsonl")).exists()
         aside = None if step else self._put_aside()
         damaged: list[str] = []
         kept = [record for record in read_metrics(self.path, damaged) if record["step"] <= step]
         if damaged:  # what follows rewrites the file
             copy = self._free_name()
-            shutil.copyfile(self.file("metrics.jsonl"), copy)
+            self._copy_records(copy)
             logging.warning("%s The file as it was is kept as %s.", damaged[0], copy)
-        self._write("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
-        self._metrics = open(self.file("metrics.jsonl"), "a", encoding="utf-8")  # noqa: SIM115
+        text = "".join(json.dumps(record) + "\n" for record in kept)
+        self._write("metrics.jsonl", text)
+        growing = os.path.join(self.on_disk, "metrics.jsonl")
+        if self._growing:
+            Path(growing).write_text(text, encoding="utf-8")
+        self._metrics = open(growing, "a", encoding="utf-8")  # noqa: SIM115
         # They are written anew from the records. In a folder without records they are not ours.
-        for events in glob.glob(self.file("events.out.tfevents.*")) if own else ():
-            os.remove(events)
-        self._events = SummaryWriter(logdir=self.path, flush_secs=30)
+        for events in self._old_events() if own else ():
+            events.unlink()
+        if "tensorboard" in self._kinds:
+            self._writers.append(TensorBoard(self.on_disk))
         for record in kept:
-            self._to_tensorboard(record)
+            self._write_on([writer for writer in self._writers if writer.begins_empty], record)
         return aside
+
+    def _old_events(self):
+        files = self._remote.iterdir() if self._remote else Path(self.path).iterdir()
+        return [path for path in files if path.name.startswith("events.out.tfevents.")]
 
     def _put_aside(self):
         if not read_metrics(self.path):
             return None
         aside = self._free_name()
-        os.replace(self.file("metrics.jsonl"), aside)
+        if self._remote:
+            self._copy_records(aside)
+            (self._remote / "metrics.jsonl").unlink()
+        else:
+            os.replace(self.file("metrics.jsonl"), aside)
         return aside
 
     def _free_name(self):
         names = (self.file(f"metrics.{number}.jsonl") for number in itertools.count(1))
-        return next(name for name in names if not os.path.lexists(name))
+        taken = RemotePath.exists if self._remote else os.path.lexists
+        return next(name for name in names if not taken(as_path(name)))
+
+    def _copy_records(self, copy):
+        if self._remote:
+            (self._remote / "metrics.jsonl").copy_to(RemotePath(copy))
+        else:
+            shutil.copyfile(self.file("metrics.jsonl"), copy)
 
     def record(self, step: int, scalars: dict[str, float | str]) -> None:
-        """Appends one line to metrics.jsonl; what of it is a number, to TensorBoard too."""
+        """Appends one line to metrics.jsonl; what of it is a number goes to the others, too."""
         if self._metrics is None:
             return
         record = {"step": step, **scalars}
         self._metrics.write(json.dumps(record) + "\n")
         self._metrics.flush()
-        self._to_tensorboard(record)
+        self._write_on(self._writers, record)
+        if self._growing:
+            self._growing.copy_if_due()
 
-    def _to_tensorboard(self, record):
-        for name, value in record.items():
-            if name != "step" and not isinstance(value, str):
-                self._events.add_scalar(name, value, record["step"])
+    def _write_on(self, writers, record):
+        numbers = {
+            name: value
+            for name, value in record.items()
+            if name != "step" and not isinstance(value, str)
+        }
+        for writer in writers:
+            writer.write(record["step"], numbers)
 
     def sync(self) -> None:
         """Waits until the records are on disk: before a checkpoint that comes after them."""
         if self._metrics is not None:
             self._metrics.flush()
             os.fsync(self._metrics.fileno())
-            self._events.flush()
+            for writer in self._writers:
+                writer.flush()
+            if self._growing:
+                self._growing.copy()
 
     def close(self) -> None:
         """Waits until the records are on disk, and closes their files."""
         if self._metrics is not None:
             self.sync()
             self._metrics.close()
-            self._events.close()
+            for writer in self._writers:
+                writer.close()
+            self._writers = []
+            self._metrics = None
 
 
 def read_metrics(

@@ -1,7 +1,9 @@
 """The training loop: restore, step, report, evaluate, save, stop."""
 
+import os
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,8 +15,10 @@ from brt.data.streams.ids import check_store
 from brt.data.streams.ledger import MODULUS
 from brt.data.streams.select import training_stream
 from brt.progress import Progress
+from brt.training.alerts import Alerts, Watch
 from brt.training.checkpoint import CheckpointError, Checkpoints
 from brt.training.experiment import EvaluationStopped, TrainedExperiment
+from brt.training.metric_writers import USUAL
 from brt.training.metrics import Interval, device_peak, peak_bytes
 from brt.training.optimization.weight_average import evaluated_params
 from brt.training.prefetch import Prefetch
@@ -64,6 +68,7 @@ class TrainingRun:
         params: parameters to begin with, or None for fresh ones.
         allow_changes: resume although bindings that decide what is computed have changed.
         profile: steps to be traced into the run folder, or None.
+        metrics: where numbers go, some of `brt.training.metric_writers.KINDS`.
 
     Raises:
         ChangedConfig: the folder's checkpoints belong to another configuration.
@@ -79,6 +84,7 @@ class TrainingRun:
         params: Any = None,
         allow_changes: bool = False,
         profile: ProfiledSteps | None = None,
+        metrics: Sequence[str] = USUAL,
     ):
         trainer = experiment.trainer
         self.experiment = experiment
@@ -98,7 +104,7 @@ class TrainingRun:
         self.evaluator = experiment.evaluator(mesh)
         if self.evaluator:
             check_store(self.evaluator.store)  # now, not after hours; of training, each batch is
-        self.folder = RunFolder(workdir, writes=jax.process_index() == 0)
+        self.folder = RunFolder(workdir, jax.process_index() == 0, metrics)
         self.checkpoints = Checkpoints(self.folder.file("checkpoints"), trainer.checkpoints)
         self._refuse_changes(allow_changes)
         abstract = experiment.abstract_state(mesh)
@@ -125,7 +131,7 @@ class TrainingRun:
         self._read = 0
         self.start = int(self.state.step)
         self.resumed = restored is not None
-        self.profiler = Profiler(profile, self.folder.path, self.start, trainer.steps)
+        self.profiler = Profiler(profile, self.folder.on_disk, self.start, trainer.steps)
         self.step_function = experiment.jit_step(mesh)
         self.stopped_by: int | None = None
         self._asked = 0  # how often all processes agreed on whether to stop
@@ -169,6 +175,8 @@ class TrainingRun:
         if number == self.stopped_by == signal.SIGINT:
             raise KeyboardInterrupt
         self.stopped_by = number
+        if number == signal.SIGINT and jax.process_count() > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def run(self) -> dict[str, float]:
         """Trains to the last step, or until asked to stop.
@@ -181,18 +189,22 @@ class TrainingRun:
             ValueError: a batch has ids beyond the vocabulary of its store.
         """
         trainer = self.trainer
-        aside = self.folder.open_metrics(self.start)
+        aside = self.folder.open_metrics(self.start, self.experiment.bindings)
         progress = Progress("step", trainer.steps, self.start, quiet=jax.process_index() > 0)
         if aside:
             progress.note(f"No checkpoint to go on from: begun anew; earlier records in {aside}.")
         if self.stream.note:
             progress.note(self.stream.note)
-        previous = [signal.signal(number, self.request_stop) for number in STOPS]
+        # With several processes SIGTERM is JAX's, which has all of them stop at the same step.
+        handled = STOPS if jax.process_count() == 1 else (signal.SIGINT,)
+        previous = [signal.signal(number, self.request_stop) for number in handled]
         if self.start < trainer.steps:
             progress.note("Compiling the step ...")
         prefetch = Prefetch(self.stream, self.mesh, self.start, trainer.steps, keeps_ledger=True)
         self._timing_since = time.perf_counter()
         self._timed = 0
+        self._alerts = Alerts()
+        watch = Watch()
         self._peak: int | None = None
         last_evaluation: dict[str, float] = {}
         pending = None  # a step whose metrics are not fetched yet
@@ -210,7 +222,9 @@ class TrainingRun:
                     self.state, metrics = self.step_function(self.state, batch)
                 if step == self.start + 1:
                     compilation_cache.publish()
+                watch.beat()
                 if traced := self.profiler.after(step, self.step_function, self.state, batch):
+                    self.folder.publish_traces()
                     progress.note(f"Trace of the steps up to {step:,}: {traced}")
                 if step % trainer.log_every == 0 or step == trainer.steps:
                     self._peak = peak_bytes(self.step_function, self.state, batch)
@@ -227,7 +241,8 @@ class TrainingRun:
                     self._consume(*pending, prefetch, progress)
                     pending = None
                     paused = time.perf_counter()
-                    self._owes_evaluation = evaluates and stops
+                    watch.pause()
+                    self._owes_evaluation = bool(evaluates and stops)
                     if evaluates and not stops:
                         last_evaluation, stops = self._evaluate(step, progress)
                     if saves or stops:
@@ -238,10 +253,11 @@ class TrainingRun:
                     break
         finally:
             prefetch.close()
+            watch.close()
             self.profiler.close()
             progress.close()
             self.folder.close()
-            for number, handler in zip(STOPS, previous, strict=True):
+            for number, handler in zip(handled, previous, strict=True):
                 signal.signal(number, handler)
         self.checkpoints.wait()
         return last_evaluation
@@ -260,6 +276,7 @@ class TrainingRun:
         self._read = read
         metrics = jax.device_get(metrics)
         if not metrics.finite and not self.trainer.skip_nonfinite:
+            self.folder.record(step, {"alert/not_finite": 1.0})
             self.checkpoints.wait()
             safe = self.checkpoints.steps()
             raise NonFiniteLoss(
@@ -291,7 +308,7 @@ class TrainingRun:
         if peak := device_peak():
             flops = 3 * self.experiment.model.flops_per_token() * tokens_per_second
             scalars["perf/mfu"] = flops / (peak * jax.device_count())
-        self.folder.record(step, scalars)
+        self.folder.record(step, scalars | self._alerts.look(step, scalars))
         progress.update(
             step,
             f"loss {scalars['train/loss']:.4f}  bits/token {scalars['train/bits_per_token']:.4f}  "

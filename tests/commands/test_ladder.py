@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -345,7 +346,8 @@ def pretended(calls, kill_at=None):
 
 def run_script(ladder, monkeypatch, command, *arguments):
     names = [*(a.removeprefix("--").split("=")[0] for a in arguments)]
-    for name in ("workdir", "sweep", "scale", "corpus", "tokens", "seeds", "gin_bindings"):
+    own = ("workdir", "sweep", "scale", "corpus", "tokens", "seeds", "print_commands", "collect")
+    for name in (*own, "archive", "gin_bindings"):
         ladder.FLAGS[name].unparse()
     assert set(names) <= set(ladder.FLAGS)
     ladder.FLAGS(["ladder.py", *arguments])
@@ -381,6 +383,51 @@ def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_fin
         run_script(ladder, monkeypatch, pretended([]), *flags, "--tokens=20000",
               f"--workdir={tmp_path}/whole")  # fmt: skip
     assert contents(tmp_path / "whole") == before
+
+
+def test_a_command_is_printed_for_each_missing_run_and_what_they_left_is_collected(
+    ladder, monkeypatch, tmp_path, capsys
+):
+    file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
+    flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
+    flags += ["--tokens=10000", "--seeds=0,3"]
+    run_script(ladder, monkeypatch, pretended([]), *flags, f"--workdir={tmp_path}/one_by_one")
+    whole = (tmp_path / "one_by_one" / "tables.md").read_text()
+    # A name that the shell would take apart.
+    flags += [f"--workdir={tmp_path}/two words"]
+    capsys.readouterr()
+
+    def lines():
+        run_script(ladder, monkeypatch, pretended(calls := []), *flags, "--print_commands")
+        assert not calls
+        return capsys.readouterr().out.splitlines()
+
+    def carry_out(line):
+        for words in map(shlex.split, line.split(" && ")):
+            if words[0] == "cd":
+                assert Path(words[1]) == Path.cwd()
+            else:
+                assert words[:2] == [sys.executable, "-m"]
+                pretended([])(*words[2:])
+
+    printed = lines()
+    assert len(printed) == 4 == len(set(printed))
+    carry_out(printed[2])
+    assert lines() == [printed[0], printed[1], printed[3]]
+
+    collect_all = (*flags, "--collect", f"--archive={tmp_path}/archives")
+    run_script(ladder, monkeypatch, pretended(calls := []), *collect_all)
+    assert not calls and "pg19_slide_13l, seed 0" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "archives").iterdir()] == [
+        "pg19_slide_12l-seed3.tar.gz"
+    ]
+    for line in lines():
+        carry_out(line)
+    assert lines() == []
+    run_script(ladder, monkeypatch, pretended(calls := []), *collect_all)
+    assert not calls and (tmp_path / "two words" / "tables.md").read_text() == whole
+    with pytest.raises(LadderError, match="give one"):
+        run_script(ladder, monkeypatch, pretended([]), *flags, "--print_commands", "--collect")
 
 
 def test_entries_that_contradict_themselves_are_refused_before_the_first_of_them_trains(

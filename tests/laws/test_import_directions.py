@@ -8,11 +8,12 @@ from paths import ROOT
 
 LAYERS = (
     ("brt",),
+    ("brt.storage",),
     ("brt.regular_files",),
     (
         *("brt.gin_files",),
         *("brt.checks", "brt.compilation_cache", "brt.declared_types", "brt.progress"),
-        *("brt.registration", "brt.token_ids"),
+        *("brt.processes", "brt.registration", "brt.token_ids"),
     ),
     ("brt.bound_values", "brt.json_files"),
     ("brt.config",),

@@ -35,6 +35,7 @@ from brt.data.stores.shards import (
     key_of,
     make_shards,
 )
+from brt.data.stores.store_cache import local_copy
 from brt.data.stores.writer import (
     DTYPES,
     FORMAT,
@@ -48,6 +49,7 @@ from brt.data.vocabularies.base import Vocabulary
 from brt.json_files import DamagedFile, Fields, misfit, read_json, read_json_lines
 from brt.progress import Progress
 from brt.regular_files import check_regular, open_regular
+from brt.storage.paths import AnyPath, as_path
 
 HOW_TO_REPEAT = "delete the folder and prepare it again"
 
@@ -207,7 +209,8 @@ class TokenStore:
     """A token store, open for reading.
 
     Attributes:
-        folder: `pathlib.Path` of the store.
+        folder: path of the store, on a disk or in a bucket.
+        files: folder of its files on this disk: the store's own, or this host's copy.
         manifest: its manifest, a dict.
         lengths_D: tokens of each document, int64 (documents,).
         has_weights: whether it holds loss weights.
@@ -218,15 +221,16 @@ class TokenStore:
     """
 
     def __init__(self, folder: str | os.PathLike):
-        self.folder = Path(folder)
-        self.manifest = read_manifest(self.folder)
+        self.folder: AnyPath = as_path(folder)
+        self.files = self.folder if isinstance(self.folder, Path) else local_copy(self.folder)
+        self.manifest = read_manifest(self.files)
         dtype = DTYPES[self.manifest["dtype"]]
-        self._offsets = _read_offsets(self.folder, self.manifest)
-        self._tokens = _mapped(self.folder / "tokens.bin", dtype, self.manifest["tokens"])
+        self._offsets = _read_offsets(self.files, self.manifest)
+        self._tokens = _mapped(self.files / "tokens.bin", dtype, self.manifest["tokens"])
         self.has_weights = self.manifest["weighted"]
         self._weights: np.ndarray | None = None
         if self.has_weights:
-            self._weights = _mapped(self.folder / "weights.bin", WEIGHT, self.manifest["tokens"])
+            self._weights = _mapped(self.files / "weights.bin", WEIGHT, self.manifest["tokens"])
         self.lengths_D = np.diff(self._offsets)
 
     @property
@@ -282,7 +286,7 @@ class TokenStore:
         Raises:
             ValueError: a line is damaged.
         """
-        yield from read_json_lines(self.folder / "documents.jsonl", DOCUMENT, HOW_TO_REPEAT)
+        yield from read_json_lines(self.files / "documents.jsonl", DOCUMENT, HOW_TO_REPEAT)
 
     def _range(self, document: int, start: int, stop: int | None) -> slice:
         if not 0 <= document < len(self.lengths_D):

@@ -47,7 +47,7 @@ def verify(store: TokenStore, quiet: bool = False) -> None:
             raise _damaged(store.folder / "manifest.json", f"{name!r} is no file of this store")
     if manifest["content"] != hashes["tokens.bin"]:
         raise _damaged(store.folder / "manifest.json", "its content is not the hash of tokens.bin")
-    check_hashes(store.folder, hashes, HOW_TO_REPEAT, quiet)
+    check_hashes(store.files, hashes, HOW_TO_REPEAT, quiet)
     if store.all_weights is not None and not np.isfinite(store.all_weights).all():
         raise _damaged(store.folder / "weights.bin", "a weight is not finite")
     names = ("tokens", "bytes", "words", "characters")
@@ -119,7 +119,7 @@ def verify_once(store: TokenStore | MixedStore, quiet: bool = False) -> None:
     """
     for part in store.stores if isinstance(store, MixedStore) else [store]:
         names = ("manifest.json", "offsets.npy", *part.manifest["hashes"])
-        once(part.folder, names, lambda part=part: verify(part, quiet))
+        once(part.files, names, lambda part=part: verify(part, quiet))
 
 
 def once(folder: Path, names: Iterable[str], check) -> None:

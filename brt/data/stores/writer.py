@@ -26,6 +26,7 @@ from brt.data.sources.base import Document
 from brt.data.stores.own_folders import remove
 from brt.data.vocabularies.base import Vocabulary
 from brt.json_files import Fields, read_json
+from brt.storage.paths import AnyPath, RemotePath
 
 FORMAT = 2
 """Version of the layout, written to every manifest."""
@@ -273,8 +274,11 @@ def write_json(folder: Path, name: str, content: Any) -> None:
         files.new(name).write(json.dumps(content, indent=2).encode() + b"\n")
 
 
-def replace_json(folder: Path, name: str, content: Any) -> None:
+def replace_json(folder: AnyPath, name: str, content: Any) -> None:
     """Replaces a JSON file, or writes a new one; a reader finds the old or the new, never half."""
+    if isinstance(folder, RemotePath):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+        return
     write_json(folder, f"{name}.new", content)
     os.replace(folder / f"{name}.new", folder / name)
 

@@ -271,7 +271,7 @@ def read_vocabulary_file(path: str, what: str, binding: str) -> bytes:
     """Reads a vocabulary's file.
 
     Args:
-        path: of the file.
+        path: of the file, on a disk or in a bucket.
         what: what the file is to be, for messages.
         binding: the gin binding that names it, for messages.
 

@@ -25,6 +25,7 @@ from brt.evaluation.studies.memory_use import MemoryUse, NothingCarried, memory_
 from brt.evaluation.studies.positions import LossByPosition, positions
 from brt.evaluation.studies.reach import TOKENS, Reach, reach
 from brt.evaluation.studies.topics import Topics, topics
+from brt.storage.paths import is_remote
 
 BOOKS = 5
 """Documents that `compare` looks at, unless told otherwise; the paper's number."""
@@ -187,7 +188,7 @@ def run_study(
         raise ValueError(f"--study={name} looks at two runs: name one with --other.")
     for other in others.values():
         check_same_tokens(run.store, other.store)
-        if Path(other.workdir).resolve() == Path(run.workdir).resolve():
+        if _resolved(other.workdir) == _resolved(run.workdir):
             raise ValueError(f"--other={other.workdir} is the run itself: name another one.")
     if name == "compare" and not others and not run.has_state:
         raise ValueError(
@@ -208,6 +209,11 @@ def run_study(
         documents.tolist(),
         STUDIES[name](run, others, chosen),
     )
+
+
+def _resolved(folder):
+    """Returns a path in the one form that all its spellings have."""
+    return str(folder) if is_remote(folder) else str(Path(folder).resolve())
 
 
 def check_same_tokens(ours: TokenStore, theirs: TokenStore) -> None:

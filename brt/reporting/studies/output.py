@@ -4,6 +4,7 @@ They go to `RUN/studies/<NAME>.json`, or `<NAME>-<other>.json` where something i
 run. README.md in `brt/evaluation` says what is in them.
 """
 
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from brt.reporting.studies import (
     recl,
 )
 from brt.reporting.studies.content import Content
+from brt.storage.paths import RemotePath, as_path
 
 SHOWN = 300
 """Characters of a context that the terminal shows, its last."""
@@ -68,7 +70,7 @@ def write_study(content: Content) -> str:
     Args:
         content: of `study_content`.
     """
-    folder = Path(content["run"], "studies")
+    folder = as_path(content["run"]) / "studies"
     folder.mkdir(exist_ok=True)
     beside = content.get("against")
     if "other" in content:
@@ -76,14 +78,25 @@ def write_study(content: Content) -> str:
     name = f"{content['study']}-{beside}.json" if beside else f"{content['study']}.json"
     if arrays := content.get("arrays"):
         content = content | {"arrays": f"{Path(name).stem}.npz"}
-        with open(folder / f"{content['arrays']}.new", "wb") as file:
-            np.savez_compressed(file, **arrays)
-        os.replace(folder / f"{content['arrays']}.new", folder / content["arrays"])
+        _write_arrays(folder / content["arrays"], arrays)
     replace_json(folder, name, content)
     if "gains" in content:
         for part, text in recl.as_csv(content).items():
             (folder / f"{content['study']}-{part}.csv").write_text(text, encoding="utf-8")
     return str(folder / name)
+
+
+def _write_arrays(path, arrays):
+    """Writes an .npz that appears when it is whole."""
+    if isinstance(path, RemotePath):
+        file = io.BytesIO()
+        np.savez_compressed(file, **arrays)
+        path.write_bytes(file.getvalue())
+        return
+    new = path.with_name(f"{path.name}.new")
+    with open(new, "wb") as file:
+        np.savez_compressed(file, **arrays)
+    os.replace(new, path)
 
 
 def _word(entry):

@@ -1,0 +1,1 @@
+"""Where files are: the configs that brt ships, and paths on a disk or in a bucket."""

@@ -1,0 +1,275 @@
+"""Paths on a disk, which are `pathlib.Path`s, or in a bucket, which are `RemotePath`s.
+
+A path with a scheme, `gs://bucket/runs/books`, is remote: whatever fsspec reaches by it. Objects of
+a bucket appear whole, when all of an object is written. None is renamed or appended to: nothing
+here relies on either.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import fsspec
+
+SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
+
+
+class StorageError(OSError):
+    """A bucket cannot be reached, read or written; the message names the path and the reason."""
+
+
+class RemotePath:
+    """A path with a scheme; its methods are those of `pathlib.Path` of the same names.
+
+    A folder is there when an object is below it, and needs not be made.
+
+    Args:
+        url: such as `gs://bucket/runs/books`; trailing slashes do not matter.
+
+    Raises:
+        ValueError: it has no scheme. All methods that look at the storage raise `StorageError`
+            where it cannot be reached, and `FileNotFoundError` for an object that is not there.
+    """
+
+    def __init__(self, url: str | os.PathLike):
+        text = os.fspath(url)
+        if not SCHEME.match(text):
+            raise ValueError(f"{text} has no scheme, as gs:// is one.")
+        self._url = text.rstrip("/")
+
+    def __str__(self) -> str:
+        return self._url
+
+    def __fspath__(self) -> str:
+        return self._url
+
+    def __repr__(self) -> str:
+        return f"RemotePath({self._url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemotePath) and self._url == other._url
+
+    def __hash__(self) -> int:
+        return hash(self._url)
+
+    def __truediv__(self, name: str | os.PathLike) -> "RemotePath":
+        return RemotePath(f"{self._url}/{os.fspath(name)}")
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return self._url.rpartition("/")[2]
+
+    @property
+    def parent(self) -> "RemotePath":
+        """The folder that it lies in; of a bucket, itself."""
+        above = self._url.rpartition("/")[0]
+        return self if above.endswith("/") else RemotePath(above)
+
+    def with_name(self, name: str) -> "RemotePath":
+        return self.parent / name
+
+    def absolute(self) -> "RemotePath":
+        return self
+
+    def relative_to(self, folder: "RemotePath") -> str:
+        """Returns the rest of the path below a folder."""
+        return self._url.removeprefix(f"{folder}/")
+
+    # What is there.
+
+    def is_file(self) -> bool:
+        with _explained(self, "looked up") as storage:
+            return storage.isfile(self._url)
+
+    def is_dir(self) -> bool:
+        with _explained(self, "looked up") as storage:
+            return storage.isdir(self._url)
+
+    def exists(self) -> bool:
+        with _explained(self, "looked up") as storage:
+            return storage.exists(self._url)
+
+    def size(self) -> int:
+        """Returns the bytes of an object."""
+        with _explained(self, "looked up") as storage:
+            return int(storage.size(self._url))
+
+    def iterdir(self) -> Iterator["RemotePath"]:
+        """Yields what lies directly in the folder, in the order of the names; nothing of none."""
+        try:
+            with _explained(self, "listed") as storage:
+                found = storage.ls(self._url, detail=False)
+        except FileNotFoundError:
+            return
+        names = {str(path).rstrip("/").rpartition("/")[2] for path in found}
+        yield from (self / name for name in sorted(names - {self.name, ""}))
+
+    def files(self) -> list["RemotePath"]:
+        """Returns all objects below the folder, in the order of their paths; none where it is not.
+
+        Unlike `pathlib.Path` has it.
+        """
+        with _explained(self, "listed") as storage:
+            own = storage._strip_protocol(self._url)
+            found = storage.find(self._url)
+        inside = (str(path).removeprefix(f"{own}/") for path in found if path != own)
+        return [self / name for name in sorted(inside)]
+
+    # Contents.
+
+    def open(self, mode: str = "r", encoding: str = "utf-8") -> IO[Any]:
+        """Opens an object; one that is written appears when it is closed."""
+        with _explained(self, "opened") as storage:
+            options = {} if "b" in mode else {"encoding": encoding}
+            return storage.open(self._url, mode, **options)
+
+    def read_bytes(self) -> bytes:
+        with _explained(self, "read") as storage:
+            return storage.cat_file(self._url)
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self.read_bytes().decode(encoding)
+
+    def write_bytes(self, content: bytes) -> int:
+        with _explained(self, "written") as storage:
+            storage.pipe_file(self._url, content)
+        return len(content)
+
+    def write_text(self, content: str, encoding: str = "utf-8") -> int:
+        return self.write_bytes(content.encode(encoding))
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        with _explained(self, "removed") as storage:
+            try:
+                storage.rm_file(self._url)
+            except FileNotFoundError:
+                if not missing_ok:
+                    raise
+
+    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
+        """Does nothing: a bucket has objects and no folders."""
+
+    # Copies, of one object or file.
+
+    def copy_to(self, target: "RemotePath") -> None:
+        """Copies the object to another one of the same storage."""
+        with _explained(self, "copied") as storage:
+            storage.cp_file(self._url, str(target))
+
+    def fetch(self, file: Path) -> None:
+        """Copies the object to a file."""
+        with _explained(self, "read") as storage:
+            storage.get_file(self._url, str(file))
+
+    def put(self, file: Path) -> None:
+        """Copies a file to the object.
+
+        Raises:
+            StorageError: it arrived with another size.
+        """
+        with _explained(self, "written") as storage:
+            storage.put_file(str(file), self._url)
+        if (size := self.size()) != file.stat().st_size:
+            raise StorageError(
+                f"{self} has {size:,} bytes and {file} has {file.stat().st_size:,}: run the same "
+                "command again."
+            )
+
+
+AnyPath = Path | RemotePath
+
+
+def is_remote(path: str | os.PathLike) -> bool:
+    """Returns whether a path has a scheme."""
+    return bool(SCHEME.match(os.fspath(path)))
+
+
+def as_path(path: str | os.PathLike) -> AnyPath:
+    """Returns a path as a `RemotePath` if it has a scheme, otherwise as a `pathlib.Path`."""
+    return RemotePath(path) if is_remote(path) else Path(path)
+
+
+def absolute(path: str | os.PathLike) -> str:
+    """Returns an absolute path as text; one with a scheme is absolute."""
+    return str(RemotePath(path)) if is_remote(path) else os.path.abspath(path)
+
+
+def is_remote_file(path: str) -> bool:
+    """Returns whether a path has a scheme and names an object."""
+    return is_remote(path) and RemotePath(path).is_file()
+
+
+def open_remote_text(path: str) -> IO[str]:
+    """Opens an object as text."""
+    return RemotePath(path).open()
+
+
+def upload(folder: Path, target: RemotePath, last: str | None = None) -> None:
+    """Copies all files below a folder to a bucket, in the order of their names.
+
+    last: name of the file that is copied after all others: while it is not there, they are not
+        all there.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for file in sorted(files, key=lambda path: path.name == last):
+        (target / file.relative_to(folder).as_posix()).put(file)
+
+
+def download(source: RemotePath, folder: Path) -> None:
+    """Copies all objects below a remote folder to a folder of the disk.
+
+    Raises:
+        StorageError: an object's name leads out of the folder.
+    """
+    for remote in source.files():
+        file = folder / remote.relative_to(source)
+        if ".." in file.parts:
+            raise StorageError(f"{remote} has a name that leads out of its folder: remove it.")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        remote.fetch(file)
+
+
+def move(folder: RemotePath, target: RemotePath, first: str | None = None) -> None:
+    """Moves all objects below a remote folder: copies all of them, then removes the old ones.
+
+    first: as of `remove`.
+    """
+    for file in folder.files():
+        file.copy_to(target / file.relative_to(folder))
+    remove(folder, first)
+
+
+def remove(folder: RemotePath, first: str | None = None) -> None:
+    """Removes all objects below a remote folder.
+
+    first: name of the one that is removed before the others, for who looks at it.
+    """
+    for file in sorted(folder.files(), key=lambda path: path.name != first):
+        file.unlink(missing_ok=True)
+
+
+@contextmanager
+def _explained(path: RemotePath, done: str) -> Iterator["fsspec.AbstractFileSystem"]:
+    """Gives the file system of a path; what it raises names the path."""
+    try:
+        import fsspec.core  # only who names a bucket waits for it
+
+        # Other processes write meanwhile: a listing that was kept would not show it.
+        yield fsspec.core.url_to_fs(str(path), use_listings_cache=False)[0]
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"There is no {path}.") from error
+    except StorageError:
+        raise
+    except ImportError as error:
+        raise StorageError(
+            f"{path} cannot be {done}, as a library is missing ({error}): install it with "
+            '`pip install -e ".[storage]"`, or the one that fsspec names for this scheme.'
+        ) from error
+    except Exception as error:  # each service has errors of its own
+        reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
+        raise StorageError(f"{path} cannot be {done} ({reason}).") from error

@@ -1,0 +1,136 @@
+"""Alerts: what somebody who watches a run should look at, as warnings and as scalars `alert/*`.
+
+They change nothing of what is computed.
+"""
+
+import math
+import re
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from absl import logging
+
+DEAD_SHARE = 0.01
+"""A memory adds less than this share of what its layer reads (`state_share`, `memory_share`): the
+known failure of recurrence, a state that is ignored."""
+
+SHARE = re.compile(r"train/(.*\b(state|memory)_share)")
+
+SLOW = 5.0
+"""A step takes so many times as long as the median of those before it."""
+
+USUAL = 3
+"""Reports from which a median is known."""
+
+SILENCE = 300.0
+"""The least seconds without a step after which the run is said to stand still."""
+
+
+class Alerts:
+    """Looks at every report of a run.
+
+    Args:
+        warn: takes a sentence.
+    """
+
+    def __init__(self, warn: Callable[[str], None] = logging.warning):
+        self._warn = warn
+        self._seconds: list[float] = []
+        self._raised: set[str] = set()
+
+    def look(self, step: int, scalars: Mapping[str, float | str]) -> dict[str, float]:
+        """Returns the alerts of a report, `alert/NAME` to 1; of each that is new, warns.
+
+        Args:
+            step: of the report.
+            scalars: `train/*`, `perf/*` and whatever else is reported.
+        """
+        found = {**self._not_finite(scalars), **self._slow(scalars), **self._dead(scalars)}
+        for name, what in found.items():
+            if name not in self._raised:
+                self._warn(f"Step {step:,}: {what}")
+        self._raised = set(found)
+        return dict.fromkeys(sorted({name.partition(" ")[0] for name in found}), 1.0)
+
+    def _not_finite(self, scalars):
+        skipped = scalars.get("train/skipped_steps", 0)
+        bad = [n for n, x in scalars.items() if isinstance(x, float) and not math.isfinite(x)]
+        if skipped:
+            return {
+                "alert/not_finite": f"{skipped:.0f} updates since the last report were skipped, as "
+                "loss, gradient or update were not finite: lower the learning rate if it goes on."
+            }
+        return {"alert/not_finite": f"{', '.join(bad[:3])} is not finite."} if bad else {}
+
+    def _slow(self, scalars):
+        seconds = scalars.get("perf/step_seconds")
+        if seconds is None:
+            return {}
+        known = self._seconds[-50:]
+        if len(known) >= USUAL and seconds > SLOW * (usual := statistics.median(known)):
+            return {
+                "alert/stall": f"a step took {seconds:.3g} s, and {usual:.3g} s before "
+                f"(waiting for data: {scalars.get('perf/data_wait', 0):.0%} of the time)."
+            }
+        self._seconds = [*known, seconds]
+        return {}
+
+    def _dead(self, scalars):
+        shares = {
+            match[1]: value
+            for name, value in scalars.items()
+            if (match := SHARE.fullmatch(name)) and value < DEAD_SHARE
+        }
+        return {
+            f"alert/dead_state {name}": f"{name} is {share:.2g}, below {DEAD_SHARE}: the layer "
+            "hardly reads its memory (README.md, Train; brt.evaluate --study=memory_use)."
+            for name, share in shares.items()
+        }
+
+
+class Watch:
+    """Warns once when a run stands still: from a thread, as no report comes then.
+
+    Args:
+        warn: takes a sentence.
+        least: seconds that nobody is warned of.
+    """
+
+    def __init__(self, warn: Callable[[str], None] = logging.warning, least: float = SILENCE):
+        self._warn = warn
+        self._least = least
+        self._longest = 0.0
+        self._last: float | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def beat(self) -> None:
+        """Says that a step is done; counts from the first one, before which all is compiled."""
+        now = time.monotonic()
+        if self._last is not None:
+            self._longest = max(self._longest, now - self._last)
+        self._last = now
+
+    def pause(self) -> None:
+        """Says that no step is to be expected until the next one is done."""
+        self._last = None
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed.set()
+        self._thread.join()
+
+    def _look(self):
+        warned = None
+        while not self._closed.wait(self._least / 20):
+            last = self._last
+            limit = max(self._least, SLOW * self._longest)
+            if last is not None and last != warned and time.monotonic() - last > limit:
+                warned = last
+                self._warn(
+                    f"No step has ended for {time.monotonic() - last:.0f} s: a device, another "
+                    "process or the data may have stopped."
+                )

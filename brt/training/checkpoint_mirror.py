@@ -1,0 +1,66 @@
+"""Checkpoints in a bucket that Orbax cannot write to, by way of a folder of this disk."""
+
+import os
+import shutil
+
+import jax
+
+from brt.storage.paths import RemotePath, download, remove, upload
+from brt.storage.scratch import scratch_folder
+
+COMPLETE = "commit_success.txt"
+"""The object that makes a checkpoint of a bucket complete; Orbax's own have the same."""
+
+
+class CheckpointMirror:
+    """The checkpoints of a remote folder, and a folder of this disk that Orbax works in, which goes
+    with this object.
+
+    Args:
+        remote: where the checkpoints lie, each in a folder named by its step.
+        keep_last: the newest ones to keep.
+        keep_every: also keep every checkpoint at a multiple of this many steps, or None.
+
+    Raises:
+        ValueError: there are several processes, each of which has only a part of a checkpoint.
+    """
+
+    def __init__(self, remote: RemotePath, keep_last: int, keep_every: int | None):
+        if jax.process_count() > 1:
+            raise ValueError(
+                f"Several processes write checkpoints to a folder that all of them see, or to "
+                f"gs://, and not to {remote}: name such a folder."
+            )
+        self.remote = remote
+        self.keep_last = keep_last
+        self.keep_every = keep_every
+        self.folder = scratch_folder(self, "brt-checkpoints-")
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, oldest first."""
+        steps = (int(path.name) for path in self.remote.iterdir() if path.name.isdigit())
+        return sorted(step for step in steps if (self.remote / str(step) / COMPLETE).is_file())
+
+    def fetch(self, step: int) -> None:
+        """Copies a checkpoint to this disk, if it is not there."""
+        folder = self.folder / str(step)
+        if not folder.is_dir():
+            # Under another name until all of it is here.
+            fetched = self.folder / f"{step}.fetched"
+            shutil.rmtree(fetched, ignore_errors=True)
+            download(self.remote / str(step), fetched)
+            os.replace(fetched, folder)
+
+    def publish(self, step: int) -> None:
+        """Copies a checkpoint of this disk to the bucket, then removes what is not to be kept."""
+        target = self.remote / str(step)
+        remove(target)  # what a process left that was killed meanwhile
+        upload(self.folder / str(step), target)
+        (target / COMPLETE).write_text("complete\n")
+        for old in self.steps()[: -self.keep_last]:
+            if not self.keep_every or old % self.keep_every:
+                remove(self.remote / str(old), first=COMPLETE)
+
+    def forget(self, step: int) -> None:
+        """Removes this disk's copy of a checkpoint."""
+        shutil.rmtree(self.folder / str(step), ignore_errors=True)

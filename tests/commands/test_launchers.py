@@ -1,0 +1,331 @@
+"""Launchers of pods and clusters: what gcloud and Slurm are asked for, and a run of two."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+from paths import ROOT, SCRIPTS
+from tiny_run import build, records, shared_programs, train_here, write_config  # noqa: F401
+
+GIN = ["--gin_file=configs/quickstart.gin", '--gin.Corpus.store="gs://b/it\'s"']
+TRAINED = [*GIN, "--workdir=gs://b/run", "--allow_changes"]
+TPU = ["--name=pod", "--zone=us-central2-b", "--type=v4-32", "--every=0"]
+
+RECORDER = """\
+#!/usr/bin/env python
+import json, os, sys
+with open(os.environ["CALLS"], "a") as file:
+    file.write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + "\\n")
+"""
+GCLOUD = (
+    RECORDER
+    + """
+def take(name):
+    path = os.path.join(os.environ["ANSWERS"], name)
+    lines = open(path).read().split("\\n") if os.path.exists(path) else []
+    if len(lines) > 1:
+        open(path, "w").write("\\n".join(lines[1:]))
+    return lines[0] if lines else ""
+
+if "describe" in sys.argv:
+    state = take("states")
+    if state in ("NOT_FOUND", "no route"):
+        sys.exit("ERROR: " + state)
+    print(state)
+elif any("brt.train --distributed" in argument for argument in sys.argv):
+    sys.exit(int(take("statuses") or 0))
+"""
+)
+PYTHON = RECORDER
+SBATCH = (
+    RECORDER
+    + """
+print("4711;cluster" if "--parsable" in sys.argv else "Submitted batch job 4712")
+"""
+)
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Puts programs of these names before all others, and gives what they were called with."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("ANSWERS", str(tmp_path))
+
+    def make(**programs):
+        for name, text in programs.items():
+            text = text.replace("#!/usr/bin/env python\n", f"#!{sys.executable}\n")
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+        return folder
+
+    return make
+
+
+def calls(tmp_path):
+    path = tmp_path / "calls"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def launch(name, *arguments):
+    command = ["bash", str(SCRIPTS / name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def words(call):
+    return " ".join(call[:5])
+
+
+def launch_tpu(stand_in, tmp_path, states, statuses, *options):
+    """Runs the launcher against a slice that is in these states, one after another."""
+    folder = stand_in(gcloud=GCLOUD, python_of_test=PYTHON)
+    (tmp_path / "states").write_text("\n".join(states))
+    (tmp_path / "statuses").write_text("\n".join(map(str, statuses)))
+    os.environ["PYTHON"] = str(folder / "python_of_test")
+    try:
+        return launch("launch_tpu_pod.sh", *TPU, *options, "--", *TRAINED)
+    finally:
+        del os.environ["PYTHON"]
+
+
+def verbs(tmp_path):
+    """What was done, in order: calls of gcloud by their last words, without the looks."""
+    found = []
+    for call in calls(tmp_path):
+        if call[0] != "gcloud":
+            found.append("plan")
+        elif "describe" in call:
+            continue
+        elif "ssh" in call:
+            line = call[-2].removeprefix("--command=")
+            (what,) = [w for w in ("pip install", "brt.prepare", "brt.train") if w in line]
+            found.append(f"{what} on {call[6].removeprefix('--worker=')}")
+        else:
+            found.append(call[4])
+    return found
+
+
+ONCE = ["pip install on all", "brt.prepare on 0", "brt.train on all"]
+
+
+def test_a_slice_is_asked_for_installed_on_once_prepared_once_and_given_back(stand_in, tmp_path):
+    states = ["NOT_FOUND", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]
+    done = launch_tpu(stand_in, tmp_path, states, [0], "--spot")
+    assert done.returncode == 0, done.stderr
+    assert verbs(tmp_path) == ["plan", "create", "scp", *ONCE, "delete"]
+    first, create = calls(tmp_path)[0], calls(tmp_path)[2]
+    assert first[1:] == ["-m", "brt.train", "--dry_run", "--topology=v4-32", *GIN]
+    assert create[1:5] == ["compute", "tpus", "queued-resources", "create"]
+    assert {"pod", "--node-id=pod", "--accelerator-type=v4-32", "--spot"} <= set(create)
+    assert "--zone=us-central2-b" in create
+
+
+def test_flags_reach_the_hosts_as_they_were_written(stand_in, tmp_path):
+    launch_tpu(stand_in, tmp_path, ["ACTIVE"], [0], "--no_plan")
+    lines = [call[-2].removeprefix("--command=") for call in calls(tmp_path) if "ssh" in call]
+    _, prepare, train = (shlex.split(line) for line in lines)
+    assert prepare[-len(GIN) :] == GIN and "--splits=train,validation" in prepare
+    assert train[-len(TRAINED) - 1 :] == ["--distributed", *TRAINED]
+    assert "scripts/malloc.sh" in lines[2]
+
+
+def test_after_a_preemption_the_same_command_goes_on_with_another_slice(stand_in, tmp_path):
+    states = ["ACTIVE", "ACTIVE", "SUSPENDED", "NOT_FOUND", "PROVISIONING", "ACTIVE"]
+    done = launch_tpu(stand_in, tmp_path, states, [255, 0], "--spot", "--no_plan", "--keep")
+    assert done.returncode == 0, done.stderr
+    again = [step for step in ONCE if "prepare" not in step]  # stores lie in the bucket
+    assert verbs(tmp_path) == ["scp", *ONCE, "delete", "create", "scp", *again]
+    trained = [call for call in calls(tmp_path) if "brt.train" in call[-2]]
+    assert len(trained) == 2 and trained[0] == trained[1]
+
+
+def test_a_command_that_fails_on_a_slice_that_is_there_is_no_preemption(stand_in, tmp_path):
+    done = launch_tpu(stand_in, tmp_path, ["ACTIVE"], [1], "--no_plan")
+    assert done.returncode == 1 and "failed with status 1" in done.stderr
+    assert verbs(tmp_path).count("brt.train on all") == 1
+
+
+def test_no_answer_is_not_taken_for_a_slice_that_is_gone(stand_in, tmp_path):
+    states = ["no route", "ACTIVE", "ACTIVE"]
+    done = launch_tpu(stand_in, tmp_path, states, [0], "--no_plan")
+    assert done.returncode == 0 and "no route" in done.stderr
+    assert "create" not in verbs(tmp_path)
+
+
+def test_slices_that_are_never_granted_end_in_the_number_of_tries(stand_in, tmp_path):
+    done = launch_tpu(stand_in, tmp_path, ["FAILED"] * 20, [], "--no_plan", "--keep", "--tries=3")
+    assert done.returncode == 1
+    assert verbs(tmp_path) == ["delete"] * 3
+
+
+def test_the_dry_mode_of_a_pod_prints_every_command_and_runs_none(stand_in, tmp_path):
+    done = launch_tpu(stand_in, tmp_path, [], [], "--dry", "--spot")
+    assert done.returncode == 0 and calls(tmp_path) == []
+    lines = [shlex.split(line) for line in done.stdout.splitlines()]
+    heads = [" ".join(line[1:5]) for line in lines]
+    assert heads == [
+        "-m brt.train --dry_run --topology=v4-32",
+        heads[1],
+        "compute tpus queued-resources create",
+        "compute tpus tpu-vm scp",
+        *["compute tpus tpu-vm ssh"] * 3,
+        "compute tpus queued-resources delete",
+    ]
+    assert lines[1][:2] == ["git", "archive"]
+    assert shlex.split(lines[6][-2].removeprefix("--command="))[-len(TRAINED) :] == TRAINED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--name=pod", "--", *TRAINED], "--zone"),
+        ([*TPU, "--", *GIN, "--workdir=runs/here"], "gs://"),
+        ([*TPU, "--gin_file=x.gin"], "follow after --"),
+    ],
+)
+def test_what_a_pod_cannot_do_is_refused_before_anything_is_asked_for(
+    stand_in, tmp_path, arguments, said
+):
+    stand_in(gcloud=GCLOUD)
+    done = launch("launch_tpu_pod.sh", *arguments)
+    assert done.returncode == 2 and said in done.stderr and not calls(tmp_path)
+
+
+# Slurm.
+
+OPTIONS = ["--nodes=2", "--gpus-per-node=8", "--time=12:00:00"]
+SHARED = [*GIN, "--workdir=/shared/run"]
+
+
+def test_a_job_prepares_and_another_trains_after_it(stand_in, tmp_path, monkeypatch):
+    folder = stand_in(sbatch=SBATCH, python_of_test=PYTHON)
+    monkeypatch.setenv("PYTHON", str(folder / "python_of_test"))
+    done = launch("launch_slurm.sh", *OPTIONS, "--splits=train", "--", *SHARED)
+    assert done.returncode == 0, done.stderr
+    plan, prepare, train = calls(tmp_path)
+    assert plan[1:] == ["-m", "brt.train", "--dry_run", *GIN]
+    job = prepare.index("scripts/slurm_job.sh")
+    assert prepare[job + 1 :] == ["brt.prepare", "--splits=train", *GIN]
+    assert set(OPTIONS) | {"--parsable"} <= set(prepare[:job])
+    # The last one counts.
+    assert [option for option in prepare[:job] if "--nodes" in option][-1] == "--nodes=1"
+    job = train.index("scripts/slurm_job.sh")
+    assert train[job + 1 :] == ["brt.train", "--distributed", *SHARED]
+    assert {*OPTIONS, "--requeue", "--dependency=afterok:4711"} <= set(train[:job])
+    assert "--signal=B:TERM@120" in train and "--ntasks-per-node=1" in train
+
+
+def test_the_dry_mode_of_a_cluster_prints_every_command_and_runs_none(stand_in, tmp_path):
+    stand_in(sbatch=SBATCH)
+    done = launch("launch_slurm.sh", "--dry", *OPTIONS, "--", *SHARED)
+    assert done.returncode == 0, done.stderr
+    lines = [shlex.split(line) for line in done.stdout.splitlines()]
+    assert [line[0] for line in lines][-2:] == ["sbatch", "sbatch"] and not calls(tmp_path)
+    assert lines[-1][-len(SHARED) :] == SHARED and "--dependency=afterok:JOB" in lines[-1]
+
+
+def test_flags_of_training_before_the_dashes_are_refused(stand_in, tmp_path):
+    stand_in(sbatch=SBATCH)
+    for arguments in ([*SHARED], [*OPTIONS, "--", *GIN]):
+        done = launch("launch_slurm.sh", *arguments)
+        assert done.returncode == 2 and "--" in done.stderr and not calls(tmp_path)
+
+
+SRUN = """\
+#!/usr/bin/env python
+# Two tasks of one step, on this machine; signals are passed on, as Slurm does it.
+import os, signal, subprocess, sys
+tasks = []
+signal.signal(signal.SIGTERM, lambda *_: [task.terminate() for task in tasks])
+for number in range(2):
+    step = {"SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
+    own = {"SLURM_PROCID": str(number), "SLURM_LOCALID": str(number)}
+    tasks.append(subprocess.Popen(sys.argv[1:], env=os.environ | step | own))
+sys.exit(max([abs(task.wait()) for task in tasks]))
+"""
+
+
+def free_job():
+    """A job number whose port, which JAX derives from it, is free."""
+    for job in range(os.getpid() % 4000, 10**6):
+        with socket.socket() as found:
+            try:
+                found.bind(("localhost", job % 2**12 + (65535 - 2**12 + 1)))
+            except OSError:
+                continue
+            return job
+    pytest.fail("no port is free")
+
+
+@pytest.mark.slow
+def test_two_processes_of_a_job_save_at_the_signal_are_queued_again_and_go_on(
+    stand_in, tmp_path, monkeypatch
+):
+    """The job's script and `brt.train --distributed`, which finds the other process by itself."""
+    more = ("Trainer.steps = 160", "Trainer.log_every = 20", "CheckpointPolicy.every = 1000")
+    (texts := tmp_path / "texts_of").mkdir()
+    tiny = build(write_config(texts, *more))
+    straight = train_here(tiny, tmp_path / "straight")
+    stand_in(srun=SRUN, scontrol=RECORDER)
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": re.sub(r"--xla_force_host\S+", "", os.environ["XLA_FLAGS"]),
+        "PYTHON": sys.executable,
+        "SLURM_JOB_ID": str(free_job()),
+        "SLURM_SUBMIT_DIR": str(ROOT),
+    }
+    command = ["bash", str(SCRIPTS / "slurm_job.sh"), "brt.train", "--distributed"]
+    command += [f"--gin_file={tiny.path}", f"--workdir={tmp_path / 'run'}"]
+
+    def begin():
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    job = begin()
+    until = time.monotonic() + 120
+    while not records(tmp_path / "run") and job.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
+    job.terminate()
+    output = job.communicate(timeout=120)[0]
+    assert job.returncode == 0, output
+    assert calls(tmp_path) == [["scontrol", "requeue", environment["SLURM_JOB_ID"]]]
+    assert "Asked to stop" in output
+    environment["SLURM_JOB_ID"] = str(free_job())
+    job = begin()
+    output = job.communicate(timeout=200)[0]
+    assert job.returncode == 0, output
+    assert "Going on in" in output and len(calls(tmp_path)) == 1
+    with open(tmp_path / "run" / "environment.json") as file:
+        assert json.load(file)["processes"] == 2
+    ours, theirs = records(tmp_path / "run"), records(straight.folder.path)
+    assert [r["data/ledger"] for r in ours] == [r["data/ledger"] for r in theirs]
+    assert ours[-1]["train/loss"] == pytest.approx(theirs[-1]["train/loss"], rel=1e-2)
+
+
+def test_scripts_pass_shellcheck():
+    program = shutil.which(
+        "shellcheck", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    )
+    if not program:
+        pytest.skip("needs shellcheck, which the extra `dev` brings")
+    files = [str(path) for path in sorted(SCRIPTS.glob("*.sh"))]
+    done = subprocess.run(
+        [program, "-x", *files], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_launchers_can_be_started_by_their_names():
+    for name in ("launch_tpu_pod.sh", "launch_slurm.sh", "slurm_job.sh"):
+        assert (SCRIPTS / name).stat().st_mode & stat.S_IXUSR

@@ -1,0 +1,125 @@
+"""brt as it is distributed: the wheel brings its configs along, the source archive its tests."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from paths import CONFIGS, ROOT
+
+TREE = ("brt", "configs", "docs", "scripts", "tests")
+"""Folders of the checkout that belong to the project, and not to what was run in it."""
+
+HOOKS = """\
+from setuptools import build_meta
+build_meta.build_sdist("dist")
+"""
+WHEEL_HOOK = """\
+from setuptools import build_meta
+build_meta.build_wheel({folder!r})
+"""
+
+
+def run(*command, folder, **environment):
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    """The folder of a source archive, and of the wheel made from it, as `python -m build` does."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in TREE:
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "runs")
+        shutil.copytree(ROOT / name, copy / name, ignore=ignored if name == "brt" else None)
+    for file in ROOT.iterdir():
+        if file.is_file() and file.name != ".git":
+            shutil.copy(file, copy / file.name)
+    if importlib.util.find_spec("build"):
+        run(sys.executable, "-m", "build", "--no-isolation", folder=copy)
+        return copy / "dist"
+    # The calls that `build` makes, where it is not installed: a wheel of the unpacked archive.
+    run(sys.executable, "-c", HOOKS, folder=copy)
+    (archive,) = (copy / "dist").glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(copy / "unpacked", filter="data")
+    (unpacked,) = (copy / "unpacked").iterdir()
+    run(sys.executable, "-c", WHEEL_HOOK.format(folder=str(copy / "dist")), folder=unpacked)
+    return copy / "dist"
+
+
+def files_below(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_wheel_holds_every_config_and_no_test(dist):
+    (wheel,) = dist.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"brt/configs/{name}" for name in files_below(CONFIGS)} <= names
+    assert {"brt/reporting/page.css", "brt/reporting/page.js"} <= names
+    assert not [name for name in names if name.startswith(("tests/", "configs/"))]
+
+
+def test_the_source_archive_holds_the_tests_and_what_they_read(dist):
+    (archive,) = dist.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    for folder in ("tests", "configs", "scripts"):
+        kept = {name for name in files_below(ROOT / folder) if "__pycache__" not in name}
+        assert {f"{folder}/{name}" for name in kept} <= names
+    assert {".pytest.ini", ".ruff.toml", "README.md", "CHANGELOG.md"} <= names
+
+
+@pytest.fixture(scope="module")
+def installed(dist, tmp_path_factory):
+    """The Python of a new environment with the wheel; what it requires comes from this one."""
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", str(folder), folder=folder)
+    site = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    (wheel,) = dist.glob("*.whl")
+    pip = (sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install")
+    run(*pip, "--no-deps", "--no-index", "--disable-pip-version-check", str(wheel), folder=folder)
+    # Files with the ending .pth in a folder that such a file names are not read, so that an
+    # editable brt stays unseen.
+    paths = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "required.pth").write_text("\n".join(paths) + "\n")
+    return folder / "bin" / "python"
+
+
+@pytest.mark.parametrize("name", ["pg19_rec_fixed_skip.gin", "configs/pg19_rec_fixed_skip.gin"])
+def test_a_config_is_found_from_an_empty_folder(installed, tmp_path, name):
+    command = (str(installed), "-m", "brt.train", f"--gin_file={name}", "--dry_run")
+    found = run(*command, folder=tmp_path, PYTHONPATH="", JAX_PLATFORMS="cpu")
+    (line,) = (line for line in found.split("\n") if line.startswith("parameters, non-embedding"))
+    assert "160,463,992" in line
+    package = run(
+        *(str(installed), "-c", "import brt; print(brt.__file__)"), folder=tmp_path, PYTHONPATH=""
+    )
+    assert Path(package).is_relative_to(installed.parent.parent)
+
+
+def test_halves_of_configs_and_sweeps_are_found_too(installed, tmp_path):
+    lines = """\
+from pathlib import Path
+from brt import config
+from brt.benchmarks.systems import SWEEP
+from brt.reporting.gin_text import read_gin_file
+config.parse(["systems/rec_fixed_skip.gin+corpora/text.gin"])
+print(SWEEP.is_file(), read_gin_file("quickstart.gin")["Trainer.steps"])
+"""
+    found = run(str(installed), "-c", lines, folder=tmp_path, PYTHONPATH="", JAX_PLATFORMS="cpu")
+    assert found.startswith("True ")

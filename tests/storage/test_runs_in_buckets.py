@@ -1,0 +1,255 @@
+"""Runs whose folder, store and config lie in a bucket are the runs of a disk."""
+
+import json
+
+import fsspec
+import jax
+import pytest
+from tiny_run import (
+    assert_same_run,
+    build,
+    command,
+    differing,
+    one_device,
+    records,
+    shared_programs,  # noqa: F401
+    train_here,
+    write_config,
+)
+
+from brt import evaluate, generate, report, train
+from brt.data.stores import store_cache
+from brt.experiment import load_run
+from brt.storage.growing import GrowingFiles
+from brt.storage.paths import RemotePath, StorageError
+from brt.training.checkpoint import CheckpointError
+from brt.training.parameters import load_params
+from brt.training.run_folder import RunFolder, read_metrics
+
+BUCKET = "memory://test-runs"
+RUN = f"{BUCKET}/run"
+
+
+@pytest.fixture(autouse=True)
+def empty_bucket(tmp_path):
+    store_cache.use(str(tmp_path / "cache"))
+    yield fsspec.filesystem("memory")
+    store_cache.use(None)
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("texts")
+
+
+@pytest.fixture(scope="module")
+def local(folder):
+    return build(write_config(folder), "CheckpointPolicy.every = 2")
+
+
+@pytest.fixture(scope="module")
+def straight(local, folder):
+    return train_here(local, folder / "straight")
+
+
+@pytest.fixture
+def tiny(folder):
+    """The same experiment with its store in the bucket."""
+    path = write_config(folder)
+    return build(path, "CheckpointPolicy.every = 2", f'Corpus.store = "{BUCKET}/stores"')
+
+
+def names(folder):
+    """Of what lies in a folder; fsspec's memory shows folders that were emptied, too."""
+    return [path.name for path in RemotePath(folder).iterdir() if path.exists() and any_file(path)]
+
+
+def any_file(path):
+    return path.is_file() or path.files()
+
+
+def test_a_run_in_a_bucket_is_the_run_of_a_disk(tiny, straight):
+    run = train_here(tiny, RUN)
+    assert run.folder.path == RUN
+    assert_same_run(run, straight)
+    assert {"config.gin", "operative_config.gin", "command.txt", "environment.json"} <= set(
+        names(RUN)
+    )
+    (events,) = (name for name in names(RUN) if name.startswith("events.out.tfevents."))
+    assert RemotePath(f"{RUN}/{events}").size() > 500
+    assert [name for name in names(f"{RUN}/checkpoints") if name.isdigit()] == ["2", "4", "6"]
+
+
+def test_a_run_that_was_stopped_goes_on_from_the_bucket_as_if_nothing_had_been(tiny, straight):
+    train_here(tiny, RUN, stop_after=3)
+    assert [record["step"] for record in records(RUN)] == [2]
+    run = train_here(tiny, RUN)
+    assert run.start == 3
+    assert_same_run(run, straight)
+    assert len([name for name in names(RUN) if name.startswith("events.out")]) == 1
+
+
+def test_checkpoints_beyond_those_to_keep_are_removed_from_the_bucket(tiny):
+    bound = build(tiny.path, *tiny.bindings, "CheckpointPolicy.keep_last = 1")
+    train_here(bound, RUN, stop_after=3)
+    train_here(bound, RUN)
+    assert [name for name in names(f"{RUN}/checkpoints") if name.isdigit()] == ["6"]
+
+
+def test_a_checkpoint_that_was_half_copied_is_none(tiny, straight):
+    train_here(tiny, RUN, stop_after=4)
+    RemotePath(f"{RUN}/checkpoints/4/commit_success.txt").unlink()
+    run = train_here(tiny, RUN)
+    assert run.start == 2
+    assert_same_run(run, straight)
+
+
+def test_a_damaged_checkpoint_is_put_aside_in_the_bucket(tiny, straight, caplog):
+    train_here(tiny, RUN, stop_after=4)
+    RemotePath(f"{RUN}/checkpoints/4/record/metadata").write_text("{")
+    run = train_here(tiny, RUN)
+    assert run.start == 2 and "is damaged and was skipped" in caplog.text
+    assert names(f"{RUN}/checkpoints/aside") == ["4-unreadable"]
+    moved = RemotePath(f"{RUN}/checkpoints/aside/4-unreadable")
+    assert (moved / "record/metadata").read_text() == "{"
+    assert_same_run(run, straight)
+
+
+def test_records_of_a_run_that_begins_anew_are_kept_in_the_bucket(tiny):
+    train_here(tiny, RUN, stop_after=2)
+    for path in RemotePath(f"{RUN}/checkpoints").files():
+        path.unlink()
+    train_here(tiny, RUN, stop_after=2)
+    assert [record["step"] for record in read_metrics(RUN)] == [2]
+    (aside,) = RemotePath(f"{RUN}/metrics.1.jsonl").read_text().splitlines()
+    assert json.loads(aside)["step"] == 2
+
+
+def test_a_bucket_that_cannot_be_written_stops_the_run_with_the_reason(tiny, monkeypatch):
+    usual = RemotePath.put
+
+    def put(self, file):
+        if "/checkpoints/4/" in str(self):
+            raise StorageError(f"{self} cannot be written (no quota).")
+        usual(self, file)
+
+    monkeypatch.setattr(RemotePath, "put", put)
+    with pytest.raises(CheckpointError, match=r"no quota.*Complete checkpoints: \[2\]"):
+        train_here(tiny, RUN)
+
+
+def test_a_bucket_that_does_not_answer_is_no_damaged_checkpoint(tiny, monkeypatch):
+    train_here(tiny, RUN, stop_after=4)
+    usual = RemotePath.fetch
+
+    def fetch(self, file):
+        if "/checkpoints/4/" in str(self):
+            raise StorageError(f"{self} cannot be read (timeout).")
+        usual(self, file)
+
+    monkeypatch.setattr(RemotePath, "fetch", fetch)
+    with pytest.raises(CheckpointError, match=r"Checkpoint 4 .* could not be read.*timeout"):
+        train_here(tiny, RUN)
+    assert "4" in names(f"{RUN}/checkpoints")
+
+
+def test_records_are_copied_now_and_then_and_a_bucket_that_fails_is_said_only(monkeypatch, caplog):
+    folder = RunFolder(RUN)
+    folder.open_metrics(0)
+    folder.record(1, {"train/loss": 1.0})
+    assert read_metrics(RUN) == []  # too early
+    monkeypatch.setattr("brt.storage.growing.SECONDS", 0.0)
+    folder._growing._next = 0.0
+    folder.record(2, {"train/loss": 2.0})
+    assert [record["step"] for record in read_metrics(RUN)] == [1, 2]
+
+    def fail(self):
+        raise StorageError("The line is cut.")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(GrowingFiles, "copy", fail)
+        folder._growing._next = 0.0
+        folder.record(3, {"train/loss": 3.0})
+    assert "The line is cut." in caplog.text
+    folder.close()
+    assert [record["step"] for record in read_metrics(RUN)] == [1, 2, 3]
+
+
+def test_commands_read_run_config_and_parameters_from_the_bucket(
+    tiny, straight, monkeypatch, tmp_path, capsys
+):
+    config = RemotePath(f"{BUCKET}/tiny.gin")
+    config.write_text(tiny.path.read_text())
+    given = ["--gin_file=" + str(config), *(f"--gin_bindings={line}" for line in tiny.bindings)]
+    cache = f"--store_cache={tmp_path / 'cache'}"
+    assert not command(monkeypatch, train, *given, cache, f"--workdir={RUN}")
+    assert records(RUN) == records(straight.folder.path)
+
+    assert not command(monkeypatch, evaluate, f"--workdir={RUN}", "--record", cache)
+    found = json.loads(RemotePath(f"{RUN}/evaluation_validation.json").read_bytes())
+    assert not command(monkeypatch, evaluate, f"--workdir={straight.folder.path}", "--record")
+    with open(f"{straight.folder.path}/evaluation_validation.json") as file:
+        assert found == json.load(file)
+    for state in ("kept", "cleared"):
+        ours = {
+            path.name: path.read_bytes()
+            for path in RemotePath(f"{RUN}/recordings/validation-{state}").files()
+        }
+        with open(f"{straight.folder.path}/recordings/validation-{state}/nats.bin", "rb") as file:
+            assert ours["nats.bin"] == file.read()
+        assert json.loads(ours["manifest.json"])["complete"]
+
+    memory = f"{BUCKET}/book.memory"
+    options = ("--prompt=the tea", "--max_tokens=0", cache)
+    assert not command(
+        monkeypatch, generate, f"--workdir={RUN}", *options, f"--save_memory={memory}"
+    )
+    assert RemotePath(memory).size() > 100
+    assert not command(
+        monkeypatch, generate, f"--workdir={RUN}", f"--load_memory={memory}", "--max_tokens=3"
+    )
+    assert "has read 7 tokens" in capsys.readouterr().err
+
+    _, params, step = load_run(RUN)
+    assert step == 6 and not differing(params, straight.state.params)
+    begun = f"{BUCKET}/begun"
+    assert not command(monkeypatch, train, *given, cache, f"--workdir={begun}", f"--load_dir={RUN}")
+    assert [record["step"] for record in records(begun)] == [2, 4, 6]
+
+
+def test_a_recording_goes_on_with_what_the_bucket_has(tiny, monkeypatch, tmp_path):
+    train_here(tiny, RUN)
+    cache = f"--store_cache={tmp_path / 'cache'}"
+    some = ("--documents=2", "--study_seed=1")
+    assert not command(monkeypatch, evaluate, f"--workdir={RUN}", "--record", *some, cache)
+    done = RemotePath(f"{RUN}/recordings/validation-kept/done.bin")
+    assert sum(done.read_bytes()) == 2
+    read = []
+    import brt.evaluation.recording as recording
+
+    usual = recording.DocumentPass
+
+    def counted(*arguments, documents, **options):
+        read.append(len(documents))
+        return usual(*arguments, documents=documents, **options)
+
+    monkeypatch.setattr(recording, "DocumentPass", counted)
+    assert not command(monkeypatch, evaluate, f"--workdir={RUN}", "--record", cache)
+    assert read == [5, 5] and sum(done.read_bytes()) == 7
+
+
+def test_a_run_folder_in_a_bucket_becomes_a_page(tiny, tmp_path):
+    train_here(tiny, RUN)
+    copy = report.on_disk(RUN, str(tmp_path))
+    assert read_metrics(copy) == read_metrics(RUN)
+    assert not (tmp_path / "checkpoints").exists()
+    assert report.on_disk(str(tmp_path), str(tmp_path)) == str(tmp_path)
+
+
+def test_several_processes_are_refused_a_bucket_that_one_alone_can_write(tiny, monkeypatch):
+    abstract = tiny.bind().abstract_state(one_device())
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    RemotePath(f"{RUN}/checkpoints/2/x").write_text("x")
+    with pytest.raises(ValueError, match="Several processes write checkpoints"):
+        load_params(RUN, abstract)
