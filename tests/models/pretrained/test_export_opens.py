@@ -28,7 +28,13 @@ SIZES = dict(vocabulary_size=23, num_layers=2, width=16, num_heads=2, num_positi
 BODIES = {
     "gpt2": lambda rngs: GPT2(rngs, **SIZES),
     "gpt2 untied": lambda rngs: GPT2(
-        rngs, **SIZES, tied=False, inverse_layer_scale=True, activation="relu", epsilon=1e-2
+        rngs,
+        **SIZES,
+        tied=False,
+        scale_scores=False,
+        inverse_layer_scale=True,
+        activation="relu",
+        epsilon=1e-2,
     ),
     "qwen2": lambda rngs: Llama(
         rngs, **SIZES, feed_forward_size=9, num_key_heads=1, biases="heads", tied=True
