@@ -51,7 +51,7 @@ from brt.progress import Progress
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
 from brt.training.memory_budget import longest_segment, parse_bytes
-from brt.training.metrics import compiled_bytes, device_peak
+from brt.training.records.metrics import compiled_bytes, device_peak
 from brt.training.sharding import make_mesh, shardings
 
 FLAGS = flags.FLAGS

@@ -15,7 +15,7 @@ from brt import compilation_cache, config, processes
 from brt.data.corpus import StoreMissing  # noqa: F401  (an OSError with a message of its own)
 from brt.data.extras import MissingExtra
 from brt.data.stores import store_cache
-from brt.training.checkpoint import CheckpointError
+from brt.training.checkpoints.checkpoint import CheckpointError
 from brt.training.trainer import ChangedConfig, NonFiniteLoss
 
 FLAGS = flags.FLAGS
@@ -131,7 +131,7 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
         processes.end()
 
     logging.set_verbosity(logging.WARNING)
-    # Orbax logs whole tracebacks from its threads; `brt.training.checkpoint` says it shorter.
+    # Orbax logs whole tracebacks from its threads; `checkpoints` says it shorter.
     logging.get_absl_logger().addFilter(
         lambda record: "orbax" not in record.pathname or logging.level_debug()
     )

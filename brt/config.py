@@ -15,9 +15,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import gin
 
-from brt.bound_values import check_bound_values, parameters_of
-from brt.gin_files import GinReader, NotAllowed, check_statements, read_gin_text
-from brt.registration import register_all
+from brt.bindings.bound_values import check_bound_values, parameters_of
+from brt.bindings.gin_files import GinReader, NotAllowed, check_statements, read_gin_text
+from brt.bindings.registration import register_all
 from brt.storage.paths import is_remote_file
 from brt.storage.shipped import gin_folders
 
@@ -55,7 +55,7 @@ def parse(
 ) -> None:
     """Clears gin, then reads files in order and bindings after them.
 
-    Nothing outside brt is imported but the modules that are allowed; see `brt.gin_files`.
+    Nothing outside brt is imported but the modules that are allowed; see `brt.bindings.gin_files`.
 
     Args:
         gin_files: paths, or several joined by `+`, as in `SYSTEM.gin+CORPUS.gin`; their includes

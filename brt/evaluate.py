@@ -32,7 +32,7 @@ from brt.evaluation.studies.registry import ANY_STREAM, STUDIES, run_study
 from brt.experiment import Configuration, Experiment
 from brt.reporting.studies.output import study_content, table, write_study
 from brt.storage.paths import as_path
-from brt.training.parameters import check_vocabulary, load_params
+from brt.training.checkpoints.parameters import check_vocabulary, load_params
 from brt.training.sharding import make_mesh
 
 FLAGS = flags.FLAGS

@@ -33,7 +33,7 @@ from brt.models.caches import check_caches
 from brt.models.counts import count_parameters
 from brt.models.model import Model, Reader
 from brt.storage.paths import absolute, as_path
-from brt.training.parameters import load_params, merged
+from brt.training.checkpoints.parameters import load_params, merged
 from brt.training.settings import Trainer
 from brt.training.sharding import check_divisible, shardings
 from brt.training.train_step import TrainState, make_loss, make_train_step

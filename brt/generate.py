@@ -26,8 +26,8 @@ from brt.generation.generator import Generator
 from brt.generation.memory import Memory, take_rows
 from brt.generation.sampling import Sampling, checked
 from brt.models.model import LanguageModel
-from brt.regular_files import read_bytes
 from brt.storage.paths import RemotePath, as_path, is_remote
+from brt.storage.regular_files import read_bytes
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("prompt", [], "Text to go on with; repeated: one document each.")

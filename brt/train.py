@@ -19,10 +19,10 @@ from jax.experimental import multihost_utils
 from brt import command_line, processes
 from brt.benchmarks import slices, topologies
 from brt.experiment import Experiment
-from brt.training.metric_writers import USUAL, check_kinds
-from brt.training.parameters import load_params
+from brt.training.checkpoints.parameters import load_params
 from brt.training.profiling import ProfiledSteps, parse_steps
-from brt.training.run_folder import code_hash, versions
+from brt.training.records.metric_writers import USUAL, check_kinds
+from brt.training.records.run_folder import code_hash, versions
 from brt.training.sharding import make_mesh
 from brt.training.trainer import TrainingRun
 

@@ -29,8 +29,8 @@ import numpy as np
 
 from brt import config
 from brt.experiment import Experiment
-from brt.training.checkpoint import Checkpoints
-from brt.training.run_folder import read_metrics
+from brt.training.checkpoints.checkpoint import Checkpoints
+from brt.training.records.run_folder import read_metrics
 
 MODEL = """
 Trainer.optimizer = @adafactor

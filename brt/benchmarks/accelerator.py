@@ -17,7 +17,7 @@ from brt.benchmarks import agreement, decoding
 from brt.benchmarks import systems as rows_of_table
 from brt.benchmarks.systems import BASELINE, System, Timed, out_of_memory, time_step
 from brt.reporting.ladder import SCALES, Scale
-from brt.training.metrics import device_peak
+from brt.training.records.metrics import device_peak
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("accelerator", False, "Measure the systems of Table 1 on what JAX finds.")

@@ -15,7 +15,7 @@ import jax
 from brt.benchmarks import hlo, hlo_costs
 from brt.benchmarks.topologies import GIB, Topology, devices_of
 from brt.experiment import Experiment
-from brt.training.metrics import compiled_bytes
+from brt.training.records.metrics import compiled_bytes
 from brt.training.sharding import make_mesh, shardings
 
 ESTIMATES = "Cycles, and what follows from them, are the compiler's estimates: nothing was run."

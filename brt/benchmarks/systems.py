@@ -12,7 +12,7 @@ from brt.data.streams.batch import Batch
 from brt.experiment import Configuration, Experiment
 from brt.reporting.gin_text import ROOT, write_gin
 from brt.reporting.ladder import Scale, read_sweep
-from brt.training.metrics import compiled_bytes
+from brt.training.records.metrics import compiled_bytes
 from brt.training.sharding import make_mesh, shardings
 from brt.training.train_step import TrainState
 

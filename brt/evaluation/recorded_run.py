@@ -17,7 +17,7 @@ from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import Recording, record
 from brt.models.model import LanguageModel
-from brt.training.parameters import check_vocabulary, load_params
+from brt.training.checkpoints.parameters import check_vocabulary, load_params
 
 
 class RecordedRun:

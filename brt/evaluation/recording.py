@@ -33,9 +33,9 @@ from brt.data.stores.writer import replace_json, write_json
 from brt.data.streams.documents import DocumentPass
 from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader, to_host
 from brt.evaluation.recording_copy import RecordingCopy
-from brt.json_files import DamagedFile, Fields, misfit, read_json
-from brt.regular_files import check_regular
+from brt.storage.json_files import DamagedFile, Fields, misfit, read_json
 from brt.storage.paths import RemotePath, is_remote
+from brt.storage.regular_files import check_regular
 
 FORMAT = 1
 FILES = {

@@ -20,10 +20,10 @@ from safetensors.flax import save as to_bytes
 from brt.checks import Count
 from brt.data.vocabularies.base import Vocabulary, expanded
 from brt.generation.memory import Memory, fresh_memory
-from brt.json_files import Fields, parse_json
 from brt.models.model import LanguageModel
-from brt.regular_files import check_regular
+from brt.storage.json_files import Fields, parse_json
 from brt.storage.paths import RemotePath, is_remote
+from brt.storage.regular_files import check_regular
 
 FORMAT = "brt document memory 1"
 DIGITS = 12

@@ -7,7 +7,7 @@ from typing import Any
 
 from gin import config_parser
 
-from brt.gin_files import read_gin_text
+from brt.bindings.gin_files import read_gin_text
 from brt.storage.paths import is_remote
 from brt.storage.shipped import configs_root, gin_folders
 

@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
+from brt.bindings.declared_types import UNKNOWN, allows, words_for
 from brt.checks import CountFrom0, Finite, ManyFrom0
 from brt.config import declarations
-from brt.declared_types import UNKNOWN, allows, words_for
-from brt.json_files import DamagedFile, Fields, read_json
 from brt.reporting.gin_text import Reference
+from brt.storage.json_files import DamagedFile, Fields, read_json
 
 
 class FileName:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from brt import config
-from brt.gin_files import read_gin_text
+from brt.bindings.gin_files import read_gin_text
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.model_settings import model_name
 from brt.reporting.run_files import (
@@ -16,7 +16,7 @@ from brt.reporting.run_files import (
     read_stands_for,
     read_study,
 )
-from brt.training.run_folder import read_metrics
+from brt.training.records.run_folder import read_metrics
 from brt.training.settings import FREE_TO_CHANGE
 
 STANDS_FOR_FILE = "rung.json"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from brt.json_files import read_json
+from brt.storage.json_files import read_json
 
 BASELINE = "Slide:13L"
 """The system whose training step is 1.00 in Table 1 of the Block-Recurrent paper."""

@@ -14,7 +14,7 @@ import jax
 
 from brt.models.model import LanguageModel
 from brt.training.experiment import TrainedExperiment
-from brt.training.metrics import compiled_bytes
+from brt.training.records.metrics import compiled_bytes
 from brt.training.sharding import make_mesh
 
 UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}

@@ -15,7 +15,7 @@ from brt.data.streams.samples import check_cut
 from brt.data.streams.select import check_stream
 from brt.models.block_recurrent import BlockRecurrentTransformer
 from brt.models.model import Model
-from brt.training.checkpoint import CheckpointPolicy
+from brt.training.checkpoints.checkpoint import CheckpointPolicy
 from brt.training.losses import LOSSES
 from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.optimization.weight_average import WeightAverage

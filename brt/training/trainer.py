@@ -15,15 +15,15 @@ from brt.data.streams.ids import check_store
 from brt.data.streams.ledger import MODULUS
 from brt.data.streams.select import training_stream
 from brt.progress import Progress
-from brt.training.alerts import Alerts, Watch
-from brt.training.checkpoint import CheckpointError, Checkpoints
+from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 from brt.training.experiment import EvaluationStopped, TrainedExperiment
-from brt.training.metric_writers import USUAL
-from brt.training.metrics import Interval, device_peak, peak_bytes
 from brt.training.optimization.weight_average import evaluated_params
 from brt.training.prefetch import Prefetch
 from brt.training.profiling import ProfiledSteps, Profiler
-from brt.training.run_folder import RunFolder, read_metrics
+from brt.training.records.alerts import Alerts, Watch
+from brt.training.records.metric_writers import USUAL
+from brt.training.records.metrics import Interval, device_peak, peak_bytes
+from brt.training.records.run_folder import RunFolder, read_metrics
 from brt.training.settings import FREE_TO_CHANGE
 from brt.training.sharding import sum_over_processes
 
@@ -68,7 +68,7 @@ class TrainingRun:
         params: parameters to begin with, or None for fresh ones.
         allow_changes: resume although bindings that decide what is computed have changed.
         profile: steps to be traced into the run folder, or None.
-        metrics: where numbers go, some of `brt.training.metric_writers.KINDS`.
+        metrics: where numbers go, some of `brt.training.records.metric_writers.KINDS`.
 
     Raises:
         ChangedConfig: the folder's checkpoints belong to another configuration.

@@ -18,7 +18,7 @@ from jax.sharding import AxisType
 
 from brt.benchmarks.systems import random_batch, random_state
 from brt.experiment import Configuration, Experiment
-from brt.training.metrics import compiled_bytes
+from brt.training.records.metrics import compiled_bytes
 from brt.training.train_step import make_loss
 
 

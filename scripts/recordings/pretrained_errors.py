@@ -19,7 +19,7 @@ from brt.models.pretrained.bodies.gpt2 import GPT2
 from brt.models.pretrained.bodies.gpt_neox import GPTNeoX
 from brt.models.pretrained.bodies.llama import Llama
 from brt.models.pretrained.folder import HubFolder
-from brt.training.parameters import merged
+from brt.training.checkpoints.parameters import merged
 
 BODIES: dict[str, Callable[..., Decoder]] = {
     "gpt2": GPT2,

@@ -25,8 +25,8 @@ from tiny_run import (  # noqa: F401
 
 from brt import evaluate, prepare, train
 from brt.data.stores import writer as store_writer
-from brt.training.checkpoint import Checkpoints
-from brt.training.run_folder import read_metrics
+from brt.training.checkpoints.checkpoint import Checkpoints
+from brt.training.records.run_folder import read_metrics
 from brt.training.sharding import make_mesh
 
 CELL = ("RecurrentCell",)

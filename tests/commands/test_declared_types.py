@@ -10,11 +10,11 @@ from paths import ROOT
 from tiny_run import write_config
 
 from brt import config
-from brt.bound_values import parameters_of
+from brt.bindings.bound_values import parameters_of
+from brt.bindings.declared_types import PLAIN, allows
+from brt.bindings.registration import register_all
 from brt.config import ConfigError
-from brt.declared_types import PLAIN, allows
 from brt.experiment import Experiment
-from brt.registration import register_all
 
 
 @pytest.fixture(autouse=True)

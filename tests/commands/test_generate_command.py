@@ -11,7 +11,7 @@ from brt import benchmark, generate
 from brt.experiment import load_run
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
-from brt.training.checkpoint import Checkpoints
+from brt.training.checkpoints.checkpoint import Checkpoints
 
 PROMPT = "the tea then"
 

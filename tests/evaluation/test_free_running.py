@@ -18,7 +18,7 @@ from brt.data.sources.algorithmic import CopyTask, ReverseTask
 from brt.data.stores.token_store import TokenStore, write_store
 from brt.evaluation.free_running import FreeRunning, SampleDecoder, scored_part, write
 from brt.models.caches import select_rows
-from brt.training.run_folder import read_metrics
+from brt.training.records.run_folder import read_metrics
 
 N = 4
 

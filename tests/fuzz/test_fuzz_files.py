@@ -30,7 +30,7 @@ from brt.evaluation.recording import NAMES, Recording
 from brt.generation.generator import Generator
 from brt.report import report
 from brt.reporting.runs import open_runs
-from brt.training.run_folder import RunFolder, read_metrics
+from brt.training.records.run_folder import RunFolder, read_metrics
 
 both = pytest.mark.parametrize(
     "scale", [pytest.param(0, id="short"), pytest.param(1, id="long", marks=pytest.mark.slow)]

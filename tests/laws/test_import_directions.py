@@ -8,14 +8,14 @@ from paths import ROOT
 
 LAYERS = (
     ("brt",),
-    ("brt.storage",),
-    ("brt.regular_files",),
+    ("brt.storage", "brt.bindings"),
+    ("brt.storage.regular_files",),
     (
-        *("brt.gin_files",),
-        *("brt.checks", "brt.compilation_cache", "brt.declared_types", "brt.progress"),
-        *("brt.processes", "brt.registration", "brt.token_ids"),
+        *("brt.bindings.gin_files",),
+        *("brt.checks", "brt.compilation_cache", "brt.bindings.declared_types", "brt.progress"),
+        *("brt.processes", "brt.bindings.registration", "brt.token_ids"),
     ),
-    ("brt.bound_values", "brt.json_files"),
+    ("brt.bindings.bound_values", "brt.storage.json_files"),
     ("brt.config",),
     ("brt.models", "brt.data"),
     ("brt.training",),
@@ -30,8 +30,8 @@ LAYERS = (
     ("brt.train",),
 )
 """From the bottom. A module imports its own package and those of layers below, and neither its
-neighbours in a layer nor what is above it. `brt.registration` names packages above it as texts,
-for gin, and imports them when a config is parsed."""
+neighbours in a layer nor what is above it. `registration` names packages above it as texts, and
+imports them when a config is parsed."""
 
 HEIGHTS = {package: height for height, layer in enumerate(LAYERS) for package in layer}
 

@@ -13,7 +13,7 @@ from tiny_models import parameters, quick_jit
 
 from brt.data.streams.batch import Batch
 from brt.experiment import Experiment
-from brt.training.checkpoint import Checkpoints
+from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.settings import Trainer
 
 ROWS, STEPS = 2, 2

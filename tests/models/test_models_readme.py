@@ -34,7 +34,7 @@ from quick_commands import quick_environment
 from test_sharding_laws import store  # noqa: F401  (a fixture)
 from tiny_run import write_corpus
 
-from brt.training.run_folder import read_metrics
+from brt.training.records.run_folder import read_metrics
 
 README = (ROOT / "brt" / "models" / "README.md").read_text(encoding="utf-8")
 LAYER, NUM_BLOCKS = 1, 3

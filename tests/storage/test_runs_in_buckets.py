@@ -22,9 +22,9 @@ from brt.data.stores import store_cache
 from brt.experiment import load_run
 from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, StorageError
-from brt.training.checkpoint import CheckpointError
-from brt.training.parameters import load_params
-from brt.training.run_folder import RunFolder, read_metrics
+from brt.training.checkpoints.checkpoint import CheckpointError
+from brt.training.checkpoints.parameters import load_params
+from brt.training.records.run_folder import RunFolder, read_metrics
 
 BUCKET = "memory://test-runs"
 RUN = f"{BUCKET}/run"

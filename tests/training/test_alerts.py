@@ -12,9 +12,9 @@ from tiny_run import (
     write_config,
 )
 
-from brt.training import alerts
-from brt.training.alerts import Alerts, Watch
-from brt.training.run_folder import read_metrics
+from brt.training.records import alerts
+from brt.training.records.alerts import Alerts, Watch
+from brt.training.records.run_folder import read_metrics
 from brt.training.trainer import NonFiniteLoss
 
 HEALTHY = {

@@ -13,7 +13,7 @@ from tiny_run import (  # noqa: F401
     write_config,
 )
 
-from brt.training.checkpoint import CheckpointError
+from brt.training.checkpoints.checkpoint import CheckpointError
 from brt.training.trainer import ChangedConfig, TrainingRun
 
 STEPS = 4

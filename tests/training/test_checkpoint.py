@@ -20,8 +20,8 @@ from checkpoints import (
 )
 from tiny_run import differing, files_of_at_most, half_read, leaves, mesh_of  # noqa: F401
 
-from brt.training import checkpoint
-from brt.training.checkpoint import CheckpointError, CheckpointPolicy, Checkpoints
+from brt.training.checkpoints import checkpoint
+from brt.training.checkpoints.checkpoint import CheckpointError, CheckpointPolicy, Checkpoints
 
 pytestmark = [
     pytest.mark.usefixtures("half_read"),

@@ -20,7 +20,7 @@ from checkpoints import (
 )
 from tiny_run import contents, differing, half_read  # noqa: F401
 
-from brt.training.checkpoint import CheckpointError, Checkpoints
+from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 
 pytestmark = [
     pytest.mark.usefixtures("half_read"),

@@ -14,7 +14,7 @@ from tiny_run import (
 )
 
 from brt import train
-from brt.training.run_folder import RunFolder, read_metrics
+from brt.training.records.run_folder import RunFolder, read_metrics
 
 EVERYWHERE = ("jsonl", "tensorboard", "wandb")
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from brt.training.metrics import PEAK_FLOPS, Interval, device_peak, peak_bytes
+from brt.training.records.metrics import PEAK_FLOPS, Interval, device_peak, peak_bytes
 from brt.training.train_step import StepMetrics
 
 

@@ -17,7 +17,7 @@ from tiny_run import (  # noqa: F401
 
 from brt.training.optimization.optimizers import adamw
 from brt.training.optimization.plateau import ReduceOnPlateau
-from brt.training.run_folder import read_metrics
+from brt.training.records.run_folder import read_metrics
 from brt.training.settings import Trainer
 
 

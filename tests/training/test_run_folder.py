@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from brt.training.run_folder import RunFolder, read_metrics
+from brt.training.records.run_folder import RunFolder, read_metrics
 
 
 def scalars(step):

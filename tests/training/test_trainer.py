@@ -36,9 +36,9 @@ from brt.data.streams.ledger import MODULUS, ledger_of
 from brt.data.streams.select import training_stream
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import load_run
-from brt.training.checkpoint import CheckpointError, Checkpoints
-from brt.training.parameters import load_params
-from brt.training.run_folder import read_metrics
+from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
+from brt.training.checkpoints.parameters import load_params
+from brt.training.records.run_folder import read_metrics
 from brt.training.trainer import NonFiniteLoss
 
 STEPS = 12

@@ -13,10 +13,10 @@ from tiny_run import (  # noqa: F401
     write_config,
 )
 
+from brt.training.checkpoints.parameters import load_params
 from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.optimization.weight_average import WeightAverage, evaluated_params
-from brt.training.parameters import load_params
-from brt.training.run_folder import read_metrics
+from brt.training.records.run_folder import read_metrics
 from brt.training.settings import Trainer
 from brt.training.train_step import TrainState
 

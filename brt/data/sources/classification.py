@@ -24,7 +24,7 @@ from brt.data.sources.labelled import (
     text_of,
 )
 from brt.data.vocabularies.base import Vocabulary
-from brt.regular_files import open_regular
+from brt.storage.regular_files import open_regular
 
 SPLITS = ("train", "validation", "test")
 PUBLISHED = 645

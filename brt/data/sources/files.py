@@ -11,7 +11,7 @@ from absl import logging
 
 from brt.checks import Name, Share
 from brt.data.sources.base import Document, FileSource, absolute, check_known_split
-from brt.regular_files import open_regular
+from brt.storage.regular_files import open_regular
 
 MAPPED = 2**27
 """A file of more bytes is not read but mapped into memory."""

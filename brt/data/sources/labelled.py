@@ -25,7 +25,7 @@ import numpy as np
 from brt.data.sources.base import Document, Source, absolute
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
-from brt.regular_files import open_regular
+from brt.storage.regular_files import open_regular
 
 
 class Example(NamedTuple):

@@ -18,7 +18,7 @@ import gin
 
 from brt.checks import Name, Seed
 from brt.data.sources.base import Document, FileSource, absolute, check_known_split
-from brt.regular_files import open_regular
+from brt.storage.regular_files import open_regular
 
 Item = TypeVar("Item")
 

@@ -38,7 +38,7 @@ from brt.data.stores.writer import (
     vocabulary_entry,
 )
 from brt.data.vocabularies.base import Vocabulary
-from brt.json_files import read_json
+from brt.storage.json_files import read_json
 
 SHARD_BYTES = 2**23
 """A shard takes documents until they have as many bytes: a second's work, or a few."""

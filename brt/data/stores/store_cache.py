@@ -19,8 +19,8 @@ from absl import logging
 
 from brt.data.stores.own_folders import MARK, claim, remove
 from brt.data.stores.writer import OFFSET, STORE_FILES
-from brt.json_files import Fields, parse_json, read_json_lines
 from brt.progress import Progress
+from brt.storage.json_files import Fields, parse_json, read_json_lines
 from brt.storage.paths import RemotePath, upload
 
 MANIFEST = "manifest.json"

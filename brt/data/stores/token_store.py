@@ -46,10 +46,10 @@ from brt.data.stores.writer import (
     join_shards,
 )
 from brt.data.vocabularies.base import Vocabulary
-from brt.json_files import DamagedFile, Fields, misfit, read_json, read_json_lines
 from brt.progress import Progress
-from brt.regular_files import check_regular, open_regular
+from brt.storage.json_files import DamagedFile, Fields, misfit, read_json, read_json_lines
 from brt.storage.paths import AnyPath, as_path
+from brt.storage.regular_files import check_regular, open_regular
 
 HOW_TO_REPEAT = "delete the folder and prepare it again"
 

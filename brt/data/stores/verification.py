@@ -19,9 +19,9 @@ import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import HOW_TO_REPEAT, TokenStore
-from brt.json_files import DamagedFile, read_json
 from brt.progress import Progress
-from brt.regular_files import open_regular
+from brt.storage.json_files import DamagedFile, read_json
+from brt.storage.regular_files import open_regular
 
 KEPT = "BRT_VERIFIED"
 """Environment variable: the folder that says which files were verified; empty for none."""

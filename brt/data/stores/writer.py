@@ -25,7 +25,7 @@ from brt.checks import ManyFrom0
 from brt.data.sources.base import Document
 from brt.data.stores.own_folders import remove
 from brt.data.vocabularies.base import Vocabulary
-from brt.json_files import Fields, read_json
+from brt.storage.json_files import Fields, read_json
 from brt.storage.paths import AnyPath, RemotePath
 
 FORMAT = 2

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 from brt.checks import Name
-from brt.regular_files import NotRegular, open_regular
+from brt.storage.regular_files import NotRegular, open_regular
 from brt.token_ids import BEGIN as BEGIN
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from brt.regular_files import open_regular
 from brt.reporting.drawing.plots import COLOURS, new_figure
+from brt.storage.regular_files import open_regular
 
 SHADE, MARK = COLOURS[0], COLOURS[7]
 BRIGHTEST = 99.5

@@ -11,7 +11,7 @@ from tiny_run import PLAIN, build, write_config
 from brt.data.stores import verification
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import KEPT, check_hashes, hashes_of, verify, verify_once
-from brt.json_files import DamagedFile
+from brt.storage.json_files import DamagedFile
 
 LENGTHS = (1, 7, 30, 12)
 

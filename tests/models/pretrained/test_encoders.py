@@ -26,7 +26,7 @@ from brt.models.pretrained.encoders.t5 import T5
 from brt.models.pretrained.encoders.t5_layers import two_sided_buckets
 from brt.models.pretrained.folder import HubFolder, write_folder
 from brt.token_ids import PADDING
-from brt.training.parameters import merged
+from brt.training.checkpoints.parameters import merged
 
 BODIES = {"bert": BERT, "roberta": RoBERTa, "deberta": DeBERTa, "t5": T5}
 ENCODERS = [name for name in CONFIGS if not name.startswith("t5")]

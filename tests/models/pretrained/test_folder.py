@@ -18,7 +18,7 @@ from tiny_models import parameters
 from brt.config import message
 from brt.models.pretrained.bodies.gpt2 import GPT2
 from brt.models.pretrained.folder import HubFolder, write_folder
-from brt.training.parameters import merged
+from brt.training.checkpoints.parameters import merged
 
 
 def body_of(path):

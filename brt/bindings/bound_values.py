@@ -1,6 +1,6 @@
 """Checks of everything gin is bound to, before anything is built of it.
 
-A value has to be of the type and in the range that its parameter declares (`brt.declared_types`,
+A value has to be of the type and in the range that its parameter declares (`declared_types`,
 `brt.checks`), whether it is written out, stands behind a macro, or is given by a reference.
 """
 
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import gin
 
-from brt.declared_types import UNKNOWN, Reference, advice, allows, words_for
-from brt.gin_files import check_module
+from brt.bindings.declared_types import UNKNOWN, Reference, advice, allows, words_for
+from brt.bindings.gin_files import check_module
 
 NAMES_MODULE = ("SeqioText.module",)
 """Bindings whose value is a module that is imported when they are used."""

@@ -9,7 +9,7 @@ import jax
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.storage.paths import as_path
-from brt.training.checkpoint import Checkpoints
+from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.optimization.weight_average import Averaged, evaluated_params
 from brt.training.train_step import TrainState
 

@@ -13,7 +13,7 @@ from typing import TextIO
 
 from gin import config_parser
 
-from brt.regular_files import read_text
+from brt.storage.regular_files import read_text
 
 OWN = "brt"
 
@@ -83,7 +83,7 @@ def read_gin_text(path: str | os.PathLike, included: bool = False) -> str:
 
     Raises:
         NotAllowed: an included file, or what a link leads to, has another ending; it is not opened.
-        OSError, ValueError: as `brt.regular_files.read_text`.
+        OSError, ValueError: as `brt.storage.regular_files.read_text`.
     """
     path = os.fspath(path)
     if (included or path.endswith(".gin")) and not _is_gin(path):

@@ -21,10 +21,10 @@ from typing import TextIO
 import gin
 from absl import logging
 
-from brt.regular_files import read_bytes
 from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, absolute, as_path, is_remote
-from brt.training.metric_writers import USUAL, MetricWriter, TensorBoard, Wandb
+from brt.storage.regular_files import read_bytes
+from brt.training.records.metric_writers import USUAL, MetricWriter, TensorBoard, Wandb
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gin-config", "numpy", "brt")
 
@@ -45,7 +45,7 @@ class RunFolder:
     Args:
         path: the folder, created if `writes`.
         writes: whether this process writes anything.
-        metrics: where numbers go, some of `brt.training.metric_writers.KINDS`.
+        metrics: where numbers go, some of `brt.training.records.metric_writers.KINDS`.
 
     Raises:
         PermissionError: if the folder cannot be written.
@@ -263,7 +263,7 @@ def versions() -> dict[str, str | None]:
 
 def code_hash() -> str:
     """Returns a short hash of brt's own source files, which may be ahead of its version."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root)}\0".encode())

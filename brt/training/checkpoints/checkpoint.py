@@ -22,11 +22,11 @@ from jax.experimental import multihost_utils
 
 from brt.checks import Count, ManyFrom0
 from brt.data.stores.token_store import VOCABULARY
-from brt.json_files import Fields, misfit, read_json
-from brt.regular_files import check_regular
+from brt.storage.json_files import Fields, misfit, read_json
 from brt.storage.paths import RemotePath, absolute, is_remote, move
-from brt.training.checkpoint_mirror import COMPLETE, CheckpointMirror
-from brt.training.passing_errors import passing_reason
+from brt.storage.regular_files import check_regular
+from brt.training.checkpoints.mirror import COMPLETE, CheckpointMirror
+from brt.training.checkpoints.passing_errors import passing_reason
 from brt.training.train_step import TrainState
 
 ASIDE = "aside"

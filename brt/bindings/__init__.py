@@ -1,0 +1,1 @@
+"""What gin may bind: which files, which names, which values."""

@@ -1,0 +1,1 @@
+"""Records: what a run reports, and the folder that holds it."""
