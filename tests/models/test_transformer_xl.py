@@ -304,8 +304,8 @@ BAD = {
     "encoding": ("rotary", "encoding = 'rotary': choose one of"),
     "norm": ("none", "norm = 'none': choose one of"),
     "remat": ("block", "remat = 'block': choose one of"),
-    "dropout": (1.0, "dropout = 1.0 must lie between 0 and 1"),
-    "attention_dropout": (-0.1, "attention_dropout = -0.1 must lie between 0 and 1"),
+    "dropout": (1.0, "dropout = 1.0 must be a number from 0 to below 1"),
+    "attention_dropout": (-0.1, "attention_dropout = -0.1 must be a number from 0 to below 1"),
     "width": (11, "even width"),
     "cutoffs": ((9, 4), "must increase"),
 }

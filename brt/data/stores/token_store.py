@@ -321,7 +321,8 @@ def read_manifest(folder: Path) -> dict:
     try:
         manifest = read_json(path, Fields({}, {"format": int}), HOW_TO_REPEAT)
     except FileNotFoundError:
-        if not any((folder / name).exists() for name in STORE_FILES):
+        is_empty = not any(folder.iterdir())
+        if not is_empty and not any((folder / name).exists() for name in STORE_FILES):
             raise FileNotFoundError(
                 f"{folder} is no token store, as it has no manifest.json: correct the path."
             ) from None
