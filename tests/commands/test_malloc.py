@@ -54,6 +54,7 @@ def on_glibc(monkeypatch):
     monkeypatch.delenv("JPY_PARENT_PID", raising=False)
 
 
+@pytest.mark.slow
 def test_training_on_a_cpu_says_once_that_they_are_missing(on_glibc, monkeypatch, tmp_path, capsys):
     flags = [f"--gin_file={write_config(tmp_path)}", f"--workdir={tmp_path / 'run'}"]
     assert not command(monkeypatch, train, *flags, "--gin.Trainer.steps=2")

@@ -98,6 +98,7 @@ def test_the_commands_of_the_readme_build(arguments):
     Experiment.from_gin()
 
 
+@pytest.mark.slow
 def test_the_python_and_the_writing_of_the_readme_run_on_a_run_folder(tmp_path, monkeypatch):
     config_file = tmp_path / "tiny.gin"
     config_file.write_text(

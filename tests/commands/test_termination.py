@@ -11,7 +11,9 @@ from brt.data.stores.token_store import TokenStore
 BYTES = 150_000_000
 
 
-@pytest.mark.parametrize("module", ["brt.prepare", "brt.train"])
+@pytest.mark.parametrize(
+    "module", ["brt.prepare", pytest.param("brt.train", marks=pytest.mark.slow)]
+)
 def test_a_preparation_that_is_asked_to_end_says_so_and_leaves_nothing_that_looks_finished(
     tmp_path, module
 ):

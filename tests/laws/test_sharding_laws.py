@@ -29,18 +29,21 @@ STEPS, ROWS, SEGMENTS = 3, 8, 2
 EVERY_MESH = ("rec_lstm_dual", "feedback_fixed_skip")
 """Checked on all meshes, and with Adafactor; the others on the mesh that splits both rows and
 models."""
-RELATED = ("rec_fixed_dual", "rec_fixed_single", "rec_sequential", "txl_adaptive", "rec_memorizing")
+RELATED = (
+    *("rec_fixed_dual", "rec_fixed_single", "rec_sequential", "rec_memorizing"),
+    *("txl_adaptive", "txl_shaw", "rmt_rec"),
+)
 """Parts of others, put together in another way: a mesh meets no array in them that it does not
 meet in others. Checked with the slow tests."""
 CASES = [
     pytest.param(name, (2, 4), marks=pytest.mark.slow if name in RELATED else marks)
     for (name,), marks, _ in trained()
 ]
-CASES += [("feedback_fixed_skip", (8, 1))]
 CASES += [
     pytest.param(name, shape, marks=pytest.mark.slow)
     for name, shape in [
-        *(("feedback_fixed_skip", (1, 4)), ("rec_lstm_dual", (8, 1)), ("rec_lstm_dual", (1, 4))),
+        *(("feedback_fixed_skip", (8, 1)), ("feedback_fixed_skip", (1, 4))),
+        *(("rec_lstm_dual", (8, 1)), ("rec_lstm_dual", (1, 4))),
     ]
 ]
 

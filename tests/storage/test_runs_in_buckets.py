@@ -176,6 +176,7 @@ def test_records_are_copied_now_and_then_and_a_bucket_that_fails_is_said_only(mo
     assert [record["step"] for record in read_metrics(RUN)] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_commands_read_run_config_and_parameters_from_the_bucket(
     tiny, straight, monkeypatch, tmp_path, capsys
 ):
