@@ -20,7 +20,7 @@ from brt.training.experiment import EvaluationStopped, TrainedExperiment
 from brt.training.optimization.weight_average import evaluated_params
 from brt.training.prefetch import Prefetch
 from brt.training.profiling import ProfiledSteps, Profiler
-from brt.training.records.alerts import Alerts, Watch
+from brt.training.records.alerts import Alerts, StallWatch
 from brt.training.records.metric_writers import USUAL
 from brt.training.records.metrics import Interval, device_peak, peak_bytes
 from brt.training.records.run_folder import RunFolder, read_metrics
@@ -204,7 +204,7 @@ class TrainingRun:
         self._timing_since = time.perf_counter()
         self._timed = 0
         self._alerts = Alerts()
-        watch = Watch()
+        watch = StallWatch()
         self._peak: int | None = None
         last_evaluation: dict[str, float] = {}
         pending = None  # a step whose metrics are not fetched yet

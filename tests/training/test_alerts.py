@@ -13,7 +13,7 @@ from tiny_run import (
 )
 
 from brt.training.records import alerts
-from brt.training.records.alerts import Alerts, Watch
+from brt.training.records.alerts import Alerts, StallWatch
 from brt.training.records.run_folder import read_metrics
 from brt.training.trainer import NonFiniteLoss
 
@@ -84,7 +84,7 @@ def test_skipped_updates_and_numbers_that_are_none_are_named():
 
 def test_a_run_that_stands_still_is_said_once_and_one_that_pauses_is_not():
     said = []
-    watch = Watch(said.append, least=0.2)
+    watch = StallWatch(said.append, least=0.2)
     time.sleep(0.5)  # compiling
     watch.beat()
     watch.pause()
@@ -99,7 +99,7 @@ def test_a_run_that_stands_still_is_said_once_and_one_that_pauses_is_not():
 
 def test_a_run_whose_steps_take_long_is_given_as_much_more():
     said = []
-    watch = Watch(said.append, least=0.1)
+    watch = StallWatch(said.append, least=0.1)
     watch.beat()
     time.sleep(0.09)
     watch.beat()

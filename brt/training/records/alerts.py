@@ -90,7 +90,7 @@ class Alerts:
         }
 
 
-class Watch:
+class StallWatch:
     """Warns once when a run stands still: from a thread, as no report comes then.
 
     Args:
