@@ -180,15 +180,22 @@ class HubFolder:
 
     def _no_weights(self):
         there = sorted(os.listdir(self.path))
-        other = [n for n in there if n in OTHER_WEIGHTS or n.endswith((".bin", ".gguf"))]
-        if not other:
-            return f"{self.path} has no {WEIGHTS}, nor {INDEX}: copy the weights into it."
-        return (
-            f"{self.path} has its weights only as {', '.join(other)}, which brt does not read. "
-            "Where torch and transformers are installed, convert them: "
-            f"AutoModelForPreTraining.from_pretrained({self.path!r})"
-            ".save_pretrained('NEW_FOLDER', safe_serialization=True)."
-        )
+        packed = [name for name in there if name.endswith(".gguf")]
+        other = [n for n in there if n in OTHER_WEIGHTS or n.endswith(".bin")]
+        if other:
+            return (
+                f"{self.path} has its weights only as {', '.join(other)}, which brt does not read. "
+                "Where torch and transformers are installed, convert them: "
+                f"AutoModelForPreTraining.from_pretrained({self.path!r})"
+                ".save_pretrained('NEW_FOLDER')."
+            )
+        if packed:
+            return (
+                f"{self.path} has its weights only as {', '.join(packed)}, which brt does not "
+                "read: widen them to float32 as brt/models/pretrained/README.md, Getting weights, "
+                "shows."
+            )
+        return f"{self.path} has no {WEIGHTS}, nor {INDEX}: copy the weights into it."
 
     def read(self, name: str) -> np.ndarray:
         """Returns a tensor of the weights as float32, the type of all parameters.

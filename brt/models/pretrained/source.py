@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import gin
+import numpy as np
 
 from brt.checks import Name
 from brt.models.pretrained.config_values import ConfigValues
@@ -91,7 +92,7 @@ def settle(
                 )
         return settings
     for name, value in bound.items():
-        if value is not None and value != found[name]:
+        if value is not None and not equal(value, found[name]):
             path = os.path.join(folder.path if folder else "", CONFIG)
             raise ValueError(
                 f"{body}.{name} = {value!r}, and {path} says {found[name]!r}: bind "
@@ -99,6 +100,16 @@ def settle(
                 "Pretrained.folder."
             )
     return dict(found)
+
+
+def equal(bound: Any, found: Any) -> bool:
+    """Returns whether two settings are the same, numbers as float32.
+
+    A converter that widens a float32 writes 9.99999975e-06 where the model's authors wrote 1e-5.
+    """
+    if isinstance(bound, float) and isinstance(found, float):
+        return np.float32(bound) == np.float32(found)
+    return bound == found
 
 
 def number_of_layers(values: ConfigValues, key: str, default: int, folder: HubFolder) -> int:

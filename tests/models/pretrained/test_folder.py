@@ -141,6 +141,10 @@ def only_torch(path):
     os.rename(path / "model.safetensors", path / "pytorch_model.bin")
 
 
+def only_packed(path):
+    os.rename(path / "model.safetensors", path / "model-q4.gguf")
+
+
 def shard_outside(path):
     shutil.copyfile(path / "model.safetensors", path.parent / "outside.safetensors")
     os.remove(path / "model.safetensors")
@@ -191,7 +195,8 @@ BAD = {
     "another body": (with_config(model_type="llama"), "by @Llama"),
     "code": (with_config(auto_map={}), "auto_map"),
     "quantized": (with_config(quantization_config={"bits": 4}), "quantization_config"),
-    "torch": (only_torch, "only as pytorch_model.bin.*safe_serialization"),
+    "torch": (only_torch, "only as pytorch_model.bin.*save_pretrained"),
+    "packed": (only_packed, "only as model-q4.gguf.*README.md, Getting weights"),
     "no weights": (lambda path: os.remove(path / "model.safetensors"), "has no model.safetensors"),
     "truncated": (truncated, "only a part of one"),
     "empty weights": (with_text("model.safetensors", ""), "no safetensors file"),
@@ -269,6 +274,14 @@ def test_a_binding_that_says_otherwise_is_refused(tmp_path):
     make_folder(tmp_path)
     with pytest.raises(ValueError, match=r"GPT2\.width = 768, and .*config\.json says 8"):
         nnx.eval_shape(lambda: GPT2(nnx.Rngs(0), width=768, folder=str(tmp_path)))
+
+
+def test_a_number_that_was_a_float32_once_is_the_one_that_is_bound(tmp_path):
+    make_folder(tmp_path, layer_norm_epsilon=float(np.float32(1e-5)))
+    body = nnx.eval_shape(lambda: GPT2(nnx.Rngs(0), epsilon=1e-5, folder=str(tmp_path)))
+    assert body.epsilon == float(np.float32(1e-5))
+    with pytest.raises(ValueError, match=r"GPT2\.epsilon = 1\.1e-05, and .* says 9\.9"):
+        nnx.eval_shape(lambda: GPT2(nnx.Rngs(0), epsilon=1.1e-5, folder=str(tmp_path)))
 
 
 def test_a_missing_size_names_a_file_that_binds_it():
