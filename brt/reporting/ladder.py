@@ -36,11 +36,11 @@ class Scale(NamedTuple):
 SCALES = {
     "paper": Scale(),
     "small": Scale(8, 2, 4, 8, 8, 4),
-    "short": Scale(8, 2, 4, 8, 64, 4),
+    "short": Scale(16, 2, 8, 16, 64, 6),
     "tiny": Scale(64, 4, 16, 128, 64, 2),
 }
-"""small: the 151M stack becomes configs/small/rec_fixed_skip.gin, for a CPU; short: the same with
-windows of 8 tokens for 512, in which states have more to carry; tiny: for tests."""
+"""small: the 151M stack becomes configs/small/rec_fixed_skip.gin, for a CPU; short: six layers of
+width 64 with windows of 8 tokens for 512, in which states have more to carry; tiny: for tests."""
 
 STANDS_FOR = (
     *(

@@ -222,26 +222,23 @@ def test_a_memory_and_what_it_finds_shrink_as_lengths_do(tmp_path):
     assert [entry.paper["settings"][name] for name in names] == [(8,), 512, 65_536, 128]
 
 
-def test_the_short_scale_is_the_small_one_with_an_eighth_of_its_lengths(tmp_path):
+def test_the_short_scale_is_six_narrow_layers_with_windows_of_eight():
     path = ROOT / "configs/sweeps/table_1.txt"
-    lengths = {
-        "BlockRecurrentTransformer.window",
-        "RecurrentCell.num_states",
-        "ExternalMemory.size",
-        "ExternalMemory.neighbours",
-        "Trainer.segment_length",
-        "Trainer.tokens_per_step",
-    }
-    pairs = zip(entries_of(path), entries_of(path, "short"), strict=True)
-    found = {}
-    for small, short in pairs:
-        for name, value in small.settings.items():
-            if name in lengths:
-                found.setdefault(name, set()).add(value / short.settings[name])
-            elif name not in ("Trainer.steps", "Trainer.log_every", "Trainer.eval_every",
-                              "CheckpointPolicy.every"):  # fmt: skip
-                assert short.settings[name] == value, name
-    assert found == {name: {8.0} for name in lengths}
+    model = "BlockRecurrentTransformer"
+    divisors = {f"{model}.width": 16, f"{model}.num_heads": 2, f"{model}.head_size": 8}
+    divisors |= {f"{model}.feed_forward_size": 16, f"{model}.window": 64}
+    lengths = "RecurrentCell.num_states", "ExternalMemory.size", "ExternalMemory.neighbours"
+    divisors |= dict.fromkeys((*lengths, "Trainer.segment_length"), 64)
+    by_hand = {f"{model}.num_layers": {12: 6, 13: 7}, f"{model}.recurrent_layers": {(9,): (4,)}}
+    by_hand[f"{model}.memorizing_layers"] = {(8,): (3,)}
+    for paper, short in zip(entries_of(path, "paper"), entries_of(path, "short"), strict=True):
+        for name, divisor in divisors.items():
+            if name in paper.settings:
+                assert short.settings[name] * divisor == paper.settings[name], name
+        for name, expected in by_hand.items():
+            if paper.settings.get(name):
+                assert short.settings[name] == expected[paper.settings[name]], name
+        assert short.paper["settings"] == paper.paper["settings"]
 
 
 def test_bindings_of_a_entry_and_of_the_command_are_in_force(tmp_path):
