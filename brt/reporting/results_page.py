@@ -14,6 +14,7 @@ from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import Group, collect
 from brt.reporting.drawing.plots import Plot, png
 from brt.reporting.drawing.table import Table
+from brt.reporting.excerpts import excerpts_table
 from brt.reporting.gains import Gain, gain_plot, gain_table, gains, num_states, runs_table
 from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import paper_tables
@@ -61,7 +62,8 @@ def results(folder: Path) -> Results:
 
     Each folder NAME of archives is one ladder, and becomes the tables `NAME` (recurrent beside
     plain runs), `NAME_runs` (every run at the end of its training) and, where NAME ends in one of
-    `AXES`, the figure of that name. Plain runs serve every ladder. The papers' tables have the
+    `AXES`, the figure of that name. `NAME_excerpts` shows where the state helps, by a run that was
+    compared with its state cleared. Plain runs serve every ladder. The papers' tables have the
     name of their ladder before their own: `small_table_1`.
 
     folder: of NAME/RUN.tar.gz.
@@ -86,6 +88,8 @@ def results(folder: Path) -> Results:
                 axis = AXES.get(name.rsplit("_", 1)[-1])
                 if axis:
                     plots[name] = gain_plot(name, axis.label, found, axis.value, _line(axis, found))
+            if excerpts := excerpts_table(f"{name}_excerpts", own):
+                tables[excerpts.name] = excerpts
             for table in (table for paper in PAPERS for table in paper_tables(paper, own)):
                 if table.has_measurements:
                     tables[f"{name}_{table.name}"] = table

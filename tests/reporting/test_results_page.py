@@ -1,6 +1,7 @@
 """The page of results says what the archived records say."""
 
 import json
+import math
 import re
 import shutil
 
@@ -20,8 +21,8 @@ PAGE = ROOT / "docs" / "results"
 
 
 def a_run(folder, name, bits, *bindings, seed=0, ledger="0a", cleared=None, **options):
-    """A run of 4,000 steps that ended with so many bits per byte on validation."""
-    found = {"step": 4000, "bits_per_byte": bits}
+    """A run of 3,000 steps that ended with so many bits per byte on validation."""
+    found = {"step": 3000, "bits_per_byte": bits}
     if cleared:
         found["cleared_bits_per_byte"] = cleared
     return make_run(
@@ -52,7 +53,7 @@ def test_a_gain_is_taken_seed_by_seed_from_the_best_plain_stack_on_the_same_toke
     assert gain.gains == (0.125, 0.25) and gain.worth == (0.25, 0.125)
     (row,) = gain_table("map", [gain]).rows
     assert [cell.text for cell in row][5:9] == [
-        "Rec:fixed:skip:3L, layer 3", "32", "0.002; 0.002", "2",
+        "Rec:fixed:skip:6L, layer 4", "8", "0.002; 0.002", "2",
     ]  # fmt: skip
     assert [cell.values for cell in row][9:] == [
         (2.375, 2.75), (2.25, 2.5), (2.5, 2.625), (0.125, 0.25), (0.25, 0.125),
@@ -62,7 +63,7 @@ def test_a_gain_is_taken_seed_by_seed_from_the_best_plain_stack_on_the_same_toke
 def test_a_run_that_was_evaluated_before_its_last_step_is_in_no_gain(tmp_path):
     runs = [a_run(tmp_path / name, f"map_{name}", 2.0) for name in ("rec", "slide")]
     file = tmp_path / "rec" / "evaluation_validation.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 3999}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 2999}))
     assert not gains(collect(open_runs(runs)))
 
 
@@ -105,6 +106,28 @@ def test_a_mark_is_filled_with_its_table_or_says_that_nothing_was_run(tmp_path):
     shown, other = text.split("Words.\n")
     assert " 2.0000 |" in shown and "Not run." not in shown
     assert other == "<!-- table map_window -->\nNot run.\n<!-- end -->\n"
+
+
+def test_excerpts_show_the_tokens_that_the_state_helps_as_plain_text(tmp_path):
+    run = a_run(tmp_path / "run", "map_rec", 2.0)
+    excerpt = {
+        "direction": "better", "token": 1234, "last_seen": 900, "where": "beyond", "title": "A [b]",
+        "before": "the old\n<b>man|", "text": "Ishmael",
+        "nats": math.log(2), "other_nats": math.log(64),
+    }  # fmt: skip
+    worse = excerpt | {"direction": "worse", "text": "Ahab"}
+    (run / "studies").mkdir()
+    (run / "studies" / "compare-cleared.json").write_text(
+        json.dumps({"study": "compare", "excerpts": [excerpt, worse]})
+    )
+    pack(run, tmp_path / "runs" / "map_window" / "run.tar.gz")
+    found = results(tmp_path / "runs").tables["map_window_excerpts"].as_markdown()
+    (row,) = [line for line in found.splitlines() if "Ishmael" in line]
+    assert [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] == [
+        r"A \[b\]", "1,234", r"the old \<b\>man\|**Ishmael**", "6.00", "1.00",
+        "900 back, out of reach",
+    ]  # fmt: skip
+    assert "Ahab" not in found
 
 
 def test_the_page_is_what_the_archived_records_give(tmp_path):
