@@ -33,6 +33,7 @@ EXTRAS = {
     "text": ["tokenizers>=0.20,<0.24"],
     "storage": ["gcsfs>=2025.3", "google-cloud-storage>=3,<4"],
     "wandb": ["wandb>=0.18,<1"],
+    "browser": ["PyQt6-WebEngine>=6.8,<7"],  # its Chromium opens pages of the report in tests
     "report": ["matplotlib>=3.10,<4"],
     "notebooks": ["ipykernel>=6.29,<8", "nbclient>=0.10,<1", "nbformat>=5.10,<6"],
     "gpu": ["jax[cuda13]>=0.10,<0.13"],

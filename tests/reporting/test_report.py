@@ -4,12 +4,11 @@ import base64
 import csv
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from browser import open_page
 from fabricated_runs import (
     add_recording,
     make_run,
@@ -26,7 +25,6 @@ from brt.reporting.papers import block_recurrent as paper
 from brt.reporting.papers.all import PAPERS
 from brt.reporting.runs import open_runs
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 TEXT = (
     "It was Darcy <b>&amp; Élise</b>.\n" + "Nothing much was said of it.\n" * 120 + "Darcy left.\n"
 )
@@ -374,13 +372,6 @@ addEventListener("load", () => {
 </script>"""
 
 
-def chromium(*arguments):
-    options = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000")
-    command = [CHROMIUM, *options, "--window-size=1200,2400", *map(str, arguments)]
-    return subprocess.run(command, check=True, capture_output=True, timeout=300)
-
-
-@pytest.mark.skipif(not CHROMIUM, reason="no chromium on PATH")
 def test_in_a_browser_a_long_book_opens_at_once_and_its_buttons_work(tmp_path):
     book = "".join(f"Chapter {n}. Darcy said nothing of it to her.\n" for n in range(2200))
     store = make_store(tmp_path / "store" / "validation", [book])
@@ -394,8 +385,8 @@ def test_in_a_browser_a_long_book_opens_at_once_and_its_buttons_work(tmp_path):
     report(open_runs([run]), tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     (tmp_path / "pressed.html").write_text(page.replace("</body>", PRESS + "</body>"))
-    chromium(f"--screenshot={tmp_path}/page.png", f"file://{tmp_path}/report.html#reader")
-    dom = chromium("--dump-dom", f"file://{tmp_path}/pressed.html").stdout.decode()
+    image = open_page(f"file://{tmp_path}/report.html#reader", tmp_path / "opened").image
+    dom = open_page(f"file://{tmp_path}/pressed.html", tmp_path / "pressed").dom
     body = dict(re.findall(r'data-(\w+)="([^"]*)"', re.search("<body[^>]*>", dom)[0]))
     assert body["difference"] == "mean difference 1.0001 bits"
     assert body["found"] == "77777" and body["visible"] == "true"
@@ -405,7 +396,7 @@ def test_in_a_browser_a_long_book_opens_at_once_and_its_buttons_work(tmp_path):
 
     from matplotlib.image import imread
 
-    pixels = (imread(tmp_path / "page.png")[..., :3] * 255).astype(int)
+    pixels = (imread(image)[..., :3] * 255).astype(int)
     red, green, blue = (pixels[..., i] for i in range(3))
     assert ((red > 200) & (green < 240) & (blue < 220) & (red - blue > 20)).sum() > 5_000
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
