@@ -102,6 +102,7 @@ SYSTEMS = (
     "transformer_xl",
     "rmt",
     "small",
+    "short",
     "pretrained",
     "readers",
     "task_models",

@@ -11,6 +11,7 @@ OWN = {
     "quickstart.gin": "first steps on a laptop",
     "benchmark/*.gin": "sizes for timing on a CPU",
     "small/*.gin": "models of minutes; BENCHMARKS.md has what they reach",
+    "short/*.gin": "models beside Table 1 at its short scale, of minutes",
     "recipes/small*.gin": "how those are trained",
     "recipes/context_group.gin": "how those are trained",
     "task_models/minutes_*.gin": "tasks in minutes",
