@@ -1,4 +1,6 @@
-"""Sources that take a share of another source: its first documents, first tokens, inner text.
+"""Sources that take a share of another source, or change its text.
+
+First documents, first tokens, the text between marks, paragraphs in one line.
 
 They can be nested, and list their documents without reading them where the inner source does.
 """
@@ -200,6 +202,43 @@ class GutenbergText(_Selection):
     def description(self, split: str) -> dict:
         """Returns the inner source's, and that its books are cut."""
         return {**self.source.description(split), "gutenberg_marks": "cut"}
+
+
+@gin.configurable
+class UnwrappedLines(_Selection):
+    """Texts whose paragraphs are one line each.
+
+    Books are kept with lines of some 70 characters. Where the next line ends is then a matter of
+    counting, which a memory does well and which says nothing of the text: tokenizers without a line
+    break, as T5's, never see it. A line break becomes a space, but for one beside an empty line or
+    before a line that is indented (verse, tables).
+
+    Args:
+        source: what gives the texts.
+    """
+
+    def __init__(self, source: Source = gin.REQUIRED):
+        super().__init__(source)
+
+    def documents(self, split: str) -> Iterator[Document]:
+        """Yields each `Document` with its paragraphs in one line."""
+        yield from map(_unwrapped, self.source.documents(split))
+
+    def read(self, part: Any) -> Document:
+        """Reads the document of a part with its paragraphs in one line."""
+        return _unwrapped(self.source.read(part))
+
+    def description(self, split: str) -> dict:
+        """Returns the inner source's, and that lines are joined."""
+        return {**self.source.description(split), "lines": "unwrapped"}
+
+
+_WRAPPED = re.compile(rb"(?<=\S)[ \t]*\r?\n(?=\S)")
+"""The end of a line that the next one goes on from."""
+
+
+def _unwrapped(document):
+    return document._replace(data=_WRAPPED.sub(b" ", document.data))
 
 
 _START = re.compile(

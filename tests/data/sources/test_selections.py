@@ -2,17 +2,22 @@
 
 import os
 import pickle
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from brt.data.corpus import Corpus
 from brt.data.sources.base import Document, Source
 from brt.data.sources.files import TextFiles
-from brt.data.sources.selections import FirstDocuments, FirstTokens, GutenbergText
+from brt.data.sources.selections import (
+    FirstDocuments,
+    FirstTokens,
+    GutenbergText,
+    UnwrappedLines,
+)
 from brt.data.vocabularies.base import ByteVocabulary, Vocabulary
 
 
@@ -185,3 +190,29 @@ def test_books_are_cut_wherever_they_are_read(tmp_path):
     assert [d.data for d in parallel(source, "train")] == [BODY]
     assert source.description("train")["gutenberg_marks"] == "cut"
     assert not GutenbergText(Stream()).listed
+
+
+def unwrapped_line_by_line(data):
+    """The same by a loop over lines."""
+    lines = data.split(b"\n")
+    text = lines[0]
+    for before, line in pairwise(lines):
+        goes_on = before.strip() and line.strip() and not line[:1].isspace()
+        text = text.rstrip(b" \t\r") + b" " + line if goes_on else text + b"\n" + line
+    return text
+
+
+@given(st.lists(st.sampled_from([b"one", b"two words", b"", b"  verse", b"end \t", b"c\r", b" "])))
+@example([b"Call me", b"Ishmael. Some", b"", b"  years", b"ago", b""])
+def test_a_paragraph_is_one_line_and_verse_and_empty_lines_stay(lines):
+    data = b"\n".join(lines)
+    (document,) = UnwrappedLines(Stream(data)).documents("train")
+    assert document.data == unwrapped_line_by_line(data)
+
+
+def test_books_are_unwrapped_wherever_they_are_read(tmp_path):
+    (tmp_path / "a.txt").write_bytes(NEW % b"\nA line\nand its end.\n\n")
+    source = UnwrappedLines(GutenbergText(TextFiles(f"{tmp_path}/*.txt")))
+    assert [d.data for d in parallel(source, "train")] == [b"\nA line and its end.\n\n"]
+    assert source.description("train")["lines"] == "unwrapped"
+    assert source.description("train")["gutenberg_marks"] == "cut"
