@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import Group, collect
+from brt.reporting.distances import distance_plot
 from brt.reporting.drawing.plots import Plot, png
 from brt.reporting.drawing.table import Table
 from brt.reporting.excerpts import excerpts_table
@@ -63,7 +64,8 @@ def results(folder: Path) -> Results:
     Each folder NAME of archives is one ladder, and becomes the tables `NAME` (recurrent beside
     plain runs), `NAME_runs` (every run at the end of its training) and, where NAME ends in one of
     `AXES`, the figure of that name. `NAME_excerpts` shows where the state helps, by a run that was
-    compared with its state cleared. Plain runs serve every ladder. The papers' tables have the
+    compared with its state cleared; the figure `NAME_distance` shows the gain over distance, by
+    runs that were set beside plain ones. Plain runs serve every ladder. The papers' tables have the
     name of their ladder before their own: `small_table_1`.
 
     folder: of NAME/RUN.tar.gz.
@@ -88,6 +90,8 @@ def results(folder: Path) -> Results:
                 axis = AXES.get(name.rsplit("_", 1)[-1])
                 if axis:
                     plots[name] = gain_plot(name, axis.label, found, axis.value, _line(axis, found))
+            if distance := distance_plot(f"{name}_distance", own):
+                plots[distance.name] = distance
             if excerpts := excerpts_table(f"{name}_excerpts", own):
                 tables[excerpts.name] = excerpts
             for table in (table for paper in PAPERS for table in paper_tables(paper, own)):

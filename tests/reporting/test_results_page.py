@@ -130,6 +130,22 @@ def test_excerpts_show_the_tokens_that_the_state_helps_as_plain_text(tmp_path):
     assert "Ahab" not in found
 
 
+def test_a_gain_over_distance_is_the_difference_of_two_runs_up_to_each_position(tmp_path):
+    run = a_run(tmp_path / "run", "map_rec", 2.0)
+    x = [1, 50, 200, 4000]
+    series = [
+        {"name": "cumulative, rec", "x": x, "y": [8.0, 5.0, 3.0, 2.0]},
+        {"name": "by place in the block, rec", "x": [0, 1], "y": [1.0, 1.0]},
+        {"name": "cumulative, plain", "x": x, "y": [9.0, 5.0, 3.5, 2.25]},
+    ]
+    (run / "studies").mkdir()
+    content = {"study": "positions", "series": series}
+    (run / "studies" / "positions-plain.json").write_text(json.dumps(content))
+    pack(run, tmp_path / "runs" / "map_window" / "run.tar.gz")
+    (line,) = results(tmp_path / "runs").plots["map_window_distance"].lines
+    assert (line.name, line.x, line.y) == ("run", [200, 4000], [0.5, 0.25])
+
+
 def test_the_page_is_what_the_archived_records_give(tmp_path):
     shutil.copytree(PAGE, tmp_path / "results")
     page = tmp_path / "results" / "README.md"

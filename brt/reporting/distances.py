@@ -1,0 +1,54 @@
+"""The gain of recurrence over distance in the document, as a figure of the page of results."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from brt.reporting.collect import Group
+from brt.reporting.drawing.plots import Line, Plot
+
+STUDY = "positions"
+"""The study that holds the losses of two runs by position, one beside the other."""
+CUMULATIVE = "cumulative, "
+"""How the names of its curves begin that are means over all tokens up to a position."""
+FEWEST = 100
+"""Position before which the means are of too few tokens to be drawn."""
+
+
+def distance_plot(name: str, groups: Iterable[Group]) -> Plot | None:
+    """Returns by how many bits per token recurrent runs are better, up to each position.
+
+    None where no recurrent run of the ladder was set beside another by `--study=positions`.
+
+    Args:
+        name: of the figure.
+        groups: of a ladder's runs.
+    """
+    lines = []
+    for group in groups:
+        for run in group.runs if group.position.states else ():
+            for study in run.studies.values():
+                curves = _cumulative(study) if study.get("study") == STUDY else []
+                lines += [_gain(run.name, curves[0], other) for other in curves[1:]]
+    if not lines:
+        return None
+    return Plot(
+        name,
+        "Gain of recurrence over distance",
+        "Bits per token by which a recurrent run is better than a plain one of its seed, over all "
+        "tokens of all documents up to a position.",
+        "position in the document, tokens",
+        "gain so far, bits per token",
+        lines,
+        log_x=True,
+    )
+
+
+def _cumulative(study):
+    return [series for series in study["series"] if series["name"].startswith(CUMULATIVE)]
+
+
+def _gain(name, own, other):
+    x, bits, plain = (np.asarray(values) for values in (own["x"], own["y"], other["y"]))
+    drawn = x >= FEWEST
+    return Line(name, x[drawn].tolist(), (plain - bits)[drawn].tolist())
