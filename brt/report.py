@@ -23,7 +23,6 @@ from absl import flags
 
 from brt import command_line
 from brt.reporting import page
-from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import collect
 from brt.reporting.drawing.heat_map import study_maps
 from brt.reporting.drawing.plots import png
@@ -32,7 +31,8 @@ from brt.reporting.figures import STUDIES, study_plots, training_curves
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import concerns, paper_plots, paper_tables
-from brt.reporting.results_page import write_results
+from brt.reporting.results.archive import ENDING, unpack
+from brt.reporting.results.page import write_results
 from brt.reporting.runs import Run, open_runs
 from brt.reporting.step_times import StepTime, read_step_times
 from brt.storage.paths import RemotePath, download, is_remote

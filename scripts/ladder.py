@@ -40,13 +40,13 @@ from brt import command_line, config
 from brt.config import differences
 from brt.experiment import Experiment
 from brt.progress import Progress
-from brt.reporting.archive import ENDING, pack
 from brt.reporting.collect import collect
 from brt.reporting.drawing.table import Table
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 from brt.reporting.ladder import SCALES, LadderError, SweepEntry, read_sweep
 from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import paper_tables
+from brt.reporting.results.archive import ENDING, pack
 from brt.reporting.run_files import read_evaluation
 from brt.reporting.runs import STANDS_FOR_FILE, open_runs
 from brt.reporting.step_times import read_step_times

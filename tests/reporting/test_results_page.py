@@ -11,10 +11,10 @@ from paths import ROOT
 
 pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
 
-from brt.reporting.archive import pack, unpack
 from brt.reporting.collect import collect
-from brt.reporting.gains import gain_table, gains
-from brt.reporting.results_page import fill, results, write_results
+from brt.reporting.results.archive import pack, unpack
+from brt.reporting.results.gains import gain_table, gains
+from brt.reporting.results.page import fill, results, write_results
 from brt.reporting.runs import open_runs
 
 PAGE = ROOT / "docs" / "results"

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import Group, collect
-from brt.reporting.distances import distance_plot
 from brt.reporting.drawing.plots import Plot, png
 from brt.reporting.drawing.table import Table
-from brt.reporting.excerpts import excerpts_table
-from brt.reporting.gains import Gain, gain_plot, gain_table, gains, num_states, runs_table
 from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import paper_tables
+from brt.reporting.results.archive import ENDING, unpack
+from brt.reporting.results.distances import distance_plot
+from brt.reporting.results.excerpts import excerpts_table
+from brt.reporting.results.gains import Gain, gain_plot, gain_table, gains, num_states, runs_table
 from brt.reporting.runs import open_runs
 
 PAGE = "README.md"
