@@ -12,6 +12,7 @@ from paths import ROOT
 pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
 
 from brt.reporting.collect import collect
+from brt.reporting.drawing.table import measured
 from brt.reporting.results.archive import pack, unpack
 from brt.reporting.results.gains import gain_table, gains
 from brt.reporting.results.page import fill, results, write_results
@@ -94,6 +95,25 @@ def test_an_archive_that_was_cut_short_is_named(tmp_path):
     archive.write_bytes(archive.read_bytes()[:-40])
     with pytest.raises(ValueError, match=r"run\.tar\.gz cannot be read"):
         unpack(archive, tmp_path / "out")
+
+
+def test_the_readme_s_figures_are_those_of_the_page():
+    (row,) = (line for line in (ROOT / "README.md").read_text().splitlines()
+              if line.startswith("| books, W = 8"))  # fmt: skip
+    table = results(PAGE / "runs").tables["map_window"]
+    titles = table.heads()
+    found = dict(zip(titles, table.rows[0], strict=True))
+    assert found["window"].text == "8" and found["seeds"].text == "3"
+
+    kept, cleared, beside = (
+        measured(found[title].values, 3).text for title in ("recurrent", "state cleared", "plain")
+    )
+    assert [cell.strip() for cell in row.split("|")[2:-1]] == [
+        kept, cleared, f"one more layer instead: {beside}",
+    ]  # fmt: skip
+    assert [round(value, 3) for value in sorted(found["gain over plain"].values)] == [
+        0.025, 0.026, 0.03,
+    ]  # fmt: skip
 
 
 def test_a_mark_is_filled_with_its_table_or_says_that_nothing_was_run(tmp_path):
