@@ -112,7 +112,7 @@ def test_the_readme_s_figures_are_those_of_the_page():
         kept, cleared, f"one more layer instead: {beside}",
     ]  # fmt: skip
     assert [round(value, 3) for value in sorted(found["gain over plain"].values)] == [
-        0.025, 0.026, 0.03,
+        0.024, 0.026, 0.03,
     ]  # fmt: skip
 
 
