@@ -53,6 +53,34 @@ def found(recordings, store):
     return present(compare(*recordings.values(), store, ByteVocabulary(), documents))
 
 
+def test_losses_by_kind_of_token_are_those_of_a_loop_over_the_text(found, recordings):
+    sums, letters = {}, "".join(chr(c) for c in range(256) if chr(c).isalnum()) + "_"
+    own, other = recordings.values()
+    total = 0
+    for number, book in enumerate(BOOKS):
+        text = book.text if isinstance(book.text, str) else book.text.decode()
+        inside = False
+        total += len(text)
+        for token, letter in enumerate(text):
+            joins = letter in "'’" and inside and text[token + 1 : token + 2].isalnum()
+            in_word = letter in letters or joins
+            kind = "other" if not letter.isspace() else "white_space"
+            kind = "line_break" if letter == "\n" else kind
+            if in_word:
+                kind = "inside_a_word" if inside else "first_of_a_word"
+            inside = in_word
+            nats = [r.document(number).nats_T[token] for r in (own, other)]
+            sums.setdefault(kind, []).append(nats)
+    for kind, pairs in sums.items():
+        bits, other_bits = np.mean(np.array(pairs, np.float64), 0) / np.log(2)
+        numbers = [found["numbers"][f"{kind}_{what}"] for what in ("bits", "other_bits")]
+        assert numbers == pytest.approx([bits, other_bits])
+        assert found["numbers"][f"{kind}_tokens"] == len(pairs)
+        adds = (other_bits - bits) * len(pairs) / total
+        assert found["numbers"][f"{kind}_contribution_bits"] == pytest.approx(adds)
+    assert {"first_of_a_word", "inside_a_word", "white_space"} <= sums.keys()
+
+
 def beyond_window(book):
     return {place: ago for place, ago in book.planted.items() if ago > WINDOW}
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brt.data.vocabularies.base import ByteVocabulary
+from brt.evaluation.token_kinds import KINDS, token_kinds
 from brt.evaluation.token_text import token_texts
 from brt.evaluation.words import NAME, OTHER, TITLE, Words
 
@@ -155,3 +156,13 @@ def test_last_seen_is_what_a_plain_search_finds():
         expected = start - last[word] if word in last else None
         assert words.last_seen(number) == expected
         last[word] = start
+
+
+def test_a_piece_is_of_the_kind_of_what_it_begins():
+    pieces = ["The", "_wh", "ale", ".", "\n", "_", "\n\nA", "_h", "'s", "!"]
+    words = Words(Pieces(pieces), np.arange(len(pieces)))
+    assert words.texts == [piece.replace("_", " ") for piece in pieces]
+    assert [KINDS[kind] for kind in token_kinds(words)] == [
+        "first of a word", "first of a word", "inside a word", "other", "line break",
+        "white space", "line break", "first of a word", "inside a word", "other",
+    ]  # fmt: skip

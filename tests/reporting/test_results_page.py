@@ -11,6 +11,7 @@ from paths import ROOT
 
 pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
 
+from brt.evaluation.token_kinds import KINDS
 from brt.reporting.collect import collect
 from brt.reporting.drawing.table import measured
 from brt.reporting.results.archive import pack, unpack
@@ -148,6 +149,26 @@ def test_excerpts_show_the_tokens_that_the_state_helps_as_plain_text(tmp_path):
         "900 back, out of reach",
     ]  # fmt: skip
     assert "Ahab" not in found
+
+
+def test_the_difference_of_two_runs_is_shown_by_kind_of_token(tmp_path):
+    run = a_run(tmp_path / "run", "map_rec", 2.0)
+    (run / "studies").mkdir()
+    numbers = {"tokens": 1000}
+    for tokens, kind in enumerate(KINDS, start=8):
+        numbers |= {
+            f"{kind.replace(' ', '_')}_{what}": value
+            for what, value in (("tokens", tokens), ("bits", 1.25), ("other_bits", 2.0),
+                                ("contribution_bits", 0.5))
+        }  # fmt: skip
+    content = {"study": "compare", "numbers": numbers, "excerpts": []}
+    for name, told in (("cleared", {"against": "cleared"}), ("plain", {"other": "a/plain"})):
+        (run / "studies" / f"compare-{name}.json").write_text(json.dumps(content | told))
+    pack(run, tmp_path / "runs" / "map_window" / "run.tar.gz")
+    table = results(tmp_path / "runs").tables["map_window_kinds"]
+    rows = [[cell.text for cell in row] for row in table.rows]
+    assert rows[0] == ["run", "state cleared", "line break", "0.8 %", "2.0000", "1.2500", "0.5000"]
+    assert rows[6][:4] == ["run", "plain", "white space", "0.9 %"] and len(rows) == 10
 
 
 def test_a_gain_over_distance_is_the_difference_of_two_runs_up_to_each_position(tmp_path):

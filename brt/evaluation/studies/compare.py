@@ -18,6 +18,7 @@ from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.recording import Recording, check_aligned
+from brt.evaluation.token_kinds import KindDifference, by_kind, token_kinds
 from brt.evaluation.words import NAME, OTHER, TITLE, Words
 
 SHOWN, LOOKED_AT = 4, 40
@@ -139,6 +140,7 @@ class TopCounts(NamedTuple):
 class Comparison(NamedTuple):
     """Sorted token differences of two recordings.
 
+    by_kind: the losses of both by kind of token.
     top: the `LOOKED_AT` first tokens of each document, by direction.
     counts: by direction and number of tokens of a document, `SHOWN` and `LOOKED_AT`.
     """
@@ -146,6 +148,7 @@ class Comparison(NamedTuple):
     differences: Differences
     curves: list[DifferenceCurve]
     by_part: DifferenceByPart
+    by_kind: list[KindDifference]
     top: dict[str, list[TopToken]]
     counts: dict[tuple[str, int], TopCounts]
 
@@ -182,13 +185,15 @@ def compare(
     segment_length = own.manifest["segment_length"]
     titles = store.titles()
     top: dict[str, list[TopToken]] = {direction: [] for direction in DIRECTIONS}
-    curves, differences = [], []
+    curves, differences, others, kinds = [], [], [], []
     for document in map(int, documents):
         nats_T, other_T = own.document(document).nats_T, other.document(document).nats_T
         difference_T = other_T.astype(np.float64) - nats_T
         differences.append(difference_T)
+        others.append(other_T)
         tokens = store.tokens(document)
         words = Words(vocabulary, tokens)
+        kinds.append(token_kinds(words))
         for direction, values_T in zip(DIRECTIONS, (difference_T, -difference_T)):
             for rank, token in enumerate(largest(values_T, words, LOOKED_AT)):
                 top[direction].append(
@@ -213,6 +218,7 @@ def compare(
         _differences(nats, differences, segment_length),
         curves,
         _by_part(differences, top["better"], segment_length),
+        by_kind([own.document(d).nats_T for d in documents], others, kinds),
         top,
         counts,
     )

@@ -1,10 +1,11 @@
-"""Excerpts of documents where the state helps most, as a table for the page of results."""
+"""Where recurrence gains, as tables for the page of results: by kind of token, and in excerpts."""
 
 import math
 import re
 from collections.abc import Iterable
 from typing import Any
 
+from brt.evaluation.token_kinds import KINDS
 from brt.reporting.collect import Group
 from brt.reporting.drawing.table import Cell, Column, Table, measured
 
@@ -36,6 +37,49 @@ def excerpts_table(name: str, groups: Iterable[Group]) -> Table | None:
         "back the token's word stood last, and whether attention reaches that far."
     )
     return Table(name, "Where the state helps most", caption, columns, [_row(one) for one in found])
+
+
+def kinds_table(name: str, groups: Iterable[Group]) -> Table | None:
+    """Returns one row a kind of token, for each run that was compared; None without any.
+
+    Args:
+        name: of the table.
+        groups: of a ladder's runs.
+    """
+    rows = []
+    for run in (run for group in groups for run in group.runs):
+        for study in run.studies.values():
+            numbers = study.get("numbers", {})
+            if study.get("study") == "compare" and f"{_key(KINDS[0])}_tokens" in numbers:
+                rows += _kind_rows(run.name, study)
+    titles = ["run", "compared with", "tokens", "share of all"]
+    titles += ["bits, the other", "bits, the run", "adds to the difference, bits per token"]
+    columns = [Column("", title) for title in titles]
+    caption = (
+        "Losses by kind of token. What the kinds add is together the difference of the two; it is "
+        "positive where the run is better."
+    )
+    return Table(name, "Where the difference is", caption, columns, rows) if rows else None
+
+
+def _kind_rows(run, study):
+    numbers = study["numbers"]
+    other = study.get("against") or str(study.get("other")).rstrip("/").split("/")[-1]
+    rows = []
+    for kind in KINDS:
+        tokens, own, others, adds = (
+            numbers[f"{_key(kind)}_{what}"]
+            for what in ("tokens", "bits", "other_bits", "contribution_bits")
+        )
+        share = measured([100 * tokens / numbers["tokens"]], 1)
+        losses = (measured([value], 4) for value in (others, own, adds))
+        who = Cell(run), Cell(f"state {other}" if study.get("against") else other)
+        rows.append([*who, Cell(kind), share._replace(text=f"{share.text} %"), *losses])
+    return rows
+
+
+def _key(kind):
+    return kind.replace(" ", "_")
 
 
 def _row(excerpt: dict[str, Any]) -> list[Cell]:

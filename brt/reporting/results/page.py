@@ -17,7 +17,7 @@ from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.results.archive import ENDING, unpack
 from brt.reporting.results.distances import distance_plot
-from brt.reporting.results.excerpts import excerpts_table
+from brt.reporting.results.excerpts import excerpts_table, kinds_table
 from brt.reporting.results.gains import Gain, gain_plot, gain_table, gains, num_states, runs_table
 from brt.reporting.runs import open_runs
 
@@ -63,10 +63,10 @@ def results(folder: Path) -> Results:
 
     Each folder NAME of archives is one ladder, and becomes the tables `NAME` (recurrent beside
     plain runs), `NAME_runs` (every run at the end of its training) and, where NAME ends in one of
-    `AXES`, the figure of that name. `NAME_excerpts` shows where the state helps, by a run that was
-    compared with its state cleared; the figure `NAME_distance` shows the gain over distance, by
-    runs that were set beside plain ones. Plain runs serve every ladder. The papers' tables have the
-    name of their ladder before their own: `small_table_1`.
+    `AXES`, the figure of that name. By studies of its runs there are the tables `NAME_excerpts`,
+    where the state helps most, and `NAME_kinds`, the kinds of tokens that a difference is of, and
+    the figure `NAME_distance`, the gain over distance. Plain runs serve every ladder. The papers'
+    tables have the name of their ladder before their own: `small_table_1`.
 
     folder: of NAME/RUN.tar.gz.
 
@@ -92,8 +92,12 @@ def results(folder: Path) -> Results:
                     plots[name] = gain_plot(name, axis.label, found, axis.value, _line(axis, found))
             if distance := distance_plot(f"{name}_distance", own):
                 plots[distance.name] = distance
-            if excerpts := excerpts_table(f"{name}_excerpts", own):
-                tables[excerpts.name] = excerpts
+            for made in (
+                excerpts_table(f"{name}_excerpts", own),
+                kinds_table(f"{name}_kinds", own),
+            ):
+                if made:
+                    tables[made.name] = made
             for table in (table for paper in PAPERS for table in paper_tables(paper, own)):
                 if table.has_measurements:
                     tables[f"{name}_{table.name}"] = table

@@ -35,6 +35,14 @@ def _numbers(found):
     }
     if differences.later_segments is not None:
         numbers["difference_bits_later_segments"] = differences.later_segments
+    for kind in found.by_kind:
+        name = kind.kind.replace(" ", "_")
+        numbers |= {
+            f"{name}_tokens": kind.tokens,
+            f"{name}_bits": kind.bits,
+            f"{name}_other_bits": kind.other_bits,
+            f"{name}_contribution_bits": kind.contribution,
+        }
     for (direction, top), counts in found.counts.items():
         named = _counts(counts)
         numbers |= {f"{direction}_top{top}_{name}": value for name, value in named.items()}

@@ -1,0 +1,64 @@
+"""Kinds of tokens by where they stand: at the end of a line, between words, in a word."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from brt.evaluation.words import Words
+
+KINDS = ("line break", "white space", "first of a word", "inside a word", "other")
+"""A token with a line break is of the first kind, whatever else it has."""
+
+
+class KindDifference(NamedTuple):
+    """Losses of the tokens of one kind, by two recordings.
+
+    kind: one of `KINDS`. tokens: how many.
+    bits, other_bits: mean bits per token of this kind; 0 without any.
+    contribution: what they add to the mean difference of all tokens, bits per token of all.
+    """
+
+    kind: str
+    tokens: int
+    bits: float
+    other_bits: float
+    contribution: float
+
+
+def token_kinds(words: Words) -> np.ndarray:
+    """Returns the number in `KINDS` of each token of a document, int64 (tokens,)."""
+    starts = set(words.starts.tolist())
+    return np.array([_kind(words, starts, token) for token in range(len(words.texts))], np.int64)
+
+
+def _kind(words, starts, token):
+    text = words.texts[token]
+    if "\n" in text:
+        return 0
+    if token in starts:
+        return 2
+    if words.at(token) is not None:
+        return 3
+    return 1 if text.isspace() else 4
+
+
+def by_kind(
+    nats: Sequence[np.ndarray], others: Sequence[np.ndarray], kinds: Sequence[np.ndarray]
+) -> list[KindDifference]:
+    """Sums two recordings by kind.
+
+    Args:
+        nats, others: losses of each document, (tokens,).
+        kinds: of each document, of `token_kinds`.
+    """
+    kind_T = np.concatenate(kinds)
+    sums = [
+        np.bincount(kind_T, np.concatenate(values).astype(np.float64) / np.log(2), len(KINDS))
+        for values in (nats, others)
+    ]
+    counts = np.bincount(kind_T, minlength=len(KINDS))
+    bits, other_bits = (total / np.maximum(counts, 1) for total in sums)
+    contribution = (sums[1] - sums[0]) / len(kind_T)
+    rows = zip(KINDS, counts.tolist(), bits.tolist(), other_bits.tolist(), contribution.tolist())
+    return [KindDifference(*row) for row in rows]
