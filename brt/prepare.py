@@ -4,8 +4,14 @@ python -m brt.prepare --gin_file=configs/quickstart.gin --splits=train,validatio
 python -m brt.prepare --inspect=stores/quickstart/train --document=0
 
 With --train_vocabulary it makes the file of `Corpus.vocabulary` instead, and with
---describe_vocabulary it says what the vocabulary makes of a sample of the first split.
+--describe_vocabulary it says what the vocabulary makes of a sample of the first split. With
+--runner the work is done on Apache Beam, whose own options stand after `--`:
+
+python -m brt.prepare --gin_file=... --runner=DataflowRunner --shard_bytes=268435456 -- \
+    --project=PROJECT --region=REGION --temp_location=gs://BUCKET/tmp --setup_file=./setup.py
 """
+
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -13,6 +19,7 @@ from brt import command_line
 from brt.data.corpus import Corpus
 from brt.data.mixture import Mixture
 from brt.data.splits import check_split
+from brt.data.stores.distributed import BeamRunner
 from brt.data.stores.inspection import describe, document_ends
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify
@@ -28,6 +35,19 @@ flags.DEFINE_list("splits", ["train", "validation", "test"], "Splits to prepare.
 flags.DEFINE_integer(
     "workers", None, "Processes that read and encode; one a CPU by default.", lower_bound=1
 )
+flags.DEFINE_integer(
+    "shard_bytes",
+    None,
+    "Make stores of many token files, each of documents of this many bytes or a few more; one "
+    "token file by default.",
+    lower_bound=1,
+)
+flags.DEFINE_string(
+    "runner",
+    None,
+    "Runner of Apache Beam that reads and encodes instead of processes of this machine, such as "
+    "DirectRunner or DataflowRunner; its options stand after `--`.",
+)
 flags.DEFINE_string("inspect", None, "Describe and verify this token store; needs no gin file.")
 flags.DEFINE_string("document", None, "Title or number of a document to show with --inspect.")
 flags.DEFINE_bool("train_vocabulary", False, "Make the file of Corpus.vocabulary, and stop.")
@@ -36,13 +56,21 @@ flags.DEFINE_bool(
 )
 
 
-def main() -> None:
+def main(arguments: Sequence[str] = ()) -> None:
+    """Prepares, inspects, or makes a vocabulary.
+
+    arguments: the words of the command line that are no flags: options of Apache Beam.
+    """
     with command_line.terminable("what is finished is kept, and the same command goes on from it."):
-        prepare()
+        prepare(arguments)
 
 
-def prepare() -> None:
-    """Prepares, inspects, or makes a vocabulary, as the flags say."""
+def prepare(arguments: Sequence[str] = ()) -> None:
+    """Prepares, inspects, or makes a vocabulary, as the flags say.
+
+    arguments: as of `main`.
+    """
+    check_arguments(arguments)
     command_line.start()
     if FLAGS.inspect:
         inspect(TokenStore(FLAGS.inspect), FLAGS.document)
@@ -56,8 +84,9 @@ def prepare() -> None:
     if FLAGS.train_vocabulary or FLAGS.describe_vocabulary:
         make_or_describe(whole, training)
         return
+    runner = BeamRunner(FLAGS.runner, arguments) if FLAGS.runner else None
     for split in FLAGS.splits:
-        whole.prepare(split, workers=FLAGS.workers)
+        whole.prepare(split, workers=FLAGS.workers, shard_bytes=FLAGS.shard_bytes, runner=runner)
         for corpus in whole.corpora:
             manifest = corpus.open(split).manifest
             print(
@@ -66,6 +95,30 @@ def prepare() -> None:
                 f"{manifest['words']:,} words",
                 flush=True,
             )
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Refuses words that are no flags, unless they are the options of a runner.
+
+    Raises:
+        ValueError: naming the first, or a flag that --runner excludes.
+    """
+    if FLAGS.runner is None:
+        if arguments:
+            raise ValueError(
+                f"{arguments[0]!r} is no flag; bindings are written --gin.NAME=VALUE, and options "
+                "of Apache Beam need --runner=NAME."
+            )
+        return
+    if arguments and not arguments[0].startswith("-"):
+        raise ValueError(
+            f"{arguments[0]!r} is no option of Apache Beam: they are written -- --NAME=VALUE."
+        )
+    if FLAGS.workers is not None:
+        raise ValueError(
+            f"--workers={FLAGS.workers} is for the processes of this machine: give --runner="
+            f"{FLAGS.runner} its own option, such as -- --direct_num_workers={FLAGS.workers}."
+        )
 
 
 def make_or_describe(whole: Corpus | Mixture, training: VocabularyTraining | None) -> None:
@@ -116,4 +169,4 @@ def vocabulary_of(store: TokenStore) -> Vocabulary | None:
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    command_line.run(main, takes_arguments=True)

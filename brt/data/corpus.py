@@ -11,7 +11,8 @@ from brt.checks import Name
 from brt.data.sources.base import Source, check_source
 from brt.data.splits import check_split
 from brt.data.stores import store_cache
-from brt.data.stores.shards import ListedDocuments, StreamedDocuments, key_of
+from brt.data.stores.growth import RemoteGrowth
+from brt.data.stores.shards import ListedDocuments, ShardRunner, StreamedDocuments, key_of
 from brt.data.stores.token_store import TokenStore, write_store
 from brt.data.stores.writer import vocabulary_entry
 from brt.data.vocabularies.base import Vocabulary
@@ -81,7 +82,14 @@ class Corpus:
         # In a bucket the manifest comes last.
         return path.is_dir() if isinstance(path, Path) else (path / "manifest.json").is_file()
 
-    def prepare(self, split: str, quiet: bool = False, workers: int | None = None) -> None:
+    def prepare(
+        self,
+        split: str,
+        quiet: bool = False,
+        workers: int | None = None,
+        shard_bytes: int | None = None,
+        runner: ShardRunner | None = None,
+    ) -> None:
         """Makes a split's store, unless there is one that fits.
 
         When several processes ask at once, one works and the others wait for its store. After a
@@ -91,10 +99,13 @@ class Corpus:
             split: its name.
             quiet: no progress display.
             workers: number of processes that read and encode; None for one a CPU.
+            shard_bytes: as of `write_store`.
+            runner: reads and encodes instead of them, such as `distributed.BeamRunner`.
 
         Raises:
             ValueError: there is a store, but of another source or vocabulary; the source makes its
-                tokens with another vocabulary; or as `write_store`.
+                tokens with another vocabulary, or does not list its documents for the runner; or as
+                `write_store`.
             OSError: the source cannot be read, or the store not be written.
         """
         if workers is None:
@@ -102,10 +113,20 @@ class Corpus:
         if not self.exists(split):
             vocabulary = _named(vocabulary_entry(self.vocabulary))  # fails before any work
             self._check_source_vocabulary(vocabulary)
-            made, lock = self._place_to_prepare(split)
+            if runner is not None and not self.source.listed:
+                raise ValueError(
+                    f"{type(self.source).__name__} gives its documents one after another, and a "
+                    "runner needs a source that lists them, so that workers can read them: prepare "
+                    "this split without --runner, or from a source of files."
+                )
+            made, lock = self._place_to_prepare(split, shard_bytes)
             with store_cache.one_at_a_time(lock):
                 if not self.exists(split):
                     logging.info("preparing %s with %s", self.path(split), vocabulary)
+                    store = self.path(split)
+                    growth = None
+                    if isinstance(store, RemotePath) and runner is not None:
+                        growth = RemoteGrowth(store, made)
                     if not made.exists():
                         write_store(
                             made,
@@ -114,20 +135,25 @@ class Corpus:
                             self.source.description(split),
                             quiet=quiet,
                             workers=workers,
+                            shard_bytes=shard_bytes,
+                            runner=runner,
+                            growth=growth,
                         )
-                    if isinstance(store := self.path(split), RemotePath):
+                    if isinstance(store, RemotePath) and made.exists():
                         store_cache.publish(made, store)
                     return
         manifest = self.open(split).manifest
         logging.info("%s is prepared: %d tokens", self.path(split), manifest["tokens"])
         self.warn_of_changes(split)
 
-    def _place_to_prepare(self, split: str) -> tuple[Path, Path]:
+    def _place_to_prepare(self, split: str, shard_bytes: int | None) -> tuple[Path, Path]:
         """Returns where a split's store is made on this disk, and the lock of who makes it."""
         store = self.path(split)
         if isinstance(store, Path):
             return store, store.with_name(f".{split}.lock")
         made_with = key_of(self.vocabulary, self.source.description(split))
+        if shard_bytes is not None:
+            made_with["shard_bytes"] = shard_bytes
         made = store_cache.place_to_prepare(store, made_with)
         return made, made.parent.with_name(f".{made.parent.name}.lock")
 

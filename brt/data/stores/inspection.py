@@ -10,6 +10,9 @@ from brt.data.vocabularies.base import Vocabulary
 LISTED = 10
 """Documents that the table names."""
 
+LISTED_FILES = 30
+"""Files whose hash is shown."""
+
 SHOWN = 64
 """Tokens that are shown of either end of a document."""
 
@@ -36,9 +39,14 @@ def describe(store: TokenStore) -> str:
     ]:
         if manifest[above] and manifest[below]:
             rows.append((name, f"{manifest[above] / manifest[below]:.4f}"))
+    if shards := manifest.get("shards"):
+        rows.append(("token files", f"{len(shards):,}"))
     rows += [("ids are", manifest["dtype"]), ("loss weights", manifest["weighted"])]
     rows.append(("sha256: source", manifest["source_hash"]))
-    rows += [(f"sha256: {name}", value) for name, value in manifest["hashes"].items()]
+    hashes = list(manifest["hashes"].items())
+    rows += [(f"sha256: {name}", value) for name, value in hashes[:LISTED_FILES]]
+    if len(hashes) > LISTED_FILES:
+        rows.append(("and more files", f"{len(hashes) - LISTED_FILES:,}"))
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
     return "\n".join([*lines, "", *_document_table(store)])

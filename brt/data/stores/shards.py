@@ -1,4 +1,4 @@
-"""Writes the shards of a store in several processes, and none of them again after a kill.
+"""The shards of a store: what each of them holds, and who has made it; none is made twice.
 
 A shard is a run of consecutive documents, `SHARD_BYTES` of them or a little more. Where a run ends
 follows from the documents alone, so the store has the same bytes for any number of workers. A shard
@@ -6,22 +6,17 @@ has its name, `shard-<key>`, once it is complete. The key identifies what went i
 vocabulary, which documents, the size and time of their files), so a later preparation can tell
 which shards it may use and which it has to write.
 
-Workers are processes of their own that know nothing of this one's: they import neither JAX nor the
-program that asks for the store. What a source or a vocabulary needs is sent to them once.
+They are made by the processes of this machine (`worker_pool`), or on Apache Beam (`distributed`).
 """
 
 import hashlib
 import json
 import os
-import pickle
-import signal
-import sys
-import threading
-import types
+import tempfile
+import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import chain, islice, zip_longest
-from multiprocessing import connection, get_context, parent_process
+from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -39,15 +34,13 @@ from brt.data.stores.writer import (
 )
 from brt.data.vocabularies.base import Vocabulary
 from brt.storage.json_files import read_json
+from brt.storage.paths import AnyPath, RemotePath, upload
 
 SHARD_BYTES = 2**23
 """A shard takes documents until they have as many bytes: a second's work, or a few."""
 
 SHARD_DOCUMENTS = 2**12
-"""A shard has no more documents than this."""
-
-SENT_BYTES = 2**26
-"""More than this is not sent to a worker, but encoded where it was read."""
+"""A shard has no more documents than this, unless its bytes are given."""
 
 
 class Run(NamedTuple):
@@ -81,8 +74,14 @@ class Documents(Protocol):
     source: Source | None
     total: int | None
 
-    def runs(self, made_with: dict) -> Iterator[Run]:
-        """Yields the runs in order; `made_with` is JSON that becomes part of every key."""
+    def runs(self, made_with: dict, shard_bytes: int | None = None) -> Iterator[Run]:
+        """Yields the runs in order.
+
+        Args:
+            made_with: JSON that becomes part of every key.
+            shard_bytes: bytes after which a shard ends; None for `SHARD_BYTES`, or
+                `SHARD_DOCUMENTS` documents.
+        """
 
     def check_unchanged(self) -> None:
         """Refuses documents that are not what they were when `runs` began.
@@ -106,15 +105,15 @@ class ListedDocuments:
         self.total: int | None = len(self.parts)
         self._stamps: dict[str, tuple[int, int]] = {}  # of every file when it was listed
 
-    def runs(self, made_with: dict) -> Iterator[Run]:
-        """Yields the runs in order; `made_with` is JSON that becomes part of every key."""
+    def runs(self, made_with: dict, shard_bytes: int | None = None) -> Iterator[Run]:
+        """Yields the runs in order, as `Documents`."""
         first = size = 0
         parts: list[Any] = []
         stamps: dict[str, tuple[int, int]] = {}
         for number, part in enumerate(self.parts, 1):
             parts.append(part)
             size += self._note_files(part, stamps)
-            if size >= SHARD_BYTES or len(parts) == SHARD_DOCUMENTS or number == len(self.parts):
+            if number == len(self.parts) or _is_full(size, len(parts), shard_bytes):
                 content = [made_with, [repr(part) for part in parts], stamps]
                 names = self._name(parts[0]), self._name(part)
                 yield Run(first, parts, size, _hexadecimal(content), names)
@@ -161,8 +160,8 @@ class StreamedDocuments:
         self.documents = documents
         self.total = total
 
-    def runs(self, made_with: dict) -> Iterator[Run]:
-        """Yields the runs in order; `made_with` is JSON that becomes part of every key."""
+    def runs(self, made_with: dict, shard_bytes: int | None = None) -> Iterator[Run]:
+        """Yields the runs in order, as `Documents`."""
         first = size = 0
         documents: list[Document] = []
         digests: list[Any] = [made_with]
@@ -172,7 +171,7 @@ class StreamedDocuments:
             size += len(document.data)
             size += 8 * np.size(document.tokens) if document.tokens is not None else 0
             del document  # or it would stay while the source makes the next one
-            if size >= SHARD_BYTES or len(documents) == SHARD_DOCUMENTS:
+            if _is_full(size, len(documents), shard_bytes):
                 yield _run_of(first, documents, size, digests)
                 first += len(documents)
                 documents = []
@@ -186,26 +185,28 @@ class StreamedDocuments:
 
 
 class ShardMaker:
-    """Makes the shards of one store.
+    """Makes the shards of one store, in any number of processes at once.
 
     Args:
-        folder: where they are written, an existing folder.
+        folder: where they are written: an existing folder, which all processes see.
         vocabulary: the vocabulary of the ids.
         source: the source whose parts runs hold; None when they hold documents.
     """
+
+    folder: AnyPath
 
     def __init__(self, folder: Path, vocabulary: Vocabulary, source: Source | None):
         self.folder = folder
         self.vocabulary = vocabulary
         self.source = source
 
-    def path(self, run: Run) -> Path:
+    def path(self, run: Run) -> AnyPath:
         """Returns the folder of a run's shard, whether it is there or not."""
         return self.folder / f"shard-{run.key}"
 
     def finished(self, run: Run) -> dict | None:
         """Returns what shard.json of a complete shard says; None if it has to be made."""
-        path = self.path(run)
+        path = Path(self.path(run))
         try:
             summary = read_json(path / "shard.json", SHARD, "delete the folder")
             sizes = summary["sizes"]
@@ -222,21 +223,28 @@ class ShardMaker:
 
     def make(self, run: Run) -> dict:
         """Makes a run's shard and returns what its shard.json says."""
-        growing = self.folder / f"{run.key}.{os.getpid()}.growing"
-        if growing.is_dir():
-            remove(growing, SHARD_FILES)
+        growing = Path(self.folder) / f"{run.key}.{uuid.uuid4().hex[:12]}.growing"
         growing.mkdir()
         try:
-            with ShardWriter(growing, self.vocabulary) as writer:
-                for document in run.documents:
-                    self._add(writer, document)
-                summary = writer.finish()
-            os.replace(growing, self.path(run))
+            summary = self._write(growing, run)
+            try:
+                os.replace(growing, self.path(run))
+            except OSError:  # another process has made it in the meantime
+                if (other := self.finished(run)) is None:
+                    raise
+                remove(growing, SHARD_FILES)
+                summary = other
         except BaseException:
             with suppress(OSError, ValueError):
                 remove(growing, SHARD_FILES)
             raise
         return summary
+
+    def _write(self, folder: Path, run: Run) -> dict:
+        with ShardWriter(folder, self.vocabulary) as writer:
+            for document in run.documents:
+                self._add(writer, document)
+            return writer.finish()
 
     def _add(self, writer: ShardWriter, document: Any) -> None:
         if self.source is None:
@@ -254,158 +262,47 @@ class ShardMaker:
             raise ValueError(f"{error} It was read from {files}.") from error
 
 
-def make_shards(maker: ShardMaker, runs: Iterable[Run], workers: int) -> Iterator[dict]:
-    """Makes the shards of `runs`; yields what their shard.json say as they are finished.
+class ShardRunner(Protocol):
+    """Has the shards of a store made, by processes of this machine or of others."""
 
-    With one worker, or one run, this process makes them.
+    def make(self, maker: ShardMaker, runs: Iterable[Run]) -> Iterator[tuple[bool, dict]]:
+        """Makes the shards of `runs` that are not there yet.
 
-    Raises:
-        ChildProcessError: a worker was killed.
-        OSError, ValueError: as making a shard.
+        Yields:
+            For each run, as they are finished: whether its shard is new, and what its shard.json
+            says.
+        """
+
+
+class RemoteShardMaker(ShardMaker):
+    """Makes the shards of one store in a bucket.
+
+    A shard is written to this machine's disk and copied, its shard.json last: until that is there,
+    no shard is.
     """
-    runs = iter(runs)
-    first = list(islice(runs, 2 if workers > 1 else 0))
-    runs = chain(first, runs)
-    setup = _pickled(maker) if len(first) == 2 else None
-    if setup is None:
-        for run in runs:
-            yield maker.make(run)
-        return
-    crew: list[_Worker] = []
-    idle: list[_Worker] = []
-    busy: dict[Any, _Worker] = {}  # by their connections
 
-    def finished() -> Iterator[dict]:
-        for ready in connection.wait(list(busy)):
-            worker = busy.pop(ready)
-            summary = worker.answer()
-            idle.append(worker)
-            yield summary
+    def __init__(self, folder: RemotePath, vocabulary: Vocabulary, source: Source | None):
+        self.folder = folder
+        self.vocabulary = vocabulary
+        self.source = source
 
-    try:
-        for run in runs:
-            if maker.source is None and (run.size > SENT_BYTES or _has_tokens(run)):
-                yield maker.make(run)
-                continue
-            if not idle and len(crew) < workers:
-                crew.append(_Worker(setup))
-                idle.append(crew[-1])
-            while not idle:
-                yield from finished()
-            worker = idle.pop()
-            worker.give(run)
-            busy[worker.connection] = worker
-        while busy:
-            yield from finished()
-    finally:
-        for worker in crew:
-            worker.end()
-
-
-class _Worker:
-    """A process that makes one shard at a time."""
-
-    def __init__(self, setup: bytes):
-        self.run: Run | None = None
-        self.connection, theirs = connection.Pipe()
-        self.process = get_context("spawn").Process(target=_work, args=(theirs, setup), daemon=True)
-        with _main_module_hidden():
-            self.process.start()
-        theirs.close()
-
-    def give(self, run: Run) -> None:
-        """Sends a run, whose shard is then made."""
-        self.run = run
+    def finished(self, run: Run) -> dict | None:
+        """Returns what shard.json of a complete shard says; None if it has to be made."""
+        path = self.path(run) / "shard.json"
         try:
-            self.connection.send(run)
-        except OSError:
-            raise self._lost() from None
+            return read_json(path, SHARD, "remove the object")
+        except (FileNotFoundError, ValueError):
+            return None
 
-    def answer(self) -> dict:
-        """Returns what the shard.json of the run says, or raises what making it raised."""
-        try:
-            answer = self.connection.recv()
-        except (EOFError, OSError):
-            raise self._lost() from None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def end(self) -> None:
-        """Ends the process; whatever it was making is made anew another time."""
-        self.connection.close()
-        self.process.terminate()
-        self.process.join()
-
-    def _lost(self) -> ChildProcessError:
-        self.process.join(10)
-        code = self.process.exitcode
-        how = f"killed by signal {-code}" if code and code < 0 else f"ended with status {code}"
-        return ChildProcessError(
-            f"The worker that prepared {self.run} was {how}, perhaps for want of memory: run the "
-            "same command again, with a smaller --workers if need be. What is finished is kept."
-        )
-
-
-def _work(requests: Any, setup: bytes) -> None:
-    """Makes the shards of all runs that come through a connection: the main loop of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the process that ends this one
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    maker = pickle.loads(setup)
-    while True:
-        try:
-            run = requests.recv()
-        except EOFError:
-            return
-        try:
-            answer = maker.make(run)
-        except Exception as error:
-            answer = _portable(error)
-        requests.send(answer)
-
-
-def _end_with_parent() -> None:
-    """Ends this process with its parent, so that a killed preparation leaves no writer behind."""
-    parent = parent_process()
-    assert parent is not None  # workers have one
-    connection.wait([parent.sentinel])
-    os._exit(1)
-
-
-def _portable(error: Exception) -> Exception:
-    """Returns an error that survives being sent."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
-
-
-def _pickled(maker: ShardMaker) -> bytes | None:
-    """Returns the maker as bytes; None when it cannot leave this process.
-
-    What is defined in the main module cannot: workers do not import that.
-    """
-    try:
-        with _main_module_hidden():
-            return pickle.dumps(maker)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return None
-
-
-@contextmanager
-def _main_module_hidden() -> Iterator[None]:
-    """Replaces the main module by an empty one for a while.
-
-    `spawn` would have every worker import the main module, JAX and all, and a script without
-    `if __name__ == "__main__"` would run once more in each.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    def make(self, run: Run) -> dict:
+        """Makes a run's shard and returns what its shard.json says."""
+        path = self.path(run)
+        assert isinstance(path, RemotePath)
+        with tempfile.TemporaryDirectory(prefix="brt-shard-") as name:
+            growing = Path(name)
+            summary = self._write(growing, run)
+            upload(growing, path, last="shard.json")
+        return summary
 
 
 def key_of(vocabulary: Vocabulary, source_description: dict) -> dict:
@@ -417,14 +314,17 @@ def key_of(vocabulary: Vocabulary, source_description: dict) -> dict:
     }
 
 
+def _is_full(size: int, documents: int, shard_bytes: int | None) -> bool:
+    """Returns whether a shard of so many bytes and documents takes no more."""
+    if shard_bytes is None:
+        return size >= SHARD_BYTES or documents == SHARD_DOCUMENTS
+    return size >= shard_bytes
+
+
 def _run_of(first: int, documents: list[Document], size: int, digests: list) -> Run:
     """A run of documents that came one after another."""
     names = documents[0].title, documents[-1].title
     return Run(first, documents, size, _hexadecimal(digests), names)
-
-
-def _has_tokens(run: Run) -> bool:
-    return any(document.tokens is not None for document in run.documents)
 
 
 def _hexadecimal(content: Any) -> str:

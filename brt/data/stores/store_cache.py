@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from absl import logging
 
-from brt.data.stores.own_folders import MARK, claim, remove
+from brt.data.stores.own_folders import MARK, claim
+from brt.data.stores.sharded import document_files, is_shard_file, remove_store
 from brt.data.stores.writer import OFFSET, STORE_FILES
 from brt.progress import Progress
 from brt.storage.json_files import Fields, parse_json, read_json_lines
@@ -64,7 +65,7 @@ def local_copy(store: RemotePath) -> Path:
         if not copy.is_dir():
             growing = copy.with_name(f"{copy.name}.growing")
             claim(growing)
-            remove(growing, STORE_FILES)  # of a process that was killed
+            remove_store(growing)  # of a process that was killed
             claim(growing)
             _fetch(store, content, growing)
             (growing / MARK).unlink()
@@ -89,7 +90,7 @@ def publish(made: Path, store: RemotePath) -> None:
     upload(made, store, last=MANIFEST)
     copy = _folder_of((made / MANIFEST).read_bytes())
     if copy.is_dir():
-        remove(made, STORE_FILES)
+        remove_store(made)
     else:
         os.replace(made, copy)
     made.parent.rmdir()
@@ -104,7 +105,8 @@ def _fetch(store: RemotePath, manifest: bytes, folder: Path) -> None:
     again = "prepare the store again"
     hashes = parse_json(manifest, Fields({"hashes": dict[str, str]}), str(store / MANIFEST), again)
     hashes = hashes["hashes"]
-    if strange := sorted(hashes.keys() - set(STORE_FILES)):
+    strange = sorted(n for n in hashes if n not in STORE_FILES and not is_shard_file(n))
+    if strange:
         raise ValueError(
             f"{store / MANIFEST} is not the manifest of a token store, as it names {strange[0]!r}: "
             f"{again}."
@@ -115,6 +117,7 @@ def _fetch(store: RemotePath, manifest: bytes, folder: Path) -> None:
     progress = Progress(f"copying {store}, MB", sum(sizes.values()) // 10**6)
     done = 0
     for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
         try:
             (store / name).fetch(folder / name)
         except OSError as error:
@@ -133,14 +136,18 @@ def _fetch(store: RemotePath, manifest: bytes, folder: Path) -> None:
         done += sizes[name]
         progress.update(done // 10**6)
     progress.close()
-    _check_offsets(store, folder)
+    _check_offsets(store, folder, document_files(hashes))
     (folder / MANIFEST).write_bytes(manifest)
 
 
-def _check_offsets(store: RemotePath, folder: Path) -> None:
-    """Compares offsets.npy, which has no hash, with documents.jsonl, which has one."""
+def _check_offsets(store: RemotePath, folder: Path, names: list[str]) -> None:
+    """Compares offsets.npy, which has no hash, with documents.jsonl, which has one.
+
+    names: of the files documents.jsonl, of which a store may have several.
+    """
     again = "prepare the store again"
-    entries = read_json_lines(folder / "documents.jsonl", Fields({"tokens": int}), again)
+    files = (read_json_lines(folder / name, Fields({"tokens": int}), again) for name in names)
+    entries = itertools.chain.from_iterable(files)
     lengths = np.fromiter((entry["tokens"] for entry in entries), OFFSET)
     expected = np.fromiter(itertools.accumulate(lengths, initial=0), OFFSET)
     try:

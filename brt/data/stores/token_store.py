@@ -7,10 +7,10 @@
     documents.jsonl   one line a document: title, tokens, bytes, words, characters, and its
                       annotation where a source gives any
 
-A store is written whole or not at all: it grows in `<folder>.partial`, first as shards, which a
-later preparation takes up again, then as files, which get the store's name when they are safely on
-disk. Reading maps the files into memory, so opening a store costs the same whatever its size, and
-the processes of a machine share the pages.
+A large one may have many files of each kind (`sharded`). A store is written whole or not at all,
+and a later preparation goes on where an earlier one ended (`growth`). Reading maps the files into
+memory, so opening a store costs the same whatever its size, and the processes of a machine share
+the pages.
 """
 
 import errno
@@ -22,29 +22,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import logging
 
 from brt.checks import Count, CountFrom0, Many, ManyFrom0
 from brt.data.sources.base import Document
-from brt.data.stores.own_folders import claim, remove
+from brt.data.stores.growth import Growth, LocalGrowth
+from brt.data.stores.sharded import (
+    SHARDED_FORMAT,
+    SHARDS,
+    JoinedArray,
+    document_files,
+    files_of,
+    misfit_of_shards,
+    shard_name,
+)
 from brt.data.stores.shards import (
     ListedDocuments,
     Run,
     ShardMaker,
+    ShardRunner,
     StreamedDocuments,
     key_of,
-    make_shards,
 )
 from brt.data.stores.store_cache import local_copy
-from brt.data.stores.writer import (
-    DTYPES,
-    FORMAT,
-    OFFSET,
-    SHARD_FILES,
-    STORE_FILES,
-    WEIGHT,
-    join_shards,
-)
+from brt.data.stores.worker_pool import WorkerPool
+from brt.data.stores.writer import DTYPES, FORMAT, OFFSET, STORE_FILES, WEIGHT
 from brt.data.vocabularies.base import Vocabulary
 from brt.progress import Progress
 from brt.storage.json_files import DamagedFile, Fields, misfit, read_json, read_json_lines
@@ -87,12 +88,16 @@ def write_store(
     total: int | None = None,
     quiet: bool = False,
     workers: int = 1,
+    shard_bytes: int | None = None,
+    runner: ShardRunner | None = None,
+    growth: Growth | None = None,
 ) -> dict:
     """Writes `documents` to a new token store and returns its manifest.
 
-    The store is the same for any number of workers. Shards that an earlier call has finished, from
-    the same documents, are used. A process holds one document at a time, or the documents of a few
-    shards where they are not listed. The disk holds the store twice for a moment.
+    The store is the same for any number of workers, and any runner. Shards that an earlier call has
+    finished, from the same documents, are used. A process holds one document at a time, or the
+    documents of a few shards where they are not listed. The disk holds the store twice for a
+    moment, unless it is sharded.
 
     Args:
         folder: the store to make; folders above it are made too.
@@ -102,6 +107,10 @@ def write_store(
         total: number of documents where known, for the progress display.
         quiet: no progress display.
         workers: number of processes that encode; with 1 it is this one.
+        shard_bytes: of the documents of a shard, or a few more: the store has a token file a shard.
+            None for one token file.
+        runner: makes the shards instead of the workers.
+        growth: where the shards are put, and what becomes of them; None for a store on this disk.
 
     Raises:
         FileExistsError: `folder` exists.
@@ -114,33 +123,25 @@ def write_store(
     folder = Path(folder)
     if folder.exists():
         raise FileExistsError(f"{folder} exists: delete it, or give the new store another name.")
-    partial = partial_folder(folder)
-    # Earlier versions marked nothing; their finished shards show whose the folder is.
-    claim(partial, is_own=any(partial.glob("shard-*/shard.json")))
-    _remove_unfinished(partial)
+    growth = growth or LocalGrowth(folder)
+    growth.begin()
     if not isinstance(documents, (ListedDocuments, StreamedDocuments)):
         documents = StreamedDocuments(documents, total)
     progress = Progress(str(folder), documents.total, quiet=quiet)
     try:
-        maker = ShardMaker(partial, vocabulary, documents.source)
-        runs = documents.runs(key_of(vocabulary, source_description))
-        shards = _make_missing(maker, runs, workers, progress)
+        maker = growth.maker(vocabulary, documents.source)
+        runs = documents.runs(key_of(vocabulary, source_description), shard_bytes)
+        shards = _make_missing(maker, runs, runner or WorkerPool(workers), progress)
         documents.check_unchanged()
         if not shards:
             raise ValueError(
                 f"The source has no documents for {folder.name}: correct its settings, which are "
                 f"{source_description}."
             )
-        store = partial / "store"
-        store.mkdir()
-        manifest = join_shards(store, shards, vocabulary, source_description)
-        os.replace(store, folder)
+        sharded = shard_bytes is not None
+        manifest = growth.finish(shards, vocabulary, source_description, sharded)
     except BaseException as error:
-        finished = _remove_unfinished(partial)
-        kept = f" {finished} finished shards stay in {partial} for the next try."
-        if not finished:
-            kept = ""
-            _remove_partial(partial)
+        kept = growth.leave()
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OSError(
                 error.errno,
@@ -150,59 +151,32 @@ def write_store(
         raise
     finally:
         progress.close()
-    _sync(folder.parent)
-    _remove_partial(partial)
+    growth.clear()
     return manifest
 
 
-def partial_folder(folder: Path) -> Path:
-    """Returns the folder in which a store grows."""
-    return folder.with_name(folder.name + ".partial")
-
-
 def _make_missing(
-    maker: ShardMaker, runs: Iterable[Run], workers: int, progress: Progress
-) -> list[Path]:
+    maker: ShardMaker, runs: Iterable[Run], runner: ShardRunner, progress: Progress
+) -> list[AnyPath]:
     """Makes the shards that are not there yet; returns the folders of all, in order."""
-    shards: list[Path] = []
+    shards: list[AnyPath] = []
     done = size = 0
 
-    def missing() -> Iterator[Run]:
-        nonlocal done
+    def listed() -> Iterator[Run]:
         for run in runs:
             shards.append(maker.path(run))
-            if summary := maker.finished(run):
-                done += summary["documents"]
-                progress.start += summary["documents"]
-            else:
-                yield run
+            yield run
 
-    for summary in make_shards(maker, missing(), workers):
+    for is_new, summary in runner.make(maker, listed()):
         done += summary["documents"]
-        size += summary["bytes"]
+        if is_new:
+            size += summary["bytes"]
+        else:
+            progress.start += summary["documents"]
         seconds = max(time.monotonic() - progress.begun, 1e-9)
         speed = f"{(done - progress.start) / seconds:.3g} documents/s"
         progress.update(done, aside=f"{speed}  {size / seconds / 1e6:.3g} MB/s")
     return shards
-
-
-def _remove_unfinished(partial: Path) -> int:
-    """Removes what brt has begun and not finished; returns the number of finished shards."""
-    for path in partial.glob("*.growing"):
-        remove(path, SHARD_FILES)
-    if (partial / "store").is_dir():
-        remove(partial / "store", STORE_FILES)
-    return len(list(partial.glob("shard-*")))
-
-
-def _remove_partial(partial: Path) -> None:
-    """Removes the folder a store grew in; where others left something in it, that stays."""
-    try:
-        for shard in partial.glob("shard-*"):
-            remove(shard, SHARD_FILES)
-        remove(partial, ())
-    except (OSError, ValueError) as error:
-        logging.warning("%s stays: %s", partial, error)
 
 
 class TokenStore:
@@ -226,11 +200,9 @@ class TokenStore:
         self.manifest = read_manifest(self.files)
         dtype = DTYPES[self.manifest["dtype"]]
         self._offsets = _read_offsets(self.files, self.manifest)
-        self._tokens = _mapped(self.files / "tokens.bin", dtype, self.manifest["tokens"])
+        self._tokens = self._array("tokens.bin", dtype)
         self.has_weights = self.manifest["weighted"]
-        self._weights: np.ndarray | None = None
-        if self.has_weights:
-            self._weights = _mapped(self.files / "weights.bin", WEIGHT, self.manifest["tokens"])
+        self._weights = self._array("weights.bin", WEIGHT) if self.has_weights else None
         self.lengths_D = np.diff(self._offsets)
 
     @property
@@ -263,12 +235,12 @@ class TokenStore:
         return self._weights[tokens]
 
     @property
-    def all_tokens(self) -> np.ndarray:
+    def all_tokens(self) -> np.ndarray | JoinedArray:
         """Ids of all documents, one after another: (num_tokens,), read-only, mapped."""
         return self._tokens
 
     @property
-    def all_weights(self) -> np.ndarray | None:
+    def all_weights(self) -> np.ndarray | JoinedArray | None:
         """Loss weights of all tokens, float32 (num_tokens,); None where the store holds none."""
         return self._weights
 
@@ -286,7 +258,27 @@ class TokenStore:
         Raises:
             ValueError: a line is damaged.
         """
-        yield from read_json_lines(self.files / "documents.jsonl", DOCUMENT, HOW_TO_REPEAT)
+        for name in document_files(files_of(self.manifest)):
+            yield from read_json_lines(self.files / name, DOCUMENT, HOW_TO_REPEAT)
+
+    def _array(self, name: str, dtype: np.dtype) -> np.ndarray | JoinedArray:
+        """The files of this name, mapped; all of them are there, and have the right size."""
+        if "shards" not in self.manifest:
+            return _mapped(self.files / name, dtype, self.manifest["tokens"])
+        shards = self.manifest["shards"]
+        held = set(files_of(self.manifest))
+
+        def mapped(number: int) -> np.ndarray:
+            path = f"{shard_name(number)}/{name}"
+            count = shards[number]["tokens"]
+            if path in held:
+                return _mapped(self.files / path, dtype, count)
+            return np.broadcast_to(dtype.type(1), count)  # a shard without weights
+
+        for number, shard in enumerate(shards):
+            if f"{shard_name(number)}/{name}" in held:
+                _check_size(self.files / shard_name(number) / name, shard["tokens"], dtype)
+        return JoinedArray([shard["tokens"] for shard in shards], dtype, mapped)
 
     def _range(self, document: int, start: int, stop: int | None) -> slice:
         if not 0 <= document < len(self.lengths_D):
@@ -298,15 +290,6 @@ class TokenStore:
         end = int(self._offsets[document + 1])
         start = min(first + max(start, 0), end)
         return slice(start, end if stop is None else max(start, min(first + stop, end)))
-
-
-def _sync(folder: Path) -> None:
-    """Makes a rename inside `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_manifest(folder: Path) -> dict:
@@ -331,12 +314,17 @@ def read_manifest(folder: Path) -> dict:
             f"interrupted: {HOW_TO_REPEAT}."
         ) from None
     version = manifest.get("format")
-    if version != FORMAT:
+    if version not in (FORMAT, SHARDED_FORMAT):
         raise ValueError(
-            f"{path} has store format {version}, and this version of brt reads {FORMAT}: "
+            f"{path} has store format {version}, and this version of brt reads {FORMAT} "
+            f"and {SHARDED_FORMAT}: "
             f"{HOW_TO_REPEAT}."
         )
     wrong = misfit(MANIFEST, manifest)
+    if version == SHARDED_FORMAT:
+        wrong = wrong or misfit(SHARDS, manifest) or misfit_of_shards(manifest)
+    elif "shards" in manifest:
+        wrong = wrong or f"a store of format {FORMAT} has no shards"
     if not wrong and manifest["dtype"] not in DTYPES:
         wrong = f"dtype = {manifest['dtype']!r} is none of {', '.join(DTYPES)}"
     if wrong:
@@ -374,6 +362,13 @@ def _read_offsets(folder: Path, manifest: dict) -> np.ndarray:
 
 
 def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
+    _check_size(path, count, dtype)
+    # As a plain array: slices of the memmap class cost several times as much.
+    return np.asarray(np.memmap(path, dtype, mode="r"))
+
+
+def _check_size(path: Path, count: int, dtype: np.dtype) -> None:
+    """Refuses a file that does not have so many items."""
     try:
         check_regular(path)
     except FileNotFoundError:
@@ -385,5 +380,3 @@ def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
             f"{path} should have {expected} bytes and has {found}, as when it was cut short or "
             f"changed: {HOW_TO_REPEAT}."
         )
-    # As a plain array: slices of the memmap class cost several times as much.
-    return np.asarray(np.memmap(path, dtype, mode="r"))

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from brt.data.mixture import MixedStore
+from brt.data.stores.sharded import content_of, files_of
 from brt.data.stores.token_store import HOW_TO_REPEAT, TokenStore
 from brt.progress import Progress
 from brt.storage.json_files import DamagedFile, read_json
@@ -25,6 +26,9 @@ from brt.storage.regular_files import open_regular
 
 KEPT = "BRT_VERIFIED"
 """Environment variable: the folder that says which files were verified; empty for none."""
+
+PIECE = 2**24
+"""Weights that are looked at at once."""
 
 SHOWN_FROM = 200 * 10**6
 """Bytes from which on hashing shows its progress."""
@@ -37,19 +41,21 @@ def verify(store: TokenStore, quiet: bool = False) -> None:
         ValueError: naming the first file that differs.
     """
     manifest = store.manifest
-    hashed = ["tokens.bin", "documents.jsonl", *["weights.bin"] * store.has_weights]
+    hashed = files_of(manifest)
     hashes = manifest["hashes"]
     for name in hashed:
         if name not in hashes:
             raise _damaged(store.folder / "manifest.json", f"it has no hash of {name}")
+    known = set(hashed)
     for name in hashes:
-        if name not in hashed:
+        if name not in known:
             raise _damaged(store.folder / "manifest.json", f"{name!r} is no file of this store")
-    if manifest["content"] != hashes["tokens.bin"]:
+    if manifest["content"] != content_of(manifest):
         raise _damaged(store.folder / "manifest.json", "its content is not the hash of tokens.bin")
     check_hashes(store.files, hashes, HOW_TO_REPEAT, quiet)
-    if store.all_weights is not None and not np.isfinite(store.all_weights).all():
-        raise _damaged(store.folder / "weights.bin", "a weight is not finite")
+    for start in range(0, store.num_tokens if store.all_weights is not None else 0, PIECE):
+        if not np.isfinite(store.all_weights[start : start + PIECE]).all():
+            raise _damaged(store.folder / "weights.bin", "a weight is not finite")
     names = ("tokens", "bytes", "words", "characters")
     counts = dict.fromkeys(names, 0)
     documents = 0

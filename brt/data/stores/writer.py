@@ -1,6 +1,6 @@
-"""Writes the files of a token store: in shards of consecutive documents, which are then joined.
+"""Writes the shards of a token store: the files of a run of consecutive documents.
 
-`token_store` describes the store, `shards` decides what a shard holds and which process writes it.
+`shards` decides what a shard holds, `joining` and `sharded` make a store of shards.
 A shard is a folder:
 
     shard.json        its counts, its files' sizes, and the sha256 of those that stay as they are
@@ -14,7 +14,7 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,9 +23,8 @@ import numpy as np
 
 from brt.checks import ManyFrom0
 from brt.data.sources.base import Document
-from brt.data.stores.own_folders import remove
 from brt.data.vocabularies.base import Vocabulary
-from brt.storage.json_files import Fields, read_json
+from brt.storage.json_files import Fields
 from brt.storage.paths import AnyPath, RemotePath
 
 FORMAT = 2
@@ -120,7 +119,8 @@ class ShardWriter:
         summary = {
             **self.counts,
             "hashes": {name: digest.hexdigest() for name, digest in self.hashes.items()},
-            "sizes": {file.name: file.stat().st_size for file in sorted(self.folder.iterdir())},
+            # By the names that were written: were one gone, this would be no shard.
+            "sizes": {name: os.path.getsize(self.folder / name) for name in self._files.names},
         }
         write_json(self.folder, "shard.json", summary)
         return summary
@@ -191,10 +191,10 @@ class ShardWriter:
             return
         if "weights.bin" not in self.hashes:  # the documents so far count 1 a token
             self._weights = self._new("weights.bin")
-            for data in _ones(self.counts["tokens"]):
+            for data in ones(self.counts["tokens"]):
                 self._weights(data)
         if weights is None:
-            for data in _ones(tokens):
+            for data in ones(tokens):
                 self._weights(data)
             return
         if np.shape(weights) != (tokens,):
@@ -205,59 +205,22 @@ class ShardWriter:
         self._weights(np.asarray(weights, WEIGHT).tobytes())
 
 
-def join_shards(
-    folder: Path, shards: Sequence[Path], vocabulary: Vocabulary, source_description: dict
-) -> dict:
-    """Writes the files of a store from its shards, in order, and returns its manifest.
-
-    Args:
-        folder: an existing, empty folder.
-        shards: folders that `ShardWriter` has finished, at least one.
-        vocabulary: the vocabulary of the ids.
-        source_description: goes into the manifest; JSON.
-
-    Raises:
-        ValueError: a shard is not what it was when it was finished; it is removed.
-    """
-    again = "delete the folder and run the same command again"
-    summaries = [read_json(shard / "shard.json", SHARD, again) for shard in shards]
-    totals = {name: sum(summary[name] for summary in summaries) for name in COUNTS}
-    if vocabulary.unknown_id is None:
-        totals["unknown"] = None
-    weighted = any("weights.bin" in summary["hashes"] for summary in summaries)
-    with SyncedFiles(folder) as files:
-        hashes = {
-            name: _join(files.new(name), shards, summaries, name)
-            for name in ("tokens.bin", "documents.jsonl", *["weights.bin"] * weighted)
-        }
-        _join_offsets(files.new("offsets.npy"), shards, totals["documents"])
-    source_hash = hashlib.sha256()
-    for shard in shards:
-        source_hash.update((shard / "digests.bin").read_bytes())
-    manifest = {
-        "format": FORMAT,
-        "source": source_description,
-        "source_hash": source_hash.hexdigest(),
-        "vocabulary": vocabulary_entry(vocabulary),
-        "dtype": dtype_name(vocabulary.size),
-        "weighted": weighted,
-        **totals,
-        "content": hashes["tokens.bin"],
-        "hashes": hashes,
-    }
-    write_json(folder, "manifest.json", manifest)
-    return manifest
-
-
 class SyncedFiles(ExitStack):
     """New files of a folder, which are on disk for certain once the context is left."""
 
     def __init__(self, folder: Path):
         super().__init__()
         self.folder = folder
+        self._names: list[str] = []
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all files so far, sorted."""
+        return sorted(self._names)
 
     def new(self, name: str) -> BinaryIO:
         """Opens a new file for writing bytes."""
+        self._names.append(name)
         file = self.enter_context((self.folder / name).open("wb"))
         self.callback(_sync, file)
         return file
@@ -337,46 +300,7 @@ def count_text(data: bytes | mmap.mmap) -> tuple[int, int]:
     return words, characters
 
 
-def _ones(count: int) -> Iterator[bytes]:
+def ones(count: int) -> Iterator[bytes]:
     """Yields so many weights of 1, as a file has them, a little at a time."""
     for start in range(0, count, PIECE):
         yield np.ones(min(PIECE, count - start), WEIGHT).tobytes()
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
-    """Yields the content of a file, a little at a time."""
-    with open(path, "rb") as file:
-        while data := file.read(2**20):
-            yield data
-
-
-def _join(file: BinaryIO, shards: Sequence[Path], summaries: Sequence[dict], name: str) -> str:
-    """Appends a file of every shard to `file`; returns the sha256 of the whole."""
-    whole = hashlib.sha256()
-    for shard, summary in zip(shards, summaries):
-        has_file = name in summary["hashes"]
-        own = hashlib.sha256()
-        # A shard without weights, where others have some, counts 1 a token.
-        for data in _pieces(shard / name) if has_file else _ones(summary["tokens"]):
-            file.write(data)
-            whole.update(data)
-            own.update(data)
-        if has_file and own.hexdigest() != summary["hashes"][name]:
-            remove(shard, SHARD_FILES)
-            raise ValueError(
-                f"{shard / name} is damaged, and has been removed: run the same command again to "
-                "make it anew, and check the disk."
-            )
-    return whole.hexdigest()
-
-
-def _join_offsets(file: BinaryIO, shards: Sequence[Path], documents: int) -> None:
-    """Writes what `np.save` would, without holding more than a shard's."""
-    header = {"descr": OFFSET.str, "fortran_order": False, "shape": (documents + 1,)}
-    np.lib.format.write_array_header_1_0(file, header)
-    last = 0
-    file.write(np.array(last, OFFSET).tobytes())
-    for shard in shards:
-        offsets = last + np.cumsum(np.fromfile(shard / "lengths.bin", OFFSET))
-        file.write(offsets.astype(OFFSET).tobytes())
-        last = int(offsets[-1])

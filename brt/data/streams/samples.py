@@ -16,6 +16,7 @@ import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.order import permutation
+from brt.data.stores.sharded import rows_of
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass, LastResults, Stream
 from brt.data.streams.batch import DTYPES, Batch, padding
@@ -155,11 +156,11 @@ def read_samples(store: TokenStore, documents_B: np.ndarray) -> tuple[np.ndarray
         tokens: int32 (B, L + 1).
         weights: float32 (B, L + 1).
     """
-    shape = store.num_documents, -1
-    tokens_BL = store.all_tokens.reshape(shape)[documents_B].astype(DTYPES.targets_KBT)
+    length = store.num_tokens // store.num_documents
+    tokens_BL = rows_of(store.all_tokens, length, documents_B).astype(DTYPES.targets_KBT)
     if store.all_weights is None:
         return tokens_BL, np.ones(tokens_BL.shape, DTYPES.weights_KBT)
-    return tokens_BL, store.all_weights.reshape(shape)[documents_B]
+    return tokens_BL, rows_of(store.all_weights, length, documents_B)
 
 
 def _read_segments(

@@ -17,7 +17,7 @@ from preparation_reference import Observed, Touching
 from brt.data.corpus import Corpus
 from brt.data.sources.base import Document
 from brt.data.sources.files import SourceTree, TextFiles
-from brt.data.stores import shards, writer
+from brt.data.stores import joining, shards, writer
 from brt.data.stores.shards import StreamedDocuments
 from brt.data.stores.token_store import TokenStore, write_store
 from brt.data.vocabularies.base import ByteVocabulary
@@ -184,7 +184,7 @@ def test_after_a_kill_while_joining_nothing_is_encoded_again(place, monkeypatch)
         def killed(*_):
             raise KeyboardInterrupt
 
-        patch.setattr(writer, "_join_offsets", killed)
+        patch.setattr(joining, "write_offsets", killed)
         with pytest.raises(KeyboardInterrupt):
             prepare(place)
     assert len(finished_shards(place)) == 5 and len(seen(place)) == 10

@@ -1,0 +1,248 @@
+"""Has the shards of a store made on Apache Beam: on this machine, or by a cluster's workers.
+
+The driver lists the documents and divides them into shards; a worker makes a shard and puts it
+where the driver finds it. Nothing is said by the job itself: what counts is which shards are there
+when it has ended. So a job may be killed, run elements twice, or go on while another one begins.
+"""
+
+import abc
+import contextlib
+import io
+import os
+import pickle
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+from absl import logging
+
+from brt.data.extras import MissingExtra, extra_library
+from brt.data.stores.growth import NOTE
+from brt.data.stores.own_folders import MARK
+from brt.data.stores.sharded import REQUESTS
+from brt.data.stores.shards import Run, ShardMaker
+from brt.data.stores.worker_pool import pickled
+from brt.data.stores.writer import replace_json
+from brt.storage.json_files import Fields, read_json
+from brt.storage.paths import RemotePath
+
+LOCAL_RUNNERS = (
+    *("direct", "switchingdirect", "bundlebaseddirect", "fnapi", "prism", "interactive"),
+)
+"""Names, without "Runner", of what runs on this machine."""
+
+NOTED = Fields({"kind": str, "message": str})
+"""What a note says: the class of an error, and its message."""
+
+LASTING = (ValueError, FileNotFoundError, PermissionError)
+"""Errors that another try would end in too: they are noted, and the job goes on."""
+
+
+class JobRunner(abc.ABC):
+    """Makes shards by a job, whose workers may be anywhere.
+
+    name: of what runs the job, for messages.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+
+    @abc.abstractmethod
+    def run_job(self, setup: bytes, runs: Sequence[bytes]) -> None:
+        """Has workers call `make_shard` for each run, in any order, and waits until all have.
+
+        Args:
+            setup: what each of them gives to `maker_of`.
+            runs: as `packed` returns them.
+
+        Raises:
+            Exception: the job failed.
+        """
+
+    def make(self, maker: ShardMaker, runs: Iterable[Run]) -> Iterator[tuple[bool, dict]]:
+        """Makes the shards of `runs` that are not there yet, as `ShardRunner`.
+
+        Raises:
+            ValueError, OSError: documents that cannot be, or a worker could not make a shard;
+                what is finished stays.
+        """
+        self._check_sharing(maker)
+        runs = list(runs)
+        with ThreadPoolExecutor(REQUESTS) as threads:
+            found = list(threads.map(maker.finished, runs))
+            yield from ((False, summary) for summary in found if summary)
+            missing = [run for run, summary in zip(runs, found) if not summary]
+            if not missing:
+                return
+            setup = pickled(maker)
+            if setup is None:
+                raise ValueError(
+                    f"{type(maker.source).__name__} or {type(maker.vocabulary).__name__} cannot be "
+                    "sent to workers: define it in a module that they can import."
+                )
+            failure = self._run(setup, missing)
+            made = list(threads.map(maker.finished, missing))
+            if not all(made):
+                unmade = [run for run, summary in zip(missing, made) if not summary]
+                raise self._reason(maker, unmade, failure) from failure
+        if failure:
+            logging.warning("The job of %s failed, and made all shards: %s", self.name, failure)
+        yield from ((True, summary) for summary in made if summary)
+
+    def _run(self, setup: bytes, runs: Sequence[Run]) -> Exception | None:
+        """Runs the job; returns what it failed with."""
+        logging.info("%s makes %d shards", self.name, len(runs))
+        try:
+            self.run_job(setup, [packed(run) for run in runs])
+        except Exception as error:  # each runner has errors of its own
+            return error
+        return None
+
+    def _reason(
+        self, maker: ShardMaker, runs: Sequence[Run], failure: Exception | None
+    ) -> Exception:
+        """Returns the error of the first of these runs that has none of its shards."""
+        for run in runs:
+            if error := noted(maker, run):
+                return error
+        if failure is not None:
+            reason = str(failure).strip().split("\n")[-1][:500] or type(failure).__name__
+            return OSError(
+                f"The job of {self.name} failed ({reason}): what is finished is kept; run the same "
+                "command again."
+            )
+        return OSError(
+            f"The job of {self.name} ended, and the shard of {runs[0]} is not in {maker.folder}: "
+            "its workers have to see that folder, so bind Corpus.store to a bucket, or to a disk "
+            "that all of them share."
+        )
+
+    def _check_sharing(self, maker: ShardMaker) -> None:
+        """Warns where workers on other machines may not see the folder of the shards."""
+        short = self.name.lower().rpartition(".")[2].removesuffix("runner")
+        if short in LOCAL_RUNNERS or isinstance(maker.folder, RemotePath):
+            return
+        logging.warning(
+            "%s is on a disk: where the workers of %s are other machines, all of them have to "
+            "share it, under this path. Otherwise bind Corpus.store to a bucket, as "
+            "gs://BUCKET/stores.",
+            maker.folder,
+            self.name,
+        )
+
+
+class BeamRunner(JobRunner):
+    """Makes shards by a job of Apache Beam.
+
+    Args:
+        name: of the runner, as Beam has it: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner.
+        options: the pipeline's, as Beam reads them from a command line.
+
+    Raises:
+        MissingExtra: Beam, or what the runner needs, is not installed.
+        ValueError: no such runner, or an option that Beam cannot read.
+    """
+
+    def __init__(self, name: str, options: Sequence[str] = ()):
+        extra_library("apache_beam", f"--runner={name}", "beam")
+        super().__init__(name)
+        self.options = list(options)
+        self._pipeline = _pipeline()
+        try:
+            self._pipeline.check_runner(name)
+        except ImportError as error:
+            raise MissingExtra(
+                f"--runner={name} needs more of Apache Beam than is installed ({error}): install "
+                "it, as with `pip install 'apache-beam[gcp]'` for Dataflow."
+            ) from None
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"--runner={name} is no runner of Apache Beam: {error}") from None
+        written = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(written):
+                self._pipeline.options_of(self.name, self.options)
+        except SystemExit:  # from argparse
+            reason = written.getvalue().strip().split("\n")[-1].rpartition("error: ")[2]
+            raise ValueError(
+                f"Apache Beam cannot read its options, {' '.join(self.options)}: {reason}."
+            ) from None
+
+    def run_job(self, setup: bytes, runs: Sequence[bytes]) -> None:
+        """Runs the pipeline of `beam_pipeline`."""
+        self._pipeline.run(self.name, self.options, setup, runs)
+
+
+def packed(run: Run) -> bytes:
+    """Returns a run as the bytes that are sent to a worker; paths take a tenth of their size."""
+    return zlib.compress(pickle.dumps(run))
+
+
+def maker_of(setup: bytes) -> ShardMaker:
+    """Returns the maker of shards that was sent to this worker."""
+    return pickle.loads(setup)
+
+
+def make_shard(maker: ShardMaker, data: bytes) -> dict | None:
+    """Makes one shard, on a worker, unless it is there: all that a worker does.
+
+    Args:
+        maker: of the store's shards.
+        data: the run, as `packed` returns it.
+
+    Returns:
+        What its shard.json says; None where a note says why there is none.
+
+    Raises:
+        Exception: another try may help; it is noted too.
+    """
+    run: Run = pickle.loads(zlib.decompress(data))
+    try:
+        _check_seen(maker)
+        return maker.finished(run) or maker.make(run)
+    except Exception as error:
+        _note(maker, run, error)
+        if isinstance(error, LASTING):
+            return None
+        raise
+
+
+def noted(maker: ShardMaker, run: Run) -> Exception | None:
+    """Returns the error that a worker has noted of a run, None for none."""
+    try:
+        note = read_json(maker.folder / f"{run.key}{NOTE}", NOTED, "delete it")
+    except (OSError, ValueError):
+        return None
+    return ValueError(note["message"]) if note["kind"] == "ValueError" else OSError(note["message"])
+
+
+def _note(maker: ShardMaker, run: Run, error: Exception) -> None:
+    """Writes beside the shards why one cannot be made."""
+    kind = "ValueError" if isinstance(error, ValueError) else "OSError"
+    message = str(error) or type(error).__name__
+    if not isinstance(error, OSError | ValueError):
+        message = f"Making the shard of {run} failed with {type(error).__name__}: {message}"
+    if isinstance(error, FileNotFoundError):
+        message += (
+            f" So says worker {os.uname().nodename}: all workers have to see the source's files, "
+            "and those of the vocabulary, under these paths."
+        )
+    with contextlib.suppress(OSError):
+        replace_json(maker.folder, f"{run.key}{NOTE}", {"kind": kind, "message": message})
+
+
+def _check_seen(maker: ShardMaker) -> None:
+    """Refuses a folder that this worker does not see."""
+    if isinstance(maker.folder, Path) and not (maker.folder / MARK).exists():
+        raise FileNotFoundError(
+            f"Worker {os.uname().nodename} does not see {maker.folder}: bind Corpus.store to a "
+            "bucket, or to a disk that all workers share."
+        )
+
+
+def _pipeline() -> ModuleType:
+    """Imports the part that Beam is needed for."""
+    from brt.data.stores import beam_pipeline
+
+    return beam_pipeline
