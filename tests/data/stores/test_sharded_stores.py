@@ -1,4 +1,4 @@
-"""Stores of many token files: read as the one file that they are instead of, and as well guarded."""
+"""Stores of many token files: read as those of one, and guarded as well."""
 
 import hashlib
 import json
@@ -149,17 +149,17 @@ def test_training_and_evaluation_read_the_same_from_it(tmp_path, kind):
     for step in range(40):
         assert ledger_of(ours.batch(step), step) == ledger_of(theirs.batch(step), step)
     if kind != "shuffled":
-        ours, theirs = (list(evaluation_pass(kind, s, 3, W)) for s in (store, plain))
-        assert len(ours) == len(theirs)
-        for a, b in zip(ours, theirs):
-            assert all(np.array_equal(x, y) for x, y in zip(a, b))
+        ours, theirs = (evaluation_pass(kind, s, 3, W) for s in (store, plain))
+        assert ours.num_steps == theirs.num_steps
+        for step in range(ours.num_steps):
+            batches = ours.batch(step), theirs.batch(step)
+            assert all(np.array_equal(x, y) for x, y in zip(*batches))
 
 
 def test_rows_of_many_files_are_those_of_one():
     flat = np.arange(60)
-    joined = JoinedArray(
-        [12, 6, 42], flat.dtype, lambda n: flat[[0, 12, 18][n] :][: [12, 6, 42][n]]
-    )
+    parts = np.split(flat, [12, 18])
+    joined = JoinedArray([len(part) for part in parts], flat.dtype, parts.__getitem__)
     for rows_B in (np.array([3, 0, 9]), np.array([], int)):
         assert np.array_equal(rows_of(joined, 6, rows_B), rows_of(flat, 6, rows_B))
 
@@ -172,7 +172,7 @@ def test_any_number_of_workers_makes_the_same_files(tmp_path, workers):
         corpus = Corpus(str(tmp_path / name), TextFiles(str(tmp_path)), "bytes")
         corpus.prepare("train", quiet=True, workers=count, shard_bytes=300)
     one, other = (files_of(tmp_path / name / "train") for name in ("one", "other"))
-    assert one == other and len(corpus.open("train").manifest["shards"]) == 5
+    assert one == other and len(corpus.open("train").manifest["shards"]) == 3
 
 
 def test_where_there_are_no_links_files_are_copied(tmp_path, store, monkeypatch):
@@ -292,14 +292,9 @@ def test_it_is_hashed_once_until_a_file_of_a_shard_changes(store, tmp_path, monk
 
 
 def test_inspection_shows_its_counts_and_any_document(store, plain):
-    rows = dict(
-        line.split(None, 2)[1:]
-        for line in describe(store).split("\n")[:24]
-        if "token files" in line
-    )
-    assert rows["files"] == str(len(store.manifest["shards"])) and "token files" not in describe(
-        plain
-    )
+    found = [line.split() for line in describe(store).split("\n") if "token files" in line]
+    assert found == [["token", "files", str(len(store.manifest["shards"]))]]
+    assert "token files" not in describe(plain)
     for d in range(store.num_documents):
         assert document_ends(store, str(d), None) == document_ends(plain, str(d), None)
 
@@ -358,12 +353,12 @@ def test_a_sharded_store_in_a_bucket_has_the_same_files_and_is_read_through_a_co
 @pytest.mark.parametrize("name", ["tokens.bin", "documents.jsonl"])
 def test_a_damaged_shard_is_never_copied(corpora, tmp_path, name):
     store_cache.use(str(tmp_path / "another_host"))
-    path = RemotePath(f"{BUCKET}/train/shard-00003/{name}")
+    path = RemotePath(f"{BUCKET}/train/shard-00001/{name}")
     content = bytearray(path.read_bytes())
     content[3] ^= 1
     path.write_bytes(bytes(content))
     for _ in range(2):  # what the first try left, folders too, is no obstacle to the second
-        with pytest.raises(ValueError, match=f"shard-00003/{name} is damaged"):
+        with pytest.raises(ValueError, match=f"shard-00001/{name} is damaged"):
             corpora[0].open("train")
 
 

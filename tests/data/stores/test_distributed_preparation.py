@@ -1,0 +1,382 @@
+"""A store whose shards are made by a job: the same bytes, wherever and however often they are made.
+
+What Apache Beam adds is in test_beam.py; nothing here needs it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import fsspec
+import pytest
+from jobs import Threads
+from paths import ROOT
+from preparation_reference import Observed
+
+from brt.data.corpus import Corpus, StoreMissing
+from brt.data.extras import MissingExtra
+from brt.data.sources.base import Document, Source
+from brt.data.sources.files import TextFiles
+from brt.data.stores import shards, store_cache
+from brt.data.stores.distributed import BeamRunner, make_shard, packed
+from brt.data.stores.growth import NOTE
+from brt.data.stores.own_folders import claim
+from brt.data.stores.shards import ListedDocuments, RemoteShardMaker, ShardMaker
+from brt.data.stores.verification import verify
+from brt.data.stores.writer import ShardWriter
+from brt.data.vocabularies.base import ByteVocabulary
+from brt.storage.paths import RemotePath, StorageError
+
+BUCKET = "memory://test-jobs"
+KINDS = pytest.mark.parametrize("shard_bytes", [None, 150])
+PLACES = pytest.mark.parametrize("remote", [False, True])
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with ten files of 100 bytes, of which two make a shard; an empty bucket."""
+    monkeypatch.setattr(shards, "SHARD_BYTES", 150)
+    for name in ("text", "seen"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "seen" / f"home.{os.getpid()}").touch()
+    for number in range(10):
+        write(tmp_path, number, f"text of {number}? ".encode())
+    store_cache.use(str(tmp_path / "cache"))
+    yield tmp_path
+    store_cache.use(None)
+    fsspec.filesystem("memory").store.clear()
+
+
+def write(place, number, start):
+    (place / "text" / f"{number}.txt").write_bytes(start.ljust(100, b"x"))
+
+
+def corpus(place, name="store", remote=False):
+    store = f"{BUCKET}/{name}" if remote else str(place / name)
+    return Corpus(store, TextFiles(str(place / "text")), Observed(place / "seen"))
+
+
+def prepare(corpus, runner=None, shard_bytes=None):
+    corpus.prepare("train", quiet=True, workers=1, shard_bytes=shard_bytes, runner=runner)
+    return corpus.open("train")
+
+
+def files_of(corpus):
+    """The files of a store by their names, on the disk or in the bucket."""
+    folder = corpus.path("train")
+    if isinstance(folder, RemotePath):
+        return {file.relative_to(folder): file.read_bytes() for file in folder.files()}
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def partial(corpus):
+    folder = corpus.path("train")
+    return folder.with_name("train.partial")
+
+
+def is_left(corpus):
+    """Whether anything is left of how the store was made."""
+    folder = partial(corpus)
+    return bool(folder.files()) if isinstance(folder, RemotePath) else folder.exists()
+
+
+def finished(corpus):
+    """Names of the shards that are finished."""
+    return sorted(p.name for p in partial(corpus).iterdir() if (p / "shard.json").is_file())
+
+
+def seen(place):
+    """Titles of the documents that have been encoded, each as often as it was; forgets them."""
+    titles = []
+    for path in (place / "seen").glob("?.*"):
+        titles += [path.name[0]] * len(path.read_text().splitlines())
+        path.unlink()
+    return sorted(titles)
+
+
+# One store, whoever writes it
+
+
+@KINDS
+@PLACES
+@pytest.mark.parametrize("runner", [Threads(1), Threads(3), Threads(4, times=2)])
+def test_a_job_writes_the_bytes_of_one_process(place, remote, shard_bytes, runner):
+    one, job = corpus(place, "one"), corpus(place, "job", remote)
+    prepare(one, shard_bytes=shard_bytes)
+    assert seen(place) == sorted("0123456789")
+    store = prepare(job, runner, shard_bytes)
+    assert set(seen(place)) == set("0123456789")
+    assert files_of(one) == files_of(job)
+    assert ("shards" in store.manifest) == (shard_bytes is not None)
+    verify(store, quiet=True)
+    assert not is_left(job) and not is_left(one)
+
+
+@KINDS
+def test_a_store_in_a_bucket_leaves_nothing_on_the_driver_but_its_copy(place, shard_bytes):
+    prepare(corpus(place, remote=True), Threads(), shard_bytes)
+    left = [p for p in (place / "cache").rglob("*") if p.is_dir()]
+    copies = [p for p in left if p.parent == place / "cache" and len(p.name) == 32]
+    assert len(copies) == 1
+    assert {p.name for p in left if copies[0] not in p.parents} == {copies[0].name, "prepared"}
+
+
+@PLACES
+def test_two_workers_may_make_the_same_shard_at_once(place, remote, monkeypatch):
+    both = threading.Barrier(2)
+    finish = ShardWriter.finish
+
+    def together(self):
+        summary = finish(self)
+        both.wait(20)
+        return summary
+
+    write(place, 0, b"one document")
+    for number in range(1, 10):
+        (place / "text" / f"{number}.txt").unlink()
+    prepare(one := corpus(place, "one"))
+    monkeypatch.setattr(ShardWriter, "finish", together)
+    job = corpus(place, "job", remote)
+    prepare(job, Threads(2, times=2))
+    assert files_of(one) == files_of(job)
+    assert not remote or not list((place / "job").glob("*"))
+
+
+# Jobs that are killed, or fail
+
+
+@KINDS
+@PLACES
+def test_a_killed_job_leaves_no_store_and_goes_on(place, remote, shard_bytes):
+    made = []
+
+    def kill(data):
+        made.append(data)
+        if len(made) == 4:
+            raise KeyboardInterrupt
+
+    job = corpus(place, "job", remote)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(job, Threads(1, spoil=kill), shard_bytes)
+    assert not job.exists("train")
+    with pytest.raises(StoreMissing):
+        job.open("train")
+    assert len(finished(job)) == 3 and len(seen(place)) == 6
+    again = Threads(2)
+    prepare(job, again, shard_bytes)
+    assert len(again.given) == 2 and len(seen(place)) == 4
+    prepare(one := corpus(place, "one"), shard_bytes=shard_bytes)
+    assert files_of(one) == files_of(job) and not is_left(job)
+
+
+@PLACES
+def test_the_pool_of_this_machine_goes_on_from_a_job_and_a_job_from_the_pool(place, remote):
+    job = corpus(place, "job")
+    with pytest.raises(KeyboardInterrupt):
+        prepare(job, Threads(1, spoil=lambda data: finished(job)[2:] and interrupt()), 150)
+    assert len(finished(job)) == 3
+    seen(place)
+    store = prepare(job, shard_bytes=150)
+    assert len(seen(place)) == 4 and len(store.manifest["shards"]) == 5
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("moment", ["copy_to", "put", "write_text"])
+@KINDS
+def test_a_driver_that_is_cut_off_while_it_writes_the_store_leaves_none(
+    place, monkeypatch, moment, shard_bytes
+):
+    """`put` writes the shards too, from the workers."""
+    job = corpus(place, "job", remote=True)
+    usual = getattr(RemotePath, moment)
+    wrote = []
+
+    def cut(self, *arguments):
+        if "/train/" in str(self) or moment == "copy_to":
+            wrote.append(self)
+            if len(wrote) > 1 or moment == "write_text":
+                raise StorageError("The line is cut.")
+        return usual(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemotePath, moment, cut)
+        if shard_bytes is None and moment != "put":
+            prepare(job, Threads(), shard_bytes)  # which needs none of these
+            return
+        if shard_bytes is not None and moment == "put":
+            wrote.append(None)  # the only one, of offsets.npy
+        with pytest.raises(StorageError, match="cut"):
+            prepare(job, Threads(), shard_bytes)
+    assert not job.exists("train")
+    assert set(seen(place)) == set("0123456789")
+    prepare(job, Threads(), shard_bytes)
+    assert seen(place) == []  # no document is encoded again
+    prepare(one := corpus(place, "one"), shard_bytes=shard_bytes)
+    assert files_of(one) == files_of(job) and not is_left(job)
+
+
+def test_what_another_source_has_left_in_the_bucket_is_no_part_of_the_store(place):
+    job = corpus(place, "job", remote=True)
+    stale = [job.path("train") / f"shard-{n:05}" / "tokens.bin" for n in (0, 7)]
+    mine = job.path("train") / "notes.txt"
+    for path in (*stale, mine):
+        path.write_bytes(b"stale")
+    prepare(job, Threads(), 150)
+    assert not stale[1].exists() and mine.read_bytes() == b"stale"
+    mine.unlink()
+    prepare(one := corpus(place, "one"), shard_bytes=150)
+    assert files_of(one) == files_of(job)
+
+
+@PLACES
+def test_a_document_that_cannot_be_is_named_and_all_other_shards_are_made(place, remote):
+    write(place, 4, b"big")
+    job = corpus(place, "job", remote)
+    with pytest.raises(
+        ValueError, match=r"'4' has token id 300, outside .* It was read from .*/4\.txt\.$"
+    ):
+        prepare(job, Threads())
+    assert not job.exists("train") and len(finished(job)) == 4
+    seen(place)
+    write(place, 4, b"small")
+    prepare(job, Threads())
+    assert seen(place) == ["4", "5"]  # and the note of before is forgotten
+    assert not is_left(job)
+
+
+def test_a_file_that_workers_do_not_see_is_named(place, monkeypatch):
+    source = TextFiles(str(place / "text"))
+    parts = source.parts("train")
+    monkeypatch.setattr(TextFiles, "parts", lambda self, split: parts)
+    (place / "text" / "7.txt").unlink()
+    with pytest.raises(
+        OSError, match=r"7\.txt was there .* So says worker .*: all workers have to see"
+    ):
+        prepare(corpus(place), Threads())
+
+
+@PLACES
+def test_a_job_that_fails_says_why_and_keeps_what_is_finished(place, remote):
+    calls = []
+
+    def fail(data):
+        calls.append(data)
+        if len(calls) == 3:
+            raise RuntimeError("Traceback\n  somewhere\nNoQuota: no machines left")
+
+    job = corpus(place, "job", remote)
+    with pytest.raises(OSError, match=r"job of DirectRunner failed \(NoQuota: no machines left\)"):
+        prepare(job, Threads(1, spoil=fail))
+    assert len(finished(job)) == 2 and not job.exists("train")
+
+
+@PLACES
+def test_an_error_that_may_pass_fails_the_job_and_is_told(place, remote, monkeypatch):
+    def full(self, run):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RemoteShardMaker if remote else ShardMaker, "make", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        prepare(corpus(place, "job", remote), Threads(1))
+    monkeypatch.setattr(RemoteShardMaker if remote else ShardMaker, "make", lambda *_: {}["tokens"])
+    with pytest.raises(OSError, match=r"shard of documents \d .* failed with KeyError: 'tokens'"):
+        prepare(corpus(place, "job", remote), Threads(1))
+
+
+def test_a_job_whose_shards_arrive_nowhere_says_so(place, monkeypatch):
+    class Elsewhere(Threads):
+        def run_job(self, setup, runs):
+            pass
+
+    with pytest.raises(OSError, match=r"ended, and the shard of documents 0 .* not in .*partial"):
+        prepare(corpus(place), Elsewhere())
+
+
+def test_a_worker_that_does_not_see_the_folder_makes_none_there(place):
+    source = TextFiles(str(place / "text"))
+    run = next(ListedDocuments(source, "train").runs({}))
+    folder = place / "not_shared"
+    assert make_shard(ShardMaker(folder, ByteVocabulary(), source), packed(run)) is None
+    folder.mkdir()  # somebody else's of the same name
+    assert make_shard(ShardMaker(folder, ByteVocabulary(), source), packed(run)) is None
+    assert [path.name for path in folder.iterdir()] == [f"{run.key}{NOTE}"]
+    assert "does not see" in json.loads(next(folder.iterdir()).read_text())["message"]
+    claim(folder, is_own=True)
+    assert make_shard(ShardMaker(folder, ByteVocabulary(), source), packed(run))["documents"] == 2
+
+
+def test_a_shard_of_which_a_file_was_taken_away_is_not_finished(place, monkeypatch):
+    """As when another driver clears up after a job that still runs."""
+    source = TextFiles(str(place / "text"))
+    run = next(ListedDocuments(source, "train").runs({}))
+    claim(place / "shards")
+    maker = ShardMaker(place / "shards", ByteVocabulary(), source)
+    finish = ShardWriter.finish
+
+    def cleared(self):
+        (self.folder / "tokens.bin").unlink()
+        return finish(self)
+
+    monkeypatch.setattr(ShardWriter, "finish", cleared)
+    with pytest.raises(FileNotFoundError):
+        maker.make(run)
+    assert maker.finished(run) is None and len(list((place / "shards").iterdir())) == 1
+
+
+def test_a_cluster_with_a_store_on_a_disk_is_warned_and_a_bucket_is_not(place, caplog):
+    for name, remote, warned in [
+        ("DirectRunner", False, False),
+        ("apache_beam.runners.PrismRunner", False, False),
+        ("FlinkRunner", False, True),
+        ("DataflowRunner", True, False),
+    ]:
+        runner = Threads()
+        runner.name = name
+        caplog.clear()
+        prepare(corpus(place, name, remote), runner)
+        assert ("all of them have to share it" in caplog.text) == warned
+
+
+# What cannot be asked for
+
+
+class Stream(Source):
+    def documents(self, split):
+        yield Document("a", b"text")
+
+    def description(self, split):
+        return {"source": "Stream"}
+
+
+def test_a_source_that_lists_nothing_is_refused_before_any_work(place):
+    unlisted = Corpus(str(place / "stores"), Stream(), "bytes")
+    with pytest.raises(ValueError, match="Stream gives its documents one after another"):
+        unlisted.prepare("train", runner=Threads())
+    assert not (place / "stores").exists()
+
+
+def test_a_source_of_the_main_module_is_refused(place, monkeypatch):
+    class Local(TextFiles):  # cannot be pickled either
+        pass
+
+    mine = Corpus(str(place / "stores"), Local(str(place / "text")), "bytes")
+    with pytest.raises(ValueError, match="Local or ByteVocabulary cannot be sent to workers"):
+        mine.prepare("train", quiet=True, runner=Threads())
+
+
+def test_without_beam_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    with pytest.raises(MissingExtra, match=r"--runner=DirectRunner needs .*\.\[beam\]"):
+        BeamRunner("DirectRunner")
+
+
+def test_workers_import_nothing_that_trains():
+    code = "import sys, brt.data.stores.distributed; print({'jax', 'apache_beam'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
