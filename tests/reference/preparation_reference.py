@@ -52,3 +52,11 @@ class Touching(TextFiles):
             changed = Path(part).with_name("0.txt")
             changed.write_bytes(changed.read_bytes() + b".")
         return super().read(part)
+
+
+class Slow(Observed):
+    """Observed, and takes a moment for each document."""
+
+    def encode(self, data, title):
+        time.sleep(0.3)
+        return super().encode(data, title)

@@ -1,9 +1,20 @@
-"""Runners of jobs that tests look into: threads of this process that do what workers do."""
+"""Preparation by jobs: a corpus of ten files to try it on, and threads that do what workers do."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
+import fsspec
+from preparation_reference import Observed
+
+from brt.data.corpus import Corpus
+from brt.data.sources.files import TextFiles
+from brt.data.stores import shards, store_cache
 from brt.data.stores.distributed import JobRunner, make_shard, maker_of
+from brt.storage.paths import RemotePath
+
+BUCKET = "memory://test-jobs"
 
 
 class Threads(JobRunner):
@@ -44,3 +55,66 @@ class Threads(JobRunner):
 
         with ThreadPoolExecutor(self.workers) as threads:
             list(threads.map(work, range(len(elements)), elements))
+
+
+@contextmanager
+def ten_files(folder, monkeypatch):
+    """Fills a folder with ten files of 100 bytes, of which two make a shard; an empty bucket."""
+    monkeypatch.setattr(shards, "SHARD_BYTES", 150)
+    for name in ("text", "seen"):
+        (folder / name).mkdir()
+    (folder / "seen" / f"home.{os.getpid()}").touch()
+    for number in range(10):
+        write(folder, number, f"text of {number}? ".encode())
+    store_cache.use(str(folder / "cache"))
+    yield folder
+    store_cache.use(None)
+    fsspec.filesystem("memory").store.clear()
+
+
+def write(place, number, start):
+    (place / "text" / f"{number}.txt").write_bytes(start.ljust(100, b"x"))
+
+
+def corpus(place, name="store", remote=False):
+    store = f"{BUCKET}/{name}" if remote else str(place / name)
+    return Corpus(store, TextFiles(str(place / "text")), Observed(place / "seen"))
+
+
+def prepare(corpus, runner=None, shard_bytes=None):
+    corpus.prepare("train", quiet=True, workers=1, shard_bytes=shard_bytes, runner=runner)
+    return corpus.open("train")
+
+
+def files_of(corpus):
+    """The files of a store by their names, on the disk or in the bucket."""
+    folder = corpus.path("train")
+    if isinstance(folder, RemotePath):
+        return {file.relative_to(folder): file.read_bytes() for file in folder.files()}
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def partial(corpus):
+    folder = corpus.path("train")
+    return folder.with_name("train.partial")
+
+
+def is_left(corpus):
+    """Whether anything is left of how the store was made."""
+    folder = partial(corpus)
+    return bool(folder.files()) if isinstance(folder, RemotePath) else folder.exists()
+
+
+def finished(corpus):
+    """Names of the shards that are finished."""
+    return sorted(p.name for p in partial(corpus).iterdir() if (p / "shard.json").is_file())
+
+
+def seen(place):
+    """Titles of the documents that have been encoded, each as often as it was; forgets them."""
+    titles = []
+    for path in (place / "seen").glob("?.*"):
+        titles += [path.name[0]] * len(path.read_text().splitlines())
+        path.unlink()
+    return sorted(titles)

@@ -4,22 +4,28 @@ What Apache Beam adds is in test_beam.py; nothing here needs it.
 """
 
 import json
-import os
 import subprocess
 import sys
 import threading
 
-import fsspec
 import pytest
-from jobs import Threads
+from jobs import (
+    Threads,
+    corpus,
+    files_of,
+    finished,
+    is_left,
+    prepare,
+    seen,
+    ten_files,
+    write,
+)
 from paths import ROOT
-from preparation_reference import Observed
 
 from brt.data.corpus import Corpus, StoreMissing
 from brt.data.extras import MissingExtra
 from brt.data.sources.base import Document, Source
 from brt.data.sources.files import TextFiles
-from brt.data.stores import shards, store_cache
 from brt.data.stores.distributed import BeamRunner, make_shard, packed
 from brt.data.stores.growth import NOTE
 from brt.data.stores.own_folders import claim
@@ -29,72 +35,14 @@ from brt.data.stores.writer import ShardWriter
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.storage.paths import RemotePath, StorageError
 
-BUCKET = "memory://test-jobs"
 KINDS = pytest.mark.parametrize("shard_bytes", [None, 150])
 PLACES = pytest.mark.parametrize("remote", [False, True])
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with ten files of 100 bytes, of which two make a shard; an empty bucket."""
-    monkeypatch.setattr(shards, "SHARD_BYTES", 150)
-    for name in ("text", "seen"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "seen" / f"home.{os.getpid()}").touch()
-    for number in range(10):
-        write(tmp_path, number, f"text of {number}? ".encode())
-    store_cache.use(str(tmp_path / "cache"))
-    yield tmp_path
-    store_cache.use(None)
-    fsspec.filesystem("memory").store.clear()
-
-
-def write(place, number, start):
-    (place / "text" / f"{number}.txt").write_bytes(start.ljust(100, b"x"))
-
-
-def corpus(place, name="store", remote=False):
-    store = f"{BUCKET}/{name}" if remote else str(place / name)
-    return Corpus(store, TextFiles(str(place / "text")), Observed(place / "seen"))
-
-
-def prepare(corpus, runner=None, shard_bytes=None):
-    corpus.prepare("train", quiet=True, workers=1, shard_bytes=shard_bytes, runner=runner)
-    return corpus.open("train")
-
-
-def files_of(corpus):
-    """The files of a store by their names, on the disk or in the bucket."""
-    folder = corpus.path("train")
-    if isinstance(folder, RemotePath):
-        return {file.relative_to(folder): file.read_bytes() for file in folder.files()}
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-
-
-def partial(corpus):
-    folder = corpus.path("train")
-    return folder.with_name("train.partial")
-
-
-def is_left(corpus):
-    """Whether anything is left of how the store was made."""
-    folder = partial(corpus)
-    return bool(folder.files()) if isinstance(folder, RemotePath) else folder.exists()
-
-
-def finished(corpus):
-    """Names of the shards that are finished."""
-    return sorted(p.name for p in partial(corpus).iterdir() if (p / "shard.json").is_file())
-
-
-def seen(place):
-    """Titles of the documents that have been encoded, each as often as it was; forgets them."""
-    titles = []
-    for path in (place / "seen").glob("?.*"):
-        titles += [path.name[0]] * len(path.read_text().splitlines())
-        path.unlink()
-    return sorted(titles)
+    with ten_files(tmp_path, monkeypatch) as folder:
+        yield folder
 
 
 # One store, whoever writes it
