@@ -31,6 +31,8 @@ EXTRAS = {
         "importlib_resources>=6,<8",  # which tensorflow-datasets uses and does not name
     ],
     "text": ["tokenizers>=0.20,<0.24"],
+    # Beam wants protobuf below 7 and pyarrow below 26; all else here goes with these.
+    "beam": ["apache-beam>=2.70,<3"],
     "storage": ["gcsfs>=2025.3", "google-cloud-storage>=3,<4"],
     "wandb": ["wandb>=0.18,<1"],
     "browser": ["PyQt6-WebEngine>=6.8,<7"],  # its Chromium opens pages of the report in tests

@@ -5,6 +5,7 @@ a bucket appear whole, when all of an object is written. None is renamed or appe
 here relies on either.
 """
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     import fsspec
 
 SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
+
+
+VERSIONS = ("generation", "etag", "ETag", "mtime", "LastModified", "updated", "created")
+"""What listings of different services say of when an object was written."""
 
 
 class StorageError(OSError):
@@ -119,6 +124,28 @@ class RemotePath:
             found = storage.find(self._url)
         inside = (str(path).removeprefix(f"{own}/") for path in found if path != own)
         return [self / name for name in sorted(inside)]
+
+    def stamps(self) -> dict[str, tuple[int, int]]:
+        """Returns size and version of each object directly in the folder, by its name.
+
+        Where the path has a `*`, of those that it matches as a pattern, by their paths. The version
+        is a number that changes when the object is written again.
+        """
+        with _explained(self, "listed") as storage:
+            if "*" in self._url:
+                entries = list(storage.glob(self._url, detail=True).values())
+            else:
+                entries = storage.ls(self._url, detail=True)
+            scheme = self._url.partition("://")[0]
+            found = {}
+            for entry in entries:
+                if entry["type"] == "file":
+                    url = f"{scheme}://{entry['name'].lstrip('/')}"
+                    name = url if "*" in self._url else url.rpartition("/")[2]
+                    told = repr([(key, entry.get(key)) for key in VERSIONS]).encode()
+                    version = int(hashlib.sha256(told).hexdigest()[:12], 16)
+                    found[name] = int(entry["size"]), version
+            return found
 
     # Contents.
 

@@ -11,6 +11,7 @@ from absl import logging
 
 from brt.checks import Name, Share
 from brt.data.sources.base import Document, FileSource, absolute, check_known_split
+from brt.storage.paths import RemotePath, is_remote
 from brt.storage.regular_files import open_regular
 
 MAPPED = 2**27
@@ -25,7 +26,8 @@ class TextFiles(FileSource):
         path: a folder, whose files with the given suffix are read in order of their names; or one
             file, or a pattern such as `books/**/*.md`, whose matches are read in order of their
             paths. `{split}` in it stands for the split's name; without it every split has the
-            same documents. `~` and environment variables are expanded.
+            same documents. `~` and environment variables are expanded. In a bucket it is a folder,
+            an object or a pattern with `*`: `gs://bucket/books/{split}`.
         skip_empty: leave empty files out. Without it an empty file is an error.
         suffix: which files of a folder are read; hidden ones never are.
 
@@ -74,7 +76,43 @@ class TextFiles(FileSource):
         return len(self._files(split))
 
     def _files(self, split):
-        path = absolute(self.path.replace("{split}", split))
+        path = self.path.replace("{split}", split)
+        sizes = self._objects(RemotePath(path)) if is_remote(path) else self._on_disk(path)
+        empty = [path for path, size in sizes.items() if size == 0]
+        if empty and not self.skip_empty:
+            more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
+            raise ValueError(
+                f"TextFiles found empty files, {', '.join(empty[:5])}{more}: remove them, or bind "
+                "TextFiles.skip_empty = True."
+            )
+        return [path for path, size in sizes.items() if size > 0]
+
+    def _objects(self, path: RemotePath) -> dict[str, int]:
+        """The sizes of the objects that a path in a bucket leads to, in order of their paths."""
+        if path.is_file():
+            return {str(path): path.size()}
+        try:
+            stamps = path.stamps()
+        except FileNotFoundError:
+            stamps = {}
+        if "*" in str(path):
+            found = {name: size for name, (size, _) in stamps.items()}
+        else:
+            found = {
+                str(path / name): size
+                for name, (size, _) in stamps.items()
+                if name.endswith(self.suffix) and not name.startswith(".")
+            }
+        if not found:
+            raise FileNotFoundError(
+                f"TextFiles.path = {self.path!r} leads to no objects, {self.suffix} ones in a "
+                "folder: bind it to a folder with some, or TextFiles.suffix to how their names end."
+            )
+        return dict(sorted(found.items()))
+
+    def _on_disk(self, path: str) -> dict[str, int]:
+        """The sizes of the files that a path leads to, in order of their paths."""
+        path = absolute(path)
         if os.path.isdir(path):
             what = f"{self.suffix} files in folder {path}"
             paths = [e.path for e in _entries(path) if e.name.endswith(self.suffix)]
@@ -87,24 +125,17 @@ class TextFiles(FileSource):
                 f"TextFiles.path = {self.path!r} leads to no {what}: bind it to a folder with "
                 "some, or TextFiles.suffix to how their names end."
             )
-        sizes = []
+        sizes = {}
         for path in paths:
             try:
-                sizes.append(os.stat(path).st_size)
+                sizes[path] = os.stat(path).st_size
             except FileNotFoundError:
                 raise FileNotFoundError(
                     f"{path} is a link to a file that is gone: remove the link."
                 ) from None
             if not os.access(path, os.R_OK):
                 raise _may_not_read(path)
-        empty = [p for p, size in zip(paths, sizes) if size == 0]
-        if empty and not self.skip_empty:
-            more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
-            raise ValueError(
-                f"TextFiles found empty files, {', '.join(empty[:5])}{more}: remove them, or bind "
-                "TextFiles.skip_empty = True."
-            )
-        return [p for p, size in zip(paths, sizes) if size > 0]
+        return sizes
 
 
 @gin.configurable
@@ -258,6 +289,8 @@ def _entries(folder):
 
 
 def _read(path: str) -> bytes | mmap.mmap:
+    if is_remote(path):
+        return RemotePath(path).read_bytes()
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > MAPPED:

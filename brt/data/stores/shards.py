@@ -34,7 +34,7 @@ from brt.data.stores.writer import (
 )
 from brt.data.vocabularies.base import Vocabulary
 from brt.storage.json_files import read_json
-from brt.storage.paths import AnyPath, RemotePath, upload
+from brt.storage.paths import AnyPath, RemotePath, is_remote, upload
 
 SHARD_BYTES = 2**23
 """A shard takes documents until they have as many bytes: a second's work, or a few."""
@@ -104,6 +104,7 @@ class ListedDocuments:
         self.parts = source.parts(split)
         self.total: int | None = len(self.parts)
         self._stamps: dict[str, tuple[int, int]] = {}  # of every file when it was listed
+        self._stamp = _Stamps()
 
     def runs(self, made_with: dict, shard_bytes: int | None = None) -> Iterator[Run]:
         """Yields the runs in order, as `Documents`."""
@@ -128,8 +129,9 @@ class ListedDocuments:
         Raises:
             ValueError: naming the first file that has changed, gone or come.
         """
+        stamp_of = _Stamps()
         for file, stamp in self._stamps.items():
-            if _stamp(file) != stamp:
+            if stamp_of(file) != stamp:
                 raise _changed(f"{file} changed")
         again = self.source.parts(self.split)
         for old, new in zip_longest(self.parts, again):
@@ -145,7 +147,7 @@ class ListedDocuments:
         added = 0
         for file in self.source.files(part):
             if file not in self._stamps:
-                self._stamps[file] = _stamp(file)
+                self._stamps[file] = self._stamp(file)
                 added += self._stamps[file][0]
             stamps[file] = self._stamps[file]
         size = self.source.part_bytes(part)
@@ -332,13 +334,27 @@ def _hexadecimal(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _stamp(file: str) -> tuple[int, int]:
-    """Returns size and time (ns) of a file; of one that is gone, what no file has."""
-    try:
-        status = os.stat(file)
-    except FileNotFoundError:
-        return 0, -1
-    return status.st_size, status.st_mtime_ns
+class _Stamps:
+    """Sizes and times (ns) of files; of one that is gone, what no file has.
+
+    Of objects in a bucket the size and the version, as a listing of their folder says, which is
+    asked for once.
+    """
+
+    def __init__(self) -> None:
+        self._listings: dict[RemotePath, dict[str, tuple[int, int]]] = {}
+
+    def __call__(self, file: str) -> tuple[int, int]:
+        try:
+            if not is_remote(file):
+                status = os.stat(file)
+                return status.st_size, status.st_mtime_ns
+            path = RemotePath(file)
+            if path.parent not in self._listings:
+                self._listings[path.parent] = path.parent.stamps()
+            return self._listings[path.parent].get(path.name, (0, -1))
+        except FileNotFoundError:
+            return 0, -1
 
 
 def _changed(what: str) -> ValueError:

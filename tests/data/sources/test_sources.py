@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import fsspec
 import pytest
 
 from brt.data.sources.files import SourceTree, TextFiles
 from brt.data.sources.seqio import SeqioText
 from brt.data.sources.tfds import TfdsText
+from brt.data.stores.shards import ListedDocuments
+from brt.storage.paths import RemotePath
 
 
 def fill(root, files):
@@ -294,3 +297,54 @@ def test_a_missing_library_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     with pytest.raises(ImportError, match=r'pip install -e "\.\[data\]"'):
         next(TfdsText("pg19").documents("train"))
+
+
+# In a bucket
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    """A folder of files, and one of objects with the same content; `memory://test-texts/train`."""
+    for number, text in enumerate(["b first", "a second", "c third"]):
+        (tmp_path / f"{number}.txt").write_text(text)
+        RemotePath(f"memory://test-texts/train/{number}.txt").write_text(text)
+    for name in ("train/notes.md", "train/.hidden.txt", "train/deep/9.txt", "empty/0.txt"):
+        RemotePath(f"memory://test-texts/{name}").write_text("" if "empty" in name else "not read")
+    yield "memory://test-texts"
+    fsspec.filesystem("memory").store.clear()
+
+
+def test_objects_of_a_bucket_are_read_as_files_are(bucket, tmp_path):
+    local = TextFiles(str(tmp_path))
+    for path in (f"{bucket}/{{split}}", f"{bucket}/{{split}}/", f"{bucket}/tr*/?.txt"):
+        remote = TextFiles(path)
+        assert list(remote.documents("train")) == list(local.documents("train"))
+        assert remote.count("train") == 3 and remote.description("train")["path"] == path
+    one = TextFiles(f"{bucket}/{{split}}/1.txt")
+    assert [document.data for document in one.documents("train")] == [b"a second"]
+
+
+def test_a_bucket_without_texts_or_with_empty_ones_is_refused(bucket):
+    for path in (f"{bucket}/none", f"{bucket}/none/*.txt"):
+        with pytest.raises(FileNotFoundError, match="leads to no objects"):
+            TextFiles(path).parts("test")
+    with pytest.raises(ValueError, match=r"empty files, memory://test-texts/empty/0\.txt"):
+        TextFiles(f"{bucket}/empty").parts("test")
+    assert TextFiles(f"{bucket}/empty", skip_empty=True).parts("test") == []
+
+
+@pytest.mark.parametrize("change", ["write", "add", "remove"])
+def test_an_object_that_changes_while_it_is_prepared_is_named(bucket, tmp_path, change):
+    source = TextFiles(f"{bucket}/train")
+    documents = ListedDocuments(source, "train")
+    (run,) = documents.runs({})
+    documents.check_unchanged()
+    assert next(ListedDocuments(source, "train").runs({})).key == run.key
+    path = RemotePath(f"{bucket}/train/{4 if change == 'add' else 1}.txt")
+    if change == "remove":
+        path.unlink()
+    else:
+        path.write_text("A second")  # as long as before
+    with pytest.raises(ValueError, match=rf"{path} (changed|came or went)"):
+        documents.check_unchanged()
+    assert next(ListedDocuments(source, "train").runs({})).key != run.key
