@@ -1,38 +1,41 @@
-"""The job that makes shards, as a pipeline of Apache Beam; needs the extra `beam`."""
+"""The job that makes shards, as a pipeline of Apache Beam; needs the extra `beam`.
 
+Beam is imported inside the functions: all modules are imported by every command, and it takes
+seconds.
+"""
+
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
-
-import apache_beam as beam
-from apache_beam.metrics import Metrics
-from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.runner import PipelineState, create_runner
+from typing import TYPE_CHECKING
 
 from brt.data.stores.distributed import make_shard, maker_of
 
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
 
-class MakeShards(beam.DoFn):
-    """Makes the shard of each run; gives nothing on.
+_own = threading.local()
+"""The maker of each thread of a worker, and what it was made from: vocabularies have state."""
+
+
+def make_counted(run: bytes, setup: bytes) -> None:
+    """Makes one shard, on a worker; counts documents, tokens and bytes, which runners may show.
 
     Args:
+        run: as `distributed.packed` returns it.
         setup: the maker of the shards, as `worker_pool.pickled` returns it.
     """
+    from apache_beam.metrics import Metrics
 
-    def __init__(self, setup: bytes):
-        self._setup = setup
-
-    def setup(self) -> None:
-        """Takes up the maker, once in a worker."""
-        self._maker = maker_of(self._setup)
-
-    def process(self, run: bytes) -> None:
-        """Makes one shard; counts its documents, tokens and bytes, which a runner may show."""
-        summary = make_shard(self._maker, run)
-        if summary is None:
-            Metrics.counter("brt", "shards not made").inc()
-            return
-        for name in ("documents", "tokens", "bytes"):
-            Metrics.counter("brt", name).inc(summary[name])
+    if getattr(_own, "setup", None) != setup:
+        _own.maker = maker_of(setup)
+        _own.setup = setup
+    summary = make_shard(_own.maker, run)
+    if summary is None:
+        Metrics.counter("brt", "shards not made").inc()
+        return
+    for name in ("documents", "tokens", "bytes"):
+        Metrics.counter("brt", name).inc(summary[name])
 
 
 def check_runner(name: str) -> None:
@@ -42,11 +45,15 @@ def check_runner(name: str) -> None:
         ValueError, AttributeError: there is no such runner.
         ImportError: what it needs is not installed.
     """
+    from apache_beam.runners.runner import create_runner
+
     create_runner(name)
 
 
-def options_of(runner: str, options: Sequence[str]) -> PipelineOptions:
+def options_of(runner: str, options: Sequence[str]) -> "PipelineOptions":
     """Returns the options of a pipeline; argparse ends the process over one it cannot read."""
+    from apache_beam.options.pipeline_options import PipelineOptions
+
     read = PipelineOptions([*options, f"--runner={runner}"])
     read.get_all_options()
     return read
@@ -57,19 +64,22 @@ def run(runner: str, options: Sequence[str], setup: bytes, runs: Sequence[bytes]
 
     Args:
         runner, options: as of `BeamRunner`.
-        setup: as of `MakeShards`.
+        setup: as of `make_counted`.
         runs: what to make, as `distributed.packed` returns it.
 
     Raises:
         Exception: the job failed; a runner's own.
     """
+    import apache_beam as beam
+    from apache_beam.runners.runner import PipelineState
+
     pipeline = beam.Pipeline(options=options_of(runner, options))
     _ = (
         pipeline
         | "List shards" >> beam.Create(list(runs), reshuffle=False)
         # Without it a runner may make all of them where they were listed.
         | "Spread" >> beam.Reshuffle()
-        | "Make shards" >> beam.ParDo(MakeShards(setup))
+        | "Make shards" >> beam.Map(make_counted, setup)
     )
     result = pipeline.run()
     try:

@@ -324,7 +324,8 @@ def test_without_beam_one_sentence_says_what_to_install(monkeypatch):
         BeamRunner("DirectRunner")
 
 
-def test_workers_import_nothing_that_trains():
-    code = "import sys, brt.data.stores.distributed; print({'jax', 'apache_beam'} & {*sys.modules})"
+def test_workers_import_nothing_that_trains_and_commands_no_beam():
+    found = "print({'jax', 'apache_beam'} & {*sys.modules})"
+    code = f"import sys, brt.data.stores.beam_pipeline; {found}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr
