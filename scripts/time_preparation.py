@@ -1,6 +1,6 @@
-"""Times preparation with one worker and with several, by turns.
+"""Times preparation with one worker and with several, by turns; with --beam on Apache Beam too.
 
-    python scripts/time_preparation.py --text='books/test/*.txt' --vocabulary=spiece.model
+    python scripts/time_preparation.py --text='books/test/*.txt' --vocabulary=spiece.model [--beam]
 
 Each preparation is a process of its own, imports included. Wall seconds say how fast it is where
 the machine is quiet; CPU seconds (all processes) say what it costs where it is not.
@@ -19,14 +19,24 @@ PREPARE = """
 import sys
 from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles
+from brt.data.stores import shards
+from brt.data.stores.distributed import BeamRunner
 
-Corpus(sys.argv[1], TextFiles(sys.argv[2]), sys.argv[3]).prepare(
-    "train", quiet=True, workers=int(sys.argv[4])
+folder, text, vocabulary, workers, shard_bytes, *options = sys.argv[1:]
+shards.SHARD_BYTES = int(shard_bytes) or shards.SHARD_BYTES
+runner = BeamRunner("FnApiRunner", options) if options else None
+Corpus(folder, TextFiles(text), vocabulary).prepare(
+    "train", quiet=True, workers=int(workers), runner=runner
 )
 """
 
+BEAM = ("--direct_running_mode=multi_processing", "--direct_num_workers={}")
+"""Options with which Beam's local runner has so many processes, as the pool has."""
 
-def timed(text: str, vocabulary: str, workers: int) -> tuple[float, float]:
+
+def timed(
+    text: str, vocabulary: str, workers: int, shard_bytes: int, beam: bool
+) -> tuple[float, float]:
     """Returns wall and CPU seconds of one preparation."""
 
     def cpu():
@@ -36,6 +46,7 @@ def timed(text: str, vocabulary: str, workers: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         begun, before = time.monotonic(), cpu()
         command = [sys.executable, "-c", PREPARE, folder, text, vocabulary, str(workers)]
+        command += [str(shard_bytes), *[word.format(workers) for word in BEAM if beam]]
         subprocess.run(command, check=True)
         return time.monotonic() - begun, cpu() - before
 
@@ -46,15 +57,29 @@ def main() -> None:
     parser.add_argument("--vocabulary", default="bytes")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shard_bytes", type=int, default=0, help="0 for as many as brt takes")
+    parser.add_argument("--beam", action="store_true", help="time Beam's local runner too")
     arguments = parser.parse_args()
     ratios = []
+    of_beam = []
     for number in range(1, arguments.rounds + 1):
-        found = {w: timed(arguments.text, arguments.vocabulary, w) for w in (1, arguments.workers)}
-        ratios.append(found[1][0] / found[arguments.workers][0])
-        times = ", ".join(f"{w}: {t:.1f} s ({c:.1f} s CPU)" for w, (t, c) in found.items())
+        ways = {"1": (1, False), f"{arguments.workers}": (arguments.workers, False)}
+        if arguments.beam:
+            ways[f"Beam, {arguments.workers}"] = arguments.workers, True
+        found = {
+            name: timed(arguments.text, arguments.vocabulary, w, arguments.shard_bytes, beam)
+            for name, (w, beam) in ways.items()
+        }
+        one, pool, *beam = found.values()
+        ratios.append(one[0] / pool[0])
+        of_beam += [(wall / pool[0], cpu / pool[1]) for wall, cpu in beam]
+        times = ", ".join(f"{name}: {t:.1f} s ({c:.1f} s CPU)" for name, (t, c) in found.items())
         load = os.getloadavg()[0]
         print(f"round {number}, workers {times}, {ratios[-1]:.2f} x, load {load:.1f}", flush=True)
     print(f"median {statistics.median(ratios):.2f} x, best {max(ratios):.2f} x")
+    for number, what in enumerate(["wall", "CPU"] if of_beam else []):
+        median = statistics.median(pair[number] for pair in of_beam)
+        print(f"Beam takes {median:.2f} x the {what} seconds of the pool, median")
 
 
 if __name__ == "__main__":
