@@ -64,13 +64,15 @@ LENGTHS = (1, 7, 30, 12, 5)
 
 
 @both
-def test_a_spoilt_store_is_refused_or_gives_what_was_written(scale, tmp_path):
+@pytest.mark.parametrize("shard_bytes", [None, 100])
+def test_a_spoilt_store_is_refused_or_gives_what_was_written(scale, tmp_path, shard_bytes):
     tally, base = Tally("stores"), tmp_path / "base"
-    made = make_store(base, LENGTHS, True, 0, True)
-    names = ["manifest.json", "offsets.npy", "tokens.bin", "weights.bin", "documents.jsonl"]
+    made = make_store(base, LENGTHS, True, 0, True, shard_bytes)
+    names = sorted(str(path.relative_to(base)) for path in base.rglob("*") if path.is_file())
+    assert len(names) == (5 if shard_bytes is None else 2 + 2 * 3)
 
     def content(store):
-        whole = [store.all_tokens, store.all_weights, store.lengths_D]
+        whole = [store.all_tokens[:], store.all_weights[:], store.lengths_D]
         return whole, store.titles(), store.annotations()
 
     expected = content(made)
@@ -87,7 +89,8 @@ def test_a_spoilt_store_is_refused_or_gives_what_was_written(scale, tmp_path):
 
     for number, rng in draws(1, (60, 400)[scale]):
         folder = fresh(tmp_path / "store", base)
-        what, _ = spoil_some(rng, folder, names, ("manifest.json", "documents.jsonl"))
+        of_json = [name for name in names if name.endswith((".json", ".jsonl"))]
+        what, _ = spoil_some(rng, folder, names, of_json)
         tally.judge(f"{number}: {what}", call, right, [folder])
     tally.check()
 

@@ -36,7 +36,9 @@ class Ids(Vocabulary):
         return " ".join(map(str, ids))
 
 
-def make_store(folder, lengths, weighted=False, first=FIRST, labelled=False) -> TokenStore:
+def make_store(
+    folder, lengths, weighted=False, first=FIRST, labelled=False, shard_bytes=None
+) -> TokenStore:
     """A store of documents with the given lengths, at `folder`; labelled, each with a class."""
     firsts = [first, *(first + np.cumsum(lengths)).tolist()]
     documents = [
@@ -48,7 +50,7 @@ def make_store(folder, lengths, weighted=False, first=FIRST, labelled=False) -> 
         )
         for d, (first, length) in enumerate(zip(firsts, lengths))
     ]
-    write_store(folder, documents, Ids(), {}, quiet=True)
+    write_store(folder, documents, Ids(), {}, quiet=True, shard_bytes=shard_bytes)
     return TokenStore(folder)
 
 

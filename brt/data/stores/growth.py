@@ -118,6 +118,7 @@ class LocalGrowth(Growth):
 
     def clear(self) -> None:
         try:
+            self._remove_unfinished()
             for shard in self.partial.glob("shard-*"):
                 remove(shard, SHARD_FILES)
             remove(self.partial, ())
@@ -127,7 +128,8 @@ class LocalGrowth(Growth):
     def _remove_unfinished(self) -> int:
         """Removes what brt has begun and not finished; returns the number of finished shards."""
         for path in self.partial.glob("*.growing"):
-            remove(path, SHARD_FILES)
+            with suppress(OSError):  # a worker that outlives its driver may be at work on it
+                remove(path, SHARD_FILES)
         for path in self.partial.glob(f"*{NOTE}*"):
             path.unlink(missing_ok=True)
         if (self.partial / "store").is_dir():
