@@ -248,7 +248,7 @@ def scored_part(store: TokenStore) -> tuple[int, int]:
     if not store.has_weights:
         return 1, sample_length(store)
     assert store.all_weights is not None  # as it says
-    scored_DL = store.all_weights.reshape(store.num_documents, -1)[:, 1:] > 0
+    scored_DL = store.all_weights[:].reshape(store.num_documents, -1)[:, 1:] > 0
     positions = np.flatnonzero(scored_DL[0]) + 1
     same = (scored_DL == scored_DL[0]).all()
     if not same or not len(positions) or len(positions) != np.ptp(positions) + 1:

@@ -156,9 +156,13 @@ def test_the_scored_part_is_found_and_must_be_the_same_in_all_samples(copies, tm
     padded = ReverseTask(length=3, padded_length=8, num_train=9, num_validation=1, num_test=1)
     assert scored_part(store_of_task(padded, tmp_path / "a", "train")) == (4, 3)
     assert scored_part(store_of([9, 9])) == (1, 8)
+    sharded = tmp_path / "sharded"
+    samples = list(padded.documents("train"))
+    write_store(sharded, samples, padded.vocabulary, {}, quiet=True, shard_bytes=100)
+    assert scored_part(TokenStore(sharded)) == (4, 3)
     documents = [
         document._replace(weights=np.roll(document.weights, shift % 2))
-        for shift, document in enumerate(padded.documents("train"))
+        for shift, document in enumerate(samples)
     ]
     write_store(tmp_path / "b", documents, padded.vocabulary, {}, quiet=True)
     with pytest.raises(ValueError, match=r"bind Evaluation\.score = None"):

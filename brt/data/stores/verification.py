@@ -53,8 +53,9 @@ def verify(store: TokenStore, quiet: bool = False) -> None:
     if manifest["content"] != content_of(manifest):
         raise _damaged(store.folder / "manifest.json", "its content is not the hash of tokens.bin")
     check_hashes(store.files, hashes, HOW_TO_REPEAT, quiet)
-    for start in range(0, store.num_tokens if store.all_weights is not None else 0, PIECE):
-        if not np.isfinite(store.all_weights[start : start + PIECE]).all():
+    weights = store.all_weights
+    for start in range(0, 0 if weights is None else len(weights), PIECE):
+        if weights is not None and not np.isfinite(weights[start : start + PIECE]).all():
             raise _damaged(store.folder / "weights.bin", "a weight is not finite")
     names = ("tokens", "bytes", "words", "characters")
     counts = dict.fromkeys(names, 0)
