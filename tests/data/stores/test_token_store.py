@@ -311,7 +311,7 @@ def test_a_weights_file_cut_short_is_an_error(tmp_path):
         ("{}", "store format None"),
         (
             '{"format": 1}',
-            "store format 1, and this version of brt reads 2: delete the folder and prep",
+            "store format 1, and this version of brt reads 2 and 3: delete the folder and prep",
         ),
         ('{"format": 3}', "store format 3, and this version of brt reads 2"),
     ],
