@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from jobs import (
@@ -24,6 +25,7 @@ from jobs import (
 )
 from paths import ROOT
 
+from brt import prepare as prepare_command
 from brt.data.corpus import Corpus, StoreMissing
 from brt.data.extras import MissingExtra
 from brt.data.sources.base import Document, Source
@@ -353,6 +355,28 @@ def test_a_source_of_the_main_module_is_refused(place, monkeypatch):
     mine = Corpus(str(place / "stores"), Local(str(place / "text")), "bytes")
     with pytest.raises(ValueError, match="Local or ByteVocabulary cannot be sent to workers"):
         mine.prepare("train", quiet=True, runner=Threads())
+
+
+@pytest.mark.parametrize(
+    ("runner", "workers", "words", "sentence"),
+    [
+        (None, None, ["x"], r"'x' is no flag; bindings are written --gin\.NAME=VALUE"),
+        (None, 2, ["--project=p"], "options of Apache Beam need --runner=NAME"),
+        ("DirectRunner", None, ["project=p"], "'project=p' is no option of Apache Beam"),
+        ("DirectRunner", 3, [], r"--workers=3 is for .* such as -- --direct_num_workers=3\."),
+        ("DirectRunner", None, ["--project", "p"], None),
+        (None, 2, [], None),
+    ],
+)
+def test_options_of_a_runner_need_one_and_exclude_workers(
+    monkeypatch, runner, workers, words, sentence
+):
+    monkeypatch.setattr(prepare_command, "FLAGS", SimpleNamespace(runner=runner, workers=workers))
+    if sentence is None:
+        prepare_command.check_arguments(words)
+        return
+    with pytest.raises(ValueError, match=sentence):
+        prepare_command.check_arguments(words)
 
 
 def test_without_beam_one_sentence_says_what_to_install(monkeypatch):

@@ -313,7 +313,7 @@ def test_a_weights_file_cut_short_is_an_error(tmp_path):
             '{"format": 1}',
             "store format 1, and this version of brt reads 2 and 3: delete the folder and prep",
         ),
-        ('{"format": 3}', "store format 3, and this version of brt reads 2"),
+        ('{"format": 4}', "store format 4, and this version of brt reads 2"),
     ],
 )
 def test_a_manifest_that_cannot_be_used_is_an_error(store, content, sentence):
