@@ -14,6 +14,7 @@ import urllib.request
 
 import numpy as np
 import pytest
+from jobs import Threads, files_of, is_left, prepare, ten_files
 from tiny_run import (
     build,
     differing,
@@ -24,7 +25,10 @@ from tiny_run import (
     write_config,
 )
 
+from brt.data.corpus import Corpus
+from brt.data.sources.files import TextFiles
 from brt.data.stores import store_cache
+from brt.data.stores.shards import ListedDocuments
 from brt.experiment import load_run
 from brt.storage.paths import RemotePath
 
@@ -176,3 +180,29 @@ def test_two_processes_write_one_run_to_the_emulator_and_one_goes_on_with_it(
         for name in ("train/loss", "eval/loss"):
             if name in a:
                 np.testing.assert_allclose(a[name], b[name], rtol=1e-4)
+
+
+def test_a_job_reads_texts_of_the_bucket_and_makes_a_sharded_store_there(
+    emulator, tmp_path, monkeypatch
+):
+    with ten_files(tmp_path, monkeypatch) as place:
+        for file in (place / "text").iterdir():
+            RemotePath(f"{emulator}/texts/train/{file.name}").put(file)
+        there = f"{emulator}/jobs"
+        text = f"{emulator}/texts/{{split}}"
+        plain, job, ours = (
+            Corpus(store, TextFiles(text), "bytes")
+            for store in (f"{there}/plain", f"{there}/sharded", str(place / "ours"))
+        )
+        prepare(ours, shard_bytes=150)
+        prepare(job, Threads(2, times=2), shard_bytes=150)
+        assert files_of(job) == files_of(ours) and not is_left(job)
+        store = prepare(plain, Threads())
+        assert not is_left(plain) and len(files_of(plain)) == 4
+        assert store.titles() == ours.open("train").titles()
+        documents = ListedDocuments(plain.source, "train")
+        list(documents.runs({}))
+        documents.check_unchanged()
+        RemotePath(f"{emulator}/texts/train/3.txt").write_text("y" * 100)
+        with pytest.raises(ValueError, match=r"texts/train/3\.txt changed"):
+            documents.check_unchanged()
