@@ -175,7 +175,7 @@ class BeamRunner(JobRunner):
 
 
 def packed(run: Run) -> bytes:
-    """Returns a run as the bytes that are sent to a worker; paths take a tenth of their size."""
+    """Returns a run as the bytes that are sent to a worker; paths take a sixth of their size."""
     return zlib.compress(pickle.dumps(run))
 
 
