@@ -4,8 +4,9 @@
 
 Runs without a memory are evaluated at every overlap, with segments that much shorter, so that
 windows stay as long; the others as they were trained, with their memory kept and cleared. Runs
-whose names differ in `-seedN` alone are one row. What was evaluated is kept in overlaps_SPLIT.json
-of each run, and the same command goes on.
+whose names differ in `-seedN` alone are one row; with `--baseline=NAME` each row says by how much
+it differs from that one's at overlap 0, seed by seed. What was evaluated is kept in
+overlaps_SPLIT.json of each run, and the same command goes on.
 """
 
 import argparse
@@ -23,6 +24,8 @@ from brt.data.stores.writer import replace_json
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import load_run
 from brt.models.pretrained.language_model import PretrainedLanguageModel
+
+PERPLEXITY = "word_level_perplexity"
 
 
 def one_device() -> jax.sharding.Mesh:
@@ -83,29 +86,43 @@ def spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):.2f} ± {half:.2f}"
 
 
+def difference(found: dict[str, dict[str, float]], beside: dict[str, dict[str, float]]) -> str:
+    """Returns by how much perplexities differ from others of the same seeds, as `spread`."""
+    pairs = [found[seed][PERPLEXITY] - beside[seed][PERPLEXITY] for seed in found if seed in beside]
+    return spread(pairs) if pairs and found is not beside else ""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("runs", nargs="+", metavar="RUN", type=Path)
     parser.add_argument("--overlaps", default="0", help="of runs without a memory, 0,2,4 say")
     parser.add_argument("--split", default="validation")
+    parser.add_argument(
+        "--baseline", help="name of runs without their -seedN: differences to these"
+    )
     options = parser.parse_args(argv)
     overlaps = [int(number) for number in options.overlaps.split(",")]
-    rows: dict[tuple[str, int], list[dict[str, float]]] = {}
+    rows: dict[tuple[str, int], dict[str, dict[str, float]]] = {}
     for workdir in options.runs:
-        name = re.sub(r"-seed\d+$", "", workdir.name)
+        name, _, seed = re.fullmatch(r"(.*?)(-seed(\d+))?", workdir.name).groups()
         for again, figures in figures_of(workdir, overlaps, options.split).items():
-            rows.setdefault((name, int(again)), []).append(figures)
-    print(
-        "\n| model | overlap | seeds | FLOPs/token | perplexity per word | memory cleared |\n"
-        "|---|---:|---:|---:|---:|---:|"
-    )
+            rows.setdefault((name, int(again)), {})[seed] = figures
+    beside = rows.get((options.baseline, 0))
+    if options.baseline and beside is None:
+        known = ", ".join(sorted({name for name, _ in rows}))
+        raise SystemExit(f"--baseline={options.baseline} is none of the runs: {known}.")
+    heads = ["model", "overlap", "seeds", "FLOPs/token", "perplexity per word", "memory cleared"]
+    heads += [f"to {options.baseline}, same seed"] if beside else []
+    print(f"\n| {' | '.join(heads)} |\n|---|{'---:|' * (len(heads) - 1)}")
     for (name, overlap), found in sorted(rows.items()):
-        cells = []
-        for key in ("word_level_perplexity", "cleared_word_level_perplexity"):
-            values = [figures[key] for figures in found if key in figures]
+        cells = [f"`{name}`", str(overlap), str(len(found))]
+        cells.append(f"{next(iter(found.values()))['flops_per_token']:,.0f}")
+        for key in (PERPLEXITY, f"cleared_{PERPLEXITY}"):
+            values = [figures[key] for figures in found.values() if key in figures]
             cells.append(spread(values) if values else "")
-        flops = found[0]["flops_per_token"]
-        print(f"| `{name}` | {overlap} | {len(found)} | {flops:,.0f} | {cells[0]} | {cells[1]} |")
+        if beside:
+            cells.append(difference(found, beside))
+        print(f"| {' | '.join(cells)} |")
     return 0
 
 

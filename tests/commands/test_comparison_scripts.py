@@ -70,6 +70,15 @@ def test_an_interval_over_seeds_is_that_of_student(script):
 
 
 @pytest.mark.slow
+def test_a_difference_is_taken_seed_by_seed(script):
+    compare = script("compare_overlaps")
+    key = compare.PERPLEXITY
+    alone = {"0": {key: 400.0}, "1": {key: 300.0}, "2": {key: 200.0}}
+    memory = {"0": {key: 390.0}, "2": {key: 190.0}, "7": {key: 1.0}}
+    assert compare.difference(memory, alone) == "-10.00 ± 0.00"
+    assert compare.difference(alone, alone) == compare.difference({"8": {key: 1.0}}, alone) == ""
+
+
 def test_a_cell_begins_as_the_body(script, tmp_path, capsys):
     start = script("check_start")
     config = dict(GPT2, vocab_size=20, n_embd=64, n_head=4, n_layer=3, n_inner=256)
