@@ -8,8 +8,9 @@ Two runs of one small config, on text made here: one undisturbed, one that is st
 moments: while it starts, prepares its token stores, writes a checkpoint, evaluates, or trains. Most
 stops are SIGKILL, the others SIGTERM and Ctrl-C, after which it may end in its own time. At the end
 parameters, optimizer, caches and all records must be equal bit for bit, but for what the clock
-decides: timings, and the alert of a step that took long. Exit status 0 if so. Without --gin_file the models are those of `SYSTEMS`; the files of another are those of a
-system without a corpus. What differs is left in --keep.
+decides: timings, and the alert of a step that took long. Exit status 0 if so. Without --gin_file the
+models are those of `SYSTEMS`; the files of another are those of a system without a corpus. What
+differs is left in --keep.
 """
 
 import argparse

@@ -70,8 +70,8 @@ class FileBytes:
             left -= len(pieces[-1])
         if left:
             raise CutShort(
-                f"{self.path} was cut short while it was read: it had {self._size:,} bytes, and has "
-                f"{os.fstat(self._file).st_size:,} now. {self._advice}"
+                f"{self.path} was cut short while it was read: it had {self._size:,} bytes, and "
+                f"has {os.fstat(self._file).st_size:,} now. {self._advice}"
             )
         return b"".join(pieces)
 
