@@ -8,8 +8,8 @@ Two runs of one small config, on text made here: one undisturbed, one that is st
 moments: while it starts, prepares its token stores, writes a checkpoint, evaluates, or trains. Most
 stops are SIGKILL, the others SIGTERM and Ctrl-C, after which it may end in its own time. At the end
 parameters, optimizer, caches and all records must be equal bit for bit, but for what the clock
-decides: timings, and the alert of a step that took long. Exit status 0 if so. Without --gin_file the
-models are those of `SYSTEMS`; the files of another are those of a system without a corpus. What
+decides: timings, and the alert of a step that took long. Exit status 0 if so. Without --gin_file
+the models are those of `SYSTEMS`; the files of another are those of a system without a corpus. What
 differs is left in --keep.
 """
 
@@ -205,15 +205,15 @@ def stop_often(folder: Path, kills: int, steps: int, start_up: float, rng: rando
             time.sleep(rng.uniform(0, start_up))
         else:
             while steps_done(folder, "killed") < target and process.poll() is None:
-                time.sleep(0.01)
+                time.sleep(0.05)
             start_up = min(start_up, time.monotonic() - begun)
             if moment == "checkpoint":
                 while not being_written(folder, since) and process.poll() is None:
-                    time.sleep(0.0002)
+                    time.sleep(0.001)
                 time.sleep(rng.uniform(0, 0.02))
             elif moment == "evaluation":
                 while not evaluates(folder) and process.poll() is None:
-                    time.sleep(0.001)
+                    time.sleep(0.005)
             else:
                 time.sleep(rng.uniform(0, 0.3))
         if process.poll() is not None:
