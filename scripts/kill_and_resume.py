@@ -201,8 +201,12 @@ def stop_often(folder: Path, kills: int, steps: int, start_up: float, rng: rando
         since = time.time()
         process = begin(folder, "killed")
         target = steps * (number - rng.random()) / (kills + 1)
-        if moment in ("starting", "preparing"):
+        if moment == "starting":
             time.sleep(rng.uniform(0, start_up))
+        elif moment == "preparing":
+            while not (folder / "store").exists() and process.poll() is None:
+                time.sleep(0.005)
+            time.sleep(rng.uniform(0, 0.2))
         else:
             while steps_done(folder, "killed") < target and process.poll() is None:
                 time.sleep(0.05)
