@@ -149,7 +149,7 @@ def begin(folder: Path, name: str) -> subprocess.Popen:
             stdout=log,
             stderr=log,
             env=environment,
-            start_new_session=True,
+            process_group=0,
         )
 
 
