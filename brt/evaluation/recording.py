@@ -13,6 +13,7 @@ All little-endian. A document counts as done once all of it is on disk, so a rec
 killed goes on with the others, and one of a few documents can be completed later.
 """
 
+import functools
 import hashlib
 import os
 from collections.abc import Sequence
@@ -121,6 +122,10 @@ class Recording:
             self._store = self._checked(TokenStore(self.manifest["store"]["folder"]))
         return self._store
 
+    @functools.cached_property
+    def _ends_D(self):
+        return np.cumsum(self.store.lengths_D)
+
     def _checked(self, store):
         if store.manifest["content"] != self.manifest["store"]["content"]:
             raise ValueError(
@@ -162,8 +167,8 @@ class Recording:
         dtype = np.dtype(bool) if FILES[name].itemsize == 1 else FILES[name]
         return FileArray(path, dtype, f"Delete {self.folder} and record again.")
 
-    def document(self, number: int) -> DocumentScores:
-        """Returns the scores of one document.
+    def document(self, number: int, start: int = 0, stop: int | None = None) -> DocumentScores:
+        """Returns the scores of tokens start to stop of a document, fewer where it ends.
 
         Raises:
             ValueError: it is not recorded; or as `store`.
@@ -173,8 +178,9 @@ class Recording:
                 f"Document {number} is not in {self.folder} yet: record it with "
                 "`python -m brt.evaluate --record`, which goes on where it stopped."
             )
-        ends_D = np.cumsum(self.store.lengths_D)
-        part = slice(int(ends_D[number] - self.store.lengths_D[number]), int(ends_D[number]))
+        end = int(self._ends_D[number])
+        first = end - int(self.store.lengths_D[number])
+        part = slice(first + start, end if stop is None else min(first + stop, end))
         return DocumentScores(self.nats[part], self.entropy[part], self.correct[part])
 
 

@@ -8,7 +8,7 @@ from brt.data.streams.batch import Batch
 from brt.data.streams.contiguous import place_in_store
 from brt.token_ids import BEGIN, PADDING
 
-PIECE = 2**24
+PIECE = 2**20
 """Tokens of a store that are compared at once."""
 
 
