@@ -43,7 +43,10 @@ def main() -> int:
             run.close()
             seconds = time.process_time() - begun
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            print(f"opened in {seconds:.1f} s of processor time, {what}; {peak:,.0f} MB at most", flush=True)
+            print(
+                f"opened in {seconds:.1f} s of processor time, {what}; {peak:,.0f} MB at most",
+                flush=True,
+            )
     return 0
 
 

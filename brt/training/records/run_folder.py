@@ -156,10 +156,10 @@ class RunFolder:
     def _cut_back(self, step):
         """Cuts the records off that lie beyond a step; returns how many are left."""
         path = self.file("metrics.jsonl")
-        if not self._remote and os.path.exists(path) and (kept := kept_records(path, step)):
-            if kept.end < os.path.getsize(path):
-                cut(path, kept.end)
-            return kept.count
+        if not self._remote and os.path.exists(path) and (found := kept_records(path, step)):
+            if found.end < os.path.getsize(path):
+                cut(path, found.end)
+            return found.count
         damaged: list[str] = []
         kept = [record for record in read_metrics(self.path, damaged) if record["step"] <= step]
         if damaged:  # what follows rewrites the file
