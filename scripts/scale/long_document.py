@@ -4,8 +4,8 @@
 
 A small recurrent model is made; then each document is prepared, evaluated, recorded and gone on
 with, each by the command of brt that does so. Printed are processor seconds and the highest
-resident memory of each, and how much that is above the first document's. Exit status 0 if it is nowhere more than
-5 %.
+resident memory of each, and how much that is above the first document's. Exit status 0 if it is
+nowhere more than 5 %.
 """
 
 import argparse
