@@ -87,7 +87,7 @@ from brt.data.sources.files import TextFiles
 kind, path = sys.argv[1:]
 if kind == "store":
     store = TokenStore(path)
-    read = lambda: (store.tokens(2, 5000, 5010), store.weights(2, 5000, 5010))
+    read = lambda: store.tokens(2, 5000, 5010).sum() + store.weights(2, 5000, 5010).sum()
 else:
     from brt.data.sources import files
     files.WHOLE = 100
