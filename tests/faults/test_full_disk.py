@@ -105,20 +105,20 @@ def fill_at(monkeypatch, disk, owner, name, number, left=0):
 @pytest.mark.usefixtures("half_read")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
-    ("owner", "name", "number", "named"),
+    ("owner", "name", "number", "left", "named"),
     [
-        (RunFolder, "record", 8, "metrics.jsonl"),
-        (Checkpoints, "save", 3, "checkpoints"),
-        (RunFolder, "describe", 1, "config.gin"),
+        (RunFolder, "record", 8, 0, "metrics.jsonl"),
+        (Checkpoints, "save", 4, 0, "checkpoints"),  # the last: no record comes after it
+        (RunFolder, "describe", 1, 0, "config.gin"),
     ],
 )
 def test_training_says_what_it_could_not_write_and_goes_on_when_there_is_room(
-    tiny, straight, disk, monkeypatch, capsys, owner, name, number, named
+    tiny, straight, disk, monkeypatch, capsys, owner, name, number, left, named
 ):
     workdir = disk.path / "run"
     line = [f"--gin_file={tiny.path}", f"--workdir={workdir}"]
     with monkeypatch.context() as patch:
-        fill_at(patch, disk, owner, name, number)
+        fill_at(patch, disk, owner, name, number, left)
         assert command(monkeypatch, train, *line) == 1
     err = capsys.readouterr().err
     sentence = next(text for text in err.splitlines() if text.startswith("Error:"))
