@@ -160,5 +160,5 @@ def test_lines_are_kept_where_they_lie_only_if_all_are_in_order(tmp_path, lines,
     path = tmp_path / "metrics.jsonl"
     path.write_text(lines)
     found = kept_records(str(path), 2)
-    assert (found and found.count) == kept
+    assert (found and found.number) == kept
     assert found is None or os.path.getsize(path) >= found.end == 12 * kept

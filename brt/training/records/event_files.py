@@ -30,12 +30,12 @@ MOST_BUFFERED = 2**20
 class KeptEvents(NamedTuple):
     """What of some event files lies up to a step.
 
-    count: of events with scalars.
+    number: of events with scalars.
     ends: bytes to keep of each file, by its path; 0 for none.
     last_time: of these events, in seconds since 1970.
     """
 
-    count: int
+    number: int
     ends: dict[Path, int]
     last_time: float
 

@@ -54,7 +54,7 @@ class TensorBoard:
 
     def __init__(self, folder: str, files: Sequence[Path] = (), step: int = 0, records: int = 0):
         kept = kept_events(list(files), step)
-        has_all = kept is not None and kept.count == records
+        has_all = kept is not None and kept.number == records
         self.begins_empty = not has_all
         for file in files:
             end = kept.ends[file] if kept and has_all else 0

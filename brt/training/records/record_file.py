@@ -12,11 +12,11 @@ from brt.storage.regular_files import open_regular
 class KeptRecords(NamedTuple):
     """The records up to a step.
 
-    count: of records.
+    number: of records.
     end: bytes that their lines take.
     """
 
-    count: int
+    number: int
     end: int
 
 
@@ -100,7 +100,7 @@ def kept_records(path: str, step: int) -> KeptRecords | None:
             last = record["step"]
             beyond = beyond or last > step
             if not beyond:
-                kept = KeptRecords(kept.count + 1, position)
+                kept = KeptRecords(kept.number + 1, position)
     return kept
 
 

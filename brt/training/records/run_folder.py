@@ -159,7 +159,7 @@ class RunFolder:
         if not self._remote and os.path.exists(path) and (found := kept_records(path, step)):
             if found.end < os.path.getsize(path):
                 cut(path, found.end)
-            return found.count
+            return found.number
         damaged: list[str] = []
         kept = [record for record in read_metrics(self.path, damaged) if record["step"] <= step]
         if damaged:  # what follows rewrites the file
