@@ -45,6 +45,10 @@ class FileBytes:
     def __len__(self) -> int:
         return self._size
 
+    def __reduce__(self) -> tuple:
+        """Another process gets the bytes themselves."""
+        return bytes, (self[:],)
+
     def __getitem__(self, part: slice) -> bytes:
         """Returns a slice, without a step.
 

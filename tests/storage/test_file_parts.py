@@ -1,6 +1,7 @@
 """Files read by parts: the bytes of the file, and a sentence where it is cut short meanwhile."""
 
 import os
+import pickle
 import subprocess
 import sys
 
@@ -37,6 +38,7 @@ def test_slices_and_pieces_are_those_of_the_bytes(content):
             assert found[start:stop] == data[start:stop]
     assert list(file_parts.pieces(found)) == list(file_parts.pieces(data))
     assert b"".join(file_parts.pieces(found)) == data
+    assert pickle.loads(pickle.dumps(found)) == data
 
 
 def test_what_is_looked_for_is_found_where_it_is_first(content):

@@ -13,7 +13,7 @@ from brt.data.sources.base import Document, FileSource, absolute, check_known_sp
 from brt.storage.file_parts import FileBytes
 from brt.storage.paths import RemotePath, is_remote
 
-WHOLE = 2**27
+WHOLE = 2**22
 """A file of more bytes is read part by part."""
 
 

@@ -292,7 +292,7 @@ def test_a_text_too_long_to_be_read_at_once_gives_the_same_vocabulary(
     (tmp_path / "text.txt").write_text(TEXT)
     source = TextFiles(str(tmp_path))
     read = made(make(str(tmp_path / "read.model")), training, source)
-    monkeypatch.setattr(files, "MAPPED", 10)
+    monkeypatch.setattr(files, "WHOLE", 10)
     assert isinstance(next(source.documents("train")).data, mmap.mmap)
     mapped = made(make(str(tmp_path / "mapped.model")), training, source)
     assert mapped.fingerprint == read.fingerprint
