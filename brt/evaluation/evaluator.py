@@ -26,7 +26,7 @@ from brt.training.experiment import EvaluationStopped
 SHARED = ("scored_tokens", "tokens_per_word", "questions", "truncated")
 """Scalars that say nothing of the model, and so are the same with the state cleared."""
 
-PIECE = 2**18
+PIECE = 2**16
 """Tokens of a recorded document that are scored at once, about."""
 
 

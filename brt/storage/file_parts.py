@@ -13,7 +13,7 @@ import numpy as np
 
 from brt.storage.regular_files import open_regular
 
-PIECE = 2**22
+PIECE = 2**20
 """Bytes that are read together where all of a file is gone through."""
 SEARCHED = 2**14
 """Bytes that are read together where something is looked for that should be near."""
