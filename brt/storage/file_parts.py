@@ -132,7 +132,7 @@ class FileArray:
         return np.array(self[:], dtype, copy=copy)
 
     def pieces(self) -> Iterator[np.ndarray]:
-        """Yields all of it, a few million bytes at a time.
+        """Yields all of it, a million bytes at a time.
 
         Raises:
             CutShort: the file has been cut short.
@@ -143,6 +143,6 @@ class FileArray:
 
 
 def pieces(data: bytes | FileBytes) -> Iterator[bytes]:
-    """Yields all bytes, a few million at a time."""
+    """Yields all bytes, a million at a time."""
     for start in range(0, len(data), PIECE):
         yield data[start : start + PIECE]
