@@ -146,7 +146,7 @@ class JoinedArray:
         return np.concatenate(found) if found else np.zeros(0, self.dtype)
 
 
-def rows_of(flat: np.ndarray | FileArray | JoinedArray, length: int, rows_B: np.ndarray) -> np.ndarray:
+def rows_of(flat: Numbers | JoinedArray, length: int, rows_B: np.ndarray) -> np.ndarray:
     """Returns some rows of an array that is rows of one length: (B, length)."""
     if isinstance(flat, np.ndarray):
         return flat.reshape(-1, length)[rows_B]
