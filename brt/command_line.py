@@ -130,12 +130,24 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
             compilation_cache.end()
         processes.end()
 
+    _hide_what_failed_checkpoints_leave()
     logging.set_verbosity(logging.WARNING)
     # Orbax logs whole tracebacks from its threads; `checkpoints` says it shorter.
     logging.get_absl_logger().addFilter(
         lambda record: "orbax" not in record.pathname or logging.level_debug()
     )
     app.run(explained, flags_parser=_parsed)
+
+
+def _hide_what_failed_checkpoints_leave():
+    """Keeps the writes beside one that failed from complaining: `checkpoints` says what failed."""
+    before = sys.unraisablehook
+
+    def hook(unraisable):
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _leave(why: str, status: int):

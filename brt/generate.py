@@ -26,6 +26,7 @@ from brt.generation.generator import Generator
 from brt.generation.memory import Memory, take_rows
 from brt.generation.sampling import Sampling, checked
 from brt.models.model import LanguageModel
+from brt.storage.file_parts import FileBytes
 from brt.storage.paths import RemotePath, as_path, is_remote
 from brt.storage.regular_files import read_bytes
 
@@ -45,6 +46,10 @@ flags.DEFINE_string("save_memory", None, "Write the document's memory here, at t
 flags.DEFINE_string("load_memory", None, "Go on from this memory, before any prompt.")
 
 
+LONG = 2**20
+"""Bytes of a text beyond which it is read part by part, where its vocabulary can be."""
+
+
 def main() -> None:
     if not FLAGS.workdir:
         raise ValueError("--workdir is missing: name the run folder whose model is to write.")
@@ -57,7 +62,7 @@ def main() -> None:
         )
     texts = [("--prompt", os.fsencode(text)) for text in FLAGS.prompt]
     texts += [(path, _content(path)) for path in FLAGS.prompt_file]
-    scored = _content(FLAGS.score) if FLAGS.score else None
+    scored = _content(FLAGS.score)[:] if FLAGS.score else None
     sampling = Sampling(FLAGS.temperature, FLAGS.top_k, FLAGS.top_p, FLAGS.repetition_penalty)
     if FLAGS.save_memory:
         _check_writable(FLAGS.save_memory, max(len(texts), 1) * FLAGS.samples)
@@ -72,7 +77,11 @@ def main() -> None:
     _say(f"{FLAGS.workdir} at step {step:,}")
     # All that may be refused, before anything long is read.
     checked(sampling, generator.vocabulary.size)
-    tokens = [generator.encode(text, name) for name, text in texts or [("--prompt", b"")]]
+    documents: list[tuple[str, bytes | FileBytes]] = [*texts] or [("--prompt", b"")]
+    by_parts = generator.vocabulary.cuts_after is not None
+    by_parts &= any(len(text) > LONG for _, text in documents)
+    if not by_parts:
+        tokens = [generator.encode(text[:], name) for name, text in documents]
     for name, text in texts:
         if not text:
             _say(f"{name} is empty: nothing of it is read")
@@ -83,14 +92,17 @@ def main() -> None:
     if FLAGS.load_memory:
         memory = generator.load(FLAGS.load_memory)
         _say(f"{FLAGS.load_memory} has read {memory.position_B[0]:,} tokens")
-        memory = take_rows(memory, [0] * len(tokens))
-    memory = generator.read(tokens, memory, "reading, tokens")
+        memory = take_rows(memory, [0] * len(documents))
+    if by_parts:
+        memory = generator.read_files(documents, memory, "reading, tokens")
+    else:
+        memory = generator.read(tokens, memory, "reading, tokens")
     if scored is not None:
         memory = score(generator, memory, scored_T, len(scored))
     if FLAGS.save_memory:  # at once: what was read shall survive whatever happens below
         generator.save(FLAGS.save_memory, memory)
     if scored is None and FLAGS.max_tokens:
-        rows = [row for row in range(len(tokens)) for _ in range(FLAGS.samples)]
+        rows = [row for row in range(len(documents)) for _ in range(FLAGS.samples)]
         memory = write(generator, take_rows(memory, rows), sampling)
         if FLAGS.save_memory:
             generator.save(FLAGS.save_memory, memory)
@@ -136,7 +148,12 @@ def score(generator: Generator, memory: Memory, tokens: np.ndarray, size: int) -
 
 
 def _content(path):
-    return read_bytes(expanded(path))
+    """Returns the content of a file; of a long one what reads it part by part."""
+    path = expanded(path)
+    if is_remote(path):
+        return read_bytes(path)
+    data = FileBytes(path, "Run the same command again.")
+    return data if len(data) > LONG else data[:]
 
 
 def _size(path):

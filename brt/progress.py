@@ -10,6 +10,17 @@ SECONDS = 10.0
 """Least time between plain lines, so that the log of a batch job stays short."""
 
 
+class _Bar(tqdm):
+    """A live bar that goes on when the clock of the machine is set back."""
+
+    monitor_interval = 0  # its thread looks at that clock
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self._time = time.monotonic
+        self.start_t = self.last_print_t = self._time()
+
+
 class Progress:
     """Progress of counted work, on stderr.
 
@@ -29,7 +40,7 @@ class Progress:
         self.first: tuple[int, float] | None = None
         self.bar = None
         if sys.stderr.isatty() and not quiet:
-            self.bar = tqdm(desc=label, total=total, initial=start, dynamic_ncols=True)
+            self.bar = _Bar(desc=label, total=total, initial=start, dynamic_ncols=True)
 
     def update(self, done: int, text: str | None = None, aside: str = "") -> None:
         """Shows that `done` are done.

@@ -26,6 +26,9 @@ from brt.training.experiment import EvaluationStopped
 SHARED = ("scored_tokens", "tokens_per_word", "questions", "truncated")
 """Scalars that say nothing of the model, and so are the same with the state cleared."""
 
+PIECE = 2**16
+"""Tokens of a recorded document that are scored at once, about."""
+
 
 def batch_shape(experiment: EvaluatedExperiment) -> tuple[int, int]:
     """Returns rows and segment length of an evaluation.
@@ -146,11 +149,14 @@ class Evaluator:
     def _replay(self, recording, documents):
         sums: Sums = {}
         whole = documents is None
+        length = max(PIECE // self.segment_length, 1) * self.segment_length
         for number in range(self.store.num_documents) if whole else documents:
-            scores = recording.document(number)
-            begins = np.array([number]), np.array([0])
-            read = self.store.tokens(number)[None], self.store.weights(number)[None]
-            self._add(sums, *begins, scores.nats_T[None], scores.correct_T[None], *read)
+            for start in range(0, int(self.store.lengths_D[number]), length):
+                part = number, start, start + length
+                scores = recording.document(*part)
+                begins = np.array([number]), np.array([start])
+                read = self.store.tokens(*part)[None], self.store.weights(*part)[None]
+                self._add(sums, *begins, scores.nats_T[None], scores.correct_T[None], *read)
         return self._scalars(sums, whole)
 
     def _pass(self, params, state, progress_label, max_steps, stops):

@@ -13,6 +13,7 @@ All little-endian. A document counts as done once all of it is on disk, so a rec
 killed goes on with the others, and one of a few documents can be completed later.
 """
 
+import functools
 import hashlib
 import os
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ from brt.data.stores.writer import replace_json, write_json
 from brt.data.streams.documents import DocumentPass
 from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader, to_host
 from brt.evaluation.recording_copy import RecordingCopy
+from brt.storage.failed_writes import naming
+from brt.storage.file_parts import FileArray
 from brt.storage.json_files import DamagedFile, Fields, misfit, read_json
 from brt.storage.paths import RemotePath, is_remote
 from brt.storage.regular_files import check_regular
@@ -67,7 +70,7 @@ MANIFEST = Fields(
 
 
 class DocumentScores(NamedTuple):
-    """One document of a recording: float32, float32 and bool (tokens,), mapped, read-only."""
+    """One document of a recording: float32, float32 and bool (tokens,), read-only."""
 
     nats_T: np.ndarray
     entropy_T: np.ndarray
@@ -85,12 +88,12 @@ class Recording:
     Attributes:
         folder: `pathlib.Path`.
         manifest: a dict.
-        nats, entropy: float32 (tokens,), mapped; entries of documents that are not done mean
-            nothing.
-        correct: bool (tokens,), mapped.
-        done_D: bool (documents,), mapped.
-        copy: of a recording in a bucket, the folder of this disk that is mapped; it is removed
-            with this.
+        nats, entropy: float32 (tokens,), read by parts; entries of documents that are not done
+            mean nothing.
+        correct: bool (tokens,), read by parts.
+        done_D: bool (documents,).
+        copy: of a recording in a bucket, the folder of this disk that is read; it is removed with
+            this.
 
     Raises:
         FileNotFoundError: there is no recording, or a file of it is missing.
@@ -100,10 +103,10 @@ class Recording:
     def __init__(self, folder: str | Path, store: TokenStore | None = None):
         self.folder = Path(folder)
         self.manifest = _read_manifest(self.folder)
-        self.nats = self._map("nats")
-        self.entropy = self._map("entropy")
-        self.correct = self._map("correct").view(bool)
-        self.done_D = self._map("done").view(bool)
+        self.nats = self._read("nats")
+        self.entropy = self._read("entropy")
+        self.correct = self._read("correct")
+        self.done_D = self._read("done")[:]
         self._verify()
         self._store = None if store is None else self._checked(store)
         self.copy: RecordingCopy | None = None
@@ -118,6 +121,10 @@ class Recording:
         if self._store is None:
             self._store = self._checked(TokenStore(self.manifest["store"]["folder"]))
         return self._store
+
+    @functools.cached_property
+    def _ends_D(self):
+        return np.cumsum(self.store.lengths_D)
 
     def _checked(self, store):
         if store.manifest["content"] != self.manifest["store"]["content"]:
@@ -143,7 +150,7 @@ class Recording:
             lambda: check_hashes(self.folder, hashes, again),
         )
 
-    def _map(self, name):
+    def _read(self, name):
         count = self.manifest["documents" if name == "done" else "tokens"]
         path, expected = self.folder / f"{name}.bin", count * FILES[name].itemsize
         try:
@@ -157,10 +164,11 @@ class Recording:
                 f"{path} should have {expected} bytes and has {path.stat().st_size}: it was cut "
                 f"short or changed. Delete {self.folder} and record again."
             )
-        return np.asarray(np.memmap(path, FILES[name], mode="r"))
+        dtype = np.dtype(bool) if FILES[name].itemsize == 1 else FILES[name]
+        return FileArray(path, dtype, f"Delete {self.folder} and record again.")
 
-    def document(self, number: int) -> DocumentScores:
-        """Returns the scores of one document.
+    def document(self, number: int, start: int = 0, stop: int | None = None) -> DocumentScores:
+        """Returns the scores of tokens start to stop of a document, fewer where it ends.
 
         Raises:
             ValueError: it is not recorded; or as `store`.
@@ -170,8 +178,9 @@ class Recording:
                 f"Document {number} is not in {self.folder} yet: record it with "
                 "`python -m brt.evaluate --record`, which goes on where it stopped."
             )
-        ends_D = np.cumsum(self.store.lengths_D)
-        part = slice(int(ends_D[number] - self.store.lengths_D[number]), int(ends_D[number]))
+        end = int(self._ends_D[number])
+        first = end - int(self.store.lengths_D[number])
+        part = slice(first + start, end if stop is None else min(first + stop, end))
         return DocumentScores(self.nats[part], self.entropy[part], self.correct[part])
 
 
@@ -283,7 +292,8 @@ def record(
         manifest["complete"] = bool(Recording(folder).done_D.all())
         if manifest["complete"]:
             manifest["hashes"] = hashes_of(folder, NAMES)
-        replace_json(folder, "manifest.json", manifest)
+        with naming(Path(folder) / "manifest.json"):
+            replace_json(folder, "manifest.json", manifest)
         if copy:
             copy.publish()
     if jax.process_count() > 1:
@@ -327,10 +337,10 @@ def _write(folder, segments, store, copy=None):
                     finished.append(document)
             if finished:
                 for name in SCORES:
-                    os.fsync(files[name].fileno())
+                    _sync(files[name])
                 for document in finished:
                     _put(files["done"], document, np.ones(1, FILES["done"]))
-                os.fsync(files["done"].fileno())
+                _sync(files["done"])
                 if copy:
                     copy.publish_if_due()
 
@@ -346,17 +356,16 @@ def _check_finite(folder, nats_T, document, offset):
 
 def _put(file, first, values):
     """Writes values from the number `first` on, which counts values, not bytes."""
-    try:
+    with naming(file.name):
         file.seek(int(first) * values.itemsize)
         left = memoryview(values.tobytes())
         while left:  # an unbuffered file may take less than it is given
             left = left[file.write(left) :]
-    except OSError as error:
-        raise type(error)(
-            error.errno,
-            f"Cannot write {file.name} ({error.strerror}): free some space and run the same "
-            "command again, which goes on where it stopped.",
-        ) from error
+
+
+def _sync(file):
+    with naming(file.name):
+        os.fsync(file.fileno())
 
 
 def _begin(folder, manifest):
@@ -370,9 +379,10 @@ def _begin(folder, manifest):
     claim(partial)
     for name, dtype in FILES.items():
         count = manifest["documents" if name == "done" else "tokens"]
-        with open(partial / f"{name}.bin", "wb") as file:
+        with naming(partial / f"{name}.bin"), open(partial / f"{name}.bin", "wb") as file:
             file.truncate(count * dtype.itemsize)
-    write_json(partial, "manifest.json", manifest)
+    with naming(partial / "manifest.json"):
+        write_json(partial, "manifest.json", manifest)
     (partial / MARK).unlink()
     os.replace(partial, folder)
 

@@ -21,9 +21,17 @@ from brt.generation.prefill import Prefill
 from brt.generation.sampling import Sampling, checked
 from brt.generation.streaming_text import StreamingText
 from brt.models.model import LanguageModel, Model
+from brt.progress import Progress
+from brt.storage.file_parts import FileBytes
 
 SEGMENT = 2048
 """Tokens that are read at once, about, where no segment length is given."""
+
+READ_TOGETHER = 2**17
+"""Tokens of a long text that are in memory at a time, about."""
+
+ENCODED_TOGETHER = 2**16
+"""Bytes of a long text that are encoded at a time, about."""
 
 Text = str | bytes | np.ndarray | Sequence[int]
 """A text, or its token ids."""
@@ -103,6 +111,60 @@ class Generator:
         """
         tokens, memory = self._prepared(texts, memory)
         return self.prefill(self.params, memory, tokens, label=label)[0]
+
+    def read_files(
+        self,
+        files: Sequence[tuple[str, bytes | FileBytes]],
+        memory: Memory | None = None,
+        label: str | None = None,
+    ) -> Memory:
+        """Reads texts of any length as `read` does, with some of their tokens in memory at a time.
+
+        Args:
+            files: title and content of each.
+            memory, label: as of `read`.
+
+        Raises:
+            ValueError: as `read`; or a vocabulary that has to encode a text whole.
+        """
+        memory = self.begin(len(files)) if memory is None else memory
+        streams = [self._encoded(data, title) for title, data in files]
+        rests = [np.zeros(0, np.int32) for _ in files]
+        # Cut where `read` cuts the whole of it into segments: what is computed is the same.
+        size = max(READ_TOGETHER // self.prefill.segment_length, 1) * self.prefill.segment_length
+        wanted_B = -np.asarray(memory.position_B) % self.prefill.period + size
+        progress = Progress(label or "", None, quiet=not label)
+        done = 0
+        while True:
+            for row, stream in enumerate(streams):
+                while len(rests[row]) < wanted_B[row] and (ids := next(stream, None)) is not None:
+                    rests[row] = np.append(rests[row], ids)
+            parts = [rest[:wanted] for rest, wanted in zip(rests, wanted_B)]
+            rests = [rest[wanted:] for rest, wanted in zip(rests, wanted_B)]
+            if not any(map(len, parts)):
+                break
+            memory = self.read(parts, memory)
+            done += sum(map(len, parts))
+            progress.update(done)
+            wanted_B = np.full(len(files), size)
+        progress.close()
+        return memory
+
+    def _encoded(self, data, title):
+        """Yields the ids of a text, some at a time."""
+        after = self.vocabulary.cuts_after
+        if after is None:
+            raise ValueError(
+                f"{title} has {len(data):,} bytes, and vocabulary {self.vocabulary.name!r} has to "
+                "encode a text whole: give a part of it."
+            )
+        start = 0
+        while start < len(data):
+            stop = data.find(after, min(start + ENCODED_TOGETHER, len(data)) - len(after))
+            stop = len(data) if stop < 0 else stop + len(after)
+            encode = self.encode if stop == len(data) else self.vocabulary.encode
+            yield np.asarray(encode(data[start:stop], title), np.int32)
+            start = stop
 
     def score(
         self, texts: Texts, memory: Memory | None = None, label: str | None = None

@@ -256,9 +256,11 @@ class TrainingRun:
             watch.close()
             self.profiler.close()
             progress.close()
-            self.folder.close()
-            for number, handler in zip(handled, previous, strict=True):
-                signal.signal(number, handler)
+            try:
+                self.folder.close()
+            finally:
+                for number, handler in zip(handled, previous, strict=True):
+                    signal.signal(number, handler)
         self.checkpoints.wait()
         return last_evaluation
 

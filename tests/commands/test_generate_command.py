@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from absl import flags
@@ -9,6 +10,7 @@ from tiny_run import build, command, shared_programs, write_config  # noqa: F401
 
 from brt import benchmark, generate
 from brt.experiment import load_run
+from brt.generation import generator as generation
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
 from brt.training.checkpoints.checkpoint import Checkpoints
@@ -72,6 +74,30 @@ def test_a_memory_file_goes_on_where_the_document_stood(generated, tmp_path):
     (tmp_path / "next.txt").write_text("eat")
     scores, _ = generated(f"--load_memory={memory}", f"--score={tmp_path}/next.txt")
     assert re.fullmatch(r"tokens 3  bits per token (\d+\.\d+)  bits per byte \1\n", scores)
+
+
+def test_a_long_file_is_read_part_by_part_as_it_is_read_whole(generated, tmp_path, monkeypatch):
+    (tmp_path / "book.txt").write_text(PROMPT * 21)
+    generated(f"--prompt={PROMPT[:5]}", "--max_tokens=0", f"--save_memory={tmp_path}/begun")
+    found = []
+    for long in (False, True):
+        if long:
+            monkeypatch.setattr(generate, "LONG", 10)
+            monkeypatch.setattr(generation, "READ_TOGETHER", 40)
+            monkeypatch.setattr(generation, "ENCODED_TOGETHER", 7)
+            monkeypatch.setattr(Generator, "encode", encode_little)
+        for start in ([], [f"--load_memory={tmp_path}/begun"]):
+            saved = f"{tmp_path}/{long}{len(start)}"
+            flags = [f"--prompt_file={tmp_path}/book.txt", f"--save_memory={saved}"]
+            out, err = generated(*start, *flags, "--temperature=0", "--max_tokens=20")
+            assert f"has read {252 + 5 * len(start) + 20:,} tokens" in err
+            found.append((out, Path(saved).read_bytes()))
+    assert found[:2] == found[2:] and found[0] != found[1]
+
+
+def encode_little(self, text, title="the prompt", encode=Generator.encode):
+    assert len(text) <= 40 + 8
+    return encode(self, text, title)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Progress: a live bar on a terminal, few plain lines elsewhere."""
 
+import itertools
 import os
 import pty
 import select
@@ -136,3 +137,17 @@ def test_a_terminal_bar_never_counts_beyond_what_was_done(monkeypatch):
         assert shown.bar.n == 7
         shown.close()
         assert "documents: 7" in read()
+
+
+def test_a_live_bar_goes_on_when_the_clock_of_the_machine_is_set_back(monkeypatch, clock):
+    falling = itertools.count(10**9, -1000)
+    monkeypatch.setattr("time.time", lambda: float(next(falling)))
+    with terminal(monkeypatch) as shown:
+        bar = Progress("step", 1000)
+        shown()
+        for done in (10, 20, 30):
+            clock(60.0)
+            bar.update(done)
+            text = shown()
+            assert f"{done}/1000" in text and f"{done // 10:02d}:00<" in text
+        bar.close()

@@ -10,6 +10,7 @@ LAYERS = (
     ("brt",),
     ("brt.storage", "brt.bindings"),
     ("brt.storage.regular_files",),
+    ("brt.storage.file_parts",),
     (
         *("brt.bindings.gin_files",),
         *("brt.checks", "brt.compilation_cache", "brt.bindings.declared_types", "brt.progress"),

@@ -16,6 +16,7 @@ from brt.models.layers.attention import (
     attend_by_head,
     heads_first,
     plain_attention,
+    product,
 )
 from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.memories import external_memory, recurrent_cell
@@ -53,6 +54,22 @@ def plain(q, k, v, scale_H, table_HQJ=None, keep_HQJ=None):
             weights = weights * keep_HQJ[h, i]
         found[(*b, i, h)] = sum(weights[j] * v[(*b, j, h)] for j in range(J))
     return found
+
+
+@pytest.mark.parametrize("letters", ["HQK,HJK->HQJ", "HQJ,HJK->HQK", "HQK,HQJ->HKJ"])
+@pytest.mark.parametrize("leading", [((3, 2), (3, 1)), ((3, 1), (3, 2)), ((3, 2), (1, 2))], ids=str)
+def test_products_of_bfloat16_are_exact_where_a_factor_is_repeated(letters, leading):
+    sizes = {"H": 2, "Q": 4, "J": 6, "K": 8}
+    rng = np.random.default_rng(0)
+    factors = [
+        jnp.asarray(rng.integers(-9, 10, (*lead, *map(sizes.get, part))), jnp.bfloat16)
+        for lead, part in zip(leading, letters.partition("->")[0].split(","))
+    ]
+    spread = "..." + letters.replace(",", ",...").replace("->", "->...")
+    expected = np.einsum(spread, *(np.asarray(x, np.float64) for x in factors))
+    for multiplied in (product, jax.jit(product, static_argnums=0)):
+        found = multiplied(letters, *factors)
+        assert found.dtype == jnp.float32 and np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

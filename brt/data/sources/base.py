@@ -6,7 +6,6 @@ source may also make tokens itself.
 """
 
 import abc
-import mmap
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -14,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from brt.data.vocabularies.base import Vocabulary
+from brt.storage.file_parts import FileBytes
 
 
 class Document(NamedTuple):
     """One document, whole.
 
     title: names it in messages, and in the store.
-    data: its bytes, or a file mapped into memory.
+    data: its bytes, or a file that is read part by part.
     tokens: its token ids, integers (tokens,), where the source makes tokens itself.
     weights: float32 (tokens,), the weight of each token in the loss; None for 1 each.
     annotation: what is to be told of the document, as JSON; `brt/data/sources/labelled.py` says
@@ -28,7 +28,7 @@ class Document(NamedTuple):
     """
 
     title: str
-    data: bytes | mmap.mmap = b""
+    data: bytes | FileBytes = b""
     tokens: np.ndarray | None = None
     weights: np.ndarray | None = None
     annotation: dict[str, Any] | None = None

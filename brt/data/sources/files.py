@@ -2,7 +2,6 @@
 
 import glob
 import hashlib
-import mmap
 import os
 import sysconfig
 
@@ -11,11 +10,11 @@ from absl import logging
 
 from brt.checks import Name, Share
 from brt.data.sources.base import Document, FileSource, absolute, check_known_split
+from brt.storage.file_parts import FileBytes
 from brt.storage.paths import RemotePath, is_remote
-from brt.storage.regular_files import open_regular
 
-MAPPED = 2**27
-"""A file of more bytes is not read but mapped into memory."""
+WHOLE = 2**22
+"""A file of more bytes is read part by part."""
 
 
 @gin.configurable
@@ -54,7 +53,7 @@ class TextFiles(FileSource):
         return self._files(split)
 
     def read(self, part: str) -> Document:
-        """Reads one file; one of more than `MAPPED` bytes is mapped into memory."""
+        """Reads one file; one of more than `WHOLE` bytes part by part."""
         return Document(os.path.splitext(os.path.basename(part))[0], _read(part))
 
     def files(self, part: str) -> list[str]:
@@ -200,14 +199,14 @@ class SourceTree(FileSource):
     def read(self, part: tuple[str, str, list[str]]) -> Document:
         """Reads the files of one entry, each after its header."""
         title, root, files = part
-        pieces: list[bytes | mmap.mmap] = []
+        pieces: list[bytes] = []
         for path in files:
             if pieces and pieces[-1][-1:] != b"\n":
                 pieces.append(b"\n")
             if self.header:
                 relative = os.path.relpath(path, root).replace(os.sep, "/")
                 pieces.append(os.fsencode(self.header.replace("{path}", relative)) + b"\n")
-            pieces.append(_read(path))
+            pieces.append(_read(path)[:])
         return Document(title, b"".join(pieces))
 
     def files(self, part: tuple[str, str, list[str]]) -> list[str]:
@@ -288,14 +287,12 @@ def _entries(folder):
         raise _may_not_read(folder) from None
 
 
-def _read(path: str) -> bytes | mmap.mmap:
+def _read(path: str) -> bytes | FileBytes:
     if is_remote(path):
         return RemotePath(path).read_bytes()
     try:
-        with open_regular(path) as file:
-            if os.fstat(file.fileno()).st_size > MAPPED:
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            return file.read()
+        data = FileBytes(path, "Run the same command again when nobody writes to it any more.")
+        return data if len(data) > WHOLE else data[:]
     except PermissionError:
         raise _may_not_read(path) from None
 

@@ -8,7 +8,6 @@ Documents are the files' bytes; what a line end stands for is for the vocabulary
 
 import functools
 import hashlib
-import mmap
 import os
 import re
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import gin
 
 from brt.checks import Name, Seed
 from brt.data.sources.base import Document, FileSource, absolute, check_known_split
+from brt.storage.file_parts import FileBytes
 from brt.storage.regular_files import open_regular
 
 Item = TypeVar("Item")
@@ -80,9 +80,8 @@ class _Extents(PublishedFiles):
 
     def read(self, part: Extent) -> Document:
         """Reads the bytes of an extent."""
-        with open_regular(part.path) as file:
-            file.seek(part.start)
-            return Document(part.title, file.read(part.stop - part.start))
+        text = FileBytes(part.path, "Unpack it again.")
+        return Document(part.title, text.read(part.start, part.stop - part.start))
 
     def files(self, part: Extent) -> list[str]:
         """Returns the file of an extent."""
@@ -332,31 +331,37 @@ def _counted(path, size, time):
     return lines, words
 
 
+TITLE = re.compile(rb" = (?!= )([^\n]*)(?<! =) = \n")
+"""A line between two blank ones that begins an article."""
+
+
 def _articles(path):
     """An extent for each article; what stands before the first title belongs to the first."""
-    title = re.compile(rb"^ = (?!= )([^\n]*)(?<! =) = $(?=\n[^\S\n]*$)", re.MULTILINE)
-    with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        found = [
-            (match.start(), match[1].decode("utf-8", "replace"))
-            for match in title.finditer(text)
-            if _after_blank(text, match.start())
-        ]
-        if not found:
-            raise ValueError(
-                f"{path} has no line such as ' = Title = ' to cut articles at: bind the source's "
-                "articles = False."
-            )
-        borders = [0, *(start for start, _ in found[1:]), len(text)]
+    found: list[tuple[int, str]] = []
+    end = 0
+    after_blank = True
+    candidate: tuple[int, str] | None = None  # a title, if a blank line follows
+    with open_regular(path) as file:
+        for line in file:
+            is_blank = not line.strip()
+            if candidate and is_blank:
+                found.append(candidate)
+            match = TITLE.fullmatch(line) if after_blank else None
+            candidate = (end, match[1].decode("utf-8", "replace")) if match else None
+            after_blank = is_blank
+            end += len(line)
+    if candidate:  # nothing follows, not even a blank
+        found.append(candidate)
+    if not found:
+        raise ValueError(
+            f"{path} has no line such as ' = Title = ' to cut articles at: bind the source's "
+            "articles = False."
+        )
+    borders = [0, *(start for start, _ in found[1:]), end]
     return [
         Extent(name, path, start, stop)
         for (_, name), start, stop in zip(found, borders, borders[1:])
     ]
-
-
-def _after_blank(text, start):
-    """Tells whether the line before `start` is blank, or there is none."""
-    before = text.rfind(b"\n", 0, max(start - 1, 0)) + 1
-    return not text[before:start].strip()
 
 
 def _shuffled(items: Sequence[Item], key: str) -> list[Item]:

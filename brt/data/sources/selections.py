@@ -257,7 +257,7 @@ _FOOTER = 1000
 
 
 def _between_marks(document):
-    data = document.data
+    data = document.data[:]
     start = _START.search(data)
     first = start.end() if start else 0
     ends = [match.start() for match in _END.finditer(data, first)]

@@ -28,6 +28,7 @@ from brt.data.stores.joining import manifest_of, read_summary, write_offsets
 from brt.data.stores.own_folders import remove
 from brt.data.stores.writer import STORE_FILES, SyncedFiles, replace_json
 from brt.data.vocabularies.base import Vocabulary
+from brt.storage.file_parts import FileArray
 from brt.storage.json_files import Fields
 from brt.storage.paths import AnyPath, RemotePath
 
@@ -40,8 +41,8 @@ SHARDS = Fields({"shards": [Fields({"documents": Many, "tokens": Many, "weighted
 KEPT_FILES = ("tokens.bin", "documents.jsonl", "weights.bin")
 """What a shard of preparation gives to the store."""
 
-MAPPED_FILES = 256
-"""Files of one kind that are mapped at once; each costs a file descriptor."""
+OPEN_FILES = 256
+"""Files of one kind that are open at once."""
 
 REQUESTS = 16
 """Requests to a bucket at once."""
@@ -102,6 +103,10 @@ def misfit_of_shards(manifest: Mapping) -> str:
     return ""
 
 
+Numbers = np.ndarray | FileArray
+"""What slices are taken of."""
+
+
 class JoinedArray:
     """Arrays that follow one another, read as one by slices.
 
@@ -111,10 +116,10 @@ class JoinedArray:
         array: gives the array of a number. The last ones it gave are remembered.
     """
 
-    def __init__(self, lengths: Sequence[int], dtype: np.dtype, array: Callable[[int], np.ndarray]):
+    def __init__(self, lengths: Sequence[int], dtype: np.dtype, array: Callable[[int], Numbers]):
         self.dtype = dtype
         self._ends = np.cumsum(lengths).tolist()
-        self._array = functools.lru_cache(MAPPED_FILES)(array)
+        self._array = functools.lru_cache(OPEN_FILES)(array)
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -141,7 +146,7 @@ class JoinedArray:
         return np.concatenate(found) if found else np.zeros(0, self.dtype)
 
 
-def rows_of(flat: np.ndarray | JoinedArray, length: int, rows_B: np.ndarray) -> np.ndarray:
+def rows_of(flat: Numbers | JoinedArray, length: int, rows_B: np.ndarray) -> np.ndarray:
     """Returns some rows of an array that is rows of one length: (B, length)."""
     if isinstance(flat, np.ndarray):
         return flat.reshape(-1, length)[rows_B]

@@ -8,9 +8,9 @@
                       annotation where a source gives any
 
 A large one may have many files of each kind (`sharded`). A store is written whole or not at all,
-and a later preparation goes on where an earlier one ended (`growth`). Reading maps the files into
-memory, so opening a store costs the same whatever its size, and the processes of a machine share
-the pages.
+and a later preparation goes on where an earlier one ended (`growth`). Opening a store costs the
+same whatever its size. What is asked for is read, not mapped: a store that is cut short while it is
+read ends the command with a sentence, not with SIGBUS.
 """
 
 import errno
@@ -48,6 +48,7 @@ from brt.data.stores.worker_pool import WorkerPool
 from brt.data.stores.writer import DTYPES, FORMAT, OFFSET, STORE_FILES, WEIGHT
 from brt.data.vocabularies.base import Vocabulary
 from brt.progress import Progress
+from brt.storage.file_parts import FileArray
 from brt.storage.json_files import DamagedFile, Fields, misfit, read_json, read_json_lines
 from brt.storage.paths import AnyPath, as_path
 from brt.storage.regular_files import check_regular, open_regular
@@ -235,12 +236,12 @@ class TokenStore:
         return self._weights[tokens]
 
     @property
-    def all_tokens(self) -> np.ndarray | JoinedArray:
-        """Ids of all documents, one after another: (num_tokens,), read-only, mapped."""
+    def all_tokens(self) -> FileArray | JoinedArray:
+        """Ids of all documents, one after another: (num_tokens,), read by parts."""
         return self._tokens
 
     @property
-    def all_weights(self) -> np.ndarray | JoinedArray | None:
+    def all_weights(self) -> FileArray | JoinedArray | None:
         """Loss weights of all tokens, float32 (num_tokens,); None where the store holds none."""
         return self._weights
 
@@ -261,24 +262,24 @@ class TokenStore:
         for name in document_files(files_of(self.manifest)):
             yield from read_json_lines(self.files / name, DOCUMENT, HOW_TO_REPEAT)
 
-    def _array(self, name: str, dtype: np.dtype) -> np.ndarray | JoinedArray:
-        """The files of this name, mapped; all of them are there, and have the right size."""
+    def _array(self, name: str, dtype: np.dtype) -> FileArray | JoinedArray:
+        """The files of this name; all of them are there, and have the right size."""
         if "shards" not in self.manifest:
-            return _mapped(self.files / name, dtype, self.manifest["tokens"])
+            return _read_by_parts(self.files / name, dtype, self.manifest["tokens"])
         shards = self.manifest["shards"]
         held = set(files_of(self.manifest))
 
-        def mapped(number: int) -> np.ndarray:
+        def array(number: int) -> np.ndarray | FileArray:
             path = f"{shard_name(number)}/{name}"
             count = shards[number]["tokens"]
             if path in held:
-                return _mapped(self.files / path, dtype, count)
+                return _read_by_parts(self.files / path, dtype, count)
             return np.broadcast_to(dtype.type(1), count)  # a shard without weights
 
         for number, shard in enumerate(shards):
             if f"{shard_name(number)}/{name}" in held:
                 _check_size(self.files / shard_name(number) / name, shard["tokens"], dtype)
-        return JoinedArray([shard["tokens"] for shard in shards], dtype, mapped)
+        return JoinedArray([shard["tokens"] for shard in shards], dtype, array)
 
     def _range(self, document: int, start: int, stop: int | None) -> slice:
         if not 0 <= document < len(self.lengths_D):
@@ -361,10 +362,9 @@ def _read_offsets(folder: Path, manifest: dict) -> np.ndarray:
     return offsets
 
 
-def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
+def _read_by_parts(path: Path, dtype: np.dtype, count: int) -> FileArray:
     _check_size(path, count, dtype)
-    # As a plain array: slices of the memmap class cost several times as much.
-    return np.asarray(np.memmap(path, dtype, mode="r"))
+    return FileArray(path, dtype, f"If it was not brt that did, {HOW_TO_REPEAT}.")
 
 
 def _check_size(path: Path, count: int, dtype: np.dtype) -> None:

@@ -114,7 +114,7 @@ def hashes_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 def _pieces(path):
     with open_regular(path) as file:
-        while data := file.read(2**22):
+        while data := file.read(2**20):
             yield data
 
 

@@ -12,7 +12,6 @@ A shard is a folder:
 import codecs
 import hashlib
 import json
-import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ import numpy as np
 from brt.checks import ManyFrom0
 from brt.data.sources.base import Document
 from brt.data.vocabularies.base import Vocabulary
+from brt.storage.file_parts import FileBytes, pieces
 from brt.storage.json_files import Fields
 from brt.storage.paths import AnyPath, RemotePath
 
@@ -273,7 +273,9 @@ def document_digest(document: Document) -> bytes:
 
     That is its bytes, then any tokens (int64), weights (float32) and annotation (JSON).
     """
-    digest = hashlib.sha256(document.data)
+    digest = hashlib.sha256()
+    for data in pieces(document.data):
+        digest.update(data)
     if document.tokens is not None:
         digest.update(np.asarray(document.tokens, OFFSET).tobytes())
     if document.weights is not None:
@@ -283,7 +285,7 @@ def document_digest(document: Document) -> bytes:
     return digest.digest()
 
 
-def count_text(data: bytes | mmap.mmap) -> tuple[int, int]:
+def count_text(data: bytes | FileBytes) -> tuple[int, int]:
     """Counts words and characters of a document, whose invalid UTF-8 reads as U+FFFD.
 
     Words are what white space, Unicode's included, separates. Memory does not grow with `data`.

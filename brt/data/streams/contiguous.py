@@ -22,6 +22,7 @@ from brt.data.stores.sharded import JoinedArray
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass, LastResults, Stream
 from brt.data.streams.batch import Batch, padding
+from brt.storage.file_parts import FileArray
 
 
 class TokenSequence(Protocol):
@@ -174,7 +175,7 @@ class _Shuffled:
         """Weights of the same tokens, as `TokenSequence`."""
         return 1 if self._weights is None else self._read(self._weights, start, stop)
 
-    def _read(self, flat: np.ndarray | JoinedArray, start: int, stop: int) -> np.ndarray:
+    def _read(self, flat: FileArray | JoinedArray, start: int, stop: int) -> np.ndarray:
         """Items start to stop of this sequence, from those of the store in its order."""
         first = self._firsts.searchsorted(start, "right") - 1
         last = self._firsts.searchsorted(stop, "left")

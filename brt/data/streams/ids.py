@@ -8,7 +8,7 @@ from brt.data.streams.batch import Batch
 from brt.data.streams.contiguous import place_in_store
 from brt.token_ids import BEGIN, PADDING
 
-PIECE = 2**24
+PIECE = 2**20
 """Tokens of a store that are compared at once."""
 
 
@@ -63,8 +63,9 @@ def check_store(store: TokenStore | MixedStore) -> None:
 
 def _beyond(store: TokenStore, number: int, vocabulary: dict) -> ValueError:
     document, offset = place_in_store(store, np.asarray(number))
+    found = store.all_tokens[number : number + 1][0]
     return ValueError(
         f"{store.folder} is damaged: token {offset:,} of document {document:,} has id "
-        f"{store.all_tokens[number]:,}, and the vocabulary of the store, {vocabulary['name']}, has "
+        f"{found:,}, and the vocabulary of the store, {vocabulary['name']}, has "
         f"{vocabulary['size']:,} ids. Delete the folder and prepare it again, and check the disk."
     )

@@ -192,10 +192,10 @@ class LabelledSegments:
         borders = self.borders(document)
         part = borders[segment]
         question = int(self.questions_D[document])
-        tokens = self.store.tokens(document)
+        asked = self.store.tokens(document, 0, question)
+        read = self.store.tokens(document, question + part.start, question + part.stop)
         separator = self._separator if self._before or question else []
-        ids = [*self._before, *tokens[:question], *separator]
-        ids += [*tokens[question + part.start : question + part.stop], *self._after]
+        ids = [*self._before, *asked, *separator, *read, *self._after]
         batch.inputs_KBT[k, b, : len(ids)] = ids
         batch.starts_KB[k, b] = segment == 0
         self._write_targets(batch, k, b, document, part, segment == len(borders) - 1, loss)

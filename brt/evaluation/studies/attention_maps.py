@@ -274,7 +274,7 @@ def _example(run, layout, spans, example) -> SegmentMaps:
     keys = [(key, token) for key, token in enumerate(layout.key_tokens) if token is not None]
     lowest = min(token for _, token in keys)
     first = offset + lowest - 1  # inputs are one behind targets
-    tokens = run.store.tokens(document)[max(first, 0) : offset + layout.tokens - 1]
+    tokens = run.store.tokens(document, max(first, 0), offset + layout.tokens - 1)
     texts = token_texts(run.vocabulary, tokens)[-(layout.tokens - lowest) :]
     missing = layout.tokens - lowest - len(texts)
     heads = []

@@ -5,6 +5,7 @@ already; `plain_attention` is the same in four lines, differentiated by JAX, whi
 with. Letters as in `brt.models`.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -165,8 +166,17 @@ def softmax_gradients(
 
 def product(letters: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """Returns an einsum under leading axes, float32 or wider."""
+    of_a, of_b = letters.partition("->")[0].split(",")
+    leading = a.shape[: a.ndim - len(of_a)], b.shape[: b.ndim - len(of_b)]
     letters = "..." + letters.replace(",", ",...").replace("->", "->...")
-    return jnp.einsum(letters, a, b, preferred_element_type=wide(a).dtype)
+    multiplied = functools.partial(jnp.einsum, letters, preferred_element_type=wide(a).dtype)
+    if leading[0] == leading[1] or a.dtype == wide(a).dtype:
+        return multiplied(a, b)
+    # Where one factor is repeated, XLA has no product of bfloat16 for some CPUs. In float32 it is
+    # the same: products of two bfloat16 are exact.
+    return jax.lax.platform_dependent(
+        a, b, cpu=lambda a, b: multiplied(wide(a), wide(b)), default=multiplied
+    )
 
 
 def turned_product(a_HQK: jax.Array, b_HQJ: jax.Array) -> jax.Array:

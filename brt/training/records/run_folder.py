@@ -15,16 +15,25 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TextIO
 
 import gin
 from absl import logging
 
+from brt.storage.failed_writes import naming
 from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, absolute, as_path, is_remote
 from brt.storage.regular_files import read_bytes
 from brt.training.records.metric_writers import USUAL, MetricWriter, TensorBoard, Wandb
+from brt.training.records.record_file import (
+    RecordFile,
+    cut,
+    kept_records,
+    line_of,
+    record_of,
+    records_in,
+)
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gin-config", "numpy", "brt")
 
@@ -56,7 +65,7 @@ class RunFolder:
         self.writes = writes
         self._remote = RemotePath(self.path) if is_remote(self.path) else None
         self._growing = GrowingFiles(self._remote) if self._remote else None
-        self._metrics: TextIO | None = None
+        self._metrics: RecordFile | None = None
         self._kinds = tuple(metrics)
         self._writers: list[MetricWriter] = []
         if writes and self._remote:
@@ -110,9 +119,10 @@ class RunFolder:
         if self._remote:
             (self._remote / name).write_text(text)
             return
-        with open(self.file(name) + ".new", "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(self.file(name) + ".new", self.file(name))
+        with naming(self.file(name)):
+            with open(self.file(name) + ".new", "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(self.file(name) + ".new", self.file(name))
 
     def open_metrics(self, step: int, settings: Mapping[str, str] | None = None) -> str | None:
         """Opens the records for writing after `step`; what lies beyond it is cut off.
@@ -128,26 +138,39 @@ class RunFolder:
             self._writers.append(Wandb(self.on_disk, self.path, settings or {}))
         own = as_path(self.file("metrics.jsonl")).exists()
         aside = None if step else self._put_aside()
+        records = self._cut_back(step)
+        self._metrics = RecordFile(os.path.join(self.on_disk, "metrics.jsonl"))
+        # In a folder without records they are not ours.
+        old = sorted(self._old_events(), key=lambda path: path.name) if own else []
+        if "tensorboard" in self._kinds:
+            here = [] if self._remote else old
+            self._writers.append(TensorBoard(self.on_disk, here, step, records))
+        if self._remote or "tensorboard" not in self._kinds:
+            for events in old:
+                events.unlink()
+        if empty := [writer for writer in self._writers if writer.begins_empty]:
+            for record in records_in(self._metrics.path):
+                self._write_on(empty, record)
+        return aside
+
+    def _cut_back(self, step):
+        """Cuts the records off that lie beyond a step; returns how many are left."""
+        path = self.file("metrics.jsonl")
+        if not self._remote and os.path.exists(path) and (found := kept_records(path, step)):
+            if found.end < os.path.getsize(path):
+                cut(path, found.end)
+            return found.number
         damaged: list[str] = []
         kept = [record for record in read_metrics(self.path, damaged) if record["step"] <= step]
         if damaged:  # what follows rewrites the file
             copy = self._free_name()
             self._copy_records(copy)
             logging.warning("%s The file as it was is kept as %s.", damaged[0], copy)
-        text = "".join(json.dumps(record) + "\n" for record in kept)
+        text = b"".join(map(line_of, kept)).decode()
         self._write("metrics.jsonl", text)
-        growing = os.path.join(self.on_disk, "metrics.jsonl")
         if self._growing:
-            Path(growing).write_text(text, encoding="utf-8")
-        self._metrics = open(growing, "a", encoding="utf-8")  # noqa: SIM115
-        # They are written anew from the records. In a folder without records they are not ours.
-        for events in self._old_events() if own else ():
-            events.unlink()
-        if "tensorboard" in self._kinds:
-            self._writers.append(TensorBoard(self.on_disk))
-        for record in kept:
-            self._write_on([writer for writer in self._writers if writer.begins_empty], record)
-        return aside
+            Path(self.on_disk, "metrics.jsonl").write_text(text, encoding="utf-8")
+        return len(kept)
 
     def _old_events(self):
         files = self._remote.iterdir() if self._remote else Path(self.path).iterdir()
@@ -180,8 +203,7 @@ class RunFolder:
         if self._metrics is None:
             return
         record = {"step": step, **scalars}
-        self._metrics.write(json.dumps(record) + "\n")
-        self._metrics.flush()
+        self._metrics.append(record)
         self._write_on(self._writers, record)
         if self._growing:
             self._growing.copy_if_due()
@@ -198,22 +220,26 @@ class RunFolder:
     def sync(self) -> None:
         """Waits until the records are on disk: before a checkpoint that comes after them."""
         if self._metrics is not None:
-            self._metrics.flush()
-            os.fsync(self._metrics.fileno())
+            self._metrics.sync()
             for writer in self._writers:
                 writer.flush()
             if self._growing:
                 self._growing.copy()
 
     def close(self) -> None:
-        """Waits until the records are on disk, and closes their files."""
-        if self._metrics is not None:
-            self.sync()
-            self._metrics.close()
+        """Waits until the records are on disk, and closes their files, whatever fails."""
+        if self._metrics is None:
+            return
+        with ExitStack() as closing:
+            closing.callback(self._metrics.close)
             for writer in self._writers:
-                writer.close()
-            self._writers = []
-            self._metrics = None
+                closing.callback(writer.close)
+            closing.callback(self._forget_files)
+            self.sync()
+
+    def _forget_files(self):
+        self._writers = []
+        self._metrics = None
 
 
 def read_metrics(
@@ -241,7 +267,7 @@ def read_metrics(
             continue
         if number % spacing and number < len(lines) - 1 and EVALUATION not in line:
             continue
-        record = _record(line)
+        record = record_of(line)
         if record is not None:
             records.append(record)
         elif number < len(lines):  # the last line of a run that was killed has no end
@@ -269,22 +295,6 @@ def code_hash() -> str:
         digest.update(f"{path.relative_to(root)}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _record(line):
-    """Returns the record of a line; None if it is none: a step, and numbers and texts by name."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if type(record) is not dict or type(step := record.get("step")) is not int or step < 0:
-        return None
-    return record if all(map(_is_scalar, record.values())) else None
-
-
-def _is_scalar(value):
-    kind = type(value)
-    return kind in (float, str) or (kind in (int, bool) and abs(value) < 2**63)
 
 
 def _version(package):

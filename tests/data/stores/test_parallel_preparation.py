@@ -349,10 +349,10 @@ def test_a_document_longer_than_can_be_encoded_whole_is_refused(place, monkeypat
     prepare(place, vocabulary=ByteVocabulary())  # which is encoded in pieces
 
 
-def test_pieces_and_mapped_files_give_the_same_store(place, monkeypatch):
+def test_pieces_and_files_read_by_parts_give_the_same_store(place, monkeypatch):
     whole = prepare(place, "whole", vocabulary=ByteVocabulary())
     monkeypatch.setattr(writer, "PIECE", 7)
-    monkeypatch.setattr("brt.data.sources.files.MAPPED", 50)
+    monkeypatch.setattr("brt.data.sources.files.WHOLE", 50)
     assert not isinstance(TextFiles("").read(str(place / "text" / "1.txt")).data, bytes)
     assert same(whole.folder, prepare(place, "pieces", vocabulary=ByteVocabulary()).folder)
     prepare(place, "observed")  # a vocabulary that needs the bytes

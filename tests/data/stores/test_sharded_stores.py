@@ -128,7 +128,7 @@ def test_files_are_mapped_when_they_are_read_and_not_all_at_once(monkeypatch):
         opened.append(number)
         return np.full(10, number)
 
-    monkeypatch.setattr("brt.data.stores.sharded.MAPPED_FILES", 2)
+    monkeypatch.setattr("brt.data.stores.sharded.OPEN_FILES", 2)
     joined = JoinedArray([10] * 5, np.dtype(int), array)
     assert opened == [] and len(joined) == 50
     assert joined[5:12].tolist() == [0] * 5 + [1] * 2 and opened == [0, 1]

@@ -106,7 +106,7 @@ def test_a_mixture_is_evaluated_as_the_union_of_its_documents(mixed):
     assert isinstance(reader, DocumentPass)
     batches = [reader.batch(step) for step in range(reader.num_steps)]
     scored = [int(t) for batch in batches for t in batch.targets_KBT[batch.weights_KBT > 0]]
-    every = [int(t) for part in store.stores for t in part.all_tokens]
+    every = [int(t) for part in store.stores for t in part.all_tokens[:]]
     assert sorted(scored) == every
     assert store.manifest["tokens"] == store.num_tokens == len(every)
     assert store.manifest["documents"] == store.num_documents == len(store.titles())

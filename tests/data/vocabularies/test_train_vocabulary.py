@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import mmap
 import subprocess
 import sys
 from collections import Counter
@@ -32,6 +31,7 @@ from brt.data.vocabularies.training import (
     train_vocabulary,
 )
 from brt.data.vocabularies.words import WordVocabulary
+from brt.storage.file_parts import FileBytes
 
 TEXT = "\n".join(
     f"{a}{b} {b}  {a}{a} {number * 37}\t{a}!"
@@ -292,8 +292,8 @@ def test_a_text_too_long_to_be_read_at_once_gives_the_same_vocabulary(
     (tmp_path / "text.txt").write_text(TEXT)
     source = TextFiles(str(tmp_path))
     read = made(make(str(tmp_path / "read.model")), training, source)
-    monkeypatch.setattr(files, "MAPPED", 10)
-    assert isinstance(next(source.documents("train")).data, mmap.mmap)
+    monkeypatch.setattr(files, "WHOLE", 10)
+    assert isinstance(next(source.documents("train")).data, FileBytes)
     mapped = made(make(str(tmp_path / "mapped.model")), training, source)
     assert mapped.fingerprint == read.fingerprint
     assert len(next(FirstTokens(source, mapped, {"train": 5}).documents("train")).tokens) == 5

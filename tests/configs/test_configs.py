@@ -3,8 +3,8 @@
 import re
 import shlex
 
-import jax
 import pytest
+from header_commands import COMMANDS
 from jax.sharding import AbstractMesh
 from paths import CONFIGS, ROOT
 from published_checks import EXPERIMENTS, read_once
@@ -15,8 +15,7 @@ from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.models.pretrained.bodies.body import PretrainedBody
 from brt.models.transformer_xl import evaluation_memory
-from brt.reporting.gin_text import read_gin_files, resolved
-from brt.reporting.model_settings import model_name
+from brt.reporting.gin_text import read_gin_files
 
 PUBLISHED = {  # millions of weights outside embeddings, computed from the published dimensions
     r"(pg19|systems)_(xl_\d+|slide_12l)": 151.0,
@@ -76,26 +75,6 @@ def body_size(model):
     return sum(count_parameters(model))
 
 
-def commands():
-    """Gin file of each header's training command to the files and the bindings it gives."""
-    found = {}
-    for path in sorted(CONFIGS.rglob("*.gin")):
-        text = path.read_text(encoding="utf-8").replace("\\\n#", " ")
-        if line := re.search(r"^# Run: +(python -m brt\.train .*)", text, re.M):
-            words = shlex.split(line[1])[3:]
-            files = tuple(f"{ROOT}/{w[11:]}" for w in words if w.startswith("--gin_file="))
-            bound = [w[6:].split("=", 1) for w in words if w.startswith("--gin.")]
-            found[str(path.relative_to(CONFIGS))] = files, tuple(f"{n} = {v}" for n, v in bound)
-    return found
-
-
-COMMANDS = commands()
-ALONE = [
-    "quickstart.gin",
-    *(f"benchmark/{p.name}" for p in sorted(CONFIGS.glob("benchmark/*.gin"))),
-]
-ALONE.remove("benchmark/common.gin")
-COMMANDS |= {name: ((str(CONFIGS / name),), ()) for name in ALONE}
 SYSTEMS = (
     "systems",
     "sizes",
@@ -313,139 +292,6 @@ def test_while_training_memory_and_segment_are_evaluated_as_long_as_they_are_tra
     trained, evaluated = experiment.model, experiment.evaluated_model()
     lengths = trained.memory_length, trained.period, evaluated.period
     assert evaluated.memory_length == evaluation_memory(*lengths)
-
-
-# Steps.
-
-
-SMALL = (
-    "BlockRecurrentTransformer.width = 16",
-    "BlockRecurrentTransformer.num_heads = 2",
-    "BlockRecurrentTransformer.head_size = 8",
-    "BlockRecurrentTransformer.feed_forward_size = 16",
-    "BlockRecurrentTransformer.window = 4",
-    "vocabulary_size = 64",
-    "Trainer.segment_length = 8",
-    "Trainer.tokens_per_step = 64",
-)
-SMALL_TRANSFORMER_XL = (
-    "TransformerXL.num_layers = 2",
-    "TransformerXL.width = 16",
-    "TransformerXL.num_heads = 2",
-    "TransformerXL.head_size = 8",
-    "TransformerXL.feed_forward_size = 16",
-    "vocabulary_size = 64",
-    "Evaluation.segment_length = 8",
-    "Evaluation.tokens_per_step = 64",
-    "Trainer.segment_length = 8",
-)
-
-
-def small_pretrained(settings, body):
-    """Bindings that make a pretrained body and the memories around it small."""
-    body = str(body).removeprefix("@")
-    small = {
-        f"{body}.num_layers": 3,
-        f"{body}.width": 16,
-        f"{body}.num_heads": 2,
-        f"{body}.num_positions": 64,
-        f"{body}.num_key_heads": 1,
-        f"{body}.feed_forward_size": 16,
-        "SlidingLanguageModel.window": 4,
-        "CellMemory.layer": 2,
-        "vocabulary_size": 64,
-        "PooledMemory.hidden": (8,),
-        "RecurrentMemoryTransformer.num_memory": 2,
-        "RecurrentCell.num_states": 3,
-        "Trainer.segments_per_step": 2,
-        "Trainer.segment_length": 8,
-        "Trainer.tokens_per_step": 64,
-    }
-    return tuple(f"{key} = {value}" for key, value in small.items() if key in settings)
-
-
-def small_reader(settings):
-    """Bindings that make a reader small."""
-    body = str(settings["PretrainedReader.body"]).removeprefix("@")
-    small = {
-        f"{body}.num_layers": 2,
-        f"{body}.width": 16,
-        f"{body}.num_heads": 2,
-        f"{body}.head_size": 8,
-        f"{body}.feed_forward_size": 24,
-        f"{body}.num_positions": 34,
-        f"{body}.vocabulary_size": 64,
-        "PretrainedReader.num_memory": 2,
-        "Trainer.segment_length": 8,
-        "Trainer.tokens_per_step": 64,
-    }
-    return tuple(f"{key} = {value}" for key, value in small.items() if key in settings)
-
-
-def small_bindings(name):
-    """Bindings that make the model of a config small."""
-    settings = resolved(read_gin_files(COMMANDS[name][0]))
-    if name.startswith(("task_models", "pretrained_tasks")):  # small enough with two samples a step
-        segments = settings.get("Trainer.segments_per_step", 1)
-        return (f"Trainer.tokens_per_step = {2 * segments * settings['Trainer.segment_length']}",)
-    if "BlockRecurrentTransformer.width" in settings:
-        states = ("RecurrentCell.num_states = 3",) * ("RecurrentCell.num_states" in settings)
-        memory = ("ExternalMemory.size = 8", "ExternalMemory.neighbours = 2")
-        if "ExternalMemory.neighbours" not in settings:
-            memory = memory[:1]
-        memory *= "ExternalMemory.size" in settings
-        tokens = ("RecurrentMemoryTransformer.num_memory = 2",)
-        tokens *= "RecurrentMemoryTransformer.num_memory" in settings
-        return (*SMALL, *states, *memory, *tokens)
-    if "PretrainedReader.body" in settings:
-        return small_reader(settings)
-    for model in ("PretrainedLanguageModel", "SlidingLanguageModel"):
-        if f"{model}.body" in settings:
-            return small_pretrained(settings, settings[f"{model}.body"])
-    if "TransformerXL.width" not in settings:
-        network = model_name(settings)
-        small = {
-            f"{network}.width": 16,
-            f"{network}.hidden_size": 24,
-            f"{network}.cutoffs": (10, 20),
-            "vocabulary_size": 64,
-            "Evaluation.tokens_per_step": 256,
-            "Trainer.tokens_per_step": 256,
-            "Trainer.segment_length": 16,
-        }
-        return tuple(f"{key} = {value}" for key, value in small.items() if key in settings)
-    small = {
-        "TransformerXL.memory_length": 6 if settings["TransformerXL.memory_length"] else 0,
-        "TransformerXL.cutoffs": (10, 20),
-        "TransformerXL.tied_projections": True,
-        "TransformerXL.div_val": 2,
-        "RecurrentMemoryTransformer.num_memory": 2,
-        "Trainer.tokens_per_step": 64 * settings.get("Trainer.segments_per_step", 1),
-    }
-    bound = [f"{key} = {value}" for key, value in small.items() if key in settings]
-    return (*SMALL_TRANSFORMER_XL, *bound)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_config_takes_two_real_steps_at_small_width(name):
-    files, bindings = COMMANDS[name]
-    config.parse(files, [*bindings, *small_bindings(name)])
-    experiment = Experiment.from_gin()
-    state = experiment.init_state()
-    shapes, ids = experiment.abstract_batch(), experiment.model.vocabulary_size
-    answers = getattr(experiment.model, "num_classes", None) or ids
-    key = jax.random.key(0)
-    batch = shapes._replace(
-        inputs_KBT=jax.random.randint(key, shapes.inputs_KBT.shape, 0, ids),
-        targets_KBT=jax.random.randint(key, shapes.targets_KBT.shape, 0, answers),
-        weights_KBT=jax.numpy.ones(shapes.weights_KBT.shape),
-        starts_KB=jax.numpy.ones(shapes.starts_KB.shape, bool),
-    )
-    step = jax.jit(experiment.train_step)
-    for _ in range(2):
-        state, metrics = step(state, batch)
-    assert bool(metrics.finite) and int(state.step) == 2
 
 
 def test_the_published_mesh_shapes_divide_the_published_models():

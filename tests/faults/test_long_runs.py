@@ -1,0 +1,37 @@
+"""A long run takes no more memory and no more files than a short one."""
+
+import gc
+import os
+
+import pytest
+from tiny_run import PLAIN, build, records, shared_programs, train_here, write_config  # noqa: F401
+
+EVALUATIONS = 500
+
+
+@pytest.mark.slow
+def test_five_hundred_evaluations_leave_open_files_as_they_were_and_little_memory(tmp_path):
+    bindings = (
+        *PLAIN,
+        f"Trainer.steps = {EVALUATIONS}",
+        "Trainer.log_every = 10",
+        "CheckpointPolicy.every = 25",
+        "CheckpointPolicy.keep_last = 1",
+        "Trainer.eval_every = 1",
+    )
+    tiny = build(write_config(tmp_path, without=("RecurrentCell",)), *bindings)
+    seen = []
+
+    def look(step, state, batch):
+        if step % 50 == 0:
+            gc.collect()
+            with open("/proc/self/statm") as statistics:
+                pages = int(statistics.read().split()[1])
+            seen.append((pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))))
+        return state, batch
+
+    train_here(tiny, tmp_path / "run", hook=look)
+    assert len(records(tmp_path / "run", "eval/")) == EVALUATIONS
+    memory, files = zip(*seen[1:])
+    assert max(memory) < 1.05 * memory[0], memory  # 1.027 when this was written
+    assert max(files) <= files[0] + 1, files

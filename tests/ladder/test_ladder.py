@@ -1,0 +1,213 @@
+"""The ladder runs every entry of a sweep once, whatever stops it, and ends in the tables."""
+
+import importlib.util
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fabricated_runs import ROOT
+from quick_commands import quick_environment
+from tiny_run import contents
+
+from brt.reporting.gin_text import read_gin_file, write_gin
+from brt.reporting.ladder import LadderError
+
+
+def a_file(folder, *lines):
+    (folder / "sweep.txt").write_text("\n".join(lines))
+    return folder / "sweep.txt"
+
+
+@pytest.fixture(scope="module")
+def ladder():
+    path = Path(ROOT / "scripts" / "ladder.py")
+    spec = importlib.util.spec_from_file_location("ladder_script", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside."""
+
+
+def pretended(calls, kill_at=None):
+    """Stands for `brt.train` and `brt.evaluate`; dies before call number `kill_at`."""
+
+    def command(module, *arguments):
+        if len(calls) == kill_at:
+            raise Killed
+        calls.append((module, *arguments))
+        given = dict(a.removeprefix("--").split("=", 1) for a in arguments)
+        workdir = Path(given["workdir"])
+        if module == "brt.train":
+            settings = read_gin_file(given["gin_file"]) | {
+                "Trainer.seed": int(given["gin.Trainer.seed"])
+            }
+            (workdir / "config.gin").write_text(write_gin(settings))
+            return
+        settings = read_gin_file(workdir / "config.gin")
+        bits = settings["BlockRecurrentTransformer.num_layers"] + settings["Trainer.seed"] / 1000
+        found = {"step": settings["Trainer.steps"], "bits_per_token": bits}
+        (workdir / "evaluation_validation.json").write_text(json.dumps(found))
+
+    return command
+
+
+def run_script(ladder, monkeypatch, command, *arguments):
+    names = [*(a.removeprefix("--").split("=")[0] for a in arguments)]
+    own = ("workdir", "sweep", "scale", "corpus", "tokens", "seeds", "print_commands", "collect")
+    for name in (*own, "archive", "gin_bindings"):
+        ladder.FLAGS[name].unparse()
+    assert set(names) <= set(ladder.FLAGS)
+    ladder.FLAGS(["ladder.py", *arguments])
+    monkeypatch.setattr(ladder, "command", command)
+    ladder.run_ladder()
+
+
+def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_finished(
+    ladder, monkeypatch, tmp_path, capsys
+):
+    file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
+    flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
+    flags += ["--tokens=10000", "--seeds=0,3"]
+
+    def go(name, calls, kill_at=None):
+        command = pretended(calls, kill_at)
+        run_script(ladder, monkeypatch, command, *flags, f"--workdir={tmp_path}/{name}")
+        return (tmp_path / name / "tables.md").read_text()
+
+    whole = go("whole", calls := [])
+    assert len(calls) == 8 and "2.002 ± 0.003" in whole and "3.002 ± 0.003" in whole
+    for kill_at in range(8):
+        done = []
+        with pytest.raises(Killed):
+            go(f"killed{kill_at}", done, kill_at)
+        assert go(f"killed{kill_at}", again := []) == whole
+        finished = [call for call in done if call[0] == "brt.evaluate"]
+        assert len([call for call in again if call[0] == "brt.evaluate"]) == 4 - len(finished)
+    assert go("whole", calls := []) == whole and not calls
+    capsys.readouterr()
+    before = contents(tmp_path / "whole")
+    with pytest.raises(LadderError, match=r"(?s)another ladder.*\nTrainer\.steps: \d+ -> "):
+        run_script(ladder, monkeypatch, pretended([]), *flags, "--tokens=20000",
+              f"--workdir={tmp_path}/whole")  # fmt: skip
+    assert contents(tmp_path / "whole") == before
+
+
+def test_a_command_is_printed_for_each_missing_run_and_what_they_left_is_collected(
+    ladder, monkeypatch, tmp_path, capsys
+):
+    file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
+    flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
+    flags += ["--tokens=10000", "--seeds=0,3"]
+    run_script(ladder, monkeypatch, pretended([]), *flags, f"--workdir={tmp_path}/one_by_one")
+    whole = (tmp_path / "one_by_one" / "tables.md").read_text()
+    # A name that the shell would take apart.
+    flags += [f"--workdir={tmp_path}/two words"]
+    capsys.readouterr()
+
+    def lines():
+        run_script(ladder, monkeypatch, pretended(calls := []), *flags, "--print_commands")
+        assert not calls
+        return capsys.readouterr().out.splitlines()
+
+    def carry_out(line):
+        for words in map(shlex.split, line.split(" && ")):
+            if words[0] == "cd":
+                assert Path(words[1]) == Path.cwd()
+            else:
+                assert words[:2] == [sys.executable, "-m"]
+                pretended([])(*words[2:])
+
+    printed = lines()
+    assert len(printed) == 4 == len(set(printed))
+    carry_out(printed[2])
+    assert lines() == [printed[0], printed[1], printed[3]]
+
+    collect_all = (*flags, "--collect", f"--archive={tmp_path}/archives")
+    run_script(ladder, monkeypatch, pretended(calls := []), *collect_all)
+    assert not calls and "pg19_slide_13l, seed 0" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "archives").iterdir()] == [
+        "pg19_slide_12l-seed3.tar.gz"
+    ]
+    for line in lines():
+        carry_out(line)
+    assert lines() == []
+    run_script(ladder, monkeypatch, pretended(calls := []), *collect_all)
+    assert not calls and (tmp_path / "two words" / "tables.md").read_text() == whole
+    with pytest.raises(LadderError, match="give one"):
+        run_script(ladder, monkeypatch, pretended([]), *flags, "--print_commands", "--collect")
+
+
+def test_entries_that_contradict_themselves_are_refused_before_the_first_of_them_trains(
+    ladder, monkeypatch, tmp_path
+):
+    file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_12l.gin Trainer.segment_length=4160")
+    flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
+    flags += ["--tokens=10000", f"--workdir={tmp_path}/ladder"]
+    with pytest.raises(LadderError, match=r"segment_length_4160\.gin: .*segment_length"):
+        run_script(ladder, monkeypatch, pretended(calls := []), *flags)
+    assert not calls
+
+
+def test_a_ladder_that_has_not_trained_yet_may_be_changed(ladder, monkeypatch, tmp_path):
+    """What it lacked, a flag that the error named, is given with the same workdir."""
+    file = a_file(tmp_path, "pg19_slide_12l.gin")
+    flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
+    flags += ["--tokens=10000", f"--workdir={tmp_path}/ladder"]
+    with pytest.raises(Killed):
+        run_script(ladder, monkeypatch, pretended([], kill_at=0), *flags)
+    run_script(
+        ladder, monkeypatch, pretended([]), *flags, "--gin_bindings=TextFiles.skip_empty = True"
+    )
+    (config_file,) = (tmp_path / "ladder" / "configs").iterdir()
+    assert read_gin_file(config_file)["TextFiles.skip_empty"] is True
+
+
+@pytest.mark.slow
+def test_a_ladder_killed_in_training_goes_on_from_its_checkpoint_to_the_same_table(tmp_path):
+    file = a_file(tmp_path, "pg19_slide_12l.gin")
+    for split, count in (("train", 8), ("validation", 3)):
+        (tmp_path / "text" / split).mkdir(parents=True)
+        for number in range(count):
+            text = f"The {number} winds blew, and {number} more. " * 40
+            (tmp_path / "text" / split / f"{number}.txt").write_text(text)
+    environment = quick_environment(tmp_path.parent)
+
+    def begin(name):
+        flags = [f"--workdir={tmp_path}/{name}", f"--sweep={file}", "--scale=tiny"]
+        flags += ["--corpus=configs/corpora/text.gin", "--tokens=20000"]
+        flags += [f'--gin.TextFiles.path="{tmp_path}/text/{{split}}"', "--tokens_per_step=256"]
+        flags += [f'--gin.Corpus.store="{tmp_path}/stores"', "--gin.rsqrt.warmup_steps=10"]
+        with open(tmp_path / f"{name}.log", "a") as log:
+            command = [sys.executable, "scripts/ladder.py", *flags]
+            options = {"cwd": ROOT, "env": environment, "start_new_session": True}
+            return subprocess.Popen(command, stdout=log, stderr=log, **options)
+
+    def end(process, name):
+        assert process.wait() == 0, (tmp_path / f"{name}.log").read_text()[-3000:]
+
+    end(begin("whole"), "whole")
+    process = begin("killed")
+    checkpoints = tmp_path / "killed" / "runs" / "pg19_slide_12l-seed0" / "checkpoints"
+    while not list(checkpoints.glob("[1-9]*")) and process.poll() is None:
+        time.sleep(0.02)
+    assert process.poll() is None, "it ended before it could be killed"
+    os.killpg(process.pid, signal.SIGKILL)  # the ladder and the run it waits for
+    process.wait()
+    assert not (checkpoints.parent / "evaluation_validation.json").exists()
+    end(begin("killed"), "killed")
+    tables = [(tmp_path / name / "tables.json").read_text() for name in ("whole", "killed")]
+    assert tables[0] == tables[1]
+    table = json.loads(tables[0])[0]
+    (row,) = (row for row in table["rows"] if row[0]["text"] == "Slide:12L")
+    assert sum("values" in cell for cell in row) == 1
+    log = (tmp_path / "killed.log").read_text()
+    assert log.count("[1 of 1] pg19_slide_12l, seed 0") == 2

@@ -1,0 +1,149 @@
+"""Files read by parts: the bytes of the file, and a sentence where it is cut short meanwhile."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from paths import ROOT
+from stores import make_store
+
+from brt.data.corpus import Corpus
+from brt.data.sources import files
+from brt.data.stores import writer
+from brt.data.stores.token_store import TokenStore
+from brt.data.vocabularies.base import ByteVocabulary
+from brt.storage import file_parts
+from brt.storage.file_parts import CutShort, FileArray, FileBytes
+
+
+@pytest.fixture
+def content(tmp_path, monkeypatch):
+    """Some bytes, and a file with them that is gone through in small pieces."""
+    monkeypatch.setattr(file_parts, "PIECE", 12)
+    monkeypatch.setattr(file_parts, "SEARCHED", 5)
+    data = np.random.default_rng(0).integers(97, 100, 80, np.uint8).tobytes()
+    (tmp_path / "file").write_bytes(data)
+    return data, tmp_path / "file"
+
+
+def test_slices_and_pieces_are_those_of_the_bytes(content):
+    data, path = content
+    found = FileBytes(path, "")
+    assert len(found) == len(data)
+    for start in (None, 0, 3, 79, 80, 99, -7, -99):
+        for stop in (None, 0, 3, 4, 80, 200, -7):
+            assert found[start:stop] == data[start:stop]
+    assert list(file_parts.pieces(found)) == list(file_parts.pieces(data))
+    assert b"".join(file_parts.pieces(found)) == data
+    assert pickle.loads(pickle.dumps(found)) == data
+
+
+def test_what_is_looked_for_is_found_where_it_is_first(content):
+    data, path = content
+    found = FileBytes(path, "")
+    wanted = [data[a : a + n] for a in range(80) for n in (0, 1, 2, 5, 6, 7, 20)]
+    for text in {*wanted, b"x", b"ax"}:
+        for start in range(82):
+            assert found.find(text, start) == data.find(text, start)
+
+
+def test_an_array_has_the_items_of_the_file(content):
+    data, path = content
+    expected = np.frombuffer(data, "<u4")
+    found = FileArray(path, np.dtype("<u4"), "")
+    assert len(found) == 20
+    for part in (slice(None), slice(3, 9), slice(9, 3), slice(-2, None), slice(30, 40)):
+        assert found[part].dtype == found.dtype and found[part].tolist() == expected[part].tolist()
+    assert np.array_equal(found, expected)
+    assert [len(piece) for piece in found.pieces()] == [3] * 6 + [2]
+    assert np.concatenate(list(found.pieces())).tolist() == expected.tolist()
+
+
+def test_files_are_closed_with_what_reads_them(content):
+    before = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
+    opened = [FileBytes(content[1], "") for _ in range(20)]
+    del opened
+    after = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
+    assert len(after) == len(before)
+
+
+def test_a_file_that_is_cut_short_is_named_with_both_sizes_and_what_to_do(content):
+    data, path = content
+    found = FileBytes(path, "Make it anew.")
+    os.truncate(path, 50)
+    assert found[:50] == data[:50]
+    with pytest.raises(CutShort) as caught:
+        found[40:60]
+    assert str(caught.value) == (
+        f"{path} was cut short while it was read: it had 80 bytes, and has 50 now. Make it anew."
+    )
+
+
+READS = """
+import sys
+from brt.data.stores.token_store import TokenStore
+from brt.data.sources.files import TextFiles
+kind, path = sys.argv[1:]
+if kind == "store":
+    store = TokenStore(path)
+    read = lambda: store.tokens(2, 5000, 5010).sum() + store.weights(2, 5000, 5010).sum()
+else:
+    from brt.data.sources import files
+    files.WHOLE = 100
+    (document,) = TextFiles(path, suffix=".bin").documents("train")
+    read = lambda: document.data[20000:20010]
+read()
+print("open", flush=True)
+sys.stdin.readline()
+try:
+    read()
+except ValueError as error:
+    sys.exit(f"sentence: {error}")
+"""
+
+
+@pytest.mark.parametrize("kind", ["store", "text"])
+def test_a_process_whose_file_is_cut_short_ends_with_a_sentence_and_no_signal(kind, tmp_path):
+    path = tmp_path / "store"
+    make_store(path, [3, 9, 12_000], weighted=True)
+    line = [sys.executable, "-c", READS, kind, str(path if kind == "store" else path / "*.bin")]
+    if kind == "text":
+        (path / "weights.bin").unlink()
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(line, cwd=ROOT, env=environment, text=True, **pipes)
+    assert process.stdout.readline() == "open\n"
+    os.truncate(path / "tokens.bin", 4096)
+    _, err = process.communicate("\n", timeout=60)
+    assert process.returncode == 1, err
+    assert f"sentence: {path / 'tokens.bin'} was cut short while it was read" in err
+
+
+def test_a_text_that_is_cut_short_while_it_is_encoded_makes_no_store(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "WHOLE", 50)
+    monkeypatch.setattr(writer, "PIECE", 7)
+    path = tmp_path / "text" / "long.txt"
+    path.parent.mkdir()
+    path.write_bytes(b"x" * 1000)
+
+    class Truncating(ByteVocabulary):
+        def encode(self, data, title):
+            os.truncate(path, 500)
+            return super().encode(data, title)
+
+    corpus = Corpus(str(tmp_path / "store"), files.TextFiles(str(path.parent)), Truncating())
+    with pytest.raises(ValueError, match=rf"{path} was cut short while it was read.*Run the same"):
+        corpus.prepare("train", quiet=True, workers=1)
+    assert not corpus.exists("train")
+
+
+def test_a_store_is_read_with_few_handles(tmp_path):
+    make_store(tmp_path / "store", [3, 9])
+    before = len(os.listdir("/proc/self/fd"))
+    store = TokenStore(tmp_path / "store")
+    for _ in range(100):
+        store.tokens(1)
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
