@@ -104,7 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     overlaps = [int(number) for number in options.overlaps.split(",")]
     rows: dict[tuple[str, int], dict[str, dict[str, float]]] = {}
     for workdir in options.runs:
-        name, _, seed = re.fullmatch(r"(.*?)(-seed(\d+))?", workdir.name).groups()
+        name = re.sub(r"-seed\d+$", "", workdir.name)
+        seed = workdir.name.removeprefix(name)
         for again, figures in figures_of(workdir, overlaps, options.split).items():
             rows.setdefault((name, int(again)), {})[seed] = figures
     beside = rows.get((options.baseline, 0))
