@@ -31,8 +31,8 @@ EXTRAS = {
         "importlib_resources>=6,<8",  # which tensorflow-datasets uses and does not name
     ],
     "text": ["tokenizers>=0.20,<0.24"],
-    # Beam wants protobuf below 7, pyarrow below 26, pillow below 13 and python-dateutil below 3:
-    # pip finds such versions that go with all other extras here, or replaces newer ones.
+    # Beam wants protobuf below 7, with which seqio does not start (sentencepiece's protocol wants 7):
+    # in an environment of its own.
     "beam": ["apache-beam>=2.70,<3"],
     "storage": ["gcsfs>=2025.3", "google-cloud-storage>=3,<4"],
     "wandb": ["wandb>=0.18,<1"],

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Without scripts/malloc.sh: tests compile more than they compute, in processes that share a memory.
-source scripts/environment.sh "[beam,browser,data,dev,notebooks,report,storage,text,wandb]"
+source scripts/environment.sh "[browser,data,dev,notebooks,report,storage,text,wandb]"
 selected=(-m "not slow")
 if [ "${1:-}" = "--slow" ]; then
     selected=()

@@ -129,8 +129,9 @@ def test_a_document_that_cannot_be_ends_in_its_sentence(place, capfd):
     assert len(finished(corpus(place))) == 4
 
 
-def test_a_bucket_that_workers_do_not_see_is_told(place):
+def test_a_bucket_that_workers_do_not_see_is_told(place, monkeypatch):
     """memory:// is the memory of one process."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the workers' vocabulary
     with pytest.raises(OSError, match=r"not in memory://.*: its workers have to see that folder"):
         prepare(corpus(place, remote=True), BeamRunner("FnApiRunner", PROCESSES))
 
