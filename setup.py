@@ -31,7 +31,7 @@ EXTRAS = {
         "importlib_resources>=6,<8",  # which tensorflow-datasets uses and does not name
     ],
     "text": ["tokenizers>=0.20,<0.24"],
-    # Beam wants protobuf below 7, with which seqio does not start (sentencepiece's protocol wants 7):
+    # Beam wants protobuf below 7, with which seqio does not start (sentencepiece wants 7):
     # in an environment of its own.
     "beam": ["apache-beam>=2.70,<3"],
     "storage": ["gcsfs>=2025.3", "google-cloud-storage>=3,<4"],
