@@ -187,6 +187,31 @@ def test_a_gain_over_distance_is_the_difference_of_two_runs_up_to_each_position(
     assert (line.name, line.x, line.y) == ("run", [200, 4000], [0.5, 0.25])
 
 
+def test_what_a_state_is_worth_is_shown_by_layer_and_by_place_in_the_segment(tmp_path):
+    run = a_run(tmp_path / "run", "map_rec", 2.0)
+    numbers = {"layer3/state_norm": 1.0, "layer3/state_share": 0.25, "layer5/state_norm": 2.0}
+    numbers |= {"layer3/half_life_tokens": 8.53, "layer3/half_life_tokens_p10": 7.0}
+    for what, cost in (("cleared", 0.25), ("zeroed", 0.125), ("swapped", 0.5)):
+        numbers |= {f"cost_{what}": cost, f"cost_{what}_error": 0.0002}
+    by_place = {"name": "difference by place in the segment", "x": [0, 16], "y": [0.5, 0.25]}
+    tops = {"name": "top tokens by place in the segment", "x": [0, 16], "y": [3, 4]}
+    (run / "studies").mkdir()
+    for name, content in (
+        ("memory_use", {"study": "memory_use", "numbers": numbers}),
+        ("compare-cleared", {"study": "compare", "series": [tops, by_place], "excerpts": []}),
+    ):
+        (run / "studies" / f"{name}.json").write_text(json.dumps(content))
+    pack(run, tmp_path / "runs" / "map_window" / "run.tar.gz")
+    found = results(tmp_path / "runs")
+    costs = ["0.2500 ± 0.0002", "0.1250 ± 0.0002", "0.5000 ± 0.0002"]
+    assert [[cell.text for cell in row] for row in found.tables["map_window_memory"].rows] == [
+        ["run", "layer3", *costs, "25.0", "8.5"],
+        ["run", "layer5", *costs, "not run", "not run"],
+    ]
+    (line,) = found.plots["map_window_segment"].lines
+    assert (line.name, line.x, line.y) == ("run", [0, 16], [0.5, 0.25])
+
+
 def test_the_page_is_what_the_archived_records_give(tmp_path):
     shutil.copytree(PAGE, tmp_path / "results")
     page = tmp_path / "results" / "README.md"

@@ -19,6 +19,7 @@ from brt.reporting.results.archive import ENDING, unpack
 from brt.reporting.results.distances import distance_plot
 from brt.reporting.results.excerpts import excerpts_table, kinds_table
 from brt.reporting.results.gains import Gain, gain_plot, gain_table, gains, num_states, runs_table
+from brt.reporting.results.memory_use import memory_table, segment_plot
 from brt.reporting.runs import open_runs
 
 PAGE = "README.md"
@@ -64,9 +65,11 @@ def results(folder: Path) -> Results:
     Each folder NAME of archives is one ladder, and becomes the tables `NAME` (recurrent beside
     plain runs), `NAME_runs` (every run at the end of its training) and, where NAME ends in one of
     `AXES`, the figure of that name. By studies of its runs there are the tables `NAME_excerpts`,
-    where the state helps most, and `NAME_kinds`, the kinds of tokens that a difference is of, and
-    the figure `NAME_distance`, the gain over distance. Plain runs serve every ladder. The papers'
-    tables have the name of their ladder before their own: `small_table_1`.
+    where the state helps most, `NAME_kinds`, the kinds of tokens that a difference is of, and
+    `NAME_memory`, what the state is worth and how long it lasts; and the figures `NAME_distance`,
+    the gain over distance, and `NAME_segment`, the cost of clearing within a segment. Plain runs
+    serve every ladder. The papers' tables have the name of their ladder before their own:
+    `small_table_1`.
 
     folder: of NAME/RUN.tar.gz.
 
@@ -90,14 +93,19 @@ def results(folder: Path) -> Results:
                 axis = AXES.get(name.rsplit("_", 1)[-1])
                 if axis:
                     plots[name] = gain_plot(name, axis.label, found, axis.value, _line(axis, found))
-            if distance := distance_plot(f"{name}_distance", own):
-                plots[distance.name] = distance
-            for made in (
+            for plot in (
+                distance_plot(f"{name}_distance", own),
+                segment_plot(f"{name}_segment", own),
+            ):
+                if plot:
+                    plots[plot.name] = plot
+            for table in (
                 excerpts_table(f"{name}_excerpts", own),
                 kinds_table(f"{name}_kinds", own),
+                memory_table(f"{name}_memory", own),
             ):
-                if made:
-                    tables[made.name] = made
+                if table:
+                    tables[table.name] = table
             for table in (table for paper in PAPERS for table in paper_tables(paper, own)):
                 if table.has_measurements:
                     tables[f"{name}_{table.name}"] = table
