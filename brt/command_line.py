@@ -117,15 +117,17 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
         except Terminated as asked:
             print(f"\n{asked}", file=sys.stderr)
             _leave("it was asked to end.", TERMINATED)
-        except EXPLAINED as error:
+        except (*EXPLAINED, jax.errors.JaxRuntimeError) as error:
+            reason = str(error).partition("\n")[0]
+            if processes.is_watched() and processes.is_failed_collective(error):
+                processes.leave(f"Another process ended, or cannot be reached ({reason}).")
+            if not isinstance(error, EXPLAINED):
+                if processes.is_watched():
+                    processes.end(reason)
+                raise
             logging.debug("traceback", exc_info=True)
             print(f"\nError: {config.message(error)}", file=sys.stderr)
             _leave(config.message(error), 1)
-        except jax.errors.JaxRuntimeError as error:
-            if not processes.is_watched():
-                raise
-            reason = str(error).partition("\n")[0]
-            processes.leave(f"Another process ended, or cannot be reached ({reason}).")
         finally:
             compilation_cache.end()
         processes.end()

@@ -8,6 +8,7 @@ ended, and one that misses another ends with a sentence. A run of one process do
 import contextlib
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -25,6 +26,9 @@ MEETING = 3600
 """Seconds that a process waits for the others to say how they were started."""
 AGAIN = "Start all processes again: they go on from the newest checkpoint."
 ALIVE = "brt/alive/"
+FAILED_COLLECTIVE = re.compile(
+    "(ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE|UNKNOWN): "
+)
 DONE = "done"
 FAILED = "failed: "
 
@@ -124,6 +128,14 @@ def watch() -> None:
 def is_watched() -> bool:
     """Tells if this process is one of several."""
     return _watch is not None
+
+
+def is_failed_collective(error: Exception) -> bool:
+    """Tells if an error is that other processes cannot be reached, by the status it begins with.
+
+    JAX raises it as JaxRuntimeError where a step is run, and as ValueError where an array is read.
+    """
+    return FAILED_COLLECTIVE.match(str(error)) is not None
 
 
 def end(error: str | None = None) -> None:

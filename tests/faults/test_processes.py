@@ -9,11 +9,60 @@ import sys
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 from tiny_run import records, write_config
 
-from brt import processes
+from brt import command_line, processes
+
+LOST = "UNKNOWN: Gloo AllGather failed: [pair.cc:538] Read error [127.0.0.1]: Connection reset"
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (jax.errors.JaxRuntimeError(LOST), True),
+        (ValueError(LOST), True),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), False),
+        (ValueError("Trainer.steps = 0: UNKNOWN: at least 1"), False),
+    ],
+)
+def test_an_error_of_a_collective_ends_in_words_about_the_other_processes_and_others_as_they_are(
+    monkeypatch, capsys, error, lost
+):
+    told = []
+
+    class Left(SystemExit):
+        pass
+
+    def leave(status):
+        raise Left(status)
+
+    def main():
+        raise error
+
+    def run(explained, flags_parser):
+        explained(["brt"])
+
+    monkeypatch.setattr(processes, "is_watched", lambda: True)
+    monkeypatch.setattr(processes, "end", told.append)
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(command_line.app, "run", run)
+    monkeypatch.setattr(command_line.compilation_cache, "begin", lambda at: None)
+    monkeypatch.setattr(command_line.compilation_cache, "end", lambda: None)
+    with flagsaver.flagsaver(), pytest.raises((Left, jax.errors.JaxRuntimeError)) as ended:
+        flags.FLAGS.mark_as_parsed()
+        command_line.run(main)
+    said = capsys.readouterr().err
+    assert ("cannot be reached (UNKNOWN: Gloo" in said) == lost
+    assert ("Start all processes again" in said) == lost
+    # One that failed by itself tells the others why.
+    assert told == ([] if lost else [str(error)])
+    assert isinstance(ended.value, Left) == (lost or isinstance(error, ValueError))
+
 
 # With a service in this process.
 
