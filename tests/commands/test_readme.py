@@ -85,7 +85,7 @@ def test_the_commands_name_systems_and_corpora():
     [
         *training_commands(),
         ["configs/quickstart.gin"],
-        ["configs/quickstart.gin", 'RecurrentCell.gate = "lstm"'],
+        ["configs/quickstart.gin", 'RecurrentCell.gate = "fixed"'],
         [
             "configs/small/rec_fixed_skip.gin+configs/corpora/text.gin",
             'TextFiles.path = "books/{split}"',
