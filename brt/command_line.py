@@ -81,7 +81,10 @@ def terminable(advice: str) -> Iterator[None]:
     def end(number, frame):
         raise Terminated(f"Asked to end: {advice}")
 
-    if threading.current_thread() is not threading.main_thread():  # in a notebook's server, say
+    # A notebook's server, say, runs this in another thread. In one of several processes SIGTERM is
+    # JAX's, whose handler could not be put back; it is heeded at the first step after this.
+    elsewhere = threading.current_thread() is not threading.main_thread()
+    if elsewhere or jax.distributed.is_initialized():
         yield
         return
     previous = signal.signal(signal.SIGTERM, end)

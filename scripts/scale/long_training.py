@@ -3,12 +3,12 @@
     python scripts/scale/long_training.py --workdir soak --hours 6 [--processes 2]
 
 A small recurrent model is trained on made-up books, with an evaluation every 200 steps and a
-checkpoint every 100. Every half minute the resident memory, the open files and the processor time of
-each process are written to WORKDIR/samples.jsonl beside the step that the run has reached. In the end
-the processes are stopped as a scheduler would stop them, and a table by tenths of the time is printed.
-The same command goes on with a run that was stopped, and adds to its samples; `--hours 0` prints the
-table alone. Exit status 0 if after its first ten minutes the run grew by at most 5 % in memory and in
-processor time a step, and by no open file.
+checkpoint every 100. Every half minute the resident memory, the open files and the processor time
+of each process are written to WORKDIR/samples.jsonl beside the step that the run has reached. In
+the end the processes are stopped as a scheduler would stop them, and a table by tenths of the time
+is printed. The same command goes on with a run that was stopped, and adds to its samples;
+`--hours 0` prints the table alone. Exit status 0 if after its first ten minutes the run grew by at
+most 5 % in memory and in processor time a step, and by no open file.
 """
 
 import argparse
@@ -145,7 +145,7 @@ def read_samples(path: Path) -> list[list[dict]]:
 
 
 def tenths(samples: list[dict]) -> list[dict[str, float]]:
-    """Returns the highest memory, most files, and time a step in tenths of a start, after warming up."""
+    """Returns highest memory, most files and time a step of the tenths of a start, once warm."""
     warm = [found for found in samples if found["elapsed"] >= WARM_UP_SECONDS]
     rows = []
     for number in range(TENTHS):

@@ -259,6 +259,34 @@ def test_another_binding_in_one_process_is_named_by_all_and_nothing_is_written(t
     assert not (tmp_path / "run").exists()
 
 
+def test_one_of_several_processes_leaves_sigterm_to_jax_while_it_prepares(monkeypatch):
+    def handler(number, frame):
+        """Stands for JAX's."""
+
+    previous = signal.signal(signal.SIGTERM, handler)
+    try:
+        for several in (True, False):
+            monkeypatch.setattr(jax.distributed, "is_initialized", lambda told=several: told)
+            with command_line.terminable("again."):
+                assert (signal.getsignal(signal.SIGTERM) is handler) == several
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@pytest.mark.slow
+def test_processes_of_which_one_has_prepared_the_corpus_save_and_stop_at_sigterm(tmp_path):
+    path = write_config(tmp_path, *LINES[1:], "Trainer.steps = 1_000_000")
+    started = begin(path, tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    until(lambda: metrics.exists() and metrics.read_text().count("\n") > 12, seconds=300)
+    for process in started:
+        process.send_signal(signal.SIGTERM)
+    statuses, outputs = ends(started)
+    assert statuses == [0, 0], outputs
+    step = int(re.search(r"saved step (\d+), run again", outputs[0])[1])
+    assert (tmp_path / "run" / "checkpoints" / str(step)).is_dir()
+
+
 @pytest.mark.slow
 def test_a_process_that_cannot_begin_ends_the_others_with_its_reason(tmp_path):
     path = write_config(tmp_path, *LINES)

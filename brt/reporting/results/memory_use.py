@@ -1,4 +1,4 @@
-"""What the carried state costs when it is taken away, and how long it lasts, for the page of results."""
+"""What a state costs when it is taken away, and how long it lasts, for the page of results."""
 
 import re
 from collections.abc import Iterable
@@ -42,7 +42,8 @@ def memory_table(name: str, groups: Iterable[Group]) -> Table | None:
     titles += ["share of attention from states, %", "half of the state is left after, tokens"]
     caption = (
         "Bits per token that later segments cost without their state, ± the standard error over "
-        "segments. Cleared: the learned initial state before every segment. By `--study=memory_use`."
+        "segments. Cleared: the learned initial state before every segment. By "
+        "`--study=memory_use`."
     )
     columns = [Column("", title) for title in titles]
     return Table(name, "What the state is worth", caption, columns, rows) if rows else None
