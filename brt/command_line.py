@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -125,9 +126,10 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
             if processes.is_watched() and processes.is_failed_collective(error):
                 processes.leave(f"Another process ended, or cannot be reached ({reason}).")
             if not isinstance(error, EXPLAINED):
-                if processes.is_watched():
-                    processes.end(reason)
-                raise
+                if not processes.is_watched():
+                    raise
+                traceback.print_exc()
+                _leave(reason, 1)
             logging.debug("traceback", exc_info=True)
             print(f"\nError: {config.message(error)}", file=sys.stderr)
             _leave(config.message(error), 1)

@@ -114,14 +114,16 @@ def last_step(metrics: Path) -> int:
 def train(folder: Path, hours: float, count: int) -> None:
     """Trains for so long, writes samples, and stops the processes by SIGTERM."""
     processes = start(folder, count)
-    begun = time.monotonic()
+    begun, start_time = time.monotonic(), round(time.time())
     with open(folder / "samples.jsonl", "a", encoding="utf-8") as out:
         while time.monotonic() - begun < hours * 3600:
             time.sleep(SAMPLE_SECONDS)
             if any(process.poll() is not None for process in processes):
+                for process in processes:
+                    process.kill()
                 sys.exit(f"A process ended too early: see {folder}/process_*.log")
             line = {
-                "start": round(time.time() - (time.monotonic() - begun)),
+                "start": start_time,
                 "elapsed": round(time.monotonic() - begun, 1),
                 "step": last_step(folder / "run" / "metrics.jsonl"),
                 "processes": [sample(process.pid) for process in processes],
@@ -138,14 +140,15 @@ def read_samples(path: Path) -> list[list[dict]]:
     starts: dict[int, list[dict]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         found = json.loads(line)
-        # The start's second is computed anew for each sample.
-        key = next((known for known in starts if abs(known - found["start"]) < 60), found["start"])
-        starts.setdefault(key, []).append(found)
+        starts.setdefault(found["start"], []).append(found)
     return list(starts.values())
 
 
 def tenths(samples: list[dict]) -> list[dict[str, float]]:
-    """Returns highest memory, most files and time a step of the tenths of a start, once warm."""
+    """Returns highest memory, fewest files and time a step of the tenths of a start, once warm.
+
+    A checkpoint that is being written opens files: what stays open is the fewest.
+    """
     warm = [found for found in samples if found["elapsed"] >= WARM_UP_SECONDS]
     rows = []
     for number in range(TENTHS):
@@ -160,7 +163,7 @@ def tenths(samples: list[dict]) -> list[dict[str, float]]:
                 "hours": part[-1]["elapsed"] / 3600,
                 "step": part[-1]["step"],
                 "megabytes": max(p["megabytes"] for found in part for p in found["processes"]),
-                "files": max(p["files"] for found in part for p in found["processes"]),
+                "files": min(max(p["files"] for p in found["processes"]) for found in part),
                 "milliseconds": (seconds[1] - seconds[0]) / max(steps, 1) * 1000,
             }
         )
@@ -179,6 +182,8 @@ def main() -> int:
         (folder / "config.gin").write_text(CONFIG.format(folder=folder), encoding="utf-8")
     if arguments.hours:
         train(folder, arguments.hours, arguments.processes)
+    if not (folder / "samples.jsonl").exists():
+        sys.exit(f"There is no {folder}/samples.jsonl: nothing was trained there, give --hours.")
     grown = False
     for samples in read_samples(folder / "samples.jsonl"):
         if sum(found["elapsed"] >= WARM_UP_SECONDS for found in samples) < 2 * TENTHS:

@@ -159,7 +159,7 @@ def _shown(plot):
 
 
 def write_results(folder: Path) -> int:
-    """Rebuilds a folder's page, figures and their numbers from runs/; returns the files written.
+    """Rebuilds a folder's page and figures, with their numbers, from runs/; returns the files written.
 
     folder: with README.md and runs/.
 
@@ -173,9 +173,11 @@ def write_results(folder: Path) -> int:
     found = results(folder / "runs")
     text = fill(page.read_text(encoding="utf-8"), found)
     figures = folder / "figures"
-    for name, plot in found.plots.items():
+    shown = {name for kind, name in MARKED.findall(text) if kind == "figure"}
+    plots = {name: plot for name, plot in found.plots.items() if name in shown}
+    for name, plot in plots.items():
         figures.mkdir(exist_ok=True)
         (figures / f"{name}.csv").write_text(plot.as_csv(), encoding="utf-8")
         (figures / f"{name}.png").write_bytes(png(plot))
     page.write_text(text, encoding="utf-8")
-    return 1 + 2 * len(found.plots)
+    return 1 + 2 * len(plots)
