@@ -159,7 +159,7 @@ def _shown(plot):
 
 
 def write_results(folder: Path) -> int:
-    """Rebuilds a folder's page and figures, with their numbers, from runs/; returns the files written.
+    """Rebuilds a folder's page and figures, with their numbers, from runs/; returns the files made.
 
     folder: with README.md and runs/.
 
