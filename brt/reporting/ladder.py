@@ -75,7 +75,7 @@ class SweepEntry(NamedTuple):
     Attributes:
         name: of its config and its runs.
         settings: every binding of it.
-        paper: content of rung.json: the config, and the settings it stands for in the tables.
+        paper: content of stands_for.json: the config, and the settings it stands for in the tables.
     """
 
     name: str

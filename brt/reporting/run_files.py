@@ -86,7 +86,7 @@ STUDY = Fields(
 """The content of studies/<name>.json; README.md in `brt/evaluation` says what it means."""
 
 STANDS_FOR = Fields({}, {"settings": dict})
-"""The content of rung.json."""
+"""The content of stands_for.json."""
 
 SCALAR = float | str | bool | None
 AGAIN = "remove the file, or have it written again"

@@ -19,8 +19,10 @@ from brt.reporting.run_files import (
 from brt.training.records.run_folder import read_metrics
 from brt.training.settings import FREE_TO_CHANGE
 
-STANDS_FOR_FILE = "rung.json"
+STANDS_FOR_FILE = "stands_for.json"
 """In the run folder of a ladder: what the run stands for in the paper's tables."""
+OLD_STANDS_FOR_FILE = "rung.json"
+"""The same in folders of runs before that name."""
 
 
 REQUIRED = ("Trainer.segment_length",)
@@ -84,9 +86,8 @@ class Run:
         found = [path.parent for path in self.folder.glob("recordings/*/manifest.json")]
         self.recordings = sorted(found, key=lambda path: (not path.name.endswith("kept"), path))
         self.rows: dict[str, dict[str, Any]] = {}
-        entries = (
-            [self.folder / STANDS_FOR_FILE] if (self.folder / STANDS_FOR_FILE).exists() else []
-        )
+        entries = [self.folder / name for name in (OLD_STANDS_FOR_FILE, STANDS_FOR_FILE)]
+        entries = [path for path in entries if path.exists()][-1:]
         read = self._read_all(entries, read_stands_for, lambda p: "entry")
         self.stands_for = read.get("entry", {})
 

@@ -140,7 +140,7 @@ def filled(run, name, sizes, segment_length):
     """Measured cells of a table's rows, where the tiny run stands for a published model."""
     settings = {f"TransformerXL.{size}": value for size, value in sizes.items()}
     settings |= {"Trainer.segment_length": segment_length, "Trainer.steps": 200_000}
-    (run / "rung.json").write_text(json.dumps({"settings": settings}))
+    (run / "stands_for.json").write_text(json.dumps({"settings": settings}))
     tables = paper_tables(TRANSFORMER_XL, collect(open_runs([run])))
     (table,) = (table for table in tables if table.name == name)
     heads = [head.removesuffix(", stores") for head in table.heads()]

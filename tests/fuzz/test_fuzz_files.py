@@ -338,7 +338,7 @@ def test_a_spoilt_run_folder_is_reported_or_refused(scale, tmp_path, monkeypatch
     (base / "studies" / "compare-cleared.json").write_text(STUDY)
     (base / "studies" / "attention.json").write_text(MAPS)
     np.savez(base / "studies" / "maps.npz", m=np.arange(6.0).reshape(2, 3))
-    of_json = ["evaluation_test.json", "rung.json", "metrics.jsonl"]
+    of_json = ["evaluation_test.json", "stands_for.json", "metrics.jsonl"]
     of_json += ["studies/compare-cleared.json", "studies/attention.json"]
     others = ["operative_config.gin", "config.gin", "studies/maps.npz"]
 

@@ -178,7 +178,7 @@ def test_a_model_of_another_scale_fills_its_row_and_says_its_own_size_and_steps(
         runs.append(tmp_path / entry.name)
         runs[-1].mkdir()
         (runs[-1] / "config.gin").write_text(write_gin(entry.settings))
-        (runs[-1] / "rung.json").write_text(json.dumps(entry.paper))
+        (runs[-1] / "stands_for.json").write_text(json.dumps(entry.paper))
         figures = json.dumps({"step": 10**9, "bits_per_token": 2.5})
         (runs[-1] / "evaluation_test.json").write_text(figures)
     table = table_of(runs)
@@ -208,7 +208,7 @@ def test_the_entries_of_a_sweep_at_the_papers_scale_fill_all_rows_with_no_note(t
         runs.append(tmp_path / entry.name)
         runs[-1].mkdir()
         (runs[-1] / "config.gin").write_text(write_gin(entry.settings))
-        (runs[-1] / "rung.json").write_text(json.dumps(entry.paper))
+        (runs[-1] / "stands_for.json").write_text(json.dumps(entry.paper))
         figures = {"step": 10**9, **dict.fromkeys(scalars, 100.0 + number)}
         (runs[-1] / "evaluation_test.json").write_text(json.dumps(figures))
     shown = set()

@@ -176,7 +176,7 @@ def test_the_entries_of_a_table_s_sweep_fill_its_rows_in_order_and_no_other_cell
         runs.append(tmp_path / entry.name)
         runs[-1].mkdir()
         (runs[-1] / "config.gin").write_text(write_gin(entry.settings))
-        (runs[-1] / "rung.json").write_text(json.dumps(entry.paper))
+        (runs[-1] / "stands_for.json").write_text(json.dumps(entry.paper))
         names = ("perplexity", "bits_per_token", "answer_accuracy")
         scalars = {"step": 10**9, **dict.fromkeys(names, 100.0 + number_)}
         (runs[-1] / "evaluation_test.json").write_text(json.dumps(scalars))

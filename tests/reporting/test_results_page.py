@@ -85,7 +85,7 @@ def test_an_archive_holds_all_records_and_nothing_learned_and_equal_ones_are_equ
     again = unpack(tmp_path / "one.tar.gz", tmp_path / "out")
     kept = {path.relative_to(again): path for path in again.rglob("*") if path.is_file()}
     assert {str(name) for name in kept} == {
-        "config.gin", "operative_config.gin", "metrics.jsonl", "rung.json",
+        "config.gin", "operative_config.gin", "metrics.jsonl", "stands_for.json",
         "evaluation_validation.json", "studies/reach.json",
     }  # fmt: skip
     assert all(path.read_bytes() == (run / name).read_bytes() for name, path in kept.items())

@@ -20,7 +20,7 @@ def make_run(folder, name, *bindings, files=(), seed=0, evaluations=None, record
         bindings, files: read after it.
         evaluations: split to bits per token, or to a dictionary of scalars.
         records: of metrics.jsonl.
-        entry: content of rung.json, if any.
+        entry: content of stands_for.json, if any.
     """
     folder.mkdir(parents=True)
     settings = {}
@@ -35,7 +35,7 @@ def make_run(folder, name, *bindings, files=(), seed=0, evaluations=None, record
         content = {"step": 10**9, "split": split, **scalars}
         (folder / f"evaluation_{split}.json").write_text(json.dumps(content))
     if entry:
-        (folder / "rung.json").write_text(json.dumps(entry))
+        (folder / "stands_for.json").write_text(json.dumps(entry))
     return folder
 
 

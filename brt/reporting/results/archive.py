@@ -5,7 +5,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from brt.reporting.runs import STANDS_FOR_FILE
+from brt.reporting.runs import OLD_STANDS_FOR_FILE, STANDS_FOR_FILE
 
 KEPT = (
     "config.gin",
@@ -14,6 +14,7 @@ KEPT = (
     "environment.json",
     "metrics.jsonl",
     STANDS_FOR_FILE,
+    OLD_STANDS_FOR_FILE,
     "evaluation_*.json",
     "studies/*.json",
 )
