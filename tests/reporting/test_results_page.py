@@ -17,6 +17,7 @@ from brt.reporting.drawing.table import measured
 from brt.reporting.results.archive import pack, unpack
 from brt.reporting.results.gains import gain_table, gains
 from brt.reporting.results.page import fill, results, write_results
+from brt.reporting.results.systems import systems_table
 from brt.reporting.runs import open_runs
 
 PAGE = ROOT / "docs" / "results"
@@ -69,6 +70,29 @@ def test_a_run_that_was_evaluated_before_its_last_step_is_in_no_gain(tmp_path):
     file = tmp_path / "rec" / "evaluation_validation.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 2999}))
     assert not gains(collect(open_runs(runs)))
+
+
+def test_every_system_stands_beside_the_deepest_window_that_read_the_same_the_best_first(tmp_path):
+    deep = "BlockRecurrentTransformer.num_layers = 9"
+    runs = [
+        a_run(tmp_path / "rec0", "map_rec", 2.25, cleared=2.5),
+        a_run(tmp_path / "rec1", "map_rec", 2.5, seed=1, cleared=2.625),
+        a_run(tmp_path / "deep0", "map_slide", 2.375, deep),
+        a_run(tmp_path / "deep1", "map_slide", 2.75, deep, seed=1),
+        # Better, and less deep: beside it, and not what the others are compared with.
+        a_run(tmp_path / "wide", "map_slide", 2.0, "BlockRecurrentTransformer.window = 16"),
+        a_run(tmp_path / "lstm", "map_lstm", 1.0, ledger="0b", cleared=1.5),
+    ]
+    table = systems_table("all", collect(open_runs(runs)))
+    assert table.columns[7].title == "below Slide:9L"
+    shown = [[cell.values or cell.text for cell in row] for row in table.rows]
+    assert shown == [
+        ["Slide:7L", "16", "256", "–", "1", (2.0,), "–", (0.375,), "–"],
+        ["Rec:fixed:skip:6L, layer 4", "8", "256", "8", "2", (2.25, 2.5), (2.5, 2.625),
+         (0.125, 0.25), (0.25, 0.125)],
+        ["Slide:9L", "8", "256", "–", "2", (2.375, 2.75), "–", "–", "–"],
+    ]  # fmt: skip
+    assert systems_table("all", collect(open_runs(runs[:2]))) is None
 
 
 def test_an_archive_holds_all_records_and_nothing_learned_and_equal_ones_are_equal(tmp_path):

@@ -119,13 +119,8 @@ def gains(groups: Iterable[Group]) -> list[Gain]:
             mean, _ = mean_and_spread(known(other))
             if best is None or mean < best[0]:
                 best = mean, other, both
-        worth = tuple(
-            cleared - kept
-            for run in group.runs
-            if (kept := bits(run)) is not None and (cleared := bits(run, "cleared_")) is not None
-        )
         _, other_group, both = best or (0.0, None, ())
-        found.append(Gain(regime(group), group, other_group, both, worth))
+        found.append(Gain(regime(group), group, other_group, both, worth(group)))
     return sorted(found, key=lambda gain: tuple(map(str, gain.regime[:2])) + gain.regime[2:])
 
 
@@ -140,6 +135,15 @@ def paired(group: Group, other: Group) -> tuple[float, ...]:
             if own is not None and its is not None and read_the_same(run, plain):
                 differences.append(its - own)
     return tuple(differences)
+
+
+def worth(group: Group) -> tuple[float, ...]:
+    """Returns the bits per byte that clearing the state costs each run of a group."""
+    return tuple(
+        cleared - kept
+        for run in group.runs
+        if (kept := bits(run)) is not None and (cleared := bits(run, "cleared_")) is not None
+    )
 
 
 def known(group: Group, prefix: str = "") -> list[float]:
@@ -210,12 +214,14 @@ def in_training(group: Group, prefix: str = "") -> list[float]:
 def system(group: Group) -> str:
     """Returns a group's system, with its layers: `Slide:4L`, `Rec:fixed:skip:3L, layer 3`.
 
-    What else sets it apart from others of its system and size stands after that.
+    Of a smaller model that stands for a published one, that one's name alone: `Slide:13L`. What
+    else sets it apart from others of its system and size stands after that.
     """
     text, layers = group.position.system, f":{group.position.layers}L"
-    text += "" if text.endswith(layers) else layers
-    found = group.runs[0].settings.get("BlockRecurrentTransformer.recurrent_layers", ())
-    text += f", layer {' and '.join(str(layer + 1) for layer in found)}" if found else ""
+    if group.position.layers == model_setting(group.runs[0].settings, "num_layers"):
+        text += "" if text.endswith(layers) else layers
+        found = group.runs[0].settings.get("BlockRecurrentTransformer.recurrent_layers", ())
+        text += f", layer {' and '.join(str(layer + 1) for layer in found)}" if found else ""
     names = "Trainer.clear_state", "RecurrentCell.gate_biases", "RecurrentCell.order"
     others = (f", {name.split('.')[1]} = {group.runs[0].settings.get(name)}" for name in names)
     usual = {", clear_state = False", ", gate_biases = small", ", order = parallel"}

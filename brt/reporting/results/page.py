@@ -20,6 +20,7 @@ from brt.reporting.results.distances import distance_plot
 from brt.reporting.results.excerpts import excerpts_table, kinds_table
 from brt.reporting.results.gains import Gain, gain_plot, gain_table, gains, num_states, runs_table
 from brt.reporting.results.memory_use import memory_table, segment_plot
+from brt.reporting.results.systems import systems_table
 from brt.reporting.runs import open_runs
 
 PAGE = "README.md"
@@ -64,7 +65,8 @@ def results(folder: Path) -> Results:
 
     Each folder NAME of archives is one ladder, and becomes the tables `NAME` (recurrent beside
     plain runs), `NAME_runs` (every run at the end of its training) and, where NAME ends in one of
-    `AXES`, the figure of that name. By studies of its runs there are the tables `NAME_excerpts`,
+    `AXES`, the figure of that name; `NAME_systems` has every system beside the deepest sliding
+    window. By studies of its runs there are the tables `NAME_excerpts`,
     where the state helps most, `NAME_kinds`, the kinds of tokens that a difference is of, and
     `NAME_memory`, what the state is worth and how long it lasts; and the figures `NAME_distance`,
     the gain over distance, and `NAME_segment`, the cost of clearing within a segment. Plain runs
@@ -103,6 +105,7 @@ def results(folder: Path) -> Results:
                 excerpts_table(f"{name}_excerpts", own),
                 kinds_table(f"{name}_kinds", own),
                 memory_table(f"{name}_memory", own),
+                systems_table(f"{name}_systems", own),
             ):
                 if table:
                     tables[table.name] = table

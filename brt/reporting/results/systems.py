@@ -1,0 +1,64 @@
+"""All systems of a ladder that read the same tokens, each beside the deepest sliding window."""
+
+from collections.abc import Sequence
+
+from brt.reporting.collect import Group
+from brt.reporting.drawing.rounding import mean_and_spread
+from brt.reporting.drawing.table import Cell, Column, Table, measured
+from brt.reporting.results.gains import (
+    DECIMALS,
+    NOTHING,
+    known,
+    num_states,
+    paired,
+    regime,
+    system,
+    worth,
+)
+
+BASELINE = "Slide"
+"""How the system begins that the others are compared with."""
+
+
+def systems_table(name: str, groups: Sequence[Group]) -> Table | None:
+    """Returns one row a system, the best first; None without two systems, one a sliding window.
+
+    A system that read other tokens than the baseline, or was not evaluated, has no row.
+
+    Args:
+        name: of the table.
+        groups: of a ladder's runs.
+    """
+    slides = [group for group in groups if group.position.system.startswith(BASELINE)]
+    baseline = max(
+        (group for group in slides if known(group)),
+        key=lambda group: group.position.layers,
+        default=None,
+    )
+    if baseline is None:
+        return None
+    rows = []
+    for group in groups:
+        below = paired(group, baseline)
+        if not below:
+            continue
+        own = regime(group)
+        texts = (system(group), own.window or "–", own.segment_length, num_states(group) or "–",
+                 len(known(group)))  # fmt: skip
+        numbers = known(group), known(group, "cleared_"), () if group is baseline else below
+        cells = [measured(values, DECIMALS) if values else NOTHING for values in numbers]
+        costs = worth(group)
+        cells.append(measured(costs, DECIMALS) if costs else NOTHING)
+        mean, _ = mean_and_spread(known(group))
+        rows.append((mean, [*(Cell(str(text)) for text in texts), *cells]))
+    if len(rows) < 2:
+        return None
+    titles = ["system", "window", "segment", "states", "seeds", "bits/byte", "state cleared"]
+    titles += [f"below {system(baseline)}", "worth of the state"]
+    caption = (
+        "Bits per byte, every byte of the validation split once; ± is the standard deviation over "
+        f"seeds, rounded up. Below {system(baseline)}: how much lower, seed by seed, after the "
+        "same tokens in the same order. Worth: what clearing the state at every segment costs."
+    )
+    ordered = [row for _, row in sorted(rows, key=lambda found: found[0])]
+    return Table(name, "All systems", caption, [Column("", title) for title in titles], ordered)
