@@ -16,6 +16,7 @@ from brt.reporting.collect import collect
 from brt.reporting.drawing.table import measured
 from brt.reporting.results.archive import pack, unpack
 from brt.reporting.results.gains import gain_table, gains
+from brt.reporting.results.over_training import clearing_plot, training_plot
 from brt.reporting.results.page import fill, results, write_results
 from brt.reporting.results.systems import systems_table
 from brt.reporting.runs import open_runs
@@ -93,6 +94,31 @@ def test_every_system_stands_beside_the_deepest_window_that_read_the_same_the_be
         ["Slide:9L", "8", "256", "–", "2", (2.375, 2.75), "–", "–", "–"],
     ]  # fmt: skip
     assert systems_table("all", collect(open_runs(runs[:2]))) is None
+
+
+def test_gain_and_worth_over_training_are_means_over_seeds_where_all_were_evaluated(tmp_path):
+    def trained(name, kind, seed, own, cleared=()):
+        run = a_run(tmp_path / name, kind, 2.0, seed=seed, cleared=2.5 if cleared else None)
+        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for number, bits in enumerate(own):
+            records.append({"step": 1000 * (number + 1), "eval/bits_per_token": bits})
+            if cleared:
+                records[-1]["eval/cleared_bits_per_token"] = cleared[number]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+        return run
+
+    runs = [
+        trained("rec0", "map_rec", 0, (3.0, 2.5, 2.25), (3.0, 3.0, 3.0)),
+        trained("rec1", "map_rec", 1, (3.25, 2.5), (3.5, 2.75)),
+        trained("slide0", "map_slide", 0, (2.75, 2.75, 2.75)),
+        trained("slide1", "map_slide", 1, (2.75, 2.5)),
+    ]
+    found = gains(collect(open_runs(runs)))
+    (line,) = training_plot("training", found).lines
+    assert (line.x, line.y) == ([1000, 2000], [-0.375, 0.125])
+    (line,) = clearing_plot("clearing", found).lines
+    assert (line.x, line.y) == ([1000, 2000], [0.125, 0.375])
+    assert training_plot("training", gains(collect(open_runs(runs[:2])))) is None
 
 
 def test_an_archive_holds_all_records_and_nothing_learned_and_equal_ones_are_equal(tmp_path):

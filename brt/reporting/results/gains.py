@@ -4,7 +4,7 @@ A pair is a recurrent run and a plain one of one seed, whose records say by thei
 data that they read the same tokens in the same order.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from brt.reporting.collect import Group
@@ -126,15 +126,20 @@ def gains(groups: Iterable[Group]) -> list[Gain]:
 
 def paired(group: Group, other: Group) -> tuple[float, ...]:
     """Returns by how many bits per byte each run of a group is better than its pair of another."""
-    differences = []
+    return tuple(
+        its - own
+        for run, plain in pairs(group, other)
+        if (own := bits(run)) is not None and (its := bits(plain)) is not None
+    )
+
+
+def pairs(group: Group, other: Group) -> Iterator[tuple[Run, Run]]:
+    """Yields runs of two groups that have one seed and read the same tokens."""
     for run in group.runs:
         for plain in other.runs:
-            if run.settings.get("Trainer.seed", 0) != plain.settings.get("Trainer.seed", 0):
-                continue
-            own, its = bits(run), bits(plain)
-            if own is not None and its is not None and read_the_same(run, plain):
-                differences.append(its - own)
-    return tuple(differences)
+            seeds = {one.settings.get("Trainer.seed", 0) for one in (run, plain)}
+            if len(seeds) == 1 and read_the_same(run, plain):
+                yield run, plain
 
 
 def worth(group: Group) -> tuple[float, ...]:

@@ -20,6 +20,7 @@ from brt.reporting.results.distances import distance_plot
 from brt.reporting.results.excerpts import excerpts_table, kinds_table
 from brt.reporting.results.gains import Gain, gain_plot, gain_table, gains, num_states, runs_table
 from brt.reporting.results.memory_use import memory_table, segment_plot
+from brt.reporting.results.over_training import clearing_plot, training_plot
 from brt.reporting.results.systems import systems_table
 from brt.reporting.runs import open_runs
 
@@ -69,7 +70,8 @@ def results(folder: Path) -> Results:
     window. By studies of its runs there are the tables `NAME_excerpts`,
     where the state helps most, `NAME_kinds`, the kinds of tokens that a difference is of, and
     `NAME_memory`, what the state is worth and how long it lasts; and the figures `NAME_distance`,
-    the gain over distance, and `NAME_segment`, the cost of clearing within a segment. Plain runs
+    the gain over distance, and `NAME_segment`, the cost of clearing within a segment.
+    `NAME_training` and `NAME_clearing` show gain and worth over the steps of training. Plain runs
     serve every ladder. The papers' tables have the name of their ladder before their own:
     `small_table_1`.
 
@@ -98,6 +100,8 @@ def results(folder: Path) -> Results:
             for plot in (
                 distance_plot(f"{name}_distance", own),
                 segment_plot(f"{name}_segment", own),
+                training_plot(f"{name}_training", found),
+                clearing_plot(f"{name}_clearing", found),
             ):
                 if plot:
                     plots[plot.name] = plot
