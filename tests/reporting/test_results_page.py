@@ -288,6 +288,22 @@ def test_what_a_state_is_worth_is_shown_by_layer_and_by_place_in_the_segment(tmp
     assert (line.name, line.x, line.y) == ("run", [0, 16], [0.5, 0.25])
 
 
+def test_runs_of_a_task_are_points_of_the_paper_s_figure_beside_its_own(tmp_path):
+    for name, accuracy in (("minutes_rmt", 0.75), ("minutes_rec_fixed_skip", 0.5)):
+        run = make_run(
+            tmp_path / name,
+            f"task_models/{name}+tasks/copy",
+            evaluations={"test": {"step": 500, "task_accuracy": accuracy}},
+        )
+        pack(run, tmp_path / "runs" / "tasks" / f"{name}.tar.gz")
+    lines = results(tmp_path / "runs").plots["tasks_rmt_figure_3a"].lines
+    measured_here = {line.name: (line.x, line.y) for line in lines if line.style == "points"}
+    assert measured_here == {
+        "RMT, measured": ([3], [0.75]),
+        "Rec:fixed:skip @1,2, measured": ([3], [0.5]),
+    }
+
+
 def test_the_page_is_what_the_archived_records_give(tmp_path):
     shutil.copytree(PAGE, tmp_path / "results")
     page = tmp_path / "results" / "README.md"

@@ -14,7 +14,7 @@ from brt.reporting.collect import Group, collect
 from brt.reporting.drawing.plots import Plot, png
 from brt.reporting.drawing.table import Table
 from brt.reporting.papers.all import PAPERS
-from brt.reporting.papers.fill import paper_tables
+from brt.reporting.papers.fill import paper_plots, paper_tables
 from brt.reporting.results.archive import ENDING, unpack
 from brt.reporting.results.distances import distance_plot
 from brt.reporting.results.excerpts import excerpts_table, kinds_table
@@ -72,7 +72,7 @@ def results(folder: Path) -> Results:
     `NAME_memory`, what the state is worth and how long it lasts; and the figures `NAME_distance`,
     the gain over distance, and `NAME_segment`, the cost of clearing within a segment.
     `NAME_training` and `NAME_clearing` show gain and worth over the steps of training. Plain runs
-    serve every ladder. The papers' tables have the name of their ladder before their own:
+    serve every ladder. The papers' tables and figures have the name of their ladder before their own:
     `small_table_1`.
 
     folder: of NAME/RUN.tar.gz.
@@ -116,6 +116,9 @@ def results(folder: Path) -> Results:
             for table in (table for paper in PAPERS for table in paper_tables(paper, own)):
                 if table.has_measurements:
                     tables[f"{name}_{table.name}"] = table
+            for plot in (plot for paper in PAPERS for plot in paper_plots(paper, own)):
+                if plot.has_measurements:
+                    plots[f"{name}_{plot.name}"] = plot
     return Results(tables, plots)
 
 
