@@ -72,8 +72,8 @@ def results(folder: Path) -> Results:
     `NAME_memory`, what the state is worth and how long it lasts; and the figures `NAME_distance`,
     the gain over distance, and `NAME_segment`, the cost of clearing within a segment.
     `NAME_training` and `NAME_clearing` show gain and worth over the steps of training. Plain runs
-    serve every ladder. The papers' tables and figures have the name of their ladder before their own:
-    `small_table_1`.
+    serve every ladder. The papers' tables and figures have the name of their ladder before their
+    own: `small_table_1`.
 
     folder: of NAME/RUN.tar.gz.
 
