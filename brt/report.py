@@ -51,8 +51,10 @@ def main(folders: Sequence[str]) -> None:
     if FLAGS.results is not None:
         if folders:
             raise ValueError("--results reads the archives below it: name no run folders with it.")
-        written = write_results(Path(FLAGS.results))
+        written, problems = write_results(Path(FLAGS.results))
         print(f"Written: {written} files in {FLAGS.results}")
+        for problem in problems:
+            print(f"Note: {problem}")
         return
     if not folders:
         raise ValueError("Name the run folders: python -m brt.report RUN [RUN ...] -o report.html")

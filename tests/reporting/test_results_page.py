@@ -15,7 +15,8 @@ from brt.evaluation.token_kinds import KINDS
 from brt.reporting.collect import collect
 from brt.reporting.drawing.table import measured
 from brt.reporting.results.archive import pack, unpack
-from brt.reporting.results.gains import gain_table, gains
+from brt.reporting.results.gain_tables import gain_table
+from brt.reporting.results.gains import gains
 from brt.reporting.results.over_training import clearing_plot, training_plot
 from brt.reporting.results.page import fill, results, write_results
 from brt.reporting.results.systems import systems_table
@@ -50,18 +51,22 @@ def test_a_gain_is_taken_seed_by_seed_from_the_best_plain_stack_on_the_same_toke
         a_run(tmp_path / "slow1", "map_slide", 2.75, "cosine.maximum = 0.001", seed=1),
         a_run(tmp_path / "best0", "map_slide", 2.375),
         a_run(tmp_path / "best1", "map_slide", 2.75, seed=1),
-        # Lower than all, but on other tokens, or with another window.
+        # Better than the best of a seed that the recurrent stack was not trained with.
+        a_run(tmp_path / "best2", "map_slide", 1.0, seed=2),
+        a_run(tmp_path / "slow2", "map_slide", 0.5, "cosine.maximum = 0.001", seed=2),
+        # Lower than all, but on other tokens, with another window, or deeper by two layers.
         a_run(tmp_path / "other", "map_slide", 1.0, "cosine.maximum = 0.008", ledger="0b"),
         a_run(tmp_path / "wide", "map_slide", 1.5, "BlockRecurrentTransformer.window = 16"),
+        a_run(tmp_path / "deep", "map_slide", 1.5, "BlockRecurrentTransformer.num_layers = 8"),
     ]
     (gain,) = gains(collect(open_runs(runs)))
-    assert [run.name for run in gain.plain.runs] == ["best0", "best1"]
+    assert [run.name for run in gain.plain.runs] == ["best0", "best1", "best2"]
     assert gain.gains == (0.125, 0.25) and gain.worth == (0.25, 0.125)
     (row,) = gain_table("map", [gain]).rows
-    assert [cell.text for cell in row][5:9] == [
-        "Rec:fixed:skip:6L, layer 4", "8", "0.002; 0.002", "2",
+    assert [cell.text for cell in row][5:10] == [
+        "Rec:fixed:skip:6L, layer 4", "Slide:7L", "8", "0.002; 0.002", "2",
     ]  # fmt: skip
-    assert [cell.values for cell in row][9:] == [
+    assert [cell.values for cell in row][10:] == [
         (2.375, 2.75), (2.25, 2.5), (2.5, 2.625), (0.125, 0.25), (0.25, 0.125),
     ]  # fmt: skip
 
@@ -150,6 +155,16 @@ def test_an_archive_that_was_cut_short_is_named(tmp_path):
         unpack(archive, tmp_path / "out")
 
 
+def test_an_archive_with_one_byte_changed_is_named(tmp_path):
+    archive = tmp_path / "run.tar.gz"
+    pack(a_run(tmp_path / "run", "map_rec", 2.0), archive)
+    whole = archive.read_bytes()
+    for place in range(10, len(whole), len(whole) // 50):  # after gzip's header, which is told by
+        archive.write_bytes(whole[:place] + bytes([whole[place] ^ 8]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"run\.tar\.gz cannot be read"):
+            unpack(archive, tmp_path / f"out{place}")
+
+
 @pytest.fixture(scope="module")
 def published():
     """Tables of the archived runs."""
@@ -180,10 +195,11 @@ def test_the_readme_s_figures_are_those_of_the_page(published, begin, name, syst
     found = page_row(published[name], "system", system)
     assert (found["window"].text, found["seeds"].text) == ("8", "3")
     kept, cleared, beside = (
-        measured(found[title].values, 3).text for title in ("recurrent", "state cleared", "plain")
+        measured(found[title].values, 3).text
+        for title in ("recurrent", "state cleared", "beside it")
     )
     assert readme_row(begin) == [kept, cleared, f"one more layer instead: {beside}"]
-    assert [round(value, 3) for value in sorted(found["gain over plain"].values)] == gains
+    assert [round(value, 3) for value in sorted(found["gain"].values)] == gains
 
 
 def test_the_quickstart_s_figures_in_the_readme_are_those_of_its_archived_runs(published):
@@ -203,6 +219,39 @@ def test_a_mark_is_filled_with_its_table_or_says_that_nothing_was_run(tmp_path):
     shown, other = text.split("Words.\n")
     assert " 2.0000 |" in shown and "Not run." not in shown
     assert other == "<!-- table map_window -->\nNot run.\n<!-- end -->\n"
+    unclosed = "<!-- table map_steps -->\nWords.\n" + marks[1]
+    with pytest.raises(ValueError, match="<!-- table map_steps --> has no <!-- end -->"):
+        fill(unclosed, found)
+
+
+def test_a_page_without_archives_is_left_as_it_is(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("<!-- table map_steps -->\nnumbers\n<!-- end -->\n")
+    with pytest.raises(ValueError, match="nothing was written"):
+        write_results(tmp_path)
+    assert "numbers" in page.read_text()
+
+
+def test_a_figure_of_gains_names_what_differs_and_needs_two_places(tmp_path):
+    def of(name, kind, bits, *bindings):
+        pack(
+            a_run(tmp_path / name, kind, bits, *bindings),
+            tmp_path / "runs" / "map_window" / f"{name}.tar.gz",
+        )
+
+    lstm = 'RecurrentCell.gate = "lstm"'
+    wide = "BlockRecurrentTransformer.window = 16"
+    of("rec8", "map_rec", 2.0)
+    of("slide8", "map_slide", 2.125)
+    assert "map_window" not in results(tmp_path / "runs").plots
+    of("rec16", "map_rec", 2.0, wide, "RecurrentCell.num_states = 16")
+    of("slide16", "map_slide", 2.25, wide)
+    of("lstm16", "map_rec", 1.75, wide, lstm)
+    lines = results(tmp_path / "runs").plots["map_window"].lines
+    assert {(line.name, *line.x, *line.y) for line in lines} == {
+        ("Rec:fixed:skip:6L, layer 4 over plain", 8, 16, 0.125, 0.25),
+        ("Rec:lstm:skip:6L, layer 4 S 8 over plain", 16, 0.5),
+    }
 
 
 def test_excerpts_show_the_tokens_that_the_state_helps_as_plain_text(tmp_path):
@@ -212,18 +261,21 @@ def test_excerpts_show_the_tokens_that_the_state_helps_as_plain_text(tmp_path):
         "before": "the old\n<b>man|", "text": "Ishmael",
         "nats": math.log(2), "other_nats": math.log(64),
     }  # fmt: skip
+    # Of the text before it the last 60 characters, whatever is marked in them.
+    broken = excerpt | {"text": "\n", "before": "Ahab" + "*" * 51 + "the line|", "token": 1}
     worse = excerpt | {"direction": "worse", "text": "Ahab"}
     (run / "studies").mkdir()
     (run / "studies" / "compare-cleared.json").write_text(
-        json.dumps({"study": "compare", "excerpts": [excerpt, worse]})
+        json.dumps({"study": "compare", "excerpts": [excerpt, broken, worse]})
     )
     pack(run, tmp_path / "runs" / "map_window" / "run.tar.gz")
     found = results(tmp_path / "runs").tables["map_window_excerpts"].as_markdown()
     (row,) = [line for line in found.splitlines() if "Ishmael" in line]
     assert [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] == [
-        r"A \[b\]", "1,234", r"the old \<b\>man\|**Ishmael**", "6.00", "1.00",
-        "900 back, out of reach",
+        r"A \[b\]", "1,234", r"the old \<b\>man\|<b>Ishmael</b>", "6.00", "1.00",
+        "900 back, beyond the window",
     ]  # fmt: skip
+    assert "the line|<b>↵</b>" in found.replace("\\", "")
     assert "Ahab" not in found
 
 
@@ -281,8 +333,8 @@ def test_what_a_state_is_worth_is_shown_by_layer_and_by_place_in_the_segment(tmp
     found = results(tmp_path / "runs")
     costs = ["0.2500 ± 0.0002", "0.1250 ± 0.0002", "0.5000 ± 0.0002"]
     assert [[cell.text for cell in row] for row in found.tables["map_window_memory"].rows] == [
-        ["run", "layer3", *costs, "25.0", "8.5"],
-        ["run", "layer5", *costs, "not run", "not run"],
+        ["run", "layer 4", *costs, "25.0", "8.5"],
+        ["run", "layer 6", *costs, "–", "–"],
     ]
     (line,) = found.plots["map_window_segment"].lines
     assert (line.name, line.x, line.y) == ("run", [0, 16], [0.5, 0.25])

@@ -3,6 +3,7 @@
 import gzip
 import io
 import tarfile
+import zlib
 from pathlib import Path
 
 from brt.reporting.runs import OLD_STANDS_FOR_FILE, STANDS_FOR_FILE
@@ -55,8 +56,10 @@ def unpack(archive: Path, folder: Path) -> Path:
         raise ValueError(f"{archive} is no archive of a run: its name ends in {ENDING}.")
     run = folder / archive.name.removesuffix(ENDING)
     try:
-        with tarfile.open(archive) as tar:
+        # Decompressed to its end first: the checksum stands there.
+        content = gzip.decompress(archive.read_bytes())
+        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
             tar.extractall(run, filter="data")
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{archive} cannot be read ({error}): fetch it anew.") from error
     return run

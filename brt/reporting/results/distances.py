@@ -35,8 +35,8 @@ def distance_plot(name: str, groups: Iterable[Group]) -> Plot | None:
     return Plot(
         name,
         "Gain of recurrence over distance",
-        "Bits per token by which a recurrent run is better than a plain one of its seed, over all "
-        "tokens of all documents up to a position.",
+        "Bits per token by which a recurrent run is better than the one that it was compared with, "
+        "over all tokens of all documents up to a position.",
         "position in the document, tokens",
         "gain so far, bits per token",
         lines,

@@ -28,13 +28,14 @@ def excerpts_table(name: str, groups: Iterable[Group]) -> Table | None:
     run = next(runs, None)
     if run is None:
         return None
-    found = [one for one in run.studies[STUDY]["excerpts"] if one["direction"] == "better"]
+    excerpts = run.studies[STUDY].get("excerpts", ())
+    found = [one for one in excerpts if one["direction"] == "better"]
     titles = "document", "token", "what stands before it, and the token", "bits, state cleared"
     columns = [Column("", title) for title in (*titles, "bits, state kept", "seen before")]
     caption = (
         f"{run.name}: the tokens of each document that the run predicts better with its state kept "
         "than with it cleared at every segment, by the most bits. Seen before: how many tokens "
-        "back the token's word stood last, and whether attention reaches that far."
+        "back the token's word stood last, and whether that is within one window."
     )
     return Table(name, "Where the state helps most", caption, columns, [_row(one) for one in found])
 
@@ -83,12 +84,12 @@ def _key(kind):
 
 
 def _row(excerpt: dict[str, Any]) -> list[Cell]:
-    before = _plain(excerpt["before"])[-SHOWN:]
+    before = _plain(excerpt["before"][-SHOWN:])
     bits = (excerpt[which] / math.log(2) for which in ("other_nats", "nats"))
     return [
         Cell(_plain(excerpt["title"])),
         Cell(f"{excerpt['token']:,}"),
-        Cell(f"{before}**{_plain(excerpt['text']).strip() or '␣'}**"),
+        Cell(f"{before}<b>{_plain(excerpt['text'], breaks='↵').strip() or '␣'}</b>"),
         *(measured([value], BITS) for value in bits),
         Cell(_last_seen(excerpt)),
     ]
@@ -97,11 +98,11 @@ def _row(excerpt: dict[str, Any]) -> list[Cell]:
 def _last_seen(excerpt):
     if excerpt["last_seen"] is None:
         return "never"
-    where = "in reach" if excerpt["where"] == "window" else "out of reach"
-    return f"{excerpt['last_seen']:,} back, {where}"
+    where = "within" if excerpt["where"] == "window" else "beyond"
+    return f"{excerpt['last_seen']:,} back, {where} the window"
 
 
-def _plain(text):
-    """Returns text in one line in which Markdown and HTML mark nothing."""
-    line = re.sub(r"\s+", " ", text)
+def _plain(text, breaks=" "):
+    """Returns text in one line in which Markdown and HTML mark nothing, with a sign for breaks."""
+    line = re.sub(r"\s+", " ", text.replace("\n", breaks))
     return re.sub(r"([\\`*_\[\]<>&#~])", r"\\\1", line)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.table import Cell, Column, Table, measured
+from brt.reporting.results.gain_tables import NOTHING
 
 STUDY = "memory_use"
 """The study that holds costs and half-lives."""
@@ -33,24 +34,31 @@ def memory_table(name: str, groups: Iterable[Group]) -> Table | None:
             life = numbers.get(f"{layer}/half_life_tokens")
             rows.append(
                 [
-                    *(Cell(run.name), Cell(layer), *costs),
-                    measured([] if share is None else [100 * share], 1),
-                    measured([] if life is None else [life], 1),
+                    *(Cell(run.name), Cell(_counted_from_one(layer)), *costs),
+                    NOTHING if share is None else measured([100 * share], 1),
+                    NOTHING if life is None else measured([life], 1),
                 ]
             )
     titles = ["run", "layer", "cleared costs", "zeroed costs", "another document's costs"]
     titles += ["share of attention from states, %", "half of the state is left after, tokens"]
     caption = (
-        "Bits per token that later segments cost without their state, ± the standard error over "
-        "segments. Cleared: the learned initial state before every segment. By "
-        "`--study=memory_use`."
+        "What it costs, in bits per token after a document's first segment, when the state is set "
+        "to its learned beginning (cleared), to zero, or to another document's; ± the standard "
+        "error over segments. By `--study=memory_use`."
     )
     columns = [Column("", title) for title in titles]
     return Table(name, "What the state is worth", caption, columns, rows) if rows else None
 
 
+def _counted_from_one(layer):
+    """`layer3` to `layer 4`, as the systems are named."""
+    return re.sub(r"layer(\d+)", lambda found: f"layer {int(found[1]) + 1}", layer)
+
+
 def _cost(numbers, what):
-    cost, error = numbers[f"cost_{what}"], numbers[f"cost_{what}_error"]
+    cost, error = numbers.get(f"cost_{what}"), numbers.get(f"cost_{what}_error")
+    if cost is None or error is None:
+        return NOTHING
     return Cell(f"{cost:.{COST_DECIMALS}f} ± {error:.{COST_DECIMALS}f}", (cost,))
 
 

@@ -1,12 +1,13 @@
 """When a state begins to pay: gains over the steps of training, as figures of the page."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
-from brt.reporting.results.gains import Gain, pairs, system
+from brt.reporting.results.gain_tables import told_apart
+from brt.reporting.results.gains import Gain, pairs
 from brt.reporting.runs import Run
 
 OWN, CLEARED = "eval/bits_per_token", "eval/cleared_bits_per_token"
@@ -31,7 +32,14 @@ def training_plot(name: str, found: Iterable[Gain]) -> Plot | None:
 
 
 def clearing_plot(name: str, found: Iterable[Gain]) -> Plot | None:
-    """Returns how much clearing the state costs after so many steps; None as above."""
+    """Returns how much clearing the state costs after so many steps.
+
+    None where no recurrent run was evaluated twice, with its state cleared too, while it trained.
+
+    Args:
+        name: of the figure.
+        found: gains of the runs.
+    """
     both = [(gain.recurrent, [(run, run) for run in gain.recurrent.runs]) for gain in found]
     lines = _lines(both, lambda own, same: _difference(own, same, CLEARED))
     caption = "than with their state cleared at every segment"
@@ -39,17 +47,19 @@ def clearing_plot(name: str, found: Iterable[Gain]) -> Plot | None:
 
 
 def _lines(
-    both: Iterable[tuple[Group, list[tuple[Run, Run]]]],
+    both: Sequence[tuple[Group, list[tuple[Run, Run]]]],
     difference: Callable[[Run, Run], dict[int, float]],
 ) -> list[Line]:
     """Returns one line a group: the mean over pairs of runs, where all of them were evaluated."""
     lines = []
-    for group, runs in both:
+    names = told_apart([group for group, _ in both])
+    for name, (_, runs) in zip(names, both):
         values = [difference(*pair) for pair in runs]
         steps = sorted(set.intersection(*map(set, values))) if values else []
         if len(steps) > 1:
             means = [float(np.mean([one[step] for one in values])) for step in steps]
-            lines.append(Line(system(group), steps, means, "points"))
+            seeds = f"{len(runs)} seed" + "s" * (len(runs) > 1)
+            lines.append(Line(f"{name}, {seeds}", steps, means, "points"))
     return lines
 
 

@@ -18,7 +18,8 @@ from brt.reporting.papers.fill import paper_plots, paper_tables
 from brt.reporting.results.archive import ENDING, unpack
 from brt.reporting.results.distances import distance_plot
 from brt.reporting.results.excerpts import excerpts_table, kinds_table
-from brt.reporting.results.gains import Gain, gain_plot, gain_table, gains, num_states, runs_table
+from brt.reporting.results.gain_tables import gain_plot, gain_table, runs_table, told_apart
+from brt.reporting.results.gains import Gain, gains, num_states
 from brt.reporting.results.memory_use import memory_table, segment_plot
 from brt.reporting.results.over_training import clearing_plot, training_plot
 from brt.reporting.results.systems import systems_table
@@ -55,10 +56,11 @@ AXES = {
 
 
 class Results(NamedTuple):
-    """Tables and figures of the page, by their names."""
+    """Tables and figures of the page, by their names; sentences about what could not be read."""
 
     tables: dict[str, Table]
     plots: dict[str, Plot]
+    problems: list[str]
 
 
 def results(folder: Path) -> Results:
@@ -78,7 +80,7 @@ def results(folder: Path) -> Results:
     folder: of NAME/RUN.tar.gz.
 
     Raises:
-        ValueError: an archive that cannot be read.
+        ValueError: an archive that cannot be read, or none.
     """
     tables: dict[str, Table] = {}
     plots: dict[str, Plot] = {}
@@ -87,17 +89,17 @@ def results(folder: Path) -> Results:
         for archive in sorted(folder.glob(f"*/*{ENDING}")):
             runs = ladders.setdefault(archive.parent.name, [])
             runs.append(unpack(archive, Path(scratch) / archive.parent.name))
+        if not ladders:
+            raise ValueError(f"There is no NAME/RUN{ENDING} below {folder}: nothing was written.")
         groups = {name: collect(open_runs(runs)) for name, runs in ladders.items()}
-        everything = [group for some in groups.values() for group in some]
+        everything = gains(group for some in groups.values() for group in some)
         for name, own in groups.items():
             tables[f"{name}_runs"] = runs_table(f"{name}_runs", own)
             found = _gains(own, everything)
             if found:
                 tables[name] = gain_table(name, found)
-                axis = AXES.get(name.rsplit("_", 1)[-1])
-                if axis:
-                    plots[name] = gain_plot(name, axis.label, found, axis.value, _line(axis, found))
             for plot in (
+                axis_plot(name, found),
                 distance_plot(f"{name}_distance", own),
                 segment_plot(f"{name}_segment", own),
                 training_plot(f"{name}_training", found),
@@ -119,36 +121,37 @@ def results(folder: Path) -> Results:
             for plot in (plot for paper in PAPERS for plot in paper_plots(paper, own)):
                 if plot.has_measurements:
                     plots[f"{name}_{plot.name}"] = plot
-    return Results(tables, plots)
+        all_runs = (run for some in groups.values() for group in some for run in group.runs)
+        problems = [problem for run in all_runs for problem in run.problems]
+    return Results(tables, plots, problems)
 
 
-def _gains(own: Sequence[Group], everything: Sequence[Group]) -> list[Gain]:
+def axis_plot(name: str, found: Sequence[Gain]) -> Plot | None:
+    """Returns the figure of a ladder that varies one of `AXES`; None of others."""
+    axis = AXES.get(name.rsplit("_", 1)[-1])
+    if axis is None or not found:
+        return None
+    names = told_apart([gain.recurrent for gain in found], axis.attribute)
+    return gain_plot(name, axis.label, found, axis.value, names)
+
+
+def _gains(own: Sequence[Group], everything: Sequence[Gain]) -> list[Gain]:
     """Returns the gains of a ladder's recurrent groups; plain ones may be of another ladder."""
     mine = [run.folder for group in own for run in group.runs]
-    return [gain for gain in gains(everything) if gain.recurrent.runs[0].folder in mine]
-
-
-def _line(axis, found):
-    """Returns what names the line of a gain: what else of its regime differs in a figure."""
-    names = [
-        name
-        for name in ("corpus", "window", "steps")
-        if name != axis.attribute and len({getattr(gain.regime, name) for gain in found}) > 1
-    ]
-
-    def line(gain):
-        told = {"corpus": gain.regime.corpus, "window": f"W {gain.regime.window}",
-                "steps": f"{gain.regime.steps:,} steps"}  # fmt: skip
-        return " ".join(told[name] for name in names)
-
-    return line
+    return [gain for gain in everything if gain.recurrent.runs[0].folder in mine]
 
 
 def fill(text: str, found: Results) -> str:
-    """Returns a page's text with every marked table and figure written anew, or `NOT_RUN`."""
+    """Returns a page's text with every marked table and figure written anew, or `NOT_RUN`.
+
+    Raises:
+        ValueError: a mark without an end, so that the text after it would be lost.
+    """
 
     def written(match):
         kind, name = match.groups()
+        if match[0].count("<!-- ") > 2:
+            raise ValueError(f"The mark <!-- {kind} {name} --> has no <!-- end --> of its own.")
         content = NOT_RUN
         if kind == "table" and name in found.tables:
             content = _markdown(found.tables[name])
@@ -168,10 +171,14 @@ def _shown(plot):
     return f"![{plot.title}](figures/{plot.name}.png)\n\n{plot.caption}"
 
 
-def write_results(folder: Path) -> int:
-    """Rebuilds a folder's page and figures, with their numbers, from runs/; returns the files made.
+def write_results(folder: Path) -> tuple[int, list[str]]:
+    """Rebuilds a folder's page and its figures, with their numbers, from runs/.
 
-    folder: with README.md and runs/.
+    Args:
+        folder: with README.md and runs/.
+
+    Returns:
+        The number of files written, and sentences about archived files that were left out.
 
     Raises:
         FileNotFoundError: there is no page.
@@ -190,4 +197,4 @@ def write_results(folder: Path) -> int:
         (figures / f"{name}.csv").write_text(plot.as_csv(), encoding="utf-8")
         (figures / f"{name}.png").write_bytes(png(plot))
     page.write_text(text, encoding="utf-8")
-    return 1 + 2 * len(plots)
+    return 1 + 2 * len(plots), found.problems

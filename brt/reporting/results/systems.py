@@ -2,19 +2,12 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from brt.reporting.collect import Group
-from brt.reporting.drawing.rounding import mean_and_spread
-from brt.reporting.drawing.table import Cell, Column, Table, measured
-from brt.reporting.results.gains import (
-    DECIMALS,
-    NOTHING,
-    known,
-    num_states,
-    paired,
-    regime,
-    system,
-    worth,
-)
+from brt.reporting.drawing.table import Cell, Column, Table
+from brt.reporting.results.gain_tables import shown, system
+from brt.reporting.results.gains import known, num_states, paired, regime, worth
 
 BASELINE = "Slide"
 """How the system begins that the others are compared with."""
@@ -45,12 +38,10 @@ def systems_table(name: str, groups: Sequence[Group]) -> Table | None:
         own = regime(group)
         texts = (system(group), own.window or "–", own.segment_length, num_states(group) or "–",
                  len(known(group)))  # fmt: skip
-        numbers = known(group), known(group, "cleared_"), () if group is baseline else below
-        cells = [measured(values, DECIMALS) if values else NOTHING for values in numbers]
-        costs = worth(group)
-        cells.append(measured(costs, DECIMALS) if costs else NOTHING)
-        mean, _ = mean_and_spread(known(group))
-        rows.append((mean, [*(Cell(str(text)) for text in texts), *cells]))
+        numbers = (known(group), known(group, "cleared_"), () if group is baseline else below,
+                   worth(group))  # fmt: skip
+        cells = [*(Cell(str(text)) for text in texts), *(shown(values) for values in numbers)]
+        rows.append((np.mean(known(group)), cells))
     if len(rows) < 2:
         return None
     titles = ["system", "window", "segment", "states", "seeds", "bits/byte", "state cleared"]
