@@ -3,7 +3,7 @@
     python scripts/scale/long_training.py --workdir soak --hours 6 [--processes 2]
 
 A small recurrent model is trained on made-up books, with an evaluation every 200 steps and a
-checkpoint every 500 (each of which loses some 0.2 MB in TensorStore, see BENCHMARKS.md). Every half
+checkpoint every 100, each of which adds some 0.2 MB to a process (see BENCHMARKS.md). Every half
 minute the resident memory, the open files and the processor time of each process are written to
 WORKDIR/samples.jsonl beside the step that the run has reached. In the end the processes are stopped
 as a scheduler would stop them, and a table by tenths of the time is printed. The same command goes
@@ -34,7 +34,7 @@ Trainer.optimizer = @adamw
 Trainer.schedule = @constant_rate
 constant_rate.value = 0.001
 Trainer.checkpoints = @CheckpointPolicy()
-CheckpointPolicy.every = 500
+CheckpointPolicy.every = 100
 Trainer.evaluation = @Evaluation()
 Evaluation.max_steps = 4
 Trainer.eval_every = 200

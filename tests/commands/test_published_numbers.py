@@ -9,7 +9,7 @@ from published_checks import EXPERIMENTS, SWEEPS, experiment_problems, read_once
 CONFIGS = ROOT / "configs"
 OWN = {
     "quickstart.gin": "first steps on a laptop",
-    "quickstart_slide.gin": "what those are measured against",
+    "quickstart_slide.gin": "what the quickstart is measured against",
     "benchmark/*.gin": "sizes for timing on a CPU",
     "small/*.gin": "models of minutes; BENCHMARKS.md has what they reach",
     "short/*.gin": "models beside Table 1 at its short scale, of minutes",

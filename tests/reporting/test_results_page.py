@@ -209,6 +209,19 @@ def test_the_quickstart_s_figures_in_the_readme_are_those_of_its_archived_runs(p
     assert readme_row("| Python's source, W = 8, the quickstart")[:2] == [kept, cleared]
 
 
+def test_the_systems_that_the_page_s_summary_names_have_the_bits_of_its_table(published):
+    text = (PAGE / "README.md").read_text().split("## In short")[1].split("\n## ")[0]
+    named = dict(
+        re.findall(
+            r"((?:Rec|Slide|XL):[\w:]+) (?:with\s[\w\s]+)?(?:beside it \()?(\d\.\d{3})\b", text
+        )
+    )
+    assert {"Rec:lstm:skip", "Rec:lstm:dual", "Slide:13L"} <= set(named)
+    for system, bits in named.items():
+        cell = page_row(published["small_systems"], "system", system)["bits/byte"]
+        assert measured(cell.values, 3).text.split(" ±")[0] == bits, system
+
+
 def test_a_mark_is_filled_with_its_table_or_says_that_nothing_was_run(tmp_path):
     run = a_run(tmp_path / "run", "map_rec", 2.0)
     pack(run, tmp_path / "runs" / "map_steps" / "run.tar.gz")
