@@ -1,9 +1,10 @@
 """Trains for hours on several processes, and measures whether memory, files or step time grow.
 
+    source scripts/malloc.sh
     python scripts/scale/long_training.py --workdir soak --hours 6 [--processes 2]
 
 A small recurrent model is trained on made-up books, with an evaluation every 200 steps and a
-checkpoint every 100, each of which adds some 0.2 MB to a process (see BENCHMARKS.md). Every half
+checkpoint every 100, each of which leaves some memory behind (see BENCHMARKS.md). Every half
 minute the resident memory, the open files and the processor time of each process are written to
 WORKDIR/samples.jsonl beside the step that the run has reached. In the end the processes are stopped
 as a scheduler would stop them, and a table by tenths of the time is printed. The same command goes

@@ -12,7 +12,10 @@ from tiny_run import command, shared_programs, write_config  # noqa: F401
 
 from brt import train
 
-SET = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592"
+SET = (
+    "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592"
+    ":glibc.malloc.arena_max=2"
+)
 MISSING = "the malloc settings of scripts/malloc.sh are missing"
 
 

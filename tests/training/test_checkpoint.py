@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore
 from checkpoints import (
     DAMAGES,
     abstract,
@@ -43,6 +44,16 @@ def test_every_array_comes_back_bit_for_bit_with_its_record(tmp_path):
     assert found_record == record
     with opened(tmp_path) as checkpoints:
         assert checkpoints.record(7)["interval"] == record["interval"]
+
+
+def test_no_counters_are_read_which_would_never_be_freed(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        tensorstore, "experimental_collect_matching_metrics", lambda *a: asked.append(a) or []
+    )
+    saved(tmp_path, 1, 2)
+    restored(tmp_path, make_state())
+    assert not asked
 
 
 def test_an_array_without_elements_comes_back_as_one(tmp_path):

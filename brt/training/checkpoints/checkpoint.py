@@ -25,6 +25,10 @@ from brt.data.stores.token_store import VOCABULARY
 from brt.storage.json_files import Fields, misfit, read_json
 from brt.storage.paths import RemotePath, absolute, is_remote, move
 from brt.storage.regular_files import check_regular
+from brt.training.checkpoints.library_settings import (
+    leave_counters_unread,
+    reach_buckets_without_tensorflow,
+)
 from brt.training.checkpoints.mirror import COMPLETE, CheckpointMirror
 from brt.training.checkpoints.passing_errors import passing_reason
 from brt.training.train_step import TrainState
@@ -96,13 +100,15 @@ class Checkpoints:
     def __init__(self, folder: str, policy: CheckpointPolicy | None = None):
         import orbax.checkpoint as ocp  # takes a second, and only runs that save need it
 
+        leave_counters_unread()
+
         policy = policy or CheckpointPolicy()
         self._skipped: dict[int, str] = {}  # steps not restored: what to call them aside
         self._ocp = ocp
         self.folder = absolute(folder)
         self._mirror: CheckpointMirror | None = None
         if is_remote(self.folder):
-            _reach_buckets_without_tensorflow()
+            reach_buckets_without_tensorflow()
             if not self.folder.startswith("gs://"):
                 remote = RemotePath(self.folder)
                 self._mirror = CheckpointMirror(remote, policy.keep_last, policy.keep_every)
@@ -342,19 +348,6 @@ class Checkpoints:
         """Waits until everything begun is on disk, and ends Orbax's threads."""
         self.wait()
         self._manager.close()
-
-
-def _reach_buckets_without_tensorflow():
-    """Has etils, through which Orbax reaches buckets, use fsspec, as the rest of brt does.
-
-    Where TensorFlow is installed it would import that, for which training has no use.
-    """
-    os.environ.setdefault("EPATH_USE_TF", "false")
-    from etils.epath import gpath
-
-    asked = getattr(gpath, "_is_tf_installed", None)  # which may have kept an earlier answer
-    if hasattr(asked, "cache_clear"):
-        asked.cache_clear()
 
 
 def _check_files(folder):
