@@ -17,7 +17,7 @@ def reach_buckets_without_tensorflow() -> None:
     from etils.epath import gpath
 
     asked = getattr(gpath, "_is_tf_installed", None)  # which may have kept an earlier answer
-    if hasattr(asked, "cache_clear"):
+    if asked is not None and hasattr(asked, "cache_clear"):
         asked.cache_clear()
 
 
