@@ -188,7 +188,12 @@ def page_row(table, name, value):
     ("begin", "name", "system", "gains"),
     [
         ("| books, W = 8", "map_window", "Rec:fixed:skip:6L, layer 4", [0.024, 0.026, 0.03]),
-        ("| Python packages, W = 8", "code_window", "Rec:lstm:skip:6L, layer 4", CODE_GAINS),
+        (
+            "| Python packages, W = 8, LSTM gate",
+            "code_window",
+            "Rec:lstm:skip:6L, layer 4",
+            CODE_GAINS,
+        ),
     ],
 )
 def test_the_readme_s_figures_are_those_of_the_page(published, begin, name, system, gains):
@@ -200,6 +205,19 @@ def test_the_readme_s_figures_are_those_of_the_page(published, begin, name, syst
     )
     assert readme_row(begin) == [kept, cleared, f"one more layer instead: {beside}"]
     assert [round(value, 3) for value in sorted(found["gain"].values)] == gains
+
+
+def test_the_readme_s_figures_of_table_1_at_small_scale_are_those_of_the_page(published):
+    found, plain = (
+        page_row(published["small_systems"], "system", name)
+        for name in ("Rec:lstm:skip", "Slide:13L")
+    )
+    kept, cleared, beside = (
+        measured(cell.values, 3).text
+        for cell in (found["bits/byte"], found["state cleared"], plain["bits/byte"])
+    )
+    shown = readme_row("| Python packages, W = 8, Table 1 at small scale")
+    assert shown == [kept, cleared, f"one more layer instead: {beside}"]
 
 
 def test_the_quickstart_s_figures_in_the_readme_are_those_of_its_archived_runs(published):
