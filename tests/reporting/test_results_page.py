@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 
+import numpy as np
 import pytest
 from fabricated_runs import make_run
 from paths import ROOT
@@ -18,7 +19,7 @@ from brt.reporting.results.archive import pack, unpack
 from brt.reporting.results.gain_tables import gain_table
 from brt.reporting.results.gains import gains
 from brt.reporting.results.over_training import clearing_plot, training_plot
-from brt.reporting.results.page import fill, results, write_results
+from brt.reporting.results.page import Results, fill, results, write_results
 from brt.reporting.results.systems import systems_table
 from brt.reporting.runs import open_runs
 
@@ -218,6 +219,43 @@ def test_the_readme_s_figures_of_table_1_at_small_scale_are_those_of_the_page(pu
     )
     shown = readme_row("| Python packages, W = 8, Table 1 at small scale")
     assert shown == [kept, cleared, f"one more layer instead: {beside}"]
+
+
+def interval(differences):
+    """Mean and half of the 95 % interval of three seeds, by Student's t, as texts."""
+    t_of_two_degrees = 4.3027
+    half = t_of_two_degrees * np.std(differences, ddof=1) / math.sqrt(3)
+    return f"{np.mean(differences):.3f} ± {half:.3f}"
+
+
+def test_the_intervals_of_table_1_at_small_scale_are_those_of_three_seeds(published):
+    longer = page_row(published["small_time_runs"], "system", "Slide:13L")["bits/byte"].values
+    page, readme = (file.read_text() for file in (PAGE / "README.md", ROOT / "README.md"))
+    (tokens,) = re.findall(r"\| recurrence below Slide:13L, equal tokens \|.*", page)
+    (time,) = re.findall(r"\| recurrence below Slide:13L, equal time \|.*", page)
+    for name in (
+        "lstm:skip",
+        "fixed:single",
+        "fixed:skip",
+        "fixed:dual",
+        "lstm:dual",
+        "lstm:single",
+    ):
+        row = page_row(published["small_systems"], "system", f"Rec:{name}")
+        assert row["seeds"].text == "3" and interval(row["below Slide:13L"].values) in tokens, name
+        if name not in ("fixed:dual", "lstm:single"):
+            below = np.subtract(longer, row["bits/byte"].values)
+            assert interval(below) in time, name
+            assert all(below > 0), name
+        if name == "lstm:skip":
+            for text in (page, readme):
+                assert interval(row["below Slide:13L"].values) in text
+                assert interval(below) in text
+
+
+def test_the_tables_of_results_in_the_benchmarks_are_those_of_the_page(published):
+    text = (ROOT / "BENCHMARKS.md").read_text()
+    assert fill(text, Results(published, {}, [])) == text
 
 
 def test_the_quickstart_s_figures_in_the_readme_are_those_of_its_archived_runs(published):
