@@ -1,5 +1,6 @@
 """The page of results says what the archived records say."""
 
+import csv
 import json
 import math
 import re
@@ -251,6 +252,15 @@ def test_the_intervals_of_table_1_at_small_scale_are_those_of_three_seeds(publis
             for text in (page, readme):
                 assert interval(row["below Slide:13L"].values) in text
                 assert interval(below) in text
+
+
+def test_after_600_steps_no_system_of_table_1_is_ahead_and_after_1800_all_but_one():
+    text = (PAGE / "figures" / "small_training.csv").read_text()
+    ahead = {(line["line"].split(",")[0], line["steps"]): float(line["bits per token"]) > 0
+             for line in csv.DictReader(text.splitlines())}  # fmt: skip
+    assert not any(found for (_, steps), found in ahead.items() if steps == "600")
+    behind = [name for (name, steps), found in ahead.items() if steps == "1800" and not found]
+    assert behind == ["Rec:lstm:single"]
 
 
 def test_the_tables_of_results_in_the_benchmarks_are_those_of_the_page(published):
