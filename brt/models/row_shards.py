@@ -42,7 +42,8 @@ def by_row_shard(
     P = mesh.shape["data"]
     B = jax.tree.leaves(rows)[0].shape[0]
     if P == 1 or B % P:
-        return function(jax.tree_util.tree_map_with_path(_gathered, weights), rows)
+        with rows_of_one_shard():  # all rows are: nothing is gathered in a loop inside of this one
+            return function(jax.tree_util.tree_map_with_path(_gathered, weights), rows)
 
     def copies(path, x):
         x = jnp.broadcast_to(x, (P, *x.shape))

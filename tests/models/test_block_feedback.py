@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from architectures import ARCHITECTURES, VOCABULARY, WINDOW, abstract, random_model
+from flax import nnx
 from tiny_models import parameters, quick_jit, read_segment
+from tiny_run import one_device
 
 from brt.models.block_feedback import run_blocks, state_source
 from brt.models.layer import Layer
@@ -93,6 +95,23 @@ def test_a_lower_layer_with_a_cell_of_its_own_reads_its_own():
     changed = (with_other_states(empty[0]), *empty[1:])
     _, after = read(model, tokens(1), changed)
     assert moved(after[1].window.keys_BWHK, before[1].window.keys_BWHK) > 1e-3
+
+
+@pytest.mark.parametrize("name", FEEDBACK)
+def test_gradients_are_taken_on_a_mesh_of_one_device_as_without_a_mesh(name):
+    """Traced only: the loop over blocks holds the loops of other layers' cells."""
+    graph, params = nnx.split(random_model(name), nnx.Param)
+
+    def total(params):
+        model = nnx.merge(graph, params)
+        x_BTD, caches = jnp.zeros((B, 2 * W, D)), model.init_caches(B)
+        x_BTD, *_ = model.stack(x_BTD, caches, None)
+        return jnp.sum(x_BTD)
+
+    without_mesh = jax.eval_shape(jax.grad(total), params)
+    with jax.set_mesh(one_device()):
+        found = jax.eval_shape(jax.grad(total), params)
+    jax.tree.map(np.testing.assert_equal, found, without_mesh)
 
 
 @pytest.mark.parametrize("name", FEEDBACK[1:])
