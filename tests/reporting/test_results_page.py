@@ -17,7 +17,7 @@ from brt.evaluation.token_kinds import KINDS
 from brt.reporting.collect import collect
 from brt.reporting.drawing.table import measured
 from brt.reporting.results.archive import pack, unpack
-from brt.reporting.results.gain_tables import gain_table
+from brt.reporting.results.gain_tables import gain_table, system
 from brt.reporting.results.gains import gains
 from brt.reporting.results.over_training import clearing_plot, training_plot
 from brt.reporting.results.page import Results, fill, results, write_results
@@ -101,6 +101,22 @@ def test_every_system_stands_beside_the_deepest_window_that_read_the_same_the_be
         ["Slide:9L", "8", "256", "–", "2", (2.375, 2.75), "–", "–", "–"],
     ]  # fmt: skip
     assert systems_table("all", collect(open_runs(runs[:2]))) is None
+
+
+def test_a_transformer_xl_is_named_with_its_memory_and_encoding_where_they_are_others(tmp_path):
+    shaw = 'TransformerXL.encoding = "shaw"', "TransformerXL.position_rows = 16"
+    runs = [
+        make_run(tmp_path / "xl", "short/txl+corpora/text"),
+        make_run(tmp_path / "shaw", "short/txl+corpora/text", *shaw),
+        make_run(tmp_path / "compressive", "short/compressive+corpora/text"),
+    ]
+    assert {
+        run.name: system(group) for group in collect(open_runs(runs)) for run in group.runs
+    } == {
+        "xl": "Tr-XL:7L",
+        "shaw": "Tr-XL:7L, encoding = shaw",
+        "compressive": "TransformerXL:7L, memory = CompressiveMemory",
+    }
 
 
 def test_gain_and_worth_over_training_are_means_over_seeds_where_all_were_evaluated(tmp_path):
@@ -283,9 +299,9 @@ def test_the_systems_that_the_page_s_summary_names_have_the_bits_of_its_table(pu
         )
     )
     assert {"Rec:lstm:skip", "Rec:lstm:dual", "Slide:13L"} <= set(named)
-    for system, bits in named.items():
-        cell = page_row(published["small_systems"], "system", system)["bits/byte"]
-        assert measured(cell.values, 3).text.split(" ±")[0] == bits, system
+    for name, bits in named.items():
+        cell = page_row(published["small_systems"], "system", name)["bits/byte"]
+        assert measured(cell.values, 3).text.split(" ±")[0] == bits, name
 
 
 def test_a_mark_is_filled_with_its_table_or_says_that_nothing_was_run(tmp_path):

@@ -15,6 +15,8 @@ USUAL = {
     "Trainer.clear_state": False,
     "RecurrentCell.gate_biases": "small",
     "RecurrentCell.order": "parallel",
+    "TransformerXL.encoding": "relative",
+    "TransformerXL.memory": "HiddenMemory",
 }
 """Settings that a system is named with where they are others."""
 
@@ -80,6 +82,7 @@ def system(group: Group) -> str:
         text += f", layer {' and '.join(str(layer + 1) for layer in found)}" if found else ""
     for name, usual in USUAL.items():
         value = group.runs[0].settings.get(name, usual)
+        value = value.strip("@()") if isinstance(value, str) else value
         text += "" if value == usual else f", {name.split('.')[1]} = {value}"
     return text
 
