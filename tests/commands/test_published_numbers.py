@@ -28,6 +28,7 @@ OWN = {
     "labelled/texts.gin": "texts of one's own",
     "labelled/ecthr.gin": "a corpus that no paper here reports",
     "corpora/books_pieces.gin": "books in pieces of one's own",
+    "corpora/code_pieces.gin": "source code in pieces of one's own",
     "corpora/books_unwrapped.gin": "books without what counting characters gains",
     "pretrained_tasks/*.gin": "a task of this project",
     "tasks/marked*.gin": "a task of this project",

@@ -42,8 +42,8 @@ def test_a_part_is_read_to_its_last_binding(name):
     assert left == {"vocabulary_size"}  # the model is not built here
     for command in re.findall(r"^#   python -m brt\.prepare (.*)", path.read_text(), re.M):
         files = re.findall(r"--gin_file=(\S+)", command)
-        # The pieces of books that a part cuts short are made from the whole books.
-        read = CORPUS_OF_FILES if name == "books_pieces.gin" else path
+        # The pieces are made before the corpus that reads them is whole: from the files alone.
+        read = CORPUS_OF_FILES if name in ("books_pieces.gin", "code_pieces.gin") else path
         assert files == [str(file.relative_to(ROOT)) for file in (SYSTEM, read)]
 
 
