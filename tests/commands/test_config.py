@@ -1,6 +1,7 @@
 """Configuration: what gin would let pass, or say badly, ends in one clear sentence."""
 
 import inspect
+import pkgutil
 import re
 
 import gin
@@ -177,6 +178,13 @@ def test_known_names_are_the_arguments_gin_may_bind():
 @pytest.mark.parametrize("name", sorted(config.known_names()))
 def test_every_configurable_can_be_named_in_a_config(name):
     config.parse(bindings=[f"NAMED = @{name}"])
+
+
+def test_the_folders_of_classes_are_looked_at_once_in_a_process(monkeypatch):
+    assert config.configurable_class("RecurrentCell") is RecurrentCell
+    monkeypatch.setattr(pkgutil, "walk_packages", None)
+    assert config.configurable_class("BlockRecurrentTransformer") is BlockRecurrentTransformer
+    assert config.declarations()
 
 
 @pytest.mark.parametrize(
