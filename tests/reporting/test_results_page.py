@@ -349,6 +349,18 @@ def test_a_figure_of_gains_names_what_differs_and_needs_two_places(tmp_path):
     }
 
 
+def test_the_same_number_of_states_at_every_window_is_one_line(tmp_path):
+    for window in (16, 32):
+        for kind, bits in (("map_rec", 2.0), ("map_slide", 2.0 + window / 64)):
+            wide = f"BlockRecurrentTransformer.window = {window}"
+            run = a_run(tmp_path / f"{kind}{window}", kind, bits, wide)
+            pack(run, tmp_path / "runs" / "map_window" / f"{run.name}.tar.gz")
+    (line,) = results(tmp_path / "runs").plots["map_window"].lines
+    assert (line.name, *line.x, *line.y) == (
+        "Rec:fixed:skip:6L, layer 4 over plain", 16, 32, 0.25, 0.5,
+    )  # fmt: skip
+
+
 def test_excerpts_show_the_tokens_that_the_state_helps_as_plain_text(tmp_path):
     run = a_run(tmp_path / "run", "map_rec", 2.0)
     excerpt = {

@@ -94,13 +94,14 @@ def told_apart(groups: Sequence[Group], but: str = "") -> list[str]:
         groups: of one figure.
         but: what is not told: "window", "steps" or "states" where that is the figure's x axis.
     """
+    same = len({num_states(group) for group in groups}) == 1
     parts = {
         "corpus": lambda group: regime(group).corpus,
         "window": lambda group: f"W {regime(group).window}",
         "steps": lambda group: f"{regime(group).steps:,} steps",
         # As many states as a window has tokens are told by the window.
         "states": lambda group: (
-            "" if num_states(group) == regime(group).window else f"S {num_states(group)}"
+            "" if same or num_states(group) == regime(group).window else f"S {num_states(group)}"
         ),
     }
     differing = [
