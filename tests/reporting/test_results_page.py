@@ -27,6 +27,7 @@ from brt.reporting.runs import open_runs
 PAGE = ROOT / "docs" / "results"
 CODE_GAINS = [0.031, 0.059, 0.084]
 """Of three seeds on Python packages, bits per byte, as the README rounds them."""
+ENCODINGS = ", encoding = shaw", ", encoding = absolute"
 
 
 def a_run(folder, name, bits, *bindings, seed=0, ledger="0a", cleared=None, **options):
@@ -270,6 +271,49 @@ def test_the_intervals_of_table_1_at_small_scale_are_those_of_three_seeds(publis
                 assert interval(below) in text
 
 
+def claim(begin):
+    """The row of the page's claims that begins so."""
+    (row,) = re.findall(rf"\| {re.escape(begin)}.*", (PAGE / "README.md").read_text())
+    return row
+
+
+def test_the_intervals_of_transformer_xl_s_corners_are_those_of_three_seeds(published):
+    rows = published["txl_corners_runs"]
+
+    def bits(system):
+        return page_row(rows, "system", system)["bits/byte"].values
+
+    relative, shaw, absolute = (bits(f"Baseline:7L{encoding}") for encoding in ("", *ENCODINGS))
+    carried, carried_shaw = (bits(f"Tr-XL:7L{encoding}") for encoding in ("", ENCODINGS[0]))
+    row = claim("Transformer-XL: recurrence and relative positions help")
+    for worse, better in (
+        (relative, carried),
+        (shaw, carried_shaw),
+        (absolute, relative),
+        (absolute, shaw),
+        (relative, shaw),
+        (carried, carried_shaw),
+    ):
+        assert len(worse) == len(better) == 3
+        assert interval(np.subtract(worse, better)) in row
+    assert all(np.subtract(relative, shaw) > 0) and not all(np.subtract(carried, carried_shaw) > 0)
+
+
+def test_the_gains_over_windows_are_those_of_the_table(published):
+    found = claim("the shorter the window, the more a state is worth")
+    rows = published["short_window"]
+    gains_of = {
+        (cells["window"].text, cells["system"].text): cells["gain"].values
+        for cells in (dict(zip(rows.heads(), row, strict=True)) for row in rows.rows)
+    }
+    gates = "Rec:fixed:skip", "Rec:lstm:skip"
+    for window in ("16", "32", "64"):
+        fixed, lstm = (np.mean(gains_of[window, gate]) for gate in gates)
+        assert f"{fixed:.3f} and {lstm:.3f} at {'W = 16' if window == '16' else window}" in found
+    for gate in gates:
+        assert interval(gains_of["8", gate]) in found
+
+
 def test_after_600_steps_no_system_of_table_1_is_ahead_and_after_1800_all_but_one():
     text = (PAGE / "figures" / "small_training.csv").read_text()
     ahead = {(line["line"].split(",")[0], line["steps"]): float(line["bits per token"]) > 0
@@ -475,6 +519,8 @@ def test_the_page_is_what_the_archived_records_give(tmp_path):
         file.unlink()
     write_results(tmp_path / "results")
     assert page.read_text() == (PAGE / "README.md").read_text()
+    images = re.findall(r"\]\((.*?\.png)\)", page.read_text())
+    assert images and all((tmp_path / "results" / image).is_file() for image in images)
     for kind in ("csv", "png"):
         names = [{f.name for f in folder.glob(f"figures/*.{kind}")}
                  for folder in (PAGE, tmp_path / "results")]  # fmt: skip

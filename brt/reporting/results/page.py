@@ -120,7 +120,7 @@ def results(folder: Path) -> Results:
                     tables[f"{name}_{table.name}"] = table
             for plot in (plot for paper in PAPERS for plot in paper_plots(paper, own)):
                 if plot.has_measurements:
-                    plots[f"{name}_{plot.name}"] = plot
+                    plots[f"{name}_{plot.name}"] = plot._replace(name=f"{name}_{plot.name}")
         all_runs = (run for some in groups.values() for group in some for run in group.runs)
         problems = [problem for run in all_runs for problem in run.problems]
     return Results(tables, plots, problems)
