@@ -61,17 +61,29 @@ def test_a_gain_is_taken_seed_by_seed_from_the_best_plain_stack_on_the_same_toke
         a_run(tmp_path / "other", "map_slide", 1.0, "cosine.maximum = 0.008", ledger="0b"),
         a_run(tmp_path / "wide", "map_slide", 1.5, "BlockRecurrentTransformer.window = 16"),
         a_run(tmp_path / "deep", "map_slide", 1.5, "BlockRecurrentTransformer.num_layers = 8"),
+        # With another optimizer.
+        a_run(tmp_path / "adafactor", "map_slide", 1.0, "Trainer.optimizer = @adafactor"),
     ]
     (gain,) = gains(collect(open_runs(runs)))
     assert [run.name for run in gain.plain.runs] == ["best0", "best1", "best2"]
     assert gain.gains == (0.125, 0.25) and gain.worth == (0.25, 0.125)
     (row,) = gain_table("map", [gain]).rows
     assert [cell.text for cell in row][5:10] == [
-        "Rec:fixed:skip:6L, layer 4", "Slide:7L", "8", "0.002; 0.002", "2",
+        "Rec:fixed:skip:6L, layer 4", "Slide:7L", "8", "adamw 0.002; 0.002", "2",
     ]  # fmt: skip
     assert [cell.values for cell in row][10:] == [
         (2.375, 2.75), (2.25, 2.5), (2.5, 2.625), (0.125, 0.25), (0.25, 0.125),
     ]  # fmt: skip
+
+
+def test_gains_of_one_regime_are_in_the_order_of_the_number_of_states(tmp_path):
+    counts = 32, 128, 8
+    runs = [
+        a_run(tmp_path / str(count), "map_rec", 2.0, f"RecurrentCell.num_states = {count}")
+        for count in counts
+    ]
+    table = gain_table("map", gains(collect(open_runs(runs))))
+    assert [row[7].text for row in table.rows] == [str(count) for count in sorted(counts)]
 
 
 def test_a_run_that_was_evaluated_before_its_last_step_is_in_no_gain(tmp_path):

@@ -24,7 +24,7 @@ USUAL = {
 def gain_table(name: str, found: Iterable[Gain]) -> Table:
     """Returns a table with one row a recurrent group: bits per byte, mean and spread over seeds."""
     titles = ("corpus", "window", "segment", "steps", "tokens", "system", "beside", "states",
-              "rates", "seeds")  # fmt: skip
+              "optimizer, rates", "seeds")  # fmt: skip
     columns = [Column("", title) for title in titles]
     columns += [Column("", title) for title in ("beside it", "recurrent", "state cleared")]
     columns += [Column("", title) for title in ("gain", "worth of the state")]
@@ -32,6 +32,7 @@ def gain_table(name: str, found: Iterable[Gain]) -> Table:
     for gain in found:
         own, group = gain.regime, gain.recurrent
         rates = f"{_rate(gain.plain)}; {_rate(group)}" if gain.plain else _rate(group)
+        rates = f"{own.optimizer} {rates}"
         texts = (own.corpus, own.window, own.segment_length, f"{own.steps:,}", _tokens(own),
                  system(group), system(gain.plain) if gain.plain else "–", num_states(group),
                  rates, len(known(group)))  # fmt: skip
@@ -39,8 +40,8 @@ def gain_table(name: str, found: Iterable[Gain]) -> Table:
         rows.append([*(Cell(str(text)) for text in texts), *(shown(values) for values in numbers)])
     caption = (
         f"Bits per byte, every byte of the {SPLIT} split once; ± is the standard deviation over "
-        "seeds, rounded up. Beside it: of the plain stacks with one layer more and this window "
-        "that of the lowest mean, and its bits with the same seeds. Gain: how much lower the "
+        "seeds, rounded up. Beside it: of the plain stacks with one layer more, this window and "
+        "this optimizer that of the lowest mean, and its bits with the same seeds. Gain: how much lower the "
         "recurrent runs are, seed by seed, after the same tokens in the same order. Worth: what "
         "clearing the state at every segment costs them. Rates: of both."
     )

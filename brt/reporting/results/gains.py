@@ -22,12 +22,13 @@ PLAIN = ("Slide", "XL")
 class Regime(NamedTuple):
     """What both sides of a comparison share.
 
-    corpus: name of the store's folder. vocabulary: with its size. window, segment_length, and
-    tokens_per_step in tokens; steps.
+    corpus: name of the store's folder. vocabulary: with its size. optimizer: its name in gin.
+    window, segment_length, and tokens_per_step in tokens; steps.
     """
 
     corpus: str
     vocabulary: str
+    optimizer: str
     window: int | None
     segment_length: int
     tokens_per_step: int
@@ -60,6 +61,7 @@ def regime(group: Group) -> Regime:
     return Regime(
         group.position.corpus,
         group.position.vocabulary,
+        str(settings.get("Trainer.optimizer", "")).strip("@()"),
         model_setting(settings, "window"),
         settings["Trainer.segment_length"],
         settings.get("Trainer.tokens_per_step", 0),
@@ -100,7 +102,10 @@ def read_the_same(run: Run, other: Run) -> bool:
 
 
 def gains(groups: Iterable[Group]) -> list[Gain]:
-    """Returns a `Gain` for each recurrent group that was evaluated, ordered by regime."""
+    """Returns a `Gain` for each recurrent group that was evaluated.
+
+    Ordered by regime, and within one by the number of states.
+    """
     evaluated = [group for group in groups if any(bits(run) is not None for run in group.runs)]
     plain = [group for group in evaluated if group.position.system.startswith(PLAIN)]
     found = []
@@ -117,7 +122,7 @@ def gains(groups: Iterable[Group]) -> list[Gain]:
                 differences = tuple(y - x for x, y in both)
                 best = best._replace(plain=other, plain_bits=its, gains=differences)
         found.append(best)
-    return sorted(found, key=lambda gain: tuple(map(str, gain.regime[:2])) + gain.regime[2:])
+    return sorted(found, key=lambda gain: (*gain.regime, num_states(gain.recurrent)))
 
 
 def is_one_layer_more(other: Group, group: Group) -> bool:
