@@ -41,9 +41,9 @@ def gain_table(name: str, found: Iterable[Gain]) -> Table:
     caption = (
         f"Bits per byte, every byte of the {SPLIT} split once; ± is the standard deviation over "
         "seeds, rounded up. Beside it: of the plain stacks with one layer more, this window and "
-        "this optimizer that of the lowest mean, and its bits with the same seeds. Gain: how much lower the "
-        "recurrent runs are, seed by seed, after the same tokens in the same order. Worth: what "
-        "clearing the state at every segment costs them. Rates: of both."
+        "this optimizer that of the lowest mean, and its bits with the same seeds. Gain: how much "
+        "lower the recurrent runs are, seed by seed, after the same tokens in the same order. "
+        "Worth: what clearing the state at every segment costs them. Rates: of both."
     )
     return Table(name, "Recurrent beside plain", caption, columns, rows)
 
