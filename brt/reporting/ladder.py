@@ -42,6 +42,9 @@ SCALES = {
 """small: the 151M stack becomes configs/small/rec_fixed_skip.gin, for a CPU; short: six layers of
 width 64 with windows of 8 tokens for 512, in which states have more to carry; tiny: for tests."""
 
+LEAST_WIDTH = 256
+"""Of the models that a scale is for; the narrowest published one of text has 384."""
+
 STANDS_FOR = (
     *(
         "BlockRecurrentTransformer.num_layers",
@@ -196,10 +199,11 @@ def scaled(settings: dict, scale: Scale) -> dict:
     layer keeps its place in the stack. What a memory holds, and finds, shrinks as lengths do.
 
     Raises:
-        LadderError: a dimension that would not stay whole.
+        LadderError: a dimension that would not stay whole, or a model that is small already.
     """
     if scale == SCALES["paper"]:
         return {}
+    _check_is_large(settings)
     if "TransformerXL.width" in settings:
         return _scaled_transformer_xl(settings, scale)
     if "BlockRecurrentTransformer.num_layers" not in settings:
@@ -245,6 +249,16 @@ def scaled(settings: dict, scale: Scale) -> dict:
         found[name] = places
     found["BlockRecurrentTransformer.activation_dtype"] = "float32"
     return found
+
+
+def _check_is_large(settings):
+    """Refuses a model narrower than any published one of text, which a config has scaled before."""
+    for name in ("BlockRecurrentTransformer.width", "TransformerXL.width"):
+        if settings.get(name, LEAST_WIDTH) < LEAST_WIDTH:
+            raise LadderError(
+                f"{name} = {settings[name]} is small already, and --scale would divide it once "
+                "more: give --scale=paper, which leaves a config as it is."
+            )
 
 
 def _scaled_transformer_xl(settings, scale):

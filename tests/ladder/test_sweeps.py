@@ -85,7 +85,8 @@ def test_figure_3_has_every_model_at_every_number_of_segments():
 def test_entries_of_a_sweep_differ_and_share_a_budget(path):
     corpus = (
         None
-        if path.stem in ("recurrent_layers", "table_4", "table_5", "txl_results", *OF_PRETRAINED)
+        if path.stem
+        in ("gate_biases", "recurrent_layers", "table_4", "table_5", "txl_results", *OF_PRETRAINED)
         else "configs/corpora/text.gin"
     )
     scale = "paper" if corpus is None else "small"
@@ -283,6 +284,8 @@ def test_the_sweep_of_table_5_fills_every_row_of_it(tmp_path):
             ["pg19_rec_fixed_skip.gin BlockRecurrentTransformer.recurrent_layers=(8,9)"],
             "falls together",
         ),
+        (["short/rmt.gin"], "TransformerXL.width = 64 is small already"),
+        (["small/rec_fixed_skip.gin"], "BlockRecurrentTransformer.width = 128 is small already"),
         (["small/lstm.gin"], "not those of LSTM: give --scale=paper"),
         (["pg19_slide_12l.gin BlockRecurrentTransformer.window = 64"], "without spaces"),
         (["pg19_slide_12l.gin Trainer.seed=1 Trainer.seed=2"], "binds one name twice"),
