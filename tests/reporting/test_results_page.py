@@ -18,7 +18,7 @@ from brt.reporting.collect import collect
 from brt.reporting.drawing.table import measured
 from brt.reporting.results.archive import pack, unpack
 from brt.reporting.results.gain_tables import gain_table, system
-from brt.reporting.results.gains import gains
+from brt.reporting.results.gains import TEST, gains
 from brt.reporting.results.over_training import clearing_plot, training_plot
 from brt.reporting.results.page import Results, fill, results, write_results
 from brt.reporting.results.systems import systems_table
@@ -30,8 +30,10 @@ CODE_GAINS = [0.031, 0.059, 0.084]
 ENCODINGS = ", encoding = shaw", ", encoding = absolute"
 
 
-def a_run(folder, name, bits, *bindings, seed=0, ledger="0a", cleared=None, **options):
-    """A run of 3,000 steps that ended with so many bits per byte on validation."""
+def a_run(
+    folder, name, bits, *bindings, seed=0, ledger="0a", cleared=None, split="validation", **options
+):
+    """A run of 3,000 steps that ended with so many bits per byte on a split."""
     found = {"step": 3000, "bits_per_byte": bits}
     if cleared:
         found["cleared_bits_per_byte"] = cleared
@@ -40,7 +42,7 @@ def a_run(folder, name, bits, *bindings, seed=0, ledger="0a", cleared=None, **op
         f"small/{name}+corpora/text",
         *bindings,
         seed=seed,
-        evaluations={"validation": found},
+        evaluations={split: found},
         records=[{"step": 100, "data/ledger": f"00{seed}"}, {"step": 200, "data/ledger": ledger}],
         **options,
     )
@@ -114,6 +116,19 @@ def test_every_system_stands_beside_the_deepest_window_that_read_the_same_the_be
         ["Slide:9L", "8", "256", "–", "2", (2.375, 2.75), "–", "–", "–"],
     ]  # fmt: skip
     assert systems_table("all", collect(open_runs(runs[:2]))) is None
+
+
+def test_systems_on_the_test_split_are_those_that_were_evaluated_on_it(tmp_path):
+    runs = [
+        a_run(tmp_path / "rec0", "map_rec", 2.25, cleared=2.5, split="test"),
+        a_run(tmp_path / "rec1", "map_rec", 1.0, seed=1, cleared=1.5),
+        a_run(tmp_path / "slide0", "map_slide", 2.375, split="test"),
+        a_run(tmp_path / "slide1", "map_slide", 1.0, seed=1),
+    ]
+    table = systems_table("all", collect(open_runs(runs)), TEST)
+    shown = [[cell.values or cell.text for cell in row][4:] for row in table.rows]
+    assert shown == [["1", (2.25,), (2.5,), (0.125,), (0.25,)], ["1", (2.375,), "–", "–", "–"]]
+    assert "of the test split once" in table.caption
 
 
 def test_a_transformer_xl_is_named_with_its_memory_and_encoding_where_they_are_others(tmp_path):
@@ -485,11 +500,14 @@ def test_what_a_state_is_worth_is_shown_by_layer_and_by_place_in_the_segment(tmp
     for what, cost in (("cleared", 0.25), ("zeroed", 0.125), ("swapped", 0.5)):
         numbers |= {f"cost_{what}": cost, f"cost_{what}_error": 0.0002}
     by_place = {"name": "difference by place in the segment", "x": [0, 16], "y": [0.5, 0.25]}
+    costs = {"name": "cost of resetting the state", "x": [8, 16, 900], "y": [0.5, 0.25, 0.0],
+             "errors": [0.1, 0.2, 0.0]}  # fmt: skip
     tops = {"name": "top tokens by place in the segment", "x": [0, 16], "y": [3, 4]}
     (run / "studies").mkdir()
     for name, content in (
         ("memory_use", {"study": "memory_use", "numbers": numbers}),
         ("compare-cleared", {"study": "compare", "series": [tops, by_place], "excerpts": []}),
+        ("reach", {"study": "reach", "series": [costs]}),
     ):
         (run / "studies" / f"{name}.json").write_text(json.dumps(content))
     pack(run, tmp_path / "runs" / "map_window" / "run.tar.gz")
@@ -501,6 +519,10 @@ def test_what_a_state_is_worth_is_shown_by_layer_and_by_place_in_the_segment(tmp
     ]
     (line,) = found.plots["map_window_segment"].lines
     assert (line.name, line.x, line.y) == ("run", [0, 16], [0.5, 0.25])
+    (line,) = found.plots["map_window_reach"].lines
+    # Without the end of the longest document, where a reset costs nothing.
+    assert (line.name, line.x, line.y) == ("run, state", [8, 16], [0.5, 0.25])
+    assert line.errors == [0.1, 0.2]
 
 
 def test_runs_of_a_task_are_points_of_the_paper_s_figure_beside_its_own(tmp_path):

@@ -15,6 +15,8 @@ from brt.reporting.runs import Run
 
 SPLIT = "validation"
 """On which everything is chosen and compared."""
+TEST = "test"
+"""Which is looked at once, after all choices."""
 PLAIN = ("Slide", "XL")
 """How the systems are called that a recurrent one is compared with."""
 
@@ -75,12 +77,12 @@ def num_states(group: Group) -> int:
     return settings.get("RecurrentCell.num_states", 0) if group.position.states else 0
 
 
-def bits(run: Run, prefix: str = "") -> float | None:
-    """Returns bits per byte on the whole split; None before its evaluation after the last step.
+def bits(run: Run, prefix: str = "", split: str = SPLIT) -> float | None:
+    """Returns bits per byte on a whole split; None before its evaluation after the last step.
 
     prefix: "cleared_" for those with the state cleared at every segment.
     """
-    found = run.evaluations.get(SPLIT, {})
+    found = run.evaluations.get(split, {})
     if found.get("step", 0) < run.settings.get("Trainer.steps", 0):
         return None
     return found.get(f"{prefix}bits_per_byte")
@@ -137,17 +139,18 @@ def is_one_layer_more(other: Group, group: Group) -> bool:
     return width == own_width and layers == own_layers + 1
 
 
-def paired(group: Group, other: Group) -> tuple[float, ...]:
+def paired(group: Group, other: Group, split: str = SPLIT) -> tuple[float, ...]:
     """Returns by how many bits per byte each run of a group is better than its pair of another."""
-    return tuple(its - own for own, its in evaluated_pairs(group, other))
+    return tuple(its - own for own, its in evaluated_pairs(group, other, split))
 
 
-def evaluated_pairs(group: Group, other: Group) -> list[tuple[float, float]]:
+def evaluated_pairs(group: Group, other: Group, split: str = SPLIT) -> list[tuple[float, float]]:
     """Returns the bits per byte of both runs of each pair of which both were evaluated."""
     return [
         (own, its)
         for run, plain in pairs(group, other)
-        if (own := bits(run)) is not None and (its := bits(plain)) is not None
+        if (own := bits(run, split=split)) is not None
+        and (its := bits(plain, split=split)) is not None
     ]
 
 
@@ -160,18 +163,17 @@ def pairs(group: Group, other: Group) -> Iterator[tuple[Run, Run]]:
                 yield run, plain
 
 
-def worth(group: Group) -> tuple[float, ...]:
+def worth(group: Group, split: str = SPLIT) -> tuple[float, ...]:
     """Returns the bits per byte that clearing the state costs each run of a group."""
+    both = ((bits(run, "", split), bits(run, "cleared_", split)) for run in group.runs)
     return tuple(
-        cleared - kept
-        for run in group.runs
-        if (kept := bits(run)) is not None and (cleared := bits(run, "cleared_")) is not None
+        cleared - kept for kept, cleared in both if kept is not None and cleared is not None
     )
 
 
-def known(group: Group, prefix: str = "") -> list[float]:
-    """Returns the bits per byte of the runs of a group that were evaluated."""
-    return [value for run in group.runs if (value := bits(run, prefix)) is not None]
+def known(group: Group, prefix: str = "", split: str = SPLIT) -> list[float]:
+    """Returns the bits per byte of the runs of a group that were evaluated on a split."""
+    return [value for run in group.runs if (value := bits(run, prefix, split)) is not None]
 
 
 def in_training(group: Group, prefix: str = "") -> list[float]:

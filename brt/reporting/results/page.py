@@ -19,9 +19,10 @@ from brt.reporting.results.archive import ENDING, unpack
 from brt.reporting.results.distances import distance_plot
 from brt.reporting.results.excerpts import excerpts_table, kinds_table
 from brt.reporting.results.gain_tables import gain_plot, gain_table, runs_table, told_apart
-from brt.reporting.results.gains import Gain, gains, num_states
+from brt.reporting.results.gains import TEST, Gain, gains, num_states
 from brt.reporting.results.memory_use import memory_table, segment_plot
 from brt.reporting.results.over_training import clearing_plot, training_plot
+from brt.reporting.results.reach import reach_plot
 from brt.reporting.results.systems import systems_table
 from brt.reporting.runs import open_runs
 
@@ -69,10 +70,11 @@ def results(folder: Path) -> Results:
     Each folder NAME of archives is one ladder, and becomes the tables `NAME` (recurrent beside
     plain runs), `NAME_runs` (every run at the end of its training) and, where NAME ends in one of
     `AXES`, the figure of that name; `NAME_systems` has every system beside the deepest sliding
-    window. By studies of its runs there are the tables `NAME_excerpts`,
-    where the state helps most, `NAME_kinds`, the kinds of tokens that a difference is of, and
-    `NAME_memory`, what the state is worth and how long it lasts; and the figures `NAME_distance`,
-    the gain over distance, and `NAME_segment`, the cost of clearing within a segment.
+    window, and `NAME_test` the same on the test split. By studies of its runs there are the tables
+    `NAME_excerpts`, where the state helps most, `NAME_kinds`, the kinds of tokens that a difference
+    is of, and `NAME_memory`, what the state is worth and how long it lasts; and the figures
+    `NAME_distance`, the gain over distance, `NAME_segment`, the cost of clearing in a segment, and
+    `NAME_reach`, what a reset costs by how far back it is.
     `NAME_training` and `NAME_clearing` show gain and worth over the steps of training. Plain runs
     serve every ladder. The papers' tables and figures have the name of their ladder before their
     own: `small_table_1`.
@@ -102,6 +104,7 @@ def results(folder: Path) -> Results:
                 axis_plot(name, found),
                 distance_plot(f"{name}_distance", own),
                 segment_plot(f"{name}_segment", own),
+                reach_plot(f"{name}_reach", own),
                 training_plot(f"{name}_training", found),
                 clearing_plot(f"{name}_clearing", found),
             ):
@@ -112,6 +115,7 @@ def results(folder: Path) -> Results:
                 kinds_table(f"{name}_kinds", own),
                 memory_table(f"{name}_memory", own),
                 systems_table(f"{name}_systems", own),
+                systems_table(f"{name}_test", own, TEST),
             ):
                 if table:
                     tables[table.name] = table

@@ -7,13 +7,13 @@ import numpy as np
 from brt.reporting.collect import Group
 from brt.reporting.drawing.table import Cell, Column, Table
 from brt.reporting.results.gain_tables import shown, system
-from brt.reporting.results.gains import known, num_states, paired, regime, worth
+from brt.reporting.results.gains import SPLIT, known, num_states, paired, regime, worth
 
 BASELINE = "Slide"
 """How the system begins that the others are compared with."""
 
 
-def systems_table(name: str, groups: Sequence[Group]) -> Table | None:
+def systems_table(name: str, groups: Sequence[Group], split: str = SPLIT) -> Table | None:
     """Returns one row a system, the best first; None without two systems, one a sliding window.
 
     A system that read other tokens than the baseline, or was not evaluated, has no row.
@@ -21,10 +21,11 @@ def systems_table(name: str, groups: Sequence[Group]) -> Table | None:
     Args:
         name: of the table.
         groups: of a ladder's runs.
+        split: on which they were evaluated.
     """
     slides = [group for group in groups if group.position.system.startswith(BASELINE)]
     baseline = max(
-        (group for group in slides if known(group)),
+        (group for group in slides if known(group, split=split)),
         key=lambda group: group.position.layers,
         default=None,
     )
@@ -32,22 +33,22 @@ def systems_table(name: str, groups: Sequence[Group]) -> Table | None:
         return None
     rows = []
     for group in groups:
-        below = paired(group, baseline)
+        below = paired(group, baseline, split)
         if not below:
             continue
-        own = regime(group)
+        own, kept = regime(group), known(group, split=split)
         texts = (system(group), own.window or "–", own.segment_length, num_states(group) or "–",
-                 len(known(group)))  # fmt: skip
-        numbers = (known(group), known(group, "cleared_"), () if group is baseline else below,
-                   worth(group))  # fmt: skip
+                 len(kept))  # fmt: skip
+        numbers = (kept, known(group, "cleared_", split), () if group is baseline else below,
+                   worth(group, split))  # fmt: skip
         cells = [*(Cell(str(text)) for text in texts), *(shown(values) for values in numbers)]
-        rows.append((np.mean(known(group)), cells))
+        rows.append((np.mean(kept), cells))
     if len(rows) < 2:
         return None
     titles = ["system", "window", "segment", "states", "seeds", "bits/byte", "state cleared"]
     titles += [f"below {system(baseline)}", "worth of the state"]
     caption = (
-        "Bits per byte, every byte of the validation split once; ± is the standard deviation over "
+        f"Bits per byte, every byte of the {split} split once; ± is the standard deviation over "
         f"seeds, rounded up. Below {system(baseline)}: how much lower, seed by seed, after the "
         "same tokens in the same order. Worth: what clearing the state at every segment costs."
     )
