@@ -15,11 +15,13 @@ pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[repor
 
 from brt.evaluation.token_kinds import KINDS
 from brt.reporting.collect import collect
+from brt.reporting.drawing.plots import png
 from brt.reporting.drawing.table import measured
 from brt.reporting.results.archive import pack, unpack
 from brt.reporting.results.gain_tables import gain_table, system
 from brt.reporting.results.gains import TEST, gains
 from brt.reporting.results.over_training import clearing_plot, training_plot
+from brt.reporting.results.overview import overview_plot, overview_table
 from brt.reporting.results.page import Results, fill, results, write_results
 from brt.reporting.results.systems import systems_table
 from brt.reporting.runs import open_runs
@@ -86,6 +88,47 @@ def test_gains_of_one_regime_are_in_the_order_of_the_number_of_states(tmp_path):
     ]
     table = gain_table("map", gains(collect(open_runs(runs))))
     assert [row[7].text for row in table.rows] == [str(count) for count in sorted(counts)]
+
+
+def test_the_overview_says_of_several_seeds_which_side_of_zero_their_interval_is_on(tmp_path):
+    bits = {  # of the recurrent stack, a seed each; the plain one has 2.5
+        "map_rec": (2.25, 2.26, 2.27),
+        "map_lstm": (2.25, 2.5, 2.75),
+        "map_rec W": (2.625, 2.615, 2.635),
+        "map_lstm W": (2.0, 2.0),
+    }
+    runs = []
+    for name, values in bits.items():
+        window = ["BlockRecurrentTransformer.window = 16"] if name.endswith("W") else []
+        for seed, value in enumerate(values):
+            folder = tmp_path / f"{name}{seed}"
+            runs.append(a_run(folder, name.split()[0], value, *window, seed=seed, cleared=3.0))
+            if name.startswith("map_rec"):
+                folder = tmp_path / f"slide{len(window)}{seed}"
+                runs.append(a_run(folder, "map_slide", 2.5, *window, seed=seed))
+    # Gates that begin otherwise are no rows.
+    unusual = 'RecurrentCell.gate_biases = "one"'
+    runs += [a_run(tmp_path / f"one{seed}", "map_rec", 2.0, unusual, seed=seed)
+             for seed in range(3)]  # fmt: skip
+    found = gains(collect(open_runs(runs)))
+    rows = [[cell.text for cell in row] for row in overview_table(found).rows]
+    assert [row[5:] for row in rows] == [
+        ["fixed gate", "3", f"0.240 ± {4.3027 * 0.01 / math.sqrt(3):.3f}", "0.740 ± 0.025",
+         "recurrence"],
+        ["LSTM gate", "3", f"0.000 ± {4.3027 * 0.25 / math.sqrt(3):.3f}", "0.500 ± 0.621",
+         "not distinguishable"],
+        ["fixed gate", "3", "-0.125 ± 0.025", "0.375 ± 0.025", "one more layer"],
+    ]  # fmt: skip
+    assert [row[1] for row in rows] == ["8", "8", "16"]
+    plot = overview_plot(found)
+    assert [(mean.place, mean.series) for mean in plot.means] == [
+        ("text_bytes, W 8, N 256, 3,000 steps", "fixed gate"),
+        ("text_bytes, W 8, N 256, 3,000 steps", "LSTM gate"),
+        ("text_bytes, W 16, N 256, 3,000 steps", "fixed gate"),
+    ]
+    assert f"{plot.means[0].mean:.3f} ± {plot.means[0].half:.3f}" == rows[0][7]
+    assert png(plot) and plot.as_csv().count("\n") == 4
+    assert overview_table(found[:0]) is None and overview_plot(found[:0]) is None
 
 
 def test_a_run_that_was_evaluated_before_its_last_step_is_in_no_gain(tmp_path):

@@ -22,6 +22,18 @@ def mean_and_spread(values: Iterable[float]) -> tuple[float, float | None]:
     return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else None
 
 
+def confidence_interval(values: Iterable[float], share: float = 0.95) -> tuple[float, float]:
+    """Returns the mean of two or more values and half of its interval, by Student's t.
+
+    share: of such intervals that hold the true mean, if the values are normally distributed.
+    """
+    from scipy.stats import t  # slow to import
+
+    known = np.fromiter(values, np.float64)
+    quantile = t.ppf((1 + share) / 2, len(known) - 1)
+    return float(known.mean()), float(quantile * known.std(ddof=1) / len(known) ** 0.5)
+
+
 def with_error_bar(values: Iterable[float], decimals: int) -> str:
     """Returns the mean over seeds and the spread, rounded up to the same decimals, 1 unit at least.
 

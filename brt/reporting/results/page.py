@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from brt.reporting.collect import Group, collect
+from brt.reporting.drawing.intervals import IntervalPlot
 from brt.reporting.drawing.plots import Plot, png
 from brt.reporting.drawing.table import Table
 from brt.reporting.papers.all import PAPERS
@@ -22,6 +23,7 @@ from brt.reporting.results.gain_tables import gain_plot, gain_table, runs_table,
 from brt.reporting.results.gains import TEST, Gain, gains, num_states
 from brt.reporting.results.memory_use import memory_table, segment_plot
 from brt.reporting.results.over_training import clearing_plot, training_plot
+from brt.reporting.results.overview import overview_plot, overview_table
 from brt.reporting.results.reach import reach_plot
 from brt.reporting.results.systems import systems_table
 from brt.reporting.runs import open_runs
@@ -60,7 +62,7 @@ class Results(NamedTuple):
     """Tables and figures of the page, by their names; sentences about what could not be read."""
 
     tables: dict[str, Table]
-    plots: dict[str, Plot]
+    plots: dict[str, Plot | IntervalPlot]
     problems: list[str]
 
 
@@ -76,7 +78,8 @@ def results(folder: Path) -> Results:
     `NAME_distance`, the gain over distance, `NAME_segment`, the cost of clearing in a segment, and
     `NAME_reach`, what a reset costs by how far back it is.
     `NAME_training` and `NAME_clearing` show gain and worth over the steps of training. Plain runs
-    serve every ladder. The papers' tables and figures have the name of their ladder before their
+    serve every ladder. `overview` is a table and a figure of the gains of all ladders that several
+    seeds were run for. The papers' tables and figures have the name of their ladder before their
     own: `small_table_1`.
 
     folder: of NAME/RUN.tar.gz.
@@ -85,7 +88,7 @@ def results(folder: Path) -> Results:
         ValueError: an archive that cannot be read, or none.
     """
     tables: dict[str, Table] = {}
-    plots: dict[str, Plot] = {}
+    plots: dict[str, Plot | IntervalPlot] = {}
     with tempfile.TemporaryDirectory() as scratch:
         ladders: dict[str, list[Path]] = {}
         for archive in sorted(folder.glob(f"*/*{ENDING}")):
@@ -95,6 +98,10 @@ def results(folder: Path) -> Results:
             raise ValueError(f"There is no NAME/RUN{ENDING} below {folder}: nothing was written.")
         groups = {name: collect(open_runs(runs)) for name, runs in ladders.items()}
         everything = gains(group for some in groups.values() for group in some)
+        if overview := overview_table(everything):
+            tables[overview.name] = overview
+        if intervals := overview_plot(everything):
+            plots[intervals.name] = intervals
         for name, own in groups.items():
             tables[f"{name}_runs"] = runs_table(f"{name}_runs", own)
             found = _gains(own, everything)
