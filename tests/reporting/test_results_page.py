@@ -286,8 +286,8 @@ def page_row(table, name, value):
     ],
 )
 def test_the_readme_s_figures_are_those_of_the_page(published, begin, name, system, gains):
-    found = page_row(published[name], "system", system)
-    assert (found["window"].text, found["seeds"].text) == ("8", "3")
+    (found,) = rows_of(published[name], system=system, window="8")
+    assert found["seeds"].text == "3"
     kept, cleared, beside = (
         measured(found[title].values, 3).text
         for title in ("recurrent", "state cleared", "beside it")
@@ -369,24 +369,51 @@ def test_the_intervals_of_transformer_xl_s_corners_are_those_of_three_seeds(publ
     assert all(np.subtract(relative, shaw) > 0) and not all(np.subtract(carried, carried_shaw) > 0)
 
 
-def test_the_gains_over_windows_are_those_of_the_table(published):
-    found = claim("the shorter the window, the more a state is worth")
-    rows = published["short_window"]
-    gains_of = {
-        (cells["window"].text, cells["system"].text): cells["gain"].values
-        for cells in (dict(zip(rows.heads(), row, strict=True)) for row in rows.rows)
-    }
-    gates = "Rec:fixed:skip", "Rec:lstm:skip"
-    for window in ("16", "32", "64"):
-        fixed, lstm = (np.mean(gains_of[window, gate]) for gate in gates)
-        assert f"{fixed:.3f} and {lstm:.3f} at {'W = 16' if window == '16' else window}" in found
-    for gate in gates:
-        assert interval(gains_of["8", gate]) in found
+def rows_of(table, **wanted):
+    """The rows of a table whose cells have such texts, each as cells by their columns."""
+    rows = (dict(zip(table.heads(), row, strict=True)) for row in table.rows)
+    return [row for row in rows if all(row[name].text == text for name, text in wanted.items())]
+
+
+@pytest.mark.parametrize(
+    ("begin", "name", "wanted"),
+    [
+        ("the shorter the window, the more a state is worth", "short_window", {"window": "8"}),
+        ("the shorter the window, the more a state is worth", "short_window", {"window": "16"}),
+        ("the shorter the window, the more a state is worth", "short_window", {"window": "32"}),
+        ("the shorter the window, the more a state is worth", "short_window", {"window": "64"}),
+        ("the same where lines are not wrapped", "short_books", {}),
+        ("the same on LaTeX", "short_latex", {}),
+        ("the same in pieces of 2,000 instead of bytes", "short_pieces", {}),
+        ("the same with the paper's optimizer", "short_gates", {}),
+    ],
+)
+def test_the_intervals_of_the_claims_are_those_of_three_seeds(published, begin, name, wanted):
+    found = claim(begin)
+    for gate in ("fixed", "lstm"):
+        (row,) = rows_of(published[name], system=f"Rec:{gate}:skip", **wanted)
+        assert row["seeds"].text == "3" and interval(row["gain"].values) in found
+        assert name != "short_books" or interval(row["worth of the state"].values) in found
+    (fixed,) = rows_of(published["short_latex"], system="Rec:fixed:skip")
+    assert all(gain > 0 for gain in fixed["gain"].values)
+
+
+def test_the_worth_of_the_gates_beginnings_is_that_of_three_seeds(published):
+    found = claim("gates by their beginning (appendix B)")
+    for gate in ("fixed", "lstm"):
+        system = f"Rec:{gate}:skip"
+        usual, zero, one = (
+            page_row(published["short_gates_runs"], "system", system + ending)["bits/byte"].values
+            for ending in ("", ", gate_biases = zero", ", gate_biases = one")
+        )
+        assert len(usual) == len(zero) == len(one) == 3
+        assert interval(np.subtract(usual, zero)) in found
+        assert interval(np.subtract(one, usual)) in found
 
 
 def test_after_600_steps_no_system_of_table_1_is_ahead_and_after_1800_all_but_one():
     text = (PAGE / "figures" / "small_training.csv").read_text()
-    ahead = {(line["line"].split(",")[0], line["steps"]): float(line["bits per token"]) > 0
+    ahead = {(line["line"].split(",")[0], line["steps"]): float(line["gain, bits per token"]) > 0
              for line in csv.DictReader(text.splitlines())}  # fmt: skip
     assert not any(found for (_, steps), found in ahead.items() if steps == "600")
     behind = [name for (name, steps), found in ahead.items() if steps == "1800" and not found]

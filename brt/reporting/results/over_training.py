@@ -28,7 +28,7 @@ def training_plot(name: str, found: Iterable[Gain]) -> Plot | None:
     ]
     lines = _lines(both, lambda own, plain: _difference(own, plain, OWN))
     caption = "than the plain stack of the same seed"
-    return _plot(name, "Gain over a plain stack while training", caption, lines)
+    return _plot(name, "Gain over a plain stack while training", caption, "gain", lines)
 
 
 def clearing_plot(name: str, found: Iterable[Gain]) -> Plot | None:
@@ -43,7 +43,7 @@ def clearing_plot(name: str, found: Iterable[Gain]) -> Plot | None:
     both = [(gain.recurrent, [(run, run) for run in gain.recurrent.runs]) for gain in found]
     lines = _lines(both, lambda own, same: _difference(own, same, CLEARED))
     caption = "than with their state cleared at every segment"
-    return _plot(name, "Worth of the state while training", caption, lines)
+    return _plot(name, "Worth of the state while training", caption, "worth", lines)
 
 
 def _lines(
@@ -69,8 +69,9 @@ def _difference(own, other, name):
     return {step: its[step] - mine[step] for step in its.keys() & mine.keys()}
 
 
-def _plot(name, title, caption, lines):
+def _plot(name, title, caption, what, lines):
     if not lines:
         return None
     text = f"Bits per token by which recurrent runs are better {caption}, on a part of validation; "
-    return Plot(name, title, text + "means over seeds.", "steps", "bits per token", lines)
+    label = f"{what}, bits per token"
+    return Plot(name, title, text + "means over seeds.", "steps", label, lines)
