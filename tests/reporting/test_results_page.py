@@ -29,6 +29,7 @@ from brt.reporting.runs import open_runs
 PAGE = ROOT / "docs" / "results"
 CODE_GAINS = [0.031, 0.059, 0.084]
 """Of three seeds on Python packages, bits per byte, as the README rounds them."""
+NORM = ", norm = pre"
 ENCODINGS = ", encoding = shaw", ", encoding = absolute"
 
 
@@ -174,19 +175,23 @@ def test_systems_on_the_test_split_are_those_that_were_evaluated_on_it(tmp_path)
     assert "of the test split once" in table.caption
 
 
-def test_a_transformer_xl_is_named_with_its_memory_and_encoding_where_they_are_others(tmp_path):
+def test_a_transformer_xl_is_named_with_its_memory_encoding_and_norm_where_they_are_others(
+    tmp_path,
+):
     shaw = 'TransformerXL.encoding = "shaw"', "TransformerXL.position_rows = 16"
     runs = [
         make_run(tmp_path / "xl", "short/txl+corpora/text"),
         make_run(tmp_path / "shaw", "short/txl+corpora/text", *shaw),
         make_run(tmp_path / "compressive", "short/compressive+corpora/text"),
+        make_run(tmp_path / "rmt", "short/rmt+corpora/text"),
     ]
     assert {
         run.name: system(group) for group in collect(open_runs(runs)) for run in group.runs
     } == {
-        "xl": "Tr-XL:7L",
-        "shaw": "Tr-XL:7L, encoding = shaw",
-        "compressive": "TransformerXL:7L, memory = CompressiveMemory",
+        "xl": "Tr-XL:7L, norm = pre",
+        "shaw": "Tr-XL:7L, encoding = shaw, norm = pre",
+        "compressive": "TransformerXL:7L, memory = CompressiveMemory, norm = pre",
+        "rmt": "RMT:7L",  # as published, after the layers
     }
 
 
@@ -353,8 +358,10 @@ def test_the_intervals_of_transformer_xl_s_corners_are_those_of_three_seeds(publ
     def bits(system):
         return page_row(rows, "system", system)["bits/byte"].values
 
-    relative, shaw, absolute = (bits(f"Baseline:7L{encoding}") for encoding in ("", *ENCODINGS))
-    carried, carried_shaw = (bits(f"Tr-XL:7L{encoding}") for encoding in ("", ENCODINGS[0]))
+    relative, shaw, absolute = (bits(f"Baseline:7L{encoding}{NORM}")
+                                for encoding in ("", *ENCODINGS))  # fmt: skip
+    carried, carried_shaw = (bits(f"Tr-XL:7L{encoding}{NORM}")
+                             for encoding in ("", ENCODINGS[0]))  # fmt: skip
     row = claim("Transformer-XL: recurrence and relative positions help")
     for worse, better in (
         (relative, carried),

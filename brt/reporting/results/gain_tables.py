@@ -17,6 +17,7 @@ USUAL = {
     "RecurrentCell.order": "parallel",
     "TransformerXL.encoding": "relative",
     "TransformerXL.memory": "HiddenMemory",
+    "TransformerXL.norm": "post",
 }
 """Settings that a system is named with where they are others."""
 
