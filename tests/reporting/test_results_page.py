@@ -418,6 +418,41 @@ def test_the_worth_of_the_gates_beginnings_is_that_of_three_seeds(published):
         assert interval(np.subtract(one, usual)) in found
 
 
+@pytest.mark.parametrize(
+    ("begin", "worse", "better"),
+    [
+        ("the fixed gate is at least as good", "Rec:fixed:skip", "Rec:lstm:skip"),
+        ("the fixed gate is at least as good", "Rec:fixed:dual", "Rec:lstm:dual"),
+        ("the fixed gate is at least as good", "Rec:lstm:single", "Rec:fixed:single"),
+        ("skip at least as good as single", "Rec:lstm:single", "Rec:lstm:skip"),
+        ("skip at least as good as single", "Rec:fixed:skip", "Rec:fixed:single"),
+        ("feedback improves", "Rec:lstm:single", "Feedback:lstm:single"),
+        ("feedback improves", "Feedback:fixed:skip", "Rec:fixed:skip"),
+    ],
+)
+def test_systems_of_table_1_differ_as_the_claims_say_in_every_seed(published, begin, worse, better):
+    bits = (page_row(published["small_systems"], "system", name)["bits/byte"].values
+            for name in (worse, better))  # fmt: skip
+    below = np.subtract(*bits)
+    first, second, third = (f"{value:.3f}" for value in below)
+    assert min(below) > 0
+    assert re.search(rf"{first}, {second},? and {third}", claim(begin))
+
+
+def test_xl_2048_is_below_xl_512_by_what_the_claim_says(published):
+    bits = (page_row(published["small_systems"], "system", name)["bits/byte"].values
+            for name in ("XL:512", "XL:2048"))  # fmt: skip
+    assert interval(np.subtract(*bits)) in claim("recurrence below XL:512")
+
+
+def test_every_section_that_the_page_names_is_there():
+    page = (PAGE / "README.md").read_text()
+    titles = re.findall(r"^##+ (.*)$", page, re.M)
+    anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+    named = re.findall(r"\]\(#([^)]+)\)", page)
+    assert named and set(named) <= anchors
+
+
 def test_after_600_steps_no_system_of_table_1_is_ahead_and_after_1800_all_but_one():
     text = (PAGE / "figures" / "small_training.csv").read_text()
     ahead = {(line["line"].split(",")[0], line["steps"]): float(line["gain, bits per token"]) > 0
