@@ -40,11 +40,9 @@ def gain_table(name: str, found: Iterable[Gain]) -> Table:
         numbers = gain.plain_bits, known(group), known(group, "cleared_"), gain.gains, gain.worth
         rows.append([*(Cell(str(text)) for text in texts), *(shown(values) for values in numbers)])
     caption = (
-        f"Bits per byte, every byte of the {SPLIT} split once; ± is the standard deviation over "
-        "seeds, rounded up. Beside it: of the plain stacks with one layer more, this window and "
-        "this optimizer that of the lowest mean, and its bits with the same seeds. Gain: how much "
-        "lower the recurrent runs are, seed by seed, after the same tokens in the same order. "
-        "Worth: what clearing the state at every segment costs them. Rates: of both."
+        f"Bits per byte, all of the {SPLIT} split; ± is the deviation over seeds, rounded up. "
+        "Beside: the best plain stack of one layer more with this window and optimizer, same "
+        "seeds, same tokens in the same order. Worth: what clearing the state costs."
     )
     return Table(name, "Recurrent beside plain", caption, columns, rows)
 
@@ -67,7 +65,7 @@ def runs_table(name: str, groups: Iterable[Group]) -> Table:
                  len(found[0]) or len(group.runs))  # fmt: skip
         cells = [shown(values) for values in found]
         rows.append([*(Cell(str(text)) for text in texts), *cells, Cell(where)])
-    caption = "Every run; ± is the standard deviation over seeds, rounded up."
+    caption = "Every run; ± is the deviation over seeds, rounded up."
     return Table(name, "Every run", caption, [Column("", title) for title in titles], rows)
 
 

@@ -66,10 +66,10 @@ def overview_table(found: Iterable[Gain]) -> Table | None:
     titles = ["corpus", "window", "segment", "steps", "optimizer", "gate", "seeds", "gain"]
     titles += ["clearing the state costs", "better"]
     caption = (
-        f"Every comparison of {FEWEST_SEEDS} seeds: bits per byte by which the recurrent stack is "
-        "better than a plain one with one layer more, every byte of the validation split once, "
-        "after the same tokens in the same order, seed by seed. ± is half of the 95 % interval "
-        "(Student's t). Better: the side that the whole interval is on."
+        f"Every comparison of {FEWEST_SEEDS} seeds, all of the validation split: bits per byte by "
+        "which the recurrent stack is better than a plain one with one layer more, after the same "
+        "tokens in the same order. ± is half of the 95 % interval (Student's t). Better: the side "
+        "that the whole interval is on."
     )
     columns = [Column("", title) for title in titles]
     return Table(NAME, "Where recurrence pays", caption, columns, rows) if rows else None

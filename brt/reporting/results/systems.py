@@ -48,9 +48,9 @@ def systems_table(name: str, groups: Sequence[Group], split: str = SPLIT) -> Tab
     titles = ["system", "window", "segment", "states", "seeds", "bits/byte", "state cleared"]
     titles += [f"below {system(baseline)}", "worth of the state"]
     caption = (
-        f"Bits per byte, every byte of the {split} split once; ± is the standard deviation over "
-        f"seeds, rounded up. Below {system(baseline)}: how much lower, seed by seed, after the "
-        "same tokens in the same order. Worth: what clearing the state at every segment costs."
+        f"Bits per byte, all of the {split} split; ± is the deviation over seeds, rounded up. "
+        f"Below {system(baseline)}: by how much, seed by seed, after the same tokens in the same "
+        "order. Worth: what clearing the state costs."
     )
     ordered = [row for _, row in sorted(rows, key=lambda found: found[0])]
     return Table(name, "All systems", caption, [Column("", title) for title in titles], ordered)
