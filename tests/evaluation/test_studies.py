@@ -395,9 +395,10 @@ def test_an_excerpt_s_line_names_the_word_that_its_distance_is_of():
     entry |= {"recalled": False, "word": "equation", "before": "the ", "text": "e", "after": "qu"}
     result = {"study": "compare", "run": "r", "step": 1, "split": "test", "numbers": {}}
     result |= {"series": [], "verdict": "", "excerpts": [entry, entry | {"text": " equation"}]}
-    first, second = (line for line in table(result).splitlines() if "nats" in line)
-    assert first.endswith("nats, in 'equation', other, seen 1 token ago, window")
-    assert second.endswith("nats, other, seen 1 token ago, window")
+    first, second = (line for line in table(result).splitlines() if " bits, " in line)
+    ending = "other, seen 1 token ago, within the window"
+    assert first.endswith(f"1.4427 against 2.8854 bits, in 'equation', {ending}")
+    assert second.endswith(f"1.4427 against 2.8854 bits, {ending}")
 
 
 def test_a_model_without_a_state_cannot_be_compared_with_itself(slide):

@@ -101,11 +101,13 @@ def verdict(found: Comparison) -> str:
         return f"{number} of {top.of}"
 
     sign = "better" if differences.difference > 0 else "worse"
+    documents = f"{differences.documents:,} document{'s' * (differences.documents != 1)}"
     return (
-        f"Over {differences.tokens:,} tokens the run is {abs(differences.difference):.4f} bits "
+        f"Over {differences.tokens:,} tokens of {documents} the run is "
+        f"{abs(differences.difference):.4f} bits "
         f"per token {sign} ({differences.bits:.4f} against {differences.other_bits:.4f}); where it "
         f"is better most, {share(top.kinds[NAME])} tokens are proper names, "
-        f"{share(top.kinds[TITLE])} chapter titles, {share(top.of - top.where['window'])} outside "
-        f"the attention window, and {share(top.recalled)} repeat the document's title or author at "
-        "its end."
+        f"{share(top.kinds[TITLE])} chapter titles, {share(top.of - top.where['window'])} were "
+        f"seen outside the attention window or never, and {share(top.recalled)} repeat the "
+        "document's title or author at its end."
     )

@@ -5,6 +5,7 @@ run. README.md in `brt/evaluation` says what is in them.
 """
 
 import io
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,12 @@ from brt.storage.paths import RemotePath, as_path
 
 SHOWN = 300
 """Characters of a context that the terminal shows, its last."""
+PLACES = {
+    "window": "within the window",
+    "segment": "within the segment",
+    "beyond": "before the segment",
+}
+"""Where an excerpt's word was seen last, in words."""
 
 PRESENTED: dict[str, Callable[[Any], Content]] = {
     "attention": attention.present,
@@ -127,10 +134,11 @@ def table(content: Content) -> str:
         seen = entry["last_seen"]
         ago = "not seen before"
         if seen is not None:
-            ago = f"seen {seen:,} token{'s' * (seen != 1)} ago, {entry['where']}"
+            ago = f"seen {seen:,} token{'s' * (seen != 1)} ago, {PLACES[entry['where']]}"
+        bits = [entry[name] / math.log(2) for name in ("nats", "other_nats")]
         lines.append(
             f"\n  {entry['title']}, {entry['direction']} {entry['rank'] + 1}: token "
-            f"{entry['token']:,}, {entry['nats']:.4f} against {entry['other_nats']:.4f} nats, "
+            f"{entry['token']:,}, {bits[0]:.4f} against {bits[1]:.4f} bits, "
             f"{_word(entry)}{entry['kind']}, {ago}{', recalled' * entry['recalled']}"
         )
         shown = f"{entry['before']}|{entry['text']}|{entry['after']}"
