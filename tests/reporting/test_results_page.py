@@ -446,6 +446,22 @@ def test_xl_2048_is_below_xl_512_by_what_the_claim_says(published):
     assert interval(np.subtract(*bits)) in claim("recurrence below XL:512")
 
 
+def test_the_costs_of_a_reset_are_those_of_the_figure(published):
+    text = (PAGE / "figures" / "short_code_reach.csv").read_text()
+    distance, cost = "tokens between the reset and the scored block", "cost, bits per token"
+    costs = {int(line[distance]): float(line[cost]) for line in csv.DictReader(text.splitlines())
+             if line["line"] == "rec_lstm_skip-github-seed0, state"}  # fmt: skip
+    page = (PAGE / "README.md").read_text()
+    told = f"{costs[8]:.3f} bits a byte 8 bytes later, {costs[32]:.3f} after 32 bytes"
+    assert f"{told}, {costs[256]:.3f} after 256" in page
+    assert f"{costs[64]:.2f} bits after 64 bytes and {costs[256]:.2f} after 256" in page
+    row = page_row(published["short_code_memory"], "run", "rec_lstm_skip-github-seed0")
+    swapped, cleared = (
+        row[name].values[0] for name in ("another document's costs", "cleared costs")
+    )
+    assert f"Rec:lstm:skip {swapped:.3f}\nbits a byte, and a cleared one {cleared:.3f}" in page
+
+
 def test_every_section_that_the_page_names_is_there():
     page = (PAGE / "README.md").read_text()
     titles = re.findall(r"^##+ (.*)$", page, re.M)
