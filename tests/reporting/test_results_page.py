@@ -459,7 +459,7 @@ def test_the_costs_of_a_reset_are_those_of_the_figure(published):
     swapped, cleared = (
         row[name].values[0] for name in ("another document's costs", "cleared costs")
     )
-    assert f"Rec:lstm:skip {swapped:.3f}\nbits a byte, and a cleared one {cleared:.3f}" in page
+    assert f"document costs {swapped:.3f} bits a\nbyte, and a cleared one {cleared:.3f}" in page
 
 
 def test_every_section_that_the_page_names_is_there():
