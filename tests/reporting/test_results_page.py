@@ -420,6 +420,19 @@ def test_the_worth_of_the_gates_beginnings_is_that_of_three_seeds(published):
             assert interval(np.subtract(worse, better)) in found
 
 
+def test_the_intervals_on_held_out_text_are_those_of_three_seeds(published):
+    found = claim("held-out text")
+    for name in ("short_code_test", "short_books_test"):
+        for gate in ("lstm", "fixed"):
+            row = page_row(published[name], "system", f"Rec:{gate}:skip")
+            assert row["seeds"].text == "3" and interval(row["below Slide:13L"].values) in found
+            worth = interval(row["worth of the state"].values)
+            assert name != "short_code_test" or worth in found
+    best = page_row(published["short_code_test"], "system", "Rec:lstm:skip")
+    page = (PAGE / "README.md").read_text()
+    assert f"difference is {interval(best['below Slide:13L'].values)}" in page.replace("\n", " ")
+
+
 @pytest.mark.parametrize(
     ("begin", "worse", "better"),
     [
