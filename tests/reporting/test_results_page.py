@@ -406,6 +406,35 @@ def test_the_intervals_of_the_claims_are_those_of_three_seeds(published, begin, 
     assert all(gain > 0 for gain in fixed["gain"].values)
 
 
+def test_the_gain_falls_with_the_window_by_what_the_claim_says(published):
+    found = claim("the shorter the window, the more is gained")
+    for short, longer in (("8", "16"), ("16", "32")):
+        falls = []
+        for gate in ("lstm", "fixed"):
+            gains_of = [
+                rows_of(published["short_window"], system=f"Rec:{gate}:skip", window=window)[0]
+                for window in (short, longer)
+            ]
+            falls.append(interval(np.subtract(*(row["gain"].values for row in gains_of))))
+        assert " and ".join(falls) in found
+
+
+def test_what_clearing_costs_beyond_its_interval_is_said_of_five_systems_of_eight(published):
+    found = claim("clearing the state hurts")
+    rows = published["small_systems"]
+    recurrent = [row for row in (dict(zip(rows.heads(), row, strict=True)) for row in rows.rows)
+                 if row["system"].text.startswith(("Rec:", "Feedback:"))]  # fmt: skip
+    unclear = []
+    for row in recurrent:
+        mean, half = map(float, interval(row["worth of the state"].values).split(" ± "))
+        assert min(row["worth of the state"].values) > 0
+        if mean <= half:
+            unclear.append(row["system"].text)
+            assert interval(row["worth of the state"].values) in found
+    assert sorted(unclear) == ["Feedback:fixed:skip", "Feedback:lstm:single", "Rec:lstm:dual"]
+    assert len(recurrent) == 8 and "for five systems of eight" in found
+
+
 def test_the_worth_of_the_gates_beginnings_is_that_of_three_seeds(published):
     found = claim("gates by their beginning (appendix B)")
     for gate in ("fixed", "lstm"):
