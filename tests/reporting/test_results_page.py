@@ -435,6 +435,29 @@ def test_what_clearing_costs_beyond_its_interval_is_said_of_five_systems_of_eigh
     assert len(recurrent) == 8 and "for five systems of eight" in found
 
 
+@pytest.mark.parametrize(
+    ("task", "segments", "begin", "told"),
+    [
+        ("copy", "3", "Rec", "copy over 3 and 9: {}"),
+        ("copy", "9", "Rec", "and {}; reverse"),
+        ("reverse", "4", "Rec", "reverse over 4, {}"),
+        ("retrieval", "2", "Rec", "not learned in 5,000 steps ({} and"),
+        ("retrieval", "5", "Rec", "and {}, one rate"),
+        ("copy", "9", "RMT", "1.000 and {}, Tr-XL"),
+        ("reverse", "4", "RMT", "Reverse over 4: RMT {}"),
+        ("retrieval", "5", "RMT", "and {}, Tr-XL 1.000"),
+        ("retrieval", "5", "Tr-XL", "Tr-XL 1.000 and {}"),
+    ],
+)
+def test_shares_of_characters_right_are_those_of_three_seeds(
+    published, task, segments, begin, told
+):
+    found = rows_of(published["tasks_rmt_tasks"], task=task, segments=segments)
+    (cell,) = (row["accuracy, measured"] for row in found if row["model"].text.startswith(begin))
+    assert len(cell.values) == 3
+    assert told.format(f"{np.mean(cell.values):.3f}") in claim("RMT: copy, reverse, retrieval")
+
+
 def test_the_worth_of_the_gates_beginnings_is_that_of_three_seeds(published):
     found = claim("gates by their beginning (appendix B)")
     for gate in ("fixed", "lstm"):
