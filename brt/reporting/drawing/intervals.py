@@ -12,9 +12,9 @@ from brt.reporting.drawing.plots import COLOURS, new_figure
 ROW_HEIGHT, MARGIN_HEIGHT = 0.36, 1.1
 """Inches of a place with two means, and of what stands above and below all places."""
 APART = 0.16
-"""Of a row's height, between two means of one place."""
-
+"""Of a row's height, by which the means of one place stand above or below it."""
 MOST_TICKS = 6
+"""Numbers that fit below the axis."""
 
 
 class Mean(NamedTuple):

@@ -7,7 +7,7 @@ from brt.reporting.drawing.intervals import IntervalPlot, Mean
 from brt.reporting.drawing.rounding import confidence_interval
 from brt.reporting.drawing.table import Cell, Column, Table
 from brt.reporting.results.gain_tables import NOTHING, USUAL
-from brt.reporting.results.gains import Gain
+from brt.reporting.results.gains import Gain, num_states
 
 NAME = "overview"
 FEWEST_SEEDS = 3
@@ -25,10 +25,11 @@ class Comparison(NamedTuple):
 
 
 def comparisons(found: Iterable[Gain]) -> list[Comparison]:
-    """Returns the comparisons of at least `FEWEST_SEEDS` seeds, each regime and gate once.
+    """Returns the comparisons of at least `FEWEST_SEEDS` seeds.
 
-    Of systems whose gates and memories are the usual ones. Ordered by corpus, segment, window,
-    steps and optimizer.
+    Each regime, number of states and gate once, by the ladder with the most seeds; of systems whose
+    gates and memories are the usual ones. Ordered by corpus, segment, window, steps, optimizer,
+    states and gate.
 
     found: gains of all ladders, which share runs.
     """
@@ -39,10 +40,11 @@ def comparisons(found: Iterable[Gain]) -> list[Comparison]:
         usual = all(settings.get(name, value) == value for name, value in USUAL.items())
         if gate is None or not usual or len(gain.gains) < FEWEST_SEEDS:
             continue
-        own = gain.regime
-        order = (own.corpus, own.segment_length, own.window, own.steps, own.optimizer,
-                 list(GATES.values()).index(gate))  # fmt: skip
-        place = f"{own.corpus}, W {own.window}, N {own.segment_length}, {own.steps:,} steps"
+        own, states = gain.regime, num_states(gain.recurrent)
+        order = (own.corpus, own.segment_length, own.window, own.steps, own.optimizer, states,
+                 list(GATES.values()).index(gate), own)  # fmt: skip
+        place = f"{own.corpus}, W {own.window}, S {states}, N {own.segment_length}"
+        place += f", {own.steps:,} steps"
         place += "" if own.optimizer == "adamw" else f", {own.optimizer}"
         if order not in kept or len(gain.gains) > len(kept[order].gain.gains):
             kept[order] = Comparison(gate, place, gain)
@@ -57,13 +59,14 @@ def overview_table(found: Iterable[Gain]) -> Table | None:
     rows = []
     for gate, _, gain in comparisons(found):
         own = gain.regime
-        texts = (own.corpus, own.window, own.segment_length, f"{own.steps:,}", own.optimizer, gate,
-                 len(gain.gains))  # fmt: skip
+        texts = (own.corpus, own.window, own.segment_length, f"{own.steps:,}", own.optimizer,
+                 num_states(gain.recurrent), gate, len(gain.gains))  # fmt: skip
         mean, half = confidence_interval(gain.gains)
         verdict = BETTER if mean > half else WORSE if mean < -half else NEITHER
         worth = _cell(gain.worth) if len(gain.worth) >= FEWEST_SEEDS else NOTHING
         rows.append([*(Cell(str(text)) for text in texts), _cell(gain.gains), worth, Cell(verdict)])
-    titles = ["corpus", "window", "segment", "steps", "optimizer", "gate", "seeds", "gain"]
+    titles = ["corpus", "window", "segment", "steps", "optimizer", "states", "gate"]
+    titles += ["seeds", "gain"]
     titles += ["clearing the state costs", "better"]
     caption = (
         f"Every comparison of {FEWEST_SEEDS} seeds, all of the validation split: bits per byte by "
