@@ -71,13 +71,34 @@ def main(folders: Sequence[str]) -> None:
         ) from None
     step_times = read_step_times(FLAGS.step_times)
     with tempfile.TemporaryDirectory() as scratch:
-        unpacked = [
-            unpack(Path(path), Path(scratch)) if path.endswith(ENDING) else on_disk(path, scratch)
-            for path in folders
-        ]
-        runs = open_runs(unpacked, FLAGS.allow_imports)
+        runs = open_runs(local_folders(folders, scratch), FLAGS.allow_imports)
         written = report(runs, FLAGS.output, step_times, chosen, FLAGS.reader_tokens)
     print(f"Written to {FLAGS.output}, with {written} files in {files_folder(FLAGS.output)}")
+
+
+def local_folders(paths: Sequence[str], scratch: str) -> list[str | Path]:
+    """Returns run folders of this disk for run folders and archives.
+
+    An archive is unpacked below a copy of its own path: runs are called by as much of their paths
+    as tells them apart.
+
+    Raises:
+        ValueError: as `unpack`, or an archive that is named twice.
+    """
+    folders: list[str | Path] = []
+    archives: set[Path] = set()
+    for number, path in enumerate(paths):
+        if not path.endswith(ENDING):
+            folders.append(on_disk(path, scratch))
+            continue
+        archive = Path(path).resolve()
+        if archive in archives:
+            raise ValueError(f"{path} is named twice: name each archive once.")
+        archives.add(archive)
+        above = Path(os.path.abspath(path)).parent
+        target = Path(scratch, str(number), *above.parts[1:])
+        folders.append(unpack(Path(path), target))
+    return folders
 
 
 def on_disk(folder: str, scratch: str) -> str:

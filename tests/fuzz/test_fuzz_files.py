@@ -1,8 +1,11 @@
 """Spoilt files: stores, checkpoints, memory files, recordings, vocabularies, texts, run folders."""
 
+import gzip
 import importlib.util
 import os
 import shutil
+import tarfile
+import tracemalloc
 from pathlib import Path
 
 import jax
@@ -13,7 +16,7 @@ from architectures import SEGMENT, VOCABULARY, random_model
 from checkpoints import abstract, make_state, opened, saved
 from fabricated_recordings import fabricate
 from fabricated_runs import make_run
-from fuzzing import Tally, same_arrays, spoil_file, spoil_json
+from fuzzing import CONTENTS, Tally, same_arrays, spoil_file, spoil_json
 from stores import make_store
 from tiny_run import differing, half_read  # noqa: F401
 
@@ -29,6 +32,7 @@ from brt.data.vocabularies.named import as_vocabulary
 from brt.evaluation.recording import NAMES, Recording
 from brt.generation.generator import Generator
 from brt.report import report
+from brt.reporting.results import archive
 from brt.reporting.runs import open_runs
 from brt.training.records.run_folder import RunFolder, read_metrics
 
@@ -356,6 +360,87 @@ def test_a_spoilt_run_folder_is_reported_or_refused(scale, tmp_path, monkeypatch
         what, _ = spoil_some(rng, folder, of_json * 2 + others, of_json)
         tally.judge(f"{number}: {what}", call, right, [folder])
     tally.check()
+
+
+# Archives: small files that would fill memory, the disk, or the stack.
+
+
+def gzipped_zeros(path):
+    with gzip.open(path, "wb") as file:
+        for _ in range(66):
+            file.write(bytes(2**20))
+
+
+def tarred(*members):
+    def write(path):
+        with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as tar:
+            for name, fields in members:
+                member = tarfile.TarInfo(name)
+                for field, value in fields.items():
+                    setattr(member, field, value)
+                tar.addfile(member)
+
+    return write
+
+
+def long_names(path):
+    """Headers of long names, each of which is about the one behind it."""
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 2
+    with gzip.open(path, "wb") as file:
+        file.write((header.tobuf(tarfile.GNU_FORMAT) + b"a".ljust(512, b"\0")) * 5_000)
+
+
+ARCHIVES = {
+    "zeros": gzipped_zeros,
+    "a deep path": tarred(("/".join("a" * 2_000), {})),
+    "a long name": tarred(("a" * 100_000, {})),
+    "a large header": tarred(("a", {"pax_headers": {"comment": "a" * 2**23}})),
+    "many files": tarred(*((f"a{n}", {}) for n in range(archive.MOST_MEMBERS + 1))),
+    "a sparse file": tarred(
+        ("a", {"pax_headers": {"GNU.sparse.size": str(2**50), "GNU.sparse.map": "0,0"}})
+    ),
+    "names of names": long_names,
+}
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_an_archive_that_grows_is_refused(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(archive, "MOST_BYTES", 2**26)
+    tally, path, out = Tally("archives"), tmp_path / "run.tar.gz", tmp_path / "out"
+    ARCHIVES[kind](path)
+    tracemalloc.start()
+    tally.judge(kind, lambda: archive.unpack(path, out), lambda found: False, [path])
+    assert tracemalloc.get_traced_memory()[1] < 2**26
+    tracemalloc.stop()
+    assert not any(file.is_file() for file in out.rglob("*"))
+    tally.check()
+
+
+@both
+def test_a_spoilt_archive_is_refused_or_gives_what_was_packed(scale, tmp_path):
+    tally, path, out = Tally("spoilt archives"), tmp_path / "run.tar.gz", tmp_path / "out"
+    run = make_run(tmp_path / "run", "small/rec_fixed_skip+corpora/text", evaluations={"test": 2.0})
+    archive.pack(run, path)
+    content = gzip.decompress(path.read_bytes())
+    ways = [way for name, way in CONTENTS.items() if name != "in UTF-16"]
+
+    def call():
+        return {file.name for file in archive.unpack(path, out).rglob("*") if file.is_file()}
+
+    for number, rng in draws(9, (60, 3_000)[scale]):
+        shutil.rmtree(out, ignore_errors=True)
+        spoilt = bytearray(content)
+        if rng.random() < 0.3:
+            spoilt = ways[int(rng.integers(len(ways)))](rng, content)
+        else:
+            for place in rng.integers(0, 512, size=int(rng.integers(1, 6))):  # the first header
+                spoilt[place] = int(rng.integers(256))
+            spoilt[148:156] = b"%06o\0 " % (sum(spoilt[:148]) + 256 + sum(spoilt[156:512]))
+        path.write_bytes(gzip.compress(bytes(spoilt), 1))
+        tally.judge(f"{number}", call, lambda found: isinstance(found, set), [path])
+    tally.check()
+    assert {file.name for file in tmp_path.iterdir()} <= {"run", "run.tar.gz", "out"}
 
 
 def test_inspecting_what_is_no_store_ends_in_a_sentence(tmp_path):

@@ -1,6 +1,8 @@
 """Text of others stays text on the page: nothing in a run folder becomes an element or runs."""
 
 import json
+import os
+import tarfile
 from html.parser import HTMLParser
 
 import numpy as np
@@ -10,8 +12,9 @@ from fabricated_runs import add_recording, make_run, make_store
 
 pytest.importorskip("matplotlib", reason='the report needs pip install -e ".[report]"')
 
-from brt.report import report
+from brt.report import local_folders, report
 from brt.reporting.page import HERE
+from brt.reporting.results import archive
 from brt.reporting.runs import open_runs
 
 HOSTILE = (
@@ -166,3 +169,76 @@ def test_in_a_browser_nothing_of_it_runs(page, tmp_path):
     assert 'id="reading"' in dom and 'data-i="0"' in dom  # the page's own script has run
     copy.write_text(text.replace("&lt;", "<").replace("&gt;", ">"))
     assert "<title>PWNED</title>" in open_page(f"file://{copy}", tmp_path / "unescaped").dom
+
+
+# Archives.
+
+
+def packed(path, *members):
+    """An archive of empty members, each a name or a `tarfile.TarInfo`."""
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as tar:
+        for member in members:
+            tar.addfile(tarfile.TarInfo(member) if isinstance(member, str) else member)
+    return path
+
+
+@pytest.mark.parametrize("name", ["...tar.gz", "..tar.gz", ".tar.gz", "run.tar"])
+def test_an_archive_whose_name_names_no_folder_is_refused(tmp_path, name):
+    scratch = tmp_path / "above" / "scratch"
+    with pytest.raises(ValueError, match="is no archive of a run: rename it"):
+        archive.unpack(packed(tmp_path / name, "planted"), scratch)
+    assert not list(tmp_path.rglob("planted"))
+
+
+def test_archives_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    paths = []
+    (tmp_path / "c").mkdir()
+    for parent in ("a", "b"):
+        run = make_run(tmp_path / parent / "run", "small/rec_fixed_skip+corpora/text")
+        archive.pack(run, tmp_path / parent / "run.tar.gz")
+        paths.append(f"{tmp_path}/c/../{parent}/run.tar.gz")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    runs = open_runs(local_folders(paths, str(scratch)))
+    assert [run.name for run in runs] == ["a/run", "b/run"]
+    assert all(scratch in run.folder.resolve().parents for run in runs)
+    with pytest.raises(ValueError, match=r"a/run\.tar\.gz is named twice"):
+        local_folders([paths[0], paths[1], paths[0]], str(tmp_path / "again"))
+
+
+def member(name, **fields):
+    found = tarfile.TarInfo(name)
+    for field, value in fields.items():
+        setattr(found, field, value)
+    return found
+
+
+NOT_RECORDS = {
+    "a link": member("config.gin", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+    "a link inside": member("config.gin", type=tarfile.SYMTYPE, linkname="x"),
+    "a hard link": member("config.gin", type=tarfile.LNKTYPE, linkname="/etc/passwd"),
+    "a FIFO": member("config.gin", type=tarfile.FIFOTYPE),
+    "a device": member("config.gin", type=tarfile.CHRTYPE),
+    "above": "../planted",
+    "absolute": "/tmp/planted",
+    "a name with NUL": member("x", pax_headers={"path": "a\0b"}),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_RECORDS)
+def test_an_archive_gives_files_and_folders_of_its_own_only(tmp_path, kind):
+    path = packed(tmp_path / "run.tar.gz", NOT_RECORDS[kind])
+    if kind == "absolute":  # the leading slash is dropped, as tar does
+        assert (archive.unpack(path, tmp_path / "out") / "tmp" / "planted").exists()
+        return
+    with pytest.raises(ValueError, match=r"run\.tar\.gz cannot be read"):
+        archive.unpack(path, tmp_path / "out")
+    assert not (tmp_path / "out" / "planted").exists()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_an_archive_is_a_regular_file(tmp_path, kind):
+    path = tmp_path / "run.tar.gz"
+    os.mkfifo(path) if kind == "fifo" else path.symlink_to("/dev/zero")
+    with pytest.raises(OSError, match=r"run\.tar\.gz is a"):
+        archive.unpack(path, tmp_path / "out")

@@ -2,11 +2,15 @@
 
 import gzip
 import io
+import itertools
 import tarfile
+import tempfile
 import zlib
 from pathlib import Path
+from typing import IO
 
 from brt.reporting.runs import OLD_STANDS_FOR_FILE, STANDS_FOR_FILE
+from brt.storage.regular_files import open_regular
 
 KEPT = (
     "config.gin",
@@ -21,6 +25,16 @@ KEPT = (
 )
 """Files of a run folder that an archive holds; TensorBoard's are written from the records."""
 ENDING = ".tar.gz"
+
+MOST_BYTES = 2**30
+"""The limit of all files of an archive together; those of published runs hold 2 MB."""
+MOST_MEMBERS, MOST_LETTERS, MOST_DEPTH = 10_000, 256, 8
+"""Limits of the number of members, the length of a path, and the folders in it."""
+PIECE = 2**20
+"""Bytes that are decompressed at once, and the limit of a single read of a header."""
+UNPACK_IT = "unpack it yourself, if you trust it, and name the folder"
+DAMAGE = (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, RecursionError)
+"""What the libraries raise of damaged archives."""
 
 
 def pack(run: Path, archive: Path) -> None:
@@ -50,16 +64,65 @@ def unpack(archive: Path, folder: Path) -> Path:
     """Unpacks an archive into a new folder below `folder`; returns that run folder.
 
     Raises:
-        ValueError: the file's name does not end as an archive's does, or it is damaged.
+        ValueError: the file has no name of an archive, is damaged, exceeds a limit, or holds
+            anything but files and folders.
+        OSError: it is no regular file, or cannot be opened.
     """
-    if not archive.name.endswith(ENDING):
-        raise ValueError(f"{archive} is no archive of a run: its name ends in {ENDING}.")
-    run = folder / archive.name.removesuffix(ENDING)
-    try:
-        # Decompressed to its end first: the checksum stands there.
-        content = gzip.decompress(archive.read_bytes())
-        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-            tar.extractall(run, filter="data")
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{archive} cannot be read ({error}): fetch it anew.") from error
+    name = archive.name.removesuffix(ENDING)
+    if name == archive.name or name in ("", ".", ".."):
+        raise ValueError(f"{archive} is no archive of a run: rename it to RUN{ENDING}.")
+    run = folder / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with open_regular(archive) as file, tempfile.TemporaryFile(dir=folder, buffering=0) as content:
+        try:
+            # Decompressed to its end first: the checksum stands there.
+            _decompress(file, content)
+            content.seek(0)
+            with tarfile.open(fileobj=_ShortReads(content), mode="r:") as tar:
+                tar.extractall(run, _checked(tar), filter="data")
+        except (*DAMAGE, _TooLarge) as error:
+            advice = "fetch it again" if isinstance(error, DAMAGE) else UNPACK_IT
+            raise ValueError(f"{archive} cannot be read ({error}): {advice}.") from error
     return run
+
+
+def _decompress(file: IO[bytes], content: IO[bytes]) -> None:
+    size = 0
+    with gzip.GzipFile(fileobj=file) as stream:
+        while piece := stream.read(PIECE):
+            size += len(piece)
+            if size > MOST_BYTES:
+                raise _TooLarge(f"it holds more than {MOST_BYTES:,} bytes")
+            content.write(piece)
+
+
+def _checked(tar: tarfile.TarFile) -> list[tarfile.TarInfo]:
+    """Returns the members of an archive, all of them files and folders within the limits."""
+    members = list(itertools.islice(tar, MOST_MEMBERS + 1))
+    if len(members) > MOST_MEMBERS:
+        raise _TooLarge(f"it holds more than {MOST_MEMBERS:,} files")
+    # A sparse file is larger than its bytes in the archive.
+    if sum(member.size for member in members) > MOST_BYTES:
+        raise _TooLarge(f"its files hold more than {MOST_BYTES:,} bytes")
+    for member in members:
+        if not (member.isfile() or member.isdir()):
+            raise tarfile.TarError(f"{member.name!r:.60} is neither a file nor a folder")
+        if len(member.name) > MOST_LETTERS or member.name.count("/") > MOST_DEPTH:
+            raise _TooLarge(f"the path {member.name!r:.60} is too long or too deep")
+    return members
+
+
+class _TooLarge(Exception):
+    """An archive exceeds a limit."""
+
+
+class _ShortReads:
+    """A file that refuses to read a megabyte at once: a header can ask for any number of bytes."""
+
+    def __init__(self, file: IO[bytes]):
+        self.seek, self.tell, self._read = file.seek, file.tell, file.read
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size < PIECE:
+            raise _TooLarge(f"one of its headers is of {size:,} bytes")
+        return self._read(size)
