@@ -112,6 +112,7 @@ def test_a_process_whose_file_is_cut_short_ends_with_a_sentence_and_no_signal(ki
     line = [sys.executable, "-c", READS, kind, str(path if kind == "store" else path / "*.bin")]
     if kind == "text":
         (path / "weights.bin").unlink()
+        (path / "tokens.bin").write_bytes(b"word " * 5000)
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(line, cwd=ROOT, env=environment, text=True, **pipes)

@@ -1,20 +1,26 @@
 """Sources of files: folders of text; trees of source code or of LaTeX."""
 
+import collections
 import glob
 import hashlib
+import itertools
 import os
 import sysconfig
+from collections.abc import Iterable
 
 import gin
 from absl import logging
 
 from brt.checks import Name, Share
 from brt.data.sources.base import Document, FileSource, absolute, check_known_split
+from brt.data.sources.plain_text import HEAD, NotPlainText, check_plain_text
 from brt.storage.file_parts import FileBytes
 from brt.storage.paths import RemotePath, is_remote
 
 WHOLE = 2**22
 """A file of more bytes is read part by part."""
+CHECKED_FIRST = 1000
+"""So many files are checked for plain text before the first is read; all are when they are read."""
 
 
 @gin.configurable
@@ -26,7 +32,8 @@ class TextFiles(FileSource):
             file, or a pattern such as `books/**/*.md`, whose matches are read in order of their
             paths. `{split}` in it stands for the split's name; without it every split has the
             same documents. `~` and environment variables are expanded. In a bucket it is a folder,
-            an object or a pattern with `*`: `gs://bucket/books/{split}`.
+            an object or a pattern with `*`: `gs://bucket/books/{split}`. A file that exists is
+            read whatever characters its name has.
         skip_empty: leave empty files out. Without it an empty file is an error.
         suffix: which files of a folder are read; hidden ones never are.
 
@@ -35,6 +42,8 @@ class TextFiles(FileSource):
     Raises:
         FileNotFoundError, PermissionError, ValueError: from `documents`, before the first one, for
             a path that holds no file, that may not be read, or that holds empty files.
+        brt.data.sources.plain_text.NotPlainText: from `documents`, for a file that is compressed,
+            a table, JSON lines, UTF-16 or binary.
     """
 
     def __init__(self, path: Name = gin.REQUIRED, skip_empty: bool = False, suffix: str = ".txt"):
@@ -54,7 +63,7 @@ class TextFiles(FileSource):
 
     def read(self, part: str) -> Document:
         """Reads one file; one of more than `WHOLE` bytes part by part."""
-        return Document(os.path.splitext(os.path.basename(part))[0], _read(part))
+        return Document(os.path.splitext(os.path.basename(part))[0], _read(part, "TextFiles"))
 
     def files(self, part: str) -> list[str]:
         """Returns the path itself."""
@@ -84,7 +93,9 @@ class TextFiles(FileSource):
                 f"TextFiles found empty files, {', '.join(empty[:5])}{more}: remove them, or bind "
                 "TextFiles.skip_empty = True."
             )
-        return [path for path, size in sizes.items() if size > 0]
+        full = [path for path, size in sizes.items() if size > 0]
+        _check_first(full, "TextFiles")
+        return full
 
     def _objects(self, path: RemotePath) -> dict[str, int]:
         """The sizes of the objects that a path in a bucket leads to, in order of their paths."""
@@ -113,17 +124,23 @@ class TextFiles(FileSource):
         """The sizes of the files that a path leads to, in order of their paths."""
         path = absolute(path)
         if os.path.isdir(path):
-            what = f"{self.suffix} files in folder {path}"
-            paths = [e.path for e in _entries(path) if e.name.endswith(self.suffix)]
+            entries = [e for e in _entries(path) if not e.is_dir()]
+            paths = [e.path for e in entries if e.name.endswith(self.suffix)]
+            if not paths:
+                raise FileNotFoundError(
+                    f"TextFiles.path = {self.path!r} leads to no {self.suffix} files in folder "
+                    f"{path}: {self._advice(path, sorted(e.path for e in entries))}"
+                )
+        elif os.path.lexists(path):
+            paths = [path]
         else:
-            what = f"files at {path}"
-            paths = glob.glob(path, recursive=True)
-        paths = sorted(p for p in paths if not os.path.isdir(p))
-        if not paths:
-            raise FileNotFoundError(
-                f"TextFiles.path = {self.path!r} leads to no {what}: bind it to a folder with "
-                "some, or TextFiles.suffix to how their names end."
-            )
+            paths = [p for p in glob.glob(path, recursive=True) if not os.path.isdir(p)]
+            if not paths:
+                raise FileNotFoundError(
+                    f"TextFiles.path = {self.path!r} leads to no files at {path}: bind it to a "
+                    "folder, a file, or a pattern such as books/**/*.md."
+                )
+        paths = sorted(paths)
         sizes = {}
         for path in paths:
             try:
@@ -135,6 +152,26 @@ class TextFiles(FileSource):
             if not os.access(path, os.R_OK):
                 raise _may_not_read(path)
         return sizes
+
+    def _advice(self, folder: str, paths: list[str]) -> str:
+        """Says what to bind where a folder has no files of the suffix, only those of `paths`.
+
+        Raises:
+            NotPlainText: what it holds is no text.
+        """
+        if any(os.path.basename(p) in ("dataset_info.json", "dataset_dict.json") for p in paths):
+            raise NotPlainText(
+                f"{folder} was written by `save_to_disk` of datasets, and TextFiles reads plain "
+                "text: write the text of each row to a text file of its own, or write a source of "
+                "your own (brt/data/README.md)."
+            )
+        suffixes = collections.Counter(os.path.splitext(path)[1] for path in paths)
+        suffixes.pop("", None)
+        if not suffixes:
+            return "bind it to a folder with some, or to a pattern such as books/**/*.txt."
+        suffix, count = suffixes.most_common(1)[0]
+        _check_first([path for path in paths if path.endswith(suffix)], "TextFiles")
+        return f'bind TextFiles.suffix = "{suffix}" to read its {count:,} {suffix} files.'
 
 
 @gin.configurable
@@ -194,6 +231,7 @@ class SourceTree(FileSource):
     def parts(self, split: str) -> list[tuple[str, str, list[str]]]:
         """Lists the title, the tree's root and the paths of the files of each entry, by title."""
         root, trees = self._split(split)
+        _check_first(itertools.chain.from_iterable(trees.values()), "SourceTree")
         return [(title, root, files) for title, files in trees.items()]
 
     def read(self, part: tuple[str, str, list[str]]) -> Document:
@@ -206,7 +244,7 @@ class SourceTree(FileSource):
             if self.header:
                 relative = os.path.relpath(path, root).replace(os.sep, "/")
                 pieces.append(os.fsencode(self.header.replace("{path}", relative)) + b"\n")
-            pieces.append(_read(path)[:])
+            pieces.append(_read(path, "SourceTree")[:])
         return Document(title, b"".join(pieces))
 
     def files(self, part: tuple[str, str, list[str]]) -> list[str]:
@@ -287,12 +325,26 @@ def _entries(folder):
         raise _may_not_read(folder) from None
 
 
-def _read(path: str) -> bytes | FileBytes:
-    if is_remote(path):
-        return RemotePath(path).read_bytes()
+def _check_first(paths: Iterable[str], source: str) -> None:
+    """Refuses a file among the first ones that is no plain text; of a bucket only the first."""
+    for number, path in enumerate(itertools.islice(paths, CHECKED_FIRST)):
+        if not is_remote(path):
+            check_plain_text(_opened(path), path, source)
+        elif number == 0:
+            with RemotePath(path).open("rb") as file:
+                check_plain_text(file.read(HEAD), path, source)
+
+
+def _read(path: str, source: str) -> bytes | FileBytes:
+    """Returns the bytes of a file of plain text."""
+    data = RemotePath(path).read_bytes() if is_remote(path) else _opened(path)
+    check_plain_text(data, path, source)
+    return data if len(data) > WHOLE else data[:]
+
+
+def _opened(path: str) -> FileBytes:
     try:
-        data = FileBytes(path, "Run the same command again when nobody writes to it any more.")
-        return data if len(data) > WHOLE else data[:]
+        return FileBytes(path, "Run the same command again when nobody writes to it any more.")
     except PermissionError:
         raise _may_not_read(path) from None
 

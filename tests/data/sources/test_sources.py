@@ -1,7 +1,10 @@
 """Sources: which documents, in which order, and what is said when there are none."""
 
+import bz2
+import gzip
 import hashlib
 import json
+import lzma
 import os
 import pickle
 import sys
@@ -11,7 +14,9 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 
+from brt.data.corpus import Corpus
 from brt.data.sources.files import SourceTree, TextFiles
+from brt.data.sources.plain_text import NotPlainText
 from brt.data.sources.seqio import SeqioText
 from brt.data.sources.tfds import TfdsText
 from brt.data.stores.shards import ListedDocuments
@@ -100,6 +105,110 @@ def test_a_file_that_may_not_be_read_is_named_before_the_first_document(tmp_path
     monkeypatch.setattr(os, "access", lambda p, mode: "b.txt" not in str(p) and allowed(p, mode))
     with pytest.raises(PermissionError, match=r"b\.txt may not be read"):
         next(TextFiles(str(tmp_path)).documents("train"))
+
+
+RECORD = json.dumps({"text": "Once upon a time"}).encode() + b"\n"
+OTHER_FORMATS = {
+    "gzip": gzip.compress(b"a book"),
+    "bzip2": bz2.compress(b"a book"),
+    "xz": lzma.compress(b"a book"),
+    "Zstandard": b"\x28\xb5\x2f\xfd\x04\x58\x39\x01\x02a book",
+    "LZ4": b"\x04\x22\x4d\x18\x64a book",
+    "zip": b"PK\x03\x04a book",
+    "PDF": b"%PDF-1.7\nabc",
+    "Parquet": b"PAR1abc",
+    "Arrow": b"ARROW1\0\0abc",
+    "Arrow stream": b"\xff\xff\xff\xff\x10\0\0\0",
+    "binary": b"a book\n" + bytes(2) + b"more",
+    "UTF-16": "a book\n".encode("utf-16"),
+    "UTF-16 text": "a book\n".encode("utf-16-le"),
+    "iconv -f UTF-16BE": "a book\n".encode("utf-16-be"),
+    "UTF-32": "a book\n".encode("utf-32"),
+    "JSON lines": RECORD * 2,
+    "JSON": json.dumps({"text": "word " * 20_000}).encode() + b"\n" + RECORD,
+}
+
+
+def texts_of(path):
+    return TextFiles(str(path / "{split}"))
+
+
+def tree_of(path):
+    return SourceTree(str(path / "{split}"), suffixes=(".txt",))
+
+
+@pytest.mark.parametrize("make", [texts_of, tree_of])
+@pytest.mark.parametrize("form", OTHER_FORMATS)
+def test_files_that_are_no_plain_text_are_refused(tmp_path, form, make):
+    fill(tmp_path, {"train/a.txt": b"one\n", "train/b.txt": OTHER_FORMATS[form]})
+    source = make(tmp_path)
+    corpus = Corpus(str(tmp_path / "stores"), source, "bytes")
+    with pytest.raises(NotPlainText, match=rf"b\.txt is .*{form}"):
+        corpus.prepare("train", quiet=True, workers=1)
+    assert os.listdir(tmp_path / "stores") == [".train.lock"]
+
+
+@pytest.mark.parametrize("make", [texts_of, tree_of])
+def test_files_behind_the_first_are_checked_when_they_are_read(tmp_path, make, monkeypatch):
+    monkeypatch.setattr("brt.data.sources.files.CHECKED_FIRST", 1)
+    fill(tmp_path, {"train/a.txt": b"one\n", "train/b.txt": gzip.compress(b"two")})
+    with pytest.raises(NotPlainText, match=r"b\.txt is a gzip file"):
+        list(make(tmp_path).documents("train"))
+
+
+PLAIN_TEXTS = [
+    json.dumps({"name": "a", "list": [{"b": 1}]}, indent=2).encode(),
+    json.dumps({"one": "line"}).encode(),
+    b'{"a": 1}\n\\begin{document}\n',
+    b"{}\n{}\n\\relax",
+    b"\xef\xbb\xbfA mark of byte order",
+    "Ein Käse".encode("latin-1"),
+    "\u4e00\u4e8c".encode(),
+    b"\x1b[1mbold\x1b[0m\x0c\r\n",
+    b"PK and %PDF- are names",
+    b"a" * 2**14 + b"\0",
+    b"\n",
+]
+
+
+@pytest.mark.parametrize("text", PLAIN_TEXTS)
+def test_texts_of_any_kind_are_read(tmp_path, text):
+    fill(tmp_path, {"train/a.txt": text})
+    assert read(texts_of(tmp_path)) == {"a": text}
+
+
+def test_a_single_record_is_refused_where_the_name_says_json_lines(tmp_path):
+    fill(tmp_path, {"a.jsonl": RECORD})
+    with pytest.raises(NotPlainText, match=r"a\.jsonl is JSON lines"):
+        read(TextFiles(str(tmp_path / "a.jsonl")))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.jsonl": RECORD * 2},
+        {"a.txt.gz": gzip.compress(b"one")},
+        {"data-00000-of-00001.arrow": b"\xff\xff\xff\xff\x10", "dataset_info.json": b"{}"},
+        {"dataset_dict.json": b'{"splits": ["train"]}', "train/state.json": b"{}"},
+    ],
+)
+def test_a_folder_without_texts_leads_to_no_other_format(tmp_path, files):
+    fill(tmp_path, files)
+    with pytest.raises(NotPlainText, match="plain text") as caught:
+        read(TextFiles(str(tmp_path)))
+    assert "suffix" not in str(caught.value)
+
+
+def test_a_folder_of_texts_with_other_names_says_which_suffix_to_bind(tmp_path):
+    fill(tmp_path, {"a.md": b"one", "b.md": b"two", "c.bib": b"three", "README": b"four"})
+    with pytest.raises(FileNotFoundError, match=r'TextFiles.suffix = "\.md"'):
+        read(TextFiles(str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["*.txt", "?.txt", "[ab].txt"])
+def test_an_existing_file_is_that_file_whatever_its_name(tmp_path, name):
+    fill(tmp_path, {name: b"it", "a.txt": b"other", "bb.txt": b"another"})
+    assert list(read(TextFiles(str(tmp_path / name))).values()) == [b"it"]
 
 
 def test_descriptions_read_nothing_and_change_with_every_setting():
