@@ -132,4 +132,4 @@ def check_rates(name: str, minimum: float, maximum: float) -> None:
 
 def _check(name, value, wanted):
     if not wanted.holds(value):
-        raise ValueError(f"{name} = {value!r} must be {wanted.words}.")
+        raise ValueError(f"{name} = {value!r:.60} must be {wanted.words}.")

@@ -36,6 +36,7 @@ from brt.reporting.results.page import write_results
 from brt.reporting.runs import Run, open_runs
 from brt.reporting.step_times import StepTime, read_step_times
 from brt.storage.paths import RemotePath, download, is_remote
+from brt.storage.regular_files import printable
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output", "report.html", "The page to write.", short_name="o")
@@ -54,7 +55,7 @@ def main(folders: Sequence[str]) -> None:
         written, problems = write_results(Path(FLAGS.results))
         print(f"Written: {written} files in {FLAGS.results}")
         for problem in problems:
-            print(f"Note: {problem}")
+            print(f"Note: {printable(problem)}")
         return
     if not folders:
         raise ValueError("Name the run folders: python -m brt.report RUN [RUN ...] -o report.html")
@@ -179,15 +180,16 @@ def report(
     folder = files_folder(output)
     folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
-        _write(folder / f"{table.name}.csv", table.as_csv().encode())
+        _write(folder / f"{table.name}.csv", table.as_csv())
     for plot in plots:
-        _write(folder / f"{plot.name}.csv", plot.as_csv().encode())
+        _write(folder / f"{plot.name}.csv", plot.as_csv())
         _write(folder / f"{plot.name}.png", png(plot))
-    whole = json.dumps([table.as_json() for table in tables], indent=1, ensure_ascii=False)
-    _write(folder / "tables.json", whole.encode())
-    _write(Path(output), text.encode("utf-8", "replace"))
+    content = [table.as_json() for table in tables]
+    whole = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    _write(folder / "tables.json", whole)
+    _write(Path(output), text)
     for problem in problems:
-        print(f"Note: {problem}")
+        print(f"Note: {printable(problem)}")
     return len(tables) + 2 * len(plots) + 1
 
 
@@ -253,6 +255,7 @@ def _is_shown(thing):
 
 def _write(path, content):
     """Replaces a file whole, so that a page that is open elsewhere is never half a page."""
+    content = content.encode("utf-8", "replace") if isinstance(content, str) else content
     new = path.with_name(path.name + ".new")
     new.write_bytes(content)
     os.replace(new, path)

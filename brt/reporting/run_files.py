@@ -4,15 +4,16 @@ Run folders may be anybody's: what does not fit is left out of the report, with 
 """
 
 import functools
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any
 
 from brt.bindings.declared_types import UNKNOWN, allows, words_for
-from brt.checks import CountFrom0, Finite, ManyFrom0
+from brt.checks import LARGEST, CountFrom0, Finite, ManyFrom0
 from brt.config import declarations
 from brt.reporting.gin_text import Reference
-from brt.storage.json_files import DamagedFile, Fields, read_json
+from brt.storage.json_files import DamagedFile, Fields, bad_text, misfit, read_json
 
 
 class FileName:
@@ -24,6 +25,18 @@ class FileName:
         """Tells whether a value is such a name."""
         return isinstance(value, str) and re.fullmatch(r"[\w\-][\w\-.]*", value) is not None
 
+
+class Shown:
+    """Numbers that tables and figures can show: of float32, or NaN."""
+
+    words = f"a number from {-LARGEST:.2g} to {LARGEST:.2g}"
+
+    def holds(self, value: Any) -> bool:
+        """Tells whether a number is one of them."""
+        return _is_shown(value)
+
+
+Number = Annotated[float, Shown()]
 
 EVALUATION = Fields(
     {},
@@ -39,13 +52,13 @@ EVALUATION = Fields(
 """The content of evaluation_<split>.json; all else in it are numbers."""
 
 SERIES = Fields(
-    {"x": list[Finite], "y": list[float]},
+    {"x": list[Finite], "y": list[Number]},
     {
         "name": str,
         "x_label": str,
         "y_label": str,
         "borders": list[Finite] | None,
-        "errors": list[float] | None,
+        "errors": list[Number] | None,
     },
 )
 MAP = Fields(
@@ -62,7 +75,7 @@ EXCERPT = Fields(
         **dict.fromkeys(("direction", "kind", "where"), str),
         **dict.fromkeys(("before", "text", "after", "title", "word"), str | None),
         **dict.fromkeys(("rank", "token"), CountFrom0),
-        **dict.fromkeys(("nats", "other_nats"), float),
+        **dict.fromkeys(("nats", "other_nats"), Number),
         "last_seen": ManyFrom0 | None,
         "recalled": bool,
     },
@@ -72,7 +85,7 @@ STUDY = Fields(
     {
         **dict.fromkeys(("study", "run", "other", "against", "verdict"), str),
         "split": str | None,
-        "numbers": dict[str, float | None],
+        "numbers": dict[str, Number | None],
         "series": [SERIES],
         "excerpts": [EXCERPT],
         "texts": [Fields({}, {"title": str, "parts": list[tuple[str, bool]]})],
@@ -88,18 +101,23 @@ STUDY = Fields(
 STANDS_FOR = Fields({}, {"settings": dict})
 """The content of stands_for.json."""
 
-SCALAR = float | str | bool | None
+SCALAR = Number | str | bool | None
 AGAIN = "remove the file, or have it written again"
 
 
-def read_evaluation(path: Path) -> dict[str, Any]:
+def read_evaluation(path: Path, problems: list[str]) -> dict[str, Any]:
     """Returns the figures of an evaluation.
+
+    Args:
+        path: of the file.
+        problems: takes a sentence about each number that cannot be shown, which becomes NaN.
 
     Raises:
         DamagedFile: they are no figures; so do the functions below.
         OSError: the file cannot be read; so do these.
     """
-    found = read_json(path, EVALUATION, AGAIN)
+    found = _read(path, EVALUATION)
+    problems += [f"{path}: {what}" for what in replace_extremes(found).values()]
     for name, value in found.items():
         if name not in EVALUATION.optional and not allows(SCALAR, value):
             raise _damaged(path, f"{name} is no number")
@@ -110,14 +128,14 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 
 def read_study(path: Path) -> dict[str, Any]:
     """Returns the content of a study."""
-    found = read_json(path, STUDY, AGAIN)
+    found = _read(path, STUDY)
     for number, series in enumerate(found.get("series", ())):
         errors = series.get("errors")
         if errors is not None and len(errors) != len(series["y"]):
             raise _damaged(path, f"series[{number}] has no error for each y")
     for number, row in enumerate(found.get("table", ())):
-        if not all(allows(SCALAR, value) for value in row.values()):
-            raise _damaged(path, f"table[{number}] has what is no number and no text")
+        if wrong := misfit(Fields({}, dict.fromkeys(row, SCALAR)), row, f"table[{number}]"):
+            raise _damaged(path, wrong)
     if "gains" in found:
         side = len(found.get("contexts", ()))
         for name, lines in found["gains"].items():
@@ -128,9 +146,32 @@ def read_study(path: Path) -> dict[str, Any]:
 
 def read_stands_for(path: Path) -> dict[str, Any]:
     """Returns what a run stands for in the tables of a paper."""
-    found = read_json(path, STANDS_FOR, AGAIN)
+    found = _read(path, STANDS_FOR)
     check_settings(path, found.get("settings", {}))
     return found
+
+
+def _read(path: Path, expected: Fields) -> dict[str, Any]:
+    found = read_json(path, expected, AGAIN)
+    if wrong := bad_text(found):
+        raise _damaged(path, wrong)
+    return found
+
+
+def replace_extremes(found: dict[str, Any]) -> dict[str, str]:
+    """Replaces numbers that cannot be shown, such as infinity, by NaN.
+
+    Returns:
+        A part of a sentence for each of them, by its name.
+    """
+    extreme = {n: v for n, v in found.items() if isinstance(v, int | float) and not _is_shown(v)}
+    found |= dict.fromkeys(extreme, math.nan)
+    words = f"counts as NaN, because it is not {Shown.words}"
+    return {name: f"{name} = {value!r:.40} {words}" for name, value in extreme.items()}
+
+
+def _is_shown(number):
+    return number != number or abs(number) <= LARGEST
 
 
 def check_settings(path: Path, settings: dict[str, Any]) -> None:
@@ -142,6 +183,8 @@ def check_settings(path: Path, settings: dict[str, Any]) -> None:
             any value, for runs of earlier versions.
     """
     declared = _declarations()
+    if wrong := bad_text(settings):
+        raise _damaged(path, wrong)
     for name, value in settings.items():
         expected = declared.get(name.rpartition("/")[2])
         # What stands for a configurable is not built here.

@@ -15,6 +15,7 @@ from brt.reporting.run_files import (
     read_evaluation,
     read_stands_for,
     read_study,
+    replace_extremes,
 )
 from brt.training.records.run_folder import read_metrics
 from brt.training.settings import FREE_TO_CHANGE
@@ -69,20 +70,23 @@ class Run:
             raise FileNotFoundError(
                 f"There is no run folder at {folder}: name folders of `brt.train`."
             )
-        self.name = self.folder.resolve().name
+        self.name = _shown_name(self.folder.resolve().name)
         self.problems: list[str] = []
         self.settings = self._read_settings()
         self.records = read_metrics(str(self.folder), self.problems, MOST_RECORDS)
+        self._check_numbers()
         evaluations = sorted(self.folder.glob("evaluation_*.json"))
         self.evaluations = self._read_all(
-            evaluations, read_evaluation, lambda p: p.stem.split("_", 1)[1]
+            evaluations,
+            lambda path: read_evaluation(path, self.problems),
+            lambda path: _shown_name(path.stem.split("_", 1)[1]),
         )
         for found in self.evaluations.values():
             if "cleared_loss" in found:
                 grown = found["cleared_loss"] - found["loss"]
                 found["uses_state"] = int(grown >= SHARE * found["cleared_loss"])
         studies = sorted(self.folder.glob("studies/*.json"))
-        self.studies = self._read_all(studies, read_study, lambda p: p.stem)
+        self.studies = self._read_all(studies, read_study, lambda p: _shown_name(p.stem))
         found = [path.parent for path in self.folder.glob("recordings/*/manifest.json")]
         self.recordings = sorted(found, key=lambda path: (not path.name.endswith("kept"), path))
         self.rows: dict[str, dict[str, Any]] = {}
@@ -90,6 +94,15 @@ class Run:
         entries = [path for path in entries if path.exists()][-1:]
         read = self._read_all(entries, read_stands_for, lambda p: "entry")
         self.stands_for = read.get("entry", {})
+
+    def _check_numbers(self):
+        """Replaces numbers of the records that cannot be shown; names the first of each name."""
+        first: dict[str, str] = {}
+        for record in self.records:
+            for name, what in replace_extremes(record).items():
+                first.setdefault(name, f"step {record['step']:,}: {what}")
+        path = self.folder / "metrics.jsonl"
+        self.problems += [f"{path}, {what}" for what in first.values()]
 
     def _read_settings(self):
         for name in ("operative_config.gin", "config.gin"):
@@ -208,6 +221,11 @@ class Run:
         }
 
 
+def _shown_name(name):
+    """Returns the name of a file as text; bytes of it that are not UTF-8 become U+FFFD."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
 def _is_free(name):
     return f"{name}:".startswith(FREE_TO_CHANGE)
 
@@ -229,7 +247,7 @@ def open_runs(folders: Iterable[str | Path], allow_imports: Sequence[str] = ()) 
     while len({path.parts[-depth:] for path in paths}) < len(paths):
         depth += 1
     for run, path in zip(runs, paths):
-        run.name = "/".join(path.parts[-depth:])
+        run.name = _shown_name("/".join(path.parts[-depth:]))
     _share_rows(runs)
     return runs
 
@@ -239,7 +257,7 @@ def _share_rows(runs):
     for study in (found for run in runs for found in run.studies.values()):
         for row in study.get("table", []):
             named = Path(str(row.get("run", "")))
-            same = [run for run in runs if run.folder.resolve() == named.resolve()]
+            same = [r for r in runs if os.path.realpath(r.folder) == os.path.realpath(named)]
             # A folder that was moved is still known by its name, if no other has it.
             same = same or [run for run in runs if run.folder.resolve().name == named.name]
             if len(same) == 1:

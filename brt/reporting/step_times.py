@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from brt.storage.json_files import read_json
+from brt.checks import check_positive
+from brt.storage.json_files import bad_text, read_json
 
 BASELINE = "Slide:13L"
 """The system whose training step is 1.00 in Table 1 of the Block-Recurrent paper."""
@@ -30,10 +31,13 @@ def read_step_times(paths: Iterable[str]) -> dict[str, StepTime]:
     times: dict[str, StepTime] = {}
     for path in paths:
         try:
-            content = read_json(path, dict, "make it anew")
+            content = read_json(path, dict, "make it again")
+            if wrong := bad_text(content):
+                raise ValueError(wrong)
             if "evaluation_speed" in content:
                 for row in content["evaluation_speed"]:
-                    times[f"vanilla {row['attention_length']}"] = StepTime(float(row["ratio"]))
+                    name = f"vanilla {row['attention_length']}"
+                    times[name] = StepTime(_ratio(row, name))
             else:
                 times |= _of_steps(content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -54,5 +58,10 @@ def _of_steps(content):
             notes.append(f"step times relative to {baseline['system']}")
         if None in (row["size"], baseline["size"]):
             notes.append("step times of models of a size that the paper does not have")
-        times[row["system"]] = StepTime(float(row["ratio"]), "; ".join(notes))
+        times[row["system"]] = StepTime(_ratio(row, row["system"]), "; ".join(notes))
     return times
+
+
+def _ratio(row, name):
+    check_positive(f"ratio of {name}", row["ratio"])
+    return float(row["ratio"])

@@ -140,5 +140,34 @@ def misfit(expected: Any, value: Any, name: str = "") -> str:
     return f"{name or 'its content'} = {shown} must be {words_for(expected, value)}"
 
 
+def bad_text(content: Any) -> str:
+    """Says which text of JSON content holds NUL or a lone surrogate; an empty string if none does.
+
+    JSON can spell both, and neither can be written to a file, as a path or as UTF-8.
+    """
+    todo = [("", content)]
+    while todo:
+        name, value = todo.pop()
+        if isinstance(value, str):
+            wrong = "\0" in value or not _is_utf8(value)
+            if wrong:
+                what = "NUL" if "\0" in value else "half a character (a lone surrogate)"
+                return f"{name or 'its content'} = {value!a:.{SHOWN}} holds {what}"
+        elif isinstance(value, dict):
+            todo += [(f"a name in {name or 'it'}", key) for key in value]
+            todo += [(f"{name}.{key}".lstrip("."), one) for key, one in value.items()]
+        elif isinstance(value, list):
+            todo += [(f"{name}[{i}]", one) for i, one in enumerate(value)]
+    return ""
+
+
+def _is_utf8(text):
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _first(sentences):
     return next((sentence for sentence in sentences if sentence), "")

@@ -20,6 +20,12 @@ KINDS = {
 }
 
 
+def printable(text: str) -> str:
+    r"""Returns a text of others for a terminal: control characters are escaped, as `\x1b` is."""
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(shown)
+
+
 class NotRegular(OSError):
     """A path leads to something else than a regular file."""
 

@@ -1,6 +1,9 @@
 """Text of others stays text on the page: nothing in a run folder becomes an element or runs."""
 
+import csv
+import io
 import json
+import math
 import os
 import tarfile
 from html.parser import HTMLParser
@@ -13,9 +16,14 @@ from fabricated_runs import add_recording, make_run, make_store
 pytest.importorskip("matplotlib", reason='the report needs pip install -e ".[report]"')
 
 from brt.report import local_folders, report
+from brt.reporting.drawing.heat_map import HeatMap
+from brt.reporting.drawing.intervals import IntervalPlot, Mean
+from brt.reporting.drawing.plots import Line, Plot
+from brt.reporting.drawing.table import Cell, Column, Table, csv_text
 from brt.reporting.page import HERE
 from brt.reporting.results import archive
 from brt.reporting.runs import open_runs
+from brt.reporting.step_times import read_step_times
 
 HOSTILE = (
     "</script><script>document.title = 'PWNED'</script>",
@@ -169,6 +177,131 @@ def test_in_a_browser_nothing_of_it_runs(page, tmp_path):
     assert 'id="reading"' in dom and 'data-i="0"' in dom  # the page's own script has run
     copy.write_text(text.replace("&lt;", "<").replace("&gt;", ">"))
     assert "<title>PWNED</title>" in open_page(f"file://{copy}", tmp_path / "unescaped").dom
+
+
+# Texts and numbers that no file or figure can hold.
+
+
+@pytest.fixture
+def no_png(monkeypatch):
+    monkeypatch.setattr("brt.report.png", lambda plot: b"")  # the page has them as SVG
+
+
+@pytest.mark.usefixtures("no_png")
+def test_a_text_that_is_none_is_named_with_its_file_and_the_page_is_written(tmp_path):
+    run = make_run(
+        tmp_path / "run", "small/rec_fixed_skip+corpora/text", settings={"Corpus.store": "\ud800"}
+    )
+    (run / "studies").mkdir()
+    fields = {"stands_for": "settings.Corpus.store"}
+    for number, text in enumerate(["a\0b", "\ud800", "a\udfffb"]):
+        contents = {
+            "table[0].run": {"table": [{"run": text}]},
+            "a name in numbers": {"numbers": {text: 1.0}},
+            "verdict": {"verdict": text},
+        }
+        for name, (field, content) in zip("abc", contents.items()):
+            (run / "studies" / f"{name}{number}.json").write_text(json.dumps(content))
+            fields[f"studies/{name}{number}"] = field
+    runs = open_runs([run])
+    report(runs, tmp_path / "report.html")
+    assert len(runs[0].problems) == len(fields)
+    for file, field in fields.items():
+        (problem,) = (p for p in runs[0].problems if f"{file}.json is damaged" in p)
+        assert field in problem and "\0" not in problem and problem.encode()
+
+
+@pytest.mark.usefixtures("no_png")
+def test_a_folder_whose_name_is_no_utf8_is_reported(tmp_path):
+    folder = tmp_path / os.fsdecode(b"run\xff")
+    run = make_run(folder, "small/rec_fixed_skip+corpora/text", evaluations={"test": 2.0},
+                   records=[{"step": 1, "train/bits_per_token": 2.0}])  # fmt: skip
+    report(open_runs([run]), tmp_path / "report.html")
+    assert "run\ufffd" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+EXTREMES = (math.nan, math.inf, -math.inf, 1e308, -1e308, 1.7e38, 1e30, 5e-324, 10**400, -(10**400))
+
+
+@pytest.mark.usefixtures("no_png")
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_extreme_numbers_are_named_or_shown_and_tables_are_json(tmp_path, seeds):
+    folders = []
+    names = ("loss", "cleared_loss", "perplexity", "bits_per_token")
+    for seed in range(seeds):
+        records = [{"step": n, "train/bits_per_token": x} for n, x in enumerate(EXTREMES, 1)]
+        run = make_run(
+            tmp_path / f"run{seed}",
+            "small/rec_fixed_skip+corpora/text",
+            seed=seed,
+            evaluations={f"s{n}": dict.fromkeys(names, x) for n, x in enumerate(EXTREMES)}
+            | {"test": {"bits_per_token": math.inf}},
+            records=[r for r in records if isinstance(r["train/bits_per_token"], float)],
+        )  # fmt: skip
+        (run / "studies").mkdir()
+        for number, value in enumerate(EXTREMES):
+            series = {"name": "s", "x": [1, 2], "y": [1, value], "errors": [value, 1]}
+            excerpt = {"nats": value, "direction": "better"}
+            fields = {
+                "n": {"numbers": {"a": value}},
+                "s": {"series": [series]},
+                "x": {"series": [series | {"x": [1, value], "y": [1, 2]}]},
+                "t": {"table": [{"run": "run0", "a": value}]},
+                "e": {"excerpts": [excerpt]},
+                "g": {"contexts": [1, 2], "gains": {"run": [[1, value], [None, value]]}},
+            }
+            for name, content in fields.items():
+                (run / "studies" / f"{name}{number}.json").write_text(json.dumps(content))
+        folders.append(run)
+    runs = open_runs(folders)
+    report(runs, tmp_path / "report.html")
+    tables = (tmp_path / "report_files" / "tables.json").read_text(encoding="utf-8")
+    json.loads(tables, parse_constant=pytest.fail)
+    told = "\n".join(runs[0].problems)
+    assert "metrics.jsonl, step 2: train/bits_per_token = inf" in told
+    for number, value in enumerate(EXTREMES):
+        shown = value != value or abs(value) <= 2.0**127
+        for name in "nste":
+            assert (f"studies/{name}{number}.json" not in told) == shown, (name, value)
+        assert (f"evaluation_s{number}.json: loss = " not in told) == shown, value
+
+
+FORMULAS = ("=HYPERLINK(1)", "+cmd|x", "-cmd|x", "@SUM(1)", "\t=1", " =1", "\r=1", "\uff1d1")
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_spreadsheet_takes_no_text_for_a_formula(text):
+    for content in (
+        Table("t", "", "", [Column("", text)], [[Cell(text)], [Cell(text, (1.0,))]]).as_csv(),
+        Plot("p", "", "", text, text, [Line(text, [1], [2])]).as_csv(),
+        IntervalPlot("i", "", "", text, [Mean(text, text, 1.0, 2.0)]).as_csv(),
+        HeatMap("h", "", "", text, text, np.ones((1, 1)), (0, 1), (0, 1)).as_csv(),
+    ):
+        lines = csv.reader(io.StringIO(content, newline=""))
+        cells = [cell for line in lines for cell in line if cell]
+        assert not [cell for cell in cells if cell.strip()[0] in "=+-@\uff1d"]
+        assert any(cell.startswith("'") for cell in cells)
+
+
+def test_numbers_of_a_csv_stay_numbers():
+    values = ["-0.5", "+1e-3", "-0.5 ± 0.1", "-1.5 -2.0", "-inf", "–", "2.0 or more", "12,288"]
+    assert list(csv.reader([csv_text([values])])) == [values]
+    assert csv_text([[-1.5, 2, None]]) == "-1.5,2,\n"
+
+
+@pytest.mark.parametrize("ratio", [*EXTREMES, False, True, 0, -1.0, "1.5", None, [1.0]])
+def test_a_time_is_a_positive_finite_number(tmp_path, ratio):
+    if ratio in (1.7e38, 1e30):
+        return
+    rows = [{"name": n, "system": n, "size": None, "ratio": r} for n, r in zip("ab", (1.0, ratio))]
+    path = tmp_path / "times.json"
+    for content in (
+        {"baseline": "a", "configs": rows},
+        {"evaluation_speed": [{"attention_length": 800, "ratio": ratio}]},
+    ):
+        path.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=r"times\.json holds no step times .*ratio of"):
+            read_step_times([str(path)])
 
 
 # Archives.

@@ -1,7 +1,5 @@
 """A map of numbers: rows and columns as shades of one colour, with borders and marked columns."""
 
-import csv
-import io
 import os
 import re
 import tokenize
@@ -13,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from brt.reporting.drawing.plots import COLOURS, new_figure
+from brt.reporting.drawing.table import csv_text
 from brt.storage.regular_files import open_regular
 
 SHADE, MARK = COLOURS[0], COLOURS[7]
@@ -58,13 +57,12 @@ class HeatMap(NamedTuple):
 
     def as_csv(self) -> str:
         """Returns a line a row; the first number of a line is what the row or column stands for."""
-        file, (rows, columns) = io.StringIO(), self.values_RC.shape
-        writer = csv.writer(file, lineterminator="\n")
+        rows, columns = self.values_RC.shape
         head = np.linspace(*self.x_ends, columns)
-        writer.writerow([f"{self.y_label} \\ {self.x_label}", *map(_short, head)])
+        lines = [[f"{self.y_label} \\ {self.x_label}", *map(_short, head)]]
         for name, values in zip(np.linspace(*self.y_ends, rows), self.values_RC.tolist()):
-            writer.writerow([_short(name), *(f"{value:.6g}" for value in values)])
-        return file.getvalue()
+            lines.append([_short(name), *(f"{value:.6g}" for value in values)])
+        return csv_text(lines)
 
     def draw(self, foreground: str) -> Any:
         """Returns a matplotlib figure; shades are transparent, so that they fit any background."""

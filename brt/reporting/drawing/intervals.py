@@ -1,13 +1,12 @@
 """A figure of means with their intervals, one line below the other, beside zero."""
 
-import csv
-import io
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from brt.reporting.drawing.plots import COLOURS, new_figure
+from brt.reporting.drawing.table import csv_text
 
 ROW_HEIGHT, MARGIN_HEIGHT = 0.36, 1.1
 """Inches of a place with two means, and of what stands above and below all places."""
@@ -52,11 +51,7 @@ class IntervalPlot(NamedTuple):
 
     def as_csv(self) -> str:
         """Returns one row a mean: place, series, mean, half of the interval."""
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["place", "series", self.x_label, "half of the interval"])
-        writer.writerows(self.means)
-        return file.getvalue()
+        return csv_text([["place", "series", self.x_label, "half of the interval"], *self.means])
 
     def draw(self, foreground: str) -> Any:
         """Returns a matplotlib figure whose lines and letters have that colour."""

@@ -1,6 +1,5 @@
 """Plots for a page and for papers: SVG that follows the page's colours, PNG, and their numbers."""
 
-import csv
 import io
 import itertools
 import re
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from brt.data.extras import extra_library
+from brt.reporting.drawing.table import csv_text
 
 COLOURS = ("#3b7dd8", "#e0712c", "#2f9e68", "#c2468f", "#8a6fd1", "#a8862a", "#6b7a8f", "#c0392b")
 """Told apart on white and on black, and by most colour-blind readers in this order."""
@@ -79,15 +79,13 @@ class Plot(NamedTuple):
 
     def as_csv(self) -> str:
         """Returns one row a point: line, x, y, error; all points, however many are drawn."""
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
         has_errors = any(line.errors for line in self.lines)
-        writer.writerow(["line", self.x_label, self.y_label, *["error"] * has_errors])
+        lines: list[Sequence] = [["line", self.x_label, self.y_label, *["error"] * has_errors]]
         for line in self.lines:
             columns: list[Sequence] = [[line.name] * len(line.x), line.x, line.y]
             columns += [line.errors or [""] * len(line.x)] * has_errors
-            writer.writerows(zip(*columns))
-        return file.getvalue()
+            lines += zip(*columns)
+        return csv_text(lines)
 
     def draw(self, foreground: str) -> Any:
         """Returns a matplotlib figure whose lines and letters have that colour."""
@@ -205,7 +203,7 @@ def _thinned(line):
     y = np.asarray(line.y, np.float64)
     if len(x) <= MOST_POINTS:
         return x, y
-    kept, middle = [], np.nanmedian(y)
+    kept, middle = [], np.nanmedian(y) if np.isfinite(y).any() else 0.0
     for part in np.array_split(np.arange(len(x)), MOST_POINTS):
         kept.append(part[np.nanargmax(np.abs(np.nan_to_num(y[part], nan=middle) - middle))])
     return x[kept], y[kept]

@@ -5,6 +5,9 @@ from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
 
 import numpy as np
 
+LONG = 1e15
+"""Numbers from here on, and NaN, are shown with an exponent."""
+
 
 def three_digits(value: float) -> int:
     """Returns the decimals that leave three significant digits: 3.53, 0.952, as in the paper."""
@@ -13,6 +16,8 @@ def three_digits(value: float) -> int:
 
 def rounded(value: float, decimals: int) -> str:
     """Returns `value` with so many decimals; a half goes up: 3.525 is 3.53, 11559455 11,559,455."""
+    if not abs(value) < LONG:
+        return f"{value:.4g}"
     return f"{_decimal(value).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP):,}"
 
 
@@ -47,6 +52,8 @@ def with_error_bar(values: Iterable[float], decimals: int) -> str:
 
 def rounded_up(spread: float, decimals: int) -> str:
     """Returns a spread with so many decimals, never less than it is, and at least one unit."""
+    if not abs(spread) < LONG:
+        return f"{spread:.4g}"
     unit = Decimal(1).scaleb(-decimals)
     return str(max(_decimal(spread).quantize(unit, ROUND_CEILING), unit))
 

@@ -3,6 +3,7 @@
 import csv
 import html
 import io
+import math
 import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -11,6 +12,26 @@ from brt.reporting.drawing.rounding import rounded_up, three_digits, with_error_
 
 NOT_RUN = "not run"
 NOT_EVALUATED = "not evaluated"
+FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What a formula begins with in a spreadsheet, in both widths."""
+
+
+NUMBERS = re.compile(r"[-+\d.,e ±%]*|-?inf", re.I)
+
+
+def csv_text(lines: Iterable[Iterable[Any]]) -> str:
+    """Returns lines as CSV; texts that a spreadsheet would run as a formula begin with `'`."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerows([_inert(value) for value in line] for line in lines)
+    return file.getvalue()
+
+
+def _inert(value):
+    if not isinstance(value, str) or NUMBERS.fullmatch(value):
+        return value
+    value = value.replace("\r", "\n")  # csv does not quote a carriage return, which ends a line
+    return f"'{value}" if value.lstrip().startswith(FORMULA) else value
 
 
 class Cell(NamedTuple):
@@ -132,19 +153,17 @@ class Table(NamedTuple):
     def as_csv(self) -> str:
         """Returns the shown text; of measured cells the values too, in a column of their own."""
         has_values = [any(row[i].values for row in self.rows) for i in range(len(self.columns))]
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
 
         def line(texts, values):
             pairs = zip(texts, values, has_values)
             return [x for t, v, has in pairs for x in ((t, v) if has else (t,))]
 
         heads = self.heads()
-        writer.writerow(line(heads, [f"{head}, every seed" for head in heads]))
+        lines = [line(heads, [f"{head}, every seed" for head in heads])]
         for row in self.rows:
             values = [" ".join(map(repr, cell.values)) for cell in row]
-            writer.writerow(line([cell.text for cell in row], values))
-        return file.getvalue()
+            lines.append(line([cell.text for cell in row], values))
+        return csv_text(lines)
 
     def as_json(self) -> dict[str, Any]:
         """Returns the table as a dictionary that JSON can hold."""
@@ -219,7 +238,8 @@ def _missing(cell):
 def _cell_json(cell):
     entry = {"text": cell.text}
     if cell.values:
-        entry["values"] = list(cell.values)
+        # JSON has no NaN.
+        entry["values"] = [value if math.isfinite(value) else None for value in cell.values]
     if cell.note:
         entry["note"] = cell.note
     return entry

@@ -1,10 +1,9 @@
 """Figure 7 of the Recurrent Memory Transformer paper: reverse in one and in four segments."""
 
-import csv
-import io
 from typing import Any, NamedTuple
 
 from brt.reporting.drawing.plots import COLOURS, new_figure
+from brt.reporting.drawing.table import csv_text
 from brt.reporting.papers.recurrent_memory import TITLE
 
 READ, COPIED = COLOURS[6], COLOURS[0]
@@ -35,14 +34,12 @@ class TaskDiagram(NamedTuple):
 
     def as_csv(self) -> str:
         """One row a token and panel: segments, place, segment, input, target."""
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["segments", "place", "segment", "input", "target"])
+        lines: list[list] = [["segments", "place", "segment", "input", "target"]]
         for cut in self.cuts:
             length = len(self.inputs) // cut
             for place, tokens in enumerate(zip(self.inputs, self.targets)):
-                writer.writerow([cut, place, place // length, *tokens])
-        return file.getvalue()
+                lines.append([cut, place, place // length, *tokens])
+        return csv_text(lines)
 
     def draw(self, foreground: str) -> Any:
         """Returns a matplotlib figure, a panel for each cut."""

@@ -1,12 +1,11 @@
 """The study `recl` (relative effective context length) in sentences, curves and CSV tables."""
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from brt.evaluation.studies.context_length import SHARES
 from brt.evaluation.studies.context_losses import EffectiveContext, ModelContext
+from brt.reporting.drawing.table import csv_text
 from brt.reporting.studies.content import Content, content, curve
 
 
@@ -63,10 +62,4 @@ def as_csv(study: Content) -> dict[str, str]:
     for series in study["series"]:
         figure_4 += [[series["name"], c, y] for c, y in zip(series["x"], series["y"])]
     tables = {"table": table, "gains": figure_3, "perplexity": figure_4}
-    return {name: _csv(lines) for name, lines in tables.items()}
-
-
-def _csv(lines: Iterable[Sequence]) -> str:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(lines)
-    return file.getvalue()
+    return {name: csv_text(lines) for name, lines in tables.items()}
