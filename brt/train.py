@@ -120,6 +120,17 @@ def train(
         *(experiment, mesh, FLAGS.workdir, params, FLAGS.allow_changes, profile),
         metrics=FLAGS.metrics,
     )
+    try:
+        report_and_run(run, config)
+        run.close()
+    finally:
+        run.folder.close()
+    if run.stopped_by == signal.SIGINT:
+        sys.exit(command_line.INTERRUPTED)
+
+
+def report_and_run(run: TrainingRun, config: str) -> None:
+    """Says where a run goes on, and runs it if there is something left to do."""
     if jax.process_index() == 0:
         if run.done:
             print(f"{FLAGS.workdir} is trained to its last step, {run.start:,}.")
@@ -134,9 +145,6 @@ def train(
             )
         run.folder.describe(config)
         run.run()
-    run.close()
-    if run.stopped_by == signal.SIGINT:
-        sys.exit(command_line.INTERRUPTED)
 
 
 def malloc_is_slow() -> bool:

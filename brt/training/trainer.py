@@ -72,6 +72,7 @@ class TrainingRun:
 
     Raises:
         ChangedConfig: the folder's checkpoints belong to another configuration.
+        brt.training.records.run_lock.FolderInUse: another process trains in the folder.
         ValueError: the store that is evaluated on has ids beyond its vocabulary; or the run does
             not take the steps to be traced.
     """
@@ -105,6 +106,15 @@ class TrainingRun:
         if self.evaluator:
             check_store(self.evaluator.store)  # now, not after hours; of training, each batch is
         self.folder = RunFolder(workdir, jax.process_index() == 0, metrics)
+        try:
+            self._restore(params, allow_changes, profile)
+        except BaseException:
+            self.folder.close()
+            raise
+
+    def _restore(self, params, allow_changes, profile):
+        """Takes the state of the newest checkpoint, or a fresh one."""
+        experiment, mesh, trainer = self.experiment, self.mesh, self.trainer
         self.checkpoints = Checkpoints(self.folder.file("checkpoints"), trainer.checkpoints)
         self._refuse_changes(allow_changes)
         abstract = experiment.abstract_state(mesh)
@@ -257,7 +267,7 @@ class TrainingRun:
             self.profiler.close()
             progress.close()
             try:
-                self.folder.close()
+                self.folder.close_records()
             finally:
                 for number, handler in zip(handled, previous, strict=True):
                     signal.signal(number, handler)
@@ -378,5 +388,8 @@ class TrainingRun:
         self.checkpoints.save(self.state, record)
 
     def close(self) -> None:
-        """Waits until everything is on disk."""
-        self.checkpoints.close()
+        """Waits until everything is on disk, and gives the folder free for other processes."""
+        try:
+            self.checkpoints.close()
+        finally:
+            self.folder.close()

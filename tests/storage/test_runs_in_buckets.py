@@ -24,6 +24,7 @@ from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, StorageError
 from brt.training.checkpoints.checkpoint import CheckpointError
 from brt.training.checkpoints.parameters import load_params
+from brt.training.records import run_lock
 from brt.training.records.run_folder import RunFolder, read_metrics
 
 BUCKET = "memory://test-runs"
@@ -31,7 +32,8 @@ RUN = f"{BUCKET}/run"
 
 
 @pytest.fixture(autouse=True)
-def empty_bucket(tmp_path):
+def empty_bucket(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "SETTLE", 0.0)
     store_cache.use(str(tmp_path / "cache"))
     yield fsspec.filesystem("memory")
     store_cache.use(None)

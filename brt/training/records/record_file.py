@@ -20,6 +20,10 @@ class KeptRecords(NamedTuple):
     end: int
 
 
+class RecordsGone(OSError):
+    """A file of records was removed or replaced while it was written."""
+
+
 class RecordFile:
     """A file that grows by whole lines. A line that cannot be written leaves nothing of itself.
 
@@ -27,7 +31,7 @@ class RecordFile:
         path: of a file of this disk; made if it is not there.
 
     Raises:
-        OSError: naming the file; so do the methods.
+        OSError: naming the file; so do the methods, and if it is not at its path any more.
     """
 
     def __init__(self, path: str):
@@ -48,11 +52,29 @@ class RecordFile:
                 os.ftruncate(self._file.fileno(), self._end)
                 raise
         self._end += size
+        self._check_place()
 
     def sync(self) -> None:
         """Waits until all lines are on disk."""
         with naming(self.path):
             os.fsync(self._file.fileno())
+        self._check_place()
+
+    def _check_place(self):
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            happened = "removed"
+        else:
+            # Some file systems number a file anew while it is open; its size is right in any case.
+            same = os.path.samestat(found, os.fstat(self._file.fileno()))
+            if same or found.st_size == self._end:
+                return
+            happened = "replaced by another file"
+        raise RecordsGone(
+            f"Training stopped, as {self.path} was {happened} while the run wrote to it. Put the "
+            "run folder back and run the same command again, or begin with a new --workdir."
+        )
 
     def close(self) -> None:
         """Closes the file."""

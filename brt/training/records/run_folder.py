@@ -1,7 +1,7 @@
 """The run folder: the record of what was run, with what, and of every number it reported.
 
 config.gin, operative_config.gin, command.txt, environment.json, metrics.jsonl,
-events.out.tfevents.*, checkpoints/
+events.out.tfevents.*, checkpoints/; and .brt_lock while a process trains in it.
 """
 
 import hashlib
@@ -13,7 +13,6 @@ import platform
 import shlex
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,12 +33,9 @@ from brt.training.records.record_file import (
     record_of,
     records_in,
 )
+from brt.training.records.run_lock import RunLock
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gin-config", "numpy", "brt")
-
-PROBE = ".brt_can_write"
-"""An object that is written to a bucket, and removed, to see if it can be."""
-
 
 EVALUATION = b'"eval/'
 """What a line of metrics.jsonl holds if it is that of an evaluation."""
@@ -57,7 +53,8 @@ class RunFolder:
         metrics: where numbers go, some of `brt.training.records.metric_writers.KINDS`.
 
     Raises:
-        PermissionError: if the folder cannot be written.
+        brt.training.records.run_lock.FolderInUse: another process writes the folder.
+        OSError: the folder cannot be written.
     """
 
     def __init__(self, path: str, writes: bool = True, metrics: Sequence[str] = USUAL):
@@ -68,17 +65,19 @@ class RunFolder:
         self._metrics: RecordFile | None = None
         self._kinds = tuple(metrics)
         self._writers: list[MetricWriter] = []
-        if writes and self._remote:
-            (self._remote / PROBE).write_text("")  # raises what is to be said
-            (self._remote / PROBE).unlink(missing_ok=True)
-        elif writes:
-            try:
+        self._lock = self._locked() if writes else None
+
+    def _locked(self):
+        try:
+            if not self._remote:
                 os.makedirs(self.path, exist_ok=True)
-                tempfile.TemporaryFile(dir=self.path).close()
-            except OSError as error:
-                raise type(error)(
-                    error.errno, f"Cannot write to --workdir {self.path} ({error.strerror})"
-                ) from error
+            return RunLock(self.path)
+        except OSError as error:
+            if error.strerror is None:  # it has a sentence already
+                raise
+            raise type(error)(
+                error.errno, f"Cannot write to --workdir {self.path} ({error.strerror})"
+            ) from error
 
     def file(self, name: str) -> str:
         """Returns the path of a file of the folder."""
@@ -202,6 +201,7 @@ class RunFolder:
         """Appends one line to metrics.jsonl; what of it is a number goes to the others, too."""
         if self._metrics is None:
             return
+        self._check_lock()
         record = {"step": step, **scalars}
         self._metrics.append(record)
         self._write_on(self._writers, record)
@@ -218,15 +218,32 @@ class RunFolder:
             writer.write(record["step"], numbers)
 
     def sync(self) -> None:
-        """Waits until the records are on disk: before a checkpoint that comes after them."""
+        """Waits until the records are on disk: before a checkpoint that comes after them.
+
+        Raises:
+            OSError: they cannot be written, or the folder is gone or belongs to another process.
+        """
         if self._metrics is not None:
+            self._check_lock()
             self._metrics.sync()
             for writer in self._writers:
                 writer.flush()
             if self._growing:
                 self._growing.copy()
 
+    def _check_lock(self):
+        if self._lock:
+            self._lock.check()
+
     def close(self) -> None:
+        """Closes the records, and gives the folder free for other processes, whatever fails."""
+        try:
+            self.close_records()
+        finally:
+            if self._lock:
+                self._lock.release()
+
+    def close_records(self) -> None:
         """Waits until the records are on disk, and closes their files, whatever fails."""
         if self._metrics is None:
             return

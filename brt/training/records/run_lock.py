@@ -1,0 +1,227 @@
+"""The lock of a run folder, on a disk or in a bucket.
+
+Two processes that trained in one folder would delete each other's checkpoints and mix their
+records. On a disk the lock is a `flock`, which the kernel releases when the process dies. Buckets,
+and disks without such locks, have a heartbeat: the owner rewrites the lock, and one that is not
+rewritten for `SILENCE` seconds belongs to a process that died.
+"""
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import NoReturn
+
+from absl import logging
+
+from brt.checks import ManyFrom0
+from brt.storage.json_files import Fields, misfit
+from brt.storage.paths import as_path, is_remote
+from brt.storage.regular_files import open_regular
+
+NAME = ".brt_lock"
+BEAT = 20.0
+"""Seconds between two heartbeats."""
+SILENCE = 70.0
+"""Seconds without a heartbeat after which the owner counts as dead."""
+SETTLE = 2.0
+"""Seconds in which a process that has seen no lock writes its own."""
+TRIES = 10
+"""Locks that others may remove while this process opens them."""
+MOST_BYTES = 4096
+"""Bytes of a lock that are read."""
+
+OWNER = Fields({"host": str, "pid": ManyFrom0, "started": str, "boot": str, "id": str})
+
+
+class FolderInUse(OSError):
+    """Another process trains in the folder; the message names it and says what to do."""
+
+
+class FolderLost(OSError):
+    """The folder was removed, or belongs to another process now."""
+
+
+class RunLock:
+    """Keeps a run folder to this process until `release`, or until the process dies.
+
+    Args:
+        folder: an absolute path; on a disk it exists.
+
+    Raises:
+        FolderInUse: another process has it.
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: str):
+        self.folder = folder
+        self.path = as_path(folder) / NAME
+        self._lost = ""
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._owner = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": datetime.datetime.now().astimezone().isoformat(" ", "seconds"),
+            "boot": _boot_id(),
+            "id": uuid.uuid4().hex,
+        }
+        self._beats = 0
+        self._excludes = False  # whether the kernel keeps others out
+        self._file = None if is_remote(folder) else self._open()
+        try:
+            self._take()
+        except BaseException:
+            self.release()
+            raise
+        self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Makes sure that the folder still belongs to this process.
+
+        Raises:
+            FolderLost: it does not.
+        """
+        if time.monotonic() - self._last > SILENCE:  # stopped meanwhile: others may have taken it
+            self._renew()
+        if self._lost:
+            raise FolderLost(self._lost)
+
+    def release(self) -> None:
+        """Gives the folder free; may be called again."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(SILENCE)
+            self._thread = None
+        with contextlib.suppress(OSError):
+            if self._is_own(self._read()):
+                self.path.unlink()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open(self):
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        for _ in range(TRIES):
+            file = os.open(self.path, flags, 0o666)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._excludes = True
+            except BlockingIOError:
+                os.close(file)
+                self._refuse(self._read())
+            except OSError:  # a file system without locks: the heartbeat decides
+                self._excludes = False
+            with contextlib.suppress(FileNotFoundError):  # released and removed by its owner
+                if os.path.samestat(os.fstat(file), os.stat(self.path)):
+                    break
+            os.close(file)
+        else:
+            file = os.open(self.path, flags, 0o666)
+        return file
+
+    def _take(self):
+        left = self._read()
+        owner = _owner_of(left)
+        # The locks of a disk that several machines share may hold for one of them only.
+        here = any(owner.get(name) == self._owner[name] != "" for name in ("host", "boot"))
+        if left and not (self._excludes and here):
+            self._await_silence(left)
+        self._write()
+        if not self._excludes:
+            time.sleep(SETTLE)
+            if not self._is_own(found := self._read()):
+                self._refuse(found)
+
+    def _await_silence(self, left):
+        logging.warning(
+            "%s was not released by %s. Waiting %.0f seconds for a sign that it is alive ...",
+            self.path,
+            _named(left),
+            SILENCE,
+        )
+        end = time.monotonic() + SILENCE
+        while time.monotonic() < end:
+            time.sleep(min(1.0, SILENCE))
+            if (now := self._read()) != left:
+                if now:
+                    self._refuse(now)
+                return
+
+    def _refuse(self, text) -> NoReturn:
+        raise FolderInUse(
+            f"{self.folder} is in use: {_named(text)} trains in it. Give another --workdir, or "
+            "wait until that process has ended and run the same command again. If it has ended "
+            f"and this message comes again, remove {self.path}."
+        )
+
+    def _beat(self):
+        while not self._ended.wait(BEAT) and not self._lost:
+            self._renew()
+
+    def _renew(self):
+        with contextlib.suppress(OSError):  # a storage that does not answer: at the next beat
+            if self._is_own(found := self._read()):
+                self._beats += 1
+                self._write()
+            else:
+                self._lost = (
+                    f"Training stopped, as {self.folder} is not this process's any more: "
+                    f"{self.path} "
+                    + (f"belongs to {_named(found)}." if found else "was removed.")
+                    + " Whoever removes a run folder, or its lock, stops its run first."
+                )
+
+    def _read(self):
+        """Returns the lock's content; an empty text where there is none."""
+        try:
+            if is_remote(self.path):
+                return self.path.read_bytes().decode(errors="replace")
+            with open_regular(self.path) as file:
+                return file.read(MOST_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def _write(self):
+        content = json.dumps({**self._owner, "beats": self._beats}).encode() + b"\n"
+        if self._file is None:
+            self.path.write_bytes(content)
+        else:
+            os.pwrite(self._file, content, 0)
+            os.ftruncate(self._file, len(content))
+            os.fsync(self._file)
+        self._last = time.monotonic()
+
+    def _is_own(self, text):
+        return _owner_of(text).get("id") == self._owner["id"]
+
+
+def _boot_id():
+    """Returns what containers of one kernel share, although their host names differ."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _owner_of(text):
+    try:
+        owner = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return {} if misfit(OWNER, owner) else owner
+
+
+def _named(text):
+    owner = _owner_of(text)
+    if not owner:
+        return "another process"
+    said = f"process {owner['pid']} on {owner['host']}, started {owner['started']},"
+    return "".join(letter for letter in said if letter.isprintable())
