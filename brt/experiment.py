@@ -27,7 +27,7 @@ from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify_once
 from brt.data.streams.batch import DTYPES, Batch, document_segments
 from brt.data.streams.labelled import LabelledDocuments
-from brt.evaluation.evaluator import Evaluator
+from brt.evaluation.evaluator import Evaluator, check_evaluation
 from brt.evaluation.settings import Evaluation
 from brt.models.caches import check_caches
 from brt.models.counts import count_parameters
@@ -35,7 +35,7 @@ from brt.models.model import Model, Reader
 from brt.storage.paths import absolute, as_path
 from brt.training.checkpoints.parameters import load_params, merged
 from brt.training.settings import Trainer
-from brt.training.sharding import check_divisible, shardings
+from brt.training.sharding import AnyMesh, check_divisible, shardings
 from brt.training.train_step import TrainState, make_loss, make_train_step
 
 UNLIKE_ANY = 7919
@@ -99,6 +99,7 @@ class Experiment:
             loss = make_loss(experiment.bind, **trainer.loss_settings)
             jax.eval_shape(loss, state.params, state.caches, batch, None)
             jax.eval_shape(experiment.schedule, state.step)
+            check_evaluation(experiment)
         except (RuntimeError, TypeError) as error:
             if explained := config.unbuildable(error):
                 raise explained from error
@@ -243,7 +244,7 @@ class Experiment:
                     self.schedule(self.trainer.steps),
                 )
 
-    def check_mesh(self, mesh: jax.sharding.Mesh) -> None:
+    def check_mesh(self, mesh: AnyMesh) -> None:
         """Refuses a mesh the model or the batch cannot be divided over."""
         check_divisible(mesh, self.trainer.rows, self.model.divided_sizes())
 

@@ -37,6 +37,7 @@ from pathlib import Path
 from absl import flags
 
 from brt import command_line, config
+from brt.benchmarks.topologies import use_no_device
 from brt.config import differences
 from brt.experiment import Experiment
 from brt.progress import Progress
@@ -50,6 +51,7 @@ from brt.reporting.results.archive import ENDING, pack
 from brt.reporting.run_files import read_evaluation
 from brt.reporting.runs import STANDS_FOR_FILE, open_runs
 from brt.reporting.step_times import read_step_times
+from brt.training.sharding import abstract_mesh
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("sweep", None, "A file with one config and its bindings a line.")
@@ -85,7 +87,9 @@ def run_ladder() -> None:
     for entry in entries:
         check_entry(folder, entry)
     files = [write_entry(folder, entry) for entry in entries]
-    check_configs(files)
+    use_no_device()  # the runs, which are processes of their own, need all of them
+    elsewhere = FLAGS.print_commands or FLAGS.collect
+    check_configs(files, None if elsewhere else device_count())
     runs = [
         (entry, file, seed, folder / "runs" / f"{entry.name}-seed{seed}")
         for seed in FLAGS.seeds  # seed by seed, so that a table stands early
@@ -140,8 +144,19 @@ def check_entry(folder: Path, entry: SweepEntry) -> None:
     )
 
 
-def check_configs(files: Sequence[Path]) -> None:
-    """Refuses entries that no model can be built from, before the first of them trains.
+def device_count() -> int:
+    """Returns the devices that a run here has; asked in a process that gives them back at once."""
+    ask = "import jax; print(jax.device_count())"
+    found = subprocess.run([sys.executable, "-c", ask], stdout=subprocess.PIPE, check=True)
+    return int(found.stdout.split()[-1])
+
+
+def check_configs(files: Sequence[Path], devices: int | None) -> None:
+    """Refuses entries that cannot be trained or evaluated, before the first of them trains.
+
+    Args:
+        files: of the entries.
+        devices: that each run is divided over; None if that is not known here.
 
     Raises:
         LadderError: naming the entry's file.
@@ -152,7 +167,10 @@ def check_configs(files: Sequence[Path]) -> None:
         for number, file in enumerate(files, 1):
             config.parse([file])
             try:
-                Experiment.from_gin()
+                experiment = Experiment.from_gin()
+                if devices:
+                    mesh = abstract_mesh(*experiment.trainer.mesh, devices)
+                    experiment.check_mesh(mesh)
             except ValueError as error:
                 raise LadderError(f"{file}: {error}") from error
             progress.update(number)

@@ -4,6 +4,7 @@ The devices return each token's loss; sums are kept in float64 on the host, so t
 does not depend on how documents were batched.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,13 +13,14 @@ import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
+from brt.data.streams.batch import DTYPES, Batch
 from brt.data.streams.labelled import LabelledPass
-from brt.data.streams.samples import SamplePass
-from brt.data.streams.select import evaluation_pass
+from brt.data.streams.samples import SamplePass, check_cut
+from brt.data.streams.select import check_stride, evaluation_pass
 from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.free_running import SampleDecoder
 from brt.evaluation.labels.scores import LabelScore, label_score
-from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader
+from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader, reading_step
 from brt.evaluation.recording import Recording
 from brt.evaluation.scores import Score, StoreSums, Sums, TokenSums, WritingScore
 from brt.training.experiment import EvaluationStopped
@@ -38,14 +40,63 @@ def batch_shape(experiment: EvaluatedExperiment) -> tuple[int, int]:
     """
     trainer, evaluation = experiment.trainer, experiment.evaluation
     segment_length = evaluation.segment_length or trainer.segment_length
-    tokens = evaluation.tokens_per_step or trainer.tokens_per_step
-    rows, rest = divmod(tokens, segment_length)
+    if evaluation.tokens_per_step is None:
+        if segment_length > trainer.tokens_per_step:
+            raise ValueError(
+                f"Evaluation.segment_length = {segment_length} is more than the "
+                f"Trainer.tokens_per_step = {trainer.tokens_per_step} that evaluation reads in a "
+                f"step: bind Evaluation.tokens_per_step to a multiple of {segment_length}."
+            )
+        return trainer.tokens_per_step // segment_length, segment_length
+    rows, rest = divmod(evaluation.tokens_per_step, segment_length)
     if rest or not rows:
         raise ValueError(
-            f"Evaluation.tokens_per_step = {tokens} is not a whole number of segments of "
-            f"{segment_length} tokens."
+            f"Evaluation.tokens_per_step = {evaluation.tokens_per_step} is not a whole number of "
+            f"segments of {segment_length} tokens: bind it to "
+            f"{max(rows, 1) * segment_length}, or Evaluation.segment_length to a divisor of it."
         )
     return rows, segment_length
+
+
+def check_evaluation(experiment: EvaluatedExperiment) -> None:
+    """Traces the step of evaluation, as far as shapes.
+
+    Raises:
+        ValueError: settings of evaluation that contradict one another, the stream or the model;
+            the message names a binding of `Evaluation`.
+    """
+    trainer, evaluation = experiment.trainer, experiment.evaluation
+    rows, T = batch_shape(experiment)
+    _check_score(experiment)
+    check_stride(trainer.stream, evaluation.stride, T)
+    if trainer.stream == "samples" and (length := trainer.sample_length):
+        check_cut(length, T)
+    labelled = trainer.stream == "labelled"
+    try:
+        init, step = reading_step(experiment, rows, T, answers=labelled)
+        caches = jax.eval_shape(init, experiment.abstract_params)
+        shapes = (1, rows, T), (1, rows, T), (1, rows, T), (1, rows)
+        batch = Batch._make(map(jax.ShapeDtypeStruct, shapes, DTYPES))
+        flags_B = jax.ShapeDtypeStruct((rows,), bool)
+        jax.eval_shape(
+            functools.partial(step, by=STATE_ABLATIONS["cleared"]),
+            *(experiment.abstract_params, caches, batch, True, flags_B, None),
+        )
+    except (ValueError, TypeError) as error:
+        reason = str(error).replace("Trainer.segment_length", "Evaluation.segment_length")
+        raise ValueError(
+            f"Evaluation cannot read {rows} rows of segments of {T} tokens "
+            f"(Evaluation.segment_length, Evaluation.model): {reason}"
+        ) from error
+
+
+def _check_score(experiment):
+    score, stream = experiment.evaluation.score, experiment.trainer.stream
+    if score and stream not in score.streams:
+        raise ValueError(
+            f"Evaluation.score = @{type(score).__name__}() looks at {score.streams[0]}, and "
+            f"Trainer.stream = {stream!r} has none: bind one of them otherwise."
+        )
 
 
 class Evaluator:
@@ -57,8 +108,7 @@ class Evaluator:
         mesh: the device mesh.
 
     Raises:
-        ValueError: rows that do not divide over the data axis, no whole number of rows, or a
-            score that the stream cannot give.
+        ValueError: no whole number of rows, or a score that the stream cannot give.
     """
 
     def __init__(
@@ -73,12 +123,7 @@ class Evaluator:
         self.mesh = mesh
         rows, self.segment_length = batch_shape(experiment)
         self.score: Score | None = evaluation.score
-        if self.score and trainer.stream not in self.score.streams:
-            raise ValueError(
-                f"Evaluation.score = @{type(self.score).__name__}() looks at "
-                f"{self.score.streams[0]}, and Trainer.stream = {trainer.stream!r} has none: bind "
-                "one of them otherwise."
-            )
+        _check_score(experiment)
         labelled = trainer.stream == "labelled"
         self.reader = SegmentReader(experiment, mesh, rows, self.segment_length, answers=labelled)
         self.has_state = self.reader.has_state

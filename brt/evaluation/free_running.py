@@ -24,7 +24,7 @@ from brt.evaluation.scores import SampleReader, Store, Sums, WritingScore
 from brt.models.model import LanguageModel
 from brt.models.shape_letters import spec
 from brt.progress import Progress
-from brt.training.sharding import put_rows
+from brt.training.sharding import divisible_rows, put_rows
 
 
 @gin.configurable
@@ -133,7 +133,7 @@ class SampleDecoder:
         experiment: its parameters are an argument of `read`.
         mesh: the device mesh.
         store: samples of one length.
-        rows: B.
+        rows: B; raised to the next number that the data axis of the mesh divides.
         segment_length: T in tokens; where the model's memory moves at the ends of segments, it
             moves here as it does in training, also while the model writes.
 
@@ -154,7 +154,7 @@ class SampleDecoder:
     ):
         self.mesh = mesh
         self.store = store
-        self.rows = rows
+        self.rows = divisible_rows(mesh, rows)
         self.segment_length = segment_length
         sample_length(store)
         first, scored = scored_part(store)

@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
-from brt.data.streams.base import EvaluationPass
+from brt.data.streams.base import EvaluationPass, with_empty_rows
 from brt.data.streams.batch import Batch
 from brt.evaluation.experiment import EvaluatedExperiment
 from brt.models.caches import clear_state, select_rows, with_state
@@ -22,7 +22,7 @@ from brt.models.model import Reader
 from brt.models.shape_letters import spec
 from brt.progress import Progress
 from brt.training.prefetch import Prefetch
-from brt.training.sharding import check_divisible, shardings
+from brt.training.sharding import divisible_rows, shardings
 from brt.training.train_step import read_segment
 
 STATE_ABLATIONS = {"kept": "", "cleared": "initial", "zeroed": "zeros", "swapped": "neighbour"}
@@ -54,8 +54,53 @@ class TokenScores(NamedTuple):
     answers_BN: np.ndarray | None = None
 
 
+def reading_step(
+    experiment: EvaluatedExperiment,
+    rows: int,
+    segment_length: int,
+    entropy: bool = False,
+    answers: bool = False,
+) -> tuple[Callable[[Any], tuple], Callable[..., tuple[tuple, dict[str, jax.Array]]]]:
+    """Returns `init(params)`, the empty caches, and `step`, which reads one segment of every row.
+
+    step(params, caches, batch, replaced, reading_B, neighbours_B, by) returns the caches after the
+    segment and scores by the names of `TokenScores`; `by` is a value of `STATE_ABLATIONS`.
+
+    Args:
+        experiment: its parameters are an argument of both functions.
+        rows, segment_length: B and T.
+        entropy, answers: as of `SegmentReader`.
+    """
+    bind = functools.partial(experiment.bind_evaluated, segment_length=segment_length)
+
+    def init(params):
+        return bind(params).init_caches(rows)
+
+    def step(params, caches, batch, replaced, reading_B, neighbours_B, by):
+        model = bind(params)
+        one = jax.tree.map(lambda x: x[0], batch)
+        changed = _with_state_replaced(by, caches, init(params), replaced, neighbours_B)
+        after, x_BTD, _ = read_segment(model, one, changed)
+        if by == "neighbour":
+            after, _, _ = read_segment(model, one, caches)
+            # A row that has read all its documents keeps what it carries for its neighbour.
+            after = select_rows(reading_B, after, caches)
+        nats_BT, correct_BT = model.token_losses(x_BTD, one.targets_KBT)
+        scores = {"nats_BT": nats_BT, "correct_BT": correct_BT}
+        if entropy:
+            scores["entropy_BT"] = _entropy(model.logits(x_BTD))
+        if answers:
+            scores["answers_BN"] = cast(Reader, model).answers(x_BTD)
+        return after, scores
+
+    return init, step
+
+
 class SegmentReader:
     """A model compiled to read segments of one shape.
+
+    Rows that the data axis of the mesh does not divide are filled up with empty ones, which score
+    nothing and are not returned.
 
     Args:
         experiment: its parameters are an argument of `read`.
@@ -67,9 +112,6 @@ class SegmentReader:
 
     Attributes:
         has_state: whether the model carries anything besides windows.
-
-    Raises:
-        ValueError: rows that do not divide over the data axis.
     """
 
     def __init__(
@@ -81,32 +123,11 @@ class SegmentReader:
         entropy: bool = False,
         answers: bool = False,
     ):
-        check_divisible(mesh, rows, {})
         self.mesh = mesh
         self.rows = rows
         self.segment_length = segment_length
-        bind = functools.partial(experiment.bind_evaluated, segment_length=segment_length)
-
-        def init(params):
-            return bind(params).init_caches(rows)
-
-        def step(params, caches, batch, replaced, reading_B, neighbours_B, by):
-            model = bind(params)
-            one = jax.tree.map(lambda x: x[0], batch)
-            changed = _with_state_replaced(by, caches, init(params), replaced, neighbours_B)
-            after, x_BTD, _ = read_segment(model, one, changed)
-            if by == "neighbour":
-                after, _, _ = read_segment(model, one, caches)
-                # A row that has read all its documents keeps what it carries for its neighbour.
-                after = select_rows(reading_B, after, caches)
-            nats_BT, correct_BT = model.token_losses(x_BTD, one.targets_KBT)
-            scores = {"nats_BT": nats_BT, "correct_BT": correct_BT}
-            if entropy:
-                scores["entropy_BT"] = _entropy(model.logits(x_BTD))
-            if answers:
-                scores["answers_BN"] = cast(Reader, model).answers(x_BTD)
-            return after, scores
-
+        self._all_rows = divisible_rows(mesh, rows)
+        init, step = reading_step(experiment, self._all_rows, segment_length, entropy, answers)
         abstract = jax.eval_shape(init, experiment.abstract_params)
         layout = shardings(abstract, mesh)
         by_row = NamedSharding(mesh, spec("BT"))
@@ -120,7 +141,7 @@ class SegmentReader:
         self.has_state = bool(with_state(abstract))
 
     def empty(self, params: Any) -> tuple:
-        """Returns the caches of rows that have read nothing."""
+        """Returns the caches of rows that have read nothing, those that fill up the mesh too."""
         return self._init(params)
 
     def read(
@@ -144,6 +165,8 @@ class SegmentReader:
             label: shows progress, in steps, under this name; None for silence.
         """
         steps = min(stream.num_steps, max_steps or stream.num_steps)
+        own = stream.rows
+        stream = with_empty_rows(stream, self._all_rows)
         prefetch = Prefetch(stream, self.mesh, 0, steps, keeps_host=True)
         progress = Progress(label or "", steps, quiet=not label)
         pending = None
@@ -162,11 +185,11 @@ class SegmentReader:
                     by=by,
                 )
                 if pending:  # fetched while the devices work on the next
-                    yield _fetched(*pending)
+                    yield _fetched(*pending, own)
                 pending = documents_B, offsets_B, prefetch.host, scores
                 progress.update(step + 1)
             if pending:
-                yield _fetched(*pending)
+                yield _fetched(*pending, own)
         finally:
             prefetch.close()
             progress.close()
@@ -199,10 +222,12 @@ def _entropy(logits_BTV):
     return jax.nn.logsumexp(logits_BTV, axis=-1) - mean_BT
 
 
-def _fetched(documents_B, offsets_B, batch, scores):
-    scores = {name: to_host(value) for name, value in scores.items()}
+def _fetched(documents_B, offsets_B, batch, scores, rows):
+    """Returns the scores of the first so many rows."""
+    scores = {name: to_host(value)[:rows] for name, value in scores.items()}
     scores.setdefault("entropy_BT", None)
-    return TokenScores(documents_B, offsets_B, batch, **scores)
+    batch = Batch(*(array[:, :rows] for array in batch))
+    return TokenScores(documents_B[:rows], offsets_B[:rows], batch, **scores)
 
 
 def to_host(x: jax.Array) -> np.ndarray:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from brt.data.splits import check_split
-from brt.data.streams.base import EvaluationPass
+from brt.data.streams.base import EvaluationPass, with_empty_rows
 from brt.data.streams.documents import DocumentPass
 from brt.data.streams.select import evaluation_pass
 from brt.data.vocabularies.base import Vocabulary
@@ -18,6 +18,7 @@ from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import Recording, record
 from brt.models.model import LanguageModel
 from brt.training.checkpoints.parameters import check_vocabulary, load_params
+from brt.training.sharding import divisible_rows
 
 
 class RecordedRun:
@@ -35,13 +36,14 @@ class RecordedRun:
     Attributes:
         store, vocabulary: of the split `Evaluation.split`.
         params, step: the newest valid checkpoint's.
-        rows, segment_length, window: B, T and the model's period (W); the last two in tokens.
+        rows, segment_length, window: B, T and the model's period (W); the last two in tokens. The
+            data axis of the mesh divides the rows.
         reader: a `SegmentReader` of that shape.
         has_state: whether the model carries anything besides windows.
 
     Raises:
-        ValueError: a stream that marks no documents, windows that overlap, a batch that cannot be
-            divided, or parameters of another tokenizer.
+        ValueError: a stream that marks no documents, windows that overlap, or parameters of
+            another tokenizer.
         FileNotFoundError: no checkpoint, or no store.
     """
 
@@ -78,7 +80,9 @@ class RecordedRun:
         self.split = experiment.evaluation.split
         self.store = experiment.open_store(self.split)
         self.vocabulary = cast(Vocabulary, trainer.corpus.vocabulary)
-        self.rows, self.segment_length = batch_shape(experiment)
+        rows, self.segment_length = batch_shape(experiment)
+        self._read_rows = rows
+        self.rows = divisible_rows(mesh, rows)
         self.window = self.model.period
         self.reader = SegmentReader(experiment, mesh, self.rows, self.segment_length, entropy=True)
         self.has_state = self.reader.has_state
@@ -98,10 +102,10 @@ class RecordedRun:
         documents: to read, where the stream marks any; of other streams all is read.
         """
         kind = self.experiment.trainer.stream
-        shape = self.store, self.rows, self.segment_length
         if kind == "documents":
-            return DocumentPass(*shape, documents=documents)
-        return evaluation_pass(kind, *shape)
+            return DocumentPass(self.store, self.rows, self.segment_length, documents=documents)
+        read = evaluation_pass(kind, self.store, self._read_rows, self.segment_length)
+        return with_empty_rows(read, self.rows)
 
     def folder(self, state: str) -> str:
         """Returns the folder of a state's recording, which may not exist."""

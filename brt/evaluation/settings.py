@@ -17,7 +17,8 @@ class Evaluation(EvaluationSettings):
 
     Args:
         split: of the corpus; a plain name, never a path.
-        tokens_per_step: rows times segment length; None takes the trainer's.
+        tokens_per_step: rows times segment length; None takes as many rows as the trainer's tokens
+            fill. Empty rows are added where the devices do not divide them.
         segment_length: None takes the trainer's.
         max_steps: read only so many segments of each row, in the loop of a training run.
         cleared: evaluate a second time with the state cleared at every segment, if the

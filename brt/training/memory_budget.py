@@ -124,6 +124,9 @@ def longest_segment(
     def bytes_of(length):
         lengths = [f"{name} = {length}" for name in ("Trainer.segment_length", *also)]
         lengths.append(f"Trainer.tokens_per_step = {length * per_row}")
+        # Evaluation is no part of the step, and must not refuse a length that its own does not fit.
+        lengths += [f"Evaluation.{name} = None" for name in ("segment_length", "tokens_per_step")]
+        lengths.append("Evaluation.stride = None")
         found = step_bytes(build(lengths))
         report(f"{length:>9,} tokens  {found / 2**20:>12,.1f} MiB")
         return found

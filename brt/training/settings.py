@@ -130,9 +130,9 @@ class Trainer:
                 'labels stand (Trainer.stream = "labelled"): bind it to "full".'
             )
         check_reread(reread_segments, segments_per_step, bptt_depth, stream)
-        length = corpus.source.input_length if isinstance(corpus, Corpus) else None
-        if stream == "samples" and length:
-            check_cut(length, segment_length, segments_per_step)
+        self.sample_length = corpus.source.input_length if isinstance(corpus, Corpus) else None
+        if stream == "samples" and self.sample_length:
+            check_cut(self.sample_length, segment_length, segments_per_step)
         if plateau and not eval_every:
             raise ValueError(
                 "Trainer.plateau follows evaluations: bind Trainer.eval_every to 1 or more."

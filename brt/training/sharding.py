@@ -11,6 +11,8 @@ from jax.typing import DTypeLike
 
 from brt.models.shape_letters import RULES, named_spec, spec
 
+AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+
 
 def make_mesh(
     data: int = -1, model: int = 1, devices: Sequence[Any] | None = None
@@ -23,6 +25,16 @@ def make_mesh(
         ValueError: if the two do not multiply to the number of devices.
     """
     count = jax.device_count() if devices is None else len(devices)
+    axes = AxisType.Auto, AxisType.Auto
+    return jax.make_mesh(_shape(data, model, count), ("data", "model"), axes, devices=devices)
+
+
+def abstract_mesh(data: int, model: int, count: int) -> jax.sharding.AbstractMesh:
+    """Returns the mesh that `make_mesh` makes of so many devices, which need not exist here."""
+    return jax.sharding.AbstractMesh(_shape(data, model, count), ("data", "model"))
+
+
+def _shape(data, model, count):
     shape = [data, model]
     if shape.count(-1) == 2 or any(n == 0 or n < -1 for n in shape):
         raise ValueError(f"Trainer.mesh = {(data, model)}: use positive numbers, at most one -1.")
@@ -33,8 +45,7 @@ def make_mesh(
             f"Trainer.mesh = {(data, model)} does not fit {count} devices: "
             "data x model must be their number (-1 takes what is left)."
         )
-    axes = AxisType.Auto, AxisType.Auto
-    return jax.make_mesh(tuple(shape), ("data", "model"), axes, devices=devices)
+    return tuple(shape)
 
 
 def shardings(tree: Any, mesh: jax.sharding.Mesh) -> Any:
@@ -50,7 +61,12 @@ def shardings(tree: Any, mesh: jax.sharding.Mesh) -> Any:
     return jax.tree_util.tree_map_with_path(sharding, tree)
 
 
-def check_divisible(mesh: jax.sharding.Mesh, rows: int, model_sizes: dict[str, int]) -> None:
+def divisible_rows(mesh: jax.sharding.Mesh, rows: int) -> int:
+    """Returns the least number of rows, `rows` or more, that the data axis divides."""
+    return -(-rows // mesh.shape["data"]) * mesh.shape["data"]
+
+
+def check_divisible(mesh: AnyMesh, rows: int, model_sizes: dict[str, int]) -> None:
     """Refuses meshes that would leave devices with nothing, or with copies, to work on.
 
     Args:

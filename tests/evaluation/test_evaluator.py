@@ -21,7 +21,7 @@ from brt.data.sources.base import Document
 from brt.data.stores.token_store import TokenStore, write_store
 from brt.data.streams.documents import DocumentPass
 from brt.data.vocabularies.base import BEGIN, ByteVocabulary
-from brt.evaluation.evaluator import Evaluator, TokenSums
+from brt.evaluation.evaluator import Evaluator, TokenSums, batch_shape
 from brt.training.sharding import shardings
 
 W = 8
@@ -343,9 +343,26 @@ def test_a_number_of_tokens_that_is_no_number_of_segments_is_refused(slide):
         Evaluator(slide, slide.open_store("validation"), one_device())
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
-def test_rows_that_do_not_divide_over_the_devices_are_refused(slide):
+@pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+@pytest.mark.parametrize("stream", ["documents", "contiguous"])
+def test_rows_that_do_not_divide_over_devices_score_the_same(recurrent, stream):
+    evaluation, trainer = recurrent.evaluation, recurrent.trainer
+    evaluation.tokens_per_step, evaluation.segment_length, evaluation.cleared = 48, 16, True
+    before, trainer.stream = trainer.stream, stream
+    found = []
+    for mesh in (one_device(), mesh_of(2, 1), mesh_of(4, 1)):
+        with jax.set_mesh(mesh):
+            params = random_params(recurrent)
+            params = jax.device_put(params, shardings(params, mesh))
+            store = recurrent.open_store("validation")
+            found.append(Evaluator(recurrent, store, mesh).run(params))
+    trainer.stream = before
+    assert found[1] == pytest.approx(found[0]) == found[2]
+    assert found[0].keys() == found[1].keys() and "cleared_loss" in found[0]
+
+
+def test_a_segment_longer_than_a_step_names_its_bindings(slide):
     evaluation = slide.evaluation
-    evaluation.tokens_per_step, evaluation.segment_length = 48, 16
-    with pytest.raises(ValueError, match="3 rows cannot be divided over 2"):
-        Evaluator(slide, slide.open_store("validation"), mesh_of(2, 1))
+    evaluation.tokens_per_step, evaluation.segment_length = None, 4096
+    with pytest.raises(ValueError, match=r"Evaluation\.segment_length = 4096 .*tokens_per_step"):
+        batch_shape(slide)

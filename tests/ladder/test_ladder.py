@@ -157,6 +157,19 @@ def test_entries_that_contradict_themselves_are_refused_before_the_first_of_them
     assert not calls
 
 
+def test_rows_that_the_devices_do_not_divide_are_refused_before_the_first_of_them_trains(
+    ladder, monkeypatch, tmp_path
+):
+    rows = "Trainer.tokens_per_step"
+    file = a_file(tmp_path, "small/rec_fixed_skip.gin", f"small/rec_fixed_skip.gin {rows}=3072")
+    flags = [f"--sweep={file}", "--corpus=configs/corpora/text.gin", f"--workdir={tmp_path}/ladder"]
+    monkeypatch.setattr(ladder, "device_count", lambda: 8)
+    with pytest.raises(LadderError, match=r"step_3072\.gin: .* 8 data-parallel .*tokens_per_step"):
+        run_script(ladder, monkeypatch, pretended(calls := []), *flags)
+    assert not calls
+    run_script(ladder, monkeypatch, pretended(calls), *flags, "--print_commands")  # for elsewhere
+
+
 def test_a_ladder_that_has_not_trained_yet_may_be_changed(ladder, monkeypatch, tmp_path):
     """What it lacked, a flag that the error named, is given with the same workdir."""
     file = a_file(tmp_path, "pg19_slide_12l.gin")

@@ -11,7 +11,7 @@ import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
-from brt.data.streams.batch import Batch
+from brt.data.streams.batch import Batch, padding
 
 Result = TypeVar("Result")
 
@@ -128,6 +128,42 @@ class EvaluationPass(Stream):
     @abc.abstractmethod
     def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
         """Finds the places of one step; step and rows have been checked."""
+
+
+class _WithEmptyRows(EvaluationPass):
+    """A pass whose rows are followed by some that read nothing."""
+
+    def __init__(self, inner: EvaluationPass, rows: int):
+        super().__init__(inner.store, rows, inner.segment_length, inner.seed)
+        self.inner = inner
+        self.num_steps = inner.num_steps
+        self.targets_are_tokens = inner.targets_are_tokens
+
+    def _read(self, step: int, rows: range) -> Batch:
+        batch = padding(1, len(rows), self.segment_length)
+        if number := self._inner_rows(rows):
+            read = self.inner.batch(step, rows.start, number)
+            for whole, part in zip(batch, read, strict=True):
+                whole[:, :number] = part
+        return batch
+
+    def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
+        documents_B, offsets_B = np.full(len(rows), -1), np.zeros(len(rows), np.int64)
+        if number := self._inner_rows(rows):
+            places = self.inner.places(step, rows.start, number)
+            documents_B[:number], offsets_B[:number] = places
+        return documents_B, offsets_B
+
+    def _inner_rows(self, rows):
+        return min(max(self.inner.rows - rows.start, 0), len(rows))
+
+
+def with_empty_rows(stream: EvaluationPass, rows: int) -> EvaluationPass:
+    """Returns a pass whose rows are followed by empty ones, up to `rows` in all.
+
+    What is read, and in which row, does not depend on how many there are.
+    """
+    return stream if rows == stream.rows else _WithEmptyRows(stream, rows)
 
 
 class LastResults(Generic[Result]):

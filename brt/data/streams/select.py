@@ -10,7 +10,7 @@ from brt.data.streams.labelled import LabelledDocuments, LabelledPass, LabelledS
 from brt.data.streams.mixture import MixtureStream
 from brt.data.streams.reread import RereadStream
 from brt.data.streams.samples import SamplePass, SampleStream
-from brt.data.streams.shifted import ShiftedPass
+from brt.data.streams.shifted import ShiftedPass, check_overlap
 
 STREAMS = ("documents", "contiguous", "shuffled", "samples", "labelled")
 """Documents, each read by one row; the corpus cut into rows; the same, documents shuffled; samples
@@ -91,11 +91,7 @@ def evaluation_pass(
     if isinstance(store, MixedStore):
         _check_mixture(kind)
     if stride is not None:
-        if kind in ("samples", "labelled"):
-            raise ValueError(
-                f'Evaluation.stride does not go with Trainer.stream = "{kind}", where every sample '
-                "is read whole: bind one of them otherwise."
-            )
+        check_stride(kind, stride, segment_length)
         return ShiftedPass(store, rows, segment_length, stride, contiguous=kind != "documents")
     if kind == "documents" or isinstance(store, MixedStore):
         return DocumentPass(store, rows, segment_length)
@@ -104,6 +100,26 @@ def evaluation_pass(
     if kind == "labelled":
         return LabelledPass(store, rows, segment_length, segments_per_step, labelled)
     return ContiguousPass(store, rows, segment_length)
+
+
+def check_stride(kind: str, stride: int | None, segment_length: int) -> None:
+    """Refuses a stride that windows of a stream cannot have; None is always allowed.
+
+    Args:
+        kind: one of the `STREAMS`.
+        stride, segment_length: in tokens.
+
+    Raises:
+        ValueError: naming the bindings.
+    """
+    if stride is None:
+        return
+    if kind in ("samples", "labelled"):
+        raise ValueError(
+            f'Evaluation.stride does not go with Trainer.stream = "{kind}", where every sample '
+            "is read whole: bind one of them otherwise."
+        )
+    check_overlap(stride, segment_length)
 
 
 def _check_mixture(kind):

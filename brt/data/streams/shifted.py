@@ -42,11 +42,7 @@ class ShiftedPass(EvaluationPass):
         contiguous: bool = False,
     ):
         super().__init__(store, rows, segment_length)
-        if not 1 <= stride <= segment_length:
-            raise ValueError(
-                f"Evaluation.stride = {stride} must be at least 1 and at most the segment length "
-                f"of {segment_length}, or tokens would be left out."
-            )
+        check_overlap(stride, segment_length)
         self.stride = stride
         self._text = None
         lengths = store.lengths_D
@@ -91,3 +87,16 @@ class ShiftedPass(EvaluationPass):
         begins_B = (numbers_B - self._firsts[texts_B]) * self.stride
         absent_B = numbers_B >= self._firsts[-1]
         return np.where(absent_B, -1, texts_B), np.where(absent_B, 0, begins_B)
+
+
+def check_overlap(stride: int, segment_length: int) -> None:
+    """Refuses windows that would leave out tokens.
+
+    Raises:
+        ValueError: a stride outside 1 ... T.
+    """
+    if not 1 <= stride <= segment_length:
+        raise ValueError(
+            f"Evaluation.stride = {stride} must be at least 1 and at most the segment length "
+            f"of {segment_length}, or tokens would be left out."
+        )

@@ -1,0 +1,109 @@
+"""Every command of a header and every row of a sweep can train and evaluate, or says why not."""
+
+import re
+
+import jax
+import pytest
+from header_commands import COMMANDS, FURTHER
+from paths import CONFIGS
+from published_checks import read_once
+
+from brt import config
+from brt.evaluation.evaluator import batch_shape
+from brt.experiment import Experiment
+from brt.reporting.gin_text import write_gin
+from brt.reporting.ladder import SCALES, read_sweep
+from brt.training.sharding import abstract_mesh, make_mesh
+
+DEVICES = 1, 4, 8
+SWEEPS = sorted((CONFIGS / "sweeps").glob("*.txt"))
+FEW = (
+    "pg19_rec_fixed_skip.gin",
+    "transformer_xl/wt103_base.gin",
+    "transformer_xl/qrnn_151m.gin",
+    "rmt/rmt_wt103_150.gin",
+    "pretrained/gpt2_pooled.gin",
+    "pretrained/smollm2_rec.gin",
+    "readers/t5.gin",
+    "task_models/rmt_4x128.gin",
+)
+
+
+def refusals(files, bindings):
+    """Builds a config; returns the experiment, and what it says of each number of devices."""
+    config.parse(files, bindings)
+    experiment = Experiment.from_gin()
+    said = {}
+    for devices in DEVICES:
+        try:
+            experiment.check_mesh(abstract_mesh(*experiment.trainer.mesh, devices))
+        except ValueError as error:
+            said[devices] = str(error)
+    return experiment, said
+
+
+def check(files, bindings):
+    """Returns the experiment, and the numbers of devices that it can be divided over."""
+    experiment, said = refusals(files, bindings)
+    for devices, sentence in said.items():
+        assert experiment.trainer.rows % devices and devices > 1
+        assert re.search(r"Trainer\.tokens_per_step.*Trainer\.mesh", sentence)
+    return experiment, [devices for devices in DEVICES if devices not in said]
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_config_trains_and_evaluates_on_one_four_and_eight_devices_or_says_why(name):
+    check(*COMMANDS[name])
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_further_flags_of_a_header_fit_training_and_evaluation(name):
+    experiment = read_once(*FURTHER[name], traced=False).experiment
+    rows, segment_length = batch_shape(experiment)
+    assert rows and experiment.evaluated_model(segment_length)
+
+
+@pytest.mark.parametrize("row", [1, 2, 3, 15])
+def test_a_published_overlap_evaluates_as_many_windows_as_are_trained_on(row):
+    path = CONFIGS / "sweeps/arpt_tables.txt"
+    entry = read_sweep(path, SCALES["paper"], None, [], None)[row]
+    experiment, _ = check([], [write_gin(entry.settings)])
+    trained = experiment.trainer.tokens_per_step
+    rows, segment_length = batch_shape(experiment)
+    assert segment_length < 300 and 0 <= trained - rows * segment_length < segment_length
+
+
+@pytest.mark.parametrize(
+    ("binding", "named"),
+    [
+        ("Evaluation.segment_length = 96", r"Evaluation\.segment_length.*window = 64"),
+        ("Evaluation.segment_length = 8192", r"Evaluation\.segment_length = 8192 .*tokens_per"),
+        ("Evaluation.tokens_per_step = 1000", r"Evaluation\.tokens_per_step = 1000 is not a whole"),
+        ("Evaluation.stride = 4000", r"Evaluation\.stride = 4000 must be"),
+        ("Evaluation.score = @FreeRunning()", r"Evaluation\.score = @FreeRunning\(\) looks at"),
+    ],
+)
+def test_evaluation_that_cannot_be_run_is_refused_by_the_build(binding, named):
+    files = [str(CONFIGS / name) for name in ("small/rec_fixed_skip.gin", "corpora/text.gin")]
+    config.parse(files, [binding])
+    with pytest.raises(ValueError, match=named):
+        Experiment.from_gin()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*COMMANDS, *FURTHER])
+def test_every_command_of_a_header_is_traced_over_eight_devices(name):
+    experiment, fitting = check(*(COMMANDS | FURTHER)[name])
+    if 8 not in fitting or jax.device_count() < 8:
+        return
+    mesh = make_mesh(*experiment.trainer.mesh, devices=jax.devices()[:8])
+    with jax.set_mesh(mesh):
+        state, batch = experiment.abstract_state(mesh), experiment.abstract_batch()
+        jax.eval_shape(experiment.train_step, state, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_row_of_a_sweep_trains_and_evaluates_or_says_why(path):
+    for entry in read_sweep(path, SCALES["paper"], None, [], None):
+        check([], [write_gin(entry.settings)])
