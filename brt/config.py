@@ -16,7 +16,14 @@ from typing import Any, Protocol, runtime_checkable
 import gin
 
 from brt.bindings.bound_values import check_bound_values, parameters_of
-from brt.bindings.gin_files import GinReader, NotAllowed, check_statements, read_gin_text
+from brt.bindings.gin_files import (
+    GinReader,
+    NotAllowed,
+    check_statements,
+    gin_text,
+    read_gin_text,
+    shortened,
+)
 from brt.bindings.registration import register_all
 from brt.storage.paths import is_remote_file
 from brt.storage.shipped import gin_folders
@@ -25,8 +32,17 @@ RENAMED = {"LanguageModel": "BlockRecurrentTransformer"}
 """Names that configs and run folders of earlier versions may hold."""
 
 
+LONGEST_LINE = 1_500
+"""Characters of a line of a message, of which a value may be part."""
+MOST_UNREAD = 20
+"""Bindings that nothing reads, of which a message tells."""
+
+
 class ConfigError(ValueError):
     """A gin file or binding is wrong; the message names it and says what to do."""
+
+    def __init__(self, message: str):
+        super().__init__("\n".join(shortened(x, LONGEST_LINE) for x in message.split("\n")))
 
 
 COMPLETED_BY = {
@@ -76,16 +92,19 @@ def parse(
     gin.config._FILE_READERS[:] = [(reader, os.path.lexists), (reader, is_remote_file)]
     gin.config._LOCATION_PREFIXES[:] = ["", *map(str, gin_folders()), *search_paths]
     for file in (file for given in gin_files for file in split_files(given)):
+        if not file.strip():
+            raise ConfigError("A --gin_file is empty: write --gin_file=PATH.")
         _explained(lambda file=file: gin.parse_config_file(file), f"In {file}", file=file)
     for binding in bindings:
         if not binding.strip():
             raise ConfigError("A binding is empty: write --gin.NAME=VALUE.")
 
         def read(line=binding):
-            check_statements(line, allow_imports)
-            gin.parse_config(line)
+            checked = gin_text(line)
+            check_statements(checked, allow_imports)
+            gin.parse_config(checked)
 
-        _explained(read, f"In the binding {binding!r}", binding)
+        _explained(read, f"In the binding {shortened(repr(binding))}", binding)
     _explained(gin.finalize, "In the configuration")
     _check_passed_on()
     try:
@@ -155,7 +174,7 @@ def _explain(message, where, text):
         number = re.search(r"line (\d+)\)", message.split("malformed node")[-1].split("\n")[-1])
         lines = text.split("\n")
         line = lines[int(number[1]) - 1] if number and int(number[1]) <= len(lines) else "NAME ="
-        name, _, value = (part.strip() for part in line.partition("="))
+        name, _, value = (shortened(part.strip()) for part in line.partition("="))
         return (
             f"{where}: {value} is not a gin value. If it is meant as a string, quote it: "
             f'{name} = "{value}", on a command line --gin.{name}=\'"{value}"\'.'
@@ -280,7 +299,10 @@ def check_all_read() -> None:
     used = {_binding_of(name, bound) for name in read}
     left = [name for name in bound if name not in used]
     if left:
-        raise ConfigError("\n".join(_unread(name, read) for name in left))
+        told = [_unread(name, read) for name in left[:MOST_UNREAD]]
+        if more := len(left) - len(told):
+            told.append(f"Nothing reads {more:,} more bindings either.")
+        raise ConfigError("\n".join(told))
 
 
 def _unread(name, read):
@@ -345,7 +367,8 @@ def message(error: Exception) -> str:
         text = error.strerror
         if error.filename is not None:
             text = f"{os.fsdecode(error.filename)}: {text}"
-    return text.split("\n  In call to configurable")[0].strip()
+    lines = text.split("\n  In call to configurable")[0].strip().split("\n")
+    return "\n".join(shortened(line, LONGEST_LINE) for line in lines)
 
 
 def unbuildable(error: Exception) -> ConfigError | None:

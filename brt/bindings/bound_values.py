@@ -5,16 +5,23 @@ A value has to be of the type and in the range that its parameter declares (`dec
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import gin
 
 from brt.bindings.declared_types import UNKNOWN, Reference, advice, allows, words_for
-from brt.bindings.gin_files import check_module
+from brt.bindings.gin_files import check_module, shortened
 
 NAMES_MODULE = ("SeqioText.module",)
 """Bindings whose value is a module that is imported when they are used."""
+
+MOST_VALUES = 100_000
+"""Numbers, strings and brackets of one config, each macro's value counted wherever it is read."""
+DEEPEST_VALUE = 100
+"""Brackets and macros inside one another."""
+MOST_BUILT = 10_000
+"""Configurables that a reference builds, with all that these are given."""
 
 
 class BoundValue(NamedTuple):
@@ -36,16 +43,18 @@ def bound_values() -> Iterator[BoundValue]:
     """Yields what is bound of the parameters that configurables have.
 
     Raises:
-        ValueError: a macro is its own value.
+        ValueError: a macro is its own value, or the values are too many.
     """
+    expansion = Expansion(_macro, _reference)
     for (scope, selector), bound in gin.config._CONFIG.items():
         entry = gin.config._REGISTRY.get(selector)
         parameters = parameters_of(entry) if entry else {}
         for parameter, written in bound.items():
+            name = f"{entry.name if entry else selector}.{parameter}"
+            name = f"{scope}/{name}" if scope else name
+            name = scope if selector == "gin.macro" else name
+            value = expansion(name, written)
             if parameter in parameters:
-                name = f"{entry.name}.{parameter}"
-                name = f"{scope}/{name}" if scope else name
-                value = _replaced(written)
                 yield BoundValue(name, parameters[parameter].annotation, value, written)
 
 
@@ -64,67 +73,143 @@ def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
 
     Raises:
         ValueError: a value is not of the type, or not in the range, that its parameter declares;
-            or names a module that is not allowed; or references lead back to where they began.
+            or names a module that is not allowed; or the values are too many; or references lead
+            back to where they began, or to too many configurables.
     """
     for bound in bound_values():
         declared, value = bound.declared, bound.value
         if declared is not inspect.Parameter.empty and not allows(declared, value):
-            macro = repr(bound.written) if repr(bound.written).startswith("%") else ""
+            macro = shortened(repr(bound.written))
+            macro = macro if macro.startswith("%") else ""
             raise ValueError(
-                f"{bound.name} = {value!r}{macro and f' (from {macro})'} must be "
+                f"{bound.name} = {shortened(repr(value))}{macro and f' (from {macro})'} must be "
                 f"{words_for(declared, value)}{advice(declared, value)}."
             )
         if bound.name.rpartition("/")[2] in NAMES_MODULE and value is not None:
             if not isinstance(value, str):  # what a reference gives is not known yet
-                raise ValueError(f"{bound.name} = {value!r} must be a module's name, written out.")
-            check_module(value, f"{bound.name} = {value!r}", allow_imports)
+                raise ValueError(
+                    f"{bound.name} = {shortened(repr(value))} must be a module's name, written out."
+                )
+            check_module(value, f"{bound.name} = {shortened(repr(value))}", allow_imports)
     _check_circles()
 
 
-def _replaced(value, inside=()):
-    """Returns a bound value with macros replaced by theirs, and references by `Reference`."""
-    if isinstance(value, gin.config.ConfigurableReference):
-        if not repr(value).startswith("%"):
-            return Reference(repr(value), value.configurable.wrapped, value.evaluate)
-        if value.config_key in inside:
-            raise ValueError(f"The macro {value!r} is its own value: give it a value of another.")
+class Expansion:
+    """Puts values in the place of macros, as many as a config can mean.
+
+    Args:
+        macro: returns the key and the value of what is a macro, and None for anything else.
+        leaf: returns what stands for a value without parts.
+    """
+
+    def __init__(
+        self,
+        macro: Callable[[Any], tuple[str, Any] | None],
+        leaf: Callable[[Any], Any] = lambda value: value,
+    ):
+        self._macro = macro
+        self._leaf = leaf
+        self._left = MOST_VALUES
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Returns the value of a binding with all macros replaced.
+
+        Raises:
+            ValueError: a macro is its own value; or brackets lie too deep; or this config's values
+                are more than `MOST_VALUES`, this one's included.
+        """
+        return self._replaced(f"{name} = {shortened(repr(value))}", value, (), 0)
+
+    def _replaced(self, name, value, inside, depth):
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(
+                f"{name} brings the config to more than {MOST_VALUES:,} "
+                "values, each macro's counted wherever it is read: bind fewer."
+            )
+        if depth > DEEPEST_VALUE:
+            raise ValueError(
+                f"{name} has more than {DEEPEST_VALUE} brackets and macros inside one another: "
+                "write it flat."
+            )
+
+        def part(one, inside=inside):
+            return self._replaced(name, one, inside, depth + 1)
+
+        if found := self._macro(value):
+            key, bound = found
+            if key in inside:
+                raise ValueError(
+                    f"The macro {value!r} is its own value: give it a value of another."
+                )
+            return part(bound, (*inside, key))
+        if isinstance(value, tuple | list):
+            return type(value)(part(one) for one in value)
+        if isinstance(value, dict):
+            return {part(key): part(one) for key, one in value.items()}
+        return self._leaf(value)
+
+
+def _macro(value):
+    if isinstance(value, gin.config.ConfigurableReference) and repr(value).startswith("%"):
         bound = gin.config._CONFIG.get(value.config_key, {"value": UNKNOWN})["value"]
-        return _replaced(bound, (*inside, value.config_key))
-    if isinstance(value, tuple | list):
-        return type(value)(_replaced(one, inside) for one in value)
-    if isinstance(value, dict):
-        return {_replaced(key, inside): _replaced(one, inside) for key, one in value.items()}
+        return value.config_key, bound
+    return None
+
+
+def _reference(value):
+    if isinstance(value, gin.config.ConfigurableReference):
+        return Reference(repr(value), value.configurable.wrapped, value.evaluate)
     return value
 
 
 def _check_circles():
-    """Refuses references that need themselves to be built."""
-    finished: set[tuple[tuple[str, ...], str]] = set()
+    """Refuses references that need themselves to be built, or build without end."""
+    built: dict[tuple[tuple[str, ...], str], int] = {}
     for scope, selector in list(gin.config._CONFIG):
-        _follow((tuple(scope.split("/")) if scope else (), selector), finished, {})
+        _follow((tuple(scope.split("/")) if scope else (), selector), built, {})
 
 
-def _follow(node, finished, way):
-    """Follows the references of a configurable in a scope.
+def _follow(node, built, way):
+    """Follows the references of a configurable in a scope; returns how many of them are built.
 
+    built: what was returned before, by configurable and scope.
     way: the bindings that led here, by the configurable and scope that has them.
     """
-    if node in finished:
-        return
+    if node in built:
+        return built[node]
     scopes, selector = node
+    count = 1
+    if len(way) > DEEPEST_VALUE:
+        raise ValueError(
+            f"{_bindings(list(way.values())[-2:])} come after more than {DEEPEST_VALUE} references "
+            "that lead to one another: bind fewer."
+        )
     for parameter, written in gin.config._get_bindings(selector, list(scopes)).items():
+        further = {**way, node: (selector, parameter, written)}
         for reference in _references(written):
-            name = f"{selector.rpartition('.')[2]}.{parameter} = {written!r}"
-            further = {**way, node: name}
             child = tuple(reference.scopes) or scopes, reference.configurable.selector
             if child in further:
                 circle = list(further.values())[list(further).index(child) :]
                 raise ValueError(
-                    f"{' and '.join(circle)} lead back to where they begin: bind one of them to "
+                    f"{_bindings(circle)} lead back to where they begin: bind one of them to "
                     "something else."
                 )
-            _follow(child, finished, further)
-    finished.add(node)
+            count += _follow(child, built, further)
+            if count > MOST_BUILT:
+                raise ValueError(
+                    f"{_bindings([further[node]])} builds more than {MOST_BUILT:,} configurables, "
+                    "with all that its references name: bind fewer."
+                )
+    built[node] = count
+    return count
+
+
+def _bindings(found):
+    return " and ".join(
+        f"{selector.rpartition('.')[2]}.{parameter} = {shortened(repr(written))}"
+        for selector, parameter, written in found
+    )
 
 
 def _references(value):

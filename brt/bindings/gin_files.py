@@ -2,24 +2,51 @@
 
 Gin can run any code: an `import` line runs a module, and dynamic registration calls any function
 of it. A config is read under `--dry_run`, and out of run folders of other people. So every file and
-binding passes through here before gin sees it.
+binding passes through here before gin sees it. Gin parses the very text that was checked: its line
+ends are translated first, and characters that end lines for some readers only are refused.
 """
 
 import contextlib
 import io
 import os
+import re
+import tokenize
 from collections.abc import Iterator, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from gin import config_parser
 
-from brt.storage.regular_files import read_text
+from brt.storage.paths import is_remote
+from brt.storage.regular_files import open_regular
 
 OWN = "brt"
+
+LARGEST_FILE = 2**20
+"""Bytes of a gin file. The largest one of configs/ has 1,500."""
+MOST_FILES = 1_000
+"""Files that one config includes, counted as often as they are read."""
+DEEPEST_INCLUDE = 32
+MOST_STRINGS = 1_000
+"""Strings side by side, which gin joins one by one, each time from the first."""
+
+REFUSED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029"  # control characters and line separators
+    "\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"  # marks of direction, half pairs
+)
+"""Characters that show another text than gin parses. Any of them may stand in a string, escaped."""
+
+
+LONGEST_SHOWN = 300
+"""Characters of a value in a message."""
 
 
 class NotAllowed(ValueError):
     """A gin text would run code, or read a file, that nobody has allowed."""
+
+
+def shortened(text: str, most: int = LONGEST_SHOWN) -> str:
+    """Returns a text without its middle, if it is long."""
+    return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-most // 3 :]}"
 
 
 def is_allowed(module: str, allow_imports: Sequence[str]) -> bool:
@@ -45,14 +72,82 @@ def check_module(module: str, what: str, allow_imports: Sequence[str]) -> None:
         )
 
 
+def gin_text(text: str, where: str = "") -> str:
+    """Returns a text as gin parses it: line ends are line feeds, other control characters none.
+
+    where: the file, for the message.
+
+    Raises:
+        NotAllowed: a control character, with its line.
+    """
+    text = text.replace("\r\n", "\n")
+    if found := REFUSED.search(text):
+        character, line = found[0], text.count("\n", 0, found.start()) + 1
+        raise NotAllowed(
+            f"{where and where + ', '}line {line} has the character U+{ord(character):04X}, which "
+            f"can hide text: remove it, or write {ascii(character)[1:-1]} for it in a string."
+        )
+    return text
+
+
+def statements(text: str, delegate: config_parser.ParserDelegate) -> Iterator[Any]:
+    """Yields what gin's parser finds in a text that `gin_text` has returned.
+
+    delegate: makes the values of references and macros.
+
+    Raises:
+        NotAllowed: an `include` of a URL, or of a file that does not end in .gin; or brackets or
+            strings without number.
+        SyntaxError, ValueError: it is not gin, as gin itself says.
+    """
+    for statement in _parsed(text, delegate):
+        if isinstance(statement, config_parser.IncludeStatement):
+            name = statement.filename
+            if is_remote(name):
+                raise NotAllowed(
+                    f"`include {name!r}` names a URL, which only a flag may: give it as another "
+                    "--gin_file, or include a copy of the file."
+                )
+            if not name.endswith(".gin"):
+                raise NotAllowed(f"{name} was not read, because gin files end in .gin: rename it.")
+        yield statement
+
+
+def _parsed(text, delegate):
+    try:
+        yield from _Parser(text, delegate)
+    except RecursionError:
+        raise NotAllowed("brackets lie too deep in one another.") from None
+
+
+class _Parser(config_parser.ConfigParser):
+    """Gin's parser, with an end to strings that are joined."""
+
+    _strings = 0
+
+    def _advance_one_token(self):
+        super()._advance_one_token()
+        if self.current_token.type == tokenize.STRING:
+            self._strings += 1
+            if self._strings > MOST_STRINGS:
+                raise NotAllowed(
+                    f"line {self.current_token.start[0]} is the end of more than "
+                    f"{MOST_STRINGS:,} strings side by side: write them as one."
+                )
+        elif self.current_token.type not in (tokenize.NL, tokenize.COMMENT):
+            self._strings = 0
+
+
 def check_statements(text: str, allow_imports: Sequence[str]) -> None:
     """Refuses a gin text whose lines import what is not allowed.
 
+    text: as `gin_text` returns it.
+
     Raises:
-        NotAllowed: naming the line.
+        NotAllowed: naming the line; or as `statements`.
         SyntaxError, ValueError: it is not gin, as gin itself says.
     """
-    for statement in config_parser.ConfigParser(text, _Nothing()):
+    for statement in statements(text, _Nothing()):
         if not isinstance(statement, config_parser.ImportStatement):
             continue
         line = f"`{statement.format()}`"
@@ -74,25 +169,33 @@ class _Nothing(config_parser.ParserDelegate):
         return None
 
 
-def read_gin_text(path: str | os.PathLike, included: bool = False) -> str:
-    """Returns the content of a gin file.
+def read_gin_text(path: str | os.PathLike) -> str:
+    """Returns the content of a gin file, as `gin_text`.
 
     Args:
         path: of a regular UTF-8 file. What is named .gin may not be a link to another kind of file.
-        included: by another gin file, which may only name files that end in .gin.
 
     Raises:
-        NotAllowed: an included file, or what a link leads to, has another ending; it is not opened.
-        OSError, ValueError: as `brt.storage.regular_files.read_text`.
+        NotAllowed: what a link leads to has another ending; it is not opened.
+        OSError, ValueError: as `brt.storage.regular_files.read_text`; or the file is too large.
     """
     path = os.fspath(path)
-    if (included or path.endswith(".gin")) and not _is_gin(path):
+    if path.endswith(".gin") and not _real(path).endswith(".gin"):
         raise NotAllowed(f"{path} was not read, because gin files end in .gin: rename it.")
-    return read_text(path)
+    with open_regular(path) as file:
+        content = file.read(LARGEST_FILE + 1)
+    if len(content) > LARGEST_FILE:
+        raise NotAllowed(f"{path} has more than {LARGEST_FILE:,} bytes, and is no gin file.")
+    try:
+        return gin_text(content.decode("utf-8-sig"), path)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 text, from byte {error.start} on: write it as UTF-8."
+        ) from None
 
 
-def _is_gin(path):
-    return path.endswith(".gin") and os.path.realpath(path).endswith(".gin")
+def _real(path):
+    return os.path.realpath(path.removeprefix("file://"))
 
 
 class GinReader:
@@ -105,21 +208,45 @@ class GinReader:
     def __init__(self, allow_imports: Sequence[str] = ()):
         self.allow_imports = tuple(allow_imports)
         self._open: list[str] = []
+        self._read = 0
+
+    @contextlib.contextmanager
+    def opened(self, path: str | os.PathLike) -> Iterator[str]:
+        """Yields the text of a file, while what it includes is read.
+
+        Raises:
+            NotAllowed: the file includes itself, or it is one too many.
+            OSError, ValueError: as `read_gin_text`.
+        """
+        known = _real(os.fspath(path))
+        if known in self._open:
+            raise NotAllowed(f"{path} includes itself: leave one of the `include` lines out.")
+        if len(self._open) > DEEPEST_INCLUDE:
+            raise NotAllowed(
+                f"{path} is included by a file that is included, more than {DEEPEST_INCLUDE} "
+                "times over: put the bindings into fewer files."
+            )
+        if self._open:
+            self._read += 1
+        if self._read > MOST_FILES:
+            raise NotAllowed(
+                f"{path} is one of more than {MOST_FILES:,} files that are included: put the "
+                "bindings into fewer files."
+            )
+        text = read_gin_text(path)
+        self._open.append(known)
+        try:
+            yield text
+        finally:
+            self._open.pop()
 
     @contextlib.contextmanager
     def __call__(self, path: str) -> Iterator[TextIO]:
         """Yields the text of a file, checked.
 
         Raises:
-            NotAllowed: as `read_gin_text` and `check_statements`; or the file includes itself.
+            NotAllowed: as `opened` and `check_statements`.
         """
-        text = read_gin_text(path, included=bool(self._open))
-        known = os.path.realpath(path)
-        if known in self._open:
-            raise NotAllowed(f"{path} includes itself: leave one of the `include` lines out.")
-        check_statements(text, self.allow_imports)
-        self._open.append(known)
-        try:
-            yield io.StringIO(text, newline=None)
-        finally:
-            self._open.pop()
+        with self.opened(path) as text:
+            check_statements(text, self.allow_imports)
+            yield io.StringIO(text)

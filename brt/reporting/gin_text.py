@@ -7,7 +7,8 @@ from typing import Any
 
 from gin import config_parser
 
-from brt.bindings.gin_files import read_gin_text
+from brt.bindings.bound_values import Expansion
+from brt.bindings.gin_files import GinReader, gin_text, statements
 from brt.storage.paths import is_remote
 from brt.storage.shipped import configs_root, gin_folders
 
@@ -35,12 +36,17 @@ def read_gin(text: str) -> dict[str, Any]:
 
     Raises:
         SyntaxError: as gin's parser.
+        ValueError: as `brt.bindings.gin_files`, but for imports, which are passed over.
         FileNotFoundError: an included file that is neither here, nor beside configs/ or inside.
     """
+    return _read_gin(gin_text(text), GinReader())
+
+
+def _read_gin(text, reader):
     settings: dict[str, Any] = {}
-    for statement in config_parser.ConfigParser(text, _AsText()):
+    for statement in statements(text, _AsText()):
         if isinstance(statement, config_parser.IncludeStatement):
-            settings |= read_gin(_text(statement.filename, included=True))
+            settings |= _read_file(statement.filename, reader)
         elif isinstance(statement, config_parser.BindingStatement):
             name = statement.selector.rsplit(".", 1)[-1]
             name = f"{statement.scope}/{name}" if statement.scope else name
@@ -51,15 +57,16 @@ def read_gin(text: str) -> dict[str, Any]:
 
 def read_gin_file(path: str | os.PathLike) -> dict[str, Any]:
     """Returns the bindings of a gin file, looked up here, beside configs/ and inside of it."""
-    return read_gin(_text(path))
+    return _read_file(path, GinReader())
 
 
-def _text(path, included=False):
+def _read_file(path, reader):
     if not is_remote(path):
         places = (pathlib.Path(), *gin_folders())
         found = (place / path for place in places if os.path.lexists(place / path))
         path = next(found, ROOT / path)
-    return read_gin_text(path, included)
+    with reader.opened(path) as text:
+        return _read_gin(text, reader)
 
 
 def read_gin_files(paths: Iterable[str]) -> dict:
@@ -74,18 +81,17 @@ def resolved(settings: dict) -> dict:
     """The settings with each macro's value in its place, and without the macros themselves.
 
     A macro that has no value stays as it is.
+
+    Raises:
+        ValueError: a macro is its own value, or the values are too many.
     """
-    return {name: _value(value, settings) for name, value in settings.items() if "." in name}
 
+    def macro(value):
+        name = value[1:] if isinstance(value, Reference) and value.startswith("%") else None
+        return (name, settings[name]) if name in settings else None
 
-def _value(value, settings):
-    if isinstance(value, list | tuple):
-        return type(value)(_value(entry, settings) for entry in value)
-    if isinstance(value, dict):
-        return {key: _value(entry, settings) for key, entry in value.items()}
-    if isinstance(value, Reference) and value.startswith("%") and value[1:] in settings:
-        return _value(settings[value[1:]], settings)
-    return value
+    expansion = Expansion(macro)
+    return {name: expansion(name, value) for name, value in settings.items() if "." in name}
 
 
 def write_gin(settings: dict[str, Any]) -> str:
@@ -98,6 +104,9 @@ def reachable(settings: dict[str, Any], name: str) -> set[str]:
 
     `Trainer.corpus = @Corpus()` brings all `Corpus.` bindings, and what these refer to.
     """
+    of_owner: dict[str, list[str]] = {}
+    for key in settings:
+        of_owner.setdefault(key.rpartition(".")[0] or key, []).append(key)
     found = {name} & settings.keys()
     todo = [settings.get(name)]
     while todo:
@@ -107,9 +116,8 @@ def reachable(settings: dict[str, Any], name: str) -> set[str]:
         elif isinstance(value, dict):
             todo += value.values()
         elif isinstance(value, Reference):
-            target = value.strip("@%()").rsplit(".", 1)[-1]
-            for key in settings.keys() - found:
-                if key == target or key.startswith(f"{target}."):
+            for key in of_owner.pop(value.strip("@%()").rsplit(".", 1)[-1], ()):
+                if key not in found:
                     found.add(key)
                     todo.append(settings[key])
     return found

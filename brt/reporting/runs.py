@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from brt import config
-from brt.bindings.gin_files import read_gin_text
-from brt.reporting.gin_text import read_gin, resolved
+from brt.reporting.gin_text import read_gin_file, resolved
 from brt.reporting.model_settings import model_name
 from brt.reporting.run_files import (
     check_settings,
@@ -116,7 +115,7 @@ class Run:
 
     def _settings_of(self, path):
         try:
-            settings = resolved(read_gin(read_gin_text(path)))
+            settings = resolved(read_gin_file(path))
         except (SyntaxError, ValueError, KeyError, RecursionError, tokenize.TokenError) as error:
             reason = str(error).split("\n")[0][:200]
             raise ValueError(

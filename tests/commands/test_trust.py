@@ -4,8 +4,10 @@ import ast
 import math
 import os
 import pickle
+import re
 import sys
 
+import fsspec
 import gin
 import numpy as np
 import pytest
@@ -19,8 +21,9 @@ from brt.evaluation.recording import Recording
 from brt.experiment import load_run
 from brt.generation import memory_file
 from brt.reporting.collect import collect
-from brt.reporting.gin_text import read_gin
+from brt.reporting.gin_text import read_gin, read_gin_file
 from brt.reporting.runs import open_runs
+from brt.storage.paths import RemotePath
 
 MARK = "IT_RAN"
 
@@ -140,6 +143,36 @@ def test_a_binding_that_names_a_module_is_allowed_by_the_same_flag(here):
     assert not (here / MARK).exists()
 
 
+# Characters that end a line for some readers.
+
+
+ENDS = ["\r", "\r\r\n", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\0", "\x1a", "\ufeff"]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=ascii)
+def test_a_character_that_can_hide_a_line_is_refused(here, end):
+    text = f"Trainer.seed = 3\n# harmless{end}import hostile\n"
+    (here / "inner.gin").write_bytes(text.encode())
+    (here / "own.gin").write_text('include "inner.gin"\n')
+    told = f"line 2 has the character U+{ord(end[0]):04X}"
+    for given in (["inner.gin"], ["own.gin"]):
+        sentence = refused(given)
+        assert told in sentence and "inner.gin" in sentence and "\n" not in sentence
+    assert told in refused(bindings=[text])
+    for read in (lambda: read_gin(text), lambda: read_gin_file("own.gin")):
+        with pytest.raises(ValueError, match=re.escape(told)):
+            read()
+    assert not (here / MARK).exists()
+
+
+def test_such_a_character_may_stand_in_a_string_escaped(here):
+    (here / "own.gin").write_text(r'TextFiles.path = "a\rb\u2028\x0c"' + "\n")
+    config.parse(["own.gin"])
+    assert gin.query_parameter("TextFiles.path") == "a\rb\u2028\x0c"
+    config.parse(bindings=[gin.config_str()])
+    assert gin.query_parameter("TextFiles.path") == "a\rb\u2028\x0c"
+
+
 # Folders of others.
 
 
@@ -152,6 +185,13 @@ def run_folder(here):
     (folder / "config.gin").write_text(text)
     (folder / "metrics.jsonl").write_text('{"step": 2, "train/loss": 1.0}\n')
     return folder
+
+
+@pytest.fixture
+def hidden_import(run_folder):
+    """The same folder; the line that imports stands behind a carriage return alone."""
+    path = run_folder / "config.gin"
+    path.write_bytes(b"# harmless\r" + path.read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -175,6 +215,28 @@ def test_no_command_runs_code_that_a_config_names(
     err = capsys.readouterr().err
     assert "`import hostile` runs the code of hostile" in err and "Traceback" not in err
     assert not (here / MARK).exists() and not (here / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        (train, ["--gin_file=run/config.gin", "--dry_run"]),
+        (evaluate, ["--workdir=run"]),
+        (generate, ["--workdir=run", "--prompt=a"]),
+    ],
+    ids=lambda value: value.__name__ if hasattr(value, "__name__") else None,
+)
+def test_no_command_runs_code_of_a_hidden_line(
+    hidden_import, here, monkeypatch, capsys, module, arguments
+):
+    assert command(monkeypatch, module, *arguments) == 1
+    err = capsys.readouterr().err
+    assert "config.gin, line 1 has the character U+000D" in err and "Traceback" not in err
+    with pytest.raises(ConfigError, match=r"U\+000D"):
+        load_run("run")
+    with pytest.raises(ValueError, match=r"config.gin.*U\+000D"):
+        open_runs(["run"])
+    assert not (here / MARK).exists()
 
 
 def test_a_command_runs_it_with_the_flag(run_folder, here, monkeypatch, capsys):
@@ -220,7 +282,8 @@ def test_an_include_reads_gin_files_only_and_quotes_no_other(here, named):
     (here / "own.gin").write_text(f'include "{named}"\n')
     for given in (dict(gin_files=["own.gin"]), dict(bindings=[f"include '{named}'"])):
         sentence = refused(**given)
-        assert named in sentence and "hunter2" not in sentence and "\n" not in sentence
+        assert named in sentence and "\n" not in sentence
+        assert "hunter2" not in sentence and "newline" not in sentence  # gin has not seen it
     with pytest.raises((OSError, ValueError), match=named) as caught:
         read_gin(f"include '{named}'")
     assert "hunter2" not in str(caught.value)
@@ -250,6 +313,35 @@ def test_marks_of_byte_order_and_carriage_returns_change_nothing(here, change):
     (here / "own.gin").write_bytes(change(b"Trainer.seed = 3\n"))
     config.parse(["own.gin"])
     assert gin.query_parameter("Trainer.seed") == 3
+
+
+@pytest.fixture
+def bucket():
+    storage = fsspec.filesystem("memory")
+    storage.pipe_file("/bucket/part.gin", b"Trainer.seed = 7\n")
+    storage.pipe_file("/bucket/whole.gin", b'include "memory://bucket/part.gin"\n')
+    yield "memory://bucket"
+    storage.rm("/bucket", recursive=True)
+
+
+def test_a_file_that_is_read_names_no_url(here, bucket, monkeypatch):
+    """Whatever it includes is not even looked for."""
+    monkeypatch.setattr(RemotePath, "is_file", None)
+    (here / "part.gin").write_text("Trainer.seed = 7\n")
+    for url in (f"{bucket}/part.gin", f"file://{here}/part.gin", "http://127.0.0.1:9/x.gin"):
+        (here / "own.gin").write_text(f'include "{url}"\n')
+        for given in (dict(gin_files=["own.gin"]), dict(bindings=[f"include '{url}'"])):
+            assert "names a URL" in (sentence := refused(**given)) and url in sentence
+        with pytest.raises(ValueError, match="names a URL"):
+            read_gin_file("own.gin")
+
+
+def test_a_flag_names_urls(here, bucket):
+    config.parse([f"{bucket}/part.gin"])
+    assert gin.query_parameter("Trainer.seed") == 7
+    config.parse(bindings=["include 'part.gin'"], search_paths=[bucket])
+    assert gin.query_parameter("Trainer.seed") == 7
+    assert "names a URL" in refused([f"{bucket}/whole.gin"])
 
 
 # Files of arrays.

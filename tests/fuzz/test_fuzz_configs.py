@@ -1,6 +1,8 @@
 """Spoilt settings: bindings of every architecture's configs, gin files, and flags of commands."""
 
+import collections
 import difflib
+import time
 
 import gin
 import numpy as np
@@ -11,8 +13,9 @@ from test_fuzz_files import both, draws
 from tiny_run import PLAIN, build, command, write_config
 
 from brt import config, evaluate, export, generate, prepare, train
+from brt.bindings import gin_files
 from brt.experiment import Experiment
-from brt.reporting.gin_text import Reference, read_gin_files
+from brt.reporting.gin_text import Reference, read_gin, read_gin_file, read_gin_files, resolved
 
 BASES = (
     ("quickstart.gin",),
@@ -184,6 +187,139 @@ def test_a_spoilt_gin_file_is_refused_or_bound(scale, tmp_path):
         tally.judge(f"{number}: {what}", call, right, [path])
     gin.clear_config()
     tally.check()
+
+
+# Gin texts, by what gin does with them.
+
+MODULES = ("one", "two", "three.four")
+STATEMENTS = (
+    *("import one", "import three.four", "import two as brt", "from three import four"),
+    *("from three import four as five", "from __gin__ import dynamic_registration"),
+    *('include "inner.gin"', "include 'inner.gin' # import two", "Trainer.seed = 3", "LENGTH = 4"),
+    *("Trainer.seed = %LENGTH", "Trainer:\n    seed = 5", "TextFiles.path = 'a' 'b'", "# é", ""),
+)
+HALVES = (
+    *('TextFiles.path = "a', "TextFiles.path = '''a", "Trainer.seed = (1,", "Trainer.seed = \\"),
+    *('"""', "'''", "[", "]", ")", "}", "    ", "import", "from three", "TextFiles.path = r'\\"),
+    *("\uff49mport one", "import \uff4fne", "Trainer.seed = (1, # )"),
+)
+BETWEEN = (
+    *("\r", "\n\r", "\r\r\n", "\r\n", "\x0b", "\x0c", "\x1c", "\x1e", "\x85", "\u2028", "\u2029"),
+    *("\ufeff", "\0", "\x1a", "\x08", "\x7f", "\u202e", "\u200b", "\xa0", "\xad", "# c\r"),
+    *("# c\x0c", "# c\u2028", "\\\n", "\\\r", "\\\r\n", ";", " ", "\t", "#", ",", "\n    "),
+)
+BEGINNINGS = ("# c", "\ufeff", "\ufeff\ufeff", *BETWEEN)
+
+
+def pick(rng, pieces):
+    return pieces[int(rng.integers(len(pieces)))]
+
+
+def gin_bytes(rng):
+    """A text of pieces that import, include, bind, and hide one another from some readers."""
+    text = pick(rng, BEGINNINGS) if rng.random() < 0.2 else ""
+    odd = 0.3 * rng.random() * (rng.random() < 0.7)
+    for _ in range(int(rng.integers(1, 7))):
+        text += pick(rng, HALVES if rng.random() < odd / 2 else STATEMENTS)
+        text += pick(rng, BETWEEN) if rng.random() < odd else "\n"
+    return text.encode()
+
+
+def gin_does(call):
+    """The modules that gin is made to import, and whether it is refused; none is imported."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        note = lambda context, statement: found.append(statement.module)  # noqa: E731
+        patch.setattr(gin.config.ParseContext, "process_import", note)
+        try:
+            call()
+        except config.ConfigError:
+            return found, True
+    return found, False
+
+
+@both
+def test_what_is_checked_of_a_gin_text_is_what_gin_does(scale, tmp_path, monkeypatch):
+    """Differential: what the check has seen against what gin's own parser imports and binds."""
+    monkeypatch.chdir(tmp_path)
+    seen, different, tally = [], [], collections.Counter()
+    check = gin_files.check_module
+
+    def noted(module, *given):
+        seen.append(module)
+        check(module, *given)
+
+    monkeypatch.setattr(gin_files, "check_module", noted)
+    for number, rng in draws(13, (1_000, 200_000)[scale]):
+        content = gin_bytes(rng)
+        (tmp_path / "own.gin").write_bytes(content)
+        (tmp_path / "inner.gin").write_bytes(gin_bytes(rng) if number % 2 else b"import two\n")
+        given = {"gin_files": ["own.gin"]}
+        if number % 5 == 0:
+            given = {"bindings": [content.decode()]}
+        wrong, _ = gin_does(lambda given=given: config.parse(**given))
+        seen.clear()
+        done, refused = gin_does(lambda given=given: config.parse(**given, allow_imports=MODULES))
+        wrong += (collections.Counter(done) - collections.Counter(seen)).elements()
+        if not refused:
+            wrong += (collections.Counter(seen) - collections.Counter(done)).elements()
+            settings = (
+                read_gin_file("own.gin") if "gin_files" in given else read_gin(content.decode())
+            )
+            read = {name: repr(value) for name, value in settings.items()}
+            wrong += config.differences(read, config._flatten(gin.config._CONFIG))
+        tally.update(texts=1, refused=refused, import_something=bool(done), different=bool(wrong))
+        if wrong:
+            different.append(f"{number}: {given} {content!r}: {wrong}")
+    gin.clear_config()
+    print(f"gin texts: {dict(tally)}")
+    assert not different, "\n".join(different[:20])
+    assert min(tally["import_something"], tally["texts"] - tally["refused"]) > number / 50
+
+
+# Small texts that stand for something huge.
+
+
+def chain(line, count=40):
+    return "a0 = (1, 1)\n" + "".join(line.format(n, n - 1) for n in range(1, count))
+
+
+BUILT = "@a{1}/BlockRecurrentTransformer()"
+BOMBS = {
+    "macros": chain("a{0} = (%a{1}, %a{1})\n") + "TextFiles.path = %a39",
+    "macros in dicts": chain("a{0} = {{1: %a{1}, 2: %a{1}}}\n") + "TextFiles.path = %a39",
+    "macros that nothing reads": chain("a{0} = [%a{1}, %a{1}]\n"),
+    "a chain of macros": chain("a{0} = %a{1}\n", 3000) + "TextFiles.path = %a2999",
+    "a circle of macros": "a = (%b, %b)\nb = (%a, %a)\nTextFiles.path = %a",
+    "references": chain(f"a{{0}}/BlockRecurrentTransformer.memories = ({BUILT}, {BUILT})\n"),
+    "brackets": "TextFiles.path = " + "[" * 5000 + "]" * 5000,
+    "fewer brackets": "TextFiles.path = " + "[" * 150 + "]" * 150,
+    "strings side by side": "TextFiles.path = " + "'a' " * 200_000,
+    "a long string": f"TextFiles.path = '{'x' * 10**7}'",
+    "a file that includes itself": {0: "include '0.gin'\n" * 2},
+    "two includes in each file": {n: f"include '{n + 1}.gin'\n" * 2 for n in range(40)} | {40: ""},
+    "a chain of files": {n: f"include '{n + 1}.gin'" for n in range(3000)} | {3000: ""},
+}
+HARMLESS_TO_READ = ("macros that nothing reads", "references")
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_small_text_that_stands_for_much_is_refused_at_once(kind, tmp_path, monkeypatch):
+    """By what a command binds, and by what a report reads."""
+    tally = Tally(f"bombs: {kind}")
+    monkeypatch.chdir(tmp_path)
+    files = BOMBS[kind] if isinstance(BOMBS[kind], dict) else {0: BOMBS[kind]}
+    for name, text in files.items():
+        (tmp_path / f"{name}.gin").write_text(text)
+    begun = time.process_time()
+    culprits = [".gin", "TextFiles.path", "BlockRecurrentTransformer.memories", "macro", "a1"]
+    tally.judge("bound", lambda: config.parse(["0.gin"]), lambda _: False, culprits)
+    harmless = kind in HARMLESS_TO_READ
+    read = lambda: resolved(read_gin_file("0.gin"))  # noqa: E731
+    tally.judge("read", read, lambda _: harmless, [*culprits, "brackets", "strings"])
+    gin.clear_config()
+    tally.check()
+    assert time.process_time() - begun < 10
 
 
 @pytest.fixture(scope="module")
