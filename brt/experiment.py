@@ -22,6 +22,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from brt import config
+from brt.corpus_checks import check_documents, check_folder, check_size
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify_once
@@ -248,6 +249,29 @@ class Experiment:
         """Refuses a mesh the model or the batch cannot be divided over."""
         check_divisible(mesh, self.trainer.rows, self.model.divided_sizes())
 
+    def check_vocabulary(self) -> None:
+        """Refuses a vocabulary that is not the model's, before stores are made; see `check_size`.
+
+        Raises:
+            ValueError: it has more ids than the model, or is not that of the pretrained folder.
+            OSError, MissingExtra: it cannot be read.
+        """
+        vocabulary = self.trainer.corpus.vocabulary
+        check_folder(self.model, self.trainer.corpus)
+        check_size(self.model, vocabulary.size, f"The vocabulary {vocabulary.name}")
+
+    def check_documents(self) -> None:
+        """Refuses fewer documents than rows, before stores are made, where they are easily counted.
+
+        Raises:
+            ValueError: there are fewer.
+            OSError: the source cannot be read.
+        """
+        trainer = self.trainer
+        if trainer.stream == "documents":
+            tokens = trainer.segments_per_step * trainer.segment_length
+            check_documents(trainer.corpus, trainer.rows, tokens)
+
     def open_store(self, split: str) -> TokenStore | MixedStore:
         """Returns the token store of a split, whose vocabulary must fit the model's table.
 
@@ -258,15 +282,7 @@ class Experiment:
         store = self.trainer.corpus.open(split)
         verify_once(store)
         size = store.manifest["vocabulary"]["size"]
-        if size > self.model.vocabulary_size:
-            # A model around a body takes the body's.
-            binding = f"{type(self.model).__name__}.vocabulary_size"
-            sizes = self.model.divided_sizes()
-            binding = next((name for name in sizes if name.endswith(".vocabulary_size")), binding)
-            raise ValueError(
-                f"The vocabulary of {store.folder} has {size} ids and the model's table only "
-                f"{self.model.vocabulary_size} rows: bind {binding} = {size} or more."
-            )
+        check_size(self.model, size, f"The vocabulary of {store.folder}")
         _check_classes(self.model, store)
         return store
 

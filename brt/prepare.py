@@ -80,10 +80,12 @@ def prepare(arguments: Sequence[str] = ()) -> None:
     for split in FLAGS.splits:
         check_split(split, "--splits")
     training = bound_training() if FLAGS.train_vocabulary else None
-    whole = Experiment.from_gin().trainer.corpus
+    experiment = Experiment.from_gin()
+    whole = experiment.trainer.corpus
     if FLAGS.train_vocabulary or FLAGS.describe_vocabulary:
         make_or_describe(whole, training)
         return
+    experiment.check_vocabulary()
     runner = BeamRunner(FLAGS.runner, arguments) if FLAGS.runner else None
     for split in FLAGS.splits:
         whole.prepare(split, workers=FLAGS.workers, shard_bytes=FLAGS.shard_bytes, runner=runner)

@@ -3,6 +3,7 @@
 python -m brt.train --gin_file=configs/quickstart.gin --workdir=runs/quickstart
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from jax.experimental import multihost_utils
 
 from brt import command_line, processes
 from brt.benchmarks import slices, topologies
+from brt.data.extras import MissingExtra
 from brt.experiment import Experiment
 from brt.training.checkpoints.parameters import load_params
 from brt.training.profiling import ProfiledSteps, parse_steps
@@ -58,6 +60,9 @@ def main() -> None:
         if FLAGS.dry_run:
             if jax.process_index() == 0:
                 print(settings(experiment), flush=True)
+                with contextlib.suppress(OSError, MissingExtra):  # files may be elsewhere
+                    experiment.check_vocabulary()
+                    experiment.check_documents()
             return
         if not FLAGS.workdir:
             raise ValueError("--workdir is missing: name a folder for checkpoints and records.")
@@ -91,10 +96,8 @@ def settings(experiment: Experiment) -> str:
     lines = [f"{name:<{width}} = {value}" for name, value in sorted(experiment.bindings.items())]
     lines.append("")
     try:
-        size, rows = trainer.corpus.vocabulary_size, experiment.model.vocabulary_size
-        fits = "" if size <= rows else f", but the model's table has only {rows:,} rows"
-        lines.append(f"vocabulary: {size:,} ids{fits}")
-    except (OSError, ValueError) as error:
+        lines.append(f"vocabulary: {trainer.corpus.vocabulary_size:,} ids")
+    except (OSError, ValueError, MissingExtra) as error:
         lines.append(f"vocabulary: {error}")
     for split in dict.fromkeys(("train", experiment.evaluation.split)):
         ready = "is prepared" if trainer.corpus.exists(split) else "is to be prepared"
@@ -190,6 +193,8 @@ def prepare_missing(experiment: Experiment) -> None:
     splits = splits_read(experiment)
     missing = [split for split in splits if not trainer.corpus.exists(split)]
     if jax.process_index() == 0:
+        experiment.check_vocabulary()
+        experiment.check_documents()
         for corpus in trainer.corpus.corpora:
             for split in dict.fromkeys(splits):
                 if corpus.exists(split):

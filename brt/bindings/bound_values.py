@@ -58,6 +58,16 @@ def bound_values() -> Iterator[BoundValue]:
                 yield BoundValue(name, parameters[parameter].annotation, value, written)
 
 
+def binding_of(name: str) -> str:
+    """Returns what a user binds to change a parameter: the macro it is bound to, or its own name.
+
+    name: `GPT2.vocabulary_size`, for example.
+    """
+    written = (repr(bound.written) for bound in bound_values() if bound.name == name)
+    macros = (value.removeprefix("%") for value in written if value.startswith("%"))
+    return next(macros, name)
+
+
 def parameters_of(entry: Any) -> dict[str, inspect.Parameter]:
     """Returns the parameters of a configurable of gin's registry, by name."""
     wrapped = entry.wrapped  # a class may hide its parameters behind a metaclass

@@ -33,6 +33,7 @@ FREE_TO_CHANGE = (
     "FreeRunning.",
     "CheckpointPolicy.",
     "Corpus.store:",
+    "Pretrained.other_vocabulary:",
 )
 """Bindings that may differ when a run is resumed; all others decide what is computed."""
 

@@ -22,6 +22,7 @@ LAYERS = (
     ("brt.training",),
     ("brt.evaluation",),
     ("brt.evaluation.studies",),
+    ("brt.corpus_checks",),
     ("brt.experiment",),
     ("brt.generation",),
     ("brt.reporting",),

@@ -44,6 +44,8 @@ class SymbolVocabulary(Vocabulary):
         special_ids: names of the ids that are no part of a source or target.
     """
 
+    is_text = False
+
     def __init__(self, name: str, symbols: str, special_ids: dict[str, int]):
         self._name = name
         self.symbols = symbols

@@ -30,6 +30,8 @@ class MarkVocabulary(Vocabulary):
         opened: whether `open` stands before a text, as [CLS] does; else texts only have an end.
     """
 
+    is_text = False
+
     def __init__(self, num_fillers: int, opened: bool):
         self.words = [*WORDS, *(f"f{number}" for number in range(num_fillers))]
         self.opened = opened

@@ -31,6 +31,8 @@ class RecallVocabulary(Vocabulary):
         num_keys, num_values, num_fillers: how many there are of each.
     """
 
+    is_text = False
+
     def __init__(self, num_keys: int, num_values: int, num_fillers: int):
         self.words = [
             *("define", "ask"),

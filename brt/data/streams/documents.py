@@ -59,14 +59,9 @@ class DocumentStream(WholeDocuments):
         seed: int = 0,
     ):
         super().__init__(store, rows, segment_length, segments_per_step, seed)
-        if store.num_documents < rows:
-            most = store.num_documents * segment_length * segments_per_step
-            raise ValueError(
-                f"{store.folder} has {store.num_documents} documents, too few for {rows} rows of "
-                "whole documents: lower the batch size to at most "
-                f"Trainer.tokens_per_step = {most}, use more "
-                'documents, or bind Trainer.stream = "contiguous", which cuts documents into rows.'
-            )
+        check_count(
+            str(store.folder), store.num_documents, rows, segment_length * segments_per_step
+        )
         self._segments_D = -(-store.lengths_D // segment_length)
         order = permutation(store.num_documents, seed, 0, 0, 1)
         self._row_documents = assign(self._segments_D, rows, order)
@@ -85,6 +80,25 @@ class DocumentStream(WholeDocuments):
         documents = self._row_documents[row]
         shuffled = documents[permutation(len(documents), self.seed, row, epoch, 2)]
         return shuffled, _first_segments(self._segments_D[shuffled])
+
+
+def check_count(where: str, documents: int, rows: int, tokens: int) -> None:
+    """Refuses fewer documents than a `DocumentStream` has rows.
+
+    Args:
+        where: names the documents, for the message.
+        documents, rows: how many there are.
+        tokens: of a row in a step.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    if documents < rows:
+        raise ValueError(
+            f"{where} has {documents} documents, too few for {rows} rows of whole documents: lower "
+            f"the batch size to at most Trainer.tokens_per_step = {documents * tokens}, use more "
+            'documents, or bind Trainer.stream = "contiguous", which cuts documents into rows.'
+        )
 
 
 class DocumentPass(EvaluationPass):

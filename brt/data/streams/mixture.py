@@ -49,13 +49,7 @@ class MixtureStream(WholeDocuments):
     ):
         super().__init__(store, rows, segment_length, segments_per_step, seed)
         for part in store.stores:
-            if part.num_documents < rows:
-                raise ValueError(
-                    f"{part.folder} has {part.num_documents} documents, and each of {rows} rows "
-                    "needs one of every store in the mixture: lower the batch size "
-                    "(Trainer.tokens_per_step), use more documents, or leave it out of "
-                    "Mixture.corpora."
-                )
+            check_count(str(part.folder), part.num_documents, rows)
         self._schedules = self._make_schedules()
         self._stretches: list[_Stretch | None] = [None] * rows  # the last one each row needed
 
@@ -97,6 +91,24 @@ class MixtureStream(WholeDocuments):
         index = int(stretch.firsts.searchsorted(number, "right")) - 1
         offset = (number - int(stretch.firsts[index])) * self.segment_length
         return int(stretch.documents[index]), offset
+
+
+def check_count(where: str, documents: int, rows: int) -> None:
+    """Refuses fewer documents in a store than a `MixtureStream` has rows.
+
+    Args:
+        where: names the documents, for the message.
+        documents, rows: how many there are.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    if documents < rows:
+        raise ValueError(
+            f"{where} has {documents} documents, and each of {rows} rows needs one of every store "
+            "in the mixture: lower the batch size (Trainer.tokens_per_step), use more documents, "
+            "or leave it out of Mixture.corpora."
+        )
 
 
 class _Stretch(NamedTuple):

@@ -32,7 +32,13 @@ class Frame(NamedTuple):
 
 
 class Vocabulary(abc.ABC):
-    """Encodes the bytes of documents as token ids, and decodes ids."""
+    """Encodes the bytes of documents as token ids, and decodes ids.
+
+    Attributes:
+        is_text: whether ids stand for text; those of a task made of symbols do not.
+    """
+
+    is_text: bool = True
 
     @property
     @abc.abstractmethod

@@ -9,7 +9,7 @@ import json
 from types import ModuleType
 from typing import Any
 
-from brt.data.extras import extra_library
+from brt.data.extras import MissingExtra, extra_library
 from brt.data.vocabularies.tokenizer_contract import (
     TOKENIZER,
     Encoded,
@@ -188,7 +188,7 @@ def _built(build: Any, path: str) -> Any:
     """Returns what `build` makes of a file; what the library raises becomes a sentence."""
     try:
         return build()
-    except MemoryError:
+    except (MemoryError, MissingExtra):
         raise
     # A panic of the library's Rust is no Exception.
     except BaseException as error:

@@ -7,6 +7,7 @@ from typing import Any
 import gin
 import numpy as np
 
+from brt.bindings.bound_values import binding_of
 from brt.checks import Name
 from brt.models.pretrained.config_values import ConfigValues
 from brt.models.pretrained.folder import CONFIG, HubFolder
@@ -32,10 +33,13 @@ class Pretrained:
     Args:
         folder: in the format of the Hugging Face Hub; None: the body begins with random parameters
             of the sizes that are bound.
+        other_vocabulary: accept a corpus whose ids are not those of the folder's tokenizer, which
+            the parameters were trained on.
     """
 
-    def __init__(self, folder: Name | None = None):
+    def __init__(self, folder: Name | None = None, other_vocabulary: bool = False):
         self.folder = folder
+        self.other_vocabulary = other_vocabulary
 
 
 def open_folder(folder: str | None, body: str, model_types: tuple[str, ...]) -> HubFolder | None:
@@ -96,7 +100,7 @@ def settle(
             path = os.path.join(folder.path if folder else "", CONFIG)
             raise ValueError(
                 f"{body}.{name} = {value!r}, and {path} says {found[name]!r}: bind "
-                f"{body}.{name} = None to take what the folder says, or another "
+                f"{binding_of(f'{body}.{name}')} = None to take what the folder says, or another "
                 "Pretrained.folder."
             )
     return dict(found)

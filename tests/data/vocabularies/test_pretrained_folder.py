@@ -4,11 +4,13 @@ import json
 import random
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
 from paths import GOLDEN
 
+from brt.data.extras import MissingExtra
 from brt.data.vocabularies.named import named_vocabulary
 from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
 
@@ -82,6 +84,20 @@ def pieces(tmp_path_factory):
         minloglevel=2,
     )
     return (folder / "model.model").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "vocab.txt", "bpe", "wordpiece"])
+def test_a_missing_library_is_no_broken_file(name, gpt2, bert, monkeypatch):
+    if name == "tokenizer.json":
+        vocabulary(gpt2).tokenizer._named.save(str(gpt2 / name))
+    text = {
+        "vocab.txt": f"pretrained:{bert}",
+        "bpe": f"bpe:{gpt2}",
+        "wordpiece": f"wordpiece:{bert}/vocab.txt",
+    }.get(name, f"pretrained:{gpt2}")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(MissingExtra, match=r'pip install -e "\.\[text\]"'):
+        named_vocabulary(text).encode(b"a whale", "title")
 
 
 def vocabulary(folder):
