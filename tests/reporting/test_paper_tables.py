@@ -16,6 +16,7 @@ from brt.reporting.runs import open_runs
 from brt.reporting.step_times import StepTime
 
 BYTES = ("corpora/pg19_bytes.gin",)
+SYSTEMS = {row.labels[0] for row in paper.TABLE_1.rows}
 
 
 def tables_of(runs, step_times=None):
@@ -40,6 +41,22 @@ def test_without_runs_every_table_shows_the_published_numbers_and_not_run():
     printed = [cell.text for row in tables["table_1"].rows for cell in row]
     for row in paper.TABLE_1.rows:
         assert {text or "–" for text in row.printed} <= set(printed)
+
+
+def test_rows_of_ones_own_are_labelled_by_what_sets_them_apart(tmp_path):
+    states = [f"RecurrentCell.num_states = {number}" for number in (16, 4)]
+    biases, dual = 'RecurrentCell.gate_biases = "zero"', 'RecurrentCell.arrangement = "dual"'
+    files = "small/rec_fixed_skip+corpora/text"
+    for seed in (0, 1):
+        for number, change in enumerate((*states, biases, dual)):
+            folder = tmp_path / f"{number}-{seed}"
+            make_run(folder, files, change, seed=seed, evaluations={"test": 2.5})
+    table = tables_of(sorted(tmp_path.iterdir()))["table_1"]
+    labels = [cells[0].text for cells in table.rows if cells[0].text not in SYSTEMS]
+    assert len(set(labels)) == len(labels) == 4
+    kind = "Rec:fixed:skip (4 layers, d 128)"
+    assert labels[:2] == [f"{kind}, {change}" for change in states]
+    assert "gate_biases" in labels[2] and labels[3] == "Rec:fixed:dual (4 layers, d 128)"
 
 
 @pytest.mark.parametrize("name", [row.labels[0] for row in paper.TABLE_1.rows[:-1]])

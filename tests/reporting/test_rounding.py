@@ -24,6 +24,10 @@ def test_the_printed_spread_is_never_below_the_true_one_nor_a_unit_above(values,
     assert bar <= max(spread + unit, unit) + 1e-9
 
 
+def test_seeds_that_agree_have_no_spread():
+    assert with_error_bar([0.0, 0.0], 2) == "0.00 ± 0.00"
+
+
 def test_a_single_run_has_no_error_bar():
     assert with_error_bar([3.6], 2) == "3.60"
 

@@ -40,7 +40,7 @@ def confidence_interval(values: Iterable[float], share: float = 0.95) -> tuple[f
 
 
 def with_error_bar(values: Iterable[float], decimals: int) -> str:
-    """Returns the mean over seeds and the spread, rounded up to the same decimals, 1 unit at least.
+    """Returns the mean over seeds and the spread, rounded up to the same decimals.
 
     Source: Block-Recurrent, appendix C: 3.525 with deviation 0.0047 is 3.53 ± 0.01.
     """
@@ -51,9 +51,11 @@ def with_error_bar(values: Iterable[float], decimals: int) -> str:
 
 
 def rounded_up(spread: float, decimals: int) -> str:
-    """Returns a spread with so many decimals, never less than it is, and at least one unit."""
+    """Returns a spread with so many decimals, never less than it is: one unit or more, or 0."""
     if not abs(spread) < LONG:
         return f"{spread:.4g}"
+    if spread == 0:
+        return rounded(spread, decimals)
     unit = Decimal(1).scaleb(-decimals)
     return str(max(_decimal(spread).quantize(unit, ROUND_CEILING), unit))
 
