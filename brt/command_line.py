@@ -51,6 +51,18 @@ flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0, to joi
 flags.DEFINE_integer("num_processes", None, "Number of processes, to join by hand.")
 flags.DEFINE_integer("process_id", None, "Number of this process, to join by hand.")
 
+
+def define_step() -> None:
+    """Defines --step, for commands that read the parameters of a run folder."""
+    if "step" not in FLAGS:
+        flags.DEFINE_string(
+            "step",
+            None,
+            "The checkpoint to read: a step, best or newest. Default: the best one of a run that "
+            "keeps it (CheckpointPolicy.keep_best), else the newest.",
+        )
+
+
 EXPLAINED = (
     config.ConfigError,
     CheckpointError,

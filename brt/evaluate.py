@@ -1,13 +1,15 @@
 """Evaluates a run on a whole split: every document once, from its start.
 
     python -m brt.evaluate --workdir=runs/quickstart --gin.Evaluation.split='"test"'
+    python -m brt.evaluate --workdir=runs/quickstart --step=1200
     python -m brt.evaluate --workdir=runs/quickstart --record
     python -m brt.evaluate --workdir=runs/quickstart --study=memory_use
 
-Gin files and bindings are read after those of the run. With --record the loss of every token is
-kept in the run folder, and an evaluation that was killed goes on where it stopped. With --study it
-answers a question instead: attention, attention_length, compare, continuations, memory_use,
-positions, reach, recl or topics.
+Gin files and bindings are read after those of the run. --step names a checkpoint that is kept; the
+default is the best one of a run that keeps it (CheckpointPolicy.keep_best), else the newest. With
+--record the loss of every token is kept in the run folder, and an evaluation that was killed goes
+on where it stopped. With --study it answers a question instead: attention, attention_length,
+compare, continuations, memory_use, positions, reach, recl or topics.
 """
 
 import math
@@ -32,10 +34,11 @@ from brt.evaluation.studies.registry import ANY_STREAM, STUDIES, run_study
 from brt.experiment import Configuration, Experiment
 from brt.reporting.studies.output import study_content, table, write_study
 from brt.storage.paths import as_path
-from brt.training.checkpoints.parameters import check_vocabulary, load_params
+from brt.training.checkpoints.parameters import check_step, check_vocabulary, load_params
 from brt.training.sharding import make_mesh
 
 FLAGS = flags.FLAGS
+command_line.define_step()
 flags.DEFINE_bool("record", False, "Keep every token's loss in RUN/recordings; goes on if killed.")
 flags.DEFINE_enum("study", None, list(STUDIES), "Run this study instead.")
 flags.DEFINE_list("other", [], "Another run folder, to compare with; or several, for recl.")
@@ -83,16 +86,16 @@ def main() -> None:
             "An evaluation reads every document of one run: --other goes with --study, and "
             "--documents with --study or --record."
         )
-    given = FLAGS.gin_file
+    step, given = check_step(FLAGS.step), FLAGS.gin_file
     FLAGS.gin_file = [own, *given]  # type: ignore[assignment]  # absl names no types
     command_line.start()
     experiment = Experiment.from_gin()
     mesh = make_mesh(*experiment.trainer.mesh)
     with jax.set_mesh(mesh):
         if FLAGS.study:
-            study(experiment, mesh, FLAGS.workdir, given)
+            study(experiment, mesh, FLAGS.workdir, given, step)
         else:
-            evaluate(experiment, mesh, FLAGS.workdir, FLAGS.record, FLAGS.documents)
+            evaluate(experiment, mesh, FLAGS.workdir, FLAGS.record, FLAGS.documents, step)
 
 
 def own_config(workdir: str) -> str:
@@ -108,11 +111,19 @@ def own_config(workdir: str) -> str:
 
 
 def study(
-    experiment: Experiment, mesh: jax.sharding.Mesh, workdir: str, gin_files: Sequence[str]
+    experiment: Experiment,
+    mesh: jax.sharding.Mesh,
+    workdir: str,
+    gin_files: Sequence[str],
+    step: int | str | None = None,
 ) -> None:
-    """Runs a study of the newest checkpoint, prints it and writes it to the run folder."""
-    run = studied_run(workdir, mesh, gin_files, experiment)
-    others = {other: studied_run(other, mesh, gin_files) for other in FLAGS.other}
+    """Runs a study of a checkpoint, prints it and writes it to the run folder.
+
+    step: as `load_params` takes it; a number is of `workdir` alone, not of the runs beside it.
+    """
+    run = studied_run(workdir, mesh, gin_files, experiment, step)
+    step = None if isinstance(step, int) else step
+    others = {other: studied_run(other, mesh, gin_files, step=step) for other in FLAGS.other}
     found = run_study(
         FLAGS.study,
         run,
@@ -139,11 +150,13 @@ def studied_run(
     mesh: jax.sharding.Mesh,
     gin_files: Sequence[str],
     experiment: Experiment | None = None,
+    step: int | str | None = None,
 ) -> RecordedRun:
     """Returns a run folder with the gin files and bindings of this command after its own.
 
     Args:
         experiment: of it, if it is built already; without it gin is bound anew.
+        step: as `load_params` takes it.
 
     Raises:
         FileNotFoundError: it is no run folder.
@@ -155,7 +168,7 @@ def studied_run(
     experiment = experiment or rebuild()
     experiment.trainer.corpus.prepare(experiment.evaluation.split)
     any_stream = FLAGS.study in ANY_STREAM
-    return RecordedRun(experiment, mesh, workdir, rebuild, any_stream=any_stream)
+    return RecordedRun(experiment, mesh, workdir, rebuild, any_stream=any_stream, step=step)
 
 
 def evaluate(
@@ -164,12 +177,14 @@ def evaluate(
     workdir: str,
     record: bool = False,
     number: int | None = None,
+    step: int | str | None = None,
 ) -> None:
-    """Evaluates the newest checkpoint, prints a table and writes it to the run folder.
+    """Evaluates a checkpoint, prints a table and writes it to the run folder.
 
     Args:
         record: keep the loss of every token.
         number: record so many documents only, and print their figures without writing them.
+        step: which checkpoint, as `load_params` takes it.
 
     Raises:
         ValueError: the loss is not finite, or the parameters are of another tokenizer.
@@ -182,22 +197,23 @@ def evaluate(
     recordings: dict[str, Recording] = {}
     documents: list[int] | None = None
     if record:
-        run = RecordedRun(experiment, mesh, workdir)
+        run = RecordedRun(experiment, mesh, workdir, step=step)
         if number is not None:
             documents = choose_documents(run.store, number, FLAGS.study_seed)
         cleared = experiment.evaluation.cleared and run.has_state
         states = ["kept", "cleared"] if cleared else ["kept"]
         recordings = {name: run.recording(name, documents) for name in states}
-        step, scalars = run.step, evaluator.of_recordings(recordings, documents)
+        step, best_by = run.step, run.best_by
+        scalars = evaluator.of_recordings(recordings, documents)
     else:
-        state, saved = load_params(workdir, experiment.abstract_state(mesh))
+        state, saved = load_params(workdir, experiment.abstract_state(mesh), step)
         check_vocabulary(saved, store)
-        step = int(state.step)
+        step, best_by = int(state.step), saved.get("best_by")
         scalars = evaluator.run(state.params, f"evaluating {split}, segments" if first else None)
     if not math.isfinite(scalars["loss"]):
         raise ValueError(
             f"The loss of {workdir} at step {step:,} is {scalars['loss']}: its parameters have "
-            "diverged. Nothing was written; evaluate an earlier checkpoint."
+            "diverged. Nothing was written; evaluate an earlier checkpoint with --step."
         )
     if not first:
         return
@@ -209,7 +225,8 @@ def evaluate(
         vocabulary = experiment.trainer.corpus.vocabulary
         caveat = white_space_caveat(vocabulary, store.tokens(0, 0, SAMPLE))
     read = "every document once" if documents is None else f"documents {documents}"
-    print(f"\n{workdir} at step {step:,}, {split}, {read}")
+    chosen = f" (the best by {best_by})" if best_by else ""
+    print(f"\n{workdir} at step {step:,}{chosen}, {split}, {read}")
     for name, value in {**counts, **scalars}.items():
         whole = float(value).is_integer() or value >= 1e6  # a perplexity, then: of bytes, by words
         text = f"{value:,.0f}" if whole else f"{value:,.6f}"
@@ -220,6 +237,7 @@ def evaluate(
         name = f"evaluation_{split}.json"
         given = [*FLAGS.gin_file[1:], *FLAGS.gin_bindings]  # after the run's own
         figures = {"step": step, "split": split, **counts, **scalars}
+        figures |= {"best_by": best_by} if best_by else {}
         figures |= {"caveat": caveat} if caveat else {}
         figures |= {"given": given} if given else {}
         replace_json(as_path(workdir), name, figures)

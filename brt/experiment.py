@@ -34,7 +34,7 @@ from brt.models.caches import check_caches
 from brt.models.counts import count_parameters
 from brt.models.model import Model, Reader
 from brt.storage.paths import absolute, as_path
-from brt.training.checkpoints.parameters import load_params, merged
+from brt.training.checkpoints.parameters import check_step, load_params, merged
 from brt.training.settings import Trainer
 from brt.training.sharding import AnyMesh, check_divisible, shardings
 from brt.training.train_step import TrainState, make_loss, make_train_step
@@ -400,23 +400,29 @@ _leaves = jax.tree_util.tree_leaves_with_path
 
 
 def load_run(
-    folder: str, bindings: Sequence[str] = (), allow_imports: Sequence[str] = ()
+    folder: str,
+    bindings: Sequence[str] = (),
+    allow_imports: Sequence[str] = (),
+    step: int | str | None = None,
 ) -> tuple[Experiment, Any, int]:
-    """Builds the experiment of a run folder and reads its newest valid parameters.
+    """Builds the experiment of a run folder and reads the parameters of a checkpoint.
 
     Args:
         folder: a run folder of `brt.train`; none of its code is run.
         bindings: further gin lines, read after the run's own.
         allow_imports: modules outside brt that its config may import; see `brt.config.parse`.
+        step: of a checkpoint that is kept; "best", "newest", or None for the best one of a run that
+            keeps it (`CheckpointPolicy.keep_best`), else the newest valid one.
 
     Returns:
         (experiment, params, step): params a nested dictionary on the default device.
 
     Raises:
         FileNotFoundError: if it is no run folder or holds no checkpoint.
+        CheckpointError: the checkpoint that was asked for is not kept, or cannot be read.
         brt.config.ConfigError: its config imports a module that is not allowed.
     """
-    folder = absolute(folder)
+    folder, step = absolute(folder), check_step(step)
     own = os.path.join(folder, "config.gin")
     if not as_path(own).is_file():
         raise FileNotFoundError(f"{folder} is not a run folder: it has no config.gin.")
@@ -426,7 +432,7 @@ def load_run(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
         experiment.abstract_state(),
     )
-    state, _ = load_params(folder, abstract)
+    state, _ = load_params(folder, abstract, step)
     return experiment, state.params, int(state.step)
 
 

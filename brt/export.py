@@ -24,6 +24,7 @@ from brt.models.pretrained.names import Names
 from brt.storage.paths import as_path
 
 FLAGS = flags.FLAGS
+command_line.define_step()
 flags.DEFINE_enum(
     "dtype", "float32", ["float32", "bfloat16", "float16"], "The type that the body is written in."
 )
@@ -76,7 +77,9 @@ def main() -> None:
         raise ValueError("--workdir is missing: name the run folder whose body is to be written.")
     if not FLAGS["output"].present or not FLAGS.output:
         raise ValueError("--output is missing: name the folder to write.")
-    experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings, FLAGS.allow_imports)
+    experiment, params, step = load_run(
+        FLAGS.workdir, FLAGS.gin_bindings, FLAGS.allow_imports, FLAGS.step
+    )
     settings = (as_path(FLAGS.workdir) / "config.gin").read_text(encoding="utf-8")
     tensors, beside = export(experiment.model, params, FLAGS.output, settings, FLAGS.dtype)
     print(f"Written to {FLAGS.output}: {tensors} tensors of {FLAGS.workdir} at step {step:,}.")

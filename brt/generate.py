@@ -31,6 +31,7 @@ from brt.storage.paths import RemotePath, as_path, is_remote
 from brt.storage.regular_files import read_bytes
 
 FLAGS = flags.FLAGS
+command_line.define_step()
 flags.DEFINE_multi_string("prompt", [], "Text to go on with; repeated: one document each.")
 flags.DEFINE_multi_string("prompt_file", [], "A file to go on with, of any length; may repeat.")
 flags.DEFINE_integer("max_tokens", 256, "Tokens to write; 0 only reads.")
@@ -67,7 +68,9 @@ def main() -> None:
     if FLAGS.save_memory:
         _check_writable(FLAGS.save_memory, max(len(texts), 1) * FLAGS.samples)
 
-    experiment, params, step = load_run(FLAGS.workdir, FLAGS.gin_bindings, FLAGS.allow_imports)
+    experiment, params, step = load_run(
+        FLAGS.workdir, FLAGS.gin_bindings, FLAGS.allow_imports, FLAGS.step
+    )
     trainer = experiment.trainer
     _check_vocabulary(trainer.corpus)
     model = experiment.bind_evaluated(params)

@@ -136,7 +136,7 @@ def report_and_run(run: TrainingRun, config: str) -> None:
     """Says where a run goes on, and runs it if there is something left to do."""
     if jax.process_index() == 0:
         if run.done:
-            print(f"{FLAGS.workdir} is trained to its last step, {run.start:,}.")
+            print(run.end)
         elif run.resumed:
             print(f"Going on in {FLAGS.workdir} from step {run.start:,}.", flush=True)
     if not run.done:

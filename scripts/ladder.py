@@ -51,6 +51,8 @@ from brt.reporting.results.archive import ENDING, pack
 from brt.reporting.run_files import read_evaluation
 from brt.reporting.runs import STANDS_FOR_FILE, open_runs
 from brt.reporting.step_times import read_step_times
+from brt.training.checkpoints.policy import recorded_best, stopped_early
+from brt.training.records.run_folder import read_metrics
 from brt.training.sharding import abstract_mesh
 
 FLAGS = flags.FLAGS
@@ -192,12 +194,18 @@ def entry_file(folder: Path, entry: SweepEntry) -> Path:
 
 
 def evaluated(workdir: Path, entry: SweepEntry) -> bool:
-    """Tells if a run has been evaluated after its last step."""
+    """Tells if a run has ended, and the checkpoint that it is judged by has been evaluated."""
     try:
-        found = read_evaluation(workdir / f"evaluation_{FLAGS.split}.json")
-        return found.get("step", -1) >= entry.settings["Trainer.steps"]
+        step = read_evaluation(workdir / f"evaluation_{FLAGS.split}.json").get("step", -1)
     except (OSError, ValueError):
         return False
+    if step >= entry.settings["Trainer.steps"]:
+        return True
+    records = read_metrics(str(workdir))
+    last = max((record["step"] for record in records), default=-1)
+    ended = stopped_early(records) or last >= entry.settings["Trainer.steps"]
+    best, _ = recorded_best(records) or (last, None)
+    return ended and step == best
 
 
 def begin(workdir: Path, entry: SweepEntry) -> None:

@@ -1,4 +1,4 @@
-"""A run folder with its newest parameters, whose recordings are made when they are asked for."""
+"""A run folder with parameters of a checkpoint, whose recordings are made when asked for."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -32,10 +32,12 @@ class RecordedRun:
             that set evaluation otherwise.
         quiet: no progress display.
         any_stream: for what looks at segments, and at no recordings.
+        step: which checkpoint, as `load_params` takes it.
 
     Attributes:
         store, vocabulary: of the split `Evaluation.split`.
-        params, step: the newest valid checkpoint's.
+        params, step: the checkpoint's.
+        best_by: the metric by which it is the best of the run; None if it was not chosen so.
         rows, segment_length, window: B, T and the model's period (W); the last two in tokens. The
             data axis of the mesh divides the rows.
         reader: a `SegmentReader` of that shape.
@@ -55,6 +57,7 @@ class RecordedRun:
         rebuild: Callable[[Sequence[str]], EvaluatedExperiment] | None = None,
         quiet: bool = False,
         any_stream: bool = False,
+        step: int | str | None = None,
     ):
         trainer = experiment.trainer
         if trainer.stream == "labelled":
@@ -86,10 +89,11 @@ class RecordedRun:
         self.window = self.model.period
         self.reader = SegmentReader(experiment, mesh, self.rows, self.segment_length, entropy=True)
         self.has_state = self.reader.has_state
-        state, saved = load_params(workdir, experiment.abstract_state(mesh))
+        state, saved = load_params(workdir, experiment.abstract_state(mesh), step)
         check_vocabulary(saved, self.store)
         self.params = state.params
         self.step = int(state.step)
+        self.best_by: str | None = saved.get("best_by")
 
     @property
     def model(self) -> LanguageModel:

@@ -158,7 +158,9 @@ class Group(NamedTuple):
             if given := given_to(evaluation):
                 notes.append(f"{run.name}: evaluated with {given}")
             if step < last:
-                notes.append(f"{run.name}: evaluated at step {step:,} of {last:,}")
+                why = ", where it stopped early" if run.stopped_early and step == run.step else ""
+                why = f", the best by {evaluation['best_by']}" if "best_by" in evaluation else why
+                notes.append(f"{run.name}: evaluated at step {step:,} of {last:,}{why}")
         if count < len(self.runs):
             notes.append(f"{len(self.runs) - count} of {len(self.runs)} seeds not evaluated yet")
         if self.position.corpus.startswith("PG19") and split != "test":

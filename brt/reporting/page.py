@@ -121,6 +121,8 @@ def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
         read = run.step * run.settings.get("Trainer.tokens_per_step", 0)
         cells = [run.name, position.system, *found, run.corpus, run.settings.get("Trainer.seed", 0)]
         counts = [Cell(f"{value:,}", (value,)) for value in (run.step, last, read)]
+        if run.stopped_early:
+            counts[0] = counts[0]._replace(note=f"{run.name}: stopped early, and is done")
         rows.append([*(Cell(str(cell)) for cell in cells), *counts])
     caption = "What each run folder holds. `brt.train` with the same command goes on with a run."
     return Table("overview", "What was run", caption, columns, rows)
@@ -163,7 +165,7 @@ EVALUATED = (
 
 
 def evaluations(runs: list[Run]) -> Table:
-    """Returns the newest evaluation of each run and split: every document once, from its start."""
+    """Returns the last evaluation of each run and split: every document once, from its start."""
     found = [(run, split, scalars) for run in runs for split, scalars in run.evaluations.items()]
     shown = [entry for entry in EVALUATED if any(entry[0] in s for _, _, s in found)]
     columns = [Column("", "run"), Column("", "split"), Column("", "step")]
@@ -172,7 +174,9 @@ def evaluations(runs: list[Run]) -> Table:
     for run, split, scalars in found:
         given = given_to(scalars)
         note = f"{run.name}, {split}: evaluated with {given}" if given else ""
-        cells = [Cell(run.name, note=note), Cell(split), _number(scalars.get("step"), 0)]
+        by = scalars.get("best_by")
+        best = f"{run.name}, {split}: the best checkpoint by {by}" if by else ""
+        cells = [Cell(run.name, note=note), Cell(split), _number(scalars.get("step"), 0, best)]
         for name, _, decimals in shown:
             note = scalars.get("caveat", "") if name == "bits_per_character" else ""
             cells.append(_number(scalars.get(name), decimals, note))

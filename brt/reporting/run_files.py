@@ -46,6 +46,7 @@ EVALUATION = Fields(
         "loss": float,
         "cleared_loss": float,
         "caveat": str,
+        "best_by": str,
         "given": list[str],
     },
 )

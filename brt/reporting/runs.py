@@ -16,6 +16,7 @@ from brt.reporting.run_files import (
     read_study,
     replace_extremes,
 )
+from brt.training.checkpoints.policy import stopped_early
 from brt.training.records.run_folder import read_metrics
 from brt.training.settings import FREE_TO_CHANGE
 
@@ -171,8 +172,12 @@ class Run:
         return max((record["step"] for record in self.records), default=0)
 
     @property
+    def stopped_early(self) -> bool:
+        return stopped_early(self.records)
+
+    @property
     def finished(self) -> bool:
-        return self.step >= self.settings.get("Trainer.steps", 0)
+        return self.stopped_early or self.step >= self.settings.get("Trainer.steps", 0)
 
     @property
     def corpus(self) -> str:

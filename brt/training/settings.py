@@ -15,7 +15,7 @@ from brt.data.streams.samples import check_cut
 from brt.data.streams.select import check_stream
 from brt.models.block_recurrent import BlockRecurrentTransformer
 from brt.models.model import Model
-from brt.training.checkpoints.checkpoint import CheckpointPolicy
+from brt.training.checkpoints.policy import CheckpointPolicy
 from brt.training.losses import LOSSES
 from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.optimization.weight_average import WeightAverage
@@ -137,6 +137,11 @@ class Trainer:
         if plateau and not eval_every:
             raise ValueError(
                 "Trainer.plateau follows evaluations: bind Trainer.eval_every to 1 or more."
+            )
+        if checkpoints and checkpoints.keep_best and not eval_every:
+            raise ValueError(
+                "CheckpointPolicy.keep_best follows evaluations, and Trainer.eval_every = 0 makes "
+                "none: bind it to 1 or more."
             )
         if plateau and average:
             raise ValueError(

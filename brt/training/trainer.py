@@ -2,6 +2,7 @@
 
 import os
 import signal
+import struct
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from brt.data.streams.ledger import MODULUS
 from brt.data.streams.select import training_stream
 from brt.progress import Progress
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
+from brt.training.checkpoints.policy import BEST_STEP, STOPPED_EARLY, Best, stopped_early
 from brt.training.experiment import EvaluationStopped, TrainedExperiment
 from brt.training.optimization.weight_average import evaluated_params
 from brt.training.prefetch import Prefetch
@@ -148,11 +150,25 @@ class TrainingRun:
         self._stops = False
         if self._owes_evaluation and self.evaluator:
             self._take_recorded_evaluation()
+        self.best, self._end_is_recorded = self._recorded_best()
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to do: neither a step nor the evaluation of the last one."""
-        return self.start >= self.trainer.steps and not (self._owes_evaluation and self.evaluator)
+        if self._owes_evaluation and self.evaluator:
+            return False
+        early = self._stops_early(self.start) and self._end_is_recorded
+        return early or self.start >= self.trainer.steps
+
+    @property
+    def end(self) -> str:
+        """A sentence on how a run that is done has ended."""
+        if not self._stops_early(self.start):
+            return f"{self.folder.path} is trained to its last step, {self.start:,}."
+        return f"{self.folder.path} stopped early, at step {self.start:,}: {self._why()}."
+
+    def _stops_early(self, step):
+        return step < self.trainer.steps and self.trainer.checkpoints.stops(self.best)
 
     def _refuse_changes(self, allow_changes):
         steps = self.checkpoints.steps()
@@ -225,6 +241,10 @@ class TrainingRun:
                 if stops:
                     progress.note("Asked to stop: the evaluation is not finished, run again.")
                     steps = range(0)
+            if self._stops_early(self.start):  # by that evaluation, or by a patience bound since
+                if not self._end_is_recorded:
+                    self._record_end(self.start, progress)
+                steps = range(0)
             for step in steps:
                 batch = prefetch.next()
                 self.profiler.before(step, self.state)
@@ -244,7 +264,7 @@ class TrainingRun:
                 evaluates = self.evaluator is not None and (
                     step % trainer.eval_every == 0 or step == trainer.steps
                 )
-                stops = self._should_stop()
+                stops, ends = self._should_stop(), False
                 saves = stops or step % trainer.checkpoints.every == 0 or step == trainer.steps
                 if evaluates or saves:
                     # What is saved or evaluated must be known to be finite.
@@ -255,11 +275,14 @@ class TrainingRun:
                     self._owes_evaluation = bool(evaluates and stops)
                     if evaluates and not stops:
                         last_evaluation, stops = self._evaluate(step, progress)
-                    if saves or stops:
+                        if ends := self._stops_early(step):
+                            self._record_end(step, progress)
+                    if saves or stops or ends or self.best.step == step:
                         self._save()
                     self._timing_since += time.perf_counter() - paused
                 if stops:
                     progress.note(f"Asked to stop: saved step {step}, run again to go on.")
+                if stops or ends:
                     break
         finally:
             prefetch.close()
@@ -346,15 +369,58 @@ class TrainingRun:
             )
         except EvaluationStopped:
             return {}, True
-        self._owes_evaluation = False
         scalars = {f"eval/{name}": value for name, value in found.items()}
-        self.folder.record(step, scalars)
+        self.folder.record(step, scalars | self._compare(step, found))
+        self._owes_evaluation = False
         self._lower_rate(found["loss"])
         progress.note(
             f"eval at step {step:,}: "
             + "  ".join(f"{name} {found[name]:.4f}" for name in SHOWN if name in found)
         )
         return scalars, False
+
+    def _compare(self, step, found):
+        """Compares an evaluation with the best one; returns what its record says of that one."""
+        policy = self.trainer.checkpoints
+        if not policy.keep_best:
+            return {}
+        try:
+            metric = policy.metric_of(found, self.trainer.stream == "labelled")
+        except ValueError:
+            self._save()  # no step is lost, and the evaluation is made again
+            self.checkpoints.wait()
+            raise
+        self.best = policy.after(self.best, step, metric, found[metric])
+        if self.best.step is None:
+            return {}
+        return {BEST_STEP: self.best.step, f"best/{metric}": self.best.value}
+
+    def _recorded_best(self):
+        """Returns the best evaluation by the records, and whether they say that the run ended."""
+        if not self.trainer.checkpoints.keep_best:
+            return Best(), False
+        labelled = self.trainer.stream == "labelled"
+        records = [r for r in read_metrics(self.folder.path) if r["step"] <= self.start]
+        best = self.trainer.checkpoints.best_of(records, labelled)
+        known = best.step is not None, best.step or 0, best.since, stopped_early(records)
+        packed = np.frombuffer(struct.pack("<4qd", *known, best.value or 0.0), np.uint32)
+        # Only the first process need see the folder's records.
+        packed = np.asarray(multihost_utils.broadcast_one_to_all(packed), np.uint32)
+        is_known, step, since, is_recorded, value = struct.unpack("<4qd", packed.tobytes())
+        found = Best(step, value, since) if is_known else Best(since=since)
+        return found, bool(is_recorded)
+
+    def _record_end(self, step, progress):
+        self.folder.record(step, {STOPPED_EARLY: 1})
+        progress.note(f"Stopped early at step {step:,}: {self._why()}.")
+
+    def _why(self):
+        policy = self.trainer.checkpoints
+        best = "none was finite" if self.best.step is None else f"best at step {self.best.step:,}"
+        return (
+            f"the last {self.best.since} evaluations were not better than the best one ({best}; "
+            f"CheckpointPolicy.patience = {policy.patience})"
+        )
 
     def _lower_rate(self, loss):
         """Tells the plateau rule, if there is one, of an evaluation's loss."""
@@ -385,7 +451,7 @@ class TrainingRun:
             "vocabulary": self.store.manifest["vocabulary"],
             "evaluated": not self._owes_evaluation,
         }
-        self.checkpoints.save(self.state, record)
+        self.checkpoints.save(self.state, record, self.best.step)
 
     def close(self) -> None:
         """Waits until everything is on disk, and gives the folder free for other processes."""

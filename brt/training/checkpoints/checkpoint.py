@@ -14,13 +14,12 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import gin
 import jax
 import jax.numpy as jnp
 from absl import logging
 from jax.experimental import multihost_utils
 
-from brt.checks import Count, ManyFrom0
+from brt.checks import ManyFrom0
 from brt.data.stores.token_store import VOCABULARY
 from brt.storage.json_files import Fields, misfit, read_json
 from brt.storage.paths import RemotePath, absolute, is_remote, move
@@ -31,6 +30,7 @@ from brt.training.checkpoints.library_settings import (
 )
 from brt.training.checkpoints.mirror import COMPLETE, CheckpointMirror
 from brt.training.checkpoints.passing_errors import passing_reason
+from brt.training.checkpoints.policy import CheckpointPolicy
 from brt.training.train_step import TrainState
 
 ASIDE = "aside"
@@ -67,26 +67,6 @@ class CheckpointError(RuntimeError):
     """No checkpoint can be read, or one cannot be written; the message says which and why."""
 
 
-@gin.configurable
-class CheckpointPolicy:
-    """Says when checkpoints are written and which of them are kept.
-
-    Args:
-        every: steps between checkpoints.
-        keep_last: the newest ones to keep.
-        keep_every: also keep every checkpoint at a multiple of this many steps, or None.
-    """
-
-    def __init__(self, every: Count = 1000, keep_last: Count = 3, keep_every: Count | None = None):
-        if every < 1 or keep_last < 1:
-            raise ValueError(
-                f"CheckpointPolicy.every = {every} and keep_last = {keep_last} must be at least 1."
-            )
-        self.every = every
-        self.keep_last = keep_last
-        self.keep_every = keep_every
-
-
 class Checkpoints:
     """The checkpoints of one folder.
 
@@ -103,6 +83,7 @@ class Checkpoints:
         leave_counters_unread()
 
         policy = policy or CheckpointPolicy()
+        self._retention = _Retention(policy)
         self._skipped: dict[int, str] = {}  # steps not restored: what to call them aside
         self._ocp = ocp
         self.folder = absolute(folder)
@@ -111,12 +92,11 @@ class Checkpoints:
             reach_buckets_without_tensorflow()
             if not self.folder.startswith("gs://"):
                 remote = RemotePath(self.folder)
-                self._mirror = CheckpointMirror(remote, policy.keep_last, policy.keep_every)
+                self._mirror = CheckpointMirror(remote)
         self._manager = ocp.CheckpointManager(
             str(self._mirror.folder) if self._mirror else self.folder,
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=policy.keep_last,
-                keep_period=policy.keep_every,
+                preservation_policy=self._retention,
                 enable_async_checkpointing=True,
             ),
         )
@@ -125,12 +105,13 @@ class Checkpoints:
         """Steps of the complete checkpoints, oldest first."""
         return self._mirror.steps() if self._mirror else sorted(self._manager.all_steps())
 
-    def save(self, state: TrainState, record: dict) -> None:
+    def save(self, state: TrainState, record: dict, best: int | None = None) -> None:
         """Begins to write a checkpoint; waits only for the copy off the devices.
 
         Args:
             state: the train state; may be donated as soon as this returns.
             record: json-able values to find again on restore; may be changed likewise.
+            best: step of the best evaluation so far, whose checkpoint stays.
 
         Raises:
             CheckpointError: if an earlier write failed (a full disk, say).
@@ -139,6 +120,7 @@ class Checkpoints:
         step = int(state.step)
         if step in self._manager.all_steps() or (self._mirror and step in self._mirror.steps()):
             return
+        self._retention.best = best
         # Copies, because the record is written while the caller's goes on counting, and because
         # a backend may return views of buffers that the next step reuses.
         record = copy.deepcopy({**record, "fingerprints": _fingerprints(state)})
@@ -155,6 +137,7 @@ class Checkpoints:
             if self._mirror:
                 self._manager.wait_until_finished()
                 self._mirror.publish(step)
+                self._mirror.keep(self._retention.kept(self._mirror.steps()))
         except Exception as error:
             raise self._failed("write", step, error) from error
 
@@ -221,6 +204,33 @@ class Checkpoints:
                 "If the config is right, remove the damaged ones or start in a new --workdir."
             )
         return None
+
+    def restore(
+        self, step: int, abstract: TrainState, parts: Sequence[str] = TrainState._fields
+    ) -> tuple[TrainState, dict]:
+        """Returns the checkpoint of one step; as `restore_latest`.
+
+        Raises:
+            CheckpointError: it is not there, is damaged, or could not be read just now.
+        """
+        if step not in (steps := self.steps()):
+            kept = ", ".join(map(str, steps)) or "none"
+            raise CheckpointError(
+                f"{self.folder} has no checkpoint of step {step}. Steps that are there: {kept}."
+            )
+        try:
+            if (held := self._step_held(step)) != step:
+                raise CheckpointError(f"it holds step {held}")
+            return self._restore(step, abstract, parts)
+        except Exception as error:  # a damaged file shows itself in many ways
+            if reason := passing_reason(error):
+                raise self._unread(step, reason) from error
+            reason = str(error).strip().split("\n")[0][:300]
+            others = ", ".join(str(other) for other in steps if other != step) or "none"
+            raise CheckpointError(
+                f"Checkpoint {step} in {self.folder} is damaged, or is of another model: {reason}. "
+                f"Other steps that are there: {others}."
+            ) from error
 
     def _step_held(self, step):
         """Returns the step that the checkpoint of this folder was saved at, by its own record."""
@@ -348,6 +358,21 @@ class Checkpoints:
         """Waits until everything begun is on disk, and ends Orbax's threads."""
         self.wait()
         self._manager.close()
+
+
+class _Retention:
+    """`CheckpointPolicy.kept`, as Orbax asks for it."""
+
+    def __init__(self, policy):
+        self.policy = policy
+        self.best: int | None = None
+
+    def kept(self, steps):
+        return self.policy.kept(steps, self.best)
+
+    def should_preserve(self, checkpoints, *, context):
+        kept = self.kept([found.step for found in checkpoints])
+        return [found.step in kept for found in checkpoints]
 
 
 def _check_files(folder):

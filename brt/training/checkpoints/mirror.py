@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Collection
 
 import jax
 
@@ -18,22 +19,18 @@ class CheckpointMirror:
 
     Args:
         remote: where the checkpoints lie, each in a folder named by its step.
-        keep_last: the newest ones to keep.
-        keep_every: also keep every checkpoint at a multiple of this many steps, or None.
 
     Raises:
         ValueError: there are several processes, each of which has only a part of a checkpoint.
     """
 
-    def __init__(self, remote: RemotePath, keep_last: int, keep_every: int | None):
+    def __init__(self, remote: RemotePath):
         if jax.process_count() > 1:
             raise ValueError(
                 f"Several processes write checkpoints to a folder that all of them see, or to "
                 f"gs://, and not to {remote}: name such a folder."
             )
         self.remote = remote
-        self.keep_last = keep_last
-        self.keep_every = keep_every
         self.folder = scratch_folder(self, "brt-checkpoints-")
 
     def steps(self) -> list[int]:
@@ -52,13 +49,16 @@ class CheckpointMirror:
             os.replace(fetched, folder)
 
     def publish(self, step: int) -> None:
-        """Copies a checkpoint of this disk to the bucket, then removes what is not to be kept."""
+        """Copies a checkpoint of this disk to the bucket."""
         target = self.remote / str(step)
         remove(target)  # what a process left that was killed meanwhile
         upload(self.folder / str(step), target)
         (target / COMPLETE).write_text("complete\n")
-        for old in self.steps()[: -self.keep_last]:
-            if not self.keep_every or old % self.keep_every:
+
+    def keep(self, steps: Collection[int]) -> None:
+        """Removes the complete checkpoints of the bucket of all other steps."""
+        for old in self.steps():
+            if old not in steps:
                 remove(self.remote / str(old), first=COMPLETE)
 
     def forget(self, step: int) -> None:

@@ -1,6 +1,7 @@
-"""Parameters of a run folder: its newest checkpoint, read; and the tokens they belong to."""
+"""Parameters of a run folder, read from one of its checkpoints; and the tokens they belong to."""
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,9 @@ from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.storage.paths import as_path
 from brt.training.checkpoints.checkpoint import Checkpoints
+from brt.training.checkpoints.policy import recorded_best
 from brt.training.optimization.weight_average import Averaged, evaluated_params
+from brt.training.records.run_folder import read_metrics
 from brt.training.train_step import TrainState
 
 
@@ -33,31 +36,67 @@ def check_vocabulary(record: dict, store: TokenStore | MixedStore) -> None:
         )
 
 
-def load_params(folder: str, abstract: TrainState) -> tuple[TrainState, dict]:
-    """Reads step and parameters of a run folder's newest valid checkpoint.
+def check_step(step: int | str | None) -> int | str | None:
+    """Returns which checkpoint `load_params` reads, from the text of a flag or as it is.
+
+    Raises:
+        ValueError: neither a step, "best" nor "newest".
+    """
+    if step is None or step in ("best", "newest"):
+        return step
+    if not re.fullmatch(r"[0-9]{1,18}", text := str(step)):
+        raise ValueError(f'A step is a whole number, "best" or "newest", and not {step!r}.')
+    return int(text)
+
+
+def load_params(
+    folder: str, abstract: TrainState, step: int | str | None = None
+) -> tuple[TrainState, dict]:
+    """Reads step and parameters of one checkpoint of a run folder.
 
     Args:
         folder: the run folder.
         abstract: shapes and shardings to read into.
+        step: of a checkpoint that is kept; "best", by the run's own evaluations; "newest", the
+            newest valid one; None for the best one of a run that keeps it, else the newest.
 
     Returns:
-        The train state, in which only these two are set, and the checkpoint's record. The
-        parameters are their average, if the run keeps one and `abstract` has its optimizer's state.
+        The train state, in which only these two are set, and the checkpoint's record, which of
+        the best checkpoint has "best_by", the metric. The parameters are their average, if the run
+        keeps one and `abstract` has its optimizer's state.
 
     Raises:
-        FileNotFoundError: no checkpoint is there.
+        FileNotFoundError: no checkpoint is there, or no best one.
+        CheckpointError: the one that was asked for is not kept, or none can be read.
     """
+    step = check_step(step)
     path = os.path.join(folder, "checkpoints")
     if not as_path(path).is_dir():
         raise FileNotFoundError(f"{folder} holds no checkpoints/ folder: has the run begun?")
     checkpoints = Checkpoints(path)
     averaged = isinstance(abstract.optimizer, Averaged)
     parts = ("step", "params", "optimizer") if averaged else ("step", "params")
-    found = checkpoints.restore_latest(abstract, parts)
-    checkpoints.close()
+    by = None
+    try:
+        if step in (None, "best") and (
+            best := recorded_best(read_metrics(folder), steps := checkpoints.steps())
+        ):
+            step, by = best
+        elif step == "best":
+            raise FileNotFoundError(
+                f"{folder} keeps no best checkpoint (CheckpointPolicy.keep_best), or has made no "
+                f"evaluation yet. Steps that are there: {', '.join(map(str, steps)) or 'none'}."
+            )
+        if isinstance(step, int):
+            found = checkpoints.restore(step, abstract, parts)
+        else:
+            found = checkpoints.restore_latest(abstract, parts)
+    finally:
+        checkpoints.close()
     if found is None:
         raise FileNotFoundError(f"{path} holds no complete checkpoint yet.")
     state, record = found
+    record |= {"best_by": by} if by else {}
     return state._replace(params=evaluated_params(state), optimizer=None), record
 
 

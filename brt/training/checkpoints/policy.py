@@ -1,0 +1,181 @@
+"""Rules of checkpoints: when one is written, which are kept, and which evaluation is the best."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gin
+
+from brt.checks import Count, check_choice
+
+LOWEST = re.compile(r"loss|perplexity|bits_per")
+"""Scalars of an evaluation of which the lowest is the best."""
+HIGHEST = re.compile(r"accuracy|f1|precision|recall|exact")
+"""Those of which the highest is."""
+OF_LABELS = ("answer_f1", "f1", "micro_f1", "macro_f1", "accuracy")
+"""Default metrics of labelled documents: the first that the evaluation has."""
+BEST_STEP = "best/step"
+"""Scalar in the record of an evaluation: the step of the best one so far."""
+STOPPED_EARLY = "best/stopped_early"
+"""Scalar in the last record of a run that stopped early."""
+
+
+class Best(NamedTuple):
+    """The best evaluation so far.
+
+    step, value: of it; None before the first one that is finite.
+    since: evaluations after it, in a row, that were not better.
+    """
+
+    step: int | None = None
+    value: float | None = None
+    since: int = 0
+
+
+@gin.configurable
+class CheckpointPolicy:
+    """Says when checkpoints are written, which of them are kept, and when a run stops early.
+
+    Args:
+        every: steps between checkpoints.
+        keep_last: the newest ones to keep.
+        keep_every: also keep every checkpoint at a multiple of this many steps, or None.
+        keep_best: also write a checkpoint at each evaluation in the loop that is the best so far,
+            and keep the last of these. `brt.evaluate` and `load_run` then take it by default.
+        metric: scalar of the evaluation that decides, such as "loss" or "recall_accuracy". None
+            takes the loss; of labelled documents the first of answer_f1, f1, micro_f1, macro_f1
+            and accuracy that there is.
+        mode: whether the lowest value is the best, "min", or the highest, "max"; None follows the
+            name of the metric.
+        patience: stop after so many evaluations in a row that were not better; None for never.
+
+    Raises:
+        ValueError: settings of the best checkpoint without `keep_best`, or a metric of unknown
+            direction.
+    """
+
+    def __init__(
+        self,
+        every: Count = 1000,
+        keep_last: Count = 3,
+        keep_every: Count | None = None,
+        keep_best: bool = False,
+        metric: str | None = None,
+        mode: str | None = None,
+        patience: Count | None = None,
+    ):
+        if every < 1 or keep_last < 1:
+            raise ValueError(
+                f"CheckpointPolicy.every = {every} and keep_last = {keep_last} must be at least 1."
+            )
+        for name, value in (("metric", metric), ("mode", mode), ("patience", patience)):
+            if value is not None and not keep_best:
+                raise ValueError(
+                    f"CheckpointPolicy.{name} = {value!r} is of the best checkpoint, which is not "
+                    "kept: bind CheckpointPolicy.keep_best = True as well."
+                )
+        if mode is not None:
+            check_choice("CheckpointPolicy.mode", mode, ("min", "max"))
+        self.every = every
+        self.keep_last = keep_last
+        self.keep_every = keep_every
+        self.keep_best = keep_best
+        self.metric = metric.removeprefix("eval/") if metric else None
+        self.mode = mode or (_mode_of(self.metric) if self.metric else None)
+        self.patience = patience
+
+    def kept(self, steps: Collection[int], best: int | None = None) -> set[int]:
+        """Returns the steps of the checkpoints to keep.
+
+        Args:
+            steps: of all complete ones.
+            best: step of the best evaluation.
+        """
+        found = set(sorted(steps)[-self.keep_last :])
+        if self.keep_every:
+            found |= {step for step in steps if step % self.keep_every == 0}
+        return found | ({best} & set(steps))
+
+    def metric_of(self, scalars: Mapping[str, Any], labelled: bool = False) -> str:
+        """Returns the name of the scalar that decides.
+
+        Args:
+            scalars: of an evaluation, by name.
+            labelled: whether labelled documents were evaluated.
+
+        Raises:
+            ValueError: the evaluation has no such scalar.
+        """
+        if self.metric is None:
+            candidates = OF_LABELS if labelled else ()
+            return next((name for name in candidates if name in scalars), "loss")
+        if self.metric not in scalars:
+            raise ValueError(
+                f"CheckpointPolicy.metric = {self.metric!r} is none of the scalars of the "
+                f"evaluation in the loop: choose one of {', '.join(sorted(scalars))}."
+            )
+        return self.metric
+
+    def after(self, best: Best, step: int, metric: str, value: float) -> Best:
+        """Returns the best evaluation after one more, at `step`; of equal ones the first."""
+        sign = 1 if (self.mode or _mode_of(metric)) == "max" else -1
+        better = value == value and (best.value is None or sign * value > sign * best.value)
+        return Best(step, value) if better else best._replace(since=best.since + 1)
+
+    def best_of(self, records: Iterable[Mapping], labelled: bool = False) -> Best:
+        """Returns the best evaluation among the records of a run, oldest first."""
+        best = Best()
+        for record in records:
+            scalars = _evaluation(record)
+            if scalars and (self.metric is None or self.metric in scalars):
+                metric = self.metric_of(scalars, labelled)
+                best = self.after(best, record["step"], metric, float(scalars[metric]))
+        return best
+
+    def stops(self, best: Best) -> bool:
+        """Tells whether a run whose best evaluation this is stops early."""
+        return self.patience is not None and best.since >= self.patience
+
+
+def recorded_best(
+    records: Iterable[Mapping], steps: Collection[int] | None = None
+) -> tuple[int, str] | None:
+    """Returns step and metric of the best evaluation, by the records of a run that keeps it.
+
+    Args:
+        records: of the run, oldest first.
+        steps: of its complete checkpoints; the last best step recorded that is one of them is
+            returned. None for any.
+    """
+    found = None
+    for record in records:
+        step = record.get(BEST_STEP)
+        if isinstance(step, int) and (steps is None or step in steps):
+            names = (name for name in record if name.startswith("best/") and name != BEST_STEP)
+            found = step, next(names, "").removeprefix("best/")
+    return found
+
+
+def stopped_early(records: Sequence[Mapping]) -> bool:
+    """Tells whether the last thing that a run recorded is that it stopped early."""
+    return bool(records) and STOPPED_EARLY in records[-1]
+
+
+def _evaluation(record):
+    return {
+        name.removeprefix("eval/"): value
+        for name, value in record.items()
+        if name.startswith("eval/") and not isinstance(value, str)
+    }
+
+
+def _mode_of(metric):
+    name = metric.partition("/")[0]
+    if LOWEST.search(name):
+        return "min"
+    if HIGHEST.search(name):
+        return "max"
+    raise ValueError(
+        f"CheckpointPolicy.metric = {metric!r}: whether a low or a high value is good does not "
+        'follow from its name: bind CheckpointPolicy.mode to "min" or "max".'
+    )
