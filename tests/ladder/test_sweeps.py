@@ -2,6 +2,7 @@
 
 import collections
 import json
+import math
 import re
 from pathlib import Path
 
@@ -29,7 +30,13 @@ def a_file(folder, *lines):
     return folder / "sweep.txt"
 
 
-OF_PRETRAINED = ("arpt_tables", "pretrained_marked", "pretrained_recall", "pretrained_small")
+OF_PRETRAINED = (
+    "arpt_rates",
+    "arpt_tables",
+    "pretrained_marked",
+    "pretrained_recall",
+    "pretrained_small",
+)
 """Sweeps of pretrained bodies: no scale divides them, and each entry names its texts."""
 TASK_SWEEPS = [path for path in SWEEPS if re.match("rmt_(figure|table_1)", path.stem)]
 """Of the algorithmic tasks: every entry has steps of its own."""
@@ -100,6 +107,14 @@ def test_entries_of_a_sweep_differ_and_share_a_budget(path):
             # An overlap takes tokens of a window, and memories of a body are given the same steps.
             names = ["steps"]
         assert len({tuple(r.settings[f"Trainer.{name}"] for name in names) for r in some}) == 1
+
+
+def test_fine_tuning_reads_two_epochs_whatever_the_overlap():
+    path = ROOT / "configs/sweeps/arpt_tables.txt"
+    names = "Trainer.steps", "Trainer.tokens_per_step"
+    for entry in read_sweep(path, SCALES["paper"], None, [], None):
+        read = math.prod(entry.settings[name] for name in names)
+        assert 236_300_000 < read <= 236_400_000  # an overlap takes tokens of a window
 
 
 def test_the_sweep_of_gate_biases_has_every_gate_with_every_beginning():

@@ -30,12 +30,11 @@ FINE_TUNING = told(
         "constant_rate.warmup_steps": 100,
     },
 ) | told("table 1", {"Trainer.segments_per_step": 20, "Trainer.segment_length": 300})
-CHOSEN = own(
+CHOSEN = told("section 5: 2 epochs", {"Trainer.steps": 9850}) | own(
     {
         "Trainer.schedule": ref("constant_rate"),
         "constant_rate.value": 5e-5,
         "Trainer.remat_segments": True,
-        "Trainer.steps": 7200,
         "Trainer.tokens_per_step": 24_000,
         "Trainer.eval_every": 80,
         "Trainer.evaluation": ref("Evaluation()"),
@@ -119,7 +118,13 @@ def _recurrent(table, overlap):
     """A recurrent model that is trained and evaluated with an overlap."""
     length = 300 - overlap
     lengths = {"PretrainedLanguageModel.overlap": overlap, "Trainer.segment_length": length}
-    return model(POOLED, told(table, lengths), own({"Trainer.tokens_per_step": 80 * length}))
+    numbers = model(POOLED, told(table, lengths), own({"Trainer.tokens_per_step": 80 * length}))
+    return numbers | told("section 5: 2 epochs", {"Trainer.steps": 236_400_000 // (80 * length)})
+
+
+def _at_rate(rate, *parts):
+    """A model with one of the candidates for its rate."""
+    return _on_wikitext(model(*parts, own({"constant_rate.value": rate})))
 
 
 SWEEPS = {
@@ -128,5 +133,9 @@ SWEEPS = {
         *(_on_wikitext(_recurrent("table 1", overlap)) for overlap in OF_WIKITEXT),
         *(_overlapped("table 2", overlap) for overlap in OF_PG19),
         *(_recurrent("table 2", overlap) for overlap in OF_WIKITEXT),
+    ],
+    "arpt_rates": [
+        *(_at_rate(rate) for rate in (2e-5, 5e-5, 1e-4)),
+        *(_at_rate(rate, POOLED) for rate in (2e-5, 5e-5, 1e-4)),
     ],
 }
