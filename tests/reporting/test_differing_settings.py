@@ -16,8 +16,12 @@ from brt.experiment import Experiment
 from brt.reporting.collect import Group, collect
 from brt.reporting.gin_text import read_gin_file, write_gin
 from brt.reporting.ladder import SCALES, read_sweep
+from brt.reporting.paper_positions import PaperPosition
+from brt.reporting.papers.adding_recurrence import ADDING_RECURRENCE
+from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.papers.fill import paper_tables
+from brt.reporting.papers.form import NOT_PUBLISHED, PaperTable, Quantity, Row
 from brt.reporting.papers.recurrent_memory_plots import RECURRENT_MEMORY
 from brt.reporting.papers.transformer_xl import TRANSFORMER_XL
 from brt.reporting.runs import open_runs
@@ -260,3 +264,161 @@ def test_the_other_papers_rows_name_a_difference_too(
         table = table_of([run], paper, name)
         assert any(cell.values for row in table.rows for cell in row)
         assert table.notes() == [note] * bool(note)
+
+
+COMPARED = [
+    (table, row)
+    for paper in PAPERS
+    for table in paper.tables
+    for row in table.rows
+    if table.compares(row)
+]
+"""Rows in which a run's number stands beside a printed one."""
+
+
+def of_a_row(table, row):
+    """The position of a small run after two steps that meets the rules of a row, and these."""
+    rules = [q.where for q in table.quantities if q.is_printed]
+    rules += [table.where, row.where]
+    asked = {name: value for rule in rules for name, value in rule.items()}
+    asked = {n: min(v, key=str) if isinstance(v, set) else v for n, v in asked.items()}
+    own = dict.fromkeys(PaperPosition._fields[:11]) | {"layers": 2, "segment_length": 62}
+    own |= {name: value for name, value in asked.items() if name in PaperPosition._fields}
+    return PaperPosition(**own | {"steps": own.get("steps", 2)}), asked
+
+
+@pytest.mark.parametrize("table, row", COMPARED, ids=lambda x: "-".join(getattr(x, "labels", ())))
+def test_every_number_beside_a_printed_one_has_sizes_and_steps(table, row):
+    position, asked = of_a_row(table, row)
+    settings = {n: v for n, v in table.settings(position).items() if v is not NOT_PUBLISHED}
+    sizes = ("num_layers", "width")
+    sized = all(any(name.endswith(f".{size}") for name in settings) for size in sizes)
+    assert asked.get("size") or sized
+    assert "steps" in asked or "Trainer.steps" in settings
+
+
+def test_a_table_that_could_not_name_a_difference_is_refused():
+    row = Row(("a",), ("1.0",), {"system": "GPT-2"})
+    with pytest.raises(ValueError, match="PaperTable t shows runs beside printed numbers"):
+        PaperTable("t", "T", "t. Source: T", ("model",), (Quantity("x"),), (row,))
+    printed_alone = row._replace(where=None)
+    PaperTable("t", "T", "t. Source: T", ("model",), (Quantity("x"),), (printed_alone,))
+    nothing_printed = Quantity("x", is_printed=False)
+    PaperTable("t", "T", "t. Source: T", ("model",), (nothing_printed,), (row,))
+
+
+PRETRAINED = (
+    ("arpt_table_1", "pretrained/gpt2+corpora/wikitext103_raw", "gpt2"),
+    ("arpt_table_2", "pretrained/gpt2_pooled+corpora/pg19_first", "gpt2"),
+    ("rmt_table_3", "readers/bert+labelled/hyperpartisan", "bert-base-cased"),
+    ("rmt_table_3", "readers/roberta+labelled/hyperpartisan", "roberta-base"),
+    ("rmt_table_3", "readers/deberta+labelled/hyperpartisan", "deberta-v3-base"),
+    ("rmt_table_3", "readers/t5+labelled/hyperpartisan", "t5-base"),
+)
+"""Tables of pretrained models, a config of a row, and the folder that it begins with."""
+SMALL = {
+    "num_layers": "2 for 12",
+    "width": "8 for 768",
+    "num_heads": "2 for 12",
+}
+
+
+def pretrained_table(folder, name, of_config, *bindings):
+    scalars = {"word_level_perplexity": 150.0, "f1": 0.9, "answer_f1": 0.5, "exact_match": 0.4}
+    run = make_run(folder, of_config, *bindings, evaluations={"test": scalars})
+    table = table_of([run], ADDING_RECURRENCE if "arpt" in name else RECURRENT_MEMORY, name)
+    assert sum(bool(cell.values) for row in table.rows for cell in row) in (1, 2)
+    return table
+
+
+@pytest.mark.parametrize("name, of_config, folder", PRETRAINED)
+def test_a_pretrained_model_as_published_has_no_note(tmp_path, name, of_config, folder):
+    given = f'Pretrained.folder = "elsewhere/{folder}"'
+    assert pretrained_table(tmp_path / "run", name, of_config, given).notes() == []
+
+
+@pytest.mark.parametrize("name, of_config, folder", PRETRAINED)
+def test_a_small_model_a_random_one_and_a_short_run_are_named(tmp_path, name, of_config, folder):
+    body = {"gpt2": "GPT2", "bert": "BERT", "roberta": "RoBERTa", "deberta": "DeBERTa", "t5": "T5"}
+    body = body[of_config.partition("/")[2].partition("+")[0].partition("_")[0]]
+    small = [f"{body}.{size} = {text.split()[0]}" for size, text in SMALL.items()]
+    (note,) = pretrained_table(
+        tmp_path / "run", name, of_config, *small, "Trainer.steps = 2"
+    ).notes()
+    for size, text in SMALL.items():
+        assert f"{body}.{size} = {text}" in note
+    assert f"Pretrained.folder = None (random parameters) for {folder!r}" in note
+    assert "Trainer.steps = 2 for " in note
+
+
+def test_the_sweep_of_the_pretrained_tables_fills_all_rows_with_no_note(tmp_path):
+    path = ROOT / "configs/sweeps/arpt_tables.txt"
+    given = ['Pretrained.folder = "models/gpt2"']
+    runs = []
+    for number, entry in enumerate(read_sweep(path, SCALES["paper"], None, given, None)):
+        runs.append(tmp_path / f"{number}")
+        runs[-1].mkdir()
+        (runs[-1] / "config.gin").write_text(write_gin(entry.settings))
+        figures = {"step": 10**9, "word_level_perplexity": 100.0 + number}
+        (runs[-1] / "evaluation_test.json").write_text(json.dumps(figures))
+    for name, rows in ("arpt_table_1", 10), ("arpt_table_2", 14):
+        table = table_of(runs, ADDING_RECURRENCE, name)
+        assert table.notes() == []
+        assert [any(cell.values for cell in row) for row in table.rows] == [True] * rows
+
+
+def test_the_difference_of_two_rows_has_the_notes_of_both(tmp_path):
+    systems = {"slide_13l": "rsqrt.multiplier = 0.5", "rec_fixed_skip": "rsqrt.warmup_steps = 10"}
+    runs = [described(tmp_path / n, f"pg19_{n}", binding) for n, binding in systems.items()]
+    notes = " ".join(table_of(runs, name="table_1_differences").notes())
+    assert all(f"{binding} for " in notes for binding in systems.values())
+
+
+def test_what_a_table_s_differences_show_is_said_of_that_table_alone():
+    said = [table for paper in PAPERS for table in paper.tables if table.of_contrasts]
+    assert [table.name for table in said] == ["table_1"]
+    for paper in PAPERS:
+        for table in paper_tables(paper, []):
+            own = table.name == "table_1_differences"
+            assert (said[0].of_contrasts in table.caption) == own
+
+
+def test_a_body_of_its_folder_s_sizes_is_compared_by_the_folder(tmp_path):
+    unbound = [f"GPT2.{size} = None" for size in (*SMALL, "num_positions")]
+    notes = []
+    for folder in ("gpt2", "gpt2-medium"):
+        given = *unbound, f'Pretrained.folder = "models/{folder}"'
+        notes += pretrained_table(tmp_path / folder, *PRETRAINED[0][:2], *given).notes()
+    assert notes == [f"{BEGIN}Pretrained.folder = 'gpt2-medium' for 'gpt2'"]
+
+
+@pytest.mark.parametrize(
+    "name, of_config, binding",
+    [
+        ("txl_table_2", "characters_18l+corpora/enwik8_symbols", "TransformerXL.width = 8"),
+        ("txl_table_2", "characters_24l+corpora/enwik8_symbols", "TransformerXL.width = 8"),
+        ("txl_table_3", "ptb+corpora/penn_treebank_words", "TransformerXL.width = 8"),
+        ("txl_table_6", "lstm_151m+corpora/wikitext103_words", "LSTM.width = 8"),
+        ("txl_table_6", "qrnn_151m+corpora/wikitext103_words", "QRNN.width = 8"),
+    ],
+)
+def test_rows_without_a_published_size_name_another_than_the_config_s(
+    monkeypatch, tmp_path, name, of_config, binding
+):
+    monkeypatch.setattr(Group, "_counts", lambda group: None)
+    evaluations = {"test": {"perplexity": 32.1, "bits_per_token": 3.21}}
+    study = {"study": "recl", "numbers": {"r0.1": 10, "r0.5": 20, "r1.0": 30}, "split": "test"}
+    noted = []
+    for number, bindings in enumerate(((), (binding, "Trainer.steps = 2"))):
+        run = make_run(
+            tmp_path / f"{number}", f"transformer_xl/{of_config}", *bindings,
+            evaluations=evaluations,
+        )  # fmt: skip
+        (run / "studies").mkdir()
+        written = json.dumps(study | {"series": [], "verdict": "."})
+        (run / "studies" / "recl.json").write_text(written)
+        table = table_of([run], TRANSFORMER_XL, name)
+        assert any(cell.values for row in table.rows for cell in row)
+        noted.append(table.notes())
+    assert noted[0] == [] and len(noted[1]) == 1
+    assert f"{binding} for " in noted[1][0] and "Trainer.steps = 2 for " in noted[1][0]

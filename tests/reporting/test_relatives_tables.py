@@ -364,7 +364,7 @@ def test_transformer_xl_fills_its_tables_and_its_parameters_are_counted(tmp_path
     ((labels, found),) = filled(tables["txl_table_1"]).items()
     assert labels[0] == "Transformer-XL Standard"
     assert found["validation, measured"] == "23.50" and found["test, measured"] == "24.25"
-    # Penn Treebank's dimensions are not published: any model of it is the paper's.
+    # Penn Treebank's dimensions are not published: any model of it fills its row, with a note.
     lines = ('Corpus.store = "stores/penn_treebank"', 'Corpus.vocabulary = "words:ptb.txt"')
     run = make_xl_run(tmp_path / "ptb", *lines, memory=64, evaluations=evaluations)
     tables = tables_of(TRANSFORMER_XL, [run])

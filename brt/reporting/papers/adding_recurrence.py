@@ -6,8 +6,19 @@ are those of its tables.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
-from brt.reporting.papers.form import Contrast, Curve, Paper, PaperPlot, PaperTable, Quantity, Row
+from brt.reporting.gin_text import Reference
+from brt.reporting.papers.form import (
+    NOT_PUBLISHED,
+    Contrast,
+    Curve,
+    Paper,
+    PaperPlot,
+    PaperTable,
+    Quantity,
+    Row,
+)
 
 TITLE = "Adding Recurrence to Pretrained Transformers, arXiv:2008.07027"
 WINDOW = 300
@@ -86,6 +97,79 @@ def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
     return best
 
 
+_SIZES = {"num_layers": 12, "width": 768, "num_heads": 12}
+_NETWORK = {"feed_forward_size": 3072}
+BODIES = {
+    "GPT2": ("gpt2", {"vocabulary_size": 50_257, "num_positions": 1024}),
+    "BERT": ("bert-base-cased", _NETWORK | {"vocabulary_size": 28_996, "num_positions": 512}),
+    "RoBERTa": ("roberta-base", _NETWORK | {"vocabulary_size": 50_265, "num_positions": 514}),
+    "DeBERTa": (
+        "deberta-v3-base",
+        _NETWORK
+        | {"vocabulary_size": 128_100, "num_positions": 512, "buckets": 256}
+        | {"absolute_positions": False, "shared_keys": True, "norm_relative": True},
+    ),
+    "T5": ("t5-base", _NETWORK | {"vocabulary_size": 32_128, "head_size": 64}),
+}
+"""Pretrained bodies of the papers: folder, and sizes besides those that all of them have."""
+
+
+def pretrained(model: str, body: str, *memories: str) -> dict:
+    """Returns the bindings of a model around a pretrained body that begins with its folder's."""
+    folder, sizes = BODIES[body]
+    found: dict[str, Any] = {f"{body}.{name}": value for name, value in (_SIZES | sizes).items()}
+    found |= {"Pretrained.folder": folder, f"{model}.body": Reference(f"@{body}")}
+    return found | {f"{model}.memories": tuple(Reference(f"@{memory}") for memory in memories)}
+
+
+FINE_TUNED_TOKENS = 2 * 118_200_000
+"""Of 2 epochs (section 5). WikiText-103 has 117.9M tokens of GPT-2; 1,250 books of 69,000 words
+(section 5) have 118.5M, at 1.374 tokens a word, as counted in novels."""
+
+
+def fine_tuning(position: Any) -> dict:
+    """Returns the settings of the language models, for the position of a run.
+
+    The rate is not published. The rows of a step are an assumption of brt's configs.
+    """
+    tokens_per_step = 4 * 20 * position.segment_length
+    found = {
+        "Trainer.optimizer": Reference("@adamw"),
+        "Trainer.schedule": Reference("@constant_rate"),
+        "constant_rate.value": NOT_PUBLISHED,
+        "constant_rate.warmup_steps": 100,
+        "Trainer.steps": FINE_TUNED_TOKENS // tokens_per_step,
+        "Trainer.tokens_per_step": tokens_per_step,
+        "Trainer.segments_per_step": 20,
+    }
+    if position.system != RECURRENT:
+        return found | pretrained("PretrainedLanguageModel", "GPT2")
+    found |= {"PooledMemory.layer": 2, "PooledMemory.hidden": (200, 200, 200)}
+    return found | pretrained("PretrainedLanguageModel", "GPT2", "PooledMemory")
+
+
+LABELLED = {"Trainer.stream": "labelled", "Trainer.labelled": Reference("@LabelledDocuments")}
+
+
+def questions(position: Any) -> dict:
+    """Returns the settings of Table 3, for the position of a run.
+
+    The schedule and the questions of a step are assumptions of brt's configs.
+    """
+    found = LABELLED | {
+        "LabelledDocuments.targets": "spans",
+        "PretrainedReader.targets": "spans",
+        "Trainer.optimizer": Reference("@adamw"),
+        "Trainer.schedule": Reference("@linear"),
+        "linear.maximum": 2e-5,
+        "Trainer.steps": 4 * 30_000 // 16,
+    }
+    if position.system == "RoBERTa":
+        return found | pretrained("PretrainedReader", "RoBERTa")
+    found |= {"FinalLayerMemory.layer": 2, "FinalLayerMemory.hidden": (768,)}
+    return found | pretrained("PretrainedReader", "RoBERTa", "FinalLayerMemory")
+
+
 def label(system: str, overlap: int) -> str:
     """Returns the first label of a row."""
     name = "recurrent" if system == RECURRENT else "baseline"
@@ -119,6 +203,7 @@ def _perplexities(name, title, numbers, corpus, more="", contrasts=()):
         ),
         {"corpus": corpus},
         contrasts=contrasts,
+        settings=fine_tuning,
     )
 
 
@@ -155,6 +240,7 @@ TABLE_3 = PaperTable(
         Row(("RoBERTa, disjoint windows",), ("48.17", "43.55"), {"system": "RoBERTa"}),
         Row(("RoBERTa, recurrent",), ("49.12", "44.55"), {"system": "RoBERTa + pooled"}),
     ),
+    settings=questions,
 )
 
 KEPT = "studies/topics/divergence, kept"
@@ -178,6 +264,7 @@ TOPICS = PaperTable(
         Row(("recurrent",), ("0.5331",), {"system": RECURRENT}),
     ),
     {"window_length": WINDOW},
+    settings=fine_tuning,
 )
 
 TABLES = (TABLE_1, TABLE_2, TABLE_3, TOPICS)

@@ -97,6 +97,8 @@ TABLE_1 = PaperTable(
         Contrast("Recurrence, or retrieval?", "Rec:fixed:skip", "Memorizing Trans. 64k"),
         Contrast("Feedback to every layer, or not?", "Feedback:fixed:skip", "Rec:fixed:skip"),
     ),
+    of_contrasts="A question may have different answers on different text: a longer window helps "
+    "on arXiv, not on PG19.",
     settings=by_corpus,
 )
 

@@ -6,12 +6,13 @@ for, the seed and the corpus.
 """
 
 from collections.abc import Collection
-
-import gin
+from pathlib import PurePath
 
 from brt import config
 from brt.reporting.gin_text import Reference, reachable
+from brt.reporting.model_settings import model_setting, owners
 from brt.reporting.paper_positions import PaperPosition
+from brt.reporting.papers.form import NOT_PUBLISHED
 from brt.reporting.runs import Run
 
 OF_RULES = {
@@ -24,6 +25,9 @@ OF_RULES = {
     "segments": ("Trainer.segments_per_step",),
     "loss": ("Trainer.loss",),
     "encoding": ("TransformerXL.encoding",),
+    "memory_tokens": ("PretrainedReader.num_memory",),
+    "window_length": ("Trainer.segment_length",),
+    "overlap": ("PretrainedLanguageModel.overlap",),
 }
 """Bindings that a row has decided on by naming an attribute of a `PaperPosition` in its rule."""
 
@@ -33,6 +37,7 @@ NOT_COMPARED = (
     *("BlockRecurrentTransformer.feedback:", "ExternalMemory.size:"),
     *("RecurrentMemoryTransformer.num_memory:", "RecurrentMemoryTransformer.memory_at_end:"),
     *("TransformerXL.cutoffs:", "TransformerXL.position_rows:"),
+    *("LSTM.cutoffs:", "QRNN.cutoffs:"),
     # How a run is carried out, and what no number depends on.
     *("Trainer.corpus:", "Trainer.seed:", "Trainer.mesh:", "Trainer.skip_nonfinite:"),
     *("Trainer.log_every:", "Trainer.eval_every:", "Trainer.evaluation:", "Trainer.checkpoints:"),
@@ -42,6 +47,7 @@ NOT_COMPARED = (
     # Of the evaluation, which has a note of its own.
     *("Evaluation.", "RecallScore.", "FreeRunning."),
 )
+FOLDER = "Pretrained.folder"
 CHOSEN = "Trainer.optimizer", "Trainer.schedule"
 """Bindings to functions. What these are bound to is compared only where they are the same."""
 
@@ -54,7 +60,8 @@ def differences(
     Args:
         position: the run's.
         published: bindings to values, of the published number. A binding without a default whose
-            published value is not here is not compared. "vocabulary" is that of a `PaperPosition`.
+            published value is not here is not compared, nor one that is `NOT_PUBLISHED`.
+            "vocabulary" is that of a `PaperPosition`, "Pretrained.folder" the name of a folder.
         decided: attributes of a `PaperPosition` that the number's own row asks for.
 
     A run that stands for a model of another scale (`Run.stands_for`) has the dimensions of that
@@ -62,11 +69,15 @@ def differences(
     """
     settings = run.paper_settings | {"vocabulary": position.vocabulary}
     settings["Trainer.steps"] = run.settings.get("Trainer.steps")
+    folder = model_setting(settings, "folder") or settings.get(FOLDER)
+    settings[FOLDER] = folder and PurePath(folder).name
+    body = f"{owners(settings)[-1]}."
     if "steps" in decided:
         published = published | {"Trainer.steps": position.steps}
     skipped = reachable(run.settings, "Trainer.corpus")
     # Which is named by its kind, "words:PATH", and bound by its class.
     skipped |= {name for name in settings if name.partition(".")[0].endswith("Vocabulary")}
+    skipped |= {name for name in settings if name.endswith(".folder")} - {FOLDER}
     skipped |= {name for attribute in decided for name in OF_RULES.get(attribute, ())}
     found = []
     for name in dict.fromkeys([*CHOSEN, *published, *settings]):
@@ -75,13 +86,17 @@ def differences(
             continue
         expected = published.get(name, _default(name))
         value = settings.get(name, _default(name))
-        if expected is gin.REQUIRED or _shown(value) == _shown(expected):
+        if expected is NOT_PUBLISHED or _shown(value) == _shown(expected):
             continue
+        if folder and value is None and name.startswith(body):
+            continue  # as its folder has it, whose name is compared
         own = ""
         if name in CHOSEN:
             both = [_shown(function).strip("@") for function in (value, expected)]
             own = _with(settings, both[0])
             skipped |= {n for n in {*published, *settings} if n.partition(".")[0] in both}
+        elif name == FOLDER and value is None:
+            own = " (random parameters)"
         found.append(f"{name} = {_shown(value)}{own} for {_shown(expected)}")
     return found
 
@@ -94,7 +109,7 @@ def _with(settings, function):
 
 
 def _default(name):
-    return gin.REQUIRED if "." not in name else config.default(name)
+    return NOT_PUBLISHED if "." not in name else config.default(name)
 
 
 def _shown(value):

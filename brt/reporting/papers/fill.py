@@ -7,12 +7,10 @@ from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.rounding import mean_and_spread
 from brt.reporting.drawing.table import NOT_RUN, Cell, Column, Table, measured, published
 from brt.reporting.papers.differences import differences
-from brt.reporting.papers.form import Curve, Paper, PaperPlot, PaperTable, Row, number
+from brt.reporting.papers.form import TIMES, Curve, Paper, PaperPlot, PaperTable, Row, number
 from brt.reporting.step_times import StepTime
 
 PUBLISHED, MEASURED = "paper", "measured"
-TIMES = "step_time", "evaluation_speed"
-"""Scalars that are no run's, but of `brt.benchmark`, by system."""
 
 
 def paper_tables(
@@ -158,9 +156,9 @@ def _cells(measures, row: Row, groups, step_times, table: PaperTable | None = No
 
 def _compared(cell: Cell, group: Group, table: PaperTable, rule: dict) -> Cell:
     """A measured cell whose note names the settings that the published number does not have."""
-    published = table.settings and table.settings(group.position)
-    if not published:
+    if table.settings is None:  # nothing is printed beside it
         return cell
+    published = table.settings(group.position)
     lines = [
         line for run in group.runs for line in differences(run, group.position, published, rule)
     ]
@@ -186,8 +184,8 @@ def _differences(table: PaperTable, filled: Table) -> Table:
     return Table(
         f"{table.name}_differences",
         f"Differences within {table.title.split(':')[0]}",
-        "The first row less the second: below zero the first is better. A question may have "
-        "different answers on different text: a longer window helps on arXiv, not on PG19.",
+        "The first row less the second: below zero the first is better. "
+        f"{table.of_contrasts}".rstrip(),
         columns,
         lines,
     )
@@ -196,7 +194,8 @@ def _differences(table: PaperTable, filled: Table) -> Table:
 def _minus(one: Cell, other: Cell) -> Cell:
     if one.values and other.values:
         difference = sum(one.values) / len(one.values) - sum(other.values) / len(other.values)
-        return Cell(_signed(difference, 3), (difference,))
+        note = "; ".join(filter(None, dict.fromkeys((one.note, other.note))))
+        return Cell(_signed(difference, 3), (difference,), note=note)
     try:
         decimals = min(len(cell.text.split("±")[0].strip().split(".")[1]) for cell in (one, other))
         return Cell(_signed(number(one.text) - number(other.text), decimals))

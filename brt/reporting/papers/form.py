@@ -5,7 +5,15 @@ A table's, a row's and a quantity's rule together say whose numbers a cell holds
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import gin
+
+TIMES = "step_time", "evaluation_speed"
+"""Scalars of `brt.benchmark`, by system; the others are those of runs."""
+NOT_PUBLISHED = gin.REQUIRED
+"""In the settings of a published number: the value of a binding that has none and any run's own."""
 
 
 class Row(NamedTuple):
@@ -62,7 +70,8 @@ class Contrast(NamedTuple):
     other: str
 
 
-class PaperTable(NamedTuple):
+@dataclass(frozen=True)
+class PaperTable:
     """A published table.
 
     Attributes:
@@ -73,8 +82,12 @@ class PaperTable(NamedTuple):
         rest: attributes of a `PaperPosition` that label, after its name, a measured run that no
             table has a row for; None in a table that does not show such runs.
         contrasts: shown below it as a table of their own.
+        of_contrasts: a sentence for the caption of that table.
         settings: from the position of a run that fills a row to the bindings behind the printed
-            number, None where they are not known; `differences` says what is compared.
+            number, `NOT_PUBLISHED` where any value will do; `differences` says what is compared.
+
+    Raises:
+        ValueError: runs stand beside printed numbers, and no `settings` to compare them by.
     """
 
     name: str
@@ -83,10 +96,23 @@ class PaperTable(NamedTuple):
     labels: tuple[str, ...]
     quantities: tuple[Quantity, ...]
     rows: tuple[Row, ...]
-    where: dict = {}
+    where: dict = field(default_factory=dict)
     rest: tuple[str, ...] | None = None
     contrasts: tuple[Contrast, ...] = ()
-    settings: Callable | None = None
+    of_contrasts: str = ""
+    settings: Callable[[Any], dict] | None = None
+
+    def __post_init__(self):
+        if self.settings is None and any(self.compares(row) for row in self.rows):
+            raise ValueError(
+                f"PaperTable {self.name} shows runs beside printed numbers: give it `settings`, so "
+                "that a cell can name what differs."
+            )
+
+    def compares(self, row: Row) -> bool:
+        """Returns whether a row shows a measured number of a run beside a printed one."""
+        scalars = (row.scalars.get(q.head, q.scalar) for q in self.quantities if q.is_printed)
+        return row.where is not None and any(scalar and scalar not in TIMES for scalar in scalars)
 
 
 class Curve(NamedTuple):

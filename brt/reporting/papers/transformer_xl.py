@@ -134,6 +134,7 @@ TABLE_3 = PaperTable(
         ),
     ),
     {"corpus": "Penn Treebank"},
+    settings=transformer_xl,
 )
 
 TABLE_4 = PaperTable(
