@@ -402,9 +402,18 @@ def _flatten(bindings):
 
 
 def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
-    """One line for each binding that differs: `RecurrentCell.gate: 'fixed' -> 'lstm'`."""
+    """One line for each binding that differs: `RecurrentCell.gate: 'fixed' -> 'lstm'`.
+
+    A binding that only one side has differs from its default: it may be of a parameter that the
+    other's version of brt did not have.
+    """
     return [
         f"{name}: {old.get(name, '(not bound)')} -> {new.get(name, '(not bound)')}"
         for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
+        if old.get(name, _default_text(name)) != new.get(name, _default_text(name))
     ]
+
+
+def _default_text(name):
+    value = default(name.rpartition("/")[2])
+    return None if value is gin.REQUIRED else repr(value)

@@ -49,6 +49,8 @@ class BlockRecurrentTransformer(Body):
         memorizing_layers: likewise, of the layers with an `ExternalMemory`.
         memories: further memories of layers: pairs of what builds a `LayerMemory` and the indices
             of its layers, as in `((@MyMemory, (3, 7)),)`.
+        qk_norm: queries and keys of unit length and a learned scale for each head; False is the
+            plain scaled dot product, in all attention of the stack.
         feedback: block feedback: all other layers read the highest cell's state too.
         dropout: rate, wherever the published model drops.
         logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").
@@ -82,6 +84,7 @@ class BlockRecurrentTransformer(Body):
         recurrent_layers: tuple[Index, ...] = (),
         memorizing_layers: tuple[Index, ...] = (),
         memories: tuple = (),
+        qk_norm: bool = True,
         feedback: bool = False,
         dropout: Share = 0.0,
         logits_divisor: str = "vocabulary",
@@ -97,7 +100,7 @@ class BlockRecurrentTransformer(Body):
         check_share("BlockRecurrentTransformer.dropout", dropout)
         if window < 1:
             raise ValueError(f"BlockRecurrentTransformer.window = {window} must be at least 1.")
-        sizes = Sizes(width, num_heads, head_size, feed_forward_size)
+        sizes = Sizes(width, num_heads, head_size, feed_forward_size, qk_norm)
         assigned = [
             (cell, _indices("recurrent_layers", recurrent_layers, num_layers)),
             (memory, _indices("memorizing_layers", memorizing_layers, num_layers)),

@@ -28,7 +28,7 @@ from brt.models.layers.attention import attend
 from brt.models.layers.dropout import LayerMasks, draw_masks, dropped
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import DENSE, parameter
-from brt.models.layers.norms import RMSNorm, share_of_norm, unit_heads
+from brt.models.layers.norms import RMSNorm, scaled_down_heads, share_of_norm, unit_heads
 from brt.models.layers.positions_t5 import RelativeBias, WindowMask
 from brt.models.layers.sizes import Sizes
 from brt.models.loop_weights import LoopWeights, cast_before, product
@@ -49,7 +49,7 @@ class Layer(nnx.Module):
     """Pre-norm attention and feed-forward, each with a residual (sections 3.1 and 4.1).
 
     Args:
-        sizes: D, H, K, F.
+        sizes: D, H, K, F, and whether queries and keys are normalised.
         window: W in tokens.
         dropout: rate after the attention norm, on attention weights and after the network.
         memories: `LayerMemory` modules, whose additions to attention are made in this order.
@@ -79,13 +79,15 @@ class Layer(nnx.Module):
         self.queries_DA = parameter(rngs, DENSE, D, A)
         self.keys_DA = parameter(rngs, DENSE, D, A)
         self.values_DA = parameter(rngs, DENSE, D, A)
-        self.attention_scale_H = parameter(rngs, jax.nn.initializers.ones, H)
+        if sizes.qk_norm:
+            self.attention_scale_H = parameter(rngs, jax.nn.initializers.ones, H)
         biased = all(memory.position_bias for memory in memories)
         self.relative_bias = RelativeBias(rngs, H) if biased else WindowMask()
         if self.reads_states:
             ones = jax.nn.initializers.ones
             self.cross_queries_DA = parameter(rngs, DENSE, D, A, purpose="recurrence")
-            self.cross_scale_H = parameter(rngs, ones, H, purpose="recurrence")
+            if sizes.qk_norm:
+                self.cross_scale_H = parameter(rngs, ones, H, purpose="recurrence")
             # Rows of what attention to tokens reads, then rows of what attention to states reads.
             self.output_CD = parameter(rngs, DENSE, 2 * A, D, purpose=("layers", "recurrence"))
         else:
@@ -145,10 +147,17 @@ class Layer(nnx.Module):
     @jax.named_scope("attention")
     def window_table(self) -> jax.Array:
         """Returns the scaled position bias and mask of one block, (H, W, 2W)."""
-        return self.relative_bias.window_table(self._scale(), self.window)
+        return self.relative_bias.window_table(self._bias_scale(), self.window)
 
-    def _scale(self):
-        return jnp.abs(self.attention_scale_H[...])
+    def _bias_scale(self):
+        return jnp.abs(self._scale("attention_scale_H"))
+
+    def _scale(self, name):
+        """Returns the learned scale of each head; ones where queries are scaled already."""
+        return getattr(self, name)[...] if self.sizes.qk_norm else jnp.ones(self.sizes.num_heads)
+
+    def _queries(self, q_BTHK):
+        return unit_heads(q_BTHK) if self.sizes.qk_norm else scaled_down_heads(q_BTHK)
 
     def masks(
         self, key: jax.Array | None, tokens: int, num_states: int, dtype: DTypeLike
@@ -213,10 +222,11 @@ class Layer(nnx.Module):
 
     @jax.named_scope("attention")
     def _tokens(self, x_BTD, weights) -> LayerTokens:
-        q_BTHK = unit_heads(self._heads(x_BTD, weights["queries_DA"]))
-        k_BTHK = unit_heads(self._heads(x_BTD, weights["keys_DA"]))
+        q_BTHK = self._queries(self._heads(x_BTD, weights["queries_DA"]))
+        k_BTHK = self._heads(x_BTD, weights["keys_DA"])
+        k_BTHK = unit_heads(k_BTHK) if self.sizes.qk_norm else k_BTHK
         v_BTHK = self._heads(x_BTD, weights["values_DA"])
-        return LayerTokens(q_BTHK, k_BTHK, v_BTHK, self.attention_scale_H[...])
+        return LayerTokens(q_BTHK, k_BTHK, v_BTHK, self._scale("attention_scale_H"))
 
     def _project_and_feed(self, x_BTD, normed_BTD, self_BTHK, read_states, weights, fed_mask_PD):
         """Projects, adds, feeds, adds; returns that and the states' share of the sum.
@@ -237,7 +247,7 @@ class Layer(nnx.Module):
             with jax.named_scope("states"):
                 if self.sequential:
                     normed_BTD = self.cross_norm(x_BTD + from_tokens_BTD)
-                q_BTHK = unit_heads(self._heads(normed_BTD, weights["cross_queries_DA"]))
+                q_BTHK = self._queries(self._heads(normed_BTD, weights["cross_queries_DA"]))
                 from_states_BTD = product(
                     "BTA,AD->BTD", flat(read_states(q_BTHK)), weights["states_output_AD"]
                 )
@@ -323,7 +333,7 @@ class Layer(nnx.Module):
 
         def read_states(q_BTHK):
             k_BGSHK, v_BGSHK = states
-            scale_H, keep_HWS = self.cross_scale_H[...], masks.state_weights_HWS
+            scale_H, keep_HWS = self._scale("cross_scale_H"), masks.state_weights_HWS
             return read(q_BTHK, k_BGSHK, v_BGSHK, scale_H, None, keep_HWS)
 
         x_BTD, shares = self._project_and_feed(
@@ -360,7 +370,9 @@ class Layer(nnx.Module):
         with jax.named_scope("attention"):
             keys_BHK = token.keys_BTHK[:, 0]
             window = write_token(cache.window, keys_BHK, token.values_BTHK[:, 0], reads_B)
-            table_BH1J = self.relative_bias.token_table(self._scale(), self.window, window.fill_B)
+            table_BH1J = self.relative_bias.token_table(
+                self._bias_scale(), self.window, window.fill_B
+            )
             self_B1HK = attend(
                 token.queries_BTHK, window.keys_BJHK, window.values_BJHK, token.scale_H, table_BH1J
             )
@@ -369,7 +381,7 @@ class Layer(nnx.Module):
         def read_states(q_B1HK):
             states = self.own_decoding_states(cache, x_BD.dtype) or given
             k_BSHK, v_BSHK = (x_BGSHK[:, 0] for x_BGSHK in states)
-            return attend(q_B1HK, k_BSHK, v_BSHK, self.cross_scale_H[...])
+            return attend(q_B1HK, k_BSHK, v_BSHK, self._scale("cross_scale_H"))
 
         x_B1D, _ = self._project_and_feed(x_B1D, normed_B1D, self_B1HK, read_states, weights, None)
         blocks = BlockPairs(window.keys_BJHK[:, None], window.values_BJHK[:, None])

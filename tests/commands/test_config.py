@@ -357,6 +357,12 @@ def test_differences_name_each_binding_once_in_order():
     assert config.differences(old, dict(reversed(old.items()))) == []
 
 
+def test_a_parameter_that_is_new_and_at_its_default_is_no_difference():
+    assert config.differences({}, {"RecurrentCell.state_ids": "True"}) == []
+    lines = ["RecurrentCell.state_ids: (not bound) -> False"]
+    assert config.differences({}, {"RecurrentCell.state_ids": "False"}) == lines
+
+
 def test_a_configuration_differs_from_another_by_what_was_changed(folder):
     path = plain_config(folder)
     first = built(path).bindings

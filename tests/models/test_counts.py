@@ -127,13 +127,33 @@ def test_all_that_recurrence_adds_is_counted_as_recurrence(name):
     memory = model.memory_SD.size if around else 0
     assert found == inside._replace(recurrence=inside.recurrence + memory)
     if isinstance(body, BlockRecurrentTransformer):
-        without_bias = len(ARCHITECTURES[name].settings.get("memorizing_layers", ()))
-        assert inside.layers == count_parameters(abstract("slide")).layers - 2 * 32 * without_bias
+        settings = ARCHITECTURES[name].settings
+        without_bias = len(settings.get("memorizing_layers", ()))
+        plain = count_parameters(abstract("slide", qk_norm=settings.get("qk_norm", True)))
+        assert inside.layers == plain.layers - 2 * 32 * without_bias
         assert (inside.recurrence > 0) == any(layer.memories for layer in body.layers)
     else:
         whole = parameters(body)  # memories of layers, or of windows
         memories = {name: whole[name] for name in ("memories", "cell") if name in whole}
         assert inside.recurrence == sum(leaf.size for leaf in jax.tree.leaves(memories))
+
+
+@pytest.mark.parametrize(
+    ("switch", "removed"),
+    [
+        (dict(state_ids=False), {"state_ids_SD"}),
+        (dict(qk_norm=False), {"attention_scale_H", "cross_scale_H"}),
+    ],
+    ids=["state_ids", "qk_norm"],
+)
+@pytest.mark.parametrize("name", ["rec_fixed_dual", "rec_sequential", "feedback_lstm_single"])
+def test_a_switch_removes_its_own_parameters_only(name, switch, removed):
+    kept, left = (
+        {path: leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(parameters(model))}
+        for model in (abstract(name), abstract(name, **switch))
+    )
+    assert left == {path: shape for path, shape in kept.items() if path[-1].key not in removed}
+    assert {path[-1].key for path in kept.keys() - left.keys()} == removed
 
 
 @pytest.mark.parametrize("name", ["rec_lstm_dual", "txl_adaptive", "rmt_rec"])

@@ -30,7 +30,9 @@ def mix(layer, settings, Q_WHK, local_WHK, memory):
             picked = search(settings, q_K, K_MK)
             # The layer's own scale, no bias; an empty slot that was picked counts (code).
             scores = np.array([q_K @ K_MK[m] for m in picked])
-            weights = np.exp(scores * abs(layer["attention_scale_H"][h]))
+            # Without query-key normalisation there is no learned scale.
+            scale = abs(layer["attention_scale_H"][h]) if settings.qk_norm else len(q_K) ** -0.5
+            weights = np.exp(scores * scale)
             found_K = sum(w * V_MK[m] for w, m in zip(weights / weights.sum(), picked))
             mixed_WHK[i, h] = local_WHK[i, h] * (1 - share) + found_K * share
     return mixed_WHK

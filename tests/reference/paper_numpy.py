@@ -26,6 +26,8 @@ class Settings:
         tanh belongs to the single arrangement only, whatever the gate (code).
     order: "parallel", or "sequential": cross-attention after self-attention, each with a gate of
         its own (section 3.1 mentions it and gives no equations; Fig. 1 read in that order).
+    state_ids: False leaves section 3.2's state IDs out.
+    qk_norm: False leaves section 3.2's normalisation out: scores are q.k / sqrt(K), plus the bias.
     logits_divisor: "vocabulary" for sqrt(V), "width" for sqrt(D) (code; two releases differ).
     recurrent_layers, memorizing_layers: layer indices, counted from 0.
     size, neighbours, search: of an external memory, see tests/reference/memorizing_numpy.py.
@@ -39,6 +41,8 @@ class Settings:
     arrangement: str = "dual"
     gate_form: str = "paper"
     order: str = "parallel"
+    state_ids: bool = True
+    qk_norm: bool = True
     feedback: bool = False
     logits_divisor: str = "vocabulary"
     memorizing_layers: tuple = ()
@@ -155,9 +159,9 @@ def run_layer(layer, settings, x_WD, memory, fed_back, own_memory=None):
     """One layer, one block, one row: tokens (W, D) and the memory after it. Source: Fig. 1."""
     # K_e, V_e and the token queries, all from one pre-norm (code); no biases (code).
     y_WD = rms_norm(x_WD, layer["attention_norm"])
-    K_e_WHK = unit_length(heads(y_WD, layer["keys_DA"], settings))
+    K_e_WHK = normalised(heads(y_WD, layer["keys_DA"], settings), settings)
     V_e_WHK = heads(y_WD, layer["values_DA"], settings)
-    Qv_e_WHK = unit_length(heads(y_WD, layer["queries_DA"], settings))
+    Qv_e_WHK = normalised(heads(y_WD, layer["queries_DA"], settings), settings)
     # Section 3.1: the previous block's keys and values come before this block's, 2W in all.
     K_e_XHK = np.concatenate([memory["keys"], K_e_WHK])
     V_e_XHK = np.concatenate([memory["values"], V_e_WHK])
@@ -189,8 +193,8 @@ def run_layer(layer, settings, x_WD, memory, fed_back, own_memory=None):
         if "cross_norm" in layer:  # after it, in the sequential order
             A = self_WA.shape[1]
             y_WD = rms_norm(x_WD + self_WA @ layer["output_CD"][:A], layer["cross_norm"])
-        Qv_s_WHK = unit_length(heads(y_WD, layer["cross_queries_DA"], settings))
-        cross_WA = full_attention(Qv_s_WHK, *read, layer["cross_scale_H"])
+        Qv_s_WHK = normalised(heads(y_WD, layer["cross_queries_DA"], settings), settings)
+        cross_WA = full_attention(Qv_s_WHK, *read, scales(layer, "cross_scale_H", settings))
         projected_WD = np.concatenate([self_WA, cross_WA], axis=1) @ layer["output_CD"]
 
     x_WD = x_WD + projected_WD  # Fig. 1 left: residual, then feed-forward and residual
@@ -202,22 +206,24 @@ def run_layer(layer, settings, x_WD, memory, fed_back, own_memory=None):
 def state_keys_and_values(cell, settings, c_SD):
     """K_s and V_s, both (S, H, K). Source: section 3.1, sharing of keys and values."""
     # Section 3.2: state IDs for keys, values and queries, not for c itself; after the norm (code).
-    y_SD = rms_norm(c_SD, cell["norm"]) + cell["state_ids_SD"]
-    K_s_SHK = unit_length(heads(y_SD, cell["keys_DA"], settings))
+    y_SD = with_ids(rms_norm(c_SD, cell["norm"]), cell, settings)
+    K_s_SHK = normalised(heads(y_SD, cell["keys_DA"], settings), settings)
     return K_s_SHK, heads(y_SD, cell["values_DA"], settings)
 
 
 def next_states(cell, settings, c_SD, K_s_SHK, V_s_SHK, K_e_XHK, V_e_XHK):
     """The horizontal direction: c_t to c_(t+1), both (S, D). Source: Fig. 1 right, section 3.5."""
-    y_SD = rms_norm(c_SD, cell["norm"]) + cell["state_ids_SD"]  # section 3.2
-    Qh_s_SHK = unit_length(heads(y_SD, cell["queries_DA"], settings))
-    self_SA = full_attention(Qh_s_SHK, K_s_SHK, V_s_SHK, cell["attention_scale_H"])
+    y_SD = with_ids(rms_norm(c_SD, cell["norm"]), cell, settings)  # section 3.2
+    Qh_s_SHK = normalised(heads(y_SD, cell["queries_DA"], settings), settings)
+    self_scale_H = scales(cell, "attention_scale_H", settings)
+    self_SA = full_attention(Qh_s_SHK, K_s_SHK, V_s_SHK, self_scale_H)
     if settings.order == "sequential":
         c_SD = gate(cell["self_gate"], settings, c_SD, self_SA, "A")
-        y_SD = rms_norm(c_SD, cell["cross_norm"]) + cell["state_ids_SD"]
-    Qh_e_SHK = unit_length(heads(y_SD, cell["cross_queries_DA"], settings))
+        y_SD = with_ids(rms_norm(c_SD, cell["cross_norm"]), cell, settings)
+    Qh_e_SHK = normalised(heads(y_SD, cell["cross_queries_DA"], settings), settings)
     # Against both blocks of tokens (code); no position bias (section 3.2).
-    cross_SA = full_attention(Qh_e_SHK, K_e_XHK, V_e_XHK, cell["cross_scale_H"])
+    cross_scale_H = scales(cell, "cross_scale_H", settings)
+    cross_SA = full_attention(Qh_e_SHK, K_e_XHK, V_e_XHK, cross_scale_H)
     if settings.order == "sequential":
         c_SD = gate(cell["cross_gate"], settings, c_SD, cross_SA, "A")
         return c_SD if settings.arrangement == "skip" else fed_states(cell, settings, c_SD)
@@ -261,7 +267,7 @@ def windowed_attention(layer, settings, Q_WHK, K_XHK, V_XHK):
     for i in range(W):
         seen = range(i, i + W)  # token i lies at W + i among the 2W
         buckets = [bucket(W + i - j) for j in seen]
-        for h, scale in enumerate(layer["attention_scale_H"]):
+        for h, scale in enumerate(scales(layer, "attention_scale_H", settings)):
             bias_N = 0  # for a memorizing layer (code)
             if "relative_bias" in layer:
                 bias_N = layer["relative_bias"]["table_HR"][h, buckets]  # section 3.2
@@ -279,8 +285,14 @@ def full_attention(Q_MHK, K_NHK, V_NHK, scale_H):
 
 
 def attend(Q_K, K_NK, V_NK, scale, bias_N):
-    """One query of one head: (K,). The bias is scaled too; the scale's sign is dropped (code)."""
-    scores_N = (K_NK @ Q_K + bias_N) * abs(scale)
+    """One query of one head: (K,). The bias is scaled too; the scale's sign is dropped (code).
+
+    Without a scale, the plain scaled dot product.
+    """
+    if scale is None:
+        scores_N = K_NK @ Q_K / np.sqrt(len(Q_K)) + bias_N
+    else:
+        scores_N = (K_NK @ Q_K + bias_N) * abs(scale)
     # A softmax with one more place, of score -1000 and value zero (code).
     peak = max(scores_N.max(), -1000)
     weights_N = np.exp(scores_N - peak)
@@ -297,6 +309,21 @@ def bucket(distance):
 def heads(x_ND, weight_DA, settings):
     """Project and split: (N, H, K)."""
     return (x_ND @ weight_DA).reshape(len(x_ND), settings.num_heads, settings.head_size)
+
+
+def with_ids(y_SD, cell, settings):
+    """The state IDs, added after the norm (section 3.2)."""
+    return y_SD + cell["state_ids_SD"] if settings.state_ids else y_SD
+
+
+def scales(weights, name, settings):
+    """Each head's learned scale; None of each head without normalisation."""
+    return weights[name] if settings.qk_norm else [None] * settings.num_heads
+
+
+def normalised(x_NHK, settings):
+    """Queries or keys, normalised where the settings say so."""
+    return unit_length(x_NHK) if settings.qk_norm else x_NHK
 
 
 def unit_length(x_NHK):

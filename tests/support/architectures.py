@@ -31,7 +31,7 @@ WITHOUT_WINDOW = {name: size for name, size in SIZES.items() if name != "window"
 CELL_SIZES = dict(num_states=STATES, gate_form="paper")
 MEMORY_SIZES = dict(size=2 * WINDOW)  # documents of several segments come round again
 MEMORY_SETTINGS = ("size", "neighbours", "search")
-CELL_SETTINGS = ("num_states", "gate", "arrangement", "gate_form", "order")
+CELL_SETTINGS = ("num_states", "gate", "arrangement", "gate_form", "order", "state_ids")
 
 
 def stack_of_blocks(rngs, **settings):
@@ -196,6 +196,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "rec_two_layers": _rec("fixed", "skip", layers=(0, 2)),
     "rec_sequential": _rec("fixed", "dual", order="sequential"),
     "rec_meliad": _rec("lstm", "single", gate_form="meliad", logits_divisor="width"),
+    "rec_without_ids": _rec("fixed", "dual", order="sequential", state_ids=False),
+    "rec_without_qk_norm": _rec("lstm", "dual", qk_norm=False),
+    "memorizing_without_qk_norm": _memorizing("exact", 3, qk_norm=False),
+    "feedback_without_either": _rec(
+        "fixed", "single", feedback=True, state_ids=False, qk_norm=False
+    ),
     "feedback_fixed_skip": _rec("fixed", "skip", feedback=True),
     "feedback_lstm_single": _rec("lstm", "single", feedback=True),
     "feedback_two_cells": _rec("fixed", "dual", layers=(0, 2), feedback=True),
@@ -249,6 +255,7 @@ VARIANTS = (
     *("memorizing_dense", "feedback_memorizing", "rmt_txl", "memtr_txl", "gpt2_overlap"),
     *("compressive_max", "lstm_adaptive", "xl", "rmt_slide", "memorizing_exact"),
     *("txl_same_length", "compressive_mean", "qrnn"),
+    *("rec_without_ids", "rec_without_qk_norm", "memorizing_without_qk_norm"),
     *("llama_pooled", "gpt2", "gpt2_pooled", "llama_slide"),
 )
 """Architectures whose caches and parameters all occur in others: laws that compile whole training

@@ -111,6 +111,11 @@ def _unit_backward(kept, gradient_BTHK):
 unit_heads.defvjp(_unit_forward, _unit_backward)
 
 
+def scaled_down_heads(x_BTHK: jax.Array) -> jax.Array:
+    """Returns x / sqrt(K), queries of scaled dot-product attention (Vaswani et al. 2017)."""
+    return x_BTHK * x_BTHK.shape[-1] ** -0.5
+
+
 @jax.custom_vjp
 def scaled_unit_heads(x_BHSK: jax.Array, scale_H: jax.Array) -> jax.Array:
     """Returns `unit_heads` times the absolute value of each head's scale, (B, H, S, K).

@@ -17,7 +17,13 @@ from brt.checks import Count, check_choice
 from brt.models.counts import matrix_size
 from brt.models.layers.attention import attend_by_head, heads_first
 from brt.models.layers.initializers import DENSE, normal, parameter
-from brt.models.layers.norms import RMSNorm, rms_normed, scaled_unit_heads, unit_heads
+from brt.models.layers.norms import (
+    RMSNorm,
+    rms_normed,
+    scaled_down_heads,
+    scaled_unit_heads,
+    unit_heads,
+)
 from brt.models.layers.sizes import Sizes
 from brt.models.loop_weights import cast_before, in_loop, product, scan
 from brt.models.memories.gates import Gate
@@ -61,7 +67,7 @@ class RecurrentCell(LayerMemory):
     """State vectors that read the tokens of a block, and one another, through gates.
 
     Args:
-        sizes: D, H, K, F of the layer around it.
+        sizes: of the layer around it.
         window: W of that layer; the number of states does not depend on it.
         num_states: S.
         gate: "fixed" or "lstm" (section 3.3).
@@ -72,6 +78,8 @@ class RecurrentCell(LayerMemory):
         gate_biases: "small", or "zero" or "one" to see what the paper warns of (appendix B).
         order: "parallel" or "sequential": cross-attention after self-attention, with a
             gate of its own, the variant section 3.1 reports as worse.
+        state_ids: add a learned vector of each state to it where keys, values and queries are
+            computed (section 3.2).
 
     Raises:
         ValueError: an unknown choice, no states, or a sequential order without a projection.
@@ -92,6 +100,7 @@ class RecurrentCell(LayerMemory):
         gate_form: str = "paper",
         gate_biases: str = "small",
         order: str = "parallel",
+        state_ids: bool = True,
     ):
         check_choice("RecurrentCell.arrangement", arrangement, ARRANGEMENTS)
         check_choice("RecurrentCell.order", order, ORDERS)
@@ -104,19 +113,22 @@ class RecurrentCell(LayerMemory):
             )
         D, A, F = sizes.width, sizes.attention_size, sizes.feed_forward_size
         self.num_heads = sizes.num_heads
+        self.qk_norm = sizes.qk_norm
         self.num_states = num_states
         self.arrangement = arrangement
         self.order = order
         self.reads_after_tokens = order == "sequential"
         self.initial_states_SD = parameter(rngs, normal(0.1), num_states, D, multiplied=False)
-        self.state_ids_SD = parameter(rngs, normal(1.0), num_states, D, multiplied=False)
+        if state_ids:
+            self.state_ids_SD = parameter(rngs, normal(1.0), num_states, D, multiplied=False)
         self.norm = RMSNorm(rngs, D)
         self.queries_DA = parameter(rngs, DENSE, D, A)
         self.keys_DA = parameter(rngs, DENSE, D, A)
         self.values_DA = parameter(rngs, DENSE, D, A)
         self.cross_queries_DA = parameter(rngs, DENSE, D, A)
-        self.attention_scale_H = parameter(rngs, jax.nn.initializers.ones, self.num_heads)
-        self.cross_scale_H = parameter(rngs, jax.nn.initializers.ones, self.num_heads)
+        if self.qk_norm:
+            self.attention_scale_H = parameter(rngs, jax.nn.initializers.ones, self.num_heads)
+            self.cross_scale_H = parameter(rngs, jax.nn.initializers.ones, self.num_heads)
 
         heads = self.num_heads, A // self.num_heads
 
@@ -169,11 +181,13 @@ class RecurrentCell(LayerMemory):
             return cast_before(stacked_DXA.reshape(D, X, self.num_heads, -1), dtype)
 
         found: CellWeights = {
-            "ids_SD": cast_before(self.state_ids_SD[...], dtype),
             "norm_scale_D": self.norm.scale_D[...],
-            "self_scale_H": self.attention_scale_H[...],
-            "cross_scale_H": self.cross_scale_H[...],
         }
+        if hasattr(self, "state_ids_SD"):
+            found["ids_SD"] = cast_before(self.state_ids_SD[...], dtype)
+        if self.qk_norm:
+            found["self_scale_H"] = self.attention_scale_H[...]
+            found["cross_scale_H"] = self.cross_scale_H[...]
         if self.order == "sequential":
             found["heads_DXHK"] = beside(self.keys_DA, self.values_DA, self.queries_DA)
             found["cross_queries_DXHK"] = beside(self.cross_queries_DA)
@@ -199,19 +213,21 @@ class RecurrentCell(LayerMemory):
 
     def _identified(self, scale_D, weights, states_BSD, dtype):
         normed_BSD = rms_normed(states_BSD, in_loop(scale_D)).astype(dtype)
-        return normed_BSD + in_loop(weights["ids_SD"])
+        return normed_BSD + in_loop(weights["ids_SD"]) if "ids_SD" in weights else normed_BSD
 
     def keys_values(
         self, states_BSD: jax.Array, dtype: DTypeLike, weights: CellWeights | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns keys (unit length) and values of states, each (B, H, S, K) of `dtype`.
+        """Returns keys and values of states, each (B, H, S, K) of `dtype`.
+
+        Keys have unit length unless `qk_norm` is off.
 
         weights: `loop_weights(dtype)`, if the caller has them already.
         """
         weights = self.loop_weights(dtype) if weights is None else weights
         x_BSD = self._identified(weights["norm_scale_D"], weights, states_BSD, dtype)
         k_BHSK, v_BHSK = _heads(x_BSD, in_loop(weights["heads_DXHK"])[:, :2])
-        return unit_heads(k_BHSK), v_BHSK
+        return self._keys(k_BHSK), v_BHSK
 
     def keys_values_queries(
         self, states_BSD: jax.Array, dtype: DTypeLike, weights: CellWeights
@@ -222,11 +238,15 @@ class RecurrentCell(LayerMemory):
         """
         x_BSD = self._identified(weights["norm_scale_D"], weights, states_BSD, dtype)
         k_BHSK, v_BHSK, *queries = _heads(x_BSD, weights["heads_DXHK"])
-        return unit_heads(k_BHSK), v_BHSK, self._scaled(queries, weights)
+        return self._keys(k_BHSK), v_BHSK, self._scaled(queries, weights)
 
-    def _scaled(self, queries, weights):
-        """Returns queries of unit length times each head's scale, those of the states first."""
-        names = ("self_scale_H", "cross_scale_H")
+    def _keys(self, k_BHSK):
+        return unit_heads(k_BHSK) if self.qk_norm else k_BHSK
+
+    def _scaled(self, queries, weights, names=("self_scale_H", "cross_scale_H")):
+        """Returns queries as the scores multiply them; those of the states come first."""
+        if not self.qk_norm:
+            return tuple(map(scaled_down_heads, queries))
         return tuple(
             scaled_unit_heads(q_BHSK, in_loop(weights[name]))
             for q_BHSK, name in zip(queries, names, strict=False)
@@ -280,8 +300,8 @@ class RecurrentCell(LayerMemory):
         if self.order == "sequential":
             states_BSD = gated("self_gate", states_BSD, read_states(queries[0]))
             x_BSD = self._identified(weights["cross_norm_scale_D"], weights, states_BSD, dtype)
-            (q_BHSK,) = _heads(x_BSD, weights["cross_queries_DXHK"])
-            q_BHSK = scaled_unit_heads(q_BHSK, in_loop(weights["cross_scale_H"]))
+            found = _heads(x_BSD, weights["cross_queries_DXHK"])
+            (q_BHSK,) = self._scaled(found, weights, ["cross_scale_H"])
             states_BSD = gated("cross_gate", states_BSD, read_tokens(q_BHSK))
         else:
             h_XBHSK = read_states(queries[0]), read_tokens(queries[1])
