@@ -1,8 +1,10 @@
 """Flags and start-up that the commands share."""
 
+import io
 import os
 import signal
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,10 +14,12 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
+import brt
 from brt import compilation_cache, config, processes
 from brt.data.corpus import StoreMissing  # noqa: F401  (an OSError with a message of its own)
 from brt.data.extras import MissingExtra
 from brt.data.stores import store_cache
+from brt.storage.regular_files import printable
 from brt.training.checkpoints.checkpoint import CheckpointError
 from brt.training.trainer import ChangedConfig, NonFiniteLoss
 
@@ -73,6 +77,14 @@ EXPLAINED = (
     ValueError,
 )
 """Errors whose message is written for the person at the terminal."""
+
+PACKAGE = os.path.dirname(brt.__file__) + os.sep
+LIBRARIES = (
+    *(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib")),
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")),
+    "<",  # <frozen importlib._bootstrap>, <string> of a generated class
+)
+"""What paths of files begin with that are brt's own, and of Python and installed packages."""
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, so that a script that called the command stops too."""
@@ -143,19 +155,45 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
                 traceback.print_exc()
                 _leave(reason, 1)
             logging.debug("traceback", exc_info=True)
-            print(f"\nError: {config.message(error)}", file=sys.stderr)
+            lines = [*config.message(error).split("\n"), *filter(None, [_place(error)])]
+            shown = "\n".join(map(printable, lines))
+            print(f"\nError: {shown}", file=sys.stderr)
             _leave(config.message(error), 1)
         finally:
             compilation_cache.end()
         processes.end()
 
     _hide_what_failed_checkpoints_leave()
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal or a pipe in ASCII takes no é; it gets a question mark instead.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
     logging.set_verbosity(logging.WARNING)
     # Orbax logs whole tracebacks from its threads; `checkpoints` says it shorter.
     logging.get_absl_logger().addFilter(
         lambda record: "orbax" not in record.pathname or logging.level_debug()
     )
     app.run(explained, flags_parser=_parsed)
+
+
+def _place(error: BaseException | None) -> str:
+    """Returns where code outside brt and its libraries raised an error; empty for brt's own."""
+    while error is not None:
+        frames = [f for f in traceback.walk_tb(error.__traceback__) if not _is_library(f[0])]
+        if frames and not frames[-1][0].f_code.co_filename.startswith(PACKAGE):
+            (place,) = traceback.StackSummary.extract(frames[-1:])
+            return (
+                f"It was raised by {place.name}, line {place.lineno} of {place.filename}: "
+                f"`{place.line}`. -v=1 shows the traceback."
+            )
+        error = error.__cause__
+    return ""
+
+
+def _is_library(frame):
+    file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
+    allowed = any(f"{module}.".startswith(f"{name}.") for name in FLAGS.allow_imports)
+    return file.startswith(LIBRARIES) and not (file.startswith(PACKAGE) or allowed)
 
 
 def _hide_what_failed_checkpoints_leave():

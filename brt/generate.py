@@ -9,7 +9,6 @@
 Text goes to standard output as it is written, everything else to standard error.
 """
 
-import io
 import math
 import os
 import sys
@@ -118,8 +117,6 @@ def main() -> None:
 
 def write(generator: Generator, memory: Memory, sampling: Sampling) -> Memory:
     """Writes on; a single document to the terminal as it goes, several when they are done."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
-        sys.stdout.reconfigure(errors="replace")
     rows = len(memory.position_B)
     begun = time.monotonic()
     writing = generator.write(memory, FLAGS.max_tokens, sampling, FLAGS.seed, FLAGS.stop)

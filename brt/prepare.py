@@ -12,6 +12,7 @@ python -m brt.prepare --gin_file=... --runner=DataflowRunner --shard_bytes=26843
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from absl import flags
 
@@ -29,6 +30,8 @@ from brt.data.vocabularies.named import named_vocabulary
 from brt.data.vocabularies.report import report, sample_text
 from brt.data.vocabularies.training import VocabularyTraining, bound_training, train_vocabulary
 from brt.experiment import Experiment
+from brt.storage.paths import only_buckets_of
+from brt.storage.regular_files import printable
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("splits", ["train", "validation", "test"], "Splits to prepare.")
@@ -153,20 +156,22 @@ def vocabulary_of(store: TokenStore) -> Vocabulary | None:
     entry = store.manifest["vocabulary"]
     file = entry.get("file")
     try:
-        if FLAGS.gin_file or FLAGS.gin_bindings:
+        if bound := bool(FLAGS.gin_file or FLAGS.gin_bindings):
             vocabulary = Corpus().vocabulary
         else:
             name = f"{entry['name'].split(':')[0]}:{file}" if file else entry["name"]
             vocabulary = named_vocabulary(name)
-        found = vocabulary.fingerprint
+        with nullcontext() if bound else only_buckets_of([]):
+            found = vocabulary.fingerprint
     except (OSError, ValueError) as error:
         found = f"not to be had: {error}"
     if found == entry["fingerprint"]:
         return vocabulary
-    print(
+    told = (
         f"ids only: the store was made with {entry['name']} ({entry['fingerprint']:.12}), and the "
         f"vocabulary here is {found}. To see text, give the --gin_file the store was made with."
     )
+    print(printable(told))
     return None
 
 

@@ -35,7 +35,7 @@ from brt.reporting.results.archive import ENDING, unpack
 from brt.reporting.results.page import write_results
 from brt.reporting.runs import Run, open_runs
 from brt.reporting.step_times import StepTime, read_step_times
-from brt.storage.paths import RemotePath, download, is_remote
+from brt.storage.paths import RemotePath, download, is_remote, only_buckets_of
 from brt.storage.regular_files import printable
 
 FLAGS = flags.FLAGS
@@ -49,6 +49,12 @@ flags.DEFINE_integer("reader_tokens", 150_000, "The reader's documents hold so m
 
 
 def main(folders: Sequence[str]) -> None:
+    with only_buckets_of([*folders, *FLAGS.step_times]):
+        make_report(folders)
+
+
+def make_report(folders: Sequence[str]) -> None:
+    """Writes the page, or a folder of results, as the flags say."""
     if FLAGS.results is not None:
         if folders:
             raise ValueError("--results reads the archives below it: name no run folders with it.")

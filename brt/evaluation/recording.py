@@ -38,7 +38,7 @@ from brt.storage.failed_writes import naming
 from brt.storage.file_parts import FileArray
 from brt.storage.json_files import DamagedFile, Fields, misfit, read_json
 from brt.storage.paths import RemotePath, is_remote
-from brt.storage.regular_files import check_regular
+from brt.storage.regular_files import check_inside, check_regular
 
 FORMAT = 1
 FILES = {
@@ -119,7 +119,13 @@ class Recording:
             FileNotFoundError, ValueError: it is not where it was, or holds other tokens.
         """
         if self._store is None:
-            self._store = self._checked(TokenStore(self.manifest["store"]["folder"]))
+            folder = self.manifest["store"]["folder"]
+            if is_remote(folder):
+                raise ValueError(
+                    f"{self.folder}/manifest.json names its store at {folder}, and no URL is "
+                    "opened because a file names it: give the store as the second argument."
+                )
+            self._store = self._checked(TokenStore(folder))
         return self._store
 
     @functools.cached_property
@@ -152,6 +158,7 @@ class Recording:
 
     def _read(self, name):
         count = self.manifest["documents" if name == "done" else "tokens"]
+        check_inside(self.folder, [f"{name}.bin"])
         path, expected = self.folder / f"{name}.bin", count * FILES[name].itemsize
         try:
             check_regular(path)
@@ -416,6 +423,7 @@ def _is_of(folder, manifest):
 
 def _read_manifest(folder):
     path = folder / "manifest.json"
+    check_inside(folder, ["manifest.json"])
     again = f"delete {folder} and record again"
     try:
         manifest = read_json(path, Fields({"format": int}), again)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from brt.data.vocabularies.base import Vocabulary, checked_ids
+from brt.data.vocabularies.base import Vocabulary, checked_ids, utf8_bytes
 from brt.generation import memory_file
 from brt.generation.decode_loop import DRAW, make_decode_loop
 from brt.generation.memory import Memory, fresh_memory
@@ -191,12 +191,14 @@ class Generator:
         Args:
             text: a string, bytes, or token ids already.
             title: in errors.
+
+        Raises:
+            ValueError: ids that are no whole numbers of the vocabulary, or text that it refuses.
         """
         if not isinstance(text, str | bytes):
-            ids = np.asarray(text, np.int32).reshape(-1)
-            checked_ids(ids, self.vocabulary.size, self.vocabulary.name)
-            return ids
-        data = text.encode() if isinstance(text, str) else text
+            # Checked before they are narrowed, which would wrap.
+            return checked_ids(text, self.vocabulary.size, self.vocabulary.name).astype(np.int32)
+        data = utf8_bytes(text, title) if isinstance(text, str) else text
         ids = self.vocabulary.encode(data, title)
         # Vocabularies of words end the last line, finished or not; this one is to be gone on with.
         if len(ids) and not data.endswith(b"\n"):

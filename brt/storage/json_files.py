@@ -140,18 +140,18 @@ def misfit(expected: Any, value: Any, name: str = "") -> str:
     return f"{name or 'its content'} = {shown} must be {words_for(expected, value)}"
 
 
-def bad_text(content: Any) -> str:
+def bad_text(content: Any, nul_is_bad: bool = True) -> str:
     """Says which text of JSON content holds NUL or a lone surrogate; an empty string if none does.
 
-    JSON can spell both, and neither can be written to a file, as a path or as UTF-8.
+    JSON can spell both: no path holds the one, and UTF-8 cannot write the other.
     """
     todo = [("", content)]
     while todo:
         name, value = todo.pop()
         if isinstance(value, str):
-            wrong = "\0" in value or not _is_utf8(value)
-            if wrong:
-                what = "NUL" if "\0" in value else "half a character (a lone surrogate)"
+            has_nul = nul_is_bad and "\0" in value
+            if has_nul or not _is_utf8(value):
+                what = "NUL" if has_nul else "half a character (a lone surrogate)"
                 return f"{name or 'its content'} = {value!a:.{SHOWN}} holds {what}"
         elif isinstance(value, dict):
             todo += [(f"a name in {name or 'it'}", key) for key in value]

@@ -8,7 +8,7 @@ here relies on either.
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -21,6 +21,32 @@ SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 
 VERSIONS = ("generation", "etag", "ETag", "mtime", "LastModified", "updated", "created")
 """What listings of different services say of when an object was written."""
+
+
+_open_to: set[str] | None = None
+"""Buckets that may be reached; None for all."""
+
+
+@contextmanager
+def only_buckets_of(paths: Iterable[str]) -> Iterator[None]:
+    """Reaches no bucket or host inside but those of the given paths.
+
+    For commands that read files of others: no connection is opened because a file names a URL.
+
+    Args:
+        paths: those that the flags of the command name; local ones change nothing.
+    """
+    global _open_to
+    before, _open_to = _open_to, {_bucket(path) for path in paths if is_remote(path)}
+    try:
+        yield
+    finally:
+        _open_to = before
+
+
+def _bucket(url):
+    """Returns scheme and host of a URL; all of a URL that chains several."""
+    return url if "::" in url else "/".join(url.split("/", 3)[:3])
 
 
 class StorageError(OSError):
@@ -283,6 +309,11 @@ def remove(folder: RemotePath, first: str | None = None) -> None:
 @contextmanager
 def _explained(path: RemotePath, done: str) -> Iterator["fsspec.AbstractFileSystem"]:
     """Gives the file system of a path; what it raises names the path."""
+    if _open_to is not None and _bucket(str(path)) not in _open_to:
+        raise StorageError(
+            f"{path} is not {done}: no flag of this command names its bucket or host, and no "
+            "connection is opened because a file names one. Copy it to this disk."
+        )
     try:
         import fsspec.core  # only who names a bucket waits for it
 

@@ -7,6 +7,8 @@ would end in a traceback far away. Each is refused here, in one sentence that na
 import errno
 import os
 import stat
+from collections.abc import Iterable
+from pathlib import Path
 from typing import BinaryIO, cast
 
 from brt.storage.paths import RemotePath, is_remote
@@ -72,6 +74,21 @@ def check_regular(path: str | os.PathLike) -> None:
         open_regular(path).close()
     elif not RemotePath(path).is_file():
         raise FileNotFoundError(f"There is no {os.fspath(path)}.")
+
+
+def check_inside(folder: Path, names: Iterable[str]) -> None:
+    """Refuses files of a folder that are links to files outside of it; the folder may be a link.
+
+    Raises:
+        ValueError: naming the first.
+    """
+    root = os.path.realpath(folder)
+    for name in names:
+        if os.path.commonpath([root, os.path.realpath(folder / name)]) != root:
+            raise ValueError(
+                f"{folder / name} is a link to a file outside of {folder}: copy the folder with "
+                "its files, as cp -rL does."
+            )
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:

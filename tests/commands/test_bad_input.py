@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import shutil
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +68,42 @@ def error(monkeypatch, capsys):
 def flags(folder, *bindings, run=True):
     own = [f"--workdir={folder / 'run'}"] if run else []
     return [f"--gin_file={folder / 'tiny.gin'}", *own, *(f"--gin.{b}" for b in bindings)]
+
+
+# Code that is not brt's.
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("Building", "__init__(self, rngs, sizes, window)"), ("Reading", "init_cache(self, *of)")],
+)
+def test_an_error_of_the_author_s_own_code_shows_where_it_was_raised(
+    folder, monkeypatch, tmp_path, error, name, method
+):
+    module = tmp_path / f"own_{name.lower()}.py"  # gin knows a class of a module for good
+    module.write_text(
+        "import gin\nfrom brt.models.memories.memory import LayerMemory\n\n\n"
+        "@gin.configurable(denylist=['rngs', 'sizes', 'window'])\n"
+        f"class {name}(LayerMemory):\n    name = 'own'\n    reach = 1\n\n"
+        "    def __init__(self, rngs, sizes, window):\n        pass\n\n"
+        f"    def {method}:\n        first, second = range(3)\n"
+    )
+    config = folder / "tiny.gin"
+    memories = f"BlockRecurrentTransformer.memories = ((@{name}, (0,)),)\n"
+    config.write_text(f"import {module.stem}\n" + config.read_text() + memories)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        sentence = error(train, *flags(folder), f"--allow_imports={module.stem}")
+    finally:
+        sys.modules.pop(module.stem, None)
+    assert "too many values to unpack" in sentence
+    assert f"line 14 of {module}" in sentence and "first, second = range(3)" in sentence
+    assert "-v=1" in sentence
+
+
+def test_an_error_of_brt_s_own_names_no_line_of_it(folder, error):
+    assert ".py" not in error(train, *flags(folder, "BlockRecurrentTransformer.window=7"))
 
 
 # Values that contradict one another.

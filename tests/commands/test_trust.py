@@ -1,6 +1,7 @@
 """What is read from others runs no code: gin files, run folders, and files of arrays."""
 
 import ast
+import json
 import math
 import os
 import pickle
@@ -8,15 +9,19 @@ import re
 import sys
 
 import fsspec
+import fsspec.core
 import gin
 import numpy as np
 import pytest
+import stores
+from fabricated_runs import add_recording, make_run, make_store
 from paths import ROOT
 from tiny_run import PLAIN, command, write_config
 
 from brt import benchmark, config, evaluate, export, generate, prepare, report, train
 from brt.config import ConfigError
 from brt.data.stores.token_store import TokenStore
+from brt.data.vocabularies.named import named_vocabulary
 from brt.evaluation.recording import Recording
 from brt.experiment import load_run
 from brt.generation import memory_file
@@ -342,6 +347,113 @@ def test_a_flag_names_urls(here, bucket):
     config.parse(bindings=["include 'part.gin'"], search_paths=[bucket])
     assert gin.query_parameter("Trainer.seed") == 7
     assert "names a URL" in refused([f"{bucket}/whole.gin"])
+
+
+# URLs that a file names.
+
+
+@pytest.fixture
+def reached(monkeypatch):
+    """The URLs that are reached."""
+    usual, urls = fsspec.core.url_to_fs, []
+
+    def noted(url, **options):
+        urls.append(url)
+        return usual(url, **options)
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", noted)
+    yield urls
+    fsspec.filesystem("memory").store.clear()
+
+
+def test_no_connection_is_opened_because_a_manifest_names_a_vocabulary(
+    here, reached, monkeypatch, capsys
+):
+    fsspec.filesystem("memory").pipe("/words.txt", b"one 1\ntwo 1\n<unk> 1\n<eos> 1\n")
+    fingerprint = named_vocabulary("words:memory://words.txt").fingerprint
+    assert reached.pop() == "memory://words.txt"  # named in Python it is reached
+    store = make_store(here / "store", ["one two"])
+    path = store.folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for entry in (
+        {"name": "words:x", "file": "memory://words.txt"},
+        {"name": "words:memory://words.txt"},
+        {"name": "sentencepiece:memory://x.model"},
+    ):
+        manifest["vocabulary"] |= {"fingerprint": fingerprint, **entry}
+        path.write_text(json.dumps(manifest))
+        assert command(monkeypatch, prepare, "--inspect=store", "--document=0") == 0
+        assert "no flag of this command names its bucket" in capsys.readouterr().out
+    assert not reached
+
+
+def test_a_report_opens_no_connection_because_a_run_names_a_url(here, reached, monkeypatch, capsys):
+    store = make_store(here / "store", ["one two"])
+    run = make_run(
+        here / "run",
+        "small/rec_fixed_skip+corpora/text",
+        'Corpus.vocabulary = "words:memory://words.txt"',
+        evaluations={"test": 2.0},
+    )
+    folder = add_recording(run, store, "kept", np.ones(store.num_tokens))
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    monkeypatch.setattr("brt.report.png", lambda plot: b"")
+    assert command(monkeypatch, report, "run", "-o", "page.html", takes_arguments=True) == 0
+    assert "words.txt is not" in capsys.readouterr().out
+    manifest["store"]["folder"] = "memory://store"
+    path.write_text(json.dumps(manifest))
+    assert command(monkeypatch, report, "run", "-o", "page.html", takes_arguments=True) == 0
+    assert "memory://store/manifest.json is not" in capsys.readouterr().out
+    assert not reached
+    with pytest.raises(ValueError, match="no URL is opened because a file names it"):
+        Recording(folder).store  # noqa: B018
+    assert not reached
+
+
+# Links that lead out of a folder.
+
+
+@pytest.mark.parametrize(
+    "name", ["tokens.bin", "documents.jsonl", "offsets.npy", "manifest.json", "weights.bin"]
+)
+@pytest.mark.parametrize("shard_bytes", [None, 40])
+def test_no_file_of_a_store_leads_out_of_its_folder(here, name, shard_bytes):
+    stores.make_store(here / "store", [9, 7, 8], weighted=True, shard_bytes=shard_bytes)
+    found = sorted((here / "store").rglob(name))[0]
+    (here / "link").symlink_to(here / "store")
+    assert TokenStore(here / "link").num_documents == 3  # the user's own link
+    inside = found.with_name(f"other_{name}")
+    found.rename(inside)
+    found.symlink_to(inside.name)
+    assert TokenStore(here / "link").titles()  # a link inside
+    found.unlink()
+    inside.rename(here / name)
+    found.symlink_to(here / name)
+    with pytest.raises(ValueError, match=f"{name} is a link to a file outside"):
+        TokenStore(here / "store")
+
+
+def test_no_folder_of_a_sharded_store_leads_out_of_it(here):
+    store = stores.make_store(here / "store", [9, 7, 8], shard_bytes=40)
+    folder = next(path for path in store.folder.iterdir() if path.is_dir())
+    folder.rename(here / "elsewhere")
+    folder.symlink_to(here / "elsewhere")
+    with pytest.raises(ValueError, match="is a link to a file outside"):
+        TokenStore(store.folder)
+
+
+def test_no_file_of_a_recording_leads_out_of_its_folder(here):
+    store = make_store(here / "store", ["one two"])
+    (here / "run").mkdir()
+    folder = add_recording(here / "run", store, "kept", np.ones(store.num_tokens))
+    for name in ("nats.bin", "manifest.json"):
+        (folder / name).rename(here / name)
+        (folder / name).symlink_to(here / name)
+        with pytest.raises(ValueError, match=f"{name} is a link to a file outside"):
+            Recording(folder)
+        (folder / name).unlink()
+        (here / name).rename(folder / name)
 
 
 # Files of arrays.

@@ -198,6 +198,36 @@ def test_a_row_that_has_stopped_holds_still_while_others_go_on():
     assert_close(writing.memory, expected)
 
 
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        (np.array([2**40]), "id 1099511627776 is not"),
+        (np.array([2**32]), "id 4294967296 is not"),
+        (np.array([2**63], np.uint64), "id 9223372036854775808 is not"),
+        ([2**70], "dtype object"),
+        ([-1], "id -1 is not"),
+        ([1.5], "dtype float"),
+        (np.array([1.0]), "dtype float"),
+        ([True], "dtype bool"),
+        ([np.nan], "dtype float"),
+        (["1"], "dtype <U1"),
+        (jnp.array([VOCABULARY]), f"id {VOCABULARY} is not"),
+    ],
+)
+def test_what_is_no_id_is_refused_and_not_rounded(ids, told):
+    generator = generator_of(FIRST)
+    for call in (generator.read, generator.score, generator.encode):
+        with pytest.raises(ValueError, match=told):
+            call([ids] if call != generator.encode else ids)
+    assert np.array_equal(generator.encode(np.array([3], np.uint8)), [3])
+    assert len(generator.encode([])) == 0
+
+
+def test_a_text_with_half_a_character_is_refused():
+    with pytest.raises(ValueError, match=r"prompt holds half a character .*character 2"):
+        generator_of(FIRST).read(["ab\ud800"])
+
+
 def test_ids_beyond_the_vocabulary_are_never_written():
     model = random_model("slide", dtype="float64")
     model.embedding_VD[...] = model.embedding_VD[...].at[5:].mul(50.0)  # the likeliest, or least

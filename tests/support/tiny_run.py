@@ -205,11 +205,12 @@ def train_here(tiny: Tiny, workdir, stop_after=None, mesh=None, hook=None, **opt
     return run
 
 
-def command(monkeypatch, module, *arguments, mesh=None) -> int:
+def command(monkeypatch, module, *arguments, mesh=None, takes_arguments=False) -> int:
     """Runs a command of brt in this process; its exit status.
 
     Args:
         mesh: takes the mesh from (data, model); one device without it.
+        takes_arguments: as of `command_line.run`.
     """
     for name in flags.FLAGS:
         flags.FLAGS[name].unparse()
@@ -217,7 +218,7 @@ def command(monkeypatch, module, *arguments, mesh=None) -> int:
         monkeypatch.setattr(place, "make_mesh", mesh or (lambda data, model: one_device()))
     monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
     try:
-        command_line.run(module.main)
+        command_line.run(module.main, takes_arguments)
     except SystemExit as end:
         return end.code or 0
 

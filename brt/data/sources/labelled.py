@@ -25,6 +25,7 @@ import numpy as np
 from brt.data.sources.base import Document, Source, absolute
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
+from brt.storage.json_files import bad_text
 from brt.storage.regular_files import open_regular
 
 
@@ -252,4 +253,6 @@ def _json(data: bytes, where: str) -> Any:
 def _keys(record: Any, where: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(record, dict):
         raise ValueError(f"{where} is no record with keys: correct it.")
+    if wrong := bad_text(record, nul_is_bad=False):
+        raise ValueError(f"{where} is damaged, as {wrong}: correct the record.")
     return where, record

@@ -6,6 +6,7 @@ import numpy as np
 
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import Vocabulary
+from brt.storage.regular_files import printable
 
 LISTED = 10
 """Documents that the table names."""
@@ -47,8 +48,9 @@ def describe(store: TokenStore) -> str:
     rows += [(f"sha256: {name}", value) for name, value in hashes[:LISTED_FILES]]
     if len(hashes) > LISTED_FILES:
         rows.append(("and more files", f"{len(hashes) - LISTED_FILES:,}"))
+    rows = [(printable(name), value) for name, value in rows]
     width = max(len(name) for name, _ in rows)
-    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    lines = [f"{name:<{width}}  {printable(str(value))}" for name, value in rows]
     return "\n".join([*lines, "", *_document_table(store)])
 
 
@@ -78,7 +80,8 @@ def _document_table(store):
     columns = ("tokens", "words", "bytes", "characters")
     rows = [("", *columns, "title")]
     for number, entry in enumerate(islice(store.entries(), LISTED)):
-        rows.append((str(number), *(f"{entry[name]:,}" for name in columns), entry["title"]))
+        counts = (f"{entry[name]:,}" for name in columns)
+        rows.append((str(number), *counts, printable(entry["title"])))
     widths = [max(len(row[column]) for row in rows) for column in range(len(columns) + 1)]
     for *numbers, title in rows:
         cells = [cell.rjust(width) for cell, width in zip(numbers, widths)]

@@ -51,7 +51,7 @@ from brt.progress import Progress
 from brt.storage.file_parts import FileArray
 from brt.storage.json_files import DamagedFile, Fields, misfit, read_json, read_json_lines
 from brt.storage.paths import AnyPath, as_path
-from brt.storage.regular_files import check_regular, open_regular
+from brt.storage.regular_files import check_inside, check_regular, open_regular
 
 HOW_TO_REPEAT = "delete the folder and prepare it again"
 
@@ -192,13 +192,15 @@ class TokenStore:
 
     Raises:
         FileNotFoundError: there is no folder, or the store in it is incomplete.
-        ValueError: the manifest cannot be used, or a file's size differs from what it says.
+        ValueError: the manifest cannot be used, a file's size differs from what it says, or a file
+            is a link that leads out of the folder.
     """
 
     def __init__(self, folder: str | os.PathLike):
         self.folder: AnyPath = as_path(folder)
         self.files = self.folder if isinstance(self.folder, Path) else local_copy(self.folder)
         self.manifest = read_manifest(self.files)
+        check_inside(self.files, ("offsets.npy", *files_of(self.manifest)))
         dtype = DTYPES[self.manifest["dtype"]]
         self._offsets = _read_offsets(self.files, self.manifest)
         self._tokens = self._array("tokens.bin", dtype)
@@ -302,6 +304,7 @@ def read_manifest(folder: Path) -> dict:
     if not folder.is_dir():
         raise FileNotFoundError(f"No token store is at {folder}: prepare it, or correct the path.")
     path = folder / "manifest.json"
+    check_inside(folder, ["manifest.json"])
     try:
         manifest = read_json(path, Fields({}, {"format": int}), HOW_TO_REPEAT)
     except FileNotFoundError:

@@ -15,11 +15,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import numpy as np
-
 from brt.data.mixture import MixedStore
 from brt.data.stores.sharded import content_of, files_of
 from brt.data.stores.token_store import HOW_TO_REPEAT, TokenStore
+from brt.data.stores.writer import misfit_of_weights
 from brt.progress import Progress
 from brt.storage.json_files import DamagedFile, read_json
 from brt.storage.regular_files import open_regular
@@ -55,8 +54,8 @@ def verify(store: TokenStore, quiet: bool = False) -> None:
     check_hashes(store.files, hashes, HOW_TO_REPEAT, quiet)
     weights = store.all_weights
     for start in range(0, 0 if weights is None else len(weights), PIECE):
-        if weights is not None and not np.isfinite(weights[start : start + PIECE]).all():
-            raise _damaged(store.folder / "weights.bin", "a weight is not finite")
+        if weights is not None and (wrong := misfit_of_weights(weights[start : start + PIECE])):
+            raise _damaged(store.folder / "weights.bin", wrong)
     names = ("tokens", "bytes", "words", "characters")
     counts = dict.fromkeys(names, 0)
     documents = 0

@@ -33,6 +33,8 @@ FORMAT = 2
 DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 WEIGHT = np.dtype("<f4")
 OFFSET = np.dtype("<i8")
+MOST_WEIGHT = 1_000_000
+"""The largest loss weight of a token."""
 COUNTS = ("documents", "tokens", "bytes", "words", "characters", "unknown")
 
 STORE_FILES = ("manifest.json", "tokens.bin", "weights.bin", "offsets.npy", "documents.jsonl")
@@ -202,7 +204,17 @@ class ShardWriter:
                 f"Document {document.title!r} has {tokens} tokens but weights of shape "
                 f"{np.shape(weights)}: give one weight a token."
             )
+        if wrong := misfit_of_weights(np.asarray(weights)):
+            raise ValueError(f"Document {document.title!r} has weights of which {wrong}.")
         self._weights(np.asarray(weights, WEIGHT).tobytes())
+
+
+def misfit_of_weights(weights: np.ndarray) -> str:
+    """Says which loss weight has no meaning; an empty string if all have."""
+    is_bad = ~((weights >= 0) & (weights <= MOST_WEIGHT))  # NaN is neither
+    if not is_bad.any():
+        return ""
+    return f"one is {weights[is_bad][0]:g}, and they must be from 0 to {MOST_WEIGHT:,}"
 
 
 class SyncedFiles(ExitStack):

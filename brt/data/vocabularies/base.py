@@ -226,16 +226,22 @@ def checked_ids(ids: ArrayLike, size: int, name: str) -> np.ndarray:
     """Returns `ids` as an int64 array (tokens,), all of them in [0, size).
 
     Raises:
-        ValueError: an id outside that range; the sentence names the first one and `name`.
+        ValueError: no whole numbers, or an id outside that range; the sentence names the first
+            one and `name`.
     """
-    checked = np.asarray(ids, np.int64).reshape(-1)
-    outside = checked[(checked < 0) | (checked >= size)]
+    given = np.asarray(ids).reshape(-1)
+    if given.size and given.dtype.kind not in "iu":
+        raise ValueError(
+            f"Token ids of dtype {given.dtype} are no ids of vocabulary {name!r}: give whole "
+            f"numbers from 0 to {size - 1:,}."
+        )
+    outside = given[(given < 0) | (given >= size)]
     if len(outside):
         raise ValueError(
             f"Token id {outside[0]} is not in vocabulary {name!r} of size {size}: use the "
             "vocabulary that the ids are of."
         )
-    return checked
+    return given.astype(np.int64)
 
 
 def utf8_text(data: bytes, title: str) -> str:
@@ -251,6 +257,21 @@ def utf8_text(data: bytes, title: str) -> str:
             f"Document {title!r} is not UTF-8 (byte {error.start} is "
             f"0x{data[error.start]:02x}): convert it to UTF-8, or bind Corpus.vocabulary = "
             '"bytes".'
+        ) from None
+
+
+def utf8_bytes(text: str, title: str) -> bytes:
+    """Encodes a text as UTF-8.
+
+    Raises:
+        ValueError: it holds a lone surrogate; the sentence names `title` and the character.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{title} holds half a character (the lone surrogate {text[error.start]!a}, at "
+            f"character {error.start:,}): remove it."
         ) from None
 
 

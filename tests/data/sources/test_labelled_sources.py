@@ -108,6 +108,8 @@ def test_texts_of_several_classes_keep_all_of_them_and_paragraphs_are_lines(tmp_
     ('{"text": "a"}', r"line 2 has no key 'label'"),
     ('{"text": "a", "label": "maybe"}', r"line 2 has label 'maybe', .* no, yes"),
     ('{"text": " \\n ", "label": "no"}', r"line 2 has no text at 'text'"),
+    (r'{"text": "a\ud800", "label": "no"}', r"line 2 is damaged, as text = 'a\\ud800' holds half"),
+    (r'{"text": "a", "label": "no", "id": "\udfff"}', r"line 2 is damaged, as id = .* holds half"),
 ])  # fmt: skip
 def test_a_bad_record_is_named_by_its_line(tmp_path, line, sentence):
     (tmp_path / "train.jsonl").write_text('{"text": "a", "label": "no"}\n' + line + "\n")

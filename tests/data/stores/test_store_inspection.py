@@ -78,6 +78,33 @@ def test_offsets_and_counts_that_do_not_fit_the_documents_are_found(store):
         verify(store, quiet=True)
 
 
+def test_titles_of_others_change_nothing_on_a_terminal(store):
+    path = store.folder / "documents.jsonl"
+    lines = path.read_text().splitlines()
+    titles = ["\x1b[2Jx", "a\nverified: b", "\ud800x", "é", "\x9b31m", "a\u202eb"]
+    for number, title in enumerate(titles):
+        lines[number] = json.dumps(json.loads(lines[number]) | {"title": title})
+    path.write_text("\n".join(lines) + "\n")
+    store.manifest["vocabulary"]["name"] = "\x1b[2Jx"
+    shown = describe(store)
+    assert all(c.isprintable() or c == "\n" for c in shown) and "é" in shown
+    assert "\\x1b[2Jx" in shown and "\\ud800x" in shown and "a\\nverified: b" in shown
+    assert all(c.isprintable() or c == "\n" for c in document_ends(store, "0", None))
+
+
+@pytest.mark.parametrize("setting", ["PYTHONIOENCODING=ascii", "LC_ALL=C"])
+def test_an_output_that_takes_ascii_only_gets_question_marks(store, setting):
+    path = store.folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"source": {"é": "\ud800"}}))
+    name, value = setting.split("=")
+    command = [sys.executable, "-m", "brt.prepare", f"--inspect={store.folder}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), name: value}
+    environment |= {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(command, capture_output=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert b"source: ?" in done.stdout and b"verified" in done.stdout
+
+
 def test_the_command_needs_no_gin_file(store):
     command = [sys.executable, "-m", "brt.prepare", f"--inspect={store.folder}", "--document=b03"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -165,6 +165,13 @@ def test_weights_are_kept_and_are_ones_where_a_document_has_none(tmp_path):
     assert store.weights(1).dtype == np.float32
 
 
+@pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf, 1e38])
+def test_a_weight_without_a_meaning_is_not_written(tmp_path, weight):
+    documents = [ids(1, 2), ids(1, 2, weights=np.array([1.0, weight]))]
+    with pytest.raises(ValueError, match="Document 'ids' has weights of which one is"):
+        write(tmp_path / "train", documents, Ids(9))
+
+
 def test_weights_take_no_room_when_no_document_has_any(store):
     assert not store.has_weights
     assert not (store.folder / "weights.bin").exists()
