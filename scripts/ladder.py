@@ -9,7 +9,8 @@ A file of entries has one config a line, with bindings after it, without spaces 
 `systems/rec_fixed_skip.gin+recipes/arxiv.gin`. The model's dimensions are divided as
 --scale says, the corpus's bindings are replaced by those of --corpus, and every entry trains on the
 same number of tokens (one with twice the Trainer.steps of its config on twice as many); or, without
---tokens, for the steps of its own config, as in papers whose rows differ in that.
+--tokens, for the steps of its own config, as in papers whose rows differ in that. Entries that
+differ in their evaluation alone are trained once, by the first of them.
 Stopped at any time, the same command goes on: finished runs are kept, the one in training resumes.
 Bindings given here come after an entry's own. Nothing is run twice, and a changed ladder is
 refused. --archive=FOLDER keeps the records of every finished run there, in a small file each, from
@@ -70,6 +71,10 @@ flags.DEFINE_bool("collect", False, "Run nothing; tables and archives of what is
 flags.DEFINE_integer("step_time_rounds", 0, "Also time so many steps of each entry, for Table 1.")
 
 
+CHECKPOINTS = "checkpoints"
+"""Folder of a run that holds its checkpoints."""
+
+
 def run_ladder() -> None:
     """Runs what is missing, then writes the tables."""
     for name in ("workdir", "sweep"):
@@ -99,9 +104,12 @@ def run_ladder() -> None:
     ]
     missing = [run for run in runs if not evaluated(run[3], run[0])]
     if FLAGS.print_commands:
+        lines: dict[tuple[str, str], list[list[str]]] = {}
         for entry, file, seed, workdir in missing:
-            begin(workdir, entry)
-            print(shell_line(commands(file, seed, workdir)))
+            begin(workdir, entry, seed)
+            lines.setdefault((entry.trained_by, seed), []).extend(commands(file, seed, workdir))
+        for line in lines.values():
+            print(shell_line(line))
         print(f"{len(missing)} of {len(runs)} runs are to be done.", file=sys.stderr)
         return
     if FLAGS.collect:
@@ -111,7 +119,7 @@ def run_ladder() -> None:
     for number, (entry, file, seed, workdir) in enumerate(runs, 1):
         print(f"[{number} of {len(runs)}] {entry.name}, seed {seed}", flush=True)
         if not evaluated(workdir, entry):
-            begin(workdir, entry)
+            begin(workdir, entry, seed)
             for module, *arguments in commands(file, seed, workdir):
                 command(module, *arguments)
         if FLAGS.archive:
@@ -132,7 +140,7 @@ def check_entry(folder: Path, entry: SweepEntry) -> None:
     """Refuses an entry that says something else than its config, if that was trained with."""
     file = entry_file(folder, entry)
     text = write_gin(entry.settings)
-    begun = any((folder / "runs").glob(f"{entry.name}-seed*/config.gin"))
+    begun = any((folder / "runs").glob(f"{entry.trained_by}-seed*/config.gin"))
     if not begun or not file.exists() or file.read_text(encoding="utf-8") == text:
         return
     old, new = (
@@ -196,7 +204,7 @@ def entry_file(folder: Path, entry: SweepEntry) -> Path:
 def evaluated(workdir: Path, entry: SweepEntry) -> bool:
     """Tells if a run has ended, and the checkpoint that it is judged by has been evaluated."""
     try:
-        step = read_evaluation(workdir / f"evaluation_{FLAGS.split}.json").get("step", -1)
+        step = read_evaluation(workdir / f"evaluation_{FLAGS.split}.json", []).get("step", -1)
     except (OSError, ValueError):
         return False
     if step >= entry.settings["Trainer.steps"]:
@@ -208,17 +216,30 @@ def evaluated(workdir: Path, entry: SweepEntry) -> bool:
     return ended and step == best
 
 
-def begin(workdir: Path, entry: SweepEntry) -> None:
-    """Makes a run folder that says which published row the run stands for."""
+def begin(workdir: Path, entry: SweepEntry, seed: str) -> None:
+    """Makes a run folder that says which published row the run stands for.
+
+    Of an entry that another one trains it has links to the checkpoints and the records of that one.
+    """
     workdir.mkdir(parents=True, exist_ok=True)
     write_whole(workdir / STANDS_FOR_FILE, json.dumps(entry.paper, indent=1))
+    if entry.trained_by != entry.name and not os.path.lexists(workdir / CHECKPOINTS):
+        for name in (CHECKPOINTS, "metrics.jsonl"):
+            (workdir / name).symlink_to(Path("..", f"{entry.trained_by}-seed{seed}", name))
+    if (workdir / CHECKPOINTS).is_symlink():
+        text = write_gin(entry.settings | {"Trainer.seed": int(seed)})
+        write_whole(workdir / "config.gin", text)
 
 
 def commands(file: Path, seed: str, workdir: Path) -> list[list[str]]:
-    """Returns modules and flags of one run: of training, and of the evaluation of its end."""
+    """Returns modules and flags of one run that has begun: of training, if it is not done by
+    another run, and of the evaluation of its end."""
     train = [f"--gin_file={file}", f"--workdir={workdir}", f"--gin.Trainer.seed={seed}"]
     split = f'--gin.Evaluation.split="{FLAGS.split}"'
-    return [["brt.train", *train], ["brt.evaluate", f"--workdir={workdir}", split]]
+    evaluate = ["brt.evaluate", f"--workdir={workdir}", split]
+    if (workdir / CHECKPOINTS).is_symlink():
+        return [evaluate]
+    return [["brt.train", *train], evaluate]
 
 
 def shell_line(commands_of_run: Sequence[Sequence[str]]) -> str:

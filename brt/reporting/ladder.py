@@ -14,6 +14,7 @@ from brt.reporting.gin_text import (
     read_gin,
     read_gin_file,
     resolved,
+    write_gin,
 )
 from brt.reporting.model_settings import model_name, owners
 
@@ -79,11 +80,13 @@ class SweepEntry(NamedTuple):
         name: of its config and its runs.
         settings: every binding of it.
         paper: content of stands_for.json: the config, and the settings it stands for in the tables.
+        trained_by: name of the first entry that is trained alike, whose parameters it evaluates.
     """
 
     name: str
     settings: dict
     paper: dict
+    trained_by: str = ""
 
 
 def read_sweep(
@@ -155,7 +158,24 @@ def read_sweep(
         raise LadderError(
             f"{path} names {', '.join(sorted(twice))} twice; an entry needs one line."
         )
-    return entries
+    first: dict[str, str] = {}
+    return [
+        entry._replace(trained_by=first.setdefault(write_gin(_trained(entry.settings)), entry.name))
+        for entry in entries
+    ]
+
+
+def _trained(settings):
+    """The settings without those that evaluation alone reads.
+
+    A plateau follows the evaluation: then all of them decide what is trained.
+    """
+    if settings.get("Trainer.plateau"):
+        return settings
+    evaluation = [name for name in settings if name.startswith("Evaluation.")]
+    read = set().union(*(reachable(settings, name) for name in evaluation))
+    alone = {name for name in read if name in evaluation or "/" in name}
+    return {name: settings[name] for name in sorted(settings.keys() - alone)}
 
 
 def _own(words, line, path):

@@ -146,6 +146,34 @@ def test_a_command_is_printed_for_each_missing_run_and_what_they_left_is_collect
         run_script(ladder, monkeypatch, pretended([]), *flags, "--print_commands", "--collect")
 
 
+def test_entries_that_differ_in_evaluation_alone_are_trained_once(
+    ladder, monkeypatch, tmp_path, capsys
+):
+    slide, longer = "pg19_slide_12l.gin", "Evaluation.segment_length=128"
+    scoped = "Evaluation.model=@evaluation/BlockRecurrentTransformer"
+    same = f"{scoped} evaluation/BlockRecurrentTransformer.window=8"
+    other = "BlockRecurrentTransformer.recurrent_layers=()"
+    file = a_file(tmp_path, slide, f"{slide} {longer}", f"{slide} {same}", f"{slide} {other}")
+    flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
+    flags += ["--tokens=10000", "--seeds=0,3", f"--workdir={tmp_path}/ladder"]
+    monkeypatch.setattr(ladder, "check_configs", lambda files, devices: None)
+    run_script(ladder, monkeypatch, pretended([]), *flags, "--print_commands")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.count("brt.train") for line in lines] == [1] * 4
+    assert [line.count("brt.evaluate") for line in lines] == [3, 1] * 2
+    with pytest.raises(Killed):
+        run_script(ladder, monkeypatch, pretended([], kill_at=3), *flags)
+    run_script(ladder, monkeypatch, pretended(calls := []), *flags)
+    assert [module for module, *_ in calls].count("brt.train") == 3  # one more before the kill
+    runs = tmp_path / "ladder" / "runs"
+    evaluated = runs / "pg19_slide_12l-Evaluation.segment_length_128-seed3"
+    (runs / "pg19_slide_12l-seed3" / "checkpoints").mkdir()
+    assert (evaluated / "checkpoints").resolve().parent.name == "pg19_slide_12l-seed3"
+    settings = read_gin_file(evaluated / "config.gin")
+    assert settings["Evaluation.segment_length"] == 128 and settings["Trainer.seed"] == 3
+    assert len([*runs.glob("*/evaluation_validation.json")]) == 8
+
+
 def test_entries_that_contradict_themselves_are_refused_before_the_first_of_them_trains(
     ladder, monkeypatch, tmp_path
 ):
