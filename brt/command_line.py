@@ -19,6 +19,7 @@ from brt import compilation_cache, config, processes
 from brt.data.corpus import StoreMissing  # noqa: F401  (an OSError with a message of its own)
 from brt.data.extras import MissingExtra
 from brt.data.stores import store_cache
+from brt.progress import say
 from brt.storage.regular_files import printable
 from brt.training.checkpoints.checkpoint import CheckpointError
 from brt.training.trainer import ChangedConfig, NonFiniteLoss
@@ -93,12 +94,12 @@ TERMINATED = 143
 
 
 class Terminated(BaseException):
-    """SIGTERM came; the message says what to do next."""
+    """SIGTERM or SIGHUP came; the message says what to do next."""
 
 
 @contextmanager
 def terminable(advice: str) -> Iterator[None]:
-    """Ends the command with a sentence where SIGTERM comes inside, its files closed as for Ctrl-C.
+    """Ends the command with a sentence where SIGTERM or SIGHUP comes inside, its files closed.
 
     advice: the sentence after "Asked to end: ", with its full stop.
     """
@@ -112,11 +113,12 @@ def terminable(advice: str) -> Iterator[None]:
     if elsewhere or jax.distributed.is_initialized():
         yield
         return
-    previous = signal.signal(signal.SIGTERM, end)
+    previous = {number: signal.signal(number, end) for number in processes.ends_asked_for()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
@@ -133,17 +135,15 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
         try:
             compilation_cache.begin(FLAGS.compilation_cache)
             store_cache.use(FLAGS.store_cache)
-            if takes_arguments:
-                main(argv[1:])
-                return
-            if argv[1:]:
+            if argv[1:] and not takes_arguments:
                 raise ValueError(f"{argv[1]!r} is no flag; bindings are written --gin.NAME=VALUE.")
-            main()
+            main(*([argv[1:]] if takes_arguments else []))
+            sys.stdout.flush()
         except KeyboardInterrupt:
-            print("\nInterrupted.", file=sys.stderr)
+            say("\nInterrupted.")
             _leave("it was interrupted.", INTERRUPTED)
         except Terminated as asked:
-            print(f"\n{asked}", file=sys.stderr)
+            say(f"\n{asked}")
             _leave("it was asked to end.", TERMINATED)
         except (*EXPLAINED, jax.errors.JaxRuntimeError) as error:
             reason = str(error).partition("\n")[0]
@@ -157,12 +157,14 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
             logging.debug("traceback", exc_info=True)
             lines = [*config.message(error).split("\n"), *filter(None, [_place(error)])]
             shown = "\n".join(map(printable, lines))
-            print(f"\nError: {shown}", file=sys.stderr)
-            _leave(config.message(error), 1)
+            reason = _unwritten_output(error)
+            say(f"\nError: {reason or shown}")
+            _leave(reason or config.message(error), 1)
         finally:
             compilation_cache.end()
         processes.end()
 
+    _open_missing_streams()
     _hide_what_failed_checkpoints_leave()
     for stream in (sys.stdout, sys.stderr):
         # A terminal or a pipe in ASCII takes no é; it gets a question mark instead.
@@ -196,6 +198,40 @@ def _is_library(frame):
     return file.startswith(LIBRARIES) and not (file.startswith(PACKAGE) or allowed)
 
 
+def _open_missing_streams():
+    """Opens the null device for streams that are closed.
+
+    Otherwise the next file that is opened takes their place, and libraries write into it.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(descriptor, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _unwritten_output(error):
+    """Returns a sentence if the error is that of the standard output, and closes it; or ""."""
+    if not isinstance(error, OSError) or error.filename or not error.errno:
+        return ""
+    if error.strerror != os.strerror(error.errno):
+        return ""  # it has a sentence already
+    try:
+        print(flush=True)  # what could not be written before may be forgotten
+    except OSError as error:
+        # Python would write what is left once more when it ends.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        os.dup2(sys.stdout.fileno(), 1)
+        return (
+            f"Cannot write to the standard output ({error.strerror}): send it elsewhere, or free "
+            "some space, and run the same command again."
+        )
+    return ""
+
+
 def _hide_what_failed_checkpoints_leave():
     """Keeps the writes beside one that failed from complaining: `checkpoints` says what failed."""
     before = sys.unraisablehook
@@ -221,7 +257,7 @@ def _parsed(argv):
     try:
         return FLAGS(config.split_flags(argv))
     except flags.Error as error:
-        print(f"Error: {error}", file=sys.stderr)
+        say(f"Error: {error}")
         sys.exit(2)
 
 

@@ -70,7 +70,8 @@ flags.DEFINE_integer(
     "contexts", CONTEXTS, "Contexts that --study=continuations and topics go on from.", 1
 )
 flags.DEFINE_integer("continued", LENGTH, "Tokens that these two write after each context.", 1)
-
+HUGE = 1e6
+"""Figures from here on are shown in scientific notation if they are not whole."""
 COUNTS = ("documents", "tokens", "words", "characters", "bytes")
 """Of the split, from its store's manifest."""
 SAMPLE = 4096
@@ -228,9 +229,7 @@ def evaluate(
     chosen = f" (the best by {best_by})" if best_by else ""
     print(f"\n{workdir} at step {step:,}{chosen}, {split}, {read}")
     for name, value in {**counts, **scalars}.items():
-        whole = float(value).is_integer() or value >= 1e6  # a perplexity, then: of bytes, by words
-        text = f"{value:,.0f}" if whole else f"{value:,.6f}"
-        print(f"  {name:<32} {text:>16}")
+        print(f"  {name:<32} {shown(value):>16}")
     if caveat:
         print(caveat)
     if documents is None:
@@ -244,6 +243,13 @@ def evaluate(
         print(f"Written to {os.path.join(workdir, name)}")
     for recording in recordings.values():
         print(f"Tokens of the state {recording.manifest['state']}: {recording.folder}")
+
+
+def shown(value: float) -> str:
+    """Returns a figure as text: counts in full, perplexities of millions in scientific notation."""
+    if float(value).is_integer() and value < 2**50:  # beyond, all floats are nearly whole
+        return f"{value:,.0f}"
+    return f"{value:.6e}" if value >= HUGE else f"{value:,.6f}"
 
 
 if __name__ == "__main__":

@@ -237,12 +237,13 @@ class Experiment:
             warmup_steps = gin.get_bindings(schedule).get("warmup_steps")  # no macro: its value
             if (warmup_steps or 0) >= self.trainer.steps:
                 logging.warning(
-                    "%s = %s and Trainer.steps = %d: the learning rate still rises when the run "
-                    "ends, at %.3g; bind fewer of the one or more of the other",
+                    "The learning rate still rises when the run ends, as %s = %s is not below "
+                    "Trainer.steps = %s; it reaches %.3g. Lower %s, or raise Trainer.steps.",
                     name,
-                    warmup_steps,
-                    self.trainer.steps,
+                    f"{warmup_steps:,}",
+                    f"{self.trainer.steps:,}",
                     self.schedule(self.trainer.steps),
+                    name,
                 )
 
     def check_mesh(self, mesh: AnyMesh) -> None:

@@ -11,7 +11,6 @@ Text goes to standard output as it is written, everything else to standard error
 
 import math
 import os
-import sys
 import time
 
 import numpy as np
@@ -25,6 +24,7 @@ from brt.generation.generator import Generator
 from brt.generation.memory import Memory, take_rows
 from brt.generation.sampling import Sampling, checked
 from brt.models.model import LanguageModel
+from brt.progress import say
 from brt.storage.file_parts import FileBytes
 from brt.storage.paths import RemotePath, as_path, is_remote
 from brt.storage.regular_files import read_bytes
@@ -76,7 +76,7 @@ def main() -> None:
     if not isinstance(model, LanguageModel):
         raise ValueError(f"{FLAGS.workdir} holds a {type(model).__name__}, which writes no text.")
     generator = Generator(model, trainer.corpus.vocabulary, trainer.segment_length)
-    _say(f"{FLAGS.workdir} at step {step:,}")
+    say(f"{FLAGS.workdir} at step {step:,}")
     # All that may be refused, before anything long is read.
     checked(sampling, generator.vocabulary.size)
     documents: list[tuple[str, bytes | FileBytes]] = [*texts] or [("--prompt", b"")]
@@ -86,14 +86,14 @@ def main() -> None:
         tokens = [generator.encode(text[:], name) for name, text in documents]
     for name, text in texts:
         if not text:
-            _say(f"{name} is empty: nothing of it is read")
+            say(f"{name} is empty: nothing of it is read")
     if scored is not None and not len(scored_T := generator.encode(scored, FLAGS.score)):
         raise ValueError(f"{FLAGS.score} has no token to score.")
 
     memory = None
     if FLAGS.load_memory:
         memory = generator.load(FLAGS.load_memory)
-        _say(f"{FLAGS.load_memory} has read {memory.position_B[0]:,} tokens")
+        say(f"{FLAGS.load_memory} has read {memory.position_B[0]:,} tokens")
         memory = take_rows(memory, [0] * len(documents))
     if by_parts:
         memory = generator.read_files(documents, memory, "reading, tokens")
@@ -109,7 +109,7 @@ def main() -> None:
         if FLAGS.save_memory:
             generator.save(FLAGS.save_memory, memory)
     if FLAGS.save_memory:
-        _say(
+        say(
             f"{FLAGS.save_memory} has read {memory.position_B[0]:,} tokens and takes "
             f"{_size(FLAGS.save_memory):,} bytes, however many they are"
         )
@@ -130,7 +130,7 @@ def write(generator: Generator, memory: Memory, sampling: Sampling) -> Memory:
         for row, text in enumerate(writing.texts):
             print(f"--- {row}\n{text}")
     count = sum(map(len, writing.tokens))
-    _say(f"{count:,} tokens in {seconds:.1f} s")
+    say(f"{count:,} tokens in {seconds:.1f} s")
     return writing.memory
 
 
@@ -189,10 +189,6 @@ def _check_writable(path, rows):
         raise FileNotFoundError(f"--save_memory={path}: there is no folder {folder}.")
     if os.path.isdir(expanded(path)) or not os.access(folder, os.W_OK):
         raise PermissionError(f"--save_memory={path} cannot be written: name a file elsewhere.")
-
-
-def _say(text):
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

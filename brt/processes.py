@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -33,6 +34,15 @@ DONE = "done"
 FAILED = "failed: "
 
 _watch: "Watch | None" = None
+
+
+def ends_asked_for() -> tuple[int, ...]:
+    """Returns the signals that ask a process to end: SIGTERM, and SIGHUP of a closed terminal.
+
+    Without SIGHUP where it is ignored, as `nohup` has it.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return (signal.SIGTERM,) if ignored else (signal.SIGTERM, signal.SIGHUP)
 
 
 class Watch:
@@ -114,7 +124,8 @@ def leave(why: str) -> None:
 
     An ordinary exit would wait for the process that is missed.
     """
-    print(f"\nError: {why} {AGAIN}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a terminal that is gone
+        print(f"\nError: {why} {AGAIN}", file=sys.stderr, flush=True)
     os._exit(1)
 
 

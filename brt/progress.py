@@ -1,5 +1,6 @@
 """Tells a person how far something has come: a live bar on a terminal, plain lines elsewhere."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -10,15 +11,27 @@ SECONDS = 10.0
 """Least time between plain lines, so that the log of a batch job stays short."""
 
 
+def say(text: str) -> None:
+    """Prints a line on stderr; nothing if that is closed, or a terminal that is gone."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
+
+
 class _Bar(tqdm):
     """A live bar that goes on when the clock of the machine is set back."""
 
     monitor_interval = 0  # its thread looks at that clock
+    rate = 0.0
 
     def __init__(self, **settings):
         super().__init__(**settings)
         self._time = time.monotonic
         self.start_t = self.last_print_t = self._time()
+
+    @property
+    def format_dict(self):
+        return {**super().format_dict, "rate": self.rate}
 
 
 class Progress:
@@ -39,8 +52,9 @@ class Progress:
         self.begun = self.last = time.monotonic()
         self.first: tuple[int, float] | None = None
         self.bar = None
-        if sys.stderr.isatty() and not quiet:
-            self.bar = _Bar(desc=label, total=total, initial=start, dynamic_ncols=True)
+        if not quiet and sys.stderr is not None and sys.stderr.isatty():
+            with contextlib.suppress(OSError):
+                self.bar = _Bar(desc=label, total=total, initial=start, dynamic_ncols=True)
 
     def update(self, done: int, text: str | None = None, aside: str = "") -> None:
         """Shows that `done` are done.
@@ -48,25 +62,33 @@ class Progress:
         text: a line of its own where there is no live bar, however short ago the last was.
         aside: goes into the next line, whenever that is due.
         """
-        if self.bar is not None:
-            if text is not None or aside:
-                self.bar.set_postfix_str(text or aside, refresh=False)
-            self.bar.update(done - self.bar.n)
-            return
         now = time.monotonic()
         if self.first is None:  # the first may have compiled; time left is told from the others
             self.first = done, now
+        if self.bar is not None:
+            with contextlib.suppress(OSError):
+                self.bar.rate = self._rate(done, now)
+                if text is not None or aside:
+                    self.bar.set_postfix_str(text or aside, refresh=False)
+                self.bar.update(done - self.bar.n)
+            return
         if self.quiet or (text is None and now - self.last < SECONDS):
             return
         self.last = now
         total = "" if self.total is None else f"/{self.total:,}"
-        parts = [f"{self.label} {done:,}{total}", text or "", aside, self._rate(done, now)]
-        print("  ".join(part for part in parts if part), file=sys.stderr, flush=True)
+        parts = [f"{self.label} {done:,}{total}", text or "", aside, self._left(done, now)]
+        say("  ".join(part for part in parts if part))
 
     def _rate(self, done, now):
-        first, begun = self.first if done > self.first[0] else (self.start, self.begun)
-        rate = (done - first) / max(now - begun, 1e-9)
-        if self.total is None or not rate:
+        """Returns how many are done a second; 0 where that is not known yet."""
+        first, begun = self.first
+        return (done - first) / max(now - begun, 1e-9)
+
+    def _left(self, done, now):
+        rate = self._rate(done, now)
+        if not rate:
+            return ""
+        if self.total is None:
             return f"{rate:.3g}/s"
         seconds = int((self.total - done) / rate)
         return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left"
@@ -76,14 +98,16 @@ class Progress:
         if self.quiet:
             return
         if self.bar is None:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
         else:
-            self.bar.write(text, file=sys.stderr)
+            with contextlib.suppress(OSError):
+                self.bar.write(text, file=sys.stderr)
 
     def close(self) -> None:
         """Leaves the live bar as it stands."""
         if self.bar is not None:
-            self.bar.close()
+            with contextlib.suppress(OSError):
+                self.bar.close()
 
 
 def reported(documents: Iterable, label: str, total: int | None = None) -> Iterator:

@@ -21,6 +21,7 @@ from brt import command_line, processes
 from brt.benchmarks import slices, topologies
 from brt.data.extras import MissingExtra
 from brt.experiment import Experiment
+from brt.progress import say
 from brt.training.checkpoints.parameters import load_params
 from brt.training.profiling import ProfiledSteps, parse_steps
 from brt.training.records.metric_writers import USUAL, check_kinds
@@ -141,10 +142,9 @@ def report_and_run(run: TrainingRun, config: str) -> None:
             print(f"Going on in {FLAGS.workdir} from step {run.start:,}.", flush=True)
     if not run.done:
         if jax.process_index() == 0 and malloc_is_slow():
-            print(
+            say(
                 "Steps on a CPU can be 1.5 times as fast: the malloc settings of scripts/malloc.sh "
-                "are missing, source it before the command.",
-                file=sys.stderr,
+                "are missing, source it before the command."
             )
         run.folder.describe(config)
         run.run()

@@ -15,6 +15,7 @@ from brt import compilation_cache, config
 from brt.data.streams.ids import check_store
 from brt.data.streams.ledger import MODULUS
 from brt.data.streams.select import training_stream
+from brt.processes import ends_asked_for
 from brt.progress import Progress
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 from brt.training.checkpoints.policy import BEST_STEP, STOPPED_EARLY, Best, stopped_early
@@ -28,10 +29,6 @@ from brt.training.records.metrics import Interval, device_peak, peak_bytes
 from brt.training.records.run_folder import RunFolder, read_metrics
 from brt.training.settings import FREE_TO_CHANGE
 from brt.training.sharding import sum_over_processes
-
-STOPS = signal.SIGTERM, signal.SIGINT
-"""Signals that save and stop."""
-
 
 SHOWN = (
     "bits_per_token",
@@ -201,7 +198,7 @@ class TrainingRun:
         if number == self.stopped_by == signal.SIGINT:
             raise KeyboardInterrupt
         self.stopped_by = number
-        if number == signal.SIGINT and jax.process_count() > 1:
+        if number != signal.SIGTERM and jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def run(self) -> dict[str, float]:
@@ -222,7 +219,9 @@ class TrainingRun:
         if self.stream.note:
             progress.note(self.stream.note)
         # With several processes SIGTERM is JAX's, which has all of them stop at the same step.
-        handled = STOPS if jax.process_count() == 1 else (signal.SIGINT,)
+        handled = {signal.SIGINT, *ends_asked_for()}
+        if jax.process_count() > 1:
+            handled.remove(signal.SIGTERM)
         previous = [signal.signal(number, self.request_stop) for number in handled]
         if self.start < trainer.steps:
             progress.note("Compiling the step ...")

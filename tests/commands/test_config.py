@@ -343,7 +343,7 @@ def test_a_warm_up_as_long_as_the_run_is_warned_of(folder, monkeypatch):
     assert logged == []
     built(path, "LONG = 6.0", "rsqrt.warmup_steps = %LONG").warn_of_warmup()
     (warning,) = logged
-    assert warning.startswith("rsqrt.warmup_steps = 6.0 and Trainer.steps = 6: the learning rate")
+    assert "rsqrt.warmup_steps = 6.0" in warning and "Trainer.steps = 6" in warning
 
 
 def test_differences_name_each_binding_once_in_order():

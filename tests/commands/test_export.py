@@ -112,6 +112,17 @@ def test_the_run_is_evaluated_and_writes_text(places, monkeypatch, capfd):
     assert norms and all(norm > 0 for norm in norms)
 
 
+def test_all_that_is_exported_has_the_mode_of_the_umask(places, tmp_path, monkeypatch):
+    out = tmp_path / "shared"
+    previous = os.umask(0o027)
+    try:
+        assert not command(monkeypatch, export, f"--workdir={places}/run", f"--output={out}")
+    finally:
+        os.umask(previous)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in out.iterdir()}
+    assert len(modes) > 2 and set(modes.values()) == {0o640}, modes
+
+
 def test_nothing_is_exported_over_something(places, monkeypatch, capfd):
     out = places / "out"
     before = {name: os.path.getmtime(out / name) for name in os.listdir(out)}

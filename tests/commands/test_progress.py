@@ -78,24 +78,66 @@ def test_a_line_with_a_text_comes_at_once_and_starts_the_wait_again(capsys, cloc
 
 
 @pytest.mark.parametrize(
-    ("start", "done", "total", "seconds", "text"),
+    ("first", "done", "total", "seconds", "text"),
     [
-        (0, 10, 40, 10.0, "step 10/40  0:00:30 left"),
-        (30, 40, 50, 10.0, "step 40/50  0:00:10 left"),  # what was done before is no speed
-        (0, 1, 3601, 1.0, "step 1/3,601  1:00:00 left"),
-        (0, 1, 100_000, 1.0, "step 1/100,000  27:46:39 left"),
-        (0, 40, 40, 10.0, "step 40/40  0:00:00 left"),
-        (0, 50, None, 20.0, "step 50  2.5/s"),
-        (0, 0, 40, 10.0, "step 0/40  0/s"),
+        (1, 11, 41, 10.0, "step 11/41  0:00:30 left"),
+        (31, 41, 51, 10.0, "step 41/51  0:00:10 left"),  # what was done before is no speed
+        (1, 2, 3602, 1.0, "step 2/3,602  1:00:00 left"),
+        (1, 2, 100_001, 1.0, "step 2/100,001  27:46:39 left"),
+        (1, 40, 40, 10.0, "step 40/40  0:00:00 left"),
+        (1, 51, None, 20.0, "step 51  2.5/s"),
+        (0, 0, 40, 10.0, "step 0/40"),
     ],
 )
 def test_a_plain_line_tells_what_is_done_and_what_is_left(
-    capsys, clock, start, done, total, seconds, text
+    capsys, clock, first, done, total, seconds, text
 ):
-    shown = Progress("step", total, start)
+    shown = Progress("step", total, first - 1)
+    clock(3600.0)  # of compiling
+    shown.update(first, "")
     clock(seconds)
     shown.update(done, "")
-    assert lines(capsys) == [text]
+    of = "" if total is None else f"/{total:,}"
+    assert lines(capsys) == [f"step {first}{of}", text]
+
+
+def test_a_live_bar_leaves_compiling_out_of_what_is_left(monkeypatch, clock):
+    with terminal(monkeypatch) as shown:
+        bar = Progress("step", 100)
+        clock(3600.0)
+        bar.update(1)
+        assert "<?" in shown().split("\r")[-1]
+        clock(10.0)
+        bar.update(11)
+        assert "<01:29" in shown().split("\r")[-1]
+        bar.close()
+
+
+def test_a_stream_that_is_closed_or_gone_stops_nothing(monkeypatch):
+    class Gone:
+        """What a terminal is whose window was closed."""
+
+        def write(self, text):
+            raise OSError(5, "Input/output error")
+
+        def flush(self):
+            raise OSError(5, "Input/output error")
+
+        def isatty(self):
+            return self.on_terminal
+
+        def fileno(self):
+            raise OSError(25, "Inappropriate ioctl for device")
+
+    terminal, pipe = Gone(), Gone()
+    terminal.on_terminal, pipe.on_terminal = True, False
+    for stream in (terminal, pipe, None):
+        monkeypatch.setattr(sys, "stderr", stream)
+        shown = Progress("step", 3)
+        for done in (1, 2, 3):
+            shown.update(done, "loss 1.0")
+        shown.note("saved")
+        shown.close()
 
 
 def test_notes_stand_on_lines_of_their_own(capsys):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from brt import evaluate
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.evaluation.perplexity import (
     per_text,
@@ -111,3 +112,18 @@ def test_the_caveat_names_the_white_space_that_is_not_predicted():
 
 def test_a_text_without_words_has_no_caveat_to_make():
     assert "keeps white space" in white_space_caveat(ByteVocabulary(), np.array([10, 10]))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (7_391_000, "7,391,000"),
+        (41_288_269.0, "41,288,269"),
+        (1.25, "1.250000"),
+        (39_125_158_489_545_891_840.0, "3.912516e+19"),
+        (1_234_567.5, "1.234568e+06"),
+        (math.inf, "inf"),
+    ],
+)
+def test_counts_are_shown_in_full_and_huge_perplexities_as_powers(value, text):
+    assert evaluate.shown(value) == text

@@ -274,6 +274,19 @@ def test_one_of_several_processes_leaves_sigterm_to_jax_while_it_prepares(monkey
         signal.signal(signal.SIGTERM, previous)
 
 
+def test_a_closed_terminal_asks_to_end_unless_nohup_has_it_ignored():
+    previous = signal.getsignal(signal.SIGHUP)
+    try:
+        for handler, heeded in ((signal.SIG_DFL, True), (signal.SIG_IGN, False)):
+            signal.signal(signal.SIGHUP, handler)
+            with command_line.terminable("again."):
+                assert (signal.getsignal(signal.SIGHUP) != handler) == heeded
+                assert (signal.SIGHUP in processes.ends_asked_for()) == heeded
+            assert signal.getsignal(signal.SIGHUP) == handler
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
 @pytest.mark.slow
 def test_processes_of_which_one_has_prepared_the_corpus_save_and_stop_at_sigterm(tmp_path):
     path = write_config(tmp_path, *LINES[1:], "Trainer.steps = 1_000_000")

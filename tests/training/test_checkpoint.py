@@ -247,8 +247,9 @@ def test_a_write_that_fails_is_reported_and_leaves_the_earlier_ones(tmp_path):
     checkpoints = Checkpoints(str(tmp_path))
     with files_of_at_most(500_000), pytest.raises(CheckpointError) as caught:
         checkpoints.save(state, {})
-        checkpoints.wait()
+        checkpoints.save(make_state(6), {})
     assert str(tmp_path) in str(caught.value)
+    assert "step 4" in str(caught.value) and "step 6" not in str(caught.value)
     assert "Complete checkpoints: [2]" in str(caught.value)
     assert not differing(restored(tmp_path)[0], make_state(2))
     # With room again, the same step can be saved.

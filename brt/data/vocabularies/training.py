@@ -12,7 +12,6 @@ import abc
 import io
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +29,7 @@ from brt.data.vocabularies.base import SentencePieceVocabulary, Vocabulary, utf8
 from brt.data.vocabularies.characters import CharacterVocabulary, count_symbols, symbol_list
 from brt.data.vocabularies.subwords import SUFFIX, SubwordVocabulary, encoder_class
 from brt.data.vocabularies.words import WordVocabulary, count_words, word_list
-from brt.progress import SECONDS, reported
+from brt.progress import SECONDS, reported, say
 
 Made = TypeVar("Made", bound=Vocabulary)
 
@@ -377,7 +376,7 @@ def _still_working(label: str) -> Iterator[None]:
 
     def tell():
         while not done.wait(SECONDS):
-            print(f"{label}, {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+            say(f"{label}, {time.monotonic() - begun:.0f} s")
 
     thread = threading.Thread(target=tell, daemon=True)
     thread.start()

@@ -264,6 +264,8 @@ def write_folder(
             file.write(json.dumps(dict(config), indent=2, sort_keys=True) + "\n")
         whole = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
         save_file(whole, os.path.join(growing, WEIGHTS), metadata={"format": "pt"})
+        # The library lets only the owner read it; every other file has the mode of the umask.
+        shutil.copymode(os.path.join(growing, CONFIG), os.path.join(growing, WEIGHTS))
         if copied_from:
             _copy_tokenizer(os.path.expanduser(copied_from), growing)
         for name, content in (further or {}).items():

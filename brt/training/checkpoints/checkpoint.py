@@ -84,6 +84,7 @@ class Checkpoints:
 
         policy = policy or CheckpointPolicy()
         self._retention = _Retention(policy)
+        self._writing = 0  # the newest step that was begun to be written
         self._skipped: dict[int, str] = {}  # steps not restored: what to call them aside
         self._ocp = ocp
         self.folder = absolute(folder)
@@ -121,6 +122,8 @@ class Checkpoints:
         if step in self._manager.all_steps() or (self._mirror and step in self._mirror.steps()):
             return
         self._retention.best = best
+        self.wait()  # so that an error names the checkpoint that failed, not the next one
+        self._writing = step
         # Copies, because the record is written while the caller's goes on counting, and because
         # a backend may return views of buffers that the next step reuses.
         record = copy.deepcopy({**record, "fingerprints": _fingerprints(state)})
@@ -139,20 +142,22 @@ class Checkpoints:
                 self._mirror.publish(step)
                 self._mirror.keep(self._retention.kept(self._mirror.steps()))
         except Exception as error:
-            raise self._failed("write", step, error) from error
+            raise self._failed(error) from error
 
     def wait(self) -> None:
         """Waits until everything begun is on disk."""
         try:
             self._manager.wait_until_finished()
         except Exception as error:
-            raise self._failed("finish", "the newest step", error) from error
+            raise self._failed(error) from error
 
-    def _failed(self, verb, step, error):
+    def _failed(self, error):
+        gone = not (is_remote(self.folder) or os.path.isdir(self.folder))
+        advice = "Put the run folder back" if gone else "Free some space, or check the permissions,"
         return CheckpointError(
-            f"Could not {verb} the checkpoint of {step} in {self.folder} ({error}). "
-            f"Complete checkpoints: {self.steps() or 'none'}. Free some space, or check the "
-            "permissions, and run the same command again."
+            f"Could not write the checkpoint of step {self._writing} in {self.folder} ({error}). "
+            f"Complete checkpoints: {self.steps() or 'none'}. {advice} and run the same command "
+            "again."
         )
 
     def record(self, step: int) -> dict:
