@@ -6,6 +6,7 @@ vocab.txt                   WordPiece of BERT
 """
 
 import json
+import re
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ from brt.data.vocabularies.tokenizer_settings import (
     SETTINGS,
     AddedToken,
     TokenizerSettings,
+    check_ids,
     json_keys,
     shown,
 )
@@ -48,7 +50,8 @@ class LibraryTokenizer(FolderTokenizer):
         tokenizer.no_padding()
         parts = json.loads(tokenizer.to_str())
         self._named = tokenizer
-        self._plain = _library().Tokenizer.from_str(json.dumps(_without_names(parts)))
+        plain = json.dumps(_without_names(parts))
+        self._plain = _built(lambda: _library().Tokenizer.from_str(plain), settings.path(source))
         self._plain.encode_special_tokens = True
         ids = tokenizer.get_vocab(with_added_tokens=True)
         if not ids:
@@ -97,6 +100,7 @@ def of_tokenizer_file(settings: TokenizerSettings) -> LibraryTokenizer:
     data = settings.data(TOKENIZER)
     path = settings.path(TOKENIZER)
     keys = json_keys(data, path)
+    _check_size(keys, path)
     tokenizer = _built(lambda: _library().Tokenizer.from_str(data.decode("utf-8")), path)
     for token in keys.get("added_tokens") or []:
         if tokenizer.token_to_id(token["content"]) != token["id"]:
@@ -107,6 +111,88 @@ def of_tokenizer_file(settings: TokenizerSettings) -> LibraryTokenizer:
     decides = ("added_tokens", "normalizer", "pre_tokenizer", "model")
     content = json.dumps({key: keys.get(key) for key in decides}, sort_keys=True)
     return LibraryTokenizer(settings, tokenizer, digest_of(TOKENIZER, content), TOKENIZER)
+
+
+MOST_GROWTH = 1_000
+"""Characters that one character of a text may become in a step; published tokenizers make 3."""
+STEPS = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
+"""Steps of a tokenizer.json, and the key of the parts of one that is a sequence."""
+
+
+def _check_size(keys: dict[str, Any], path: str) -> None:
+    """Refuses ids too large for a table, and steps that make a text many times as long.
+
+    What is of another type than the library expects is left to the library.
+    """
+    model, added = keys.get("model"), keys.get("added_tokens")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocab, dict):
+        check_ids(vocab, path)
+    for token in added if isinstance(added, list) else []:
+        if isinstance(token, dict):
+            check_ids({str(token.get("content")): token.get("id")}, path)
+    for name, parts in STEPS.items():
+        if (growth := _growth(_flat(keys.get(name), parts))) > MOST_GROWTH:
+            raise ValueError(
+                f"{path} has a {name} that makes {growth:,.0f} characters and more of one: it is "
+                "no tokenizer to be used. Copy the file again, from where the weights are."
+            )
+
+
+def _flat(step: Any, parts: str) -> list[dict]:
+    """Returns the steps of a sequence, and of sequences in it, in their order."""
+    found, todo = [], [step]
+    while todo:
+        step = todo.pop()
+        inner = step.get(parts) if isinstance(step, dict) else None
+        if isinstance(inner, list):
+            todo += reversed(inner)
+        elif isinstance(step, dict):
+            found.append(step)
+    return found
+
+
+def _growth(steps: list[dict]) -> float:
+    """Returns how many characters steps can make of one, or put before a text."""
+    # From the last step back: characters that each character at its input becomes in the end.
+    ends: dict[str, float] = {}
+    others = most = 1.0
+    for step in reversed(steps):
+        content = step.get("content", step.get("prepend"))
+        after = sum(ends.get(c, others) for c in content) if isinstance(content, str) else 0.0
+        pattern = step.get("pattern")
+        replaced = pattern.get("String") if isinstance(pattern, dict) else None
+        if step.get("type") == "Prepend":
+            most = max(most, after)
+        elif step.get("type") != "Replace":
+            # It may make any character of any other; bytes become two, and a text its copies.
+            copies = str(step.get("single")).count("'Sequence'")
+            copies = max(copies, str(step.get("pair")).count("'Sequence'") - 1)
+            factor = 2.0 if step.get("type") == "ByteLevel" else max(copies, 1)
+            ends, others = {}, max([others, *ends.values()]) * factor
+        elif isinstance(replaced, str) and replaced:
+            each = after / len(replaced)
+            ends |= {c: max(ends.get(c, others), each) for c in replaced}
+        else:  # an expression may match any character
+            kept = others if _may_match_nothing(pattern) else 0.0
+            ends, others = {}, max([others, *ends.values(), after + kept])
+        most = max([most, others, *ends.values()])
+        if most > MOST_GROWTH:
+            break
+    return most
+
+
+def _may_match_nothing(pattern: Any) -> bool:
+    expression = pattern.get("Regex") if isinstance(pattern, dict) else None
+    try:
+        return re.search(str(expression), "") is not None
+    except (re.error, OverflowError, RecursionError):  # the library's language is a larger one
+        return True
 
 
 def of_merges(settings: TokenizerSettings) -> LibraryTokenizer:
@@ -121,7 +207,7 @@ def of_merges(settings: TokenizerSettings) -> LibraryTokenizer:
     settings.refuse("add_bos_token", "which is not built from vocab.json")
     prefix = settings.choice("add_prefix_space", False)
     contents = [settings.data(name) for name in BPE]
-    json_keys(contents[0], settings.path(BPE[0]))
+    check_ids(json_keys(contents[0], settings.path(BPE[0])), settings.path(BPE[0]))
     paths = [settings.path(name) for name in BPE]
     tokenizer = library.Tokenizer(
         _built(lambda: library.models.BPE.from_file(*paths), " with ".join(paths))

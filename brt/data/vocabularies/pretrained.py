@@ -25,6 +25,7 @@ from brt.data.vocabularies.base import (
     read_vocabulary_file,
     utf8_text,
 )
+from brt.data.vocabularies.tokenizer_settings import check_ids, json_keys
 
 PART = 2**18
 """Characters the library is given at once: it needs some 500 bytes for each token."""
@@ -119,7 +120,9 @@ class ByteLevelBpeVocabulary(_Pretrained):
         library = _library(type(self).__name__)
         paths = [os.path.join(self.folder, name) for name in ("vocab.json", "merges.txt")]
         binding = "ByteLevelBpeVocabulary.folder"
-        digest = _digest("bpe", *(read_vocabulary_file(p, "file of BPE", binding) for p in paths))
+        contents = [read_vocabulary_file(path, "file of BPE", binding) for path in paths]
+        check_ids(json_keys(contents[0], paths[0]), paths[0])
+        digest = _digest("bpe", *contents)
         try:
             model = library.models.BPE.from_file(*paths)
         except Exception as error:  # the library raises no class of its own

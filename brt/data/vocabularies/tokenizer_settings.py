@@ -29,7 +29,10 @@ RESAVE = (
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 """What a special token is for; the keys of the files are these with `_token` behind."""
 
-LARGEST_ID = 2**31 - 1
+LARGEST_ID = 2**24 - 1
+"""The largest id of a token; a table of all ids up to it has to fit memory."""
+MOST_EXTRA = 2**16
+"""The limit of extra_ids, which are made one by one."""
 
 
 class AddedToken(NamedTuple):
@@ -259,10 +262,10 @@ class TokenizerSettings:
         """Returns a number of tokenizer_config.json.
 
         Raises:
-            ValueError: the value is no number from 0 on.
+            ValueError: the value is no number from 0 to `MOST_EXTRA`.
         """
         value = self._settings.get(key)
-        return default if value is None else self._id(value, key, SETTINGS)
+        return default if value is None else self._id(value, key, SETTINGS, MOST_EXTRA)
 
     def _family(self) -> Family:
         name = self._text(self._settings, "tokenizer_class", SETTINGS)
@@ -284,14 +287,14 @@ class TokenizerSettings:
                 f"{self.path(name)} has {key} of type {type(value).__name__}: it must hold keys."
             )
 
-    def _id(self, value: Any, key: str, name: str) -> int:
+    def _id(self, value: Any, key: str, name: str, most: int = LARGEST_ID) -> int:
         is_number = isinstance(value, int) and not isinstance(value, bool)
         if isinstance(value, str) and value.isascii() and value.isdigit():
             is_number = len(value) <= len(str(LARGEST_ID))
-        if not is_number or not 0 <= int(value) <= LARGEST_ID:
+        if not is_number or not 0 <= int(value) <= most:
             raise ValueError(
                 f"{self.path(name)} has {shown(value)} at {shown(key)}: it must be a whole number "
-                "from 0 on."
+                f"from 0 to {most:,}."
             )
         return int(value)
 
@@ -319,6 +322,31 @@ class TokenizerSettings:
 def shown(value: Any) -> str:
     """Returns a value as an error shows it, shortened."""
     return reprlib.repr(value)
+
+
+def check_ids(vocab: dict[str, Any], path: str) -> None:
+    """Refuses a vocabulary of which an id is none, too large, or of two tokens.
+
+    Args:
+        vocab: from each token to its id.
+        path: of its file, for errors.
+
+    Raises:
+        ValueError: naming the token.
+    """
+    tokens: dict[int, str] = {}
+    for token, number in vocab.items():
+        if type(number) is not int or not 0 <= number <= LARGEST_ID:
+            raise ValueError(
+                f"{path} gives {shown(token)} the id {shown(number)}: ids are whole numbers from "
+                f"0 to {LARGEST_ID:,}. Copy the file again."
+            )
+        if number in tokens:
+            raise ValueError(
+                f"{path} gives id {number} to {shown(tokens[number])} and {shown(token)}: copy "
+                "the file again."
+            )
+        tokens[number] = token
 
 
 def json_keys(data: bytes, path: str) -> dict[str, Any]:
