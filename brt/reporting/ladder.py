@@ -150,7 +150,8 @@ def read_sweep(
         stems = [Path(file).stem for file in config.split("+")]
         name = "-".join([*stems, *(re.sub(r"[^\w.-]+", "_", b).strip("_") for b in own)])
         last = {name: value for name, value in common.items() if name not in macros}
-        entries.append(SweepEntry(name, settings | last, {"config": config, "settings": paper}))
+        settings = resolved(settings | last | macros)
+        entries.append(SweepEntry(name, settings, {"config": config, "settings": paper}))
     names = [entry.name for entry in entries]
     if not entries:
         raise LadderError(f"{path} names no config: write one a line, pg19_rec_fixed_skip.gin.")

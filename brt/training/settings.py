@@ -113,7 +113,7 @@ class Trainer:
             raise ValueError(
                 f"Trainer.tokens_per_step = {tokens_per_step} is not a whole number of rows of "
                 f"{segments_per_step} x {segment_length} tokens (Trainer.segments_per_step x "
-                "Trainer.segment_length)."
+                f"Trainer.segment_length): bind it to a multiple of {per_row}."
             )
         if min(steps, tokens_per_step, log_every) < 1:
             raise ValueError("Trainer.steps, tokens_per_step and log_every must be at least 1.")

@@ -33,6 +33,7 @@ def a_file(folder, *lines):
 OF_PRETRAINED = (
     "arpt_rates",
     "arpt_tables",
+    "arpt_windows",
     "pretrained_marked",
     "pretrained_recall",
     "pretrained_small",
@@ -109,12 +110,28 @@ def test_entries_of_a_sweep_differ_and_share_a_budget(path):
         assert len({tuple(r.settings[f"Trainer.{name}"] for name in names) for r in some}) == 1
 
 
-def test_fine_tuning_reads_two_epochs_whatever_the_overlap():
-    path = ROOT / "configs/sweeps/arpt_tables.txt"
+@pytest.mark.parametrize("name", ["arpt_tables", "arpt_windows"])
+def test_fine_tuning_reads_two_epochs_whatever_the_overlap_and_the_window(name):
+    path = ROOT / f"configs/sweeps/{name}.txt"
     names = "Trainer.steps", "Trainer.tokens_per_step"
     for entry in read_sweep(path, SCALES["paper"], None, [], None):
         read = math.prod(entry.settings[name] for name in names)
         assert 236_300_000 < read <= 236_400_000  # an overlap takes tokens of a window
+
+
+def test_one_command_gives_every_reader_its_own_weights():
+    path, given = ROOT / "configs/sweeps/rmt_table_3.txt", ["Pretrained.folder = %weights"]
+    for entry in read_sweep(path, SCALES["paper"], None, given, None):
+        folder = entry.settings["Pretrained.folder"]
+        assert entry.settings["Hyperpartisan.vocabulary"] == f"pretrained:{folder}"
+    for entry in read_sweep(path, SCALES["paper"], None, [], None):
+        assert "Pretrained.folder" not in entry.settings
+
+
+def test_two_recurrent_layers_stay_apart_at_the_short_scale():
+    entries = entries_of(ROOT / "configs/sweeps/recurrent_layers.txt", "short")
+    name = "BlockRecurrentTransformer.recurrent_layers"
+    assert [entry.settings.get(name) for entry in entries] == [(4,), (3, 4), (1, 4), (4,), None]
 
 
 def test_the_sweep_of_gate_biases_has_every_gate_with_every_beginning():

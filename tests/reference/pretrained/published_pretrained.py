@@ -97,6 +97,7 @@ WIKITEXT_RAW = told(
 )
 OF_PG19 = 0, 5, 10, 30, 50, 75, 100, 150, 200
 OF_WIKITEXT = 0, 5, 10, 30, 50
+WINDOWS = 200, 300, 400, 500, 600
 
 
 def _on_wikitext(numbers):
@@ -104,12 +105,12 @@ def _on_wikitext(numbers):
     return {name: n for name, n in numbers.items() if name not in PG19_FIRST} | WIKITEXT_RAW
 
 
-def _overlapped(table, overlap):
+def _overlapped(table, overlap, length=300):
     """A baseline that is evaluated with an overlap."""
     if not overlap:
         return model()
     scope = "evaluation/PretrainedLanguageModel"
-    evaluated = {f"{scope}.overlap": overlap, "Evaluation.segment_length": 300 - overlap}
+    evaluated = {f"{scope}.overlap": overlap, "Evaluation.segment_length": length - overlap}
     again = {"Evaluation.model": ref(scope), f"{scope}.body": ref("GPT2")}
     return model(told(table, evaluated), own(again))
 
@@ -120,6 +121,14 @@ def _recurrent(table, overlap):
     lengths = {"PretrainedLanguageModel.overlap": overlap, "Trainer.segment_length": length}
     numbers = model(POOLED, told(table, lengths), own({"Trainer.tokens_per_step": 80 * length}))
     return numbers | told("section 5: 2 epochs", {"Trainer.steps": 236_400_000 // (80 * length)})
+
+
+def _of_window(length, numbers):
+    """The same numbers on windows of another length, with as many tokens in all."""
+    tokens = 80 * length
+    of_step = own({"Trainer.tokens_per_step": tokens, "Trainer.eval_every": 24_000 // length})
+    steps = told("section 5: 2 epochs", {"Trainer.steps": 236_400_000 // tokens})
+    return numbers | told("figure 4", {"Trainer.segment_length": length}) | of_step | steps
 
 
 def _at_rate(rate, *parts):
@@ -133,6 +142,14 @@ SWEEPS = {
         *(_on_wikitext(_recurrent("table 1", overlap)) for overlap in OF_WIKITEXT),
         *(_overlapped("table 2", overlap) for overlap in OF_PG19),
         *(_recurrent("table 2", overlap) for overlap in OF_WIKITEXT),
+    ],
+    "arpt_windows": [
+        *(
+            _of_window(length, _overlapped("figure 5", overlap, length))
+            for length in WINDOWS
+            for overlap in (0, 10, 30, 50)
+        ),
+        *(_of_window(length, model(POOLED)) for length in WINDOWS),
     ],
     "arpt_rates": [
         *(_at_rate(rate) for rate in (2e-5, 5e-5, 1e-4)),
