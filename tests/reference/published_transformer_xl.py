@@ -34,6 +34,7 @@ TRAINING = (
             "cosine.minimum": 0.0,
             "Trainer.seed": 1111,
             "Trainer.eval_every": 4000,
+            "CheckpointPolicy.keep_best": True,
             f"{MODEL}.std": 0.02,
             f"{MODEL}.projection_std": 0.01,
             f"{MODEL}.norm": "post",

@@ -30,16 +30,19 @@ FINE_TUNING = told(
         "constant_rate.warmup_steps": 100,
     },
 ) | told("table 1", {"Trainer.segments_per_step": 20, "Trainer.segment_length": 300})
-CHOSEN = told("section 5: 2 epochs", {"Trainer.steps": 9850}) | own(
+CHOSEN = told("section 5: 2 epochs", {"Trainer.steps": 9850})
+CHOSEN |= told("section 5: 2 million tokens", {"Trainer.eval_every": 83})
+CHOSEN |= told("section 5: early stopping", {"CheckpointPolicy.keep_best": True})
+CHOSEN |= own(
     {
         "Trainer.schedule": ref("constant_rate"),
         "constant_rate.value": 5e-5,
         "Trainer.remat_segments": True,
         "Trainer.tokens_per_step": 24_000,
-        "Trainer.eval_every": 80,
         "Trainer.evaluation": ref("Evaluation()"),
         "Trainer.checkpoints": ref("CheckpointPolicy()"),
         "CheckpointPolicy.every": 400,
+        "CheckpointPolicy.patience": 5,
     }
 )
 PG19_FIRST = told(

@@ -48,7 +48,8 @@ TRAINING = told(
         "linear.warmup_steps": 100,
         "Trainer.tokens_per_step": 16_064,  # 16 documents of 2 segments
     },
-) | own(
+) | told("finetune_hyp.sh", {"CheckpointPolicy.keep_best": True, "CheckpointPolicy.patience": 10})
+TRAINING |= own(
     {
         "Trainer.steps": 1000,
         "Trainer.stream": "labelled",
