@@ -1,6 +1,8 @@
 """Is the memory used, how far back does it reach: against plain loops."""
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +18,7 @@ from tiny_run import (  # noqa: F401
 from brt.data.vocabularies.base import BEGIN
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
+from brt.evaluation.recording import Recording
 from brt.evaluation.studies.memory_use import (
     AblationCost,
     LayerMemory,
@@ -205,8 +208,8 @@ def sentence_of(layers, **costs):
 @pytest.mark.parametrize(
     ("cost", "error", "begins"),
     [
-        (0.02, 0.005, "The memory is used: cleared"),
-        (0.002, 0.0001, "The memory is used, but hardly: cleared"),
+        (0.02, 0.005, "A state is used; whether it must be this document's was not measured: "),
+        (0.002, 0.0001, "A state is used, but hardly; "),
         (-0.02, 0.005, "The memory is used and does harm: "),
         (0.009, 0.005, "There is no sign that the memory is used: "),
     ],
@@ -225,11 +228,21 @@ def test_the_verdict_follows_the_numbers(cost, error, begins):
         assert text in sentence
 
 
-@pytest.mark.parametrize(("swapped", "alike"), [(0.015, True), (0.03, False)])
-def test_a_memory_that_any_document_s_could_replace_is_called_that(swapped, alike):
-    costs = {"cleared": (0.04, 0.01), "zeroed": (0.5, 0.01), "swapped": (swapped, 0.01)}
-    doubt = ", but that of another document would do as well"
-    assert sentence_of([], **costs).startswith(f"The memory is used{doubt * alike}: cleared")
+@pytest.mark.parametrize(
+    ("swapped", "error", "own"),
+    [
+        (0.015, 0.01, False),
+        (0.03, 0.01, True),
+        (0.0035, 0.0001, False),  # far beyond its error, and nothing beside what clearing costs
+        (0.0045, 0.0001, True),
+        (-0.02, 0.001, False),
+    ],
+)
+def test_a_state_that_any_document_s_could_replace_is_not_its_own(swapped, error, own):
+    costs = {"cleared": (0.04, 0.01), "zeroed": (0.5, 0.01), "swapped": (swapped, error)}
+    begins = "This document's state is used: cleared" if own else "A state is used, but another "
+    sentence = sentence_of([], **costs)
+    assert sentence.startswith(begins) and sentence.endswith(memory_report.RULE)
 
 
 def test_zeros_of_layers_without_a_state_are_not_told():
@@ -248,7 +261,7 @@ def test_zeros_of_layers_without_a_state_are_not_told():
 
 def test_a_model_without_a_state_says_so(slide):
     found = memory_use(slide, ALL)
-    assert found == NothingCarried(has_state=False, window=8, segment_length=16)
+    assert found == NothingCarried(has_state=False, window=8, segment_length=16, longer=True)
     content = memory_report.present(found)
     assert content["verdict"] == "The model has no state: it carries windows of 8 tokens."
     assert content["numbers"] == {} and content["series"] == []
@@ -370,7 +383,102 @@ def test_both_curves_end_at_the_whole_document(recurrent):
     assert recurrent.experiment.model.receptive_field() == math.inf
     for short in (np.arange(5), np.array([0])):
         sentence = reach_report.present(reach(recurrent, short))["verdict"]
-        assert "No document is longer than two blocks of 8 tokens" in sentence
+        assert "beyond the first two blocks, of 8 tokens each" in sentence
+
+
+# Corpora of which only answers are scored.
+
+
+@pytest.fixture(scope="module")
+def answering(tmp_path_factory):
+    """The recurrent model on documents that ask for facts; the answers are all that is scored."""
+    folder = tmp_path_factory.mktemp("answering")
+    lines = (
+        *("Corpus.source = @RecallTask()", "RecallTask.num_documents = 8"),
+        *("RecallTask.num_held_out = 3", "RecallTask.document_length = 120"),
+        *("RecallTask.num_facts = 2", "RecallTask.max_distance = 90"),
+    )
+    path = write_config(folder, *lines, without=("Corpus.source", "Corpus.vocabulary"))
+    text = path.read_text().split("\n")
+    path.write_text("\n".join(line for line in text if not line.startswith("TextFiles")))
+    with jax.set_mesh(one_device()):
+        run = a_run(folder, build(path).experiment)
+        assert run.store.has_weights
+        yield run
+
+
+class OfAnswers(NamedTuple):
+    """A recording that is right about all answers while the state is kept, and knows nothing else.
+
+    All other tokens cost less where the state was changed.
+    """
+
+    recording: Recording
+    weights: Callable
+    state: str
+
+    @property
+    def manifest(self):
+        return self.recording.manifest
+
+    def document(self, number):
+        scores = self.recording.document(number)
+        answers_T = self.weights(number) > 0
+        kept = self.state == "kept"
+        nats_T = np.where(answers_T, 0.0 if kept else 4.0, 9.0 if kept else 1.0)
+        return scores._replace(nats_T=nats_T.astype(np.float32))
+
+
+def test_a_memory_that_knows_all_answers_is_told_that_it_helps(answering, monkeypatch):
+    store, documents = answering.store, np.arange(3)
+    record = RecordedRun.recording
+    monkeypatch.setattr(
+        RecordedRun,
+        "recording",
+        lambda run, state, chosen: OfAnswers(record(run, state, chosen), store.weights, state),
+    )
+    found = memory_use(answering, documents)
+    assert memory_report.present(found)["verdict"].startswith("This document's state is used: ")
+    answers = [int(np.count_nonzero(store.weights(d, T))) for d in range(3)]
+    assert found.losses.tokens == sum(answers) < sum(store.lengths_D - T)
+    assert found.losses.bits_kept == 0
+    assert [cost.cost for cost in found.losses.costs] == pytest.approx([4 / math.log(2)] * 3)
+    asked = [int(d) // T for n in range(3) for d in np.flatnonzero(store.weights(n))]
+    assert list(found.losses.segments) == sorted(set(asked))
+    assert all(np.isfinite(cost.by_segment).all() for cost in found.losses.costs)
+
+
+def test_a_reset_is_weighed_by_the_answers_after_it(answering):
+    store = answering.store
+    reader = SegmentReader(answering.experiment, answering.mesh, 3, W)
+    owners, starts = blocks = block_starts(store, range(3), W, seed=0)
+    asked = {(n, int(d) // W * W) for n in range(3) for d in np.flatnonzero(store.weights(n))}
+    assert set(zip(owners.tolist(), starts.tolist())) == asked
+    recording = answering.recording("kept", range(3))
+    found = cost_of_reset(answering, reader, recording, blocks, "state", W)
+    later = sum(np.count_nonzero(store.weights(n, s, s + W)) for n, s in asked if s > W)
+    assert found.tokens == later
+    extra = 0.0
+    windows = -(-answering.model.windows_reach() // W)
+    for number, start in asked:
+        if start > W:
+            begin = max(start - (1 + windows) * W, 0)
+            caches = answering.experiment.bind(answering.params).init_caches(1)
+            empty = caches
+            tokens = store.tokens(number).astype(int)
+            inputs = np.concatenate([[BEGIN], tokens[:-1]])
+            for first in range(begin, start + W, W):
+                if first == start - W:
+                    caches = caches[0], caches[1]._replace(memories=empty[1].memories)
+                targets = tokens[first : first + W]
+                segment = np.zeros((1, W), np.int32)
+                segment[0, : len(targets)] = inputs[first : first + W]
+                logits, caches = answering.experiment.bind(answering.params)(segment, caches)
+            logits = np.float64(logits[0, : len(targets)])
+            nats = np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(targets)), targets]
+            extra_T = nats - recording.document(number).nats_T[start : start + W]
+            extra += (extra_T * store.weights(number, start, start + W)).sum()
+    assert found.bits == pytest.approx(extra / later / math.log(2), abs=1e-4)
 
 
 # Two runs, or one with itself.

@@ -1,7 +1,8 @@
 """Measures whether the memory is used: what later segments of documents cost without their state.
 
 The state is kept; cleared before every segment, to the learned initial one; zeroed; or swapped for
-that of another document. Beside the losses: how much of what attention adds comes from the states,
+that of another document. Where the corpus has loss weights, losses are of what they score. Beside
+the losses: how much of what attention adds comes from the states,
 how long a state lasts by its gates, and whether a gradient of the loss reaches it.
 """
 
@@ -34,15 +35,17 @@ PERCENTILES = (10, 50, 90)
 
 
 class NothingCarried(NamedTuple):
-    """Returned where there is no memory to measure: no state, or no document beyond a segment.
+    """Returned where there is no memory to measure: no state, or nothing scored after a segment.
 
     has_state: whether the model carries anything besides windows.
     window, segment_length: in tokens.
+    longer: whether a document is longer than a segment.
     """
 
     has_state: bool
     window: int
     segment_length: int
+    longer: bool = False
 
 
 class AblationCost(NamedTuple):
@@ -52,7 +55,7 @@ class AblationCost(NamedTuple):
     bits: per token, with the changed state.
     cost, error: how much more than with the state kept, and its standard error over segments of
         documents.
-    by_segment: the cost at each segment of a document, bits per token.
+    by_segment: the cost at each of `StateLosses.segments`, bits per token.
     """
 
     state: str
@@ -65,15 +68,17 @@ class AblationCost(NamedTuple):
 class StateLosses(NamedTuple):
     """Bits per token of all segments but each document's first, and what changed states cost.
 
-    documents, tokens: counts.
+    documents, tokens: counts; of tokens, those that are scored.
     bits_kept: per token, with the state kept.
     costs: of every other recording.
+    segments: of documents, those in which a token is scored.
     """
 
     documents: int
     tokens: int
     bits_kept: float
     costs: list[AblationCost]
+    segments: Sequence[int] = ()
 
 
 class LayerMemory(NamedTuple):
@@ -128,9 +133,10 @@ def memory_use(run: RecordedRun, documents: np.ndarray) -> MemoryUse | NothingCa
         run: the run.
         documents: numbers of those to read.
     """
-    longer = run.store.lengths_D[documents] > run.segment_length
-    if not run.has_state or not longer.any():
-        return NothingCarried(run.has_state, run.window, run.segment_length)
+    longer = documents[run.store.lengths_D[documents] > run.segment_length]
+    scored = any((run.store.weights(int(d), run.segment_length) > 0).any() for d in longer)
+    if not run.has_state or not scored:
+        return NothingCarried(run.has_state, run.window, run.segment_length, len(longer) > 0)
     states = ["kept", "cleared", "zeroed"]
     if min(len(documents), run.rows) > 1:
         states.append("swapped")
@@ -142,7 +148,7 @@ def memory_use(run: RecordedRun, documents: np.ndarray) -> MemoryUse | NothingCa
 def losses(
     recordings: Mapping[str, Recording], store: TokenStore, documents: Sequence[int] | np.ndarray
 ) -> StateLosses:
-    """Computes what each change of the state costs, by recordings.
+    """Computes what each change of the state costs, by recordings and the store's loss weights.
 
     Args:
         recordings: by state, "kept" among them; see `STATE_ABLATIONS`.
@@ -150,14 +156,21 @@ def losses(
         documents: numbers of those to look at.
     """
     segment_length = recordings["kept"].manifest["segment_length"]
+    weights = [store.weights(int(d)).astype(np.float64) for d in documents]
     by_state = {
-        state: [_by_segment(r.document(d).nats_T, segment_length) for d in documents]
+        state: [
+            _by_segment(_scored(r.document(d).nats_T, weights_T), segment_length)
+            for d, weights_T in zip(documents, weights)
+        ]
         for state, r in recordings.items()
     }
-    lengths = [_by_segment(np.ones(store.lengths_D[d]), segment_length) for d in documents]
-    later = np.concatenate([length[1:] for length in lengths])
+    counts = [_by_segment(weights_T, segment_length) for weights_T in weights]
+    later = np.concatenate([count[1:] for count in counts])
     kept = np.concatenate([nats[1:] for nats in by_state["kept"]])
     bits_kept = float(kept.sum() / later.sum() / math.log(2))
+    tokens = sum(int((weights_T[segment_length:] > 0).sum()) for weights_T in weights)
+    scored = _stacked(counts)
+    segments = np.flatnonzero(scored)
     costs = []
     for state, by_document in by_state.items():
         if state == "kept":
@@ -165,15 +178,24 @@ def losses(
         nats = np.concatenate([nats[1:] for nats in by_document])
         extra = (nats - kept) / math.log(2)
         mean = float(extra.sum() / later.sum())
-        most = max(map(len, lengths))
-        sums, counts = np.zeros(most), np.zeros(most)
-        for own, other, length in zip(by_state["kept"], by_document, lengths):
-            sums[: len(own)] += other - own
-            counts[: len(own)] += length
-        by_segment = (sums / counts / math.log(2)).tolist()
-        error = float(_ratio_error(extra, later))
+        extras = _stacked([other - own for own, other in zip(by_state["kept"], by_document)])
+        by_segment = (extras[segments] / scored[segments] / math.log(2)).tolist()
+        error = float(_ratio_error(extra[later > 0], later[later > 0]))
         costs.append(AblationCost(state, bits_kept + mean, mean, error, by_segment))
-    return StateLosses(len(documents), int(later.sum()), bits_kept, costs)
+    return StateLosses(len(documents), tokens, bits_kept, costs, segments.tolist())
+
+
+def _scored(nats_T, weights_T):
+    """Returns nats times weights; of tokens that are not scored nats need not even be finite."""
+    return np.where(weights_T > 0, nats_T, 0.0) * weights_T
+
+
+def _stacked(by_document):
+    """Returns sums over documents of values by segment, float64 (most segments of a document,)."""
+    total = np.zeros(max(map(len, by_document)))
+    for values in by_document:
+        total[: len(values)] += values
+    return total
 
 
 def gates_and_gradients(run: RecordedRun, documents: np.ndarray) -> Probes:

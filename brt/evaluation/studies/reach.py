@@ -2,7 +2,8 @@
 
 Blocks of W tokens, drawn from all over the documents, are scored twice: as they were recorded, and
 at the end of a stretch of the document that is read from a reset c tokens before them. The curve
-over c = W, 2W, 4W ... is the cost of the reset, in bits per token.
+over c = W, 2W, 4W ... is the cost of the reset, in bits per token. Where the corpus has loss
+weights, a cost is of what they score, and blocks without a scored token are not drawn.
 
 Two things are reset. The state: the stretch begins as many blocks before the reset as the model has
 layers, so that the windows are full when the state goes back to the learned initial one. And the
@@ -58,7 +59,8 @@ class Reach(NamedTuple):
     documents: number of documents read.
     longest: tokens of the longest of them.
     windows_reach: tokens that the windows of all layers reach back, one behind the other.
-    probes: costs of each reset; none if no document is longer than two blocks.
+    probes: costs of each reset; none if no token is scored beyond the first two blocks of a
+        document.
     """
 
     window: int
@@ -80,12 +82,14 @@ def reach(run: RecordedRun, documents: np.ndarray, seed: int = 0, tokens: int = 
     W = run.window
     longest = int(run.store.lengths_D[documents].max())
     windows_reach = run.model.windows_reach()
-    if longest <= 2 * W:
+    blocks = block_starts(run.store, documents, W, seed)
+    # A block is scored that begins after the distance, at a multiple of W.
+    last = int(blocks[1].max(initial=0))
+    distances = [W * 2**i for i in range(64) if W * 2**i < last]
+    if not distances:
         return Reach(W, len(documents), longest, windows_reach, probes=[])
     recording = run.recording("kept", documents)
     reader = SegmentReader(run.experiment, run.mesh, run.rows, W)
-    distances = [W * 2**i for i in range(64) if W * (2**i + 1) < longest]
-    blocks = block_starts(run.store, documents, W, seed)
     names = ("state", "context") if run.has_state else ("context",)
     total = len(names) * len(distances)
     numbers = itertools.count(1)
@@ -125,11 +129,21 @@ def reach_of(costs: Sequence[float], distances: Sequence[int]) -> int:
 def block_starts(
     store: TokenStore, documents: Sequence[int] | np.ndarray, window: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the documents and the first tokens of all their blocks, shuffled: two int arrays."""
-    starts = [np.arange(0, store.lengths_D[d], window) for d in documents]
+    """Returns the documents and the first tokens of all their blocks, shuffled: two int arrays.
+
+    Blocks without a scored token are left out.
+    """
+    starts = [_scored_starts(store, int(d), window) for d in documents]
     owners = np.repeat(np.asarray(documents), [len(s) for s in starts])
     order = permutation(len(owners), seed, 0, 0, 5)
     return owners[order], np.concatenate(starts)[order]
+
+
+def _scored_starts(store, document, window):
+    starts = np.arange(0, store.lengths_D[document], window)
+    if not store.has_weights:
+        return starts
+    return starts[np.maximum.reduceat(store.weights(document), starts) > 0]
 
 
 class ResetCost(NamedTuple):
@@ -179,22 +193,25 @@ def cost_of_reset(
         replaced=lambda step: step % length == before,
         label=None if run.quiet else f"{label} {probe} reset {distance:,} tokens before, blocks",
     )
-    extras, lengths = [], []
+    extras, weights, scored = [], [], 0
     for step, segment in enumerate(segments):
         if step % length < length - 1:
             continue
         for row, (document, offset) in enumerate(zip(segment.documents_B, segment.offsets_B)):
             if document < 0:
                 continue
-            kept_T = recording.document(int(document)).nats_T[offset : offset + W]
-            reset_T = segment.nats_BT[row, : len(kept_T)]
-            extras.append(np.sum(reset_T.astype(np.float64) - kept_T) / math.log(2))
-            lengths.append(len(kept_T))
+            block = int(document), int(offset), int(offset) + W
+            kept_T, weights_T = recording.document(*block).nats_T, run.store.weights(*block)
+            extra_T = segment.nats_BT[row, : len(kept_T)].astype(np.float64) - kept_T
+            scored_T = weights_T > 0
+            extras.append(np.sum((extra_T * weights_T)[scored_T]) / math.log(2))
+            weights.append(weights_T.sum(dtype=np.float64))
+            scored += int(scored_T.sum())
     extra = np.array(extras)
-    counts = np.array(lengths)
+    counts = np.array(weights)
     mean = extra.sum() / counts.sum()
     error = math.sqrt(np.square(extra - mean * counts).sum()) / counts.sum()
-    return ResetCost(float(mean), float(error), int(counts.sum()))
+    return ResetCost(float(mean), float(error), scored)
 
 
 class Stretches(EvaluationPass):

@@ -1,4 +1,9 @@
-"""The study `memory_use` in sentences and curves."""
+"""The study `memory_use` in sentences and curves.
+
+A state counts as used if clearing it costs more than twice the standard error. It counts as this
+document's if another document's state in its place costs more than twice its error as well, and at
+least the share `OWN` of what clearing costs.
+"""
 
 from brt.evaluation.studies.memory_use import (
     MONITORS,
@@ -14,6 +19,12 @@ from brt.reporting.studies.content import Content, content, curve
 
 HARDLY = 0.001
 """Share of the bits per token below which what a cleared state costs is called hardly a use."""
+OWN = 0.1
+"""Share of what clearing costs that another document's state costs where the own one is used."""
+RULE = (
+    "Used: clearing costs more than twice its standard error. This document's: another document's "
+    f"state costs more than twice its own error, and at least {OWN:.0%} of what clearing costs."
+)
 
 
 def present(found: MemoryUse | NothingCarried) -> Content:
@@ -32,9 +43,8 @@ def present(found: MemoryUse | NothingCarried) -> Content:
         numbers[f"cost_{cost.state}"] = cost.cost
         numbers[f"cost_{cost.state}_error"] = cost.error
         name = f"cost of the state {cost.state}, by segment"
-        segments = range(len(cost.by_segment))
         labels = "segment of the document", "bits per token"
-        series.append(curve(name, segments, cost.by_segment, *labels))
+        series.append(curve(name, losses.segments, cost.by_segment, *labels))
     return content(numbers | probe_numbers(found.probes), series, verdict(losses, found.probes))
 
 
@@ -56,6 +66,11 @@ def nothing_carried(found: NothingCarried) -> str:
     """Returns a sentence that says why there is nothing to measure."""
     if not found.has_state:
         return f"The model has no state: it carries windows of {found.window:,} tokens."
+    if found.longer:
+        return (
+            f"No token is scored after the first segment of a document, {found.segment_length:,} "
+            "tokens; bind Evaluation.segment_length to less."
+        )
     return (
         f"No document is longer than a segment of {found.segment_length:,} tokens, so no state "
         "is ever carried; bind Evaluation.segment_length to less."
@@ -63,7 +78,7 @@ def nothing_carried(found: NothingCarried) -> str:
 
 
 def verdict(losses: StateLosses, probes: Probes) -> str:
-    """Returns one sentence: whether the memory is used, with the numbers it rests on."""
+    """Returns a sentence on whether the memory is used, with its numbers, and the rule."""
     costs = {cost.state: cost for cost in losses.costs}
     cleared = costs["cleared"]
     changes = [
@@ -76,7 +91,7 @@ def verdict(losses: StateLosses, probes: Probes) -> str:
         f"{head}: cleared before every segment, later segments "
         f"cost {cleared.cost:+.4f} ± {cleared.error:.4f} bits per token (kept "
         f"{losses.bits_kept:.4f}), {', '.join(changes)}; "
-        f"{'; '.join(_of_layers(probes.layers)) or 'the model reports no gates'}."
+        f"{'; '.join(_of_layers(probes.layers)) or 'the model reports no gates'}. {RULE}"
     )
 
 
@@ -85,11 +100,12 @@ def _head(bits_kept: float, cleared: AblationCost, swapped: AblationCost | None)
         return "The memory is used and does harm"
     if cleared.cost <= 2 * cleared.error:
         return "There is no sign that the memory is used"
-    if swapped is not None and swapped.cost <= 2 * swapped.error:
-        return "The memory is used, but that of another document would do as well"
-    if cleared.cost < HARDLY * bits_kept:
-        return "The memory is used, but hardly"
-    return "The memory is used"
+    hardly = ", but hardly" if cleared.cost < HARDLY * bits_kept else ""
+    if swapped is None:
+        return f"A state is used{hardly}; whether it must be this document's was not measured"
+    if swapped.cost <= max(2 * swapped.error, OWN * cleared.cost):
+        return f"A state is used{hardly}, but another document's would do as well as its own"
+    return f"This document's state is used{hardly}"
 
 
 def _of_layers(layers: list[LayerMemory]) -> list[str]:

@@ -3,11 +3,13 @@
 from brt.evaluation.studies.reach import SHARE, Reach
 from brt.reporting.studies.content import Content, content, curve
 
+NO_BLOCK = "No token is scored beyond the first two blocks, of {:,} tokens each, of any document."
+
 
 def present(found: Reach) -> Content:
     """Returns the study's content; costs are in bits per token."""
     if not found.probes:
-        return content({}, [], f"No document is longer than two blocks of {found.window:,} tokens.")
+        return content({}, [], NO_BLOCK.format(found.window))
     numbers: dict[str, float] = {
         "documents": found.documents,
         "longest": found.longest,
