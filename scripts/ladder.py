@@ -9,7 +9,8 @@ A file of entries has one config a line, with bindings after it, without spaces 
 `systems/rec_fixed_skip.gin+recipes/arxiv.gin`. The model's dimensions are divided as
 --scale says, the corpus's bindings are replaced by those of --corpus, and every entry trains on the
 same number of tokens (one with twice the Trainer.steps of its config on twice as many); or, without
---tokens, for the steps of its own config, as in papers whose rows differ in that. Entries that
+--tokens, for the steps of its own config, as in papers whose rows differ in that. A warm-up that no
+such run would see the end of is shortened to a tenth of its steps, which is said. Entries that
 differ in their evaluation alone are trained once, by the first of them.
 Stopped at any time, the same command goes on: finished runs are kept, the one in training resumes.
 Bindings given here come after an entry's own. Nothing is run twice, and a changed ladder is
@@ -91,6 +92,8 @@ def run_ladder() -> None:
         tokens=FLAGS.tokens,
         tokens_per_step=FLAGS.tokens_per_step,
     )
+    for note in dict.fromkeys(entry.note for entry in entries if entry.note):
+        print(note, file=sys.stderr)
     for entry in entries:
         check_entry(folder, entry)
     files = [write_entry(folder, entry) for entry in entries]

@@ -1,5 +1,6 @@
 """Entries: experiments of configs/, made smaller alike, on another corpus, with an equal budget."""
 
+import inspect
 import os
 import re
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from brt.reporting.gin_text import (
     write_gin,
 )
 from brt.reporting.model_settings import model_name, owners
+from brt.training.optimization import schedules
 
 
 class LadderError(ValueError):
@@ -81,12 +83,14 @@ class SweepEntry(NamedTuple):
         settings: every binding of it.
         paper: content of stands_for.json: the config, and the settings it stands for in the tables.
         trained_by: name of the first entry that is trained alike, whose parameters it evaluates.
+        note: a sentence on what was changed besides, or "".
     """
 
     name: str
     settings: dict
     paper: dict
     trained_by: str = ""
+    note: str = ""
 
 
 def read_sweep(
@@ -106,7 +110,8 @@ def read_sweep(
             an entry's own bindings come after it.
         bindings: gin lines for all entries.
         tokens: that each run trains on, rounded up to whole steps, and as many times more as an
-            entry binds more Trainer.steps than its config; None for the steps of each entry's own
+            entry binds more Trainer.steps than its config; a warm-up that would last as long, or
+            longer, lasts for a tenth of the steps instead. None for the steps of each entry's own
             config, their size, and what is done every so many of them.
         tokens_per_step: of every run; None for the first entry's at this scale.
 
@@ -145,13 +150,21 @@ def read_sweep(
             size = tokens_per_step = tokens_per_step or of_entry
             steps = -(-int(tokens * longer) // size)
         settings |= {"Trainer.tokens_per_step": size, "Trainer.steps": steps}
+        note = ""
         if tokens is not None:
-            settings |= _often(steps)
+            ramp = _warmup(settings, steps, bound | common)
+            settings |= _often(steps) | ramp
+            note = "".join(
+                f"{config}: {name} = {value:,}, a tenth of {steps:,} steps: as configured, the "
+                "rate would still rise when the run ends."
+                for name, value in ramp.items()
+            )
         stems = [Path(file).stem for file in config.split("+")]
         name = "-".join([*stems, *(re.sub(r"[^\w.-]+", "_", b).strip("_") for b in own)])
         last = {name: value for name, value in common.items() if name not in macros}
         settings = resolved(settings | last | macros)
-        entries.append(SweepEntry(name, settings, {"config": config, "settings": paper}))
+        stands_for = {"config": config, "settings": paper}
+        entries.append(SweepEntry(name, settings, stands_for, note=note))
     names = [entry.name for entry in entries]
     if not entries:
         raise LadderError(f"{path} names no config: write one a line, pg19_rec_fixed_skip.gin.")
@@ -197,6 +210,19 @@ def _often(steps):
     often = {"log_every": 50, "eval_every": 5}
     found = {f"Trainer.{name}": max(steps // parts, 1) for name, parts in often.items()}
     return found | {"CheckpointPolicy.every": max(steps // 10, 1)}
+
+
+def _warmup(settings, steps, own):
+    """A shorter warm-up in place of one that no run of so many steps would see the end of.
+
+    own: bindings that stay as they are.
+    """
+    schedule = str(settings.get("Trainer.schedule", "")).strip("@()").rpartition("/")[2]
+    name, function = f"{schedule}.warmup_steps", getattr(schedules, schedule, None)
+    if function is None or name in own:
+        return {}
+    usual = inspect.signature(function).parameters["warmup_steps"].default
+    return {name: steps // 10} if (settings.get(name, usual) or 0) >= steps else {}
 
 
 def _read(config, path):

@@ -328,6 +328,25 @@ def test_a_ladder_that_cannot_be_run_says_why(tmp_path, lines, message):
         entries_of(a_file(tmp_path, *lines))
 
 
+@pytest.mark.parametrize(
+    ("bound", "tokens", "expected"),
+    [
+        ((), 10_000, 1),  # of 10 steps
+        ((), 1_024_000, 100),  # of 1,000, as many as the ramp has
+        ((), 1_025_000, None),
+        (("rsqrt.warmup_steps = 3",), 10_000, 3),
+        (("rsqrt.warmup_steps = 5_000",), 10_000, 5_000),
+    ],
+)
+def test_a_warm_up_ends_before_the_run_does(tmp_path, bound, tokens, expected):
+    file = a_file(tmp_path, "pg19_slide_12l.gin")
+    scale = SCALES["small"]
+    (entry,) = read_sweep(file, scale, "configs/corpora/text.gin", bound, tokens, 1024)
+    assert entry.settings["Trainer.steps"] == -(-tokens // 1024)
+    assert entry.settings.get("rsqrt.warmup_steps") == expected
+    assert ("rsqrt.warmup_steps" in entry.note) == (not bound and expected is not None)
+
+
 def test_a_budget_is_given_in_tokens_or_in_steps(tmp_path):
     with pytest.raises(LadderError, match="both say how long a run trains"):
         entries_of(a_file(tmp_path, "pg19_slide_12l.gin"), bindings=["Trainer.steps = 7"])
