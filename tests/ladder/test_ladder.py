@@ -16,7 +16,7 @@ from quick_commands import quick_environment
 from tiny_run import contents
 
 from brt.reporting.gin_text import read_gin_file, write_gin
-from brt.reporting.ladder import LadderError
+from brt.reporting.ladder import LadderError, SweepEntry
 
 
 def a_file(folder, *lines):
@@ -252,3 +252,27 @@ def test_a_ladder_killed_in_training_goes_on_from_its_checkpoint_to_the_same_tab
     assert sum("values" in cell for cell in row) == 1
     log = (tmp_path / "killed.log").read_text()
     assert log.count("[1 of 1] pg19_slide_12l, seed 0") == 2
+
+
+@pytest.mark.parametrize(
+    ("evaluated_step", "records", "done"),
+    [
+        (16, [], True),
+        (12, [{"step": 12, "train/loss": 1.0}], False),
+        (12, [{"step": 12, "best/stopped_early": 1}], True),
+        (8, [{"step": 12, "best/step": 8, "best/loss": 1.0}], False),
+        (8, [{"step": 8, "best/step": 8}, {"step": 12, "best/stopped_early": 1}], True),
+        (8, [{"step": 8, "best/step": 8}, {"step": 16, "best/step": 8}], True),
+        (8, [{"step": 8, "best/step": 8}, {"step": 16, "best/step": 16}], False),
+    ],
+)
+def test_a_run_is_done_where_it_ended_and_its_best_checkpoint_is_evaluated(
+    ladder, tmp_path, evaluated_step, records, done
+):
+    ladder.FLAGS(["ladder.py"])
+    entry = SweepEntry("run", {"Trainer.steps": 16}, {})
+    lines = (json.dumps(record) + "\n" for record in records)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    found = json.dumps({"step": evaluated_step, "loss": 1.0})
+    (tmp_path / "evaluation_validation.json").write_text(found)
+    assert ladder.evaluated(tmp_path, entry) == done
