@@ -259,6 +259,11 @@ SWEEPS = {
         AS_BYTES["rec_fixed_skip"],
     ],
     "learning_rate": [_probe(0.02), _probe(0.01), _probe(0.005)],
+    "learning_rate_arxiv": [
+        ON_ARXIV[name] | told("app. C", {"rsqrt.multiplier": rate})
+        for name in ("slide_12l", "rec_fixed_skip")
+        for rate in (1.0, 0.5)
+    ],
     "recurrent_layers": [
         *(REC, _layers((8, 9)), _layers((3, 9))),
         REC | own({f"{MODEL}.num_layers": 13}),
