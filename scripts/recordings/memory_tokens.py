@@ -77,6 +77,6 @@ def errors(
     found.gradient("grads/", named, config.get("no_gradient", ()))
     with jax.enable_x64(True):
         (loss, (logits_BNV, _)), _ = compiled(widened(params), "float64")
-        found.output("float64/logits", logits_BNV, real_BN, relative=1e-6)
-        found.output("float64/loss", loss, relative=1e-6)
+        found.output("float64/logits", logits_BNV, real_BN, relative=found.float64)
+        found.output("float64/loss", loss, relative=found.float64)
     return found.errors

@@ -79,8 +79,8 @@ def decoder_errors(recording: Mapping[str, Any]) -> Found:
     found.gradient("grads/", names.write(grads), config_of(recording)["no_gradient"])
     with jax.enable_x64(True):
         (loss, (_, logits_BTV)), _ = compiled(widened(params), "float64")
-        found.output("float64/logits", logits_BTV, at_BT, relative=1e-6)
-        found.output("float64/loss", loss, relative=1e-6)
+        found.output("float64/logits", logits_BTV, at_BT, relative=found.float64)
+        found.output("float64/loss", loss, relative=found.float64)
     return found
 
 

@@ -35,7 +35,12 @@ OUTPUTS, GRADIENTS = 5e-6, 5e-5
 SHARP = 3e-5, 3e-4
 """The same where attention is not scaled, and sharp."""
 SMALLEST = 1e-5
-"""Tolerance of outputs, absolute, where it is larger."""
+"""Tolerance of outputs, absolute, where it is larger; where attention is sharp, its own is."""
+FLOAT64 = 1e-6
+"""Of the largest entry, of outputs in float64."""
+FLOAT32_INSIDE = ("llama", "qwen2", "mistral", "t5")
+"""Models whose recorded float64 run has RMS norms, angles or softmax in float32, as transformers
+computes them: brt, in float64 throughout, agrees with it as float32 does."""
 NO_GRADIENT = 1e-6
 """Absolute, of gradients that are zero but for rounding."""
 
@@ -51,6 +56,9 @@ class Found:
     def __init__(self, recording: Mapping[str, Any], sharp: bool = False):
         self.recording = recording
         self.outputs, self.gradients = SHARP if sharp else (OUTPUTS, GRADIENTS)
+        self.smallest = max(SMALLEST, self.outputs if sharp else 0.0)
+        kind = HubFolder(folder_of(recording)).config["model_type"]
+        self.float64 = self.outputs if kind in FLOAT32_INSIDE else FLOAT64
         self.errors: dict[str, tuple[float, float]] = {}
 
     def add(self, name: str, error: float, tolerance: float) -> None:
@@ -63,7 +71,10 @@ class Found:
     def output(
         self, key: str, values: Any, at: np.ndarray | None = None, relative: float | None = None
     ) -> None:
-        """Compares an output with what was recorded under the key, where `at` is true."""
+        """Compares an output with what was recorded under the key, where `at` is true.
+
+        relative: tolerance of what is in float64, of the largest entry; None: it is in float32.
+        """
         expected, values = self.recording[key], np.asarray(values)
         name = key.split("/")[0] if relative is None else f"float64 {key.split('/')[-1]}"
         if expected.shape != values.shape:
@@ -71,7 +82,7 @@ class Found:
         largest = np.abs(expected[at] if at is not None else expected).max(initial=0.0)
         difference = np.abs(expected - values)
         error = (difference[at] if at is not None else difference).max(initial=0.0)
-        tolerance = max((relative or self.outputs) * largest, 0.0 if relative else SMALLEST)
+        tolerance = max((relative or self.outputs) * largest, 0.0 if relative else self.smallest)
         self.add(name, error, tolerance)
 
     def gradient(self, prefix: str, tensors: Mapping[str, np.ndarray], without: Any = ()) -> None:

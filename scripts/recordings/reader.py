@@ -189,6 +189,8 @@ def errors(
         found.gradient("grads_vocabulary/", replay.disk(grads), no_gradient)
     with jax.enable_x64(True):
         (loss, given), _ = whole(widened(replay.params), "float64")
-        found.output("float64/segment_logits", given["segment_logits"], at_SB, relative=1e-6)
-        found.output("float64/loss", loss, relative=1e-6)
+        found.output(
+            "float64/segment_logits", given["segment_logits"], at_SB, relative=found.float64
+        )
+        found.output("float64/loss", loss, relative=found.float64)
     return found.errors

@@ -71,8 +71,8 @@ def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     found.gradient("grads/", body.names().write(grads), no_gradient)
     with jax.enable_x64(True):
         (loss, (_, logits_BWV)), _ = compiled(widened(params), "float64")
-        found.output("float64/logits", logits_BWV, relative=1e-6)
-        found.output("float64/loss", loss, relative=1e-6)
+        found.output("float64/logits", logits_BWV, relative=found.float64)
+        found.output("float64/loss", loss, relative=found.float64)
     if "greedy/tokens" in recording:
         _greedy(recording, found, graph, params)
     return found.errors

@@ -49,6 +49,16 @@ def test_every_file_of_the_tree_exists_and_every_module_is_in_it():
     assert modules <= named
 
 
+def test_no_row_of_a_table_is_cut_off_from_it():
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "brt").rglob("*.md")]:
+        without_code = re.sub(
+            r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M
+        )
+        for table in re.findall(r"(?:^\|.*\n)+", without_code, re.M):
+            second = [*table.split("\n"), ""][1]
+            assert re.fullmatch(r"\|[-:| ]+\|", second), f"{page}: {table[:80]}"
+
+
 def test_every_flag_and_every_linked_or_named_file_exists():
     for flag in re.findall(r"`--(\w+)", README + EVALUATION):
         assert flag in ("gin", "slow", "help") or flag in flags.FLAGS, flag
