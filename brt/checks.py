@@ -52,6 +52,20 @@ class NotEmpty:
         return isinstance(value, str) and bool(value.strip()) and "\0" not in value
 
 
+class OneOf(NamedTuple):
+    """The strings that a setting may be: `Annotated[str, OneOf(("fixed", "lstm"))]`."""
+
+    choices: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        return f"one of {', '.join(map(repr, self.choices))}"
+
+    def holds(self, value: Any) -> bool:
+        """Tells whether a value is one of them."""
+        return value in self.choices
+
+
 POSITIVE = Range("a finite number above 0", SMALLEST)
 NOT_NEGATIVE = Range("a finite number, 0 or above", 0)
 SHARE = Range("a number from 0 to below 1", 0, 1, below=True)

@@ -256,7 +256,7 @@ def _leave(why: str, status: int):
 def _parsed(argv):
     try:
         return FLAGS(config.split_flags(argv))
-    except flags.Error as error:
+    except (flags.Error, ValueError) as error:  # absl's own flags raise the latter
         say(f"Error: {error}")
         sys.exit(2)
 

@@ -14,8 +14,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import gin
+from absl import logging
 
 from brt.bindings.bound_values import check_bound_values, parameters_of
+from brt.bindings.declared_types import stands_alone
 from brt.bindings.gin_files import (
     GinReader,
     NotAllowed,
@@ -50,6 +52,20 @@ COMPLETED_BY = {
     "segment_length": "an algorithmic task, as in --gin_file=configs/tasks/copy.gin",
 }
 """Macros of configs/ that a model reads and a further file binds."""
+
+PAPER_WORDS = {"config": "arrangement", "configuration": "arrangement"}
+"""Parameters by the papers' words."""
+
+SWITCHES = {
+    "RecurrentCell": "BlockRecurrentTransformer.recurrent_layers",
+    "ExternalMemory": "BlockRecurrentTransformer.memorizing_layers",
+    "ReduceOnPlateau": "Trainer.plateau",
+    "WeightAverage": "Trainer.average",
+}
+"""Bindings that leave out a part of a model or training where they are `()` or None."""
+
+_given: set[str] = set()
+"""Names that the binding lines of the last `parse` bind, not its files."""
 
 
 def split_flags(argv: Sequence[str]) -> list[str]:
@@ -95,13 +111,14 @@ def parse(
         if not file.strip():
             raise ConfigError("A --gin_file is empty: write --gin_file=PATH.")
         _explained(lambda file=file: gin.parse_config_file(file), f"In {file}", file=file)
+    _given.clear()
     for binding in bindings:
         if not binding.strip():
             raise ConfigError("A binding is empty: write --gin.NAME=VALUE.")
 
         def read(line=binding):
             checked = gin_text(line)
-            check_statements(checked, allow_imports)
+            _given.update(check_statements(checked, allow_imports))
             gin.parse_config(checked)
 
         _explained(read, f"In the binding {shortened(repr(binding))}", binding)
@@ -194,7 +211,9 @@ def _explain(message, where, text):
         entries = (e for _, e in gin.config._REGISTRY.items() if e.name == configurable)
         own = [f"{configurable}.{name}" for entry in entries for name in _bindable(entry)]
         of_parts = [f"{part}.{parameter}" for part in _parts(configurable, parameter)]
-        nearest = _nearest(f"{configurable}.{parameter}", of_parts or own or known_parameters())
+        word = f"{configurable}.{PAPER_WORDS.get(parameter)}"
+        names = [word] if word in own else of_parts or own or known_parameters()
+        nearest = _nearest(f"{configurable}.{parameter}", names)
         return f"{where}: {configurable} has no parameter {parameter}.{nearest}"
     if "No bindings specified for" in message:
         macro = message.split("'")[1].removesuffix("/gin.macro")
@@ -261,6 +280,15 @@ def declarations() -> dict[str, Any]:
     return found
 
 
+def as_declared(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns bindings with `(9,)` where a tuple is bound to 9, as `parse` binds them."""
+    declared = declarations()
+    return {
+        name: (value,) if stands_alone(declared.get(name.rpartition("/")[2], Any), value) else value
+        for name, value in settings.items()
+    }
+
+
 def known_parameters() -> list[str]:
     return [f"{name}.{p}" for name, parameters in known_names().items() for p in parameters]
 
@@ -290,19 +318,34 @@ def read_bindings() -> dict[str, str]:
 def check_all_read() -> None:
     """Refuses bindings and macros that a full build has not read.
 
-    Call it once everything the experiment may use has been built.
+    Call it once everything the experiment may use has been built. A file's bindings of a part that
+    another binding leaves out (`SWITCHES`) are passed over, with a warning.
 
     Raises:
         ConfigError: naming each of them and the nearest name that was read.
     """
     read, bound = read_bindings(), _flatten(gin.config._CONFIG)
     used = {_binding_of(name, bound) for name in read}
-    left = [name for name in bound if name not in used]
+    left = _without_switched_off([name for name in bound if name not in used], read, bound)
     if left:
         told = [_unread(name, read) for name in left[:MOST_UNREAD]]
         if more := len(left) - len(told):
             told.append(f"Nothing reads {more:,} more bindings either.")
         raise ConfigError("\n".join(told))
+
+
+def _without_switched_off(left, read, bound):
+    """Returns the unread bindings that are not those of a part that is left out."""
+    off: dict[str, list[str]] = {}
+    for name in left:
+        switch = SWITCHES.get(name.rpartition("/")[2].partition(".")[0])
+        if switch in read and bound.get(switch) in ("()", "[]", "None") and name not in _given:
+            off.setdefault(switch, []).append(name)
+    for switch, names in off.items():
+        logging.warning("%s = %s: %s not used.", switch, bound[switch], ", ".join(names))
+    passed = {name for names in off.values() for name in names}
+    macros = {macro for name in passed for macro in re.findall(r"%([\w./]+)", bound[name])}
+    return [name for name in left if name not in passed | (macros - _given)]
 
 
 def _unread(name, read):

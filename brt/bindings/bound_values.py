@@ -4,13 +4,21 @@ A value has to be of the type and in the range that its parameter declares (`dec
 `brt.checks`), whether it is written out, stands behind a macro, or is given by a reference.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import gin
 
-from brt.bindings.declared_types import UNKNOWN, Reference, advice, allows, words_for
+from brt.bindings.declared_types import (
+    UNKNOWN,
+    Reference,
+    advice,
+    allows,
+    stands_alone,
+    words_for,
+)
 from brt.bindings.gin_files import check_module, shortened
 
 NAMES_MODULE = ("SeqioText.module",)
@@ -27,12 +35,15 @@ MOST_BUILT = 10_000
 class BoundValue(NamedTuple):
     """What a parameter is bound to.
 
+    key, parameter: of the binding, as gin has them.
     name: of the binding, `evaluation/TransformerXL.memory_length`.
     declared: the annotation of the parameter.
     value: with macros replaced by theirs, and references by `Reference`.
     written: as gin has it.
     """
 
+    key: tuple[str, str]
+    parameter: str
     name: str
     declared: Any
     value: Any
@@ -55,7 +66,8 @@ def bound_values() -> Iterator[BoundValue]:
             name = scope if selector == "gin.macro" else name
             value = expansion(name, written)
             if parameter in parameters:
-                yield BoundValue(name, parameters[parameter].annotation, value, written)
+                declared = parameters[parameter].annotation
+                yield BoundValue((scope, selector), parameter, name, declared, value, written)
 
 
 def binding_of(name: str) -> str:
@@ -70,13 +82,18 @@ def binding_of(name: str) -> str:
 
 def parameters_of(entry: Any) -> dict[str, inspect.Parameter]:
     """Returns the parameters of a configurable of gin's registry, by name."""
-    wrapped = entry.wrapped  # a class may hide its parameters behind a metaclass
+    return _parameters(entry.wrapped)
+
+
+@functools.cache
+def _parameters(wrapped):
+    # A class may hide its parameters behind a metaclass.
     function = wrapped.__init__ if inspect.isclass(wrapped) else wrapped
     return dict(inspect.signature(function).parameters)
 
 
 def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
-    """Refuses values that no run can mean.
+    """Refuses values that no run can mean, and binds `(9,)` where a tuple is bound to 9.
 
     Args:
         allow_imports: modules outside brt that a binding may name.
@@ -88,6 +105,9 @@ def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
     """
     for bound in bound_values():
         declared, value = bound.declared, bound.value
+        if stands_alone(declared, value):
+            value = (value,)
+            gin.config._CONFIG[bound.key][bound.parameter] = (bound.written,)
         if declared is not inspect.Parameter.empty and not allows(declared, value):
             macro = shortened(repr(bound.written))
             macro = macro if macro.startswith("%") else ""

@@ -12,6 +12,8 @@ import types
 import typing
 from typing import Any, NamedTuple
 
+from brt.checks import OneOf
+
 PLAIN = (bool, int, float, complex, str, bytes, tuple, list, set, dict, type(None))
 """Types of the values that can be written out in a gin file."""
 
@@ -128,6 +130,16 @@ def _is_of(made, wanted):
         return True
 
 
+def stands_alone(declared: Any, value: Any) -> bool:
+    """Tells whether a value stands for a tuple of it alone: `9` for `(9,)` of `tuple[int, ...]`."""
+    if allows(declared, value):
+        return False
+    origin, inner = typing.get_origin(declared), typing.get_args(declared)
+    if origin in (types.UnionType, typing.Union):
+        return any(stands_alone(one, value) for one in inner)
+    return origin is tuple and inner[-1:] == (Ellipsis,) and allows(inner[0], value)
+
+
 def words_for(declared: Any, value: Any) -> str:
     """Returns what a declared type takes, in words: "a whole number or None".
 
@@ -135,7 +147,9 @@ def words_for(declared: Any, value: Any) -> str:
     """
     origin, inner = typing.get_origin(declared), typing.get_args(declared)
     if origin is typing.Annotated:
-        return inner[1].words if allows(inner[0], value) else words_for(inner[0], value)
+        if isinstance(inner[1], OneOf) or allows(inner[0], value):
+            return inner[1].words
+        return words_for(inner[0], value)
     if origin in (types.UnionType, typing.Union):
         return " or ".join(words_for(one, value) for one in inner)
     if origin is dict:

@@ -138,8 +138,8 @@ class _Parser(config_parser.ConfigParser):
             self._strings = 0
 
 
-def check_statements(text: str, allow_imports: Sequence[str]) -> None:
-    """Refuses a gin text whose lines import what is not allowed.
+def check_statements(text: str, allow_imports: Sequence[str]) -> list[str]:
+    """Refuses a gin text whose lines import what is not allowed; returns the names that it binds.
 
     text: as `gin_text` returns it.
 
@@ -147,7 +147,10 @@ def check_statements(text: str, allow_imports: Sequence[str]) -> None:
         NotAllowed: naming the line; or as `statements`.
         SyntaxError, ValueError: it is not gin, as gin itself says.
     """
+    bound = []
     for statement in statements(text, _Nothing()):
+        if isinstance(statement, config_parser.BindingStatement):
+            bound.append(name_of(statement))
         if not isinstance(statement, config_parser.ImportStatement):
             continue
         line = f"`{statement.format()}`"
@@ -157,6 +160,14 @@ def check_statements(text: str, allow_imports: Sequence[str]) -> None:
                 "what is to be bound with @gin.configurable."
             )
         check_module(statement.module, line, allow_imports)
+    return bound
+
+
+def name_of(binding: config_parser.BindingStatement) -> str:
+    """Returns the name that a line binds, modules left out: `evaluation/RecurrentCell.gate`."""
+    name = binding.selector.rsplit(".", 1)[-1]
+    name = f"{binding.scope}/{name}" if binding.scope else name
+    return f"{name}.{binding.arg_name}" if binding.arg_name else name
 
 
 class _Nothing(config_parser.ParserDelegate):

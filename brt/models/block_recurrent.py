@@ -7,6 +7,7 @@ Letters as in `brt.models`.
 
 import math
 from collections.abc import Callable
+from typing import Annotated
 
 import gin
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from brt.checks import Count, Index, Share, check_choice, check_share
+from brt.checks import Count, Index, OneOf, Share, check_choice, check_share
 from brt.models.block_feedback import run_blocks, state_source
 from brt.models.body import Body
 from brt.models.equal_layers import EqualLayers
@@ -87,9 +88,9 @@ class BlockRecurrentTransformer(Body):
         qk_norm: bool = True,
         feedback: bool = False,
         dropout: Share = 0.0,
-        logits_divisor: str = "vocabulary",
-        activation_dtype: str = "float32",
-        remat: str = "none",
+        logits_divisor: Annotated[str, OneOf(DIVISORS)] = "vocabulary",
+        activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
+        remat: Annotated[str, OneOf(REMATS)] = "none",
         cell: Callable[..., LayerMemory] = RecurrentCell,
         memory: Callable[..., LayerMemory] = ExternalMemory,
         special_tokens: int = 0,

@@ -8,7 +8,7 @@ and `brt/models/memory_tokens/layout.py`.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import gin
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.checks import Count, NotNegative, check_choice, check_not_negative
+from brt.checks import Count, NotNegative, OneOf, check_choice, check_not_negative
 from brt.models.attention_weights import AttentionLayout, AttentionWeights, ShowsAttention
 from brt.models.body import Body
 from brt.models.caches import select_rows
@@ -90,7 +90,7 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
         body: Callable[..., Body] = TransformerXL,
         memory_at_end: bool = True,
         read_memory_from_cache: bool = False,
-        initial_rows: str = "independent",
+        initial_rows: Annotated[str, OneOf(INITIAL_ROWS)] = "independent",
         auxiliary_weight: NotNegative = 0.0,
         allow_long_memory: bool = False,
     ):

@@ -7,7 +7,7 @@ period is one token, and decoding is a segment of one token.
 
 import itertools
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import gin
 import jax
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import Count, Share, check_choice, check_share
+from brt.checks import Count, OneOf, Share, check_choice, check_share
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
 from brt.models.equal_layers import EqualLayers
@@ -82,7 +82,7 @@ class RecurrentStack(LanguageModel):
         num_layers: Count = gin.REQUIRED,
         hidden_size: Count = gin.REQUIRED,
         dropout: Share = 0.0,
-        activation_dtype: str = "float32",
+        activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
         cutoffs: tuple[Count, ...] = (),
         div_val: Count = 1,
         tied: bool = True,

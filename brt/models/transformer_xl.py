@@ -8,6 +8,7 @@ Every layer remembers its inputs at the last M positions before the segment. Let
 
 import functools
 from collections.abc import Callable
+from typing import Annotated
 
 import gin
 import jax
@@ -18,6 +19,7 @@ from flax import nnx
 from brt.checks import (
     Count,
     CountFrom0,
+    OneOf,
     Positive,
     Share,
     check_choice,
@@ -93,12 +95,12 @@ class TransformerXL(TransformerXLStack):
         head_size: Count = gin.REQUIRED,
         feed_forward_size: Count = gin.REQUIRED,
         memory_length: CountFrom0 = gin.REQUIRED,
-        encoding: str = "relative",
+        encoding: Annotated[str, OneOf(ENCODINGS)] = "relative",
         position_rows: CountFrom0 = 0,
         same_length: bool = False,
         clamp_length: CountFrom0 | None = None,
         untie_biases: bool = False,
-        norm: str = "post",
+        norm: Annotated[str, OneOf(NORMS)] = "post",
         cutoffs: tuple[Count, ...] = (),
         div_val: Count = 1,
         tied: bool = True,
@@ -108,8 +110,8 @@ class TransformerXL(TransformerXLStack):
         variational_dropout: bool = False,
         std: Positive = 0.02,
         projection_std: Positive = 0.01,
-        activation_dtype: str = "float32",
-        remat: str = "none",
+        activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
+        remat: Annotated[str, OneOf(REMATS)] = "none",
         memory: Callable[..., HiddenMemory] = HiddenMemory,
         special_tokens: int = 0,
         published_artefacts: bool = False,

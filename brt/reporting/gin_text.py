@@ -8,7 +8,7 @@ from typing import Any
 from gin import config_parser
 
 from brt.bindings.bound_values import Expansion
-from brt.bindings.gin_files import GinReader, gin_text, statements
+from brt.bindings.gin_files import GinReader, gin_text, name_of, statements
 from brt.storage.paths import is_remote
 from brt.storage.shipped import configs_root, gin_folders
 
@@ -48,10 +48,7 @@ def _read_gin(text, reader):
         if isinstance(statement, config_parser.IncludeStatement):
             settings |= _read_file(statement.filename, reader)
         elif isinstance(statement, config_parser.BindingStatement):
-            name = statement.selector.rsplit(".", 1)[-1]
-            name = f"{statement.scope}/{name}" if statement.scope else name
-            key = f"{name}.{statement.arg_name}" if statement.arg_name else name
-            settings[key] = statement.value
+            settings[name_of(statement)] = statement.value
     return settings
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from brt.config import split_files
+from brt.config import as_declared, split_files
 from brt.reporting.gin_text import (
     ROOT,
     Reference,
@@ -119,7 +119,7 @@ def read_sweep(
         LadderError: no entries, two of one name, a missing config, a binding that is none or stands
             twice, dimensions that do not divide, or two lengths of training.
     """
-    entries, common = [], read_gin("\n".join(bindings))
+    entries, common = [], as_declared(read_gin("\n".join(bindings)))
     if tokens is not None and "Trainer.steps" in common:
         raise LadderError(
             "--tokens and a binding of Trainer.steps both say how long a run trains: give one."
@@ -134,7 +134,7 @@ def read_sweep(
         longer = bound.get("Trainer.steps", usual) / usual
         # A macro's value moves to where it is read: tables look for it there.
         macros = {name: value for name, value in (bound | common).items() if "." not in name}
-        settings = resolved(settings | bound | macros)
+        settings = as_declared(resolved(settings | bound | macros))
         paper = {name: settings[name] for name in STANDS_FOR if name in settings}
         settings |= scaled(settings, scale)
         if corpus:
@@ -195,7 +195,7 @@ def _trained(settings):
 def _own(words, line, path):
     """An entry's bindings; one name twice, or a space inside a binding, is a mistake."""
     try:
-        found = read_gin("\n".join(words))
+        found = as_declared(read_gin("\n".join(words)))
     except SyntaxError as error:
         raise LadderError(
             f"{path}: {line.strip()!r} is not a config and bindings NAME=VALUE without spaces."

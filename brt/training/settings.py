@@ -1,18 +1,18 @@
 """Settings of a training run, which gin binds; the loop that follows them is in `trainer.py`."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import gin
 import jax
 import optax
 
-from brt.checks import Count, CountFrom0, Devices, Seed, check_choice
+from brt.checks import Count, CountFrom0, Devices, OneOf, Seed, check_choice
 from brt.data.corpus import Corpus
 from brt.data.mixture import Mixture
 from brt.data.streams.labelled import LabelledDocuments
 from brt.data.streams.samples import check_cut
-from brt.data.streams.select import check_stream
+from brt.data.streams.select import STREAMS, check_stream
 from brt.models.block_recurrent import BlockRecurrentTransformer
 from brt.models.model import Model
 from brt.training.checkpoints.policy import CheckpointPolicy
@@ -93,9 +93,9 @@ class Trainer:
         bptt_depth: CountFrom0 | None = None,
         reread_segments: CountFrom0 = 0,
         remat_segments: bool = False,
-        loss: str = "full",
+        loss: Annotated[str, OneOf(LOSSES)] = "full",
         seed: Seed = 0,
-        stream: str = "documents",
+        stream: Annotated[str, OneOf(STREAMS)] = "documents",
         mesh: tuple[Devices, Devices] = (-1, 1),
         plateau: ReduceOnPlateau | None = None,
         average: WeightAverage | None = None,

@@ -7,13 +7,14 @@ import re
 import gin
 import pytest
 from paths import ROOT
-from tiny_run import PLAIN, write_config
+from tiny_run import PLAIN, command, write_config
 
-from brt import config
+from brt import config, train
 from brt.config import ConfigError
 from brt.experiment import Experiment
 from brt.models.block_recurrent import BlockRecurrentTransformer
 from brt.models.memories.recurrent_cell import RecurrentCell
+from brt.reporting.gin_text import read_gin_file, write_gin
 
 
 @pytest.fixture(autouse=True)
@@ -74,11 +75,74 @@ def test_a_binding_of_what_is_not_used_says_so(folder, line):
 
 
 def test_every_unread_name_is_listed_in_one_error(folder):
-    path = plain_config(folder, "cosine.tail = False", "RecurrentCell.gate = 'lstm'", "X = 1")
+    path = plain_config(folder, "cosine.tail = False", "ExternalMemory.size = 16", "X = 1")
     sentence = message(built, path)
-    for name in ("cosine.tail", "RecurrentCell.gate", "X"):
+    for name in ("cosine.tail", "ExternalMemory.size", "X"):
         assert f"{name} is bound" in sentence
     assert sentence.count("\n") == 2
+
+
+LAYERS = "BlockRecurrentTransformer.recurrent_layers"
+OFF = f"{LAYERS} = ()"
+CELL = (f"{LAYERS} = (0,)", "RecurrentCell.gate = 'lstm'", "S = 3", "RecurrentCell.num_states = %S")
+
+
+def test_a_cell_that_is_switched_off_leaves_its_bindings_unread(folder, monkeypatch):
+    """By a binding; in the `config.gin` of that run; and in the one file that a sweep writes."""
+    warned = []
+    monkeypatch.setattr(config.logging, "warning", lambda text, *words: warned.append(text % words))
+    path = plain_config(folder, *CELL)
+    assert built(path).model.layers[0].num_states == 3 and not warned
+    experiment = built(path, OFF)
+    again, sweep = folder / "config.gin", folder / "sweep.gin"
+    again.write_text(gin.config_str())
+    sweep.write_text(write_gin(read_gin_file(path) | {LAYERS: ()}))
+    for found in (experiment, built(again), built(sweep)):
+        assert not any(layer.num_states for layer in found.model.layers)
+        assert not [name for name in found.bindings if name.startswith("RecurrentCell")]
+    assert len(warned) == 3 and all(
+        "RecurrentCell.gate" in line and LAYERS in line for line in warned
+    )
+
+
+def test_what_is_switched_off_excuses_nothing_else(folder):
+    path = plain_config(folder, *CELL)
+    for name in ("RecurrentCell.num_states", "S"):
+        assert f"{name} is bound" in message(built, path, OFF, f"{name} = 4")
+    assert "nothing is called RecurentCell" in message(
+        built, path, OFF, "RecurentCell.gate = 'lstm'"
+    )
+    assert "gatte" in message(built, path, OFF, "RecurrentCell.gatte = 'lstm'")
+    sentence = message(built, path, OFF, "ExternalMemory.size = 16")
+    assert "ExternalMemory.size is bound" in sentence and "RecurrentCell" not in sentence
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if not line.startswith(LAYERS)))
+    assert "RecurrentCell.gate is bound" in message(built, path)  # off by default, not by a line
+
+
+def test_a_parameter_by_the_paper_s_word_is_told_by_its_name():
+    sentence = message(config.parse, bindings=["RecurrentCell.config = 'dual'"])
+    assert sentence.endswith("The nearest valid name is RecurrentCell.arrangement.")
+
+
+def test_a_bad_value_of_a_flag_that_absl_defines_is_a_sentence(monkeypatch, capsys):
+    assert command(monkeypatch, train, "--stderrthreshold=nope") == 2
+    err = capsys.readouterr().err
+    assert err.startswith("Error: ") and "stderrthreshold" in err and "Traceback" not in err
+
+
+def test_an_empty_gin_file_is_named():
+    for given in ("", " ", "quickstart.gin+"):
+        assert "--gin_file" in message(config.parse, [given])
+
+
+def test_a_long_value_is_shortened(folder):
+    path = plain_config(folder, f"Trainer.seed = '{'x' * 10**5}'")
+    for given in ([str(path)], [str(plain_config(folder, f"Trainer.seed = {'x' * 10**5}"))]):
+        sentence = message(config.parse, given)
+        assert "Trainer.seed" in sentence and len(sentence) < 5_000
+    line = f"RecurrentCell.gate = '{'x' * 10**5}'"
+    assert len(message(config.parse, bindings=[line])) < 5_000
 
 
 def test_a_recurrent_layer_reads_the_bindings_of_the_cell(folder):

@@ -10,11 +10,13 @@ from paths import ROOT
 from tiny_run import write_config
 
 from brt import config
-from brt.bindings.bound_values import parameters_of
+from brt.bindings.bound_values import bound_values, parameters_of
 from brt.bindings.declared_types import PLAIN, allows
 from brt.bindings.registration import register_all
+from brt.checks import OneOf
 from brt.config import ConfigError
 from brt.experiment import Experiment
+from brt.reporting.gin_text import read_gin, resolved
 
 
 @pytest.fixture(autouse=True)
@@ -95,9 +97,11 @@ def test_the_booleans_that_switched_something_on_are_among_them():
         ("adamw.clip_norm = True", "a number or None."),
         ("Corpus.store = 3", "a string."),
         ("Evaluation.split = {}", "a string."),
+        ("RecurrentCell.gate_biases = 1.0", "one of 'small', 'zero', 'one'."),
+        ("Trainer.mesh = 1", "a tuple of 2: a whole number, a whole number."),
         (
-            "BlockRecurrentTransformer.recurrent_layers = 9",
-            "a tuple with a whole number in each place.",
+            "BlockRecurrentTransformer.recurrent_layers = 9.0",
+            "a tuple with a whole number in each place, without a point.",
         ),
         (
             "BlockRecurrentTransformer.recurrent_layers = (1, 2.0)",
@@ -136,6 +140,47 @@ def test_a_value_of_another_type_is_refused_by_its_name_and_says_what_is_expecte
 )
 def test_values_of_the_declared_type_pass(line):
     config.parse(bindings=[line])
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["BlockRecurrentTransformer.recurrent_layers = 9"], (9,)),
+        (["LAYER = -1", "BlockRecurrentTransformer.memorizing_layers = %LAYER"], (-1,)),
+        (["WordCounting.splits = 'all'"], ("all",)),
+        (["TransformerXL.cutoffs = 5"], (5,)),
+        (["evaluation/TransformerXL.cutoffs = 5"], (5,)),
+        (["TransformerXL.tied_projections = False"], False),
+        (["BlockRecurrentTransformer.recurrent_layers = [9]"], [9]),
+    ],
+)
+def test_a_value_alone_stands_for_a_tuple_of_it(lines, expected):
+    """In what is built, in `config.gin`, and in an entry of a sweep."""
+    config.parse(bindings=lines)
+    name = lines[-1].partition(" = ")[0]
+    again = gin.config_str()
+    for _ in range(2):
+        (found,) = [bound.value for bound in bound_values() if bound.name == name]
+        assert found == expected and type(found) is type(expected)
+        config.parse(bindings=[again])
+    settings = resolved(read_gin("\n".join(lines)))
+    assert config.as_declared(settings) == {name: expected}
+
+
+def test_a_setting_that_is_one_of_several_strings_names_them():
+    choices = {
+        name: one
+        for name, declared in config.declarations().items()
+        for one in typing.get_args(declared)
+        if isinstance(one, OneOf)
+    }
+    assert {"RecurrentCell.gate", "TransformerXL.norm", "Trainer.stream"} <= choices.keys()
+    for name, one in choices.items():
+        for wrong in ("1.0", "'nonsense'"):
+            sentence = refused(f"{name} = {wrong}")
+            assert all(repr(choice) in sentence for choice in one.choices), name
+        for choice in one.choices:
+            config.parse(bindings=[f"{name} = {choice!r}"])
 
 
 @pytest.mark.parametrize(("name", "annotation", "default"), DECLARED)

@@ -13,9 +13,10 @@ LAYERS = (
     ("brt.storage.file_parts",),
     (
         *("brt.bindings.gin_files",),
-        *("brt.checks", "brt.compilation_cache", "brt.bindings.declared_types", "brt.progress"),
+        *("brt.checks", "brt.compilation_cache", "brt.progress"),
         *("brt.processes", "brt.bindings.registration", "brt.token_ids"),
     ),
+    ("brt.bindings.declared_types",),
     ("brt.bindings.bound_values", "brt.storage.json_files"),
     ("brt.config",),
     ("brt.models", "brt.data"),

@@ -25,12 +25,12 @@ Source: RMT, section 4, and the published wrapper (segments, alignment); Adding 
 Pretrained Transformers, section 5.4 (question in every window).
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import gin
 import numpy as np
 
-from brt.checks import Count, check_choice
+from brt.checks import Count, OneOf, check_choice
 from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass, LastResults, Stream
@@ -63,9 +63,9 @@ class LabelledDocuments:
 
     def __init__(
         self,
-        alignment: str = "right",
-        targets: str = "classes",
-        loss: str = "last",
+        alignment: Annotated[str, OneOf(ALIGNMENTS)] = "right",
+        targets: Annotated[str, OneOf(TARGETS)] = "classes",
+        loss: Annotated[str, OneOf(LOSSES)] = "last",
         words: Count = 16,
     ):
         check_choice("LabelledDocuments.alignment", alignment, ALIGNMENTS)

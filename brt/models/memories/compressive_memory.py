@@ -8,7 +8,7 @@ L: compressed vectors, Y: inputs that one of them stands for, O: inputs about to
 I: outputs of the convolution, D of them.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import gin
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import Count, CountFrom0, NotNegative, check_choice, check_not_negative
+from brt.checks import Count, CountFrom0, NotNegative, OneOf, check_choice, check_not_negative
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.sizes import Sizes
@@ -77,7 +77,7 @@ class CompressiveMemory(HiddenMemory):
         length: int,
         compressed: CountFrom0 = gin.REQUIRED,
         rate: Count = 3,
-        compression: str = "mean",
+        compression: Annotated[str, OneOf(COMPRESSIONS)] = "mean",
         reconstruction_weight: NotNegative = 1.0,
     ):
         check_choice("CompressiveMemory.compression", compression, COMPRESSIONS)

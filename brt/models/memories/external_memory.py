@@ -8,7 +8,7 @@ the segment's own keys, where each block sees the slots that no earlier block ha
 and, of the segment, the blocks before it. Letters as in `brt.models`.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import gin
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import Count, check_choice
+from brt.checks import Count, OneOf, check_choice
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import parameter
 from brt.models.layers.norms import share_of_norm, wide
@@ -81,7 +81,7 @@ class ExternalMemory(LayerMemory):
         window: int,
         size: Count = 65_536,
         neighbours: Count = 128,
-        search: str = "exact",
+        search: Annotated[str, OneOf(SEARCHES)] = "exact",
     ):
         check_choice("ExternalMemory.search", search, SEARCHES)
         if size < window or size % window:

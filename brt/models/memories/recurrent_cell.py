@@ -5,7 +5,7 @@ Only this is sequential, so only this stands inside the loop over blocks. The to
 for all blocks at once in `brt/models/layer.py`. Letters as in `brt.models`.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import gin
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import Count, check_choice
+from brt.checks import Count, OneOf, check_choice
 from brt.models.counts import matrix_size
 from brt.models.layers.attention import attend_by_head, heads_first
 from brt.models.layers.initializers import DENSE, normal, parameter
@@ -26,7 +26,7 @@ from brt.models.layers.norms import (
 )
 from brt.models.layers.sizes import Sizes
 from brt.models.loop_weights import cast_before, in_loop, product, scan
-from brt.models.memories.gates import Gate
+from brt.models.memories.gates import BIASES, FORMS, KINDS, Gate
 from brt.models.memories.memory import BlockPairs, BlockStates, LayerMemory
 from brt.models.row_shards import by_row_shard
 
@@ -95,11 +95,11 @@ class RecurrentCell(LayerMemory):
         sizes: Sizes,
         window: int,
         num_states: Count = 512,
-        gate: str = "fixed",
-        arrangement: str = "skip",
-        gate_form: str = "paper",
-        gate_biases: str = "small",
-        order: str = "parallel",
+        gate: Annotated[str, OneOf(KINDS)] = "fixed",
+        arrangement: Annotated[str, OneOf(ARRANGEMENTS)] = "skip",
+        gate_form: Annotated[str, OneOf(FORMS)] = "paper",
+        gate_biases: Annotated[str, OneOf(BIASES)] = "small",
+        order: Annotated[str, OneOf(ORDERS)] = "parallel",
         state_ids: bool = True,
     ):
         check_choice("RecurrentCell.arrangement", arrangement, ARRANGEMENTS)

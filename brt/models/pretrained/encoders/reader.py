@@ -11,7 +11,7 @@ section 5.4.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self, cast
+from typing import Annotated, Any, NamedTuple, Self, cast
 
 import gin
 import jax
@@ -21,7 +21,7 @@ import optax
 from absl import logging
 from flax import nnx
 
-from brt.checks import Count, CountFrom0, check_choice, check_whole
+from brt.checks import Count, CountFrom0, OneOf, check_choice, check_whole
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.losses import token_losses
 from brt.models.layers.norms import wide
@@ -108,7 +108,7 @@ class PretrainedReader(Reader[Embedded, Outputs]):
         self,
         rngs: nnx.Rngs,
         body: Callable[..., Encoder] = BERT,
-        targets: str = "classes",
+        targets: Annotated[str, OneOf(TARGETS)] = "classes",
         classes: Count = 2,
         words: Count = 16,
         num_memory: CountFrom0 = 0,

@@ -9,7 +9,7 @@ Source: Yoshida et al. 2020, Adding Recurrence to Pretrained Transformers, secti
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import gin
 import jax
@@ -18,7 +18,7 @@ from flax import nnx
 from jax.nn.initializers import zeros
 from jax.typing import DTypeLike
 
-from brt.checks import Count, Index, check_choice
+from brt.checks import Count, Index, OneOf, check_choice
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.pretrained.bodies.body import PretrainedBody
@@ -97,8 +97,8 @@ class PooledMemory(WindowMemory):
         body: PretrainedBody,
         layer: Index | None = 2,
         hidden: tuple[Count, ...] = (200, 200, 200),
-        pooled: str = "all",
-        pooling: str = "mean",
+        pooled: Annotated[str, OneOf(POOLED)] = "all",
+        pooling: Annotated[str, OneOf(POOLINGS)] = "mean",
         num_vectors: Count = 1,
     ):
         check_choice("PooledMemory.pooled", pooled, POOLED)
