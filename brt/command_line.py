@@ -20,6 +20,7 @@ from brt.data.corpus import StoreMissing  # noqa: F401  (an OSError with a messa
 from brt.data.extras import MissingExtra
 from brt.data.stores import store_cache
 from brt.progress import say
+from brt.storage.paths import folder_of
 from brt.storage.regular_files import printable
 from brt.training.checkpoints.checkpoint import CheckpointError
 from brt.training.trainer import ChangedConfig, NonFiniteLoss
@@ -36,7 +37,25 @@ flags.DEFINE_list(
     [],
     "MODULE[,MODULE]: modules outside brt whose code gin files may run by an `import` line.",
 )
-flags.DEFINE_string("workdir", None, "The run folder.")
+
+
+class _Folder(flags.ArgumentParser):
+    """Reads a flag that names a folder of a disk or of a bucket."""
+
+    syntactic_help = "a folder"
+
+    def parse(self, argument):
+        return folder_of(argument)
+
+
+def define_folder(name: str, text: str) -> None:
+    """Defines a flag that names a folder; None by default."""
+    flags.DEFINE(_Folder(), name, None, text, flags.FLAGS, flags.ArgumentSerializer())
+
+
+define_folder(
+    "workdir", "The run folder. Default, in brt.train only: runs/, then the name of the config."
+)
 flags.DEFINE_string(
     "compilation_cache",
     None,
@@ -87,6 +106,9 @@ LIBRARIES = (
 )
 """What paths of files begin with that are brt's own, and of Python and installed packages."""
 
+MAY_BE_EMPTY = ("compilation_cache",)
+"""Flags of a text for which an empty one means something."""
+
 INTERRUPTED = 130
 """Exit status after Ctrl-C, so that a script that called the command stops too."""
 TERMINATED = 143
@@ -135,6 +157,7 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
         try:
             compilation_cache.begin(FLAGS.compilation_cache)
             store_cache.use(FLAGS.store_cache)
+            _refuse_empty_flags()
             if argv[1:] and not takes_arguments:
                 raise ValueError(f"{argv[1]!r} is no flag; bindings are written --gin.NAME=VALUE.")
             main(*([argv[1:]] if takes_arguments else []))
@@ -165,6 +188,8 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
         processes.end()
 
     _open_missing_streams()
+    for flag in FLAGS.get_key_flags_for_module(__name__):  # for --help
+        FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     _hide_what_failed_checkpoints_leave()
     for stream in (sys.stdout, sys.stderr):
         # A terminal or a pipe in ASCII takes no é; it gets a question mark instead.
@@ -196,6 +221,14 @@ def _is_library(frame):
     file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
     allowed = any(f"{module}.".startswith(f"{name}.") for name in FLAGS.allow_imports)
     return file.startswith(LIBRARIES) and not (file.startswith(PACKAGE) or allowed)
+
+
+def _refuse_empty_flags():
+    for module, defined in FLAGS.flags_by_module_dict().items():
+        for flag in defined:
+            empty = flag.present and flag.value == "" and flag.name not in MAY_BE_EMPTY
+            if empty and not module.startswith("absl"):
+                raise ValueError(f"--{flag.name} is empty: give it a value, or leave it out.")
 
 
 def _open_missing_streams():

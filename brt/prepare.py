@@ -14,7 +14,7 @@ python -m brt.prepare --gin_file=... --runner=DataflowRunner --shard_bytes=26843
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from absl import flags
+from absl import flags, logging
 
 from brt import command_line
 from brt.data.corpus import Corpus
@@ -59,6 +59,14 @@ flags.DEFINE_bool(
 )
 
 
+EXCLUDED = {
+    "inspect": ("splits", "workers", "shard_bytes", "runner", "train_vocabulary"),
+    "train_vocabulary": ("workers", "shard_bytes", "runner"),
+    "describe_vocabulary": ("workers", "shard_bytes", "runner"),
+}
+"""Flags that mean nothing beside another one."""
+
+
 def main(arguments: Sequence[str] = ()) -> None:
     """Prepares, inspects, or makes a vocabulary.
 
@@ -91,6 +99,13 @@ def prepare(arguments: Sequence[str] = ()) -> None:
     experiment.check_vocabulary()
     runner = BeamRunner(FLAGS.runner, arguments) if FLAGS.runner else None
     for split in FLAGS.splits:
+        for corpus in whole.corpora if FLAGS.shard_bytes else ():
+            if corpus.exists(split):
+                logging.warning(
+                    "%s is prepared already, and --shard_bytes changes nothing in it: remove it "
+                    "to have it made again.",
+                    corpus.path(split),
+                )
         whole.prepare(split, workers=FLAGS.workers, shard_bytes=FLAGS.shard_bytes, runner=runner)
         for corpus in whole.corpora:
             manifest = corpus.open(split).manifest
@@ -106,8 +121,14 @@ def check_arguments(arguments: Sequence[str]) -> None:
     """Refuses words that are no flags, unless they are the options of a runner.
 
     Raises:
-        ValueError: naming the first, or a flag that --runner excludes.
+        ValueError: naming the first, or a flag that another one excludes.
     """
+    if FLAGS.document is not None and not FLAGS.inspect:
+        raise ValueError("--document shows a document of a store: give --inspect=STORE with it.")
+    for mode, excluded in EXCLUDED.items():
+        for name in excluded:
+            if FLAGS[mode].present and FLAGS[mode].value and FLAGS[name].present:
+                raise ValueError(f"--{mode} prepares no store: leave --{name} out.")
     if FLAGS.runner is None:
         if arguments:
             raise ValueError(

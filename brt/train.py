@@ -1,6 +1,8 @@
 """Trains a model, or goes on training it.
 
 python -m brt.train --gin_file=configs/quickstart.gin --workdir=runs/quickstart
+
+Without --workdir the run folder is runs/, then the name of the config.
 """
 
 import contextlib
@@ -11,13 +13,15 @@ import platform
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import gin
 import jax
 from absl import flags
 from jax.experimental import multihost_utils
 
-from brt import command_line, processes
+from brt import command_line, config, processes
 from brt.benchmarks import slices, topologies
 from brt.data.extras import MissingExtra
 from brt.experiment import Experiment
@@ -31,7 +35,8 @@ from brt.training.trainer import TrainingRun
 
 FLAGS = flags.FLAGS
 PREPARATION_ENDED = "what is prepared is kept, and the same command goes on with the rest."
-flags.DEFINE_string("load_dir", None, "Begin with the parameters of this run folder.")
+flags.declare_key_flag("topology")
+command_line.define_folder("load_dir", "Begin with the parameters of this run folder.")
 flags.DEFINE_bool("eval_only", False, "Evaluate the newest checkpoint of --workdir and stop.")
 flags.DEFINE_bool("dry_run", False, "Build the shapes, print what would run, and stop.")
 flags.DEFINE_bool(
@@ -65,8 +70,10 @@ def main() -> None:
                     experiment.check_vocabulary()
                     experiment.check_documents()
             return
-        if not FLAGS.workdir:
-            raise ValueError("--workdir is missing: name a folder for checkpoints and records.")
+        if FLAGS.workdir is None:
+            FLAGS.workdir = usual_workdir(FLAGS.gin_file)
+            if jax.process_index() == 0:
+                print(f"The run folder is {FLAGS.workdir}; --workdir names another.", flush=True)
         if FLAGS.eval_only:
             from brt import evaluate
 
@@ -75,6 +82,18 @@ def main() -> None:
         prepare_missing(experiment)
         processes.agree("token stores", store_contents(experiment))
         train(experiment, mesh, profile)
+
+
+def usual_workdir(gin_files: Sequence[str]) -> str:
+    """Returns the run folder of gin files without --workdir: `runs/MODEL-DATA` of two.
+
+    Raises:
+        ValueError: there are no files to name it after.
+    """
+    names = [Path(name).stem for given in gin_files for name in config.split_files(given)]
+    if not names:
+        raise ValueError("--workdir is missing: name a folder for checkpoints and records.")
+    return os.path.join("runs", "-".join(names))
 
 
 def show_on_slice(name: str) -> None:

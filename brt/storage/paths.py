@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 
+OF_ONE_PROCESS = ("memory",)
+"""Schemes of storage that goes with the process."""
 
 VERSIONS = ("generation", "etag", "ETag", "mtime", "LastModified", "updated", "created")
 """What listings of different services say of when an object was written."""
@@ -67,10 +69,9 @@ class RemotePath:
     """
 
     def __init__(self, url: str | os.PathLike):
-        text = os.fspath(url)
-        if not SCHEME.match(text):
-            raise ValueError(f"{text} has no scheme, as gs:// is one.")
-        self._url = text.rstrip("/")
+        self._url = os.fspath(url).rstrip("/")
+        if not SCHEME.match(self._url):
+            raise ValueError(f"{os.fspath(url)} is no path with a scheme, such as gs://BUCKET/x.")
 
     def __str__(self) -> str:
         return self._url
@@ -250,6 +251,33 @@ def as_path(path: str | os.PathLike) -> AnyPath:
 def absolute(path: str | os.PathLike) -> str:
     """Returns an absolute path as text; one with a scheme is absolute."""
     return str(RemotePath(path)) if is_remote(path) else os.path.abspath(path)
+
+
+def folder_of(given: str) -> str:
+    """Returns the path of a folder that a flag names.
+
+    `~` is expanded, and `file:///x` is `/x`.
+
+    Raises:
+        ValueError: it names no folder, or one that is gone with this process.
+    """
+    if not is_remote(given):
+        path = os.path.expanduser(given)
+        if path.startswith("~"):
+            raise ValueError(f"there is no user {path.split('/')[0]}: write ./{path} for a folder.")
+        if path.startswith("://"):
+            raise ValueError("there is no scheme before ://.")
+        return path
+    scheme, _, rest = given.partition("://")
+    if scheme == "file":
+        if not rest.startswith("/"):
+            raise ValueError("write file:///ABSOLUTE/PATH, or the path alone.")
+        return rest
+    if scheme in OF_ONE_PROCESS:
+        raise ValueError(f"what {scheme}:// holds is gone when the process ends: name a folder.")
+    if not rest.strip("/"):
+        raise ValueError(f"a bucket is missing after {scheme}://.")
+    return given
 
 
 def is_remote_file(path: str) -> bool:

@@ -214,10 +214,76 @@ def test_no_split_at_all_is_refused(folder, error):
 # Flags.
 
 
-@pytest.mark.parametrize("module", [train, evaluate])
-def test_a_missing_workdir_is_asked_for(folder, error, module):
-    given = flags(folder, run=False)
-    assert "--workdir is missing" in error(module, *given)
+def test_a_missing_workdir_is_asked_for(folder, error):
+    assert "--workdir is missing" in error(evaluate, *flags(folder, run=False))
+
+
+def test_without_a_workdir_the_run_folder_has_the_name_of_the_config(
+    folder, error, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    assert command(monkeypatch, train, *flags(folder, run=False)) == 0
+    said = os.path.join("runs", "tiny")
+    assert said in capsys.readouterr().out
+    assert (tmp_path / said / "config.gin").is_file()
+    sentence = error(train, *flags(folder, "Trainer.seed=5", run=False))
+    assert "Trainer.seed" in sentence and "--workdir" in sentence
+    assert train.usual_workdir(["configs/a.gin+b.gin", "c/d.gin"]) == "runs/a-b-d"
+
+
+@pytest.mark.parametrize(
+    "workdir", ["file://", "file://x", "memory://", "memory://x", "://x", "~nouser/x", "gs://", ""]
+)
+def test_a_workdir_that_is_no_folder_is_refused(folder, monkeypatch, capsys, tmp_path, workdir):
+    monkeypatch.chdir(tmp_path)
+    before = contents(tmp_path)
+    given = [*flags(folder, run=False), f"--workdir={workdir}"]
+    assert command(monkeypatch, train, *given) in (1, 2)
+    assert "--workdir" in (said := capsys.readouterr().err) and "Traceback" not in said
+    assert contents(tmp_path) == before
+
+
+def test_a_workdir_with_the_scheme_of_files_is_a_folder(folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    given = [*flags(folder, run=False), f"--workdir=file://{tmp_path}/run"]
+    assert command(monkeypatch, train, *given) == 0
+    assert read_metrics(str(tmp_path / "run"))
+    assert not (tmp_path / "file:").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--inspect="], "--inspect"),
+        (["--runner="], "--runner"),
+        (["--document=0"], "--document"),
+        (["--inspect=stores/train", "--splits=test"], "--splits"),
+        (["--inspect=stores/train", "--shard_bytes=5"], "--shard_bytes"),
+        (["--train_vocabulary", "--workers=2"], "--workers"),
+        (["--describe_vocabulary", "--runner=DirectRunner"], "--runner"),
+    ],
+)
+def test_a_flag_that_would_be_ignored_is_refused(folder, error, given, named):
+    before = contents(folder)
+    assert named in error(prepare, *flags(folder, run=False), *given)
+    assert contents(folder) == before
+
+
+def test_the_size_of_shards_of_a_store_that_is_there_is_said_to_be_ignored(
+    folder, monkeypatch, caplog
+):
+    given = [*flags(folder, run=False), "--splits=train", "--shard_bytes=50"]
+    assert command(monkeypatch, prepare, *given) == 0
+    assert "--shard_bytes" in caplog.text and str(folder / "stores" / "train") in caplog.text
+
+
+@pytest.mark.parametrize("module", [train, prepare, evaluate])
+def test_help_lists_the_flags_that_every_command_has(monkeypatch, capsys, module):
+    command(monkeypatch, module, "--help")
+    shown = capsys.readouterr().out
+    for name in ("gin_file", "workdir", "distributed"):
+        assert f"--{name}:" in shown or f"--[no]{name}:" in shown
+    assert ("--topology:" in shown) == (module is train)
 
 
 def test_a_folder_that_is_no_run_is_named(folder, error):
@@ -431,12 +497,12 @@ def test_a_disk_that_fills_while_saving_leaves_the_earlier_checkpoints(
 ):
     save = Checkpoints.save
 
-    def save_on_a_full_disk(self, state, record):
+    def save_on_a_full_disk(self, state, record, best=None):
         if int(state.step) >= 4:
             self.wait()  # the one before still had room
             hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
             resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-        save(self, state, record)
+        save(self, state, record, best)
 
     given = flags(folder, "CheckpointPolicy.every=2")
     with files_of_at_most(resource.RLIM_INFINITY), monkeypatch.context() as patch:

@@ -33,8 +33,39 @@ def test_only_a_path_with_a_scheme_is_remote(tmp_path):
     assert isinstance(as_path("gs://bucket/runs"), RemotePath)
     assert paths.absolute("gs://bucket/runs/") == "gs://bucket/runs"
     assert paths.absolute("runs/a") == str(Path.cwd() / "runs/a")
-    with pytest.raises(ValueError, match="no scheme"):
+    with pytest.raises(ValueError, match="no path with a scheme"):
         RemotePath("runs/a")
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("runs/a", "runs/a"),
+        ("~/a", str(Path.home() / "a")),
+        ("file:///tmp/a", "/tmp/a"),
+        ("gs://bucket/a", "gs://bucket/a"),
+        ("./~nouser/x", "./~nouser/x"),
+        ("", ""),
+    ],
+)
+def test_a_folder_that_a_flag_names_is_one_of_a_disk_or_a_bucket(given, path):
+    assert paths.folder_of(given) == path
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        *(("memory://", "memory://"), ("memory://x", "memory://"), ("://x", "://")),
+        *(("file://", "file:///"), ("file://x/y", "file:///"), ("~nouser/x", "~nouser")),
+        *(("gs://", "gs://"), ("gs:///", "gs://")),
+    ],
+)
+def test_what_names_no_folder_is_refused(given, named):
+    with pytest.raises(ValueError, match=named):
+        paths.folder_of(given)
+    if "://" in given and not given.endswith(("x", "y")):
+        with pytest.raises(ValueError, match="no path with a scheme"):
+            RemotePath(given)
 
 
 def test_parts_of_a_remote_path_are_those_of_its_text():

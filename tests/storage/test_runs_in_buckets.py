@@ -20,6 +20,7 @@ from tiny_run import (
 from brt import evaluate, generate, report, train
 from brt.data.stores import store_cache
 from brt.experiment import load_run
+from brt.storage import paths
 from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, StorageError
 from brt.training.checkpoints.checkpoint import CheckpointError
@@ -34,6 +35,7 @@ RUN = f"{BUCKET}/run"
 @pytest.fixture(autouse=True)
 def empty_bucket(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "SETTLE", 0.0)
+    monkeypatch.setattr(paths, "OF_ONE_PROCESS", ())  # the tests are one
     store_cache.use(str(tmp_path / "cache"))
     yield fsspec.filesystem("memory")
     store_cache.use(None)

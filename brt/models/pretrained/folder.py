@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from brt.models.pretrained.config_values import ConfigValues
+from brt.storage.paths import folder_of, is_remote
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -252,9 +253,13 @@ def write_folder(
 
     Raises:
         FileExistsError: there is something in the folder already.
+        ValueError: it is no folder of a disk.
         OSError: it cannot be written; nothing of it is left.
     """
-    path = os.path.abspath(os.path.expanduser(path))
+    path = folder_of(path)
+    if is_remote(path):
+        raise ValueError(f"{path} lies in a bucket: name a folder of a disk, and copy it there.")
+    path = os.path.abspath(path)
     if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise FileExistsError(f"{path} holds something already: name a new folder.")
     growing = f"{path}.growing-{os.getpid()}"
