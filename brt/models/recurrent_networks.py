@@ -137,7 +137,7 @@ class RecurrentStack(LanguageModel):
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
         """Reads a segment of any length; no monitors. As `Model.stack`."""
-        keys = [None] * (len(self.layers) + 1)
+        keys: list[jax.Array | None] = [None] * (len(self.layers) + 1)
         if key is not None and self.dropout:
             keys = list(jax.random.split(key, len(keys)))
         with jax.named_scope("embedding"):

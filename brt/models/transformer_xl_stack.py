@@ -127,7 +127,7 @@ class TransformerXLStack(Body, ShowsAttention):
         """
         T = x_BTD.shape[1]
         M = contents[0].shape[1]
-        keys = [None] * (len(self.layers) + 3)
+        keys: list[jax.Array | None] = [None] * (len(self.layers) + 3)
         if key is not None and self.dropout:
             keys = list(jax.random.split(key, len(keys)))
         first_key, distance_key, last_key, *layer_keys = keys

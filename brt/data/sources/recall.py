@@ -245,10 +245,10 @@ def answer_distances(tokens: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         ValueError: a question whose key no earlier token defines.
     """
     tokens = np.asarray(tokens)
-    defined = {int(tokens[at + 1]): at + 2 for at in np.flatnonzero(tokens == DEFINE)}
+    defined = {int(tokens[at + 1]): at + 2 for at in np.flatnonzero(tokens == DEFINE).tolist()}
     positions = np.flatnonzero(tokens == ASK) + 2
     distances = []
-    for position in positions:
+    for position in positions.tolist():
         key = int(tokens[position - 1])
         if defined.get(key, position) >= position:
             raise ValueError(

@@ -134,7 +134,7 @@ class LabelledSegments:
         around_D += separated_D * len(self._after[-1:])
         self._separator = self._after[-1:]
         self.sizes_D = length - around_D
-        if (short := int(self.sizes_D.min())) < 1:
+        if (short := int(np.min(self.sizes_D))) < 1:
             raise ValueError(
                 f"Trainer.segment_length = {length} leaves no room for text beside the special "
                 f"tokens and the longest question of {store.folder}: bind it to "
@@ -148,7 +148,7 @@ class LabelledSegments:
         self.texts_D = texts_D
         kept_D = np.minimum(texts_D, self.sizes_D * most)
         self.counts_D = -(-kept_D // self.sizes_D)
-        self.truncated = float(1 - kept_D.sum() / texts_D.sum())
+        self.truncated = 1 - float(kept_D.sum()) / float(texts_D.sum())
 
     def _checked(self, annotations: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
         asked = self.documents.targets

@@ -35,7 +35,7 @@ def class_figures(confusion_CC: np.ndarray, names: Sequence[str]) -> dict[str, f
     recall_C = _shares(right_C, confusion_CC.sum(axis=1))
     f1_C = _shares(2 * right_C, confusion_CC.sum(axis=0) + confusion_CC.sum(axis=1))
     found = {
-        "accuracy": float(right_C.sum() / confusion_CC.sum()),
+        "accuracy": float(right_C.sum()) / float(confusion_CC.sum()),
         "macro_f1": float(f1_C.mean()),
     }
     for head, values_C in (("precision", precision_C), ("recall", recall_C), ("f1", f1_C)):

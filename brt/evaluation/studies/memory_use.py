@@ -167,7 +167,7 @@ def losses(
     counts = [_by_segment(weights_T, segment_length) for weights_T in weights]
     later = np.concatenate([count[1:] for count in counts])
     kept = np.concatenate([nats[1:] for nats in by_state["kept"]])
-    bits_kept = float(kept.sum() / later.sum() / math.log(2))
+    bits_kept = float(kept.sum()) / float(later.sum()) / math.log(2)
     tokens = sum(int((weights_T[segment_length:] > 0).sum()) for weights_T in weights)
     scored = _stacked(counts)
     segments = np.flatnonzero(scored)

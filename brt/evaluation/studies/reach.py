@@ -209,9 +209,10 @@ def cost_of_reset(
             scored += int(scored_T.sum())
     extra = np.array(extras)
     counts = np.array(weights)
-    mean = extra.sum() / counts.sum()
-    error = math.sqrt(np.square(extra - mean * counts).sum()) / counts.sum()
-    return ResetCost(float(mean), float(error), scored)
+    total = float(counts.sum())
+    mean = float(extra.sum()) / total
+    error = math.sqrt(np.square(extra - mean * counts).sum()) / total
+    return ResetCost(mean, error, scored)
 
 
 class Stretches(EvaluationPass):

@@ -138,7 +138,8 @@ class PooledMemory(WindowMemory):
 
     def summary(self, outputs: Sequence[jax.Array], positions: Positions) -> PooledSums:
         shares_L = jax.nn.softmax(self.mixture_L[...])
-        mixed_BTD = sum(share * wide(x_BTD) for share, x_BTD in zip(shares_L, outputs, strict=True))
+        shared = zip(shares_L, outputs, strict=True)
+        mixed_BTD = jnp.asarray(sum(share * wide(x_BTD) for share, x_BTD in shared))
         pooled_BT = positions.real_BT
         if self.pooled == "unrepeated":
             pooled_BT = pooled_BT & ~positions.again_BT
