@@ -12,7 +12,7 @@ from brt.data.corpus import Corpus
 from brt.data.mixture import Mixture
 from brt.data.streams.labelled import LabelledDocuments
 from brt.data.streams.samples import check_cut
-from brt.data.streams.select import STREAMS, check_stream
+from brt.data.streams.select import STREAMS, check_mixture, check_stream
 from brt.models.block_recurrent import BlockRecurrentTransformer
 from brt.models.model import Model
 from brt.training.checkpoints.policy import CheckpointPolicy
@@ -120,6 +120,8 @@ class Trainer:
         check_depth(bptt_depth, segments_per_step)
         check_choice("Trainer.loss", loss, LOSSES)
         check_stream(stream)
+        if isinstance(corpus, Mixture):
+            check_mixture(stream)
         if labelled and stream != "labelled":
             raise ValueError(
                 f'Trainer.labelled is of Trainer.stream = "labelled", which is {stream!r}: bind '

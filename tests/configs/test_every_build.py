@@ -90,6 +90,14 @@ def test_evaluation_that_cannot_be_run_is_refused_by_the_build(binding, named):
         Experiment.from_gin()
 
 
+def test_a_mixture_that_is_not_read_by_documents_is_refused_by_the_build():
+    files = [str(CONFIGS / name) for name in ("small/rec_fixed_skip.gin", "corpora/text.gin")]
+    mixed = "Trainer.corpus = @Mixture()", "Mixture.corpora = [@Corpus()]", "Mixture.weights = [1]"
+    config.parse(files, [*mixed, "Trainer.stream = 'contiguous'"])
+    with pytest.raises(ValueError, match=r"Trainer\.stream = 'contiguous' has no order"):
+        Experiment.from_gin()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*COMMANDS, *FURTHER])
 def test_every_command_of_a_header_is_traced_over_eight_devices(name):

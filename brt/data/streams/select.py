@@ -53,7 +53,7 @@ def training_stream(
         new = training_stream(kind, store, rows, segment_length, segments_per_step, seed)
         return RereadStream(new, reread_segments)
     if isinstance(store, MixedStore):
-        _check_mixture(kind)
+        check_mixture(kind)
         return MixtureStream(store, rows, segment_length, segments_per_step, seed)
     if kind == "documents":
         return DocumentStream(store, rows, segment_length, segments_per_step, seed)
@@ -89,7 +89,7 @@ def evaluation_pass(
     """
     check_stream(kind)
     if isinstance(store, MixedStore):
-        _check_mixture(kind)
+        check_mixture(kind)
     if stride is not None:
         check_stride(kind, stride, segment_length)
         return ShiftedPass(store, rows, segment_length, stride, contiguous=kind != "documents")
@@ -122,7 +122,12 @@ def check_stride(kind: str, stride: int | None, segment_length: int) -> None:
     check_overlap(stride, segment_length)
 
 
-def _check_mixture(kind):
+def check_mixture(kind: str) -> None:
+    """Refuses a stream that does not read several corpora as one.
+
+    Raises:
+        ValueError: naming the bindings.
+    """
     if kind != "documents":
         raise ValueError(
             f"Trainer.stream = {kind!r} has no order for the documents of a Mixture: bind "
