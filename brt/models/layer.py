@@ -34,10 +34,10 @@ from brt.models.layers.sizes import Sizes
 from brt.models.loop_weights import LoopWeights, cast_before, product
 from brt.models.memories.memory import BlockPairs, BlockStates, LayerMemory, LayerTokens
 from brt.models.memories.of_layer import (
-    add_monitors,
     call_each,
     complete_block,
     joined,
+    named_monitors,
     offered_states,
     read_all,
     take_in_all,
@@ -324,11 +324,11 @@ class Layer(nnx.Module):
             )
 
         remat = self.remat_blocks
-        self_BTHK, monitors = read_all(self.memories, cache.memories, tokens, self_BTHK, remat)
-        memories, offered, changes = take_in_all(
+        self_BTHK, read_monitors = read_all(self.memories, cache.memories, tokens, self_BTHK, remat)
+        memories, offered, block_monitors = take_in_all(
             self.memories, cache.memories, blocks, known, weights["memories"], remat
         )
-        add_monitors(monitors, changes)
+        monitors = named_monitors(self.memories, read_monitors, block_monitors)
         states = offered or given
 
         def read_states(q_BTHK):
@@ -340,7 +340,7 @@ class Layer(nnx.Module):
             x_BTD, normed_BTD, self_BTHK, read_states, weights, masks.fed_PD
         )
         window = WindowCache(tokens.keys_BTHK[:, -W:], tokens.values_BTHK[:, -W:])
-        return x_BTD, LayerCache(window, memories), add_monitors(monitors, shares)
+        return x_BTD, LayerCache(window, memories), monitors | shares
 
     # The decoding form.
 

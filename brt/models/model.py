@@ -20,6 +20,28 @@ Outputs = TypeVar("Outputs")
 """What it has made of them in the end."""
 
 
+Monitors = dict[str, jax.Array]
+"""Scalars that a model reports, by name."""
+
+
+def check_scalars(monitors: Monitors, owner: str) -> None:
+    """Refuses monitors that are no scalars, which would be averaged over all that they hold.
+
+    Args:
+        monitors: by name.
+        owner: what reports them, for errors.
+
+    Raises:
+        ValueError: naming the first.
+    """
+    for name, value in monitors.items():
+        if np.shape(value):
+            raise ValueError(
+                f"{owner} reports the monitor {name} of shape {np.shape(value)}: report a scalar, "
+                "such as its mean."
+            )
+
+
 class Model(nnx.Module, Generic[Embedded, Outputs]):
     """A model that reads segments: the base of all models.
 

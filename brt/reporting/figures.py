@@ -44,7 +44,7 @@ CURVES = (
         "Share of attention's output that comes from the states, or from the memory",
         "Near 0 a state is ignored, the known failure of recurrence.",
         "share",
-        r"train/layer\d+/(state|memory)_share",
+        r"train/layer\d+/(\w+/)?(state|memory)_share",
     ),
     (
         "state_norm",

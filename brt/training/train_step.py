@@ -13,7 +13,7 @@ import optax
 
 from brt.data.streams.batch import Batch
 from brt.models.caches import clear_state, reset_rows
-from brt.models.model import Model
+from brt.models.model import Model, check_scalars
 from brt.training.losses import trained_weights
 from brt.training.optimization.equal_parameters import norm_of_all
 from brt.training.unroll import reread, unroll
@@ -100,6 +100,7 @@ def read_segment(
     with jax.named_scope("embedding"):
         x_BTD = model.embed(inputs_BT)
     x_BTD, caches, monitors = model.stack(x_BTD, caches, key)
+    check_scalars(monitors, type(model).__name__)
     return caches, x_BTD, monitors
 
 

@@ -259,7 +259,7 @@ def test_a_name_that_is_taken_in_its_layer_is_refused(names, taken):
         Layer(OneKey(), Sizes(D, H, K, F), W, memories=memories)
 
 
-def test_two_memories_that_report_the_same_monitor_are_refused():
+def test_monitors_of_one_name_are_told_apart_by_their_memories():
     class Reporting(Still):
         def take_in(self, cache, blocks, known=None, remat=False):
             after, states, _ = super().take_in(cache, blocks, known, remat)
@@ -274,9 +274,26 @@ def test_two_memories_that_report_the_same_monitor_are_refused():
 
     x_BTD = draw(B, W, D)
     assert read(layer("one"), x_BTD)[2].keys() == {"kept", "state_share"}
-    for names in (("one", "two"), ("both",)):
-        with pytest.raises(ValueError, match="report a monitor called kept: give that of the mem"):
-            read(layer(*names), x_BTD)
+    found = read(layer("one", "two", "three"), x_BTD)[2]
+    assert found.keys() == {"kept", "two/kept", "three/kept", "state_share"}
+    with pytest.raises(ValueError, match="Reporting reports a monitor called kept in read and in"):
+        read(layer("both"), x_BTD)
+
+
+@pytest.mark.parametrize("place", ["read", "take_in"])
+def test_a_monitor_that_is_no_scalar_is_refused(place):
+    class Reporting(Still):
+        def take_in(self, cache, blocks, known=None, remat=False):
+            after, states, _ = super().take_in(cache, blocks, known, remat)
+            return after, states, {"spread": jnp.ones(H)} if place == "take_in" else {}
+
+        def read(self, cache, tokens, attended_BTHK, remat=False):
+            return attended_BTHK, {"spread": jnp.ones(H)} if place == "read" else {}
+
+    memory = Reporting(OneKey(), draw(1, H, K), draw(1, H, K), "one")
+    layer = Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,))
+    with pytest.raises(ValueError, match=rf"'one'\) reports the monitor spread of shape \({H},\)"):
+        read(layer, draw(B, W, D))
 
 
 # Variants

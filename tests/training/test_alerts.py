@@ -48,10 +48,10 @@ def test_a_memory_that_is_hardly_read_is_named_once_as_long_as_it_lasts():
 
 
 def test_each_layer_and_each_kind_of_memory_is_named():
-    both = {"train/layer1/state_share": 0.0, "train/layer4/memory_share": 0.001}
+    both = {"train/layer1/state_share": 0.0, "train/layer4/own/memory_share": 0.001}
     found, said = looks(both)
     assert found == [{"alert/dead_state": 1.0}]
-    assert "layer1/state_share" in said[0] and "layer4/memory_share" in said[1]
+    assert "layer1/state_share" in said[0] and "layer4/own/memory_share" in said[1]
 
 
 def test_the_share_is_compared_with_its_threshold():

@@ -112,7 +112,9 @@ class LayerMemory(nnx.Module):
             remat: recompute what can be, in the backward pass.
 
         Returns:
-            (B, T, H, K), and a dict of scalars.
+            (B, T, H, K), and a dict of scalars. `memory_share`, the memory's part of what is read,
+            is drawn by reports, and alerts watch it. A name that a memory before this one reports
+            too becomes `<name of the memory>/<name>`.
         """
         return attended_BTHK, {}
 

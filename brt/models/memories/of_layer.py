@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from brt.models.memories.memory import BlockPairs, BlockStates, LayerMemory, LayerTokens
-
-Monitors = dict[str, jax.Array]
+from brt.models.model import Monitors, check_scalars
 
 
 def call_each(
@@ -56,16 +55,16 @@ def read_all(
     tokens: LayerTokens,
     attended_BTHK: jax.Array,
     remat: bool = False,
-) -> tuple[jax.Array, Monitors]:
-    """Returns what self-attention read with what each memory adds to it, and the monitors.
+) -> tuple[jax.Array, list[Monitors]]:
+    """Returns what self-attention read with what each memory adds to it, and each one's monitors.
 
     remat: recompute what a memory reads in the backward pass.
     """
-    monitors: Monitors = {}
+    monitors = []
     for memory, cache in zip(memories, caches, strict=True):
         with jax.named_scope(_part(memory)):
             attended_BTHK, found = memory.read(cache, tokens, attended_BTHK, remat)
-        add_monitors(monitors, found)
+        monitors.append(found)
     return attended_BTHK, monitors
 
 
@@ -76,7 +75,7 @@ def take_in_all(
     known: Sequence[BlockStates | None] | None,
     weights: Sequence[Any],
     remat: bool = False,
-) -> tuple[tuple[Any, ...], BlockStates | None, Monitors]:
+) -> tuple[tuple[Any, ...], BlockStates | None, list[Monitors]]:
     """Shows the memories a segment's blocks.
 
     Args:
@@ -85,18 +84,18 @@ def take_in_all(
         remat: recompute what a memory does in the backward pass.
 
     Returns:
-        The caches after the blocks, the states that all offer to them, and the monitors.
+        The caches after the blocks, the states that all offer to them, and each one's monitors.
     """
     known = (None,) * len(caches) if known is None else known
     after = []
     offered = []
-    monitors: Monitors = {}
+    monitors = []
     for memory, cache, states, of_it in zip(memories, caches, known, weights, strict=True):
         with jax.named_scope(_part(memory)):
             cache, seen, found = memory.take_in(cache, blocks, states, remat, **_given(of_it))
         after.append(cache)
         offered.append(seen)
-        add_monitors(monitors, found)
+        monitors.append(found)
     return tuple(after), joined(offered), monitors
 
 
@@ -117,18 +116,33 @@ def complete_block(
     )
 
 
-def add_monitors(monitors: Monitors, found: Monitors) -> Monitors:
-    """Adds monitors to those that a layer has, in place, and returns them all.
+def named_monitors(
+    memories: Sequence[LayerMemory], of_reading: Sequence[Monitors], of_blocks: Sequence[Monitors]
+) -> Monitors:
+    """Returns the monitors of all memories of a layer.
+
+    A name that a memory before it reports too, or `state_share`, which is the layer's own, becomes
+    `<name of the memory>/<name>`.
+
+    Args:
+        memories: of the layer.
+        of_reading, of_blocks: what `read` and `take_in` of each memory report.
 
     Raises:
-        ValueError: two of one name.
+        ValueError: a memory reports a name twice, or what is no scalar.
     """
-    if taken := monitors.keys() & found.keys():
-        raise ValueError(
-            f"Two parts of a layer report a monitor called {min(taken)}: give that of the memory "
-            "another name."
-        )
-    monitors |= found
+    monitors: Monitors = {}
+    for memory, *found in zip(memories, of_reading, of_blocks, strict=True):
+        if twice := found[0].keys() & found[1].keys():
+            raise ValueError(
+                f"{type(memory).__name__} reports a monitor called {min(twice)} in read and in "
+                "take_in: give one of them another name."
+            )
+        own = found[0] | found[1]
+        check_scalars(own, f"{type(memory).__name__} (memory {memory.name!r})")
+        for name, value in own.items():
+            is_taken = name in monitors or name == "state_share"
+            monitors[f"{memory.name}/{name}" if is_taken else name] = value
     return monitors
 
 
