@@ -4,16 +4,18 @@ import functools
 import json
 
 import pytest
-from fabricated_runs import make_run
+from fabricated_runs import ROOT, make_run
 from flax import nnx
 from tiny_models import OneKey
 
 from brt.models.pretrained.bodies.gpt2 import GPT2
 from brt.models.pretrained.language_model import PretrainedLanguageModel
 from brt.reporting.collect import collect
+from brt.reporting.gin_text import write_gin
+from brt.reporting.ladder import SCALES, read_sweep
 from brt.reporting.papers import adding_recurrence as arpt
 from brt.reporting.papers import recurrent_memory as rmt
-from brt.reporting.papers.fill import paper_plots, paper_tables
+from brt.reporting.papers.fill import frontier, paper_plots, paper_tables
 from brt.reporting.papers.form import number
 from brt.reporting.papers.recurrent_memory_plots import RECURRENT_MEMORY
 from brt.reporting.runs import open_runs
@@ -69,10 +71,10 @@ def test_the_claims_of_section_5_hold_of_the_printed_numbers_but_one():
 
 def test_a_frontier_has_what_nothing_beats_in_both():
     points = [(2.0, 5.0), (1.0, 9.0), (3.0, 6.0), (1.5, 9.0), (4.0, 4.0), (2.0, 7.0)]
-    assert arpt.frontier(points) == [(1.0, 9.0), (2.0, 5.0), (4.0, 4.0)]
+    assert frontier(points) == [(1.0, 9.0), (2.0, 5.0), (4.0, 4.0)]
     for point in points:
         beaten = any(p != point and p[0] <= point[0] and p[1] <= point[1] for p in points)
-        assert (point in arpt.frontier(points)) != beaten
+        assert (point in frontier(points)) != beaten
 
 
 def filled(paper, *folders):
@@ -117,19 +119,87 @@ def test_runs_land_in_the_rows_of_their_window_and_overlap(tmp_path):
     }
 
 
-def test_measured_points_stand_at_their_window_and_cost(tmp_path):
-    runs = [
-        run(tmp_path / "a", validation=170.5),
-        run(tmp_path / "b", segment=600, validation=140.0),
+def swept(folder, *names, perplexity):
+    """Runs of sweeps, evaluated on validation, and elsewhere on test."""
+    folders = []
+    for name in names:
+        path = ROOT / f"configs/sweeps/{name}.txt"
+        for entry in read_sweep(path, SCALES["paper"], None, [], None):
+            run = folder / f"{name}{len(folders)}"
+            run.mkdir()
+            (run / "config.gin").write_text(write_gin(entry.settings))
+            for split in "validation", "test":
+                shown = perplexity(entry.settings) if split == "validation" else 1.0
+                text = json.dumps({"step": 10**9, "word_level_perplexity": shown})
+                (run / f"evaluation_{split}.json").write_text(text)
+            folders.append(run)
+    return folders
+
+
+def perplexity_of(settings):
+    """Falls with the window and the overlap; lower with recurrence."""
+    overlap = settings.get("evaluation/PretrainedLanguageModel.overlap", 0)
+    overlap = settings.get("PretrainedLanguageModel.overlap", overlap)
+    window = settings["Trainer.segment_length"] + settings.get("PretrainedLanguageModel.overlap", 0)
+    recurrent = "PretrainedLanguageModel.memories" in settings
+    return 200 - window / 20 - overlap / 5 - 20 * recurrent
+
+
+def figures(folders):
+    groups = collect(open_runs([str(folder) for folder in folders]))
+    return {plot.name: plot for plot in paper_plots(arpt.ADDING_RECURRENCE, groups)}
+
+
+WINDOWS = [200, 300, 400, 500, 600]
+
+
+def test_the_sweep_of_windows_gives_a_curve_of_each_model_and_overlap(tmp_path):
+    plots = figures(swept(tmp_path, "arpt_windows", perplexity=perplexity_of))
+    found = {line.name: line for line in plots["arpt_figure_4"].lines if "PG-19" in line.name}
+    assert {name: (line.x, line.y) for name, line in found.items()} == {
+        "baseline, PG-19": (WINDOWS, [200 - w / 20 for w in WINDOWS]),
+        "recurrent, PG-19": (WINDOWS, [180 - w / 20 for w in WINDOWS]),
+    }
+    found = {line.name: line for line in plots["arpt_figure_5"].lines if "PG-19" in line.name}
+    for overlap in (0, 10, 30, 50):
+        line = found.pop(f"baseline, o = {overlap}, PG-19")
+        costs = [arpt.flops_per_token(window, overlap) / 1e8 for window in WINDOWS]
+        points = zip(costs, (200 - w / 20 - overlap / 5 for w in WINDOWS))  # joined by window
+        assert list(zip(line.x, line.y)) == [pytest.approx(point) for point in points]
+    recurrent = found.pop("recurrent, o = 0, PG-19")
+    assert recurrent.y == [180 - w / 20 for w in WINDOWS]
+    assert [*found] == ["frontier, PG-19"]
+    drawn = list(zip(found["frontier, PG-19"].x, found["frontier, PG-19"].y))
+    measured = [
+        point
+        for line in plots["arpt_figure_5"].lines
+        if line.style == "points"
+        for point in zip(line.x, line.y)
     ]
-    groups = collect(open_runs([str(folder) for folder in runs]))
-    plots = {plot.name: plot for plot in paper_plots(arpt.ADDING_RECURRENCE, groups)}
-    measured = [line for line in plots["arpt_figure_4"].lines if "PG-19" in line.name]
-    assert [(line.x, line.y) for line in measured] == [([300, 600], [170.5, 140.0])]
-    (costs,) = (line for line in plots["arpt_figure_5"].lines if "PG-19" in line.name)
-    assert costs.x == pytest.approx(
-        [arpt.flops_per_token(300) / 1e8, arpt.flops_per_token(600) / 1e8]
-    )
+    assert drawn == frontier(measured) == list(zip(recurrent.x, recurrent.y))
+
+
+def test_the_published_frontier_is_that_of_the_recurrent_points_of_table_2():
+    plot = figures([])["arpt_figure_5"]
+    (drawn,) = (line for line in plot.lines if line.style == "frontier")
+    assert drawn.name == "frontier, paper"
+    printed = [(arpt.FLOPS[overlap], arpt.OF_PG19[arpt.RECURRENT][overlap][0])
+               for overlap in arpt.OF_PG19[arpt.RECURRENT]]  # fmt: skip
+    assert list(zip(drawn.x, drawn.y)) == [(float(x) / 1e8, float(y)) for x, y in printed]
+    assert not plot.has_measurements
+
+
+def test_overlaps_of_recurrent_models_are_a_curve_of_their_own(tmp_path):
+    plots = figures(swept(tmp_path, "arpt_tables", perplexity=perplexity_of))
+    lines = {line.name: line for line in plots["arpt_figure_5"].lines}
+    overlaps = lines["recurrent, o > 0, PG-19"]
+    assert overlaps.y == [pytest.approx(180 - 15 - overlap / 5) for overlap in (5, 10, 30, 50)]
+    assert lines["recurrent, o = 0, PG-19"].y == [165]
+
+
+def test_a_body_of_another_size_is_no_point_of_the_figures(tmp_path):
+    small = run(tmp_path / "small", "GPT2.width = 8", validation=170.5)
+    assert not any(plot.has_measurements for plot in figures([small]).values())
 
 
 def test_topics_stand_beside_the_published_divergences(tmp_path):

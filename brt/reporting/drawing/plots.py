@@ -33,8 +33,9 @@ class Line(NamedTuple):
     """One curve.
 
     style: "line", "points" (a line with a mark at each point), "stems" (a line from zero to each
-    point) or "published". errors: standard error of each y, drawn as a band. sizes: numbers that
-    the areas of the marks show. colour: number of its colour; None for its number among the lines.
+    point), "published", or "frontier" (wide steps behind the points of other lines). errors:
+    standard error of each y, drawn as a band. sizes: numbers that the areas of the marks show.
+    colour: number of its colour; None for its number among the lines.
     """
 
     name: str
@@ -75,7 +76,7 @@ class Plot(NamedTuple):
 
     @property
     def has_measurements(self) -> bool:
-        return any(line.style != "published" for line in self.lines)
+        return any(line.style not in ("published", "frontier") for line in self.lines)
 
     def as_csv(self) -> str:
         """Returns one row a point: line, x, y, error; all points, however many are drawn."""
@@ -193,6 +194,7 @@ def _style(line, number):
         "stems": {"linewidth": 0.7},
         "points": {"linewidth": 1.4, "marker": "o", "markersize": 4},
         "published": {"linewidth": 1.2, "marker": "s", "markersize": 4, "linestyle": "--"},
+        "frontier": {"linewidth": 6, "alpha": 0.3, "drawstyle": "steps-post", "zorder": 1},
     }
     return {"color": colour, **styles[line.style]}
 

@@ -1,16 +1,28 @@
 """A paper's tables and figures, filled: what was measured beside what was published."""
 
 import math
+from collections.abc import Iterable
 
 from brt.reporting.collect import PROPERTIES, Group
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.rounding import mean_and_spread
 from brt.reporting.drawing.table import NOT_RUN, Cell, Column, Table, measured, published
 from brt.reporting.papers.differences import differences
-from brt.reporting.papers.form import TIMES, Curve, Paper, PaperPlot, PaperTable, Row, number
+from brt.reporting.papers.form import (
+    TIMES,
+    Curve,
+    Paper,
+    PaperPlot,
+    PaperTable,
+    Quantity,
+    Row,
+    number,
+)
 from brt.reporting.step_times import StepTime
 
 PUBLISHED, MEASURED = "paper", "measured"
+FRONTIER_COLOUR = 6
+"""Number of the colour of a figure's first frontier: after those of its curves."""
 
 
 def paper_tables(
@@ -228,22 +240,28 @@ def _plot(paper, plot: PaperPlot, groups):
         systems = [system for system in systems if system not in named]
         for system in dict.fromkeys(systems):
             curves.append(Curve(system, (), (), plot.rest | {"system": system}, scalar))
+    of_source = {plot.source: [pair for line in lines for pair in zip(line.x, line.y)]}
     for colour, curve in enumerate(curves):
         points: dict[str, list] = {}
         for group in groups:
-            if _fits(group, curve.where) and (values := group.cell(curve.scalar).values):
+            if _fits(group, curve.where) and (values := _values(group, curve, plot)):
                 mean, spread = mean_and_spread(values)
-                point = group.at(plot.x), mean, spread, plot.size and group.at(plot.size)
-                if point[0] is not None and math.isfinite(point[0]):
+                x = group.at(plot.x)
+                if x is not None and math.isfinite(x):
+                    first = group.at(plot.order) if plot.order else x
+                    point = first, x, mean, spread, plot.size and group.at(plot.size)
                     points.setdefault(_series(group, plot), []).append(point)
         for series, found in points.items():
-            x, y, spreads, sizes = map(list, zip(*sorted(found, key=lambda point: point[:2])))
+            _, x, y, spreads, sizes = map(list, zip(*sorted(found, key=lambda point: point[:3])))
             line = Line(f"{curve.name}, {series}", x, y, "points", curve.on_second_axis)
             if len(points) == 1:
                 line = line._replace(colour=colour)
             if None not in spreads:
                 line = line._replace(errors=spreads)
             lines.append(line._replace(sizes=sizes) if plot.size else line)
+            of_source.setdefault(series, []).extend(zip(x, y))
+    if plot.frontier:
+        lines += _frontiers(of_source)
     return Plot(
         plot.name,
         plot.title,
@@ -255,6 +273,28 @@ def _plot(paper, plot: PaperPlot, groups):
         second_label=plot.second_label,
         y_range=plot.y_range,
     )
+
+
+def _values(group, curve, plot):
+    return group.quantity(Quantity("", curve.scalar, split=plot.split)).values
+
+
+def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Returns the points that no other is below in both (cost, perplexity), by rising cost."""
+    best: list[tuple[float, float]] = []
+    for cost, perplexity in sorted(points):
+        if not best or perplexity < best[-1][1]:
+            best.append((cost, perplexity))
+    return best
+
+
+def _frontiers(points: dict[str, list]) -> list[Line]:
+    """Returns the frontier of the points of each source."""
+    lines = []
+    for colour, (source, both) in enumerate(points.items(), FRONTIER_COLOUR):
+        x, y = map(list, zip(*frontier(both)))
+        lines.append(Line(f"frontier, {source}", x, y, "frontier", colour=colour))
+    return lines
 
 
 def _series(group, plot):

@@ -143,6 +143,10 @@ class PaperPlot(NamedTuple):
         rest: rule for runs that no curve has; they get curves by their system. None for none.
         size: attribute of a `PaperPosition` that the size of a measured mark shows, or empty.
         y_range: of the axis, or None.
+        order: as x: what the points of a measured curve are joined by, where that is not x.
+        split: of the evaluations that give measured points; None for the one that tables report.
+        frontier: whether points that no other is below in both x and y are joined: of the published
+            ones, and of the measured ones of each corpus.
     """
 
     name: str
@@ -158,6 +162,9 @@ class PaperPlot(NamedTuple):
     rest: dict | None = None
     size: str = ""
     y_range: tuple[float, float] | None = None
+    order: str = ""
+    split: str | None = None
+    frontier: bool = False
 
 
 class Paper(NamedTuple):

@@ -129,7 +129,7 @@ def _recurrent(table, overlap):
 def _of_window(length, numbers):
     """The same numbers on windows of another length, with as many tokens in all."""
     tokens = 80 * length
-    of_step = own({"Trainer.tokens_per_step": tokens, "Trainer.eval_every": 24_000 // length})
+    of_step = own({"Trainer.tokens_per_step": tokens, "Trainer.eval_every": 2_000_000 // tokens})
     steps = told("section 5: 2 epochs", {"Trainer.steps": 236_400_000 // tokens})
     return numbers | told("figure 4", {"Trainer.segment_length": length}) | of_step | steps
 
