@@ -1,28 +1,44 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: a virtual environment in .venv with brt and the extras in $1.
-# Downloading is timed apart from installing.
+# Sourced by the other scripts: a virtual environment with brt and the extras in $1, in .venv, or in the
+# folder named by VENV. With PYTHON it is made of that Python, and made again if it is of another
+# version. With OLDEST=1 it has the lowest versions that setup.py allows. Downloading is timed apart
+# from installing.
+venv=${VENV:-.venv}
 python=${PYTHON:-python3}
+if [ -z "${PYTHON:-}" ] && "$venv/bin/python" -c '' 2>/dev/null; then
+    python=$venv/bin/python
+fi
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     echo "brt needs Python 3.11 or newer; $python is $("$python" --version 2>&1)." >&2
     echo "Name another one: PYTHON=python3.12 bash $0" >&2
     exit 1
 fi
-wanted=$(cat setup.py scripts/environment.sh; echo "$1 $PWD")
-wanted=$(printf %s "$wanted" | cksum)
-if [ ! -f .venv/brt-installed ] || ! grep -qxF "$wanted" .venv/brt-installed; then
-    [ -x .venv/bin/python ] || "$python" -m venv .venv
-    started=$SECONDS
-    echo "Downloading packages ..."
-    .venv/bin/pip download -q --disable-pip-version-check -d .venv/wheels ".$1" "setuptools>=70" wheel
-    echo "Downloaded in $((SECONDS - started)) s."
-    started=$SECONDS
-    echo "Installing ..."
-    .venv/bin/pip install -q --disable-pip-version-check --no-index --find-links .venv/wheels \
-        "setuptools>=70" wheel
-    .venv/bin/pip install -q --disable-pip-version-check --no-index --find-links .venv/wheels \
-        --no-build-isolation -e ".$1"
-    rm -rf .venv/wheels build
-    echo "Installed in $((SECONDS - started)) s."
-    echo "$wanted" >>.venv/brt-installed
+version=$("$python" --version)
+if [ "$("$venv/bin/python" --version 2>/dev/null)" != "$version" ]; then
+    [ ! -d "$venv" ] || echo "$venv is of another Python and is made again with $version."
+    "$python" -m venv --clear "$venv"
 fi
-export PATH="$PWD/.venv/bin:$PATH"
+wanted=$(cat setup.py scripts/environment.sh; echo "$1 $PWD ${OLDEST:-}")
+wanted=$(printf %s "$wanted" | cksum)
+if [ ! -f "$venv/brt-installed" ] || ! grep -qxF "$wanted" "$venv/brt-installed"; then
+    pip=("$venv/bin/python" -m pip -q --disable-pip-version-check)
+    started=$SECONDS
+    if [ -n "${OLDEST:-}" ]; then
+        echo "Installing the oldest versions ..."
+        "${pip[@]}" install uv
+        "$venv/bin/python" -m uv pip install -q --python "$venv/bin/python" \
+            --resolution lowest-direct -e ".$1"
+    else
+        echo "Downloading packages ..."
+        "${pip[@]}" download -d "$venv/wheels" ".$1" "setuptools>=70" wheel
+        echo "Downloaded in $((SECONDS - started)) s."
+        started=$SECONDS
+        echo "Installing ..."
+        "${pip[@]}" install --no-index --find-links "$venv/wheels" "setuptools>=70" wheel
+        "${pip[@]}" install --no-index --find-links "$venv/wheels" --no-build-isolation -e ".$1"
+        rm -rf "$venv/wheels" build
+    fi
+    echo "Installed in $((SECONDS - started)) s."
+    echo "$wanted" >>"$venv/brt-installed"
+fi
+export PATH="$PWD/$venv/bin:$PATH"

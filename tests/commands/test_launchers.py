@@ -313,6 +313,43 @@ def test_two_processes_of_a_job_save_at_the_signal_are_queued_again_and_go_on(
     assert ours[-1]["train/loss"] == pytest.approx(theirs[-1]["train/loss"], rel=1e-2)
 
 
+ANY_PYTHON = """\
+#!/usr/bin/env bash
+# A Python VERSION with venv and pip, which do nothing but take note.
+echo "[\\"VERSION\\", \\"$*\\"]" >>"$CALLS"
+case "$*" in
+    --version) echo "Python VERSION" ;;
+    "-m venv --clear "*) rm -rf "$4" && mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
+esac
+"""
+
+
+def test_an_environment_is_made_again_when_another_python_is_named(stand_in, tmp_path):
+    versions = ("3.11.9", "3.12.3")
+    folder = stand_in(**{f"python{v}": ANY_PYTHON.replace("VERSION", v) for v in versions})
+    checkout = tmp_path / "checkout"
+    (checkout / "scripts").mkdir(parents=True)
+    shutil.copy(SCRIPTS / "environment.sh", checkout / "scripts")
+    shutil.copy(ROOT / "setup.py", checkout)
+
+    def enter(**settings):
+        (tmp_path / "calls").unlink(missing_ok=True)
+        command = "set -euo pipefail; source scripts/environment.sh [report]; python --version"
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=checkout, env=os.environ | settings, text=True,
+            capture_output=True, check=True,
+        )  # fmt: skip
+        made = [call for call in calls(tmp_path) if "venv" in call[1] or "install" in call[1]]
+        return done.stdout.split()[-1], bool(made)
+
+    assert enter(PYTHON=str(folder / "python3.11.9")) == ("3.11.9", True)
+    assert enter(PYTHON=str(folder / "python3.11.9")) == ("3.11.9", False)
+    assert enter(PYTHON=str(folder / "python3.12.3")) == ("3.12.3", True)
+    assert enter() == ("3.12.3", False)
+    assert enter(PYTHON=str(folder / "python3.11.9"), VENV=".venv-3.11") == ("3.11.9", True)
+    assert enter() == ("3.12.3", False)
+
+
 def test_scripts_pass_shellcheck():
     program = shutil.which(
         "shellcheck", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
