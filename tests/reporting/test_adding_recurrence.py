@@ -6,8 +6,10 @@ import json
 import pytest
 from fabricated_runs import ROOT, make_run
 from flax import nnx
+from stores import make_store
 from tiny_models import OneKey
 
+from brt.data.streams.shifted import ShiftedPass
 from brt.models.pretrained.bodies.gpt2 import GPT2
 from brt.models.pretrained.language_model import PretrainedLanguageModel
 from brt.reporting.collect import collect
@@ -57,6 +59,25 @@ def test_the_model_counts_the_printed_flops_within_one_percent(overlap):
     model = nnx.eval_shape(build).for_segments(300 - overlap)
     # Logits are not counted there.
     assert model.flops_per_position() == pytest.approx(float(arpt.FLOPS[overlap]), rel=0.01)
+
+
+@pytest.mark.parametrize("overlap", [0, 3, 9])
+def test_wasted_computation_is_what_an_evaluation_reads_twice(tmp_path, overlap):
+    store, window = make_store(tmp_path / "store", [2001]), 10
+    shifted = ShiftedPass(store, 1, window, window - overlap, contiguous=True)
+    read = arpt.positions_read(2000, window, overlap)
+    assert shifted.num_steps * window == read
+    scored = sum(int(shifted.batch(step).weights_KBT.sum()) for step in range(shifted.num_steps))
+    assert (read - scored) / read == pytest.approx(arpt.wasted(window, overlap), abs=0.005)
+    share = 1 - arpt.flops_per_token(300) / arpt.flops_per_token(300, 30 * overlap)
+    assert share == pytest.approx(arpt.wasted(300, 30 * overlap))
+
+
+def test_a_full_overlap_costs_a_window_for_every_token():
+    tokens, window = 10**6, 300
+    attended = {o: arpt.positions_read(tokens, window, o) * window for o in (0, window - 1)}
+    assert attended[window - 1] == pytest.approx(tokens * window**2, rel=1e-3)
+    assert attended[0] == pytest.approx(tokens * window, rel=1e-3)
 
 
 def test_the_claims_of_section_5_hold_of_the_printed_numbers_but_one():

@@ -87,6 +87,23 @@ def flops_per_token(window: int, overlap: int = 0, layers: int = 12, width: int 
     return (matrices + attention) * window / (window - overlap)
 
 
+def positions_read(tokens: int, window: int, overlap: int) -> int:
+    """Returns the positions that windows over a text are computed for; more than `tokens` is waste.
+
+    Each position attends to O(window) others. With the full overlap of window - 1 a text of N
+    tokens takes O(N window^2) time, with none O(N window); a recurrent network takes O(N).
+
+    Source: section 4.1, which leaves out the sizes of the models.
+    """
+    more = -(-max(tokens - window, 0) // (window - overlap))
+    return (1 + more) * window
+
+
+def wasted(window: int, overlap: int) -> float:
+    """Returns the share of the computation of a long text that is spent on what was read before."""
+    return overlap / window
+
+
 _SIZES = {"num_layers": 12, "width": 768, "num_heads": 12}
 _NETWORK = {"feed_forward_size": 3072}
 BODIES = {
@@ -170,7 +187,8 @@ def _row(system, overlap, printed):
     where = {"system": system, "window_length": WINDOW, "evaluation_overlap": overlap}
     if system == RECURRENT:  # trained with the overlap it is tested with
         where["overlap"] = overlap
-    return Row((label(system, overlap), FLOPS[overlap]), printed, where)
+    labels = label(system, overlap), FLOPS[overlap], f"{wasted(WINDOW, overlap):.1%}"
+    return Row(labels, printed, where)
 
 
 def _perplexities(name, title, numbers, corpus, more="", contrasts=()):
@@ -179,9 +197,12 @@ def _perplexities(name, title, numbers, corpus, more="", contrasts=()):
         title,
         f"Perplexity per word, windows of {WINDOW} tokens, of which the last `overlap` are read "
         "again by the next; the baseline is evaluated with overlaps that it was not trained with. "
-        f"FLOPs are those of the layers for each new token, the recurrence not counted.{more} "
+        "FLOPs are those of the layers for each new token, the recurrence not counted; `wasted` is "
+        "the share of them that is spent on tokens that were read before. With the full overlap of "
+        "T - 1 a text of N tokens takes O(N T²) time, with none O(N T), and a recurrent network "
+        f"O(N) (section 4.1).{more} "
         f"Source: {title.split(', ')[1].split(':')[0]}",
-        ("model", "FLOPs/token"),
+        ("model", "FLOPs/token", "wasted"),
         (
             Quantity("validation", "word_level_perplexity", 2, split="validation"),
             Quantity("test", "word_level_perplexity", 2, split="test"),

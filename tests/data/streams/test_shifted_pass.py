@@ -63,6 +63,36 @@ def test_every_token_is_scored_once_with_the_promised_context(tmp_path, rows, st
     }
 
 
+def perplexity_of_a_late_model(store, stride, length=1024, vocabulary=50_257, good=20.0):
+    """Perplexity of a model that guesses until it has the context of all but one position.
+
+    With that context it has the perplexity `good`: the example of Adding Recurrence to Pretrained
+    Transformers, section 4.1.
+    """
+    guesses_T = np.arange(length) < length - 1
+    nats_T = np.where(guesses_T, math.log(vocabulary), math.log(good))
+    shifted = ShiftedPass(store, 64, length, stride, contiguous=True)
+    nats, scored = 0.0, 0.0
+    for step in range(shifted.num_steps):
+        weights_KBT = shifted.batch(step).weights_KBT
+        nats += float((weights_KBT * nats_T).sum())
+        scored += float(weights_KBT.sum())
+    assert scored == store.num_tokens - 1
+    return math.exp(nats / scored)
+
+
+def test_a_full_overlap_hides_a_model_that_only_knows_full_contexts(tmp_path):
+    found = [
+        perplexity_of_a_late_model(make_store(tmp_path / f"{tokens}", [tokens + 1]), 1)
+        for tokens in (2048, 8192, 32_768)
+    ]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 500 and found[-1] == pytest.approx(20.0, rel=0.3)
+    # Read window by window, as text is generated, it guesses all but one token of each.
+    alone = perplexity_of_a_late_model(make_store(tmp_path / "alone", [32_769]), 1024)
+    assert alone == pytest.approx(50_257, rel=0.01)
+
+
 @pytest.mark.parametrize("stride", [0, 9])
 def test_a_stride_that_leaves_tokens_out_is_refused(tmp_path, stride):
     store = make_store(tmp_path / "store", RAGGED)
