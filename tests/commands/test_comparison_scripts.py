@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from paths import CONFIGS, SCRIPTS
 from tiny_folders import GPT2, make_folder
-from tiny_run import build, train_here, write_config
+from tiny_run import build, command, train_here, write_config
+
+from brt import evaluate
 
 LINES = (
     "Trainer.model = @PretrainedLanguageModel",
@@ -60,6 +62,27 @@ def test_a_run_without_memory_is_evaluated_at_every_overlap_and_the_others_once(
     # What was evaluated is not evaluated again.
     monkeypatch.setattr(compare, "evaluate", None)
     assert compare.main([*runs, "--overlaps=0,3,9"]) == 0
+
+
+def test_a_run_without_overlap_is_evaluated_with_one_by_pooling_anew(tmp_path, monkeypatch, capsys):
+    longer = "GPT2.num_positions = 16"
+    tiny = build(write_config(tmp_path, *LINES, *POOLED, longer, without=OTHERS))
+    train_here(tiny, tmp_path / "run")
+    length = tiny.experiment.trainer.segment_length
+
+    def evaluated(overlap, *flags):
+        given = f"overlap={overlap}", f"segment_length={length - overlap}"
+        owners = "PretrainedLanguageModel", "Evaluation"
+        flags = (*flags, *(f"--gin.{owner}.{one}" for owner, one in zip(owners, given)))
+        assert command(monkeypatch, evaluate, f"--workdir={tmp_path}/run", *flags) == 0
+        return json.loads((tmp_path / "run" / "evaluation_validation.json").read_text())
+
+    anew = "--gin.PooledMemory.pooled='unrepeated'"
+    alone, pooled_all, pooled_anew = evaluated(0), evaluated(3), evaluated(3, anew)
+    assert evaluated(0, anew)["loss"] == alone["loss"]  # without an overlap nothing is repeated
+    assert len({found["loss"] for found in (alone, pooled_all, pooled_anew)}) == 3
+    assert alone["scored_tokens"] == pooled_all["scored_tokens"] == pooled_anew["scored_tokens"]
+    assert anew.removeprefix("--gin.").replace("=", " = ", 1) in pooled_anew["given"]
 
 
 def test_an_interval_over_seeds_is_that_of_student(script):
