@@ -302,6 +302,28 @@ def test_processes_of_which_one_has_prepared_the_corpus_save_and_stop_at_sigterm
 
 
 @pytest.mark.slow
+def test_several_processes_stop_early_together_and_keep_the_same_best_checkpoint(tmp_path):
+    policy = ("keep_best = True", "keep_last = 1", "patience = 2")
+    lines = (f"CheckpointPolicy.{setting}" for setting in policy)
+    path = write_config(
+        tmp_path, *LINES, *lines, "Trainer.eval_every = 2", "rsqrt.multiplier = 4.0"
+    )
+    for said in ("Stopped early at step", "stopped early, at step"):
+        statuses, outputs = ends(begin(path, tmp_path / "run"))
+        assert statuses == [0, 0], outputs
+        assert said in outputs[0]
+    found = records(tmp_path / "run", "eval/", "best/")
+    losses = {record["step"]: record["eval/loss"] for record in found if "eval/loss" in record}
+    last = max(losses)
+    best = min(losses, key=losses.get)
+    assert (
+        last < STEPS and last == best + 4 and found[-1] == {"step": last, "best/stopped_early": 1}
+    )
+    kept = {int(entry.name) for entry in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert kept == {best, last}
+
+
+@pytest.mark.slow
 def test_a_process_that_cannot_begin_ends_the_others_with_its_reason(tmp_path):
     path = write_config(tmp_path, *LINES)
     statuses, outputs = ends(begin(path, tmp_path / "run", of_last=["--gin.Trainer.stps=3"]))

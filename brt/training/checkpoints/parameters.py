@@ -77,6 +77,7 @@ def load_params(
     averaged = isinstance(abstract.optimizer, Averaged)
     parts = ("step", "params", "optimizer") if averaged else ("step", "params")
     by = None
+    found: tuple[TrainState, dict] | None
     try:
         if step in (None, "best") and (
             best := recorded_best(read_metrics(folder), steps := checkpoints.steps())

@@ -94,7 +94,7 @@ class CheckpointPolicy:
         found = set(sorted(steps)[-self.keep_last :])
         if self.keep_every:
             found |= {step for step in steps if step % self.keep_every == 0}
-        return found | ({best} & set(steps))
+        return found | {step for step in steps if step == best}
 
     def metric_of(self, scalars: Mapping[str, Any], labelled: bool = False) -> str:
         """Returns the name of the scalar that decides.
