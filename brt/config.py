@@ -206,6 +206,11 @@ def _explain(message, where, text):
                 "folder of before is read by the version of brt that made it."
             )
         return f"{where}: nothing is called {wanted}.{_nearest(wanted, known_names())}"
+    if "Ambiguous selector" in message:
+        return (
+            f"{where}: {first.strip(chr(34))} Write the module of the one that is meant before its "
+            "name; where a file has moved into brt, remove the old one."
+        )
     if "doesn't have a parameter named" in message:
         configurable, parameter = message.split("'")[1], message.split("named '")[1].split("'")[0]
         entries = (e for _, e in gin.config._REGISTRY.items() if e.name == configurable)

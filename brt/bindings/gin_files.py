@@ -7,13 +7,17 @@ ends are translated first, and characters that end lines for some readers only a
 """
 
 import contextlib
+import filecmp
+import importlib.util
 import io
 import os
 import re
+import sys
 import tokenize
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
+from absl import logging
 from gin import config_parser
 
 from brt.storage.paths import is_remote
@@ -52,6 +56,40 @@ def shortened(text: str, most: int = LONGEST_SHOWN) -> str:
 def is_allowed(module: str, allow_imports: Sequence[str]) -> bool:
     """Tells whether a module is one of brt's, or is named or lies in a package that is named."""
     return any(f"{module}.".startswith(f"{name}.") for name in (OWN, *allow_imports))
+
+
+def stands_in(module: str) -> bool:
+    """Puts a module of brt in the place of a file that has moved into brt, for old run folders.
+
+    A config names the file that a class was in when its run was trained. Where Python finds no such
+    file, or one of the same content, the module of brt with its name is imported instead of it.
+    Nothing outside brt is run.
+
+    Returns:
+        Whether there is such a module.
+    """
+    if "." in module:
+        return False
+    own = [name for name in sys.modules if re.fullmatch(rf"{OWN}(\.\w+)*\.{module}", name)]
+    if len(own) != 1:
+        return False
+    stand_in = sys.modules[own[0]]
+    if sys.modules.get(module) is not stand_in:
+        if module in sys.modules:
+            return False
+        found = importlib.util.find_spec(module)
+        if found is not None and not _is_copy(found, stand_in):
+            return False
+        sys.modules[module] = stand_in
+        logging.warning("import %s: it is read as %s, which has its name.", module, own[0])
+    return True
+
+
+def _is_copy(found, module):
+    try:
+        return filecmp.cmp(str(found.origin), str(module.__file__), shallow=False)
+    except OSError:
+        return False
 
 
 def check_module(module: str, what: str, allow_imports: Sequence[str]) -> None:
@@ -159,7 +197,8 @@ def check_statements(text: str, allow_imports: Sequence[str]) -> list[str]:
                 f"{line} would let the file call any function there is: leave it out, and mark "
                 "what is to be bound with @gin.configurable."
             )
-        check_module(statement.module, line, allow_imports)
+        if not stands_in(statement.module):
+            check_module(statement.module, line, allow_imports)
     return bound
 
 

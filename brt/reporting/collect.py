@@ -97,7 +97,8 @@ class Group(NamedTuple):
     @property
     def kind(self) -> str:
         """System, dimensions and task, which other groups may share."""
-        kind = f"{self.position.system} ({self.dimensions})"
+        system = " + ".join([self.position.system, *self.position.memories])
+        kind = f"{system} ({self.dimensions})"
         if self.position.task:
             kind += f", {self.position.task} {self.position.task_length}"
         return kind

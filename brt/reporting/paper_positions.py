@@ -45,6 +45,7 @@ class PaperPosition(NamedTuple):
         memory: M, hidden states cached in each layer.
         evaluation_memory: M in evaluation.
         memory_tokens: m.
+        memories: names of the classes of memories, where they are combined as in no paper.
         bptt_depth: memories that gradients cross.
         encoding: of positions, as Table 5 of the Transformer-XL paper names it.
         loss: "full" or "half" of the segment's positions.
@@ -73,6 +74,7 @@ class PaperPosition(NamedTuple):
     memory: int = 0
     evaluation_memory: int = 0
     memory_tokens: int = 0
+    memories: tuple[str, ...] = ()
     bptt_depth: int = 0
     encoding: str | None = None
     loss: str = "full"
@@ -107,7 +109,9 @@ class PaperPosition(NamedTuple):
 
     @property
     def memory_shown(self) -> str:
-        """`75+5`: cached states and memory tokens; `512 states`; a dash where there is neither."""
+        """`75+5`: cached states and memory tokens; `512 states`; names of classes; or a dash."""
+        if self.memories:
+            return ", ".join(self.memories)
         if self.model not in _WITH_MEMORY:
             return f"{self.states} states" if self.states else "–"
         return "+".join(str(n) for n in (self.memory, self.memory_tokens) if n) or "0"
@@ -228,7 +232,13 @@ def _is_published(settings, model):
 
 def _other(settings, model, segment):
     """Returns attributes of other models: LSTM and QRNN, of Table 6 of Transformer-XL."""
+    parts = ("recurrent_layers", "RecurrentCell"), ("memorizing_layers", "ExternalMemory")
+    memories = [name for binding, name in parts if model_setting(settings, binding)]
+    for binding in ("memory", "memories"):
+        bound = str(model_setting(settings, binding, ""))
+        memories += re.findall(r"@(?:\w+[/.])*(\w+)", bound)
     return {
+        "memories": tuple(memories),
         "system": model,
         "size": None,
         "window": model_setting(settings, "window"),

@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import re
+import shutil
 import sys
 
 import fsspec
@@ -129,6 +130,27 @@ def test_what_is_allowed_allows_nothing_else(here):
     for allowed in ("parcel.hostile", "host", "hostile.inner", ""):
         assert "--allow_imports" in refused(bindings=["import hostile"], allow_imports=[allowed])
     assert not (here / MARK).exists()
+
+
+@pytest.mark.parametrize("left", ["nothing", "a copy"])
+def test_a_file_that_has_moved_into_brt_is_read_there(here, left, monkeypatch):
+    monkeypatch.delitem(sys.modules, "recurrent_cell", raising=False)
+    if left == "a copy":
+        shutil.copy(ROOT / "brt/models/memories/recurrent_cell.py", here / "recurrent_cell.py")
+    config.parse(bindings=["import recurrent_cell", "recurrent_cell.RecurrentCell.gate = 'lstm'"])
+    assert gin.query_parameter("RecurrentCell.gate") == "lstm"
+    assert sys.modules.pop("recurrent_cell").__name__ == "brt.models.memories.recurrent_cell"
+
+
+def test_another_file_of_a_name_of_brt_s_is_not_taken_for_it(here, monkeypatch):
+    monkeypatch.delitem(sys.modules, "recurrent_cell", raising=False)
+    (here / "recurrent_cell.py").write_text(f"open({MARK!r}, 'a').close()\n")
+    assert "--allow_imports=recurrent_cell" in refused(bindings=["import recurrent_cell"])
+    assert "--allow_imports=select" in refused(bindings=["import select"])  # of Python, and brt's
+    assert not (here / MARK).exists()
+    config.parse(bindings=["import recurrent_cell"], allow_imports=["recurrent_cell"])
+    assert (here / MARK).exists()
+    sys.modules.pop("recurrent_cell")
 
 
 def test_modules_of_brt_need_no_flag():

@@ -7,6 +7,7 @@ from paths import CONFIGS
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin, read_gin_file
 from brt.reporting.model_settings import model_name, model_setting, owners
+from brt.reporting.page import overview
 from brt.reporting.paper_positions import system_and_size
 from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT, TABLE_1
 from brt.reporting.papers.fill import paper_tables
@@ -67,6 +68,38 @@ def test_a_run_of_them_fills_no_published_row(tmp_path):
     assert filled(tmp_path / "published") == [True]
     mine = "BlockRecurrentTransformer.memories = ((@Mine, (3,)),)"
     assert filled(tmp_path / "combined", mine) == [False]
+
+
+@pytest.mark.parametrize(
+    ("name", "bindings", "memories"),
+    [
+        ("pg19_slide_12l", ["BlockRecurrentTransformer.memories = ((@Mine, (3,)),)"], ["Mine"]),
+        (
+            "pg19_rec_fixed_skip",
+            ["BlockRecurrentTransformer.memories = ((@a/my.Own, 3), (@Other, (1,)))"],
+            ["RecurrentCell", "Own", "Other"],
+        ),
+        (
+            "pg19_rec_fixed_skip",
+            ["BlockRecurrentTransformer.memorizing_layers = (9,)"],
+            ["RecurrentCell", "ExternalMemory"],
+        ),
+        (
+            "transformer_xl/wt103_base",
+            ["TransformerXL.memory = @CompressiveMemory", "TransformerXL.vocabulary_size = 256"],
+            ["CompressiveMemory"],
+        ),
+    ],
+)
+def test_memories_of_no_paper_are_shown_by_the_names_of_their_classes(
+    tmp_path, name, bindings, memories
+):
+    runs = open_runs([make_run(tmp_path / "run", name, *bindings)])
+    (group,) = collect(runs)
+    assert group.position.memory_shown == ", ".join(memories)
+    assert " + ".join([group.position.model, *memories]) in group.label
+    (row,) = overview(runs, [group.position]).rows
+    assert ", ".join(memories) in [cell.text for cell in row]
 
 
 def test_a_combination_is_filed_under_its_models_name():
