@@ -41,7 +41,8 @@ EXTRAS = {
     "browser": ["PyQt6-WebEngine>=6.8,<7"],  # its Chromium opens pages of the report in tests
     "report": ["matplotlib>=3.10,<4"],
     "notebooks": ["ipykernel>=6.29,<8", "nbclient>=0.10,<1", "nbformat>=5.10,<6"],
-    "gpu": ["jax[cuda13]>=0.10,<0.13"],
+    "gpu": ["jax[cuda13]>=0.10,<0.13"],  # drivers from 580 on
+    "gpu12": ["jax[cuda12]>=0.10,<0.13"],  # drivers from 525 on, as Colab's
     "tpu": ["jax[tpu]>=0.10,<0.13"],
     "dev": [
         "build>=1.2,<2",

@@ -1,6 +1,7 @@
 """Tells a person how far something has come: a live bar on a terminal, plain lines elsewhere."""
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -54,7 +55,16 @@ class Progress:
         self.bar = None
         if not quiet and sys.stderr is not None and sys.stderr.isatty():
             with contextlib.suppress(OSError):
-                self.bar = _Bar(desc=label, total=total, initial=start, dynamic_ncols=True)
+                # A notebook keeps every state of the bar.
+                seconds = SECONDS if "JPY_PARENT_PID" in os.environ else 0.1
+                self.bar = _Bar(
+                    desc=label,
+                    total=total,
+                    initial=start,
+                    dynamic_ncols=True,
+                    mininterval=seconds,
+                    miniters=1,
+                )
 
     def update(self, done: int, text: str | None = None, aside: str = "") -> None:
         """Shows that `done` are done.

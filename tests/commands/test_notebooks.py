@@ -4,12 +4,16 @@ import ast
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 
+import jax
 import pytest
 from paths import ROOT
 from quick_commands import quick_environment
+
+from brt.reporting.gin_text import read_gin_file
 
 NOTEBOOKS = sorted((ROOT / "scripts" / "colab").glob("*.ipynb"))
 SMALL = (
@@ -41,8 +45,83 @@ def test_a_notebook_is_stripped_and_begins_with_an_installation_in_place(path):
             cell["outputs"] == [] and cell["execution_count"] is None
         )
     first = code_of(path)[0]
-    assert "git clone" in first and re.search(r"pip install .*-e ", first)
+    assert first == code_of(NOTEBOOKS[0])[0]
+    assert "git clone" in first and "scripts/colab/install.py" in first
+    assert path.read_text(encoding="utf-8").count("https://github.com/") == 1
     assert code_of(path)[1].startswith("STEPS = ")
+
+
+def test_the_first_notebook_says_what_its_config_has():
+    notebook = (ROOT / "scripts" / "colab" / "train_and_look.ipynb").read_text(encoding="utf-8")
+    said = "".join(json.loads(notebook)["cells"][0]["source"])
+    settings = read_gin_file(ROOT / "configs" / "quickstart.gin")
+    assert f"segments of {settings['Trainer.segment_length']} bytes" in said
+    assert f"{settings['RecurrentCell.num_states']} state vectors" in said
+
+
+PLUGIN = {"jax-cuda12-plugin": "0.11.0", "jax-cuda12-pjrt": "0.11.0"}
+USABLE = {"jax": "0.11.0", "jaxlib": "0.11.0"}
+OLD = {"jax": "0.7.2", "jaxlib": "0.7.2", "jax-cuda12-plugin": "0.7.2"}
+
+
+@pytest.mark.parametrize(
+    ("packages", "driver", "extra", "kept"),
+    [
+        (USABLE | PLUGIN, 550, None, True),
+        (USABLE, None, None, True),
+        (USABLE, 550, "gpu12", False),
+        (OLD, 550, "gpu12", False),
+        (OLD, 580, "gpu", False),
+        (OLD, None, None, False),
+        ({}, None, None, False),
+        ({}, 535, "gpu12", False),
+        ({"jax": "0.7.2", "libtpu": "0.0.17"}, None, "tpu", False),
+    ],
+)
+def test_jax_stays_where_brt_runs_with_it_or_comes_with_its_plugin(packages, driver, extra, kept):
+    install = installer()
+    extras, pins = install["plan"](packages, driver)
+    assert set(extras) == {"report", "notebooks", "text"} | ({extra} - {None})
+    assert pins == (
+        [f"{name}=={version}" for name, version in sorted(packages.items())] if kept else []
+    )
+
+
+def installer():
+    return runpy.run_path(str(ROOT / "scripts" / "colab" / "install.py"))
+
+
+def looked_at(monkeypatch, devices, driver, returncode=0):
+    install = installer()
+    done = subprocess.CompletedProcess([], returncode, devices, "reasons")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    install["look_at_devices"](driver)
+
+
+def test_a_gpu_that_jax_does_not_use_stops_the_notebook(monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="JAX does not use it"):
+        looked_at(monkeypatch, "0.11.0 cpu [CpuDevice(id=0)]\n", 550)
+    looked_at(monkeypatch, "0.11.0 gpu [CudaDevice(id=0)]\n", 550)
+    assert "CudaDevice" in capsys.readouterr().out
+    looked_at(monkeypatch, "0.11.0 cpu [CpuDevice(id=0)]\n", None)
+    assert "No GPU" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="cannot be imported"):
+        looked_at(monkeypatch, "", 550, returncode=1)
+
+
+def test_a_failing_installation_stops_the_notebook(monkeypatch):
+    with pytest.raises(SystemExit, match="pip install nothing-of-this` failed"):
+        done = subprocess.CompletedProcess([], 1, "", "no such package")
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+        installer()["pip"]("install", "nothing-of-this")
+
+
+def test_this_python_passes_the_look_at_its_devices(capsys):
+    install = installer()
+    install["look_at_devices"](None)
+    assert f"JAX {jax.__version__}" in capsys.readouterr().out
+    assert jax.__version__ in install["allowed_jax"]()
+    assert install["jax_packages"]()["jax"] == jax.__version__
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -56,12 +135,43 @@ def test_a_notebook_s_python_parses_and_its_files_and_modules_exist(path):
             assert (ROOT / file).exists(), file
 
 
+def executed(content, path, tmp_path):
+    """Runs a notebook in a folder with configs/ and scripts/, without installing anything."""
+    pytest.importorskip("nbclient", reason='notebooks need pip install -e ".[report,notebooks]"')
+    pytest.importorskip("ipykernel", reason='notebooks need pip install -e ".[report,notebooks]"')
+    for name in ("configs", "scripts"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    first = next(cell for cell in content["cells"] if cell["cell_type"] == "code")
+    code = "".join(first["source"]).replace('["install"]', '["stop_at_failures"]')
+    first["source"] = code.splitlines(keepends=True)
+    copy = tmp_path / path.name
+    copy.write_text(json.dumps(content))
+    command = "from nbclient.cli import NbClientApp; NbClientApp.launch_instance()"
+    environment = quick_environment(tmp_path.parent)
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
+    environment["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    return copy, subprocess.run(
+        [sys.executable, "-c", command, "--inplace", str(copy)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_failing_cell_stops_a_notebook_with_a_sentence(tmp_path):
+    path = NOTEBOOKS[0]
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["cells"] = [cell for cell in content["cells"] if cell["cell_type"] == "code"][:2]
+    content["cells"][1]["source"] = ["!exit 3\n", "open('reached', 'w')"]
+    _, found = executed(content, path, tmp_path)
+    assert found.returncode != 0 and "The command above failed" in found.stderr
+    assert not (tmp_path / "reached").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom(path, tmp_path):
-    pytest.importorskip("nbclient", reason='notebooks need pip install -e ".[report,notebooks]"')
-    pytest.importorskip("ipykernel", reason='notebooks need pip install -e ".[report,notebooks]"')
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "source").mkdir()
     for split in ("train", "validation"):
         (tmp_path / "text" / split).mkdir(parents=True)
@@ -75,7 +185,6 @@ def test_a_notebook_runs_from_top_to_bottom(path, tmp_path):
     extra = SMALL
     if any("quickstart.gin" in "".join(cell["source"]) for cell in code[2:]):
         extra += f" --gin.SourceTree.path='\"{tmp_path}/source\"'"
-    code[0]["source"] = ["import os\n"]
     toy = {
         "STEPS = 400": "STEPS = 2",
         'EXTRA = ""': f"EXTRA = {extra!r}",
@@ -85,19 +194,7 @@ def test_a_notebook_runs_from_top_to_bottom(path, tmp_path):
     for old, new in toy.items():
         text = text.replace(old, new)
     code[1]["source"] = text.splitlines(keepends=True)
-    copy = tmp_path / path.name
-    copy.write_text(json.dumps(content))
-    command = "from nbclient.cli import NbClientApp; NbClientApp.launch_instance()"
-    environment = quick_environment(tmp_path.parent)
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
-    environment["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    found = subprocess.run(
-        [sys.executable, "-c", command, "--inplace", str(copy)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    copy, found = executed(content, path, tmp_path)
     assert found.returncode == 0, found.stderr[-3000:]
     for cell in json.loads(copy.read_text())["cells"]:
         for output in cell.get("outputs", []):

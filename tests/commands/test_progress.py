@@ -171,6 +171,17 @@ def test_a_terminal_shows_one_live_bar_with_the_last_text(monkeypatch):
     assert text.count("eval: fine") == 1
 
 
+def test_a_notebook_redraws_its_bar_rarely(monkeypatch, clock):
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    with terminal(monkeypatch) as shown:
+        bar = Progress("step", 1000)
+        for done in range(1, 101):
+            clock(1.0)
+            bar.update(done)
+        assert shown().count("step:") <= 2 + 100 // progress.SECONDS
+        bar.close()
+
+
 def test_a_terminal_bar_never_counts_beyond_what_was_done(monkeypatch):
     with terminal(monkeypatch) as read:
         shown = Progress("documents", None)
