@@ -111,6 +111,37 @@ def test_buckets_find_what_independent_places_promise():
     assert np.mean(sums["bucketed"] / sums["exact"]) > 0.8
 
 
+@pytest.mark.parametrize("factor, recall", [(1, 0.63), (2, 0.78), (4, 0.88)])
+def test_more_buckets_find_more_of_the_best_keys(factor, recall):
+    """Of the k best, those that fall alone into one of c k buckets: c (1 - exp(-1 / c))."""
+    rng = np.random.default_rng(0)
+    size, k, queries = 4096, 32, 400
+    scores = rng.normal(size=(queries, size)).astype(np.float32)
+    options = dict(window=128, size=size, neighbours=k)
+    memory = memory_of(**options, search="bucketed", buckets_per_neighbour=factor)
+    picks = np.asarray(memory._best(jnp.asarray(scores)[None, None]))[0, 0]
+    best = np.argsort(-scores, axis=1)[:, :k]
+    assert all(len(set(row)) == k for row in picks.tolist())
+    found = np.mean([np.isin(exact, row) for exact, row in zip(best, picks)])
+    assert found == pytest.approx(recall, abs=0.02)
+
+
+@pytest.mark.parametrize("written", [0, WINDOW, 5 * WINDOW])
+def test_a_bucket_for_every_slot_of_a_block_reads_segments_as_blocks(written):
+    options = dict(size=4 * WINDOW, neighbours=1, search="bucketed", buckets_per_neighbour=WINDOW)
+    memory = memory_of(**options)
+    q, k, v = tokens_of(1, written + 3 * WINDOW, seed=7)
+    cache, found = memory.write(ring(1, 4 * WINDOW), k[:, :written], v[:, :written]), []
+    scale_H = jnp.ones(H)
+    own = [x[:, written:] for x in (q, k, v)]
+    whole = memory.search_memory(cache, LayerTokens(*own, scale_H))
+    for start in range(0, 3 * WINDOW, WINDOW):
+        block = [x[:, start : start + WINDOW] for x in own]
+        found.append(memory.search_memory(cache, LayerTokens(*block, scale_H)))
+        cache = memory.write(cache, *block[1:])
+    np.testing.assert_allclose(whole, np.concatenate(found, axis=1), rtol=1e-5, atol=1e-6)
+
+
 def test_dense_is_exact_with_as_many_neighbours_as_slots():
     dense = random_model("memorizing_dense")
     exact = random_model("memorizing_dense", search="exact", neighbours=2 * WINDOW)
@@ -236,6 +267,8 @@ def test_a_token_is_influenced_from_as_far_as_the_memory_reaches_and_no_further(
         (dict(neighbours=9), r"neighbours = 9 .*at most ExternalMemory\.size = 8"),
         (dict(neighbours=0), r"neighbours = 0 must be at least 1"),
         (dict(search="bucketed", neighbours=3), r"neighbours = 3 must divide .*window = 4"),
+        (dict(search="bucketed", buckets_per_neighbour=4), r"buckets_per_neighbour = 4"),
+        (dict(search="bucketed", buckets_per_neighbour=0), r"buckets_per_neighbour = 0"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(options, named):

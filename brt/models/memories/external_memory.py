@@ -58,11 +58,14 @@ class ExternalMemory(LayerMemory):
         sizes, window: H, K and W of the layer around it.
         size: M in tokens, a multiple of the window; the oldest are overwritten.
         neighbours: k, slots that each query and head attends to.
-        search: "exact", the k keys with the largest products; "bucketed", the best of each
-            group of slots of equal index mod k, which is what the released code does (k must
-            divide the window); "dense", all slots, whatever k: equal to "exact" with k = M. The
-            released code has its dense memory in an extra side layer, under one softmax with the
-            segment; here it is mixed as every search's, because it is their reference.
+        search: "exact", the k keys with the largest products; "bucketed", the best of each group
+            of slots of equal index modulo the number of groups, and of these the k best; "dense",
+            all slots, whatever k: equal to "exact" with k = M. The released code has its dense
+            memory in an extra side layer, under one softmax with the segment; here it is mixed as
+            every search's, because it is their reference.
+        buckets_per_neighbour: groups of the bucketed search, divided by k; that many must divide
+            the window. The released code has 1, which finds 63 % of the k best of random keys; 4
+            finds 88 %.
 
     Raises:
         ValueError: an unknown search, or sizes that do not fit.
@@ -82,6 +85,7 @@ class ExternalMemory(LayerMemory):
         size: Count = 65_536,
         neighbours: Count = 128,
         search: Annotated[str, OneOf(SEARCHES)] = "exact",
+        buckets_per_neighbour: Count = 1,
     ):
         check_choice("ExternalMemory.search", search, SEARCHES)
         if size < window or size % window:
@@ -94,11 +98,13 @@ class ExternalMemory(LayerMemory):
                 f"ExternalMemory.neighbours = {neighbours} must be at least 1 and at most "
                 f"ExternalMemory.size = {size}."
             )
-        if search == "bucketed" and window % neighbours:
+        buckets = neighbours * buckets_per_neighbour
+        if search == "bucketed" and (buckets < 1 or window % buckets):
             raise ValueError(
                 f"ExternalMemory.neighbours = {neighbours} must divide "
                 f"BlockRecurrentTransformer.window = {window} where "
-                'ExternalMemory.search = "bucketed".'
+                'ExternalMemory.search = "bucketed", and so must its product with '
+                f"ExternalMemory.buckets_per_neighbour = {buckets_per_neighbour}."
             )
         self.sizes = sizes
         self.window = window
@@ -106,6 +112,7 @@ class ExternalMemory(LayerMemory):
         self.reach = size
         self.search = search
         self.neighbours = size if search == "dense" else neighbours
+        self.buckets = buckets
         self.mix_H = parameter(rngs, jax.nn.initializers.zeros, sizes.num_heads)
 
     # The interface of a layer's memory.
@@ -256,10 +263,14 @@ class ExternalMemory(LayerMemory):
         k = self.neighbours
         if self.search == "exact":
             return jax.lax.top_k(scores_BHTJ, k)[1]
-        # Token t of a segment goes to slot written + t, and k divides what was written: its
-        # index among the candidates falls in the group of its slot.
-        groups = scores_BHTJ.reshape(*scores_BHTJ.shape[:3], -1, k)
-        return jnp.argmax(groups, axis=3) * k + jnp.arange(k)
+        # Token t of a segment goes to slot written + t, and the number of groups divides what was
+        # written: its index among the candidates falls in the group of its slot.
+        groups = scores_BHTJ.reshape(*scores_BHTJ.shape[:3], -1, self.buckets)
+        best = jnp.argmax(groups, axis=3) * self.buckets + jnp.arange(self.buckets)
+        if self.buckets == k:
+            return best
+        among_best = jax.lax.top_k(jnp.max(groups, axis=3), k)[1]
+        return jnp.take_along_axis(best, among_best, axis=3)
 
 
 def _taken(x_BJHK, picks_BTPH):
