@@ -7,7 +7,7 @@ import tarfile
 import tempfile
 import zlib
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from brt.reporting.runs import OLD_STANDS_FOR_FILE, STANDS_FOR_FILE
 from brt.storage.regular_files import open_regular
@@ -78,7 +78,8 @@ def unpack(archive: Path, folder: Path) -> Path:
             # Decompressed to its end first: the checksum stands there.
             _decompress(file, content)
             content.seek(0)
-            with tarfile.open(fileobj=_ShortReads(content), mode="r:") as tar:
+            reads: Any = _ShortReads(content)
+            with tarfile.open(fileobj=reads, mode="r:") as tar:
                 tar.extractall(run, _checked(tar), filter="data")
         except (*DAMAGE, _TooLarge) as error:
             advice = "fetch it again" if isinstance(error, DAMAGE) else UNPACK_IT
