@@ -333,8 +333,24 @@ def pretrained_table(folder, name, of_config, *bindings):
 
 @pytest.mark.parametrize("name, of_config, folder", PRETRAINED)
 def test_a_pretrained_model_as_published_has_no_note(tmp_path, name, of_config, folder):
-    given = f'Pretrained.folder = "elsewhere/{folder}"'
-    assert pretrained_table(tmp_path / "run", name, of_config, given).notes() == []
+    given = [f'Pretrained.folder = "elsewhere/{folder}"']
+    given += ['Hyperpartisan.split_file = "here/hp-splits.json"'] * ("rmt" in name)
+    assert pretrained_table(tmp_path / "run", name, of_config, *given).notes() == []
+
+
+@pytest.mark.parametrize(
+    "row, binding, note",
+    [
+        (1, 'FirstDocuments.first = {"train": 2}', "{'train': 2} for {'train': 1250}"),
+        (1, 'FirstTokens.first = {"test": 9}', "{'test': 9} for {'validation': 15000}"),
+        (3, "Hyperpartisan.split_file = None", "None for 'hp-splits.json'"),
+    ],
+)
+def test_a_part_of_the_published_corpus_is_named(tmp_path, row, binding, note):
+    name, of_config, folder = PRETRAINED[row]
+    given = [f'Pretrained.folder = "{folder}"', binding]
+    notes = pretrained_table(tmp_path / "run", name, of_config, *given).notes()
+    assert notes == [f"{BEGIN}{binding.partition(' = ')[0]} = {note}"]
 
 
 @pytest.mark.parametrize("name, of_config, folder", PRETRAINED)
@@ -365,6 +381,20 @@ def test_the_sweep_of_the_pretrained_tables_fills_all_rows_with_no_note(tmp_path
         table = table_of(runs, ADDING_RECURRENCE, name)
         assert table.notes() == []
         assert [any(cell.values for cell in row) for row in table.rows] == [True] * rows
+
+
+def test_the_sweep_of_readers_fills_all_their_cells_with_no_note(tmp_path):
+    path, runs = ROOT / "configs/sweeps/rmt_table_3.txt", []
+    given = ["Pretrained.folder = %weights", 'Hyperpartisan.split_file = "data/hp-splits.json"']
+    for number, entry in enumerate(read_sweep(path, SCALES["paper"], None, given, None)):
+        runs.append(tmp_path / f"{number}")
+        runs[-1].mkdir()
+        (runs[-1] / "config.gin").write_text(write_gin(entry.settings))
+        (runs[-1] / "evaluation_test.json").write_text(json.dumps({"step": 10**9, "f1": number}))
+    table = table_of(runs, RECURRENT_MEMORY, "rmt_table_3")
+    assert table.notes() == []
+    filled = [cell.values for row in table.rows for cell in row if cell.values]
+    assert filled == [(100.0 * number,) for number in range(16)]
 
 
 def test_the_difference_of_two_rows_has_the_notes_of_both(tmp_path):

@@ -149,6 +149,9 @@ def fine_tuning(position: Any) -> dict:
         "Trainer.tokens_per_step": tokens_per_step,
         "Trainer.segments_per_step": 20,
     }
+    if position.corpus == PG19:
+        found["FirstDocuments.first"] = {"train": 1250}
+        found["FirstTokens.first"] = {"validation": 15_000}
     if position.system != RECURRENT:
         return found | pretrained("PretrainedLanguageModel", "GPT2")
     found |= {"PooledMemory.layer": 2, "PooledMemory.hidden": (200, 200, 200)}
@@ -170,6 +173,7 @@ def questions(position: Any) -> dict:
         "Trainer.schedule": Reference("@linear"),
         "linear.maximum": 2e-5,
         "Trainer.steps": 4 * 30_000 // 16,
+        "HotpotQA.questions": 30_000,
     }
     if position.system == "RoBERTa":
         return found | pretrained("PretrainedReader", "RoBERTa")

@@ -48,6 +48,8 @@ NOT_COMPARED = (
     *("Evaluation.", "RecallScore.", "FreeRunning."),
 )
 FOLDER = "Pretrained.folder"
+PATHS = (FOLDER, "Hyperpartisan.split_file")
+"""Bindings that are compared by the last part of a path."""
 CHOSEN = "Trainer.optimizer", "Trainer.schedule"
 """Bindings to functions. What these are bound to is compared only where they are the same."""
 
@@ -61,7 +63,8 @@ def differences(
         position: the run's.
         published: bindings to values, of the published number. A binding without a default whose
             published value is not here is not compared, nor one that is `NOT_PUBLISHED`.
-            "vocabulary" is that of a `PaperPosition`, "Pretrained.folder" the name of a folder.
+            "vocabulary" is that of a `PaperPosition`. Of `PATHS` only the last part is here. Of the
+            corpus only bindings that are here are compared.
         decided: attributes of a `PaperPosition` that the number's own row asks for.
 
     A run that stands for a model of another scale (`Run.stands_for`) has the dimensions of that
@@ -69,8 +72,8 @@ def differences(
     """
     settings = run.paper_settings | {"vocabulary": position.vocabulary}
     settings["Trainer.steps"] = run.settings.get("Trainer.steps")
-    folder = model_setting(settings, "folder") or settings.get(FOLDER)
-    settings[FOLDER] = folder and PurePath(folder).name
+    folder = settings[FOLDER] = model_setting(settings, "folder") or settings.get(FOLDER)
+    settings |= {name: PurePath(settings[name]).name for name in PATHS if settings.get(name)}
     body = f"{owners(settings)[-1]}."
     if "steps" in decided:
         published = published | {"Trainer.steps": position.steps}
@@ -78,6 +81,7 @@ def differences(
     # Which is named by its kind, "words:PATH", and bound by its class.
     skipped |= {name for name in settings if name.partition(".")[0].endswith("Vocabulary")}
     skipped |= {name for name in settings if name.endswith(".folder")} - {FOLDER}
+    skipped -= published.keys()
     skipped |= {name for attribute in decided for name in OF_RULES.get(attribute, ())}
     found = []
     for name in dict.fromkeys([*CHOSEN, *published, *settings]):
@@ -117,6 +121,8 @@ def _shown(value):
     if isinstance(value, Reference) or callable(value):
         text = value.strip("@()") if isinstance(value, Reference) else value.__name__
         return "@" + text.rsplit("/", 1)[-1].rsplit(".", 1)[-1]
+    if value is NOT_PUBLISHED:
+        return "nothing"
     if isinstance(value, list | tuple):
         return repr(tuple(value))
     if isinstance(value, int) and not isinstance(value, bool):

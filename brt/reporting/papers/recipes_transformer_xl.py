@@ -171,6 +171,7 @@ def hyperpartisan(position: Any) -> dict:
         "linear.maximum": rate,
         "linear.warmup_steps": 100,
         **LABELLED,
+        "Hyperpartisan.split_file": "hp-splits.json",
         "Trainer.steps": 1000,
         "Trainer.segment_length": 502,
         "Trainer.tokens_per_step": 16 * 502 * position.segments,

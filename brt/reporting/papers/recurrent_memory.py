@@ -239,7 +239,8 @@ TABLE_3 = PaperTable(
     "RMT, Table 3: Hyperpartisan news",
     "F1 of pretrained models with 10 memory tokens, by the number of segments of 499 tokens that "
     "they read: segments of 512 positions, T5's 501 of text. How they were fine-tuned is not "
-    "published: runs are compared with the authors' scripts. Source: Table 3",
+    "published: runs are compared with the authors' scripts, and by the split list of Longformer's "
+    "authors. Source: Table 3",
     ("model [input size]",),
     tuple(
         Quantity(
