@@ -43,12 +43,13 @@ from brt.benchmarks.topologies import use_no_device
 from brt.config import differences
 from brt.experiment import Experiment
 from brt.progress import Progress
-from brt.reporting.collect import collect
-from brt.reporting.drawing.table import Table
+from brt.reporting.collect import Group, collect
+from brt.reporting.drawing.table import Cell, Column, Table
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 from brt.reporting.ladder import SCALES, LadderError, SweepEntry, read_sweep
 from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import paper_tables
+from brt.reporting.papers.form import Quantity
 from brt.reporting.results.archive import ENDING, pack
 from brt.reporting.run_files import read_evaluation
 from brt.reporting.runs import STANDS_FOR_FILE, open_runs
@@ -131,8 +132,8 @@ def run_ladder() -> None:
     if FLAGS.step_time_rounds and not step_times.exists() and not FLAGS.collect:
         timed = [f"--configs={','.join(map(str, files))}", f"--rounds={FLAGS.step_time_rounds}"]
         command("brt.benchmark", *timed, f"--json={step_times}")
-    tables = write_tables(folder, [workdir for *_, workdir in runs], step_times)
-    for table in tables:
+    entries, *tables = write_tables(folder, [workdir for *_, workdir in runs], step_times)
+    for table in (entries, *tables):
         print(f"\n{table.as_markdown()}")
     if not tables:
         print("\nNo published table has a row for these runs; the report shows their evaluations.")
@@ -262,15 +263,44 @@ def command(module: str, *arguments: str) -> None:
 
 
 def write_tables(folder: Path, workdirs: Sequence[Path], step_times: Path) -> list[Table]:
-    """Writes tables.md and tables.json of what was run; returns the tables with measurements."""
+    """Writes tables.md, and tables.json of the papers' tables that have measurements.
+
+    Returns:
+        The table of the entries, and those tables.
+    """
     times = read_step_times([str(step_times)] if step_times.exists() else [])
     groups = collect(open_runs(workdirs))
+    entries = entry_table(groups)
     tables = [table for paper in PAPERS for table in paper_tables(paper, groups, times)]
     tables = [table for table in tables if table.has_measurements]
-    write_whole(folder / "tables.md", "\n".join(table.as_markdown() for table in tables))
+    shown = "\n".join(table.as_markdown() for table in (entries, *tables))
+    write_whole(folder / "tables.md", shown)
     content = [table.as_json() for table in tables]
     write_whole(folder / "tables.json", json.dumps(content, indent=1, ensure_ascii=False))
-    return tables
+    return [entries, *tables]
+
+
+OF_ENTRIES = (
+    Quantity("parameters, millions", "parameters", 2),
+    Quantity("bits per token", decimals=3),
+    Quantity("state cleared", "cleared_bits_per_token", 3),
+    Quantity("accuracy", "accuracy", 3),
+    Quantity("seeds", decimals=0, of="count"),
+)
+
+
+def entry_table(groups: Sequence[Group]) -> Table:
+    """Returns a table with a row for each entry, published or not."""
+    names = [group.runs[0].folder.name.rpartition("-seed")[0] for group in groups]
+    cells = [[group.quantity(quantity) for group in groups] for quantity in OF_ENTRIES]
+    kept = [n for n, column in enumerate(cells) if any(cell.values for cell in column)]
+    heads = [Column("", head) for head in ("entry", *(OF_ENTRIES[n].head for n in kept))]
+    rows = [[Cell(name), *(cells[n][i] for n in kept)] for i, name in enumerate(names)]
+    title = f"Entries of {FLAGS.sweep}"
+    caption = (
+        "Means over seeds, with deviations that are rounded up; parameters without embeddings."
+    )
+    return Table("entries", title, caption, heads, rows)
 
 
 def write_whole(path: Path, text: str) -> None:

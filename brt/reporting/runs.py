@@ -30,6 +30,9 @@ REQUIRED = ("Trainer.segment_length",)
 OF_BLOCKS = ("BlockRecurrentTransformer.num_layers", "BlockRecurrentTransformer.window")
 """Settings that every run has, and every run of a Block-Recurrent stack."""
 
+EVALUATED_BY = ("Evaluation.segment_length", "Evaluation.stride", "Evaluation.meliad_scoring")
+"""Settings of an evaluation that its figures depend on; `Evaluation.model` is bound in a scope."""
+
 MOST_RECORDS = 20_000
 """Lines of metrics.jsonl that curves are drawn from."""
 
@@ -213,14 +216,14 @@ class Run:
         return next((entry.get("split") for entry in found), None)
 
     def identity(self) -> dict:
-        """Returns the settings that decide what is computed, apart from the seed.
+        """Returns the settings that decide the figures, apart from the seed.
 
         The steps are among them, which may change when a run is resumed.
         """
         return {
             name: repr(value)
             for name, value in self.settings.items()
-            if name == "Trainer.steps"
+            if name in ("Trainer.steps", *EVALUATED_BY)
             or (name != "Trainer.seed" and not _is_free(name.rpartition("/")[2]))
         }
 

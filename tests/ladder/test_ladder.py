@@ -146,6 +146,11 @@ def test_a_command_is_printed_for_each_missing_run_and_what_they_left_is_collect
         run_script(ladder, monkeypatch, pretended([]), *flags, "--print_commands", "--collect")
 
 
+def written(folder):
+    """Configs of a ladder in the order of its entries."""
+    return sorted((folder / "configs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
 def test_entries_that_differ_in_evaluation_alone_are_trained_once(
     ladder, monkeypatch, tmp_path, capsys
 ):
@@ -171,6 +176,10 @@ def test_entries_that_differ_in_evaluation_alone_are_trained_once(
     assert (evaluated / "checkpoints").resolve().parent.name == "pg19_slide_12l-seed3"
     settings = read_gin_file(evaluated / "config.gin")
     assert settings["Evaluation.segment_length"] == 128 and settings["Trainer.seed"] == 3
+    lines = capsys.readouterr().out.split("Entries of ")[1].split("Table 1")[0].splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
+    assert [row[0] for row in rows[2:]] == [path.stem for path in written(tmp_path / "ladder")]
+    assert rows[0][-1] == "seeds" and {row[-1] for row in rows[2:]} == {"2"}
     assert len([*runs.glob("*/evaluation_validation.json")]) == 8
 
 
