@@ -132,8 +132,8 @@ def run_ladder() -> None:
     if FLAGS.step_time_rounds and not step_times.exists() and not FLAGS.collect:
         timed = [f"--configs={','.join(map(str, files))}", f"--rounds={FLAGS.step_time_rounds}"]
         command("brt.benchmark", *timed, f"--json={step_times}")
-    entries, *tables = write_tables(folder, [workdir for *_, workdir in runs], step_times)
-    for table in (entries, *tables):
+    of_entries, *tables = write_tables(folder, [workdir for *_, workdir in runs], step_times)
+    for table in (of_entries, *tables):
         print(f"\n{table.as_markdown()}")
     if not tables:
         print("\nNo published table has a row for these runs; the report shows their evaluations.")
