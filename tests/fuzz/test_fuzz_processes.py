@@ -1,0 +1,164 @@
+"""Bad conditions of processes: closed streams, two at once in one folder, folders that vanish."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import fsspec
+import pytest
+from fuzzing import Tally
+from paths import ROOT
+from test_fuzz_files import both, draws
+from tiny_run import PLAIN, records, start, write_config
+
+from brt.training.records import run_lock
+from brt.training.records.run_folder import RunFolder
+from brt.training.records.run_lock import FolderInUse, RunLock
+
+SMALLEST = {"without": ("RecurrentCell",)}
+TRAIN = ("brt.train", "--workdir=run")
+PREPARE = ("brt.prepare", "--splits=train")
+EVALUATE = ("brt.evaluate", "--workdir=run")
+REPORT = ("brt.report", "run", "-o", "report.html")
+STREAMS = ("2>&-", ">&-", "<&- >&- 2>&-", "<&-", ">/dev/full", "2>/dev/full", ">/dev/full 2>&-")
+
+
+@both
+def test_a_command_runs_with_any_streams_or_names_the_one_it_cannot_write(scale, tmp_path):
+    tally = Tally("streams")
+    path = write_config(tmp_path, *PLAIN, **SMALLEST)
+    cases = [(PREPARE, "2>&-")]
+    if scale:
+        cases = [(line, how) for line in (PREPARE, TRAIN, EVALUATE, REPORT) for how in STREAMS]
+    for (module, *given), how in cases:
+        own = [f"--gin_file={path}"] if module in ("brt.prepare", "brt.train") else []
+
+        def call(how=how, command=(module, *own, *given)):
+            done = subprocess.run(
+                ["sh", "-c", f'exec "$@" {how}', "sh", sys.executable, "-m", *command],
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=80,
+            )
+            assert "Traceback" not in done.stderr, done.stderr
+            if done.returncode and done.stderr:
+                raise ValueError(done.stderr)
+            return done.returncode
+
+        # With stderr closed nothing can be said of a full standard output.
+        allowed = (0, 1) if how == ">/dev/full 2>&-" else (0,)
+        right = lambda status: status in allowed  # noqa: B023, E731
+        tally.judge(f"{module} {how}", call, right, ["standard output"])
+    tally.check()
+
+
+@both
+@pytest.mark.parametrize("place", ["disk", "bucket"])
+def test_of_processes_that_begin_at_once_one_has_the_folder(scale, tmp_path, monkeypatch, place):
+    for name, seconds in (("BEAT", 0.05), ("SILENCE", 0.6), ("SETTLE", 0.2)):
+        monkeypatch.setattr(run_lock, name, seconds)
+    tally = Tally(f"locks, {place}")
+    folder = str(tmp_path) if place == "disk" else "memory://test-fuzz-locks"
+    for number, rng in draws(21, (2, 40)[scale]):
+        delays = rng.uniform(0.0, 0.1, int(rng.integers(2, 6)))
+        release = bool(rng.integers(2))
+
+        def call(delays=delays, release=release):
+            taken, refused = [], []
+
+            def begin(delay):
+                time.sleep(delay)
+                try:
+                    taken.append(RunLock(folder))
+                except FolderInUse as error:
+                    refused.append(str(error))
+
+            threads = [threading.Thread(target=begin, args=(delay,)) for delay in delays]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            (owner,) = taken
+            owner.check()
+            if release or place == "disk":
+                owner.release()
+            else:  # killed
+                owner._ended.set()
+            RunLock(folder).release()
+            return len(refused)
+
+        right = lambda found: found == len(delays) - 1  # noqa: B023, E731
+        tally.judge(f"{number}: {delays}", call, right, [])
+    fsspec.filesystem("memory").store.clear()
+    tally.check()
+
+
+@both
+def test_a_run_whose_folder_is_changed_stops_or_keeps_its_records(scale, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "BEAT", 0.02)
+    tally, path = Tally("vanished folders"), tmp_path / "run"
+    metrics = path / "metrics.jsonl"
+
+    def replace():
+        shutil.copyfile(metrics, path / "copy")
+        os.replace(path / "copy", metrics)
+
+    ways = {
+        "removed": lambda: shutil.rmtree(path),
+        "moved away": lambda: path.rename(tmp_path / "elsewhere"),
+        "moved away and made anew": lambda: (path.rename(tmp_path / "elsewhere"), path.mkdir()),
+        "records removed": metrics.unlink,
+        "records replaced": replace,
+        "lock removed": lambda: (path / run_lock.NAME).unlink(),
+        "another file removed": lambda: (path / "config.gin").unlink(),
+    }
+    for number, rng in draws(22, (14, 200)[scale]):
+        for left in (path, tmp_path / "elsewhere"):
+            shutil.rmtree(left, ignore_errors=True)
+        way = list(ways)[number % len(ways)]
+        when = int(rng.integers(1, 5))
+
+        def call(way=way, when=when):
+            folder = RunFolder(str(path), metrics=("jsonl",))
+            try:
+                folder.describe("Trainer.steps = 1")
+                folder.open_metrics(0)
+                for step in range(1, 6):
+                    if step == when:
+                        ways[way]()
+                        time.sleep(0.1)
+                    folder.record(step, {"train/loss": 1.0})
+                folder.sync()
+            finally:
+                folder.close()
+            return [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+
+        right = lambda found: way == "another file removed" and found == [1, 2, 3, 4, 5]  # noqa: B023, E731
+        tally.judge(f"{number}: {way} before {when}", call, right, [path])
+    tally.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [(0, 0), (0, 1)])
+def test_of_two_trainings_at_once_one_is_refused_and_the_other_is_whole(tmp_path, seeds):
+    lines = ("Trainer.steps = 30", "Trainer.log_every = 1", "CheckpointPolicy.every = 5")
+    path = write_config(tmp_path, *PLAIN, *lines, **SMALLEST)
+    given = [f"--gin_file={path}", f"--workdir={tmp_path / 'run'}"]
+    prepared = start("brt.prepare", f"--gin_file={path}", "--splits=train")
+    prepared.communicate(timeout=300)
+    started = [start("brt.train", *given, f"--gin.Trainer.seed={seed}") for seed in seeds]
+    said = [process.communicate(timeout=300)[1] for process in started]
+    if sorted(process.returncode for process in started) == [0, 0]:
+        # The second began when the first had ended: nothing is lost, too.
+        assert seeds == (0, 0)
+    else:
+        assert sorted(process.returncode for process in started) == [0, 1], said
+    assert not any("Traceback" in text for text in said)
+    assert [record["step"] for record in records(tmp_path / "run")] == list(range(1, 31))
