@@ -67,6 +67,8 @@ def small_reader(settings):
         f"{body}.num_positions": 34,
         f"{body}.vocabulary_size": 64,
         "PretrainedReader.num_memory": 2,
+        "FinalLayerMemory.hidden": (8,),
+        "Trainer.segments_per_step": 2,
         "Trainer.segment_length": 8,
         "Trainer.tokens_per_step": 64,
     }
@@ -126,6 +128,8 @@ def test_a_config_takes_two_real_steps_at_small_width(name):
     state = experiment.init_state()
     shapes, ids = experiment.abstract_batch(), experiment.model.vocabulary_size
     answers = getattr(experiment.model, "num_classes", None) or ids
+    if getattr(experiment.model, "targets", None) == "spans":
+        answers = 3  # kinds of answers, and places of a segment
     key = jax.random.key(0)
     batch = shapes._replace(
         inputs_KBT=jax.random.randint(key, shapes.inputs_KBT.shape, 0, ids),

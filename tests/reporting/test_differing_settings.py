@@ -314,6 +314,8 @@ PRETRAINED = (
     ("rmt_table_3", "readers/roberta+labelled/hyperpartisan", "roberta-base"),
     ("rmt_table_3", "readers/deberta+labelled/hyperpartisan", "deberta-v3-base"),
     ("rmt_table_3", "readers/t5+labelled/hyperpartisan", "t5-base"),
+    ("arpt_table_3", "readers/roberta_spans+labelled/hotpotqa", "roberta-base"),
+    ("arpt_table_3", "readers/roberta_spans_pooled+labelled/hotpotqa", "roberta-base"),
 )
 """Tables of pretrained models, a config of a row, and the folder that it begins with."""
 SMALL = {

@@ -164,7 +164,8 @@ LABELLED = {"Trainer.stream": "labelled", "Trainer.labelled": Reference("@Labell
 def questions(position: Any) -> dict:
     """Returns the settings of Table 3, for the position of a run.
 
-    The schedule and the questions of a step are assumptions of brt's configs.
+    The schedule, the questions of a step and how many windows are read are assumptions of brt's
+    configs.
     """
     found = LABELLED | {
         "LabelledDocuments.targets": "spans",
@@ -172,8 +173,11 @@ def questions(position: Any) -> dict:
         "Trainer.optimizer": Reference("@adamw"),
         "Trainer.schedule": Reference("@linear"),
         "linear.maximum": 2e-5,
+        "linear.warmup_steps": 100,
         "Trainer.steps": 4 * 30_000 // 16,
         "HotpotQA.questions": 30_000,
+        "Trainer.segments_per_step": 6,
+        "LabelledDocuments.alignment": "left",
     }
     if position.system == "RoBERTa":
         return found | pretrained("PretrainedReader", "RoBERTa")

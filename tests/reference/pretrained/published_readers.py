@@ -99,7 +99,49 @@ def model(body: str, *parts: Numbers) -> Numbers:
     return found
 
 
+QUESTIONS = told(
+    "Adding Recurrence to Pretrained Transformers, section 5.4",
+    {
+        "HotpotQA.questions": 30_000,
+        "Trainer.steps": 4 * 30_000 // 16,
+        "linear.maximum": 2e-5,
+        "Trainer.segment_length": 512,
+        "PretrainedReader.targets": "spans",
+        "LabelledDocuments.targets": "spans",
+    },
+) | own(
+    {
+        "Trainer.optimizer": ref("adamw"),
+        "Trainer.schedule": ref("linear"),
+        "linear.warmup_steps": 100,
+        "Trainer.segments_per_step": 6,
+        "Trainer.tokens_per_step": 16 * 6 * 512,
+        "LabelledDocuments.alignment": "left",
+        "Trainer.stream": "labelled",
+        "Trainer.labelled": ref("LabelledDocuments()"),
+        "Trainer.remat_segments": True,
+        "Trainer.eval_every": 1875,
+        "Trainer.evaluation": ref("Evaluation()"),
+        "Trainer.checkpoints": ref("CheckpointPolicy()"),
+        "CheckpointPolicy.every": 500,
+        "Trainer.model": ref("PretrainedReader"),
+        "PretrainedReader.body": ref("RoBERTa"),
+        "Trainer.corpus": ref("Corpus()"),
+        "Corpus.store": "stores/hotpotqa",
+        "Corpus.source": ref("HotpotQA()"),
+        "HotpotQA.path": "data/hotpotqa/hotpot_{split}.json",
+        "HotpotQA.splits": {"train": "train_v1.1", "validation": "dev_distractor_v1"},
+        "HotpotQA.vocabulary": "pretrained:models/roberta-base",
+    }
+)
+QUESTIONS |= {f"RoBERTa.{name}": number for name, number in BODIES["RoBERTa"].items()}
+FINAL_LAYER = told(
+    "section 5.4", {"FinalLayerMemory.layer": 2, "FinalLayerMemory.hidden": (768,)}
+) | own({"PretrainedReader.memories": (ref("FinalLayerMemory"),)})
+
 HEADERS = {
+    "readers/roberta_spans.gin+labelled/hotpotqa.gin": QUESTIONS,
+    "readers/roberta_spans_pooled.gin+labelled/hotpotqa.gin": QUESTIONS | FINAL_LAYER,
     "readers/bert.gin+labelled/hyperpartisan.gin": model("BERT"),
     "readers/roberta.gin+labelled/hyperpartisan.gin": model("RoBERTa"),
     "readers/deberta.gin+labelled/hyperpartisan.gin": model("DeBERTa"),

@@ -1,0 +1,107 @@
+"""Questions by the published config at small size: spans are learned, and the table is filled."""
+
+import json
+
+import numpy as np
+import pytest
+from paths import CONFIGS
+from tiny_run import command, shared_programs  # noqa: F401
+
+from brt import evaluate, train
+from brt.reporting.collect import collect
+from brt.reporting.papers.adding_recurrence import ADDING_RECURRENCE
+from brt.reporting.papers.fill import paper_tables
+from brt.reporting.runs import open_runs
+from brt.training.records.run_folder import read_metrics
+
+pytest.importorskip("tokenizers", reason='needs pip install -e ".[text]"')
+
+FILES = "readers/roberta_spans_pooled.gin", "labelled/hotpotqa.gin"
+SMALL = """
+RoBERTa.vocabulary_size = 261
+RoBERTa.num_layers = 2
+RoBERTa.width = 16
+RoBERTa.num_heads = 2
+RoBERTa.feed_forward_size = 24
+RoBERTa.num_positions = 34
+RoBERTa.dropout = 0.0
+FinalLayerMemory.hidden = (8,)
+Trainer.segment_length = 32
+Trainer.segments_per_step = 3
+Trainer.tokens_per_step = 768
+Trainer.steps = 60
+Trainer.log_every = 10
+Trainer.eval_every = 30
+CheckpointPolicy.every = 60
+HotpotQA.questions = 100
+linear.maximum = 1e-2
+linear.warmup_steps = 5
+"""
+
+
+def tokenizer(folder):
+    """RoBERTa's files with a token for each byte, and no others."""
+    import tokenizers
+
+    folder.mkdir()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    symbols = [*special, *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]
+    (folder / "vocab.json").write_text(json.dumps({s: n for n, s in enumerate(symbols)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "config.json").write_text(json.dumps({"model_type": "roberta"}))
+
+
+def records(count, seed):
+    """Questions whose answer is the only word with capitals; every fourth is answered by yes."""
+    draw = np.random.default_rng(seed)
+    for number in range(count):
+        words = draw.choice(["ink", "tea", "oak"], 9).tolist()
+        words[int(draw.integers(9))] = "QX"
+        yield {
+            "_id": f"{number}",
+            "question": "is?" if number % 4 == 0 else "who",
+            "answer": "yes" if number % 4 == 0 else "QX",
+            "supporting_facts": [["a", 0]],
+            "context": [["a", [" ".join(words)]], ["b", ["oak tea ink"]]],
+        }
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run folder of the published config at small size, evaluated on the development set."""
+    folder = tmp_path_factory.mktemp("questions")
+    tokenizer(folder / "roberta")
+    for name, count, seed in (("train_v1.1", 120, 0), ("dev_distractor_v1", 30, 1)):
+        (folder / f"hotpot_{name}.json").write_text(json.dumps([*records(count, seed)]))
+    places = (
+        f'HotpotQA.path = "{folder}/hotpot_{{split}}.json"',
+        f'Corpus.store = "{folder}/store"',
+        f'tokenizer = "pretrained:{folder}/roberta"',
+    )
+    (folder / "small.gin").write_text("\n".join([SMALL, *places]))
+    files = [*(str(CONFIGS / name) for name in FILES), str(folder / "small.gin")]
+    flags = [f"--gin_file={file}" for file in files]
+    with pytest.MonkeyPatch.context() as patch:
+        assert command(patch, train, *flags, f"--workdir={folder / 'run'}") == 0
+        assert command(patch, evaluate, f"--workdir={folder / 'run'}") == 0
+    return folder / "run"
+
+
+def test_spans_are_learned_from_the_questions_that_were_drawn(run):
+    losses = [record["train/loss"] for record in read_metrics(str(run)) if "train/loss" in record]
+    assert losses[-1] < 0.5 * losses[0]
+    found = json.loads((run / "evaluation_validation.json").read_text())
+    assert found["exact_match"] > 0.5 and found["answer_f1"] >= found["exact_match"]
+    manifest = json.loads((run.parent / "store" / "train" / "manifest.json").read_text())
+    assert manifest["documents"] == 100
+
+
+def test_such_a_run_fills_the_row_of_its_table(run):
+    tables = paper_tables(ADDING_RECURRENCE, collect(open_runs([str(run)])))
+    (table,) = (table for table in tables if table.name == "arpt_table_3")
+    (row,) = (row for row in table.rows if any(cell.values for cell in row))
+    found = json.loads((run / "evaluation_validation.json").read_text())
+    assert row[0].text == "RoBERTa, recurrent"
+    assert [cell.text for cell in row if cell.values] == [
+        f"{100 * found[name]:.2f}" for name in ("answer_f1", "exact_match")
+    ]
