@@ -1,6 +1,8 @@
 """Checks of a corpus against the model that is to be trained on it, before stores are made."""
 
 import difflib
+import os
+from collections.abc import Iterable
 from typing import Any
 
 from absl import logging
@@ -9,6 +11,7 @@ from brt.bindings.bound_values import binding_of
 from brt.data.corpus import Corpus
 from brt.data.extras import MissingExtra
 from brt.data.mixture import Mixture
+from brt.data.sources.base import Source, absolute
 from brt.data.stores.token_store import HOW_TO_REPEAT, MANIFEST
 from brt.data.streams import documents, mixture
 from brt.data.vocabularies.base import Vocabulary
@@ -16,6 +19,7 @@ from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
 from brt.models.model import Model
 from brt.models.pretrained.source import Pretrained
 from brt.storage.json_files import read_json
+from brt.storage.paths import is_remote
 
 SAMPLE = (
     "The rabbit-hole went straight on like a tunnel for some way, and then dipped suddenly down. "
@@ -86,6 +90,18 @@ def check_folder(model: Model, corpus: Corpus | Mixture) -> None:
         )
 
 
+def check_files(corpus: Corpus | Mixture, splits: Iterable[str]) -> None:
+    """Refuses a source whose files are not there, where a split's store is not made yet.
+
+    Raises:
+        OSError: naming the path.
+    """
+    for part in corpus.corpora:
+        for split in splits:
+            if not part.exists(split):
+                _check_files(part.source, split)
+
+
 def check_documents(corpus: Corpus | Mixture, rows: int, tokens: int) -> None:
     """Refuses fewer training documents than rows, of the store or, without one, of the source.
 
@@ -116,6 +132,20 @@ def _count(corpus: Corpus) -> tuple[str, int | None]:
         return str(path), manifest["documents"]
     source = corpus.source
     return type(source).__name__, source.count("train") if source.listed else None
+
+
+def _check_files(source: Source, split: str) -> None:
+    if inner := getattr(source, "source", None):  # a selection of its documents
+        _check_files(inner, split)
+    elif source.listed and not source.checks_content:
+        source.count(split)
+    elif isinstance(path := getattr(source, "path", None), str):
+        path = path.replace("{split}", split)
+        if not is_remote(path) and not os.path.exists(absolute(path)):
+            raise FileNotFoundError(
+                f"Nothing is at {path}: bind {type(source).__name__}.path to where the documents "
+                f"of split {split!r} are."
+            )
 
 
 def _folder_of(model: Any) -> str | None:

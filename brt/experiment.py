@@ -10,7 +10,7 @@ import functools
 import inspect
 import os
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import gin
@@ -22,7 +22,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from brt import config
-from brt.corpus_checks import check_documents, check_folder, check_size
+from brt.corpus_checks import check_documents, check_files, check_folder, check_size
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify_once
@@ -261,14 +261,20 @@ class Experiment:
         check_folder(self.model, self.trainer.corpus)
         check_size(self.model, vocabulary.size, f"The vocabulary {vocabulary.name}")
 
-    def check_documents(self) -> None:
-        """Refuses fewer documents than rows, before stores are made, where they are easily counted.
+    def check_documents(self, splits: Iterable[str]) -> None:
+        """Refuses missing files and fewer documents than rows, before stores are made.
+
+        Documents are counted where this is easily done.
+
+        Args:
+            splits: to be prepared, if they are not yet.
 
         Raises:
             ValueError: there are fewer.
             OSError: the source cannot be read.
         """
         trainer = self.trainer
+        check_files(trainer.corpus, splits)
         if trainer.stream == "documents":
             tokens = trainer.segments_per_step * trainer.segment_length
             check_documents(trainer.corpus, trainer.rows, tokens)

@@ -66,9 +66,7 @@ def main() -> None:
         if FLAGS.dry_run:
             if jax.process_index() == 0:
                 print(settings(experiment), flush=True)
-                with contextlib.suppress(OSError, MissingExtra):  # files may be elsewhere
-                    experiment.check_vocabulary()
-                    experiment.check_documents()
+                check_data(experiment)
             return
         if FLAGS.workdir is None:
             FLAGS.workdir = usual_workdir(FLAGS.gin_file)
@@ -107,6 +105,17 @@ def show_on_slice(name: str) -> None:
     print(experiment.describe(slices.slice_mesh(experiment, topology)), flush=True)
     print(slices.line(slices.measure(experiment, topology), topology), flush=True)
     print(settings(experiment), flush=True)
+    check_data(experiment)
+
+
+def check_data(experiment: Experiment) -> None:
+    """Refuses stores that are not prepared and cannot be, with the files of this machine.
+
+    Libraries of extras may be installed elsewhere.
+    """
+    with contextlib.suppress(MissingExtra):
+        experiment.check_vocabulary()
+        experiment.check_documents(splits_read(experiment))
 
 
 def settings(experiment: Experiment) -> str:
@@ -213,7 +222,7 @@ def prepare_missing(experiment: Experiment) -> None:
     missing = [split for split in splits if not trainer.corpus.exists(split)]
     if jax.process_index() == 0:
         experiment.check_vocabulary()
-        experiment.check_documents()
+        experiment.check_documents(splits)
         for corpus in trainer.corpus.corpora:
             for split in dict.fromkeys(splits):
                 if corpus.exists(split):

@@ -384,11 +384,39 @@ def test_fewer_documents_than_rows_are_refused_before_stores(
     assert contents(folder) == before
 
 
-def test_a_dry_run_goes_on_where_the_files_are_elsewhere(folder, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("bindings", "named"),
+    [
+        (["Corpus.vocabulary='none.model'"], "none.model"),
+        (["TextFiles.path='/elsewhere'"], "/elsewhere"),
+        (["Evaluation.split='test'", "Trainer.eval_every=1"], "texts/test"),
+    ],
+)
+def test_a_dry_run_of_what_cannot_be_prepared_describes_it_and_fails(
+    folder, monkeypatch, capsys, bindings, named
+):
     shutil.rmtree(folder / "stores")
-    given = flags(folder, "TextFiles.path='/elsewhere'", "Corpus.vocabulary='none.model'")
+    shutil.rmtree(folder / "texts" / "test")
+    given = flags(folder, f"TextFiles.path='{folder}/texts/{{split}}'", *bindings)
+    assert command(monkeypatch, train, *given, "--dry_run") == 1
+    printed = capsys.readouterr()
+    assert "parameters, all" in printed.out and "Trainer.steps" in printed.out
+    assert named in printed.err
+
+
+def test_a_dry_run_without_a_published_file_fails(folder, error):
+    shutil.rmtree(folder / "stores")
+    path = folder / "tiny.gin"
+    text = path.read_text().replace("TextFiles()", "Enwik8()")
+    path.write_text(re.sub(r"TextFiles\..*", "Enwik8.path = '/elsewhere'", text))
+    assert "Enwik8.path" in error(train, *flags(folder), "--dry_run")
+
+
+@pytest.mark.parametrize("missing", ["texts", "stores"])
+def test_a_dry_run_of_what_is_prepared_or_can_be_succeeds(folder, monkeypatch, missing):
+    shutil.rmtree(folder / missing)
+    given = flags(folder, f"TextFiles.path='{folder}/texts/{{split}}'")
     assert command(monkeypatch, train, *given, "--dry_run") == 0
-    assert "No SentencePiece model is at none.model" in capsys.readouterr().out
 
 
 def tokenizer(path, size=40):
