@@ -69,7 +69,7 @@ def main() -> None:
                 check_data(experiment)
             return
         if FLAGS.workdir is None:
-            FLAGS.workdir = usual_workdir(FLAGS.gin_file)
+            FLAGS.workdir = usual_workdir(FLAGS.gin_file)  # type: ignore[assignment]
             if jax.process_index() == 0:
                 print(f"The run folder is {FLAGS.workdir}; --workdir names another.", flush=True)
         if FLAGS.eval_only:
