@@ -32,13 +32,11 @@ class Group(NamedTuple):
         runs: at least one.
         position: in the papers' tables.
         variant: the bindings that tell it from others of the same position; empty if it is alone.
-        change: the same for others that tables without a row for it would call alike.
     """
 
     runs: list[Run]
     position: PaperPosition
     variant: str
-    change: str = ""
 
     @property
     def split(self) -> str:
@@ -91,17 +89,11 @@ class Group(NamedTuple):
     @property
     def label(self) -> str:
         """A name for tables that have no row for it: `Slide:5L (5 layers, d 128)`."""
-        change = self.variant or self.change
-        return f"{self.kind}, {change}" if change else self.kind
-
-    @property
-    def kind(self) -> str:
-        """System, dimensions and task, which other groups may share."""
         system = " + ".join([self.position.system, *self.position.memories])
-        kind = f"{system} ({self.dimensions})"
+        label = f"{system} ({self.dimensions})"
         if self.position.task:
-            kind += f", {self.position.task} {self.position.task_length}"
-        return kind
+            label += f", {self.position.task} {self.position.task_length}"
+        return f"{label}, {self.variant}" if self.variant else label
 
     def apart_from(self, other: "Group") -> str:
         """The bindings in which this group's runs differ from another's."""
@@ -183,22 +175,17 @@ def collect(runs: list[Run]) -> list[Group]:
         else:
             gathered.append((identity, [run]))
     positions = [paper_position(members[0]) for _, members in gathered]
-    groups = [
-        Group(members, positions[i], _apart_from_first(i, positions, gathered))
+    return [
+        Group(members, positions[i], _variant(i, positions, gathered))
         for i, (_, members) in enumerate(gathered)
     ]
-    kinds = [(group.kind, group.position.corpus) for group in groups]
-    return [
-        group._replace(change=_apart_from_first(i, kinds, gathered))
-        for i, group in enumerate(groups)
-    ]
 
 
-def _apart_from_first(i, keys, gathered):
-    """Returns the bindings that set group i apart from the first other with the same key."""
+def _variant(i, positions, gathered):
+    """Returns the bindings that set group i apart from the first other of its position."""
     own = gathered[i][0]
     for j, (other, _) in enumerate(gathered):
-        if j != i and keys[j] == keys[i]:
+        if j != i and positions[j] == positions[i]:
             return _apart(own, other)
     return ""
 

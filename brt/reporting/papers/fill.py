@@ -89,12 +89,20 @@ def _filled(table: PaperTable, groups, rest, step_times):
             label = f"{row.labels[0]}, {variant}" if variant else row.labels[0]
             cells = _cells(measures, row, own, step_times, table)
             rows.append([*map(Cell, (label, *row.labels[1:])), *cells])
-    for group in rest:
-        labels = [group.label, *(str(getattr(group.position, name)) for name in table.rest or ())]
+    labels_of = [_labels(group, table) for group in rest]
+    for i, group in enumerate(rest):
+        alike = [g for j, g in enumerate(rest) if j != i and labels_of[j] == labels_of[i]]
+        alike = [g for g in alike if g.position.corpus == group.position.corpus]
+        change = group.apart_from(alike[0]) if alike else ""
+        labels = [f"{group.label}, {change}" if change else group.label, *labels_of[i][1:]]
         nothing = (None,) * sum(quantity.is_printed for quantity in table.quantities)
         row = Row((), nothing, {"system": group.position.system})
         rows.append([*map(Cell, labels), *_cells(measures, row, [group], step_times)])
     return Table(table.name, table.title, table.caption, columns, rows)
+
+
+def _labels(group, table):
+    return [group.label, *(str(getattr(group.position, name)) for name in table.rest or ())]
 
 
 def _variants(groups, measures) -> dict[str, list[Group]]:
