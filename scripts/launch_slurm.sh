@@ -3,25 +3,40 @@
 # token stores, and after it one train, which is queued again by itself until the run is done:
 #   scripts/launch_slurm.sh --nodes=2 --gpus-per-node=8 --time=12:00:00 -- \
 #       --gin_file=configs/pg19_rec_fixed_skip.gin --workdir=/shared/runs/rec
-# What follows `--` is for brt.train; what stands before it is for sbatch, except:
+# What follows `--` is for brt.train; what stands before it is for sbatch (--cpus-per-task is 8 if it
+# is not given: preparation runs one process a CPU), except:
+#   --prepare=OPTION     for sbatch, of the job that prepares alone, as --prepare=--partition=cpu
 #   --extras=NAMES       of brt to be installed (gpu,storage,data)
 #   --splits=NAMES       to be prepared (train,validation)
 #   --dry                print every command and run none
-# One process a node, with every GPU of it. Uses .venv, which is made if it is not there, or the
-# Python named by PYTHON. scripts/slurm_job.sh is what runs on the nodes.
+# One process a node, with every GPU of it; preparation takes one node and no GPU. Uses .venv, which
+# is made if it is not there, or the Python named by PYTHON. scripts/slurm_job.sh is what runs on the
+# nodes.
+# It was tested against stand-ins of sbatch and srun, and not on a cluster.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/malloc.sh
 
 extras=gpu,storage,data splits=train,validation dry='' options=()
+alone=() preparing=() kept=1 # the second: options that ask for no nodes, tasks or GPUs
 while [ $# -gt 0 ]; do
     case $1 in
         --extras=*) extras=${1#*=} ;;
         --splits=*) splits=${1#*=} ;;
+        --prepare=*) alone+=("${1#*=}") ;;
         --dry) dry=1 ;;
+        --help) sed -n '2,/^set /s/^# \{0,1\}//p' "scripts/${0##*/}"; exit ;;
         --) shift; break ;;
         --gin* | --workdir*) echo "Error: $1 is a flag of brt.train: write it after --." >&2; exit 2 ;;
-        *) options+=("$1") ;;
+        *)
+            options+=("$1")
+            case $1 in
+                --gpu* | --gres* | --tres* | --*-per-gpu* | --*-per-node* | -G*) kept='' ;;
+                --nodes* | -N* | --ntasks* | -n* | --exclusive*) kept='' ;;
+                -*) kept=1 ;;
+            esac
+            [ -z "$kept" ] || preparing+=("$1") # or its value, in a word of its own
+            ;;
     esac
     shift
 done
@@ -52,11 +67,13 @@ if [ -z "${PYTHON:-}" ] && [ ! -x .venv/bin/python ]; then
     run python3 -m venv .venv
     run .venv/bin/pip install -q -e ".[$extras]"
 fi
-run "$python" -m brt.train --dry_run ${described[@]+"${described[@]}"}
-prepared=$(run sbatch --parsable ${options[@]+"${options[@]}"} --job-name=brt-prepare --nodes=1 \
-    --ntasks=1 scripts/slurm_job.sh brt.prepare --splits="$splits" ${described[@]+"${described[@]}"})
+# On one device of this machine.
+run "$python" -m brt.train --dry_run ${described[@]+"${described[@]}"} "--gin.Trainer.mesh=(-1, 1)"
+prepared=$(run sbatch --parsable --cpus-per-task=8 ${preparing[@]+"${preparing[@]}"} \
+    ${alone[@]+"${alone[@]}"} --job-name=brt-prepare --nodes=1 --ntasks=1 scripts/slurm_job.sh \
+    brt.prepare --splits="$splits" ${described[@]+"${described[@]}"})
 prepared=${prepared:-JOB}
 # Two minutes before the time limit the script of the job is told, which saves and queues it again.
-run sbatch ${options[@]+"${options[@]}"} --job-name=brt-train --ntasks-per-node=1 --requeue \
-    --open-mode=append --signal=B:TERM@120 --dependency="afterok:${prepared%%;*}" \
-    scripts/slurm_job.sh brt.train --distributed "$@"
+run sbatch --cpus-per-task=8 ${options[@]+"${options[@]}"} --job-name=brt-train \
+    --ntasks-per-node=1 --requeue --open-mode=append --signal=B:TERM@120 \
+    --dependency="afterok:${prepared%%;*}" scripts/slurm_job.sh brt.train --distributed "$@"

@@ -6,21 +6,25 @@
 # What follows `--` is for brt.train. Before it:
 #   --name=NAME --zone=ZONE --type=TYPE   of the queued resource that is asked for, and its one node
 #   --spot               a slice that may be taken away at any time
-#   --runtime=VERSION    of the hosts' software (tpu-ubuntu2204-base)
+#   --runtime=VERSION    of the hosts' software; by the type: v2-alpha-tpuv6e of v6e, v2-alpha-tpuv5 of
+#                        v5p, v2-alpha-tpuv5-lite of v5e (v5litepod), tpu-ubuntu2204-base of others
+#   --python=VERSION     that is installed on the hosts, whose own is too old (3.12)
 #   --extras=NAMES       of brt to be installed (tpu,storage,data)
 #   --splits=NAMES       to be prepared, once, by the first host (train,validation)
 #   --tries=N            slices that are asked for at most, one after another (100)
 #   --every=SECONDS      between two looks at what the slice is doing (60)
-#   --no_plan            leave out what the slice's compiler says before anything is rented
+#   --no_plan            do not ask the slice's compiler before anything is rented
 #   --keep               do not delete the slice at the end
 #   --dry                print every command and run none
-# Hosts share no disk, so --workdir and Corpus.store belong into a bucket. The commit that is
-# checked out here is what runs. Needs gcloud, with a project.
+# Hosts share no disk, so --workdir and Corpus.store belong into a bucket. What is sent is the commit
+# that is checked out here, what has changed since, and files that git ignores where flags or settings
+# name them (a vocabulary, texts); a dry run has to find all of them here before anything is rented.
+# Needs gcloud, with a project. It was tested against a stand-in of gcloud, and not on a slice.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/malloc.sh
 
-name='' zone='' type='' runtime=tpu-ubuntu2204-base extras=tpu,storage,data splits=train,validation
+name='' zone='' type='' runtime='' version=3.12 extras=tpu,storage,data splits=train,validation
 tries=100 every=60 plan=1 keep='' dry='' spot=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -28,6 +32,7 @@ while [ $# -gt 0 ]; do
         --zone=*) zone=${1#*=} ;;
         --type=*) type=${1#*=} ;;
         --runtime=*) runtime=${1#*=} ;;
+        --python=*) version=${1#*=} ;;
         --extras=*) extras=${1#*=} ;;
         --splits=*) splits=${1#*=} ;;
         --tries=*) tries=${1#*=} ;;
@@ -36,6 +41,7 @@ while [ $# -gt 0 ]; do
         --no_plan) plan='' ;;
         --keep) keep=1 ;;
         --dry) dry=1 ;;
+        --help) sed -n '2,/^set /s/^# \{0,1\}//p' "scripts/${0##*/}"; exit ;;
         --) shift; break ;;
         *) echo "Error: $1 is no option of $0: flags of brt.train follow after --." >&2; exit 2 ;;
     esac
@@ -44,6 +50,18 @@ done
 if [ -z "$name" ] || [ -z "$zone" ] || [ -z "$type" ]; then
     echo "Error: give --name, --zone and --type of the slice." >&2
     exit 2
+fi
+case $version in
+    3.1[1-9] | 3.1[1-9].*) ;;
+    *) echo "Error: --python=$version: brt needs Python 3.11 or newer." >&2; exit 2 ;;
+esac
+if [ -z "$runtime" ]; then
+    case $type in
+        v6e*) runtime=v2-alpha-tpuv6e ;;
+        v5p*) runtime=v2-alpha-tpuv5 ;;
+        v5*) runtime=v2-alpha-tpuv5-lite ;;
+        *) runtime=tpu-ubuntu2204-base ;;
+    esac
 fi
 case " $* " in
     *" --workdir=gs://"*) ;;
@@ -94,16 +112,46 @@ on_hosts() { # which hosts, then a command line
 }
 
 in_brt="cd ~/brt && . scripts/malloc.sh && .venv/bin/python -m"
-install="mkdir -p ~/brt && tar -xzf ~/brt.tar.gz -C ~/brt && cd ~/brt && python3 -m venv .venv \
-&& .venv/bin/pip install -q -e '.[$extras]'"
+install="mkdir -p ~/brt && tar -xf ~/brt.tar -C ~/brt && cd ~/brt && export PATH=~/.local/bin:\$PATH \
+&& { command -v uv || python3 -m pip install -q --user uv \
+|| curl -LsSf https://astral.sh/uv/install.sh | sh; } \
+&& uv venv -q --clear --python $version .venv && uv pip install -q --python .venv -e '.[$extras]'"
 
+# Files of this machine that flags or settings name. A store is made where the run is.
+named() {
+    { printf '%s\n' "$@"; cat "$folder/settings"; } |
+        grep -vE '^(--gin\.)?Corpus\.store\b|^--(workdir|store_cache|compilation_cache)=' |
+        grep -oE "['\"][^'\"]+['\"]|=[^'\" ]+" | sed "s/^=//; s/['\"]//g; s/{split}/*/g" | sort -u |
+        while read -r path; do compgen -G "${path/#\~/$HOME}" || true; done
+}
+
+folder=$(mktemp -d)
+archive=$folder/brt.tar
+trap 'rm -rf "$folder"' EXIT
 if [ -n "$plan" ]; then
-    run "${PYTHON:-.venv/bin/python}" -m brt.train --dry_run --topology="$type" \
-        ${described[@]+"${described[@]}"}
+    asked=("--topology=$type" ${described[@]+"${described[@]}"})
+else # of one device
+    asked=(${described[@]+"${described[@]}"} "--gin.Trainer.mesh=(-1, 1)")
 fi
-archive=$(mktemp -d)/brt.tar.gz
-trap 'rm -rf "$(dirname "$archive")"' EXIT
-run git archive --format=tar.gz --output="$archive" HEAD
+run "${PYTHON:-.venv/bin/python}" -m brt.train --dry_run "${asked[@]}" | tee "$folder/settings"
+run git archive --output="$archive" HEAD
+git ls-files --modified --others --exclude-standard >"$folder/sent"
+while read -r path; do
+    path=${path#"$PWD"/}
+    case $path in
+        /* | ../*)
+            echo "Error: $path is not in this checkout, and hosts do not have it: copy it here." >&2
+            exit 1
+            ;;
+    esac
+    ! git check-ignore -q "$path" || echo "$path" >>"$folder/sent"
+done < <(named "$@")
+while read -r path; do
+    if [ -e "$path" ]; then
+        echo "Sent, and not committed: $path ($(du -sh "$path" | cut -f1))." >&2
+        run tar -rf "$archive" "$path"
+    fi
+done <"$folder/sent"
 
 prepared='' status=1
 for ((try = 1; try <= tries; try++)); do
@@ -120,7 +168,7 @@ for ((try = 1; try <= tries; try++)); do
     done
     if [ "$now" = ACTIVE ]; then
         status=0
-        { tpu tpu-vm scp "$archive" "$name:brt.tar.gz" --worker=all &&
+        { tpu tpu-vm scp "$archive" "$name:brt.tar" --worker=all &&
             on_hosts all "$install" &&
             { [ -n "$prepared" ] || on_hosts 0 "$in_brt brt.prepare --splits=$splits $(quoted ${described[@]+"${described[@]}"})"; } &&
             prepared=1 &&

@@ -5,6 +5,8 @@
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-.}"
 source scripts/malloc.sh
+# srun does not take it from its job.
+[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 stopped=''
 trap 'stopped=1; kill -TERM "$child"' TERM
 srun "${PYTHON:-.venv/bin/python}" -m "$@" &

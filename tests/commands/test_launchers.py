@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tarfile
 import time
 
 import pytest
@@ -21,7 +22,7 @@ TPU = ["--name=pod", "--zone=us-central2-b", "--type=v4-32", "--every=0"]
 
 RECORDER = """\
 #!/usr/bin/env python
-import json, os, sys
+import json, os, shutil, sys
 with open(os.environ["CALLS"], "a") as file:
     file.write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + "\\n")
 """
@@ -40,11 +41,19 @@ if "describe" in sys.argv:
     if state in ("NOT_FOUND", "no route"):
         sys.exit("ERROR: " + state)
     print(state)
+elif "scp" in sys.argv:
+    shutil.copy(sys.argv[5], os.path.join(os.environ["ANSWERS"], "sent.tar"))
 elif any("brt.train --distributed" in argument for argument in sys.argv):
     sys.exit(int(take("statuses") or 0))
 """
 )
-PYTHON = RECORDER
+PYTHON = (
+    RECORDER
+    + """
+print(os.environ.get("SETTINGS", ""))
+sys.exit(int(os.environ.get("STATUS", 0)))
+"""
+)
 SBATCH = (
     RECORDER
     + """
@@ -77,8 +86,8 @@ def calls(tmp_path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def launch(name, *arguments):
-    command = ["bash", str(SCRIPTS / name), *arguments]
+def launch(name, *arguments, scripts=SCRIPTS):
+    command = ["bash", str(scripts / name), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -86,14 +95,35 @@ def words(call):
     return " ".join(call[:5])
 
 
-def launch_tpu(stand_in, tmp_path, states, statuses, *options):
+def checkout_at(folder):
+    """Makes a checkout of the scripts and a config; git ignores the other files."""
+    shutil.copytree(SCRIPTS, folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / ".gitignore").write_text("/vocabularies/\n/stores/\n/text/\n")
+    for name in (
+        "configs/mine.gin",
+        "vocabularies/t5.model",
+        "stores/a/tokens",
+        "text/train/a.txt",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("committed")
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-q", "-m", "All"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    return folder
+
+
+def launch_tpu(stand_in, tmp_path, states, statuses, *options, trained=TRAINED):
     """Runs the launcher against a slice that is in these states, one after another."""
+    if not (checkout := tmp_path / "checkout").exists():
+        checkout_at(checkout)
+    scripts = checkout / "scripts"
     folder = stand_in(gcloud=GCLOUD, python_of_test=PYTHON)
     (tmp_path / "states").write_text("\n".join(states))
     (tmp_path / "statuses").write_text("\n".join(map(str, statuses)))
     os.environ["PYTHON"] = str(folder / "python_of_test")
     try:
-        return launch("launch_tpu_pod.sh", *TPU, *options, "--", *TRAINED)
+        return launch("launch_tpu_pod.sh", *TPU, *options, "--", *trained, scripts=scripts)
     finally:
         del os.environ["PYTHON"]
 
@@ -134,6 +164,8 @@ def test_flags_reach_the_hosts_as_they_were_written(stand_in, tmp_path):
     launch_tpu(stand_in, tmp_path, ["ACTIVE"], [0], "--no_plan")
     lines = [call[-2].removeprefix("--command=") for call in calls(tmp_path) if "ssh" in call]
     _, prepare, train = (shlex.split(line) for line in lines)
+    (plan,) = (call for call in calls(tmp_path) if call[0] != "gcloud")
+    assert plan[1:] == ["-m", "brt.train", "--dry_run", *GIN, "--gin.Trainer.mesh=(-1, 1)"]
     assert prepare[-len(GIN) :] == GIN and "--splits=train,validation" in prepare
     assert train[-len(TRAINED) - 1 :] == ["--distributed", *TRAINED]
     assert "scripts/malloc.sh" in lines[2]
@@ -144,7 +176,7 @@ def test_after_a_preemption_the_same_command_goes_on_with_another_slice(stand_in
     done = launch_tpu(stand_in, tmp_path, states, [255, 0], "--spot", "--no_plan", "--keep")
     assert done.returncode == 0, done.stderr
     again = [step for step in ONCE if "prepare" not in step]  # stores lie in the bucket
-    assert verbs(tmp_path) == ["scp", *ONCE, "delete", "create", "scp", *again]
+    assert verbs(tmp_path) == ["plan", "scp", *ONCE, "delete", "create", "scp", *again]
     trained = [call for call in calls(tmp_path) if "brt.train" in call[-2]]
     assert len(trained) == 2 and trained[0] == trained[1]
 
@@ -165,7 +197,7 @@ def test_no_answer_is_not_taken_for_a_slice_that_is_gone(stand_in, tmp_path):
 def test_slices_that_are_never_granted_end_in_the_number_of_tries(stand_in, tmp_path):
     done = launch_tpu(stand_in, tmp_path, ["FAILED"] * 20, [], "--no_plan", "--keep", "--tries=3")
     assert done.returncode == 1
-    assert verbs(tmp_path) == ["delete"] * 3
+    assert verbs(tmp_path) == ["plan", *["delete"] * 3]
 
 
 def test_the_dry_mode_of_a_pod_prints_every_command_and_runs_none(stand_in, tmp_path):
@@ -185,9 +217,75 @@ def test_the_dry_mode_of_a_pod_prints_every_command_and_runs_none(stand_in, tmp_
     assert shlex.split(lines[6][-2].removeprefix("--command="))[-len(TRAINED) :] == TRAINED
 
 
+def sent(tmp_path):
+    with tarfile.open(tmp_path / "sent.tar") as file:
+        return {name: file.extractfile(name).read() for name in file.getnames() if "." in name}
+
+
+SETTINGS = """\
+Corpus.store                          = 'stores/a'
+SentencePieceVocabulary.model_file    = 'vocabularies/t5.model'
+TextFiles.path                        = 'text/{split}'
+"""
+
+
+def test_hosts_get_the_commit_and_what_is_not_in_it(stand_in, tmp_path, monkeypatch):
+    launch_tpu(stand_in, tmp_path, ["ACTIVE"], [0])
+    names = {"configs/mine.gin", "scripts/malloc.sh"}
+    assert names <= set(sent(tmp_path)) and "vocabularies/t5.model" not in sent(tmp_path)
+    monkeypatch.setenv("SETTINGS", SETTINGS)
+    (tmp_path / "checkout/configs/mine.gin").write_text("changed")
+    (tmp_path / "checkout/configs/new.gin").write_text("new")
+    done = launch_tpu(stand_in, tmp_path, ["ACTIVE"], [0])
+    assert done.returncode == 0, done.stderr
+    found = sent(tmp_path)
+    assert found["configs/mine.gin"] == b"changed" and found["configs/new.gin"] == b"new"
+    assert found["vocabularies/t5.model"] == found["text/train/a.txt"] == b"committed"
+    assert "stores/a/tokens" not in found
+    for name in ("mine.gin", "new.gin", "t5.model", "text/train"):
+        assert name in done.stderr
+
+
+def test_nothing_is_asked_for_where_a_file_is_on_this_machine_alone(stand_in, tmp_path):
+    (tmp_path / "elsewhere.gin").write_text("")
+    trained = [f"--gin_file={tmp_path}/elsewhere.gin", "--workdir=gs://b/run"]
+    done = launch_tpu(stand_in, tmp_path, ["NOT_FOUND"], [0], trained=trained)
+    assert done.returncode == 1 and f"{tmp_path}/elsewhere.gin" in done.stderr
+    assert verbs(tmp_path) == ["plan"]
+
+
+@pytest.mark.parametrize("options", [[], ["--no_plan"]])
+def test_nothing_is_asked_for_where_the_dry_run_fails(stand_in, tmp_path, monkeypatch, options):
+    monkeypatch.setenv("STATUS", "1")
+    done = launch_tpu(stand_in, tmp_path, ["NOT_FOUND"], [0], *options)
+    assert done.returncode == 1 and verbs(tmp_path) == ["plan"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "runtime"),
+    [
+        ("v4-32", "tpu-ubuntu2204-base"),
+        ("v5litepod-16", "v2-alpha-tpuv5-lite"),
+        ("v5p-8", "v2-alpha-tpuv5"),
+        ("v6e-8", "v2-alpha-tpuv6e"),
+    ],
+)
+def test_hosts_have_the_software_of_their_type_and_a_python_of_their_own(
+    stand_in, tmp_path, kind, runtime
+):
+    states = ["NOT_FOUND", "ACTIVE"]
+    launch_tpu(stand_in, tmp_path, states, [0], f"--type={kind}", "--python=3.13")
+    (create,) = (call for call in calls(tmp_path) if "create" in call)
+    assert f"--runtime-version={runtime}" in create and f"--accelerator-type={kind}" in create
+    (install,) = (call[-2] for call in calls(tmp_path) if "pip install" in call[-2])
+    assert "uv venv -q --clear --python 3.13 .venv" in install
+    assert "python3 -m venv" not in install
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        ([*TPU, "--python=3.10", "--", *TRAINED], "3.11"),
         (["--name=pod", "--", *TRAINED], "--zone"),
         ([*TPU, "--", *GIN, "--workdir=runs/here"], "gs://"),
         ([*TPU, "--gin_file=x.gin"], "follow after --"),
@@ -213,16 +311,31 @@ def test_a_job_prepares_and_another_trains_after_it(stand_in, tmp_path, monkeypa
     done = launch("launch_slurm.sh", *OPTIONS, "--splits=train", "--", *SHARED)
     assert done.returncode == 0, done.stderr
     plan, prepare, train = calls(tmp_path)
-    assert plan[1:] == ["-m", "brt.train", "--dry_run", *GIN]
+    assert plan[1:] == ["-m", "brt.train", "--dry_run", *GIN, "--gin.Trainer.mesh=(-1, 1)"]
     job = prepare.index("scripts/slurm_job.sh")
     assert prepare[job + 1 :] == ["brt.prepare", "--splits=train", *GIN]
-    assert set(OPTIONS) | {"--parsable"} <= set(prepare[:job])
-    # The last one counts.
-    assert [option for option in prepare[:job] if "--nodes" in option][-1] == "--nodes=1"
+    assert {"--parsable", "--time=12:00:00", "--nodes=1"} <= set(prepare[:job])
+    assert not [option for option in prepare[:job] if "gpu" in option or option == "--nodes=2"]
+    assert "--cpus-per-task=8" in prepare[:job] and "--cpus-per-task=8" in train
     job = train.index("scripts/slurm_job.sh")
     assert train[job + 1 :] == ["brt.train", "--distributed", *SHARED]
     assert {*OPTIONS, "--requeue", "--dependency=afterok:4711"} <= set(train[:job])
     assert "--signal=B:TERM@120" in train and "--ntasks-per-node=1" in train
+
+
+def test_preparation_asks_for_no_gpu_however_it_is_written(stand_in, tmp_path, monkeypatch):
+    folder = stand_in(sbatch=SBATCH, python_of_test=PYTHON)
+    monkeypatch.setenv("PYTHON", str(folder / "python_of_test"))
+    asked = ["-N", "2", "--gres=gpu:8", "-G", "16", "--mem-per-gpu=9G", "--exclusive", "-A", "us"]
+    asked += ["--cpus-per-task=24", "--partition=gpu", "--prepare=--partition=cpu"]
+    assert launch("launch_slurm.sh", *asked, "--", *SHARED).returncode == 0
+    _, prepare, train = calls(tmp_path)
+    own = prepare[prepare.index("--parsable") + 1 : prepare.index("scripts/slurm_job.sh")]
+    account, partitions = ["-A", "us"], ["--partition=gpu", "--partition=cpu"]
+    cpus = ["--cpus-per-task=8", *account, "--cpus-per-task=24"]  # the last one counts
+    named = ["--job-name=brt-prepare", "--nodes=1", "--ntasks=1"]
+    assert own == [*cpus, *partitions, *named]
+    assert set(asked[:-1]) <= set(train) and "--partition=cpu" not in train
 
 
 def test_the_dry_mode_of_a_cluster_prints_every_command_and_runs_none(stand_in, tmp_path):
