@@ -181,6 +181,8 @@ def test_training_warns_of_changed_texts_and_waits_for_nothing(tmp_path, warning
     experiment = SimpleNamespace(
         trainer=SimpleNamespace(corpus=corpus, eval_every=1),
         evaluation=SimpleNamespace(split="validation"),
+        check_vocabulary=lambda: None,
+        check_documents=lambda splits: None,
     )
     train.prepare_missing(experiment)
     assert warnings() == []

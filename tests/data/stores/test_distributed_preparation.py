@@ -371,7 +371,9 @@ def test_a_source_of_the_main_module_is_refused(place, monkeypatch):
 def test_options_of_a_runner_need_one_and_exclude_workers(
     monkeypatch, runner, workers, words, sentence
 ):
-    monkeypatch.setattr(prepare_command, "FLAGS", SimpleNamespace(runner=runner, workers=workers))
+    given = SimpleNamespace(runner=runner, workers=workers, document=None, inspect=None)
+    monkeypatch.setattr(prepare_command, "FLAGS", given)
+    monkeypatch.setattr(prepare_command, "EXCLUDED", {})
     if sentence is None:
         prepare_command.check_arguments(words)
         return
