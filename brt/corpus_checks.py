@@ -140,7 +140,8 @@ def _check_files(source: Source, split: str) -> None:
     elif source.listed and not source.checks_content:
         source.count(split)
     elif isinstance(path := getattr(source, "path", None), str):
-        path = path.replace("{split}", split)
+        named = (getattr(source, "splits", None) or {}).get(split, split)
+        path = path.replace("{split}", named)
         if not is_remote(path) and not os.path.exists(absolute(path)):
             raise FileNotFoundError(
                 f"Nothing is at {path}: bind {type(source).__name__}.path to where the documents "
