@@ -28,7 +28,7 @@ REQUIRED = [
 ]
 EXTRAS = {
     "data": [
-        "tensorflow-datasets>=4.9.7,<5",
+        "tensorflow-datasets>=4.9.10,<5",
         "seqio>=0.0.20,<0.1",
         "importlib_resources>=6,<8",  # which tensorflow-datasets uses and does not name
     ],
@@ -39,7 +39,7 @@ EXTRAS = {
     "storage": ["gcsfs>=2025.3", "google-cloud-storage>=3,<4"],
     "wandb": ["wandb>=0.26,<1"],
     "browser": ["PyQt6-WebEngine>=6.8,<7"],  # its Chromium opens pages of the report in tests
-    "report": ["matplotlib>=3.10,<4"],
+    "report": ["matplotlib>=3.10.7,<4"],
     "notebooks": ["ipykernel>=6.29,<8", "nbclient>=0.10,<1", "nbformat>=5.10,<6"],
     "gpu": ["jax[cuda13]>=0.10,<0.13"],  # drivers from 580 on
     "gpu12": ["jax[cuda12]>=0.10,<0.13"],  # drivers from 525 on, as Colab's

@@ -35,7 +35,8 @@ if [ ! -f "$venv/brt-installed" ] || ! grep -qxF "$wanted" "$venv/brt-installed"
         started=$SECONDS
         echo "Installing ..."
         "${pip[@]}" install --no-index --find-links "$venv/wheels" "setuptools>=70" wheel
-        "${pip[@]}" install --no-index --find-links "$venv/wheels" --no-build-isolation -e ".$1"
+        "${pip[@]}" install --no-index --find-links "$venv/wheels" --no-build-isolation \
+            --use-pep517 -e ".$1"
         rm -rf "$venv/wheels" build
     fi
     echo "Installed in $((SECONDS - started)) s."

@@ -72,8 +72,10 @@ def test_a_name_that_is_no_row_is_answered_with_the_rows(monkeypatch, capsys, tm
 
 
 def test_without_a_device_that_works_one_sentence_says_so(monkeypatch, capsys, tmp_path):
+    message = "Unable to initialize backend 'cuda': no driver\nand more"
+
     def devices():
-        raise RuntimeError("Unable to initialize backend 'cuda': no driver\nand more")
+        raise RuntimeError(message)
 
     monkeypatch.setattr(accelerator.jax, "devices", devices)
     flags = "--accelerator", f"--json={tmp_path / 'x.json'}"
