@@ -42,7 +42,7 @@ def test_scripts_give_the_settings_unless_there_are_others():
 
 def test_every_script_that_computes_makes_the_settings():
     for path in SCRIPTS.glob("*.sh"):
-        if path.name in ("environment.sh", "test.sh"):
+        if path.name in ("environment.sh", "test.sh", "test_versions.sh"):
             continue
         text = path.read_text(encoding="utf-8")
         lines = [line for line in text.splitlines() if not line.lstrip().startswith(("#", "echo"))]
