@@ -159,7 +159,9 @@ def test_the_python_and_the_writing_of_the_readme_run_on_a_run_folder(tmp_path, 
 
 
 def test_what_may_change_on_resume_is_listed():
-    (paragraph,) = re.findall(r"These may differ: (.*?)\.\s+Any other is refused", README, re.DOTALL)
+    (paragraph,) = re.findall(
+        r"These may differ: (.*?)\.\s+Any other is refused", README, re.DOTALL
+    )
     names = re.findall(r"`([\w.]+)`", paragraph)
     whole = {name for name in names if name[0].isupper() and "." not in name}
     dotted = {name if "." in name else f"Trainer.{name}" for name in names if name not in whole}
