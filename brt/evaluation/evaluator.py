@@ -17,6 +17,7 @@ from brt.data.streams.batch import DTYPES, Batch
 from brt.data.streams.labelled import LabelledPass
 from brt.data.streams.samples import SamplePass, check_cut
 from brt.data.streams.select import check_stride, evaluation_pass
+from brt.data.streams.shifted import check_overlap
 from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.free_running import SampleDecoder
 from brt.evaluation.labels.scores import LabelScore, label_score
@@ -68,7 +69,9 @@ def check_evaluation(experiment: EvaluatedExperiment) -> None:
     trainer, evaluation = experiment.trainer, experiment.evaluation
     rows, T = batch_shape(experiment)
     _check_score(experiment)
-    check_stride(trainer.stream, evaluation.stride, T)
+    if evaluation.stride is not None:
+        check_stride(trainer.stream)
+        check_overlap(evaluation.stride, T)
     if trainer.stream == "samples" and (length := trainer.sample_length):
         check_cut(length, T)
     labelled = trainer.stream == "labelled"

@@ -84,7 +84,6 @@ class RecordedRun:
         self.store = experiment.open_store(self.split)
         self.vocabulary = cast(Vocabulary, trainer.corpus.vocabulary)
         rows, self.segment_length = batch_shape(experiment)
-        self._read_rows = rows
         self.rows = divisible_rows(mesh, rows)
         self.window = self.model.period
         self.reader = SegmentReader(experiment, mesh, self.rows, self.segment_length, entropy=True)
@@ -108,7 +107,8 @@ class RecordedRun:
         kind = self.experiment.trainer.stream
         if kind == "documents":
             return DocumentPass(self.store, self.rows, self.segment_length, documents=documents)
-        read = evaluation_pass(kind, self.store, self._read_rows, self.segment_length)
+        rows, _ = batch_shape(self.experiment)
+        read = evaluation_pass(kind, self.store, rows, self.segment_length)
         return with_empty_rows(read, self.rows)
 
     def folder(self, state: str) -> str:

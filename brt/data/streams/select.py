@@ -10,7 +10,7 @@ from brt.data.streams.labelled import LabelledDocuments, LabelledPass, LabelledS
 from brt.data.streams.mixture import MixtureStream
 from brt.data.streams.reread import RereadStream
 from brt.data.streams.samples import SamplePass, SampleStream
-from brt.data.streams.shifted import ShiftedPass, check_overlap
+from brt.data.streams.shifted import ShiftedPass
 
 STREAMS = ("documents", "contiguous", "shuffled", "samples", "labelled")
 """Documents, each read by one row; the corpus cut into rows; the same, documents shuffled; samples
@@ -91,7 +91,7 @@ def evaluation_pass(
     if isinstance(store, MixedStore):
         check_mixture(kind)
     if stride is not None:
-        check_stride(kind, stride, segment_length)
+        check_stride(kind)
         return ShiftedPass(store, rows, segment_length, stride, contiguous=kind != "documents")
     if kind == "documents" or isinstance(store, MixedStore):
         return DocumentPass(store, rows, segment_length)
@@ -102,24 +102,20 @@ def evaluation_pass(
     return ContiguousPass(store, rows, segment_length)
 
 
-def check_stride(kind: str, stride: int | None, segment_length: int) -> None:
-    """Refuses a stride that windows of a stream cannot have; None is always allowed.
+def check_stride(kind: str) -> None:
+    """Refuses a stride beside a stream that has no windows.
 
     Args:
         kind: one of the `STREAMS`.
-        stride, segment_length: in tokens.
 
     Raises:
         ValueError: naming the bindings.
     """
-    if stride is None:
-        return
     if kind in ("samples", "labelled"):
         raise ValueError(
             f'Evaluation.stride does not go with Trainer.stream = "{kind}", where every sample '
             "is read whole: bind one of them otherwise."
         )
-    check_overlap(stride, segment_length)
 
 
 def check_mixture(kind: str) -> None:
