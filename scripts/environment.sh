@@ -30,7 +30,7 @@ if [ ! -f "$venv/brt-installed" ] || ! grep -qxF "$wanted" "$venv/brt-installed"
             --resolution lowest-direct -e ".$1"
     else
         echo "Downloading packages ..."
-        "${pip[@]}" download -d "$venv/wheels" ".$1" "setuptools>=70" wheel
+        "${pip[@]}" wheel -w "$venv/wheels" ".$1" "setuptools>=70" wheel
         echo "Downloaded in $((SECONDS - started)) s."
         started=$SECONDS
         echo "Installing ..."
