@@ -14,7 +14,6 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
-import brt
 from brt import compilation_cache, config, processes
 from brt.data.corpus import StoreMissing  # noqa: F401  (an OSError with a message of its own)
 from brt.data.extras import MissingExtra
@@ -98,7 +97,7 @@ EXPLAINED = (
 )
 """Errors whose message is written for the person at the terminal."""
 
-PACKAGE = os.path.dirname(brt.__file__) + os.sep
+PACKAGE = os.path.dirname(__file__) + os.sep
 LIBRARIES = (
     *(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib")),
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")),

@@ -37,7 +37,9 @@ FLAGS = flags.FLAGS
 PREPARATION_ENDED = "what is prepared is kept, and the same command goes on with the rest."
 flags.declare_key_flag("topology")
 command_line.define_folder("load_dir", "Begin with the parameters of this run folder.")
-flags.DEFINE_bool("eval_only", False, "Evaluate the newest checkpoint of --workdir and stop.")
+flags.DEFINE_bool(
+    "eval_only", False, "Evaluate the run of this command, with its gin flags repeated, and stop."
+)
 flags.DEFINE_bool("dry_run", False, "Build the shapes, print what would run, and stop.")
 flags.DEFINE_bool(
     "allow_changes", False, "Resume although the bindings differ from the run folder's."

@@ -5,12 +5,10 @@ A wheel holds `configs/` as `brt/configs/` (setup.py copies it there).
 
 from pathlib import Path
 
-import brt
-
 
 def configs_root() -> Path:
     """Returns the folder that holds `configs/`."""
-    package = Path(brt.__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     return package if (package / "configs").is_dir() else package.parent
 
 

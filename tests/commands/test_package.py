@@ -132,3 +132,19 @@ print(SWEEP.is_file(), read_gin_file("quickstart.gin")["Trainer.steps"])
 """
     found = run(str(installed), "-c", lines, folder=tmp_path, PYTHONPATH="", JAX_PLATFORMS="cpu")
     assert found.startswith("True ")
+
+
+def test_a_command_runs_from_the_folder_above_a_clone_that_is_named_brt(tmp_path):
+    # Python takes the clone's folder for a namespace package, whose __path__ the finder of the
+    # editable installation extends, and which has no __file__.
+    (tmp_path / "brt").mkdir()
+    (tmp_path / "beside.py").write_text(
+        "import importlib.util, sys\n"
+        "import brt\n"
+        f"brt.__path__ = [{str(ROOT / 'brt')!r}]\n"
+        "assert brt.__file__ is None\n"
+        "from brt import command_line, train\n"
+        "from brt.storage.shipped import configs_root\n"
+        "assert (configs_root() / 'configs' / 'quickstart.gin').is_file()\n"
+    )
+    run(sys.executable, "beside.py", folder=tmp_path, PYTHONPATH="")
