@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import os
+import tokenize
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -152,7 +153,7 @@ def _check_offsets(store: RemotePath, folder: Path, names: list[str]) -> None:
     expected = np.fromiter(itertools.accumulate(lengths, initial=0), OFFSET)
     try:
         same = np.array_equal(np.load(folder / "offsets.npy", allow_pickle=False), expected)
-    except (ValueError, EOFError):
+    except (ValueError, EOFError, TypeError, SyntaxError, tokenize.TokenError):
         same = False
     if not same:
         raise ValueError(
