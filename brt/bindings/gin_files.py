@@ -154,7 +154,9 @@ def statements(text: str, delegate: config_parser.ParserDelegate) -> Iterator[An
 def _parsed(text, delegate):
     try:
         yield from _Parser(text, delegate)
-    except RecursionError:
+    except (RecursionError, tokenize.TokenError) as error:
+        if isinstance(error, tokenize.TokenError) and "nested" not in str(error):
+            raise  # from Python 3.12 on, the tokenizer refuses 200 brackets
         raise NotAllowed("brackets lie too deep in one another.") from None
 
 
