@@ -14,14 +14,11 @@
 
     python -m brt.benchmark --trace=FOLDER
 
-    python -m brt.benchmark --accelerator
-
 The second form reads a token store, as fast as it can, and runs no model. The third reads a long
 document and writes on from two places in it. The fourth sets evaluation with a memory against a
 window for every token. The next two run nothing: they find the longest segments whose training step
 the compiler fits into so much memory, and compile the step for a slice of TPUs with libtpu. Then
-the newest trace of a run folder is read, which `brt.train --profile` wrote. The last measures the
-systems of Table 1 on the GPU or TPU that JAX finds (`scripts/measure_accelerator.sh`).
+the newest trace of a run folder is read, which `brt.train --profile` wrote.
 
 Every config takes one step in turn, over and over, so that a busy machine slows all of
 them alike; what counts is the ratio to the baseline, the first config unless named.
@@ -39,18 +36,17 @@ import numpy as np
 from absl import flags
 
 from brt import command_line, config
-from brt.benchmarks import accelerator, slices, topologies, traces
-from brt.benchmarks.systems import random_batch
+from brt.benchmarks import evaluation_speed, slices, topologies, traces
+from brt.benchmarks.evaluation_speed import LENGTHS
+from brt.benchmarks.generation import measure_generation
+from brt.benchmarks.input import measure_store, time_input
+from brt.benchmarks.memory_budget import longest_segment, parse_bytes
+from brt.benchmarks.random_inputs import random_batch
 from brt.data.streams.batch import Batch
-from brt.data.streams.throughput import measure_store, time_input
-from brt.evaluation import evaluation_speed
-from brt.evaluation.evaluation_speed import LENGTHS
 from brt.experiment import Configuration
-from brt.generation.throughput import measure_generation
 from brt.progress import Progress
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
-from brt.training.memory_budget import longest_segment, parse_bytes
 from brt.training.records.metrics import compiled_bytes, device_peak
 from brt.training.sharding import make_mesh, shardings
 
@@ -314,9 +310,6 @@ def write_json(content: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    if FLAGS.accelerator:
-        file = FLAGS.json or "accelerator.json"
-        return accelerator.main(FLAGS.configs, FLAGS.minutes, file)
     if FLAGS.generate:
         positions = [int(position) for position in FLAGS.positions]
         found = show_generation(FLAGS.generate, positions, FLAGS.written)

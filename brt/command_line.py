@@ -22,7 +22,7 @@ from brt.progress import say
 from brt.storage.paths import folder_of
 from brt.storage.regular_files import printable
 from brt.training.checkpoints.checkpoint import CheckpointError
-from brt.training.trainer import ChangedConfig, NonFiniteLoss
+from brt.training.loop import ChangedConfig, NonFiniteLoss
 
 FLAGS = flags.FLAGS
 

@@ -17,7 +17,7 @@ from brt.data.streams import documents, mixture
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
 from brt.models.model import Model
-from brt.models.pretrained.source import Pretrained
+from brt.pretrained.source import Pretrained
 from brt.storage.json_files import read_json
 from brt.storage.paths import is_remote
 

@@ -26,14 +26,14 @@ from brt.evaluation.perplexity import white_space_caveat
 from brt.evaluation.reading import STATE_ABLATIONS
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
-from brt.evaluation.studies.compare import choose_documents
-from brt.evaluation.studies.context_losses import LONGEST, POSITIONS, STEP
-from brt.evaluation.studies.continuations import CONTEXTS, LENGTH
-from brt.evaluation.studies.reach import TOKENS
-from brt.evaluation.studies.registry import ANY_STREAM, STUDIES, run_study
 from brt.experiment import Configuration, Experiment
 from brt.reporting.studies.output import study_content, table, write_study
 from brt.storage.paths import as_path
+from brt.studies.compare import choose_documents
+from brt.studies.context_losses import LONGEST, POSITIONS, STEP
+from brt.studies.continuations import CONTEXTS, LENGTH
+from brt.studies.reach import TOKENS
+from brt.studies.registry import ANY_STREAM, STUDIES, run_study
 from brt.training.checkpoints.parameters import check_step, check_vocabulary, load_params
 from brt.training.sharding import make_mesh
 

@@ -19,8 +19,8 @@ from safetensors.numpy import save as to_bytes
 from brt import command_line
 from brt.experiment import load_run
 from brt.models.model import Model
-from brt.models.pretrained.folder import HubFolder, write_folder
-from brt.models.pretrained.names import Names
+from brt.pretrained.folder import HubFolder, write_folder
+from brt.pretrained.names import Names
 from brt.storage.paths import as_path
 
 FLAGS = flags.FLAGS

@@ -5,10 +5,7 @@
 The page needs no network. Every figure and table is written beside it too, in report_files/, as
 PNG and CSV. Runs may still be in training; what they lack is said on the page.
 
-    python -m brt.report --results=docs/results
-
-rebuilds the tables and figures of a page of results from the archives of runs below it; archives
-may stand for run folders above, too.
+Archives of run folders (`.tar.gz`) may be named like the folders themselves.
 """
 
 import html
@@ -23,6 +20,7 @@ from absl import flags
 
 from brt import command_line
 from brt.reporting import page
+from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import collect
 from brt.reporting.drawing.heat_map import study_maps
 from brt.reporting.drawing.plots import png
@@ -31,8 +29,6 @@ from brt.reporting.figures import STUDIES, study_plots, training_curves
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import concerns, paper_plots, paper_tables
-from brt.reporting.results.archive import ENDING, unpack
-from brt.reporting.results.page import write_results
 from brt.reporting.runs import Run, open_runs
 from brt.reporting.step_times import StepTime, read_step_times
 from brt.storage.paths import RemotePath, download, is_remote, only_buckets_of
@@ -44,7 +40,6 @@ flags.DEFINE_multi_string(
     "step_times", [], "A file of `brt.benchmark --json`, for tables of times."
 )
 flags.DEFINE_list("reader_documents", None, "Numbers of the documents that the reader shows.")
-flags.DEFINE_string("results", None, "A folder with README.md and runs/, to be written anew.")
 flags.DEFINE_integer("reader_tokens", 150_000, "The reader's documents hold so many together.")
 
 
@@ -54,15 +49,7 @@ def main(folders: Sequence[str]) -> None:
 
 
 def make_report(folders: Sequence[str]) -> None:
-    """Writes the page, or a folder of results, as the flags say."""
-    if FLAGS.results is not None:
-        if folders:
-            raise ValueError("--results reads the archives below it: name no run folders with it.")
-        written, problems = write_results(Path(FLAGS.results))
-        print(f"Written: {written} files in {FLAGS.results}")
-        for problem in problems:
-            print(f"Note: {printable(problem)}")
-        return
+    """Writes the page, as the flags say."""
     if not folders:
         raise ValueError("Name the run folders: python -m brt.report RUN [RUN ...] -o report.html")
     if not FLAGS.output.endswith(".html"):

@@ -27,11 +27,11 @@ from brt.data.extras import MissingExtra
 from brt.experiment import Experiment
 from brt.progress import say
 from brt.training.checkpoints.parameters import load_params
+from brt.training.loop import TrainingRun
 from brt.training.profiling import ProfiledSteps, parse_steps
 from brt.training.records.metric_writers import USUAL, check_kinds
 from brt.training.records.run_folder import code_hash, versions
 from brt.training.sharding import make_mesh
-from brt.training.trainer import TrainingRun
 
 FLAGS = flags.FLAGS
 PREPARATION_ENDED = "what is prepared is kept, and the same command goes on with the rest."

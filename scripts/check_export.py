@@ -21,12 +21,12 @@ import numpy as np
 from flax import nnx
 from recordings.pretrained_errors import body_of, bound, split_with
 
-from brt.models.pretrained.encoders.bert import BERT, RoBERTa
-from brt.models.pretrained.encoders.deberta import DeBERTa
-from brt.models.pretrained.encoders.reader import PretrainedReader
-from brt.models.pretrained.encoders.t5 import T5
-from brt.models.pretrained.folder import HubFolder
-from brt.models.pretrained.language_model import PretrainedLanguageModel
+from brt.pretrained.encoders.bert import BERT, RoBERTa
+from brt.pretrained.encoders.deberta import DeBERTa
+from brt.pretrained.encoders.reader import PretrainedReader
+from brt.pretrained.encoders.t5 import T5
+from brt.pretrained.folder import HubFolder
+from brt.pretrained.language_model import PretrainedLanguageModel
 
 TOLERANCE = 2e-5
 """Of the largest logit."""

@@ -15,7 +15,7 @@ differ in their evaluation alone are trained once, by the first of them.
 Stopped at any time, the same command goes on: finished runs are kept, the one in training resumes.
 Bindings given here come after an entry's own. Nothing is run twice, and a changed ladder is
 refused. --archive=FOLDER keeps the records of every finished run there, in a small file each, from
-which `python -m brt.report --results` builds a page.
+which `python docs/results/build.py` builds a page.
 
 On a cluster each run is a task of its own. --print_commands trains nothing and prints a line of the
 shell for each run that is not finished, which a Slurm array takes:
@@ -37,20 +37,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
+from sweeps import SCALES, LadderError, SweepEntry, read_sweep
 
 from brt import command_line, config
 from brt.benchmarks.topologies import use_no_device
 from brt.config import differences
 from brt.experiment import Experiment
 from brt.progress import Progress
+from brt.reporting.archive import ENDING, pack
 from brt.reporting.collect import Group, collect
 from brt.reporting.drawing.table import Cell, Column, Table
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
-from brt.reporting.ladder import SCALES, LadderError, SweepEntry, read_sweep
 from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.form import Quantity
-from brt.reporting.results.archive import ENDING, pack
 from brt.reporting.run_files import read_evaluation
 from brt.reporting.runs import STANDS_FOR_FILE, open_runs
 from brt.reporting.step_times import read_step_times

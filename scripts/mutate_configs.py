@@ -35,9 +35,9 @@ from published_checks import (  # noqa: E402
     experiment_problems,
     row_problems,
 )
+from sweeps import SCALES, read_sweep  # noqa: E402
 
 from brt.progress import Progress  # noqa: E402
-from brt.reporting.ladder import SCALES, read_sweep  # noqa: E402
 
 WANTED = 0.97
 """Share of changes that must be noticed."""

@@ -3,7 +3,7 @@
     python scripts/mutate_memories.py
     python scripts/mutate_memories.py --only=compressive,window_off_by_one
 
-The mutations are in tests/support/wrong_memories.py. Each is made in a copy of the repository's
+The mutations are in wrong_memories.py. Each is made in a copy of the repository's
 tracked files, where the laws of the architectures that have the memory are run, the quick ones
 first, until one fails. At the end the tests that caught a mutation are run on the unchanged copy,
 where they must pass. Exit status: 0 if every mutation is caught, 1 otherwise.

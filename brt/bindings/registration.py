@@ -9,7 +9,7 @@ import functools
 import importlib
 import pkgutil
 
-PACKAGES = ("brt.models", "brt.data", "brt.training", "brt.evaluation")
+PACKAGES = ("brt.models", "brt.pretrained", "brt.data", "brt.training", "brt.evaluation")
 
 
 @functools.cache

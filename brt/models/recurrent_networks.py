@@ -18,14 +18,14 @@ from jax.typing import DTypeLike
 from brt.checks import Count, OneOf, Share, check_choice, check_share
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
-from brt.models.equal_layers import EqualLayers
-from brt.models.layers.adaptive_embedding import AdaptiveEmbedding
+from brt.models.fast.equal_layers import EqualLayers
 from brt.models.layers.dropout import dropout
 from brt.models.layers.embedding import embedded
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.model import DTYPES, LanguageModel
 from brt.models.shape_letters import constrain
+from brt.models.transformer_xl.adaptive_embedding import AdaptiveEmbedding
 
 
 class RecurrentLayer(nnx.Module):

@@ -13,7 +13,7 @@ from brt.data.mixture import Mixture
 from brt.data.streams.labelled import LabelledDocuments
 from brt.data.streams.samples import check_cut
 from brt.data.streams.select import STREAMS, check_mixture, check_stream
-from brt.models.block_recurrent import BlockRecurrentTransformer
+from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.model import Model
 from brt.training.checkpoints.policy import CheckpointPolicy
 from brt.training.losses import LOSSES

@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 
 from brt.experiment import Configuration
-from brt.models.pretrained.language_model import PretrainedLanguageModel
+from brt.pretrained.language_model import PretrainedLanguageModel
 
 
 def differences(config: str, bindings: Sequence[str], rows: int = 8) -> list[float]:

@@ -23,7 +23,7 @@ from jax.sharding import AxisType
 from brt.data.stores.writer import replace_json
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import load_run
-from brt.models.pretrained.language_model import PretrainedLanguageModel
+from brt.pretrained.language_model import PretrainedLanguageModel
 
 PERPLEXITY = "word_level_perplexity"
 

@@ -16,7 +16,7 @@ import jax
 import optax
 from jax.sharding import AxisType
 
-from brt.benchmarks.systems import random_batch, random_state
+from brt.benchmarks.random_inputs import random_batch, random_state
 from brt.experiment import Configuration, Experiment
 from brt.training.records.metrics import compiled_bytes
 from brt.training.train_step import make_loss

@@ -16,12 +16,12 @@ import numpy as np
 from flax import nnx
 
 from brt.models.layers.losses import token_losses
-from brt.models.pretrained.encoders.bert import BERT, RoBERTa
-from brt.models.pretrained.encoders.deberta import DeBERTa
-from brt.models.pretrained.encoders.encoder import Encoder
-from brt.models.pretrained.encoders.heads import ClassesHead, SpansHead, WordsHead
-from brt.models.pretrained.encoders.reader import whole_names
-from brt.models.pretrained.folder import HubFolder
+from brt.pretrained.encoders.bert import BERT, RoBERTa
+from brt.pretrained.encoders.deberta import DeBERTa
+from brt.pretrained.encoders.encoder import Encoder
+from brt.pretrained.encoders.heads import ClassesHead, SpansHead, WordsHead
+from brt.pretrained.encoders.reader import whole_names
+from brt.pretrained.folder import HubFolder
 from recordings.pretrained_errors import Found, bound, config_of, folder_of, split_with, widened
 
 TASKS = ("sequence classification", "masked language model", "question answering")

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.models.block_recurrent import BlockRecurrentTransformer
+from brt.models.block_recurrent.cell import StateCache
+from brt.models.block_recurrent.external_memory import RingCache
+from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.caches import reset_rows
 from brt.models.checkpoints import meliad as meliad_checkpoint
-from brt.models.memories.external_memory import RingCache
-from brt.models.memories.recurrent_cell import StateCache
 
 
 def replay(

@@ -14,8 +14,8 @@ import numpy as np
 from flax import nnx
 
 from brt.models.layers.losses import token_losses
-from brt.models.pretrained.language_model import PretrainedLanguageModel
-from brt.models.recurrent_memory import RecurrentMemoryTransformer
+from brt.models.memory_tokens.model import RecurrentMemoryTransformer
+from brt.pretrained.language_model import PretrainedLanguageModel
 from recordings.pretrained_errors import (
     Found,
     body_of,

@@ -15,8 +15,8 @@ import numpy as np
 from flax import nnx
 
 from brt.models.layers.losses import token_losses
-from brt.models.pretrained.language_model import PretrainedLanguageModel
-from brt.models.pretrained.memories.pooled_memory import PooledMemory
+from brt.pretrained.language_model import PretrainedLanguageModel
+from brt.pretrained.memories.pooled_memory import PooledMemory
 from recordings.pretrained_errors import (
     SMALLEST,
     Found,

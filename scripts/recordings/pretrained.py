@@ -16,10 +16,10 @@ import numpy as np
 from flax import nnx
 
 from brt.models.layers.losses import token_losses
-from brt.models.pretrained.bodies.body import Decoder
-from brt.models.pretrained.bodies.layer import HIDDEN, Seen
-from brt.models.pretrained.folder import HubFolder
-from brt.models.pretrained.language_model import PretrainedLanguageModel
+from brt.pretrained.bodies.body import Decoder
+from brt.pretrained.bodies.layer import HIDDEN, Seen
+from brt.pretrained.folder import HubFolder
+from brt.pretrained.language_model import PretrainedLanguageModel
 from recordings import encoders, memory_tokens, pooled, pooled_spans, reader, t5
 from recordings.pretrained_errors import (
     SMALLEST,

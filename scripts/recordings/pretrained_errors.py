@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.models.pretrained.bodies.body import Decoder
-from brt.models.pretrained.bodies.gpt2 import GPT2
-from brt.models.pretrained.bodies.gpt_neox import GPTNeoX
-from brt.models.pretrained.bodies.llama import Llama
-from brt.models.pretrained.folder import HubFolder
+from brt.pretrained.bodies.body import Decoder
+from brt.pretrained.bodies.gpt2 import GPT2
+from brt.pretrained.bodies.gpt_neox import GPTNeoX
+from brt.pretrained.bodies.llama import Llama
+from brt.pretrained.folder import HubFolder
 from brt.training.checkpoints.parameters import merged
 
 BODIES: dict[str, Callable[..., Decoder]] = {

@@ -15,9 +15,9 @@ import numpy as np
 from flax import nnx
 
 from brt.models.checkpoints import recurrent_memory as rmt_checkpoint
+from brt.models.memory_tokens.model import MemoryCache, RecurrentMemoryTransformer
 from brt.models.memory_tokens.transformer_xl import TransformerXLMemoryTokens
-from brt.models.recurrent_memory import MemoryCache, RecurrentMemoryTransformer
-from brt.models.transformer_xl import TransformerXL
+from brt.models.transformer_xl.model import TransformerXL
 from recordings.txl import cache_error, gradient_error, rows_first
 
 DETACHED = "grads_seg1_detached"

@@ -14,8 +14,8 @@ import numpy as np
 from flax import nnx
 
 from brt.models.layers.losses import token_losses
-from brt.models.pretrained.encoders.t5 import T5
-from brt.models.pretrained.folder import HubFolder
+from brt.pretrained.encoders.t5 import T5
+from brt.pretrained.folder import HubFolder
 from recordings.pretrained_errors import (
     SMALLEST,
     Found,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from brt.models.layers.positions_t5 import t5_buckets
-from brt.models.pretrained.encoders.deberta_layer import distance_buckets
-from brt.models.pretrained.encoders.t5_layers import two_sided_buckets
+from brt.pretrained.encoders.deberta_layer import distance_buckets
+from brt.pretrained.encoders.t5_layers import two_sided_buckets
 
 
 def errors(recording: Mapping[str, Any]) -> dict[str, float]:

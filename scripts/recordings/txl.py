@@ -15,8 +15,8 @@ from flax import nnx
 
 from brt.models.checkpoints import transformer_xl as txl_checkpoint
 from brt.models.checkpoints.transformer_xl import Source
-from brt.models.recurrent_memory import RecurrentMemoryTransformer
-from brt.models.transformer_xl import TransformerXL
+from brt.models.memory_tokens.model import RecurrentMemoryTransformer
+from brt.models.transformer_xl.model import TransformerXL
 
 
 def rows_first(x_TB: np.ndarray) -> np.ndarray:

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from accelerator import agreement, systems
+from accelerator import measure as accelerator
 from paths import ROOT
 from quick_commands import quick_environment
+from sweeps import SCALES
 from tiny_run import command
 
-from brt import benchmark
-from brt.benchmarks import accelerator, agreement, systems
-from brt.reporting.ladder import SCALES
 from brt.reporting.papers.block_recurrent import TABLE_1
 
 TINY = ("BlockRecurrentTransformer.vocabulary_size = 64",)
@@ -24,9 +24,9 @@ NAMES = "pg19_slide_13l", "pg19_rec_fixed_skip"
 @pytest.mark.slow
 def test_the_script_measures_steps_agreement_and_decoding_into_one_json_and_one_table(tmp_path):
     file = tmp_path / "found.json"
-    line = ["bash", str(ROOT / "scripts" / "measure_accelerator.sh"), f"--json={file}"]
+    line = ["bash", str(ROOT / "scripts" / "measure_accelerator.sh"), f"--figures={file}"]
     # A folder and an ending may stand around a name.
-    line.append(f"--configs=configs/{NAMES[1]}.gin,{NAMES[0]}")
+    line.append(f"--systems=configs/{NAMES[1]}.gin,{NAMES[0]}")
     done = subprocess.run(
         line, env=quick_environment(tmp_path), capture_output=True, text=True, check=False
     )
@@ -65,8 +65,8 @@ def test_a_system_stays_what_is_published_but_for_what_is_asked():
 
 
 def test_a_name_that_is_no_row_is_answered_with_the_rows(monkeypatch, capsys, tmp_path):
-    flags = "--accelerator", "--configs=pg19_slide_14l", f"--json={tmp_path / 'x.json'}"
-    assert command(monkeypatch, benchmark, *flags) == 1
+    flags = "--systems=pg19_slide_14l", f"--figures={tmp_path / 'x.json'}"
+    assert command(monkeypatch, accelerator, *flags) == 1
     error = capsys.readouterr().err
     assert "pg19_slide_14l is no row of Table 1: take pg19_xl_512" in error
 
@@ -78,8 +78,8 @@ def test_without_a_device_that_works_one_sentence_says_so(monkeypatch, capsys, t
         raise RuntimeError(message)
 
     monkeypatch.setattr(accelerator.jax, "devices", devices)
-    flags = "--accelerator", f"--json={tmp_path / 'x.json'}"
-    assert command(monkeypatch, benchmark, *flags) == 1
+    flags = (f"--figures={tmp_path / 'x.json'}",)
+    assert command(monkeypatch, accelerator, *flags) == 1
     error = capsys.readouterr().err
     assert "JAX finds no device that works: Unable to initialize backend 'cuda': no driver" in error
     assert "and more" not in error

@@ -82,7 +82,7 @@ def test_an_error_of_the_author_s_own_code_shows_where_it_was_raised(
 ):
     module = tmp_path / f"own_{name.lower()}.py"  # gin knows a class of a module for good
     module.write_text(
-        "import gin\nfrom brt.models.memories.memory import LayerMemory\n\n\n"
+        "import gin\nfrom brt.models.block_recurrent.memory import LayerMemory\n\n\n"
         "@gin.configurable(denylist=['rngs', 'sizes', 'window'])\n"
         f"class {name}(LayerMemory):\n    name = 'own'\n    reach = 1\n\n"
         "    def __init__(self, rngs, sizes, window):\n        pass\n\n"

@@ -12,8 +12,8 @@ from tiny_run import PLAIN, command, write_config
 from brt import config, train
 from brt.config import ConfigError
 from brt.experiment import Experiment
-from brt.models.block_recurrent import BlockRecurrentTransformer
-from brt.models.memories.recurrent_cell import RecurrentCell
+from brt.models.block_recurrent.cell import RecurrentCell
+from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.reporting.gin_text import read_gin_file, write_gin
 
 

@@ -125,10 +125,10 @@ def test_halves_of_configs_and_sweeps_are_found_too(installed, tmp_path):
     lines = """\
 from pathlib import Path
 from brt import config
-from brt.benchmarks.systems import SWEEP
-from brt.reporting.gin_text import read_gin_file
+from brt.reporting.gin_text import ROOT, read_gin_file
 config.parse(["systems/rec_fixed_skip.gin+corpora/text.gin"])
-print(SWEEP.is_file(), read_gin_file("quickstart.gin")["Trainer.steps"])
+sweep = ROOT / "configs/sweeps/table_1.txt"
+print(sweep.is_file(), read_gin_file("quickstart.gin")["Trainer.steps"])
 """
     found = run(str(installed), "-c", lines, folder=tmp_path, PYTHONPATH="", JAX_PLATFORMS="cpu")
     assert found.startswith("True ")

@@ -21,8 +21,8 @@ from brt.evaluate import COUNTS
 from brt.evaluation import recording
 from brt.evaluation.perplexity import per_text, per_token
 from brt.evaluation.reading import STATE_ABLATIONS
-from brt.evaluation.studies.registry import STUDIES, Choices
 from brt.experiment import Experiment
+from brt.studies.registry import STUDIES, Choices
 from brt.training.settings import FREE_TO_CHANGE
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -136,10 +136,10 @@ def test_what_is_allowed_allows_nothing_else(here):
 def test_a_file_that_has_moved_into_brt_is_read_there(here, left, monkeypatch):
     monkeypatch.delitem(sys.modules, "recurrent_cell", raising=False)
     if left == "a copy":
-        shutil.copy(ROOT / "brt/models/memories/recurrent_cell.py", here / "recurrent_cell.py")
+        shutil.copy(ROOT / "brt/models/block_recurrent/cell.py", here / "recurrent_cell.py")
     config.parse(bindings=["import recurrent_cell", "recurrent_cell.RecurrentCell.gate = 'lstm'"])
     assert gin.query_parameter("RecurrentCell.gate") == "lstm"
-    assert sys.modules.pop("recurrent_cell").__name__ == "brt.models.memories.recurrent_cell"
+    assert sys.modules.pop("recurrent_cell").__name__ == "brt.models.block_recurrent.cell"
 
 
 def test_another_file_of_a_name_of_brt_s_is_not_taken_for_it(here, monkeypatch):
@@ -154,7 +154,7 @@ def test_another_file_of_a_name_of_brt_s_is_not_taken_for_it(here, monkeypatch):
 
 
 def test_modules_of_brt_need_no_flag():
-    config.parse(bindings=["import brt.models.memories.memory", "import brt.config"])
+    config.parse(bindings=["import brt.models.block_recurrent.memory", "import brt.config"])
 
 
 def test_a_binding_that_names_a_module_is_allowed_by_the_same_flag(here):

@@ -13,8 +13,8 @@ from tiny_run import shared_programs  # noqa: F401  (rows of three corpora are o
 from brt import config
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
-from brt.models.pretrained.bodies.body import PretrainedBody
-from brt.models.transformer_xl import evaluation_memory
+from brt.models.transformer_xl.model import evaluation_memory
+from brt.pretrained.bodies.body import PretrainedBody
 from brt.reporting.gin_text import read_gin_files
 
 PUBLISHED = {  # millions of weights outside embeddings, computed from the published dimensions

@@ -14,11 +14,11 @@ from tiny_run import (
 )
 
 from brt import evaluate, train
-from brt.evaluation.studies.attention_length import sweep
 from brt.reporting.collect import collect
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.transformer_xl import TRANSFORMER_XL
 from brt.reporting.runs import open_runs
+from brt.studies.attention_length import sweep
 
 
 @pytest.mark.parametrize("last", [100, 300, 1600])
@@ -63,9 +63,7 @@ def run(tmp_path_factory):
 
 def test_the_sweep_of_a_run_is_one_command(monkeypatch, capsys, run):
     flags = "--study=attention_length", "--context_step=24", "--longest_context=60"
-    monkeypatch.setattr(
-        "brt.evaluation.studies.attention_length.THRESHOLD", -math.inf
-    )  # try them all
+    monkeypatch.setattr("brt.studies.attention_length.THRESHOLD", -math.inf)  # try them all
     assert not command(monkeypatch, evaluate, f"--workdir={run}", *flags)
     found = json.loads((run / "studies" / "attention_length.json").read_text())
     (curve,) = found["series"]
@@ -84,7 +82,7 @@ def test_the_sweep_of_a_run_is_one_command(monkeypatch, capsys, run):
 
 def study(monkeypatch, run, *flags):
     """What the command writes, with every length tried."""
-    monkeypatch.setattr("brt.evaluation.studies.attention_length.THRESHOLD", -math.inf)
+    monkeypatch.setattr("brt.studies.attention_length.THRESHOLD", -math.inf)
     flags = f"--workdir={run}", "--study=attention_length", *flags
     assert not command(monkeypatch, evaluate, *flags)
     return json.loads((run / "studies" / "attention_length.json").read_text())
@@ -187,7 +185,7 @@ def test_a_study_of_another_split_than_the_evaluation_is_told(monkeypatch, run):
 
 def test_where_nothing_is_gained_the_verdict_speaks_of_no_fall(monkeypatch, capsys, run):
     flags = "--study=attention_length", "--context_step=24", "--longest_context=24"
-    monkeypatch.setattr("brt.evaluation.studies.attention_length.THRESHOLD", 1.0)
+    monkeypatch.setattr("brt.studies.attention_length.THRESHOLD", 1.0)
     assert not command(monkeypatch, evaluate, f"--workdir={run}", *flags)
     out = capsys.readouterr().out
     assert "with an attention length of 16, as in training; 24 gains less" in out

@@ -10,12 +10,12 @@ from tiny_run import build, one_device, shared_programs, write_config  # noqa: F
 
 from brt.data.vocabularies.base import BEGIN
 from brt.evaluation.recorded_run import RecordedRun
-from brt.evaluation.studies.attention_lines import Parts, find_lines
-from brt.evaluation.studies.attention_maps import AttentionMaps, attention
-from brt.evaluation.studies.attention_measures import best_line
-from brt.evaluation.studies.registry import run_study
 from brt.reporting.studies import attention as attention_report
 from brt.reporting.studies.output import study_content, table, write_study
+from brt.studies.attention_lines import Parts, find_lines
+from brt.studies.attention_maps import AttentionMaps, attention
+from brt.studies.attention_measures import best_line
+from brt.studies.registry import run_study
 
 T, M, S = 16, 24, 5
 ALL = np.arange(7)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from brt.evaluation.studies.attention_measures import (
+from brt.models.attention_weights import AttentionLayout
+from brt.studies.attention_measures import (
     best_line,
     by_distance,
     keys_at_distances,
@@ -11,7 +12,6 @@ from brt.evaluation.studies.attention_measures import (
     widest_heads,
     width,
 )
-from brt.models.attention_weights import AttentionLayout
 
 
 def causal_weights(heads, queries, keys, seed=0):

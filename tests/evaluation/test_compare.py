@@ -5,9 +5,9 @@ import pytest
 from fabricated_recordings import book_store, fabricate, planted_book
 
 from brt.data.vocabularies.base import ByteVocabulary
-from brt.evaluation.studies.compare import choose_documents, compare, describe, largest
 from brt.evaluation.words import Words
 from brt.reporting.studies.compare import present
+from brt.studies.compare import choose_documents, compare, describe, largest
 
 WINDOW, SEGMENT = 64, 512
 BOOKS = [
@@ -198,7 +198,7 @@ def test_documents_of_one_token_are_compared(tmp_path):
 
 
 def test_a_long_curve_keeps_its_spikes(store, tmp_path, monkeypatch):
-    monkeypatch.setattr("brt.evaluation.studies.compare.POINTS", 50)
+    monkeypatch.setattr("brt.studies.compare.POINTS", 50)
     flat = [np.ones(len(book.text)) for book in BOOKS]
     spiked = [nats.copy() for nats in flat]
     spiked[1][[333, 1234]] = 9.0, -5.0

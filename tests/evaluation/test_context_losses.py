@@ -20,9 +20,9 @@ from tiny_run import (  # noqa: F401
 )
 
 from brt import evaluate
-from brt.evaluation.studies import context_losses as module
-from brt.evaluation.studies.context_length import effective_context, perplexities
-from brt.evaluation.studies.context_losses import context_losses, contexts, draw_positions
+from brt.studies import context_losses as module
+from brt.studies.context_length import effective_context, perplexities
+from brt.studies.context_losses import context_losses, contexts, draw_positions
 
 T = 16
 CONTEXTS = contexts(7, 45)  # 7 ... 42: no multiples of the block of 8 or the segment of 16

@@ -12,8 +12,8 @@ import pytest
 from tiny_run import TXL, command, shared_programs, write_config  # noqa: F401
 
 from brt import benchmark
-from brt.evaluation import evaluation_speed
-from brt.evaluation.evaluation_speed import Speed, table
+from brt.benchmarks import evaluation_speed
+from brt.benchmarks.evaluation_speed import Speed, table
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.transformer_xl import TRANSFORMER_XL
 from brt.reporting.step_times import read_step_times

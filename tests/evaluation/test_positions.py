@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from fabricated_recordings import fabricate
 
-from brt.evaluation.studies.positions import positions
 from brt.reporting.studies.positions import present
+from brt.studies.positions import positions
 
 LENGTHS = [1, 5, 30, 31, 77, 150]
 SEGMENT, WINDOW = 24, 8

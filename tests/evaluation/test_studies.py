@@ -19,7 +19,10 @@ from brt.data.vocabularies.base import BEGIN
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
-from brt.evaluation.studies.memory_use import (
+from brt.reporting.studies import memory_use as memory_report
+from brt.reporting.studies import reach as reach_report
+from brt.reporting.studies.output import table
+from brt.studies.memory_use import (
     AblationCost,
     LayerMemory,
     NothingCarried,
@@ -28,11 +31,8 @@ from brt.evaluation.studies.memory_use import (
     gates_and_gradients,
     memory_use,
 )
-from brt.evaluation.studies.reach import block_starts, cost_of_reset, reach, reach_of
-from brt.evaluation.studies.registry import run_study
-from brt.reporting.studies import memory_use as memory_report
-from brt.reporting.studies import reach as reach_report
-from brt.reporting.studies.output import table
+from brt.studies.reach import block_starts, cost_of_reset, reach, reach_of
+from brt.studies.registry import run_study
 
 T, W = 16, 8
 ALL = np.arange(7)
@@ -163,7 +163,7 @@ def test_gradients_reach_the_state_as_differences_say(recurrent):
         if number == 2:
             break
     monkey = pytest.MonkeyPatch()
-    monkey.setattr("brt.evaluation.studies.memory_use.SAMPLED", 3)
+    monkey.setattr("brt.studies.memory_use.SAMPLED", 3)
     (layer,) = gates_and_gradients(recurrent, np.array([6])).layers
     monkey.undo()
     assert layer.gradient_norm == pytest.approx(np.mean(norms), rel=0.02)

@@ -33,7 +33,7 @@ from brt.data.vocabularies.named import as_vocabulary
 from brt.evaluation.recording import NAMES, Recording
 from brt.generation.generator import Generator
 from brt.report import report
-from brt.reporting.results import archive
+from brt.reporting import archive
 from brt.reporting.runs import open_runs
 from brt.training.records.run_folder import RunFolder, read_metrics
 

@@ -18,8 +18,8 @@ from brt.data.vocabularies.base import BEGIN, ByteVocabulary
 from brt.generation.generator import Generator, NonFiniteLogits
 from brt.generation.sampling import Sampling
 from brt.models.caches import select_rows
-from brt.models.recurrent_memory import RecurrentMemoryTransformer
-from brt.models.transformer_xl import TransformerXL
+from brt.models.memory_tokens.model import RecurrentMemoryTransformer
+from brt.models.transformer_xl.model import TransformerXL
 
 V, D, PERIOD = 11, 5, 6
 LENGTHS = (0, 1, PERIOD - 1, PERIOD, 2 * PERIOD + 1, 5 * PERIOD + 3)

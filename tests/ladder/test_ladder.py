@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from fabricated_runs import ROOT
 from quick_commands import quick_environment
+from sweeps import LadderError, SweepEntry
 from tiny_run import contents
 
 from brt.reporting.gin_text import read_gin_file, write_gin
-from brt.reporting.ladder import LadderError, SweepEntry
 
 
 def a_file(folder, *lines):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from fabricated_runs import DIMENSIONS, ROOT, make_run
+from sweeps import SCALES, LadderError, read_sweep
 
 from brt import config
 from brt.experiment import Experiment
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin_files, resolved, write_gin
-from brt.reporting.ladder import SCALES, LadderError, read_sweep
 from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.runs import open_runs

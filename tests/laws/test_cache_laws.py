@@ -10,7 +10,7 @@ from architectures import ARCHITECTURES, abstract, every, random_model
 from flax import nnx
 
 from brt.models.caches import clear_state, reset_rows, select_rows, with_state
-from brt.models.memories.hidden_memory import HiddenCache
+from brt.models.transformer_xl.hidden_memory import HiddenCache
 
 every_architecture = pytest.mark.parametrize("name", every())
 B = 5

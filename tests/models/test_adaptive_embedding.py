@@ -8,9 +8,9 @@ from flax import nnx
 from tiny_models import OneKey, quick_jit, randomised
 
 from brt.data.vocabularies.base import BEGIN
-from brt.models.layers import adaptive_embedding
-from brt.models.layers.adaptive_embedding import AdaptiveEmbedding
 from brt.models.layers.losses import token_losses
+from brt.models.transformer_xl import adaptive_embedding
+from brt.models.transformer_xl.adaptive_embedding import AdaptiveEmbedding
 
 V, D = 23, 8
 CASES = {

@@ -9,8 +9,8 @@ from architectures import ARCHITECTURES, random_model, segment_length
 from flax import nnx
 from tiny_models import quick_jit
 
-from brt.models import layer
-from brt.models.layers import relative_attention, transformer_xl_layer
+from brt.models.block_recurrent import cell as recurrent_cell
+from brt.models.block_recurrent import external_memory, layer
 from brt.models.layers.attention import (
     attend,
     attend_by_head,
@@ -19,9 +19,10 @@ from brt.models.layers.attention import (
     product,
 )
 from brt.models.layers.positions_t5 import HIDDEN
-from brt.models.memories import external_memory, recurrent_cell
-from brt.models.pretrained.bodies import layer as pretrained_layer
-from brt.models.pretrained.memories import cell_memory
+from brt.models.transformer_xl import layer as transformer_xl_layer
+from brt.models.transformer_xl import relative_attention
+from brt.pretrained.bodies import layer as pretrained_layer
+from brt.pretrained.memories import cell_memory
 
 SHAPES = [  # leading axes, Q, J, H, K
     ((), 1, 1, 1, 1),

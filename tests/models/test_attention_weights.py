@@ -9,8 +9,8 @@ from flax import nnx
 from tiny_models import OneKey, cast, quick_jit, randomised
 
 from brt.models.attention_weights import AttentionLayout, ShowsAttention
-from brt.models.recurrent_memory import RecurrentMemoryTransformer
-from brt.models.transformer_xl import TransformerXL
+from brt.models.memory_tokens.model import RecurrentMemoryTransformer
+from brt.models.transformer_xl.model import TransformerXL
 
 B, T, V, SEGMENTS = 2, 4, 17, 4
 SIZES = dict(

@@ -9,9 +9,9 @@ from flax import nnx
 from tiny_models import parameters, quick_jit, read_segment
 from tiny_run import one_device
 
-from brt.models.block_feedback import run_blocks, state_source
-from brt.models.layer import Layer
-from brt.models.memories.recurrent_cell import StateCache
+from brt.models.block_recurrent.cell import StateCache
+from brt.models.block_recurrent.feedback import run_blocks, state_source
+from brt.models.block_recurrent.layer import Layer
 
 B, W, D, A = 2, WINDOW, 12, 8
 FEEDBACK = [name for name, entry in ARCHITECTURES.items() if entry.settings.get("feedback")]

@@ -20,11 +20,11 @@ from flax import nnx
 from tiny_models import OneKey, drawn, parameters, quick_jit, read_segment
 
 from brt.data.vocabularies.base import BEGIN
-from brt.models.block_recurrent import REMATS, BlockRecurrentTransformer
+from brt.models.block_recurrent.cell import RecurrentCell, StateCache
+from brt.models.block_recurrent.external_memory import ExternalMemory
+from brt.models.block_recurrent.memory import LayerMemory
+from brt.models.block_recurrent.model import REMATS, BlockRecurrentTransformer
 from brt.models.layers.sizes import Sizes
-from brt.models.memories.external_memory import ExternalMemory
-from brt.models.memories.memory import LayerMemory
-from brt.models.memories.recurrent_cell import RecurrentCell, StateCache
 
 B, D, W = 2, 12, WINDOW
 

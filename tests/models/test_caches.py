@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import parameters, quick_jit
 
+from brt.models.block_recurrent.cell import DecodingStates, StateCache
+from brt.models.block_recurrent.external_memory import RingCache
 from brt.models.caches import (
     DecodingLayer,
     DecodingWindow,
@@ -27,8 +29,6 @@ from brt.models.caches import (
     write_token,
 )
 from brt.models.layers.attention import heads_first
-from brt.models.memories.external_memory import RingCache
-from brt.models.memories.recurrent_cell import DecodingStates, StateCache
 
 B, W, H, K, D = 3, WINDOW, 2, 4, 12
 

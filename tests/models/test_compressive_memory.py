@@ -10,9 +10,9 @@ from architectures import ARCHITECTURES, SEGMENT, VOCABULARY, build, random_mode
 from flax import nnx
 from tiny_models import OneKey, parameters, quick_jit, randomised, read_segment
 
-from brt.models.memories.compressive_memory import CompressiveMemory
-from brt.models.memories.hidden_memory import HiddenMemory
-from brt.models.transformer_xl import TransformerXL
+from brt.models.transformer_xl.compressive_memory import CompressiveMemory
+from brt.models.transformer_xl.hidden_memory import HiddenMemory
+from brt.models.transformer_xl.model import TransformerXL
 
 SEGMENTS, ROWS = 6, 2
 

@@ -9,15 +9,15 @@ from architectures import ARCHITECTURES, abstract, random_model
 from flax import nnx
 from tiny_models import OneKey, parameters
 
-from brt.models.block_recurrent import BlockRecurrentTransformer
+from brt.models.block_recurrent.cell import RecurrentCell
+from brt.models.block_recurrent.layer import Layer
+from brt.models.block_recurrent.memory import LayerMemory
+from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.counts import ParameterCounts, count_parameters
-from brt.models.layer import Layer
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import RMSNorm
 from brt.models.layers.sizes import Sizes
-from brt.models.memories.memory import LayerMemory
-from brt.models.memories.recurrent_cell import RecurrentCell
-from brt.models.recurrent_memory import RecurrentMemoryTransformer
+from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 TINY = Sizes(width=12, num_heads=2, head_size=4, feed_forward_size=10)

@@ -10,12 +10,12 @@ from architectures import random_model
 from flax import nnx
 from tiny_models import OneKey, parameters, quick_jit, randomised
 
-import brt.models.layer
-from brt.models.layer import Layer
+import brt.models.block_recurrent.layer
+from brt.models.block_recurrent.cell import RecurrentCell
+from brt.models.block_recurrent.layer import Layer
 from brt.models.layers.attention import attend
 from brt.models.layers.dropout import dropout, keep_mask
 from brt.models.layers.sizes import Sizes
-from brt.models.memories.recurrent_cell import RecurrentCell
 
 KEY = jax.random.key(7)
 PERIOD = 128
@@ -143,7 +143,7 @@ def test_rows_and_blocks_share_one_mask_of_the_weights(monkeypatch):
         masks.append((q.shape[:-3], keep.shape))
         return attend(q, k, v, scale_H, table, keep)
 
-    monkeypatch.setattr(brt.models.layer, "attend", spy)
+    monkeypatch.setattr(brt.models.block_recurrent.layer, "attend", spy)
     model = random_model("rec_fixed_skip", dropout=0.5, num_layers=1, recurrent_layers=(0,))
     jax.eval_shape(model, jnp.arange(16).reshape(2, 8), model.init_caches(2), KEY)
     # Leading axes of rows and blocks, which neither mask has: tokens to tokens, to states.

@@ -11,8 +11,8 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brt.models import equal_layers
-from brt.models.equal_layers import FEWEST, EqualLayers
+from brt.models.fast import equal_layers
+from brt.models.fast.equal_layers import FEWEST, EqualLayers
 from brt.models.layers.dropout import dropout
 
 

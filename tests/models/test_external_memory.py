@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tiny_models import OneKey, parameters, quick_jit, read_segment
 
 from brt import config
-from brt.models.block_recurrent import BlockRecurrentTransformer
+from brt.models.block_recurrent.external_memory import ExternalMemory, RingCache
+from brt.models.block_recurrent.memory import LayerTokens
+from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.counts import count_parameters
 from brt.models.layers.sizes import Sizes
-from brt.models.memories.external_memory import ExternalMemory, RingCache
-from brt.models.memories.memory import LayerTokens
 
 H, K = 2, 4
 

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from tiny_models import quick_jit
 
-from brt.models.memories.gates import BIASES, FORMS, KINDS, Gate
+from brt.models.block_recurrent.gates import BIASES, FORMS, KINDS, Gate
 
 EVERY_GATE = [(kind, form, squash) for kind in KINDS for form in FORMS for squash in (False, True)]
 

@@ -11,13 +11,13 @@ from architectures import random_model
 from flax import nnx
 from tiny_models import OneKey, drawn, parameters, quick_jit
 
-from brt.models.layer import Layer
+from brt.models.block_recurrent.cell import RecurrentCell
+from brt.models.block_recurrent.external_memory import ExternalMemory
+from brt.models.block_recurrent.layer import Layer
+from brt.models.block_recurrent.memory import BlockStates, LayerMemory
+from brt.models.block_recurrent.of_layer import joined
 from brt.models.layers.initializers import parameter
 from brt.models.layers.sizes import Sizes
-from brt.models.memories.external_memory import ExternalMemory
-from brt.models.memories.memory import BlockStates, LayerMemory
-from brt.models.memories.of_layer import joined
-from brt.models.memories.recurrent_cell import RecurrentCell
 
 D, H, K, F, W, S, B = 12, 2, 4, 10, 4, 3, 2
 A = H * K

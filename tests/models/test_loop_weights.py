@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_models import quick_jit
 
-from brt.models.loop_weights import cast_before, in_loop, product, scan
+from brt.models.fast.loop_weights import cast_before, in_loop, product, scan
 
 G, B, S, D, A = 5, 2, 3, 4, 6
 

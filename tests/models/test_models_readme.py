@@ -51,14 +51,6 @@ def write_examples(folder):
         (folder / re.match(r"# (\w+\.\w+)\n", block)[1]).write_text(block, encoding="utf-8")
 
 
-def test_every_file_of_the_table_exists():
-    table = README[README.index("| file |") :].split("\n\n")[0]
-    names = re.findall(r"`([\w/.]+)`", "".join(row.split("|")[1] for row in table.splitlines()))
-    assert len(names) >= 15
-    for name in names:
-        assert (ROOT / "brt" / "models" / name).exists(), name
-
-
 # The examples keep the laws, as the architectures of brt do.
 
 
@@ -269,7 +261,7 @@ def test_a_class_is_known_as_soon_as_its_file_lies_among_the_memories(tmp_path):
     before = dry_run(tmp_path, environment)
     # This process may have imported the class; the command has not.
     assert before.returncode == 1 and "nothing is called BlockSummaries" in before.stderr
-    (tmp_path / "brt/models/memories/block_summaries.py").write_text(memory_code())
+    (tmp_path / "brt/models/block_recurrent/block_summaries.py").write_text(memory_code())
     after = dry_run(tmp_path, environment)
     assert "books/train" in after.stderr  # which is not there
     assert re.search(r"BlockSummaries\.num_blocks += 4", after.stdout)

@@ -11,12 +11,12 @@ from architectures import random_model
 from flax import nnx
 from tiny_models import OneKey, drawn, parameters, quick_jit
 
+from brt.models.block_recurrent.cell import ARRANGEMENTS, RecurrentCell, StateCache
+from brt.models.block_recurrent.gates import KINDS
+from brt.models.block_recurrent.memory import BlockPairs, BlockStates
 from brt.models.layers.attention import heads_first
 from brt.models.layers.norms import unit_heads
 from brt.models.layers.sizes import Sizes
-from brt.models.memories.gates import KINDS
-from brt.models.memories.memory import BlockPairs, BlockStates
-from brt.models.memories.recurrent_cell import ARRANGEMENTS, RecurrentCell, StateCache
 
 D, H, K, F, S, W, B = 12, 2, 4, 10, 3, 4, 2
 A = H * K

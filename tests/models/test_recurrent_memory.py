@@ -12,12 +12,12 @@ from flax import nnx
 from tiny_models import OneKey, cast, parameters, quick_jit, randomised
 
 from brt.data.vocabularies.base import BEGIN
-from brt.models.block_recurrent import BlockRecurrentTransformer
+from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.caches import clear_state, reset_rows, with_state
+from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.memory_tokens.transformer_xl import segment_mask, visible_positions
-from brt.models.recurrent_memory import RecurrentMemoryTransformer
 from brt.models.recurrent_networks import LSTM
-from brt.models.transformer_xl import TransformerXL
+from brt.models.transformer_xl.model import TransformerXL
 
 B, T, V, SEGMENTS = 2, 6, 17, 4
 OF_RMT = (

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tiny_models import quick_jit
 
+from brt.models.fast.table_losses import table_losses
 from brt.models.layers.losses import token_losses
-from brt.models.layers.table_losses import table_losses
 
 B, T, V, D = 2, 7, 11, 5
 DIVISOR = 1.7

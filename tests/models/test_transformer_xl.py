@@ -13,11 +13,11 @@ from flax import nnx
 from tiny_models import OneKey, cast, parameters, quick_jit, randomised, read_segment
 
 from brt import config
-from brt.models.block_recurrent import BlockRecurrentTransformer
+from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.counts import count_parameters
 from brt.models.layers.initializers import parameter
-from brt.models.memories.hidden_memory import HiddenMemory, visible_keys
-from brt.models.transformer_xl import TransformerXL, evaluation_memory
+from brt.models.transformer_xl.hidden_memory import HiddenMemory, visible_keys
+from brt.models.transformer_xl.model import TransformerXL, evaluation_memory
 from brt.token_ids import BEGIN
 
 ROWS, NONE = 2, np.zeros(2, bool)

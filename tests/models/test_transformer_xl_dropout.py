@@ -15,7 +15,7 @@ from flax import nnx
 from jax.extend.core import jaxprs_in_params
 from tiny_models import OneKey, parameters, quick_jit, randomised
 
-from brt.models.transformer_xl import TransformerXL
+from brt.models.transformer_xl.model import TransformerXL
 
 B, T, M, LAYERS = 4, 8, 5, 2
 V, D, F, H, K = 17, 24, 16, 3, 4

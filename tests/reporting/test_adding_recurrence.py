@@ -7,14 +7,14 @@ import pytest
 from fabricated_runs import ROOT, make_run
 from flax import nnx
 from stores import make_store
+from sweeps import SCALES, read_sweep
 from tiny_models import OneKey
 
 from brt.data.streams.shifted import ShiftedPass
-from brt.models.pretrained.bodies.gpt2 import GPT2
-from brt.models.pretrained.language_model import PretrainedLanguageModel
+from brt.pretrained.bodies.gpt2 import GPT2
+from brt.pretrained.language_model import PretrainedLanguageModel
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import write_gin
-from brt.reporting.ladder import SCALES, read_sweep
 from brt.reporting.papers import adding_recurrence as arpt
 from brt.reporting.papers import recurrent_memory as rmt
 from brt.reporting.papers.fill import frontier, paper_plots, paper_tables

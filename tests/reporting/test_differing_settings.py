@@ -10,12 +10,12 @@ import gin
 import pytest
 from fabricated_runs import make_run
 from paths import ROOT
+from sweeps import SCALES, read_sweep
 
 from brt import config
 from brt.experiment import Experiment
 from brt.reporting.collect import Group, collect
 from brt.reporting.gin_text import read_gin_file, write_gin
-from brt.reporting.ladder import SCALES, read_sweep
 from brt.reporting.paper_positions import PaperPosition
 from brt.reporting.papers.adding_recurrence import ADDING_RECURRENCE
 from brt.reporting.papers.all import PAPERS

@@ -15,13 +15,14 @@ from fabricated_runs import add_recording, make_run, make_store
 
 pytest.importorskip("matplotlib", reason='the report needs pip install -e ".[report]"')
 
+from results_page.intervals import IntervalPlot, Mean
+
 from brt.report import local_folders, report
+from brt.reporting import archive
 from brt.reporting.drawing.heat_map import HeatMap
-from brt.reporting.drawing.intervals import IntervalPlot, Mean
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.table import Cell, Column, Table, csv_text
 from brt.reporting.page import HERE
-from brt.reporting.results import archive
 from brt.reporting.runs import open_runs
 from brt.reporting.step_times import read_step_times
 

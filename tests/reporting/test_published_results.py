@@ -11,8 +11,9 @@ from paths import ROOT
 
 pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
 
+from results_page.page import Results, fill, results, write_results
+
 from brt.reporting.drawing.table import measured
-from brt.reporting.results.page import Results, fill, results, write_results
 
 PAGE = ROOT / "docs" / "results"
 NORM = ", norm = pre"

@@ -4,10 +4,10 @@ import json
 
 import pytest
 from fabricated_runs import ROOT, make_run, make_task_run, make_xl_run
+from sweeps import SCALES, read_sweep
 
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import write_gin
-from brt.reporting.ladder import SCALES, read_sweep
 from brt.reporting.page import evaluations
 from brt.reporting.paper_positions import PaperPosition, paper_position
 from brt.reporting.papers import recurrent_memory as rmt

@@ -10,16 +10,17 @@ from paths import ROOT
 
 pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
 
+from results_page.gain_tables import gain_table, system
+from results_page.gains import TEST, gains
+from results_page.over_training import clearing_plot, training_plot
+from results_page.overview import overview_plot, overview_table
+from results_page.page import fill, results, write_results
+from results_page.systems import systems_table
+
 from brt.evaluation.token_kinds import KINDS
+from brt.reporting.archive import pack, unpack
 from brt.reporting.collect import collect
 from brt.reporting.drawing.plots import png
-from brt.reporting.results.archive import pack, unpack
-from brt.reporting.results.gain_tables import gain_table, system
-from brt.reporting.results.gains import TEST, gains
-from brt.reporting.results.over_training import clearing_plot, training_plot
-from brt.reporting.results.overview import overview_plot, overview_table
-from brt.reporting.results.page import fill, results, write_results
-from brt.reporting.results.systems import systems_table
 from brt.reporting.runs import open_runs
 
 PAGE = ROOT / "docs" / "results"

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 from fabricated_runs import ROOT
+from sweeps import SCALES, read_sweep
 
 from brt import config
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.reporting.gin_text import write_gin
-from brt.reporting.ladder import SCALES, read_sweep
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.recurrent_memory import TABLE_2, TABLE_4, TABLE_5
 

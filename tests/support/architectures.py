@@ -18,14 +18,14 @@ from flax import nnx
 from pretrained_architectures import PRETRAINED
 from tiny_models import OneKey, cast, randomised
 
-from brt.models.block_recurrent import BlockRecurrentTransformer
-from brt.models.memories.compressive_memory import CompressiveMemory
-from brt.models.memories.external_memory import ExternalMemory
-from brt.models.memories.recurrent_cell import RecurrentCell
+from brt.models.block_recurrent.cell import RecurrentCell
+from brt.models.block_recurrent.external_memory import ExternalMemory
+from brt.models.block_recurrent.model import BlockRecurrentTransformer
+from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.model import Model
-from brt.models.recurrent_memory import RecurrentMemoryTransformer
 from brt.models.recurrent_networks import LSTM, QRNN
-from brt.models.transformer_xl import TransformerXL
+from brt.models.transformer_xl.compressive_memory import CompressiveMemory
+from brt.models.transformer_xl.model import TransformerXL
 
 WITHOUT_WINDOW = {name: size for name, size in SIZES.items() if name != "window"}
 CELL_SIZES = dict(num_states=STATES, gate_form="paper")

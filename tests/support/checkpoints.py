@@ -12,9 +12,9 @@ import numpy as np
 import optax
 from tiny_run import mesh_of
 
+from brt.models.block_recurrent.cell import StateCache
+from brt.models.block_recurrent.external_memory import RingCache
 from brt.models.caches import LayerCache, WindowCache
-from brt.models.memories.external_memory import RingCache
-from brt.models.memories.recurrent_cell import StateCache
 from brt.training.checkpoints.checkpoint import CheckpointPolicy, Checkpoints
 from brt.training.sharding import shardings
 from brt.training.train_step import TrainState

@@ -12,11 +12,11 @@ import published_readers
 import published_tasks
 import published_transformer_xl
 from published_numbers import Numbers
+from sweeps import SCALES, LadderError, read_sweep
 
 from brt import config
 from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin, resolved, write_gin
-from brt.reporting.ladder import SCALES, LadderError, read_sweep
 from brt.training.settings import Trainer
 
 SWEEPS = (

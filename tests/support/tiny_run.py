@@ -26,8 +26,8 @@ from paths import ROOT
 
 from brt import command_line, config, evaluate, train
 from brt.experiment import Experiment
+from brt.training.loop import TrainingRun
 from brt.training.records.run_folder import read_metrics
-from brt.training.trainer import TrainingRun
 
 XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
 LENGTHS = {

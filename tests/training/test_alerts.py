@@ -12,10 +12,10 @@ from tiny_run import (
     write_config,
 )
 
+from brt.training.loop import NonFiniteLoss
 from brt.training.records import alerts
 from brt.training.records.alerts import Alerts, StallWatch
 from brt.training.records.run_folder import read_metrics
-from brt.training.trainer import NonFiniteLoss
 
 HEALTHY = {
     "train/loss": 2.0,

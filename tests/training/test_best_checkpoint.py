@@ -32,9 +32,9 @@ from brt.reporting.paper_positions import paper_position
 from brt.reporting.runs import Run
 from brt.training.checkpoints.checkpoint import CheckpointError
 from brt.training.checkpoints.policy import Best, CheckpointPolicy, stopped_early
+from brt.training.loop import TrainingRun
 from brt.training.records.run_folder import read_metrics
 from brt.training.settings import Trainer
-from brt.training.trainer import TrainingRun
 
 BINDINGS = (
     "Trainer.steps = 16",

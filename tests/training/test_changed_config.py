@@ -14,7 +14,7 @@ from tiny_run import (  # noqa: F401
 )
 
 from brt.training.checkpoints.checkpoint import CheckpointError
-from brt.training.trainer import ChangedConfig, TrainingRun
+from brt.training.loop import ChangedConfig, TrainingRun
 
 STEPS = 4
 BINDINGS = (

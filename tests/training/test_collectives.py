@@ -13,7 +13,7 @@ from tiny_models import QUICK
 from brt.benchmarks import hlo
 from brt.benchmarks.hlo_costs import axes_of, collectives
 from brt.experiment import Experiment
-from brt.models.layers import table_losses
+from brt.models.fast import table_losses
 from brt.training.optimization.schedules import constant_rate
 from brt.training.settings import Trainer
 

@@ -3,13 +3,13 @@
 import pytest
 from tiny_run import TXL, one_device, shared_programs, write_config  # noqa: F401
 
+from brt.benchmarks.memory_budget import longest_fitting, longest_segment, parse_bytes, step_bytes
 from brt.experiment import Configuration
-from brt.training.memory_budget import longest_fitting, longest_segment, parse_bytes, step_bytes
 
 
 @pytest.fixture(autouse=True)
 def on_one_device(monkeypatch):
-    monkeypatch.setattr("brt.training.memory_budget.make_mesh", lambda data, model: one_device())
+    monkeypatch.setattr("brt.benchmarks.memory_budget.make_mesh", lambda data, model: one_device())
 
 
 @pytest.mark.parametrize("period", [1, 4, 64])
@@ -75,7 +75,7 @@ def test_the_longest_segment_of_a_model_fits_and_the_next_does_not(txl):
 def test_lengths_are_multiples_of_a_window(tmp_path, monkeypatch):
     lines = "BlockRecurrentTransformer.window = 12", "Trainer.segment_length = 12"
     path = write_config(tmp_path, *lines, "Trainer.tokens_per_step = 48")
-    tokens = "brt.training.memory_budget.step_bytes"
+    tokens = "brt.benchmarks.memory_budget.step_bytes"
     monkeypatch.setattr(tokens, lambda experiment: experiment.trainer.tokens_per_step)
     found = longest_segment(Configuration([str(path)]).experiment, 4 * 64, report=lambda line: None)
     assert found == (60, {length: 4 * length for length in (12, 24, 48, 60, 72, 96)})

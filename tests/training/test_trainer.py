@@ -38,8 +38,8 @@ from brt.evaluation.evaluator import Evaluator
 from brt.experiment import load_run
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 from brt.training.checkpoints.parameters import load_params
+from brt.training.loop import NonFiniteLoss
 from brt.training.records.run_folder import read_metrics
-from brt.training.trainer import NonFiniteLoss
 
 STEPS = 12
 BINDINGS = (

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.models.block_recurrent import BlockRecurrentTransformer
-from brt.models.memories.external_memory import ExternalMemory
-from brt.models.memories.recurrent_cell import RecurrentCell
+from brt.models.block_recurrent.cell import RecurrentCell
+from brt.models.block_recurrent.external_memory import ExternalMemory
+from brt.models.block_recurrent.model import BlockRecurrentTransformer
 
 LAYER = "transformer{}/"
 TOKENS = "tbase/"

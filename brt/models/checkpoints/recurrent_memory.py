@@ -13,7 +13,7 @@ import numpy as np
 
 from brt.models.checkpoints import transformer_xl as txl_checkpoint
 from brt.models.checkpoints.transformer_xl import Source
-from brt.models.recurrent_memory import RecurrentMemoryTransformer
+from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 
 MEMORY = {"memory_SD": Source("mem_tokens", lambda x_S1D: x_S1D[:, 0])}
 """Sources of the parameters that Transformer-XL does not have."""

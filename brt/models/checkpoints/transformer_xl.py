@@ -16,8 +16,8 @@ import numpy as np
 from flax import nnx
 
 from brt.models.checkpoints.meliad import UnsupportedCheckpoint
-from brt.models.recurrent_memory import RecurrentMemoryTransformer
-from brt.models.transformer_xl import TransformerXL
+from brt.models.memory_tokens.model import RecurrentMemoryTransformer
+from brt.models.transformer_xl.model import TransformerXL
 
 ENCODINGS = ("relative", "shaw", "absolute", "learned")  # attn_type 0, 1, 2, 3
 

@@ -7,8 +7,8 @@ from flax import nnx
 from jax.nn.initializers import zeros
 from jax.typing import DTypeLike
 
+from brt.models.fast.loop_weights import LoopWeights, cast_before, product
 from brt.models.layers.initializers import DENSE, Initializer, parameter
-from brt.models.loop_weights import LoopWeights, cast_before, product
 
 
 class FeedForward(nnx.Module):

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from brt.models.attention_weights import AttentionLayout, AttentionWeights
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
-from brt.models.layers.transformer_xl_layer import LayerAttention
 from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
+from brt.models.transformer_xl.layer import LayerAttention
 
 if TYPE_CHECKING:
-    from brt.models.transformer_xl_stack import TransformerXLStack
+    from brt.models.transformer_xl.stack import TransformerXLStack
 
 
 def segment_mask(S: int, T: int, memory_at_end: bool = True) -> jax.Array:

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from brt.evaluation.studies.attention_lines import BlockLines, Head, Parts
-from brt.evaluation.studies.attention_maps import ATTENTION, AttentionMaps, SegmentMaps, Spans
 from brt.reporting.studies.content import Content, content, curve
+from brt.studies.attention_lines import BlockLines, Head, Parts
+from brt.studies.attention_maps import ATTENTION, AttentionMaps, SegmentMaps, Spans
 
 NOTHING_READ = (
     "No segment was read with a full cache: read longer documents, or bind a shorter memory_length "

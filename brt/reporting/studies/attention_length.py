@@ -2,8 +2,8 @@
 
 import math
 
-from brt.evaluation.studies.attention_length import THRESHOLD, AttentionLength, Sweep
 from brt.reporting.studies.content import Content, content, curve
+from brt.studies.attention_length import THRESHOLD, AttentionLength, Sweep
 
 BEST_LENGTH, BEST_PERPLEXITY = "best_length", "best_perplexity"
 """Names of the numbers "Attn Len" and "PPL best", for the tables that show them."""

@@ -1,8 +1,8 @@
 """The study `compare` in sentences, curves and excerpts."""
 
-from brt.evaluation.studies.compare import LOOKED_AT, SHOWN, Comparison, TopCounts, TopToken
 from brt.evaluation.words import NAME, TITLE
 from brt.reporting.studies.content import Content, content, curve
+from brt.studies.compare import LOOKED_AT, SHOWN, Comparison, TopCounts, TopToken
 
 
 def present(found: Comparison) -> Content:

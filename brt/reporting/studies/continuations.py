@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from brt.evaluation.studies.continuations import Continuations
-from brt.evaluation.studies.topics import Topics, how_often_lower
 from brt.reporting.studies.content import Content, content
+from brt.studies.continuations import Continuations
+from brt.studies.topics import Topics, how_often_lower
 
 
 def present_continuations(found: Continuations) -> Content:

@@ -5,7 +5,8 @@ document's if another document's state in its place costs more than twice its er
 least the share `OWN` of what clearing costs.
 """
 
-from brt.evaluation.studies.memory_use import (
+from brt.reporting.studies.content import Content, content, curve
+from brt.studies.memory_use import (
     MONITORS,
     PERCENTILES,
     AblationCost,
@@ -15,7 +16,6 @@ from brt.evaluation.studies.memory_use import (
     Probes,
     StateLosses,
 )
-from brt.reporting.studies.content import Content, content, curve
 
 HARDLY = 0.001
 """Share of the bits per token below which what a cleared state costs is called hardly a use."""

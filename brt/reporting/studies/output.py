@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from brt.data.stores.writer import replace_json
-from brt.evaluation.studies.registry import WITH_MANY, Study
 from brt.reporting.studies import (
     attention,
     attention_length,
@@ -27,6 +26,7 @@ from brt.reporting.studies import (
 )
 from brt.reporting.studies.content import Content
 from brt.storage.paths import RemotePath, as_path
+from brt.studies.registry import WITH_MANY, Study
 
 SHOWN = 300
 """Characters of a context that the terminal shows, its last."""

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from brt.evaluation.studies.positions import LossByPosition
 from brt.reporting.studies.content import Content, content, curve
+from brt.studies.positions import LossByPosition
 
 
 def present(found: LossByPosition) -> Content:

@@ -1,7 +1,7 @@
 """The study `reach` in sentences and curves."""
 
-from brt.evaluation.studies.reach import SHARE, Reach
 from brt.reporting.studies.content import Content, content, curve
+from brt.studies.reach import SHARE, Reach
 
 NO_BLOCK = "No token is scored beyond the first two blocks, of {:,} tokens each, of any document."
 

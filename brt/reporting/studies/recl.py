@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterable
 
-from brt.evaluation.studies.context_length import SHARES
-from brt.evaluation.studies.context_losses import EffectiveContext, ModelContext
 from brt.reporting.drawing.table import csv_text
 from brt.reporting.studies.content import Content, content, curve
+from brt.studies.context_length import SHARES
+from brt.studies.context_losses import EffectiveContext, ModelContext
 
 
 def present(found: EffectiveContext) -> Content:

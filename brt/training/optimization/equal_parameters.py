@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from brt.models.equal_layers import FEWEST
+from brt.models.fast.equal_layers import FEWEST
 
 
 def equal_parameters_together(

@@ -19,9 +19,9 @@ from tiny_run import (  # noqa: F401
 from brt import evaluate
 from brt.data.sources.base import Document
 from brt.data.stores.token_store import TokenStore, write_store
-from brt.evaluation.studies.continuations import draw_contexts
-from brt.evaluation.studies.topic_model import TopicModel, divergence, words_of
-from brt.evaluation.studies.topics import how_often_lower
+from brt.studies.continuations import draw_contexts
+from brt.studies.topic_model import TopicModel, divergence, words_of
+from brt.studies.topics import how_often_lower
 
 SEA = ["whale", "ship", "sail", "wave", "captain", "deck", "harbour", "storm"]
 FARM = ["horse", "plough", "field", "barn", "wheat", "cow", "orchard", "fence"]

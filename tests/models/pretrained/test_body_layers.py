@@ -7,12 +7,12 @@ import pytest
 from tiny_models import OneKey, randomised
 
 from brt.models.layers.sizes import Sizes
-from brt.models.pretrained.bodies.gpt2 import GPT2Layer
-from brt.models.pretrained.bodies.gpt_neox import GPTNeoXLayer
-from brt.models.pretrained.bodies.layer import drops
-from brt.models.pretrained.bodies.llama import LlamaLayer
-from brt.models.pretrained.encoders.bert import BertLayer
-from brt.models.pretrained.encoders.t5_layers import T5Layer
+from brt.pretrained.bodies.gpt2 import GPT2Layer
+from brt.pretrained.bodies.gpt_neox import GPTNeoXLayer
+from brt.pretrained.bodies.layer import drops
+from brt.pretrained.bodies.llama import LlamaLayer
+from brt.pretrained.encoders.bert import BertLayer
+from brt.pretrained.encoders.t5_layers import T5Layer
 
 SIZES = Sizes(8, 2, 4, 10)
 LAYERS = {

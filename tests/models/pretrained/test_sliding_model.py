@@ -11,12 +11,12 @@ from flax import nnx
 from pretrained_architectures import GPT2_SIZES, LLAMA_SIZES
 from tiny_models import OneKey, cast, quick_jit, randomised
 
-from brt.models.memories.recurrent_cell import RecurrentCell
-from brt.models.pretrained.bodies.gpt2 import GPT2
-from brt.models.pretrained.bodies.layer import HIDDEN, Seen
-from brt.models.pretrained.bodies.llama import Llama
-from brt.models.pretrained.memories.cell_memory import CellMemory
-from brt.models.pretrained.sliding_model import SlidingLanguageModel
+from brt.models.block_recurrent.cell import RecurrentCell
+from brt.pretrained.bodies.gpt2 import GPT2
+from brt.pretrained.bodies.layer import HIDDEN, Seen
+from brt.pretrained.bodies.llama import Llama
+from brt.pretrained.memories.cell_memory import CellMemory
+from brt.pretrained.sliding_model import SlidingLanguageModel
 
 BODY = functools.partial(Llama, **LLAMA_SIZES)
 CELL = functools.partial(CellMemory, cell=functools.partial(RecurrentCell, num_states=3))

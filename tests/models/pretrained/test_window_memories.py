@@ -11,13 +11,13 @@ from flax import nnx
 from pretrained_architectures import GPT2_SIZES, pooled
 from tiny_models import OneKey, cast, parameters, plain, quick_jit, randomised
 
-from brt.models.memories.recurrent_cell import RecurrentCell
-from brt.models.pretrained.bodies.gpt2 import GPT2
-from brt.models.pretrained.language_model import PretrainedLanguageModel
-from brt.models.pretrained.memories.cell_memory import CellMemory
-from brt.models.pretrained.memories.pooled_memory import PooledMemory
-from brt.models.pretrained.memories.window_memory import Positions
-from brt.models.recurrent_memory import RecurrentMemoryTransformer
+from brt.models.block_recurrent.cell import RecurrentCell
+from brt.models.memory_tokens.model import RecurrentMemoryTransformer
+from brt.pretrained.bodies.gpt2 import GPT2
+from brt.pretrained.language_model import PretrainedLanguageModel
+from brt.pretrained.memories.cell_memory import CellMemory
+from brt.pretrained.memories.pooled_memory import PooledMemory
+from brt.pretrained.memories.window_memory import Positions
 
 ROWS = 2
 BODY = functools.partial(GPT2, **GPT2_SIZES)

@@ -7,14 +7,14 @@ import llama_numpy
 import paper_numpy
 from architecture import DIVISIBLE, OF_RMT, SIZES, STATES, VOCABULARY, WINDOW, Architecture
 
-from brt.models.memories.recurrent_cell import RecurrentCell
-from brt.models.pretrained.bodies.gpt2 import GPT2
-from brt.models.pretrained.bodies.llama import Llama
-from brt.models.pretrained.language_model import PretrainedLanguageModel
-from brt.models.pretrained.memories.cell_memory import CellMemory
-from brt.models.pretrained.memories.pooled_memory import PooledMemory
-from brt.models.pretrained.sliding_model import SlidingLanguageModel
-from brt.models.recurrent_memory import RecurrentMemoryTransformer
+from brt.models.block_recurrent.cell import RecurrentCell
+from brt.models.memory_tokens.model import RecurrentMemoryTransformer
+from brt.pretrained.bodies.gpt2 import GPT2
+from brt.pretrained.bodies.llama import Llama
+from brt.pretrained.language_model import PretrainedLanguageModel
+from brt.pretrained.memories.cell_memory import CellMemory
+from brt.pretrained.memories.pooled_memory import PooledMemory
+from brt.pretrained.sliding_model import SlidingLanguageModel
 
 OF_GPT2 = (
     *("vocabulary_size", "num_layers", "width", "num_heads", "feed_forward_size", "num_positions"),

@@ -1,0 +1,1 @@
+"""Block-Recurrent Transformer: its layers, memories, cell and block feedback."""

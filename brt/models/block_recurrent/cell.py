@@ -1,0 +1,390 @@
+"""The recurrent cell: the horizontal direction of a layer, from one block's states to the next's.
+
+Only this is sequential, so only this stands inside the loop over blocks. The tokens' side
+(their queries, keys, values, their attention to one another and to the states) is computed
+for all blocks at once in `brt/models/block_recurrent/layer.py`. Letters as in `brt.models`.
+"""
+
+from typing import Annotated, Any, NamedTuple
+
+import gin
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from brt.checks import Count, OneOf, check_choice
+from brt.models.block_recurrent.gates import BIASES, FORMS, KINDS, Gate
+from brt.models.block_recurrent.memory import BlockPairs, BlockStates, LayerMemory
+from brt.models.counts import matrix_size
+from brt.models.fast.loop_weights import cast_before, in_loop, product, scan
+from brt.models.fast.row_shards import by_row_shard
+from brt.models.layers.attention import attend_by_head, heads_first
+from brt.models.layers.initializers import DENSE, normal, parameter
+from brt.models.layers.norms import (
+    RMSNorm,
+    rms_normed,
+    scaled_down_heads,
+    scaled_unit_heads,
+    unit_heads,
+)
+from brt.models.layers.sizes import Sizes
+
+ARRANGEMENTS = ("dual", "single", "skip")
+ORDERS = ("parallel", "sequential")
+
+CellWeights = dict[str, Any]
+"""Of `RecurrentCell.loop_weights`: arrays and `LoopWeights`, named by their shapes, and gates'."""
+
+
+class StateCache(NamedTuple):
+    """The state vectors of a recurrent cell.
+
+    states_BSD: (B, S, D), float32 or wider: a long sum of small changes. Empty: learned.
+    """
+
+    states_BSD: jax.Array
+
+    def clear_state(self, empty: "StateCache") -> "StateCache":
+        """Returns the learned states that a document begins with."""
+        return empty
+
+
+class DecodingStates(NamedTuple):
+    """The state vectors while a block is being filled.
+
+    states_BSD: (B, S, D), fixed inside a block.
+    state_keys_BSHK, state_values_BSHK: (B, S, H, K), computed from the states once a block.
+    """
+
+    states_BSD: jax.Array
+    state_keys_BSHK: jax.Array
+    state_values_BSHK: jax.Array
+
+
+@gin.configurable(denylist=["rngs", "sizes", "window"])
+class RecurrentCell(LayerMemory):
+    """State vectors that read the tokens of a block, and one another, through gates.
+
+    Args:
+        sizes: of the layer around it.
+        window: W of that layer; the number of states does not depend on it.
+        num_states: S.
+        gate: "fixed" or "lstm" (section 3.3).
+        arrangement: "dual" gates both residuals; "single" drops the projection and its
+            gate, the attention feeds the network directly; "skip" drops the network and
+            its gate (section 3.5).
+        gate_form: "paper" or "meliad", see `Gate`.
+        gate_biases: "small", or "zero" or "one" to see what the paper warns of (appendix B).
+        order: "parallel" or "sequential": cross-attention after self-attention, with a
+            gate of its own, the variant section 3.1 reports as worse.
+        state_ids: add a learned vector of each state to it where keys, values and queries are
+            computed (section 3.2).
+
+    Raises:
+        ValueError: an unknown choice, no states, or a sequential order without a projection.
+
+    Source: Block-Recurrent, sections 3.1-3.5.
+    """
+
+    name = "cell"
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        sizes: Sizes,
+        window: int,
+        num_states: Count = 512,
+        gate: Annotated[str, OneOf(KINDS)] = "fixed",
+        arrangement: Annotated[str, OneOf(ARRANGEMENTS)] = "skip",
+        gate_form: Annotated[str, OneOf(FORMS)] = "paper",
+        gate_biases: Annotated[str, OneOf(BIASES)] = "small",
+        order: Annotated[str, OneOf(ORDERS)] = "parallel",
+        state_ids: bool = True,
+    ):
+        check_choice("RecurrentCell.arrangement", arrangement, ARRANGEMENTS)
+        check_choice("RecurrentCell.order", order, ORDERS)
+        if num_states < 1:
+            raise ValueError(f"RecurrentCell.num_states = {num_states} must be at least 1.")
+        if order == "sequential" and arrangement == "single":
+            raise ValueError(
+                'RecurrentCell.order = "sequential" gates each attention after a projection, '
+                'and arrangement "single" has none: use "dual" or "skip".'
+            )
+        D, A, F = sizes.width, sizes.attention_size, sizes.feed_forward_size
+        self.num_heads = sizes.num_heads
+        self.qk_norm = sizes.qk_norm
+        self.num_states = num_states
+        self.arrangement = arrangement
+        self.order = order
+        self.reads_after_tokens = order == "sequential"
+        self.initial_states_SD = parameter(rngs, normal(0.1), num_states, D, multiplied=False)
+        if state_ids:
+            self.state_ids_SD = parameter(rngs, normal(1.0), num_states, D, multiplied=False)
+        self.norm = RMSNorm(rngs, D)
+        self.queries_DA = parameter(rngs, DENSE, D, A)
+        self.keys_DA = parameter(rngs, DENSE, D, A)
+        self.values_DA = parameter(rngs, DENSE, D, A)
+        self.cross_queries_DA = parameter(rngs, DENSE, D, A)
+        if self.qk_norm:
+            self.attention_scale_H = parameter(rngs, jax.nn.initializers.ones, self.num_heads)
+            self.cross_scale_H = parameter(rngs, jax.nn.initializers.ones, self.num_heads)
+
+        heads = self.num_heads, A // self.num_heads
+
+        def make_gate(letter, size, axes=None, sizes=None):
+            return Gate(
+                rngs,
+                letter=letter,
+                input_size=size,
+                width=D,
+                kind=gate,
+                form=gate_form,
+                squash=arrangement == "single",
+                biases=gate_biases,
+                axes=axes,
+                sizes=sizes,
+            )
+
+        if order == "sequential":
+            self.self_gate = make_gate("A", A, "BHSK", heads)
+            self.cross_gate = make_gate("A", A, "BHSK", heads)
+            self.cross_norm = RMSNorm(rngs, D)
+        elif arrangement != "single":
+            self.attention_gate = make_gate("C", 2 * A, "XBHSK", (2, *heads))
+        if arrangement == "dual":
+            self.feed_forward_norm = RMSNorm(rngs, D)
+            self.hidden_DF = parameter(rngs, DENSE, D, F)
+        elif arrangement == "single":
+            self.hidden_CF = parameter(rngs, DENSE, 2 * A, F)
+        if arrangement != "skip":
+            self.feed_forward_gate = make_gate("F", F)
+
+    def init_cache(self, rows: int, dtype: DTypeLike) -> StateCache:
+        """Returns the learned states a document begins with, (B, S, D) float32."""
+        initial_SD = self.initial_states_SD[...]
+        return StateCache(jnp.broadcast_to(initial_SD, (rows, *initial_SD.shape)))
+
+    def loop_weights(self, dtype: DTypeLike) -> CellWeights:
+        """Returns the parameters as the loop over blocks uses them, computed once before it.
+
+        They are cast, and those that multiply the same vectors stand side by side: for keys,
+        values and the queries of both attentions, in this order; the matrices of a gate. Names say
+        shapes; X counts what stands side by side.
+
+        dtype: of the activations.
+        """
+
+        def beside(*matrices):
+            stacked_DXA = jnp.stack([matrix[...] for matrix in matrices], axis=1)
+            D, X, _ = stacked_DXA.shape
+            return cast_before(stacked_DXA.reshape(D, X, self.num_heads, -1), dtype)
+
+        found: CellWeights = {
+            "norm_scale_D": self.norm.scale_D[...],
+        }
+        if hasattr(self, "state_ids_SD"):
+            found["ids_SD"] = cast_before(self.state_ids_SD[...], dtype)
+        if self.qk_norm:
+            found["self_scale_H"] = self.attention_scale_H[...]
+            found["cross_scale_H"] = self.cross_scale_H[...]
+        if self.order == "sequential":
+            found["heads_DXHK"] = beside(self.keys_DA, self.values_DA, self.queries_DA)
+            found["cross_queries_DXHK"] = beside(self.cross_queries_DA)
+            found["cross_norm_scale_D"] = self.cross_norm.scale_D[...]
+            found["self_gate"] = self.self_gate.weights(dtype)
+            found["cross_gate"] = self.cross_gate.weights(dtype)
+        else:
+            found["heads_DXHK"] = beside(
+                self.keys_DA, self.values_DA, self.queries_DA, self.cross_queries_DA
+            )
+            if self.arrangement != "single":
+                found["attention_gate"] = self.attention_gate.weights(dtype)
+        if self.arrangement == "dual":
+            found["feed_forward_norm_scale_D"] = self.feed_forward_norm.scale_D[...]
+            found["hidden_DF"] = cast_before(self.hidden_DF[...], dtype)
+        elif self.arrangement == "single":
+            hidden_CF = self.hidden_CF[...]
+            hidden_XHKF = hidden_CF.reshape(2, self.num_heads, -1, hidden_CF.shape[1])
+            found["hidden_XHKF"] = cast_before(hidden_XHKF, dtype)
+        if self.arrangement != "skip":
+            found["feed_forward_gate"] = self.feed_forward_gate.weights(dtype)
+        return found
+
+    def _identified(self, scale_D, weights, states_BSD, dtype):
+        normed_BSD = rms_normed(states_BSD, in_loop(scale_D)).astype(dtype)
+        return normed_BSD + in_loop(weights["ids_SD"]) if "ids_SD" in weights else normed_BSD
+
+    def keys_values(
+        self, states_BSD: jax.Array, dtype: DTypeLike, weights: CellWeights | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns keys and values of states, each (B, H, S, K) of `dtype`.
+
+        Keys have unit length unless `qk_norm` is off.
+
+        weights: `loop_weights(dtype)`, if the caller has them already.
+        """
+        weights = self.loop_weights(dtype) if weights is None else weights
+        x_BSD = self._identified(weights["norm_scale_D"], weights, states_BSD, dtype)
+        k_BHSK, v_BHSK = _heads(x_BSD, in_loop(weights["heads_DXHK"])[:, :2])
+        return self._keys(k_BHSK), v_BHSK
+
+    def keys_values_queries(
+        self, states_BSD: jax.Array, dtype: DTypeLike, weights: CellWeights
+    ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
+        """Returns `keys_values`, and the queries of the attentions that begin with these states.
+
+        All are parts of one product: under a mesh their gradients are one sum over the model axis.
+        """
+        x_BSD = self._identified(weights["norm_scale_D"], weights, states_BSD, dtype)
+        k_BHSK, v_BHSK, *queries = _heads(x_BSD, weights["heads_DXHK"])
+        return self._keys(k_BHSK), v_BHSK, self._scaled(queries, weights)
+
+    def _keys(self, k_BHSK):
+        return unit_heads(k_BHSK) if self.qk_norm else k_BHSK
+
+    def _scaled(self, queries, weights, names=("self_scale_H", "cross_scale_H")):
+        """Returns queries as the scores multiply them; those of the states come first."""
+        if not self.qk_norm:
+            return tuple(map(scaled_down_heads, queries))
+        return tuple(
+            scaled_unit_heads(q_BHSK, in_loop(weights[name]))
+            for q_BHSK, name in zip(queries, names, strict=False)
+        )
+
+    def step(
+        self,
+        states_BSD: jax.Array,
+        state_k_BHSK: jax.Array,
+        state_v_BHSK: jax.Array,
+        token_k_BHJK: jax.Array,
+        token_v_BHJK: jax.Array,
+        weights: CellWeights | None = None,
+        queries: tuple[jax.Array, ...] | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Takes in one block: the states read themselves and the tokens, and are updated.
+
+        Args:
+            states_BSD: (B, S, D), the states before this block.
+            state_k_BHSK, state_v_BHSK: their `keys_values`, (B, H, S, K).
+            token_k_BHJK, token_v_BHJK: the tokens' own keys and values, of the previous
+                block and this one, (B, H, 2W, K). No mask: all 2W are seen.
+            weights: `loop_weights(token_k_BHJK.dtype)`, if the caller has them already.
+            queries: of the states, from `keys_values_queries`, likewise.
+
+        Returns:
+            The next states (B, S, D), and the mean share of each row's old states that the gates
+            kept, (B,).
+        """
+        dtype = token_k_BHJK.dtype
+        weights = self.loop_weights(dtype) if weights is None else weights
+        if queries is None:
+            x_BSD = self._identified(weights["norm_scale_D"], weights, states_BSD, dtype)
+            found = _heads(x_BSD, in_loop(weights["heads_DXHK"])[:, 2:])
+            queries = self._scaled(found, weights)
+        kept = []
+
+        def read_states(q_BHSK):
+            return attend_by_head(q_BHSK, state_k_BHSK, state_v_BHSK)
+
+        def read_tokens(q_BHSK):
+            return attend_by_head(q_BHSK, token_k_BHJK, token_v_BHJK)
+
+        def gated(name, states_BSD, h):
+            states_BSD, keep = getattr(self, name)(states_BSD, h, weights[name])
+            # (D,) of a fixed gate, (B, S, D) of others.
+            keep = jnp.mean(keep, axis=tuple(range(keep.ndim))[-2:])
+            kept.append(jnp.broadcast_to(keep, states_BSD.shape[:1]))
+            return states_BSD
+
+        if self.order == "sequential":
+            states_BSD = gated("self_gate", states_BSD, read_states(queries[0]))
+            x_BSD = self._identified(weights["cross_norm_scale_D"], weights, states_BSD, dtype)
+            found = _heads(x_BSD, weights["cross_queries_DXHK"])
+            (q_BHSK,) = self._scaled(found, weights, ["cross_scale_H"])
+            states_BSD = gated("cross_gate", states_BSD, read_tokens(q_BHSK))
+        else:
+            h_XBHSK = read_states(queries[0]), read_tokens(queries[1])
+            if self.arrangement == "single":
+                h_BSF = jax.nn.relu(product("XBHSK,XHKF->BSF", h_XBHSK, weights["hidden_XHKF"]))
+                return gated("feed_forward_gate", states_BSD, h_BSF), kept[0]
+            states_BSD = gated("attention_gate", states_BSD, h_XBHSK)
+        if self.arrangement == "dual":
+            scale_D = in_loop(weights["feed_forward_norm_scale_D"])
+            x_BSD = rms_normed(states_BSD, scale_D).astype(dtype)
+            h_BSF = jax.nn.relu(product("BSD,DF->BSF", x_BSD, weights["hidden_DF"]))
+            states_BSD = gated("feed_forward_gate", states_BSD, h_BSF)
+        return states_BSD, sum(kept) / len(kept)
+
+    # The interface of a layer's memory.
+
+    def states(
+        self, cache: StateCache, dtype: DTypeLike, weights: CellWeights | None = None
+    ) -> BlockStates:
+        k_BHSK, v_BHSK = self.keys_values(cache.states_BSD, dtype, weights)
+        return BlockStates(heads_first(k_BHSK)[:, None], heads_first(v_BHSK)[:, None])
+
+    def take_in(
+        self,
+        cache: StateCache,
+        blocks: BlockPairs,
+        known: BlockStates | None = None,
+        remat: bool = False,
+        weights: CellWeights | None = None,
+    ) -> tuple[StateCache, BlockStates, dict[str, jax.Array]]:
+        """Folds `step` over the blocks of a segment; as `LayerMemory.take_in`.
+
+        The monitors are kept, the mean share of the states that the gates keep, and state_norm,
+        their root mean square after the segment.
+        """
+        dtype = blocks.keys_BGJHK.dtype
+        weights = self.loop_weights(dtype) if weights is None else weights
+        if known is not None:
+            k_BHSK, v_BHSK, k_BHJK, v_BHJK = (heads_first(x[:, 0]) for x in (*known, *blocks))
+            step = jax.checkpoint(self.step) if remat else self.step
+            states_BSD, kept_B = step(cache.states_BSD, k_BHSK, v_BHSK, k_BHJK, v_BHJK, weights)
+            seen = known
+            kept = jnp.mean(kept_B)
+        else:
+
+            def fold(weights, rows):
+                def block(weights, states_BSD, tokens):
+                    k_BHSK, v_BHSK, queries = self.keys_values_queries(states_BSD, dtype, weights)
+                    states_BSD, kept_B = self.step(
+                        states_BSD, k_BHSK, v_BHSK, *tokens, weights, queries
+                    )
+                    return states_BSD, (k_BHSK, v_BHSK, kept_B)
+
+                states_BSD, blocks = rows
+                # Turned here, once for both passes of all blocks.
+                by_block = tuple(heads_first(jnp.moveaxis(x, 1, 0)) for x in blocks)
+                states_BSD, (*seen, kept_GB) = scan(block, weights, states_BSD, by_block, remat)
+                seen = BlockStates(*(jnp.moveaxis(heads_first(x), 0, 1) for x in seen))
+                return (states_BSD, seen, jnp.mean(kept_GB, axis=0)), ()
+
+            rows = cache.states_BSD, blocks
+            (states_BSD, seen, kept_B), _ = by_row_shard(fold, weights, rows)
+            kept = jnp.mean(kept_B)
+        state_norm = jnp.sqrt(jnp.mean(jnp.square(states_BSD)))
+        return StateCache(states_BSD), seen, {"kept": kept, "state_norm": state_norm}
+
+    def begin_decoding(self, cache: StateCache, dtype: DTypeLike) -> DecodingStates:
+        keys_values = self.keys_values(cache.states_BSD, dtype)
+        return DecodingStates(cache.states_BSD, *map(heads_first, keys_values))
+
+    def end_decoding(self, cache: DecodingStates) -> StateCache:
+        return StateCache(cache.states_BSD)
+
+    def decoding_states(self, cache: DecodingStates, dtype: DTypeLike) -> BlockStates:
+        return BlockStates(cache.state_keys_BSHK[:, None], cache.state_values_BSHK[:, None])
+
+    def flops_per_token(self, window: int) -> float:
+        S, A = self.num_states, self.queries_DA.shape[1]
+        block = 2 * S * matrix_size(self) + 4 * A * S * (S + 2 * window)
+        return block / window
+
+
+def _heads(x_BSD, matrices_DXHK):
+    """Returns the products with matrices that stand side by side, (B, H, S, K) each."""
+    x_XBHSK = product("BSD,DXHK->XBHSK", x_BSD, matrices_DXHK)
+    return [x_BHSK[0] for x_BHSK in jnp.split(x_XBHSK, len(x_XBHSK))]

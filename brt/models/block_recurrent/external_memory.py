@@ -1,0 +1,282 @@
+"""External memory: keys and values of long ago, which the queries of attention search.
+
+A ring buffer per row and head that no gradient enters. A block reads the memory as the blocks
+before it left it, and is taken in afterwards, whole. So with segments of one block (N = W) this
+is the published model, which reads and then writes once a segment; with longer segments it is
+still the same model, block for block: a segment is read in one product against the memory and
+the segment's own keys, where each block sees the slots that no earlier block has overwritten
+and, of the segment, the blocks before it. Letters as in `brt.models`.
+"""
+
+from typing import Annotated, NamedTuple
+
+import gin
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from brt.checks import Count, OneOf, check_choice
+from brt.models.block_recurrent.memory import BlockPairs, BlockStates, LayerMemory, LayerTokens
+from brt.models.layers.attention import attend
+from brt.models.layers.initializers import parameter
+from brt.models.layers.norms import share_of_norm, wide
+from brt.models.layers.positions_t5 import HIDDEN
+from brt.models.layers.sizes import Sizes
+
+SEARCHES = ("exact", "bucketed", "dense")
+
+
+class RingCache(NamedTuple):
+    """The external memory of a layer, the same in both forms.
+
+    keys_BMHK, values_BMHK: (B, M, H, K) in the activations' type, a ring in which a document's
+        token t lies at slot t mod M. Empty: zeros.
+    written_B: (B,) int32, tokens of the document taken in so far, a multiple of W; slots from
+        there on are empty. Empty: 0.
+    """
+
+    keys_BMHK: jax.Array
+    values_BMHK: jax.Array
+    written_B: jax.Array
+
+    def clear_state(self, empty: "RingCache") -> "RingCache":
+        """Returns the empty ring."""
+        return empty
+
+
+@gin.configurable(denylist=["rngs", "sizes", "window"])
+class ExternalMemory(LayerMemory):
+    """The memory of a memorizing layer: how it is searched, and how its answer is mixed in.
+
+    The layer's own queries and attention scale are used, without a position bias. A slot that
+    nothing was written to has a zero key and a zero value. The search takes it last, but what
+    is taken is attended to like any other, so in a document's first block the memory answers
+    exactly zero. Nothing is dropped out.
+
+    Args:
+        sizes, window: H, K and W of the layer around it.
+        size: M in tokens, a multiple of the window; the oldest are overwritten.
+        neighbours: k, slots that each query and head attends to.
+        search: "exact", the k keys with the largest products; "bucketed", the best of each group
+            of slots of equal index modulo the number of groups, and of these the k best; "dense",
+            all slots, whatever k: equal to "exact" with k = M. The released code has its dense
+            memory in an extra side layer, under one softmax with the segment; here it is mixed as
+            every search's, because it is their reference.
+        buckets_per_neighbour: groups of the bucketed search, divided by k; that many must divide
+            the window. The released code has 1, which finds 63 % of the k best of random keys; 4
+            finds 88 %.
+
+    Raises:
+        ValueError: an unknown search, or sizes that do not fit.
+
+    Source: Block-Recurrent, section 4.5; Memorizing Transformers, Wu et al. 2022,
+    arXiv:2203.08913, section 3.
+    """
+
+    name = "memory"
+    position_bias = False
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        sizes: Sizes,
+        window: int,
+        size: Count = 65_536,
+        neighbours: Count = 128,
+        search: Annotated[str, OneOf(SEARCHES)] = "exact",
+        buckets_per_neighbour: Count = 1,
+    ):
+        check_choice("ExternalMemory.search", search, SEARCHES)
+        if size < window or size % window:
+            raise ValueError(
+                f"ExternalMemory.size = {size} must be a multiple of "
+                f"BlockRecurrentTransformer.window = {window}: the memory takes in whole blocks."
+            )
+        if search != "dense" and not 1 <= neighbours <= size:
+            raise ValueError(
+                f"ExternalMemory.neighbours = {neighbours} must be at least 1 and at most "
+                f"ExternalMemory.size = {size}."
+            )
+        buckets = neighbours * buckets_per_neighbour
+        if search == "bucketed" and (buckets < 1 or window % buckets):
+            raise ValueError(
+                f"ExternalMemory.neighbours = {neighbours} must divide "
+                f"BlockRecurrentTransformer.window = {window} where "
+                'ExternalMemory.search = "bucketed", and so must its product with '
+                f"ExternalMemory.buckets_per_neighbour = {buckets_per_neighbour}."
+            )
+        self.sizes = sizes
+        self.window = window
+        self.size = size
+        self.reach = size
+        self.search = search
+        self.neighbours = size if search == "dense" else neighbours
+        self.buckets = buckets
+        self.mix_H = parameter(rngs, jax.nn.initializers.zeros, sizes.num_heads)
+
+    # The interface of a layer's memory.
+
+    def init_cache(self, rows: int, dtype: DTypeLike) -> RingCache:
+        shape = rows, self.size, self.sizes.num_heads, self.sizes.head_size
+        return RingCache(
+            jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros(rows, jnp.int32)
+        )
+
+    def read(
+        self, cache: RingCache, tokens: LayerTokens, attended_BTHK: jax.Array, remat: bool = False
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Mixes what the queries find in the memory with what attention read.
+
+        The monitor memory_share is the memory's part of the sum.
+        """
+        found_BTHK = self.search_memory(cache, tokens, remat)
+        local_BTHK, memory_BTHK = self.mixed(attended_BTHK, found_BTHK)
+        return local_BTHK + memory_BTHK, {"memory_share": share_of_norm(memory_BTHK, local_BTHK)}
+
+    def take_in(
+        self,
+        cache: RingCache,
+        blocks: BlockPairs,
+        known: BlockStates | None = None,
+        remat: bool = False,
+    ) -> tuple[RingCache, None, dict[str, jax.Array]]:
+        return self.write(cache, *blocks.tokens), None, {}
+
+    def complete_block(self, cache: RingCache, blocks: BlockPairs, full_B: jax.Array) -> RingCache:
+        # Writes the slots of one block, where the default would copy the whole ring.
+        return self.write(cache, *blocks.tokens, full_B)
+
+    def flops_per_token(self, window: int) -> float:
+        """Counts the search, a query and all M keys once, and attention to the picked ones."""
+        A = self.sizes.attention_size
+        searched = self.size if self.search != "dense" else 0
+        return 2.0 * A * searched + 4 * A * self.neighbours
+
+    # How it is searched and written.
+
+    def mixed(self, local_BTHK: jax.Array, memory_BTHK: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns local * (1 - sigmoid(b)) and memory * sigmoid(b), each (B, T, H, K)."""
+        share_H1 = jax.nn.sigmoid(self.mix_H[...])[:, None]
+        local = local_BTHK * (1 - share_H1)
+        memory = memory_BTHK * share_H1
+        return local.astype(local_BTHK.dtype), memory.astype(local_BTHK.dtype)
+
+    def search_memory(
+        self, cache: RingCache, tokens: LayerTokens, remat: bool = False
+    ) -> jax.Array:
+        """Returns what the queries of a segment, or of one token, find.
+
+        Args:
+            cache: the memory before the segment.
+            tokens: of whole blocks; or one token (T = 1) while decoding.
+            remat: gather what was found again in the backward pass.
+
+        Returns:
+            (B, T, H, K); gradients reach the queries and the scale, nothing else.
+        """
+        q_BTHK, k_BTHK, v_BTHK, scale_H = tokens
+        B, T, H, K = q_BTHK.shape
+        # The segment's last block is read by none of its blocks.
+        candidates = [(cache.keys_BMHK, cache.values_BMHK)]
+        if self.window < T:
+            candidates.append((k_BTHK[:, : -self.window], v_BTHK[:, : -self.window]))
+        k_BJHK, v_BJHK = (
+            jax.lax.stop_gradient(jnp.concatenate(x, axis=1) if len(x) > 1 else x[0])
+            for x in zip(*candidates)
+        )
+        blocks = max(T // self.window, 1)
+        visible_BGJ, empty_BJ = self._visible(cache.written_B, blocks, k_BJHK.shape[1])
+        if self.search == "dense":
+            q_BGWHK = q_BTHK.reshape(B, blocks, -1, H, K)
+            mask = None
+            if visible_BGJ is not None:
+                mask = jnp.where(visible_BGJ, 0.0, HIDDEN)[:, :, None, None]
+            read_all = jax.checkpoint(attend) if remat else attend
+            found = read_all(q_BGWHK, k_BJHK[:, None], v_BJHK[:, None], scale_H, mask)
+            return found.reshape(B, T, H, K)
+
+        still_BTHK = jax.lax.stop_gradient(q_BTHK)
+        scores_BHTJ = jnp.einsum(
+            "BTHK,BJHK->BHTJ", still_BTHK, k_BJHK, preferred_element_type=wide(q_BTHK).dtype
+        )
+        scores_BHTJ = jnp.where(empty_BJ[:, None, None], HIDDEN, scores_BHTJ)
+        if visible_BGJ is not None:
+            visible_BTJ = jnp.repeat(visible_BGJ, T // blocks, axis=1)
+            scores_BHTJ = jnp.where(visible_BTJ[:, None], scores_BHTJ, -jnp.inf)
+        picks_BTPH = jnp.moveaxis(self._best(scores_BHTJ), 1, 3)
+
+        def read_picked(q_BTHK, k_BJHK, v_BJHK, scale_H):
+            k_BTPHK = _taken(k_BJHK, picks_BTPH)
+            v_BTPHK = _taken(v_BJHK, picks_BTPH)
+            return attend(q_BTHK[:, :, None], k_BTPHK, v_BTPHK, scale_H)[:, :, 0]
+
+        read = jax.checkpoint(read_picked) if remat else read_picked
+        return read(q_BTHK, k_BJHK, v_BJHK, scale_H)
+
+    def write(
+        self,
+        cache: RingCache,
+        k_BTHK: jax.Array,
+        v_BTHK: jax.Array,
+        rows_B: jax.Array | None = None,
+    ) -> RingCache:
+        """Returns the cache with whole blocks taken in, the oldest slots overwritten.
+
+        Args:
+            cache: before them.
+            k_BTHK, v_BTHK: (B, T, H, K), T a multiple of W.
+            rows_B: (B,) bool, rows that write; None for all.
+        """
+        T, M = k_BTHK.shape[1], self.size
+        slots_BT = (cache.written_B[:, None] + jnp.arange(T)) % M
+        if rows_B is not None:
+            slots_BT = jnp.where(rows_B[:, None], slots_BT, M)  # beyond the end: dropped
+        put = jax.vmap(lambda x_MHK, slots_T, x_THK: x_MHK.at[slots_T].set(x_THK, mode="drop"))
+        # Of a segment longer than the memory only the end stays.
+        latest = [jax.lax.stop_gradient(x[:, -M:]) for x in (slots_BT, k_BTHK, v_BTHK)]
+        return cache._replace(
+            keys_BMHK=put(cache.keys_BMHK, latest[0], latest[1]),
+            values_BMHK=put(cache.values_BMHK, latest[0], latest[2]),
+            written_B=cache.written_B + T * jnp.asarray(True if rows_B is None else rows_B),
+        )
+
+    def _visible(self, written_B, blocks, num_keys):
+        """Returns keys that each block may find, (B, G, J), None for all; and empty ones, (B, J).
+
+        Keys are the ring's slots, then the segment's tokens. Every block may find M of them.
+        """
+        M = self.size
+        slots, tokens = jnp.arange(M), jnp.arange(num_keys - M)
+        empty_BJ = jnp.pad(slots >= written_B[:, None], ((0, 0), (0, num_keys - M)))
+        if blocks == 1:
+            return None, empty_BJ
+        before_G1 = jnp.arange(blocks)[:, None] * self.window  # tokens taken in since
+        age_BM = (slots - written_B[:, None]) % M
+        in_ring_BGM = age_BM[:, None] >= before_G1
+        in_segment_GT = (tokens < before_G1) & (tokens >= before_G1 - M)
+        in_segment_BGT = jnp.broadcast_to(in_segment_GT, (len(written_B), *in_segment_GT.shape))
+        return jnp.concatenate([in_ring_BGM, in_segment_BGT], axis=2), empty_BJ
+
+    def _best(self, scores_BHTJ):
+        """Returns the indices of the picked keys, (B, H, T, P)."""
+        k = self.neighbours
+        if self.search == "exact":
+            return jax.lax.top_k(scores_BHTJ, k)[1]
+        # Token t of a segment goes to slot written + t, and the number of groups divides what was
+        # written: its index among the candidates falls in the group of its slot.
+        groups = scores_BHTJ.reshape(*scores_BHTJ.shape[:3], -1, self.buckets)
+        best = jnp.argmax(groups, axis=3) * self.buckets + jnp.arange(self.buckets)
+        if self.buckets == k:
+            return best
+        among_best = jax.lax.top_k(jnp.max(groups, axis=3), k)[1]
+        return jnp.take_along_axis(best, among_best, axis=3)
+
+
+def _taken(x_BJHK, picks_BTPH):
+    """Returns each head's keys or values at its own indices, (B, T, P, H, K)."""
+
+    def of_head(x_JK, picks_TP):
+        return x_JK.at[picks_TP].get(mode="promise_in_bounds")
+
+    return jax.vmap(jax.vmap(of_head, (1, 2), 2))(x_BJHK, picks_BTPH)

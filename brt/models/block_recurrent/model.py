@@ -1,0 +1,330 @@
+"""The Block-Recurrent Transformer: embed, a stack of layers with their caches, logits.
+
+    logits_BTV, caches = model(tokens_BT, caches)
+
+Letters as in `brt.models`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Annotated
+
+import gin
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from brt.checks import Count, Index, OneOf, Share, check_choice, check_share
+from brt.models.block_recurrent.cell import RecurrentCell
+from brt.models.block_recurrent.external_memory import ExternalMemory
+from brt.models.block_recurrent.feedback import run_blocks, state_source
+from brt.models.block_recurrent.layer import Layer
+from brt.models.block_recurrent.memory import LayerMemory
+from brt.models.body import Body
+from brt.models.fast.equal_layers import EqualLayers
+from brt.models.fast.table_losses import table_losses
+from brt.models.layers.dropout import dropout
+from brt.models.layers.embedding import embedded
+from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.norms import RMSNorm, wide
+from brt.models.layers.sizes import Sizes
+from brt.models.model import DTYPES
+from brt.models.shape_letters import constrain
+
+DIVISORS = ("vocabulary", "width")
+REMATS = ("none", "layer", "block")
+
+
+@gin.configurable(denylist=["rngs", "cell", "memory", "special_tokens"])
+class BlockRecurrentTransformer(Body):
+    """XL, Slide, Rec, Feedback and Memorizing, which differ in their bindings only.
+
+    Args:
+        vocabulary_size: V, rows of the embedding table; at least the vocabulary's size.
+        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F.
+        window: W in tokens, the block and the reach of attention. XL: equal to the
+            segment length. Segments are any multiple of it.
+        recurrent_layers: indices, counted from 0 (or from the end, negative), of the
+            layers with a `RecurrentCell`.
+        memorizing_layers: likewise, of the layers with an `ExternalMemory`.
+        memories: further memories of layers: pairs of what builds a `LayerMemory` and the indices
+            of its layers, as in `((@MyMemory, (3, 7)),)`.
+        qk_norm: queries and keys of unit length and a learned scale for each head; False is the
+            plain scaled dot product, in all attention of the stack.
+        feedback: block feedback: all other layers read the highest cell's state too.
+        dropout: rate, wherever the published model drops.
+        logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").
+        activation_dtype: "float32" or "bfloat16"; parameters stay float32.
+        remat: "none"; "layer" recomputes each layer in the backward pass; "block" only
+            what is computed block by block: attention and the cells' steps. Attention keeps no
+            weights in any case; "block" saves what it does keep, what it has read and one number
+            for each query, and in a cell's step the gates' inputs. With feedback both recompute
+            each block of the whole stack.
+        cell, memory: build what `recurrent_layers` and `memorizing_layers` have; gin configures
+            the defaults.
+        special_tokens: further entries of the vocabulary, which no text holds.
+
+    Raises:
+        ValueError: a layer out of range, two memories of one name in a layer, feedback without
+            states, a bad choice.
+
+    Source: Block-Recurrent, sections 3, 4.1 and 4.5.
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        vocabulary_size: Count = gin.REQUIRED,
+        num_layers: Count = gin.REQUIRED,
+        width: Count = gin.REQUIRED,
+        num_heads: Count = gin.REQUIRED,
+        head_size: Count = gin.REQUIRED,
+        feed_forward_size: Count = gin.REQUIRED,
+        window: Count = gin.REQUIRED,
+        recurrent_layers: tuple[Index, ...] = (),
+        memorizing_layers: tuple[Index, ...] = (),
+        memories: tuple = (),
+        qk_norm: bool = True,
+        feedback: bool = False,
+        dropout: Share = 0.0,
+        logits_divisor: Annotated[str, OneOf(DIVISORS)] = "vocabulary",
+        activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
+        remat: Annotated[str, OneOf(REMATS)] = "none",
+        cell: Callable[..., LayerMemory] = RecurrentCell,
+        memory: Callable[..., LayerMemory] = ExternalMemory,
+        special_tokens: int = 0,
+    ):
+        check_choice("BlockRecurrentTransformer.logits_divisor", logits_divisor, DIVISORS)
+        check_choice("BlockRecurrentTransformer.remat", remat, REMATS)
+        check_choice("BlockRecurrentTransformer.activation_dtype", activation_dtype, DTYPES)
+        check_share("BlockRecurrentTransformer.dropout", dropout)
+        if window < 1:
+            raise ValueError(f"BlockRecurrentTransformer.window = {window} must be at least 1.")
+        sizes = Sizes(width, num_heads, head_size, feed_forward_size, qk_norm)
+        assigned = [
+            (cell, _indices("recurrent_layers", recurrent_layers, num_layers)),
+            (memory, _indices("memorizing_layers", memorizing_layers, num_layers)),
+            *((build, _indices("memories", at, num_layers)) for build, at in _pairs(memories)),
+        ]
+        self.sizes = sizes
+        self.width = width
+        self.window = window
+        self.feedback = feedback
+        self.dropout = dropout
+        self.remat = remat
+        self.dtype = jnp.dtype(activation_dtype)
+        self.vocabulary_size = vocabulary_size
+        self.logits_divisor = math.sqrt(
+            vocabulary_size if logits_divisor == "vocabulary" else width
+        )
+        rows = vocabulary_size + special_tokens
+        self.embedding_VD = parameter(rngs, normal(1.0), rows, width, purpose="embedding")
+        self.begin_D = parameter(rngs, normal(1.0), width, purpose="embedding")
+
+        def layer(index):
+            carried = [build(rngs, sizes, window) for build, at in assigned if index in at]
+            return Layer(
+                rngs,
+                sizes,
+                window,
+                dropout=dropout,
+                memories=tuple(carried),
+                reads_states=feedback,
+                remat_blocks=remat == "block" and not feedback,
+            )
+
+        self.layers = nnx.List(layer(index) for index in range(num_layers))
+        if feedback and not any(layer.num_states for layer in self.layers):
+            raise ValueError(
+                "BlockRecurrentTransformer.feedback = True needs a state to feed back: "
+                "bind BlockRecurrentTransformer.recurrent_layers, for example (9,)."
+            )
+        self.final_norm = RMSNorm(rngs, width)
+
+    def init_caches(self, rows: int) -> tuple:
+        """Returns the caches of `rows` documents that have not begun, one a layer."""
+        return tuple(layer.init_cache(rows, self.dtype) for layer in self.layers)
+
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
+        return embedded(tokens_BT, self.embedding_VD[...], self.begin_D[...], self.dtype)
+
+    def stack(
+        self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
+    ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
+        """Reads a segment through all layers and the final norm; as `Model.stack`.
+
+        Raises:
+            ValueError: T is no positive multiple of the window, or the caches have other rows.
+        """
+        T, W = x_BTD.shape[1], self.window
+        if T < W or T % W:
+            raise ValueError(
+                f"A segment of {T} tokens does not consist of whole blocks of "
+                f"BlockRecurrentTransformer.window = {W}: make the segment length a multiple of "
+                f"{W}."
+            )
+        rows = {leaf.shape[0] for leaf in jax.tree.leaves(caches)}
+        if rows != {x_BTD.shape[0]}:
+            raise ValueError(
+                f"{x_BTD.shape[0]} rows of tokens, but caches of {sorted(rows)} rows: take them "
+                "from init_caches with as many rows, or from the segment before."
+            )
+        keys: list[jax.Array | None] = [None] * (len(self.layers) + 1)
+        if key is not None and self.dropout:
+            keys = list(jax.random.split(key, len(keys)))
+        if self.feedback:
+            S = self.layers[state_source(self.layers)].num_states
+            tables = []
+            masks = []
+            for i, (layer, key) in enumerate(zip(self.layers, keys)):
+                with jax.named_scope(f"layer{i}"):
+                    tables.append(layer.window_table())
+                    masks.append(layer.masks(key, W, layer.num_states or S, x_BTD.dtype))
+            x_BTD, caches, monitors = run_blocks(
+                self.layers, x_BTD, caches, tables, masks, remat=self.remat != "none"
+            )
+        else:
+            given = list(zip(caches, keys[:-1], strict=True))
+            equal = EqualLayers(self.layers, given)
+            x_BTD, returned = equal.run(self._read_layer, x_BTD, equal.split(given))
+            after = equal.joined(returned)
+            caches = tuple(cache for cache, _ in after)
+            monitors = [found for _, found in after]
+        with jax.named_scope("vocabulary"):
+            x_BTD = dropout(self.final_norm(x_BTD), self.dropout, keys[-1])
+        return x_BTD, caches, _by_layer(monitors)
+
+    def _read_layer(self, layer, x_BTD, given):
+        def call(x_BTD, cache, key):
+            x_BTD, cache, monitors = layer(x_BTD, cache, key=key)
+            return x_BTD, (cache, monitors)
+
+        call = jax.checkpoint(call) if self.remat == "layer" else call
+        return call(x_BTD, *given)
+
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
+        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
+        table_VD = self.embedding_VD[...].astype(self.dtype)
+        logits_BTV = jnp.einsum(
+            "...D,VD->...V", x_BTD, table_VD, preferred_element_type=wide(x_BTD).dtype
+        )
+        return logits_BTV / self.logits_divisor
+
+    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """As `Model.token_losses`, without an array of (B, T, V)."""
+        table_VD = self.embedding_VD[...]
+        return table_losses(x_BTD, table_VD, targets_BT, self.logits_divisor)
+
+    @property
+    def period(self) -> int:
+        """The window."""
+        return self.window
+
+    def windows_reach(self) -> int:
+        """Returns how many tokens back windows alone carry anything: n * W."""
+        return len(self.layers) * self.window
+
+    def receptive_field(self) -> float:
+        """Returns how many tokens before it a token can be influenced by; infinite with a state.
+
+        A memory that reaches M tokens counts them from the beginning of the block, so the last
+        token of a block reaches W - 1 more. No gradient reaches further than n * W.
+
+        Source: Block-Recurrent, appendix A.
+        """
+        within = self.window - 1 if any(layer.memories for layer in self.layers) else 0
+        return within + sum(layer.reach() for layer in self.layers)
+
+    def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
+        """Returns the norm of the gradient that reaches each memory that learns something."""
+        return {
+            f"layer{i}/{name}_grad_norm": optax.tree.norm(grads["layers"][i][name])
+            for i, layer in enumerate(self.layers)
+            for name in layer.memory_names
+            if name in grads["layers"][i]
+        }
+
+    def flops_per_token(self) -> float:
+        """As `Model.flops_per_token`.
+
+        Attention counts the keys a query may see (W, or all states); what a blocked
+        implementation multiplies and then hides is not counted.
+
+        Source: Block-Recurrent, section 3.6: O(W N) and O((W^2 + S^2 + 2 S W) N / W).
+        """
+        return 2.0 * self.embedding_VD.size + self.flops_per_position()
+
+    def flops_per_position(self) -> float:
+        given = self.layers[state_source(self.layers)].num_states if self.feedback else 0
+        return sum(layer.flops_per_token(given) for layer in self.layers)
+
+    def divided_sizes(self) -> dict[str, int]:
+        return {
+            "BlockRecurrentTransformer.num_heads": self.sizes.num_heads,
+            "BlockRecurrentTransformer.feed_forward_size": self.sizes.feed_forward_size,
+            "BlockRecurrentTransformer.vocabulary_size": self.vocabulary_size,
+        }
+
+    def begin_decoding(self, caches: tuple) -> tuple:
+        return tuple(layer.begin_decoding(cache) for layer, cache in zip(self.layers, caches))
+
+    def read_part_embedded(
+        self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
+    ) -> tuple[jax.Array, tuple]:
+        y_BPD, after, _ = self.stack(x_BPD, caches)
+        return y_BPD, tuple(
+            layer.begin_decoding(cache, later, counts_B)
+            for layer, cache, later in zip(self.layers, caches, after, strict=True)
+        )
+
+    def end_decoding(self, caches: tuple) -> tuple:
+        return tuple(
+            layer.end_decoding(cache) for layer, cache in zip(self.layers, caches, strict=True)
+        )
+
+    def decode_embedded(
+        self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
+    ) -> tuple[jax.Array, tuple]:
+        given = None
+        if self.feedback:
+            source = state_source(self.layers)
+            given = self.layers[source].own_decoding_states(caches[source], self.dtype)
+        new_caches = []
+        for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            with jax.named_scope(f"layer{i}"):
+                x_BD, cache = layer.decode(x_BD, cache, given, reads_B)
+            new_caches.append(cache)
+        return self.final_norm(x_BD), tuple(new_caches)
+
+
+def _pairs(memories):
+    """The pairs of `BlockRecurrentTransformer.memories`; refuses anything else."""
+    for pair in memories:
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and callable(pair[0])):
+            raise ValueError(
+                f"BlockRecurrentTransformer.memories = {memories!r} must hold pairs of a memory "
+                "and indices of layers: write ((@MyMemory, (3, 7)),), without brackets behind it."
+            )
+    return memories
+
+
+def _indices(name, layers, num_layers) -> set[int]:
+    """Returns indices of layers, counted from 0."""
+    layers = (layers,) if isinstance(layers, int) else tuple(layers)  # (9) for (9,)
+    for index in layers:
+        if not -num_layers <= index < num_layers:
+            raise ValueError(
+                f"BlockRecurrentTransformer.{name} = {layers}: layer {index} does not exist in a "
+                f"stack of {num_layers}; use 0 ... {num_layers - 1}."
+            )
+    return {index % num_layers for index in layers}
+
+
+def _by_layer(monitors):
+    """Returns the monitors of all layers as one dictionary: `layer3/state_share` and so on."""
+    return {
+        f"layer{i}/{name}": value
+        for i, monitor in enumerate(monitors)
+        for name, value in monitor.items()
+    }

@@ -1,0 +1,1 @@
+"""Optimised forms, each next to the name of its plain counterpart."""

@@ -1,0 +1,159 @@
+"""Token losses of a table of vectors, without the logits of all tokens in memory.
+
+    nats_BT, correct_BT = table_losses(x_BTD, table_VD, targets_BT, divisor)
+
+Letters as in `brt.models`; M: parts of the vocabulary, one for each device of the model axis, of Y
+entries each; C: tokens of a part of the segment.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from brt.models.fast.loop_weights import cast_before, in_loop
+from brt.models.fast.row_shards import by_row_shard, model_parts
+from brt.models.layers.norms import wide
+from brt.models.shape_letters import constrain
+
+CHUNK = 2**26
+"""Logits of one device that are computed at a time: 256 MiB in float32. In the backward pass each
+chunk adds to the gradient of the whole table, so small ones are slow."""
+
+
+def table_losses(
+    x_BTD: jax.Array,
+    table_VD: jax.Array,
+    targets_BT: jax.Array,
+    divisor: float = 1.0,
+    chunk: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns -log p of each target in nats, and whether no logit exceeds its own; both (B, T).
+
+    It is what `brt.models.layers.losses.token_losses` returns of the logits x . table / divisor.
+    A part of the logits is in memory at a time: the
+    backward pass, written by hand, computes them again. It has derivatives in reverse only (no
+    `jax.jvp`). Under a mesh each device sees its rows and its part of the vocabulary; what all of
+    them found is put together when all parts are read.
+
+    Args:
+        x_BTD: (B, T, D), in the type the logits are multiplied in; their sums are wider.
+        table_VD: (V, D).
+        targets_BT: (B, T) int32 in [0, V).
+        divisor: of the logits.
+        chunk: logits that are in memory at a time, on each device; None: `CHUNK`.
+    """
+    V, D = table_VD.shape
+    parts = model_parts(V)
+    chunk = CHUNK if chunk is None else chunk
+
+    def of_rows(weights, rows):
+        x_BTD, targets_BT = rows
+        B, T, _ = x_BTD.shape
+        number = max(math.ceil(B * T * (V // parts) / chunk), 1)
+        found = _parts(x_BTD, weights["table_VYD"], targets_BT, divisor, min(number, T))
+        return found, ()
+
+    # Its gradient is added up in the table's own type.
+    table_MYD = cast_before(table_VD.reshape(parts, V // parts, D), x_BTD.dtype)
+    rows = constrain(x_BTD, "BTD"), targets_BT
+    # V: the parts are those of the vocabulary's axis, which the model axis splits.
+    (log_sum_BTM, chosen_BTM, highest_BTM), _ = by_row_shard(
+        of_rows, {"table_VYD": table_MYD}, rows
+    )
+    chosen_BT = jnp.sum(chosen_BTM, axis=-1)
+    nats_BT = jax.nn.logsumexp(log_sum_BTM, axis=-1) - chosen_BT
+    return nats_BT, chosen_BT >= jnp.max(highest_BTM, axis=-1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _parts(x_BTD, table_MYD, targets_BT, divisor, number):
+    """Returns of each token and part of the vocabulary, (B, T, M) each:
+
+    the logarithm of the sum of the logits' exponentials, the target's logit or zero if it is in
+    another part, and the highest logit.
+    """
+    return _forward(x_BTD, table_MYD, targets_BT, divisor, number)[0]
+
+
+def _forward(x_BTD, table_MYD, targets_BT, divisor, number):
+    narrow_MYD = in_loop(table_MYD)
+    entries_MY = _entries(narrow_MYD)
+
+    def chunk(_, inputs):
+        x_BCD, targets_BC = inputs
+        logits_BCMY = _logits(x_BCD, narrow_MYD, divisor)
+        highest_BCM = jnp.max(logits_BCMY, axis=-1)
+        sums_BCM = jnp.sum(jnp.exp(logits_BCMY - highest_BCM[..., None]), axis=-1)
+        # Selected in the pass that adds up: nothing is gathered from a divided vocabulary.
+        is_target_BCMY = entries_MY == targets_BC[..., None, None]
+        chosen_BCM = jnp.sum(jnp.where(is_target_BCMY, logits_BCMY, 0), axis=-1)
+        return (), (highest_BCM + jnp.log(sums_BCM), chosen_BCM, highest_BCM)
+
+    _, found = _in_chunks(chunk, (), (x_BTD, targets_BT), number)
+    return found, (x_BTD, table_MYD, targets_BT, found[0])
+
+
+def _backward(divisor, number, kept, gradients):
+    x_BTD, table_MYD, targets_BT, log_sum_BTM = kept
+    dlog_sum_BTM, dchosen_BTM, dhighest_BTM = gradients
+    del dhighest_BTM  # only compared
+    narrow_MYD = in_loop(table_MYD)
+    entries_MY = _entries(narrow_MYD)
+
+    def chunk(dtable_MYD, inputs):
+        x_BCD, targets_BC, log_sum_BCM, dlog_sum_BCM, dchosen_BCM = inputs
+        logits_BCMY = _logits(x_BCD, narrow_MYD, divisor)
+        d_BCMY = jnp.exp(logits_BCMY - log_sum_BCM[..., None]) * dlog_sum_BCM[..., None]
+        is_target_BCMY = entries_MY == targets_BC[..., None, None]
+        d_BCMY = d_BCMY + jnp.where(is_target_BCMY, dchosen_BCM[..., None], 0)
+        d_BCMY = (d_BCMY / divisor).astype(x_BCD.dtype)
+        dtable_MYD += jnp.einsum(
+            "BCMY,BCD->MYD", d_BCMY, x_BCD, preferred_element_type=dtable_MYD.dtype
+        )
+        # Of each part by itself: they are added up over the devices once, after the loop.
+        return dtable_MYD, jnp.einsum("BCMY,MYD->BCMD", d_BCMY, narrow_MYD)
+
+    inputs = x_BTD, targets_BT, log_sum_BTM, dlog_sum_BTM, dchosen_BTM
+    zeros_MYD = jnp.zeros(narrow_MYD.shape, wide(x_BTD).dtype)
+    dtable_MYD, dx_BTMD = _in_chunks(chunk, zeros_MYD, inputs, number)
+    dx_BTD = jnp.sum(wide(dx_BTMD), axis=2).astype(x_BTD.dtype)
+    if isinstance(table_MYD, tuple):
+        return dx_BTD, (dtable_MYD.astype(table_MYD[0].dtype), None), None
+    return dx_BTD, dtable_MYD.astype(table_MYD.dtype), None
+
+
+_parts.defvjp(_forward, _backward)
+
+
+def _logits(x_BCD, table_MYD, divisor):
+    product_BCMY = jnp.einsum(
+        "BCD,MYD->BCMY", x_BCD, table_MYD, preferred_element_type=wide(x_BCD).dtype
+    )
+    return product_BCMY / divisor
+
+
+def _entries(table_MYD):
+    """Returns the number of each entry of the vocabulary, (M, Y)."""
+    parts, entries, _ = table_MYD.shape
+    return jnp.arange(parts * entries, dtype=jnp.int32).reshape(parts, entries)
+
+
+def _in_chunks(function, carry, inputs, number):
+    """Folds a function over chunks of the tokens; as `jax.lax.scan`, of trees of (B, T, ...)."""
+    T = jax.tree.leaves(inputs)[0].shape[1]
+    if number == 1:
+        return function(carry, inputs)
+    C = -(-T // number)
+
+    def split(x):
+        x = jnp.pad(x, [(0, 0), (0, number * C - T)] + [(0, 0)] * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(x.shape[0], number, C, *x.shape[2:]), 1, 0)
+
+    def joined(x):
+        x = jnp.moveaxis(x, 0, 1)
+        return x.reshape(x.shape[0], number * C, *x.shape[3:])[:, :T]
+
+    carry, outputs = jax.lax.scan(function, carry, jax.tree.map(split, inputs))
+    return carry, jax.tree.map(joined, outputs)

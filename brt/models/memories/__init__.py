@@ -1,1 +1,0 @@
-"""Memories: what layers of the Block-Recurrent stack and of Transformer-XL carry on."""

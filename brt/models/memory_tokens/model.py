@@ -1,0 +1,321 @@
+"""The Recurrent Memory Transformer: memory tokens around each segment of a body.
+
+    logits_BTV, caches = model(tokens_BT, caches)
+
+Between segments S vectors are carried, beside what the body carries. Letters as in `brt.models`
+and `brt/models/memory_tokens/layout.py`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple, Self
+
+import gin
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from brt.checks import Count, NotNegative, OneOf, check_choice, check_not_negative
+from brt.models.attention_weights import AttentionLayout, AttentionWeights, ShowsAttention
+from brt.models.body import Body
+from brt.models.caches import select_rows
+from brt.models.layers.initializers import parameter
+from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
+from brt.models.model import LanguageModel
+from brt.models.transformer_xl.model import TransformerXL
+
+INITIAL_ROWS = ("independent", "identical")
+
+
+class MemoryCache(NamedTuple):
+    """The memory that the next segment is read with.
+
+    memory_BSD: (B, S, D) in the activations' type. Empty: learned.
+    """
+
+    memory_BSD: jax.Array
+
+    def clear_state(self, empty: "MemoryCache") -> "MemoryCache":
+        """Returns the learned memory that a document begins with."""
+        return empty
+
+
+class DecodingMemory(NamedTuple):
+    """The memory while a segment is being read.
+
+    memory_BSD: (B, S, D), as in `MemoryCache`; without write positions, from the first token of a
+        segment on, the next memory.
+    fill_B: (B,) int32, tokens of the segment read so far, 0 ... P - 1.
+    """
+
+    memory_BSD: jax.Array
+    fill_B: jax.Array
+
+
+@gin.configurable(denylist=["rngs"])
+class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
+    """RMT, the Memory Transformer, and both around any `Body`.
+
+    With a body that remembers hidden states this is Tr-XL + RMT; with a Block-Recurrent stack,
+    memory tokens beside its states. The body's own settings are bound by its name, as in
+    `TransformerXL.width`.
+
+    Args:
+        num_memory: S, memory tokens, at least 1.
+        body: builds the `Body` that they are put around.
+        memory_at_end: whether the memory stands at both ends of a segment. At its start alone
+            (the Memory Transformer) it cannot see the segment's tokens, so it carries nothing of
+            them.
+        read_memory_from_cache: whether memory tokens see the hidden states that a Transformer-XL
+            remembers.
+        initial_rows: the learned first memory begins as S "independent" draws of N(0, 1), or
+            as S times the same ("identical", the released code).
+        auxiliary_weight: of a loss by which every new memory vector predicts one special token,
+            an entry of the vocabulary after the last (appendix A.5).
+        allow_long_memory: whether there may be as many memory tokens as a segment has tokens,
+            which then can be copied whole, as in the paper's algorithmic tasks.
+
+    Raises:
+        ValueError: no memory tokens or a negative weight; a body around which they cannot be put;
+            from `for_segments`, segments that are too short.
+
+    Source: RMT, section 3; for what it leaves open, the released code.
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        num_memory: Count = gin.REQUIRED,
+        body: Callable[..., Body] = TransformerXL,
+        memory_at_end: bool = True,
+        read_memory_from_cache: bool = False,
+        initial_rows: Annotated[str, OneOf(INITIAL_ROWS)] = "independent",
+        auxiliary_weight: NotNegative = 0.0,
+        allow_long_memory: bool = False,
+    ):
+        if num_memory < 1:
+            raise ValueError(
+                f"RecurrentMemoryTransformer.num_memory = {num_memory} must be at least 1: for a "
+                "model without memory tokens bind Trainer.model to the body itself, as in "
+                "Trainer.model = @TransformerXL."
+            )
+        check_not_negative("RecurrentMemoryTransformer.auxiliary_weight", auxiliary_weight)
+        check_choice("RecurrentMemoryTransformer.initial_rows", initial_rows, INITIAL_ROWS)
+        self.special_tokens = int(auxiliary_weight > 0)
+        self.body = body(rngs, special_tokens=self.special_tokens)
+        if not isinstance(self.body, Body):
+            raise ValueError(
+                "RecurrentMemoryTransformer.body must build a model that memory tokens can be put "
+                f"around, a Body, and {type(self.body).__name__} is none."
+            )
+        self.num_memory = num_memory
+        self.memory_at_end = memory_at_end
+        self.read_memory_from_cache = read_memory_from_cache
+        self.auxiliary_weight = auxiliary_weight
+        self.allow_long_memory = allow_long_memory
+        self.segment_length = 1
+        self.vocabulary_size = self.body.vocabulary_size
+        self.dropout = self.body.dropout
+        rows = num_memory if initial_rows == "independent" else 1
+        self.memory_SD = parameter(
+            rngs,
+            _repeated(rows),
+            num_memory,
+            self.body.width,
+            purpose="recurrence",
+            multiplied=False,
+        )
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of activations: the body's."""
+        return self.body.dtype
+
+    @dtype.setter
+    def dtype(self, dtype: np.dtype) -> None:
+        self.body.dtype = dtype
+
+    @property
+    def period(self) -> int:
+        """Tokens of a segment: the memory moves at the ends of segments."""
+        return self.segment_length
+
+    @property
+    def layout(self) -> MemoryLayout:
+        """The segments of `period` tokens with memory tokens around them."""
+        return MemoryLayout(
+            self.num_memory, self.period, self.memory_at_end, self.read_memory_from_cache
+        )
+
+    @property
+    def positions(self) -> MemoryTokens:
+        """Reads such segments, as the body does it."""
+        return self.body.memory_tokens(self.layout)
+
+    def for_segments(self, length: int) -> Self:
+        """Returns the same model for segments of `length` tokens.
+
+        Raises:
+            ValueError: the memory could hold a whole segment; or the body cannot read segments of
+                that length with memory tokens around them.
+        """
+        if self.num_memory >= length and not self.allow_long_memory:
+            raise ValueError(
+                f"RecurrentMemoryTransformer.num_memory = {self.num_memory} memory tokens can "
+                f"hold a whole segment of {length} tokens: bind fewer, or allow_long_memory = "
+                "True if that is what you mean, as in the paper's algorithmic tasks."
+            )
+        model = nnx.merge(*nnx.split(self))
+        model.segment_length = length
+        model.body = model.body.for_memory_tokens(model.layout)
+        model.body.memory_tokens(model.layout)  # refuses what it cannot read
+        return model
+
+    # Segments.
+
+    def init_caches(self, rows: int) -> tuple:
+        """Returns the body's caches of documents that have not begun, then the memory."""
+        memory_SD = self.memory_SD[...].astype(self.dtype)
+        memory_BSD = jnp.broadcast_to(memory_SD, (rows, *memory_SD.shape))
+        return (*self.body.init_caches(rows), MemoryCache(memory_BSD))
+
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
+        return self.body.embed(tokens_BT)
+
+    def stack(
+        self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
+    ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
+        """Reads one segment, and the memory at its ends; as `Model.stack`.
+
+        The memory after the segment carries gradients. Its monitor memory_spread is its standard
+        deviation over rows: a memory that tells nothing of its document is the same in all.
+        """
+        *of_body, (memory_BSD,) = caches
+        y_BTD, memory_BSD, after, monitors = self.positions.segment(
+            x_BTD, tuple(of_body), memory_BSD, key
+        )
+        with jax.named_scope("memory"):
+            spread = jnp.std(memory_BSD.astype(jnp.float32), axis=0).mean()
+        monitors = monitors | {"memory_spread": jax.lax.stop_gradient(spread)}
+        if self.special_tokens:
+            with jax.named_scope("vocabulary"):
+                added = self.auxiliary_weight * self._special_nats(memory_BSD)
+            monitors["added_nats"] = monitors.get("added_nats", 0.0) + added
+        return y_BTD, (*after, MemoryCache(memory_BSD)), monitors
+
+    def attention_layout(self, segment_length: int) -> AttentionLayout | None:
+        """As `ShowsAttention.attention_layout`; None around a body that shows no attention."""
+        return self.for_segments(segment_length).positions.attention_layout()
+
+    def attention_weights(
+        self, tokens_BT: jax.Array, caches: tuple
+    ) -> tuple[AttentionWeights, jax.Array, tuple]:
+        """As `ShowsAttention.attention_weights`; (B, H, X, M + X), X = S + T + S."""
+        *of_body, (memory_BSD,) = caches
+        found, y_BTD, memory_BSD, after = self.positions.attention_weights(
+            self.embed(tokens_BT), tuple(of_body), memory_BSD
+        )
+        return found, self.logits(y_BTD), (*after, MemoryCache(memory_BSD))
+
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
+        return self.body.logits(x_BTD)
+
+    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self.body.token_losses(x_BTD, targets_BT)
+
+    def _special_nats(self, memory_BSD):
+        special_BS = jnp.full(memory_BSD.shape[:2], self.vocabulary_size, jnp.int32)
+        return self.token_losses(memory_BSD, special_BS)[0].mean()
+
+    def given_parameters(self) -> dict[str, Any]:
+        given = self.body.given_parameters()
+        return {"body": given} if given else {}
+
+    def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
+        return self.body.gradient_monitors(grads["body"])
+
+    # Tokens. The read positions are read with a segment's first token, the write positions with
+    # its last: so between segments the decoding form holds nothing but the segment form.
+
+    def begin_decoding(self, caches: tuple) -> tuple:
+        *of_body, (memory_BSD,) = caches
+        fill_B = jnp.zeros(len(memory_BSD), jnp.int32)
+        begun = self.positions.begin_decoding(tuple(of_body))
+        return (*begun, DecodingMemory(memory_BSD, fill_B))
+
+    def end_decoding(self, caches: tuple) -> tuple:
+        *of_body, memory = caches
+        ended = self.positions.end_decoding(tuple(of_body))
+        return (*ended, MemoryCache(memory.memory_BSD))
+
+    def read_part(
+        self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
+    ) -> tuple[jax.Array, tuple]:
+        *of_body, (memory_BSD,) = caches
+        y_BPD, part, read_BSD = self.positions.read_part(
+            self.embed(tokens_BT), tuple(of_body), memory_BSD, counts_B
+        )
+        memory_BSD = self._while_reading(memory_BSD, read_BSD)
+        part = (*part, DecodingMemory(memory_BSD, counts_B))
+        return self.logits(y_BPD), select_rows(counts_B > 0, part, self.begin_decoding(caches))
+
+    def _while_reading(self, memory_BSD, read_BSD):
+        return memory_BSD if self.memory_at_end else read_BSD
+
+    def decode(
+        self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
+    ) -> tuple[jax.Array, tuple]:
+        *of_body, (memory_BSD, fill_B) = caches
+        reads_B = jnp.broadcast_to(jnp.asarray(reads_B), fill_B.shape)
+        positions = self.positions
+
+        def begin(of_body, memory_BSD, rows_B):
+            of_body, read_BSD = positions.begin(of_body, memory_BSD, rows_B)
+            read_BSD = self._while_reading(memory_BSD, read_BSD)
+            return of_body, select_rows(rows_B, read_BSD, memory_BSD)
+
+        def finish(of_body, memory_BSD, rows_B):
+            of_body, written_BSD = positions.finish(of_body, memory_BSD, rows_B)
+            return of_body, select_rows(rows_B, written_BSD, memory_BSD)
+
+        def where_any(change, rows_B, of_body, memory_BSD):
+            def keep(of_body, memory_BSD, rows_B):
+                return of_body, memory_BSD
+
+            return jax.lax.cond(jnp.any(rows_B), change, keep, of_body, memory_BSD, rows_B)
+
+        begins_B = reads_B & (fill_B == 0)
+        begun, memory_BSD = where_any(begin, begins_B, tuple(of_body), memory_BSD)
+        x_BD = self.embed(tokens_B[:, None])[:, 0]
+        y_BD, read = positions.decode(x_BD, begun, reads_B)
+        fill_B = fill_B + reads_B.astype(jnp.int32)
+        full_B = fill_B == self.period
+        after, memory_BSD = where_any(finish, full_B, read, memory_BSD)
+        fill_B = jnp.where(full_B, 0, fill_B)
+        return self.logits(y_BD), (*after, DecodingMemory(memory_BSD, fill_B))
+
+    # What it costs, and how far it sees.
+
+    def windows_reach(self) -> int:
+        return self.body.windows_reach()
+
+    def receptive_field(self) -> float:
+        """Returns how many tokens before it a token can be influenced by; infinite if the memory
+        tells of tokens."""
+        return math.inf if self.positions.carries() else self.body.receptive_field()
+
+    def flops_per_token(self) -> float:
+        return self.positions.flops_per_token()
+
+    def divided_sizes(self) -> dict[str, int]:
+        return self.body.divided_sizes()
+
+
+def _repeated(rows):
+    """Draws of N(0, 1): `rows` of them, or one for all."""
+
+    def draw(key, shape, dtype):
+        return jnp.broadcast_to(jax.random.normal(key, (rows, *shape[1:]), dtype), shape)
+
+    return draw

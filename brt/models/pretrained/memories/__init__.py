@@ -1,1 +1,0 @@
-"""Memories between windows of a body. Letters as in `brt.models.pretrained`."""

@@ -1,0 +1,1 @@
+"""Transformer-XL and the Compressive Transformer."""

@@ -1,0 +1,211 @@
+"""The compressive memory: old inputs of a layer, pooled before they are forgotten.
+
+    TransformerXL.memory = @CompressiveMemory
+
+makes a Transformer-XL the Compressive Transformer: what falls out of its memory of M inputs is
+compressed, c inputs to one vector, into a second memory of L vectors. Letters as in `brt.models`;
+L: compressed vectors, Y: inputs that one of them stands for, O: inputs about to be compressed,
+I: outputs of the convolution, D of them.
+"""
+
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import gin
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from brt.checks import Count, CountFrom0, NotNegative, OneOf, check_choice, check_not_negative
+from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.norms import wide
+from brt.models.layers.sizes import Sizes
+from brt.models.transformer_xl.hidden_memory import HiddenMemory
+
+if TYPE_CHECKING:
+    from brt.models.transformer_xl.layer import TransformerXLLayer
+
+COMPRESSIONS = ("mean", "max", "convolution")
+
+
+class CompressiveCache(NamedTuple):
+    """The compressed vectors of a layer, then its last inputs, the newest last in both.
+
+    compressed_BLD: (B, L, D) in the activations' type, zeros where nothing is remembered yet.
+    compressed_count_B: (B,) int32, how many of the last L are filled.
+    x_BMD: (B, M, D), as in `HiddenCache`. count_B: (B,) int32, how many of the last M are filled.
+    """
+
+    compressed_BLD: jax.Array
+    compressed_count_B: jax.Array
+    x_BMD: jax.Array
+    count_B: jax.Array
+
+    def clear_state(self, empty: "CompressiveCache") -> "CompressiveCache":
+        """Returns the cache without compressed vectors; the last inputs are a window."""
+        return empty._replace(x_BMD=self.x_BMD, count_B=self.count_B)
+
+
+@gin.configurable(denylist=["rngs", "sizes", "length"])
+class CompressiveMemory(HiddenMemory):
+    """Keeps the last M inputs of a layer, and L vectors compressed from those before them.
+
+    A compressed vector counts as one position, the oldest first, so relative positions reach
+    L + M back. With "mean" and rate 1 it is a Transformer-XL that remembers L + M.
+
+    Args:
+        sizes: D of the layer.
+        length: M, `TransformerXL.memory_length`.
+        compressed: L, vectors of the compressed memory, at least 1.
+        rate: c, inputs that one of them stands for; it must divide M and the segment length.
+        compression: "mean" or "max" pooling, or "convolution", learned, with stride and kernel c.
+        reconstruction_weight: of the attention-reconstruction loss, the one thing that trains a
+            convolution; pooling learns nothing and has no such loss.
+
+    Raises:
+        ValueError: an unknown choice, a size below 1 or that does not divide, a negative weight.
+
+    Source: Rae et al. 2019, arXiv:1911.05507, sections 3.1 and 3.2.
+    """
+
+    name = "compressive"
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        sizes: Sizes,
+        length: int,
+        compressed: CountFrom0 = gin.REQUIRED,
+        rate: Count = 3,
+        compression: Annotated[str, OneOf(COMPRESSIONS)] = "mean",
+        reconstruction_weight: NotNegative = 1.0,
+    ):
+        check_choice("CompressiveMemory.compression", compression, COMPRESSIONS)
+        check_not_negative("CompressiveMemory.reconstruction_weight", reconstruction_weight)
+        if min(compressed, rate) < 1 or length % max(rate, 1):
+            raise ValueError(
+                f"CompressiveMemory.compressed = {compressed} and CompressiveMemory.rate = {rate} "
+                "must be at least 1, and the rate must divide TransformerXL.memory_length = "
+                f"{length}."
+            )
+        super().__init__(rngs, sizes, length)
+        self.recent = length
+        self.compressed = compressed
+        self.length = compressed + length
+        self.rate = rate
+        self.compression = compression
+        self.reconstruction_weight = reconstruction_weight
+        if compression == "convolution":
+            D = sizes.width
+            draw = normal((rate * D) ** -0.5)
+            self.kernel_YDI = parameter(rngs, draw, rate, D, D)
+
+    def init_cache(self, rows: int, dtype: DTypeLike) -> CompressiveCache:
+        none_B = jnp.zeros(rows, jnp.int32)
+        return CompressiveCache(
+            jnp.zeros((rows, self.compressed, self.width), dtype),
+            none_B,
+            jnp.zeros((rows, self.recent, self.width), dtype),
+            none_B,
+        )
+
+    def contents(self, cache: CompressiveCache) -> jax.Array:
+        return jnp.concatenate([cache.compressed_BLD, cache.x_BMD], axis=1)
+
+    def filled(self, cache: CompressiveCache) -> jax.Array:
+        L, M = self.compressed, self.recent
+        filled_BL = jnp.arange(L) >= L - cache.compressed_count_B[:, None]
+        filled_BM = jnp.arange(M) >= M - cache.count_B[:, None]
+        return jnp.concatenate([filled_BL, filled_BM], axis=1)
+
+    def content_positions(self) -> tuple[int | None, ...]:
+        return (None,) * self.compressed + tuple(range(-self.recent, 0))
+
+    def check_segment(self, positions: int) -> None:
+        if positions % self.rate:
+            raise ValueError(
+                f"CompressiveMemory.rate = {self.rate} must divide the {positions} positions of a "
+                "segment: bind another rate, or another Trainer.segment_length."
+            )
+
+    def remember(
+        self, cache: CompressiveCache, x_BTD: jax.Array, layer: "TransformerXLLayer"
+    ) -> tuple[NamedTuple, dict[str, jax.Array]]:
+        """Returns the cache after a segment, without gradient; as `HiddenMemory.remember`.
+
+        With a learned compression the monitor added_nats is the attention-reconstruction loss times
+        its weight.
+        """
+        T, M, L = x_BTD.shape[1], self.recent, self.compressed
+        x_BJD = jnp.concatenate([cache.x_BMD, x_BTD.astype(cache.x_BMD.dtype)], axis=1)
+        x_BJD = jax.lax.stop_gradient(x_BJD)
+        # The T oldest of M + T fall out; where less was remembered the first of them are empty.
+        dropped_BTD = x_BJD[:, :T]
+        dropped_B = jnp.maximum(cache.count_B + T - M, 0)
+        new_BLD = self.compress(dropped_BTD)
+        monitors = {}
+        if self.compression == "convolution":
+            error = self.reconstruction_error(layer, x_BTD, dropped_BTD, new_BLD, dropped_B)
+            monitors["added_nats"] = self.reconstruction_weight * error
+        new_BLD = jax.lax.stop_gradient(new_BLD).astype(cache.compressed_BLD.dtype)
+        after = CompressiveCache(
+            jnp.concatenate([cache.compressed_BLD, new_BLD], axis=1)[:, new_BLD.shape[1] :],
+            jnp.minimum(cache.compressed_count_B + dropped_B // self.rate, L),
+            x_BJD[:, T:],
+            jnp.minimum(cache.count_B + T, M),
+        )
+        return after, monitors
+
+    def compress(self, x_BOD: jax.Array) -> jax.Array:
+        """Returns one vector for each c of the O inputs, (B, O / c, D).
+
+        Source: Rae et al. 2019, section 3.1.
+        """
+        B, O, D = x_BOD.shape
+        x_BLYD = x_BOD.reshape(B, O // self.rate, self.rate, D)
+        if self.compression == "mean":
+            return x_BLYD.mean(axis=2)
+        if self.compression == "max":
+            return x_BLYD.max(axis=2)
+        return jnp.einsum("BLYD,YDI->BLI", x_BLYD, self.kernel_YDI[...].astype(x_BOD.dtype))
+
+    def reconstruction_error(
+        self,
+        layer: "TransformerXLLayer",
+        x_BTD: jax.Array,
+        old_BOD: jax.Array,
+        new_BLD: jax.Array,
+        old_B: jax.Array,
+    ) -> jax.Array:
+        """Returns the mean squared difference between attention to inputs and to their compression.
+
+        The segment's inputs ask, by content alone; only `new_BLD` passes a gradient on. Rows in
+        which nothing is compressed yet do not count.
+
+        Args:
+            layer: the `TransformerXLLayer` whose attention is compared.
+            x_BTD: inputs of the segment.
+            old_BOD: inputs that are compressed, the last `old_B` of each row filled.
+            new_BLD: what they are compressed to.
+
+        Source: Rae et al. 2019, algorithm 2.
+        """
+        O, L = old_BOD.shape[1], new_BLD.shape[1]
+        old_B1 = old_B[:, None]
+        expected = layer.content_attention(x_BTD, old_BOD, jnp.arange(O) >= O - old_B1)
+        filled_BL = jnp.arange(L) >= L - old_B1 // self.rate
+        found = layer.content_attention(x_BTD, new_BLD, filled_BL)
+        error_B = jnp.square(wide(expected) - wide(found)).mean(axis=(1, 2, 3))
+        counts_B = (old_B > 0).astype(error_B.dtype)
+        return (error_B * counts_B).sum() / jnp.maximum(counts_B.sum(), 1)
+
+    # What it costs, and how far it sees.
+
+    def oldest(self, position: float, period: int) -> float:
+        return position // period * period - self.recent
+
+    def oldest_remembered(self, position: float, period: int) -> float:
+        return self.oldest(position, period) - self.compressed * self.rate
+
+    def flops_per_token(self, period: int) -> float:
+        return 2.0 * self.width**2 if self.compression == "convolution" else 0.0

@@ -1,0 +1,274 @@
+"""Transformer-XL as its own paper has it, and the models its paper compares it with.
+
+    logits_BTV, caches = model(tokens_BT, caches)
+
+Every layer remembers its inputs at the last M positions before the segment. Letters as in
+`brt.models`.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Annotated
+
+import gin
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from brt.checks import (
+    Count,
+    CountFrom0,
+    OneOf,
+    Positive,
+    Share,
+    check_choice,
+    check_not_negative,
+    check_share,
+)
+from brt.models.counts import matrix_size
+from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.sizes import Sizes
+from brt.models.model import DTYPES
+from brt.models.shape_letters import constrain
+from brt.models.transformer_xl.adaptive_embedding import AdaptiveEmbedding
+from brt.models.transformer_xl.hidden_memory import (
+    HiddenMemory,
+)
+from brt.models.transformer_xl.layer import (
+    ENCODINGS,
+    NORMS,
+    Drops,
+    TransformerXLLayer,
+)
+from brt.models.transformer_xl.stack import TransformerXLStack
+
+REMATS = ("none", "layer")
+
+
+@gin.configurable(denylist=["rngs", "special_tokens", "published_artefacts"])
+class TransformerXL(TransformerXLStack):
+    """Transformer-XL, and with `memory_length` 0 the model without recurrence.
+
+    Args:
+        vocabulary_size: V, at least the vocabulary's size.
+        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F.
+        memory_length: M, positions before the segment that each layer remembers; any length,
+            0 too. At evaluation it may be longer than in training.
+        encoding: of positions. "relative" (this paper), "shaw" (learned for each distance and
+            layer), "absolute" (sinusoids added to the embeddings, counted backwards from the
+            segment's end), "learned" (added to every layer's inputs, likewise).
+        position_rows: R, rows of the tables of "shaw" and "learned"; farther positions share the
+            farthest row.
+        same_length: every query sees the same number of keys: the last M, itself included.
+        clamp_length: distances above it share its encoding; None for no limit.
+        untie_biases: u and v for each layer instead of one pair for all.
+        norm: "post" or "pre".
+        cutoffs, div_val, tied, tied_projections: of the `AdaptiveEmbedding`.
+        dropout: rate on embeddings, distances, attention's and network's outputs, hidden
+            units, and the last layer's outputs.
+        attention_dropout: rate on attention weights.
+        variational_dropout: one mask for all tokens of a row's segment.
+        std, projection_std: matrices, u, v and tables begin as N(0, std ** 2), projections of
+            the embedding as N(0, projection_std ** 2), scales of norms as N(1, std ** 2).
+        activation_dtype: "float32" or "bfloat16"; parameters stay float32.
+        remat: "none", or "layer" to recompute each layer in the backward pass.
+        memory: builds what each layer remembers of its inputs, a `HiddenMemory` of length M or
+            another of that interface.
+        special_tokens: further entries of the vocabulary, which no text holds.
+        published_artefacts: keep what the released code does beside its paper; for loaders of
+            published parameters.
+
+    Raises:
+        ValueError: a negative length, an unknown choice, a table without rows, bad cutoffs.
+
+    Source: Transformer-XL, section 3, and for what it leaves open the released PyTorch code.
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        vocabulary_size: Count = gin.REQUIRED,
+        num_layers: Count = gin.REQUIRED,
+        width: Count = gin.REQUIRED,
+        num_heads: Count = gin.REQUIRED,
+        head_size: Count = gin.REQUIRED,
+        feed_forward_size: Count = gin.REQUIRED,
+        memory_length: CountFrom0 = gin.REQUIRED,
+        encoding: Annotated[str, OneOf(ENCODINGS)] = "relative",
+        position_rows: CountFrom0 = 0,
+        same_length: bool = False,
+        clamp_length: CountFrom0 | None = None,
+        untie_biases: bool = False,
+        norm: Annotated[str, OneOf(NORMS)] = "post",
+        cutoffs: tuple[Count, ...] = (),
+        div_val: Count = 1,
+        tied: bool = True,
+        tied_projections: bool | tuple[bool, ...] = True,
+        dropout: Share = 0.0,
+        attention_dropout: Share = 0.0,
+        variational_dropout: bool = False,
+        std: Positive = 0.02,
+        projection_std: Positive = 0.01,
+        activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
+        remat: Annotated[str, OneOf(REMATS)] = "none",
+        memory: Callable[..., HiddenMemory] = HiddenMemory,
+        special_tokens: int = 0,
+        published_artefacts: bool = False,
+    ):
+        check_choice("TransformerXL.encoding", encoding, ENCODINGS)
+        check_choice("TransformerXL.norm", norm, NORMS)
+        check_choice("TransformerXL.activation_dtype", activation_dtype, DTYPES)
+        check_choice("TransformerXL.remat", remat, REMATS)
+        check_not_negative("TransformerXL.memory_length", memory_length)
+        if clamp_length is not None:
+            check_not_negative("TransformerXL.clamp_length", clamp_length)
+        check_share("TransformerXL.dropout", dropout)
+        check_share("TransformerXL.attention_dropout", attention_dropout)
+        if width % 2:
+            raise ValueError(f"TransformerXL.width = {width}: sinusoids need an even width.")
+        if encoding in ("shaw", "learned") and position_rows < 1:
+            raise ValueError(
+                f'TransformerXL.encoding = "{encoding}" learns a row for each distance: bind '
+                "TransformerXL.position_rows, for example to memory_length + segment length."
+            )
+        if same_length and not memory_length:
+            raise ValueError(
+                "TransformerXL.same_length = True lets every query see memory_length keys, and "
+                "that is 0: bind TransformerXL.memory_length, or same_length = False."
+            )
+        sizes = Sizes(width, num_heads, head_size, feed_forward_size)
+        self.sizes = sizes
+        self.width = width
+        self.vocabulary_size = vocabulary_size
+        self.memory_length = memory_length
+        self.encoding = encoding
+        self.same_length = same_length
+        self.clamp_length = clamp_length
+        self.dropout = max(dropout, attention_dropout)
+        self.drops = Drops(dropout, attention_dropout, variational_dropout)
+        self.dtype = jnp.dtype(activation_dtype)
+        self.remat = remat
+        self.segment_length = 1
+        self.published_artefacts = published_artefacts
+        self.embedding = AdaptiveEmbedding(
+            rngs,
+            vocabulary_size + special_tokens,
+            width,
+            cutoffs=tuple(cutoffs),
+            div_val=div_val,
+            tied=tied,
+            tied_projections=tied_projections,
+            std=std,
+            projection_std=projection_std,
+        )
+        self.shared_biases = encoding == "relative" and not untie_biases
+        if self.shared_biases:
+            bias = functools.partial(
+                parameter, rngs, normal(std), num_heads, head_size, multiplied=False
+            )
+            self.content_bias_HK = bias()
+            self.position_bias_HK = bias()
+        self.layers = nnx.List(
+            TransformerXLLayer(
+                rngs,
+                sizes,
+                encoding=encoding,
+                position_rows=position_rows,
+                own_biases=encoding == "relative" and untie_biases,
+                norm=norm,
+                drops=self.drops,
+                clamp=clamp_length,
+                std=std,
+            )
+            for _ in range(num_layers)
+        )
+        self.memories = nnx.List(memory(rngs, sizes, memory_length) for _ in range(num_layers))
+
+    # Words.
+
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
+        return constrain(self.embedding(tokens_BT, self.dtype), "BTD")
+
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
+        """Logits, or log-probabilities if there are several bins; as `Model.logits`."""
+        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
+        return self.embedding.logits(x_BTD)
+
+    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """As `Model.token_losses`; with several bins without an array of (B, T, V)."""
+        if len(self.embedding.bins) == 1:
+            return super().token_losses(x_BTD, targets_BT)
+        return self.embedding.token_losses(x_BTD, targets_BT)
+
+    # What it costs, and how far it sees.
+
+    def windows_reach(self) -> int:
+        """Returns how many tokens back the caches of all layers carry anything.
+
+        Source: Transformer-XL, section 3.2: O(n * L) for M = L.
+        """
+        if self.same_length:
+            return len(self.layers) * (self.memory_length - 1)
+        P = self.period
+        oldest: float = P - 1
+        for memory in self.memories:  # the last of a segment sees farthest
+            oldest = memory.oldest(oldest, P)
+        return int(P - 1 - oldest)
+
+    def receptive_field(self) -> float:
+        if self.same_length:
+            return self.windows_reach()
+        P = self.period
+        oldest: float = P - 1
+        for memory in self.memories:
+            oldest = memory.oldest_remembered(oldest, P)
+        return P - 1 - oldest
+
+    def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
+        """Returns the norm of the gradient that reaches each memory that learns something."""
+        return {
+            f"layer{i}/{self.memories[i].name}_grad_norm": optax.tree.norm(of_memory)
+            for i, of_memory in grads.get("memories", {}).items()
+        }
+
+    def flops_per_token(self) -> float:
+        """As `Model.flops_per_token`; keys and values of the memory are computed anew with
+        every segment."""
+        M, P = self.remembered, self.period
+        seen = M if self.same_length else M + (P + 1) / 2
+        products = 3 if self.encoding in ("relative", "shaw") else 2
+        A = self.sizes.attention_size
+        total = 2.0 * sum(matrix_size(part) for part in self.embedding.bins)
+        for layer, memory in zip(self.layers, self.memories, strict=True):
+            total += 2 * matrix_size(layer) + 2 * products * A * seen
+            total += 2 * (layer.keys_DA.size + layer.values_DA.size) * M / P
+            total += memory.flops_per_token(P)
+        return total
+
+    def divided_sizes(self) -> dict[str, int]:
+        return {
+            "TransformerXL.num_heads": self.sizes.num_heads,
+            "TransformerXL.feed_forward_size": self.sizes.feed_forward_size,
+            **self.embedding.divided_sizes(),
+        }
+
+
+def evaluation_memory(memory_length: int, segment_length: int, evaluated_length: int) -> int:
+    """M for segments of another length, such that memory and segment are as long together.
+
+    With a memory of 0 this is the number of earlier tokens to read again: windows of both
+    together, `Evaluation.stride` the length of a segment.
+
+    Raises:
+        ValueError: the evaluated segments alone are longer.
+
+    Source: the released code's validation during training.
+    """
+    memory = memory_length + segment_length - evaluated_length
+    if memory < 0:
+        raise ValueError(
+            f"Segments of {evaluated_length} tokens are longer than a memory of {memory_length} "
+            f"and a segment of {segment_length} together."
+        )
+    return memory

@@ -1,0 +1,116 @@
+"""Heads of encoders: classes, words that were masked, and spans of a text."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn.initializers import zeros
+
+from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.norms import wide
+from brt.pretrained.bodies.activations import ACTIVATIONS
+from brt.pretrained.bodies.layer import Norm, linear
+from brt.pretrained.encoders.encoder import Encoder, optional
+from brt.pretrained.names import Tensor, matrix_tensors, norm_tensors
+
+SQUASHES: dict[str, Callable[[jax.Array], jax.Array]] = {"tanh": jnp.tanh, **ACTIVATIONS}
+
+
+class ClassesHead(nnx.Module):
+    """Scores of classes from the first position: dense, activation, output.
+
+    Args:
+        body: whose family decides activation and names.
+        classes: N.
+    """
+
+    def __init__(self, rngs: nnx.Rngs, body: Encoder, classes: int):
+        drawn = functools.partial(parameter, rngs, normal(body.std))
+        self.activation = body.head_activation
+        self.dense_DU = drawn(body.width, body.width)
+        self.dense_bias_U = parameter(rngs, zeros, body.width)
+        self.output_UN = drawn(body.width, classes)
+        self.output_bias_N = parameter(rngs, zeros, classes)
+
+    def __call__(self, x_BD: jax.Array) -> jax.Array:
+        """Maps (B, D) to (B, N), float32 or wider."""
+        u_BU = SQUASHES[self.activation](linear(x_BD, self.dense_DU, self.dense_bias_U))
+        return wide(linear(u_BU, self.output_UN, self.output_bias_N))
+
+    @staticmethod
+    def tensors(body: Encoder) -> list[Tensor]:
+        """Returns its tensors on disk; a folder may lack them."""
+        names = body.classes_names
+        if names is None:
+            return []
+        return optional([
+            *matrix_tensors(names.dense, "dense_DU", "dense_bias_U"),
+            *matrix_tensors(names.output, "output_UN", "output_bias_N"),
+        ])  # fmt: skip
+
+
+class WordsHead(nnx.Module):
+    """Logits of words at every position: dense, activation, norm, the body's table of words.
+
+    Args:
+        body: whose family decides activation and names.
+    """
+
+    def __init__(self, rngs: nnx.Rngs, body: Encoder):
+        self.activation = body.activation
+        self.dense_DU = parameter(rngs, normal(body.std), body.width, body.width)
+        self.dense_bias_U = parameter(rngs, zeros, body.width)
+        self.norm = Norm(rngs, body.width, body.epsilon)
+        self.bias_V = parameter(rngs, zeros, body.vocabulary_size)
+
+    def __call__(self, x_BTD: jax.Array, words_VD: nnx.Param) -> jax.Array:
+        """Maps (B, T, D) to (B, T, V), float32 or wider."""
+        u_BTU = self.norm(self.activation(linear(x_BTD, self.dense_DU, self.dense_bias_U)))
+        table_VD = words_VD[...].astype(u_BTU.dtype)
+        return wide(jnp.einsum("btd,vd->btv", u_BTU, table_VD)) + self.bias_V[...]
+
+    @staticmethod
+    def tensors(body: Encoder) -> list[Tensor]:
+        """Returns its tensors on disk; a folder may lack them."""
+        names = body.words_names
+        if names is None:
+            return []
+        return optional([
+            *matrix_tensors(names.dense, "dense_DU", "dense_bias_U"),
+            *norm_tensors(names.norm, "norm"),
+            Tensor(names.bias, ("bias_V",)),
+        ])  # fmt: skip
+
+
+class SpansHead(nnx.Module):
+    """Scores of every position as the first and as the last of an answer, and of kinds of answer.
+
+    Args:
+        body: whose family decides names.
+        kinds: of answers, told by the first position; drawn anew, no folder has them. 0 for none.
+    """
+
+    def __init__(self, rngs: nnx.Rngs, body: Encoder, kinds: int = 3):
+        self.ends_DN = parameter(rngs, normal(body.std), body.width, 2)
+        self.ends_bias_N = parameter(rngs, zeros, 2)
+        if kinds:
+            self.kinds_DN = parameter(rngs, normal(body.std), body.width, kinds)
+            self.kinds_bias_N = parameter(rngs, zeros, kinds)
+
+    def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Maps (B, T, D) to the scores as first and as last, (B, T) each, float32 or wider."""
+        y_BTN = wide(linear(x_BTD, self.ends_DN, self.ends_bias_N))
+        return y_BTN[..., 0], y_BTN[..., 1]
+
+    def kinds(self, x_BD: jax.Array) -> jax.Array:
+        """Maps (B, D) to the scores of the kinds, (B, 3), float32 or wider."""
+        return wide(linear(x_BD, self.kinds_DN, self.kinds_bias_N))
+
+    @staticmethod
+    def tensors(body: Encoder) -> list[Tensor]:
+        """Returns its tensors on disk; a folder may lack them."""
+        if body.spans_name is None:
+            return []
+        return optional(matrix_tensors(body.spans_name, "ends_DN", "ends_bias_N"))

@@ -1,0 +1,423 @@
+"""A pretrained encoder that reads labelled documents segment by segment, with memories between.
+
+    after, outputs = read a segment; answers_BN = model.answers(outputs)
+
+Memory vectors stand behind the first position of every segment, in place of words; what the last
+layer makes of them is the memory of the next segment. Letters as in
+`brt.pretrained.encoders`.
+
+Source: RMT, section 4 and the published wrapper; Adding Recurrence to Pretrained Transformers,
+section 5.4.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple, Self, cast
+
+import gin
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import logging
+from flax import nnx
+
+from brt.checks import Count, CountFrom0, OneOf, check_choice, check_whole
+from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.losses import token_losses
+from brt.models.layers.norms import wide
+from brt.models.memory_tokens.model import MemoryCache
+from brt.models.model import Reader
+from brt.pretrained.bodies.body import Reading
+from brt.pretrained.encoders.bert import BERT
+from brt.pretrained.encoders.encoder import Encoder
+from brt.pretrained.encoders.heads import ClassesHead, SpansHead
+from brt.pretrained.encoders.t5 import T5
+from brt.pretrained.folder import HubFolder
+from brt.pretrained.memories.window_memory import Positions, WindowMemory, WindowReads
+from brt.pretrained.names import Names
+from brt.token_ids import PADDING
+
+LOWEST = -1e30
+PROBLEMS = {
+    "classes": "single_label_classification",
+    "labels": "multi_label_classification",
+}
+"""`problem_type` of config.json by what is asked."""
+HEADS = {
+    "classes": "ForSequenceClassification",
+    "labels": "ForSequenceClassification",
+    "spans": "ForQuestionAnswering",
+    "words": "ForConditionalGeneration",
+}
+"""How plain transformers calls a body with each head."""
+TARGETS = ("classes", "labels", "words", "spans")
+
+
+class HighestCache(NamedTuple):
+    """The highest of each coordinate of the first position so far.
+
+    first_BD: (B, D), float32 or wider. Empty: `LOWEST`.
+    """
+
+    first_BD: jax.Array
+
+    def clear_state(self, empty: "HighestCache") -> "HighestCache":
+        """Keeps it: it is no memory that a segment is read with, but what is asked at the end."""
+        return self
+
+
+class Embedded(NamedTuple):
+    """A segment before it is read: vectors of words, and which positions hold one."""
+
+    x_BTD: jax.Array
+    real_BT: jax.Array
+
+
+class Outputs(NamedTuple):
+    """A segment after it was read, and what the head for kinds of answers looks at.
+
+    x_BTD: without memory positions, unless the model writes words. real_BT: those that hold a
+        word, or memory. first_BD: the highest so far.
+    """
+
+    x_BTD: jax.Array
+    real_BT: jax.Array
+    first_BD: jax.Array
+
+
+@gin.configurable(denylist=["rngs"])
+class PretrainedReader(Reader[Embedded, Outputs]):
+    """An encoder with a head, over the segments of a labelled document.
+
+    Args:
+        body: builds the `Encoder`; its sizes are bound by its name, as in `BERT.width`.
+        targets: as `LabelledDocuments.targets`: "classes"; "labels", several of the classes or
+            none; "spans"; or with a body that writes, `T5`, "words".
+        classes: their number.
+        words: most words of an answer; as `LabelledDocuments.words`.
+        num_memory: m, memory vectors, 0 for none. The positions of a segment are
+            Trainer.segment_length and these.
+        memories: builders of further memories between segments, such as `@FinalLayerMemory`.
+
+    Raises:
+        ValueError: what is no encoder or memory; from `for_segments`, segments that are longer than
+            the body's positions.
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        body: Callable[..., Encoder] = BERT,
+        targets: Annotated[str, OneOf(TARGETS)] = "classes",
+        classes: Count = 2,
+        words: Count = 16,
+        num_memory: CountFrom0 = 0,
+        memories: tuple[Callable[..., WindowMemory], ...] = (),
+    ):
+        check_choice("PretrainedReader.targets", targets, TARGETS)
+        check_whole("PretrainedReader.num_memory", num_memory)
+        if classes < 2:
+            raise ValueError(f"PretrainedReader.classes = {classes} must be at least 2.")
+        self.body = body(rngs)
+        if not isinstance(self.body, Encoder):
+            raise ValueError(
+                "PretrainedReader.body must build an encoder, such as @BERT, and "
+                f"{type(self.body).__name__} is none."
+            )
+        if isinstance(self.body, T5) != (targets == "words") or words < 1:
+            raise ValueError(
+                f'PretrainedReader.targets = "{targets}" with {words} words does not go with '
+                f'{type(self.body).__name__}: @T5 answers with "words", 1 or more, and the other '
+                'bodies with "classes", "labels" or "spans".'
+            )
+        self.targets = targets
+        self.num_words = words
+        self.num_classes = None if targets in ("words", "spans") else classes
+        self.num_memory = num_memory
+        if targets in ("classes", "labels"):
+            self.head: ClassesHead | SpansHead | None = ClassesHead(rngs, self.body, classes)
+        elif targets == "spans":
+            self.head = SpansHead(rngs, self.body)
+        else:
+            self.head = None
+        if num_memory:
+            self.memory_SD = parameter(
+                *(rngs, normal(self.body.std), num_memory, self.body.width),
+                purpose="recurrence",
+                multiplied=False,
+            )
+        self.memories = nnx.List(memory(rngs, self.body) for memory in memories)
+        if not all(isinstance(memory, WindowMemory) for memory in self.memories):
+            raise ValueError("PretrainedReader.memories must build memories between segments.")
+        if memories and not self.body.takes_extras:
+            raise ValueError(
+                f"PretrainedReader.memories put vectors without a position into a layer, and "
+                f"{type(self.body).__name__} knows positions by their distance alone: bind "
+                "PretrainedReader.num_memory instead."
+            )
+        self.vocabulary_size = self.body.vocabulary_size
+        self.dropout = self.body.dropout
+        self.segment_length = 1
+        if self.body.folder:
+            self._check_head(self.body.folder)
+            self.names().check(self.body.folder, self._stored())
+
+    def _check_head(self, folder: HubFolder) -> None:
+        """Refuses a folder whose head answers something else."""
+        known = self.body.classes_names
+        if self.num_classes is None or known is None:
+            return
+        head = folder.tensors.get(f"{known.output}.weight")
+        if head is None:
+            return
+        if head.shape[:1] != (self.num_classes,):
+            raise ValueError(
+                f"{folder.file(head.file)}: {known.output}.weight is a head for {head.shape[0]} "
+                f"classes, and PretrainedReader.classes = {self.num_classes}: bind it to as many, "
+                "or take the head out of the folder."
+            )
+        asked = PROBLEMS[self.targets]
+        folder.values().only("problem_type", asked, f"and PretrainedReader.targets needs {asked}.")
+
+    def _stored(self) -> dict[str, Any]:
+        parts = {"body": self.body, "head": self.head}
+        return {
+            name: nnx.to_pure_dict(nnx.state(part, nnx.Param))
+            for name, part in parts.items()
+            if part is not None
+        }
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of activations: the body's."""
+        return self.body.dtype
+
+    @dtype.setter
+    def dtype(self, dtype: np.dtype) -> None:
+        self.body.dtype = dtype
+
+    def for_segments(self, length: int) -> Self:
+        """Returns the same model, same parameters, for segments of `length` positions of their own.
+
+        Raises:
+            ValueError: the body has fewer positions.
+        """
+        room = self.body.num_positions
+        if room is not None and length + self.num_memory > room:
+            raise ValueError(
+                f"Segments of {length} positions and PretrainedReader.num_memory = "
+                f"{self.num_memory} are longer than the {room} positions of "
+                f"{type(self.body).__name__}: bind Trainer.segment_length = "
+                f"{max(room - self.num_memory, 0)} or less."
+            )
+        model = nnx.merge(*nnx.split(self))
+        model.segment_length = length
+        return model
+
+    def init_caches(self, rows: int) -> tuple:
+        """Returns the caches of documents that have not begun."""
+        D = self.body.width
+        kept = jnp.promote_types(self.dtype, jnp.float32)
+        caches: list[Any] = [HighestCache(jnp.full((rows, D), LOWEST, kept))]
+        if self.num_memory:
+            memory_SD = self.memory_SD[...].astype(self.dtype)
+            caches.append(MemoryCache(jnp.broadcast_to(memory_SD, (rows, *memory_SD.shape))))
+        caches += [memory.init_cache(rows, self.dtype) for memory in self.memories]
+        return tuple(caches)
+
+    def embed(self, tokens_BT: jax.Array) -> Embedded:
+        return Embedded(self.body.embed(tokens_BT), tokens_BT != PADDING)
+
+    def stack(
+        self, x_BTD: Embedded, caches: tuple, key: jax.Array | None = None
+    ) -> tuple[Outputs, tuple, dict[str, jax.Array]]:
+        """Reads one segment; as `Model.stack`, of and to named tuples."""
+        words, real_BT = x_BTD
+        highest, *others = caches
+        S, first = self.num_memory, self.body.memory_after
+        x_BXD, real_BX = words, real_BT
+        if S:
+            (memory_BSD,) = others[0]
+            parts = words[:, :first], memory_BSD.astype(words.dtype), words[:, first:]
+            x_BXD = jnp.concatenate(parts, axis=1)
+            ones_BS = jnp.ones((len(words), S), bool)
+            real_BX = jnp.concatenate([real_BT[:, :first], ones_BS, real_BT[:, first:]], axis=1)
+        of_memories = others[bool(S) :]
+        reads = self._reads(of_memories)
+        reading = self.body.read(x_BXD, real_BX, reads, key)
+        after: list[Any] = []
+        y_BXD = reading.outputs[-1]
+        y_BTD = y_BXD
+        if S:
+            y_BTD = jnp.concatenate([y_BXD[:, :first], y_BXD[:, first + S :]], axis=1)
+            after.append(MemoryCache(y_BXD[:, first : first + S]))
+        taken, monitors = self._taken_in(of_memories, reading, real_BX)
+        first_BD = jnp.maximum(highest.first_BD, wide(y_BTD[:, 0]))
+        highest = HighestCache(first_BD.astype(highest.first_BD.dtype))
+        whole = (y_BXD, real_BX) if self.targets == "words" else (y_BTD, real_BT)
+        outputs = Outputs(*whole, first_BD.astype(y_BTD.dtype))
+        return outputs, (highest, *after, *taken), monitors
+
+    def _reads(self, of_memories):
+        pairs = zip(self.memories, of_memories, strict=True)
+        with jax.named_scope("memory"):
+            views = [memory.view(cache, self.dtype) for memory, cache in pairs]
+        return WindowReads(list(self.memories), views, self.dtype)
+
+    def _taken_in(self, of_memories, reading: Reading, real_BX):
+        positions = Positions(real_BX, jnp.zeros_like(real_BX))
+        taken = []
+        monitors: dict[str, jax.Array] = {}
+        for memory, cache in zip(self.memories, of_memories, strict=True):
+            with jax.named_scope("memory"):
+                summary = memory.summary(reading.outputs, positions)
+                cache, found = memory.take_in(cache, summary, list(reading.keys))
+            taken.append(cache)
+            monitors |= found
+        return taken, monitors
+
+    # What is asked.
+
+    def logits(self, x_BTD: Outputs) -> jax.Array:
+        """Returns the scores that the targets are of, (B, Q, N): see `token_losses`.
+
+        Of words those of the first. Of labels Q is their number and N is 2: a class is one of
+        the document's with a probability of its own.
+        """
+        if isinstance(self.body, T5):
+            start_B1 = jnp.full((len(x_BTD.x_BTD), 1), self.body.start_id)
+            return self._word_logits(start_B1, x_BTD)
+        if isinstance(self.head, ClassesHead):
+            scores_BN = self.head(x_BTD.x_BTD[:, 0])
+            if self.targets == "labels":
+                return jnp.stack([jnp.zeros_like(scores_BN), scores_BN], axis=-1)
+            return scores_BN[:, None]
+        first_BT, last_BT, kinds_BN = self._span_scores(x_BTD)
+        rest = first_BT.shape[1] - kinds_BN.shape[1]
+        kinds_BT = jnp.pad(kinds_BN, [(0, 0), (0, rest)], constant_values=LOWEST)
+        return jnp.stack([first_BT, last_BT, kinds_BT], axis=1)
+
+    def _word_logits(self, read_BW, outputs):
+        """Logits of the words that follow those the decoder has read, (B, W, V)."""
+        body = cast(T5, self.body)
+        return body.word_logits(body.decode(read_BW, outputs.x_BTD, outputs.real_BT)[-1])
+
+    def _span_scores(self, outputs):
+        first_BT, last_BT = self.head(outputs.x_BTD)
+        hidden_BT = jnp.where(outputs.real_BT, 0.0, LOWEST)
+        return first_BT + hidden_BT, last_BT + hidden_BT, self.head.kinds(outputs.first_BD)
+
+    def token_losses(self, x_BTD: Outputs, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns -log p of the targets at the first positions, and whether they score highest.
+
+        Elsewhere nats are 0. That is the class at position 0; or whether each class is one of the
+        document's, in their order; or the first and the last position of a span, and the kind of
+        answer, at positions 0, 1 and 2; or the words of an answer.
+        """
+        if isinstance(self.body, T5):
+            words_BW = targets_BT[:, : self.num_words]
+            logits_BQN = self._word_logits(self.body.shifted(words_BW), x_BTD)
+        else:
+            logits_BQN = self.logits(x_BTD)
+        Q = logits_BQN.shape[1]
+        nats_BQ, correct_BQ = token_losses(logits_BQN, targets_BT[:, :Q])
+        rest = [(0, 0), (0, targets_BT.shape[1] - Q)]
+        return jnp.pad(nats_BQ, rest), jnp.pad(correct_BQ, rest)
+
+    def answers(self, x_BTD: Outputs) -> jax.Array:
+        if isinstance(self.body, T5):
+            return self.body.write(self.num_words, x_BTD.x_BTD, x_BTD.real_BT)
+        if isinstance(self.head, ClassesHead):
+            return self.head(x_BTD.x_BTD[:, 0])
+        return jnp.concatenate(self._span_scores(x_BTD), axis=1)
+
+    # Parameters, and what it costs.
+
+    def names(self) -> Names:
+        """Returns the table of its tensors on disk: the body's and the head's."""
+        return whole_names(self.body, None if self.head is None else type(self.head))
+
+    @property
+    def folder(self) -> HubFolder | None:
+        """The folder that it began with."""
+        return self.body.folder
+
+    def config(self) -> dict[str, Any]:
+        """Returns the config.json of its body with its head.
+
+        Names of classes are kept where the folder has as many.
+        """
+        config = self.body.config()
+        config["architectures"] = [f"{self.body.architecture}{HEADS[self.targets]}"]
+        if self.num_classes is not None:
+            config["problem_type"] = PROBLEMS[self.targets]
+            config.pop("num_labels", None)
+            known = config.get("id2label")
+            if not isinstance(known, dict) or len(known) != self.num_classes:
+                labels = [f"LABEL_{number}" for number in range(self.num_classes)]
+                config["id2label"] = {str(number): name for number, name in enumerate(labels)}
+                config["label2id"] = {name: number for number, name in enumerate(labels)}
+        return config
+
+    def given_parameters(self) -> dict[str, Any]:
+        """Returns the parameters of the folder; says what of the model is random."""
+        folder = self.body.folder
+        if folder is None:
+            logging.warning(
+                "%s begins with random parameters: bind Pretrained.folder to begin with those of a "
+                "pretrained one.",
+                type(self.body).__name__,
+            )
+            return {}
+        names = self.names()
+        if missing := names.missing(folder):
+            logging.warning(
+                "%s has no %s: the head begins with random parameters.", folder.path, missing[0]
+            )
+        return names.read(folder)
+
+    def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
+        """Returns the norm of the gradient that reaches the memories."""
+        found = {}
+        if "memory_SD" in grads:
+            found["memory_grad_norm"] = optax.tree.norm(grads["memory_SD"])
+        for i, of_memory in grads.get("memories", {}).items():
+            found[f"{self.memories[int(i)].name}_grad_norm"] = optax.tree.norm(of_memory)
+        return found
+
+    def flops_per_token(self) -> float:
+        """Returns operations of a segment with its memory, for each of its own positions."""
+        positions = self.segment_length + self.num_memory
+        layers = self.body.flops_of_layers(positions) * positions
+        of_memories = sum(
+            memory.flops_per_window(positions) + positions * memory.flops_per_position()
+            for memory in self.memories
+        )
+        return (layers + of_memories) / self.segment_length
+
+    def divided_sizes(self) -> dict[str, int]:
+        name = type(self.body).__name__
+        return {
+            f"{name}.num_heads": self.body.sizes.num_heads,
+            f"{name}.feed_forward_size": self.body.sizes.feed_forward_size,
+            f"{name}.vocabulary_size": self.vocabulary_size,
+        }
+
+
+def whole_names(body: Encoder, head: Any) -> Names:
+    """Returns the table of a body's tensors and those of a head, in a tree `body` and `head`.
+
+    head: `ClassesHead`, `SpansHead` or `WordsHead`; None for none.
+    """
+
+    def below(tensors, part):
+        return tuple(
+            tensor._replace(parameters=tuple(f"{part}.{path}" for path in tensor.parameters))
+            for tensor in tensors
+        )
+
+    of_body = body.names()
+    tensors = below(of_body.tensors, "body")
+    if head is not None:
+        tensors += below(head.tensors(body), "head")
+    return Names(tensors, of_body.prefix, of_body.ignored, of_body.old_endings)

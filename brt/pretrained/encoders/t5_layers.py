@@ -1,0 +1,184 @@
+"""Layers of T5: of the encoder, and of the decoder.
+
+Source: Raffel et al. 2020, arXiv:1910.10683.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.nn.initializers import ones
+from numpy.typing import ArrayLike
+
+from brt.models.layers.attention import attend
+from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.norms import wide
+from brt.models.layers.positions_t5 import t5_buckets
+from brt.models.layers.sizes import Sizes
+from brt.models.shape_letters import constrain
+from brt.pretrained.bodies.activations import ACTIVATIONS
+from brt.pretrained.bodies.layer import (
+    BodyLayer,
+    Drop,
+    Heads,
+    LayerKeys,
+    join_heads,
+    linear,
+    plus,
+    split_heads,
+    unchanged,
+)
+
+NETWORKS = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True), "gated-silu": ("silu", True)}
+"""Kinds of feed-forward networks: activation, and whether a second matrix is multiplied in."""
+
+
+def two_sided_buckets(key_minus_query: ArrayLike, buckets: int, longest: int) -> np.ndarray:
+    """Returns the bucket of each distance of an encoder: one half of them each way.
+
+    Args:
+        key_minus_query: positions between them, integers of any shape.
+        buckets: their number, even.
+        longest: distance from which the last of a side is used.
+    """
+    distance = np.asarray(key_minus_query)
+    half = buckets // 2
+    return t5_buckets(np.abs(distance), half, longest) + half * (distance > 0).astype(np.int32)
+
+
+class ScaleNorm(nnx.Module):
+    """x / rms(x) * scale, with an epsilon of its own.
+
+    Args:
+        width: D.
+        epsilon: added to the mean square.
+    """
+
+    def __init__(self, rngs: nnx.Rngs, width: int, epsilon: float):
+        self.scale_D = parameter(rngs, ones, width)
+        self.epsilon = epsilon
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        """(..., D) of any float type; the same shape and type."""
+        x = wide(x_BTD)
+        x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.epsilon)
+        return (x * self.scale_D[...]).astype(x_BTD.dtype)
+
+
+class Attention(nnx.Module):
+    """Attention without biases and without a scale.
+
+    Args:
+        sizes: D, H, K.
+    """
+
+    def __init__(self, rngs: nnx.Rngs, sizes: Sizes):
+        D, A, K = sizes.width, sizes.attention_size, sizes.head_size
+        self.num_heads = sizes.num_heads
+        self.queries_DA = parameter(rngs, normal((D * K) ** -0.5), D, A)
+        self.keys_DA = parameter(rngs, normal(D**-0.5), D, A)
+        self.values_DA = parameter(rngs, normal(D**-0.5), D, A)
+        self.output_AD = parameter(rngs, normal(A**-0.5), A, D)
+
+    def queries(self, x_BTD: jax.Array) -> jax.Array:
+        """Returns (B, T, H, K)."""
+        return split_heads(linear(x_BTD, self.queries_DA), self.num_heads)
+
+    def keys(self, x_BTD: jax.Array) -> LayerKeys:
+        """Returns keys and values, (B, T, H, K)."""
+        keys_BTHK = split_heads(linear(x_BTD, self.keys_DA), self.num_heads)
+        values_BTHK = split_heads(linear(x_BTD, self.values_DA), self.num_heads)
+        return LayerKeys(keys_BTHK, values_BTHK)
+
+    def output(self, attended_BTHK: jax.Array) -> jax.Array:
+        """Returns (B, T, D)."""
+        return linear(join_heads(attended_BTHK), self.output_AD)
+
+    def read(
+        self, queries_BTHK: jax.Array, keys: LayerKeys, table: jax.Array, keep: jax.Array | None
+    ) -> jax.Array:
+        """Returns what queries read, (B, T, H, K).
+
+        Args:
+            table: added to the scores, (B, H, T, J) or axes of 1.
+            keep: multiplies the weights, or None.
+        """
+        scale_H = jnp.ones(self.num_heads, wide(queries_BTHK).dtype)
+        return attend(queries_BTHK, keys.keys_BJGK, keys.values_BJGK, scale_H, table, keep)
+
+
+class T5Layer(BodyLayer):
+    """One layer of the encoder: norm, attention, residual, norm, network, residual.
+
+    Args:
+        sizes: D, H, K, F.
+        network: one of `NETWORKS`.
+        epsilon: of the norms.
+    """
+
+    score_scale = 1.0
+
+    def __init__(self, rngs: nnx.Rngs, sizes: Sizes, network: str, epsilon: float):
+        D, F = sizes.width, sizes.feed_forward_size
+        self.sizes = sizes
+        self.network = network
+        self.attention_norm = ScaleNorm(rngs, D, epsilon)
+        self.attention = Attention(rngs, sizes)
+        self.feed_forward_norm = ScaleNorm(rngs, D, epsilon)
+        self.hidden_DF = parameter(rngs, normal(D**-0.5), D, F)
+        if NETWORKS[network][1]:
+            self.factor_DF = parameter(rngs, normal(D**-0.5), D, F)
+        self.output_FD = parameter(rngs, normal(F**-0.5), F, D)
+
+    def heads(self, x_BTD: jax.Array) -> Heads:
+        x_BTD = self.attention_norm(x_BTD)
+        return Heads(self.attention.queries(x_BTD), self.attention.keys(x_BTD), x_BTD)
+
+    def finish(
+        self,
+        x_BTD: jax.Array,
+        heads: Heads,
+        attended_BTHK: jax.Array,
+        added_BTD: jax.Array | None = None,
+        drop: Drop = unchanged,
+    ) -> jax.Array:
+        y_BTD = plus(self.attention.output(attended_BTHK), added_BTD)
+        return self.feed_forward(constrain(x_BTD + drop(y_BTD), "BTD"), drop)
+
+    def feed_forward(self, x_BTD: jax.Array, drop: Drop = unchanged) -> jax.Array:
+        """Returns x + network(norm(x))."""
+        activation, gated = NETWORKS[self.network]
+        with jax.named_scope("feed_forward"):
+            normed_BTD = self.feed_forward_norm(x_BTD)
+            h_BTF = ACTIVATIONS[activation](linear(normed_BTD, self.hidden_DF))
+            if gated:
+                h_BTF = h_BTF * linear(normed_BTD, self.factor_DF)
+            y_BTD = linear(h_BTF, self.output_FD)
+            return constrain(x_BTD + drop(y_BTD), "BTD")
+
+
+class T5DecoderLayer(T5Layer):
+    """One layer of the decoder: as `T5Layer`, with attention to the encoder before the network."""
+
+    def __init__(self, rngs: nnx.Rngs, sizes: Sizes, network: str, epsilon: float):
+        super().__init__(rngs, sizes, network, epsilon)
+        self.cross_norm = ScaleNorm(rngs, sizes.width, epsilon)
+        self.cross = Attention(rngs, sizes)
+
+    def __call__(
+        self, x_BTD: jax.Array, table: jax.Array, read_BJD: jax.Array, hidden_B11J: jax.Array
+    ) -> jax.Array:
+        """Returns the layer's outputs, (B, T, D).
+
+        Args:
+            x_BTD: its inputs.
+            table: added to the scores among them.
+            read_BJD: what the encoder gave.
+            hidden_B11J: added to the scores of it.
+        """
+        heads = self.heads(x_BTD)
+        attended = self.attention.read(heads.queries_BTHK, heads.keys, table, None)
+        x_BTD = x_BTD + self.attention.output(attended)
+        queries = self.cross.queries(self.cross_norm(x_BTD))
+        attended = self.cross.read(queries, self.cross.keys(read_BJD), hidden_B11J, None)
+        return self.feed_forward(x_BTD + self.cross.output(attended))

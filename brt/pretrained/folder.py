@@ -1,0 +1,290 @@
+"""A folder in the Hub's format as data: config.json and safetensors, read and written.
+
+Nothing in a folder is run or unpickled, and nothing outside it is read. Tensors are arrays by their
+names on disk; `names.py` says which parameter each is.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from brt.pretrained.config_values import ConfigValues
+from brt.storage.paths import folder_of, is_remote
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+OTHER_WEIGHTS = (
+    *("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack"),
+    "model.ckpt.index",
+)
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "vocab.txt", "spm.model", "spiece.model", "tokenizer.model"),
+    "generation_config.json",
+)
+"""Files that are copied beside the weights that are written."""
+FLOATS = {
+    "F64": np.dtype("float64"),
+    "F32": np.dtype("float32"),
+    "F16": np.dtype("float16"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+MAX_JSON_BYTES = 64 * 2**20
+
+
+class TensorInfo(NamedTuple):
+    """A tensor of a file, not read: its file in the folder, its safetensors type, its shape."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class HubFolder:
+    """A folder with config.json and weights in safetensors, one file or shards with an index.
+
+    Args:
+        path: of the folder; `~` is the home folder.
+
+    Attributes:
+        path: as given, expanded.
+        config: config.json, a dictionary.
+
+    Raises:
+        FileNotFoundError: no folder, or no config.json in it.
+        ValueError: a config.json that is no JSON object, that wants code of its own to be run, or
+            quantized weights.
+    """
+
+    def __init__(self, path: str):
+        self.path = os.path.expanduser(path)
+        if not os.path.isdir(self.path):
+            raise FileNotFoundError(f"There is no folder {self.path} (Pretrained.folder).")
+        if not os.path.lexists(os.path.join(self.path, CONFIG)):
+            raise FileNotFoundError(
+                f"{self.path} has no {CONFIG}: name a folder in the format of the Hugging Face Hub."
+            )
+        self.config: dict[str, Any] = self._read_json(CONFIG)
+        if self.config.get("auto_map") is not None:
+            raise ValueError(
+                f"{self.file(CONFIG)}: auto_map names code in the folder that computes the model. "
+                "brt runs none; name a folder of a known architecture."
+            )
+        if self.config.get("quantization_config") is not None:
+            raise ValueError(
+                f"{self.file(CONFIG)}: quantization_config says that the weights are quantized. "
+                "Load them with transformers, dequantize, and save them in float32."
+            )
+
+    def values(self) -> ConfigValues:
+        """Returns the values of config.json, with checks of what they are."""
+        return ConfigValues(self.config, self.file(CONFIG))
+
+    def file(self, name: str) -> str:
+        """Returns the path of a file of the folder."""
+        return os.path.join(self.path, name)
+
+    def _checked(self, name):
+        """Returns the path of a file that lies in the folder itself, links followed."""
+        path = self.file(name)
+        if os.path.dirname(name) or name in ("", ".", ".."):
+            raise ValueError(
+                f"{self.path} names a file outside of the folder, {name!r}: files lie in it."
+            )
+        inside = os.path.realpath(self.path)
+        if os.path.dirname(os.path.realpath(path)) != inside:
+            raise ValueError(
+                f"{path} is a link to a file outside of the folder: copy the folder with its "
+                "files, as cp -rL does."
+            )
+        if not os.path.isfile(path):
+            raise ValueError(f"{path} is missing, or is no plain file: copy the whole folder.")
+        return path
+
+    def _read_json(self, name):
+        path = self._checked(name)
+        if os.path.getsize(path) > MAX_JSON_BYTES:
+            raise ValueError(f"{path} is larger than {MAX_JSON_BYTES} bytes: it is no {name}.")
+        try:
+            with open(path, encoding="utf-8") as file:
+                content = json.load(file, object_pairs_hook=_without_repeats)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is no valid JSON ({error}): copy it anew.") from None
+        if not isinstance(content, dict):
+            raise ValueError(f"{path} holds no JSON object: copy it anew.")
+        return content
+
+    @functools.cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Every tensor of the weights by its name on disk; only headers are read.
+
+        Raises:
+            ValueError: no safetensors, a file that is missing or truncated, a shard outside the
+                folder, a tensor that is there twice or not where the index says.
+        """
+        if os.path.lexists(self.file(WEIGHTS)):
+            return self._header(WEIGHTS)
+        if not os.path.lexists(self.file(INDEX)):
+            raise ValueError(self._no_weights())
+        index = self._read_json(INDEX).get("weight_map")
+        if not isinstance(index, dict) or not index:
+            raise ValueError(f"{self.file(INDEX)} has no weight_map: copy it anew.")
+        for tensor, name in index.items():
+            if not isinstance(name, str) or not name.endswith(".safetensors"):
+                raise ValueError(
+                    f"{self.file(INDEX)}: weight_map puts {tensor} in {name!r}, which is no "
+                    "safetensors file."
+                )
+        found: dict[str, TensorInfo] = {}
+        for name in sorted(set(index.values())):
+            for tensor, info in self._header(name).items():
+                if tensor in found:
+                    raise ValueError(
+                        f"{self.path} holds {tensor} twice, in {found[tensor].file} and {name}."
+                    )
+                if index.get(tensor) != name:
+                    raise ValueError(
+                        f"{self.file(name)} holds {tensor}, and {INDEX} says that it is in "
+                        f"{index.get(tensor)}: they do not belong together."
+                    )
+                found[tensor] = info
+        for tensor, name in index.items():
+            if tensor not in found:
+                raise ValueError(
+                    f"{self.file(name)} does not hold {tensor}, and {INDEX} says that it does."
+                )
+        return found
+
+    def _header(self, name):
+        path = self._checked(name)
+        try:
+            with safe_open(path, "numpy") as file:
+                slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+                return {
+                    key: TensorInfo(name, str(part.get_dtype()), tuple(part.get_shape()))
+                    for key, part in slices.items()
+                }
+        except (SafetensorError, OSError, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"{path} is no safetensors file, or only a part of one ({error}): copy it anew."
+            ) from None
+
+    def _no_weights(self):
+        there = sorted(os.listdir(self.path))
+        packed = [name for name in there if name.endswith(".gguf")]
+        other = [n for n in there if n in OTHER_WEIGHTS or n.endswith(".bin")]
+        if other:
+            return (
+                f"{self.path} has its weights only as {', '.join(other)}, which brt does not read. "
+                "Where torch and transformers are installed, convert them: "
+                f"AutoModelForPreTraining.from_pretrained({self.path!r})"
+                ".save_pretrained('NEW_FOLDER')."
+            )
+        if packed:
+            return (
+                f"{self.path} has its weights only as {', '.join(packed)}, which brt does not "
+                "read: widen them to float32 as brt/pretrained/README.md, Getting weights, "
+                "shows."
+            )
+        return f"{self.path} has no {WEIGHTS}, nor {INDEX}: copy the weights into it."
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns a tensor of the weights as float32, the type of all parameters.
+
+        Raises:
+            ValueError: a type that is no float, a value that is not finite; naming the tensor.
+        """
+        info = self.tensors[name]
+        if info.dtype not in FLOATS:
+            raise ValueError(
+                f"{self.file(info.file)}: {name} is of type {info.dtype}; brt reads "
+                f"{', '.join(FLOATS)}."
+            )
+        try:
+            with safe_open(self._checked(info.file), "numpy") as file:
+                array = file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{self.file(info.file)} cannot be read ({error}).") from None
+        if array.dtype != FLOATS[info.dtype]:
+            array = array.view(FLOATS[info.dtype])
+        array = array.astype(np.float32)
+        if not np.isfinite(array).all():
+            raise ValueError(
+                f"{self.file(info.file)}: {name} holds values that are not finite (in "
+                f"{np.count_nonzero(~np.isfinite(array))} of {array.size} places)."
+            )
+        return array
+
+
+def _without_repeats(pairs):
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {repeated!r} stands twice")
+    return found
+
+
+def write_folder(
+    path: str,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    copied_from: str | None = None,
+    further: Mapping[str, bytes] | None = None,
+) -> None:
+    """Writes a folder that plain transformers opens: config.json, model.safetensors, tokenizer.
+
+    Args:
+        path: of the folder, which must not exist yet or be empty.
+        config: of config.json.
+        tensors: by their names on disk.
+        copied_from: a folder whose tokenizer files are copied; None for none.
+        further: contents of further files by their names.
+
+    Raises:
+        FileExistsError: there is something in the folder already.
+        ValueError: it is no folder of a disk.
+        OSError: it cannot be written; nothing of it is left.
+    """
+    path = folder_of(path)
+    if is_remote(path):
+        raise ValueError(f"{path} lies in a bucket: name a folder of a disk, and copy it there.")
+    path = os.path.abspath(path)
+    if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
+        raise FileExistsError(f"{path} holds something already: name a new folder.")
+    growing = f"{path}.growing-{os.getpid()}"
+    os.makedirs(growing)
+    try:
+        with open(os.path.join(growing, CONFIG), "w", encoding="utf-8") as file:
+            file.write(json.dumps(dict(config), indent=2, sort_keys=True) + "\n")
+        whole = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+        save_file(whole, os.path.join(growing, WEIGHTS), metadata={"format": "pt"})
+        # The library lets only the owner read it; every other file has the mode of the umask.
+        shutil.copymode(os.path.join(growing, CONFIG), os.path.join(growing, WEIGHTS))
+        if copied_from:
+            _copy_tokenizer(os.path.expanduser(copied_from), growing)
+        for name, content in (further or {}).items():
+            with open(os.path.join(growing, name), "wb") as file:
+                file.write(content)
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(path)
+        os.rename(growing, path)
+    except BaseException:
+        shutil.rmtree(growing, ignore_errors=True)
+        raise
+
+
+def _copy_tokenizer(source, target):
+    for name in TOKENIZER_FILES:
+        if os.path.isfile(path := os.path.join(source, name)):
+            shutil.copyfile(path, os.path.join(target, name))

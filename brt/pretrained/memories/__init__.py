@@ -1,0 +1,1 @@
+"""Memories between windows of a body. Letters as in `brt.pretrained`."""

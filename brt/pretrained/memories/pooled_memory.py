@@ -1,0 +1,212 @@
+"""Pooled recurrence: one vector from window to window.
+
+The outputs of all layers are mixed and averaged over a window; what a small network makes of the
+result stands among the inputs of a layer of the next window, for keys and values only. Letters as
+in `brt.pretrained`.
+
+Source: Yoshida et al. 2020, Adding Recurrence to Pretrained Transformers, section 3.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+import gin
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn.initializers import zeros
+from jax.typing import DTypeLike
+
+from brt.checks import Count, Index, OneOf, check_choice
+from brt.models.layers.initializers import DENSE, normal, parameter
+from brt.models.layers.norms import wide
+from brt.pretrained.bodies.body import PretrainedBody
+from brt.pretrained.bodies.layer import Extra, LayerKeys
+from brt.pretrained.memories.window_memory import Positions, WindowMemory
+
+POOLED = ("all", "unrepeated")
+POOLINGS = ("mean", "max", "attention")
+LOWEST = -1e30
+
+
+class PooledCache(NamedTuple):
+    """What the next window reads of the last.
+
+    vectors_BMD: (B, M, D), float32 or wider. count_B: int32, vectors that are there, 0 or M.
+    Empty: zeros, absent, so that a document's first window is the body's own.
+    """
+
+    vectors_BMD: jax.Array
+    count_B: jax.Array
+
+    def clear_state(self, empty: "PooledCache") -> "PooledCache":
+        """Returns the cache of a document's beginning: no vector."""
+        return empty
+
+
+class PooledSums(NamedTuple):
+    """What was pooled of a window so far, float32 or wider.
+
+    pooled_BD: the sum of what is pooled, each with its weight; or the maximum.
+    weight_B: the sum of weights. highest_B: the score that weights are relative to, 0 if all
+    weights are 1.
+    """
+
+    pooled_BD: jax.Array
+    weight_B: jax.Array
+    highest_B: jax.Array
+
+
+class PooledLayer(nnx.Module):
+    """x matrix + bias, from I to U."""
+
+    def __init__(self, rngs: nnx.Rngs, inputs: int, units: int):
+        # Once a window: its cost is counted by the memory.
+        self.matrix_IU = parameter(rngs, DENSE, inputs, units, multiplied=False)
+        self.bias_U = parameter(rngs, zeros, units)
+
+    def __call__(self, x_BI: jax.Array) -> jax.Array:
+        return x_BI @ self.matrix_IU[...] + self.bias_U[...]
+
+
+@gin.configurable(denylist=["rngs", "body"])
+class PooledMemory(WindowMemory):
+    """Carries what a network makes of the mean of a window.
+
+    Args:
+        layer: the layer whose inputs the vectors join, counted from 1; None: all layers.
+        hidden: sizes of the network's hidden layers.
+        pooled: the positions that are pooled: "all", those that a window reads again too; or
+            "unrepeated", those that the next window does not read again.
+        pooling: "mean"; "max"; or "attention", a mean weighted by a learned key.
+        num_vectors: M, vectors that the network makes.
+
+    Raises:
+        ValueError: a layer that the body does not have, a bad choice or size.
+
+    Source: section 3.1; the alternatives are those of its note 4. The network has the body's
+    activation.
+    """
+
+    name = "pooled"
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        body: PretrainedBody,
+        layer: Index | None = 2,
+        hidden: tuple[Count, ...] = (200, 200, 200),
+        pooled: Annotated[str, OneOf(POOLED)] = "all",
+        pooling: Annotated[str, OneOf(POOLINGS)] = "mean",
+        num_vectors: Count = 1,
+    ):
+        check_choice("PooledMemory.pooled", pooled, POOLED)
+        check_choice("PooledMemory.pooling", pooling, POOLINGS)
+        num_layers = len(body.layers)
+        if layer is not None and not 1 <= layer <= num_layers:
+            raise ValueError(
+                f"PooledMemory.layer = {layer} must lie between 1 and {num_layers}, the layers of "
+                f"{type(body).__name__}."
+            )
+        if min(num_vectors, *hidden, 1) < 1:
+            raise ValueError("PooledMemory.hidden and num_vectors must be 1 or more.")
+        self.layer = layer
+        self.pooled = pooled
+        self.pooling = pooling
+        self.num_vectors = num_vectors
+        self.width = body.width
+        self.attention_size = body.sizes.attention_size
+        self.in_layers = num_layers if layer is None else 1
+        self.activation = body.activation
+        self.mixture_L = parameter(rngs, zeros, num_layers)
+        sizes = (body.width, *hidden, num_vectors * body.width)
+        self.network = nnx.List(PooledLayer(rngs, *pair) for pair in itertools.pairwise(sizes))
+        if pooling == "attention":
+            self.key_D = parameter(rngs, normal(0.02), body.width)
+
+    def init_cache(self, rows: int, dtype: DTypeLike) -> PooledCache:
+        shape = rows, self.num_vectors, self.width
+        kept = jnp.promote_types(dtype, jnp.float32)
+        return PooledCache(jnp.zeros(shape, kept), jnp.zeros(rows, jnp.int32))
+
+    def extras(self, view: PooledCache, layer: int, dtype: DTypeLike) -> Extra | None:
+        if self.layer is not None and layer != self.layer - 1:
+            return None
+        present_BM = view.count_B[:, None] > jnp.arange(self.num_vectors)
+        return Extra(view.vectors_BMD.astype(dtype), present_BM)
+
+    def summary(self, outputs: Sequence[jax.Array], positions: Positions) -> PooledSums:
+        shares_L = jax.nn.softmax(self.mixture_L[...])
+        shared = zip(shares_L, outputs, strict=True)
+        mixed_BTD = jnp.asarray(sum(share * wide(x_BTD) for share, x_BTD in shared))
+        pooled_BT = positions.real_BT
+        if self.pooled == "unrepeated":
+            pooled_BT = pooled_BT & ~positions.again_BT
+        count_B = pooled_BT.sum(axis=1).astype(mixed_BTD.dtype)
+        none_B = jnp.zeros_like(count_B)
+        if self.pooling == "max":
+            highest_BD = jnp.where(pooled_BT[..., None], mixed_BTD, LOWEST).max(axis=1)
+            return PooledSums(highest_BD, count_B, none_B)
+        if self.pooling == "mean":
+            sum_BD = jnp.where(pooled_BT[..., None], mixed_BTD, 0).sum(axis=1)
+            return PooledSums(sum_BD, count_B, none_B)
+        scores_BT = mixed_BTD @ self.key_D[...] / jnp.sqrt(self.width)
+        scores_BT = jnp.where(pooled_BT, scores_BT, LOWEST)
+        highest_B = jax.lax.stop_gradient(scores_BT.max(axis=1))
+        weights_BT = jnp.where(pooled_BT, jnp.exp(scores_BT - highest_B[:, None]), 0)
+        sum_BD = jnp.einsum("BT,BTD->BD", weights_BT, mixed_BTD)
+        return PooledSums(sum_BD, weights_BT.sum(axis=1), highest_B)
+
+    def combined(self, first: PooledSums, second: PooledSums) -> PooledSums:
+        if self.pooling == "max":
+            pooled_BD = jnp.maximum(first.pooled_BD, second.pooled_BD)
+            return PooledSums(pooled_BD, first.weight_B + second.weight_B, first.highest_B)
+        if self.pooling == "mean":
+            return super().combined(first, second)
+        highest_B = jnp.maximum(first.highest_B, second.highest_B)
+        scales = [jnp.exp(part.highest_B - highest_B) for part in (first, second)]
+        pooled_BD = scales[0][:, None] * first.pooled_BD + scales[1][:, None] * second.pooled_BD
+        weight_B = scales[0] * first.weight_B + scales[1] * second.weight_B
+        return PooledSums(pooled_BD, weight_B, highest_B)
+
+    def take_in(
+        self, cache: PooledCache, summary: PooledSums, keys: Sequence[LayerKeys]
+    ) -> tuple[PooledCache, dict[str, jax.Array]]:
+        """Returns the vectors of a window; as `WindowMemory.take_in`.
+
+        The monitor pooled_norm is their root mean square. A window of which nothing is pooled
+        leaves no vector.
+        """
+        z_BD = self.pooled_vector(summary)
+        vectors_BMD = self.vectors(z_BD).astype(cache.vectors_BMD.dtype)
+        there_B = summary.weight_B > 0
+        count_B = jnp.where(there_B, self.num_vectors, 0).astype(jnp.int32)
+        vectors_BMD = jnp.where(there_B[:, None, None], vectors_BMD, 0)
+        norm = jnp.sqrt(jnp.mean(jnp.square(vectors_BMD)))
+        monitors = {"pooled_norm": jax.lax.stop_gradient(norm)}
+        return PooledCache(vectors_BMD, count_B), monitors
+
+    def pooled_vector(self, summary: PooledSums) -> jax.Array:
+        """Returns z, (B, D), what a window is pooled to; zeros of nothing."""
+        there_B1 = summary.weight_B[:, None] > 0
+        pooled_BD = jnp.where(there_B1, summary.pooled_BD, 0)
+        if self.pooling == "max":
+            return pooled_BD
+        return pooled_BD / jnp.where(there_B1, summary.weight_B[:, None], 1)
+
+    def vectors(self, z_BD: jax.Array) -> jax.Array:
+        """Returns (B, M, D), what the network makes of z."""
+        *inner, last = self.network
+        x_BI = z_BD
+        for layer in inner:
+            x_BI = self.activation(layer(x_BI))
+        return last(x_BI).reshape(len(z_BD), self.num_vectors, self.width)
+
+    def flops_per_window(self, window: int) -> float:
+        network = sum(2.0 * layer.matrix_IU.size for layer in self.network)
+        keys_values = 4.0 * self.width * self.attention_size * self.num_vectors * self.in_layers
+        return network + keys_values + 2.0 * window * self.width * self.mixture_L.size
+
+    def flops_per_position(self) -> float:
+        return 4.0 * self.attention_size * self.num_vectors * self.in_layers

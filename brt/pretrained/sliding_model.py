@@ -1,0 +1,349 @@
+"""A pretrained body with rotary positions over a sliding window, with or without states.
+
+    logits_BTV, caches = model(tokens_BT, caches)
+
+Every token sees the W tokens up to itself, in this segment or the one before: keys are remembered
+before they are turned, and turned by their place in their block, since attention depends on
+differences only. So nothing depends on how a document is cut. Letters as in
+`brt.pretrained`; W tokens of a block.
+
+Source: Block-Recurrent, section 3 (Slide and Rec), on a pretrained body. There a token does not see
+itself; a pretrained one does.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gin
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from brt.checks import Count
+from brt.models.block_recurrent.memory import BlockPairs
+from brt.models.body import Body
+from brt.models.caches import (
+    DecodingWindow,
+    WindowCache,
+    advance,
+    completes_block,
+    fill_window,
+    last_block,
+    write_token,
+)
+from brt.models.fast.table_losses import table_losses
+from brt.pretrained.bodies.body import Decoder
+from brt.pretrained.bodies.layer import NOTHING, Heads, LayerKeys, Reads, Seen
+from brt.pretrained.bodies.llama import Llama
+from brt.pretrained.language_model import given_to
+from brt.pretrained.memories.cell_memory import CellMemory, StateKeys
+from brt.pretrained.windows import table
+
+
+class BlocksCache(NamedTuple):
+    """Whether there is a block before the next one.
+
+    count_B: int32, 0 or 1; of a document that begins, 0: its first block sees no block before it.
+    """
+
+    count_B: jax.Array
+
+    def clear_state(self, empty: "BlocksCache") -> "BlocksCache":
+        """Keeps it: it is a part of the window."""
+        return self
+
+
+class KeysCache(NamedTuple):
+    """A layer's keys, not turned, and values of the last block. Empty: zeros, hidden."""
+
+    window: WindowCache
+
+    def clear_state(self, empty: "KeysCache") -> "KeysCache":
+        """Keeps the window."""
+        return self
+
+
+class CellReads(Reads):
+    """What a cell adds to its layer over the blocks of a segment.
+
+    Args:
+        memory: the cell and what tokens read of it.
+        cache: its states before the segment.
+        pairs: from the layer's own keys to those of each block and the one before it, as
+            `LayerKeys` of B * blocks rows.
+        blocks: in a segment.
+    """
+
+    def __init__(
+        self,
+        memory: CellMemory,
+        cache: Any,
+        pairs: Callable[[int, LayerKeys], LayerKeys],
+        blocks: int,
+    ):
+        self.memory = memory
+        self.cache = cache
+        self.pairs = pairs
+        self.blocks = blocks
+
+    def added(self, layer: int, heads: Heads) -> tuple[jax.Array | None, Any]:
+        if layer != self.memory.layer - 1:
+            return None, ()
+        n = self.blocks
+        k_XJHK, v_XJHK = self.memory.token_pairs(self.pairs(layer, heads.keys))
+        pairs = (x.reshape(-1, n, *x.shape[1:]) for x in (k_XJHK, v_XJHK))
+        cache, seen, monitors = self.memory.cell.take_in(self.cache, BlockPairs(*pairs))
+        states = StateKeys(*(x.reshape(-1, *x.shape[2:]) for x in seen))
+        rows, T, D = heads.normed_BTD.shape
+        read_XWD = self.memory.read_states(heads.normed_BTD.reshape(rows * n, T // n, D), states)
+        monitors = monitors | {"cross_output_norm": self.memory.output_norm()}
+        return read_XWD.reshape(rows, T, D), (cache, jax.lax.stop_gradient(monitors))
+
+
+class StatesRead(Reads):
+    """What tokens of a layer read of states, while a block is being filled."""
+
+    def __init__(self, memory: CellMemory, states: StateKeys):
+        self.memory = memory
+        self.states = states
+
+    def added(self, layer: int, heads: Heads) -> tuple[jax.Array | None, Any]:
+        return self.memory.added(self.states, layer, heads.normed_BTD), ()
+
+
+@gin.configurable(denylist=["rngs", "special_tokens"])
+class SlidingLanguageModel(Body):
+    """A pretrained body, every token of which sees the W tokens up to itself.
+
+    Args:
+        window: W in tokens; segments are any multiple of it.
+        body: builds the `Decoder`, one with rotary positions.
+        cell: builds a `CellMemory`; None: nothing but the window is carried.
+        special_tokens: further entries of the vocabulary; a pretrained one has none.
+
+    Raises:
+        ValueError: a body whose positions are not relative, or fewer than 2 W.
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        window: Count = gin.REQUIRED,
+        body: Callable[..., Decoder] = Llama,
+        cell: Callable[..., CellMemory] | None = None,
+        special_tokens: int = 0,
+    ):
+        if special_tokens:
+            raise ValueError(
+                "A pretrained body has no entries for special tokens: bind "
+                "RecurrentMemoryTransformer.auxiliary_weight = 0."
+            )
+        self.body = body(rngs)
+        if not isinstance(self.body, Decoder) or not self.body.relative:
+            raise ValueError(
+                "SlidingLanguageModel.body must build a decoder with rotary positions, such as "
+                f"@Llama, and {type(self.body).__name__} is none: positions that are learned end "
+                "with the window; bind Trainer.model = @PretrainedLanguageModel for it."
+            )
+        if not 1 <= window <= self.body.num_positions // 2:
+            raise ValueError(
+                f"SlidingLanguageModel.window = {window} must lie between 1 and "
+                f"{self.body.num_positions // 2}: a block and the one before it are read in the "
+                f"{self.body.num_positions} positions of {type(self.body).__name__}."
+            )
+        self.has_cell = cell is not None
+        if cell is not None:
+            self.cell = cell(rngs, self.body)
+        self.window = window
+        self.vocabulary_size = self.body.vocabulary_size
+        self.dropout = self.body.dropout
+        self.width = self.body.width
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of activations: the body's."""
+        return self.body.dtype
+
+    @dtype.setter
+    def dtype(self, dtype: np.dtype) -> None:
+        self.body.dtype = dtype
+
+    @property
+    def period(self) -> int:
+        """W: whole blocks are remembered."""
+        return self.window
+
+    # Segments.
+
+    def init_caches(self, rows: int) -> tuple:
+        """Returns a `BlocksCache`, a `KeysCache` of each layer, and the cell's states."""
+        body = self.body
+        shape = rows, self.window, body.num_key_heads, body.sizes.head_size
+        empty = KeysCache(WindowCache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)))
+        states = (self.cell.init_cache(rows, self.dtype),) if self.has_cell else ()
+        return (BlocksCache(jnp.zeros(rows, jnp.int32)), *[empty] * len(body.layers), *states)
+
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
+        return self.body.embed(tokens_BT)
+
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
+        return self.body.logits(x_BTD)
+
+    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return table_losses(x_BTD, self.body.head[...], targets_BT)
+
+    def stack(
+        self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
+    ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
+        """Reads one segment, whole blocks; as `Model.stack`."""
+        layers = len(self.body.layers)
+        begun, windows, states = caches[0], caches[1 : 1 + layers], caches[1 + layers :]
+        rows, T, _ = x_BTD.shape
+        W = self.window
+        n = T // W
+
+        def pairs(i, own):
+            return LayerKeys(*(blocks_of(*pair) for pair in zip(windows[i].window, own)))
+
+        before_BG = jnp.concatenate(
+            [begun.count_B[:, None] > 0, jnp.ones((rows, n - 1), bool)], axis=1
+        )
+        table_XWJ = self._table(jnp.arange(W), before_BG.reshape(-1))
+        positions_XJ = jnp.broadcast_to(jnp.arange(2 * W), (rows * n, 2 * W))
+
+        def seen(i, own):
+            return Seen(pairs(i, own), positions_XJ, table_XWJ)
+
+        reads = CellReads(self.cell, states[0], pairs, n) if self.has_cell else NOTHING
+        positions_BT = jnp.broadcast_to(W + jnp.arange(T) % W, (rows, T))
+        reading = self.body.read(x_BTD, positions_BT, seen, reads, key)
+        after = [
+            KeysCache(WindowCache(keys.keys_BJGK[:, -W:], keys.values_BJGK[:, -W:]))
+            for keys in reading.keys
+        ]
+        monitors: dict[str, jax.Array] = {}
+        if self.has_cell:
+            cache, monitors = reading.kept[self.cell.layer - 1]
+            states = (cache,)
+        y_BTD = reading.outputs[-1]
+        return y_BTD, (BlocksCache(jnp.ones_like(begun.count_B)), *after, *states), monitors
+
+    def _table(self, places_W, before_X):
+        """Returns (X, W, 2W): queries at these places of their block see the W keys up to theirs.
+
+        before_X: whether there is a block before.
+        """
+        W = self.window
+        distance_WJ = W + places_W[..., :, None] - jnp.arange(2 * W)
+        near_WJ = (distance_WJ >= 0) & (distance_WJ < W)
+        there_XJ = before_X[:, None] | (jnp.arange(2 * W) >= W)
+        return table(near_WJ & there_XJ[:, None])
+
+    # Tokens.
+
+    def begin_decoding(self, caches: tuple) -> tuple:
+        layers = len(self.body.layers)
+        windows = (fill_window(cache.window) for cache in caches[1 : 1 + layers])
+        return (caches[0], *windows, *self._begun_states(caches[1 + layers :]))
+
+    def _begun_states(self, states):
+        return tuple(self.cell.cell.begin_decoding(cache, self.dtype) for cache in states)
+
+    def end_decoding(self, caches: tuple) -> tuple:
+        layers = len(self.body.layers)
+        windows = (KeysCache(last_block(window)) for window in caches[1 : 1 + layers])
+        states = (self.cell.cell.end_decoding(cache) for cache in caches[1 + layers :])
+        return (caches[0], *windows, *states)
+
+    def read_part_embedded(
+        self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
+    ) -> tuple[jax.Array, tuple]:
+        layers = len(self.body.layers)
+        y_BPD, after, _ = self.stack(x_BPD, caches)
+        windows = (
+            fill_window(before.window, block.window, counts_B)
+            for before, block in zip(caches[1 : 1 + layers], after[1 : 1 + layers], strict=True)
+        )
+        return y_BPD, (caches[0], *windows, *self._begun_states(caches[1 + layers :]))
+
+    def decode_embedded(
+        self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
+    ) -> tuple[jax.Array, tuple]:
+        layers = len(self.body.layers)
+        begun, windows, states = caches[0], caches[1 : 1 + layers], caches[1 + layers :]
+        fill_B = windows[0].fill_B
+        reads_B = jnp.broadcast_to(jnp.asarray(reads_B), fill_B.shape)
+        table_B1J = self._table(fill_B[:, None], begun.count_B > 0)
+        positions_BJ = jnp.broadcast_to(jnp.arange(2 * self.window), (len(fill_B), 2 * self.window))
+
+        def written(i, own: LayerKeys) -> DecodingWindow:
+            return write_token(windows[i], own.keys_BJGK[:, 0], own.values_BJGK[:, 0], reads_B)
+
+        def seen(i, own):
+            window = written(i, own)
+            return Seen(LayerKeys(window.keys_BJHK, window.values_BJHK), positions_BJ, table_B1J)
+
+        reads = NOTHING
+        if self.has_cell:
+            found = StateKeys(states[0].state_keys_BSHK, states[0].state_values_BSHK)
+            reads = StatesRead(self.cell, found)
+        reading = self.body.read(x_BD[:, None], (self.window + fill_B)[:, None], seen, reads)
+        filled = [written(i, keys) for i, keys in enumerate(reading.keys)]
+        full_B = completes_block(filled[0], reads_B)
+        if self.has_cell:
+            states = (self._complete(states[0], filled[self.cell.layer - 1], full_B),)
+        count_B = jnp.where(full_B, 1, begun.count_B)
+        after = (advance(window, reads_B) for window in filled)
+        return reading.outputs[-1][:, 0], (BlocksCache(count_B), *after, *states)
+
+    def _complete(self, states, window, full_B):
+        """Returns the decoding form of the states, in which full blocks have been taken in."""
+        keys = LayerKeys(window.keys_BJHK, window.values_BJHK)
+        blocks = BlockPairs(*(x[:, None] for x in self.cell.token_pairs(keys)))
+
+        def update(states):
+            return self.cell.cell.complete_block(states, blocks, full_B)
+
+        return jax.lax.cond(jnp.any(full_B), update, lambda states: states, states)
+
+    def given_parameters(self) -> dict[str, Any]:
+        """Returns the body's parameters of its folder; without one, says that they are random."""
+        return given_to(self.body)
+
+    # What it costs, and how far it sees.
+
+    def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
+        """Returns the norm of the gradient that reaches the cell."""
+        return {"cell_grad_norm": optax.tree.norm(grads["cell"])} if self.has_cell else {}
+
+    def windows_reach(self) -> int:
+        return (self.window - 1) * len(self.body.layers)
+
+    def receptive_field(self) -> float:
+        return math.inf if self.has_cell else self.windows_reach()
+
+    def flops_per_position(self) -> float:
+        """Returns operations of the layers for one token, which sees W keys, and of the cell."""
+        total = self.body.flops_of_layers(self.window)
+        if self.has_cell:
+            total += self.cell.flops_per_position()
+            total += self.cell.flops_per_window(2 * self.window) / self.window
+        return total
+
+    def flops_per_token(self) -> float:
+        return 2.0 * self.body.head.size + self.flops_per_position()
+
+    def divided_sizes(self) -> dict[str, int]:
+        return self.body.divided_sizes()
+
+
+def blocks_of(previous_BWGK: jax.Array, x_BTGK: jax.Array) -> jax.Array:
+    """Returns each block with the one before it, (B * blocks, 2W, G, K)."""
+    W = previous_BWGK.shape[1]
+    whole = jnp.concatenate([previous_BWGK, x_BTGK], axis=1)
+    blocks = whole.reshape(len(whole), -1, W, *whole.shape[2:])
+    pairs = jnp.concatenate([blocks[:, :-1], blocks[:, 1:]], axis=2)
+    return pairs.reshape(-1, 2 * W, *whole.shape[2:])

@@ -1,0 +1,110 @@
+"""Windows of a pretrained body: what is carried from one to the next besides memories.
+
+A window is the last tokens of the one before it, read again, and then its own: positions restart at
+0 in every window. Letters as in `brt.pretrained`; P: tokens of a window that are its own.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from brt.pretrained.bodies.layer import HIDDEN, LayerKeys
+from brt.pretrained.memories.window_memory import ExtraKeys, Positions
+
+
+class OverlapCache(NamedTuple):
+    """The last tokens of a window, as the next window reads them again.
+
+    x_BOD: (B, O, D), vectors of words, the newest last; zeros where there are fewer.
+    count_B: int32, how many there are. Gradients cross them inside a step. Empty: none.
+    """
+
+    x_BOD: jax.Array
+    count_B: jax.Array
+
+    def clear_state(self, empty: "OverlapCache") -> "OverlapCache":
+        """Keeps them: they are a part of the window."""
+        return self
+
+
+class DecodingWindow(NamedTuple):
+    """A window while it is being filled.
+
+    recent_BOD, count_B: the last tokens so far, as in `OverlapCache`.
+    before_B: (B,) int32, tokens of earlier windows that this one has read again.
+    fill_B: (B,) int32, its own tokens so far, 0 ... P - 1.
+    layers: `LayerKeys` of each layer, (B, J, G, K), J = O + P; zeros where nothing was read.
+    extras: `ExtraKeys` of each layer, None where no memory has vectors.
+    """
+
+    recent_BOD: jax.Array
+    count_B: jax.Array
+    before_B: jax.Array
+    fill_B: jax.Array
+    layers: tuple[LayerKeys, ...]
+    extras: tuple[ExtraKeys | None, ...]
+
+
+class Places(NamedTuple):
+    """The slots of a window: O for tokens that are read again, right-aligned, then its own.
+
+    index_BJ: (B, J) int32, the number of a slot's token in its window; below 0 in empty slots.
+    total_B: (B,) int32, tokens of the window when it is full.
+    again_B: (B,) int32, of which the next window reads so many again.
+    """
+
+    index_BJ: jax.Array
+    total_B: jax.Array
+    again_B: jax.Array
+
+    @property
+    def positions_BJ(self) -> jax.Array:
+        """Positions of the slots, 0 in empty ones."""
+        return jnp.maximum(self.index_BJ, 0)
+
+    def causal_table(self) -> jax.Array:
+        """Returns (B, J, J): 0 where the slot's query sees the key, elsewhere `HIDDEN`."""
+        J = self.index_BJ.shape[1]
+        causal_JJ = jnp.arange(J)[:, None] >= jnp.arange(J)
+        return table(causal_JJ & (self.index_BJ >= 0)[:, None])
+
+    def positions(self, real_BJ: jax.Array) -> Positions:
+        """Returns which slots count: those of `real_BJ` that hold a token."""
+        again_BJ = self.index_BJ >= (self.total_B - self.again_B)[:, None]
+        return Positions(real_BJ & (self.index_BJ >= 0), again_BJ)
+
+
+def places(before_B: jax.Array, room: int, own: int, period: int) -> Places:
+    """Returns the slots of windows.
+
+    Args:
+        before_B: (B,) int32, tokens that are read again, at most `room`.
+        room: O.
+        own: slots after them.
+        period: P, the window's own tokens when it is full.
+    """
+    index_BJ = jnp.arange(room + own) - (room - before_B)[:, None]
+    total_B = before_B + period
+    return Places(index_BJ, total_B, jnp.minimum(total_B, room))
+
+
+def table(visible: jax.Array) -> jax.Array:
+    """Returns 0 where a query sees a key, elsewhere `HIDDEN`, float32."""
+    return jnp.where(visible, 0.0, HIDDEN).astype(jnp.float32)
+
+
+def write_keys(
+    layer: LayerKeys, token: LayerKeys, slot_B: jax.Array, reads_B: jax.Array
+) -> LayerKeys:
+    """Returns the keys of a layer with those of one token, (B, 1, G, K), put in each row's slot.
+
+    reads_B: (B,) bool; the other rows keep what they have.
+    """
+    rows = jnp.arange(len(slot_B))
+
+    def put(x_BJGK, token_B1GK):
+        token_BGK = jnp.where(reads_B[:, None, None], token_B1GK[:, 0], x_BJGK[rows, slot_B])
+        return x_BJGK.at[rows, slot_B].set(token_BGK)
+
+    return LayerKeys(*(put(*pair) for pair in zip(layer, token, strict=True)))

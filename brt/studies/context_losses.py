@@ -1,0 +1,208 @@
+"""Losses with exactly c tokens of context, and RECL of a group of runs made of them.
+
+l(c, t) is read off a window that begins c tokens before token t with empty caches. One window gives
+a loss for every c: that of the token c places behind its beginning. So positions are drawn in
+stretches, one step of the contexts apart, where neighbours share almost all their windows.
+
+Windows are read in segments of the run's own evaluation, the last one with whatever text follows:
+no prediction depends on what comes after it. For a model whose memory moves at the ends of segments
+the window's beginning is the beginning of a segment. A model without memory sees its segment and no
+more: beyond that l(c, t) is the loss with the whole segment.
+
+C contexts    P positions    M models of the group
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from brt.data.order import permutation
+from brt.data.stores.token_store import TokenStore
+from brt.evaluation.experiment import EvaluatedExperiment
+from brt.evaluation.reading import SegmentReader
+from brt.evaluation.recorded_run import RecordedRun
+from brt.studies import context_length
+from brt.studies.reach import Stretches
+
+STEP, LONGEST, POSITIONS = 100, 1000, 1000
+"""Step of the contexts that fits Table 6, the longest one, and how many tokens are looked at."""
+
+
+def contexts(step: int, longest: int) -> np.ndarray:
+    """Returns the contexts step, 2 step ... up to the longest, int64 (C,).
+
+    Raises:
+        ValueError: fewer than two.
+    """
+    if step < 1 or longest < 2 * step:
+        raise ValueError(
+            f"--context_step={step} and --longest_context={longest} give no two contexts to "
+            "compare: the longest must be twice the step or more."
+        )
+    return np.arange(step, longest + 1, step)
+
+
+def draw_positions(
+    store: TokenStore,
+    documents: Sequence[int] | np.ndarray,
+    contexts_C: np.ndarray,
+    number: int,
+    seed: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draws tokens that have the longest context before them in their document.
+
+    Args:
+        store: a token store.
+        documents: to draw from.
+        contexts_C: of `contexts`.
+        number: P at most; as many as there are, if fewer.
+        seed: decides which.
+
+    Returns:
+        The document of each position and the token's index in it, two int64 arrays (P,).
+
+    Raises:
+        ValueError: no document is longer than the longest context.
+    """
+    step, longest = int(contexts_C[0]), int(contexts_C[-1])
+    stretch = 2 * len(contexts_C)  # then a position costs 1.5 windows
+    owners, offsets = [], []
+    for document in documents:
+        tokens_P = np.arange(longest, store.lengths_D[document], step)
+        for begin in range(0, len(tokens_P), stretch):
+            offsets.append(tokens_P[begin : begin + stretch])
+            owners.append(np.full(len(offsets[-1]), document))
+    if not offsets:
+        raise ValueError(
+            f"No document of {store.folder} is longer than --longest_context={longest} tokens: "
+            "give a shorter one."
+        )
+    order = permutation(len(offsets), seed, 0, 0, 7)
+    owners_P = np.concatenate([owners[i] for i in order])[:number]
+    return owners_P, np.concatenate([offsets[i] for i in order])[:number]
+
+
+def context_losses(
+    run: RecordedRun, owners_P: np.ndarray, offsets_P: np.ndarray, contexts_C: np.ndarray
+) -> np.ndarray:
+    """Computes l(c, t) of one model.
+
+    Args:
+        run: the run.
+        owners_P, offsets_P: of `draw_positions`; contexts may reach to the document's beginning.
+        contexts_C: c in tokens.
+
+    Returns:
+        (C, P) float64, in nats.
+    """
+    T, rows = run.segment_length, run.rows
+    seen_C = np.minimum(contexts_C, own_reach(run.experiment, T))
+    # By window: context, position, and index in the window, of each loss it gives.
+    wanted: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    for position, (document, offset) in enumerate(zip(owners_P.tolist(), offsets_P.tolist())):
+        for context, seen in enumerate(seen_C.tolist()):
+            found = wanted.setdefault((document, offset - seen), [])
+            found.append((context, position, seen - 1))
+    windows = sorted(wanted)
+    owners, begins = np.array(windows).T
+    length = -(-int(seen_C.max()) // T)
+    # A segment is known by its first target, and a window by its first input, one token earlier.
+    stretches = Stretches(run.store, rows, T, owners, begins + 1, length)
+    reader = SegmentReader(run.experiment, run.mesh, rows, T)
+    label = None if run.quiet else f"{run.workdir}, contexts up to {contexts_C[-1]:,}, segments"
+    losses_CP = np.full((len(contexts_C), len(offsets_P)), np.nan)
+    for step, segment in enumerate(reader.read(run.params, stretches, label=label)):
+        group, number = divmod(step, length)
+        for row, window in enumerate(windows[group * rows : (group + 1) * rows]):
+            for context, position, index in wanted[window]:
+                if index // T == number:
+                    losses_CP[context, position] = segment.nats_BT[row, index % T]
+    return losses_CP
+
+
+def own_reach(experiment: EvaluatedExperiment, segment_length: int) -> int:
+    """Returns how many tokens a prediction can depend on, by the model's caches.
+
+    The segment, if the model carries nothing beyond it; otherwise the largest int64.
+    """
+
+    def empty(params):
+        return experiment.bind_evaluated(params, segment_length).init_caches(1)
+
+    caches = jax.eval_shape(empty, experiment.abstract_params)
+    floats = (x for x in jax.tree.leaves(caches) if jnp.issubdtype(x.dtype, jnp.floating))
+    return int(np.iinfo(np.int64).max) if sum(x.size for x in floats) else segment_length
+
+
+class ModelContext(NamedTuple):
+    """The effective context of one model of a group.
+
+    name: its run folder.
+    step: of its parameters.
+    effective: share r of the hardest positions to the RECL in tokens, and whether the search ended
+        by itself; if not, the model may use more.
+    gains_CC: Figure 3, what it gains in perplexity from each longer context beside the group's
+        best with the short one, at the smallest share; NaN where c' < c.
+    perplexities: Figure 4, with each context.
+    """
+
+    name: str
+    step: int
+    effective: dict[float, tuple[int, bool]]
+    gains_CC: np.ndarray
+    perplexities: list[float]
+
+
+class EffectiveContext(NamedTuple):
+    """RECL of a group of models on the same tokens.
+
+    contexts: c in tokens, rising. step: from one to the next.
+    positions: tokens that were scored.
+    """
+
+    contexts: list[int]
+    step: int
+    positions: int
+    models: list[ModelContext]
+
+
+def recl(
+    run: RecordedRun,
+    others: Mapping[str, RecordedRun],
+    documents: np.ndarray,
+    seed: int,
+    step: int = STEP,
+    longest: int = LONGEST,
+    positions: int = POSITIONS,
+) -> EffectiveContext:
+    """Measures the RECL of the group of a run and others, on the same tokens.
+
+    Args:
+        run, others: the run, and more of them by name.
+        documents, seed, positions: see `draw_positions`.
+        step, longest: of the `contexts`, in tokens.
+    """
+    contexts_C = contexts(step, longest)
+    owners_P, offsets_P = draw_positions(run.store, documents, contexts_C, positions, seed)
+    group = {str(run.workdir): run, **others}
+    losses_MCP = np.stack(
+        [context_losses(each, owners_P, offsets_P, contexts_C) for each in group.values()]
+    )
+    models = []
+    for i, (name, each) in enumerate(group.items()):
+        models.append(
+            ModelContext(
+                str(name),
+                each.step,
+                {
+                    share: context_length.effective_context(losses_MCP, i, contexts_C, share)
+                    for share in context_length.SHARES
+                },
+                context_length.gains(losses_MCP, i, context_length.SHARES[0]),
+                context_length.perplexities(losses_MCP)[i].tolist(),
+            )
+        )
+    return EffectiveContext(contexts_C.tolist(), step, len(offsets_P), models)

@@ -1,0 +1,346 @@
+"""Measures whether the memory is used: what later segments of documents cost without their state.
+
+The state is kept; cleared before every segment, to the learned initial one; zeroed; or swapped for
+that of another document. Where the corpus has loss weights, losses are of what they score. Beside
+the losses: how much of what attention adds comes from the states,
+how long a state lasts by its gates, and whether a gradient of the loss reaches it.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from brt.data.stores.token_store import TokenStore
+from brt.data.streams.documents import DocumentPass
+from brt.evaluation.reading import to_host
+from brt.evaluation.recorded_run import RecordedRun
+from brt.evaluation.recording import Recording
+from brt.models.block_recurrent.gates import Gate
+from brt.models.caches import clear_state, with_state
+from brt.training.prefetch import Prefetch
+from brt.training.train_step import read_segment
+
+SAMPLED = 16
+"""Segments of each row that gates, shares and gradients are measured on."""
+PERCENTILES = (10, 50, 90)
+"""Of the half-lives of a state's entries, where gates are fixed."""
+
+
+class NothingCarried(NamedTuple):
+    """Returned where there is no memory to measure: no state, or nothing scored after a segment.
+
+    has_state: whether the model carries anything besides windows.
+    window, segment_length: in tokens.
+    longer: whether a document is longer than a segment.
+    """
+
+    has_state: bool
+    window: int
+    segment_length: int
+    longer: bool = False
+
+
+class AblationCost(NamedTuple):
+    """Cost of an ablation of the state in later segments.
+
+    state: what was done to it, a name of `STATE_ABLATIONS`.
+    bits: per token, with the changed state.
+    cost, error: how much more than with the state kept, and its standard error over segments of
+        documents.
+    by_segment: the cost at each of `StateLosses.segments`, bits per token.
+    """
+
+    state: str
+    bits: float
+    cost: float
+    error: float
+    by_segment: list[float]
+
+
+class StateLosses(NamedTuple):
+    """Bits per token of all segments but each document's first, and what changed states cost.
+
+    documents, tokens: counts; of tokens, those that are scored.
+    bits_kept: per token, with the state kept.
+    costs: of every other recording.
+    segments: of documents, those in which a token is scored.
+    """
+
+    documents: int
+    tokens: int
+    bits_kept: float
+    costs: list[AblationCost]
+    segments: Sequence[int] = ()
+
+
+class LayerMemory(NamedTuple):
+    """Figures on the memory of one layer; None where there is no such figure.
+
+    layer: index, of the layer or of the cache of its own that a model has after its layers'.
+    carries_state: whether its cache holds more than a window.
+    state_share, memory_share: part of what attention adds that comes from the states, or that it
+        reads from the memory, between 0 and 1.
+    kept: share of the states that the gates keep of each block.
+    state_norm: root mean square of the states.
+    gradient_norm: of a segment's nats with respect to the state before it, mean of rows.
+    gradient_share: that times the state's norm, over the segment's nats: by how much of itself, at
+        most, the loss answers a change of the state.
+    half_life: tokens after which half of a state is left at the mean `kept`.
+    half_lives: of the entries of a state at the `PERCENTILES`, in tokens; of fixed gates, whose
+        values are parameters; else empty.
+    others: further monitors of the layer, by name.
+    """
+
+    layer: int
+    carries_state: bool
+    state_share: float | None = None
+    memory_share: float | None = None
+    kept: float | None = None
+    state_norm: float | None = None
+    gradient_norm: float | None = None
+    gradient_share: float | None = None
+    half_life: float | None = None
+    half_lives: tuple[float, ...] = ()
+    others: Mapping[str, float] = MappingProxyType({})
+
+
+class Probes(NamedTuple):
+    """Means over segments of monitors and gradients, of each layer and of the whole model."""
+
+    layers: list[LayerMemory]
+    model: dict[str, float]
+
+
+class MemoryUse(NamedTuple):
+    """Everything that is measured of a model's memory."""
+
+    losses: StateLosses
+    probes: Probes
+
+
+def memory_use(run: RecordedRun, documents: np.ndarray) -> MemoryUse | NothingCarried:
+    """Measures a run; makes the recordings it needs.
+
+    Args:
+        run: the run.
+        documents: numbers of those to read.
+    """
+    longer = documents[run.store.lengths_D[documents] > run.segment_length]
+    scored = any((run.store.weights(int(d), run.segment_length) > 0).any() for d in longer)
+    if not run.has_state or not scored:
+        return NothingCarried(run.has_state, run.window, run.segment_length, len(longer) > 0)
+    states = ["kept", "cleared", "zeroed"]
+    if min(len(documents), run.rows) > 1:
+        states.append("swapped")
+    recordings = {state: run.recording(state, documents) for state in states}
+    found = losses(recordings, run.store, documents)
+    return MemoryUse(found, gates_and_gradients(run, documents))
+
+
+def losses(
+    recordings: Mapping[str, Recording], store: TokenStore, documents: Sequence[int] | np.ndarray
+) -> StateLosses:
+    """Computes what each change of the state costs, by recordings and the store's loss weights.
+
+    Args:
+        recordings: by state, "kept" among them; see `STATE_ABLATIONS`.
+        store: what they are recordings of.
+        documents: numbers of those to look at.
+    """
+    segment_length = recordings["kept"].manifest["segment_length"]
+    weights = [store.weights(int(d)).astype(np.float64) for d in documents]
+    by_state = {
+        state: [
+            _by_segment(_scored(r.document(d).nats_T, weights_T), segment_length)
+            for d, weights_T in zip(documents, weights)
+        ]
+        for state, r in recordings.items()
+    }
+    counts = [_by_segment(weights_T, segment_length) for weights_T in weights]
+    later = np.concatenate([count[1:] for count in counts])
+    kept = np.concatenate([nats[1:] for nats in by_state["kept"]])
+    bits_kept = float(kept.sum()) / float(later.sum()) / math.log(2)
+    tokens = sum(int((weights_T[segment_length:] > 0).sum()) for weights_T in weights)
+    scored = _stacked(counts)
+    segments = np.flatnonzero(scored)
+    costs = []
+    for state, by_document in by_state.items():
+        if state == "kept":
+            continue
+        nats = np.concatenate([nats[1:] for nats in by_document])
+        extra = (nats - kept) / math.log(2)
+        mean = float(extra.sum() / later.sum())
+        extras = _stacked([other - own for own, other in zip(by_state["kept"], by_document)])
+        by_segment = (extras[segments] / scored[segments] / math.log(2)).tolist()
+        error = float(_ratio_error(extra[later > 0], later[later > 0]))
+        costs.append(AblationCost(state, bits_kept + mean, mean, error, by_segment))
+    return StateLosses(len(documents), tokens, bits_kept, costs, segments.tolist())
+
+
+def _scored(nats_T, weights_T):
+    """Returns nats times weights; of tokens that are not scored nats need not even be finite."""
+    return np.where(weights_T > 0, nats_T, 0.0) * weights_T
+
+
+def _stacked(by_document):
+    """Returns sums over documents of values by segment, float64 (most segments of a document,)."""
+    total = np.zeros(max(map(len, by_document)))
+    for values in by_document:
+        total[: len(values)] += values
+    return total
+
+
+def gates_and_gradients(run: RecordedRun, documents: np.ndarray) -> Probes:
+    """Measures the first `SAMPLED` segments of each row, without documents' first ones.
+
+    Args:
+        run: the run.
+        documents: numbers of those to read.
+    """
+    stream = DocumentPass(run.store, run.rows, run.segment_length, documents=documents)
+    caches, step = _probe(run)
+    carrying = with_state(caches)
+    steps = min(stream.num_steps, SAMPLED)
+    prefetch = Prefetch(stream, run.mesh, 0, steps)
+    measured = []
+    try:
+        for number in range(steps):
+            places = stream.places(number)
+            later_B = (places[0] >= 0) & (places[1] > 0)
+            caches, found = step(run.params, caches, prefetch.next(), later_B)
+            if later_B.any():
+                measured.append({name: float(to_host(x)) for name, x in found.items()})
+    finally:
+        prefetch.close()
+    means = {name: float(np.mean([m[name] for m in measured])) for name in measured[0]}
+    return _by_layer(run, means, carrying)
+
+
+MONITORS = ("state_share", "memory_share", "kept", "state_norm", "gradient_norm", "gradient_share")
+"""Monitors that are fields of `LayerMemory`; the others are among its `others`."""
+
+
+def _by_layer(run, means, carrying) -> Probes:
+    """Sorts means by layer, `layer9/kept` and so on, and adds half-lives."""
+    of_layers: dict[int, dict[str, float]] = {}
+    model = {}
+    for name, value in means.items():
+        if match := re.fullmatch(r"layer(\d+)/(.*)", name):
+            of_layers.setdefault(int(match[1]), {})[match[2]] = value
+        else:
+            model[name] = value
+    layers = []
+    for number, monitors in sorted(of_layers.items()):
+        known = {name: monitors.pop(name, None) for name in MONITORS}
+        layers.append(
+            LayerMemory(
+                number,
+                carries_state=number in carrying,
+                **known,
+                half_life=_layer_half_life(run, number, known["kept"]),
+                half_lives=_fixed_half_lives(run, number),
+                others=monitors,
+            )
+        )
+    return Probes(layers, model)
+
+
+def _probe(run):
+    bind, reader = run.experiment.bind_evaluated, run.reader
+
+    def step(params, caches, batch, later_B):
+        model, one = bind(params, run.segment_length), jax.tree.map(lambda x: x[0], batch)
+
+        def nats(states):
+            # Only the state of `states` is read; the windows are the caches' own.
+            after, x_BTD, monitors = read_segment(model, one, clear_state(caches, states))
+            nats_BT, _ = model.token_losses(x_BTD, one.targets_KBT)
+            scored_BT = (one.weights_KBT > 0) & later_B[:, None]
+            total = jnp.where(scored_BT, nats_BT, 0.0).sum()
+            return total, (after, monitors)
+
+        # A cache may count, too: whole numbers have no gradient.
+        slope = jax.value_and_grad(nats, has_aux=True, allow_int=True)
+        (total, (after, monitors)), slopes = slope(caches)
+        rows = jnp.maximum(later_B.sum(), 1)
+        found = dict(monitors)
+        for i in with_state(caches):
+            slope_B, norm_B = _norms(slopes[i]), _norms(_state_only(caches, i))
+            found[f"layer{i}/gradient_norm"] = (slope_B * later_B).sum() / rows
+            share = (slope_B * norm_B * later_B).sum() / jnp.maximum(total, 1e-6)
+            found[f"layer{i}/gradient_share"] = share
+        return after, found
+
+    return reader.empty(run.params), jax.jit(step)
+
+
+def _state_only(caches, index):
+    """Returns a layer's cache with zeros for its window."""
+    zeros = jax.tree.map(jnp.zeros_like, caches)
+    return clear_state(zeros, caches)[index]
+
+
+def _norms(tree):
+    """Returns the root of the sum of squares of each row over all arrays, (B,)."""
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.sqrt(
+        sum(jnp.square(x.astype(jnp.float32)).reshape(len(x), -1).sum(1) for x in leaves)
+    )
+
+
+def _layer_half_life(run, number, kept):
+    """Returns the tokens after which half of a layer's state is left, or None without gates."""
+    if not kept or kept >= 1:
+        return None
+    modules = nnx.iter_modules(run.experiment.model)
+    gates = sum(
+        isinstance(module, Gate) and ("layers", number) in itertools.pairwise(path)
+        for path, module in modules
+    )
+    # A block passes through all gates of its layer, one after the other.
+    return _half_life(kept**gates) * run.window if gates else None
+
+
+def _fixed_half_lives(run, number):
+    """Returns the half-lives in tokens of a state's entries at the `PERCENTILES`, or ()."""
+    kept_D = _fixed(run.params, number)
+    if kept_D is None:
+        return ()
+    return tuple(_half_life(kept) * run.window for kept in np.percentile(kept_D, PERCENTILES))
+
+
+def _half_life(kept):
+    """Returns the blocks after which half is left of what each of them keeps this share of."""
+    return math.log(0.5) / math.log(min(max(kept, 1e-12), 1 - 1e-12))
+
+
+def _fixed(params, index):
+    """Returns what a layer's fixed gates together keep of each entry, (D,); None without any."""
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    within = re.compile(rf"\['layers'\]\['?{index}'?\].*keep_bias_D")
+    biases = [to_host(leaf) for path, leaf in leaves if within.search(jax.tree_util.keystr(path))]
+    if not biases:
+        return None
+    return np.prod([1 / (1 + np.exp(-np.float64(bias))) for bias in biases], axis=0)
+
+
+def _by_segment(values_T, segment_length):
+    """Returns the sums over the segments of a document, float64."""
+    starts = np.arange(0, len(values_T), segment_length)
+    return np.add.reduceat(np.asarray(values_T, np.float64), starts)
+
+
+def _ratio_error(values, weights):
+    """Returns the standard error of sum(values) / sum(weights) over pairs; 0 for a single one."""
+    if len(values) < 2:
+        return 0.0
+    residual = values - values.sum() / weights.sum() * weights
+    return math.sqrt(len(values) / (len(values) - 1) * np.square(residual).sum()) / weights.sum()

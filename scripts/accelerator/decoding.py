@@ -1,0 +1,69 @@
+"""How fast a device writes, one token of every row at a time."""
+
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from brt.benchmarks.random_inputs import random_state
+from brt.experiment import Experiment
+
+
+class Decoding(NamedTuple):
+    """What writing took: seconds a token (of all rows together), median, and rows."""
+
+    rows: int
+    seconds: float
+    compile_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of all rows."""
+        return self.rows / self.seconds
+
+
+def time_decoding(experiment: Experiment, rows: int, tokens: int, rounds: int = 3) -> Decoding:
+    """Times the most likely tokens being written after one another, on the first device.
+
+    Args:
+        experiment: of a model that writes.
+        rows: documents that are written at once.
+        tokens: written in a row without the host, in one round.
+        rounds: timed ones.
+
+    Raises:
+        RuntimeError: of the device, such as when its memory does not suffice.
+    """
+    device = jax.devices()[0]
+    params = jax.device_put(random_state(experiment).params, device)
+    graph, state = nnx.split(experiment.bind(params))
+
+    def write(state, tokens_B, caches):
+        model = nnx.merge(graph, state)
+
+        def token(carry, _):
+            tokens_B, caches = carry
+            logits_BV, caches = model.decode(tokens_B, caches)
+            return (jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), caches), None
+
+        return jax.lax.scan(token, (tokens_B, caches), None, length=tokens)[0]
+
+    def begin(state):
+        model = nnx.merge(graph, state)
+        return model.begin_decoding(model.init_caches(rows))
+
+    caches = jax.jit(begin)(state)
+    tokens_B = jnp.zeros(rows, jnp.int32)
+    begun = time.perf_counter()
+    compiled = jax.jit(write, donate_argnums=2).lower(state, tokens_B, caches).compile()
+    compile_seconds = time.perf_counter() - begun
+    times = []
+    for number in range(-1, rounds):
+        begun = time.perf_counter()
+        tokens_B, caches = jax.block_until_ready(compiled(state, tokens_B, caches))
+        if number >= 0:
+            times.append((time.perf_counter() - begun) / tokens)
+    return Decoding(rows, float(np.median(times)), compile_seconds)

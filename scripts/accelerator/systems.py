@@ -1,0 +1,117 @@
+"""The systems of the Block-Recurrent paper's Table 1, as steps that can be timed on a device."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from sweeps import Scale, read_sweep
+
+from brt.benchmarks.random_inputs import random_batch, random_state
+from brt.experiment import Configuration, Experiment
+from brt.reporting.gin_text import ROOT, write_gin
+from brt.training.records.metrics import compiled_bytes
+from brt.training.sharding import make_mesh, shardings
+
+SWEEP = ROOT / "configs" / "sweeps" / "table_1.txt"
+BASELINE = "pg19_slide_13l"
+FIRST = (BASELINE, "pg19_rec_fixed_skip", "pg19_feedback_fixed_skip", "pg19_memorizing_64k")
+"""Measured before the others, should the time not suffice for all."""
+
+
+class System(NamedTuple):
+    """A row of the table.
+
+    name: of its config. bindings: gin lines that make up the whole experiment.
+    """
+
+    name: str
+    bindings: list[str]
+
+    def experiment(self, *further: str) -> Experiment:
+        """Returns its experiment, with further bindings; gin is bound anew."""
+        return Configuration(bindings=self.bindings).experiment(further)
+
+
+def systems(scale: Scale, names: Sequence[str] = (), bindings: Sequence[str] = ()) -> list[System]:
+    """Returns the systems at a scale, those to be measured first in front.
+
+    Args:
+        scale: what the dimensions are divided by.
+        names: of the configs to take; () takes all. A folder and an ending may stand around them.
+        bindings: gin lines for all of them.
+
+    Raises:
+        ValueError: a name that the table does not have.
+    """
+    entries = read_sweep(SWEEP, scale, None, bindings, None)
+    found = {
+        entry.name: System(entry.name, write_gin(entry.settings).splitlines()) for entry in entries
+    }
+    wanted = [Path(name).name.removesuffix(".gin") for name in names] or list(found)
+    for name in wanted:
+        if name not in found:
+            raise ValueError(f"--systems = {name} is no row of Table 1: take {', '.join(found)}.")
+    order = [name for name in FIRST if name in wanted]
+    return [found[name] for name in [*order, *(name for name in wanted if name not in order)]]
+
+
+class Timed(NamedTuple):
+    """What a step took.
+
+    rows, tokens: of one step. seconds: median of the timed steps.
+    compile_seconds: of compiling it. peak_bytes: that XLA plans for it, on a device.
+    """
+
+    rows: int
+    tokens: int
+    seconds: float
+    compile_seconds: float
+    peak_bytes: int | None
+
+
+def time_step(experiment: Experiment, seconds: float, least: int = 3) -> Timed:
+    """Compiles a training step on all devices, and runs it again and again.
+
+    Args:
+        experiment: its `Trainer.mesh` divides the devices.
+        seconds: how long; at least `least` steps.
+
+    Raises:
+        RuntimeError: of the device, such as when its memory does not suffice.
+    """
+    mesh = make_mesh(*experiment.trainer.mesh)
+    experiment.check_mesh(mesh)
+    with jax.set_mesh(mesh):
+        state = random_state(experiment)
+        state = jax.device_put(state, shardings(state, mesh))
+        batch = random_batch(experiment)
+        batch = jax.device_put(batch, shardings(batch, mesh))
+        begun = time.perf_counter()
+        step = experiment.jit_step(mesh).lower(state, batch).compile()
+        compile_seconds = time.perf_counter() - begun
+        for _ in range(2):
+            state, metrics = step(state, batch)
+        jax.block_until_ready(metrics)
+        times: list[float] = []
+        while len(times) < least or sum(times) < seconds:
+            begun = time.perf_counter()
+            state, metrics = step(state, batch)
+            jax.block_until_ready(metrics)
+            times.append(time.perf_counter() - begun)
+    trainer = experiment.trainer
+    return Timed(
+        trainer.rows,
+        trainer.tokens_per_step,
+        float(np.median(times)),
+        compile_seconds,
+        compiled_bytes(step),
+    )
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Tells if an error of the device says that its memory does not suffice."""
+    text = str(error)
+    return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
