@@ -22,7 +22,6 @@ from brt.progress import say
 from brt.storage.paths import folder_of
 from brt.storage.regular_files import printable
 from brt.training.checkpoints.checkpoint import CheckpointError
-from brt.training.loop import ChangedConfig, NonFiniteLoss
 
 FLAGS = flags.FLAGS
 
@@ -89,8 +88,6 @@ def define_step() -> None:
 EXPLAINED = (
     config.ConfigError,
     CheckpointError,
-    ChangedConfig,
-    NonFiniteLoss,
     MissingExtra,
     OSError,
     ValueError,

@@ -28,7 +28,7 @@ from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify_once
 from brt.data.streams.batch import DTYPES, Batch, document_segments
 from brt.data.streams.labelled import LabelledDocuments
-from brt.evaluation.evaluator import Evaluator, check_evaluation
+from brt.evaluation.evaluator import check_evaluation
 from brt.evaluation.settings import Evaluation
 from brt.models.caches import check_caches
 from brt.models.counts import count_parameters
@@ -132,12 +132,6 @@ class Experiment:
     def bind_evaluated(self, params: Any, segment_length: int | None = None) -> Model:
         """`evaluated_model` with these parameters."""
         return _merged(nnx.graphdef(self.evaluated_model(segment_length)), params)
-
-    def evaluator(self, mesh: jax.sharding.Mesh) -> Evaluator | None:
-        """Returns the evaluator of the training loop; None if `Trainer.eval_every` is 0."""
-        if not self.trainer.eval_every:
-            return None
-        return Evaluator(self, self.open_store(self.evaluation.split), mesh)
 
     def _check_evaluated(self):
         shapes = nnx.to_pure_dict(nnx.state(self._evaluated, nnx.Param))

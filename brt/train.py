@@ -24,6 +24,7 @@ from jax.experimental import multihost_utils
 from brt import command_line, config, processes
 from brt.benchmarks import slices, topologies
 from brt.data.extras import MissingExtra
+from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
 from brt.progress import say
 from brt.training.checkpoints.parameters import load_params
@@ -153,6 +154,7 @@ def train(
     run = TrainingRun(
         *(experiment, mesh, FLAGS.workdir, params, FLAGS.allow_changes, profile),
         metrics=FLAGS.metrics,
+        evaluator=Evaluator.in_loop(experiment, mesh),
     )
     try:
         report_and_run(run, config)

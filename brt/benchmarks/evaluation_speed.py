@@ -12,14 +12,16 @@ positions in every layer and no memory.
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brt.evaluation.experiment import EvaluatedExperiment
 from brt.progress import Progress
+
+if TYPE_CHECKING:
+    from brt.experiment import Experiment
 
 LENGTHS = (100, 200, 400, 800, 1800, 2800, 3800)
 """Attention lengths; the last four are those of Table 7."""
@@ -46,7 +48,7 @@ class Speed(NamedTuple):
 
 
 def measure(
-    build: Callable[[Sequence[str]], EvaluatedExperiment],
+    build: Callable[[Sequence[str]], "Experiment"],
     lengths: Sequence[int] = LENGTHS,
     rounds: int = ROUNDS,
 ) -> list[Speed]:

@@ -8,14 +8,13 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
 from flax import nnx
 
 from brt.data.vocabularies.base import Vocabulary
-from brt.evaluation.experiment import EvaluatedExperiment
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
 from brt.models.model import LanguageModel
@@ -23,12 +22,15 @@ from brt.progress import Progress
 from brt.token_ids import BEGIN
 from brt.training.train_step import segment_sums
 
+if TYPE_CHECKING:
+    from brt.experiment import Experiment
+
 PARTS = 20
 """Parts a book is read in, to alternate with evaluation."""
 
 
 def measure_generation(
-    experiment: EvaluatedExperiment, positions: Sequence[int], tokens: int, windows: int = 5
+    experiment: "Experiment", positions: Sequence[int], tokens: int, windows: int = 5
 ) -> dict[str, Any]:
     """Times an experiment's model, with fresh parameters, on one row of random tokens.
 

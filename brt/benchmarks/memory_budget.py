@@ -8,14 +8,16 @@ are those of the compiled step, as the compiler reports them, so nothing is run.
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
 from brt.models.model import LanguageModel
-from brt.training.experiment import TrainedExperiment
 from brt.training.records.metrics import compiled_bytes
 from brt.training.sharding import make_mesh
+
+if TYPE_CHECKING:
+    from brt.experiment import Experiment
 
 UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 STEP = 4
@@ -80,7 +82,7 @@ def longest_fitting(bytes_of: Callable[[int], int], budget: int, period: int) ->
     return Found(short * period, dict(sorted(tried.items())))
 
 
-def step_bytes(experiment: TrainedExperiment) -> int:
+def step_bytes(experiment: "Experiment") -> int:
     """Returns bytes that the compiled training step holds on each device: state, batch, work."""
     mesh = make_mesh(*experiment.trainer.mesh)
     experiment.check_mesh(mesh)
@@ -101,7 +103,7 @@ def _period(model):
 
 
 def longest_segment(
-    build: Callable[[Sequence[str]], TrainedExperiment],
+    build: Callable[[Sequence[str]], "Experiment"],
     budget: int,
     also: Sequence[str] = (),
     report: Callable[[str], None] = print,

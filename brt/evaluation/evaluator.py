@@ -6,7 +6,7 @@ does not depend on how documents were batched.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -14,17 +14,19 @@ import numpy as np
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import DTYPES, Batch
+from brt.data.streams.ids import check_store
 from brt.data.streams.labelled import LabelledPass
 from brt.data.streams.samples import SamplePass, check_cut
 from brt.data.streams.select import check_stride, evaluation_pass
 from brt.data.streams.shifted import check_overlap
-from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.free_running import SampleDecoder
 from brt.evaluation.labels.scores import LabelScore, label_score
 from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader, reading_step
 from brt.evaluation.recording import Recording
 from brt.evaluation.scores import Score, StoreSums, Sums, TokenSums, WritingScore
-from brt.training.experiment import EvaluationStopped
+
+if TYPE_CHECKING:
+    from brt.experiment import Experiment
 
 SHARED = ("scored_tokens", "tokens_per_word", "questions", "truncated")
 """Scalars that say nothing of the model, and so are the same with the state cleared."""
@@ -33,7 +35,7 @@ PIECE = 2**16
 """Tokens of a recorded document that are scored at once, about."""
 
 
-def batch_shape(experiment: EvaluatedExperiment) -> tuple[int, int]:
+def batch_shape(experiment: "Experiment") -> tuple[int, int]:
     """Returns rows and segment length of an evaluation.
 
     Raises:
@@ -59,7 +61,7 @@ def batch_shape(experiment: EvaluatedExperiment) -> tuple[int, int]:
     return rows, segment_length
 
 
-def check_evaluation(experiment: EvaluatedExperiment) -> None:
+def check_evaluation(experiment: "Experiment") -> None:
     """Traces the step of evaluation, as far as shapes.
 
     Raises:
@@ -116,7 +118,7 @@ class Evaluator:
 
     def __init__(
         self,
-        experiment: EvaluatedExperiment,
+        experiment: "Experiment",
         store: TokenStore | MixedStore,
         mesh: jax.sharding.Mesh,
     ):
@@ -146,12 +148,25 @@ class Evaluator:
         if isinstance(store, MixedStore):
             self.scores.append(StoreSums())
 
+    @classmethod
+    def in_loop(cls, experiment: "Experiment", mesh: jax.sharding.Mesh) -> "Evaluator | None":
+        """Returns the evaluator of a training run; None if `Trainer.eval_every` is 0.
+
+        Raises:
+            ValueError: the store has ids beyond its vocabulary.
+        """
+        if not experiment.trainer.eval_every:
+            return None
+        store = experiment.open_store(experiment.evaluation.split)
+        check_store(store)  # now, not hours later; batches of training are checked one by one
+        return cls(experiment, store, mesh)
+
     def run(
         self,
         params: Any,
         progress_label: str | None = None,
         max_steps: int | None = None,
-        stops: Callable[[], bool] | None = None,
+        after_segment: Callable[[], None] | None = None,
     ) -> dict[str, float]:
         """Evaluates parameters; scalars with the state cleared have the prefix `cleared_`.
 
@@ -159,19 +174,16 @@ class Evaluator:
             params: parameters on the mesh.
             progress_label: shows progress under this name, or None for silence.
             max_steps: stop after so many steps; scores that need whole documents are left out.
-            stops: is asked after each step whether to leave the evaluation.
-
-        Raises:
-            EvaluationStopped: `stops` said so.
+            after_segment: called after each segment; an exception of it ends the evaluation.
         """
-        scalars = self._pass(params, "kept", progress_label, max_steps, stops)
+        scalars = self._pass(params, "kept", progress_label, max_steps, after_segment)
         if self.decoder and isinstance(self.score, WritingScore):
             samples = self._samples(max_steps)
             label = progress_label and f"{progress_label}, free-running"
             scalars |= self.score.run(self.decoder, params, scalars["accuracy"], samples, label)
         if self.evaluation.cleared and self.has_state and self.evaluation.stride is None:
             label = progress_label and f"{progress_label}, state cleared"
-            scalars |= _prefixed(self._pass(params, "cleared", label, max_steps, stops))
+            scalars |= _prefixed(self._pass(params, "cleared", label, max_steps, after_segment))
         return scalars
 
     def _samples(self, steps):
@@ -207,7 +219,7 @@ class Evaluator:
                 self._add(sums, *begins, scores.nats_T[None], scores.correct_T[None], *read)
         return self._scalars(sums, whole)
 
-    def _pass(self, params, state, progress_label, max_steps, stops):
+    def _pass(self, params, state, progress_label, max_steps, after_segment):
         sums: Sums = {}
         of_labels: Sums = {}
         reading = self.reader.read(
@@ -222,8 +234,8 @@ class Evaluator:
             if self.label_score:
                 places = segment.documents_B, segment.offsets_B
                 self.label_score.add(of_labels, *places, segment.answers_BN)
-            if stops and stops():
-                raise EvaluationStopped
+            if after_segment:
+                after_segment()
         if self.label_score:  # labels are no text, so nothing is said of that
             truncated = {"truncated": self.label_score.segments.truncated}
             return self._scalars(sums, False) | self.label_score.scalars(of_labels) | truncated

@@ -7,7 +7,7 @@ teacher-forced one; an answer counts if every one of its tokens is right.
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gin
 import jax
@@ -18,13 +18,15 @@ from jax.sharding import NamedSharding
 from brt.checks import CountFrom0
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.samples import read_samples, sample_length
-from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.reading import to_host
 from brt.evaluation.scores import SampleReader, Store, Sums, WritingScore
 from brt.models.model import LanguageModel
 from brt.models.shape_letters import spec
 from brt.progress import Progress
 from brt.training.sharding import divisible_rows, put_rows
+
+if TYPE_CHECKING:
+    from brt.experiment import Experiment
 
 
 @gin.configurable
@@ -146,7 +148,7 @@ class SampleDecoder:
 
     def __init__(
         self,
-        experiment: EvaluatedExperiment,
+        experiment: "Experiment",
         mesh: jax.sharding.Mesh,
         store: TokenStore,
         rows: int,

@@ -6,7 +6,7 @@ scores, and in what takes the place of the long-term state between segments (`ST
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from jax.sharding import NamedSharding
 
 from brt.data.streams.base import EvaluationPass, with_empty_rows
 from brt.data.streams.batch import Batch
-from brt.evaluation.experiment import EvaluatedExperiment
 from brt.models.caches import clear_state, select_rows, with_state
 from brt.models.model import Reader
 from brt.models.shape_letters import spec
@@ -24,6 +23,9 @@ from brt.progress import Progress
 from brt.training.prefetch import Prefetch
 from brt.training.sharding import divisible_rows, shardings
 from brt.training.train_step import read_segment
+
+if TYPE_CHECKING:
+    from brt.experiment import Experiment
 
 STATE_ABLATIONS = {"kept": "", "cleared": "initial", "zeroed": "zeros", "swapped": "neighbour"}
 """Ablations of the state, by the names that recordings and figures have for them.
@@ -55,7 +57,7 @@ class TokenScores(NamedTuple):
 
 
 def reading_step(
-    experiment: EvaluatedExperiment,
+    experiment: "Experiment",
     rows: int,
     segment_length: int,
     entropy: bool = False,
@@ -116,7 +118,7 @@ class SegmentReader:
 
     def __init__(
         self,
-        experiment: EvaluatedExperiment,
+        experiment: "Experiment",
         mesh: jax.sharding.Mesh,
         rows: int,
         segment_length: int,

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
@@ -13,12 +13,14 @@ from brt.data.streams.documents import DocumentPass
 from brt.data.streams.select import evaluation_pass
 from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.evaluator import batch_shape
-from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import Recording, record
 from brt.models.model import LanguageModel
 from brt.training.checkpoints.parameters import check_vocabulary, load_params
 from brt.training.sharding import divisible_rows
+
+if TYPE_CHECKING:
+    from brt.experiment import Experiment
 
 
 class RecordedRun:
@@ -51,10 +53,10 @@ class RecordedRun:
 
     def __init__(
         self,
-        experiment: EvaluatedExperiment,
+        experiment: "Experiment",
         mesh: jax.sharding.Mesh,
         workdir: str,
-        rebuild: Callable[[Sequence[str]], EvaluatedExperiment] | None = None,
+        rebuild: Callable[[Sequence[str]], "Experiment"] | None = None,
         quiet: bool = False,
         any_stream: bool = False,
         step: int | str | None = None,
@@ -81,7 +83,7 @@ class RecordedRun:
         self.quiet = quiet
         self.rebuild = rebuild
         self.split = experiment.evaluation.split
-        self.store = experiment.open_store(self.split)
+        self.store: Any = experiment.open_store(self.split)
         self.vocabulary = cast(Vocabulary, trainer.corpus.vocabulary)
         rows, self.segment_length = batch_shape(experiment)
         self.rows = divisible_rows(mesh, rows)

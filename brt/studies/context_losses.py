@@ -13,7 +13,7 @@ C contexts    P positions    M models of the group
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,13 @@ import numpy as np
 
 from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
-from brt.evaluation.experiment import EvaluatedExperiment
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 from brt.studies import context_length
 from brt.studies.reach import Stretches
+
+if TYPE_CHECKING:
+    from brt.experiment import Experiment
 
 STEP, LONGEST, POSITIONS = 100, 1000, 1000
 """Step of the contexts that fits Table 6, the longest one, and how many tokens are looked at."""
@@ -123,7 +125,7 @@ def context_losses(
     return losses_CP
 
 
-def own_reach(experiment: EvaluatedExperiment, segment_length: int) -> int:
+def own_reach(experiment: "Experiment", segment_length: int) -> int:
     """Returns how many tokens a prediction can depend on, by the model's caches.
 
     The segment, if the model carries nothing beyond it; otherwise the largest int64.

@@ -54,9 +54,13 @@ def package_of(module: str) -> str:
 
 
 def imported(path: Path, root: Path) -> set[str]:
-    """Modules of brt that a file imports anywhere, in functions too."""
+    """Modules of brt that a file imports when it runs, in functions too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -25,6 +25,7 @@ from jax.sharding import AxisType
 from paths import ROOT
 
 from brt import command_line, config, evaluate, train
+from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
 from brt.training.loop import TrainingRun
 from brt.training.records.run_folder import read_metrics
@@ -183,7 +184,8 @@ def train_here(tiny: Tiny, workdir, stop_after=None, mesh=None, hook=None, **opt
     tiny.bind()
     mesh = mesh or one_device()
     with jax.set_mesh(mesh):
-        run = TrainingRun(tiny.experiment, mesh, str(workdir), **options)
+        evaluator = Evaluator.in_loop(tiny.experiment, mesh)
+        run = TrainingRun(tiny.experiment, mesh, str(workdir), evaluator=evaluator, **options)
         run.folder.describe(gin.config_str())
         step_function, calls = run.step_function, []
 

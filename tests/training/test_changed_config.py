@@ -14,7 +14,8 @@ from tiny_run import (  # noqa: F401
 )
 
 from brt.training.checkpoints.checkpoint import CheckpointError
-from brt.training.loop import ChangedConfig, TrainingRun
+from brt.training.loop import TrainingRun
+from brt.training.resume import ChangedConfig
 
 STEPS = 4
 BINDINGS = (

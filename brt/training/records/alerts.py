@@ -104,12 +104,14 @@ class StallWatch:
         self._longest = 0.0
         self._last: float | None = None
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def beat(self) -> None:
         """Says that a step is done; counts from the first one, before which all is compiled."""
         now = time.monotonic()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, daemon=True)
+            self._thread.start()
         if self._last is not None:
             self._longest = max(self._longest, now - self._last)
         self._last = now
@@ -121,7 +123,8 @@ class StallWatch:
     def close(self) -> None:
         """Ends the thread."""
         self._closed.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _look(self):
         warned = None

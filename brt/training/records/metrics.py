@@ -1,7 +1,9 @@
 """Numbers that a run reports: sums over the steps since the last report, and device peaks."""
 
+import contextlib
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -56,6 +58,33 @@ def compiled_bytes(compiled: jax.stages.Compiled) -> int | None:
         return None
     held = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
     return int(held + plan.temp_size_in_bytes)
+
+
+class StepTimer:
+    """Seconds a step since the last report, without pauses."""
+
+    def __init__(self):
+        self._since = time.perf_counter()
+        self._steps = 0
+
+    def count(self) -> None:
+        """Counts a step."""
+        self._steps += 1
+
+    def lap(self) -> tuple[float, float]:
+        """Returns seconds since the last lap and seconds a step, and starts again."""
+        now = time.perf_counter()
+        elapsed, seconds = now - self._since, (now - self._since) / self._steps
+        self._since = now
+        self._steps = 0
+        return elapsed, seconds
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves out the time of a with block."""
+        begun = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - begun
 
 
 class Interval:

@@ -1,0 +1,88 @@
+"""What a resumed run takes from its folder, and the check that it is the same run."""
+
+import struct
+from collections.abc import Mapping
+
+import numpy as np
+from jax.experimental import multihost_utils
+
+from brt import config
+from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
+from brt.training.checkpoints.policy import Best, stopped_early
+from brt.training.records.run_folder import read_metrics
+from brt.training.settings import FREE_TO_CHANGE, Trainer
+
+
+class ChangedConfig(ValueError):
+    """The run folder belongs to another configuration; the message lists the differences."""
+
+
+def check_bindings(
+    checkpoints: Checkpoints, bindings: dict[str, str], trainer: Trainer, folder: str
+) -> None:
+    """Refuses bindings that compute something else than the checkpoints of a run folder.
+
+    Raises:
+        ChangedConfig: listing what differs.
+    """
+    free: tuple[str, ...] = FREE_TO_CHANGE
+    if trainer.plateau:  # evaluations decide the learning rate
+        free = tuple(name for name in free if not name.startswith(("Trainer.eval", "Evaluation.")))
+    changed = [
+        line
+        for line in config.differences(_recorded_bindings(checkpoints) or bindings, bindings)
+        if not f"{line.partition(':')[0].rpartition('/')[2]}:".startswith(free)
+    ]
+    if changed:
+        raise ChangedConfig(
+            f"{folder} holds a run with other bindings:\n  "
+            + "\n  ".join(changed)
+            + "\nUse a new --workdir, restore the bindings, or pass --allow_changes to resume."
+        )
+
+
+def _recorded_bindings(checkpoints):
+    for step in reversed(checkpoints.steps()):
+        try:
+            return checkpoints.record(step)["bindings"]
+        except Exception:  # damaged; restoring reports it
+            continue
+    return None
+
+
+def check_record(record: Mapping, step: int, folder: str) -> None:
+    """Refuses a checkpoint that no training run has written."""
+    for name in ("bindings", "interval"):
+        if name not in record:
+            raise CheckpointError(
+                f"Checkpoint {step} in {folder} has no {name!r} in its record: no training run "
+                "has written it. Use a new --workdir, or move it elsewhere."
+            )
+
+
+# Only process 0 need see the folder's records: it sends what it reads to the others.
+
+
+def recorded_best(folder: str, step: int, trainer: Trainer) -> tuple[Best, bool]:
+    """Returns the best evaluation up to a step, and whether an early end is recorded there."""
+    if not trainer.checkpoints.keep_best:
+        return Best(), False
+    records = [record for record in read_metrics(folder) if record["step"] <= step]
+    best = trainer.checkpoints.best_of(records, trainer.stream == "labelled")
+    values = best.step is not None, best.step or 0, best.since, stopped_early(records)
+    packed = np.frombuffer(struct.pack("<4qd", *values, best.value or 0.0), np.uint32)
+    packed = np.asarray(multihost_utils.broadcast_one_to_all(packed), np.uint32)
+    has_best, best_step, since, has_ended, value = struct.unpack("<4qd", packed.tobytes())
+    return Best(best_step, value, since) if has_best else Best(since=since), bool(has_ended)
+
+
+def recorded_loss(folder: str, step: int) -> float | None:
+    """Returns the loss of the evaluation at a step; None if there is no record of it."""
+    losses = [
+        record["eval/loss"]
+        for record in read_metrics(folder)
+        if record["step"] == step and "eval/loss" in record
+    ]
+    packed = np.array([bool(losses), losses[-1] if losses else 0.0], np.float32)
+    is_recorded, loss = multihost_utils.broadcast_one_to_all(packed)
+    return float(loss) if is_recorded else None
