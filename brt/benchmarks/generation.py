@@ -20,7 +20,7 @@ from brt.generation.sampling import Sampling
 from brt.models.model import LanguageModel
 from brt.progress import Progress
 from brt.token_ids import BEGIN
-from brt.training.train_step import segment_sums
+from brt.training.train_step import read_segment
 
 if TYPE_CHECKING:
     from brt.experiment import Experiment
@@ -70,12 +70,13 @@ def measure_generation(
 
 def _reading(generator, segment_length, memory, tokens):
     """Reads and evaluates the parts of a book in turn."""
-    step = jax.jit(
-        lambda params, batch, caches: segment_sums(
-            nnx.merge(nnx.graphdef(generator.model), params), batch, caches
-        )[:2],
-        donate_argnums=2,
-    )
+
+    def score(params, batch, caches):
+        model = nnx.merge(nnx.graphdef(generator.model), params)
+        caches, x_BTD, _ = read_segment(model, batch, caches)
+        return caches, model.token_losses(x_BTD, batch[1])[0]
+
+    step = jax.jit(score, donate_argnums=2)
     weights_BT = np.ones((1, segment_length), np.float32)
     caches = jax.device_put(generator.model.init_caches(1), generator.device)
 

@@ -23,13 +23,12 @@ SegmentArrays = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 class TrainState(NamedTuple):
-    """Everything a run carries from step to step.
+    """Everything that a run carries from step to step.
 
     step: () int32, updates done.
     params: nested dictionary of float32 arrays.
     optimizer: optax state.
-    caches: the model's caches in segment form, what each row remembers of its document before the
-        first segment of the next step.
+    caches: the model's caches before the next segment, one entry a batch element.
     """
 
     step: jax.Array
@@ -44,7 +43,7 @@ class StepMetrics(NamedTuple):
     nats, weight: sums over the scored tokens; their ratio is the loss.
     correct: weighted sum of targets that had the highest logit.
     finite: false if loss, gradient or update is not.
-    means: a dictionary of what is averaged over steps (rates, norms, monitors).
+    means: scalars that are averaged over steps: rates, norms and metrics of the model.
     """
 
     nats: jax.Array
@@ -54,44 +53,27 @@ class StepMetrics(NamedTuple):
     means: dict[str, jax.Array]
 
 
-def segment_sums(
-    model: Model,
-    batch: SegmentArrays,
-    caches: tuple,
-    key: jax.Array | None = None,
-    clear: bool = False,
-) -> tuple[tuple, jax.Array, jax.Array, dict[str, jax.Array]]:
-    """Reads one segment and scores it.
-
-    Args:
-        model: any `Model`.
-        batch: inputs (B, T), targets (B, T), weights (B, T), starts (B,), without a K axis.
-        caches: segment form.
-        key: dropout key or None.
-        clear: forget the long-term state before the segment, whatever the document.
-
-    Returns:
-        The caches after the segment; nats (B, T); correct (B, T) bool; monitors.
-    """
-    caches, x_BTD, monitors = read_segment(model, batch, caches, key, clear)
-    with jax.named_scope("vocabulary"):
-        return caches, *model.token_losses(x_BTD, batch[1]), monitors
-
-
 def read_segment(
     model: Model,
-    batch: SegmentArrays,
+    segment: SegmentArrays,
     caches: tuple,
     key: jax.Array | None = None,
     clear: bool = False,
 ) -> tuple[tuple, jax.Array, dict[str, jax.Array]]:
-    """Reads one segment; arguments as `segment_sums`.
+    """Runs a model on one segment.
+
+    Args:
+        model: any `Model`.
+        segment: inputs (B, T), targets (B, T), weights (B, T), starts (B,), without a K axis.
+        caches: before the segment.
+        key: of dropout, or None.
+        clear: clear the state before the segment, even within a document.
 
     Returns:
-        The caches after the segment; what `model.logits` and `model.token_losses` take, (B, T, D);
-        monitors.
+        The caches after the segment; features (B, T, D) for `model.logits` and
+        `model.token_losses`; metrics.
     """
-    inputs_BT, _, _, starts_B = batch
+    inputs_BT, _, _, starts_B = segment
     with jax.named_scope("memory"):
         empty = model.init_caches(inputs_BT.shape[0])
         if clear:
@@ -99,9 +81,9 @@ def read_segment(
         caches = reset_rows(caches, empty, starts_B)
     with jax.named_scope("embedding"):
         x_BTD = model.embed(inputs_BT)
-    x_BTD, caches, monitors = model.stack(x_BTD, caches, key)
-    check_scalars(monitors, type(model).__name__)
-    return caches, x_BTD, monitors
+    x_BTD, caches, metrics = model.stack(x_BTD, caches, key)
+    check_scalars(metrics, type(model).__name__)
+    return caches, x_BTD, metrics
 
 
 def make_loss(
@@ -112,57 +94,53 @@ def make_loss(
     remat_segments: bool = False,
     scores: str = "full",
 ) -> Callable:
-    """Returns the loss of one step: a mean over its scored tokens in nats, and what a model adds.
+    """Returns the loss of one step: nats per scored token, plus what the model adds.
 
     Args:
         bind: from parameters to a model.
-        clear: clear the state at every segment (Block-Recurrent, appendix G.1).
-        bptt_depth: memories between the K segments of the batch that the gradient of a
-            segment's loss crosses; None: all of them. See `brt.training.unroll`.
-        reread_segments: how many of the batch's segments, all but the last, were read before: they
-            are read without a loss, and the caches that come back are those after the first.
+        clear: clear the state before every segment (Block-Recurrent, appendix G.1).
+        bptt_depth: memories between segments that the gradient of a segment's loss crosses; None:
+            all. See `brt.training.unroll`.
+        reread_segments: segments of the batch, all but the last, that earlier steps have scored:
+            they get no loss, and the caches after the first one are returned.
         remat_segments: recompute each segment in the backward pass (RMT, section 3).
         scores: one of `brt.training.losses.LOSSES`.
 
     Returns:
-        loss(params, caches, batch, key) -> (loss, (caches, sums and monitors)). No gradient
-        crosses the border of a batch: the caches come in as data.
+        loss(params, caches, batch, key) -> (loss, (caches, (nats, weight, correct), metrics)).
     """
+    remat = jax.checkpoint if remat_segments else lambda function: function
 
     def loss(params, caches, batch, key):
         model = bind(params)
-
-        def segment_key(index):
-            return None if key is None else jax.random.fold_in(key, index)
+        keys = None if key is None else _fold_in(key, jnp.arange(batch.inputs_KBT.shape[0]))
 
         def advance(caches, inputs):
-            segment_batch, index = inputs
-            return read_segment(model, segment_batch, caches, segment_key(index), clear)[0]
+            segment, key = inputs
+            return read_segment(model, segment, caches, key, clear)[0]
 
-        def segment(caches, inputs):
-            segment_batch, index = inputs
-            caches, nats_BT, correct_BT, monitors = segment_sums(
-                model, segment_batch, caches, segment_key(index), clear
-            )
+        def score(caches, inputs):
+            segment, key = inputs
+            caches, x_BTD, metrics = read_segment(model, segment, caches, key, clear)
             with jax.named_scope("vocabulary"):
-                weights_BT = trained_weights(segment_batch.weights_KBT, scores)
+                nats_BT, correct_BT = model.token_losses(x_BTD, segment.targets_KBT)
+                weights_BT = trained_weights(segment.weights_KBT, scores)
                 nats, correct = (nats_BT * weights_BT).sum(), (correct_BT * weights_BT).sum()
-                sums = nats, weights_BT.sum(), correct
-            return caches, (sums, monitors)
+                return caches, ((nats, weights_BT.sum(), correct), metrics)
 
-        read = jax.checkpoint(segment) if remat_segments else segment
-        segments = batch, jnp.arange(batch.inputs_KBT.shape[0])
         if reread_segments:
-            advance = jax.checkpoint(advance) if remat_segments else advance
-            caches, (sums, monitors) = reread(advance, read, caches, segments)
+            caches, (sums, metrics) = reread(remat(advance), remat(score), caches, (batch, keys))
         else:
-            caches, (sums, monitors) = unroll(read, caches, segments, bptt_depth)
+            caches, (sums, metrics) = unroll(remat(score), caches, (batch, keys), bptt_depth)
         nats, weight, correct = (s.sum() for s in sums)
-        means = jax.tree.map(jnp.mean, monitors)
-        value = nats / jnp.maximum(weight, 1e-6) + means.get("added_nats", 0.0)
-        return value, (caches, (nats, weight, correct), means)
+        metrics = jax.tree.map(jnp.mean, metrics)
+        value = nats / jnp.maximum(weight, 1e-6) + metrics.get("added_nats", 0.0)
+        return value, (caches, (nats, weight, correct), metrics)
 
     return loss
+
+
+_fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
 
 
 def make_train_step(
@@ -172,52 +150,54 @@ def make_train_step(
     seed: int = 0,
     dropout: bool = False,
     skip_nonfinite: bool = False,
-    **of_the_loss: Any,
+    **loss_settings: Any,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
-    """Builds the step for `jax.jit`, which should donate the state.
+    """Returns the training step, for `jax.jit`, which should donate the state.
 
     Args:
         bind: from parameters to a model.
         optimizer: an optax transformation.
         learning_rate: from train state to learning rate, to report it.
-        seed: with the step, decides every dropout mask.
-        dropout: whether the model drops anything.
-        skip_nonfinite: keep parameters and optimizer when loss, gradient or update is not
-            finite, and begin the caches anew if they are not.
-        of_the_loss: further arguments of `make_loss`.
+        seed: with the step number, decides every dropout mask.
+        dropout: whether the model has dropout.
+        skip_nonfinite: keep parameters and optimizer when loss, gradient or update is not finite,
+            and reset caches that are not.
+        loss_settings: further arguments of `make_loss`.
     """
-    loss = make_loss(bind, **of_the_loss)
+    grad = jax.value_and_grad(make_loss(bind, **loss_settings), has_aux=True)
 
     def train_step(state: TrainState, batch):
         key = jax.random.fold_in(jax.random.key(seed), state.step) if dropout else None
-        (value, (caches, sums, monitors)), grads = jax.value_and_grad(loss, has_aux=True)(
-            state.params, state.caches, batch, key
-        )
+        (value, (caches, sums, metrics)), grads = grad(state.params, state.caches, batch, key)
         with jax.named_scope("optimizer"):
             updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
             params = optax.apply_updates(state.params, updates)
             grad_norm, update_norm = norm_of_all(grads), norm_of_all(updates)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm) & jnp.isfinite(update_norm)
         if skip_nonfinite:
-            keep = functools.partial(jax.tree.map, functools.partial(jnp.where, finite))
-            params = keep(params, state.params)
-            optimizer_state = keep(optimizer_state, state.optimizer)
-            valid = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(caches)]))
+            params = _where(finite, params, state.params)
+            optimizer_state = _where(finite, optimizer_state, state.optimizer)
             fresh = bind(params).init_caches(batch.inputs_KBT.shape[1])
-            caches = jax.tree.map(functools.partial(jnp.where, valid), caches, fresh)
-            # A skipped step scores nothing, or one bad value would hide all others' mean.
+            caches = _where(_all_finite(caches), caches, fresh)
+            # A skipped step scores nothing: one bad value would hide the mean of all others.
             sums = tuple(jnp.where(finite, s, 0.0) for s in sums)
-        nats, weight, correct = sums
-        with jax.named_scope("optimizer"):
-            of_gradient = bind(params).gradient_monitors(grads)
-        means = {
+        rates = {
             "learning_rate": learning_rate(state),
             "grad_norm": grad_norm,
             "update_norm": update_norm,
-            **monitors,
-            **of_gradient,
         }
-        metrics = StepMetrics(nats, weight, correct, finite, means)
-        return TrainState(state.step + 1, params, optimizer_state, caches), metrics
+        with jax.named_scope("optimizer"):
+            gradient_metrics = bind(params).gradient_monitors(grads)
+        nats, weight, correct = sums
+        report = StepMetrics(nats, weight, correct, finite, rates | metrics | gradient_metrics)
+        return TrainState(state.step + 1, params, optimizer_state, caches), report
 
     return train_step
+
+
+def _where(condition, new, old):
+    return jax.tree.map(functools.partial(jnp.where, condition), new, old)
+
+
+def _all_finite(tree):
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))

@@ -9,7 +9,6 @@ import pytest
 from tiny_run import PLAIN, build, command, write_config
 
 from brt import config, train
-from brt.checks import check_choice
 from brt.training.optimization import schedules
 from brt.training.optimization.optimizers import adafactor, adamw
 from brt.training.optimization.plateau import ReduceOnPlateau
@@ -128,7 +127,23 @@ def test_the_settings_of_a_config_are_accepted(tmp_path):
     gin.clear_config()
 
 
-def test_a_choice_that_is_none_is_answered_with_all_of_them():
-    check_choice("Trainer.loss", "half", ("full", "half"))
-    with pytest.raises(ValueError, match=r"^Trainer\.loss = 'most': .*'full', 'half'\.$"):
-        check_choice("Trainer.loss", "most", ("full", "half"))
+@pytest.mark.parametrize(
+    ("bindings", "named"),
+    [
+        (("bptt_depth = 1",), "segments_per_step"),
+        (("bptt_depth = 4", "segments_per_step = 4"), "segments_per_step = 5"),
+        (("reread_segments = 1", "segments_per_step = 2"), "segments_per_step = 1"),
+        (("reread_segments = 1", 'stream = "samples"'), "reread_segments"),
+        (("tokens_per_step = 63",), "tokens_per_step"),
+        (("plateau = @ReduceOnPlateau()", "eval_every = 0"), "eval_every"),
+        (
+            ("plateau = @ReduceOnPlateau()", "average = @WeightAverage()", "eval_every = 1"),
+            "average",
+        ),
+    ],
+)
+def test_contradictions_name_their_bindings(tmp_path, bindings, named):
+    path = write_config(tmp_path, *PLAIN, without=("RecurrentCell",))
+    with pytest.raises(ValueError, match=f"Trainer.{named}"):
+        build(path, *(f"Trainer.{binding}" for binding in bindings))
+    gin.clear_config()

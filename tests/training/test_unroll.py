@@ -16,8 +16,7 @@ from brt.data.streams.batch import Batch
 from brt.models.layers.dropout import dropout
 from brt.models.layers.initializers import normal, parameter
 from brt.models.model import Model
-from brt.training.train_step import TrainState, make_loss, make_train_step, segment_sums
-from brt.training.unroll import check_depth, check_reread
+from brt.training.train_step import TrainState, make_loss, make_train_step, read_segment
 
 K, B, T, D = 4, 2, 3, 5
 DEPTHS = (None, 0, 1, 2, 3)
@@ -101,6 +100,11 @@ SETTINGS = {
     "slide": dict(num_layers=2),  # which sees 2 windows of tokens, a segment, and no farther
 }
 BACK = {"slide": 1}
+
+
+def segment_sums(model, segment, caches):
+    caches, x_BTD, metrics = read_segment(model, segment, caches)
+    return caches, *model.token_losses(x_BTD, segment[1]), metrics
 
 
 @functools.cache
@@ -241,25 +245,6 @@ def test_recomputing_segments_needs_less_memory():
     assert temporary(True) < temporary(False) / 3
 
 
-@pytest.mark.parametrize("depth", [4, 7])
-def test_a_depth_beyond_the_unroll_names_both_bindings(depth):
-    with pytest.raises(
-        ValueError, match=rf"bptt_depth = {depth} .*segments_per_step = {depth + 1}"
-    ):
-        check_depth(depth, K)
-
-
-@pytest.mark.parametrize("depth", [-1, "all"])
-def test_a_depth_that_is_no_count_is_refused(depth):
-    with pytest.raises(ValueError, match=r"bptt_depth = .* counts the memories"):
-        check_depth(depth, K)
-
-
-@every_depth
-def test_depths_within_the_unroll_are_accepted(depth):
-    check_depth(depth, K)
-
-
 # Segments that are read again.
 
 
@@ -364,22 +349,3 @@ def test_no_loss_depends_on_what_is_read_again_while_the_parameters_stand_still(
     for again in (1, 2, 3):
         np.testing.assert_allclose(trained("toy", again, 0.0)[0], losses, rtol=1e-12)
     assert np.std(losses) > 0.01
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ((3, 4, None, "contiguous"), r"reread_segments = 3 .*segments_per_step = 1 for 4"),
-        ((3, 1, 0, "contiguous"), r"reread_segments = 3 .*bptt_depth = None for 0"),
-        ((1, 1, None, "samples"), r"reread_segments = 1 has nothing to read again"),
-        ((-1, 1, None, "contiguous"), r"reread_segments = -1 counts segments"),
-    ],
-)
-def test_settings_that_do_not_go_with_segments_read_again_are_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        check_reread(*settings)
-
-
-def test_any_settings_go_with_nothing_read_again():
-    check_reread(0, 4, 2, "samples")
-    check_reread(2, 1, None, "contiguous")
