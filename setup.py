@@ -45,6 +45,7 @@ EXTRAS = {
     "browser": ["PyQt6-WebEngine>=6.8,<7"],  # its Chromium opens pages of the report in tests
     "report": ["matplotlib>=3.10.7,<4"],
     "notebooks": ["ipykernel>=6.29,<8", "nbclient>=0.10,<1", "nbformat>=5.10,<6"],
+    "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2"],
     "gpu": ["jax[cuda13]>=0.10.2,<0.13"],  # drivers from 580 on
     "gpu12": ["jax[cuda12]>=0.10.2,<0.13"],  # drivers from 525 on, as Colab's
     "tpu": ["jax[tpu]>=0.10.2,<0.13"],
@@ -97,7 +98,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["brt", "brt.*"]),
-    package_data={"brt.reporting": ["page.css", "page.js"]},
+    package_data={"brt": ["py.typed"], "brt.reporting": ["page.css", "page.js"]},
     cmdclass={"build_py": BuildWithConfigs},
     install_requires=REQUIRED,
     extras_require=EXTRAS,

@@ -183,7 +183,7 @@ def report_and_run(run: TrainingRun, config: str) -> None:
 
 
 def malloc_is_slow() -> bool:
-    """Tells if glibc will give back a step's work memory with every step (BENCHMARKS.md).
+    """Tells if glibc will give back a step's work memory every step (docs/benchmarks/training.md).
 
     Not in notebooks, where nobody can set it before the kernel starts.
     """

@@ -1,14 +1,24 @@
 #!/usr/bin/env bash
-# Environment, lint, types, tests: what a contributor runs, and CI too.  --slow runs everything.
+# Environment, lint, types, tests: what a contributor runs, and CI too. --slow runs everything,
+# --smoke about a minute of tests: a model, a step, decoding, an evaluation, the tour. Further arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Without scripts/malloc.sh: tests compile more than they compute, in processes that share a memory.
-source scripts/environment.sh "[browser,data,dev,notebooks,report,storage,text,wandb]"
+extras="[browser,data,dev,docs,notebooks,report,storage,text,wandb]"
 selected=(-m "not slow")
-if [ "${1:-}" = "--slow" ]; then
-    selected=()
-    shift
-fi
+case ${1:-} in
+    --slow) selected=(); shift ;;
+    --smoke)
+        extras="[dev]"
+        selected+=(
+            tests/models/test_gates.py tests/models/test_recurrent_cell.py tests/training/test_schedules.py
+            tests/generation/test_sampling.py tests/evaluation/test_perplexity.py tests/data/streams
+            tests/laws/test_import_directions.py tests/laws/test_tour.py
+        )
+        shift
+        ;;
+esac
+source scripts/environment.sh "$extras"
 ruff check .
 ruff format --check .
 mypy

@@ -7,7 +7,7 @@ block being filled and says, per row, how far. `init_caches` of a model is the o
 
 Caches are named tuples whose arrays have their rows first and their letters at the end of their
 names, which decide how they are divided over devices. Those of the segment form have a method
-`clear_state(empty)`. README.md beside this file says how to write a memory of your own.
+`clear_state(empty)`. docs/extending.md says how to write a memory of your own.
 """
 
 import re

@@ -1,7 +1,7 @@
 """The contract of a model: what training, evaluation and generation ask of it.
 
 `Model` says what every model offers, segment by segment. `LanguageModel` says what a model that
-writes text offers besides, token by token. README.md beside this file has a runnable example.
+writes text offers besides, token by token. docs/extending.md has a runnable example.
 """
 
 from typing import Any, Generic, Self, TypeVar

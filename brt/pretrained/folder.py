@@ -193,7 +193,7 @@ class HubFolder:
         if packed:
             return (
                 f"{self.path} has its weights only as {', '.join(packed)}, which brt does not "
-                "read: widen them to float32 as brt/pretrained/README.md, Getting weights, "
+                "read: widen them to float32 as docs/pretrained.md, Getting weights, "
                 "shows."
             )
         return f"{self.path} has no {WEIGHTS}, nor {INDEX}: copy the weights into it."

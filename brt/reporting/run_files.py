@@ -97,7 +97,7 @@ STUDY = Fields(
         "gains": dict[str, list[list[Finite | None]]],
     },
 )
-"""The content of studies/<name>.json; README.md in `brt/evaluation` says what it means."""
+"""The content of studies/<name>.json; docs/evaluation.md and docs/studies.md say what it means."""
 
 STANDS_FOR = Fields({}, {"settings": dict})
 """The content of stands_for.json."""

@@ -4,8 +4,8 @@
     python scripts/scale/long_training.py --workdir soak --hours 6 [--processes 2]
 
 A small recurrent model is trained on made-up books, with an evaluation every 200 steps and a
-checkpoint every 100, each of which leaves some memory behind (see BENCHMARKS.md). Every half
-minute the resident memory, the open files and the processor time of each process are written to
+checkpoint every 100, each of which leaves some memory behind (docs/benchmarks/robustness.md). Every
+half minute the resident memory, open files and processor time of each process are written to
 WORKDIR/samples.jsonl beside the step that the run has reached. In the end the processes are stopped
 as a scheduler would stop them, and a table by tenths of the time is printed. The same command goes
 on with a run that was stopped, and adds to its samples; `--hours 0` prints the table alone. Exit

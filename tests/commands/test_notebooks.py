@@ -32,11 +32,6 @@ def code_of(path):
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
-def test_there_are_the_notebooks_the_readme_names():
-    names = set(re.findall(r"`(\w+)\.ipynb`", (ROOT / "README.md").read_text(encoding="utf-8")))
-    assert names == {path.stem for path in NOTEBOOKS} and len(names) == 5
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_stripped_and_begins_with_an_installation_in_place(path):
     content = json.loads(path.read_text(encoding="utf-8"))

@@ -183,16 +183,6 @@ def test_a_config_says_what_was_published_and_what_was_measured(name):
         assert "Ours:" in header
 
 
-def test_a_config_whose_figures_are_in_the_benchmarks_is_named_there():
-    page = (ROOT / "BENCHMARKS.md").read_text()
-    sent = [name for name in COMMANDS if "see BENCHMARKS.md" in (CONFIGS / name).read_text()]
-    assert sent
-    for name in sent:
-        path = name.removesuffix(".gin")
-        # By its path, or as a row of a table: `NAME`, or `text_NAME` of tables on text.
-        assert re.search(rf"{path}\b|`(text_)?{path.split('/')[-1]}`", page), name
-
-
 def test_every_config_that_the_code_names_exists():
     files = [*(ROOT / "brt").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
     named = {

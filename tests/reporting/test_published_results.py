@@ -1,4 +1,4 @@
-"""What README, BENCHMARKS and the page of results say is what the archived records give."""
+"""What the page of results says is what the archived records give."""
 
 import csv
 import math
@@ -11,7 +11,7 @@ from paths import ROOT
 
 pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
 
-from results_page.page import Results, fill, results, write_results
+from results_page.page import results, write_results
 
 from brt.reporting.drawing.table import measured
 
@@ -26,12 +26,6 @@ def published():
     return results(PAGE / "runs").tables
 
 
-def readme_row(begin):
-    (row,) = (line for line in (ROOT / "README.md").read_text().splitlines()
-              if line.startswith(begin))  # fmt: skip
-    return [cell.strip() for cell in row.split("|")[2:-1]]
-
-
 def page_row(table, name, value):
     """The cells of a table's row with such a value, by their columns."""
     (row,) = (row for row in (dict(zip(table.heads(), row, strict=True)) for row in table.rows)
@@ -39,41 +33,13 @@ def page_row(table, name, value):
     return row
 
 
-def test_the_readme_s_figures_of_books_are_those_of_the_page(published):
-    (found,) = rows_of(published["map_window"], system="Rec:fixed:skip:6L, layer 4", window="8")
-    assert found["seeds"].text == "3"
-    kept, cleared, beside = (
-        measured(found[title].values, 3).text
-        for title in ("recurrent", "state cleared", "beside it")
-    )
-    shown = readme_row("| books, W = 8")
-    assert shown == [kept, cleared, f"one more layer instead: {beside}"]
-    assert claim("on some real text").count(interval(found["gain"].values)) == 1
-
-
 def test_a_plain_stack_with_a_longer_window_is_below_by_what_the_claim_says(published):
     (own,) = rows_of(published["short_window"], system="Rec:lstm:skip", window="8")
     for window in ("16", "32"):
         (row,) = rows_of(published["short_window"], system="Rec:lstm:skip", window=window)
         below = np.subtract(row["beside it"].values, own["recurrent"].values)
-        for text in (
-            claim("what a state gives, a longer window"),
-            (ROOT / "README.md").read_text(),
-        ):
-            assert row["seeds"].text == "3" and interval(below) in text
-
-
-def test_the_readme_s_figures_of_table_1_at_small_scale_are_those_of_the_page(published):
-    found, plain = (
-        page_row(published["small_systems"], "system", name)
-        for name in ("Rec:lstm:skip", "Slide:13L")
-    )
-    kept, cleared, beside = (
-        measured(cell.values, 3).text
-        for cell in (found["bits/byte"], found["state cleared"], plain["bits/byte"])
-    )
-    shown = readme_row("| Python packages, W = 8, Table 1 at small scale")
-    assert shown == [kept, cleared, f"one more layer instead: {beside}"]
+        assert row["seeds"].text == "3"
+        assert interval(below) in claim("what a state gives, a longer window")
 
 
 def interval(differences):
@@ -85,7 +51,7 @@ def interval(differences):
 
 def test_the_intervals_of_table_1_at_small_scale_are_those_of_three_seeds(published):
     longer = page_row(published["small_time_runs"], "system", "Slide:13L")["bits/byte"].values
-    page, readme = (file.read_text() for file in (PAGE / "README.md", ROOT / "README.md"))
+    page = (PAGE / "README.md").read_text()
     (tokens,) = re.findall(r"\| recurrence below Slide:13L, equal tokens \|.*", page)
     (time,) = re.findall(r"\| recurrence below Slide:13L, equal time \|.*", page)
     for name in (
@@ -103,9 +69,7 @@ def test_the_intervals_of_table_1_at_small_scale_are_those_of_three_seeds(publis
         if name not in ("fixed:dual", "lstm:single"):
             assert all(below > 0), name
         if name == "lstm:skip":
-            for text in (page, readme):
-                assert interval(row["below Slide:13L"].values) in text
-                assert interval(below) in text
+            assert interval(row["below Slide:13L"].values) in page and interval(below) in page
 
 
 def claim(begin):
@@ -305,18 +269,6 @@ def test_after_600_steps_no_system_of_table_1_is_ahead_and_after_1800_all_but_on
     assert not any(found for (_, steps), found in ahead.items() if steps == "600")
     behind = [name for (name, steps), found in ahead.items() if steps == "1800" and not found]
     assert behind == ["Rec:lstm:single"]
-
-
-def test_the_tables_of_results_in_the_benchmarks_are_those_of_the_page(published):
-    text = (ROOT / "BENCHMARKS.md").read_text()
-    assert fill(text, Results(published, {}, [])) == text
-
-
-def test_the_quickstart_s_figures_in_the_readme_are_those_of_its_archived_runs(published):
-    found = page_row(published["quickstart_runs"], "system", "Rec:lstm:skip:3L, layer 2")
-    names = "bits/byte", "state cleared"
-    kept, cleared = (measured(found[name].values, 3).text for name in names)
-    assert readme_row("| Python's source, W = 8, the quickstart")[:2] == [kept, cleared]
 
 
 def test_the_systems_that_the_page_s_summary_names_have_the_bits_of_its_table(published):

@@ -163,7 +163,7 @@ class TextFiles(FileSource):
             raise NotPlainText(
                 f"{folder} was written by `save_to_disk` of datasets, and TextFiles reads plain "
                 "text: write the text of each row to a text file of its own, or write a source of "
-                "your own (brt/data/README.md)."
+                "your own (docs/data.md)."
             )
         suffixes = collections.Counter(os.path.splitext(path)[1] for path in paths)
         suffixes.pop("", None)

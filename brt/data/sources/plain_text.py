@@ -56,7 +56,7 @@ def check_plain_text(data: bytes | FileBytes, path: str, source: str) -> None:
         form, advice = found
         raise NotPlainText(
             f"{path} is {form}, and {source} reads plain text: {advice}, or write a "
-            "source of your own (brt/data/README.md)."
+            "source of your own (docs/data.md)."
         )
 
 

@@ -311,8 +311,8 @@ def read_vocabulary_file(path: str, what: str, binding: str) -> bytes:
     except FileNotFoundError:
         raise FileNotFoundError(
             f"No {what} is at {path}: put the file there, or bind what names it to where it is, "
-            f'{binding} or Corpus.vocabulary = "KIND:FILE". README.md says how one is made, and '
-            "brt/data/README.md where the published ones are."
+            f'{binding} or Corpus.vocabulary = "KIND:FILE". docs/data.md says how one is made, and '
+            "docs/data.md where the published ones are."
         ) from None
     except (IsADirectoryError, NotRegular, PermissionError) as error:
         reason = error.strerror.lower() if error.strerror else "it is no regular file"

@@ -1,7 +1,7 @@
 """The interface of a layer's memory in the Block-Recurrent stack.
 
 A layer carries a window, which it manages itself, and any number of memories, which it knows
-through this interface only. README.md in `brt/models` shows how to write one. Letters as in
+through this interface only. docs/extending.md shows how to write one. Letters as in
 `brt.models`.
 """
 

@@ -15,7 +15,8 @@ from flax import nnx
 FEWEST = 16
 """Layers that a loop is made of, and parameters that are updated together; fewer stay one after the
 other. A loop keeps what its backward pass needs in arrays of all layers, which on a CPU costs a
-seventh of a step of seven layers; stacked parameters cost 9 % of it (BENCHMARKS.md)."""
+seventh of a step of seven layers; stacked parameters cost 9 % of it
+(docs/benchmarks/training.md)."""
 
 
 class _Group(NamedTuple):

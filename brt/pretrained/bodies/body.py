@@ -1,6 +1,6 @@
 """The contract of a pretrained body: a stack of layers that reads one window, and knows no memory.
 
-README.md of the folder above says what a new body has to offer. Letters as in
+docs/pretrained.md says what a new body has to offer. Letters as in
 `brt.pretrained`.
 """
 

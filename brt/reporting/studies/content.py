@@ -1,6 +1,6 @@
 """The parts that the files of all studies are made of: numbers, curves, maps and a verdict.
 
-README.md in `brt/evaluation` says what is in them.
+docs/evaluation.md and docs/studies.md say what is in them.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The files of a study, and what the terminal shows of it.
 
 They go to `RUN/studies/<NAME>.json`, or `<NAME>-<other>.json` where something is set beside the
-run. README.md in `brt/evaluation` says what is in them.
+run. docs/evaluation.md and docs/studies.md say what is in them.
 """
 
 import io

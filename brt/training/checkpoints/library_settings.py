@@ -25,7 +25,7 @@ def leave_counters_unread() -> None:
     """Has Orbax not read TensorStore's counters of bytes, for the whole process.
 
     They are for log lines that brt does not show. TensorStore hands them over as JSON, whose Python
-    objects it never frees: some 0.1 MB a checkpoint (BENCHMARKS.md, Long and large). Does nothing
+    objects it never frees: some 0.1 MB a checkpoint (docs/benchmarks/robustness.md). Does nothing
     where Orbax has no such reading.
     """
     try:

@@ -85,7 +85,7 @@ class Alerts:
         }
         return {
             f"alert/dead_state {name}": f"{name} is {share:.2g}, below {DEAD_SHARE}: the layer "
-            "hardly reads its memory (README.md, Train; brt.evaluate --study=memory_use)."
+            "hardly reads its memory (docs/training.md; brt.evaluate --study=memory_use)."
             for name, share in shares.items()
         }
 

@@ -196,7 +196,7 @@ BAD = {
     "code": (with_config(auto_map={}), "auto_map"),
     "quantized": (with_config(quantization_config={"bits": 4}), "quantization_config"),
     "torch": (only_torch, "only as pytorch_model.bin.*save_pretrained"),
-    "packed": (only_packed, "only as model-q4.gguf.*README.md, Getting weights"),
+    "packed": (only_packed, "only as model-q4.gguf.*docs/pretrained.md, Getting weights"),
     "no weights": (lambda path: os.remove(path / "model.safetensors"), "has no model.safetensors"),
     "truncated": (truncated, "only a part of one"),
     "empty weights": (with_text("model.safetensors", ""), "no safetensors file"),

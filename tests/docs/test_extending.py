@@ -1,4 +1,4 @@
-"""The page on models is true: its examples train, are evaluated and write, and keep the laws."""
+"""The examples of docs/extending.md train, are evaluated and write, and keep the laws."""
 
 import functools
 import importlib
@@ -36,19 +36,21 @@ from tiny_run import write_corpus
 
 from brt.training.records.run_folder import read_metrics
 
-README = (ROOT / "brt" / "models" / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 LAYER, NUM_BLOCKS = 1, 3
 PROMPT = "the tea then the"
 
 
 def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    """Returns the texts of a language's blocks by their titles; those without have numbers."""
+    found = re.findall(rf'^```{language}(?: title="(.*?)")?\n(.*?)^```', PAGE, re.S | re.M)
+    return {title or number: text for number, (title, text) in enumerate(found)}
 
 
 def write_examples(folder):
-    """Writes the Python and gin blocks of the page to the files that their first lines name."""
-    for block in blocks("python") + blocks("gin"):
-        (folder / re.match(r"# (\w+\.\w+)\n", block)[1]).write_text(block, encoding="utf-8")
+    """Writes the Python and gin blocks of the page to the files that their titles name."""
+    for title, block in (blocks("python") | blocks("gin")).items():
+        (folder / title).write_text(block, encoding="utf-8")
 
 
 # The examples keep the laws, as the architectures of brt do.
@@ -201,7 +203,7 @@ def test_an_example_trains_resumes_is_evaluated_and_writes_by_the_commands(examp
     write_examples(tmp_path)
     write_corpus(tmp_path / "books")
     environment = quick_environment(tmp_path)
-    (shown,) = (block for block in blocks("bash") if f"{example}.gin" in block)
+    (shown,) = (block for block in blocks("bash").values() if f"{example}.gin" in block)
     shown = shown.replace("\\\n", " ")  # of a line that goes on
     (workdir,) = re.findall(r"--workdir=(\S+)", shown)
 
@@ -235,7 +237,7 @@ def test_an_example_trains_resumes_is_evaluated_and_writes_by_the_commands(examp
 
 def write_config(folder, imports=""):
     """The config of the example of a memory, with this for its line `import my_memories`."""
-    (config,) = (block for block in blocks("gin") if "# my_experiment.gin" in block)
+    config = blocks("gin")["my_experiment.gin"]
     assert config.count("import my_memories\n") == 1
     path = folder / "my_experiment.gin"
     path.write_text(config.replace("import my_memories\n", imports), encoding="utf-8")
@@ -243,7 +245,7 @@ def write_config(folder, imports=""):
 
 
 def memory_code():
-    return next(block for block in blocks("python") if "# my_memories.py" in block)
+    return blocks("python")["my_memories.py"]
 
 
 def dry_run(folder, environment, *arguments):
@@ -293,3 +295,19 @@ def test_a_memory_whose_cache_cannot_be_cleared_is_refused_by_name(tmp_path):
     refused = dry_run(tmp_path, quick_environment(tmp_path))
     assert refused.returncode == 1 and "Traceback" not in refused.stderr
     assert "Error: SummaryCache has no method clear_state(empty)" in refused.stderr
+
+
+def test_the_data_source_of_the_page_is_prepared(tmp_path):
+    write_examples(tmp_path)
+    (tmp_path / "letters").mkdir()
+    letters = [{"title": f"letter {n}", "text": f"Dear {n}th café,\n"} for n in range(9)]
+    for split in ("train", "validation", "test"):
+        lines = "".join(json.dumps(letter) + "\n" for letter in letters)
+        (tmp_path / "letters" / f"{split}.jsonl").write_text(lines)
+    (shown,) = (block for block in blocks("bash").values() if "letters.gin" in block)
+    command = shlex.split(shown.replace("\\\n", " "))[1:]
+    done = call(tmp_path, quick_environment(tmp_path), *command)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = (tmp_path / "stores" / "letters" / "test" / "documents.jsonl").read_text().splitlines()
+    assert [json.loads(line)["title"] for line in lines] == [x["title"] for x in letters]
+    assert json.loads(lines[3])["bytes"] == len(letters[3]["text"].encode())

@@ -1,0 +1,130 @@
+"""Code blocks of README and docs: Python runs, flags and files of commands exist, configs build.
+
+A block with `title="FILE"` is a file that the page's commands may name. `py` blocks are not run.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+from paths import CONFIGS, ROOT
+from quick_commands import quick_environment
+from tiny_run import write_corpus
+
+from brt import benchmark, config, evaluate, export, generate, prepare, report, train  # noqa: F401
+from brt.experiment import Experiment
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "BENCHMARKS.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "benchmarks").glob("*.md")),
+]
+BLOCK = re.compile(r'^```(\w+)(?: title="(.*?)")?\n(.*?)^```', re.M | re.S)
+
+
+def blocks(page, language, titled=False):
+    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [text for name, title, text in found if name == language and bool(title) == titled]
+
+
+def commands(page):
+    """Yields the words of each command of a page's shell blocks."""
+    for text in blocks(page, "bash"):
+        for line in text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:2] == ["python", "-m"] or words[:1] in (["bash"], ["python"]):
+                yield words
+
+
+def experiments():
+    """Yields files and bindings of the training commands that can be built here."""
+    for page in PAGES:
+        titles = {title for _, title, _ in BLOCK.findall(page.read_text()) if title}
+        for words in commands(page):
+            files = [word[11:] for word in words if word.startswith("--gin_file=")]
+            bound = [word[6:].split("=", 1) for word in words if word.startswith("--gin.")]
+            elsewhere = titles & {*files} or re.search(r"\$|Pretrained.folder", " ".join(words))
+            if words[1:3] == ["-m", "brt.train"] and files and not elsewhere:
+                yield page.stem, ("+".join(files), *(f"{n} = {v}" for n, v in bound))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_flags_and_files_of_commands_exist(page):
+    for words in commands(page):
+        if words[1] == "-m" and words[2].startswith("brt."):
+            assert (ROOT / f"{words[2].replace('.', '/')}.py").exists(), words
+            known = words[: words.index("--")] if "--" in words else words
+            for word in known[3:]:
+                name = re.match(r"--(\w+)", word)
+                assert not name or name[1] == "gin" or name[1] in flags.FLAGS, word
+        elif words[1].endswith((".py", ".sh")):
+            assert (ROOT / words[1]).exists(), words
+    for name in re.findall(r"\bconfigs/[\w/]+\.(?:gin|txt)", page.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_files(page):
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("arguments", dict(experiments()).items(), ids=lambda pair: pair[0])
+def test_a_page_s_last_training_command_builds(arguments):
+    files, *bindings = arguments[1]
+    config.parse(["+".join(str(ROOT / file) for file in files.split("+"))], bindings)
+    Experiment.from_gin()
+
+
+@pytest.mark.parametrize("corpus", sorted(path.name for path in CONFIGS.glob("corpora/*.gin")))
+def test_every_binding_of_a_data_config_is_used(corpus):
+    path = CONFIGS / "corpora" / corpus
+    config.parse([str(CONFIGS / "small" / "rec_fixed_skip.gin"), str(path)])
+    Experiment.from_gin()
+    bound = set(re.findall(r"^([\w.]+) =", path.read_text(), re.M))
+    assert not bound - config.read_bindings().keys()
+
+
+@pytest.fixture(scope="module")
+def beside_a_run(tmp_path_factory):
+    """A folder with `runs/quickstart`, a tiny run, and its recording."""
+    folder = tmp_path_factory.mktemp("pages")
+    write_corpus(folder / "text")
+    (folder / "tiny.gin").write_text(
+        f'include "{CONFIGS}/small/rec_fixed_skip.gin"\ninclude "{CONFIGS}/corpora/text.gin"\n'
+        f'TextFiles.path = "{folder}/text/{{split}}"\nCorpus.store = "{folder}/store"\n'
+        "Trainer.steps = 2\nTrainer.eval_every = 0\nTrainer.segment_length = 16\n"
+        "Trainer.tokens_per_step = 64\ncosine.warmup_steps = 1\n"
+        + "".join(
+            f"BlockRecurrentTransformer.{name}\n"
+            for name in ("width = 16", "feed_forward_size = 16", "num_layers = 3", "window = 8")
+        )
+    )
+    command = ("-m", "brt.train", f"--gin_file={folder}/tiny.gin", "--workdir=runs/quickstart")
+    run(folder, *command)
+    run(folder, "-m", "brt.evaluate", "--workdir=runs/quickstart", "--record")
+    return folder
+
+
+def run(folder, *arguments):
+    command, environment = [sys.executable, *map(str, arguments)], quick_environment(folder)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")],
+                         ids=lambda page: page.stem)  # fmt: skip
+def test_python_of_a_page_runs(page, beside_a_run):
+    run(beside_a_run, "-c", "\n".join(blocks(page, "python")))
+
+
+def test_the_site_builds_without_warnings(tmp_path):
+    pytest.importorskip("material", reason='the site needs pip install -e ".[docs]"')
+    run(ROOT, "-m", "mkdocs", "build", "--strict", "-q", "-f", ".mkdocs.yml", "-d", tmp_path)
+    assert (tmp_path / "tour" / "index.html").exists()
