@@ -5,11 +5,12 @@
     python -m brt.evaluate --workdir=runs/quickstart --record
     python -m brt.evaluate --workdir=runs/quickstart --study=memory_use
 
-Gin files and bindings are read after those of the run. --step names a checkpoint that is kept; the
+Gin files and bindings override those of the run. --step names a checkpoint that is kept; the
 default is the best one of a run that keeps it (CheckpointPolicy.keep_best), else the newest. With
---record the loss of every token is kept in the run folder, and an evaluation that was killed goes
-on where it stopped. With --study it answers a question instead: attention, attention_length,
-compare, continuations, memory_use, positions, reach, recl or topics.
+--record the loss of every token is kept in the run folder, and an evaluation that was killed
+continues where it stopped. With --study it answers a question instead: attention,
+attention_length, compare, continuations, memory_use, positions, reach, recl or topics. Settings of
+studies are gin bindings, such as --gin.Reach.tokens=100000.
 """
 
 import math
@@ -19,35 +20,27 @@ from collections.abc import Sequence
 import jax
 from absl import flags
 
-from brt import command_line
+from brt import command_line, config
 from brt.data.stores.writer import replace_json
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.perplexity import white_space_caveat
-from brt.evaluation.reading import STATE_ABLATIONS
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
-from brt.experiment import Configuration, Experiment
-from brt.reporting.studies.output import study_content, table, write_study
+from brt.experiment import Experiment
 from brt.storage.paths import as_path
-from brt.studies.compare import choose_documents
-from brt.studies.context_losses import LONGEST, POSITIONS, STEP
-from brt.studies.continuations import CONTEXTS, LENGTH
-from brt.studies.reach import TOKENS
-from brt.studies.registry import ANY_STREAM, STUDIES, run_study
+from brt.studies.output import table, write_study
+from brt.studies.study import Study, choose_documents, run_study, settings, studies
 from brt.training.checkpoints.parameters import check_step, check_vocabulary, load_params
 from brt.training.sharding import make_mesh
 
 FLAGS = flags.FLAGS
 command_line.define_step()
 flags.DEFINE_bool("record", False, "Keep every token's loss in RUN/recordings; goes on if killed.")
-flags.DEFINE_enum("study", None, list(STUDIES), "Run this study instead.")
-flags.DEFINE_list("other", [], "Another run folder, to compare with; or several, for recl.")
+STUDIES = studies()
 flags.DEFINE_enum(
-    "against",
-    "cleared",
-    [name for name in STATE_ABLATIONS if name != "kept"],
-    "What --study=compare without --other does to the state.",
+    "study", None, list(STUDIES), f"Run this study instead. Its settings: {', '.join(settings())}."
 )
+flags.DEFINE_list("other", [], "Another run folder, to compare with; or several, for recl.")
 flags.DEFINE_integer(
     "documents",
     None,
@@ -55,21 +48,6 @@ flags.DEFINE_integer(
     1,
 )
 flags.DEFINE_integer("study_seed", 0, "Decides what is drawn.", lower_bound=0)
-flags.DEFINE_integer(
-    "study_tokens", TOKENS, "Tokens --study=reach reads for each distance, and attention.", 1
-)
-flags.DEFINE_integer(
-    "context_step", STEP, "From a length of recl or attention_length to the next.", 1
-)
-flags.DEFINE_integer("longest_context", LONGEST, "The longest of these lengths, in tokens.")
-flags.DEFINE_string(
-    "lengthened", "TransformerXL.memory_length", "The setting --study=attention_length changes."
-)
-flags.DEFINE_integer("study_positions", POSITIONS, "Tokens that --study=recl scores.", 1)
-flags.DEFINE_integer(
-    "contexts", CONTEXTS, "Contexts that --study=continuations and topics go on from.", 1
-)
-flags.DEFINE_integer("continued", LENGTH, "Tokens that these two write after each context.", 1)
 HUGE = 1e6
 """Figures from here on are shown in scientific notation if they are not whole."""
 COUNTS = ("documents", "tokens", "words", "characters", "bytes")
@@ -90,11 +68,12 @@ def main() -> None:
     step, given = check_step(FLAGS.step), FLAGS.gin_file
     FLAGS.gin_file = [own, *given]  # type: ignore[assignment]  # absl names no types
     command_line.start()
+    study = STUDIES[FLAGS.study]() if FLAGS.study else None
     experiment = Experiment.from_gin()
     mesh = make_mesh(*experiment.trainer.mesh)
     with jax.set_mesh(mesh):
-        if FLAGS.study:
-            study(experiment, mesh, FLAGS.workdir, given, step)
+        if study:
+            answer(study, experiment, mesh, FLAGS.workdir, given, step)
         else:
             evaluate(experiment, mesh, FLAGS.workdir, FLAGS.record, FLAGS.documents, step)
 
@@ -111,7 +90,8 @@ def own_config(workdir: str) -> str:
     return path
 
 
-def study(
+def answer(
+    study: Study,
     experiment: Experiment,
     mesh: jax.sharding.Mesh,
     workdir: str,
@@ -120,56 +100,46 @@ def study(
 ) -> None:
     """Runs a study of a checkpoint, prints it and writes it to the run folder.
 
-    step: as `load_params` takes it; a number is of `workdir` alone, not of the runs beside it.
+    step: as `load_params` takes it; a number is of `workdir` alone, not of the other runs.
     """
-    run = studied_run(workdir, mesh, gin_files, experiment, step)
+    run = studied_run(study, workdir, mesh, gin_files, experiment, step)
     step = None if isinstance(step, int) else step
-    others = {other: studied_run(other, mesh, gin_files, step=step) for other in FLAGS.other}
-    found = run_study(
-        FLAGS.study,
-        run,
-        others,
-        FLAGS.documents,
-        FLAGS.study_seed,
-        against=FLAGS.against,
-        tokens=FLAGS.study_tokens,
-        context_step=FLAGS.context_step,
-        longest_context=FLAGS.longest_context,
-        positions=FLAGS.study_positions,
-        lengthened=FLAGS.lengthened,
-        contexts=FLAGS.contexts,
-        written=FLAGS.continued,
-    )
+    others = {other: studied_run(study, other, mesh, gin_files, step=step) for other in FLAGS.other}
+    content = run_study(study, run, others, FLAGS.documents, FLAGS.study_seed)
     if jax.process_index() == 0:
-        content = study_content(found)
         path = write_study(content)
         print(f"\n{table(content)}\nWritten to {path}")
 
 
 def studied_run(
+    study: Study,
     workdir: str,
     mesh: jax.sharding.Mesh,
     gin_files: Sequence[str],
     experiment: Experiment | None = None,
     step: int | str | None = None,
 ) -> RecordedRun:
-    """Returns a run folder with the gin files and bindings of this command after its own.
+    """Returns a run folder; the gin files and bindings of this command override its own.
 
     Args:
-        experiment: of it, if it is built already; without it gin is bound anew.
+        study: that reads the run.
+        experiment: of the run, if it is built already; without it gin is bound again.
         step: as `load_params` takes it.
 
     Raises:
         FileNotFoundError: it is no run folder.
     """
-    own = own_config(workdir)
-    rebuild = Configuration(
-        [own, *gin_files], FLAGS.gin_bindings, FLAGS.gin_search_paths, FLAGS.allow_imports
-    ).experiment
+    files = [own_config(workdir), *gin_files]
+
+    def rebuild(further: Sequence[str] = ()) -> Experiment:
+        bindings = [*FLAGS.gin_bindings, *further]
+        config.parse(files, bindings, FLAGS.gin_search_paths, FLAGS.allow_imports)
+        type(study)()  # reads its own bindings: unread ones are refused
+        return Experiment.from_gin()
+
     experiment = experiment or rebuild()
     experiment.trainer.corpus.prepare(experiment.evaluation.split)
-    any_stream = FLAGS.study in ANY_STREAM
-    return RecordedRun(experiment, mesh, workdir, rebuild, any_stream=any_stream, step=step)
+    return RecordedRun(experiment, mesh, workdir, rebuild, any_stream=study.any_stream, step=step)
 
 
 def evaluate(

@@ -25,7 +25,7 @@ from brt.reporting.collect import collect
 from brt.reporting.drawing.heat_map import study_maps
 from brt.reporting.drawing.plots import png
 from brt.reporting.drawing.table import Table
-from brt.reporting.figures import STUDIES, study_plots, training_curves
+from brt.reporting.figures import study_plots, training_curves
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import concerns, paper_plots, paper_tables
@@ -33,6 +33,8 @@ from brt.reporting.runs import Run, open_runs
 from brt.reporting.step_times import StepTime, read_step_times
 from brt.storage.paths import RemotePath, download, is_remote, only_buckets_of
 from brt.storage.regular_files import printable
+from brt.studies.output import compared_with
+from brt.studies.study import studies
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output", "report.html", "The page to write.", short_name="o")
@@ -201,18 +203,16 @@ def _evaluation(runs, show):
 def _studies(runs, show):
     content = ""
     found = [(run, name, study) for run in runs for name, study in run.studies.items()]
-    order = {kind: number for number, kind in enumerate(STUDIES)}
+    known = studies() if found else {}
+    order = {kind: number for number, kind in enumerate(known)}
     found.sort(key=lambda entry: order.get(entry[2].get("study"), len(order)))
     for run, name, study in found:
-        title, caption = STUDIES.get(study.get("study"), (name, ""))
-        head = f"{title}: {run.name}"
-        if other := study.get("other"):
-            head += f" beside {other}"
-        elif other := study.get("against"):
-            head += f", state kept against {other}"
+        kind = known.get(study.get("study"))
+        title, caption = (kind.title, kind.caption) if kind else (name, "")
+        head = f"{title}: {run.name}{compared_with(study)}"
         content += f"<h3>{html.escape(head)}</h3>"
-        if verdict := study.get("verdict"):
-            content += f'<p class="verdict">{html.escape(verdict)}</p>'
+        if summary := study.get("summary"):
+            content += f'<p class="summary">{html.escape(summary)}</p>'
         content += f'<p class="caption">{html.escape(caption)}</p>'
         content += page.plots_html(show(*study_plots(run, name), *study_maps(run, name)))
         if texts := study.get("texts"):

@@ -106,48 +106,6 @@ def _short(scalar, figure):
     return text.strip("_/").replace("_", " ").replace("/", " ")
 
 
-STUDIES = {
-    "memory_use": (
-        "Is the memory used",
-        "What is lost when the state is taken away; zero in the first segment.",
-    ),
-    "compare": (
-        "Token by token",
-        "Above zero the run predicts better than what it is compared with; in Figures 4 and 5 of "
-        "the paper the spikes are names. Of a long document the largest difference of each stretch "
-        "is drawn. Thin lines are segment borders, where they can be told apart.",
-    ),
-    "positions": (
-        "Loss by position",
-        "As Figure 6 of the paper: a model that uses its memory goes on falling where the other is "
-        "level. The axis fits what follows the first tenth.",
-    ),
-    "attention": (
-        "What attention looks at",
-        "Darker is more; shades are roots of the numbers. Transformer-XL: nearby tokens get most, "
-        "few heads look over the whole memory, term (b) follows the whole and term (d) is flatter "
-        "(Figures 5 to 7 of its paper). Memory tokens: the lowest rows write, and where they hold "
-        "a line down to the right, tokens are copied in order, to the left in reverse; lines in "
-        "the leftmost columns read the memory (Figures 6 and 9 of the RMT paper).",
-    ),
-    "recl": (
-        "Relative effective context length",
-        "Perplexity by context alone (Figure 4 of the Transformer-XL paper), and what each model "
-        "gains beside the best of the group (Figure 3); the table is its Table 6.",
-    ),
-    "attention_length": (
-        "A longer memory at evaluation",
-        "The same parameters, until a longer memory takes less than 0.1 % off the perplexity.",
-    ),
-    "reach": (
-        "How far back the memory reaches",
-        "What is lost when the memory is reset so long before the scored tokens, with its standard "
-        "error: where a curve meets zero the memory ends.",
-    ),
-}
-"""Title of each study, and a hint on reading it."""
-
-
 def study_plots(run: Run, name: str) -> list[Plot]:
     """Returns the series of a study; those with the same axes and borders share a plot.
 

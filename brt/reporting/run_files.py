@@ -81,10 +81,12 @@ EXCERPT = Fields(
         "recalled": bool,
     },
 )
+OLD_SUMMARY = "verdict"
+"""The key of "summary" in files of older runs."""
 STUDY = Fields(
     {},
     {
-        **dict.fromkeys(("study", "run", "other", "against", "verdict"), str),
+        **dict.fromkeys(("study", "run", "other", "against", "summary", OLD_SUMMARY), str),
         "split": str | None,
         "numbers": dict[str, Number | None],
         "series": [SERIES],
@@ -130,6 +132,8 @@ def read_evaluation(path: Path, problems: list[str]) -> dict[str, Any]:
 def read_study(path: Path) -> dict[str, Any]:
     """Returns the content of a study."""
     found = _read(path, STUDY)
+    if OLD_SUMMARY in found:
+        found["summary"] = found.pop(OLD_SUMMARY)
     for number, series in enumerate(found.get("series", ())):
         errors = series.get("errors")
         if errors is not None and len(errors) != len(series["y"]):

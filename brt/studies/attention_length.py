@@ -9,13 +9,21 @@ import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import gin
 import numpy as np
 
+from brt.checks import Count, Name
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
+from brt.studies.content import Content, content, curve
+from brt.studies.study import Runs, Study
 
 THRESHOLD = 0.001
 """Of the perplexity: a length that gains less ends the sweep."""
+
+
+BEST_LENGTH, BEST_PERPLEXITY = "best_length", "best_perplexity"
+"""Names of the numbers "Attn Len" and "PPL best", for the tables that show them."""
 
 
 class Sweep(NamedTuple):
@@ -31,7 +39,7 @@ class Sweep(NamedTuple):
     ended: bool
 
 
-class AttentionLength(NamedTuple):
+class LengthSweep(NamedTuple):
     """The setting that was lengthened, `TransformerXL.memory_length`, and its lengths in tokens."""
 
     binding: str
@@ -54,30 +62,55 @@ def sweep(loss_of: Callable[[int], float], lengths: Iterable[int]) -> Sweep:
     return Sweep(tried, losses, tried[-1], False)
 
 
-def attention_length(
-    run: RecordedRun, documents: np.ndarray, step: int, longest: int, binding: str
-) -> AttentionLength:
-    """Evaluates a run with one length of its memory after the other.
+@gin.configurable
+class AttentionLength(Study):
+    """Evaluation with a longer and longer memory, while it helps.
 
     Args:
-        run: one that can be rebuilt.
-        documents: to read, where the stream marks any; else all is read.
-        step, longest: lengths tried after training's own are multiples of the step, in tokens.
-        binding: the setting that is lengthened, `TransformerXL.memory_length`; at evaluation only.
-
-    Raises:
-        ValueError: the run's model reads no such whole number, or has other parameters with it.
+        setting: that is lengthened at evaluation, a whole number that the run's model reads.
+        step, longest: lengths tried after that of training are multiples of the step, in tokens.
     """
-    binding = binding.removeprefix("evaluation/")
-    initial, model, scope = _in_force(run, binding)
-    longer = range((initial // step + 1) * step, longest + 1, step)
 
-    def loss_of(length):
-        lengthened = f"Evaluation.model = @{scope}/{model}", f"{scope}/{binding} = {length}"
-        experiment = run.rebuild(lengthened)
-        return _loss(run, experiment, run.stream(documents), f"{binding} = {length:,}")
+    title = "A longer memory at evaluation"
+    caption = "The same parameters, until a longer memory takes less than 0.1 % off the perplexity."
+    any_stream = True
 
-    return AttentionLength(binding, sweep(loss_of, [initial, *longer]))
+    def __init__(
+        self,
+        setting: Name = "TransformerXL.memory_length",
+        step: Count = 100,
+        longest: Count = 1000,
+    ):
+        self.setting = setting
+        self.step = step
+        self.longest = longest
+
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
+        binding = self.setting.removeprefix("evaluation/")
+        initial, model, scope = _in_force(run, binding)
+        longer = range((initial // self.step + 1) * self.step, self.longest + 1, self.step)
+
+        def loss_of(length):
+            lengthened = f"Evaluation.model = @{scope}/{model}", f"{scope}/{binding} = {length}"
+            experiment = run.rebuild(lengthened)
+            return _loss(run, experiment, run.stream(documents), f"{binding} = {length:,}")
+
+        return LengthSweep(binding, sweep(loss_of, [initial, *longer]))
+
+    @staticmethod
+    def present(result: LengthSweep) -> Content:
+        tried = result.sweep
+        perplexities = list(map(math.exp, tried.losses))
+        numbers = {
+            "initial_length": tried.lengths[0],
+            "initial_perplexity": perplexities[0],
+            BEST_LENGTH: tried.best,
+            BEST_PERPLEXITY: perplexities[tried.lengths.index(tried.best)],
+            "ended": int(tried.ended),
+        }
+        labels = "attention length at evaluation, tokens", "perplexity"
+        series = curve(result.binding, tried.lengths, perplexities, *labels)
+        return content(numbers, [series], summary(tried))
 
 
 def _in_force(run: RecordedRun, binding: str) -> tuple[int, str, str]:
@@ -94,8 +127,8 @@ def _in_force(run: RecordedRun, binding: str) -> tuple[int, str, str]:
     length = read.get(f"{trained_scope}/{binding}".lstrip("/"), "")
     if not length.isdigit():
         raise ValueError(
-            f"--lengthened={binding} is no length that {run.workdir} reads, whose model is {own}: "
-            "name the setting of its memory's length, if it has one."
+            f"AttentionLength.setting = {binding!r} is no length that {run.workdir} reads, whose "
+            f"model is {own}: name the setting of its memory's length, if it has one."
         )
     return int(length), evaluated, evaluated_scope or f"{trained_scope}/evaluation".lstrip("/")
 
@@ -117,3 +150,16 @@ def _loss(run, experiment, stream, label):
         nats += float(np.where(weights_BT > 0, segment.nats_BT * weights_BT, 0.0).sum())
         weight += float(weights_BT.sum())
     return nats / max(weight, 1e-6)
+
+
+def summary(sweep: Sweep) -> str:
+    """Returns one sentence: what a longer memory takes off the perplexity."""
+    initial = math.exp(sweep.losses[0])
+    best = math.exp(sweep.losses[sweep.lengths.index(sweep.best)])
+    after = "longer ones were not tried"
+    if sweep.ended:
+        after = f"{sweep.lengths[-1]:,} gains less than {THRESHOLD:.1%} more"
+    own = f"{initial:,.4f} with an attention length of {sweep.lengths[0]:,}"
+    if sweep.best == sweep.lengths[0]:
+        return f"Perplexity is {own}, as in training; {after}."
+    return f"Perplexity falls from {own} to {best:,.4f} with {sweep.best:,}; {after}."

@@ -10,16 +10,21 @@ Source: Block-Recurrent, section 4.6 and appendix G.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import gin
 import numpy as np
 
-from brt.data.order import permutation
+from brt.checks import OneOf, check_choice
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import Vocabulary
+from brt.evaluation.reading import STATE_ABLATIONS
+from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording, check_aligned
 from brt.evaluation.token_kinds import KindDifference, by_kind, token_kinds
 from brt.evaluation.words import NAME, OTHER, TITLE, Words
+from brt.studies.content import Content, content, curve
+from brt.studies.study import Runs, Study
 
 SHOWN, LOOKED_AT = 4, 40
 """Tokens of a document that are excerpted, and that are counted; the paper's numbers."""
@@ -29,6 +34,7 @@ PARTS = 16
 """Parts of a segment that top tokens are counted in."""
 WHERE = ("window", "segment", "beyond", "never")
 """Places where a word was last seen: in reach of attention, in the segment, before it, nowhere."""
+ABLATIONS = tuple(name for name in STATE_ABLATIONS if name != "kept")
 DIRECTIONS = ("better", "worse")
 """Of a difference: the run predicts the token better than the other, or worse."""
 
@@ -153,9 +159,59 @@ class Comparison(NamedTuple):
     counts: dict[tuple[str, int], TopCounts]
 
 
-def choose_documents(store: TokenStore, number: int, seed: int = 0) -> list[int]:
-    """Draws documents without a look at them; all of them where there are no more."""
-    return sorted(permutation(store.num_documents, seed, 0, 0, 4)[:number].tolist())
+@gin.configurable
+class Compare(Study):
+    """Token by token, a run compared with another one or with an ablation of its own state.
+
+    Args:
+        against: the ablation, if there is no other run.
+    """
+
+    title = "Token by token"
+    caption = (
+        "Above zero the run predicts better than what it is compared with; in Figures 4 and 5 of "
+        "the paper the spikes are names. Of a long document the largest difference of each stretch "
+        "is drawn. Thin lines are segment boundaries, where they can be told apart."
+    )
+    most_others = 1
+    num_documents = 5  # the paper's number
+
+    def __init__(self, against: Annotated[str, OneOf(ABLATIONS)] = "cleared"):
+        check_choice("Compare.against", against, ABLATIONS)
+        self._against = against
+
+    def against(self, others: Runs) -> str | None:
+        return None if others else self._against
+
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
+        if not others and not run.has_state:
+            raise ValueError(
+                f"{run.workdir} has no state to compare with and without: name another run with "
+                "--other."
+            )
+        kept = run.recording("kept", documents)
+        if others:
+            (other,) = (each.recording("kept", documents) for each in others.values())
+        else:
+            other = run.recording(self._against, documents)
+        return compare(kept, other, run.store, run.vocabulary, documents)
+
+    @staticmethod
+    def present(result: Comparison) -> Content:
+        series = []
+        for document in result.curves:
+            labels = "token", "difference, nats"
+            values = document.tokens, document.nats
+            series.append(curve(document.title, *values, *labels, borders=document.borders))
+        offsets, label = result.by_part.offsets, "place in the segment"
+        name = "difference by place in the segment"
+        series.append(
+            curve(name, offsets, result.by_part.bits, label, "difference, bits per token")
+        )
+        name = "top tokens by place in the segment"
+        what = f"of the {LOOKED_AT} largest differences of each document"
+        series.append(curve(name, offsets, result.by_part.top_tokens, label, what))
+        return content(_numbers(result), series, summary(result), excerpts=_excerpts(result))
 
 
 def compare(
@@ -333,4 +389,96 @@ def _by_part(differences, top: list[TopToken], segment_length) -> DifferenceByPa
         np.round(cuts[:-1]).astype(int).tolist(),
         np.round(sums / np.maximum(counts, 1) / math.log(2), 6).tolist(),
         np.bincount(np.array(part_of, int), minlength=parts).tolist(),
+    )
+
+
+def _numbers(result):
+    differences = result.differences
+    numbers = {
+        "documents": differences.documents,
+        "tokens": differences.tokens,
+        "bits_per_token": differences.bits,
+        "other_bits_per_token": differences.other_bits,
+        "difference_bits": differences.difference,
+        "better_share": differences.better_share,
+        "difference_bits_first_segment": differences.first_segment,
+        "largest_difference_bits_first_segment": differences.largest_in_first_segment,
+    }
+    if differences.later_segments is not None:
+        numbers["difference_bits_later_segments"] = differences.later_segments
+    for kind in result.by_kind:
+        name = kind.kind.replace(" ", "_")
+        numbers |= {
+            f"{name}_tokens": kind.tokens,
+            f"{name}_bits": kind.bits,
+            f"{name}_other_bits": kind.other_bits,
+            f"{name}_contribution_bits": kind.contribution,
+        }
+    for (direction, top), counts in result.counts.items():
+        named = _named_counts(counts)
+        numbers |= {f"{direction}_top{top}_{name}": value for name, value in named.items()}
+    return numbers
+
+
+def _named_counts(counts: TopCounts):
+    named: dict[str, int | None] = {
+        "of": counts.of,
+        **{kind.replace(" ", "_"): number for kind, number in counts.kinds.items()},
+        **{f"last_seen_{where}": number for where, number in counts.where.items()},
+        "outside_window": counts.of - counts.where["window"],
+        "recalled": counts.recalled,
+        "first_quarter_of_segment": counts.first_quarter,
+    }
+    if counts.largest_distance is not None:
+        named["recall_distance_median"] = counts.median_distance
+        named["recall_distance_largest"] = counts.largest_distance
+    return named
+
+
+def _excerpts(result):
+    """Returns the first tokens, document by document, in both directions."""
+    shown = [
+        (token.document, number, direction, token)
+        for number, (direction, tokens) in enumerate(result.top.items())
+        for token in tokens
+        if token.around is not None
+    ]
+    order = {document: i for i, document in enumerate(dict.fromkeys(d for d, *_ in shown))}
+    shown.sort(key=lambda entry: (order[entry[0]], entry[1], entry[3].rank))
+    return [_excerpt(direction, token) for _, _, direction, token in shown]
+
+
+def _excerpt(direction, token: TopToken):
+    before, text, after = token.around or ("", "", "")
+    return {
+        "direction": direction,
+        **token.of._asdict(),
+        "rank": token.rank,
+        "nats": token.nats,
+        "other_nats": token.other_nats,
+        "document": token.document,
+        "title": token.title,
+        "before": before,
+        "text": text,
+        "after": after,
+    }
+
+
+def summary(result: Comparison) -> str:
+    """Returns one sentence: how much better the run is, and what it predicts better most."""
+    differences, top = result.differences, result.counts["better", SHOWN]
+
+    def share(number):
+        return f"{number} of {top.of}"
+
+    sign = "better" if differences.difference > 0 else "worse"
+    documents = f"{differences.documents:,} document{'s' * (differences.documents != 1)}"
+    return (
+        f"Over {differences.tokens:,} tokens of {documents} the run is "
+        f"{abs(differences.difference):.4f} bits "
+        f"per token {sign} ({differences.bits:.4f} against {differences.other_bits:.4f}); where it "
+        f"is better most, {share(top.kinds[NAME])} tokens are proper names, "
+        f"{share(top.kinds[TITLE])} chapter titles, {share(top.of - top.where['window'])} were "
+        f"seen outside the attention window or never, and {share(top.recalled)} repeat the "
+        "document's title or author at its end."
     )

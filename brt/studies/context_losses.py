@@ -1,4 +1,4 @@
-"""Losses with exactly c tokens of context, and RECL of a group of runs made of them.
+"""Losses with exactly c tokens of context.
 
 l(c, t) is read off a window that begins c tokens before token t with empty caches. One window gives
 a loss for every c: that of the token c places behind its beginning. So positions are drawn in
@@ -9,11 +9,11 @@ no prediction depends on what comes after it. For a model whose memory moves at 
 the window's beginning is the beginning of a segment. A model without memory sees its segment and no
 more: beyond that l(c, t) is the loss with the whole segment.
 
-C contexts    P positions    M models of the group
+C contexts    P positions
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +23,10 @@ from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
-from brt.studies import context_length
 from brt.studies.reach import Stretches
 
 if TYPE_CHECKING:
     from brt.experiment import Experiment
-
-STEP, LONGEST, POSITIONS = 100, 1000, 1000
-"""Step of the contexts that fits Table 6, the longest one, and how many tokens are looked at."""
 
 
 def contexts(step: int, longest: int) -> np.ndarray:
@@ -41,7 +37,7 @@ def contexts(step: int, longest: int) -> np.ndarray:
     """
     if step < 1 or longest < 2 * step:
         raise ValueError(
-            f"--context_step={step} and --longest_context={longest} give no two contexts to "
+            f"Recl.step = {step} and Recl.longest = {longest} give no two contexts to "
             "compare: the longest must be twice the step or more."
         )
     return np.arange(step, longest + 1, step)
@@ -79,7 +75,7 @@ def draw_positions(
             owners.append(np.full(len(offsets[-1]), document))
     if not offsets:
         raise ValueError(
-            f"No document of {store.folder} is longer than --longest_context={longest} tokens: "
+            f"No document of {store.folder} is longer than Recl.longest = {longest} tokens: "
             "give a shorter one."
         )
     order = permutation(len(offsets), seed, 0, 0, 7)
@@ -137,74 +133,3 @@ def own_reach(experiment: "Experiment", segment_length: int) -> int:
     caches = jax.eval_shape(empty, experiment.abstract_params)
     floats = (x for x in jax.tree.leaves(caches) if jnp.issubdtype(x.dtype, jnp.floating))
     return int(np.iinfo(np.int64).max) if sum(x.size for x in floats) else segment_length
-
-
-class ModelContext(NamedTuple):
-    """The effective context of one model of a group.
-
-    name: its run folder.
-    step: of its parameters.
-    effective: share r of the hardest positions to the RECL in tokens, and whether the search ended
-        by itself; if not, the model may use more.
-    gains_CC: Figure 3, what it gains in perplexity from each longer context beside the group's
-        best with the short one, at the smallest share; NaN where c' < c.
-    perplexities: Figure 4, with each context.
-    """
-
-    name: str
-    step: int
-    effective: dict[float, tuple[int, bool]]
-    gains_CC: np.ndarray
-    perplexities: list[float]
-
-
-class EffectiveContext(NamedTuple):
-    """RECL of a group of models on the same tokens.
-
-    contexts: c in tokens, rising. step: from one to the next.
-    positions: tokens that were scored.
-    """
-
-    contexts: list[int]
-    step: int
-    positions: int
-    models: list[ModelContext]
-
-
-def recl(
-    run: RecordedRun,
-    others: Mapping[str, RecordedRun],
-    documents: np.ndarray,
-    seed: int,
-    step: int = STEP,
-    longest: int = LONGEST,
-    positions: int = POSITIONS,
-) -> EffectiveContext:
-    """Measures the RECL of the group of a run and others, on the same tokens.
-
-    Args:
-        run, others: the run, and more of them by name.
-        documents, seed, positions: see `draw_positions`.
-        step, longest: of the `contexts`, in tokens.
-    """
-    contexts_C = contexts(step, longest)
-    owners_P, offsets_P = draw_positions(run.store, documents, contexts_C, positions, seed)
-    group = {str(run.workdir): run, **others}
-    losses_MCP = np.stack(
-        [context_losses(each, owners_P, offsets_P, contexts_C) for each in group.values()]
-    )
-    models = []
-    for i, (name, each) in enumerate(group.items()):
-        models.append(
-            ModelContext(
-                str(name),
-                each.step,
-                {
-                    share: context_length.effective_context(losses_MCP, i, contexts_C, share)
-                    for share in context_length.SHARES
-                },
-                context_length.gains(losses_MCP, i, context_length.SHARES[0]),
-                context_length.perplexities(losses_MCP)[i].tolist(),
-            )
-        )
-    return EffectiveContext(contexts_C.tolist(), step, len(offsets_P), models)

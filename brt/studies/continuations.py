@@ -7,13 +7,15 @@ Source: Adding Recurrence to Pretrained Transformers, section 5.3 (Tables 4 and 
 """
 
 import functools
-from collections.abc import Mapping
+import math
 from typing import Any, NamedTuple, cast
 
+import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from brt.checks import Count
 from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 from brt.evaluation.reading import to_host
@@ -21,12 +23,9 @@ from brt.evaluation.recorded_run import RecordedRun
 from brt.models.caches import clear_state
 from brt.models.model import LanguageModel
 from brt.progress import Progress
+from brt.studies.content import Content, content
+from brt.studies.study import Runs, Study
 from brt.token_ids import BEGIN
-
-CONTEXTS = 10
-"""Contexts that are gone on from, unless told otherwise."""
-LENGTH = 30
-"""Tokens that are written after each; the paper's number."""
 
 
 class Continuation(NamedTuple):
@@ -48,7 +47,7 @@ class Continuation(NamedTuple):
     others: dict[str, str]
 
 
-class Continuations(NamedTuple):
+class WrittenTexts(NamedTuple):
     """All that were written.
 
     context_tokens, written_tokens: of each.
@@ -59,54 +58,87 @@ class Continuations(NamedTuple):
     written_tokens: int
 
 
-def continuations(
-    run: RecordedRun,
-    others: Mapping[str, RecordedRun],
-    documents: np.ndarray,
-    seed: int = 0,
-    number: int = CONTEXTS,
-    length: int = LENGTH,
-) -> Continuations:
-    """Goes on from contexts that a seed draws, with the run and with others.
+@gin.configurable
+class Continuations(Study):
+    """Greedy continuations of contexts, with the run and with others.
 
     Args:
-        run: its segment length is that of a context.
-        others: by name, with the same segment length.
-        documents: to draw from.
-        seed: of what is drawn.
-        number: of contexts, at most.
-        length: tokens that are written after each.
-
-    Raises:
-        ValueError: no document is as long as a context, or another run has other segments.
+        contexts: to continue, at most; drawn.
+        written: tokens after each context.
     """
-    T = run.segment_length
-    for other in others.values():
-        if other.segment_length != T:
-            raise ValueError(
-                f"{other.workdir} reads segments of {other.segment_length} tokens and "
-                f"{run.workdir} of {T}, and a context is one: bind Evaluation.segment_length."
-            )
-    places = draw_contexts(run.store, documents, T, number, seed)
-    contexts_NT = np.stack([run.store.tokens(d, at, at + T) for d, at in places]).astype(np.int32)
-    written = {"kept": _texts(run, contexts_NT, length, False)}
-    if run.has_state:
-        written["cleared"] = _texts(run, contexts_NT, length, True)
-    beside = {name: _texts(other, contexts_NT, length, False) for name, other in others.items()}
-    titles = run.store.titles()
-    found = [
-        Continuation(
-            document=document,
-            start=start,
-            title=titles[document],
-            context=run.vocabulary.decode(contexts_NT[n]),
-            kept=written["kept"][n],
-            cleared=written["cleared"][n] if "cleared" in written else None,
-            others={name: texts[n] for name, texts in beside.items()},
+
+    title = "Continuations"
+    caption = "Greedy continuations of contexts, with the state kept and cleared before them."
+    most_others = math.inf
+    any_stream = True
+
+    def __init__(self, contexts: Count = 10, written: Count = 30):
+        self.contexts = contexts
+        self.written = written
+
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
+        T = run.segment_length
+        for other in others.values():
+            if other.segment_length != T:
+                raise ValueError(
+                    f"{other.workdir} reads segments of {other.segment_length} tokens and "
+                    f"{run.workdir} of {T}, and a context is one: bind Evaluation.segment_length."
+                )
+        places = draw_contexts(run.store, documents, T, self.contexts, seed)
+        contexts_NT = np.stack([run.store.tokens(d, at, at + T) for d, at in places]).astype(
+            np.int32
         )
-        for n, (document, start) in enumerate(places)
-    ]
-    return Continuations(found, T, length)
+        written = {"kept": _texts(run, contexts_NT, self.written, False)}
+        if run.has_state:
+            written["cleared"] = _texts(run, contexts_NT, self.written, True)
+        beside = {
+            name: _texts(other, contexts_NT, self.written, False) for name, other in others.items()
+        }
+        titles = run.store.titles()
+        results = [
+            Continuation(
+                document=document,
+                start=start,
+                title=titles[document],
+                context=run.vocabulary.decode(contexts_NT[n]),
+                kept=written["kept"][n],
+                cleared=written["cleared"][n] if "cleared" in written else None,
+                others={name: texts[n] for name, texts in beside.items()},
+            )
+            for n, (document, start) in enumerate(places)
+        ]
+        return WrittenTexts(results, T, self.written)
+
+    @staticmethod
+    def present(result: WrittenTexts) -> Content:
+        passages: list[dict[str, Any]] = []
+        alike = 0
+        for each in result.continuations:
+            written: dict[str, str] = {"kept": each.kept}
+            if each.cleared is not None:
+                written["cleared"] = each.cleared
+                alike += each.kept == each.cleared
+            passages.append({
+                "title": each.title,
+                "document": each.document,
+                "token": each.start,
+                "context": each.context,
+                "written": written | each.others,
+            })  # fmt: skip
+        number = len(result.continuations)
+        numbers = {
+            "contexts": number,
+            "context_tokens": result.context_tokens,
+            "written_tokens": result.written_tokens,
+        }
+        summary = (
+            f"{number:,} contexts of {result.context_tokens:,} tokens, each gone on from greedily"
+        )
+        summary += f" for {result.written_tokens:,} tokens"
+        if passages and "cleared" in passages[0]["written"]:
+            numbers["same_when_cleared"] = alike
+            summary += f"; {alike:,} are the same with the state cleared before them"
+        return content(numbers, [], summary + ".", passages=passages)
 
 
 def draw_contexts(

@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from brt.checks import Count
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import DocumentPass
 from brt.evaluation.reading import to_host
@@ -25,6 +27,8 @@ from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 from brt.models.block_recurrent.gates import Gate
 from brt.models.caches import clear_state, with_state
+from brt.studies.content import Content, content, curve
+from brt.studies.study import Runs, Study
 from brt.training.prefetch import Prefetch
 from brt.training.train_step import read_segment
 
@@ -32,6 +36,16 @@ SAMPLED = 16
 """Segments of each row that gates, shares and gradients are measured on."""
 PERCENTILES = (10, 50, 90)
 """Of the half-lives of a state's entries, where gates are fixed."""
+
+
+HARDLY = 0.001
+"""Share of the bits per token below which what a cleared state costs is called hardly a use."""
+OWN = 0.1
+"""Share of what clearing costs that another document's state costs where the own one is used."""
+RULE = (
+    "Used: clearing costs more than twice its standard error. This document's: another document's "
+    f"state costs more than twice its own error, and at least {OWN:.0%} of what clearing costs."
+)
 
 
 class NothingCarried(NamedTuple):
@@ -119,30 +133,60 @@ class Probes(NamedTuple):
     model: dict[str, float]
 
 
-class MemoryUse(NamedTuple):
+class StateUse(NamedTuple):
     """Everything that is measured of a model's memory."""
 
     losses: StateLosses
     probes: Probes
 
 
-def memory_use(run: RecordedRun, documents: np.ndarray) -> MemoryUse | NothingCarried:
-    """Measures a run; makes the recordings it needs.
+@gin.configurable
+class MemoryUse(Study):
+    """Whether the memory is used, and whether it must be that of this document.
 
     Args:
-        run: the run.
-        documents: numbers of those to read.
+        segments: of each batch element that gates, shares and gradients are measured on.
     """
-    longer = documents[run.store.lengths_D[documents] > run.segment_length]
-    scored = any((run.store.weights(int(d), run.segment_length) > 0).any() for d in longer)
-    if not run.has_state or not scored:
-        return NothingCarried(run.has_state, run.window, run.segment_length, len(longer) > 0)
-    states = ["kept", "cleared", "zeroed"]
-    if min(len(documents), run.rows) > 1:
-        states.append("swapped")
-    recordings = {state: run.recording(state, documents) for state in states}
-    found = losses(recordings, run.store, documents)
-    return MemoryUse(found, gates_and_gradients(run, documents))
+
+    title = "Use of the memory"
+    caption = "What is lost when the state is taken away; zero in the first segment."
+
+    def __init__(self, segments: Count = SAMPLED):
+        self.segments = segments
+
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
+        longer = documents[run.store.lengths_D[documents] > run.segment_length]
+        scored = any((run.store.weights(int(d), run.segment_length) > 0).any() for d in longer)
+        if not run.has_state or not scored:
+            return NothingCarried(run.has_state, run.window, run.segment_length, len(longer) > 0)
+        states = ["kept", "cleared", "zeroed"]
+        if min(len(documents), run.rows) > 1:
+            states.append("swapped")
+        recordings = {state: run.recording(state, documents) for state in states}
+        measured = losses(recordings, run.store, documents)
+        return StateUse(measured, gates_and_gradients(run, documents, self.segments))
+
+    @staticmethod
+    def present(result: StateUse | NothingCarried) -> Content:
+        if isinstance(result, NothingCarried):
+            return content({}, [], nothing_carried(result))
+        losses = result.losses
+        numbers: dict[str, float] = {
+            "documents": losses.documents,
+            "tokens": losses.tokens,
+            "bits_kept": losses.bits_kept,
+        }
+        series = []
+        for cost in losses.costs:
+            numbers[f"bits_{cost.state}"] = cost.bits
+            numbers[f"cost_{cost.state}"] = cost.cost
+            numbers[f"cost_{cost.state}_error"] = cost.error
+            name = f"cost of the state {cost.state}, by segment"
+            labels = "segment of the document", "bits per token"
+            series.append(curve(name, losses.segments, cost.by_segment, *labels))
+        return content(
+            numbers | probe_numbers(result.probes), series, summary(losses, result.probes)
+        )
 
 
 def losses(
@@ -198,8 +242,8 @@ def _stacked(by_document):
     return total
 
 
-def gates_and_gradients(run: RecordedRun, documents: np.ndarray) -> Probes:
-    """Measures the first `SAMPLED` segments of each row, without documents' first ones.
+def gates_and_gradients(run: RecordedRun, documents: np.ndarray, segments: int = SAMPLED) -> Probes:
+    """Measures the first segments of each row, without documents' first ones.
 
     Args:
         run: the run.
@@ -208,7 +252,7 @@ def gates_and_gradients(run: RecordedRun, documents: np.ndarray) -> Probes:
     stream = DocumentPass(run.store, run.rows, run.segment_length, documents=documents)
     caches, step = _probe(run)
     carrying = with_state(caches)
-    steps = min(stream.num_steps, SAMPLED)
+    steps = min(stream.num_steps, segments)
     prefetch = Prefetch(stream, run.mesh, 0, steps)
     measured = []
     try:
@@ -344,3 +388,90 @@ def _ratio_error(values, weights):
         return 0.0
     residual = values - values.sum() / weights.sum() * weights
     return math.sqrt(len(values) / (len(values) - 1) * np.square(residual).sum()) / weights.sum()
+
+
+def probe_numbers(probes: Probes) -> dict[str, float]:
+    """Returns figures by name, `layer9/kept` and so on; half-lives come last."""
+    measured, half_lives = dict(probes.model), {}
+    for layer in probes.layers:
+        name = f"layer{layer.layer}"
+        fields = {monitor: getattr(layer, monitor) for monitor in MONITORS} | dict(layer.others)
+        measured |= {f"{name}/{m}": value for m, value in fields.items() if value is not None}
+        if layer.half_life is not None:
+            half_lives[f"{name}/half_life_tokens"] = layer.half_life
+        for percent, value in zip(PERCENTILES, layer.half_lives):
+            half_lives[f"{name}/half_life_tokens_p{percent}"] = value
+    return dict(sorted(measured.items())) | half_lives
+
+
+def nothing_carried(result: NothingCarried) -> str:
+    """Returns a sentence that says why there is nothing to measure."""
+    if not result.has_state:
+        return f"The model has no state: it carries windows of {result.window:,} tokens."
+    if result.longer:
+        return (
+            f"No token is scored after the first segment of a document, {result.segment_length:,} "
+            "tokens; bind Evaluation.segment_length to less."
+        )
+    return (
+        f"No document is longer than a segment of {result.segment_length:,} tokens, so no state "
+        "is ever carried; bind Evaluation.segment_length to less."
+    )
+
+
+def summary(losses: StateLosses, probes: Probes) -> str:
+    """Returns a sentence on whether the memory is used, with its numbers, and the rule."""
+    costs = {cost.state: cost for cost in losses.costs}
+    cleared = costs["cleared"]
+    changes = [
+        f"{costs[state].cost:+.4f} {words}"
+        for state, words in (("zeroed", "zeroed"), ("swapped", "with another document's state"))
+        if state in costs
+    ]
+    head = _head(losses.bits_kept, cleared, costs.get("swapped"))
+    return (
+        f"{head}: cleared before every segment, later segments "
+        f"cost {cleared.cost:+.4f} ± {cleared.error:.4f} bits per token (kept "
+        f"{losses.bits_kept:.4f}), {', '.join(changes)}; "
+        f"{'; '.join(_of_layers(probes.layers)) or 'the model reports no gates'}. {RULE}"
+    )
+
+
+def _head(bits_kept: float, cleared: AblationCost, swapped: AblationCost | None) -> str:
+    if cleared.cost < -2 * cleared.error:
+        return "The memory is used and does harm"
+    if cleared.cost <= 2 * cleared.error:
+        return "There is no sign that the memory is used"
+    hardly = ", but hardly" if cleared.cost < HARDLY * bits_kept else ""
+    if swapped is None:
+        return f"A state is used{hardly}; whether it must be this document's was not measured"
+    if swapped.cost <= max(2 * swapped.error, OWN * cleared.cost):
+        return f"A state is used{hardly}, but another document's would do as well as its own"
+    return f"This document's state is used{hardly}"
+
+
+def _of_layers(layers: list[LayerMemory]) -> list[str]:
+    """Returns clauses on shares, gradients and half-lives; zeros of layers are left out."""
+    shares = [
+        f"layer{layer.layer} takes {layer.state_share:.1%} of what attention adds from its states"
+        for layer in layers
+        if layer.state_share or (layer.carries_state and layer.state_share is not None)
+    ]
+    shares += [
+        f"layer{layer.layer} takes {layer.memory_share:.1%} of what attention reads from its memory"
+        for layer in layers
+        if layer.memory_share or (layer.carries_state and layer.memory_share is not None)
+    ]
+    slopes = [
+        f"a gradient of norm {layer.gradient_norm:.2g} nats reaches them in layer{layer.layer}"
+        for layer in layers
+        if layer.gradient_norm
+    ]
+    if not slopes and any(layer.gradient_norm is not None for layer in layers):
+        slopes = ["no gradient of the loss reaches it"]
+    half_lives = [
+        f"half of layer{layer.layer}'s state is left after {layer.half_life:,.0f} tokens"
+        for layer in layers
+        if layer.half_life is not None
+    ]
+    return shares + slopes + half_lives

@@ -10,7 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from brt.data.stores.token_store import TokenStore
+from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
+from brt.studies.content import Content, content, curve
+from brt.studies.study import Runs, Study
 
 POINTS = 500
 """Points of the curve over a document, evenly spread over the logarithm of the position."""
@@ -51,7 +54,61 @@ class LossByPosition(NamedTuple):
     longest: int
 
 
-def positions(
+class Positions(Study):
+    """Loss by position in the document, the segment and the block (Figure 6)."""
+
+    title = "Loss by position"
+    caption = (
+        "As Figure 6 of the paper: a model that uses its memory goes on falling where the other is "
+        "level. The axis fits what follows the first tenth."
+    )
+    most_others = 1
+
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
+        runs = {run.workdir: run, **others}
+        recordings = {name: each.recording("kept", documents) for name, each in runs.items()}
+        return loss_by_position(recordings, run.store, documents)
+
+    @staticmethod
+    def present(result: LossByPosition) -> Content:
+        numbers: dict[str, float] = {}
+        series = []
+        own = next(iter(result.cumulative))
+        for name, bits in result.cumulative.items():
+            labels = "position, tokens", "bits per token so far"
+            series.append(curve(f"cumulative, {name}", result.positions, bits, *labels))
+            numbers[f"bits_per_token, {name}"] = bits[-1]
+            if name == own:
+                for part in result.by_part:
+                    title = f"by place in the {part.unit}, {own}"
+                    labels = f"place in the {part.unit}, tokens", "bits per token"
+                    series.append(curve(title, part.offsets, part.bits, *labels))
+        labels = "position, tokens", "documents that reach it"
+        series.append(curve("documents", result.positions, result.reaching, *labels))
+        numbers |= {
+            "documents": result.documents,
+            "tokens": result.tokens,
+            "longest": result.longest,
+        }
+        return content(numbers, series, summary(result))
+
+
+def summary(result: LossByPosition) -> str:
+    """Returns a sentence on the run's own curve; those of others stand in brackets."""
+    (_, own), *others = result.cumulative.items()
+    middle = int(np.searchsorted(result.positions, max(result.longest // 10, 1)))
+
+    def compared(point):
+        return "".join(f" ({name} {bits[point]:.4f})" for name, bits in others)
+
+    return (
+        f"Over the first {result.positions[middle]:,} tokens of each document the loss is "
+        f"{own[middle]:.4f} bits per token{compared(middle)}, over all of its up to "
+        f"{result.longest:,} tokens {own[-1]:.4f}{compared(-1)}."
+    )
+
+
+def loss_by_position(
     recordings: Mapping[str, Recording], store: TokenStore, documents: Sequence[int] | np.ndarray
 ) -> LossByPosition:
     """Computes the cumulative cross-entropy by position, and the loss within segment and block.

@@ -16,8 +16,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import gin
 import numpy as np
 
+from brt.checks import Count
 from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass
@@ -25,11 +27,16 @@ from brt.data.streams.batch import gather
 from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
+from brt.studies.content import Content, content, curve
+from brt.studies.study import Runs, Study
 
 BLOCKS, TOKENS = 1000, 1_000_000
 """Blocks scored at each distance, and tokens read for them, at most; one batch at least."""
 SHARE = 0.1
-"""From the reach on, a reset costs no more than this share of what the nearest one costs."""
+"""Beyond the reach a reset costs no more than this share of what the nearest one costs."""
+
+
+NO_BLOCK = "No token is scored beyond the first two blocks, of {:,} tokens each, of any document."
 
 
 class ResetCosts(NamedTuple):
@@ -52,7 +59,7 @@ class ResetCosts(NamedTuple):
     reach: int
 
 
-class Reach(NamedTuple):
+class ResetStudy(NamedTuple):
     """Measured reach of a model's memory.
 
     window: W in tokens, the length of a scored block.
@@ -70,50 +77,102 @@ class Reach(NamedTuple):
     probes: list[ResetCosts]
 
 
-def reach(run: RecordedRun, documents: np.ndarray, seed: int = 0, tokens: int = TOKENS) -> Reach:
-    """Measures a run; makes the recording it needs.
+@gin.configurable
+class Reach(Study):
+    """How far back the memory reaches.
 
     Args:
-        run: the run.
-        documents: numbers of those to read; only those longer than two blocks tell anything.
-        seed: of the blocks drawn.
-        tokens: read for each distance at most, if that is a batch or more.
+        tokens: to read for each distance at most, if that is a batch or more.
     """
-    W = run.window
-    longest = int(run.store.lengths_D[documents].max())
-    windows_reach = run.model.windows_reach()
-    blocks = block_starts(run.store, documents, W, seed)
-    # A block is scored that begins after the distance, at a multiple of W.
-    last = int(blocks[1].max(initial=0))
-    distances = [W * 2**i for i in range(64) if W * 2**i < last]
-    if not distances:
-        return Reach(W, len(documents), longest, windows_reach, probes=[])
-    recording = run.recording("kept", documents)
-    reader = SegmentReader(run.experiment, run.mesh, run.rows, W)
-    names = ("state", "context") if run.has_state else ("context",)
-    total = len(names) * len(distances)
-    numbers = itertools.count(1)
-    probes = []
-    for probe in names:
-        costs = []
-        for distance in distances:
-            label = f"{next(numbers)} of {total}"
-            arguments = run, reader, recording, blocks, probe, distance
-            costs.append(cost_of_reset(*arguments, tokens=tokens, label=label))
-        bits, errors, scored = map(list, zip(*costs))
-        ends = [*distances, longest]
-        matters = bits[0] > 2 * errors[0]
-        probes.append(
-            ResetCosts(
-                probe,
-                distances=ends,
-                bits=[*bits, 0.0],
-                errors=[*errors, 0.0],
-                tokens=[*scored, 0],
-                reach=reach_of(bits, ends) if matters else 0,
+
+    title = "Effective memory length"
+    caption = (
+        "Cost of resetting the memory so many tokens before the scored ones, with its standard "
+        "error: where a curve meets zero the memory ends."
+    )
+
+    def __init__(self, tokens: Count = TOKENS):
+        self.tokens = tokens
+
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
+        W = run.window
+        longest = int(run.store.lengths_D[documents].max())
+        windows_reach = run.model.windows_reach()
+        blocks = block_starts(run.store, documents, W, seed)
+        # A block is scored that begins after the distance, at a multiple of W.
+        last = int(blocks[1].max(initial=0))
+        distances = [W * 2**i for i in range(64) if W * 2**i < last]
+        if not distances:
+            return ResetStudy(W, len(documents), longest, windows_reach, probes=[])
+        recording = run.recording("kept", documents)
+        reader = SegmentReader(run.experiment, run.mesh, run.rows, W)
+        names = ("state", "context") if run.has_state else ("context",)
+        total = len(names) * len(distances)
+        numbers = itertools.count(1)
+        probes = []
+        for probe in names:
+            costs = []
+            for distance in distances:
+                label = f"{next(numbers)} of {total}"
+                arguments = run, reader, recording, blocks, probe, distance
+                costs.append(cost_of_reset(*arguments, tokens=self.tokens, label=label))
+            bits, errors, scored = map(list, zip(*costs))
+            ends = [*distances, longest]
+            matters = bits[0] > 2 * errors[0]
+            probes.append(
+                ResetCosts(
+                    probe,
+                    distances=ends,
+                    bits=[*bits, 0.0],
+                    errors=[*errors, 0.0],
+                    tokens=[*scored, 0],
+                    reach=reach_of(bits, ends) if matters else 0,
+                )
             )
-        )
-    return Reach(W, len(documents), longest, windows_reach, probes)
+        return ResetStudy(W, len(documents), longest, windows_reach, probes)
+
+    @staticmethod
+    def present(result: ResetStudy) -> Content:
+        if not result.probes:
+            return content({}, [], NO_BLOCK.format(result.window))
+        numbers: dict[str, float] = {
+            "documents": result.documents,
+            "longest": result.longest,
+            "windows_reach": result.windows_reach,
+        }
+        series = []
+        for probe in result.probes:
+            series.append(
+                curve(
+                    f"cost of resetting the {probe.probe}",
+                    probe.distances,
+                    probe.bits,
+                    "tokens between the reset and the scored block",
+                    "bits per token",
+                    errors=probe.errors,
+                    tokens=probe.tokens,
+                )
+            )
+            numbers[f"{probe.probe}_cost_nearest"] = probe.bits[0]
+            numbers[f"{probe.probe}_cost_nearest_error"] = probe.errors[0]
+            numbers[f"{probe.probe}_reach"] = probe.reach
+        return content(numbers, series, summary(result))
+
+
+def summary(result: ResetStudy) -> str:
+    """Returns sentences on the effective memory length and on the windows."""
+    parts = []
+    for probe in result.probes:
+        text = f"resetting the {probe.probe} {result.window:,} tokens before costs "
+        text += f"{probe.bits[0]:+.4f} bits per token"
+        if probe.reach:
+            text += f", and no more than {SHARE:.0%} of that from {probe.reach:,} tokens on"
+        parts.append(text)
+    sentence = "; ".join(parts)
+    return (
+        f"{sentence[0].upper()}{sentence[1:]}. The windows of all layers, one behind the other, "
+        f"reach back {result.windows_reach:,} tokens."
+    )
 
 
 def reach_of(costs: Sequence[float], distances: Sequence[int]) -> int:

@@ -8,13 +8,16 @@ chosen, the base of the divergence and the test: here those of `topic_model`, ba
 """
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
+import gin
 import numpy as np
 
+from brt.checks import Count
 from brt.evaluation.recorded_run import RecordedRun
-from brt.studies.continuations import continuations
+from brt.studies.content import Content, content
+from brt.studies.continuations import Continuations
+from brt.studies.study import Runs, Study
 from brt.studies.topic_model import TopicModel, divergence
 
 TOPICS = 20
@@ -24,17 +27,17 @@ WORDS = 2**20
 """Tokens of a training document that are read, at most."""
 
 
-class Topics(NamedTuple):
+class TopicDivergences(NamedTuple):
     """Divergences between the topics of contexts and of what was written after them.
 
     kept: of each context, with the run's state kept.
-    beside: the same, by name: "cleared", and other runs.
+    others: the same, by name: "cleared", and other runs.
     context_tokens, written_tokens: of each.
     topics, documents: of the topic model.
     """
 
     kept: np.ndarray
-    beside: dict[str, np.ndarray]
+    others: dict[str, np.ndarray]
     context_tokens: int
     written_tokens: int
     topics: int
@@ -49,50 +52,77 @@ class Lower(NamedTuple):
     p: float
 
 
-def topics(
-    run: RecordedRun,
-    others: Mapping[str, RecordedRun],
-    documents: np.ndarray,
-    seed: int = 0,
-    number: int = 8_000,
-    length: int = 30,
-    topic_count: int = TOPICS,
-) -> Topics:
-    """Compares the topics of contexts with those of greedy continuations.
+@gin.configurable
+class Topics(Study):
+    """Topics of contexts, and of their continuations by the run and by others.
 
     Args:
-        run, others, documents, seed, number, length: as of `continuations`.
-        topic_count: topics of the model.
-
-    Raises:
-        ValueError: as `continuations` and `TopicModel`.
+        contexts: to continue, at most; drawn. The paper has 8,000.
+        written: tokens after each context.
+        topics: of the topic model.
     """
-    written = continuations(run, others, documents, seed, number, length)
-    store = run.experiment.open_store("train")
-    count = min(store.num_documents, BOOKS)
-    texts = (run.vocabulary.decode(store.tokens(d, 0, WORDS)) for d in range(count))
-    model = TopicModel(texts, topic_count, seed=seed)
 
-    def divergences(continued: list[str]) -> np.ndarray:
-        return np.array([
-            divergence(model.mixture(each.context), model.mixture(text))
-            for each, text in zip(written.continuations, continued, strict=True)
-        ])  # fmt: skip
+    title = "Topics of continuations"
+    caption = "Divergence between the topics of contexts and of their greedy continuations."
+    most_others = math.inf
+    any_stream = True
 
-    beside = {}
-    cleared = [each.cleared for each in written.continuations]
-    if all(text is not None for text in cleared):
-        beside["cleared"] = divergences([text or "" for text in cleared])
-    for name in others:
-        beside[name] = divergences([each.others[name] for each in written.continuations])
-    return Topics(
-        divergences([each.kept for each in written.continuations]),
-        beside,
-        written.context_tokens,
-        written.written_tokens,
-        topic_count,
-        count,
-    )
+    def __init__(self, contexts: Count = 10, written: Count = 30, topics: Count = TOPICS):
+        self.contexts = contexts
+        self.written = written
+        self.topics = topics
+
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
+        written = Continuations(self.contexts, self.written).measure(run, others, documents, seed)
+        store = run.experiment.open_store("train")
+        count = min(store.num_documents, BOOKS)
+        texts = (run.vocabulary.decode(store.tokens(d, 0, WORDS)) for d in range(count))
+        model = TopicModel(texts, self.topics, seed=seed)
+
+        def divergences(continued: list[str]) -> np.ndarray:
+            return np.array([
+                divergence(model.mixture(each.context), model.mixture(text))
+                for each, text in zip(written.continuations, continued, strict=True)
+            ])  # fmt: skip
+
+        compared = {}
+        cleared = [each.cleared for each in written.continuations]
+        if all(text is not None for text in cleared):
+            compared["cleared"] = divergences([text or "" for text in cleared])
+        for name in others:
+            compared[name] = divergences([each.others[name] for each in written.continuations])
+        return TopicDivergences(
+            divergences([each.kept for each in written.continuations]),
+            compared,
+            written.context_tokens,
+            written.written_tokens,
+            self.topics,
+            count,
+        )
+
+    @staticmethod
+    def present(result: TopicDivergences) -> Content:
+        mean = float(result.kept.mean())
+        numbers = {
+            "contexts": len(result.kept),
+            "topics": result.topics,
+            "training_documents": result.documents,
+            "divergence, kept": mean,
+        }
+        sentences = [
+            f"Topics of {len(result.kept):,} contexts of {result.context_tokens:,} tokens and of "
+            f"greedy continuations of {result.written_tokens:,}: mean divergence {mean:.4f}, base 2"
+        ]
+        for name, values in result.others.items():
+            lower = how_often_lower(result.kept, values)
+            numbers[f"divergence, {name}"] = float(values.mean())
+            numbers[f"lower_than, {name}"] = lower.share
+            numbers[f"p, {name}"] = lower.p
+            sentences.append(
+                f"{name} {values.mean():.4f}, kept lower in {lower.share:.1%} of those that differ "
+                f"(sign test, p {lower.p:.2g})"
+            )
+        return content(numbers, [], "; ".join(sentences) + ".")
 
 
 def how_often_lower(ours: np.ndarray, theirs: np.ndarray) -> Lower:

@@ -62,14 +62,18 @@ def run(tmp_path_factory):
 
 
 def test_the_sweep_of_a_run_is_one_command(monkeypatch, capsys, run):
-    flags = "--study=attention_length", "--context_step=24", "--longest_context=60"
+    flags = (
+        "--study=attention_length",
+        "--gin.AttentionLength.step=24",
+        "--gin.AttentionLength.longest=60",
+    )
     monkeypatch.setattr("brt.studies.attention_length.THRESHOLD", -math.inf)  # try them all
     assert not command(monkeypatch, evaluate, f"--workdir={run}", *flags)
     found = json.loads((run / "studies" / "attention_length.json").read_text())
     (curve,) = found["series"]
     assert curve["x"] == [16, 24, 48] and found["numbers"]["best_length"] == 48
     assert found["numbers"]["initial_length"] == 16  # training's own
-    assert found["verdict"] in capsys.readouterr().out
+    assert found["summary"] in capsys.readouterr().out
     for length, perplexity in zip(curve["x"], curve["y"]):
         bindings = ("Evaluation.model=@evaluation/TransformerXL",)
         bindings += (f"evaluation/TransformerXL.memory_length={length}",)
@@ -104,7 +108,9 @@ def perplexity_of(monkeypatch, run, *bindings):
 
 
 def test_a_setting_that_the_model_reads_by_another_name_is_lengthened(monkeypatch, rmt):
-    found = study(monkeypatch, rmt, "--context_step=16", "--longest_context=32")
+    found = study(
+        monkeypatch, rmt, "--gin.AttentionLength.step=16", "--gin.AttentionLength.longest=32"
+    )
     (curve,) = found["series"]
     assert curve["x"] == [8, 16, 32] and len(set(curve["y"])) == 3
     for length, perplexity in zip(curve["x"], curve["y"]):
@@ -118,7 +124,13 @@ def test_a_setting_that_the_model_reads_by_another_name_is_lengthened(monkeypatc
 def test_what_evaluation_binds_besides_the_length_stays_in_force(monkeypatch, run):
     own = "Evaluation.model=@mine/TransformerXL", "mine/TransformerXL.same_length=True"
     flags = [f"--gin.{binding}" for binding in own]
-    found = study(monkeypatch, run, "--context_step=40", "--longest_context=40", *flags)
+    found = study(
+        monkeypatch,
+        run,
+        "--gin.AttentionLength.step=40",
+        "--gin.AttentionLength.longest=40",
+        *flags,
+    )
     (curve,) = found["series"]
     assert curve["x"] == [16, 40]
     for length, perplexity in zip(curve["x"], curve["y"]):
@@ -150,7 +162,9 @@ def filled(run, name, sizes, segment_length):
 
 
 def test_what_the_study_writes_fills_the_columns_of_tables_5_and_8(monkeypatch, run):
-    found = study(monkeypatch, run, "--context_step=150", "--longest_context=450")
+    found = study(
+        monkeypatch, run, "--gin.AttentionLength.step=150", "--gin.AttentionLength.longest=450"
+    )
     (curve,) = found["series"]
     assert curve["x"] == [16, 150, 300, 450]
     perplexity = dict(zip(curve["x"], curve["y"]))
@@ -167,7 +181,7 @@ def test_what_the_study_writes_fills_the_columns_of_tables_5_and_8(monkeypatch, 
 
 
 def test_a_length_that_was_not_tried_fills_no_cell(monkeypatch, run):
-    study(monkeypatch, run, "--context_step=300", "--longest_context=300")
+    study(monkeypatch, run, "--gin.AttentionLength.step=300", "--gin.AttentionLength.longest=300")
     perplexity_of(monkeypatch, run)
     found = filled(run, "txl_table_5", STANDARD, 150)
     assert [*found] == ["Transformer-XL (151M)", "Transformer-XL (151M), attention 300"]
@@ -175,7 +189,7 @@ def test_a_length_that_was_not_tried_fills_no_cell(monkeypatch, run):
 
 
 def test_a_study_of_another_split_than_the_evaluation_is_told(monkeypatch, run):
-    study(monkeypatch, run, "--context_step=150", "--longest_context=150")
+    study(monkeypatch, run, "--gin.AttentionLength.step=150", "--gin.AttentionLength.longest=150")
     assert not command(monkeypatch, evaluate, f"--workdir={run}", "--gin.Evaluation.split='test'")
     tables = paper_tables(TRANSFORMER_XL, collect(open_runs([run])))
     (table,) = (table for table in tables if table.name == "txl_table_5")
@@ -184,7 +198,11 @@ def test_a_study_of_another_split_than_the_evaluation_is_told(monkeypatch, run):
 
 
 def test_where_nothing_is_gained_the_verdict_speaks_of_no_fall(monkeypatch, capsys, run):
-    flags = "--study=attention_length", "--context_step=24", "--longest_context=24"
+    flags = (
+        "--study=attention_length",
+        "--gin.AttentionLength.step=24",
+        "--gin.AttentionLength.longest=24",
+    )
     monkeypatch.setattr("brt.studies.attention_length.THRESHOLD", 1.0)
     assert not command(monkeypatch, evaluate, f"--workdir={run}", *flags)
     out = capsys.readouterr().out
@@ -194,8 +212,8 @@ def test_where_nothing_is_gained_the_verdict_speaks_of_no_fall(monkeypatch, caps
 
 def test_a_model_without_that_setting_is_refused(monkeypatch, capsys, run):
     for name in ("BlockRecurrentTransformer.window", "TransformerXL.encoding", "Trainer.model"):
-        flags = "--study=attention_length", f"--lengthened={name}"
+        flags = "--study=attention_length", f"--gin.AttentionLength.setting={name!r}"
         assert command(monkeypatch, evaluate, f"--workdir={run}", *flags) == 1
         shown = capsys.readouterr().err
-        assert f"--lengthened={name} is no length" in shown and "Traceback" not in shown
+        assert f"AttentionLength.setting = {name!r}" in shown and "Traceback" not in shown
         assert "whose model is TransformerXL" in shown

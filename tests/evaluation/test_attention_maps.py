@@ -10,12 +10,11 @@ from tiny_run import build, one_device, shared_programs, write_config  # noqa: F
 
 from brt.data.vocabularies.base import BEGIN
 from brt.evaluation.recorded_run import RecordedRun
-from brt.reporting.studies import attention as attention_report
-from brt.reporting.studies.output import study_content, table, write_study
+from brt.studies.attention import Attention, AttentionMaps
 from brt.studies.attention_lines import Parts, find_lines
-from brt.studies.attention_maps import AttentionMaps, attention
 from brt.studies.attention_measures import best_line
-from brt.studies.registry import run_study
+from brt.studies.output import table, write_study
+from brt.studies.study import run_study
 
 T, M, S = 16, 24, 5
 ALL = np.arange(7)
@@ -89,7 +88,7 @@ def softmax(x):
 
 
 def test_attention_by_distance_is_the_mean_over_all_tokens_with_a_full_memory(xl):
-    found = attention_report.present(attention(xl, ALL, seed=0, tokens=10**6))
+    found = Attention.present(Attention(tokens=10**6).measure(xl, {}, ALL, seed=0))
     totals, count = {name: np.zeros((3, 2, M + T)) for name in ("attention", "a", "b", "d")}, 0
     for number, weights in weights_of(xl):
         if number * T < M:
@@ -125,7 +124,7 @@ def test_term_d_is_the_same_for_all_tokens_and_terms_sum_to_the_scores(xl):
 
 
 def test_wide_heads_are_drawn_with_a_fifth_of_their_memory_marked(xl):
-    found = attention_report.present(attention(xl, ALL, seed=3, tokens=10**6))
+    found = Attention.present(Attention(tokens=10**6).measure(xl, {}, ALL, seed=3))
     wide = [entry for entry in found["maps"] if entry["array"].startswith("wide")]
     assert [entry["title"].split(": ")[1].split(",")[0] for entry in wide] == [
         f"layer {n}" for n in (1, 2, 3)
@@ -157,7 +156,7 @@ def test_parts_of_a_segment_are_those_of_the_model_s_mask(rmt):
 
 
 def test_the_best_lines_are_those_of_the_mean_maps(rmt):
-    found = attention_report.present(attention(rmt, ALL, seed=0, tokens=10**6))
+    found = Attention.present(Attention(tokens=10**6).measure(rmt, {}, ALL, seed=0))
     total, count = np.zeros((3, 2, S + T + S, S + T + S)), 0
     for number, weights in weights_of(rmt):
         if number:
@@ -171,7 +170,7 @@ def test_the_best_lines_are_those_of_the_mean_maps(rmt):
         ]
         mass = found["numbers"][f"{name.replace(' ', '_')}/mass_on_line"]
         assert mass == pytest.approx(max(masses), rel=1e-4)
-    assert "along a" in found["verdict"]
+    assert "along a" in found["summary"]
     for entry in found["maps"]:
         assert entry["x_borders"] == entry["y_borders"] == [S, S + T]
 
@@ -179,7 +178,7 @@ def test_the_best_lines_are_those_of_the_mean_maps(rmt):
 def lines_of(parts, maps, of_samples):
     """The study's content where such maps were read, and nothing else."""
     lines = find_lines(parts, maps)
-    return attention_report.present(AttentionMaps(parts, 0, None, None, maps, of_samples, lines))
+    return Attention.present(AttentionMaps(parts, 0, None, None, maps, of_samples, lines))
 
 
 @pytest.mark.parametrize("planted", ["diagonal", "anti-diagonal"])
@@ -194,8 +193,8 @@ def test_a_planted_line_is_named_with_its_head_and_segment_and_even_attention_is
     assert found["numbers"]["writes_tokens_to_memory/mass_on_line"] == 1
     article = "a" if planted == "diagonal" else "an"
     text = f"Segment 2, layer 2, head 3 writes tokens to memory along {article} {planted}: 1.000"
-    assert found["verdict"].startswith(text)
-    assert "no head reads memory along a line" in found["verdict"]
+    assert found["summary"].startswith(text)
+    assert "no head reads memory along a line" in found["summary"]
     assert [entry["title"] for entry in found["maps"]] == [text.split(" along")[0]]
 
 
@@ -208,7 +207,7 @@ def test_a_memory_in_an_order_of_its_own_is_read_one_key_a_row_and_along_no_line
     found = lines_of(parts, maps, of_samples=False)
     assert found["numbers"]["reads_memory/mass_on_one_key"] == pytest.approx(0.9)
     text = "layer 1, head 2 reads memory one key a row, in an order of its own: 0.900"
-    assert text in found["verdict"]
+    assert text in found["summary"]
 
 
 def test_of_a_task_maps_are_those_of_each_segment_over_all_samples(tmp_path):
@@ -230,7 +229,7 @@ def test_of_a_task_maps_are_those_of_each_segment_over_all_samples(tmp_path):
     without = (*WITHOUT, "TextFiles")
     with jax.set_mesh(one_device()):
         run = a_run(tmp_path, lines, without, length=8)
-        found = attention_report.present(attention(run, np.arange(7), seed=0, tokens=10**6))
+        found = Attention.present(Attention(tokens=10**6).measure(run, {}, np.arange(7), seed=0))
         model = run.experiment.bind_evaluated(run.params, 8)
         read, best = jax.jit(model.attention_weights), 0.0
         caches, maps = model.init_caches(7), []
@@ -247,7 +246,7 @@ def test_of_a_task_maps_are_those_of_each_segment_over_all_samples(tmp_path):
 
 
 def test_the_study_is_written_with_its_arrays_beside_it(xl):
-    found = study_content(run_study("attention", xl))
+    found = run_study(Attention(), xl)
     path = write_study(found)
     content = json.loads(Path(path).read_text())
     with np.load(xl.workdir / "studies" / content["arrays"], allow_pickle=False) as arrays:
@@ -268,4 +267,4 @@ def test_a_model_that_shows_no_attention_is_named(xl):
 
     run.experiment = Experiment()
     with pytest.raises(ValueError, match=r"such as TransformerXL and .* holds a Other"):
-        attention(run, ALL, 0, 100)
+        Attention().measure(run, {}, ALL)

@@ -6,8 +6,8 @@ from fabricated_recordings import book_store, fabricate, planted_book
 
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.evaluation.words import Words
-from brt.reporting.studies.compare import present
-from brt.studies.compare import choose_documents, compare, describe, largest
+from brt.studies.compare import Compare, compare, describe, largest
+from brt.studies.study import choose_documents
 
 WINDOW, SEGMENT = 64, 512
 BOOKS = [
@@ -50,7 +50,7 @@ def recordings(store, tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(recordings, store):
     documents = range(len(BOOKS))
-    return present(compare(*recordings.values(), store, ByteVocabulary(), documents))
+    return Compare.present(compare(*recordings.values(), store, ByteVocabulary(), documents))
 
 
 def test_losses_by_kind_of_token_are_those_of_a_loop_over_the_text(found, recordings):
@@ -159,12 +159,12 @@ def test_counts_are_those_of_the_entries(found):
     distances = [e["last_seen"] for e in better]
     assert numbers["better_top4_recall_distance_largest"] == max(distances) > 2500
     assert numbers["better_top40_of"] > 12
-    assert "12 of 12 tokens are proper names" in found["verdict"]
+    assert "12 of 12 tokens are proper names" in found["summary"]
 
 
 def test_the_other_direction_is_the_same_study_with_the_models_exchanged(found, recordings, store):
     other_way = *reversed(recordings.values()), store, ByteVocabulary(), range(len(BOOKS))
-    exchanged = present(compare(*other_way))
+    exchanged = Compare.present(compare(*other_way))
     for one, two in (("better", "worse"), ("worse", "better")):
         ours = [(e["document"], e["token"]) for e in found["excerpts"] if e["direction"] == one]
         theirs = [
@@ -192,7 +192,7 @@ def test_documents_of_one_token_are_compared(tmp_path):
         fabricate(tmp_path / name, store, [np.array([x]), np.array([1.0])])
         for name, x in (("a", 0.5), ("b", 2.0))
     )
-    found = present(compare(one, two, store, ByteVocabulary(), [0, 1]))
+    found = Compare.present(compare(one, two, store, ByteVocabulary(), [0, 1]))
     assert found["numbers"]["tokens"] == found["numbers"]["better_top40_of"] == 2
     assert found["excerpts"][0]["text"] == "a" and found["series"][0]["borders"] == []
 

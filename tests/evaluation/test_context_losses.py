@@ -21,6 +21,7 @@ from tiny_run import (  # noqa: F401
 
 from brt import evaluate
 from brt.studies import context_losses as module
+from brt.studies import recl as study
 from brt.studies.context_length import effective_context, perplexities
 from brt.studies.context_losses import context_losses, contexts, draw_positions
 
@@ -70,9 +71,9 @@ def test_positions_have_the_longest_context_before_them_and_come_in_stretches(re
     np.testing.assert_array_equal((owners_P, places_P), again)
     few = draw_positions(store, documents, CONTEXTS, 5, seed=0)
     np.testing.assert_array_equal(few, (owners_P[:5], places_P[:5]))
-    with pytest.raises(ValueError, match=r"No document of .* is longer than --longest_context=600"):
+    with pytest.raises(ValueError, match=r"Recl\.longest"):
         draw_positions(store, documents, contexts(100, 600), 5, seed=0)
-    with pytest.raises(ValueError, match="twice the step"):
+    with pytest.raises(ValueError, match=r"Recl\.step"):
         contexts(100, 150)
 
 
@@ -108,14 +109,14 @@ def runs(tmp_path_factory):
 
 
 def test_recl_of_a_group_is_one_command(monkeypatch, capsys, runs):
-    flags = f"--other={runs}/one,{runs}/two", "--context_step=8", "--longest_context=32"
-    flags += ("--study_positions=10",)
+    flags = f"--other={runs}/one,{runs}/two", "--gin.Recl.step=8", "--gin.Recl.longest=32"
+    flags += ("--gin.Recl.positions=10",)
     assert not command(monkeypatch, evaluate, f"--workdir={runs}/rec", "--study=recl", *flags)
     shown = capsys.readouterr().out
     found = json.loads((runs / "rec" / "studies" / "recl.json").read_text())
     assert found["contexts"] == [8, 16, 24, 32] and found["numbers"]["models"] == 3
     assert [row["run"] for row in found["table"]] == [f"{runs}/{n}" for n in ("rec", "one", "two")]
-    assert found["verdict"] in shown and found["numbers"]["positions"] == 10
+    assert found["summary"] in shown and found["numbers"]["positions"] == 10
     columns = {f"r{r}{end}" for r in (0.1, 0.5, 1.0) for end in ("", "_ended")}
     for row in found["table"]:
         assert set(row) == {"run", "step"} | columns
@@ -132,8 +133,8 @@ def test_recl_of_a_group_is_one_command(monkeypatch, capsys, runs):
     ("flags", "sentence"),
     [
         (["--other={}/letters"], "have different tokenizers, bytes of size 256 and words:"),
-        (["--other={}/one", "--context_step=20", "--longest_context=30"], "twice the step"),
-        (["--other={}/one"], "is longer than --longest_context=1000"),
+        (["--other={}/one", "--gin.Recl.step=20", "--gin.Recl.longest=30"], "Recl.longest"),
+        (["--other={}/one"], "Recl.longest"),
         (["--other={}/one,{}/rec"], "is the run itself"),
     ],
 )
@@ -155,8 +156,8 @@ def test_what_is_reported_is_made_of_the_losses_of_each_model(recurrent, monkeyp
     rng = np.random.default_rng(0)
     losses = iter(rng.gamma(2.0, size=(2, 6, 9)) - 0.4 * np.arange(6)[:, None])
     kept = []
-    monkeypatch.setattr(module, "context_losses", lambda *_: kept.append(next(losses)) or kept[-1])
-    found = module.recl(recurrent, {"other": recurrent}, np.arange(7), 0, 7, 45, 9)
+    monkeypatch.setattr(study, "context_losses", lambda *_: kept.append(next(losses)) or kept[-1])
+    found = study.Recl(7, 45, 9).measure(recurrent, {"other": recurrent}, np.arange(7))
     assert found.contexts == CONTEXTS.tolist() and found.positions == 9 and len(found.models) == 2
     for i, model in enumerate(found.models):
         for share in (0.1, 0.5, 1.0):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from fabricated_recordings import fabricate
 
-from brt.reporting.studies.positions import present
-from brt.studies.positions import positions
+from brt.studies.positions import Positions, loss_by_position
 
 LENGTHS = [1, 5, 30, 31, 77, 150]
 SEGMENT, WINDOW = 24, 8
@@ -29,7 +28,7 @@ def made(store_of, tmp_path_factory):
 @pytest.mark.parametrize("documents", [range(6), [1, 3, 4]])
 def test_curves_are_means_over_all_tokens_up_to_a_position(made, documents):
     store, recordings, nats = made
-    found = positions(recordings, store, documents)
+    found = loss_by_position(recordings, store, documents)
     assert found.positions[-1] == found.longest == max(LENGTHS[d] for d in documents)
     for name in ("one", "two"):
         for x, y in zip(found.positions, found.cumulative[name], strict=True):
@@ -39,7 +38,7 @@ def test_curves_are_means_over_all_tokens_up_to_a_position(made, documents):
         assert found.cumulative[name][-1] == pytest.approx(whole / math.log(2))
     for x, y in zip(found.positions, found.reaching, strict=True):
         assert y == sum(LENGTHS[d] >= x for d in documents)
-    content = present(found)
+    content = Positions.present(found)
     for curve in content["series"]:
         if curve["name"].startswith("cumulative, "):
             name = curve["name"].removeprefix("cumulative, ")
@@ -49,7 +48,7 @@ def test_curves_are_means_over_all_tokens_up_to_a_position(made, documents):
 
 def test_places_are_means_over_all_but_first_segments(made):
     store, recordings, nats = made
-    parts = {part.unit: part for part in positions(recordings, store, range(6)).by_part}
+    parts = {part.unit: part for part in loss_by_position(recordings, store, range(6)).by_part}
     for unit, length in (("segment", SEGMENT), ("block", WINDOW)):
         part = parts[unit]
         for x, y in zip(part.offsets, part.bits, strict=True):
@@ -65,6 +64,6 @@ def test_places_are_means_over_all_but_first_segments(made):
 
 def test_a_single_token_has_a_curve_too(made):
     store, recordings, nats = made
-    found = positions({"one": recordings["one"]}, store, [0])
+    found = loss_by_position({"one": recordings["one"]}, store, [0])
     assert found.positions == [1]
     assert found.cumulative["one"] == pytest.approx([nats["one"][0][0] / math.log(2)])

@@ -19,20 +19,20 @@ from brt.data.vocabularies.base import BEGIN
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
-from brt.reporting.studies import memory_use as memory_report
-from brt.reporting.studies import reach as reach_report
-from brt.reporting.studies.output import table
+from brt.studies import memory_use as memory_report
+from brt.studies.compare import Compare
 from brt.studies.memory_use import (
     AblationCost,
     LayerMemory,
+    MemoryUse,
     NothingCarried,
     Probes,
     StateLosses,
     gates_and_gradients,
-    memory_use,
 )
-from brt.studies.reach import block_starts, cost_of_reset, reach, reach_of
-from brt.studies.registry import run_study
+from brt.studies.output import table
+from brt.studies.reach import Reach, block_starts, cost_of_reset, reach_of
+from brt.studies.study import run_study
 
 T, W = 16, 8
 ALL = np.arange(7)
@@ -87,7 +87,7 @@ def deaf(run, folder):
 
 
 def test_costs_are_those_of_the_recordings(recurrent):
-    found = memory_use(recurrent, ALL).losses
+    found = MemoryUse().measure(recurrent, {}, ALL).losses
     costs = {cost.state: cost for cost in found.costs}
     sums, tokens = {}, 0
     for document in ALL:
@@ -114,13 +114,13 @@ def test_an_external_memory_is_weighed_like_a_state_but_no_gradient_reaches_it(t
     )
     path = write_config(tmp_path, *lines, *memory, without=("RecurrentCell",))
     with jax.set_mesh(one_device()):
-        found = memory_use(a_run(tmp_path, build(path).experiment), ALL)
+        found = MemoryUse().measure(a_run(tmp_path, build(path).experiment), {}, ALL)
     cleared, zeroed, swapped = (cost.cost for cost in found.losses.costs)
     assert cleared != 0 and cleared == zeroed
     assert swapped not in (0, cleared)
     (layer,) = found.probes.layers
     assert layer.layer == 1 and 0 < layer.memory_share < 1 and layer.gradient_norm == 0
-    sentence = memory_report.present(found)["verdict"]
+    sentence = MemoryUse.present(found)["summary"]
     assert "of what attention reads from its memory; no gradient of the loss reaches it" in sentence
 
 
@@ -162,10 +162,7 @@ def test_gradients_reach_the_state_as_differences_say(recurrent):
         caches = read(states, segment, caches)[1]
         if number == 2:
             break
-    monkey = pytest.MonkeyPatch()
-    monkey.setattr("brt.studies.memory_use.SAMPLED", 3)
-    (layer,) = gates_and_gradients(recurrent, np.array([6])).layers
-    monkey.undo()
+    (layer,) = gates_and_gradients(recurrent, np.array([6]), segments=3).layers
     assert layer.gradient_norm == pytest.approx(np.mean(norms), rel=0.02)
     assert layer.gradient_share == pytest.approx(np.mean(shares), rel=0.02)
 
@@ -190,11 +187,11 @@ def test_a_half_life_is_where_half_is_left(recurrent):
 
 
 def test_a_state_that_nothing_reads_is_found_out(recurrent, tmp_path):
-    found = memory_use(deaf(recurrent, tmp_path), ALL)
+    found = MemoryUse().measure(deaf(recurrent, tmp_path), {}, ALL)
     (layer,) = found.probes.layers
     assert layer.carries_state and layer.state_share == layer.gradient_norm == 0
     assert all(abs(cost.cost) < 1e-6 for cost in found.losses.costs if cost.state != "zeroed")
-    sentence = memory_report.present(found)["verdict"]
+    sentence = MemoryUse.present(found)["summary"]
     assert sentence.startswith("There is no sign that the memory is used")
     assert "layer1 takes 0.0% of what attention adds from its states; no gradient" in sentence
 
@@ -202,7 +199,7 @@ def test_a_state_that_nothing_reads_is_found_out(recurrent, tmp_path):
 def sentence_of(layers, **costs):
     """The verdict on made-up costs, (cost, error) by state."""
     made = [AblationCost(state, 2.5 + c, c, error, []) for state, (c, error) in costs.items()]
-    return memory_report.verdict(StateLosses(1, 100, 2.5, made), Probes(layers, {}))
+    return memory_report.summary(StateLosses(1, 100, 2.5, made), Probes(layers, {}))
 
 
 @pytest.mark.parametrize(
@@ -260,18 +257,18 @@ def test_zeros_of_layers_without_a_state_are_not_told():
 
 
 def test_a_model_without_a_state_says_so(slide):
-    found = memory_use(slide, ALL)
+    found = MemoryUse().measure(slide, {}, ALL)
     assert found == NothingCarried(has_state=False, window=8, segment_length=16, longer=True)
-    content = memory_report.present(found)
-    assert content["verdict"] == "The model has no state: it carries windows of 8 tokens."
+    content = MemoryUse.present(found)
+    assert content["summary"] == "The model has no state: it carries windows of 8 tokens."
     assert content["numbers"] == {} and content["series"] == []
 
 
 @pytest.mark.parametrize("documents", [[0], range(5)])
 def test_documents_of_one_segment_carry_nothing(recurrent, documents):
     """The first of them is of one token."""
-    found = memory_use(recurrent, np.array(documents))
-    sentence = memory_report.present(found)["verdict"]
+    found = MemoryUse().measure(recurrent, {}, np.array(documents))
+    sentence = MemoryUse.present(found)["summary"]
     assert "No document is longer than a segment of 16 tokens" in sentence
 
 
@@ -344,7 +341,7 @@ def test_a_distance_costs_no_more_tokens_than_allowed_but_one_batch(recurrent, t
 
 def test_a_window_reaches_as_far_as_it_is_long(slide):
     """One layer: a block that begins W tokens after a reset sees nothing of what was before."""
-    found = reach(slide, ALL)
+    found = Reach().measure(slide, {}, ALL)
     (probe,) = found.probes
     assert probe.probe == "context" and probe.distances == [8, 16, 32, 64, 100]
     assert np.abs(probe.bits).max() < 1e-5
@@ -370,7 +367,7 @@ def test_beyond_the_reach_no_reset_is_dear(costs, expected):
 
 
 def test_both_curves_end_at_the_whole_document(recurrent):
-    found = reach_report.present(reach(recurrent, ALL))
+    found = Reach.present(Reach().measure(recurrent, {}, ALL))
     assert [s["name"] for s in found["series"]] == [
         "cost of resetting the state",
         "cost of resetting the context",
@@ -379,10 +376,10 @@ def test_both_curves_end_at_the_whole_document(recurrent):
         assert curve["x"][-1] == 100 and curve["y"][-1] == 0
         assert len(curve["x"]) == len(curve["errors"]) == len(curve["tokens"])
         assert all(curve["tokens"][:-1]) and abs(curve["y"][0]) > 1e-3
-    assert "8 tokens before costs" in found["verdict"] and "back 16 tokens" in found["verdict"]
+    assert "8 tokens before costs" in found["summary"] and "back 16 tokens" in found["summary"]
     assert recurrent.experiment.model.receptive_field() == math.inf
     for short in (np.arange(5), np.array([0])):
-        sentence = reach_report.present(reach(recurrent, short))["verdict"]
+        sentence = Reach.present(Reach().measure(recurrent, {}, short))["summary"]
         assert "beyond the first two blocks, of 8 tokens each" in sentence
 
 
@@ -437,8 +434,8 @@ def test_a_memory_that_knows_all_answers_is_told_that_it_helps(answering, monkey
         "recording",
         lambda run, state, chosen: OfAnswers(record(run, state, chosen), store.weights, state),
     )
-    found = memory_use(answering, documents)
-    assert memory_report.present(found)["verdict"].startswith("This document's state is used: ")
+    found = MemoryUse().measure(answering, {}, documents)
+    assert MemoryUse.present(found)["summary"].startswith("This document's state is used: ")
     answers = [int(np.count_nonzero(store.weights(d, T))) for d in range(3)]
     assert found.losses.tokens == sum(answers) < sum(store.lengths_D - T)
     assert found.losses.bits_kept == 0
@@ -490,10 +487,10 @@ def test_runs_of_other_texts_are_refused_before_they_are_read(recurrent, slide, 
     other.__dict__ = {**slide.__dict__, "workdir": tmp_path}
     other.store = other.experiment.open_store("test")
     with pytest.raises(ValueError, match=r"hold different documents; bind Corpus\.store"):
-        run_study("compare", recurrent, {"other": other})
+        run_study(Compare(), recurrent, {"other": other})
     other.store.manifest["vocabulary"]["fingerprint"] = "0" * 64
     with pytest.raises(ValueError, match="have different tokenizers"):
-        run_study("compare", recurrent, {"other": other})
+        run_study(Compare(), recurrent, {"other": other})
     assert not (tmp_path / "recordings").exists()
 
 
@@ -502,7 +499,7 @@ def test_an_excerpt_s_line_names_the_word_that_its_distance_is_of():
     entry |= {"other_nats": 2.0, "kind": "other", "last_seen": 1, "where": "window"}
     entry |= {"recalled": False, "word": "equation", "before": "the ", "text": "e", "after": "qu"}
     result = {"study": "compare", "run": "r", "step": 1, "split": "test", "numbers": {}}
-    result |= {"series": [], "verdict": "", "excerpts": [entry, entry | {"text": " equation"}]}
+    result |= {"series": [], "summary": "", "excerpts": [entry, entry | {"text": " equation"}]}
     first, second = (line for line in table(result).splitlines() if " bits, " in line)
     ending = "other, seen 1 token ago, within the window"
     assert first.endswith(f"1.4427 against 2.8854 bits, in 'equation', {ending}")
@@ -511,4 +508,4 @@ def test_an_excerpt_s_line_names_the_word_that_its_distance_is_of():
 
 def test_a_model_without_a_state_cannot_be_compared_with_itself(slide):
     with pytest.raises(ValueError, match="has no state to compare with and without"):
-        run_study("compare", slide)
+        run_study(Compare(), slide)

@@ -21,10 +21,11 @@ from brt.report import local_folders, report
 from brt.reporting import archive
 from brt.reporting.drawing.heat_map import HeatMap
 from brt.reporting.drawing.plots import Line, Plot
-from brt.reporting.drawing.table import Cell, Column, Table, csv_text
+from brt.reporting.drawing.table import Cell, Column, Table
 from brt.reporting.page import HERE
 from brt.reporting.runs import open_runs
 from brt.reporting.step_times import read_step_times
+from brt.storage.csv_text import csv_text
 
 HOSTILE = (
     "</script><script>document.title = 'PWNED'</script>",

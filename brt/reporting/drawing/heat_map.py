@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from brt.reporting.drawing.plots import COLOURS, new_figure
-from brt.reporting.drawing.table import csv_text
+from brt.storage.csv_text import csv_text
 from brt.storage.regular_files import open_regular
 
 SHADE, MARK = COLOURS[0], COLOURS[7]

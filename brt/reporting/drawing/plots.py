@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from brt.data.extras import extra_library
-from brt.reporting.drawing.table import csv_text
+from brt.storage.csv_text import csv_text
 
 COLOURS = ("#3b7dd8", "#e0712c", "#2f9e68", "#c2468f", "#8a6fd1", "#a8862a", "#6b7a8f", "#c0392b")
 """Told apart on white and on black, and by most colour-blind readers in this order."""

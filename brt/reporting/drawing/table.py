@@ -1,37 +1,16 @@
 """A table of published and measured numbers, and its forms: Markdown, CSV, JSON, HTML."""
 
-import csv
 import html
-import io
 import math
 import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from brt.reporting.drawing.rounding import rounded_up, three_digits, with_error_bar
+from brt.storage.csv_text import csv_text
 
 NOT_RUN = "not run"
 NOT_EVALUATED = "not evaluated"
-FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""What a formula begins with in a spreadsheet, in both widths."""
-
-
-NUMBERS = re.compile(r"[-+\d.,e ±%]*|-?inf", re.I)
-
-
-def csv_text(lines: Iterable[Iterable[Any]]) -> str:
-    """Returns lines as CSV; texts that a spreadsheet would run as a formula begin with `'`."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerows([_inert(value) for value in line] for line in lines)
-    return file.getvalue()
-
-
-def _inert(value):
-    if not isinstance(value, str) or NUMBERS.fullmatch(value):
-        return value
-    value = value.replace("\r", "\n")  # csv does not quote a carriage return, which ends a line
-    return f"'{value}" if value.lstrip().startswith(FORMULA) else value
 
 
 class Cell(NamedTuple):

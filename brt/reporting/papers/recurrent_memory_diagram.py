@@ -3,8 +3,8 @@
 from typing import Any, NamedTuple
 
 from brt.reporting.drawing.plots import COLOURS, new_figure
-from brt.reporting.drawing.table import csv_text
 from brt.reporting.papers.recurrent_memory import TITLE
+from brt.storage.csv_text import csv_text
 
 READ, COPIED = COLOURS[6], COLOURS[0]
 CELL = 0.86

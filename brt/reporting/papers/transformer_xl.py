@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from brt.reporting.papers.form import Paper, PaperTable, Quantity, Row
 from brt.reporting.papers.recipes_transformer_xl import transformer_xl
-from brt.reporting.studies.attention_length import BEST_LENGTH, BEST_PERPLEXITY
+from brt.studies.attention_length import BEST_LENGTH, BEST_PERPLEXITY
 
 TITLE = "Transformer-XL, arXiv:1901.02860"
 
@@ -196,9 +196,9 @@ TABLE_5 = PaperTable(
     "Transformer-XL, Table 5: recurrence, encoding and loss",
     "Perplexity on WikiText-103 of 128M parameters, then of 151M: with attention in evaluation as "
     "long as in training (initial), and with the best length; `attention` is the shortest that "
-    "reaches it, from `brt.evaluate --study=attention_length`; --context_step=150 tries 300 and "
-    "450 too. The split is not named; 23.09 is Table 1's 23.1 of validation. Dimensions of 128M "
-    "are not published. Source: Table 5",
+    "reaches it, from `brt.evaluate --study=attention_length`; "
+    "--gin.AttentionLength.step=150 tries 300 and 450 too. The split is not named; 23.09 is Table "
+    "1's 23.1 of validation. Dimensions of 128M are not published. Source: Table 5",
     ("remark", "recurrence", "encoding", "loss"),
     (INITIAL, BEST, LENGTH),
     (

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from brt.reporting.drawing.plots import COLOURS, new_figure
-from brt.reporting.drawing.table import csv_text
+from brt.storage.csv_text import csv_text
 
 ROW_HEIGHT, MARGIN_HEIGHT = 0.36, 1.1
 """Inches of a place with two means, and of what stands above and below all places."""

@@ -43,7 +43,7 @@ def runs(tmp_path_factory):
     [
         ("compare", ["--other={}/slide", "--documents=3"], ["better_top4_of", "difference_bits"]),
         ("compare", [], ["largest_difference_bits_first_segment", "worse_top40_of"]),
-        ("compare", ["--against=swapped"], ["better_top4_of"]),
+        ("compare", ["--gin.Compare.against='swapped'"], ["better_top4_of"]),
         ("memory_use", [], ["cost_cleared", "cost_swapped", "layer1/half_life_tokens"]),
         ("reach", [], ["state_cost_nearest", "context_reach"]),
         ("positions", ["--other={}/slide"], ["longest", "documents"]),
@@ -55,13 +55,15 @@ def test_a_study_is_one_command(monkeypatch, capsys, runs, name, flags, numbers)
     assert not command(monkeypatch, evaluate, f"--workdir={run}", f"--study={name}", *flags)
     shown = capsys.readouterr().out
     flag = dict(flag[2:].split("=") for flag in flags)
-    beside = flag.get("other", flag.get("against", "cleared" * (name == "compare")))
+    beside = flag.get(
+        "other", flag.get("gin.Compare.against", "cleared" * (name == "compare")).strip("'")
+    )
     file = f"{name}-{Path(beside).name}.json" if beside else f"{name}.json"
     found = json.loads((run / "studies" / file).read_text())
     assert found["study"] == name and found["step"] == 6 and found["split"] == "validation"
     assert set(numbers) <= found["numbers"].keys()
     assert all(number in shown for number in numbers)
-    assert found["verdict"] in shown and f"{run}/studies/{file}" in shown
+    assert found["summary"] in shown and f"{run}/studies/{file}" in shown
     for series in found["series"]:
         assert len(series["x"]) == len(series["y"]) and series["x_label"] and series["y_label"]
     if name == "compare" and not flags:
@@ -156,9 +158,9 @@ def test_each_run_of_a_comparison_has_the_loss_of_its_own_evaluation(monkeypatch
             "trained with the tokenizer bytes of size 256, and",
         ),
         (["--study=compare", "--other=nowhere"], "nowhere is not a run folder"),
-        (["--study=reach", "--other={}/rec"], "looks at one run"),
+        (["--study=reach", "--other={}/rec"], "--study=reach"),
         (["--study=compare", "--other={}/slide/../rec"], "is the run itself"),
-        (["--record", "--gin.Trainer.stream='contiguous'"], "marks none"),
+        (["--record", "--gin.Trainer.stream='contiguous'"], "Trainer.stream"),
         (["--study=reach", "--gin.Trainer.stream='contiguous'"], "Trainer.stream"),
     ],
 )

@@ -129,7 +129,11 @@ def test_continuations_are_what_the_model_finds_likeliest_read_anew_each_time(
     runs, monkeypatch, capsys
 ):
     folder, tiny = runs
-    flags = f"--workdir={folder / 'rec'}", "--contexts=3", "--continued=5"
+    flags = (
+        f"--workdir={folder / 'rec'}",
+        "--gin.Continuations.contexts=3",
+        "--gin.Continuations.written=5",
+    )
     study = "--study=continuations", f"--other={folder / 'slide'}"
     assert not command(monkeypatch, evaluate, *flags, *study)
     found = json.loads((folder / "rec" / "studies" / "continuations.json").read_text())
@@ -161,9 +165,9 @@ def test_continuations_are_what_the_model_finds_likeliest_read_anew_each_time(
 @pytest.mark.slow
 def test_topics_are_one_command(runs, monkeypatch, capsys):
     folder, tiny = runs
-    flags = f"--workdir={folder / 'rec'}", "--contexts=4"
-    for study in ("topics", "continuations"):
-        assert not command(monkeypatch, evaluate, *flags, f"--study={study}")
+    for study in ("Topics", "Continuations"):
+        flags = f"--workdir={folder / 'rec'}", f"--gin.{study}.contexts=4"
+        assert not command(monkeypatch, evaluate, *flags, f"--study={study.lower()}")
     assert "mean divergence" in capsys.readouterr().out
     found = json.loads((folder / "rec" / "studies" / "topics.json").read_text())
     passages = json.loads((folder / "rec" / "studies" / "continuations.json").read_text())[

@@ -1,1 +1,0 @@
-"""Sentences, tables and charts of what the studies of brt.evaluation measured."""

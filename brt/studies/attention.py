@@ -1,0 +1,416 @@
+"""The study `attention`: what the heads of a model attend to.
+
+Without memory tokens: the attention of every head by distance, averaged over tokens (Figure 5 of
+the Transformer-XL paper); the widest heads in a random segment (Figure 6); and the same averages of
+the softmax of terms (a), (b) and (d) alone (Figure 7). Of models with memory tokens, and of all
+that solve tasks: maps averaged over samples, the heads that write to memory, read from it, rewrite
+it or read the cache along a line, and how much of their attention lies on it (Figures 6 and 9 of
+the RMT paper).
+
+L layers, H heads, X positions of a segment, J keys, N distances in tokens.
+"""
+
+from typing import Any, NamedTuple
+
+import gin
+import numpy as np
+
+from brt.checks import Count
+from brt.data.streams.documents import DocumentPass
+from brt.data.streams.ids import check_ids
+from brt.data.streams.samples import SamplePass
+from brt.evaluation.recorded_run import RecordedRun
+from brt.evaluation.token_text import token_texts
+from brt.models.attention_weights import ShowsAttention
+from brt.studies.attention_lines import BlockLines, Head, Parts, find_lines
+from brt.studies.attention_measures import (
+    most_attended,
+    widest_heads,
+    width,
+)
+from brt.studies.attention_reader import ATTENTION, AttentionReader
+from brt.studies.content import Content, content, curve
+from brt.studies.study import Runs, Study
+
+NOTHING_READ = (
+    "No segment was read with a full cache: read longer documents, or bind a shorter memory_length "
+    "in evaluation."
+)
+
+
+class Spans(NamedTuple):
+    """Mean attention by distance, over tokens whose cache is full.
+
+    means: `ATTENTION`, and `term_a` and so on of the softmax of one term alone, to (L, H, N).
+    width_LH: number of distances that each head spreads over.
+    widest: (layer, head), the widest of the first, middle and last layer.
+    elsewhere: share of the attention on keys that are no single token, and so at no distance; None
+        if all keys are tokens.
+    """
+
+    means: dict[str, np.ndarray]
+    width_LH: np.ndarray
+    widest: list[tuple[int, int]]
+    elsewhere: float | None
+
+
+class WideHead(NamedTuple):
+    """The map of a wide head in one segment (Figure 6).
+
+    layer, head: counted from 0.
+    map_XJ: its weights.
+    marked: numbers of the keys of the cache with most attention.
+    tokens: text of each key that is a token, and whether it is marked.
+    """
+
+    layer: int
+    head: int
+    map_XJ: np.ndarray
+    marked: list[int]
+    tokens: list[tuple[str, bool]]
+
+
+class SegmentMaps(NamedTuple):
+    """Maps of the widest heads in one segment drawn at random.
+
+    document, offset: number of its document, and the index of its first token there.
+    """
+
+    document: int
+    offset: int
+    heads: list[WideHead]
+
+
+class AttentionMaps(NamedTuple):
+    """Measures of what the heads of a model attend to.
+
+    parts: of the maps.
+    segments: number of segments read without padding and with a full cache.
+    spans: of models without memory tokens, if there were such segments; else None.
+    example: likewise, of models with a cache.
+    maps: (L, H, X, J) of each segment of a sample, or one of all segments of texts; means.
+    of_samples: whether segments of samples are told apart.
+    lines: lines in these maps; none where neither memory tokens nor samples were read.
+    """
+
+    parts: Parts
+    segments: int
+    spans: Spans | None
+    example: SegmentMaps | None
+    maps: list[np.ndarray]
+    of_samples: bool
+    lines: list[BlockLines]
+
+
+@gin.configurable
+class Attention(Study):
+    """What the heads of a model attend to.
+
+    Args:
+        tokens: to read at most.
+    """
+
+    title = "What attention looks at"
+    caption = (
+        "Darker is more; shades are roots of the numbers. Transformer-XL: nearby tokens get most, "
+        "few heads look over the whole memory, term (b) follows the whole and term (d) is flatter "
+        "(Figures 5 to 7 of its paper). Memory tokens: the lowest queries write, and where they "
+        "hold a line down to the right, tokens are copied in order, to the left in reverse; lines "
+        "in the leftmost columns read the memory (Figures 6 and 9 of the RMT paper)."
+    )
+    any_stream = True
+
+    def __init__(self, tokens: Count = 1_000_000):
+        self.tokens = tokens
+
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
+        model, layout = run.model, None
+        if isinstance(model, ShowsAttention):
+            layout = model.attention_layout(run.segment_length)
+        if layout is None:
+            raise ValueError(
+                "--study=attention draws models that show their attention, such as TransformerXL "
+                f"and RecurrentMemoryTransformer, and {run.workdir} holds a {type(model).__name__}."
+            )
+        parts = Parts.of(layout)
+        stream = run.stream(documents)
+        classes = stream.segments if isinstance(stream, SamplePass) else 1
+        most = max(self.tokens // (run.rows * run.segment_length) // classes, 1) * classes
+        steps = min(stream.num_steps, most)
+        reader = AttentionReader(run, layout)
+        chosen = np.random.default_rng([seed, 8]).integers(max(steps, 1))
+        totals: list = [0.0] * classes
+        counts = np.zeros(classes)
+        example = None
+        for step in range(steps):
+            documents_B, offsets_B = stream.places(step)
+            whole_B = _whole(stream, run, step, documents_B, offsets_B)
+            mapped_B = whole_B if classes > 1 else whole_B & (offsets_B >= run.segment_length)
+            batch = stream.batch(step)
+            check_ids(batch, run.store)
+            full_B, map_LHXJ = reader.read(batch, whole_B, mapped_B.astype(np.float32))
+            totals[step % classes] = totals[step % classes] + map_LHXJ
+            counts[step % classes] += mapped_B.sum()
+            if example is None and step >= chosen and full_B.any():
+                row = int(np.flatnonzero(full_B)[chosen % full_B.sum()])
+                example = reader.row(row), int(documents_B[row]), int(offsets_B[row])
+        spans = _mean_spans(reader, layout)
+        maps = [total / max(count, 1) for total, count in zip(totals, counts)]
+        return AttentionMaps(
+            parts,
+            reader.counted,
+            spans,
+            _example(run, layout, spans, example) if spans and example and parts.cache else None,
+            maps,
+            of_samples=classes > 1,
+            lines=find_lines(parts, maps) if parts.read or classes > 1 else [],
+        )
+
+    @staticmethod
+    def present(result: AttentionMaps) -> Content:
+        study = content(
+            {"segments": result.segments}, [], summary(result), arrays={}, maps=[], texts=[]
+        )
+        if result.spans:
+            _add_spans(study, result.spans)
+            if result.example:
+                _add_example(study, result.parts, result.example, result.spans.width_LH.shape[1])
+        for block in result.lines:
+            _add_block(study, result, block)
+        return study
+
+
+def _whole(stream, run, step, documents_B, offsets_B):
+    """Returns the rows whose segment is without padding."""
+    if isinstance(stream, SamplePass):
+        return documents_B >= 0
+    if isinstance(stream, DocumentPass):
+        ends_B = offsets_B + run.segment_length
+        return (documents_B >= 0) & (ends_B <= run.store.lengths_D[np.maximum(documents_B, 0)])
+    return (documents_B >= 0) & (step < stream.num_steps - 1)
+
+
+def _mean_spans(reader, layout) -> Spans | None:
+    if not reader.spans or not reader.counted:
+        return None
+    means = {name: total_LHN / reader.counted for name, total_LHN in reader.spans.items()}
+    mean_LHN = means[ATTENTION]
+    elsewhere = None
+    if None in layout.cache_tokens:
+        elsewhere = float(1 - mean_LHN.sum(-1).mean())
+    return Spans(means, width(mean_LHN), widest_heads(mean_LHN), elsewhere)
+
+
+def _example(run, layout, spans, example) -> SegmentMaps:
+    map_LHXJ, document, offset = example
+    cached = len(layout.cache_tokens)
+    keys = [(key, token) for key, token in enumerate(layout.key_tokens) if token is not None]
+    lowest = min(token for _, token in keys)
+    first = offset + lowest - 1  # inputs are one behind targets
+    tokens = run.store.tokens(document, max(first, 0), offset + layout.tokens - 1)
+    texts = token_texts(run.vocabulary, tokens)[-(layout.tokens - lowest) :]
+    missing = layout.tokens - lowest - len(texts)
+    heads = []
+    for layer, head in spans.widest:
+        map_XJ = map_LHXJ[layer, head]
+        marked = np.flatnonzero(most_attended(map_XJ, cached)).tolist()
+        shown = [
+            (texts[token - lowest - missing], key in marked)
+            for key, token in keys
+            if token - lowest >= missing
+        ]
+        heads.append(WideHead(layer, head, map_XJ, marked, shown))
+    return SegmentMaps(document, offset, heads)
+
+
+def summary(found: AttentionMaps) -> str:
+    """Returns sentences on the widest heads, and on lines."""
+    sentences = []
+    if found.spans:
+        sentences.append(_widths(found.spans))
+    clauses = [clause for block in found.lines for clause in _clauses(found, block)]
+    if clauses:
+        text = "; ".join(clauses)
+        sentences.append(f"{text[:1].upper()}{text[1:]}.")
+    return " ".join(sentences) or NOTHING_READ
+
+
+def head_name(layer: int, head: int, heads: int) -> str:
+    """Returns the paper's name: heads are counted on from layer to layer, all from 1."""
+    return f"layer {layer + 1}, head {layer * heads + head + 1}"
+
+
+# Attention by distance.
+
+
+def _widths(spans: Spans):
+    distances, heads = spans.means[ATTENTION].shape[-1], spans.width_LH.shape[1]
+    widest = [
+        f"{head_name(layer, head, heads)} ({spans.width_LH[layer, head]:,.0f})"
+        for layer, head in spans.widest
+    ]
+    text = (
+        f"Widest heads of the first, middle and last layer, by e^entropy of their mean attention "
+        f"over {distances:,} distances: {', '.join(widest)}; {spans.width_LH.mean():,.0f} on "
+        "average."
+    )
+    if spans.elsewhere is not None:
+        text += f" {spans.elsewhere:.1%} of the attention is on keys that are no single token."
+    return text
+
+
+def _add_spans(study, spans: Spans):
+    """Adds Figures 5 and 7: attention by distance, of all terms together and of single ones."""
+    for name, mean_LHN in spans.means.items():
+        layers, heads, distances = mean_LHN.shape
+        rows = mean_LHN.reshape(layers * heads, distances)
+        study["arrays"][name] = rows[:, ::-1].astype(np.float32)
+        what = "Attention" if name == ATTENTION else f"Softmax of term ({name[-1]}) alone"
+        study["maps"].append(
+            _map(
+                name,
+                f"{what} by distance, all heads",
+                "Averaged over tokens whose memory is full: each row a head, layer by "
+                "layer from above, each column a distance, the token itself at the right.",
+                labels=("tokens back", "head"),
+                x_ends=[distances - 1, 0],
+                y_ends=[1, layers * heads],
+                y_borders=[heads * layer for layer in range(1, layers)],
+            )
+        )
+    mean_LHN, heads = spans.means[ATTENTION], spans.width_LH.shape[1]
+    study["numbers"] |= {
+        "mean_width": float(spans.width_LH.mean()),
+        "greatest_width": float(spans.width_LH.max()),
+        "distances": mean_LHN.shape[-1],
+    }
+    if spans.elsewhere is not None:
+        study["numbers"]["attention_on_no_single_token"] = spans.elsewhere
+    for layer, head in spans.widest:
+        name = head_name(layer, head, heads)
+        study["numbers"][f"{name}/width"] = float(spans.width_LH[layer, head])
+        values = range(mean_LHN.shape[-1]), mean_LHN[layer, head].tolist()
+        study["series"].append(curve(name, *values, "tokens back", "mean attention"))
+
+
+def _add_example(study, parts: Parts, example: SegmentMaps, heads: int):
+    """Adds Figure 6: the widest heads' maps in one segment, and the text with tokens marked.
+
+    heads: of a layer.
+    """
+    for wide in example.heads:
+        name = head_name(wide.layer, wide.head, heads)
+        key = f"wide_{wide.layer + 1}_{wide.head + 1}"
+        study["arrays"][key] = wide.map_XJ.astype(np.float32)
+        study["maps"].append(
+            _map(
+                key,
+                f"A wide head at a random place: {name}",
+                f"Each row a token of a segment of document {example.document}, from token "
+                f"{example.offset} on; each column what it looks at, memory left of the line. Red: "
+                "the fifth of the memory with most attention.",
+                labels=("key", "token"),
+                x_ends=[-parts.cache, parts.tokens - 1],
+                y_ends=[0, parts.tokens - 1],
+                x_borders=[parts.cache],
+            )
+            | {"marked": wide.marked}
+        )
+        study["texts"].append(
+            {
+                "title": f"{name}: memory with the most attention",
+                "parts": [[text, marked] for text, marked in wide.tokens],
+            }
+        )
+
+
+# Lines.
+
+
+def _clauses(found: AttentionMaps, block: BlockLines):
+    line = block.line
+    if block.is_line:
+        what = f"{'a' if line.direction == 'diagonal' else 'an'} {line.direction}"
+        yield (
+            f"{_where(found, block.straight)} {block.block} along {what}: {line.mass:.3f} of its "
+            f"rows' attention (even {line.chance:.3f})"
+        )
+    else:
+        yield (
+            f"no head {block.block} along a line ({line.mass:.3f} of the rows' attention at most, "
+            f"even {line.chance:.3f})"
+        )
+    if block.is_one_key:
+        yield (
+            f"{_where(found, block.sharp)} {block.block} one key a row, in an order of its own: "
+            f"{block.on_one_key:.3f} of each row's attention"
+        )
+
+
+def _where(found: AttentionMaps, at: Head) -> str:
+    segment = f"segment {at.segment + 1}, " if found.of_samples else ""
+    return segment + head_name(at.layer, at.head, found.maps[0].shape[1])
+
+
+def _add_block(study, found: AttentionMaps, block: BlockLines):
+    """Adds a block's numbers, and the maps of the heads that hold a line or one key a row."""
+    line, words = block.line, block.block.replace(" ", "_")
+    study["numbers"] |= {
+        f"{words}/mass_on_line": line.mass,
+        f"{words}/chance": line.chance,
+        f"{words}/offset": line.offset,
+        f"{words}/mass_on_one_key": block.on_one_key,
+    }
+    if block.is_line:
+        told = f"{line.direction.capitalize()}: {line.mass:.3f}, even {line.chance:.3f}."
+        _add_map(study, found, block.straight, block.block, told)
+    if block.is_one_key:
+        told = f"Each row's most attended key in the block: {block.on_one_key:.3f}."
+        _add_map(study, found, block.sharp, block.block, told)
+
+
+def _add_map(study, found: AttentionMaps, at: Head, name, told):
+    """Adds a head's whole map, once."""
+    key = f"map_{at.segment + 1}_{at.layer + 1}_{at.head + 1}"
+    if key in study["arrays"]:
+        return
+    map_XJ, parts = found.maps[at.segment][at.layer, at.head], found.parts
+    study["arrays"][key] = map_XJ.astype(np.float32)
+    where = _where(found, at)
+    queries, keys = map_XJ.shape
+    study["maps"].append(
+        _map(
+            key,
+            f"{where[:1].upper()}{where[1:]} {name}",
+            f"Averaged over {'samples' if found.of_samples else 'segments'}; rows are "
+            f"queries, columns keys: {_legend(parts)}. {told}",
+            labels=("key", "query"),
+            x_ends=[-parts.cache, keys - parts.cache - 1],
+            y_ends=[0, queries - 1],
+            x_borders=parts.borders(),
+            y_borders=[b - parts.cache for b in parts.borders() if b > parts.cache],
+        )
+    )
+
+
+def _legend(parts: Parts):
+    names = {"cache": "cache", "read": "memory", "tokens": "tokens", "write": "memory written"}
+    shown = (f"{count} {names[n]}" for n, count in zip(parts._fields, parts) if count)
+    return ", ".join(shown)
+
+
+def _map(
+    array, title, caption, labels, x_ends, y_ends, x_borders=(), y_borders=()
+) -> dict[str, Any]:
+    """Returns one of the "maps": how an array is drawn."""
+    return {
+        "array": array,
+        "title": title,
+        "caption": caption,
+        "x_label": labels[0],
+        "y_label": labels[1],
+        "x_ends": x_ends,
+        "y_ends": y_ends,
+        "x_borders": list(x_borders),
+        "y_borders": list(y_borders),
+    }

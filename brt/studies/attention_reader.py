@@ -1,0 +1,108 @@
+"""Reads segments with their attention weights, and sums these.
+
+L layers, H heads, X positions of a segment, J keys, N distances in tokens.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from brt.data.streams.batch import Batch
+from brt.evaluation.reading import to_host
+from brt.evaluation.recorded_run import RecordedRun
+from brt.models.attention_weights import AttentionLayout, AttentionWeights
+from brt.models.caches import reset_rows
+from brt.studies.attention_measures import by_distance, keys_at_distances
+
+UNUSED_TERM = "c"
+"""The term that is the same at any distance: left out in Figure 7."""
+ATTENTION = "attention"
+"""Name of the attention of all terms together among `Spans.means`."""
+
+
+class AttentionReader:
+    """A model compiled to read segments with their attention weights, and sums of what it has read.
+
+    Args:
+        run: of a model that shows its attention.
+        layout: of its segments.
+
+    Attributes:
+        spans: name to (L, H, N) attention by distance, summed over `counted` segments whose cache
+            is full; of models without memory tokens.
+    """
+
+    def __init__(self, run: RecordedRun, layout: AttentionLayout):
+        self.params = run.params
+        self.rows = run.rows
+        self.caches = None
+        self.spans: dict[str, np.ndarray] = {}
+        self.counted = 0
+        has_spans = not layout.read and not layout.write
+        key_XN = keys_at_distances(layout) if has_spans else None
+
+        def bind(params):
+            return run.experiment.bind_evaluated(params, run.segment_length)
+
+        self._init = jax.jit(lambda params: bind(params).init_caches(run.rows))
+
+        def step(params, caches, inputs_BT, starts_B, whole_B, mapped_B):
+            model = bind(params)
+            caches = reset_rows(caches, model.init_caches(run.rows), starts_B)
+            found, _, after = model.attention_weights(inputs_BT, caches)
+            full_B = whole_B & found.full_B
+            maps = [jnp.einsum("BHXJ,B->HXJ", w_BHXJ, mapped_B) for w_BHXJ in found.weights]
+            spans = {} if key_XN is None else _spans(found, full_B, key_XN)
+            return after, full_B, jnp.stack(maps), spans
+
+        self._step = jax.jit(step)
+
+    def read(
+        self, batch: Batch, whole_B: np.ndarray, mapped_B: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Reads one segment.
+
+        Args:
+            batch: K = 1.
+            whole_B: rows without padding, which count.
+            mapped_B: float, the weight of each row in the map.
+
+        Returns:
+            full_B, rows that count and whose cache is full; and (L, H, X, J), the map.
+        """
+        if self.caches is None:
+            self.caches = self._init(self.params)
+        self.before = self.caches, batch, whole_B
+        arguments = batch.inputs_KBT[0], batch.starts_KB[0], whole_B, mapped_B
+        self.caches, full_B, map_LHXJ, spans = self._step(self.params, self.caches, *arguments)
+        full_B = to_host(full_B)
+        for name, span_LHN in spans.items():
+            self.spans[name] = self.spans.get(name, 0) + np.asarray(span_LHN, np.float64)
+        self.counted += int(full_B.sum())
+        return full_B, np.asarray(map_LHXJ, np.float64)
+
+    def row(self, row: int) -> np.ndarray:
+        """Returns the map of one row of the segment read last, (L, H, X, J)."""
+        caches, batch, whole_B = self.before
+        mapped_B = np.arange(self.rows) == row
+        arguments = batch.inputs_KBT[0], batch.starts_KB[0], whole_B, mapped_B.astype(np.float32)
+        return np.asarray(self._step(self.params, caches, *arguments)[2], np.float64)
+
+
+def _spans(found: AttentionWeights, full_B, key_XN):
+    """Returns attention by distance, of all terms and of single ones, summed over counted rows."""
+
+    def total(weights):
+        sums = [
+            jnp.einsum("BHN,B->HN", by_distance(w_BHXJ, key_XN), full_B.astype(w_BHXJ.dtype))
+            for w_BHXJ in weights
+        ]
+        return jnp.stack(sums)
+
+    spans = {ATTENTION: total(found.weights)}
+    for name in found.terms[0]:
+        if name != UNUSED_TERM:
+            visible_B1XJ = found.visible_BXJ[:, None]
+            alone = [jnp.where(visible_B1XJ, terms[name], -jnp.inf) for terms in found.terms]
+            spans[f"term_{name}"] = total([jax.nn.softmax(term, axis=-1) for term in alone])
+    return spans

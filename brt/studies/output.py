@@ -1,0 +1,109 @@
+"""Writes the file of a study, and shows it in the terminal."""
+
+import io
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+
+from brt.data.stores.writer import replace_json
+from brt.storage.paths import RemotePath, as_path
+from brt.studies.content import Content
+
+SHOWN = 300
+"""Characters of a context that the terminal shows, its last."""
+PLACES = {
+    "window": "within the window",
+    "segment": "within the segment",
+    "beyond": "before the segment",
+}
+"""Where an excerpt's word was seen last, in words."""
+
+
+def write_study(content: Content) -> str:
+    """Writes a study to its run folder and returns the file's path.
+
+    The file is `RUN/studies/<study>.json`, of a comparison `<study>-<compared with>.json`. Arrays
+    go to an .npz next to it and tables to CSV files.
+
+    Args:
+        content: of `run_study`.
+    """
+    folder = as_path(content["run"]) / "studies"
+    folder.mkdir(exist_ok=True)
+    other = Path(content["other"]).resolve().name if "other" in content else None
+    other = other or content.get("against")
+    name = f"{content['study']}-{other}" if other else content["study"]
+    content = dict(content)
+    tables = content.pop("csv", {})
+    if arrays := content.get("arrays"):
+        content["arrays"] = f"{name}.npz"
+        _write_arrays(folder / content["arrays"], arrays)
+    replace_json(folder, f"{name}.json", content)
+    for part, text in tables.items():
+        (folder / f"{content['study']}-{part}.csv").write_text(text, encoding="utf-8")
+    return str(folder / f"{name}.json")
+
+
+def _write_arrays(path, arrays):
+    """Writes an .npz that appears when it is whole."""
+    if isinstance(path, RemotePath):
+        file = io.BytesIO()
+        np.savez_compressed(file, **arrays)
+        path.write_bytes(file.getvalue())
+        return
+    new = path.with_name(f"{path.name}.new")
+    with open(new, "wb") as file:
+        np.savez_compressed(file, **arrays)
+    os.replace(new, path)
+
+
+def compared_with(content: Content) -> str:
+    """Returns what a study compares its run with, as the end of a title; perhaps empty."""
+    if other := content.get("other"):
+        return f", compared with {other}"
+    against = content.get("against")
+    return f", state kept compared with {against}" if against else ""
+
+
+def _word(entry):
+    word = entry.get("word")
+    return f"in {word!r}, " if word and word != entry["text"].strip() else ""
+
+
+def table(content: Content) -> str:
+    """Returns a study as aligned lines: numbers, short curves, excerpts, summary.
+
+    Args:
+        content: of `run_study`.
+    """
+    head = f"{content['study']}: {content['run']} at step {content['step']:,}, {content['split']}"
+    lines = [f"{head}{compared_with(content)}"]
+    width = max([len(name) for name in content["numbers"]], default=0)
+    for name, value in content["numbers"].items():
+        text = f"{value:,}" if isinstance(value, int) else f"{value:,.6f}"
+        lines.append(f"  {name:<{width}} {text:>16}")
+    for series in content["series"]:
+        if len(series["x"]) <= 20:
+            lines.append(f"  {series['name']}: {series['x_label']}, {series['y_label']}")
+            lines += [f"  {x:>12,} {y:>z14,.6f}" for x, y in zip(series["x"], series["y"])]
+    for entry in content.get("excerpts", ()):
+        seen = entry["last_seen"]
+        ago = "not seen before"
+        if seen is not None:
+            ago = f"seen {seen:,} token{'s' * (seen != 1)} ago, {PLACES[entry['where']]}"
+        bits = [entry[name] / math.log(2) for name in ("nats", "other_nats")]
+        lines.append(
+            f"\n  {entry['title']}, {entry['direction']} {entry['rank'] + 1}: token "
+            f"{entry['token']:,}, {bits[0]:.4f} against {bits[1]:.4f} bits, "
+            f"{_word(entry)}{entry['kind']}, {ago}{', recalled' * entry['recalled']}"
+        )
+        shown = f"{entry['before']}|{entry['text']}|{entry['after']}"
+        lines.append("    " + " ".join(shown.split()))
+    for entry in content.get("passages", ()):
+        lines.append(f"\n  {entry['title']}, token {entry['token']:,}")
+        lines.append(f"    ... {' '.join(entry['context'][-SHOWN:].split())}")
+        for name, text in entry["written"].items():
+            lines.append(f"    {name}: {' '.join(text.split())}")
+    return "\n".join([*lines, "", content["summary"]])

@@ -1,0 +1,164 @@
+"""Studies: questions about a run that `brt.evaluate --study=NAME` answers.
+
+A study is one file of this folder, named like the study, with one subclass of `Study`: `measure`
+computes the answer, `present` puts it into sentences, numbers and curves, and the parameters of the
+constructor are gin bindings, such as `Reach.tokens`.
+"""
+
+import abc
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from brt.data.order import permutation
+from brt.data.stores.token_store import TokenStore
+from brt.evaluation.recorded_run import RecordedRun
+from brt.storage.paths import is_remote
+from brt.studies.content import Content
+
+Runs = Mapping[str, RecordedRun]
+"""Further runs of a study, by their folders' names."""
+
+
+class Study(abc.ABC):
+    """A question about a run, and perhaps further runs.
+
+    title, caption: of the study in the report.
+    most_others: number of further runs that it can read.
+    any_stream: whether it also reads streams that mark no documents.
+    num_documents: to read by default; None for all.
+    """
+
+    title: ClassVar[str]
+    caption: ClassVar[str]
+    most_others: ClassVar[float] = 0
+    any_stream: ClassVar[bool] = False
+    num_documents: ClassVar[int | None] = None
+
+    @abc.abstractmethod
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0) -> Any:
+        """Returns the measurements.
+
+        Args:
+            run: the run; recordings that are missing are made.
+            others: further runs, at most `most_others`.
+            documents: numbers of the documents to read, integers.
+            seed: of everything that is drawn.
+        """
+
+    @staticmethod
+    @abc.abstractmethod
+    def present(result: Any) -> Content:
+        """Returns what the study's file holds of the measurements."""
+
+    def against(self, others: Runs) -> str | None:
+        """Returns the ablation of the state that the run is compared with; None without one."""
+        return None
+
+
+def studies() -> dict[str, type[Study]]:
+    """Returns all studies by name, those of the folder's files; gin knows them afterwards."""
+    package = importlib.import_module("brt.studies")
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    modules = {name: importlib.import_module(f"brt.studies.{name}") for name in names}
+    return {
+        name: value
+        for name, module in modules.items()
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and issubclass(value, Study)
+        and value is not Study
+        and value.__module__ == module.__name__
+    }
+
+
+def settings() -> list[str]:
+    """Returns the gin bindings of all studies, `Reach.tokens` and so on."""
+    return [
+        f"{study.__name__}.{name}"
+        for study in studies().values()
+        if "__init__" in vars(study)
+        for name in list(inspect.signature(study.__init__).parameters)[1:]
+    ]
+
+
+def run_study(
+    study: Study,
+    run: RecordedRun,
+    others: Runs | None = None,
+    number: int | None = None,
+    seed: int = 0,
+) -> Content:
+    """Runs a study and returns the content of its file.
+
+    Args:
+        study: the study.
+        run, others: the run, and further ones.
+        number: documents to read, drawn by the seed; None for the study's own number.
+        seed: of everything that is drawn.
+
+    Raises:
+        ValueError: further runs that the study cannot read, or that read other tokens.
+    """
+    others = others or {}
+    name = type(study).__module__.rpartition(".")[2]
+    if len(others) > study.most_others:
+        allowed = "leave --other out" if not study.most_others else "name one run with --other"
+        raise ValueError(f"--study={name} cannot read {len(others)} further runs: {allowed}.")
+    for other in others.values():
+        check_same_tokens(run.store, other.store)
+        if _resolved(other.workdir) == _resolved(run.workdir):
+            raise ValueError(f"--other={other.workdir} is the run itself: name another one.")
+    number = number or study.num_documents or run.store.num_documents
+    documents = np.array(choose_documents(run.store, number, seed))
+    head: Content = {
+        "study": name,
+        "run": str(run.workdir),
+        "step": run.step,
+        "split": run.split,
+    }
+    if study.most_others > 1:
+        head["others"] = list(map(str, others))
+    elif others:
+        head["other"] = str(next(iter(others)))
+    elif against := study.against(others):
+        head["against"] = against
+    result = study.measure(run, others, documents, seed)
+    return {**head, "documents": documents.tolist(), **study.present(result)}
+
+
+def choose_documents(store: TokenStore, number: int, seed: int = 0) -> list[int]:
+    """Returns the numbers of documents drawn by a seed, rising; all if there are no more."""
+    return sorted(permutation(store.num_documents, seed, 0, 0, 4)[:number].tolist())
+
+
+def check_same_tokens(ours: TokenStore, theirs: TokenStore) -> None:
+    """Refuses two runs that read different tokens, before either is recorded.
+
+    Raises:
+        ValueError: naming the stores, and the vocabularies where these differ.
+    """
+    if ours.manifest["content"] == theirs.manifest["content"]:
+        return
+    one, two = ours.manifest["vocabulary"], theirs.manifest["vocabulary"]
+    why = "hold different documents; bind Corpus.store and Evaluation.split to the same ones"
+    if one["fingerprint"] != two["fingerprint"]:
+        why = (
+            f"have different tokenizers, {one['name']} of size {one['size']} and {two['name']} of "
+            f"size {two['size']}, so their tokens cannot be compared; compare bits per byte"
+        )
+    raise ValueError(f"{ours.folder} and {theirs.folder} {why}.")
+
+
+def _resolved(folder: str) -> str:
+    return str(folder) if is_remote(folder) else str(Path(folder).resolve())
+
+
+def scored_weights(store: TokenStore, documents: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+    """Returns the loss weights of each document's tokens, float64 (tokens,)."""
+    return [store.weights(int(document)).astype(np.float64) for document in documents]
