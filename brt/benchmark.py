@@ -51,6 +51,7 @@ from brt.training.records.metrics import compiled_bytes, device_peak
 from brt.training.sharding import make_mesh, shardings
 
 FLAGS = flags.FLAGS
+command_line.define_topology()
 flags.DEFINE_list(
     "configs",
     [],

@@ -74,6 +74,14 @@ flags.DEFINE_integer("num_processes", None, "Number of processes, to join by han
 flags.DEFINE_integer("process_id", None, "Number of this process, to join by hand.")
 
 
+def define_topology() -> None:
+    """Defines --topology, for commands that compile a training step without its devices."""
+    if "topology" not in FLAGS:
+        flags.DEFINE_string(
+            "topology", None, "Compile the training step for this slice of TPUs, such as v4-32."
+        )
+
+
 def define_step() -> None:
     """Defines --step, for commands that read the parameters of a run folder."""
     if "step" not in FLAGS:

@@ -26,7 +26,7 @@ from brt.bindings.gin_files import (
     read_gin_text,
     shortened,
 )
-from brt.bindings.registration import register_all
+from brt.bindings.registration import register, register_all
 from brt.storage.paths import is_remote_file
 from brt.storage.shipped import gin_folders
 
@@ -101,7 +101,7 @@ def parse(
             that is not gin syntax (with the quoted form, where quotes are missing), or an import
             that is not allowed.
     """
-    register_all()
+    register("Trainer")
     gin.clear_config()
     # Gin also looks into importable packages, and stumbles over a folder named configs.
     reader = GinReader(allow_imports)
@@ -137,7 +137,7 @@ def split_files(given: str | os.PathLike) -> list[str]:
 
 def _check_passed_on():
     """Gin checks no names of a class that passes on **arguments; its base reads them by its own."""
-    names = known_names()
+    names = _registered_names()
     for (_, selector), bound in gin.config._CONFIG.items():
         entry = gin.config._REGISTRY.get(selector)
         if entry is None or not inspect.isclass(entry.wrapped) or entry.name not in names:
@@ -245,7 +245,12 @@ def _parts(configurable, parameter) -> list[str]:
 
 
 def known_names() -> dict[str, list[str]]:
-    """brt's configurables, each with the parameters gin may bind."""
+    """Returns brt's configurables, each with the parameters that gin may bind."""
+    register_all()
+    return _registered_names()
+
+
+def _registered_names():
     names = {}
     for selector, entry in gin.config._REGISTRY.items():  # no public listing in gin 0.5
         if entry.module and entry.module.split(".")[0] == "brt":
@@ -255,7 +260,7 @@ def known_names() -> dict[str, list[str]]:
 
 def configurable_class(name: str) -> type | None:
     """Returns the class that gin knows by a name; None if it knows none, or a function."""
-    register_all()
+    register(name)
     for selector, entry in gin.config._REGISTRY.items():
         if selector.rsplit(".", 1)[-1] == name and inspect.isclass(entry.wrapped):
             return entry.wrapped
@@ -304,8 +309,8 @@ def default(name: str) -> Any:
 
     `gin.REQUIRED` where it has none, or where brt has no such configurable or parameter.
     """
-    register_all()
     configurable, _, parameter = name.rpartition(".")
+    register(configurable)
     for selector, entry in gin.config._REGISTRY.items():
         if selector.rsplit(".", 1)[-1] == configurable and entry.module.startswith("brt."):
             found = parameters_of(entry).get(parameter)

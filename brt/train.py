@@ -22,7 +22,6 @@ from absl import flags
 from jax.experimental import multihost_utils
 
 from brt import command_line, config, processes
-from brt.benchmarks import slices, topologies
 from brt.data.extras import MissingExtra
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
@@ -36,7 +35,7 @@ from brt.training.sharding import make_mesh
 
 FLAGS = flags.FLAGS
 PREPARATION_ENDED = "what is prepared is kept, and the same command goes on with the rest."
-flags.declare_key_flag("topology")
+command_line.define_topology()
 command_line.define_folder("load_dir", "Begin with the parameters of this run folder.")
 flags.DEFINE_bool(
     "eval_only", False, "Evaluate the run of this command, with its gin flags repeated, and stop."
@@ -101,6 +100,8 @@ def show_on_slice(name: str) -> None:
     """Prints the dry run of a slice of TPUs, and what its compiler says of the step."""
     if not FLAGS.dry_run:
         raise ValueError("--topology compiles and trains nothing: give --dry_run with it.")
+    from brt.benchmarks import slices, topologies  # only here: training needs neither
+
     topology = topologies.find(name)
     topologies.check_compiler()
     topologies.use_no_device()

@@ -12,12 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-from absl import flags
 from jax.experimental import topologies
-
-flags.DEFINE_string(
-    "topology", None, "Compile the training step for this slice of TPUs, such as v4-32."
-)
 
 GIB = 2**30
 

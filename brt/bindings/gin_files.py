@@ -8,6 +8,7 @@ ends are translated first, and characters that end lines for some readers only a
 
 import contextlib
 import filecmp
+import importlib
 import importlib.util
 import io
 import os
@@ -20,6 +21,7 @@ from typing import Any, TextIO
 from absl import logging
 from gin import config_parser
 
+from brt.bindings.registration import modules, register
 from brt.storage.paths import is_remote
 from brt.storage.regular_files import open_regular
 
@@ -70,10 +72,15 @@ def stands_in(module: str) -> bool:
     """
     if "." in module:
         return False
-    own = [name for name in sys.modules if re.fullmatch(rf"{OWN}(\.\w+)*\.{module}", name)]
+    own = {
+        name
+        for name in (*modules(), *sys.modules)
+        if re.fullmatch(rf"{OWN}(\.\w+)*\.{module}", name)
+    }
     if len(own) != 1:
         return False
-    stand_in = sys.modules[own[0]]
+    (name,) = own
+    stand_in = importlib.import_module(name)
     if sys.modules.get(module) is not stand_in:
         if module in sys.modules:
             return False
@@ -81,7 +88,7 @@ def stands_in(module: str) -> bool:
         if found is not None and not _is_copy(found, stand_in):
             return False
         sys.modules[module] = stand_in
-        logging.warning("import %s: it is read as %s, which has its name.", module, own[0])
+        logging.warning("import %s: it is read as %s, which has its name.", module, name)
     return True
 
 
@@ -181,6 +188,8 @@ class _Parser(config_parser.ConfigParser):
 def check_statements(text: str, allow_imports: Sequence[str]) -> list[str]:
     """Refuses a gin text whose lines import what is not allowed; returns the names that it binds.
 
+    Modules of brt whose configurables the text names are imported.
+
     text: as `gin_text` returns it.
 
     Raises:
@@ -188,6 +197,7 @@ def check_statements(text: str, allow_imports: Sequence[str]) -> list[str]:
         SyntaxError, ValueError: it is not gin, as gin itself says.
     """
     bound = []
+    register(text)
     for statement in statements(text, _Nothing()):
         if isinstance(statement, config_parser.BindingStatement):
             bound.append(name_of(statement))

@@ -1,24 +1,67 @@
-"""Imports every module whose classes and functions gin may name, so that gin knows them.
+"""Imports the modules whose classes and functions a config names, so that gin knows them.
 
-A file put into one of the packages needs no list to be extended. A module outside brt is named by
-gin's own `import` line: `import my_memories` as the first line of a gin file, and allowed by
-`--allow_imports=my_memories`.
+The index from names to modules is read from the sources: a file that is put into one of the
+packages needs no list. A module outside brt is named by gin's own `import` line, and allowed by
+`--allow_imports`.
 """
 
 import functools
 import importlib
-import pkgutil
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 PACKAGES = ("brt.models", "brt.pretrained", "brt.data", "brt.training", "brt.evaluation")
+
+DECORATED = re.compile(
+    r"^@(?:gin\.)?configurable(?:\(denylist=\[.*\]\))?\n(?:@.*\n)*(?:class|def) (\w+)",
+    re.MULTILINE,
+)
+"""A class or function under its own name: `@gin.configurable(denylist=["rngs"])`."""
+REGISTERS = re.compile(r"^@(?:gin\.)?configurable|external_configurable\(", re.MULTILINE)
+
+
+@functools.cache
+def modules() -> Mapping[str, Path]:
+    """Returns the files of all modules of `PACKAGES`, by the module's name."""
+    files = {}
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
+            for file in sorted(folder.rglob("*.py")):
+                parts = [package, *file.relative_to(folder).with_suffix("").parts]
+                files[".".join(parts).removesuffix(".__init__")] = file
+    return files
+
+
+@functools.cache
+def modules_by_name() -> Mapping[str, Sequence[str]]:
+    """Returns the modules that define each configurable name.
+
+    Modules that register something in another way stand under the empty name.
+    """
+    index: dict[str, list[str]] = {"": []}
+    for module, file in modules().items():
+        text = file.read_text(encoding="utf-8", errors="replace")
+        names = DECORATED.findall(text)
+        if len(names) < len(REGISTERS.findall(text)):
+            names.append("")
+        for name in names:
+            index.setdefault(name, []).append(module)
+    return index
+
+
+def register(text: str) -> None:
+    """Imports the modules of brt whose configurables a gin text names."""
+    index = modules_by_name()
+    for name in {"", *re.findall(r"\w+", re.sub(r"#.*", "", text))} & index.keys():
+        for module in index[name]:
+            importlib.import_module(module)
 
 
 @functools.cache
 def register_all() -> None:
-    """Imports all modules of `PACKAGES`, those of their folders included.
-
-    A process looks at the folders once: a page of reports asks for thousands of classes.
-    """
-    for name in PACKAGES:
-        package = importlib.import_module(name)
-        for module in pkgutil.walk_packages(package.__path__, f"{name}."):
-            importlib.import_module(module.name)
+    """Imports all modules of brt that define configurables: to list their names."""
+    for module in sorted({module for found in modules_by_name().values() for module in found}):
+        importlib.import_module(module)

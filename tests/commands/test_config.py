@@ -1,8 +1,9 @@
 """Configuration: what gin would let pass, or say badly, ends in one clear sentence."""
 
 import inspect
-import pkgutil
 import re
+import subprocess
+import sys
 
 import gin
 import pytest
@@ -10,6 +11,7 @@ from paths import ROOT
 from tiny_run import PLAIN, command, write_config
 
 from brt import config, train
+from brt.bindings import registration
 from brt.config import ConfigError
 from brt.experiment import Experiment
 from brt.models.block_recurrent.cell import RecurrentCell
@@ -244,11 +246,30 @@ def test_every_configurable_can_be_named_in_a_config(name):
     config.parse(bindings=[f"NAMED = @{name}"])
 
 
-def test_the_folders_of_classes_are_looked_at_once_in_a_process(monkeypatch):
+def test_a_class_is_found_by_its_name():
     assert config.configurable_class("RecurrentCell") is RecurrentCell
-    monkeypatch.setattr(pkgutil, "walk_packages", None)
-    assert config.configurable_class("BlockRecurrentTransformer") is BlockRecurrentTransformer
-    assert config.declarations()
+    assert config.configurable_class("Nothing") is None
+
+
+def test_the_index_of_the_sources_is_what_gin_knows():
+    index = registration.modules_by_name()
+    assert {name for name in index if name} == config.known_names().keys()
+
+
+def test_parsing_imports_only_what_the_config_names():
+    code = """
+import sys
+from brt import config, experiment, train
+config.parse(["configs/quickstart.gin"])
+experiment.Experiment.from_gin()
+print(*(name for name in sys.modules if name.startswith("brt.")))
+"""
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    loaded = set(printed.split())
+    assert "brt.models.block_recurrent.cell" in loaded and len(loaded) < 170
+    for prefix in ("studies", "reporting", "benchmarks", "pretrained.bodies", "models.transformer"):
+        assert not [name for name in loaded if name.startswith(f"brt.{prefix}")]
 
 
 @pytest.mark.parametrize(

@@ -134,23 +134,23 @@ def test_what_is_allowed_allows_nothing_else(here):
 
 @pytest.mark.parametrize("left", ["nothing", "a copy"])
 def test_a_file_that_has_moved_into_brt_is_read_there(here, left, monkeypatch):
-    monkeypatch.delitem(sys.modules, "recurrent_cell", raising=False)
+    monkeypatch.delitem(sys.modules, "plateau", raising=False)
     if left == "a copy":
-        shutil.copy(ROOT / "brt/models/block_recurrent/cell.py", here / "recurrent_cell.py")
-    config.parse(bindings=["import recurrent_cell", "recurrent_cell.RecurrentCell.gate = 'lstm'"])
-    assert gin.query_parameter("RecurrentCell.gate") == "lstm"
-    assert sys.modules.pop("recurrent_cell").__name__ == "brt.models.block_recurrent.cell"
+        shutil.copy(ROOT / "brt/training/optimization/plateau.py", here / "plateau.py")
+    config.parse(bindings=["import plateau", "plateau.ReduceOnPlateau.factor = 0.5"])
+    assert gin.query_parameter("ReduceOnPlateau.factor") == 0.5
+    assert sys.modules.pop("plateau").__name__ == "brt.training.optimization.plateau"
 
 
 def test_another_file_of_a_name_of_brt_s_is_not_taken_for_it(here, monkeypatch):
-    monkeypatch.delitem(sys.modules, "recurrent_cell", raising=False)
-    (here / "recurrent_cell.py").write_text(f"open({MARK!r}, 'a').close()\n")
-    assert "--allow_imports=recurrent_cell" in refused(bindings=["import recurrent_cell"])
+    monkeypatch.delitem(sys.modules, "plateau", raising=False)
+    (here / "plateau.py").write_text(f"open({MARK!r}, 'a').close()\n")
+    assert "--allow_imports=plateau" in refused(bindings=["import plateau"])
     assert "--allow_imports=select" in refused(bindings=["import select"])  # of Python, and brt's
     assert not (here / MARK).exists()
-    config.parse(bindings=["import recurrent_cell"], allow_imports=["recurrent_cell"])
+    config.parse(bindings=["import plateau"], allow_imports=["plateau"])
     assert (here / MARK).exists()
-    sys.modules.pop("recurrent_cell")
+    sys.modules.pop("plateau")
 
 
 def test_modules_of_brt_need_no_flag():

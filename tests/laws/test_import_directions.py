@@ -9,12 +9,12 @@ from paths import ROOT
 LAYERS = (
     ("brt",),
     ("brt.storage", "brt.bindings"),
-    ("brt.storage.regular_files",),
+    ("brt.bindings.registration", "brt.storage.regular_files"),
     ("brt.storage.file_parts",),
     (
         *("brt.bindings.gin_files",),
         *("brt.checks", "brt.compilation_cache", "brt.progress"),
-        *("brt.processes", "brt.bindings.registration", "brt.token_ids"),
+        *("brt.processes", "brt.token_ids"),
     ),
     ("brt.bindings.declared_types",),
     ("brt.bindings.bound_values", "brt.storage.json_files"),
