@@ -44,21 +44,26 @@ def _kind(words, starts, token):
 
 
 def by_kind(
-    nats: Sequence[np.ndarray], others: Sequence[np.ndarray], kinds: Sequence[np.ndarray]
+    nats: Sequence[np.ndarray],
+    others: Sequence[np.ndarray],
+    kinds: Sequence[np.ndarray],
+    weights: Sequence[np.ndarray],
 ) -> list[KindDifference]:
-    """Sums two recordings by kind.
+    """Sums two recordings by kind, over scored tokens.
 
     Args:
-        nats, others: losses of each document, (tokens,).
+        nats, others: losses of each document times its loss weights, (tokens,).
         kinds: of each document, of `token_kinds`.
+        weights: loss weights of each document.
     """
-    kind_T = np.concatenate(kinds)
+    kind_T, weights_T = np.concatenate(kinds), np.concatenate(weights)
     sums = [
         np.bincount(kind_T, np.concatenate(values).astype(np.float64) / np.log(2), len(KINDS))
         for values in (nats, others)
     ]
-    counts = np.bincount(kind_T, minlength=len(KINDS))
-    bits, other_bits = (total / np.maximum(counts, 1) for total in sums)
-    contribution = (sums[1] - sums[0]) / len(kind_T)
-    rows = zip(KINDS, counts.tolist(), bits.tolist(), other_bits.tolist(), contribution.tolist())
+    tokens = np.bincount(kind_T[weights_T > 0], minlength=len(KINDS))
+    totals = np.bincount(kind_T, weights_T, len(KINDS))
+    bits, other_bits = (total / np.where(totals > 0, totals, 1.0) for total in sums)
+    contribution = (sums[1] - sums[0]) / weights_T.sum()
+    rows = zip(KINDS, tokens.tolist(), bits.tolist(), other_bits.tolist(), contribution.tolist())
     return [KindDifference(*row) for row in rows]

@@ -24,7 +24,7 @@ from brt.evaluation.recording import Recording, check_aligned
 from brt.evaluation.token_kinds import KindDifference, by_kind, token_kinds
 from brt.evaluation.words import NAME, OTHER, TITLE, Words
 from brt.studies.content import Content, content, curve
-from brt.studies.study import Runs, Study
+from brt.studies.study import Runs, Study, scored_weights, weighted
 
 SHOWN, LOOKED_AT = 4, 40
 """Tokens of a document that are excerpted, and that are counted; the paper's numbers."""
@@ -104,10 +104,10 @@ class DifferenceByPart(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """Means over all tokens of all documents, in bits per token.
+    """Means over all scored tokens of all documents by loss weights, in bits per token.
 
     difference: positive where the run is better; in documents' first segments, and in later ones
-        (None if there are none).
+        (None without scored tokens there).
     largest_in_first_segment: the largest of either sign.
     better_share: part of the tokens that the run predicts better.
     """
@@ -118,7 +118,7 @@ class Differences(NamedTuple):
     other_bits: float
     difference: float
     better_share: float
-    first_segment: float
+    first_segment: float | None
     largest_in_first_segment: float
     later_segments: float | None
 
@@ -241,17 +241,21 @@ def compare(
     segment_length = own.manifest["segment_length"]
     titles = store.titles()
     top: dict[str, list[TopToken]] = {direction: [] for direction in DIRECTIONS}
-    curves, differences, others, kinds = [], [], [], []
-    for document in map(int, documents):
+    weights = scored_weights(store, documents)
+    curves, differences, kept, others, kinds = [], [], [], [], []
+    for document, weights_T in zip(map(int, documents), weights):
         nats_T, other_T = own.document(document).nats_T, other.document(document).nats_T
-        difference_T = other_T.astype(np.float64) - nats_T
+        scored_T = weights_T > 0
+        difference_T = np.zeros(len(nats_T))
+        np.subtract(other_T, nats_T, out=difference_T, where=scored_T, dtype=np.float64)
         differences.append(difference_T)
-        others.append(other_T)
+        kept.append(weighted(nats_T, weights_T))
+        others.append(weighted(other_T, weights_T))
         tokens = store.tokens(document)
         words = Words(vocabulary, tokens)
         kinds.append(token_kinds(words))
         for direction, values_T in zip(DIRECTIONS, (difference_T, -difference_T)):
-            for rank, token in enumerate(largest(values_T, words, LOOKED_AT)):
+            for rank, token in enumerate(largest(values_T, words, LOOKED_AT, scored_T)):
                 top[direction].append(
                     TopToken(
                         describe(words, tokens, token, window, segment_length),
@@ -263,30 +267,32 @@ def compare(
                         words.around(token) if rank < SHOWN else None,
                     )
                 )
-        curves.append(_curve(titles[document], difference_T, segment_length))
-    nats = sum(own.document(d).nats_T.sum(dtype=np.float64) for d in documents)
+        curves.append(_curve(titles[document], difference_T, scored_T, segment_length))
+    nats = sum(float(nats_T.sum()) for nats_T in kept)
     counts = {}
     for direction, tokens_of in top.items():
         for number in (SHOWN, LOOKED_AT):
             first = [token for token in tokens_of if token.rank < number]
             counts[direction, number] = _counts(first, segment_length)
     return Comparison(
-        _differences(nats, differences, segment_length),
+        _differences(nats, differences, weights, segment_length),
         curves,
-        _by_part(differences, top["better"], segment_length),
-        by_kind([own.document(d).nats_T for d in documents], others, kinds),
+        _by_part(differences, weights, top["better"], segment_length),
+        by_kind(kept, others, kinds, weights),
         top,
         counts,
     )
 
 
-def largest(values_T: np.ndarray, words: Words, number: int) -> list[int]:
-    """Returns tokens with the largest values, largest first, one of each occurrence of a word."""
+def largest(
+    values_T: np.ndarray, words: Words, number: int, scored_T: np.ndarray | None = None
+) -> list[int]:
+    """Returns scored tokens with the largest values first, one of each occurrence of a word."""
     chosen: list[int] = []
     seen = set()
     for token in np.argsort(-values_T, kind="stable").tolist():
         word = words.at(token)
-        if word is not None and word in seen:
+        if (word is not None and word in seen) or (scored_T is not None and not scored_T[token]):
             continue
         seen.add(word)
         chosen.append(token)
@@ -333,20 +339,27 @@ def _where(begin, last_seen, window, segment_length):
     return "segment" if read // segment_length == begin // segment_length else "beyond"
 
 
-def _differences(nats, differences, segment_length) -> Differences:
-    joined = np.concatenate(differences)
-    first = np.concatenate([d[:segment_length] for d in differences])
-    later = np.concatenate([d[segment_length:] for d in differences])
+def _differences(nats, differences, weights, segment_length) -> Differences:
+    joined, weights_N = np.concatenate(differences), np.concatenate(weights)
+    first_N = np.concatenate([np.arange(len(d)) < segment_length for d in differences])
+    scored_N = weights_N > 0
+
+    def mean(chosen_N):
+        total = weights_N[chosen_N].sum()
+        return float((joined * weights_N)[chosen_N].sum() / total / math.log(2)) if total else None
+
+    bits = float(nats / weights_N.sum() / math.log(2))
+    difference = float((joined * weights_N).sum() / weights_N.sum() / math.log(2))
     return Differences(
         documents=len(differences),
-        tokens=len(joined),
-        bits=float(nats / len(joined) / math.log(2)),
-        other_bits=float((nats + joined.sum()) / len(joined) / math.log(2)),
-        difference=float(joined.mean() / math.log(2)),
-        better_share=float((joined > 0).mean()),
-        first_segment=float(first.mean() / math.log(2)),
-        largest_in_first_segment=float(np.abs(first).max() / math.log(2)),
-        later_segments=float(later.mean() / math.log(2)) if len(later) else None,
+        tokens=int(scored_N.sum()),
+        bits=bits,
+        other_bits=bits + difference,
+        difference=difference,
+        better_share=float((joined[scored_N] > 0).mean()),
+        first_segment=mean(first_N),
+        largest_in_first_segment=float(np.abs(joined[first_N]).max() / math.log(2)),
+        later_segments=mean(~first_N),
     )
 
 
@@ -364,30 +377,31 @@ def _counts(top: list[TopToken], segment_length) -> TopCounts:
     )
 
 
-def _curve(title, difference_T, segment_length) -> DifferenceCurve:
-    tokens = np.arange(len(difference_T))
+def _curve(title, difference_T, scored_T, segment_length) -> DifferenceCurve:
+    tokens = np.flatnonzero(scored_T)
     if len(tokens) > POINTS:
         cuts = np.linspace(0, len(tokens), POINTS + 1).astype(int)[:-1]
         stretches = zip(cuts, [*cuts[1:], len(tokens)])
-        tokens = np.array([a + np.argmax(np.abs(difference_T[a:b])) for a, b in stretches])
+        size_T = np.abs(difference_T[tokens])
+        tokens = tokens[[a + np.argmax(size_T[a:b]) for a, b in stretches]]
     borders = list(range(segment_length, len(difference_T), segment_length))
     return DifferenceCurve(
         title, tokens.tolist(), np.round(difference_T[tokens], 4).tolist(), borders
     )
 
 
-def _by_part(differences, top: list[TopToken], segment_length) -> DifferenceByPart:
+def _by_part(differences, weights, top: list[TopToken], segment_length) -> DifferenceByPart:
     parts = min(PARTS, segment_length)
     cuts = np.linspace(0, segment_length, parts + 1)
     sums, counts = np.zeros(parts), np.zeros(parts)
-    for difference_T in differences:
+    for difference_T, weights_T in zip(differences, weights):
         part_T = np.arange(len(difference_T)) % segment_length * parts // segment_length
-        sums += np.bincount(part_T, difference_T, parts)
-        counts += np.bincount(part_T, minlength=parts)
+        sums += np.bincount(part_T, difference_T * weights_T, parts)
+        counts += np.bincount(part_T, weights_T, parts)
     part_of = [token.of.token % segment_length * parts // segment_length for token in top]
     return DifferenceByPart(
         np.round(cuts[:-1]).astype(int).tolist(),
-        np.round(sums / np.maximum(counts, 1) / math.log(2), 6).tolist(),
+        np.round(sums / np.where(counts > 0, counts, 1.0) / math.log(2), 6).tolist(),
         np.bincount(np.array(part_of, int), minlength=parts).tolist(),
     )
 
@@ -401,9 +415,10 @@ def _numbers(result):
         "other_bits_per_token": differences.other_bits,
         "difference_bits": differences.difference,
         "better_share": differences.better_share,
-        "difference_bits_first_segment": differences.first_segment,
         "largest_difference_bits_first_segment": differences.largest_in_first_segment,
     }
+    if differences.first_segment is not None:
+        numbers["difference_bits_first_segment"] = differences.first_segment
     if differences.later_segments is not None:
         numbers["difference_bits_later_segments"] = differences.later_segments
     for kind in result.by_kind:

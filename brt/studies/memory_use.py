@@ -28,7 +28,7 @@ from brt.evaluation.recording import Recording
 from brt.models.block_recurrent.gates import Gate
 from brt.models.caches import clear_state, with_state
 from brt.studies.content import Content, content, curve
-from brt.studies.study import Runs, Study
+from brt.studies.study import Runs, Study, scored_weights, weighted
 from brt.training.prefetch import Prefetch
 from brt.training.train_step import read_segment
 
@@ -200,10 +200,10 @@ def losses(
         documents: numbers of those to look at.
     """
     segment_length = recordings["kept"].manifest["segment_length"]
-    weights = [store.weights(int(d)).astype(np.float64) for d in documents]
+    weights = scored_weights(store, documents)
     by_state = {
         state: [
-            _by_segment(_scored(r.document(d).nats_T, weights_T), segment_length)
+            _by_segment(weighted(r.document(d).nats_T, weights_T), segment_length)
             for d, weights_T in zip(documents, weights)
         ]
         for state, r in recordings.items()
@@ -227,11 +227,6 @@ def losses(
         error = float(_ratio_error(extra[later > 0], later[later > 0]))
         costs.append(AblationCost(state, bits_kept + mean, mean, error, by_segment))
     return StateLosses(len(documents), tokens, bits_kept, costs, segments.tolist())
-
-
-def _scored(nats_T, weights_T):
-    """Returns nats times weights; of tokens that are not scored nats need not even be finite."""
-    return np.where(weights_T > 0, nats_T, 0.0) * weights_T
 
 
 def _stacked(by_document):

@@ -13,7 +13,7 @@ from brt.data.stores.token_store import TokenStore
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 from brt.studies.content import Content, content, curve
-from brt.studies.study import Runs, Study
+from brt.studies.study import Runs, Study, scored_weights, weighted
 
 POINTS = 500
 """Points of the curve over a document, evenly spread over the logarithm of the position."""
@@ -42,7 +42,7 @@ class LossByPosition(NamedTuple):
     cumulative: name of each model to its bits per token over the first x tokens of all documents,
         at each position; the first is that of the run itself.
     by_part: of the first model.
-    documents, tokens, longest: counts, and the length of the longest document in tokens.
+    documents, tokens, longest: counts, of scored tokens, and the longest document's tokens.
     """
 
     positions: list[int]
@@ -120,32 +120,32 @@ def loss_by_position(
 
     Returns:
         The losses. Bits at position x are the mean over the first x tokens of all documents, of
-        shorter ones as many as they have; at the longest document's length that is the mean over
-        all tokens.
+        shorter ones as many as they have, by the corpus's loss weights; at the longest document's
+        length that is the mean over all scored tokens.
     """
     lengths = store.lengths_D[list(documents)]
     longest = int(lengths.max())
     grid = np.unique(np.geomspace(1, longest, POINTS).round().astype(int))
-    reaching_T = _reaching(lengths, longest)
-    counts_T = np.cumsum(reaching_T)
+    weights = scored_weights(store, documents)
+    weights_T = _summed(weights, longest)
+    counts_T = np.cumsum(weights_T)
+    grid = grid[counts_T[grid - 1] > 0]
     cumulative: dict[str, list[float]] = {}
     by_part: list[LossByPart] = []
     for name, recording in recordings.items():
-        sums_T = np.zeros(longest)
-        for document in documents:
-            nats_T = recording.document(document).nats_T
-            sums_T[: len(nats_T)] += nats_T
-        bits_X = (np.cumsum(sums_T) / counts_T)[grid - 1] / math.log(2)
+        nats = (recording.document(int(document)).nats_T for document in documents)
+        sums_T = _summed(map(weighted, nats, weights), longest)
+        bits_X = np.cumsum(sums_T)[grid - 1] / counts_T[grid - 1] / math.log(2)
         cumulative[name] = bits_X.tolist()
         if not by_part:
-            by_part = list(_by_part(recording.manifest, sums_T, reaching_T))
+            by_part = list(_by_part(recording.manifest, sums_T, weights_T))
     return LossByPosition(
         positions=grid.tolist(),
-        reaching=reaching_T[grid - 1].tolist(),
+        reaching=_reaching(lengths, longest)[grid - 1].tolist(),
         cumulative=cumulative,
         by_part=by_part,
         documents=len(lengths),
-        tokens=int(lengths.sum()),
+        tokens=sum(int((weights_T > 0).sum()) for weights_T in weights),
         longest=longest,
     )
 
@@ -155,7 +155,15 @@ def _reaching(lengths, longest):
     return len(lengths) - np.cumsum(np.bincount(lengths, minlength=longest + 1))[:longest]
 
 
-def _by_part(manifest, sums_T, reaching_T) -> Iterator[LossByPart]:
+def _summed(by_document, longest):
+    """Returns sums over documents of values by position, (longest,)."""
+    total_T = np.zeros(longest)
+    for values_T in by_document:
+        total_T[: len(values_T)] += values_T
+    return total_T
+
+
+def _by_part(manifest, sums_T, weights_T) -> Iterator[LossByPart]:
     segment_length = manifest["segment_length"]
     # A document's first tokens are dear for another reason.
     begin = segment_length if len(sums_T) > segment_length else 0
@@ -164,7 +172,7 @@ def _by_part(manifest, sums_T, reaching_T) -> Iterator[LossByPart]:
         parts = min(PARTS, length)
         part_T = offsets_T % length * parts // length
         sums = np.bincount(part_T, sums_T[begin:], parts)
-        counts = np.bincount(part_T, reaching_T[begin:], parts)
+        counts = np.bincount(part_T, weights_T[begin:], parts)
         known = np.flatnonzero(counts)
         bits = sums[known] / counts[known] / math.log(2)
         yield LossByPart(unit, (known * length // parts).tolist(), bits.tolist())

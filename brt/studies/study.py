@@ -160,5 +160,19 @@ def _resolved(folder: str) -> str:
 
 
 def scored_weights(store: TokenStore, documents: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-    """Returns the loss weights of each document's tokens, float64 (tokens,)."""
-    return [store.weights(int(document)).astype(np.float64) for document in documents]
+    """Returns the loss weights of each document's tokens, float64 (tokens,).
+
+    Raises:
+        ValueError: the corpus scores no token of the documents.
+    """
+    weights = [store.weights(int(document)).astype(np.float64) for document in documents]
+    if not any((weights_T > 0).any() for weights_T in weights):
+        raise ValueError(
+            f"No token of the chosen documents of {store.folder} is scored: raise --documents."
+        )
+    return weights
+
+
+def weighted(values_T: np.ndarray, weights_T: np.ndarray) -> np.ndarray:
+    """Returns values times weights, float64; those of unscored tokens need not be finite."""
+    return np.where(weights_T > 0, values_T, 0.0) * weights_T

@@ -211,6 +211,34 @@ def test_a_long_curve_keeps_its_spikes(store, tmp_path, monkeypatch):
     assert points[333] == 8.0 and points[1234] == -6.0
 
 
+def test_only_tokens_that_the_corpus_scores_are_compared(store, tmp_path, monkeypatch):
+    rng = np.random.default_rng(3)
+    weights = [rng.choice([0.0, 0.5, 2.0], len(book.text)).astype("f4") for book in BOOKS]
+    monkeypatch.setattr(
+        type(store), "weights", lambda _, d, *span: weights[d][slice(*span or [None])]
+    )
+    nats = [[rng.exponential(size=len(book.text)) for book in BOOKS] for _ in range(2)]
+    for values in nats:
+        for nats_T, weights_T in zip(values, weights):
+            nats_T[weights_T == 0] = np.inf
+    sizes = {"window": WINDOW, "segment_length": SEGMENT}
+    one, two = (fabricate(tmp_path / n, store, x, **sizes) for n, x in zip("ab", nats))
+    found = compare(one, two, store, ByteVocabulary(), range(len(BOOKS)))
+    w, a, b = (np.concatenate(x) for x in (weights, *nats))
+    chosen = w > 0
+    bits, other_bits = (np.average(x[chosen], weights=w[chosen]) / np.log(2) for x in (a, b))
+    differences = found.differences
+    assert (differences.bits, differences.other_bits) == pytest.approx((bits, other_bits))
+    assert differences.tokens == chosen.sum() < len(w)
+    assert differences.better_share == pytest.approx((b > a)[chosen].mean())
+    assert sum(kind.contribution for kind in found.by_kind) == pytest.approx(other_bits - bits)
+    assert sum(kind.tokens for kind in found.by_kind) == chosen.sum()
+    for token in (token for tokens in found.top.values() for token in tokens):
+        assert weights[token.document][token.of.token] > 0
+    for curve, weights_T in zip(found.curves, weights):
+        assert curve.tokens == np.flatnonzero(weights_T).tolist()
+
+
 def test_one_token_of_a_word_is_enough(store):
     words = Words(ByteVocabulary(), store.tokens(0))
     place = next(iter(BOOKS[0].planted))

@@ -62,6 +62,30 @@ def test_places_are_means_over_all_but_first_segments(made):
         assert len(part.offsets) == length
 
 
+def test_tokens_count_by_the_loss_weights_of_the_corpus(store_of, tmp_path):
+    store, rng = store_of(LENGTHS, weighted=True), np.random.default_rng(1)
+    nats = [np.float32(rng.exponential(size=length)) for length in LENGTHS]
+    weights = [store.weights(d) for d in range(6)]
+    for nats_T, weights_T in zip(nats, weights):
+        nats_T[weights_T == 0] = np.inf
+    sizes = {"segment_length": SEGMENT, "window": WINDOW}
+    found = loss_by_position(
+        {"a": fabricate(tmp_path / "a", store, nats, **sizes)}, store, range(6)
+    )
+    assert found.tokens == sum((w > 0).sum() for w in weights) < sum(LENGTHS)
+    assert found.positions[0] == 2  # a document's first token has no weight
+    for x, y in zip(found.positions, found.cumulative["a"], strict=True):
+        pairs = [(n, w) for d in range(6) for n, w in zip(nats[d][:x], weights[d][:x]) if w > 0]
+        expected = sum(float(n) * w for n, w in pairs) / sum(w for _, w in pairs)
+        assert y == pytest.approx(expected / math.log(2))
+    (part,) = (part for part in found.by_part if part.unit == "block")
+    for x, y in zip(part.offsets, part.bits, strict=True):
+        places = [(d, t) for d in range(6) for t in range(SEGMENT, LENGTHS[d]) if t % WINDOW == x]
+        total = sum(float(nats[d][t]) * weights[d][t] for d, t in places)
+        expected = total / sum(weights[d][t] for d, t in places)
+        assert y == pytest.approx(expected / math.log(2))
+
+
 def test_a_single_token_has_a_curve_too(made):
     store, recordings, nats = made
     found = loss_by_position({"one": recordings["one"]}, store, [0])
