@@ -37,6 +37,8 @@ def events(path):
             while header := file.read(12):  # a length and its checksum
                 event = Event.FromString(file.read(struct.unpack("<Q", header[:8])[0]))
                 file.read(4)
+                if event.HasField("session_log"):
+                    found = [entry for entry in found if entry[0] < event.step]
                 found += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
     return found
 

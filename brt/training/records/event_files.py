@@ -1,4 +1,7 @@
-"""Event files of TensorBoard: one event a record, written by the thread that has it.
+"""Event files of TensorBoard: one event a record.
+
+Not with tensorboardX's writer, which puts events into a queue for a thread: on a full disk the
+thread ends and training waits for the queue, and `flush` does not wait for queued events.
 
 A file is a sequence of frames: the length of an event (uint64) and its checksum, the event (a
 protocol buffer) and its checksum, all little-endian. TensorBoard reads the files of a folder in the
@@ -11,11 +14,9 @@ import socket
 import struct
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from brt.storage.failed_writes import naming
-from brt.storage.regular_files import open_regular
 
 PREFIX = "events.out.tfevents."
 TIMED = re.compile(re.escape(PREFIX) + r"(\d+)\.")
@@ -27,37 +28,24 @@ MOST_BUFFERED = 2**20
 """Bytes of events that are held back."""
 
 
-class KeptEvents(NamedTuple):
-    """What of some event files lies up to a step.
-
-    number: of events with scalars.
-    ends: bytes to keep of each file, by its path; 0 for none.
-    last_time: of these events, in seconds since 1970.
-    """
-
-    number: int
-    ends: dict[Path, int]
-    last_time: float
-
-
 class EventFile:
     """A new event file of a folder; its name comes after those of all others there.
 
     Args:
         folder: of this disk.
-        not_before: in seconds since 1970: no event says an earlier time, whatever the clock says.
+        purge_step: TensorBoard ignores events of this step or later in earlier files.
 
     Raises:
         OSError: naming the file; so do the methods.
     """
 
-    def __init__(self, folder: str, not_before: float = 0.0):
-        from tensorboardX.proto.event_pb2 import Event
+    def __init__(self, folder: str, purge_step: int | None = None):
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.record_writer import masked_crc32c
 
         self._event: Any = Event
         self._checksum: Any = masked_crc32c
-        self._time = not_before
+        self._time = 0.0
         others = (TIMED.match(name) for name in os.listdir(folder))
         latest = max((int(match[1]) for match in others if match), default=0)
         seconds = max(int(time.time()), latest + 1)
@@ -70,6 +58,9 @@ class EventFile:
             self._file: BinaryIO = open(self.path, "xb", buffering=0)  # noqa: SIM115
         try:
             self._append(self._event(file_version="brain.Event:2", wall_time=self._now()))
+            if purge_step is not None:
+                start = SessionLog(status=SessionLog.START)
+                self._append(self._event(step=purge_step, session_log=start, wall_time=self._now()))
             self.flush()
         except OSError:
             self._file.close()
@@ -124,41 +115,3 @@ class EventFile:
                 os.ftruncate(self._file.fileno(), self._end)
                 raise
         self._end += size
-
-
-def kept_events(files: list[Path], step: int) -> KeptEvents | None:
-    """Returns what of event files lies up to a step; one event at a time.
-
-    A torn last event is not kept. None for files that are none.
-
-    Args:
-        files: in the order of their names.
-        step: the last that is kept.
-    """
-    from google.protobuf.message import DecodeError
-    from tensorboardX.proto.event_pb2 import Event
-
-    count = 0
-    last_time = 0.0
-    ends: dict[Path, int] = {}
-    for path in files:
-        position = ends[path] = 0
-        with open_regular(path) as file:
-            while len(header := file.read(HEADER.size)) == HEADER.size:
-                size = HEADER.unpack(header)[0]
-                data = file.read(min(size, 2**31))
-                if len(data) < size or len(file.read(CHECKSUM.size)) < CHECKSUM.size:
-                    break
-                try:
-                    event = Event.FromString(data)
-                except DecodeError:
-                    return None
-                position += HEADER.size + size + CHECKSUM.size
-                if not event.summary.value:
-                    continue
-                if event.step > step:
-                    break
-                count += 1
-                last_time = max(last_time, event.wall_time)
-                ends[path] = position
-    return KeptEvents(count, ends, last_time)

@@ -2,13 +2,11 @@
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from brt.data.extras import extra_library
-from brt.training.records.event_files import EventFile, kept_events
-from brt.training.records.record_file import cut
+from brt.training.records.event_files import EventFile
 
 JSONL = "jsonl"
 KINDS = (JSONL, "tensorboard", "wandb")
@@ -39,42 +37,21 @@ class MetricWriter(Protocol):
 class TensorBoard:
     """Event files in a folder.
 
-    Files of earlier processes are cut back to the step a run goes on from where they have all of
-    its records; else they are removed, and their events are to be written again.
-
     Args:
         folder: of this disk.
-        files: of earlier processes of the run, in the order of their names.
-        step: that the run goes on from.
-        records: up to it.
+        step: that the run is resumed from; TensorBoard ignores later events of earlier files.
+        begins_empty: there are no earlier files.
 
     Raises:
         OSError: naming the file; so do the methods.
     """
 
-    def __init__(self, folder: str, files: Sequence[Path] = (), step: int = 0, records: int = 0):
-        kept = kept_events(list(files), step)
-        has_all = kept is not None and kept.number == records
-        self.begins_empty = not has_all
-        for file in files:
-            end = kept.ends[file] if kept and has_all else 0
-            if end:
-                cut(str(file), end)
-            else:
-                file.unlink()
-        self._events = EventFile(folder, kept.last_time if kept and has_all else 0.0)
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Takes the scalars of one record."""
-        self._events.write(step, scalars)
-
-    def flush(self) -> None:
-        """Waits until what was taken is on disk."""
-        self._events.flush()
-
-    def close(self) -> None:
-        """Waits for it, and ends."""
-        self._events.close()
+    def __init__(self, folder: str, step: int = 0, begins_empty: bool = True):
+        self.begins_empty = begins_empty
+        events = EventFile(folder, None if begins_empty else step + 1)
+        self.write = events.write
+        self.flush = events.flush
+        self.close = events.close
 
 
 class Wandb:

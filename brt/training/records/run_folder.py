@@ -137,28 +137,27 @@ class RunFolder:
             self._writers.append(Wandb(self.on_disk, self.path, settings or {}))
         own = as_path(self.file("metrics.jsonl")).exists()
         aside = None if step else self._put_aside()
-        records = self._cut_back(step)
+        self._cut_back(step)
         self._metrics = RecordFile(os.path.join(self.on_disk, "metrics.jsonl"))
         # In a folder without records they are not ours.
-        old = sorted(self._old_events(), key=lambda path: path.name) if own else []
-        if "tensorboard" in self._kinds:
-            here = [] if self._remote else old
-            self._writers.append(TensorBoard(self.on_disk, here, step, records))
-        if self._remote or "tensorboard" not in self._kinds:
+        old = self._old_events() if own else []
+        if self._remote or not step or "tensorboard" not in self._kinds:
             for events in old:
                 events.unlink()
+            old = []
+        if "tensorboard" in self._kinds:
+            self._writers.append(TensorBoard(self.on_disk, step, begins_empty=not old))
         if empty := [writer for writer in self._writers if writer.begins_empty]:
             for record in records_in(self._metrics.path):
                 self._write_on(empty, record)
         return aside
 
     def _cut_back(self, step):
-        """Cuts the records off that lie beyond a step; returns how many are left."""
         path = self.file("metrics.jsonl")
         if not self._remote and os.path.exists(path) and (found := kept_records(path, step)):
             if found.end < os.path.getsize(path):
                 cut(path, found.end)
-            return found.number
+            return
         damaged: list[str] = []
         kept = [record for record in read_metrics(self.path, damaged) if record["step"] <= step]
         if damaged:  # what follows rewrites the file
@@ -169,7 +168,6 @@ class RunFolder:
         self._write("metrics.jsonl", text)
         if self._growing:
             Path(self.on_disk, "metrics.jsonl").write_text(text, encoding="utf-8")
-        return len(kept)
 
     def _old_events(self):
         files = self._remote.iterdir() if self._remote else Path(self.path).iterdir()
