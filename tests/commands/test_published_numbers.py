@@ -11,7 +11,7 @@ OWN = {
     "quickstart.gin": "first steps on a laptop",
     "quickstart_slide.gin": "what the quickstart is measured against",
     "benchmark/*.gin": "sizes for timing on a CPU",
-    "small/*.gin": "models of minutes; BENCHMARKS.md has what they reach",
+    "small/*.gin": "models of minutes; docs/benchmarks/training.md has what they reach",
     "short/*.gin": "models beside Table 1 at its short scale, of minutes",
     "recipes/small*.gin": "how those are trained",
     "recipes/context_group.gin": "how those are trained",
