@@ -89,7 +89,7 @@ class AttentionMaps(NamedTuple):
     spans: of models without memory tokens, if there were such segments; else None.
     example: likewise, of models with a cache.
     maps: (L, H, X, J) of each segment of a sample, or one of all segments of texts; means.
-    of_samples: whether segments of samples are told apart.
+    of_samples: whether segments of samples are distinguished.
     lines: lines in these maps; none where neither memory tokens nor samples were read.
     """
 
@@ -362,14 +362,14 @@ def _add_block(study, found: AttentionMaps, block: BlockLines):
         f"{words}/mass_on_one_key": block.on_one_key,
     }
     if block.is_line:
-        told = f"{line.direction.capitalize()}: {line.mass:.3f}, even {line.chance:.3f}."
-        _add_map(study, found, block.straight, block.block, told)
+        caption = f"{line.direction.capitalize()}: {line.mass:.3f}, even {line.chance:.3f}."
+        _add_map(study, found, block.straight, block.block, caption)
     if block.is_one_key:
-        told = f"Each row's most attended key in the block: {block.on_one_key:.3f}."
-        _add_map(study, found, block.sharp, block.block, told)
+        caption = f"Each row's most attended key in the block: {block.on_one_key:.3f}."
+        _add_map(study, found, block.sharp, block.block, caption)
 
 
-def _add_map(study, found: AttentionMaps, at: Head, name, told):
+def _add_map(study, found: AttentionMaps, at: Head, name, caption):
     """Adds a head's whole map, once."""
     key = f"map_{at.segment + 1}_{at.layer + 1}_{at.head + 1}"
     if key in study["arrays"]:
@@ -383,7 +383,7 @@ def _add_map(study, found: AttentionMaps, at: Head, name, told):
             key,
             f"{where[:1].upper()}{where[1:]} {name}",
             f"Averaged over {'samples' if found.of_samples else 'segments'}; rows are "
-            f"queries, columns keys: {_legend(parts)}. {told}",
+            f"queries, columns keys: {_legend(parts)}. {caption}",
             labels=("key", "query"),
             x_ends=[-parts.cache, keys - parts.cache - 1],
             y_ends=[0, queries - 1],

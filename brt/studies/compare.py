@@ -171,7 +171,7 @@ class Compare(Study):
     caption = (
         "Above zero the run predicts better than what it is compared with; in Figures 4 and 5 of "
         "the paper the spikes are names. Of a long document the largest difference of each stretch "
-        "is drawn. Thin lines are segment boundaries, where they can be told apart."
+        "is drawn. Thin lines are segment boundaries, where they can be distinguished."
     )
     most_others = 1
     num_documents = 5  # the paper's number

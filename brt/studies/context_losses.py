@@ -1,7 +1,7 @@
 """Losses with exactly c tokens of context.
 
 l(c, t) is read off a window that begins c tokens before token t with empty caches. One window gives
-a loss for every c: that of the token c places behind its beginning. So positions are drawn in
+a loss for every c: that of the token c positions behind its beginning. So positions are drawn in
 stretches, one step of the contexts apart, where neighbours share almost all their windows.
 
 Windows are read in segments of the run's own evaluation, the last one with whatever text follows:

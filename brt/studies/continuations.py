@@ -91,7 +91,7 @@ class Continuations(Study):
         written = {"kept": _texts(run, contexts_NT, self.written, False)}
         if run.has_state:
             written["cleared"] = _texts(run, contexts_NT, self.written, True)
-        beside = {
+        compared = {
             name: _texts(other, contexts_NT, self.written, False) for name, other in others.items()
         }
         titles = run.store.titles()
@@ -103,7 +103,7 @@ class Continuations(Study):
                 context=run.vocabulary.decode(contexts_NT[n]),
                 kept=written["kept"][n],
                 cleared=written["cleared"][n] if "cleared" in written else None,
-                others={name: texts[n] for name, texts in beside.items()},
+                others={name: texts[n] for name, texts in compared.items()},
             )
             for n, (document, start) in enumerate(places)
         ]
@@ -132,7 +132,7 @@ class Continuations(Study):
             "written_tokens": result.written_tokens,
         }
         summary = (
-            f"{number:,} contexts of {result.context_tokens:,} tokens, each gone on from greedily"
+            f"{number:,} contexts of {result.context_tokens:,} tokens, each continued greedily"
         )
         summary += f" for {result.written_tokens:,} tokens"
         if passages and "cleared" in passages[0]["written"]:
@@ -156,7 +156,7 @@ def draw_contexts(
     ]
     if not places:
         raise ValueError(
-            f"{store.folder} has no document of {length} tokens to go on from: bind "
+            f"{store.folder} has no document of {length} tokens to continue: bind "
             "Evaluation.segment_length to fewer."
         )
     order = permutation(len(places), seed, 0, 0, 8)[:number]

@@ -1,8 +1,8 @@
 """Measures whether the memory is used: what later segments of documents cost without their state.
 
 The state is kept; cleared before every segment, to the learned initial one; zeroed; or swapped for
-that of another document. Where the corpus has loss weights, losses are of what they score. Beside
-the losses: how much of what attention adds comes from the states,
+that of another document. Where the corpus has loss weights, losses are of what they score. Besides
+losses: how much of what attention adds comes from the states,
 how long a state lasts by its gates, and whether a gradient of the loss reaches it.
 """
 

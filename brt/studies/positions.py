@@ -59,8 +59,8 @@ class Positions(Study):
 
     title = "Loss by position"
     caption = (
-        "As Figure 6 of the paper: a model that uses its memory goes on falling where the other is "
-        "level. The axis fits what follows the first tenth."
+        "As Figure 6 of the paper: a model that uses its memory continues to fall where the other "
+        "is level. The axis fits what follows the first tenth."
     )
     most_others = 1
 
@@ -94,7 +94,7 @@ class Positions(Study):
 
 
 def summary(result: LossByPosition) -> str:
-    """Returns a sentence on the run's own curve; those of others stand in brackets."""
+    """Returns a sentence on the run's own curve; those of others are in brackets."""
     (_, own), *others = result.cumulative.items()
     middle = int(np.searchsorted(result.positions, max(result.longest // 10, 1)))
 

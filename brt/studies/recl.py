@@ -29,8 +29,8 @@ class ModelContext(NamedTuple):
     step: of its parameters.
     effective: share r of the hardest positions to the RECL in tokens, and whether the search ended
         by itself; if not, the model may use more.
-    gains_CC: Figure 3, what it gains in perplexity from each longer context beside the group's
-        best with the short one, at the smallest share; NaN where c' < c.
+    gains_CC: Figure 3, what it gains in perplexity from each longer context, compared with the
+        best of the group with the short one, at the smallest share; NaN where c' < c.
     perplexities: Figure 4, with each context.
     """
 

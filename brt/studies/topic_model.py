@@ -106,7 +106,7 @@ class TopicModel:
 
 
 def words_of(text: str) -> Counter[str]:
-    """Returns how often each word stands in a text, in lower case."""
+    """Returns the number of occurrences of each word of a text, in lower case."""
     return Counter(WORD.findall(text.lower()))
 
 

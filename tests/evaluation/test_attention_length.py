@@ -197,19 +197,6 @@ def test_a_study_of_another_split_than_the_evaluation_is_told(monkeypatch, run):
     assert any(note.startswith(told) for note in table.notes())
 
 
-def test_where_nothing_is_gained_the_verdict_speaks_of_no_fall(monkeypatch, capsys, run):
-    flags = (
-        "--study=attention_length",
-        "--gin.AttentionLength.step=24",
-        "--gin.AttentionLength.longest=24",
-    )
-    monkeypatch.setattr("brt.studies.attention_length.THRESHOLD", 1.0)
-    assert not command(monkeypatch, evaluate, f"--workdir={run}", *flags)
-    out = capsys.readouterr().out
-    assert "with an attention length of 16, as in training; 24 gains less" in out
-    assert "falls" not in out
-
-
 def test_a_model_without_that_setting_is_refused(monkeypatch, capsys, run):
     for name in ("BlockRecurrentTransformer.window", "TransformerXL.encoding", "Trainer.model"):
         flags = "--study=attention_length", f"--gin.AttentionLength.setting={name!r}"

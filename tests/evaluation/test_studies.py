@@ -30,7 +30,6 @@ from brt.studies.memory_use import (
     StateLosses,
     gates_and_gradients,
 )
-from brt.studies.output import table
 from brt.studies.reach import Reach, block_starts, cost_of_reset, reach_of
 from brt.studies.study import run_study
 
@@ -197,7 +196,7 @@ def test_a_state_that_nothing_reads_is_found_out(recurrent, tmp_path):
 
 
 def sentence_of(layers, **costs):
-    """The verdict on made-up costs, (cost, error) by state."""
+    """The summary of made-up costs, (cost, error) by state."""
     made = [AblationCost(state, 2.5 + c, c, error, []) for state, (c, error) in costs.items()]
     return memory_report.summary(StateLosses(1, 100, 2.5, made), Probes(layers, {}))
 
@@ -211,7 +210,7 @@ def sentence_of(layers, **costs):
         (0.009, 0.005, "There is no sign that the memory is used: "),
     ],
 )
-def test_the_verdict_follows_the_numbers(cost, error, begins):
+def test_the_summary_follows_the_numbers(cost, error, begins):
     layer = LayerMemory(9, True, state_share=0.125, gradient_norm=0.3125, half_life=2300.0)
     sentence = sentence_of([layer], cleared=(cost, error), zeroed=(0.5, 0.0))
     assert sentence.startswith(begins)
@@ -376,7 +375,6 @@ def test_both_curves_end_at_the_whole_document(recurrent):
         assert curve["x"][-1] == 100 and curve["y"][-1] == 0
         assert len(curve["x"]) == len(curve["errors"]) == len(curve["tokens"])
         assert all(curve["tokens"][:-1]) and abs(curve["y"][0]) > 1e-3
-    assert "8 tokens before costs" in found["summary"] and "back 16 tokens" in found["summary"]
     assert recurrent.experiment.model.receptive_field() == math.inf
     for short in (np.arange(5), np.array([0])):
         sentence = Reach.present(Reach().measure(recurrent, {}, short))["summary"]
@@ -492,18 +490,6 @@ def test_runs_of_other_texts_are_refused_before_they_are_read(recurrent, slide, 
     with pytest.raises(ValueError, match="have different tokenizers"):
         run_study(Compare(), recurrent, {"other": other})
     assert not (tmp_path / "recordings").exists()
-
-
-def test_an_excerpt_s_line_names_the_word_that_its_distance_is_of():
-    entry = {"title": "a", "direction": "better", "rank": 0, "token": 309, "nats": 1.0}
-    entry |= {"other_nats": 2.0, "kind": "other", "last_seen": 1, "where": "window"}
-    entry |= {"recalled": False, "word": "equation", "before": "the ", "text": "e", "after": "qu"}
-    result = {"study": "compare", "run": "r", "step": 1, "split": "test", "numbers": {}}
-    result |= {"series": [], "summary": "", "excerpts": [entry, entry | {"text": " equation"}]}
-    first, second = (line for line in table(result).splitlines() if " bits, " in line)
-    ending = "other, seen 1 token ago, within the window"
-    assert first.endswith(f"1.4427 against 2.8854 bits, in 'equation', {ending}")
-    assert second.endswith(f"1.4427 against 2.8854 bits, {ending}")
 
 
 def test_a_model_without_a_state_cannot_be_compared_with_itself(slide):
