@@ -123,6 +123,7 @@ def parse(
 
         _explained(read, f"In the binding {shortened(repr(binding))}", binding)
     _explained(gin.finalize, "In the configuration")
+    gin.config._set_config_is_locked(False)  # modules that are imported later may register classes
     _check_passed_on()
     try:
         check_bound_values(allow_imports)

@@ -246,6 +246,16 @@ def test_every_configurable_can_be_named_in_a_config(name):
     config.parse(bindings=[f"NAMED = @{name}"])
 
 
+def test_modules_can_be_imported_after_a_config_was_parsed():
+    code = """
+from brt import config
+config.parse(["configs/quickstart.gin"])
+import brt.pretrained.encoders.bert
+config.known_names()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
 def test_a_class_is_found_by_its_name():
     assert config.configurable_class("RecurrentCell") is RecurrentCell
     assert config.configurable_class("Nothing") is None

@@ -1,0 +1,167 @@
+"""Times the training steps of several configs in turn.
+
+Every config takes one step in turn, so that a busy machine slows all of them alike.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import gin
+import jax
+import numpy as np
+
+from brt import config
+from brt.benchmarks.input import time_input
+from brt.benchmarks.random_inputs import random_batch
+from brt.data.streams.batch import Batch
+from brt.experiment import Configuration
+from brt.progress import Progress
+from brt.reporting.gin_text import read_gin, resolved
+from brt.reporting.paper_positions import system_and_size
+from brt.training.records.metrics import compiled_bytes, device_peak
+from brt.training.sharding import make_mesh, shardings
+
+
+class Candidate(NamedTuple):
+    """A config, compiled: `step(state, batch) -> (state, metrics)`."""
+
+    name: str
+    step: Callable[[Any, Batch], tuple[Any, Any]]
+    state: Any
+    batch: Batch
+    facts: dict
+
+
+def build(configuration: Configuration) -> Candidate:
+    """Compiles the training step of one config at once: gin will be bound anew for the next."""
+    experiment = configuration.experiment()
+    mesh = make_mesh(*experiment.trainer.mesh)
+    experiment.check_mesh(mesh)
+    with jax.set_mesh(mesh):
+        state = experiment.jit_init(mesh)()
+        batch = jax.device_put(
+            random_batch(experiment), shardings(experiment.abstract_batch(), mesh)
+        )
+        begun = time.perf_counter()
+        step = experiment.jit_step(mesh).lower(state, batch).compile()
+        seconds = time.perf_counter() - begun
+    system, size = system_and_size(resolved(read_gin(gin.operative_config_str())))
+    facts = {
+        "system": system,
+        "size": size,
+        "compile_seconds": seconds,
+        "peak_bytes": compiled_bytes(step),
+        "flops_per_token": 3 * experiment.model.flops_per_token(),
+        "tokens_per_step": experiment.trainer.tokens_per_step,
+        "rows": experiment.trainer.rows,
+        "segment_length": experiment.trainer.segment_length,
+        "segments_per_step": experiment.trainer.segments_per_step,
+    }
+    return Candidate(stem(configuration.files[0]), step, state, batch, facts)
+
+
+def time_steps(candidates: Sequence[Candidate], rounds: int) -> np.ndarray:
+    """Seconds of each step, (rounds, candidates), after one round to warm up."""
+    states = [candidate.state for candidate in candidates]
+    seconds = np.zeros((rounds, len(candidates)))
+    progress = Progress("rounds", rounds)
+    for number in range(-1, rounds):
+        for i, candidate in enumerate(candidates):
+            begun = time.perf_counter()
+            states[i], metrics = candidate.step(states[i], candidate.batch)
+            jax.block_until_ready(metrics)
+            if number >= 0:
+                seconds[number, i] = time.perf_counter() - begun
+        progress.update(max(number + 1, 0))
+    progress.close()
+    return seconds
+
+
+def table(
+    candidates: Sequence[Candidate], seconds: np.ndarray, baseline: str
+) -> list[dict[str, Any]]:
+    """One dictionary of figures for each config.
+
+    Args:
+        candidates: of `build`.
+        seconds: (rounds, candidates), of `time_steps`.
+        baseline: the name of the candidate whose ratio is 1.
+    """
+    base = [candidate.name for candidate in candidates].index(baseline)
+    rows = []
+    for i, candidate in enumerate(candidates):
+        facts, median = candidate.facts, float(np.median(seconds[:, i]))
+        shape = facts["rows"], facts["segment_length"], facts["segments_per_step"]
+        tokens_per_second = facts["tokens_per_step"] / median
+        row = {
+            "name": candidate.name,
+            # Of pairs from the same round, which shared whatever else the machine was doing.
+            "ratio": float(np.median(seconds[:, i] / seconds[:, base])),
+            "step_seconds": median,
+            "tokens_per_second": tokens_per_second,
+            **facts,
+            "input_tokens_per_second": time_input(*shape),
+        }
+        row["input_times_faster"] = row["input_tokens_per_second"] / tokens_per_second
+        if peak := device_peak():
+            devices = jax.device_count()
+            row["mfu"] = facts["flops_per_token"] * tokens_per_second / (peak * devices)
+        rows.append(row)
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    columns: list[tuple[str, str, str, float]] = [
+        ("ratio", "ratio", "{:.3f}", 1),
+        ("step_seconds", "step s", "{:.3f}", 1),
+        ("tokens_per_second", "tokens/s", "{:,.0f}", 1),
+        ("compile_seconds", "compile s", "{:.1f}", 1),
+        ("peak_bytes", "peak MiB", "{:,.0f}", 2**20),
+        ("flops_per_token", "MFLOP/token", "{:,.1f}", 1e6),
+        ("mfu", "MFU", "{:.1%}", 1),
+        ("input_times_faster", "input x", "{:,.0f}", 1),
+    ]
+    columns = [column for column in columns if column[0] in rows[0]]
+    width = max(len(row["name"]) for row in rows)
+    print(" " * width, *(f"{title:>12}" for _, title, _, _ in columns))
+    for row in rows:
+        cells = (form.format(row[key] / unit) for key, _, form, unit in columns)
+        print(f"{row['name']:<{width}}", *(f"{cell:>12}" for cell in cells))
+
+
+def compare(
+    configurations: Sequence[Configuration], rounds: int, baseline: str | None = None
+) -> dict[str, Any]:
+    """Prints the step times of configs and their ratios to a baseline, and returns them.
+
+    Raises:
+        ValueError: the configs take different numbers of tokens a step.
+    """
+    candidates = []
+    for configuration in configurations:
+        print(f"compiling {configuration.files[0]}", flush=True)
+        candidates.append(build(configuration))
+    baseline = baseline or candidates[0].name
+    budgets = {candidate.facts["tokens_per_step"] for candidate in candidates}
+    if len(budgets) > 1:
+        raise ValueError(
+            f"The configs take {sorted(budgets)} tokens per step, and only equal budgets can be "
+            "compared: add --gin.Trainer.tokens_per_step=NUMBER."
+        )
+    rows = table(candidates, time_steps(candidates, rounds), baseline)
+    device = jax.devices()[0].device_kind
+    print(
+        f"\n{jax.device_count()} x {device}, {budgets.pop():,} tokens per step, median of "
+        f"{rounds} interleaved steps, ratio to {baseline}"
+    )
+    show(rows)
+    heads = {"device": device, "devices": jax.device_count(), "baseline": baseline}
+    return {**heads, "configs": rows}
+
+
+def stem(file: str) -> str:
+    """Returns the name of a config: its parts' files, without folders and endings."""
+    parts = config.split_files(file)
+    return "+".join(os.path.splitext(os.path.basename(part))[0] for part in parts)
