@@ -12,7 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PACKAGES = ("brt.models", "brt.pretrained", "brt.data", "brt.training", "brt.evaluation")
+PACKAGES = (
+    *("brt.models", "brt.pretrained", "brt.data", "brt.training", "brt.evaluation"),
+    "brt.studies",
+)
 
 DECORATED = re.compile(
     r"^@(?:gin\.)?configurable(?:\(denylist=\[.*\]\))?\n(?:@.*\n)*(?:class|def) (\w+)",
