@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from brt.data.vocabularies.base import Vocabulary
+from brt.experiment import Configuration
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
 from brt.models.model import LanguageModel
@@ -159,3 +160,38 @@ def _window(generator, memory, rounds):
         jax.block_until_ready(window(generator.params, tokens_BW, caches))
         seconds.append(time.perf_counter() - begun)
     return float(np.median(seconds))
+
+
+def show(configuration: Configuration, positions: Sequence[int], tokens: int) -> dict[str, Any]:
+    """Prints and returns how fast the model of a config reads and writes."""
+    experiment = configuration.experiment()
+    if len(positions) != 2 or not 0 <= positions[0] < positions[1] or tokens < 1:
+        raise ValueError(
+            f"--positions = {positions} must be two rising numbers, and --written = {tokens} at "
+            "least 1."
+        )
+    if positions[1] - positions[0] < 2 * experiment.trainer.segment_length:
+        raise ValueError("--positions must lie two segments apart or more, to time reading.")
+    found = measure_generation(experiment, positions, tokens)
+    load = os.getloadavg()[0]
+    print(f"\n{configuration.files[0]}, one row, {jax.devices()[0].device_kind}, load {load:.1f}")
+    first, second = (f"{position:,}" for position in positions)
+    for name, text in (
+        (
+            "reading to evaluating, tokens/s",
+            f"{found['prefill_to_evaluation']:.2f} "
+            f"({found['prefill_tokens_per_second']:,.0f} to "
+            f"{found['evaluation_tokens_per_second']:,.0f})",
+        ),
+        *(
+            (f"writing from token {position}, ms/token", f"{1000 * seconds:.2f}")
+            for position, seconds in zip((first, second), found["decode_seconds"])
+        ),
+        ("ratio of the two", f"{found['decode_ratio']:.3f}"),
+        ("the window anew for each, times slower", f"{found['window_to_decode']:.1f}"),
+        ("programs before and after", f"{found['programs_before']}, {found['programs_after']}"),
+        ("bytes of caches", "{:,} and {:,}".format(*found["cache_bytes"])),
+        ("bytes of memory files", "{:,} and {:,}".format(*found["file_bytes"])),
+    ):
+        print(f"{name:<42} {text}")
+    return found

@@ -3,6 +3,7 @@
 import os
 import tempfile
 import time
+from typing import Any
 
 import numpy as np
 
@@ -100,3 +101,22 @@ def _tokens_read(kind, store, rows):
         return store.num_tokens
     pairs = store.num_tokens - 1
     return pairs // rows * rows if kind == "contiguous" else pairs
+
+
+def show(folder: str, rows: int, segment_length: int) -> dict[str, Any]:
+    """Prints and returns what reading one store costs, for each kind of stream."""
+    print(f"{folder}, {rows} rows of {segment_length} tokens; rates are of one core's time")
+    titles = "first batch s", "M tokens/s", "with ledger", "padding", "row segments"
+    print(" " * 10, *(f"{title:>16}" for title in titles))
+    found = measure_store(folder, rows, segment_length)
+    for kind, figures in found.items():
+        least, most = figures["row_segments"]
+        cells = (
+            f"{figures['first_batch_seconds']:.3f}",
+            f"{figures['tokens_per_second'] / 1e6:,.0f}",
+            f"{figures['tokens_per_second_with_ledger'] / 1e6:,.0f}",
+            f"{figures['padding']:.2%}",
+            f"{least:,} to {most:,}",
+        )
+        print(f"{kind:<10}", *(f"{cell:>16}" for cell in cells))
+    return found

@@ -8,10 +8,11 @@ are those of the compiled step, as the compiler reports them, so nothing is run.
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
+from brt.experiment import Configuration
 from brt.models.model import LanguageModel
 from brt.training.records.metrics import compiled_bytes
 from brt.training.sharding import make_mesh
@@ -134,3 +135,20 @@ def longest_segment(
         return found
 
     return longest_fitting(bytes_of, budget, period)
+
+
+def show(
+    configurations: Sequence[Configuration], budget: int, also: Sequence[str]
+) -> dict[str, Any]:
+    """Prints the longest segment of each config that fits, and returns the figures."""
+    found = {}
+    for configuration in configurations:
+        file = configuration.files[0]
+        print(f"{file}, training steps of at most {budget / 2**20:,.0f} MiB a device", flush=True)
+        found[file] = longest_segment(configuration.experiment, budget, also)._asdict()
+    width = max(map(len, found))
+    print(f"\n{'':<{width}}  longest segment  {'MiB':>10}")
+    for file, (length, tried) in ((file, entry.values()) for file, entry in found.items()):
+        size = f"{tried[length] / 2**20:,.1f}" if length else ""
+        print(f"{file:<{width}}  {length:>15,}  {size:>10}")
+    return found

@@ -10,11 +10,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import gin
 import jax
 
-from brt.benchmarks import hlo, hlo_costs
+from brt.benchmarks import hlo, hlo_costs, topologies
+from brt.benchmarks.steps import stem
 from brt.benchmarks.topologies import GIB, Topology, devices_of
-from brt.experiment import Experiment
+from brt.experiment import Configuration, Experiment
+from brt.reporting.gin_text import read_gin, resolved
+from brt.reporting.paper_positions import system_and_size
 from brt.training.records.metrics import compiled_bytes
 from brt.training.sharding import make_mesh, shardings
 
@@ -219,3 +223,28 @@ def details(row: dict[str, Any], least: float = 0.02) -> str:
         )
         lines.append(f"  collectives {title}: {text or 'none'}")
     return "\n".join(lines)
+
+
+def show(
+    configurations: Sequence[Configuration], name: str, baseline: str | None
+) -> dict[str, Any]:
+    """Prints what the compiler of a TPU slice says of each config's step."""
+    topology = topologies.find(name)
+    topologies.check_compiler()
+    topologies.use_no_device()
+    rows = []
+    for configuration in configurations:
+        file = configuration.files[0]
+        print(f"compiling {file} for {topology.name}", flush=True)
+        experiment = configuration.experiment()
+        system, size = system_and_size(resolved(read_gin(gin.operative_config_str())))
+        figures = measure(experiment, topology)
+        rows.append({"name": stem(file), "system": system, "size": size} | figures)
+    baseline = baseline or rows[0]["name"]
+    rows = with_ratios(rows, baseline)
+    print(f"\n{head(topology)}\n{ESTIMATES} Ratio to {baseline}.")
+    print(table(rows))
+    for row in rows:
+        print(f"\n{details(row)}")
+    heads = {"topology": topology.name, "friendly_name": topology.friendly, "baseline": baseline}
+    return {**heads, "note": ESTIMATES, "slices": rows}

@@ -16,6 +16,7 @@ from tiny_run import (
 )
 
 from brt import benchmark, config
+from brt.benchmarks import steps
 from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
@@ -51,7 +52,7 @@ def measured(monkeypatch, tmp_path, configs):
     """Runs the command on configs by name; what it writes, parsed, and the path of it."""
     clock = SimpleNamespace(now=0.0)
     clock.perf_counter = lambda: clock.now
-    build = benchmark.build
+    build = steps.build
 
     def timed(file):
         candidate, calls = build(file), []
@@ -70,9 +71,9 @@ def measured(monkeypatch, tmp_path, configs):
 
         return candidate._replace(step=step)
 
-    monkeypatch.setattr(benchmark, "build", timed)
-    monkeypatch.setattr(benchmark, "time", clock)
-    monkeypatch.setattr(benchmark, "make_mesh", lambda data, model: one_device())
+    monkeypatch.setattr(steps, "build", timed)
+    monkeypatch.setattr(steps, "time", clock)
+    monkeypatch.setattr(steps, "make_mesh", lambda data, model: one_device())
 
     def run(*names, **flags):
         path = tmp_path / "times.json"
@@ -133,7 +134,7 @@ def test_a_benchmark_of_the_paper_s_sizes_with_the_paper_s_baseline_needs_no_not
 
 
 def test_unequal_budgets_are_not_compared(monkeypatch, capsys, tmp_path, configs):
-    monkeypatch.setattr(benchmark, "make_mesh", lambda data, model: one_device())
+    monkeypatch.setattr(steps, "make_mesh", lambda data, model: one_device())
     other = tmp_path / "twice.gin"
     other.write_text(f'include "{configs["slide"]}"\nTrainer.tokens_per_step = 128\n')
     files = f"--configs={configs['slide']},{other}"
