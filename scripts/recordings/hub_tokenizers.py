@@ -1,4 +1,4 @@
-"""Compares encodings.json, what tokenizers of Hub folders gave, with what brt's vocabulary gives.
+"""Compares encodings.json, recorded from tokenizers of Hub folders, with brt's vocabulary.
 
 See `check_recording.py`. The folders are named relative to the file. Compared are, by tokenizer and
 kind, how many texts or pairs differ: 0 is the tolerance.
@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from brt.data.vocabularies.hub_tokenizers import LibraryTokenizer
 from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
-from brt.data.vocabularies.tokenizer_contract import FolderTokenizer
 
 
 def errors(file: str) -> dict[str, float]:
@@ -23,50 +23,53 @@ def errors(file: str) -> dict[str, float]:
     for name, record in recorded.items():
         vocabulary = PretrainedFolderVocabulary(str(Path(file).parent / record["folder"]))
         tokenizer = vocabulary.tokenizer
-        special = {f"{role}_token": [*token] for role, token in tokenizer.special.items()}
-        around = tokenizer.frame()
-        between = tokenizer.read("x", "x")
+        if not isinstance(tokenizer, LibraryTokenizer):
+            raise ValueError(f"{vocabulary.path} has no tokenizer.json.")
+        special = dict(record["special"].values())
+        frame = sum(map(len, vocabulary.frame))
+        between = tokenizer.named.encode("x", "x").sequence_ids
         differ = {
-            "size": [tokenizer.count != record["size"]],
-            "special tokens": [special != record["special"]],
+            "size": [tokenizer.named.get_vocab_size() != record["size"]],
+            "special tokens": [not special.items() <= vocabulary.special_ids.items()],
             "special tokens added": [
-                sum(map(len, around)) != record["special_tokens_added"],
-                between.sequences.count(None) != record["special_tokens_added_to_pair"],
+                frame != record["special_tokens_added"],
+                between.count(None) != record["special_tokens_added_to_pair"],
             ],
             "texts": [_text_differs(vocabulary, text) for text in record["texts"]],
-            "pairs": [_pair_differs(tokenizer, pair) for pair in record["pairs"]],
+            "pairs": [_pair_differs(tokenizer.named, pair) for pair in record["pairs"]],
         }
         found |= {f"{name} {kind}": float(sum(wrong)) for kind, wrong in differ.items()}
     return found
 
 
 def _text_differs(vocabulary: PretrainedFolderVocabulary, record: dict[str, Any]) -> bool:
-    tokenizer, text = vocabulary.tokenizer, record["text"]
-    whole = tokenizer.read(text)
-    alone = tokenizer.read(text, special=False)
+    named: Any = getattr(vocabulary.tokenizer, "named")  # noqa: B009
+    text = record["text"]
+    whole = named.encode(text)
+    alone = named.encode(text, add_special_tokens=False)
     stored = vocabulary.encode(text.encode(), "text").tolist()
-    spelt = any(name in text for name, _ in tokenizer.special.values())
+    spelt = any(name in text for name in vocabulary.special_ids)
     return (
         whole.ids != record["ids"]
         or alone.ids != record["ids_without_special"]
-        or tokenizer.decode(alone.ids) != record["decoded"]
+        or vocabulary.decode(alone.ids) != record["decoded"]
         or _offsets_differ(whole.offsets, record["offsets"])
         # The store keeps names of special tokens as text.
         or (stored != record["ids_without_special"]) != spelt
     )
 
 
-def _pair_differs(tokenizer: FolderTokenizer, record: dict[str, Any]) -> bool:
-    found = tokenizer.read(record["first"], record["second"])
+def _pair_differs(named: Any, record: dict[str, Any]) -> bool:
+    encoding = named.encode(record["first"], record["second"])
     types = record["token_type_ids"]
     return (
-        found.ids != record["ids"]
-        or (types is not None and found.types != types)
-        or _offsets_differ(found.offsets, record["offsets"])
-        or found.sequences != record["sequence_ids"]
+        encoding.ids != record["ids"]
+        or (types is not None and encoding.type_ids != types)
+        or _offsets_differ(encoding.offsets, record["offsets"])
+        or encoding.sequence_ids != record["sequence_ids"]
     )
 
 
-def _offsets_differ(found: list[tuple[int, int]] | None, recorded: list) -> bool:
+def _offsets_differ(offsets: list[tuple[int, int]], recorded: list) -> bool:
     """Returns whether offsets differ from recorded ones; an empty list is none recorded."""
-    return bool(recorded) and [list(pair) for pair in found or []] != recorded
+    return bool(recorded) and [list(pair) for pair in offsets] != recorded

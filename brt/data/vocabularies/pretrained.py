@@ -25,7 +25,7 @@ from brt.data.vocabularies.base import (
     read_vocabulary_file,
     utf8_text,
 )
-from brt.data.vocabularies.tokenizer_settings import check_ids, json_keys
+from brt.data.vocabularies.tokenizer_limits import check_ids, json_keys
 
 PART = 2**18
 """Characters the library is given at once: it needs some 500 bytes for each token."""

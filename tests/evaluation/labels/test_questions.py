@@ -40,14 +40,21 @@ linear.warmup_steps = 5
 
 
 def tokenizer(folder):
-    """RoBERTa's files with a token for each byte, and no others."""
+    """A tokenizer with a token for each byte, framed as RoBERTa's."""
     import tokenizers
 
     folder.mkdir()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     symbols = [*special, *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]
-    (folder / "vocab.json").write_text(json.dumps({s: n for n, s in enumerate(symbols)}))
-    (folder / "merges.txt").write_text("#version: 0.2\n")
+    model = tokenizers.models.BPE({symbol: n for n, symbol in enumerate(symbols)}, [])
+    built = tokenizers.Tokenizer(model)
+    built.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.decoder = tokenizers.decoders.ByteLevel()
+    built.add_special_tokens(special)
+    built.post_processor = tokenizers.processors.RobertaProcessing(
+        ("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False
+    )
+    built.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps({"model_type": "roberta"}))
 
 

@@ -34,6 +34,11 @@ def folder(tmp_path):
     make_folder(path, vocab_size=len(symbols), bos_token_id=0, eos_token_id=0)
     (path / "vocab.json").write_text(json.dumps({s: n for n, s in enumerate(symbols)}))
     (path / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, merges)]) + "\n")
+    model = tokenizers.models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt"))
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(path / "tokenizer.json"))
     return path
 
 
@@ -81,7 +86,8 @@ def test_other_ids_can_be_meant(folder):
 
 
 def test_a_folder_without_a_tokenizer_accepts_every_vocabulary(folder):
-    (folder / "merges.txt").unlink()
+    for name in ("tokenizer.json", "vocab.json", "merges.txt"):
+        (folder / name).unlink()
     build(folder, "vocabulary_size = None").check_vocabulary()
 
 
