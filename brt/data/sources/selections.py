@@ -7,7 +7,7 @@ They can be nested, and list their documents without reading them where the inne
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -20,39 +20,55 @@ from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
 
 
-class _Selection(Source):
-    """A source that gives what another gives, changed; all else is the inner source's."""
+class Transformed(Source):
+    """Documents of a source, each changed by a function.
 
-    def __init__(self, source: Source):
+    Args:
+        source: the inner source, which also gives parts, files and counts.
+        function: from a `Document` to a `Document`; it must be picklable. None changes nothing.
+        description: entries that are added to the inner source's description.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        function: Callable[[Document], Document] | None = None,
+        description: dict | None = None,
+    ):
         check_source(source, f"{type(self).__name__}.source")
         self.source = source
         self.vocabulary = source.vocabulary
         self.listed = source.listed
         self.checks_content = source.checks_content
+        self._function = function
+        self._description = description or {}
+
+    def documents(self, split: str) -> Iterator[Document]:
+        documents = self.source.documents(split)
+        yield from map(self._function, documents) if self._function else documents
 
     def parts(self, split: str) -> list:
-        """Lists the inner source's parts."""
         return self.source.parts(split)
 
     def read(self, part: Any) -> Document:
-        """Reads the inner source's document of a part."""
-        return self.source.read(part)
+        document = self.source.read(part)
+        return self._function(document) if self._function else document
 
     def files(self, part: Any) -> list[str]:
-        """Returns the files that the document of a part is read from."""
         return self.source.files(part)
 
     def part_bytes(self, part: Any) -> int | None:
-        """Returns the bytes of a part, as the inner source's."""
         return self.source.part_bytes(part)
 
     def count(self, split: str) -> int | None:
-        """Returns the inner source's number of documents."""
         return self.source.count(split)
+
+    def description(self, split: str) -> dict:
+        return {**self.source.description(split), **self._description}
 
 
 @gin.configurable
-class FirstDocuments(_Selection):
+class FirstDocuments(Transformed):
     """The first documents of some splits, in the order of the inner source.
 
     That is the order of file names for `TextFiles`, so the first 1,250 books of PG19 by name are
@@ -102,7 +118,7 @@ class FirstDocuments(_Selection):
 
 
 @gin.configurable
-class FirstTokens(_Selection):
+class FirstTokens(Transformed):
     """The first tokens of every document of some splits.
 
     A document is encoded whole before it is cut, so its tokens are those it has in full. Its
@@ -176,7 +192,7 @@ class FirstTokens(_Selection):
 
 
 @gin.configurable
-class GutenbergText(_Selection):
+class GutenbergText(Transformed):
     """Books of Project Gutenberg without its header, licence and footer.
 
     A book is cut after the line (or lines) `*** START OF ... ***` and before `*** END OF`; where
@@ -189,23 +205,11 @@ class GutenbergText(_Selection):
     """
 
     def __init__(self, source: Source = gin.REQUIRED):
-        super().__init__(source)
-
-    def documents(self, split: str) -> Iterator[Document]:
-        """Yields the text of each `Document` between its marks."""
-        yield from map(_between_marks, self.source.documents(split))
-
-    def read(self, part: Any) -> Document:
-        """Reads the text between the marks of the book of a part."""
-        return _between_marks(self.source.read(part))
-
-    def description(self, split: str) -> dict:
-        """Returns the inner source's, and that its books are cut."""
-        return {**self.source.description(split), "gutenberg_marks": "cut"}
+        super().__init__(source, _between_marks, {"gutenberg_marks": "cut"})
 
 
 @gin.configurable
-class UnwrappedLines(_Selection):
+class UnwrappedLines(Transformed):
     """Texts whose paragraphs are one line each.
 
     Books are kept with lines of some 70 characters. Where the next line ends is then a matter of
@@ -218,19 +222,7 @@ class UnwrappedLines(_Selection):
     """
 
     def __init__(self, source: Source = gin.REQUIRED):
-        super().__init__(source)
-
-    def documents(self, split: str) -> Iterator[Document]:
-        """Yields each `Document` with its paragraphs in one line."""
-        yield from map(_unwrapped, self.source.documents(split))
-
-    def read(self, part: Any) -> Document:
-        """Reads the document of a part with its paragraphs in one line."""
-        return _unwrapped(self.source.read(part))
-
-    def description(self, split: str) -> dict:
-        """Returns the inner source's, and that lines are joined."""
-        return {**self.source.description(split), "lines": "unwrapped"}
+        super().__init__(source, _unwrapped, {"lines": "unwrapped"})
 
 
 _WRAPPED = re.compile(rb"(?<=\S)[ \t]*\r?\n(?=\S)")
