@@ -1,5 +1,7 @@
 """Gates: what they compute, how they begin, and how fast they learn to forget."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -7,21 +9,17 @@ import pytest
 from flax import nnx
 from tiny_models import quick_jit
 
-from brt.models.block_recurrent.gates import BIASES, FORMS, KINDS, Gate
+from brt.models.block_recurrent.gates import BIASES, FORMS, KINDS, MLP, Gate
 
 EVERY_GATE = [(kind, form, squash) for kind in KINDS for form in FORMS for squash in (False, True)]
 
 
 def gate(kind, form="paper", squash=False, input_size=5, width=4, seed=0):
-    return Gate(
-        nnx.Rngs(seed),
-        letter="C",
-        input_size=input_size,
-        width=width,
-        kind=kind,
-        form=form,
-        squash=squash,
-    )
+    return Gate(nnx.Rngs(seed), MLP, (input_size,), width, kind, form, squash)
+
+
+def apply(module, states_BSD, h_BSF):
+    return module(states_BSD, h_BSF, module.weights(h_BSF.dtype))
 
 
 def fill(gate, seed):
@@ -52,7 +50,7 @@ def test_a_gate_computes_one_number_at_a_time_what_its_equations_say(kind, form,
         def dot(name, b=b, s=s, d=d):
             return sum(h_BSC[b, s, x] * p[name][x, d] for x in range(C))
 
-        z = dot("candidate_CD")
+        z = dot("candidate_FD")
         if form == "paper":
             z += p["candidate_bias_D"][d]
             z = np.tanh(z) if kind == "lstm" else z
@@ -62,10 +60,10 @@ def test_a_gate_computes_one_number_at_a_time_what_its_equations_say(kind, form,
             g = sigmoid(p["keep_bias_D"][d])
             expected[b, s, d] = c_BSD[b, s, d] * g + z * (1 - g)
         else:
-            i = sigmoid(dot("input_CD") + p["input_bias_D"][d] - 1)
-            f = sigmoid(dot("forget_CD") + p["forget_bias_D"][d] + 1)
+            i = sigmoid(dot("input_FD") + p["input_bias_D"][d] - 1)
+            f = sigmoid(dot("forget_FD") + p["forget_bias_D"][d] + 1)
             expected[b, s, d] = c_BSD[b, s, d] * f + z * i
-    found, keep = quick_jit(module)(np.float32(c_BSD), np.float32(h_BSC))
+    found, keep = quick_jit(partial(apply, module))(np.float32(c_BSD), np.float32(h_BSC))
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     assert np.broadcast_shapes(keep.shape, found.shape) == found.shape
@@ -76,8 +74,8 @@ def test_a_fixed_gate_is_one_vector_whatever_it_reads(form):
     module = gate("fixed", form)
     h_BSC = jnp.asarray(np.random.default_rng(3).normal(size=(2, 3, 5)), jnp.float32)
     c_BSD = jnp.ones((2, 3, 4))
-    _, keep = module(c_BSD, h_BSC)
-    _, other = module(c_BSD * 7, -3 * h_BSC)
+    _, keep = apply(module, c_BSD, h_BSC)
+    _, other = apply(module, c_BSD * 7, -3 * h_BSC)
     assert keep.shape == (4,) and (keep == other).all()
 
 
@@ -87,8 +85,8 @@ def test_a_fixed_gate_at_its_end_keeps_the_state_or_replaces_it(bias):
     module.keep_bias_D[...] = jnp.full(4, bias)
     rng = np.random.default_rng(4)
     c_BSD, h_BSC = (jnp.asarray(rng.normal(size=(2, 3, x)), jnp.float32) for x in (4, 5))
-    candidate = h_BSC @ module.candidate_CD[...] + module.candidate_bias_D[...]
-    found, _ = module(c_BSD, h_BSC)
+    candidate = h_BSC @ module.candidate_FD[...] + module.candidate_bias_D[...]
+    found, _ = apply(module, c_BSD, h_BSC)
     np.testing.assert_allclose(found, c_BSD if bias > 0 else candidate, atol=1e-3)
 
 
@@ -96,11 +94,11 @@ def test_a_new_lstm_gate_keeps_most_and_takes_little():
     """sigmoid(1) = 0.73 of the state, sigmoid(-1) = 0.27 of the candidate."""
     module = gate("lstm", input_size=64, width=512)
     h_BSC = jnp.asarray(np.random.default_rng(5).normal(size=(1, 256, 64)), jnp.float32)
-    _, keep = module(jnp.zeros((1, 256, 512)), h_BSC)
+    _, keep = apply(module, jnp.zeros((1, 256, 512)), h_BSC)
     assert keep.shape == (1, 256, 512)
     assert 0.72 < float(keep.mean()) < 0.735
     module.candidate_bias_D[...] = jnp.full(512, 20.0)  # the tanh of it is 1
-    taken, _ = module(jnp.zeros((1, 256, 512)), h_BSC)
+    taken, _ = apply(module, jnp.zeros((1, 256, 512)), h_BSC)
     assert 0.265 < float(taken.mean()) < 0.28
 
 
@@ -118,12 +116,12 @@ def test_gate_matrices_begin_small_for_their_input(form):
     module = gate("lstm", form, input_size=400, width=250)
     small = np.sqrt(0.1 / 400)
     cut = 2 * small / 0.8796256610342398
-    for name in ("input_CD", "forget_CD"):
+    for name in ("input_FD", "forget_FD"):
         spread(getattr(module, name)[...], small)
         assert np.abs(getattr(module, name)[...]).max() < cut * 1.001
         assert np.abs(getattr(module, name)[...]).max() > cut * 0.99
     # The released code draws the candidate's matrix as any other.
-    spread(module.candidate_CD[...], small if form == "paper" else np.sqrt(1 / 400))
+    spread(module.candidate_FD[...], small if form == "paper" else np.sqrt(1 / 400))
 
 
 def test_gate_biases_begin_within_a_tenth():
@@ -144,13 +142,13 @@ def test_a_gate_has_only_the_parameters_of_its_equations(kind, form, squash):
         path[0]: leaf.shape
         for path, leaf in nnx.to_flat_state(nnx.state(gate(kind, form, squash), nnx.Param))
     }
-    expected = {"candidate_CD": (5, 4)}
+    expected = {"candidate_FD": (5, 4)}
     if form == "paper":
         expected["candidate_bias_D"] = (4,)
     if kind == "fixed":
         expected["keep_bias_D"] = (4,)
     else:
-        expected |= {"input_CD": (5, 4), "forget_CD": (5, 4)}
+        expected |= {"input_FD": (5, 4), "forget_FD": (5, 4)}
         expected |= {"input_bias_D": (4,), "forget_bias_D": (4,)}
     assert shapes == expected
 
@@ -172,11 +170,11 @@ def test_states_stay_float32_when_activations_are_not():
     for kind in KINDS:
         module = gate(kind)
         h_BSC = jnp.ones((2, 3, 5), jnp.bfloat16)
-        found, _ = module(jnp.full((2, 3, 4), 1 + 2**-20, jnp.float32), h_BSC)
+        found, _ = apply(module, jnp.full((2, 3, 4), 1 + 2**-20, jnp.float32), h_BSC)
         assert found.dtype == jnp.float32
     module.forget_bias_D[...] = jnp.full(4, 40.0)  # keeps everything, to the last bit
     module.input_bias_D[...] = jnp.full(4, -200.0)
-    found, _ = module(jnp.full((2, 3, 4), 1 + 2**-20, jnp.float32), h_BSC)
+    found, _ = apply(module, jnp.full((2, 3, 4), 1 + 2**-20, jnp.float32), h_BSC)
     assert (found == 1 + 2**-20).all()
 
 
@@ -192,18 +190,18 @@ def test_gates_that_begin_otherwise_are_the_same_gate_without_its_constants(kind
     c_BSD, h_BSC = (np.ones((1, 2, size), np.float32) for size in (4, 5))
     kept = {}
     for biases in BIASES:
-        module = Gate(nnx.Rngs(0), letter="C", input_size=5, width=4, kind=kind, biases=biases)
+        module = Gate(nnx.Rngs(0), MLP, (5,), 4, kind, biases=biases)
         for path, leaf in nnx.to_flat_state(nnx.state(module, nnx.Param)):
-            if path[0].endswith("_CD"):
+            if path[0].endswith("_FD"):
                 leaf[...] = jnp.zeros_like(leaf[...])
             elif biases != "small":
                 expected = float(biases == "one" and path[0] in ("keep_bias_D", "forget_bias_D"))
                 np.testing.assert_array_equal(leaf[...], expected)
-        kept[biases] = float(np.mean(module(c_BSD, h_BSC)[1]))
+        kept[biases] = float(np.mean(apply(module, c_BSD, h_BSC)[1]))
     assert kept["zero"] == 0.5 and kept["one"] == pytest.approx(sigmoid(1))
     assert kept["small"] == pytest.approx(sigmoid(1 if kind == "lstm" else 0), abs=0.05)
 
 
 def test_an_unknown_way_to_begin_is_refused():
     with pytest.raises(ValueError, match="gate_biases = 'two': choose one of"):
-        Gate(nnx.Rngs(0), letter="C", input_size=5, width=4, kind="lstm", biases="two")
+        Gate(nnx.Rngs(0), MLP, (5,), 4, "lstm", biases="two")

@@ -14,7 +14,15 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.checks import Count, OneOf, check_choice
-from brt.models.block_recurrent.gates import BIASES, FORMS, KINDS, Gate
+from brt.models.block_recurrent.gates import (
+    BIASES,
+    BOTH_ATTENTIONS,
+    FORMS,
+    KINDS,
+    MLP,
+    ONE_ATTENTION,
+    Gate,
+)
 from brt.models.block_recurrent.memory import BlockPairs, BlockStates, LayerMemory
 from brt.models.counts import matrix_size
 from brt.models.fast.loop_weights import cast_before, in_loop, product, scan
@@ -132,33 +140,23 @@ class RecurrentCell(LayerMemory):
 
         heads = self.num_heads, A // self.num_heads
 
-        def make_gate(letter, size, axes=None, sizes=None):
-            return Gate(
-                rngs,
-                letter=letter,
-                input_size=size,
-                width=D,
-                kind=gate,
-                form=gate_form,
-                squash=arrangement == "single",
-                biases=gate_biases,
-                axes=axes,
-                sizes=sizes,
-            )
+        def make_gate(source, *input_sizes):
+            squash = arrangement == "single"
+            return Gate(rngs, source, input_sizes, D, gate, gate_form, squash, gate_biases)
 
         if order == "sequential":
-            self.self_gate = make_gate("A", A, "BHSK", heads)
-            self.cross_gate = make_gate("A", A, "BHSK", heads)
+            self.self_gate = make_gate(ONE_ATTENTION, *heads)
+            self.cross_gate = make_gate(ONE_ATTENTION, *heads)
             self.cross_norm = RMSNorm(rngs, D)
         elif arrangement != "single":
-            self.attention_gate = make_gate("C", 2 * A, "XBHSK", (2, *heads))
+            self.attention_gate = make_gate(BOTH_ATTENTIONS, 2, *heads)
         if arrangement == "dual":
             self.feed_forward_norm = RMSNorm(rngs, D)
             self.hidden_DF = parameter(rngs, DENSE, D, F)
         elif arrangement == "single":
             self.hidden_CF = parameter(rngs, DENSE, 2 * A, F)
         if arrangement != "skip":
-            self.feed_forward_gate = make_gate("F", F)
+            self.feed_forward_gate = make_gate(MLP, F)
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> StateCache:
         """Returns the learned states a document begins with, (B, S, D) float32."""
@@ -290,31 +288,33 @@ class RecurrentCell(LayerMemory):
         def read_tokens(q_BHSK):
             return attend_by_head(q_BHSK, token_k_BHJK, token_v_BHJK)
 
-        def gated(name, states_BSD, h):
-            states_BSD, keep = getattr(self, name)(states_BSD, h, weights[name])
-            # (D,) of a fixed gate, (B, S, D) of others.
-            keep = jnp.mean(keep, axis=tuple(range(keep.ndim))[-2:])
-            kept.append(jnp.broadcast_to(keep, states_BSD.shape[:1]))
-            return states_BSD
-
         if self.order == "sequential":
-            states_BSD = gated("self_gate", states_BSD, read_states(queries[0]))
+            h_BHSK = read_states(queries[0])
+            states_BSD, keep = self.self_gate(states_BSD, h_BHSK, weights["self_gate"])
+            kept.append(keep)
             x_BSD = self._identified(weights["cross_norm_scale_D"], weights, states_BSD, dtype)
             found = _heads(x_BSD, weights["cross_queries_DXHK"])
             (q_BHSK,) = self._scaled(found, weights, ["cross_scale_H"])
-            states_BSD = gated("cross_gate", states_BSD, read_tokens(q_BHSK))
+            h_BHSK = read_tokens(q_BHSK)
+            states_BSD, keep = self.cross_gate(states_BSD, h_BHSK, weights["cross_gate"])
+            kept.append(keep)
         else:
             h_XBHSK = read_states(queries[0]), read_tokens(queries[1])
             if self.arrangement == "single":
                 h_BSF = jax.nn.relu(product("XBHSK,XHKF->BSF", h_XBHSK, weights["hidden_XHKF"]))
-                return gated("feed_forward_gate", states_BSD, h_BSF), kept[0]
-            states_BSD = gated("attention_gate", states_BSD, h_XBHSK)
+            else:
+                gate_weights = weights["attention_gate"]
+                states_BSD, keep = self.attention_gate(states_BSD, h_XBHSK, gate_weights)
+                kept.append(keep)
         if self.arrangement == "dual":
             scale_D = in_loop(weights["feed_forward_norm_scale_D"])
             x_BSD = rms_normed(states_BSD, scale_D).astype(dtype)
             h_BSF = jax.nn.relu(product("BSD,DF->BSF", x_BSD, weights["hidden_DF"]))
-            states_BSD = gated("feed_forward_gate", states_BSD, h_BSF)
-        return states_BSD, sum(kept) / len(kept)
+        if self.arrangement != "skip":
+            gate_weights = weights["feed_forward_gate"]
+            states_BSD, keep = self.feed_forward_gate(states_BSD, h_BSF, gate_weights)
+            kept.append(keep)
+        return states_BSD, sum(_mean_of_rows(keep, states_BSD) for keep in kept) / len(kept)
 
     # The interface of a layer's memory.
 
@@ -388,3 +388,8 @@ def _heads(x_BSD, matrices_DXHK):
     """Returns the products with matrices that stand side by side, (B, H, S, K) each."""
     x_XBHSK = product("BSD,DXHK->XBHSK", x_BSD, matrices_DXHK)
     return [x_BHSK[0] for x_BHSK in jnp.split(x_XBHSK, len(x_XBHSK))]
+
+
+def _mean_of_rows(keep, states_BSD):
+    """Returns the mean of each batch element, (B,), of (D,) or (B, S, D)."""
+    return jnp.broadcast_to(jnp.mean(keep, axis=(-2, -1)[-keep.ndim :]), states_BSD.shape[:1])

@@ -1,6 +1,7 @@
-"""Gates, by which a recurrent state takes in what a block of tokens tells it."""
+"""Gates, which update a recurrent state from what it attended to in a block of tokens."""
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,116 +18,121 @@ FORMS = ("paper", "meliad")
 BIASES = ("small", "zero", "one")
 
 GateWeights = dict[str, Any]
-"""matrix_..ND, the N = 1 (fixed) or 3 (lstm) matrices side by side, and biases; named as shapes."""
+"""The matrices of a gate stacked along N (1: fixed, 3: lstm), and its biases."""
+
+
+class GateInput(NamedTuple):
+    """An input h of a gate: its equation, and the names of the parameters that project it.
+
+    stacked: name of the matrices stacked along N, with the axes of h apart. Heads stay an axis, so
+    that their split over the model axis stays one.
+    """
+
+    equation: str
+    candidate: str
+    input: str
+    forget: str
+    stacked: str
+
+
+BOTH_ATTENTIONS = GateInput(
+    "XBHSK,XHKND->BSND", "candidate_CD", "input_CD", "forget_CD", "matrix_XHKND"
+)
+"""The results of attention to states and to tokens, X = 2; C = X * H * K."""
+ONE_ATTENTION = GateInput("BHSK,HKND->BSND", "candidate_AD", "input_AD", "forget_AD", "matrix_HKND")
+MLP = GateInput("BSF,FND->BSND", "candidate_FD", "input_FD", "forget_FD", "matrix_FND")
 
 
 class Gate(nnx.Module):
-    """c' = c * keep + z * take, with z a projection of h.
+    """Gated update of the recurrent state, c' = keep * c + take * z (Block-Recurrent, section 3.3).
 
-    fixed: keep = sigmoid(b_g), one vector for all states; take = 1 - keep (eq. 1-3).
-    lstm: keep = sigmoid(W_f h + b_f + 1), take = sigmoid(W_i h + b_i - 1) (eq. 4-7).
+    fixed: keep = sigmoid(b_g), one learned constant per feature; take = 1 - keep      (eq. 1-3)
+    lstm:  keep = sigmoid(W_f h + b_f + 1), take = sigmoid(W_i h + b_i - 1)            (eq. 4-7)
+    z = W_z h + b_z, inside a tanh for lstm.
+
+    The constants +1 and -1 stay outside the parameters, because Adafactor scales its steps by the
+    size of a parameter.
 
     Args:
-        letter: the axis of h in the parameters' names: A or C (attention), F (feed-forward).
-        input_size: length of that axis, f_in.
-        width: D of the states.
+        source: the input h.
+        sizes: of the axes of h that are projected, such as (X, H, K).
+        width: D.
         kind: "fixed" or "lstm".
-        form: "paper" has z = W_z h + b_z, inside a tanh for lstm, and draws every matrix
-            small (appendix B). "meliad", the released code, has no b_z, draws W_z as any
-            other matrix, and applies tanh where `squash` says, whatever the kind.
+        form: "paper", with small initial matrices (appendix B), or "meliad", the released code: no
+            b_z, W_z initialised as other matrices, and tanh where `squash` says, for both kinds.
         squash: with form "meliad", whether z goes through tanh.
-        biases: of the gates, at the beginning. "small" is the paper's way, N(0, 0.1^2) beside
-            constants +1 and -1 outside the parameters. The ways it advises against: "zero", and
-            "one" for what keeps and 0 for what takes, as in other LSTMs, both without the
-            constants.
-        axes: of h, if it comes with more than B, S and its own one: their letters, such as "XBHSK".
-            In this order those but B and S make up the axis of h.
-        sizes: of those.
-
-    Source: Block-Recurrent, sections 3.3-3.4, appendix B. The constants +1 and -1 stay
-    outside the parameters, which Adafactor scales its steps by.
+        biases: initial biases of the gates. "small": the paper's N(0, 0.1^2) and constants +1 and
+            -1. Without constants: "zero", and "one" for keep and 0 for take.
     """
 
     def __init__(
         self,
         rngs: nnx.Rngs,
-        *,
-        letter: str,
-        input_size: int,
+        source: GateInput,
+        sizes: tuple[int, ...],
         width: int,
         kind: str,
         form: str = "paper",
         squash: bool = False,
         biases: str = "small",
-        axes: str | None = None,
-        sizes: tuple[int, ...] | None = None,
     ):
         check_choice("RecurrentCell.gate", kind, KINDS)
         check_choice("RecurrentCell.gate_form", form, FORMS)
         check_choice("RecurrentCell.gate_biases", biases, BIASES)
         self.kind = kind
-        self.letter = letter
-        self.axes = axes or f"BS{letter}"
-        self.sizes = sizes or (input_size,)
+        self.source = source
+        self.sizes = sizes
         self.constant = 1.0 if biases == "small" else 0.0
         self.squash = kind == "lstm" if form == "paper" else squash
 
-        def matrix(name, initializer):
-            setattr(self, f"{name}_{letter}D", parameter(rngs, initializer, input_size, width))
+        def add_matrix(name, initializer):
+            setattr(self, name, parameter(rngs, initializer, math.prod(sizes), width))
 
         def bias(keeps=False):
             value = jax.nn.initializers.constant(float(biases == "one" and keeps))
             return parameter(rngs, normal(0.1) if biases == "small" else value, width)
 
-        matrix("candidate", SMALL if form == "paper" else DENSE)
+        add_matrix(source.candidate, SMALL if form == "paper" else DENSE)
         self.candidate_bias_D = bias() if form == "paper" else None
         if kind == "fixed":
             self.keep_bias_D = bias(keeps=True)
         else:
-            matrix("input", SMALL)
-            matrix("forget", SMALL)
+            add_matrix(source.input, SMALL)
+            add_matrix(source.forget, SMALL)
             self.input_bias_D = bias()
             self.forget_bias_D = bias(keeps=True)
 
-    @property
-    def _letters(self):
-        return self.axes.replace("B", "").replace("S", "")
-
     def weights(self, dtype: DTypeLike) -> GateWeights:
-        """Returns the parameters as a loop over blocks uses them: cast, matrices side by side.
+        """Returns the parameters as a loop over blocks uses them: cast, and matrices stacked.
 
         dtype: of h.
         """
-        names = ("candidate",) if self.kind == "fixed" else ("candidate", "input", "forget")
-        matrix = jnp.stack([getattr(self, f"{n}_{self.letter}D")[...] for n in names], axis=1)
-        # Not as one axis: of (X, H, K) the heads are split over the model axis, and stay so.
+        names = [self.source.candidate]
+        weights: GateWeights = {}
+        if self.candidate_bias_D is not None:
+            weights["candidate_bias_D"] = self.candidate_bias_D[...]
+        if self.kind == "fixed":
+            weights["keep_bias_D"] = self.keep_bias_D[...]
+        else:
+            names += [self.source.input, self.source.forget]
+            weights["input_bias_D"] = self.input_bias_D[...]
+            weights["forget_bias_D"] = self.forget_bias_D[...]
+        matrix = jnp.stack([getattr(self, name)[...] for name in names], axis=1)
         matrix = matrix.reshape(*self.sizes, *matrix.shape[1:])
-        biases = ("candidate_bias_D", "keep_bias_D", "input_bias_D", "forget_bias_D")
-        weights = {name: getattr(self, name, None) for name in biases}
-        return {
-            f"matrix_{self._letters}ND": cast_before(matrix, dtype),
-            **{name: bias[...] for name, bias in weights.items() if bias is not None},
-        }
+        return weights | {self.source.stacked: cast_before(matrix, dtype)}
 
     def __call__(
-        self,
-        states_BSD: jax.Array,
-        h: jax.Array | tuple[jax.Array, ...],
-        weights: GateWeights | None = None,
+        self, states_BSD: jax.Array, h: jax.Array | tuple[jax.Array, ...], weights: GateWeights
     ) -> tuple[jax.Array, jax.Array]:
-        """Maps (B, S, D) states and inputs to the next states.
+        """Returns the next states, (B, S, D) in the states' type, and keep, which broadcasts to it.
 
         Args:
             states_BSD: (B, S, D).
-            h: (B, S, f_in), or as `axes` says; a tuple of arrays has a first axis of them.
-            weights: `weights(dtype)` of h, computed before a loop; None: computed now.
-
-        Returns:
-            (B, S, D) in the states' type, and keep, broadcastable to the same shape.
+            h: with the axes of the equation; a tuple of arrays has a first axis of them.
+            weights: `weights(dtype)` of h.
         """
-        weights = self.weights(jax.tree.leaves(h)[0].dtype) if weights is None else weights
-        matrix = weights[f"matrix_{self._letters}ND"]
-        projected_BSND = wide(product(f"{self.axes},{self._letters}ND->BSND", h, matrix))
+        matrix = weights[self.source.stacked]
+        projected_BSND = wide(product(self.source.equation, h, matrix))
         z_BSD = projected_BSND[:, :, 0]
         if self.candidate_bias_D is not None:
             z_BSD = z_BSD + in_loop(weights["candidate_bias_D"])
@@ -140,4 +146,4 @@ class Gate(nnx.Module):
             forget_BSD = projected_BSND[:, :, 2] + in_loop(weights["forget_bias_D"])
             keep = jax.nn.sigmoid(forget_BSD + self.constant)
             take = jax.nn.sigmoid(input_BSD - self.constant)
-        return states_BSD * keep + z_BSD * take, keep
+        return keep * states_BSD + take * z_BSD, keep
