@@ -191,7 +191,7 @@ class PretrainedLanguageModel(Body):
         for memory, cache in zip(self.memories, of_memories, strict=True):
             with jax.named_scope("memory"):
                 summary = memory.summary(reading.outputs, positions)
-                cache, found = memory.take_in(cache, summary, own)
+                cache, found = memory.update(cache, summary, own)
             after.append(cache)
             monitors |= found
         count_B = jnp.minimum(overlap.count_B + T, self.overlap)
@@ -331,7 +331,7 @@ class PretrainedLanguageModel(Body):
             after = []
             for memory, part in zip(self.memories, memories, strict=True):
                 with jax.named_scope("memory"):
-                    after.append(memory.take_in(part.cache, part.summary, own)[0])
+                    after.append(memory.update(part.cache, part.summary, own)[0])
             overlap = OverlapCache(window.recent_BOD, window.count_B)
             return select_rows(full_B, self.begin_decoding((overlap, *after)), caches)
 

@@ -95,7 +95,9 @@ class CellReads(Reads):
         n = self.blocks
         k_XJHK, v_XJHK = self.memory.token_pairs(self.pairs(layer, heads.keys))
         pairs = (x.reshape(-1, n, *x.shape[1:]) for x in (k_XJHK, v_XJHK))
-        cache, seen, monitors = self.memory.cell.take_in(self.cache, BlockPairs(*pairs))
+        blocks, cell = BlockPairs(*pairs), self.memory.cell
+        weights = cell.prepare(blocks.keys_BGJHK.dtype)
+        cache, seen, monitors = cell.update(self.cache, blocks, weights)
         states = StateKeys(*(x.reshape(-1, *x.shape[2:]) for x in seen))
         rows, T, D = heads.normed_BTD.shape
         read_XWD = self.memory.read_states(heads.normed_BTD.reshape(rows * n, T // n, D), states)
@@ -305,7 +307,7 @@ class SlidingLanguageModel(Body):
         blocks = BlockPairs(*(x[:, None] for x in self.cell.token_pairs(keys)))
 
         def update(states):
-            return self.cell.cell.complete_block(states, blocks, full_B)
+            return self.cell.cell.update_after_block(states, blocks, full_B)
 
         return jax.lax.cond(jnp.any(full_B), update, lambda states: states, states)
 

@@ -156,13 +156,13 @@ def test_every_layer_reports_and_the_segment_reports_the_mean_of_its_blocks():
 
 def test_the_bias_tables_are_made_once_outside_the_loop(monkeypatch):
     model, made = random_model("feedback_fixed_skip"), []
-    table = Layer.window_table
+    prepare = Layer.prepare
 
-    def count(layer):
+    def count(layer, *inputs):
         made.append(layer)
-        return table(layer)
+        return prepare(layer, *inputs)
 
-    monkeypatch.setattr(Layer, "window_table", count)
+    monkeypatch.setattr(Layer, "prepare", count)
     trace = str(jax.make_jaxpr(model)(jnp.asarray(tokens(3)), model.init_caches(B)))
     assert len(made) == 3
     assert trace.count("scan[") >= 1
@@ -174,12 +174,13 @@ def test_all_blocks_drop_the_same_entries_as_without_feedback():
     (layer,) = model.layers
     layer.output_CD[...] = jnp.zeros_like(layer.output_CD[...])
     x_BTD = np.repeat(draw(1), 2 * W, axis=1)
-    caches, table = model.init_caches(B), layer.window_table()
+    caches = model.init_caches(B)
 
     @quick_jit
     def run(key):
-        masks = [layer.masks(key, W, layer.num_states, "float32")]
-        return run_blocks(model.layers, x_BTD, caches, [table], masks)[0], masks[0].fed_PD
+        prepared = layer.prepare("float32", key, W)
+        y_BTD, _, _ = run_blocks(model.layers, x_BTD, caches, [prepared])
+        return y_BTD, prepared.masks.fed_PD
 
     y_BTD, mask_PD = run(jax.random.key(0))
     kept = np.abs(y_BTD - x_BTD)[0] > 1e-4

@@ -74,7 +74,8 @@ def layer(**parameters):
 
 @quick_jit
 def _run(graph_and_params, x_BTD, cache, key):
-    return nnx.merge(*graph_and_params)(x_BTD, cache, key=key)
+    layer = nnx.merge(*graph_and_params)
+    return layer(x_BTD, cache, layer.prepare(x_BTD.dtype, key, T))
 
 
 def run(module, x_BTD, cache=None, key=None):
@@ -167,24 +168,24 @@ def test_the_input_of_the_logits_is_dropped():
 
 def test_no_key_reaches_the_cell(monkeypatch):
     """What the cell does with the tokens' keys and values in training is what it always does."""
-    for method in ("step", "keys_values", "take_in", "init_cache"):
+    for method in ("step", "keys_values", "update", "init_cache"):
         assert not {"key", "rngs", "dropout"} & set(
             inspect.signature(getattr(RecurrentCell, method)).parameters
         )
     model = random_model("rec_fixed_skip", dropout=0.5, num_layers=1, recurrent_layers=(0,))
-    take_in = RecurrentCell.take_in
+    update = RecurrentCell.update
 
     def what_the_cell_does(key):
         seen = []
 
-        def record(cell, *inputs, **weights):
-            seen.append((inputs, take_in(cell, *inputs, **weights)))
+        def record(cell, *inputs):
+            seen.append((inputs, update(cell, *inputs)))
             return seen[-1][1]
 
-        monkeypatch.setattr(RecurrentCell, "take_in", record)
+        monkeypatch.setattr(RecurrentCell, "update", record)
         model(jnp.arange(16).reshape(2, 8), model.init_caches(2), key)
-        ((cache, blocks, *_), outputs) = seen[0]
-        again = take_in(model.layers[0].cell, cache, blocks)
+        ((cache, blocks, weights, *_), outputs) = seen[0]
+        again = update(model.layers[0].cell, cache, blocks, weights)
         return blocks.keys_BGJHK, outputs, again
 
     reads, found, again = quick_jit(what_the_cell_does)(KEY)

@@ -119,7 +119,7 @@ def test_dropout_of_equal_layers_is_that_of_each_layers_own_key():
     found, _, _ = model.stack(x_BTD, caches, key)
     keys = jax.random.split(key, len(model.layers) + 1)
     for layer, cache, layer_key in zip(model.layers, caches, keys):
-        x_BTD, _, _ = layer(x_BTD, cache, key=layer_key)
+        x_BTD, _, _ = layer(x_BTD, cache, layer.prepare(x_BTD.dtype, layer_key, 8))
     expected = dropout(model.final_norm(x_BTD), 0.5, keys[-1])
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 

@@ -49,8 +49,10 @@ def tokens(blocks=None):
 @quick_jit
 def step(graph_and_params, states_BSD, k_BJHK, v_BJHK):
     cell = nnx.merge(*graph_and_params)
-    keys_values = cell.keys_values(states_BSD, jnp.float32)
-    return cell.step(states_BSD, *keys_values, heads_first(k_BJHK), heads_first(v_BJHK))[0]
+    weights = cell.prepare(jnp.float32)
+    keys_values = cell.keys_values(states_BSD, jnp.float32, weights)
+    tokens = heads_first(k_BJHK), heads_first(v_BJHK)
+    return cell.step(states_BSD, *keys_values, *tokens, weights)[0]
 
 
 def next_states(cell, states_BSD, k_BJHK, v_BJHK):
@@ -215,16 +217,17 @@ def test_sequential_attention_reads_the_tokens_with_states_that_have_read_one_an
 @pytest.mark.parametrize("settings", [ALL[0], ALL[5], ALL[6]], ids=lambda s: "-".join(s.values()))
 def test_the_loop_over_blocks_is_one_step_after_another(settings):
     cell, blocks = random_cell(**settings), BlockPairs(*tokens(blocks=3))
-    last, seen, monitors = quick_jit(cell.take_in)(StateCache(draw(B, S, D)), blocks)
+    weights = cell.prepare(jnp.float32)
+    last, seen, monitors = quick_jit(cell.update)(StateCache(draw(B, S, D)), blocks, weights)
     states_BSD, shares, one_step = draw(B, S, D), [], quick_jit(cell.step)
-    read_states = quick_jit(lambda states_BSD: cell.keys_values(states_BSD, jnp.float32))
+    read_states = quick_jit(lambda states_BSD: cell.keys_values(states_BSD, jnp.float32, weights))
     for g in range(3):
         # Tokens see the states from before their block.
         keys_values = read_states(states_BSD)
         for found, expected in zip(seen, keys_values, strict=True):
             np.testing.assert_allclose(found[:, g], heads_first(expected), atol=1e-5)
         read = (heads_first(x_BGJHK[:, g]) for x_BGJHK in blocks)
-        states_BSD, share = one_step(states_BSD, *keys_values, *read)
+        states_BSD, share = one_step(states_BSD, *keys_values, *read, weights)
         shares.append(share)
     np.testing.assert_allclose(last.states_BSD, states_BSD, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(monitors["kept"], np.mean(shares), rtol=1e-5)
@@ -233,12 +236,13 @@ def test_the_loop_over_blocks_is_one_step_after_another(settings):
 def test_one_block_whose_states_are_known_gives_what_the_loop_gives():
     cell, blocks = random_cell(gate="lstm"), BlockPairs(*tokens(blocks=1))
     cache = StateCache(draw(B, S, D))
-    known = cell.states(cache, jnp.float32)
-    keys_values = cell.keys_values(cache.states_BSD, jnp.float32)
+    weights = cell.prepare(jnp.float32)
+    known = cell.states(cache, jnp.float32, weights)
+    keys_values = cell.keys_values(cache.states_BSD, jnp.float32, weights)
     expected = (heads_first(x_BHSK)[:, None] for x_BHSK in keys_values)
     jax.tree.map(np.testing.assert_array_equal, known, BlockStates(*expected))
-    found = quick_jit(cell.take_in)(cache, blocks, known)
-    loop = quick_jit(cell.take_in)(cache, blocks)
+    found = quick_jit(cell.update)(cache, blocks, weights, known)
+    loop = quick_jit(cell.update)(cache, blocks, weights)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(loop), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 
@@ -248,8 +252,9 @@ def test_the_share_kept_is_that_of_the_gates():
     cell.attention_gate.keep_bias_D[...] = jnp.full(D, np.log(3.0))  # keeps 3/4
     cell.feed_forward_gate.keep_bias_D[...] = jnp.full(D, 0.0)  # keeps 1/2
     states_BSD = draw(B, S, D)
-    keys_values = cell.keys_values(states_BSD, jnp.float32)
-    _, kept = cell.step(states_BSD, *keys_values, *map(heads_first, tokens()))
+    weights = cell.prepare(jnp.float32)
+    keys_values = cell.keys_values(states_BSD, jnp.float32, weights)
+    _, kept = cell.step(states_BSD, *keys_values, *map(heads_first, tokens()), weights)
     np.testing.assert_allclose(kept, 5 / 8, rtol=1e-6)
 
 

@@ -42,7 +42,7 @@ ARRANGEMENTS = ("dual", "single", "skip")
 ORDERS = ("parallel", "sequential")
 
 CellWeights = dict[str, Any]
-"""Of `RecurrentCell.loop_weights`: arrays and `LoopWeights`, named by their shapes, and gates'."""
+"""Of `RecurrentCell.prepare`: arrays and `LoopWeights`, named by their shapes, and gates'."""
 
 
 class StateCache(NamedTuple):
@@ -163,8 +163,8 @@ class RecurrentCell(LayerMemory):
         initial_SD = self.initial_states_SD[...]
         return StateCache(jnp.broadcast_to(initial_SD, (rows, *initial_SD.shape)))
 
-    def loop_weights(self, dtype: DTypeLike) -> CellWeights:
-        """Returns the parameters as the loop over blocks uses them, computed once before it.
+    def prepare(self, dtype: DTypeLike) -> CellWeights:
+        """Returns the parameters as the loop over blocks uses them.
 
         They are cast, and those that multiply the same vectors stand side by side: for keys,
         values and the queries of both attentions, in this order; the matrices of a gate. Names say
@@ -214,15 +214,12 @@ class RecurrentCell(LayerMemory):
         return normed_BSD + in_loop(weights["ids_SD"]) if "ids_SD" in weights else normed_BSD
 
     def keys_values(
-        self, states_BSD: jax.Array, dtype: DTypeLike, weights: CellWeights | None = None
+        self, states_BSD: jax.Array, dtype: DTypeLike, weights: CellWeights
     ) -> tuple[jax.Array, jax.Array]:
         """Returns keys and values of states, each (B, H, S, K) of `dtype`.
 
         Keys have unit length unless `qk_norm` is off.
-
-        weights: `loop_weights(dtype)`, if the caller has them already.
         """
-        weights = self.loop_weights(dtype) if weights is None else weights
         x_BSD = self._identified(weights["norm_scale_D"], weights, states_BSD, dtype)
         k_BHSK, v_BHSK = _heads(x_BSD, in_loop(weights["heads_DXHK"])[:, :2])
         return self._keys(k_BHSK), v_BHSK
@@ -257,29 +254,27 @@ class RecurrentCell(LayerMemory):
         state_v_BHSK: jax.Array,
         token_k_BHJK: jax.Array,
         token_v_BHJK: jax.Array,
-        weights: CellWeights | None = None,
+        weights: CellWeights,
         queries: tuple[jax.Array, ...] | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Takes in one block: the states read themselves and the tokens, and are updated.
+        """Updates the states with one block: they attend to themselves and to the tokens.
 
         Args:
             states_BSD: (B, S, D), the states before this block.
             state_k_BHSK, state_v_BHSK: their `keys_values`, (B, H, S, K).
-            token_k_BHJK, token_v_BHJK: the tokens' own keys and values, of the previous
-                block and this one, (B, H, 2W, K). No mask: all 2W are seen.
-            weights: `loop_weights(token_k_BHJK.dtype)`, if the caller has them already.
-            queries: of the states, from `keys_values_queries`, likewise.
+            token_k_BHJK, token_v_BHJK: the tokens' own keys and values, of the previous block and
+                this one, (B, H, 2W, K). No mask: all 2W are visible.
+            weights: `prepare(token_k_BHJK.dtype)`.
+            queries: of the states, where `keys_values_queries` has computed them.
 
         Returns:
-            The next states (B, S, D), and the mean share of each row's old states that the gates
-            kept, (B,).
+            The next states (B, S, D), and the mean of keep for each batch element, (B,).
         """
         dtype = token_k_BHJK.dtype
-        weights = self.loop_weights(dtype) if weights is None else weights
         if queries is None:
             x_BSD = self._identified(weights["norm_scale_D"], weights, states_BSD, dtype)
-            found = _heads(x_BSD, in_loop(weights["heads_DXHK"])[:, 2:])
-            queries = self._scaled(found, weights)
+            heads = _heads(x_BSD, in_loop(weights["heads_DXHK"])[:, 2:])
+            queries = self._scaled(heads, weights)
         kept = []
 
         def read_states(q_BHSK):
@@ -293,8 +288,8 @@ class RecurrentCell(LayerMemory):
             states_BSD, keep = self.self_gate(states_BSD, h_BHSK, weights["self_gate"])
             kept.append(keep)
             x_BSD = self._identified(weights["cross_norm_scale_D"], weights, states_BSD, dtype)
-            found = _heads(x_BSD, weights["cross_queries_DXHK"])
-            (q_BHSK,) = self._scaled(found, weights, ["cross_scale_H"])
+            heads = _heads(x_BSD, weights["cross_queries_DXHK"])
+            (q_BHSK,) = self._scaled(heads, weights, ["cross_scale_H"])
             h_BHSK = read_tokens(q_BHSK)
             states_BSD, keep = self.cross_gate(states_BSD, h_BHSK, weights["cross_gate"])
             kept.append(keep)
@@ -318,58 +313,57 @@ class RecurrentCell(LayerMemory):
 
     # The interface of a layer's memory.
 
-    def states(
-        self, cache: StateCache, dtype: DTypeLike, weights: CellWeights | None = None
-    ) -> BlockStates:
+    def states(self, cache: StateCache, dtype: DTypeLike, weights: CellWeights) -> BlockStates:
         k_BHSK, v_BHSK = self.keys_values(cache.states_BSD, dtype, weights)
         return BlockStates(heads_first(k_BHSK)[:, None], heads_first(v_BHSK)[:, None])
 
-    def take_in(
+    def update(
         self,
         cache: StateCache,
         blocks: BlockPairs,
-        known: BlockStates | None = None,
+        weights: CellWeights,
+        states: BlockStates | None = None,
         remat: bool = False,
-        weights: CellWeights | None = None,
     ) -> tuple[StateCache, BlockStates, dict[str, jax.Array]]:
-        """Folds `step` over the blocks of a segment; as `LayerMemory.take_in`.
+        """Runs `step` on each block of a segment; as `LayerMemory.update`.
 
-        The monitors are kept, the mean share of the states that the gates keep, and state_norm,
+        The metrics are kept, the mean share of the states that the gates keep, and state_norm,
         their root mean square after the segment.
         """
-        dtype = blocks.keys_BGJHK.dtype
-        weights = self.loop_weights(dtype) if weights is None else weights
-        if known is not None:
-            k_BHSK, v_BHSK, k_BHJK, v_BHJK = (heads_first(x[:, 0]) for x in (*known, *blocks))
-            step = jax.checkpoint(self.step) if remat else self.step
-            states_BSD, kept_B = step(cache.states_BSD, k_BHSK, v_BHSK, k_BHJK, v_BHJK, weights)
-            seen = known
-            kept = jnp.mean(kept_B)
+        if states is None:
+            inputs = cache.states_BSD, blocks
+            (states_BSD, states, kept_B), _ = by_row_shard(self._scan(remat), weights, inputs)
         else:
-
-            def fold(weights, rows):
-                def block(weights, states_BSD, tokens):
-                    k_BHSK, v_BHSK, queries = self.keys_values_queries(states_BSD, dtype, weights)
-                    states_BSD, kept_B = self.step(
-                        states_BSD, k_BHSK, v_BHSK, *tokens, weights, queries
-                    )
-                    return states_BSD, (k_BHSK, v_BHSK, kept_B)
-
-                states_BSD, blocks = rows
-                # Turned here, once for both passes of all blocks.
-                by_block = tuple(heads_first(jnp.moveaxis(x, 1, 0)) for x in blocks)
-                states_BSD, (*seen, kept_GB) = scan(block, weights, states_BSD, by_block, remat)
-                seen = BlockStates(*(jnp.moveaxis(heads_first(x), 0, 1) for x in seen))
-                return (states_BSD, seen, jnp.mean(kept_GB, axis=0)), ()
-
-            rows = cache.states_BSD, blocks
-            (states_BSD, seen, kept_B), _ = by_row_shard(fold, weights, rows)
-            kept = jnp.mean(kept_B)
+            states_BSD, kept_B = self._one_block(cache.states_BSD, states, blocks, weights, remat)
         state_norm = jnp.sqrt(jnp.mean(jnp.square(states_BSD)))
-        return StateCache(states_BSD), seen, {"kept": kept, "state_norm": state_norm}
+        return StateCache(states_BSD), states, {"kept": jnp.mean(kept_B), "state_norm": state_norm}
+
+    def _one_block(self, states_BSD, states, blocks, weights, remat):
+        """Updates states whose keys and values are known: block feedback, decoding."""
+        step = jax.checkpoint(self.step) if remat else self.step
+        return step(states_BSD, *(heads_first(x[:, 0]) for x in (*states, *blocks)), weights)
+
+    def _scan(self, remat):
+        """Returns a function that scans over the blocks of a segment."""
+
+        def block(weights, states_BSD, tokens):
+            dtype = tokens[0].dtype
+            k_BHSK, v_BHSK, queries = self.keys_values_queries(states_BSD, dtype, weights)
+            states_BSD, kept_B = self.step(states_BSD, k_BHSK, v_BHSK, *tokens, weights, queries)
+            return states_BSD, (k_BHSK, v_BHSK, kept_B)
+
+        def scan_blocks(weights, inputs):
+            states_BSD, blocks = inputs
+            # Transposed here, once for both passes of all blocks.
+            by_block = tuple(heads_first(jnp.moveaxis(x, 1, 0)) for x in blocks)
+            states_BSD, (*seen, kept_GB) = scan(block, weights, states_BSD, by_block, remat)
+            states = BlockStates(*(jnp.moveaxis(heads_first(x), 0, 1) for x in seen))
+            return (states_BSD, states, jnp.mean(kept_GB, axis=0)), ()
+
+        return scan_blocks
 
     def begin_decoding(self, cache: StateCache, dtype: DTypeLike) -> DecodingStates:
-        keys_values = self.keys_values(cache.states_BSD, dtype)
+        keys_values = self.keys_values(cache.states_BSD, dtype, self.prepare(dtype))
         return DecodingStates(cache.states_BSD, *map(heads_first, keys_values))
 
     def end_decoding(self, cache: DecodingStates) -> StateCache:

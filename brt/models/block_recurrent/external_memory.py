@@ -134,16 +134,19 @@ class ExternalMemory(LayerMemory):
         local_BTHK, memory_BTHK = self.mixed(attended_BTHK, found_BTHK)
         return local_BTHK + memory_BTHK, {"memory_share": share_of_norm(memory_BTHK, local_BTHK)}
 
-    def take_in(
+    def update(
         self,
         cache: RingCache,
         blocks: BlockPairs,
-        known: BlockStates | None = None,
+        weights: None = None,
+        states: BlockStates | None = None,
         remat: bool = False,
     ) -> tuple[RingCache, None, dict[str, jax.Array]]:
         return self.write(cache, *blocks.tokens), None, {}
 
-    def complete_block(self, cache: RingCache, blocks: BlockPairs, full_B: jax.Array) -> RingCache:
+    def update_after_block(
+        self, cache: RingCache, blocks: BlockPairs, full_B: jax.Array
+    ) -> RingCache:
         # Writes the slots of one block, where the default would copy the whole ring.
         return self.write(cache, *blocks.tokens, full_B)
 

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
-from brt.models.block_recurrent.layer import Layer
-from brt.models.block_recurrent.of_layer import joined
+from brt.models.block_recurrent.layer import Layer, Prepared
+from brt.models.block_recurrent.memory import joined_states
 from brt.models.caches import WindowCache
-from brt.models.fast.loop_weights import arrays_in_loop, scan
+from brt.models.fast.loop_weights import arrays_in_loop, in_loop, scan
 from brt.models.fast.row_shards import by_row_shard
 from brt.models.layers.attention import heads_first
-from brt.models.layers.dropout import LayerMasks
 
 
 def state_source(layers: Iterable[Layer]) -> int:
@@ -28,8 +28,7 @@ def run_blocks(
     layers: Sequence[Layer],
     x_BTD: jax.Array,
     caches: tuple,
-    tables: Sequence[jax.Array],
-    masks: Sequence[LayerMasks],
+    prepared: Sequence[Prepared],
     remat: bool = False,
 ) -> tuple[jax.Array, tuple, list[dict[str, jax.Array]]]:
     """Reads a segment of every row through the stack, one block at a time.
@@ -38,8 +37,7 @@ def run_blocks(
         layers: the stack; each reads states, at least one has a memory that offers some.
         x_BTD: (B, T, D) activations of the segment, T a multiple of W.
         caches: one segment-form cache a layer.
-        tables: each layer's `window_table()`, computed once outside the loop.
-        masks: each layer's dropout masks, the same for all blocks, as without feedback.
+        prepared: of each layer; the dropout masks are the same for all blocks.
         remat: recompute each block in the backward pass.
 
     Returns:
@@ -54,9 +52,7 @@ def run_blocks(
     graph, params = nnx.split(nnx.List(layers), nnx.Param)
     weights = {
         "params": nnx.to_pure_dict(params),
-        "tables": [{"table_HWJ": table} for table in tables],
-        "masks": list(masks),
-        "layers": [layer.loop_weights(x_BTD.dtype) for layer in layers],
+        "prepared": list(prepared),
     }
 
     def block(weights, caches, x_BWD):
@@ -64,25 +60,20 @@ def run_blocks(
         params = [(tuple(key.key for key in path), leaf) for path, leaf in flat]
         own = nnx.merge(graph, nnx.from_flat_state(params))
         caches = [_heads_swapped(cache) for cache in caches]
-        of_layers = weights["layers"]
-        tables = arrays_in_loop(weights["tables"])
-        masks = jax.lax.stop_gradient(arrays_in_loop(weights["masks"]))
+        prepared = [
+            Prepared(in_loop(bias_HWJ), own_weights, lax.stop_gradient(arrays_in_loop(masks)))
+            for bias_HWJ, own_weights, masks in weights["prepared"]
+        ]
         with jax.named_scope(f"layer{source}"):
-            known = own[source].own_states(caches[source], x_BWD.dtype, of_layers[source])
-        given = joined(known)
+            cache, dtype = caches[source], x_BWD.dtype
+            current = own[source].current_states(cache, dtype, prepared[source])
+        feedback = joined_states(current)
         new_caches = []
         monitors = []
         for i, (layer, cache) in enumerate(zip(own, caches, strict=True)):
             with jax.named_scope(f"layer{i}"):
-                x_BWD, cache, monitor = layer(
-                    x_BWD,
-                    cache,
-                    table_HWJ=tables[i]["table_HWJ"],
-                    given=given,
-                    known=known if i == source else None,
-                    masks=masks[i],
-                    weights=of_layers[i],
-                )
+                states = current if i == source else None
+                x_BWD, cache, monitor = layer(x_BWD, cache, prepared[i], feedback, states)
             new_caches.append(_heads_swapped(cache))
             monitors.append(monitor)
         # `scan` differentiates all that it returns, and a norm has no derivative at zero.

@@ -1,26 +1,23 @@
-"""One layer: windowed attention, memories, attention to states, feed-forward, residuals.
+"""One layer: windowed attention, memories, attention to states, MLP, residuals.
 
-A layer attends to the W tokens before each token. It carries any number of memories, known by
-their interface only (`memory.py`). One that `reads_states` also attends to state vectors: those its
-memories offer, otherwise those it is given (block feedback). Letters as in `brt.models`.
+A token attends to the W tokens before it. The layer carries any number of memories, which it knows
+through their interface only (`memory.py`). With `reads_states` its tokens also attend to state
+vectors: those of its memories, or those of another layer (block feedback). Axes as in `brt.models`.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.models.block_recurrent.memory import BlockPairs, BlockStates, LayerMemory, LayerTokens
-from brt.models.block_recurrent.of_layer import (
-    call_each,
-    complete_block,
-    joined,
-    named_monitors,
-    offered_states,
-    read_all,
-    take_in_all,
+from brt.models.block_recurrent.memory import (
+    BlockPairs,
+    BlockStates,
+    LayerMemory,
+    LayerTokens,
+    joined_states,
 )
 from brt.models.caches import (
     DecodingLayer,
@@ -41,16 +38,31 @@ from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import RMSNorm, scaled_down_heads, share_of_norm, unit_heads
 from brt.models.layers.positions_t5 import RelativeBias, WindowMask
 from brt.models.layers.sizes import Sizes
+from brt.models.model import Monitors, check_scalars
 from brt.models.shape_letters import constrain
 
 
+class Prepared(NamedTuple):
+    """What a layer computes of its parameters once per segment, outside any loop over blocks.
+
+    bias_HWJ: (H, W, 2W), relative position bias and mask of the window.
+    weights: matrices in the activations' type, by name; those of the MLP under "feed_forward",
+        and what each memory prepared under "memories".
+    masks: dropout masks.
+    """
+
+    bias_HWJ: jax.Array
+    weights: dict[str, Any]
+    masks: LayerMasks
+
+
 class Layer(nnx.Module):
-    """Pre-norm attention and feed-forward, each with a residual (sections 3.1 and 4.1).
+    """Pre-norm attention and MLP, each with a residual (Block-Recurrent, sections 3.1 and 4.1).
 
     Args:
         sizes: D, H, K, F, and whether queries and keys are normalised.
         window: W in tokens.
-        dropout: rate after the attention norm, on attention weights and after the network.
+        dropout: rate after the attention norm, on attention weights and after the MLP.
         memories: `LayerMemory` modules, whose additions to attention are made in this order.
         reads_states: whether the tokens attend to states, even without a memory that offers some.
         remat_blocks: recompute attention and the memories' parts in the backward pass.
@@ -87,7 +99,7 @@ class Layer(nnx.Module):
             self.cross_queries_DA = parameter(rngs, DENSE, D, A, purpose="recurrence")
             if sizes.qk_norm:
                 self.cross_scale_H = parameter(rngs, ones, H, purpose="recurrence")
-            # Rows of what attention to tokens reads, then rows of what attention to states reads.
+            # First A inputs: attention to tokens; last A inputs: attention to states.
             self.output_CD = parameter(rngs, DENSE, 2 * A, D, purpose=("layers", "recurrence"))
         else:
             self.output_AD = parameter(rngs, DENSE, A, D)
@@ -115,10 +127,10 @@ class Layer(nnx.Module):
         """The memories of the layer, in the order in which they add to attention."""
         return tuple(getattr(self, name) for name in self.memory_names)
 
-    # The caches.
+    # Caches.
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> LayerCache:
-        """Returns the cache of `rows` documents that have not begun: visible zeros, no memory."""
+        """Returns the cache of `rows` new documents: visible zeros, and empty memories."""
         shape = rows, self.window, self.sizes.num_heads, self.sizes.head_size
         window = WindowCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
         return LayerCache(window, tuple(m.init_cache(rows, dtype) for m in self.memories))
@@ -128,25 +140,63 @@ class Layer(nnx.Module):
     ) -> DecodingLayer:
         """Returns the decoding form of a segment-form cache.
 
-        after, fill_B: as `fill_window` takes them, for rows that stand inside a block.
+        after, fill_B: as in `fill_window`, for batch elements that end inside a block.
         """
-        block = None if after is None else after.window
-        window = fill_window(cache.window, block, fill_B)
+        window = fill_window(cache.window, None if after is None else after.window, fill_B)
         dtype = window.keys_BJHK.dtype
-        return DecodingLayer(
-            window, call_each(self.memories, "begin_decoding", cache.memories, dtype)
-        )
+        memories = (m.begin_decoding(old, dtype) for m, old in self._with(cache))
+        return DecodingLayer(window, tuple(memories))
 
     def end_decoding(self, cache: DecodingLayer) -> LayerCache:
-        """Returns the segment form of a decoding-form cache whose rows stand at a block border."""
-        return LayerCache(
-            last_block(cache.window), call_each(self.memories, "end_decoding", cache.memories)
-        )
+        """Returns the segment form of a decoding form at a block boundary."""
+        memories = (memory.end_decoding(old) for memory, old in self._with(cache))
+        return LayerCache(last_block(cache.window), tuple(memories))
 
-    @jax.named_scope("attention")
-    def window_table(self) -> jax.Array:
-        """Returns the scaled position bias and mask of one block, (H, W, 2W)."""
-        return self.relative_bias.window_table(self._bias_scale(), self.window)
+    def _with(self, cache):
+        return zip(self.memories, cache.memories, strict=True)
+
+    # Prepared once per segment.
+
+    def prepare(
+        self,
+        dtype: DTypeLike,
+        key: jax.Array | None = None,
+        tokens: int = 0,
+        feedback_size: int = 0,
+    ) -> Prepared:
+        """Returns what depends on the parameters alone.
+
+        Args:
+            dtype: of the activations.
+            key: for dropout; None turns it off.
+            tokens: T of the segment.
+            feedback_size: S of the states of another layer, if there are any.
+        """
+        weights = self._weights(dtype)
+        with jax.named_scope("states"):
+            weights["memories"] = [memory.prepare(dtype) for memory in self.memories]
+        S = (self.num_states or feedback_size) if self.reads_states else None
+        masks = draw_masks(key, self.dropout, self.sizes, tokens, self.window, S, dtype)
+        with jax.named_scope("attention"):
+            bias_HWJ = self.relative_bias.window_table(self._bias_scale(), self.window)
+        return Prepared(bias_HWJ, weights, masks)
+
+    def _weights(self, dtype) -> dict[str, Any]:
+        """Returns the layer's matrices, without those of the memories."""
+        weights: dict[str, Any] = {
+            "feed_forward": self.feed_forward.loop_weights(dtype),
+            "queries_DA": cast_before(self.queries_DA[...], dtype),
+            "keys_DA": cast_before(self.keys_DA[...], dtype),
+            "values_DA": cast_before(self.values_DA[...], dtype),
+        }
+        if not self.reads_states:
+            return weights | {"output_AD": cast_before(self.output_AD[...], dtype)}
+        A, output_CD = self.sizes.attention_size, self.output_CD[...]
+        return weights | {
+            "cross_queries_DA": cast_before(self.cross_queries_DA[...], dtype),
+            "output_AD": cast_before(output_CD[:A], dtype),
+            "states_output_AD": cast_before(output_CD[A:], dtype),
+        }
 
     def _bias_scale(self):
         return jnp.abs(self._scale("attention_scale_H"))
@@ -155,250 +205,215 @@ class Layer(nnx.Module):
         """Returns the learned scale of each head; ones where queries are scaled already."""
         return getattr(self, name)[...] if self.sizes.qk_norm else jnp.ones(self.sizes.num_heads)
 
-    def _queries(self, q_BTHK):
-        return unit_heads(q_BTHK) if self.sizes.qk_norm else scaled_down_heads(q_BTHK)
-
-    def masks(
-        self, key: jax.Array | None, tokens: int, num_states: int, dtype: DTypeLike
-    ) -> LayerMasks:
-        """Draws the dropout masks of a segment; without a key there are none.
-
-        tokens: T; num_states: S that its tokens attend to; dtype: of the activations.
-        """
-        S = num_states if self.reads_states else None
-        return draw_masks(key, self.dropout, self.sizes, tokens, self.window, S, dtype)
-
-    def loop_weights(self, dtype: DTypeLike) -> dict[str, Any]:
-        """Returns what a loop over blocks uses of the parameters, computed once before it.
-
-        The layer's matrices in the activations' type, those of its network under "feed_forward",
-        and under "memories" a list of what each memory computes. Names say shapes.
-
-        dtype: of the activations.
-        """
-        found = self._own_weights(dtype)
-        with jax.named_scope("states"):
-            found["memories"] = [memory.loop_weights(dtype) for memory in self.memories]
-        return found
-
-    def _own_weights(self, dtype) -> dict[str, Any]:
-        """Returns `loop_weights` without those of the memories, which decoding does not use."""
-        found: dict[str, Any] = {"feed_forward": self.feed_forward.loop_weights(dtype)}
-        names = ["queries_DA", "keys_DA", "values_DA"]
-        names += ["cross_queries_DA"] if self.reads_states else ["output_AD"]
-        for name in names:
-            found[name] = cast_before(getattr(self, name)[...], dtype)
-        if self.reads_states:
-            A = self.sizes.attention_size
-            output_CD = self.output_CD[...]
-            found["output_AD"] = cast_before(output_CD[:A], dtype)
-            found["states_output_AD"] = cast_before(output_CD[A:], dtype)
-        return found
-
-    # The states that tokens attend to.
+    # States that tokens attend to.
 
     @jax.named_scope("states")
-    def own_states(
-        self, cache: LayerCache, dtype: DTypeLike, weights: dict[str, Any] | None = None
+    def current_states(
+        self, cache: LayerCache, dtype: DTypeLike, prepared: Prepared
     ) -> tuple[BlockStates | None, ...]:
-        """Returns the states that each memory offers to the next block (G = 1).
-
-        weights: `loop_weights(dtype)`, if the caller has them already.
-        """
-        of_each = None if weights is None else weights["memories"]
-        return offered_states(self.memories, cache.memories, dtype, of_each)
+        """Returns the states of each memory that the next block attends to (G = 1), or None."""
+        weights = prepared.weights["memories"]
+        return tuple(
+            memory.states(old, dtype, own) for (memory, old), own in zip(self._with(cache), weights)
+        )
 
     @jax.named_scope("states")
-    def own_decoding_states(self, cache: DecodingLayer, dtype: DTypeLike) -> BlockStates | None:
-        """Returns the states of all memories of a decoding-form cache, or None without any."""
-        return joined(call_each(self.memories, "decoding_states", cache.memories, dtype))
+    def decoding_states(self, cache: DecodingLayer, dtype: DTypeLike) -> BlockStates | None:
+        """Returns the states of all memories of a decoding form; None without any."""
+        return joined_states(m.decoding_states(old, dtype) for m, old in self._with(cache))
 
-    # The parts both forms share.
+    # Steps that a segment and a decoded token share.
 
     def _heads(self, x_BTD, matrix_DA: LoopWeights):
         x_BTA = product("BTD,DA->BTA", x_BTD, matrix_DA)
         return constrain(x_BTA.reshape(*x_BTA.shape[:2], self.sizes.num_heads, -1), "BTHK")
 
+    def _queries(self, x_BTD, matrix_DA: LoopWeights):
+        q_BTHK = self._heads(x_BTD, matrix_DA)
+        return unit_heads(q_BTHK) if self.sizes.qk_norm else scaled_down_heads(q_BTHK)
+
     @jax.named_scope("attention")
-    def _tokens(self, x_BTD, weights) -> LayerTokens:
-        q_BTHK = self._queries(self._heads(x_BTD, weights["queries_DA"]))
+    def _project(self, x_BTD, weights) -> LayerTokens:
+        q_BTHK = self._queries(x_BTD, weights["queries_DA"])
         k_BTHK = self._heads(x_BTD, weights["keys_DA"])
         k_BTHK = unit_heads(k_BTHK) if self.sizes.qk_norm else k_BTHK
         v_BTHK = self._heads(x_BTD, weights["values_DA"])
         return LayerTokens(q_BTHK, k_BTHK, v_BTHK, self._scale("attention_scale_H"))
 
-    def _project_and_feed(self, x_BTD, normed_BTD, self_BTHK, read_states, weights, fed_mask_PD):
-        """Projects, adds, feeds, adds; returns that and the states' share of the sum.
+    def _output(self, x_BTD, normed_BTD, attended_BTHK, read_states, weights, mlp_mask_PD):
+        """Adds the projected attention to tokens and to states, then the MLP.
 
-        read_states: from queries (B, T, H, K) to what they read in the states, or None.
+        read_states: a function from queries (B, T, H, K) to attention to the states.
         """
         A = self.sizes.attention_size
-        monitors = {}
+        metrics: Monitors = {}
 
-        def flat(y_BTHK):
-            return y_BTHK.reshape(*x_BTD.shape[:2], A)
+        def project(y_BTHK, matrix_AD):
+            return product("BTA,AD->BTD", y_BTHK.reshape(*x_BTD.shape[:2], A), matrix_AD)
 
         with jax.named_scope("attention"):
-            from_tokens_BTD = product("BTA,AD->BTD", flat(self_BTHK), weights["output_AD"])
-        if not self.reads_states:
-            x_BTD = x_BTD + from_tokens_BTD
-        else:
+            from_tokens_BTD = project(attended_BTHK, weights["output_AD"])
+        added_BTD = from_tokens_BTD
+        if self.reads_states:
             with jax.named_scope("states"):
                 if self.sequential:
                     normed_BTD = self.cross_norm(x_BTD + from_tokens_BTD)
-                q_BTHK = self._queries(self._heads(normed_BTD, weights["cross_queries_DA"]))
-                from_states_BTD = product(
-                    "BTA,AD->BTD", flat(read_states(q_BTHK)), weights["states_output_AD"]
-                )
-                x_BTD = x_BTD + (from_tokens_BTD + from_states_BTD)
-                monitors["state_share"] = share_of_norm(from_states_BTD, from_tokens_BTD)
+                q_BTHK = self._queries(normed_BTD, weights["cross_queries_DA"])
+                from_states_BTD = project(read_states(q_BTHK), weights["states_output_AD"])
+                added_BTD = from_tokens_BTD + from_states_BTD
+                metrics["state_share"] = share_of_norm(from_states_BTD, from_tokens_BTD)
+        x_BTD = x_BTD + added_BTD
         with jax.named_scope("feed_forward"):
-            fed_BTD = self.feed_forward(
+            mlp_BTD = self.feed_forward(
                 self.feed_forward_norm(x_BTD), weights=weights["feed_forward"]
             )
-            return constrain(x_BTD + dropped(fed_BTD, fed_mask_PD), "BTD"), monitors
+            return constrain(x_BTD + dropped(mlp_BTD, mlp_mask_PD), "BTD"), metrics
 
-    # The segment form.
+    # A segment.
 
     def __call__(
         self,
         x_BTD: jax.Array,
         cache: LayerCache,
-        table_HWJ: jax.Array | None = None,
-        given: BlockStates | None = None,
-        known: tuple[BlockStates | None, ...] | None = None,
-        key: jax.Array | None = None,
-        masks: LayerMasks | None = None,
-        weights: dict[str, Any] | None = None,
-    ) -> tuple[jax.Array, LayerCache, dict[str, jax.Array]]:
-        """Reads one segment of every row.
+        prepared: Prepared,
+        feedback_states: BlockStates | None = None,
+        current_states: tuple[BlockStates | None, ...] | None = None,
+    ) -> tuple[jax.Array, LayerCache, Monitors]:
+        """Runs on one segment of every batch element.
 
         Args:
             x_BTD: (B, T, D) activations, T a multiple of W.
             cache: segment form.
-            table_HWJ: `window_table()`, if the caller has it already.
-            given: `BlockStates` to read, for a layer whose memories offer none.
-            known: `own_states(cache)`, if the caller has them already (one block only).
-            key: dropout key; None turns dropout off.
-            masks: `masks(key, ...)`, if the caller has them already, instead of a key.
-            weights: `loop_weights(x_BTD.dtype)`, if the caller has them already.
+            prepared: `prepare(x_BTD.dtype, ...)`.
+            feedback_states: states of another layer, for one whose memories have none.
+            current_states: `current_states(cache)` where they are computed already (one block).
 
         Returns:
-            (B, T, D), the cache after the segment, and the monitors: a dict of scalars, those of
-            the memories and, where tokens attend to states, state_share: the states' part of what
-            attention adds.
+            (B, T, D), the cache for the next segment, and scalar metrics: those of the memories,
+            and state_share, the states' share of what attention adds.
         """
         B, T, _ = x_BTD.shape
-        W = self.window
-        table_HWJ = self.window_table() if table_HWJ is None else table_HWJ
-        weights = self.loop_weights(x_BTD.dtype) if weights is None else weights
-        if masks is None:
-            S = self.num_states or (given.keys_BGSHK.shape[2] if given else 0)
-            masks = self.masks(key, T, S, x_BTD.dtype)
+        W, weights, masks = self.window, prepared.weights, prepared.masks
 
+        # Queries, keys and values of all blocks at once; each block sees itself and the one before.
         with jax.named_scope("attention"):
             normed_BTD = dropped(self.attention_norm(x_BTD), masks.normed_PD)
-        tokens = self._tokens(normed_BTD, weights)
+        tokens = self._project(normed_BTD, weights)
         with jax.named_scope("attention"):
             blocks = BlockPairs(
                 _pairs(cache.window.keys_BWHK, tokens.keys_BTHK),
                 _pairs(cache.window.values_BWHK, tokens.values_BTHK),
             )
 
-        def read(q_BTHK, k_BGJHK, v_BGJHK, scale_H, table, keep):
+        def attend_in_blocks(q_BTHK, k_BGJHK, v_BGJHK, scale_H, bias, keep):
             q_BGWHK = q_BTHK.reshape(B, T // W, W, *q_BTHK.shape[2:])
-            y = attend(q_BGWHK, k_BGJHK, v_BGJHK, scale_H, table, keep)
-            return y.reshape(B, T, *q_BTHK.shape[2:])
+            y_BGWHK = attend(q_BGWHK, k_BGJHK, v_BGJHK, scale_H, bias, keep)
+            return y_BGWHK.reshape(B, T, *q_BTHK.shape[2:])
 
         if self.remat_blocks:
-            read = jax.checkpoint(read)
+            attend_in_blocks = jax.checkpoint(attend_in_blocks)
         with jax.named_scope("attention"):
-            self_BTHK = read(
-                tokens.queries_BTHK,
-                blocks.keys_BGJHK,
-                blocks.values_BGJHK,
-                tokens.scale_H,
-                table_HWJ,
-                masks.weights_HWJ,
+            bias, keep = prepared.bias_HWJ, masks.weights_HWJ
+            attended_BTHK = attend_in_blocks(
+                tokens.queries_BTHK, *blocks, tokens.scale_H, bias, keep
             )
 
-        remat = self.remat_blocks
-        self_BTHK, read_monitors = read_all(self.memories, cache.memories, tokens, self_BTHK, remat)
-        memories, offered, block_monitors = take_in_all(
-            self.memories, cache.memories, blocks, known, weights["memories"], remat
-        )
-        monitors = named_monitors(self.memories, read_monitors, block_monitors)
-        states = offered or given
+        # Memories, in order. Each may add to attention, is updated with the blocks, and may offer
+        # states: those from before each block, so that no block sees its own update.
+        current_states = current_states or (None,) * len(self.memories)
+        new_memories, offered = [], []
+        metrics: Monitors = {}
+        for i, (memory, old) in enumerate(self._with(cache)):
+            with jax.named_scope("states" if memory.num_states else "memory"):
+                attended_BTHK, read_metrics = memory.read(
+                    old, tokens, attended_BTHK, self.remat_blocks
+                )
+                new, states, update_metrics = memory.update(
+                    old, blocks, weights["memories"][i], current_states[i], self.remat_blocks
+                )
+            new_memories.append(new)
+            offered.append(states)
+            metrics |= _named_metrics(memory, read_metrics, update_metrics, metrics)
 
         def read_states(q_BTHK):
-            k_BGSHK, v_BGSHK = states
-            scale_H, keep_HWS = self._scale("cross_scale_H"), masks.state_weights_HWS
-            return read(q_BTHK, k_BGSHK, v_BGSHK, scale_H, None, keep_HWS)
+            k_BGSHK, v_BGSHK = joined_states(offered) or feedback_states
+            scale_H, keep = self._scale("cross_scale_H"), masks.state_weights_HWS
+            return attend_in_blocks(q_BTHK, k_BGSHK, v_BGSHK, scale_H, None, keep)
 
-        x_BTD, shares = self._project_and_feed(
-            x_BTD, normed_BTD, self_BTHK, read_states, weights, masks.fed_PD
+        x_BTD, shares = self._output(
+            x_BTD, normed_BTD, attended_BTHK, read_states, weights, masks.fed_PD
         )
         window = WindowCache(tokens.keys_BTHK[:, -W:], tokens.values_BTHK[:, -W:])
-        return x_BTD, LayerCache(window, memories), monitors | shares
+        return x_BTD, LayerCache(window, tuple(new_memories)), metrics | shares
 
-    # The decoding form.
+    # One token.
 
     def decode(
         self,
         x_BD: jax.Array,
         cache: DecodingLayer,
-        given: BlockStates | None = None,
+        feedback_states: BlockStates | None = None,
         reads_B: jax.Array | bool = True,
     ) -> tuple[jax.Array, DecodingLayer]:
-        """Reads one token of every row; memories change when the token completes a block.
+        """Runs on one token of every batch element; memories change when it completes a block.
 
         Args:
             x_BD: (B, D) activations.
             cache: the decoding form.
-            given: `BlockStates` with G = 1, for a layer whose memories offer none.
-            reads_B: (B,) bool, rows that read a token; the caches of the others stay.
+            feedback_states: with G = 1, for a layer whose memories have no states.
+            reads_B: (B,) bool, batch elements that have a token; the caches of others stay.
 
         Returns:
             (B, D) and the cache after the token.
         """
-        x_B1D = x_BD[:, None]
+        x_B1D, weights = x_BD[:, None], self._weights(x_BD.dtype)
         with jax.named_scope("attention"):
             normed_B1D = self.attention_norm(x_B1D)
-        weights = self._own_weights(x_BD.dtype)
-        token = self._tokens(normed_B1D, weights)
+        token = self._project(normed_B1D, weights)
         with jax.named_scope("attention"):
-            keys_BHK = token.keys_BTHK[:, 0]
-            window = write_token(cache.window, keys_BHK, token.values_BTHK[:, 0], reads_B)
-            table_BH1J = self.relative_bias.token_table(
+            k_BHK, v_BHK = token.keys_BTHK[:, 0], token.values_BTHK[:, 0]
+            window = write_token(cache.window, k_BHK, v_BHK, reads_B)
+            keys_values = window.keys_BJHK, window.values_BJHK
+            bias_BH1J = self.relative_bias.token_table(
                 self._bias_scale(), self.window, window.fill_B
             )
-            self_B1HK = attend(
-                token.queries_BTHK, window.keys_BJHK, window.values_BJHK, token.scale_H, table_BH1J
-            )
-        self_B1HK, _ = read_all(self.memories, cache.memories, token, self_B1HK)
+            attended_B1HK = attend(token.queries_BTHK, *keys_values, token.scale_H, bias_BH1J)
+        for memory, old in self._with(cache):
+            with jax.named_scope("states" if memory.num_states else "memory"):
+                attended_B1HK, _ = memory.read(old, token, attended_B1HK)
 
         def read_states(q_B1HK):
-            states = self.own_decoding_states(cache, x_BD.dtype) or given
+            states = self.decoding_states(cache, x_BD.dtype) or feedback_states
             k_BSHK, v_BSHK = (x_BGSHK[:, 0] for x_BGSHK in states)
             return attend(q_B1HK, k_BSHK, v_BSHK, self._scale("cross_scale_H"))
 
-        x_B1D, _ = self._project_and_feed(x_B1D, normed_B1D, self_B1HK, read_states, weights, None)
+        x_B1D, _ = self._output(x_B1D, normed_B1D, attended_B1HK, read_states, weights, None)
         blocks = BlockPairs(window.keys_BJHK[:, None], window.values_BJHK[:, None])
-        full_B = completes_block(window, reads_B)
-        memories = complete_block(self.memories, cache.memories, blocks, full_B)
+        memories = self._update_memories(cache, blocks, completes_block(window, reads_B))
         return x_B1D[:, 0], DecodingLayer(advance(window, reads_B), memories)
 
-    # What it costs, and how far it sees.
+    def _update_memories(self, cache, blocks, full_B):
+        """Returns the memories' caches after a token; computes nothing where no block is full."""
+        if not self.memories:
+            return ()
 
-    def flops_per_token(self, given_states: int = 0) -> float:
+        def update(memories):
+            pairs = zip(self.memories, memories)
+            return tuple(memory.update_after_block(old, blocks, full_B) for memory, old in pairs)
+
+        return jax.lax.cond(jnp.any(full_B), update, lambda memories: memories, cache.memories)
+
+    # Cost and receptive field.
+
+    def flops_per_token(self, feedback_size: int = 0) -> float:
         """Returns the operations of one token's forward pass, a product and a sum as two.
 
-        given_states: S, states that it is given where its memories offer none.
+        feedback_size: S of the states of another layer.
         """
         A = self.sizes.attention_size
         total = 2 * matrix_size(self, without=self.memory_names) + 4 * A * self.window
         if self.reads_states:
-            total += 4 * A * (self.num_states or given_states)
+            total += 4 * A * (self.num_states or feedback_size)
         return total + sum(memory.flops_per_token(self.window) for memory in self.memories)
 
     def reach(self) -> float:
@@ -407,10 +422,23 @@ class Layer(nnx.Module):
 
 
 def _pairs(previous_BWHK, x_BTHK):
-    """Returns each block's view: the block before it and itself, (B, G, 2W, H, K)."""
+    """Returns each block with the block before it, (B, G, 2W, H, K)."""
     B, W = previous_BWHK.shape[:2]
     whole = jnp.concatenate([previous_BWHK, x_BTHK], axis=1)
     if x_BTHK.shape[1] == W:
         return whole[:, None]
     blocks = whole.reshape(B, -1, W, *whole.shape[2:])
     return jnp.concatenate([blocks[:, :-1], blocks[:, 1:]], axis=2)
+
+
+def _named_metrics(memory, read_metrics, update_metrics, earlier):
+    """Returns a memory's metrics; a name that is taken becomes `<name of the memory>/<name>`."""
+    if twice := read_metrics.keys() & update_metrics.keys():
+        raise ValueError(
+            f"{type(memory).__name__} reports a metric called {min(twice)} in read and in update: "
+            "give one of them another name."
+        )
+    metrics = read_metrics | update_metrics
+    check_scalars(metrics, f"{type(memory).__name__} (memory {memory.name!r})")
+    taken = {*earlier, "state_share"}
+    return {f"{memory.name}/{n}" if n in taken else n: value for n, value in metrics.items()}

@@ -5,9 +5,11 @@ through this interface only. docs/extending.md shows how to write one. Letters a
 `brt.models`.
 """
 
+from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -57,6 +59,14 @@ class BlockPairs(NamedTuple):
             return x_BGWHK.reshape(x_BGWHK.shape[0], -1, *x_BGWHK.shape[3:])
 
         return own(self.keys_BGJHK), own(self.values_BGJHK)
+
+
+def joined_states(states: Iterable[BlockStates | None]) -> BlockStates | None:
+    """Returns the states of several memories as one; None where none has any."""
+    present = [each for each in states if each is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+    return BlockStates(*(jnp.concatenate(parts, axis=2) for parts in zip(*present)))
 
 
 class LayerMemory(nnx.Module):
@@ -118,39 +128,42 @@ class LayerMemory(nnx.Module):
         """
         return attended_BTHK, {}
 
-    def states(self, cache: Any, dtype: DTypeLike) -> BlockStates | None:
+    def prepare(self, dtype: DTypeLike) -> Any:
+        """Returns what `states` and `update` compute of the parameters alone, once per segment.
+
+        Such as matrices in `dtype`, the activations' type. Both are given it as `weights`.
+        """
+        return None
+
+    def states(self, cache: Any, dtype: DTypeLike, weights: Any) -> BlockStates | None:
         """Returns the states that the next block attends to (G = 1), or None without states.
 
-        cache: segment form; dtype: of the activations.
+        cache: segment form. dtype: of the activations. weights: `prepare(dtype)`.
         """
         return None
 
-    def loop_weights(self, dtype: DTypeLike) -> Any:
-        """Returns what `states` and `take_in` compute of the parameters alone, once before a loop.
+    # How it changes.
 
-        Such as parameters in the activations' type. Both are given it as `weights`, unless it is
-        None. In block feedback the whole stack is in a loop over blocks.
-
-        dtype: of the activations.
-        """
-        return None
-
-    # What it takes in from a block.
-
-    def take_in(
-        self, cache: Any, blocks: BlockPairs, known: BlockStates | None = None, remat: bool = False
+    def update(
+        self,
+        cache: Any,
+        blocks: BlockPairs,
+        weights: Any,
+        states: BlockStates | None = None,
+        remat: bool = False,
     ) -> tuple[Any, BlockStates | None, dict[str, jax.Array]]:
-        """Takes in the blocks of a segment, one after the other.
+        """Updates the memory with the blocks of a segment, one after the other.
 
         Args:
             cache: segment form, before the segment.
             blocks: their keys and values.
-            known: `states(cache)` if the caller has them already (one block only).
+            weights: `prepare(dtype)`.
+            states: `states(cache)` where it is computed already (one block).
             remat: recompute each block's part in the backward pass.
 
         Returns:
             The cache after the segment; the `BlockStates` that the tokens of each block attend to,
-            those from before the block, or None without states; and a dict of scalar monitors.
+            those from before the block, or None without states; and scalar metrics.
         """
         return cache, None, {}
 
@@ -166,9 +179,9 @@ class LayerMemory(nnx.Module):
 
     def decoding_states(self, cache: Any, dtype: DTypeLike) -> BlockStates | None:
         """Returns `states` of a decoding-form cache."""
-        return self.states(self.end_decoding(cache), dtype)
+        return self.states(self.end_decoding(cache), dtype, self.prepare(dtype))
 
-    def complete_block(self, cache: Any, blocks: BlockPairs, full_B: jax.Array) -> Any:
+    def update_after_block(self, cache: Any, blocks: BlockPairs, full_B: jax.Array) -> Any:
         """Returns the decoding form after the rows in `full_B` have completed a block.
 
         Args:
@@ -177,8 +190,8 @@ class LayerMemory(nnx.Module):
             full_B: (B,) bool; the caches of the other rows stay as they are.
         """
         dtype = blocks.keys_BGJHK.dtype
-        known = self.decoding_states(cache, dtype)
-        after, _, _ = self.take_in(self.end_decoding(cache), blocks, known)
+        states = self.decoding_states(cache, dtype)
+        after, _, _ = self.update(self.end_decoding(cache), blocks, self.prepare(dtype), states)
         # Values computed again from the same cache need not be the same to the last bit.
         return select_rows(full_B, self.begin_decoding(after, dtype), cache)
 

@@ -175,14 +175,12 @@ class BlockRecurrentTransformer(Body):
             keys = list(jax.random.split(key, len(keys)))
         if self.feedback:
             S = self.layers[state_source(self.layers)].num_states
-            tables = []
-            masks = []
-            for i, (layer, key) in enumerate(zip(self.layers, keys)):
+            prepared = []
+            for i, (layer, layer_key) in enumerate(zip(self.layers, keys)):
                 with jax.named_scope(f"layer{i}"):
-                    tables.append(layer.window_table())
-                    masks.append(layer.masks(key, W, layer.num_states or S, x_BTD.dtype))
+                    prepared.append(layer.prepare(x_BTD.dtype, layer_key, W, S))
             x_BTD, caches, monitors = run_blocks(
-                self.layers, x_BTD, caches, tables, masks, remat=self.remat != "none"
+                self.layers, x_BTD, caches, prepared, remat=self.remat != "none"
             )
         else:
             given = list(zip(caches, keys[:-1], strict=True))
@@ -197,7 +195,8 @@ class BlockRecurrentTransformer(Body):
 
     def _read_layer(self, layer, x_BTD, given):
         def call(x_BTD, cache, key):
-            x_BTD, cache, monitors = layer(x_BTD, cache, key=key)
+            prepared = layer.prepare(x_BTD.dtype, key, x_BTD.shape[1])
+            x_BTD, cache, monitors = layer(x_BTD, cache, prepared)
             return x_BTD, (cache, monitors)
 
         call = jax.checkpoint(call) if self.remat == "layer" else call
@@ -289,7 +288,7 @@ class BlockRecurrentTransformer(Body):
         given = None
         if self.feedback:
             source = state_source(self.layers)
-            given = self.layers[source].own_decoding_states(caches[source], self.dtype)
+            given = self.layers[source].decoding_states(caches[source], self.dtype)
         new_caches = []
         for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             with jax.named_scope(f"layer{i}"):

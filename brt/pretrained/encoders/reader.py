@@ -271,7 +271,7 @@ class PretrainedReader(Reader[Embedded, Outputs]):
         for memory, cache in zip(self.memories, of_memories, strict=True):
             with jax.named_scope("memory"):
                 summary = memory.summary(reading.outputs, positions)
-                cache, found = memory.take_in(cache, summary, list(reading.keys))
+                cache, found = memory.update(cache, summary, list(reading.keys))
             taken.append(cache)
             monitors |= found
         return taken, monitors

@@ -76,7 +76,8 @@ class CellMemory(WindowMemory):
         return self.cell.init_cache(rows, dtype)
 
     def view(self, cache: StateCache, dtype: DTypeLike) -> StateKeys:
-        return StateKeys(*(x_BGSHK[:, 0] for x_BGSHK in self.cell.states(cache, dtype)))
+        states = self.cell.states(cache, dtype, self.cell.prepare(dtype))
+        return StateKeys(*(x_BGSHK[:, 0] for x_BGSHK in states))
 
     def added(self, view: StateKeys, layer: int, normed_BTD: jax.Array) -> jax.Array | None:
         if layer != self.layer - 1:
@@ -97,17 +98,19 @@ class CellMemory(WindowMemory):
         k_BJHK, v_BJHK = (jnp.repeat(x, each, axis=2) for x in keys)
         return unit_heads(k_BJHK), v_BJHK
 
-    def take_in(
+    def update(
         self, cache: StateCache, summary: Any, keys: Sequence[LayerKeys]
     ) -> tuple[StateCache, dict[str, jax.Array]]:
-        """Returns the states after a window; as `WindowMemory.take_in`.
+        """Returns the states after a window; as `WindowMemory.update`.
 
         Its monitors are kept, the mean share of the states that the gates keep; state_norm, their
         root mean square; and cross_output_norm, that of the matrix that began at zero.
         """
         pairs = BlockPairs(*(x[:, None] for x in self.token_pairs(keys[self.layer - 1])))
-        known = self.cell.states(cache, pairs.keys_BGJHK.dtype)
-        cache, _, monitors = self.cell.take_in(cache, pairs, known)
+        dtype = pairs.keys_BGJHK.dtype
+        weights = self.cell.prepare(dtype)
+        states = self.cell.states(cache, dtype, weights)
+        cache, _, monitors = self.cell.update(cache, pairs, weights, states)
         monitors = monitors | {"cross_output_norm": self.output_norm()}
         return cache, jax.lax.stop_gradient(monitors)
 

@@ -170,10 +170,10 @@ class PooledMemory(WindowMemory):
         weight_B = scales[0] * first.weight_B + scales[1] * second.weight_B
         return PooledSums(pooled_BD, weight_B, highest_B)
 
-    def take_in(
+    def update(
         self, cache: PooledCache, summary: PooledSums, keys: Sequence[LayerKeys]
     ) -> tuple[PooledCache, dict[str, jax.Array]]:
-        """Returns the vectors of a window; as `WindowMemory.take_in`.
+        """Returns the vectors of a window; as `WindowMemory.update`.
 
         The monitor pooled_norm is their root mean square. A window of which nothing is pooled
         leaves no vector.

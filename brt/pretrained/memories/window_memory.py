@@ -78,7 +78,7 @@ class WindowMemory(nnx.Module):
         """Returns the summary of two parts of a window; the default adds them."""
         return jax.tree.map(lambda a, b: a + b, first, second)
 
-    def take_in(
+    def update(
         self, cache: Any, summary: Any, keys: Sequence[LayerKeys]
     ) -> tuple[Any, dict[str, jax.Array]]:
         """Returns the cache after a window, and a dict of scalar monitors.
