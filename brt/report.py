@@ -159,7 +159,7 @@ def report(
         )
         if not concerns(paper, groups) and not any(thing.has_measurements for thing in filled):
             continue
-        found = show(*filled, *paper.diagrams)
+        found = show(*filled)
         sections.append((paper.name, paper.title.split(",")[0], _paper(found)))
 
     texts: list[dict] = []

@@ -157,7 +157,7 @@ def new_figure(width: float = 7.2, height: float = 3.4) -> Any:
 
 
 class Drawn(Protocol):
-    """A figure: a `Plot`, a `HeatMap`, a diagram."""
+    """A figure, such as a `Plot` or a `HeatMap`."""
 
     @property
     def name(self) -> str: ...

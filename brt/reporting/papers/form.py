@@ -174,7 +174,6 @@ class Paper(NamedTuple):
         name: for links within the page.
         about: rule for the runs whose report shows it, measured or not.
         where: rule for the runs that may fill it.
-        diagrams: figures that show no numbers, each a function to a figure of its own.
     """
 
     name: str
@@ -183,7 +182,6 @@ class Paper(NamedTuple):
     plots: tuple[PaperPlot, ...]
     about: dict
     where: dict = {}
-    diagrams: tuple = ()
 
 
 def number(printed: str) -> float:

@@ -6,7 +6,6 @@ are means of the runs in the released logs, which the plots call so. Nothing is 
 
 from brt.reporting.papers.form import Curve, Paper, PaperPlot
 from brt.reporting.papers.recurrent_memory import TABLE_5, TABLES, TITLE, visible_context
-from brt.reporting.papers.recurrent_memory_diagram import reverse_in_segments
 
 LOGS = "the authors' logs"
 SPREAD = "Bands are deviations over seeds. Published: means of the authors' released runs."
@@ -238,5 +237,4 @@ RECURRENT_MEMORY = Paper(
     TABLES,
     PLOTS,
     about={"model": {"TransformerXL", "RecurrentMemoryTransformer", "PretrainedReader"}},
-    diagrams=(reverse_in_segments,),
 )
