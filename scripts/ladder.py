@@ -60,7 +60,6 @@ from brt.training.sharding import abstract_mesh
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("sweep", None, "A file with one config and its bindings a line.")
-flags.DEFINE_alias("rungs", "sweep")
 flags.DEFINE_enum("scale", "paper", list(SCALES), "What the models' dimensions are divided by.")
 flags.DEFINE_string("corpus", None, "A gin file whose corpus replaces that of the configs.")
 flags.DEFINE_float("tokens", None, "Tokens each run trains on; None: its config's steps.", 1)

@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 from typing import IO, Any
 
-from brt.reporting.runs import OLD_STANDS_FOR_FILE, STANDS_FOR_FILE
+from brt.reporting.runs import STANDS_FOR_FILE
 from brt.storage.regular_files import open_regular
 
 KEPT = (
@@ -19,7 +19,6 @@ KEPT = (
     "environment.json",
     "metrics.jsonl",
     STANDS_FOR_FILE,
-    OLD_STANDS_FOR_FILE,
     "evaluation_*.json",
     "studies/*.json",
 )

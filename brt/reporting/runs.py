@@ -22,9 +22,6 @@ from brt.training.settings import FREE_TO_CHANGE
 
 STANDS_FOR_FILE = "stands_for.json"
 """In the run folder of a ladder: what the run stands for in the paper's tables."""
-OLD_STANDS_FOR_FILE = "rung.json"
-"""The same in folders of runs before that name."""
-
 
 REQUIRED = ("Trainer.segment_length",)
 OF_BLOCKS = ("BlockRecurrentTransformer.num_layers", "BlockRecurrentTransformer.window")
@@ -93,8 +90,7 @@ class Run:
         found = [path.parent for path in self.folder.glob("recordings/*/manifest.json")]
         self.recordings = sorted(found, key=lambda path: (not path.name.endswith("kept"), path))
         self.rows: dict[str, dict[str, Any]] = {}
-        entries = [self.folder / name for name in (OLD_STANDS_FOR_FILE, STANDS_FOR_FILE)]
-        entries = [path for path in entries if path.exists()][-1:]
+        entries = list(self.folder.glob(STANDS_FOR_FILE))
         read = self._read_all(entries, read_stands_for, lambda p: "entry")
         self.stands_for = read.get("entry", {})
 
