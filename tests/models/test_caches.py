@@ -144,7 +144,9 @@ def test_at_a_block_border_the_decoding_form_is_the_segment_form(name):
                 assert_same(memory, whole)  # the same in both forms
                 continue
             assert isinstance(memory, DecodingStates)
-            keys_values = layer.cell.keys_values(whole.states_BSD, jnp.float32)
+            keys_values = layer.cell.keys_values(
+                whole.states_BSD, jnp.float32, layer.cell.prepare(jnp.float32)
+            )
             expected = map(heads_first, keys_values)
             assert_same(tuple(memory), (whole.states_BSD, *expected))
         window = cache.window
