@@ -1,81 +1,56 @@
 """Windowed self-attention as a Pallas TPU kernel; plain form: `plain_window_attention`.
 
-`tests/models/test_window_kernel.py` compares the two, outputs and all gradients, and compiles the
-kernel for slices of TPUs. The kernel takes what the projections give, (B, T, A), and returns what
-the output projection takes. All else happens in the chip's vector memory (VMEM): unit lengths,
-the learned scale, softmax, dropout. A grid step is one chunk of queries of the heads that share 128
-lanes; the W keys before the chunk stay in VMEM from the grid steps before.
+`tests/models/test_attention_kernels.py` compares the two, outputs and all gradients, and compiles
+the kernel for slices of TPUs. The kernel takes what the projections give, (B, T, A), and returns
+what the output projection takes. All else happens in the chip's vector memory (VMEM): unit
+lengths, the learned scale, softmax, dropout. A grid step is one chunk of queries of the heads that
+share 128 lanes; the W keys before the chunk stay in VMEM from the grid steps before.
 
-Axes as in `brt.models`, and Q tokens of a tile of queries    X keys that a tile sees, W + Q
-C tokens of a chunk, a divisor of W    L lanes of a grid step    N heads that share them
-P = H / N
+Axes as in `kernel_parts`, and C tokens of a chunk, a divisor of W    X = W + Q
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from brt.models.fast.kernel_parts import (
+    COMPILER,
+    F32,
+    TILE,
+    Heads,
+    dot,
+    head_masks,
+    interpreted,
+    inverse_length,
+    lane_scale,
+    only,
+    softmax,
+    unit_gradient,
+)
 from brt.models.layers.attention import plain_attention
-from brt.models.layers.norms import EPSILON, scaled_down_heads, unit_heads
-
-TILE = 128
-"""Queries of a tile. Of its 2W keys a tile computes W + 128."""
-LANES = 128
-"""Of a vector register."""
-F32 = jnp.float32
+from brt.models.layers.norms import scaled_down_heads, unit_heads
 
 
-class WindowShape(NamedTuple):
-    """Static sizes of windowed attention.
+def misfit(heads: Heads, window: int) -> str | None:
+    """Returns why the kernel cannot compute this attention, or None."""
+    if window % TILE:
+        return f"window = {window} is not a multiple of {TILE}"
+    return heads.misfit()
 
-    window: W, a multiple of 128. head_size: K, a multiple of 128 or a divisor of it.
-    qk_norm: whether queries and keys are divided by their lengths; otherwise queries are divided by
-        the square root of K. interpret: runs the kernel as plain JAX, on any device.
-    """
 
-    window: int
-    num_heads: int
-    head_size: int
-    qk_norm: bool = True
-    interpret: bool = False
-
-    @property
-    def lanes(self) -> int:
-        """L, the lanes of a grid step."""
-        return max(self.head_size, LANES)
-
-    @property
-    def heads_per_step(self) -> int:
-        """N, the heads that share the lanes of a grid step."""
-        return self.lanes // self.head_size
-
-    def chunk(self, has_dropout: bool) -> int:
-        """Returns C, the tokens of a grid step: what fits into 16 MiB of VMEM on every chip."""
-        if self.window <= 512:
-            return self.window
-        most = TILE if has_dropout else 256
-        return next(size for size in range(most, 0, -TILE) if self.window % size == 0)
-
-    def misfit(self) -> str | None:
-        """Returns why the kernel cannot compute this shape, or None."""
-        if self.window % TILE:
-            return f"window = {self.window} is not a multiple of {TILE}"
-        if self.head_size % LANES and LANES % self.head_size:
-            return f"head_size = {self.head_size} neither divides {LANES} nor is a multiple of it"
-        if self.num_heads % self.heads_per_step:
-            return (
-                f"num_heads = {self.num_heads} is not a multiple of {self.heads_per_step}, the "
-                f"heads of size {self.head_size} that share {LANES} lanes"
-            )
-        return None
+def chunk_size(window: int, has_dropout: bool) -> int:
+    """Returns C, the tokens of a grid step: what fits into 16 MiB of VMEM on every chip."""
+    if window <= 512:
+        return window
+    most = TILE if has_dropout else 256
+    return next(size for size in range(most, 0, -TILE) if window % size == 0)
 
 
 def plain_window_attention(
-    shape: WindowShape,
+    heads: Heads,
     q_BTA: jax.Array,
     k_BTA: jax.Array,
     v_BTA: jax.Array,
@@ -98,16 +73,16 @@ def plain_window_attention(
 
     Source: Block-Recurrent Transformer, section 3.2.
     """
-    W, H, K = shape.window, shape.num_heads, shape.head_size
+    W, H, K = cached_k_BWA.shape[1], heads.num_heads, heads.head_size
 
-    def heads(x_BTA):
+    def split(x_BTA):
         return x_BTA.reshape(*x_BTA.shape[:2], H, K)
 
-    q_BTHK, k_BTHK, v_BTHK = heads(q_BTA), heads(k_BTA), heads(v_BTA)
-    q_BTHK = unit_heads(q_BTHK) if shape.qk_norm else scaled_down_heads(q_BTHK)
-    k_BTHK = unit_heads(k_BTHK) if shape.qk_norm else k_BTHK
-    keys = jnp.concatenate([heads(cached_k_BWA), k_BTHK], axis=1)
-    values = jnp.concatenate([heads(cached_v_BWA), v_BTHK], axis=1)
+    q_BTHK, k_BTHK, v_BTHK = split(q_BTA), split(k_BTA), split(v_BTA)
+    q_BTHK = unit_heads(q_BTHK) if heads.qk_norm else scaled_down_heads(q_BTHK)
+    k_BTHK = unit_heads(k_BTHK) if heads.qk_norm else k_BTHK
+    keys = jnp.concatenate([split(cached_k_BWA), k_BTHK], axis=1)
+    values = jnp.concatenate([split(cached_v_BWA), v_BTHK], axis=1)
     tiles = []
     for start in range(0, q_BTA.shape[1], TILE):
         seen = slice(start, start + W + TILE)
@@ -122,7 +97,7 @@ def plain_window_attention(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def window_attention(
-    shape: WindowShape,
+    heads: Heads,
     q_BTA: jax.Array,
     k_BTA: jax.Array,
     v_BTA: jax.Array,
@@ -134,36 +109,38 @@ def window_attention(
 ) -> jax.Array:
     """Returns what `plain_window_attention` returns, by the kernel; arguments as there."""
     return _forward(
-        shape, q_BTA, k_BTA, v_BTA, cached_k_BWA, cached_v_BWA, scale_H, bias_HQX, keep_HWX
+        heads, q_BTA, k_BTA, v_BTA, cached_k_BWA, cached_v_BWA, scale_H, bias_HQX, keep_HWX
     )[0]
 
 
-def _forward(shape, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HWX=None):
-    C, L, W = shape.chunk(keep_HWX is not None), shape.lanes, shape.window
+def _forward(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HWX=None):
+    L, W = heads.lanes, cached_k.shape[1]
+    C = chunk_size(W, keep_HWX is not None)
     G = q.shape[1] // C
     chunk = pl.BlockSpec((1, C, L), lambda p, b, g: (b, g, p))
-    inputs = [q, k, v, cached_k, cached_v, _lane_scale(shape, scale_H), bias_HQX.astype(F32)]
-    specs = [chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(shape)]
+    inputs = [q, k, v, cached_k, cached_v, lane_scale(heads, scale_H), bias_HQX.astype(F32)]
+    specs = [chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)]
     if keep_HWX is not None:
         inputs.append(keep_HWX.astype(F32))
-        specs.append(_keep_spec(shape, lambda g: g))
+        specs.append(_keep_spec(heads, W, lambda g: g))
     y = pl.pallas_call(
-        functools.partial(_forward_kernel, shape, keep_HWX is not None),
-        grid=(shape.num_heads // shape.heads_per_step, len(q), G),
+        functools.partial(_forward_kernel, heads, keep_HWX is not None),
+        grid=(heads.num_heads // heads.per_step, len(q), G),
         in_specs=specs,
         out_specs=chunk,
         out_shape=jax.ShapeDtypeStruct(q.shape, v.dtype),
         scratch_shapes=[pltpu.VMEM((W + C, L), k.dtype), pltpu.VMEM((W + C, L), v.dtype)],
-        compiler_params=_COMPILER,
-        interpret=_interpreted(shape),
+        compiler_params=COMPILER,
+        interpret=interpreted(heads),
         name="window_attention_forward",
     )(*inputs)
     return y, (q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HWX, y)
 
 
-def _backward(shape, saved, dy):
+def _backward(heads, saved, dy):
     q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HWX, y = saved
-    C, L, W = shape.chunk(keep_HWX is not None), shape.lanes, shape.window
+    L, W = heads.lanes, cached_k.shape[1]
+    C = chunk_size(W, keep_HWX is not None)
     G, M = q.shape[1] // C, W // C  # chunks of the segment and of the window
 
     # Chunks come in reverse. Keys and values run M steps ahead, until they are those of the cache.
@@ -180,28 +157,28 @@ def _backward(shape, saved, dy):
         pl.BlockSpec((1, C, L), index) for index in (current, ahead, from_cache)
     )
     inputs = [q, k, y, dy, k, v, cached_k, cached_v]
-    inputs += [_lane_scale(shape, scale_H), bias_HQX.astype(F32)]
-    specs = [chunk, chunk, chunk, chunk, early, early, cached, cached, *_head_specs(shape)]
+    inputs += [lane_scale(heads, scale_H), bias_HQX.astype(F32)]
+    specs = [chunk, chunk, chunk, chunk, early, early, cached, cached, *_head_specs(heads, W)]
     if keep_HWX is not None:
         inputs.append(keep_HWX.astype(F32))
-        specs.append(_keep_spec(shape, lambda g: jnp.clip(G + M - 1 - g, 0, G - 1)))
+        specs.append(_keep_spec(heads, W, lambda g: jnp.clip(G + M - 1 - g, 0, G - 1)))
     scale_P1L, bias = jax.ShapeDtypeStruct(inputs[8].shape, F32), inputs[9]
     dq, dk, dv, dcached_k, dcached_v, dscale_P1L, dbias_HQX = pl.pallas_call(
-        functools.partial(_backward_kernel, shape, keep_HWX is not None),
-        grid=(shape.num_heads // shape.heads_per_step, len(q), G + M),
+        functools.partial(_backward_kernel, heads, keep_HWX is not None),
+        grid=(heads.num_heads // heads.per_step, len(q), G + M),
         in_specs=specs,
-        out_specs=[chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(shape)],
+        out_specs=[chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)],
         out_shape=[
             *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)),
             *(jax.ShapeDtypeStruct(x.shape, F32) for x in (cached_k, cached_v, scale_P1L, bias)),
         ],
         scratch_shapes=[pltpu.VMEM((W + C, L), dtype) for dtype in (k.dtype, v.dtype, F32, F32)],
-        compiler_params=_COMPILER,
-        interpret=_interpreted(shape),
+        compiler_params=COMPILER,
+        interpret=interpreted(heads),
         name="window_attention_backward",
     )(*inputs)
-    dscale_H = dscale_P1L.reshape(shape.num_heads, -1).sum(axis=1)
-    dscale_H = dscale_H * jnp.sign(scale_H) * _constant(shape)
+    dscale_H = dscale_P1L.reshape(heads.num_heads, -1).sum(axis=1)
+    dscale_H = dscale_H * jnp.sign(scale_H) * heads.factor
     dscale_H, dbias_HQX = dscale_H.astype(scale_H.dtype), dbias_HQX.astype(bias_HQX.dtype)
     dcached_k, dcached_v = dcached_k.astype(k.dtype), dcached_v.astype(v.dtype)
     return dq, dk, dv, dcached_k, dcached_v, dscale_H, dbias_HQX, None
@@ -209,101 +186,32 @@ def _backward(shape, saved, dy):
 
 window_attention.defvjp(_forward, _backward)
 
-_COMPILER = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary"))
-"""Heads are independent; the batch is in order, because gradients of the bias are added up."""
 _IN_HBM = pl.BlockSpec(memory_space=pl.ANY)
 """For the cache, which is copied once for each batch element."""
 
 
-def _interpreted(shape):
-    return pltpu.InterpretParams(detect_races=True) if shape.interpret else False
-
-
-def _lane_scale(shape, scale_H):
-    """Returns the absolute scale of each lane's head, (P, 1, L)."""
-    scale_HK = jnp.repeat(jnp.abs(scale_H.astype(F32))[:, None], shape.head_size, axis=1)
-    return scale_HK.reshape(-1, 1, shape.lanes) * _constant(shape)
-
-
-def _constant(shape):
-    """Returns the constant factor of the queries."""
-    return 1.0 if shape.qk_norm else shape.head_size**-0.5
-
-
-def _head_specs(shape):
+def _head_specs(heads, W):
     """Returns the blocks of the scales and of the bias."""
-    N, X = shape.heads_per_step, shape.window + TILE
+    N, X = heads.per_step, W + TILE
     return (
-        pl.BlockSpec((1, 1, shape.lanes), lambda p, b, g: (p, 0, 0)),
+        pl.BlockSpec((1, 1, heads.lanes), lambda p, b, g: (p, 0, 0)),
         pl.BlockSpec((N, TILE, X), lambda p, b, g: (p, 0, 0), pipeline_mode=pl.Buffered(1)),
     )
 
 
-def _keep_spec(shape, chunk_of_step):
+def _keep_spec(heads, W, chunk_of_step):
     """Returns the blocks of the dropout factors, which repeat after W tokens."""
-    C, chunks = shape.chunk(True), shape.window // shape.chunk(True)
-    block = shape.heads_per_step, C, shape.window + TILE
+    C = chunk_size(W, True)
+    chunks, block = W // C, (heads.per_step, C, W + TILE)
     if chunks == 1:  # one buffer, since it is read again only with the next heads
         return pl.BlockSpec(block, lambda p, b, g: (p, 0, 0), pipeline_mode=pl.Buffered(1))
     return pl.BlockSpec(block, lambda p, b, g: (p, jax.lax.rem(chunk_of_step(g), chunks), 0))
 
 
-def _lanes(shape, x_BWA):
+def _lanes(heads, x_BWA):
     """Returns the part of a cache in HBM that belongs to a grid step's batch element and heads."""
-    start = pl.multiple_of(pl.program_id(0) * shape.lanes, shape.lanes)
-    return x_BWA.at[pl.program_id(1), :, pl.ds(start, shape.lanes)]
-
-
-def _head_masks(shape):
-    """Returns a float mask of each head's lanes, (1, L); None where a head has all lanes."""
-    if shape.heads_per_step == 1:
-        return [None]
-    lane = jax.lax.broadcasted_iota(jnp.int32, (1, shape.lanes), 1)
-    K = shape.head_size
-    return [
-        ((lane >= n * K) & (lane < (n + 1) * K)).astype(F32) for n in range(shape.heads_per_step)
-    ]
-
-
-def _only(x, mask):
-    return x if mask is None else x * mask
-
-
-def _sum_of_heads(shape, x):
-    """Returns the sum over the lanes of each head, (C, 1), or (C, L) where heads share lanes."""
-    masks = _head_masks(shape)
-    if len(masks) == 1:
-        return jnp.sum(x, axis=-1, keepdims=True)
-    return sum(jnp.sum(x * mask, axis=-1, keepdims=True) * mask for mask in masks)
-
-
-def _inverse_length(shape, x):
-    if not shape.qk_norm:
-        return jnp.ones((1, 1), F32)
-    return jax.lax.rsqrt(_sum_of_heads(shape, x * x) + EPSILON)
-
-
-def _unit_gradient(shape, x, dunit):
-    """Returns the gradient of x from that of x divided by its length."""
-    if not shape.qk_norm:
-        return dunit
-    factor = _inverse_length(shape, x)
-    unit = x * factor
-    return factor * (dunit - unit * _sum_of_heads(shape, dunit * unit))
-
-
-def _dot(a, b, contract):
-    """Returns a product in float32; `contract` has the axis of a and the axis of b."""
-    exact = jax.lax.Precision.HIGHEST if a.dtype == F32 else None
-    axes = ((contract[0],), (contract[1],)), ((), ())
-    return jax.lax.dot_general(a, b, axes, precision=exact, preferred_element_type=F32)
-
-
-def _softmax(queries, keys, bias):
-    """Returns exponentials of the scores, (Q, X), and the inverse of their sums, (Q, 1)."""
-    scores = _dot(queries, keys, (1, 1)) + bias
-    exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-    return exponentials, 1.0 / jnp.sum(exponentials, axis=-1, keepdims=True)
+    start = pl.multiple_of(pl.program_id(0) * heads.lanes, heads.lanes)
+    return x_BWA.at[pl.program_id(1), :, pl.ds(start, heads.lanes)]
 
 
 def _move(reference, size, up):
@@ -317,9 +225,9 @@ def _move(reference, size, up):
             reference[low] = reference[high]
 
 
-def _for_each_tile(shape, size, tile):
+def _for_each_tile(W, size, tile):
     """Calls `tile(rows, seen)` for each tile of a chunk: its queries, and the keys they see."""
-    X = shape.window + TILE
+    X = W + TILE
 
     def call(number, _):
         start = pl.multiple_of(number * TILE, TILE)
@@ -328,14 +236,15 @@ def _for_each_tile(shape, size, tile):
     jax.lax.fori_loop(0, size // TILE, call, None, unroll=X <= 5 * TILE)
 
 
-def _forward_kernel(shape, has_keep, q, k, v, cached_k, cached_v, scale, bias, *rest):
+def _forward_kernel(heads, has_keep, q, k, v, cached_k, cached_v, scale, bias, *rest):
     keep, (y, keys, values) = (rest[0], rest[1:]) if has_keep else (None, rest)
-    W, C, masks = shape.window, q.shape[1], _head_masks(shape)
+    C, masks = q.shape[1], head_masks(heads)
+    W = len(keys) - C
 
     @pl.when(pl.program_id(2) == 0)
     def _():
         for cached, buffer in ((cached_k, keys), (cached_v, values)):
-            pltpu.sync_copy(_lanes(shape, cached), buffer.at[pl.ds(0, W)])
+            pltpu.sync_copy(_lanes(heads, cached), buffer.at[pl.ds(0, W)])
 
     @pl.when(pl.program_id(2) > 0)
     def _():
@@ -343,30 +252,31 @@ def _forward_kernel(shape, has_keep, q, k, v, cached_k, cached_v, scale, bias, *
         _move(values, C, up=False)
 
     x = k[0].astype(F32)
-    keys[W:], values[W:] = (x * _inverse_length(shape, x)).astype(keys.dtype), v[0]
+    keys[W:], values[W:] = (x * inverse_length(heads, x)).astype(keys.dtype), v[0]
 
     def tile(rows, seen):
         x = q[0, rows].astype(F32)
-        queries = x * _inverse_length(shape, x) * scale[0]
+        queries = x * inverse_length(heads, x) * scale[0]
         total = jnp.zeros_like(x)
         for head, mask in enumerate(masks):
-            own = _only(queries, mask).astype(q.dtype)
-            weights, inverse = _softmax(own, keys[seen], bias[head])
+            own = only(queries, mask).astype(q.dtype)
+            weights, inverse = softmax(own, keys[seen], bias[head])
             if keep is not None:
                 weights = weights * keep[head, rows]
-            one = _dot(weights.astype(v.dtype), values[seen], (1, 0)) * inverse
-            total = total + _only(one, mask)
+            one = dot(weights.astype(v.dtype), values[seen], (1, 0)) * inverse
+            total = total + only(one, mask)
         y[0, rows] = total.astype(y.dtype)
 
-    _for_each_tile(shape, C, tile)
+    _for_each_tile(W, C, tile)
 
 
 def _backward_kernel(
-    shape, has_keep, q, k, y, dy, next_k, next_v, cached_k, cached_v, scale, bias, *rest
+    heads, has_keep, q, k, y, dy, next_k, next_v, cached_k, cached_v, scale, bias, *rest
 ):
     keep, rest = (rest[0], rest[1:]) if has_keep else (None, rest)
     dq, dk, dv, dcached_k, dcached_v, dscale, dbias, keys, values, dkeys, dvalues = rest
-    W, C, masks = shape.window, q.shape[1], _head_masks(shape)
+    C, masks = q.shape[1], head_masks(heads)
+    W = len(keys) - C
     step, steps, ahead = pl.program_id(2), pl.num_programs(2), W // C
 
     @pl.when((pl.program_id(1) == 0) & (step == 0))
@@ -379,7 +289,7 @@ def _backward_kernel(
     @pl.when(step < steps - ahead)
     def _():
         x = next_k[0].astype(F32)
-        keys[:C], values[:C] = (x * _inverse_length(shape, x)).astype(keys.dtype), next_v[0]
+        keys[:C], values[:C] = (x * inverse_length(heads, x)).astype(keys.dtype), next_v[0]
 
     @pl.when(step >= steps - ahead)
     def _():
@@ -397,35 +307,35 @@ def _backward_kernel(
 
     def tile(rows, seen):
         x, gradient = q[0, rows].astype(F32), dy[0, rows].astype(F32)
-        unit = x * _inverse_length(shape, x)
+        unit = x * inverse_length(heads, x)
         queries = unit * scale[0]
         along_y = gradient * y[0, rows].astype(F32)
         dqueries = jnp.zeros_like(x)
         for head, mask in enumerate(masks):
-            own, dy_own = (_only(part, mask).astype(q.dtype) for part in (queries, gradient))
-            exponentials, inverse = _softmax(own, keys[seen], bias[head])
+            own, dy_own = (only(part, mask).astype(q.dtype) for part in (queries, gradient))
+            exponentials, inverse = softmax(own, keys[seen], bias[head])
             weights = exponentials * inverse
-            mean = jnp.sum(_only(along_y, mask), axis=-1, keepdims=True)
-            dweights = _dot(dy_own, values[seen], (1, 1))
+            mean = jnp.sum(only(along_y, mask), axis=-1, keepdims=True)
+            dweights = dot(dy_own, values[seen], (1, 1))
             kept = weights
             if keep is not None:
                 kept, dweights = weights * keep[head, rows], dweights * keep[head, rows]
-            dvalues[seen] += _dot(kept.astype(dy_own.dtype), dy_own, (0, 0))
+            dvalues[seen] += dot(kept.astype(dy_own.dtype), dy_own, (0, 0))
             dscores = weights * (dweights - mean)
             dbias[head] += dscores
             dscores = dscores.astype(q.dtype)
-            dqueries = dqueries + _only(_dot(dscores, keys[seen], (1, 0)), mask)
-            dkeys[seen] += _dot(dscores, own, (0, 0))
+            dqueries = dqueries + only(dot(dscores, keys[seen], (1, 0)), mask)
+            dkeys[seen] += dot(dscores, own, (0, 0))
         dscale[0] += jnp.sum(dqueries * unit, axis=0, keepdims=True)
-        dq[0, rows] = _unit_gradient(shape, x, dqueries * scale[0]).astype(dq.dtype)
+        dq[0, rows] = unit_gradient(heads, x, dqueries * scale[0]).astype(dq.dtype)
 
     @pl.when(step >= ahead)
     def _():
-        _for_each_tile(shape, C, tile)
-        dk[0] = _unit_gradient(shape, k[0].astype(F32), dkeys[W:]).astype(dk.dtype)
+        _for_each_tile(W, C, tile)
+        dk[0] = unit_gradient(heads, k[0].astype(F32), dkeys[W:]).astype(dk.dtype)
         dv[0] = dvalues[W:].astype(dv.dtype)
 
     @pl.when(step == steps - 1)
     def _():
         for sums, gradient in ((dkeys, dcached_k), (dvalues, dcached_v)):
-            pltpu.sync_copy(sums.at[pl.ds(0, W)], _lanes(shape, gradient))
+            pltpu.sync_copy(sums.at[pl.ds(0, W)], _lanes(heads, gradient))

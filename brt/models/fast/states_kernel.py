@@ -1,0 +1,209 @@
+"""Attention of every block to its own keys as a Pallas TPU kernel; plain form: `plain_attention`.
+
+Used for tokens that attend to the states of their block: no bias, no mask, any number of keys.
+`tests/models/test_attention_kernels.py` compares the two, outputs and all gradients, and compiles
+the kernel for slices of TPUs. Unit lengths of queries, scale, softmax and dropout are computed in
+the chip's vector memory; no heads-first copies are made.
+
+Axes as in `kernel_parts`, and G blocks    Q queries and X keys of a block
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from brt.models.fast.kernel_parts import (
+    COMPILER,
+    F32,
+    TILE,
+    Heads,
+    dot,
+    head_masks,
+    interpreted,
+    inverse_length,
+    lane_scale,
+    only,
+    softmax,
+    unit_gradient,
+)
+from brt.models.layers.attention import plain_attention
+from brt.models.layers.norms import scaled_down_heads, unit_heads
+
+MOST = 1024
+"""Queries and keys of a block that fit into 16 MiB of VMEM."""
+
+
+def misfit(heads: Heads, queries: int, keys: int) -> str | None:
+    """Returns why the kernel cannot compute this attention, or None."""
+    for size, name in ((queries, "queries"), (keys, "keys")):
+        if size % TILE or size > MOST:
+            return f"{size} {name} of a block are not a multiple of {TILE} up to {MOST}"
+    return heads.misfit()
+
+
+def plain_block_attention(
+    heads: Heads,
+    q_BGQA: jax.Array,
+    k_BGXA: jax.Array,
+    v_BGXA: jax.Array,
+    scale_H: jax.Array,
+    keep_HQX: jax.Array | None = None,
+) -> jax.Array:
+    """Returns attention of each block's queries to its keys, (B, G, Q, A).
+
+    Args:
+        q_BGQA: queries, not normalised. k_BGXA, v_BGXA: keys (normalised already) and values.
+        scale_H: factor of the scores, used through its absolute value.
+        keep_HQX: factors of the weights (dropout); no gradient reaches them.
+
+    Source: Block-Recurrent Transformer, section 3.2 (cross attention to the states).
+    """
+
+    def split(x_BGQA):
+        return x_BGQA.reshape(*x_BGQA.shape[:3], heads.num_heads, heads.head_size)
+
+    q_BGQHK = split(q_BGQA)
+    q_BGQHK = unit_heads(q_BGQHK) if heads.qk_norm else scaled_down_heads(q_BGQHK)
+    y = plain_attention(q_BGQHK, split(k_BGXA), split(v_BGXA), scale_H, None, keep_HQX)
+    return y.reshape(q_BGQA.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def block_attention(
+    heads: Heads,
+    q_BGQA: jax.Array,
+    k_BGXA: jax.Array,
+    v_BGXA: jax.Array,
+    scale_H: jax.Array,
+    keep_HQX: jax.Array | None = None,
+) -> jax.Array:
+    """Returns what `plain_block_attention` returns, by the kernel; arguments as there."""
+    return _forward(heads, q_BGQA, k_BGXA, v_BGXA, scale_H, keep_HQX)[0]
+
+
+def _specs(heads, q, k):
+    """Returns the grid (P, B, G) and the blocks of its arrays."""
+    Q, X, L = q.shape[2], k.shape[2], heads.lanes
+
+    def of_block(p, b, g):
+        return b, g, 0, p
+
+    specs = {
+        "queries": pl.BlockSpec((1, 1, Q, L), of_block),
+        "keys": pl.BlockSpec((1, 1, X, L), of_block),
+        "scale": pl.BlockSpec((1, 1, L), lambda p, b, g: (p, 0, 0)),
+        "keep": pl.BlockSpec(
+            (heads.per_step, Q, X), lambda p, b, g: (p, 0, 0), pipeline_mode=pl.Buffered(1)
+        ),
+    }
+    return (heads.num_heads // heads.per_step, *q.shape[:2]), specs
+
+
+def _forward(heads, q, k, v, scale_H, keep_HQX=None):
+    grid, specs = _specs(heads, q, k)
+    inputs = [q, k, v, lane_scale(heads, scale_H)]
+    names = ["queries", "keys", "keys", "scale"]
+    if keep_HQX is not None:
+        inputs, names = [*inputs, keep_HQX.astype(F32)], [*names, "keep"]
+    y = pl.pallas_call(
+        functools.partial(_forward_kernel, heads, keep_HQX is not None),
+        grid=grid,
+        in_specs=[specs[name] for name in names],
+        out_specs=specs["queries"],
+        out_shape=jax.ShapeDtypeStruct(q.shape, v.dtype),
+        compiler_params=COMPILER,
+        interpret=interpreted(heads),
+        name="block_attention_forward",
+    )(*inputs)
+    return y, (q, k, v, scale_H, keep_HQX, y)
+
+
+def _backward(heads, saved, dy):
+    q, k, v, scale_H, keep_HQX, y = saved
+    grid, specs = _specs(heads, q, k)
+    scale_P1L = lane_scale(heads, scale_H)
+    inputs = [q, k, v, y, dy, scale_P1L]
+    names = ["queries", "keys", "keys", "queries", "queries", "scale"]
+    if keep_HQX is not None:
+        inputs, names = [*inputs, keep_HQX.astype(F32)], [*names, "keep"]
+    dq, dk, dv, dscale_P1L = pl.pallas_call(
+        functools.partial(_backward_kernel, heads, keep_HQX is not None),
+        grid=grid,
+        in_specs=[specs[name] for name in names],
+        out_specs=[specs[name] for name in ("queries", "keys", "keys", "scale")],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v, scale_P1L)],
+        scratch_shapes=[pltpu.VMEM((k.shape[2], heads.lanes), F32) for _ in "kv"],
+        compiler_params=COMPILER,
+        interpret=interpreted(heads),
+        name="block_attention_backward",
+    )(*inputs)
+    dscale_H = dscale_P1L.reshape(heads.num_heads, -1).sum(axis=1)
+    dscale_H = (dscale_H * jnp.sign(scale_H) * heads.factor).astype(scale_H.dtype)
+    return dq, dk, dv, dscale_H, None
+
+
+block_attention.defvjp(_forward, _backward)
+
+
+def _for_each_tile(size, tile):
+    def call(number, _):
+        tile(pl.ds(pl.multiple_of(number * TILE, TILE), TILE))
+
+    jax.lax.fori_loop(0, size // TILE, call, None, unroll=size <= 4 * TILE)
+
+
+def _forward_kernel(heads, has_keep, q, k, v, scale, *rest):
+    keep, y = rest if has_keep else (None, *rest)
+
+    def tile(rows):
+        x = q[0, 0, rows].astype(F32)
+        queries = x * inverse_length(heads, x) * scale[0]
+        total = jnp.zeros_like(x)
+        for head, mask in enumerate(head_masks(heads)):
+            weights, inverse = softmax(only(queries, mask).astype(q.dtype), k[0, 0])
+            if keep is not None:
+                weights = weights * keep[head, rows]
+            one = dot(weights.astype(v.dtype), v[0, 0], (1, 0)) * inverse
+            total = total + only(one, mask)
+        y[0, 0, rows] = total.astype(y.dtype)
+
+    _for_each_tile(q.shape[2], tile)
+
+
+def _backward_kernel(heads, has_keep, q, k, v, y, dy, scale, *rest):
+    keep, rest = (rest[0], rest[1:]) if has_keep else (None, rest)
+    dq, dk, dv, dscale, dkeys, dvalues = rest
+
+    @pl.when((pl.program_id(1) == 0) & (pl.program_id(2) == 0))
+    def _():
+        dscale[...] = jnp.zeros_like(dscale)
+
+    dkeys[...], dvalues[...] = jnp.zeros_like(dkeys), jnp.zeros_like(dvalues)
+
+    def tile(rows):
+        x, gradient = q[0, 0, rows].astype(F32), dy[0, 0, rows].astype(F32)
+        unit = x * inverse_length(heads, x)
+        queries = unit * scale[0]
+        along_y = gradient * y[0, 0, rows].astype(F32)
+        dqueries = jnp.zeros_like(x)
+        for head, mask in enumerate(head_masks(heads)):
+            own, dy_own = (only(part, mask).astype(q.dtype) for part in (queries, gradient))
+            exponentials, inverse = softmax(own, k[0, 0])
+            weights = exponentials * inverse
+            mean = jnp.sum(only(along_y, mask), axis=-1, keepdims=True)
+            dweights = dot(dy_own, v[0, 0], (1, 1))
+            kept = weights
+            if keep is not None:
+                kept, dweights = weights * keep[head, rows], dweights * keep[head, rows]
+            dvalues[...] += dot(kept.astype(dy_own.dtype), dy_own, (0, 0))
+            dscores = (weights * (dweights - mean)).astype(q.dtype)
+            dqueries = dqueries + only(dot(dscores, k[0, 0], (1, 0)), mask)
+            dkeys[...] += dot(dscores, own, (0, 0))
+        dscale[0] += jnp.sum(dqueries * unit, axis=0, keepdims=True)
+        dq[0, 0, rows] = unit_gradient(heads, x, dqueries * scale[0]).astype(dq.dtype)
+
+    _for_each_tile(q.shape[2], tile)
+    dk[0, 0], dv[0, 0] = dkeys[...].astype(dk.dtype), dvalues[...].astype(dv.dtype)

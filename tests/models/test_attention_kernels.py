@@ -1,0 +1,176 @@
+"""The Pallas kernels of attention against their plain forms, in interpret mode.
+
+With libtpu installed the kernels are compiled for slices of four kinds of TPU as well.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from paths import ROOT
+
+from brt.models.fast import states_kernel, window_kernel
+from brt.models.fast.kernel_parts import TILE, Heads
+from brt.models.fast.states_kernel import block_attention, plain_block_attention
+from brt.models.fast.window_kernel import plain_window_attention, window_attention
+from brt.models.layers.positions_t5 import HIDDEN
+
+
+def normal(rng, *sizes, dtype=np.float32):
+    return jnp.asarray(rng.standard_normal(sizes), dtype)
+
+
+def dropout_factors(rng, dropout, *sizes):
+    """Factors of the weights, or None."""
+    kept = (rng.random(sizes) >= dropout) / (1 - dropout) if dropout else None
+    return None if kept is None else jnp.asarray(kept, np.float32)
+
+
+def of_window(heads, window, batch, windows, dropout, dtype=np.float32):
+    """Random arguments; the bias differs by query, key and head, and hides what a window hides."""
+    rng = np.random.default_rng(0)
+    W, H, A = window, heads.num_heads, heads.num_heads * heads.head_size
+    X = W + TILE
+    query, key = np.mgrid[:TILE, :X]
+    distance = W + query - key
+    visible = (distance >= 1) & (distance <= W)
+    return {
+        **{name: normal(rng, batch, windows * W, A, dtype=dtype) for name in "qkv"},
+        **{name: normal(rng, batch, W, A, dtype=dtype) for name in ("cached_k", "cached_v")},
+        "scale": 3 * normal(rng, H),
+        "bias": jnp.asarray(np.where(visible, normal(rng, H, TILE, X), HIDDEN), np.float32),
+        "keep": dropout_factors(rng, dropout, H, W, X),
+    }
+
+
+def of_blocks(heads, queries, keys, batch, blocks, dropout, dtype=np.float32):
+    """Random arguments of attention to the keys of each block."""
+    rng = np.random.default_rng(0)
+    H, A = heads.num_heads, heads.num_heads * heads.head_size
+    return {
+        "q": normal(rng, batch, blocks, queries, A, dtype=dtype),
+        "k": normal(rng, batch, blocks, keys, A, dtype=dtype),
+        "v": normal(rng, batch, blocks, keys, A, dtype=dtype),
+        "scale": 3 * normal(rng, H),
+        "keep": dropout_factors(rng, dropout, H, queries, keys),
+    }
+
+
+def outputs_and_gradients(function, heads, args):
+    """The output and the gradient of a random weighting of it by every argument but `keep`."""
+    *varied, keep = args.values()
+    weights = normal(np.random.default_rng(1), *args["q"].shape)
+
+    def loss(*varied):
+        y = function(heads, *varied, keep).astype(jnp.float32)
+        return jnp.sum(y * weights), y
+
+    with jax.default_matmul_precision("highest"):
+        gradients, y = jax.grad(loss, argnums=tuple(range(len(varied))), has_aux=True)(*varied)
+    return {"y": y} | dict(zip(args, gradients))
+
+
+def relative_errors(forms, heads, args, exact_args=None):
+    """The largest error of each output and gradient, relative to its largest entry."""
+    plain, kernel = forms
+    expected = outputs_and_gradients(plain, heads, exact_args or args)
+    computed = outputs_and_gradients(kernel, heads._replace(interpret=True), args)
+    return {
+        part: float(np.max(np.abs(computed[part].astype(jnp.float32) - x)) / np.max(np.abs(x)))
+        for part, x in expected.items()
+    }
+
+
+WINDOW = plain_window_attention, window_attention
+BLOCKS = plain_block_attention, block_attention
+CASES = {
+    "a window": (WINDOW, Heads(2, 128), of_window, (128, 2, 1, 0.0)),
+    "a window with dropout": (WINDOW, Heads(2, 128), of_window, (128, 3, 2, 0.2)),
+    "a window, two heads in the lanes": (WINDOW, Heads(4, 64), of_window, (128, 1, 3, 0.1)),
+    "a window without unit lengths": (WINDOW, Heads(4, 32, False), of_window, (256, 2, 2, 0.1)),
+    "a window of wide heads": (WINDOW, Heads(2, 256), of_window, (128, 2, 2, 0.0)),
+    "a window of several chunks": (WINDOW, Heads(1, 128), of_window, (1024, 1, 2, 0.1)),
+    "states": (BLOCKS, Heads(2, 128), of_blocks, (256, 128, 3, 2, 0.0)),
+    "states with dropout": (BLOCKS, Heads(4, 64), of_blocks, (128, 256, 2, 3, 0.2)),
+    "states without unit lengths": (BLOCKS, Heads(2, 256, False), of_blocks, (128, 128, 1, 2, 0)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_and_all_gradients_equal_the_plain_form(name, capfd):
+    forms, heads, make, sizes = CASES[name]
+    errors = relative_errors(forms, heads, make(heads, *sizes))
+    assert max(errors.values()) < 2e-5, errors
+    assert "race" not in "".join(capfd.readouterr()).lower()
+
+
+@pytest.mark.parametrize("name", ["a window, two heads in the lanes", "states with dropout"])
+def test_bfloat16_differs_by_no_more_than_its_rounding(name):
+    forms, heads, make, sizes = CASES[name]
+    args = make(heads, *sizes, dtype=jnp.bfloat16)
+    exact = {part: None if x is None else x.astype(jnp.float32) for part, x in args.items()}
+    errors = relative_errors(forms, heads, args, exact)
+    assert max(errors.values()) < 0.03, errors
+
+
+@pytest.mark.parametrize(
+    ("reason", "part"),
+    [
+        (window_kernel.misfit(Heads(2, 128), 192), "window = 192"),
+        (window_kernel.misfit(Heads(2, 96), 128), "head_size = 96"),
+        (states_kernel.misfit(Heads(3, 64), 128, 128), "num_heads = 3"),
+        (states_kernel.misfit(Heads(2, 64), 128, 100), "100 keys"),
+        (states_kernel.misfit(Heads(2, 64), 100, 128), "100 queries"),
+    ],
+)
+def test_a_shape_that_does_not_fit_is_named(reason, part):
+    assert part in reason
+
+
+COMPILE = """
+import itertools, sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from brt.benchmarks import topologies
+from brt.models.fast.kernel_parts import TILE, Heads
+from brt.models.fast.states_kernel import block_attention
+from brt.models.fast.window_kernel import window_attention
+
+device = topologies.devices_of(topologies.find(sys.argv[1]))[0]
+one = NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
+for (W, H, K), dtype, dropout in itertools.product(
+    [(128, 16, 64), (512, 8, 128), (2048, 8, 128)], [jnp.bfloat16, jnp.float32], [False, True]
+):
+    heads, X = Heads(H, K), W + TILE
+
+    def of(*sizes, dtype=dtype):
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=one)
+
+    q, cache, f32 = of(1, 4096, H * K), of(1, W, H * K), jnp.float32
+    args = [q, q, q, cache, cache, of(H, dtype=f32), of(H, TILE, X, dtype=f32)]
+    Q = min(W, 1024)
+    blocks = [of(1, 4, Q, H * K), *[of(1, 4, 512, H * K)] * 2, of(H, dtype=f32)]
+    if dropout:
+        args, blocks = [*args, of(H, W, X, dtype=f32)], [*blocks, of(H, Q, 512, dtype=f32)]
+    for function, given in ((window_attention, args), (block_attention, blocks)):
+
+        def step(gradient, *given):
+            y, backward = jax.vjp(lambda *given: function(heads, *given), *given)
+            return y, backward(gradient)[:-1]
+
+        jax.jit(step).lower(given[0], *given).compile()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="libtpu is not installed")
+@pytest.mark.parametrize("slice_name", ["v4-8", "v5e-4", "v5p-8", "v6e-4"])
+def test_it_compiles_for_tpus(slice_name):
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", COMPILE, slice_name]
+    subprocess.run(command, env=environment, check=True, timeout=600)
