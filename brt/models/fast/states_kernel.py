@@ -152,7 +152,7 @@ def _for_each_tile(size, tile):
     def call(number, _):
         tile(pl.ds(pl.multiple_of(number * TILE, TILE), TILE))
 
-    jax.lax.fori_loop(0, size // TILE, call, None, unroll=size <= 4 * TILE)
+    jax.lax.fori_loop(0, size // TILE, call, None, unroll=True)
 
 
 def _forward_kernel(heads, has_keep, q, k, v, scale, *rest):

@@ -233,7 +233,7 @@ def _for_each_tile(W, size, tile):
         start = pl.multiple_of(number * TILE, TILE)
         tile(pl.ds(start, TILE), pl.ds(start, X))
 
-    jax.lax.fori_loop(0, size // TILE, call, None, unroll=X <= 5 * TILE)
+    jax.lax.fori_loop(0, size // TILE, call, None, unroll=True)
 
 
 def _forward_kernel(heads, has_keep, q, k, v, cached_k, cached_v, scale, bias, *rest):
