@@ -4,6 +4,8 @@ Axes as in `brt.models`, and Q tokens of a tile of queries    X keys that a tile
 C tokens of a chunk    L lanes of a grid step    N heads that share them    P = H / N
 """
 
+import functools
+import operator
 from typing import NamedTuple
 
 import jax
@@ -88,10 +90,10 @@ def only(x: jax.Array, mask: jax.Array | None) -> jax.Array:
 
 def sum_of_heads(heads: Heads, x: jax.Array) -> jax.Array:
     """Returns the sum over the lanes of each head, (C, 1), or (C, L) where heads share lanes."""
-    masks = head_masks(heads)
-    if len(masks) == 1:
-        return jnp.sum(x, axis=-1, keepdims=True)
-    return sum(jnp.sum(x * mask, axis=-1, keepdims=True) * mask for mask in masks)
+    sums = (
+        only(jnp.sum(only(x, mask), axis=-1, keepdims=True), mask) for mask in head_masks(heads)
+    )
+    return functools.reduce(operator.add, sums)
 
 
 def inverse_length(heads: Heads, x: jax.Array) -> jax.Array:
