@@ -85,11 +85,7 @@ def main() -> None:
 
 
 def usual_workdir(gin_files: Sequence[str]) -> str:
-    """Returns the run folder of gin files without --workdir: `runs/MODEL-DATA` of two.
-
-    Raises:
-        ValueError: there are no files to name it after.
-    """
+    """Returns the run folder of gin files without --workdir: `runs/MODEL-DATA` of two."""
     names = [Path(name).stem for given in gin_files for name in config.split_files(given)]
     if not names:
         raise ValueError("--workdir is missing: name a folder for checkpoints and records.")

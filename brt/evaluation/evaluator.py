@@ -36,11 +36,7 @@ PIECE = 2**16
 
 
 def batch_shape(experiment: "Experiment") -> tuple[int, int]:
-    """Returns rows and segment length of an evaluation.
-
-    Raises:
-        ValueError: no whole number of rows.
-    """
+    """Returns rows and segment length of an evaluation."""
     trainer, evaluation = experiment.trainer, experiment.evaluation
     segment_length = evaluation.segment_length or trainer.segment_length
     if evaluation.tokens_per_step is None:
@@ -62,12 +58,7 @@ def batch_shape(experiment: "Experiment") -> tuple[int, int]:
 
 
 def check_evaluation(experiment: "Experiment") -> None:
-    """Traces the step of evaluation, as far as shapes.
-
-    Raises:
-        ValueError: settings of evaluation that contradict one another, the stream or the model;
-            the message names a binding of `Evaluation`.
-    """
+    """Traces the step of evaluation, as far as shapes."""
     trainer, evaluation = experiment.trainer, experiment.evaluation
     rows, T = batch_shape(experiment)
     _check_score(experiment)
@@ -111,9 +102,6 @@ class Evaluator:
         experiment: whose evaluation settings say what to do.
         store: the split's token store.
         mesh: the device mesh.
-
-    Raises:
-        ValueError: no whole number of rows, or a score that the stream cannot give.
     """
 
     def __init__(
@@ -150,11 +138,7 @@ class Evaluator:
 
     @classmethod
     def in_loop(cls, experiment: "Experiment", mesh: jax.sharding.Mesh) -> "Evaluator | None":
-        """Returns the evaluator of a training run; None if `Trainer.eval_every` is 0.
-
-        Raises:
-            ValueError: the store has ids beyond its vocabulary.
-        """
+        """Returns the evaluator of a training run; None if `Trainer.eval_every` is 0."""
         if not experiment.trainer.eval_every:
             return None
         store = experiment.open_store(experiment.evaluation.split)

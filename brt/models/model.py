@@ -30,9 +30,6 @@ def check_scalars(monitors: Monitors, owner: str) -> None:
     Args:
         monitors: by name.
         owner: what reports them, for errors.
-
-    Raises:
-        ValueError: naming the first.
     """
     for name, value in monitors.items():
         if np.shape(value):

@@ -10,7 +10,7 @@ from paths import ROOT
 
 NAMES = re.findall(r"^\d+\. .*", (ROOT / "docs" / "tour.md").read_text(encoding="utf-8"), re.M)
 TOUR = [name for line in NAMES for name in re.findall(r"`(brt/[\w/]+\.py)`", line)]
-MAXIMUM = 4_663
+MAXIMUM = 4_620
 """Lines of all files together. The goal is 3,200: lower this number, never raise it."""
 EXTENSIONS = ("brt.pretrained", "brt.studies", "brt.reporting", "brt.benchmarks")
 
@@ -21,7 +21,7 @@ def test_the_tour_has_its_files_and_their_size():
     assert lines <= MAXIMUM
 
 
-@pytest.mark.parametrize("name", TOUR[1:])  # The command offers the compiler's tools.
+@pytest.mark.parametrize("name", TOUR)
 def test_a_core_file_imports_no_extension(name):
     for node in ast.parse((ROOT / name).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import | ast.ImportFrom):

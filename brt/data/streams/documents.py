@@ -45,9 +45,6 @@ class DocumentStream(WholeDocuments):
     Args:
         store: what to read; at least as many documents as rows.
         rows, segment_length, segments_per_step, seed: as of `Stream`.
-
-    Raises:
-        ValueError: fewer documents than rows, a size below 1, or a negative seed.
     """
 
     def __init__(
@@ -89,9 +86,6 @@ def check_count(where: str, documents: int, rows: int, tokens: int) -> None:
         where: names the documents, for the message.
         documents, rows: how many there are.
         tokens: of a row in a step.
-
-    Raises:
-        ValueError: there are fewer.
     """
     if documents < rows:
         raise ValueError(
@@ -110,9 +104,6 @@ class DocumentPass(EvaluationPass):
         segment_length: T, in tokens.
         seed: assigns the documents in a random order; None keeps the store's.
         documents: read these only, integers; None for all.
-
-    Raises:
-        ValueError: a size below 1, or a negative seed.
     """
 
     def __init__(

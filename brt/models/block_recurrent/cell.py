@@ -89,9 +89,6 @@ class RecurrentCell(LayerMemory):
         state_ids: add a learned vector of each state to it where keys, values and queries are
             computed (section 3.2).
 
-    Raises:
-        ValueError: an unknown choice, no states, or a sequential order without a projection.
-
     Source: Block-Recurrent, sections 3.1-3.5.
     """
 

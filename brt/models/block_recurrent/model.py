@@ -65,10 +65,6 @@ class BlockRecurrentTransformer(Body):
             the defaults.
         special_tokens: further entries of the vocabulary, which no text holds.
 
-    Raises:
-        ValueError: a layer out of range, two memories of one name in a layer, feedback without
-            states, a bad choice.
-
     Source: Block-Recurrent, sections 3, 4.1 and 4.5.
     """
 
@@ -152,11 +148,7 @@ class BlockRecurrentTransformer(Body):
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
-        """Reads a segment through all layers and the final norm; as `Model.stack`.
-
-        Raises:
-            ValueError: T is no positive multiple of the window, or the caches have other rows.
-        """
+        """Reads a segment through all layers and the final norm; as `Model.stack`."""
         T, W = x_BTD.shape[1], self.window
         if T < W or T % W:
             raise ValueError(
