@@ -23,10 +23,10 @@ from recordings.pretrained_errors import body_of, bound, split_with
 
 from brt.pretrained.encoders.bert import BERT, RoBERTa
 from brt.pretrained.encoders.deberta import DeBERTa
-from brt.pretrained.encoders.reader import PretrainedReader
 from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.language_model import PretrainedLanguageModel
+from brt.pretrained.reader import PretrainedReader
 
 TOLERANCE = 2e-5
 """Of the largest logit."""

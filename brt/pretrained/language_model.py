@@ -22,9 +22,10 @@ from brt.models.body import Body
 from brt.models.caches import select_rows
 from brt.models.fast.table_losses import table_losses
 from brt.models.memory_tokens.layout import MemoryLayout
-from brt.pretrained.bodies.body import Decoder, PretrainedBody, Reading
-from brt.pretrained.bodies.gpt2 import GPT2
-from brt.pretrained.bodies.layer import LayerKeys, Seen
+from brt.pretrained.backbone import PretrainedBackbone, Reading
+from brt.pretrained.backbone_layer import LayerKeys, Seen
+from brt.pretrained.decoders.decoder import Decoder
+from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.memories.window_memory import Positions, WindowMemory, WindowReads
 from brt.pretrained.windows import (
     DecodingWindow,
@@ -376,7 +377,7 @@ class PretrainedLanguageModel(Body):
         return self.body.divided_sizes()
 
 
-def given_to(body: PretrainedBody) -> dict[str, Any]:
+def given_to(body: PretrainedBackbone) -> dict[str, Any]:
     """Returns the parameters of a body's folder, as of a model that has it as `body`.
 
     Without a folder it says that they are random.

@@ -35,9 +35,9 @@ from brt.models.caches import (
     write_token,
 )
 from brt.models.fast.table_losses import table_losses
-from brt.pretrained.bodies.body import Decoder
-from brt.pretrained.bodies.layer import NOTHING, Heads, LayerKeys, Reads, Seen
-from brt.pretrained.bodies.llama import Llama
+from brt.pretrained.backbone_layer import NOTHING, Heads, LayerKeys, Reads, Seen
+from brt.pretrained.decoders.decoder import Decoder
+from brt.pretrained.decoders.llama import Llama
 from brt.pretrained.language_model import given_to
 from brt.pretrained.memories.cell_memory import CellMemory, StateKeys
 from brt.pretrained.windows import table

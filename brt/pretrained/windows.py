@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from brt.pretrained.bodies.layer import HIDDEN, LayerKeys
+from brt.pretrained.backbone_layer import HIDDEN, LayerKeys
 from brt.pretrained.memories.window_memory import ExtraKeys, Positions
 
 

@@ -20,8 +20,8 @@ from brt.pretrained.encoders.bert import BERT, RoBERTa
 from brt.pretrained.encoders.deberta import DeBERTa
 from brt.pretrained.encoders.encoder import Encoder
 from brt.pretrained.encoders.heads import ClassesHead, SpansHead, WordsHead
-from brt.pretrained.encoders.reader import whole_names
 from brt.pretrained.folder import HubFolder
+from brt.pretrained.reader import whole_names
 from recordings.pretrained_errors import Found, bound, config_of, folder_of, split_with, widened
 
 TASKS = ("sequence classification", "masked language model", "question answering")

@@ -14,9 +14,9 @@ from flax import nnx
 
 from brt.models.caches import reset_rows, select_rows
 from brt.models.layers.losses import token_losses
-from brt.pretrained.encoders.reader import PretrainedReader
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.memories.final_layer_memory import FinalLayerMemory
+from brt.pretrained.reader import PretrainedReader
 from brt.token_ids import PADDING
 from recordings.encoders import ENCODERS
 from recordings.pretrained_errors import Found, bound, folder_of, split_with, widened

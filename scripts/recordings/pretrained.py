@@ -16,8 +16,8 @@ import numpy as np
 from flax import nnx
 
 from brt.models.layers.losses import token_losses
-from brt.pretrained.bodies.body import Decoder
-from brt.pretrained.bodies.layer import HIDDEN, Seen
+from brt.pretrained.backbone_layer import HIDDEN, Seen
+from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.language_model import PretrainedLanguageModel
 from recordings import encoders, memory_tokens, pooled, pooled_spans, reader, t5

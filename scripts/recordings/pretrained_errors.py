@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.pretrained.bodies.body import Decoder
-from brt.pretrained.bodies.gpt2 import GPT2
-from brt.pretrained.bodies.gpt_neox import GPTNeoX
-from brt.pretrained.bodies.llama import Llama
+from brt.pretrained.decoders.decoder import Decoder
+from brt.pretrained.decoders.gpt2 import GPT2
+from brt.pretrained.decoders.gpt_neox import GPTNeoX
+from brt.pretrained.decoders.llama import Llama
 from brt.pretrained.folder import HubFolder
 from brt.training.checkpoints.parameters import merged
 

@@ -15,9 +15,9 @@ from flax import nnx
 
 from brt.models.caches import reset_rows
 from brt.models.layers.losses import token_losses
-from brt.pretrained.encoders.reader import PretrainedReader
 from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.folder import HubFolder
+from brt.pretrained.reader import PretrainedReader
 from brt.token_ids import PADDING
 from recordings.encoders import ENCODERS
 from recordings.pretrained_errors import Found, bound, folder_of, split_with, widened

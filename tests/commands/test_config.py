@@ -278,7 +278,13 @@ print(*(name for name in sys.modules if name.startswith("brt.")))
     printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
     loaded = set(printed.split())
     assert "brt.models.block_recurrent.cell" in loaded and len(loaded) < 170
-    for prefix in ("studies", "reporting", "benchmarks", "pretrained.bodies", "models.transformer"):
+    for prefix in (
+        "studies",
+        "reporting",
+        "benchmarks",
+        "pretrained.decoders",
+        "models.transformer",
+    ):
         assert not [name for name in loaded if name.startswith(f"brt.{prefix}")]
 
 

@@ -14,7 +14,7 @@ from brt import config
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.models.transformer_xl.model import evaluation_memory
-from brt.pretrained.bodies.body import PretrainedBody
+from brt.pretrained.backbone import PretrainedBackbone
 from brt.reporting.gin_text import read_gin_files
 
 PUBLISHED = {  # millions of weights outside embeddings, computed from the published dimensions
@@ -73,7 +73,7 @@ def body_name(name):
 
 def body_size(model):
     """Parameters of the pretrained body in a model."""
-    while not isinstance(model, PretrainedBody):
+    while not isinstance(model, PretrainedBackbone):
         model = model.body
     return sum(count_parameters(model))
 

@@ -21,7 +21,7 @@ from brt.models.layers.attention import (
 from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.transformer_xl import layer as transformer_xl_layer
 from brt.models.transformer_xl import relative_attention
-from brt.pretrained.bodies import layer as pretrained_layer
+from brt.pretrained import backbone_layer as pretrained_layer
 from brt.pretrained.memories import cell_memory
 
 SHAPES = [  # leading axes, Q, J, H, K

@@ -11,7 +11,7 @@ from sweeps import SCALES, read_sweep
 from tiny_models import OneKey
 
 from brt.data.streams.shifted import ShiftedPass
-from brt.pretrained.bodies.gpt2 import GPT2
+from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.language_model import PretrainedLanguageModel
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import write_gin

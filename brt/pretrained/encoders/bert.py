@@ -17,9 +17,9 @@ from brt.checks import Count, CountFrom0, Positive, Share, check_choice
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
 from brt.models.shape_letters import constrain
-from brt.pretrained.bodies.activations import ACTIVATIONS
-from brt.pretrained.bodies.layer import (
-    BodyLayer,
+from brt.pretrained.activations import ACTIVATIONS
+from brt.pretrained.backbone_layer import (
+    BackboneLayer,
     Drop,
     Heads,
     Norm,
@@ -42,7 +42,7 @@ BERT_ACTIVATIONS = ("gelu", "relu", "silu", "gelu_new", "gelu_pytorch_tanh")
 DEFAULTS = dict(num_types=2, activation="gelu", epsilon=1e-12, padding_id=0)
 
 
-class BertLayer(BodyLayer):
+class BertLayer(BackboneLayer):
     """One layer: attention, residual, norm, network, residual, norm.
 
     Args:

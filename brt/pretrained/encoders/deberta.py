@@ -18,7 +18,7 @@ from brt.checks import Count, CountFrom0, Index, Positive, Share, check_choice
 from brt.models.counts import matrix_size
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
-from brt.pretrained.bodies.layer import BodyLayer, Heads, Norm, Seen
+from brt.pretrained.backbone_layer import BackboneLayer, Heads, Norm, Seen
 from brt.pretrained.config_values import ConfigValues
 from brt.pretrained.encoders.bert import (
     BERT_ACTIVATIONS,
@@ -209,7 +209,7 @@ class DeBERTa(Encoder):
 
     def attended(
         self,
-        layer: BodyLayer,
+        layer: BackboneLayer,
         heads: Heads,
         positions_BT: jax.Array,
         seen: Seen,

@@ -18,8 +18,8 @@ from brt.models.layers.attention import attend
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.sizes import Sizes
-from brt.pretrained.bodies.activations import ACTIVATIONS
-from brt.pretrained.bodies.layer import Heads, Norm, Seen
+from brt.pretrained.activations import ACTIVATIONS
+from brt.pretrained.backbone_layer import Heads, Norm, Seen
 from brt.pretrained.encoders.bert import BertLayer
 
 TERMS = ("c2p", "p2c")

@@ -11,11 +11,11 @@ from flax import nnx
 from brt.models.layers.dropout import independent_dropout, keep_mask
 from brt.models.layers.sizes import Sizes
 from brt.models.shape_letters import constrain
-from brt.pretrained.bodies.body import PretrainedBody, Reading
-from brt.pretrained.bodies.layer import (
+from brt.pretrained.backbone import PretrainedBackbone, Reading
+from brt.pretrained.backbone_layer import (
     HIDDEN,
     NOTHING,
-    BodyLayer,
+    BackboneLayer,
     Heads,
     Reads,
     Seen,
@@ -38,7 +38,7 @@ class HeadNames(NamedTuple):
     bias: str = ""
 
 
-class Encoder(PretrainedBody):
+class Encoder(PretrainedBackbone):
     """A body that reads a segment as a whole: the base of all encoders.
 
     Class attributes:
@@ -102,7 +102,7 @@ class Encoder(PretrainedBody):
 
     def attended(
         self,
-        layer: BodyLayer,
+        layer: BackboneLayer,
         heads: Heads,
         positions_BT: jax.Array,
         seen: Seen,

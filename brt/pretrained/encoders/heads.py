@@ -10,8 +10,8 @@ from jax.nn.initializers import zeros
 
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
-from brt.pretrained.bodies.activations import ACTIVATIONS
-from brt.pretrained.bodies.layer import Norm, linear
+from brt.pretrained.activations import ACTIVATIONS
+from brt.pretrained.backbone_layer import Norm, linear
 from brt.pretrained.encoders.encoder import Encoder, optional
 from brt.pretrained.names import Tensor, matrix_tensors, norm_tensors
 

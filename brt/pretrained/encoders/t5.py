@@ -18,7 +18,7 @@ from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.positions_t5 import t5_buckets
 from brt.models.layers.sizes import Sizes
-from brt.pretrained.bodies.layer import HIDDEN, BodyLayer, Heads, Seen
+from brt.pretrained.backbone_layer import HIDDEN, BackboneLayer, Heads, Seen
 from brt.pretrained.encoders.encoder import Encoder
 from brt.pretrained.encoders.t5_layers import (
     NETWORKS,
@@ -150,7 +150,7 @@ class T5(Encoder):
 
     def attended(
         self,
-        layer: BodyLayer,
+        layer: BackboneLayer,
         heads: Heads,
         positions_BT: jax.Array,
         seen: Seen,

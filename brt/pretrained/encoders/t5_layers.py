@@ -16,9 +16,9 @@ from brt.models.layers.norms import wide
 from brt.models.layers.positions_t5 import t5_buckets
 from brt.models.layers.sizes import Sizes
 from brt.models.shape_letters import constrain
-from brt.pretrained.bodies.activations import ACTIVATIONS
-from brt.pretrained.bodies.layer import (
-    BodyLayer,
+from brt.pretrained.activations import ACTIVATIONS
+from brt.pretrained.backbone_layer import (
+    BackboneLayer,
     Drop,
     Heads,
     LayerKeys,
@@ -107,7 +107,7 @@ class Attention(nnx.Module):
         return attend(queries_BTHK, keys.keys_BJGK, keys.values_BJGK, scale_H, table, keep)
 
 
-class T5Layer(BodyLayer):
+class T5Layer(BackboneLayer):
     """One layer of the encoder: norm, attention, residual, norm, network, residual.
 
     Args:

@@ -25,8 +25,8 @@ from brt.models.counts import matrix_size
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import unit_heads
-from brt.pretrained.bodies.body import PretrainedBody
-from brt.pretrained.bodies.layer import LayerKeys
+from brt.pretrained.backbone import PretrainedBackbone
+from brt.pretrained.backbone_layer import LayerKeys
 from brt.pretrained.memories.window_memory import WindowMemory
 
 
@@ -54,7 +54,7 @@ class CellMemory(WindowMemory):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        body: PretrainedBody,
+        body: PretrainedBackbone,
         layer: Index | None = None,
         cell: Callable[..., RecurrentCell] = RecurrentCell,
     ):

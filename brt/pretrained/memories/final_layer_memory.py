@@ -12,7 +12,7 @@ from flax import nnx
 
 from brt.checks import Count, Index
 from brt.models.layers.norms import wide
-from brt.pretrained.bodies.body import PretrainedBody
+from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.memories.pooled_memory import PooledMemory, PooledSums
 from brt.pretrained.memories.window_memory import Positions
 
@@ -32,7 +32,7 @@ class FinalLayerMemory(PooledMemory):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        body: PretrainedBody,
+        body: PretrainedBackbone,
         layer: Index = 2,
         hidden: tuple[Count, ...] = (768,),
     ):

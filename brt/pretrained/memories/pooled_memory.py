@@ -21,8 +21,8 @@ from jax.typing import DTypeLike
 from brt.checks import Count, Index, OneOf, check_choice
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import wide
-from brt.pretrained.bodies.body import PretrainedBody
-from brt.pretrained.bodies.layer import Extra, LayerKeys
+from brt.pretrained.backbone import PretrainedBackbone
+from brt.pretrained.backbone_layer import Extra, LayerKeys
 from brt.pretrained.memories.window_memory import Positions, WindowMemory
 
 POOLED = ("all", "unrepeated")
@@ -94,7 +94,7 @@ class PooledMemory(WindowMemory):
     def __init__(
         self,
         rngs: nnx.Rngs,
-        body: PretrainedBody,
+        body: PretrainedBackbone,
         layer: Index | None = 2,
         hidden: tuple[Count, ...] = (200, 200, 200),
         pooled: Annotated[str, OneOf(POOLED)] = "all",

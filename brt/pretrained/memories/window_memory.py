@@ -13,8 +13,8 @@ import jax
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.pretrained.bodies.body import Decoder
-from brt.pretrained.bodies.layer import Extra, Heads, LayerKeys, Reads, extra_keys
+from brt.pretrained.backbone_layer import Extra, Heads, LayerKeys, Reads, extra_keys
+from brt.pretrained.decoders.decoder import Decoder
 
 
 class Positions(NamedTuple):

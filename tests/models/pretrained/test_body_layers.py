@@ -7,10 +7,10 @@ import pytest
 from tiny_models import OneKey, randomised
 
 from brt.models.layers.sizes import Sizes
-from brt.pretrained.bodies.gpt2 import GPT2Layer
-from brt.pretrained.bodies.gpt_neox import GPTNeoXLayer
-from brt.pretrained.bodies.layer import drops
-from brt.pretrained.bodies.llama import LlamaLayer
+from brt.pretrained.backbone_layer import drops
+from brt.pretrained.decoders.gpt2 import GPT2Layer
+from brt.pretrained.decoders.gpt_neox import GPTNeoXLayer
+from brt.pretrained.decoders.llama import LlamaLayer
 from brt.pretrained.encoders.bert import BertLayer
 from brt.pretrained.encoders.t5_layers import T5Layer
 

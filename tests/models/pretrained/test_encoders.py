@@ -16,15 +16,15 @@ from tiny_folders import make_folder
 from tiny_models import OneKey
 
 from brt.models.counts import count_parameters
-from brt.pretrained.bodies.layer import Extra, Reads
+from brt.pretrained.backbone_layer import Extra, Reads
 from brt.pretrained.encoders.bert import BERT, RoBERTa
 from brt.pretrained.encoders.deberta import DeBERTa
 from brt.pretrained.encoders.deberta_layer import distance_buckets
 from brt.pretrained.encoders.heads import ClassesHead
-from brt.pretrained.encoders.reader import PretrainedReader, whole_names
 from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.encoders.t5_layers import two_sided_buckets
 from brt.pretrained.folder import HubFolder, write_folder
+from brt.pretrained.reader import PretrainedReader, whole_names
 from brt.token_ids import PADDING
 from brt.training.checkpoints.parameters import merged
 

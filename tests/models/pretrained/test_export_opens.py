@@ -14,15 +14,15 @@ from tiny_folders import make_folder
 from tiny_models import parameters, randomised
 
 from brt.export import export
-from brt.pretrained.bodies.gpt2 import GPT2
-from brt.pretrained.bodies.gpt_neox import GPTNeoX
-from brt.pretrained.bodies.llama import Llama
+from brt.pretrained.decoders.gpt2 import GPT2
+from brt.pretrained.decoders.gpt_neox import GPTNeoX
+from brt.pretrained.decoders.llama import Llama
 from brt.pretrained.encoders.bert import BERT, RoBERTa
 from brt.pretrained.encoders.deberta import DeBERTa
-from brt.pretrained.encoders.reader import PretrainedReader
 from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.language_model import PretrainedLanguageModel
+from brt.pretrained.reader import PretrainedReader
 
 SIZES = dict(vocabulary_size=23, num_layers=2, width=16, num_heads=2, num_positions=12)
 BODIES = {

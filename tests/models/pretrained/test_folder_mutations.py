@@ -18,9 +18,9 @@ from tiny_models import OneKey, parameters
 
 from brt.config import message
 from brt.pretrained import folder as folder_module
-from brt.pretrained.bodies import gpt2, gpt_neox, llama
+from brt.pretrained.decoders import gpt2, gpt_neox, llama
 from brt.pretrained.encoders import bert, deberta, t5
-from brt.pretrained.encoders.reader import PretrainedReader
+from brt.pretrained.reader import PretrainedReader
 
 BODIES = {"gpt2": gpt2.GPT2, "llama": llama.Llama, "gpt_neox": gpt_neox.GPTNeoX}
 ENCODERS = {

@@ -10,8 +10,8 @@ from paths import GOLDEN
 from tiny_models import OneKey, cast, parameters, plain, quick_jit, randomised
 
 from brt.models.counts import count_parameters
-from brt.pretrained.bodies.gpt2 import GPT2
-from brt.pretrained.bodies.layer import HIDDEN, Extra, Reads, Seen
+from brt.pretrained.backbone_layer import HIDDEN, Extra, Reads, Seen
+from brt.pretrained.decoders.gpt2 import GPT2
 from brt.token_ids import BEGIN
 
 SIZES = dict(

@@ -10,12 +10,12 @@ from flax import nnx
 from tiny_models import OneKey, quick_jit, randomised
 
 from brt.models.caches import reset_rows
-from brt.pretrained.bodies.gpt2 import GPT2
+from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.encoders.bert import BERT, RoBERTa
 from brt.pretrained.encoders.deberta import DeBERTa
-from brt.pretrained.encoders.reader import LOWEST, PretrainedReader
 from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.memories.final_layer_memory import FinalLayerMemory
+from brt.pretrained.reader import LOWEST, PretrainedReader
 from brt.token_ids import PADDING
 
 SIZES = dict(vocabulary_size=19, num_layers=2, width=8, num_heads=2, feed_forward_size=12)

@@ -13,8 +13,8 @@ from paths import SCRIPTS
 
 from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
 from brt.models.counts import count_parameters
-from brt.pretrained.bodies.layer import Seen
-from brt.pretrained.bodies.llama import Llama
+from brt.pretrained.backbone_layer import Seen
+from brt.pretrained.decoders.llama import Llama
 from brt.pretrained.encoders.bert import BERT
 from brt.pretrained.windows import table
 

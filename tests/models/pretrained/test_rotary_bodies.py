@@ -14,9 +14,9 @@ from tiny_folders import GPT_NEOX, LLAMA, make_folder
 from tiny_models import OneKey, cast, parameters, plain, quick_jit, randomised
 
 from brt.models.counts import count_parameters
-from brt.pretrained.bodies.gpt_neox import GPTNeoX
-from brt.pretrained.bodies.layer import HIDDEN, Seen
-from brt.pretrained.bodies.llama import Llama
+from brt.pretrained.backbone_layer import HIDDEN, Seen
+from brt.pretrained.decoders.gpt_neox import GPTNeoX
+from brt.pretrained.decoders.llama import Llama
 from brt.pretrained.folder import HubFolder, write_folder
 from brt.token_ids import BEGIN
 

@@ -12,9 +12,9 @@ from pretrained_architectures import GPT2_SIZES, LLAMA_SIZES
 from tiny_models import OneKey, cast, quick_jit, randomised
 
 from brt.models.block_recurrent.cell import RecurrentCell
-from brt.pretrained.bodies.gpt2 import GPT2
-from brt.pretrained.bodies.layer import HIDDEN, Seen
-from brt.pretrained.bodies.llama import Llama
+from brt.pretrained.backbone_layer import HIDDEN, Seen
+from brt.pretrained.decoders.gpt2 import GPT2
+from brt.pretrained.decoders.llama import Llama
 from brt.pretrained.memories.cell_memory import CellMemory
 from brt.pretrained.sliding_model import SlidingLanguageModel
 

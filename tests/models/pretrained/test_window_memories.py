@@ -13,7 +13,7 @@ from tiny_models import OneKey, cast, parameters, plain, quick_jit, randomised
 
 from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
-from brt.pretrained.bodies.gpt2 import GPT2
+from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.language_model import PretrainedLanguageModel
 from brt.pretrained.memories.cell_memory import CellMemory
 from brt.pretrained.memories.pooled_memory import PooledMemory

@@ -9,8 +9,8 @@ from architecture import DIVISIBLE, OF_RMT, SIZES, STATES, VOCABULARY, WINDOW, A
 
 from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
-from brt.pretrained.bodies.gpt2 import GPT2
-from brt.pretrained.bodies.llama import Llama
+from brt.pretrained.decoders.gpt2 import GPT2
+from brt.pretrained.decoders.llama import Llama
 from brt.pretrained.language_model import PretrainedLanguageModel
 from brt.pretrained.memories.cell_memory import CellMemory
 from brt.pretrained.memories.pooled_memory import PooledMemory

@@ -24,10 +24,10 @@ from brt.checks import (
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
 from brt.models.shape_letters import constrain
-from brt.pretrained.bodies.activations import ACTIVATIONS
-from brt.pretrained.bodies.body import Decoder
-from brt.pretrained.bodies.layer import Drop, Heads, Norm, attention_scale, linear, unchanged
-from brt.pretrained.bodies.rotary import RotaryLayer
+from brt.pretrained.activations import ACTIVATIONS
+from brt.pretrained.backbone_layer import Drop, Heads, Norm, attention_scale, linear, unchanged
+from brt.pretrained.decoders.decoder import Decoder
+from brt.pretrained.decoders.rotary import RotaryLayer
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.names import Names, Tensor, head_tensors, matrix_tensors, norm_tensors
 from brt.pretrained.source import begin_of, is_tied, number_of_layers

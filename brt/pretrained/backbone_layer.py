@@ -134,7 +134,7 @@ def drops(key: jax.Array | None, rate: float) -> Drop:
     return drop
 
 
-class BodyLayer(nnx.Module):
+class BackboneLayer(nnx.Module):
     """One layer of a body: the base of all.
 
     `project_heads` and `written` read the parameters queries_DA, keys_DA, values_DA and output_AD,
@@ -215,7 +215,7 @@ class BodyLayer(nnx.Module):
         return queries_BTHK, seen.keys
 
 
-def with_extras(layer: BodyLayer, seen: Seen, number: int, reads: Reads) -> Seen:
+def with_extras(layer: BackboneLayer, seen: Seen, number: int, reads: Reads) -> Seen:
     """Returns what a layer's queries see with the extra vectors of memories in front."""
     extras = reads.extras(number)
     if not extras:
@@ -240,7 +240,7 @@ def with_extras(layer: BodyLayer, seen: Seen, number: int, reads: Reads) -> Seen
     )
 
 
-def extra_keys(layer: BodyLayer, extras: Sequence[Extra]) -> LayerKeys:
+def extra_keys(layer: BackboneLayer, extras: Sequence[Extra]) -> LayerKeys:
     """Returns keys and values of extra vectors in a layer, (B, M, G, K)."""
     vectors_BMD = jnp.concatenate([extra.vectors_BMD for extra in extras], axis=1)
     return layer.heads(vectors_BMD).keys

@@ -16,9 +16,9 @@ from brt.checks import Count, CountFrom0, Positive, Share, check_choice
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
 from brt.models.shape_letters import constrain
-from brt.pretrained.bodies.activations import ACTIVATIONS
-from brt.pretrained.bodies.body import Decoder
-from brt.pretrained.bodies.layer import BodyLayer, Drop, Heads, Norm, linear, unchanged
+from brt.pretrained.activations import ACTIVATIONS
+from brt.pretrained.backbone_layer import BackboneLayer, Drop, Heads, Norm, linear, unchanged
+from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.names import Names, Tensor, head_tensors, norm_tensors
 from brt.pretrained.source import begin_of, is_tied, number_of_layers
@@ -42,7 +42,7 @@ OTHER_HEADS = (r"multiple_choice_head\..*", r"score\.weight", r"classifier\.(wei
 """Heads of other tasks that a folder may hold."""
 
 
-class GPT2Layer(BodyLayer):
+class GPT2Layer(BackboneLayer):
     """One layer: norm, attention, residual, norm, network, residual.
 
     Args:

@@ -20,8 +20,7 @@ from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.sizes import Sizes
 from brt.models.shape_letters import constrain
-from brt.pretrained.bodies.body import Decoder
-from brt.pretrained.bodies.layer import (
+from brt.pretrained.backbone_layer import (
     Drop,
     Heads,
     LayerKeys,
@@ -30,8 +29,9 @@ from brt.pretrained.bodies.layer import (
     split_heads,
     unchanged,
 )
-from brt.pretrained.bodies.llama_settings import settings_of
-from brt.pretrained.bodies.rotary import Llama3Scaling, RotaryLayer
+from brt.pretrained.decoders.decoder import Decoder
+from brt.pretrained.decoders.llama_settings import settings_of
+from brt.pretrained.decoders.rotary import Llama3Scaling, RotaryLayer
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.names import Names, Tensor, head_tensors, matrix_tensors, norm_tensors
 
@@ -70,7 +70,7 @@ class LlamaLayer(RotaryLayer):
         sizes: D, H, K, F.
         num_key_heads: G.
         epsilon: of the norms.
-        rotary_base, rotary_scaling: as of `brt.pretrained.bodies.rotary.frequencies`.
+        rotary_base, rotary_scaling: as of `brt.pretrained.decoders.rotary.frequencies`.
         biases: of "none", of queries, keys and values ("heads"), or of the output too ("all").
     """
 

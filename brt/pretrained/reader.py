@@ -27,7 +27,7 @@ from brt.models.layers.losses import token_losses
 from brt.models.layers.norms import wide
 from brt.models.memory_tokens.model import MemoryCache
 from brt.models.model import Reader
-from brt.pretrained.bodies.body import Reading
+from brt.pretrained.backbone import Reading
 from brt.pretrained.encoders.bert import BERT
 from brt.pretrained.encoders.encoder import Encoder
 from brt.pretrained.encoders.heads import ClassesHead, SpansHead

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from brt.pretrained.bodies.rotary import Llama3Scaling
 from brt.pretrained.config_values import ConfigValues
+from brt.pretrained.decoders.rotary import Llama3Scaling
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.source import begin_of, is_tied, number_of_layers
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from brt.models.layers.norms import wide
-from brt.pretrained.bodies.layer import BodyLayer, LayerKeys, Seen
+from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Seen
 
 
 class Llama3Scaling(NamedTuple):
@@ -42,7 +42,7 @@ def frequencies(size: int, base: float, scaling: Llama3Scaling | None = None) ->
     return np.where((waves >= shortest) & (waves <= longest), between, lowered)
 
 
-class RotaryLayer(BodyLayer):
+class RotaryLayer(BackboneLayer):
     """A layer whose queries and keys are turned by their positions.
 
     Attributes:

@@ -1,1 +1,0 @@
-"""Pretrained decoders, and the contract of all bodies. Letters as in `brt.pretrained`."""
