@@ -36,6 +36,11 @@ class LayerCache(NamedTuple):
     window: WindowCache
     memories: tuple = ()
 
+    @property
+    def carries_state(self) -> bool:
+        """Whether any memory holds more than a window."""
+        return bool(with_state(self.memories))
+
     def clear_state(self, empty: "LayerCache") -> "LayerCache":
         """Keeps the window and clears every memory in its own way."""
         pairs = zip(self.memories, empty.memories, strict=True)
@@ -93,18 +98,11 @@ def clear_state(caches: tuple, empty: tuple) -> tuple:
 
 
 def with_state(caches: tuple) -> list[int]:
-    """Returns indices of caches that hold more than a window: something that clearing changes.
+    """Returns the indices of segment-form caches that hold more than a window.
 
-    caches: segment form; arrays, shapes or tracers.
+    A cache that clearing does not change declares it: `carries_state = False`.
     """
-
-    def changes(cache):
-        shapes = jax.eval_shape(lambda: cache)
-        traced = jax.make_jaxpr(lambda old, new: old.clear_state(new))(shapes, shapes).jaxpr
-        old = traced.invars[: len(traced.outvars)]
-        return any(after is not before for after, before in zip(traced.outvars, old))
-
-    return [i for i, cache in enumerate(caches) if changes(cache)]
+    return [i for i, cache in enumerate(caches) if getattr(cache, "carries_state", True)]
 
 
 def check_caches(shapes: tuple, rows: int) -> None:

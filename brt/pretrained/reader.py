@@ -61,6 +61,8 @@ class HighestCache(NamedTuple):
 
     first_BD: jax.Array
 
+    carries_state = False
+
     def clear_state(self, empty: "HighestCache") -> "HighestCache":
         """Keeps it: it is no memory that a segment is read with, but what is asked at the end."""
         return self

@@ -51,6 +51,8 @@ class BlocksCache(NamedTuple):
 
     count_B: jax.Array
 
+    carries_state = False
+
     def clear_state(self, empty: "BlocksCache") -> "BlocksCache":
         """Keeps it: it is a part of the window."""
         return self
@@ -60,6 +62,8 @@ class KeysCache(NamedTuple):
     """A layer's keys, not turned, and values of the last block. Empty: zeros, hidden."""
 
     window: WindowCache
+
+    carries_state = False
 
     def clear_state(self, empty: "KeysCache") -> "KeysCache":
         """Keeps the window."""
@@ -97,7 +101,7 @@ class CellReads(Reads):
         pairs = (x.reshape(-1, n, *x.shape[1:]) for x in (k_XJHK, v_XJHK))
         blocks, cell = BlockPairs(*pairs), self.memory.cell
         weights = cell.prepare(blocks.keys_BGJHK.dtype)
-        cache, seen, monitors = cell.update(self.cache, blocks, weights)
+        _, cache, seen, monitors = cell(self.cache, None, blocks, None, weights)
         states = StateKeys(*(x.reshape(-1, *x.shape[2:]) for x in seen))
         rows, T, D = heads.normed_BTD.shape
         read_XWD = self.memory.read_states(heads.normed_BTD.reshape(rows * n, T // n, D), states)

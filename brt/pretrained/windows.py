@@ -23,6 +23,8 @@ class OverlapCache(NamedTuple):
     x_BOD: jax.Array
     count_B: jax.Array
 
+    carries_state = False
+
     def clear_state(self, empty: "OverlapCache") -> "OverlapCache":
         """Keeps them: they are a part of the window."""
         return self

@@ -1,7 +1,5 @@
 """What every architecture's caches promise: names, clearing, resetting, both forms."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,6 @@ from architectures import ARCHITECTURES, abstract, every, random_model
 from flax import nnx
 
 from brt.models.caches import clear_state, reset_rows, select_rows, with_state
-from brt.models.transformer_xl.hidden_memory import HiddenCache
 
 every_architecture = pytest.mark.parametrize("name", every())
 B = 5
@@ -27,28 +24,18 @@ def shapes_of(name):
     return jax.eval_shape(both, params)
 
 
+def changed_by_clearing(cache):
+    """Whether clearing returns anything but the arrays that it was called on."""
+    shapes = jax.eval_shape(lambda: cache)
+    traced = jax.make_jaxpr(lambda old, new: old.clear_state(new))(shapes, shapes).jaxpr
+    return any(x is not y for x, y in zip(traced.outvars, traced.invars))
+
+
 @every_architecture
-def test_clearing_touches_the_caches_that_hold_more_than_a_window(name):
+def test_clearing_changes_the_caches_that_declare_a_state(name):
     caches, _ = shapes_of(name)
     assert with_state(caches) == list(ARCHITECTURES[name].cleared)
-
-
-class Decaying(NamedTuple):
-    """A cache whose clearing computes with what it holds."""
-
-    window_BD: jax.Array
-    count_B: jax.Array
-
-    def clear_state(self, empty):
-        return self._replace(count_B=jnp.minimum(self.count_B, 3))
-
-
-def test_clearing_may_compute():
-    window = HiddenCache(jnp.ones((B, 2, 3)), jnp.ones(B, jnp.int32))
-    decaying = Decaying(jnp.ones((B, 3)), jnp.full(B, 7))
-    assert with_state((window, decaying, window)) == [1]
-    cleared = clear_state((window, decaying), (window, decaying))
-    np.testing.assert_array_equal(cleared[1].count_B, np.full(B, 3))
+    assert with_state(caches) == [i for i, cache in enumerate(caches) if changed_by_clearing(cache)]
 
 
 @every_architecture

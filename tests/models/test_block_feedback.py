@@ -178,8 +178,8 @@ def test_all_blocks_drop_the_same_entries_as_without_feedback():
 
     @quick_jit
     def run(key):
-        prepared = layer.prepare("float32", key, W)
-        y_BTD, _, _ = run_blocks(model.layers, x_BTD, caches, [prepared])
+        prepared = layer.prepare("float32", key, W, layer.num_states)
+        y_BTD, _, _ = run_blocks(model.layers, x_BTD, caches, [key])
         return y_BTD, prepared.masks.fed_PD
 
     y_BTD, mask_PD = run(jax.random.key(0))

@@ -134,10 +134,10 @@ def test_a_bucket_for_every_slot_of_a_block_reads_segments_as_blocks(written):
     cache, found = memory.write(ring(1, 4 * WINDOW), k[:, :written], v[:, :written]), []
     scale_H = jnp.ones(H)
     own = [x[:, written:] for x in (q, k, v)]
-    whole = memory.search_memory(cache, LayerTokens(*own, scale_H))
+    whole = memory.search_memory(cache, LayerTokens(None, *own, scale_H))
     for start in range(0, 3 * WINDOW, WINDOW):
         block = [x[:, start : start + WINDOW] for x in own]
-        found.append(memory.search_memory(cache, LayerTokens(*block, scale_H)))
+        found.append(memory.search_memory(cache, LayerTokens(None, *block, scale_H)))
         cache = memory.write(cache, *block[1:])
     np.testing.assert_allclose(whole, np.concatenate(found, axis=1), rtol=1e-5, atol=1e-6)
 
@@ -171,12 +171,12 @@ def test_nothing_is_found_in_the_first_block_and_an_empty_slot_that_is_taken_cou
     memory = memory_of(size=16, neighbours=2, search=search)
     q, k, v = tokens_of(1, 2 * WINDOW, seed=5)
     scale_H = jnp.ones(H)
-    found = memory.search_memory(ring(1, 16), LayerTokens(q, k, v, scale_H))
+    found = memory.search_memory(ring(1, 16), LayerTokens(None, q, k, v, scale_H))
     assert not found[:, :WINDOW].any() and np.abs(found[:, WINDOW:]).min() > 0
     # One filled slot beside one empty one: weights exp(q.k) and exp(0), values v and 0.
     lone = memory_of(window=1, size=2, neighbours=2, search="exact")
     cache = lone.write(ring(1, 2), k[:, :1], v[:, :1])
-    token = LayerTokens(q[:, :1], k[:, :1], v[:, :1], scale_H)
+    token = LayerTokens(None, q[:, :1], k[:, :1], v[:, :1], scale_H)
     (found,) = lone.search_memory(cache, token)[0]
     weight_H1 = np.exp(np.sum(q[0, 0] * k[0, 0], axis=-1, keepdims=True))
     np.testing.assert_allclose(found, v[0, 0] * weight_H1 / (weight_H1 + 1), rtol=1e-5)
@@ -186,7 +186,7 @@ def test_the_negative_and_the_positive_scale_search_and_read_alike():
     memory = memory_of(size=16, neighbours=2)
     q, k, v = tokens_of(1, 2 * WINDOW, seed=6)
     both = [
-        memory.search_memory(ring(1, 16), LayerTokens(q, k, v, s * jnp.ones(H)))
+        memory.search_memory(ring(1, 16), LayerTokens(None, q, k, v, s * jnp.ones(H)))
         for s in (3.0, -3.0)
     ]
     np.testing.assert_array_equal(*both)

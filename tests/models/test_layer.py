@@ -185,17 +185,11 @@ class Still(LayerMemory):
     def init_cache(self, rows, dtype):
         return StillCache(jnp.zeros((rows, 1)))
 
-    def states(self, cache, dtype, weights=None):
-        def repeated(x_SHK, blocks=1):
-            rows = len(cache.unused_BN)
-            return jnp.broadcast_to(x_SHK[...], (rows, blocks, *x_SHK.shape))
+    def states(self, cache, dtype, weights):
+        def repeated(x_SHK):
+            return jnp.broadcast_to(x_SHK[...], (len(cache.unused_BN), 1, *x_SHK.shape))
 
         return BlockStates(repeated(self.keys_SHK), repeated(self.values_SHK))
-
-    def update(self, cache, blocks, weights=None, states=None, remat=False):
-        G = blocks.keys_BGJHK.shape[1]
-        offered = self.states(cache, blocks.keys_BGJHK.dtype)
-        return cache, BlockStates(*(jnp.repeat(x, G, axis=1) for x in offered)), {}
 
 
 class StillCache(NamedTuple):
@@ -261,12 +255,8 @@ def test_a_name_that_is_taken_in_its_layer_is_refused(names, taken):
 
 def test_monitors_of_one_name_are_told_apart_by_their_memories():
     class Reporting(Still):
-        def update(self, cache, blocks, weights=None, states=None, remat=False):
-            after, states, _ = super().update(cache, blocks)
-            return after, states, {"kept": jnp.ones(())}
-
-        def read(self, cache, tokens, attended_BTHK, remat=False):
-            return attended_BTHK, {"kept": jnp.ones(())} if self.name == "both" else {}
+        def update(self, cache, k_BWHK, v_BWHK, weights):
+            return cache, {"kept": jnp.ones(())}
 
     def layer(*names):
         memories = tuple(Reporting(OneKey(), draw(1, H, K), draw(1, H, K), n) for n in names)
@@ -276,18 +266,15 @@ def test_monitors_of_one_name_are_told_apart_by_their_memories():
     assert read(layer("one"), x_BTD)[2].keys() == {"kept", "state_share"}
     found = read(layer("one", "two", "three"), x_BTD)[2]
     assert found.keys() == {"kept", "two/kept", "three/kept", "state_share"}
-    with pytest.raises(ValueError, match=r"Reporting .* kept "):
-        read(layer("both"), x_BTD)
 
 
 @pytest.mark.parametrize("place", ["read", "update"])
 def test_a_monitor_that_is_no_scalar_is_refused(place):
     class Reporting(Still):
-        def update(self, cache, blocks, weights=None, states=None, remat=False):
-            after, states, _ = super().update(cache, blocks)
-            return after, states, {"spread": jnp.ones(H)} if place == "update" else {}
+        def update(self, cache, k_BWHK, v_BWHK, weights):
+            return cache, {"spread": jnp.ones(H)} if place == "update" else {}
 
-        def read(self, cache, tokens, attended_BTHK, remat=False):
+        def read(self, cache, tokens, attended_BTHK, weights):
             return attended_BTHK, {"spread": jnp.ones(H)} if place == "read" else {}
 
     memory = Reporting(OneKey(), draw(1, H, K), draw(1, H, K), "one")

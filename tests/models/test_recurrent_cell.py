@@ -218,7 +218,8 @@ def test_sequential_attention_reads_the_tokens_with_states_that_have_read_one_an
 def test_the_loop_over_blocks_is_one_step_after_another(settings):
     cell, blocks = random_cell(**settings), BlockPairs(*tokens(blocks=3))
     weights = cell.prepare(jnp.float32)
-    last, seen, monitors = quick_jit(cell.update)(StateCache(draw(B, S, D)), blocks, weights)
+    cache = StateCache(draw(B, S, D))
+    _, last, seen, monitors = quick_jit(cell)(cache, None, blocks, None, weights)
     states_BSD, shares, one_step = draw(B, S, D), [], quick_jit(cell.step)
     read_states = quick_jit(lambda states_BSD: cell.keys_values(states_BSD, jnp.float32, weights))
     for g in range(3):
@@ -241,8 +242,8 @@ def test_one_block_whose_states_are_known_gives_what_the_loop_gives():
     keys_values = cell.keys_values(cache.states_BSD, jnp.float32, weights)
     expected = (heads_first(x_BHSK)[:, None] for x_BHSK in keys_values)
     jax.tree.map(np.testing.assert_array_equal, known, BlockStates(*expected))
-    found = quick_jit(cell.update)(cache, blocks, weights, known)
-    loop = quick_jit(cell.update)(cache, blocks, weights)
+    found = quick_jit(cell)(cache, None, blocks, None, weights, known)
+    loop = quick_jit(cell)(cache, None, blocks, None, weights)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(loop), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 

@@ -23,7 +23,14 @@ from brt.models.block_recurrent.gates import (
     ONE_ATTENTION,
     Gate,
 )
-from brt.models.block_recurrent.memory import BlockPairs, BlockStates, LayerMemory
+from brt.models.block_recurrent.memory import (
+    BlockPairs,
+    BlockStates,
+    LayerMemory,
+    LayerTokens,
+    MemoryResult,
+)
+from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
 from brt.models.fast.loop_weights import cast_before, in_loop, product, scan
 from brt.models.fast.row_shards import by_row_shard
@@ -314,15 +321,17 @@ class RecurrentCell(LayerMemory):
         k_BHSK, v_BHSK = self.keys_values(cache.states_BSD, dtype, weights)
         return BlockStates(heads_first(k_BHSK)[:, None], heads_first(v_BHSK)[:, None])
 
-    def update(
+    def __call__(
         self,
         cache: StateCache,
+        tokens: LayerTokens | None,
         blocks: BlockPairs,
+        attended_BTHK: jax.Array | None,
         weights: CellWeights,
         states: BlockStates | None = None,
         remat: bool = False,
-    ) -> tuple[StateCache, BlockStates, dict[str, jax.Array]]:
-        """Runs `step` on each block of a segment; as `LayerMemory.update`.
+    ) -> MemoryResult:
+        """Runs `step` on each block of a segment; adds nothing to the tokens' self-attention.
 
         The metrics are kept, the mean share of the states that the gates keep, and state_norm,
         their root mean square after the segment.
@@ -330,15 +339,13 @@ class RecurrentCell(LayerMemory):
         if states is None:
             inputs = cache.states_BSD, blocks
             (states_BSD, states, kept_B), _ = by_row_shard(self._scan(remat), weights, inputs)
-        else:
-            states_BSD, kept_B = self._one_block(cache.states_BSD, states, blocks, weights, remat)
+        else:  # one block whose states the caller has computed: block feedback
+            step = jax.checkpoint(self.step) if remat else self.step
+            heads = (heads_first(x[:, 0]) for x in (*states, *blocks))
+            states_BSD, kept_B = step(cache.states_BSD, *heads, weights)
         state_norm = jnp.sqrt(jnp.mean(jnp.square(states_BSD)))
-        return StateCache(states_BSD), states, {"kept": jnp.mean(kept_B), "state_norm": state_norm}
-
-    def _one_block(self, states_BSD, states, blocks, weights, remat):
-        """Updates states whose keys and values are known: block feedback, decoding."""
-        step = jax.checkpoint(self.step) if remat else self.step
-        return step(states_BSD, *(heads_first(x[:, 0]) for x in (*states, *blocks)), weights)
+        metrics = {"kept": jnp.mean(kept_B), "state_norm": state_norm}
+        return MemoryResult(attended_BTHK, StateCache(states_BSD), states, metrics)
 
     def _scan(self, remat):
         """Returns a function that scans over the blocks of a segment."""
@@ -368,6 +375,14 @@ class RecurrentCell(LayerMemory):
 
     def decoding_states(self, cache: DecodingStates, dtype: DTypeLike) -> BlockStates:
         return BlockStates(cache.state_keys_BSHK[:, None], cache.state_values_BSHK[:, None])
+
+    def update_after_block(
+        self, cache: DecodingStates, blocks: BlockPairs, full_B: jax.Array
+    ) -> DecodingStates:
+        dtype = blocks.keys_BGJHK.dtype
+        states = self.decoding_states(cache, dtype)
+        after = self(self.end_decoding(cache), None, blocks, None, self.prepare(dtype), states)
+        return select_rows(full_B, self.begin_decoding(after.cache, dtype), cache)
 
     def flops_per_token(self, window: int) -> float:
         S, A = self.num_states, self.queries_DA.shape[1]

@@ -17,7 +17,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.checks import Count, OneOf, check_choice
-from brt.models.block_recurrent.memory import BlockPairs, BlockStates, LayerMemory, LayerTokens
+from brt.models.block_recurrent.memory import (
+    BlockPairs,
+    LayerMemory,
+    LayerTokens,
+    MemoryResult,
+    Metrics,
+)
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import parameter
 from brt.models.layers.norms import share_of_norm, wide
@@ -124,31 +130,44 @@ class ExternalMemory(LayerMemory):
         )
 
     def read(
-        self, cache: RingCache, tokens: LayerTokens, attended_BTHK: jax.Array, remat: bool = False
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Mixes what the queries find in the memory with what attention read.
-
-        The monitor memory_share is the memory's part of the sum.
-        """
+        self,
+        cache: RingCache,
+        tokens: LayerTokens,
+        attended_BTHK: jax.Array,
+        weights: None = None,
+        remat: bool = False,
+    ) -> tuple[jax.Array, Metrics]:
+        """Mixes what the queries find in the memory with the result of attention."""
         found_BTHK = self.search_memory(cache, tokens, remat)
         local_BTHK, memory_BTHK = self.mixed(attended_BTHK, found_BTHK)
         return local_BTHK + memory_BTHK, {"memory_share": share_of_norm(memory_BTHK, local_BTHK)}
 
     def update(
+        self, cache: RingCache, k_BWHK: jax.Array, v_BWHK: jax.Array, weights: None = None
+    ) -> tuple[RingCache, Metrics]:
+        return self.write(cache, k_BWHK, v_BWHK), {}
+
+    def __call__(
         self,
         cache: RingCache,
+        tokens: LayerTokens,
         blocks: BlockPairs,
+        attended_BTHK: jax.Array,
         weights: None = None,
-        states: BlockStates | None = None,
+        states: None = None,
         remat: bool = False,
-    ) -> tuple[RingCache, None, dict[str, jax.Array]]:
-        return self.write(cache, *blocks.tokens), None, {}
+    ) -> MemoryResult:
+        """Searches for all blocks in one product with the ring and the segment's own keys."""
+        attended_BTHK, metrics = self.read(cache, tokens, attended_BTHK, weights, remat)
+        after = self.write(cache, tokens.keys_BTHK, tokens.values_BTHK)
+        return MemoryResult(attended_BTHK, after, None, metrics)
 
     def update_after_block(
         self, cache: RingCache, blocks: BlockPairs, full_B: jax.Array
     ) -> RingCache:
         # Writes the slots of one block, where the default would copy the whole ring.
-        return self.write(cache, *blocks.tokens, full_B)
+        k_BWHK, v_BWHK = (x_BGJHK[:, 0, self.window :] for x_BGJHK in blocks)
+        return self.write(cache, k_BWHK, v_BWHK, full_B)
 
     def flops_per_token(self, window: int) -> float:
         """Counts the search, a query and all M keys once, and attention to the picked ones."""
@@ -178,7 +197,7 @@ class ExternalMemory(LayerMemory):
         Returns:
             (B, T, H, K); gradients reach the queries and the scale, nothing else.
         """
-        q_BTHK, k_BTHK, v_BTHK, scale_H = tokens
+        _, q_BTHK, k_BTHK, v_BTHK, scale_H, _ = tokens
         B, T, H, K = q_BTHK.shape
         # The segment's last block is read by none of its blocks.
         candidates = [(cache.keys_BMHK, cache.values_BMHK)]

@@ -28,69 +28,71 @@ def run_blocks(
     layers: Sequence[Layer],
     x_BTD: jax.Array,
     caches: tuple,
-    prepared: Sequence[Prepared],
+    keys: Sequence[jax.Array | None],
     remat: bool = False,
+    counts_B: jax.Array | None = None,
 ) -> tuple[jax.Array, tuple, list[dict[str, jax.Array]]]:
-    """Reads a segment of every row through the stack, one block at a time.
+    """Runs the stack on a segment of every batch element, one block at a time.
 
     Args:
-        layers: the stack; each reads states, at least one has a memory that offers some.
+        layers: the stack; each attends to states, at least one has a memory that offers some.
         x_BTD: (B, T, D) activations of the segment, T a multiple of W.
         caches: one segment-form cache a layer.
-        prepared: of each layer; the dropout masks are the same for all blocks.
+        keys: of each layer's dropout; its masks are the same for all blocks.
         remat: recompute each block in the backward pass.
+        counts_B: (B,) int32, tokens that are not padding (one block); None: all.
 
     Returns:
-        (B, T, D), the caches after the segment, and a list of each layer's monitors: means over
-        blocks and, under a mesh, over the rows' data shards.
+        (B, T, D), the caches after the segment, and a list of each layer's metrics: means over
+        blocks and, under a mesh, over data shards.
 
     Source: Block-Recurrent, section 4.4 and appendix E.
     """
     _, T, D = x_BTD.shape
     W = layers[0].window
     source = state_source(layers)
+    S = layers[source].num_states
+    prepared = []
+    for i, (layer, key) in enumerate(zip(layers, keys)):
+        with jax.named_scope(f"layer{i}"):
+            prepared.append(layer.prepare(x_BTD.dtype, key, W, S))
     graph, params = nnx.split(nnx.List(layers), nnx.Param)
-    weights = {
-        "params": nnx.to_pure_dict(params),
-        "prepared": list(prepared),
-    }
+    weights = {"params": nnx.to_pure_dict(params), "prepared": prepared}
 
-    def block(weights, caches, x_BWD):
-        flat = jax.tree_util.tree_leaves_with_path(arrays_in_loop(weights["params"]))
-        params = [(tuple(key.key for key in path), leaf) for path, leaf in flat]
-        own = nnx.merge(graph, nnx.from_flat_state(params))
+    def block(weights, carry, x_BWD):
+        caches, counts_B = carry
+        stack = nnx.merge(graph, arrays_in_loop(weights["params"]))
         caches = [_heads_swapped(cache) for cache in caches]
         prepared = [
-            Prepared(in_loop(bias_HWJ), own_weights, lax.stop_gradient(arrays_in_loop(masks)))
-            for bias_HWJ, own_weights, masks in weights["prepared"]
+            Prepared(in_loop(bias_HWJ), matrices, lax.stop_gradient(arrays_in_loop(masks)))
+            for bias_HWJ, matrices, masks in weights["prepared"]
         ]
         with jax.named_scope(f"layer{source}"):
-            cache, dtype = caches[source], x_BWD.dtype
-            current = own[source].current_states(cache, dtype, prepared[source])
+            current = stack[source].current_states(caches[source], x_BWD.dtype, prepared[source])
         feedback = joined_states(current)
-        new_caches = []
-        monitors = []
-        for i, (layer, cache) in enumerate(zip(own, caches, strict=True)):
+        after, metrics = [], []
+        for i, (layer, cache) in enumerate(zip(stack, caches, strict=True)):
             with jax.named_scope(f"layer{i}"):
                 states = current if i == source else None
-                x_BWD, cache, monitor = layer(x_BWD, cache, prepared[i], feedback, states)
-            new_caches.append(_heads_swapped(cache))
-            monitors.append(monitor)
+                x_BWD, cache, found = layer(x_BWD, cache, prepared[i], feedback, states, counts_B)
+            after.append(_heads_swapped(cache))
+            metrics.append(found)
         # `scan` differentiates all that it returns, and a norm has no derivative at zero.
-        return tuple(new_caches), (x_BWD, jax.lax.stop_gradient(monitors))
+        return (tuple(after), counts_B), (x_BWD, lax.stop_gradient(metrics))
 
-    def fold(weights, rows):
-        x_BTD, caches = rows
-        rows = x_BTD.shape[0]
-        x_GBWD = jnp.moveaxis(x_BTD.reshape(rows, T // W, W, D), 1, 0)
+    def scan_blocks(weights, rows):
+        x_BTD, caches, counts_B = rows
+        B = x_BTD.shape[0]
+        x_GBWD = jnp.moveaxis(x_BTD.reshape(B, T // W, W, D), 1, 0)
         caches = tuple(_heads_swapped(cache) for cache in caches)
-        caches, (x_GBWD, monitors) = scan(block, weights, caches, x_GBWD, remat)
+        (caches, _), (x_GBWD, metrics) = scan(block, weights, (caches, counts_B), x_GBWD, remat)
         caches = tuple(_heads_swapped(cache) for cache in caches)
-        x_BTD = jnp.moveaxis(x_GBWD, 0, 1).reshape(rows, T, D)
-        return (x_BTD, caches), jax.tree.map(jnp.mean, monitors)
+        x_BTD = jnp.moveaxis(x_GBWD, 0, 1).reshape(B, T, D)
+        return (x_BTD, caches), jax.tree.map(jnp.mean, metrics)
 
-    (x_BTD, caches), monitors = by_row_shard(fold, weights, (x_BTD, tuple(caches)))
-    return x_BTD, caches, monitors
+    rows = x_BTD, tuple(caches), counts_B
+    (x_BTD, caches), metrics = by_row_shard(scan_blocks, weights, rows)
+    return x_BTD, caches, metrics
 
 
 def _heads_swapped(cache):

@@ -144,7 +144,12 @@ class Layer(nnx.Module):
         """
         window = fill_window(cache.window, None if after is None else after.window, fill_B)
         dtype = window.keys_BJHK.dtype
-        memories = (m.begin_decoding(old, dtype) for m, old in self._with(cache))
+        # A memory that moves inside a block has processed the tokens of the block that count.
+        later = cache.memories if after is None else after.memories
+        memories = (
+            memory.begin_decoding(new if memory.moves_in_blocks else old, dtype)
+            for (memory, old), new in zip(self._with(cache), later, strict=True)
+        )
         return DecodingLayer(window, tuple(memories))
 
     def end_decoding(self, cache: DecodingLayer) -> LayerCache:
@@ -233,12 +238,13 @@ class Layer(nnx.Module):
         return unit_heads(q_BTHK) if self.sizes.qk_norm else scaled_down_heads(q_BTHK)
 
     @jax.named_scope("attention")
-    def _project(self, x_BTD, weights) -> LayerTokens:
+    def _project(self, x_BTD, weights, counts_B=None) -> LayerTokens:
         q_BTHK = self._queries(x_BTD, weights["queries_DA"])
         k_BTHK = self._heads(x_BTD, weights["keys_DA"])
         k_BTHK = unit_heads(k_BTHK) if self.sizes.qk_norm else k_BTHK
         v_BTHK = self._heads(x_BTD, weights["values_DA"])
-        return LayerTokens(q_BTHK, k_BTHK, v_BTHK, self._scale("attention_scale_H"))
+        scale_H = self._scale("attention_scale_H")
+        return LayerTokens(x_BTD, q_BTHK, k_BTHK, v_BTHK, scale_H, counts_B)
 
     def _output(self, x_BTD, normed_BTD, attended_BTHK, read_states, weights, mlp_mask_PD):
         """Adds the projected attention to tokens and to states, then the MLP.
@@ -278,6 +284,7 @@ class Layer(nnx.Module):
         prepared: Prepared,
         feedback_states: BlockStates | None = None,
         current_states: tuple[BlockStates | None, ...] | None = None,
+        counts_B: jax.Array | None = None,
     ) -> tuple[jax.Array, LayerCache, Monitors]:
         """Runs on one segment of every batch element.
 
@@ -287,6 +294,7 @@ class Layer(nnx.Module):
             prepared: `prepare(x_BTD.dtype, ...)`.
             feedback_states: states of another layer, for one whose memories have none.
             current_states: `current_states(cache)` where they are computed already (one block).
+            counts_B: (B,) int32, tokens that are not padding (one block); None: all.
 
         Returns:
             (B, T, D), the cache for the next segment, and scalar metrics: those of the memories,
@@ -298,7 +306,7 @@ class Layer(nnx.Module):
         # Queries, keys and values of all blocks at once; each block sees itself and the one before.
         with jax.named_scope("attention"):
             normed_BTD = dropped(self.attention_norm(x_BTD), masks.normed_PD)
-        tokens = self._project(normed_BTD, weights)
+        tokens = self._project(normed_BTD, weights, counts_B)
         with jax.named_scope("attention"):
             blocks = BlockPairs(
                 _pairs(cache.window.keys_BWHK, tokens.keys_BTHK),
@@ -325,15 +333,18 @@ class Layer(nnx.Module):
         metrics: Monitors = {}
         for i, (memory, old) in enumerate(self._with(cache)):
             with jax.named_scope("states" if memory.num_states else "memory"):
-                attended_BTHK, read_metrics = memory.read(
-                    old, tokens, attended_BTHK, self.remat_blocks
-                )
-                new, states, update_metrics = memory.update(
-                    old, blocks, weights["memories"][i], current_states[i], self.remat_blocks
+                attended_BTHK, new, states, found = memory(
+                    old,
+                    tokens,
+                    blocks,
+                    attended_BTHK,
+                    weights["memories"][i],
+                    current_states[i],
+                    self.remat_blocks,
                 )
             new_memories.append(new)
             offered.append(states)
-            metrics |= _named_metrics(memory, read_metrics, update_metrics, metrics)
+            metrics |= _named_metrics(memory, found, metrics)
 
         def read_states(q_BTHK):
             k_BGSHK, v_BGSHK = joined_states(offered) or feedback_states
@@ -378,9 +389,11 @@ class Layer(nnx.Module):
                 self._bias_scale(), self.window, window.fill_B
             )
             attended_B1HK = attend(token.queries_BTHK, *keys_values, token.scale_H, bias_BH1J)
+        memories = []
         for memory, old in self._with(cache):
             with jax.named_scope("states" if memory.num_states else "memory"):
-                attended_B1HK, _ = memory.read(old, token, attended_B1HK)
+                attended_B1HK, new = memory.decode(old, token, attended_B1HK, reads_B)
+            memories.append(new)
 
         def read_states(q_B1HK):
             states = self.decoding_states(cache, x_BD.dtype) or feedback_states
@@ -389,10 +402,10 @@ class Layer(nnx.Module):
 
         x_B1D, _ = self._output(x_B1D, normed_B1D, attended_B1HK, read_states, weights, None)
         blocks = BlockPairs(window.keys_BJHK[:, None], window.values_BJHK[:, None])
-        memories = self._update_memories(cache, blocks, completes_block(window, reads_B))
-        return x_B1D[:, 0], DecodingLayer(advance(window, reads_B), memories)
+        after = self._update_memories(memories, blocks, completes_block(window, reads_B))
+        return x_B1D[:, 0], DecodingLayer(advance(window, reads_B), after)
 
-    def _update_memories(self, cache, blocks, full_B):
+    def _update_memories(self, memories, blocks, full_B):
         """Returns the memories' caches after a token; computes nothing where no block is full."""
         if not self.memories:
             return ()
@@ -401,7 +414,7 @@ class Layer(nnx.Module):
             pairs = zip(self.memories, memories)
             return tuple(memory.update_after_block(old, blocks, full_B) for memory, old in pairs)
 
-        return jax.lax.cond(jnp.any(full_B), update, lambda memories: memories, cache.memories)
+        return jax.lax.cond(jnp.any(full_B), update, lambda memories: memories, tuple(memories))
 
     # Cost and receptive field.
 
@@ -431,14 +444,8 @@ def _pairs(previous_BWHK, x_BTHK):
     return jnp.concatenate([blocks[:, :-1], blocks[:, 1:]], axis=2)
 
 
-def _named_metrics(memory, read_metrics, update_metrics, earlier):
+def _named_metrics(memory, metrics, earlier):
     """Returns a memory's metrics; a name that is taken becomes `<name of the memory>/<name>`."""
-    if twice := read_metrics.keys() & update_metrics.keys():
-        raise ValueError(
-            f"{type(memory).__name__} reports a metric called {min(twice)} in read and in update: "
-            "give one of them another name."
-        )
-    metrics = read_metrics | update_metrics
     check_scalars(metrics, f"{type(memory).__name__} (memory {memory.name!r})")
     taken = {*earlier, "state_share"}
     return {f"{memory.name}/{n}" if n in taken else n: value for n, value in metrics.items()}

@@ -1,8 +1,9 @@
-"""The interface of a layer's memory in the Block-Recurrent stack.
+"""The interface of a layer's memory.
 
 A layer carries a window, which it manages itself, and any number of memories, which it knows
-through this interface only. docs/extending.md shows how to write one. Letters as in
-`brt.models`.
+through this interface only. A new memory defines what the tokens of a block `read`, or the `states`
+they attend to, and how a finished block `update`s the cache. Segments and decoding follow.
+docs/extending.md shows one. Axes as in `brt.models`.
 """
 
 from collections.abc import Iterable
@@ -14,6 +15,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.models.caches import select_rows
+from brt.models.fast.row_shards import by_row_shard
+
+Metrics = dict[str, jax.Array]
+"""Scalars by name. `memory_share`, the memory's part of what is read, is drawn by reports."""
 
 
 class BlockStates(NamedTuple):
@@ -27,17 +32,21 @@ class BlockStates(NamedTuple):
 
 
 class LayerTokens(NamedTuple):
-    """Queries, keys and values of a layer's self-attention, shown to its memories.
+    """The tokens of a segment, of a block, or one decoded token (T = 1), as a layer computes them.
 
-    queries_BTHK, keys_BTHK: (B, T, H, K), of unit length. values_BTHK: (B, T, H, K). Of a
-        segment, whole blocks; while decoding of one token (T = 1).
-    scale_H: (H,), the layer's attention scale, used through its absolute value.
+    inputs_BTD: (B, T, D), normalised inputs of the layer.
+    queries_BTHK, keys_BTHK: (B, T, H, K), of its self-attention; of unit length with `qk_norm`.
+    values_BTHK: (B, T, H, K).
+    scale_H: (H,), its attention scale, used through its absolute value.
+    counts_B: (B,) int32, tokens that are not padding, or None: all are tokens.
     """
 
+    inputs_BTD: jax.Array
     queries_BTHK: jax.Array
     keys_BTHK: jax.Array
     values_BTHK: jax.Array
     scale_H: jax.Array
+    counts_B: jax.Array | None = None
 
 
 class BlockPairs(NamedTuple):
@@ -49,16 +58,20 @@ class BlockPairs(NamedTuple):
     keys_BGJHK: jax.Array
     values_BGJHK: jax.Array
 
-    @property
-    def tokens(self) -> tuple[jax.Array, jax.Array]:
-        """Keys and values of the segment's own tokens, (B, T, H, K) each."""
-        W = self.keys_BGJHK.shape[2] // 2
 
-        def own(x_BGJHK):
-            x_BGWHK = x_BGJHK[:, :, W:]
-            return x_BGWHK.reshape(x_BGWHK.shape[0], -1, *x_BGWHK.shape[3:])
+class MemoryResult(NamedTuple):
+    """What a memory returns for a segment.
 
-        return own(self.keys_BGJHK), own(self.values_BGJHK)
+    attended_BTHK: (B, T, H, K), the result of attention with what the memory adds.
+    cache: after the segment.
+    states: those that the tokens of each block attend to, from before the block; None without.
+    metrics: scalars.
+    """
+
+    attended_BTHK: jax.Array
+    cache: Any
+    states: BlockStates | None
+    metrics: Metrics
 
 
 def joined_states(states: Iterable[BlockStates | None]) -> BlockStates | None:
@@ -70,25 +83,22 @@ def joined_states(states: Iterable[BlockStates | None]) -> BlockStates | None:
 
 
 class LayerMemory(nnx.Module):
-    """Remembers what a layer's window does not hold: the base of all memories.
+    """A memory of what the window of a layer no longer holds: the base of all.
 
     A memory is built as `memory(rngs, sizes, window)`, with the `Sizes` and W of its layer, and
-    holds parameters only. What it remembers is a named tuple that goes in and comes out: its cache,
-    with rows first, shape letters at the end of each field's name, and a method
-    `clear_state(empty)` that returns the cache after forgetting. `empty` is the cache of a fresh
-    document; the method may compute.
-
-    Methods that a memory does not need keep their defaults: it changes nothing that is read, takes
-    nothing in, and its decoding form is its segment form.
+    holds parameters only. Its cache is a named tuple of arrays, batch first, whose names end in
+    their axes, with a method `clear_state(empty)` that returns the cache after forgetting.
 
     Class attributes:
-        name: names its monitors, `layer3/<name>_grad_norm`; one memory of a name in a layer.
+        name: of its parameters and metrics, `layer3/<name>_grad_norm`; one of a name in a layer.
         num_states: S, vectors that tokens attend to with queries of their own; 0 for none.
         position_bias: whether the layer's self-attention keeps its relative position bias.
         reads_after_tokens: whether tokens attend to the states after their self-attention, from
-            its result, instead of beside it.
-        reach: tokens before a block that the block's tokens may be influenced by through it; may
-            be infinite.
+            its result, instead of in parallel.
+        reach: tokens before a block that can influence its tokens through the memory; may be
+            infinite.
+        moves_in_blocks: whether its cache changes with every token. Such a memory defines
+            `__call__` and `decode`; other memories change at the ends of blocks.
     """
 
     purpose = "recurrence"
@@ -97,77 +107,107 @@ class LayerMemory(nnx.Module):
     position_bias: bool = True
     reads_after_tokens: bool = False
     reach: float = float("inf")
+    moves_in_blocks: bool = False
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
-        """Returns the cache of `rows` documents that have not begun: what "empty" means.
+        """Returns the cache of `rows` new documents: what "empty" means.
 
         dtype: of the activations.
         """
         raise NotImplementedError
 
-    # What the tokens of a block read.
+    def prepare(self, dtype: DTypeLike) -> Any:
+        """Returns what depends on the parameters alone, computed once per segment: `weights`."""
+        return None
+
+    # One block.
 
     def read(
-        self, cache: Any, tokens: LayerTokens, attended_BTHK: jax.Array, remat: bool = False
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Returns what self-attention read, with what this memory adds to it, and monitors.
-
-        A block must not find in it what lies in the block or behind it. What earlier blocks of the
-        segment add is not in the cache yet: it is replayed from the tokens' keys and values.
+        self, cache: Any, tokens: LayerTokens, attended_BTHK: jax.Array, weights: Any
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the result of attention with what the memory adds to it, and metrics.
 
         Args:
-            cache: the memory before the segment; while decoding, its decoding form.
-            tokens: of the segment, or the token that is decoded.
-            attended_BTHK: (B, T, H, K), what self-attention and the memories before this one read.
-            remat: recompute what can be, in the backward pass.
-
-        Returns:
-            (B, T, H, K), and a dict of scalars. `memory_share`, the memory's part of what is read,
-            is drawn by reports, and alerts watch it. A name that a memory before this one reports
-            too becomes `<name of the memory>/<name>`.
+            cache: from before the block; while decoding, the decoding form.
+            tokens: of one block, or one token.
+            attended_BTHK: (B, T, H, K), from self-attention and the memories before this one.
+            weights: `prepare(dtype)`.
         """
         return attended_BTHK, {}
 
-    def prepare(self, dtype: DTypeLike) -> Any:
-        """Returns what `states` and `update` compute of the parameters alone, once per segment.
-
-        Such as matrices in `dtype`, the activations' type. Both are given it as `weights`.
-        """
-        return None
-
     def states(self, cache: Any, dtype: DTypeLike, weights: Any) -> BlockStates | None:
-        """Returns the states that the next block attends to (G = 1), or None without states.
-
-        cache: segment form. dtype: of the activations. weights: `prepare(dtype)`.
-        """
+        """Returns the states that the next block attends to (G = 1), or None without states."""
         return None
-
-    # How it changes.
 
     def update(
+        self, cache: Any, k_BWHK: jax.Array, v_BWHK: jax.Array, weights: Any
+    ) -> tuple[Any, Metrics]:
+        """Returns the cache after a block with these keys and values, and metrics."""
+        return cache, {}
+
+    # A segment.
+
+    def __call__(
         self,
         cache: Any,
+        tokens: LayerTokens,
         blocks: BlockPairs,
+        attended_BTHK: jax.Array,
         weights: Any,
         states: BlockStates | None = None,
         remat: bool = False,
-    ) -> tuple[Any, BlockStates | None, dict[str, jax.Array]]:
-        """Updates the memory with the blocks of a segment, one after the other.
+    ) -> MemoryResult:
+        """Runs over the blocks of a segment: each reads what the blocks before it left.
+
+        The default is a scan of `states`, `read` and `update`. A memory that can treat all blocks
+        at once, or moves inside blocks, overrides it.
 
         Args:
-            cache: segment form, before the segment.
-            blocks: their keys and values.
+            cache: before the segment.
+            tokens: of the segment.
+            blocks: keys and values of each block and the one before it.
+            attended_BTHK: as in `read`.
             weights: `prepare(dtype)`.
-            states: `states(cache)` where it is computed already (one block).
-            remat: recompute each block's part in the backward pass.
-
-        Returns:
-            The cache after the segment; the `BlockStates` that the tokens of each block attend to,
-            those from before the block, or None without states; and scalar metrics.
+            states: `states(cache)` where the caller has computed them (one block).
+            remat: recompute each block in the backward pass.
         """
-        return cache, None, {}
+        B, G = blocks.keys_BGJHK.shape[:2]
+        graph, params = nnx.split(self, nnx.Param)
 
-    # The decoding form: one token at a time.
+        def run_blocks(weights, rows):
+            memory = nnx.merge(graph, weights["params"])
+
+            def run_block(cache, block):
+                inputs_BWD, *heads, attended_BWHK = block
+                tokens = LayerTokens(inputs_BWD, *heads, weights["scale_H"])
+                states = memory.states(cache, attended_BWHK.dtype, weights["prepared"])
+                attended_BWHK, found = memory.read(
+                    cache, tokens, attended_BWHK, weights["prepared"]
+                )
+                cache, changed = memory.update(cache, *heads[1:], weights["prepared"])
+                return cache, (attended_BWHK, states, found | changed)
+
+            cache, *by_block = rows
+            by_block = jax.tree.map(lambda x_BG: jnp.moveaxis(x_BG, 1, 0), by_block)
+            step = jax.checkpoint(run_block) if remat else run_block
+            cache, (attended, states, metrics) = jax.lax.scan(step, cache, by_block)
+            attended, states = jax.tree.map(
+                lambda x_GB: jnp.moveaxis(x_GB, 0, 1), (attended, states)
+            )
+            return (cache, attended, states), jax.tree.map(lambda x_G: jnp.mean(x_G, 0), metrics)
+
+        by_block = [x.reshape(B, G, -1, *x.shape[2:]) for x in (*tokens[:4], attended_BTHK)]
+        weights = {
+            "params": nnx.to_pure_dict(params),
+            "scale_H": tokens.scale_H,
+            "prepared": weights,
+        }
+        (cache, attended, states), metrics = by_row_shard(run_blocks, weights, (cache, *by_block))
+        if states is not None:
+            states = BlockStates(*(x_BG1SHK[:, :, 0] for x_BG1SHK in states))
+        return MemoryResult(attended.reshape(attended_BTHK.shape), cache, states, metrics)
+
+    # One token: the decoding form of the cache.
 
     def begin_decoding(self, cache: Any, dtype: DTypeLike) -> Any:
         """Returns the decoding form of a segment-form cache; dtype: of the activations."""
@@ -181,24 +221,31 @@ class LayerMemory(nnx.Module):
         """Returns `states` of a decoding-form cache."""
         return self.states(self.end_decoding(cache), dtype, self.prepare(dtype))
 
-    def update_after_block(self, cache: Any, blocks: BlockPairs, full_B: jax.Array) -> Any:
-        """Returns the decoding form after the rows in `full_B` have completed a block.
+    def decode(
+        self, cache: Any, token: LayerTokens, attended_B1HK: jax.Array, reads_B: jax.Array | bool
+    ) -> tuple[jax.Array, Any]:
+        """Returns the result of attention for one token, as `read`, and the cache after it.
 
-        Args:
-            cache: decoding form.
-            blocks: keys and values of the block just filled and of the one before it (G = 1).
-            full_B: (B,) bool; the caches of the other rows stay as they are.
+        reads_B: (B,) bool, batch elements that have a token; the caches of the others stay.
         """
-        dtype = blocks.keys_BGJHK.dtype
-        states = self.decoding_states(cache, dtype)
-        after, _, _ = self.update(self.end_decoding(cache), blocks, self.prepare(dtype), states)
+        weights = self.prepare(attended_B1HK.dtype)
+        return self.read(cache, token, attended_B1HK, weights)[0], cache
+
+    def update_after_block(self, cache: Any, blocks: BlockPairs, full_B: jax.Array) -> Any:
+        """Returns the decoding form after the batch elements in `full_B` have completed a block.
+
+        blocks: keys and values of the completed block and of the one before it (G = 1).
+        """
+        if self.moves_in_blocks:
+            return cache
+        dtype, W = blocks.keys_BGJHK.dtype, blocks.keys_BGJHK.shape[2] // 2
+        k_BWHK, v_BWHK = (x_BGJHK[:, 0, W:] for x_BGJHK in blocks)
+        after, _ = self.update(self.end_decoding(cache), k_BWHK, v_BWHK, self.prepare(dtype))
         # Values computed again from the same cache need not be the same to the last bit.
         return select_rows(full_B, self.begin_decoding(after, dtype), cache)
 
-    # What it costs.
-
     def flops_per_token(self, window: int) -> float:
-        """Returns operations of one token's forward pass that the memory adds to its layer's.
+        """Returns the operations of one token's forward pass that the memory adds to its layer's.
 
         The tokens' attention to `num_states` states is counted by the layer.
         """

@@ -22,7 +22,6 @@ from brt.models.block_recurrent.feedback import run_blocks, state_source
 from brt.models.block_recurrent.layer import Layer
 from brt.models.block_recurrent.memory import LayerMemory
 from brt.models.body import Body
-from brt.models.fast.equal_layers import EqualLayers
 from brt.models.fast.table_losses import table_losses
 from brt.models.layers.dropout import dropout
 from brt.models.layers.embedding import embedded
@@ -148,7 +147,10 @@ class BlockRecurrentTransformer(Body):
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
-        """Reads a segment through all layers and the final norm; as `Model.stack`."""
+        return self._stack(x_BTD, caches, key)
+
+    def _stack(self, x_BTD, caches, key=None, counts_B=None):
+        """Runs all layers and the final norm; counts_B: tokens that are not padding (one block)."""
         T, W = x_BTD.shape[1], self.window
         if T < W or T % W:
             raise ValueError(
@@ -166,33 +168,24 @@ class BlockRecurrentTransformer(Body):
         if key is not None and self.dropout:
             keys = list(jax.random.split(key, len(keys)))
         if self.feedback:
-            S = self.layers[state_source(self.layers)].num_states
-            prepared = []
-            for i, (layer, layer_key) in enumerate(zip(self.layers, keys)):
-                with jax.named_scope(f"layer{i}"):
-                    prepared.append(layer.prepare(x_BTD.dtype, layer_key, W, S))
-            x_BTD, caches, monitors = run_blocks(
-                self.layers, x_BTD, caches, prepared, remat=self.remat != "none"
-            )
+            remat = self.remat != "none"
+            x_BTD, caches, metrics = run_blocks(self.layers, x_BTD, caches, keys, remat, counts_B)
         else:
-            given = list(zip(caches, keys[:-1], strict=True))
-            equal = EqualLayers(self.layers, given)
-            x_BTD, returned = equal.run(self._read_layer, x_BTD, equal.split(given))
-            after = equal.joined(returned)
-            caches = tuple(cache for cache, _ in after)
-            monitors = [found for _, found in after]
+            run = (
+                jax.checkpoint(_run_layer, static_argnums=0)
+                if self.remat == "layer"
+                else _run_layer
+            )
+            after, metrics = [], []
+            for i, layer in enumerate(self.layers):
+                with jax.named_scope(f"layer{i}"):
+                    x_BTD, cache, found = run(layer, x_BTD, caches[i], keys[i], counts_B)
+                after.append(cache)
+                metrics.append(found)
+            caches = tuple(after)
         with jax.named_scope("vocabulary"):
             x_BTD = dropout(self.final_norm(x_BTD), self.dropout, keys[-1])
-        return x_BTD, caches, _by_layer(monitors)
-
-    def _read_layer(self, layer, x_BTD, given):
-        def call(x_BTD, cache, key):
-            prepared = layer.prepare(x_BTD.dtype, key, x_BTD.shape[1])
-            x_BTD, cache, monitors = layer(x_BTD, cache, prepared)
-            return x_BTD, (cache, monitors)
-
-        call = jax.checkpoint(call) if self.remat == "layer" else call
-        return call(x_BTD, *given)
+        return x_BTD, caches, _by_layer(metrics)
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
@@ -263,7 +256,7 @@ class BlockRecurrentTransformer(Body):
     def read_part_embedded(
         self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
-        y_BPD, after, _ = self.stack(x_BPD, caches)
+        y_BPD, after, _ = self._stack(x_BPD, caches, counts_B=counts_B)
         return y_BPD, tuple(
             layer.begin_decoding(cache, later, counts_B)
             for layer, cache, later in zip(self.layers, caches, after, strict=True)
@@ -287,6 +280,11 @@ class BlockRecurrentTransformer(Body):
                 x_BD, cache = layer.decode(x_BD, cache, given, reads_B)
             new_caches.append(cache)
         return self.final_norm(x_BD), tuple(new_caches)
+
+
+def _run_layer(layer, x_BTD, cache, key, counts_B):
+    prepared = layer.prepare(x_BTD.dtype, key, x_BTD.shape[1])
+    return layer(x_BTD, cache, prepared, counts_B=counts_B)
 
 
 def _pairs(memories):

@@ -29,6 +29,8 @@ class HiddenCache(NamedTuple):
     x_BMD: jax.Array
     count_B: jax.Array
 
+    carries_state = False
+
     def clear_state(self, empty: "HiddenCache") -> "HiddenCache":
         """Returns the cache as it is: a window, if a long one."""
         return self

@@ -110,7 +110,7 @@ class CellMemory(WindowMemory):
         dtype = pairs.keys_BGJHK.dtype
         weights = self.cell.prepare(dtype)
         states = self.cell.states(cache, dtype, weights)
-        cache, _, monitors = self.cell.update(cache, pairs, weights, states)
+        _, cache, _, monitors = self.cell(cache, None, pairs, None, weights, states)
         monitors = monitors | {"cross_output_norm": self.output_norm()}
         return cache, jax.lax.stop_gradient(monitors)
 
