@@ -145,12 +145,16 @@ class BlockRecurrentTransformer(Body):
         return embedded(tokens_BT, self.embedding_VD[...], self.begin_D[...], self.dtype)
 
     def stack(
-        self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
+        self,
+        x_BTD: jax.Array,
+        caches: tuple,
+        key: jax.Array | None = None,
+        counts_B: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
-        return self._stack(x_BTD, caches, key)
+        """Runs a segment through all layers and the final norm; as `Model.stack`.
 
-    def _stack(self, x_BTD, caches, key=None, counts_B=None):
-        """Runs all layers and the final norm; counts_B: tokens that are not padding (one block)."""
+        counts_B: (B,) int32, tokens of a single block that are not padding; None: all.
+        """
         T, W = x_BTD.shape[1], self.window
         if T < W or T % W:
             raise ValueError(
@@ -256,7 +260,7 @@ class BlockRecurrentTransformer(Body):
     def read_part_embedded(
         self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
-        y_BPD, after, _ = self._stack(x_BPD, caches, counts_B=counts_B)
+        y_BPD, after, _ = self.stack(x_BPD, caches, counts_B=counts_B)
         return y_BPD, tuple(
             layer.begin_decoding(cache, later, counts_B)
             for layer, cache, later in zip(self.layers, caches, after, strict=True)

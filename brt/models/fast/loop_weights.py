@@ -1,17 +1,21 @@
 """Weights of a loop: cast before it, their gradients computed after it.
 
+Plain counterpart: `jax.lax.scan` and `jnp.einsum` (tests/models/test_loop_weights.py). With it and
+`row_shards` the cell's loop takes 0.41 M and 0.19 M cycles a block (backward, forward) on a TPU v4,
+instead of 0.61 M and 0.53 M (docs/benchmarks/tpu_compiler.md).
+
     weights = {"matrix_DA": cast_before(matrix_DA[...], dtype)}     # before the loop
 
-    def turn(weights, carry, x):
+    def step(weights, carry, x):
         y = product("BSD,DA->BSA", x, weights["matrix_DA"])         # in it
         ...
 
-    carry, ys = scan(turn, weights, carry, xs)
+    carry, ys = scan(step, weights, carry, xs)
 
-A loop that is given weights in bfloat16 adds up the gradients of all its turns in bfloat16 too.
-Here the array in its own type goes along: nobody reads it, and its gradient is what is added up.
-With `scan` nothing is added up at all for `product`: both of its sides are kept, and one product of
-all turns after the backward loop is the gradient.
+`jax.lax.scan` sums the gradients of bfloat16 weights over its iterations in bfloat16. Here the
+uncast array goes along, unread, and its gradient is what is summed. For weights that `product`
+multiplies, nothing is summed in the loop at all: both factors are kept, and one product after the
+backward loop is the gradient.
 """
 
 from collections.abc import Callable
@@ -24,7 +28,7 @@ from jax.typing import DTypeLike
 from brt.models.shape_letters import as_here
 
 LoopWeights = jax.Array | tuple[jax.Array, jax.Array]
-"""An array, or the array in its own type and the same cast."""
+"""An array, or the array in its own type and its cast."""
 
 
 def cast_before(x: jax.Array, dtype: DTypeLike) -> LoopWeights:
@@ -40,7 +44,7 @@ def in_loop(weights: LoopWeights) -> jax.Array:
 
 
 def arrays_in_loop(weights: Any) -> Any:
-    """Returns the tree of what `in_loop` returns of each entry of a tree of the loop's weights."""
+    """Returns a tree of weights with `in_loop` applied to each."""
     return jax.tree.map(in_loop, weights, is_leaf=_is_pair)
 
 
@@ -48,10 +52,9 @@ def product(letters: str, x: jax.Array | tuple[jax.Array, ...], weights: LoopWei
     """Returns the einsum of activations and weights, in the activations' type.
 
     Args:
-        letters: three groups, such as "BSD,DA->BSA"; an axis that the result lacks is in both
-            others.
-        x: activations, or several arrays to be stacked along a first axis. These are kept as they
-            are for the backward pass, which need not keep them twice.
+        letters: such as "BSD,DA->BSA"; an axis that the result lacks is in both factors.
+        x: activations, or several arrays to be stacked along a first axis, which the backward pass
+            then keeps unstacked.
         weights: an entry of the loop's.
     """
     if isinstance(weights, _Multiplied):
@@ -60,74 +63,77 @@ def product(letters: str, x: jax.Array | tuple[jax.Array, ...], weights: LoopWei
 
 
 def scan(
-    turn: Callable[[Any, Any, Any], tuple[Any, Any]],
+    step: Callable[[Any, Any, Any], tuple[Any, Any]],
     weights: Any,
     carry: Any,
     xs: Any,
     remat: bool = False,
 ) -> tuple[Any, Any]:
-    """Folds `turn(weights, carry, x)` over xs; as `jax.lax.scan`, with derivatives in reverse only.
+    """Folds `step(weights, carry, x)` over xs, as `jax.lax.scan`; no forward-mode derivatives.
 
     Args:
-        turn: from weights, carry and x to the next carry and y.
-        weights: a tree of `LoopWeights`. The gradients of those that a turn multiplies by `product`
-            (once) are computed after the backward loop, those of others are added up in it.
+        step: from weights, carry and x to the next carry and y.
+        weights: a tree of `LoopWeights`; a step passes each to `product` at most once.
         carry: the first.
-        xs: a tree of arrays, the turns first.
-        remat: keep nothing of a turn but its carry, and compute it again in the backward pass,
-            which then adds up the gradients of all weights.
+        xs: a tree of arrays with the loop's axis first.
+        remat: keep only the carries, and recompute each step in the backward pass, which then sums
+            the gradients of all weights.
 
     Returns:
         The last carry, and the tree of all ys.
     """
-    turn = as_here(turn)
     weights = jax.tree.map(_untapped, weights, is_leaf=_is_pair)
     if remat:
-        recomputed = jax.checkpoint(turn)
+        recomputed = jax.checkpoint(step)
         return jax.lax.scan(lambda carry, x: recomputed(weights, carry, x), carry, xs)
+
+    # The shapes of all products, whose gradients the backward loop returns as those of `changes`,
+    # zeros that are added to the products.
     letters: dict[int, str] = {}
 
-    def outputs_of(weights, carry, x):
+    def products_of(weights, carry, x):
         tapped, products = _tapped(weights, None)
-        turn(tapped, carry, x)
+        step(tapped, carry, x)
         letters.update({i: product.letters for i, product in products.items()})
         return {i: product.output for i, product in products.items()}
 
+    shapes = jax.eval_shape(products_of, weights, carry, jax.tree.map(lambda x: x[0], xs))
+    length = jax.tree.leaves(xs)[0].shape[0]
+    step = as_here(step)
+
     def loop(weights, changes, carry, xs):
-        def tapped_turn(carry, inputs):
+        def tapped_step(carry, inputs):
             x, changes = inputs
             tapped, products = _tapped(weights, changes)
-            carry, y = turn(tapped, carry, x)
+            carry, y = step(tapped, carry, x)
             return carry, (y, {i: product.x for i, product in products.items()})
 
-        carry, (ys, multiplied) = jax.lax.scan(tapped_turn, carry, (xs, changes))
-        return (carry, ys), multiplied
+        carry, (ys, factors) = jax.lax.scan(tapped_step, carry, (xs, changes))
+        return (carry, ys), factors
 
     @jax.custom_vjp
     def run(weights, carry, xs):
-        return jax.lax.scan(lambda carry, x: turn(weights, carry, x), carry, xs)
+        return jax.lax.scan(lambda carry, x: step(weights, carry, x), carry, xs)
 
     def forward(weights, carry, xs):
-        outputs = jax.eval_shape(outputs_of, weights, carry, jax.tree.map(lambda x: x[0], xs))
-        turns = jax.tree.leaves(xs)[0].shape[0]
-        changes = {i: jnp.zeros((turns, *y.shape), y.dtype) for i, y in outputs.items()}
-        result, back, multiplied = jax.vjp(loop, weights, changes, carry, xs, has_aux=True)
-        return result, (back, multiplied)
+        changes = {i: jnp.zeros((length, *y.shape), y.dtype) for i, y in shapes.items()}
+        result, back, factors = jax.vjp(loop, weights, changes, carry, xs, has_aux=True)
+        return result, (back, factors)
 
     def backward(kept, gradients):
-        back, multiplied = kept
+        back, factors = kept
         dweights, dchanges, dcarry, dxs = back(gradients)
         leaves, tree = jax.tree.flatten(dweights, is_leaf=_is_pair)
-        for i, x in multiplied.items():
-            of_x, of_weights, of_y = letters[i].replace("->", ",").split(",")
-            own, *narrow = leaves[i] if _is_pair(leaves[i]) else (leaves[i],)
+        for i, x in factors.items():
+            x_letters, weight_letters, y_letters = letters[i].replace("->", ",").split(",")
+            uncast, *cast = leaves[i] if _is_pair(leaves[i]) else (leaves[i],)
             total = jnp.einsum(
-                f"Z{of_x},Z{of_y}->{of_weights}",
+                f"Z{x_letters},Z{y_letters}->{weight_letters}",
                 _stacked(x, 1),
                 dchanges[i],
-                preferred_element_type=own.dtype,
+                preferred_element_type=uncast.dtype,
             )
-            leaves[i] = (own + total, *narrow) if narrow else own + total
+            leaves[i] = (uncast + total, *cast) if cast else uncast + total
         return tree.unflatten(leaves), dcarry, dxs
 
     run.defvjp(forward, backward)
@@ -135,43 +141,40 @@ def scan(
 
 
 @jax.custom_jvp
-def _cast(x, narrow):
-    return narrow
+def _cast(x, cast):
+    return cast
 
 
 @_cast.defjvp
 def _cast_jvp(primals, tangents):
-    _, narrow = primals
-    return narrow, tangents[0].astype(narrow.dtype)
+    _, cast = primals
+    return cast, tangents[0].astype(cast.dtype)
 
 
 class _Multiplied:
-    """Weights in a turn whose product is taken note of.
+    """Weights whose product in a step is recorded: its `letters`, `x` and `output`."""
 
-    After `product`: `letters`, `x` and `output` are those of it.
-    """
-
-    def __init__(self, weights, change, products, index):
+    def __init__(self, weights, changes, products, index):
         self.weights = weights
-        self.change = change
+        self.changes = changes
         self._products = products
         self._index = index
 
     def product(self, letters, x):
         if self._index in self._products:
-            raise ValueError(f"Weights are multiplied twice in one turn of a loop: {letters}.")
+            raise ValueError(f"Weights are multiplied twice in one step of a loop: {letters}.")
         self._products[self._index] = self
         self.letters, self.x = letters, x
         self.output = jnp.einsum(
             letters, _stacked(x, 0), jax.lax.stop_gradient(in_loop(self.weights))
         )
-        if self.change is None:
+        if self.changes is None:
             return self.output
-        return _changed(self.output, self.change[self._index])
+        return _changed(self.output, self.changes[self._index])
 
 
 def _tapped(weights, changes):
-    """Returns the tree of weights to be multiplied, and a dictionary that takes the products."""
+    """Returns the tree of weights to be multiplied, and a dictionary that records the products."""
     leaves, tree = jax.tree.flatten(weights, is_leaf=_is_pair)
     products: dict[int, _Multiplied] = {}
     tapped = [_Multiplied(leaf, changes, products, i) for i, leaf in enumerate(leaves)]
@@ -179,7 +182,7 @@ def _tapped(weights, changes):
 
 
 def _untapped(weights):
-    """Returns the entry of a loop around this one as an entry; its gradient is added up there."""
+    """Returns weights of a loop around this one as plain entries, summed in that loop."""
     return weights.weights if isinstance(weights, _Multiplied) else weights
 
 
@@ -189,7 +192,7 @@ def _is_pair(node):
 
 @jax.custom_jvp
 def _changed(y, change):
-    """y + change, where change is known to be zero."""
+    """Returns y + change, where change is known to be zero."""
     return y
 
 
