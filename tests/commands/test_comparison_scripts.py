@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from paths import CONFIGS, SCRIPTS
 from tiny_folders import GPT2, make_folder
-from tiny_run import build, command, train_here, write_config
+from tiny_run import build, command, shared_programs, train_here, write_config  # noqa: F401
 
 from brt import evaluate
 

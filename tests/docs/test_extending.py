@@ -32,8 +32,9 @@ from architectures import (
 from paths import ROOT
 from quick_commands import quick_environment
 from test_sharding_laws import store  # noqa: F401  (a fixture)
-from tiny_run import write_corpus
+from tiny_run import command, shared_programs, write_corpus  # noqa: F401
 
+from brt import evaluate, generate, train
 from brt.training.records.run_folder import read_metrics
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -198,37 +199,40 @@ def call(folder, environment, *arguments):
     return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.usefixtures("entries")  # imports the modules of the page
 @pytest.mark.parametrize("example", TINY)
-def test_an_example_trains_resumes_is_evaluated_and_writes_by_the_commands(example, tmp_path):
+def test_an_example_trains_resumes_is_evaluated_and_generates(
+    example, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
     write_examples(tmp_path)
     write_corpus(tmp_path / "books")
-    environment = quick_environment(tmp_path)
     (shown,) = (block for block in blocks("bash").values() if f"{example}.gin" in block)
-    shown = shown.replace("\\\n", " ")  # of a line that goes on
-    (workdir,) = re.findall(r"--workdir=(\S+)", shown)
+    words = shlex.split(shown.replace("\\\n", " "))[3:]
+    (allowed,) = (word for word in words if word.startswith("--allow_imports="))
+    (workdir,) = (word for word in words if word.startswith("--workdir="))
+    folder = tmp_path / workdir.removeprefix("--workdir=")
 
-    def done(*arguments):
-        found = call(tmp_path, environment, *arguments)
-        assert found.returncode == 0, found.stderr[-3000:]
-        return found.stdout
+    def done(module, *arguments):
+        assert not command(monkeypatch, module, *arguments), capsys.readouterr().err
+        return capsys.readouterr().out
 
     tiny = [f"--gin.{binding}" for binding in TINY[example] + OF_ANY]
     for steps in (2, 3):
-        done(*shlex.split(shown)[1:], *tiny, f"--gin.Trainer.steps={steps}", "--allow_changes")
-    records = read_metrics(str(tmp_path / workdir))
+        done(train, *words, *tiny, f"--gin.Trainer.steps={steps}", "--allow_changes")
+    records = read_metrics(str(folder))
     losses = {record["step"]: record["train/loss"] for record in records if "train/loss" in record}
     assert losses.keys() == {1, 2, 3} and np.isfinite(list(losses.values())).all()
 
-    (allowed,) = re.findall(r"--allow_imports=\S+", shown)
-    done("-m", "brt.evaluate", f"--workdir={workdir}", allowed, '--gin.Evaluation.split="test"')
-    figures = json.loads((tmp_path / workdir / "evaluation_test.json").read_text())
+    done(evaluate, workdir, allowed, '--gin.Evaluation.split="test"')
+    figures = json.loads((folder / "evaluation_test.json").read_text())
     assert figures["step"] == 3 and figures["loss"] != figures["cleared_loss"]
 
-    generate = ("-m", "brt.generate", f"--workdir={workdir}", allowed, "--temperature=0")
-    whole = done(*generate, f"--prompt={PROMPT}", "--max_tokens=24")
+    given = (workdir, allowed, "--temperature=0")
+    whole = done(generate, *given, f"--prompt={PROMPT}", "--max_tokens=24")
     saved = ("--max_tokens=12", "--save_memory=tea.memory")
-    first = done(*generate, f"--prompt={PROMPT}", *saved)
-    second = done(*generate, "--load_memory=tea.memory", "--max_tokens=12")
+    first = done(generate, *given, f"--prompt={PROMPT}", *saved)
+    second = done(generate, *given, "--load_memory=tea.memory", "--max_tokens=12")
     assert first[:-1] + second == whole
 
 

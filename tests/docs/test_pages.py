@@ -90,6 +90,9 @@ def test_every_binding_of_a_data_config_is_used(corpus):
     assert not bound - config.read_bindings().keys()
 
 
+LAYERS = "num_layers = 1", "recurrent_layers = (0,)"
+
+
 @pytest.fixture(scope="module")
 def beside_a_run(tmp_path_factory):
     """A folder with `runs/quickstart`, a tiny run, and its recording."""
@@ -98,11 +101,11 @@ def beside_a_run(tmp_path_factory):
     (folder / "tiny.gin").write_text(
         f'include "{CONFIGS}/small/rec_fixed_skip.gin"\ninclude "{CONFIGS}/corpora/text.gin"\n'
         f'TextFiles.path = "{folder}/text/{{split}}"\nCorpus.store = "{folder}/store"\n'
-        "Trainer.steps = 2\nTrainer.eval_every = 0\nTrainer.segment_length = 16\n"
-        "Trainer.tokens_per_step = 64\ncosine.warmup_steps = 1\n"
+        "Trainer.steps = 2\nTrainer.eval_every = 0\nTrainer.segment_length = 64\n"
+        "Trainer.tokens_per_step = 256\ncosine.warmup_steps = 1\n"
         + "".join(
             f"BlockRecurrentTransformer.{name}\n"
-            for name in ("width = 16", "feed_forward_size = 16", "num_layers = 3", "window = 8")
+            for name in ("width = 16", "feed_forward_size = 16", "window = 32", *LAYERS)
         )
     )
     command = ("-m", "brt.train", f"--gin_file={folder}/tiny.gin", "--workdir=runs/quickstart")

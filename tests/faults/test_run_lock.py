@@ -45,6 +45,12 @@ def fast(monkeypatch):
 
 
 @pytest.fixture
+def faster(fast, monkeypatch):
+    """Waits for owners that are known to be gone."""
+    monkeypatch.setattr(run_lock, "SILENCE", 0.2)
+
+
+@pytest.fixture
 def bucket():
     yield BUCKET
     fsspec.filesystem("memory").store.clear()
@@ -137,7 +143,7 @@ def test_without_locks_of_the_file_system_the_heartbeat_decides(tmp_path, monkey
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"host": 3}', "\x1b]0;x\x07", "null\n"])
-@pytest.mark.usefixtures("fast")
+@pytest.mark.usefixtures("faster")
 def test_a_damaged_lock_does_not_block_a_folder_for_good(tmp_path, content):
     (tmp_path / NAME).write_text(content)
     RunLock(str(tmp_path)).release()
@@ -152,7 +158,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     assert (tmp_path / "precious").read_text() == "of somebody else"
 
 
-@pytest.mark.usefixtures("fast")
+@pytest.mark.usefixtures("faster")
 def test_characters_for_the_terminal_do_not_reach_it(tmp_path, caplog):
     left_behind(tmp_path, host="\x1b]0;title\x07")
     RunLock(str(tmp_path)).release()

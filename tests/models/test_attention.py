@@ -209,13 +209,14 @@ def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkey
         def total(params):
             model = nnx.merge(graph, params)
             caches = model.init_caches(2)
-            nats = 0.0
-            for number, tokens_BT in enumerate(tokens):
-                key = jax.random.key(number)
-                x_BTD = model.embed(tokens_BT[:, :-1])
-                x_BTD, caches, _ = model.stack(x_BTD, caches, key)
-                nats += model.token_losses(x_BTD, tokens_BT[:, 1:])[0].mean()
-            return nats
+
+            def segment(caches, drawn):
+                tokens_BT, key = drawn
+                x_BTD, caches, _ = model.stack(model.embed(tokens_BT[:, :-1]), caches, key)
+                return caches, model.token_losses(x_BTD, tokens_BT[:, 1:])[0].mean()
+
+            keys = jax.random.split(jax.random.key(0), len(tokens))
+            return jax.lax.scan(segment, caches, (tokens, keys))[1].sum()
 
         def values():
             # Another function each time: it is traced anew.

@@ -57,19 +57,15 @@ class Read(dict):
     experiment: Experiment
 
 
-def read(files: tuple[str, ...], bindings: tuple[str, ...] = (), traced: bool = True) -> Read:
-    """What gin binds after a full abstract build, each macro's value in its place.
+def read(files: tuple[str, ...], bindings: tuple[str, ...] = ()) -> Read:
+    """What gin binds once the model and the schedule are built, each macro's value in its place.
 
-    traced: whether the loss is traced too, which reads nothing more; rows of one model need it
-        once.
+    Tracing the loss reads nothing more; tests/configs/test_every_build.py does it.
     """
     config.parse(files, bindings)
-    if traced:
-        experiment = Experiment.from_gin()
-    else:
-        experiment = Experiment(Trainer())
-        jax.eval_shape(experiment.schedule, jax.ShapeDtypeStruct((), np.int32))
-        config.check_all_read()
+    experiment = Experiment(Trainer())
+    jax.eval_shape(experiment.schedule, jax.ShapeDtypeStruct((), np.int32))
+    config.check_all_read()
     texts = config.read_bindings()
     macros = {name: text for name, text in texts.items() if "." not in name}
     found = Read(
@@ -110,20 +106,25 @@ def experiment_problems(root: Path, line: str, once=True) -> list[str]:
     return differences(found, EXPERIMENTS[line])
 
 
-def sweep_problems(root: Path, name: str, once=True) -> list[str]:
-    """Differences of the rows of a sweep, at the paper's scale, from the published ones."""
+def sweep_problems(root: Path, name: str, once=True, most: int | None = None) -> list[str]:
+    """Differences of the rows of a sweep, at the paper's scale, from the published ones.
+
+    most: how many rows to build, spread over the sweep; None for all.
+    """
     entries = read_sweep(root / f"configs/sweeps/{name}.txt", SCALES["paper"], None, [], None)
     if len(entries) != len(SWEEPS[name]):
         return [f"{name} has {len(entries)} rows, not {len(SWEEPS[name])}"]
-    found = []
-    for number, entry in enumerate(entries):
-        found += [f"row {number + 1}: {text}" for text in row_problems(entry, name, number, once)]
-    return found
+    numbers = np.linspace(0, len(entries) - 1, min(most or len(entries), len(entries)))
+    return [
+        f"row {number + 1}: {text}"
+        for number in sorted({*numbers.astype(int).tolist()})
+        for text in row_problems(entries[number], name, number, once)
+    ]
 
 
 def row_problems(entry, name: str, number: int, once=True) -> list[str]:
     """Differences of one entry from a row of a sweep."""
-    reading = (read_once if once else read)((), (write_gin(entry.settings),), traced=False)
+    reading = (read_once if once else read)((), (write_gin(entry.settings),))
     return differences(reading, SWEEPS[name][number])
 
 
