@@ -24,7 +24,7 @@ def count(paths: Iterable[str], vocabulary: str) -> dict[str, Any]:
 
         processor = SentencePieceProcessor(model_file=vocabulary)
     totals = dict.fromkeys(("documents", "tokens", "bytes", "words", "characters", "unknown"), 0)
-    content, source = hashlib.sha256(), hashlib.sha256()
+    hashed = hashlib.sha256()
     for path in paths:
         data = Path(path).read_bytes()
         text = data.decode("utf-8")
@@ -32,8 +32,7 @@ def count(paths: Iterable[str], vocabulary: str) -> dict[str, Any]:
         stored = array.array("H" if processor is None or len(processor) <= 2**16 else "I", ids)
         if sys.byteorder == "big":
             stored.byteswap()
-        content.update(stored.tobytes())
-        source.update(hashlib.sha256(data).digest())
+        hashed.update(stored.tobytes())
         totals["documents"] += 1
         totals["tokens"] += len(ids)
         totals["bytes"] += len(data)
@@ -42,8 +41,15 @@ def count(paths: Iterable[str], vocabulary: str) -> dict[str, Any]:
         if processor is not None:
             totals["unknown"] += ids.count(processor.unk_id())
     unknown = None if processor is None else totals["unknown"]
-    hashes = {"content": content.hexdigest(), "source_hash": source.hexdigest()}
-    return {**totals, "unknown": unknown, **hashes}
+    return {**totals, "unknown": unknown, "tokens.bin": hashed.hexdigest()}
+
+
+def stored_counts(store: Path) -> dict[str, Any]:
+    """Returns the counts of a store's manifest, and the hash of its tokens."""
+    hashed = hashlib.sha256()
+    for path in sorted(store.rglob("tokens.bin")):
+        hashed.update(path.read_bytes())
+    return {**json.loads((store / "manifest.json").read_text()), "tokens.bin": hashed.hexdigest()}
 
 
 def main() -> int:
@@ -55,7 +61,7 @@ def main() -> int:
     found = count(sorted(arguments.files), arguments.vocabulary)
     manifest = found
     if arguments.store:
-        manifest = json.loads((Path(arguments.store) / "manifest.json").read_text())
+        manifest = stored_counts(Path(arguments.store))
     wrong = [name for name in found if manifest[name] != found[name]]
     for name, value in found.items():
         print(f"{name:<12} {value}" + (f"  but {manifest[name]} in the store" * (name in wrong)))

@@ -4,7 +4,7 @@
     python scripts/kill_preparation.py --text='books/train/*.txt' --vocabulary=spiece.model
 
 Two token stores of one corpus: one made in one go by one process, one whose preparation gets
-SIGKILL at random moments, start-up and joining included. Every file must be equal byte for byte,
+SIGKILL at random moments. Every file must be equal byte for byte,
 and no finished shard may be made twice. Exit status 0 if so. Without --text and --vocabulary the
 text is made here, and a SentencePiece model trained on it.
 """
@@ -72,11 +72,8 @@ def finish(store: Path, workers: int, settings: Sequence[str]) -> None:
 def shards(store: Path) -> dict[str, int]:
     """Returns the times at which shards were finished, by their names."""
     found = {}
-    for path in (store / "train.partial").glob("shard-*"):
-        try:
-            found[path.name] = path.stat().st_mtime_ns
-        except FileNotFoundError:  # joined in the meantime
-            continue
+    for path in (store / "train").glob("shard-?????/tokens.bin"):
+        found[path.parent.name] = path.stat().st_mtime_ns
     return found
 
 
@@ -147,8 +144,11 @@ def main() -> int:
         finish(folder / "whole", 1, settings)
         once = kill_often(folder / "killed", arguments.kills, arguments.workers, settings, rng)
         whole, killed = folder / "whole" / "train", folder / "killed" / "train"
-        files = sorted(path.name for path in whole.iterdir())
-        same = files == sorted(path.name for path in killed.iterdir()) and all(
+        files, others = (
+            sorted(p.relative_to(store) for p in store.rglob("*") if p.is_file())
+            for store in (whole, killed)
+        )
+        same = files == others and all(
             filecmp.cmp(whole / file, killed / file, shallow=False) for file in files
         )
         left = [path.name for path in killed.parent.iterdir() if path.name[0] != "."]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from brt.data.sources.base import Document
-from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.stores.store_writer import write_store
+from brt.data.stores.token_store import TokenStore
 from brt.data.streams.ids import check_ids
 from brt.data.streams.ledger import ledger_of
 from brt.data.streams.select import STREAMS, training_stream

@@ -1,8 +1,7 @@
-"""Corpora: a source, the vocabulary it is read with, and the folder of its token stores."""
+"""A corpus: a source, its vocabulary, and the folder of its token stores."""
 
 import json
 import os
-from pathlib import Path
 
 import gin
 from absl import logging
@@ -11,10 +10,10 @@ from brt.checks import Name
 from brt.data.sources.base import Source, check_source
 from brt.data.splits import check_split
 from brt.data.stores import store_cache
-from brt.data.stores.growth import RemoteGrowth
-from brt.data.stores.shards import ListedDocuments, ShardRunner, StreamedDocuments, key_of
-from brt.data.stores.token_store import TokenStore, write_store
-from brt.data.stores.writer import vocabulary_entry
+from brt.data.stores.layout import vocabulary_entry
+from brt.data.stores.shards import ListedDocuments, ShardRunner, StreamedDocuments
+from brt.data.stores.store_writer import write_store
+from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
 from brt.storage.paths import AnyPath, RemotePath, as_path
@@ -26,19 +25,14 @@ class StoreMissing(FileNotFoundError):
 
 @gin.configurable
 class Corpus:
-    """Prepares and opens the token stores of a source, one a split.
+    """Prepares and opens the token stores of a source, one per split.
 
     Args:
-        store: folder that holds the stores, `<store>/<split>`; `~` and environment variables are
-            expanded. One in a bucket, `gs://bucket/stores`, is read through a copy on each host
-            (`brt.data.stores.store_cache`).
-        source: where documents come from; only `prepare` reads them.
-        vocabulary: how they become ids: a vocabulary, or a string that names one, such as "bytes",
-            "pieces.model" or "words:list.txt" (`named_vocabulary`). None takes the vocabulary the
-            source brings along.
-
-    Raises:
-        ValueError: neither a vocabulary nor a source that has one, or a string that names none.
+        store: folder of the stores, `<store>/<split>`; `~` and environment variables are expanded.
+            A store in a bucket, `gs://bucket/stores`, is read through a local copy on each host.
+        source: of the documents; only `prepare` reads it.
+        vocabulary: encodes the documents: a vocabulary, or its name, such as "bytes",
+            "pieces.model" or "words:list.txt" (`named_vocabulary`). None for that of the source.
     """
 
     def __init__(
@@ -48,15 +42,15 @@ class Corpus:
         vocabulary: Vocabulary | str | None = None,
     ):
         check_source(source, "Corpus.source")
-        made_with = source.vocabulary if vocabulary is None else as_vocabulary(vocabulary)
-        if made_with is None:
+        encoder = source.vocabulary if vocabulary is None else as_vocabulary(vocabulary)
+        if encoder is None:
             raise ValueError(
                 f"{type(source).__name__} yields text and needs a vocabulary: bind "
                 'Corpus.vocabulary, to "bytes" for example.'
             )
         self.store: AnyPath = as_path(os.path.expanduser(os.path.expandvars(store)))
         self.source = source
-        self.vocabulary: Vocabulary = made_with
+        self.vocabulary: Vocabulary = encoder
 
     @property
     def corpora(self) -> list["Corpus"]:
@@ -69,18 +63,12 @@ class Corpus:
         return self.vocabulary.size
 
     def path(self, split: str) -> AnyPath:
-        """Returns the folder of a split's store, whether it exists or not.
-
-        Raises:
-            ValueError: the split's name is a path, or empty; so do all methods that take one.
-        """
+        """Returns the folder of a split's store, whether it exists or not."""
         return self.store / check_split(split)
 
     def exists(self, split: str) -> bool:
         """Returns whether a split has been prepared."""
-        path = self.path(split)
-        # In a bucket the manifest comes last.
-        return path.is_dir() if isinstance(path, Path) else (path / "manifest.json").is_file()
+        return (self.path(split) / "manifest.json").is_file()
 
     def prepare(
         self,
@@ -92,24 +80,19 @@ class Corpus:
     ) -> None:
         """Makes a split's store, unless there is one that fits.
 
-        When several processes ask at once, one works and the others wait for its store. After a
-        kill, the next call goes on from the shards that were finished.
+        If several processes of a host prepare at once, one works and the others wait. After a
+        kill, the next call continues from the finished shards.
 
         Args:
             split: its name.
             quiet: no progress display.
-            workers: number of processes that read and encode; None for one a CPU.
-            shard_bytes: as of `write_store`.
-            runner: reads and encodes instead of them, such as `distributed.BeamRunner`.
+            workers: number of processes that read and encode; None for one per CPU.
+            shard_bytes, runner: as of `write_store`.
 
         Raises:
-            ValueError: there is a store, but of another source or vocabulary; the source makes its
-                tokens with another vocabulary, or does not list its documents for the runner; or as
-                `write_store`.
-            OSError: the source cannot be read, or the store not be written.
+            ValueError: there is a store of another source or vocabulary; the source does not list
+                its documents for the runner; or as `write_store`.
         """
-        if workers is None:
-            workers = len(os.sched_getaffinity(0))
         if not self.exists(split):
             vocabulary = _named(vocabulary_entry(self.vocabulary))  # fails before any work
             self._check_source_vocabulary(vocabulary)
@@ -119,54 +102,32 @@ class Corpus:
                     "runner needs a source that lists them, so that workers can read them: prepare "
                     "this split without --runner, or from a source of files."
                 )
-            made, lock = self._place_to_prepare(split, shard_bytes)
-            with store_cache.one_at_a_time(lock):
+            store = self.path(split)
+            with store_cache.one_at_a_time(store_cache.lock_of(store)):
                 if not self.exists(split):
-                    logging.info("preparing %s with %s", self.path(split), vocabulary)
-                    store = self.path(split)
-                    growth = None
-                    if isinstance(store, RemotePath) and runner is not None:
-                        growth = RemoteGrowth(store, made)
-                    if not made.exists():
-                        write_store(
-                            made,
-                            self._documents(split),
-                            self.vocabulary,
-                            self.source.description(split),
-                            quiet=quiet,
-                            workers=workers,
-                            shard_bytes=shard_bytes,
-                            runner=runner,
-                            growth=growth,
-                        )
-                    if isinstance(store, RemotePath) and made.exists():
-                        store_cache.publish(made, store)
+                    logging.info("preparing %s with %s", store, vocabulary)
+                    write_store(
+                        store,
+                        self._documents(split),
+                        self.vocabulary,
+                        self.source.description(split),
+                        quiet=quiet,
+                        workers=len(os.sched_getaffinity(0)) if workers is None else workers,
+                        shard_bytes=shard_bytes,
+                        runner=runner,
+                    )
                     return
         manifest = self.open(split).manifest
         logging.info("%s is prepared: %d tokens", self.path(split), manifest["tokens"])
         self.warn_of_changes(split)
 
-    def _place_to_prepare(self, split: str, shard_bytes: int | None) -> tuple[Path, Path]:
-        """Returns where a split's store is made on this disk, and the lock of who makes it."""
-        store = self.path(split)
-        if isinstance(store, Path):
-            return store, store.with_name(f".{split}.lock")
-        made_with = key_of(self.vocabulary, self.source.description(split))
-        if shard_bytes is not None:
-            made_with["shard_bytes"] = shard_bytes
-        made = store_cache.place_to_prepare(store, made_with)
-        return made, made.parent.with_name(f".{made.parent.name}.lock")
-
     def warn_of_changes(self, split: str) -> None:
         """Logs a warning if the files behind a store have changed since it was made.
 
-        Their times and the number of documents tell; files on another machine tell nothing.
-
-        Raises:
-            ValueError, FileNotFoundError: as `open`.
+        Compares their times and the number of documents, for files of this machine.
         """
-        # Checking the content of files takes long, and refuses those that have changed anyway.
-        # A bucket's times are another clock's.
+        # Sources that check the content refuse changed files anyway, and take long.
+        # A bucket has another clock.
         folder = self.path(split)
         if not self.source.listed or self.source.checks_content or isinstance(folder, RemotePath):
             return
@@ -176,13 +137,13 @@ class Corpus:
             parts = self.source.parts(split)
             files = (file for part in parts for file in self.source.files(part))
             changed = next((f"{f} is newer" for f in files if os.stat(f).st_mtime_ns > made), None)
-        except (OSError, ValueError):  # the source is elsewhere, or is no longer one
+        except (OSError, ValueError):  # the source is not on this machine
             return
         if len(parts) != documents:
             changed = f"the source has {len(parts):,} documents now, and not {documents:,}"
         if changed:
             logging.warning(
-                "%s may no longer be what its source is: %s. To make it anew, delete it, or bind "
+                "%s may no longer be what its source is: %s. To make it again, delete it, or bind "
                 "Corpus.store to a new folder.",
                 self.path(split),
                 changed,
@@ -203,13 +164,11 @@ class Corpus:
         return StreamedDocuments(self.source.documents(split), self.source.count(split))
 
     def open(self, split: str) -> TokenStore:
-        """Opens a split's store. The source itself need not be on this machine.
+        """Opens a split's store. The source need not be on this machine.
 
         Raises:
             StoreMissing: the split has not been prepared.
-            ValueError: the store was made with another vocabulary or from another source, or it
-                is damaged.
-            FileNotFoundError: a file of the store, or of the vocabulary, is missing.
+            ValueError: the store has another vocabulary or source, or is damaged.
         """
         if not self.exists(split):
             raise StoreMissing(
@@ -218,13 +177,13 @@ class Corpus:
                 "that Corpus.store is relative to."
             )
         store = TokenStore(self.path(split))
-        made_with = store.manifest["vocabulary"]
-        have = vocabulary_entry(self.vocabulary)
-        if any(made_with[name] != have[name] for name in ("fingerprint", "size")):
+        stored = store.manifest["vocabulary"]
+        configured = vocabulary_entry(self.vocabulary)
+        if any(stored[name] != configured[name] for name in ("fingerprint", "size")):
             raise ValueError(
-                f"{store.folder} was made with another tokenizer, {_named(made_with)}, and the "
-                f"config has {_named(have)}: bind the one it was made with, or Corpus.store to a "
-                "new folder."
+                f"{store.folder} was made with another tokenizer, {_named(stored)}, and the "
+                f"config has {_named(configured)}: bind the one it was made with, or "
+                "Corpus.store to a new folder."
             )
         changes = _changes(store.manifest["source"], self.source.description(split))
         if changes:
@@ -240,8 +199,8 @@ def _named(entry: dict) -> str:
 
 
 def _changes(stored: dict, configured: dict) -> str:
-    """Says what differs between two descriptions; empty when nothing does."""
-    configured = json.loads(json.dumps(configured))  # as a manifest would have it
+    """Returns the differences of two descriptions, as text."""
+    configured = json.loads(json.dumps(configured))  # as in a manifest
     return ", ".join(
         f"{key} is {stored.get(key)!r} in the store and {configured.get(key)!r} in the config"
         for key in sorted(stored.keys() | configured.keys())

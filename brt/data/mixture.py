@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 
 from brt.checks import Name, Positive
 from brt.data.corpus import Corpus
+from brt.data.stores.layout import vocabulary_entry
 from brt.data.stores.token_store import TokenStore
-from brt.data.stores.writer import vocabulary_entry
 
 
 @gin.configurable

@@ -5,6 +5,7 @@ would end in a traceback far away. Each is refused here, in one sentence that na
 """
 
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Iterable
@@ -101,6 +102,15 @@ def read_bytes(path: str | os.PathLike) -> bytes:
         return RemotePath(path).read_bytes()
     with open_regular(path) as file:
         return file.read()
+
+
+def file_sha256(path: str | os.PathLike) -> str:
+    """Returns the sha256 of a regular file, in hex."""
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        while data := file.read(2**20):
+            digest.update(data)
+    return digest.hexdigest()
 
 
 def read_text(path: str | os.PathLike) -> str:

@@ -490,7 +490,7 @@ def test_an_empty_folder_is_named_and_training_does_not_begin(folder, monkeypatc
 
 
 def test_a_token_file_that_was_cut_short_is_named(folder, error):
-    tokens = folder / "stores" / "train" / "tokens.bin"
+    tokens = folder / "stores" / "train" / "shard-00000" / "tokens.bin"
     os.truncate(tokens, tokens.stat().st_size - 3)
     sentence = error(train, *flags(folder))
     assert str(tokens) in sentence and "cut short" in sentence

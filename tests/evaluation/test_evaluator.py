@@ -18,7 +18,8 @@ from tiny_run import (  # noqa: F401
 
 from brt.data.mixture import MixedStore
 from brt.data.sources.base import Document
-from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.stores.store_writer import write_store
+from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import DocumentPass
 from brt.data.vocabularies.base import BEGIN, ByteVocabulary
 from brt.evaluation.evaluator import Evaluator, TokenSums, batch_shape

@@ -15,7 +15,8 @@ from tiny_run import build, command, mesh_of, one_device, shared_programs, train
 
 from brt import evaluate
 from brt.data.sources.algorithmic import CopyTask, ReverseTask
-from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.stores.store_writer import write_store
+from brt.data.stores.token_store import TokenStore
 from brt.evaluation.free_running import FreeRunning, SampleDecoder, scored_part, write
 from brt.models.caches import select_rows
 from brt.training.records.run_folder import read_metrics

@@ -147,14 +147,14 @@ def test_a_preparation_says_which_store_had_no_room_and_goes_on_when_there_is(
 
     path = write_config(tmp_path, *BINDINGS, without=WITHOUT)
     assert command(monkeypatch, prepare, *line(tmp_path / "whole")) == 0
-    for left in (0, 1000, 5 * MEGABYTE, 20 * MEGABYTE):
+    for left in (0, 1000, 5 * MEGABYTE, 9 * MEGABYTE):
         store = disk.path / f"store{left}"
         disk.fill(left)
         capsys.readouterr()
         assert command(monkeypatch, prepare, *line(store)) == 1
         err = capsys.readouterr().err
         assert str(store) in err.splitlines()[-1] and "Traceback" not in err
-        assert not (store / "train").exists()
+        assert not (store / "train" / "manifest.json").exists()
         disk.free()
         assert command(monkeypatch, prepare, *line(store)) == 0
         made, whole = (contents(place / "train") for place in (store, tmp_path / "whole"))

@@ -14,7 +14,8 @@ import pytest
 from architectures import ARCHITECTURES, trained
 
 from brt.data.sources.base import Document
-from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.stores.store_writer import write_store
+from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import DocumentStream
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.experiment import Experiment

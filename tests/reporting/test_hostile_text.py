@@ -72,9 +72,10 @@ def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
     texts = [f"{text} the tea\n" * 3 for text in HOSTILE]
     store = make_store(folder / f"store {IN_A_NAME}" / "validation", texts)
-    lines = (folder / f"store {IN_A_NAME}" / "validation" / "documents.jsonl").read_text()
-    titled = [json.loads(line) | {"title": HOSTILE[n]} for n, line in enumerate(lines.splitlines())]
-    (store.folder / "documents.jsonl").write_text("".join(json.dumps(t) + "\n" for t in titled))
+    (path,) = store.folder.rglob("documents.jsonl")
+    lines = path.read_text().splitlines()
+    titled = [json.loads(line) | {"title": HOSTILE[n]} for n, line in enumerate(lines)]
+    path.write_text("".join(json.dumps(t) + "\n" for t in titled))
     evaluation = {
         "loss": 1.0,
         "cleared_loss": 1.2,

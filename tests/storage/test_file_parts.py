@@ -107,9 +107,10 @@ except ValueError as error:
 
 @pytest.mark.parametrize("kind", ["store", "text"])
 def test_a_process_whose_file_is_cut_short_ends_with_a_sentence_and_no_signal(kind, tmp_path):
-    path = tmp_path / "store"
-    make_store(path, [3, 9, 12_000], weighted=True)
-    line = [sys.executable, "-c", READS, kind, str(path if kind == "store" else path / "*.bin")]
+    make_store(tmp_path / "store", [3, 9, 12_000], weighted=True)
+    path = tmp_path / "store" / "shard-00000"
+    source = path.parent if kind == "store" else path / "*.bin"
+    line = [sys.executable, "-c", READS, kind, str(source)]
     if kind == "text":
         (path / "weights.bin").unlink()
         (path / "tokens.bin").write_bytes(b"word " * 5000)

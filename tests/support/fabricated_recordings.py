@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from brt.data.sources.base import Document
-from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.stores.store_writer import write_store
+from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.evaluation.recording import Recording
 

@@ -7,7 +7,8 @@ from fabricated_recordings import fabricate
 from paths import ROOT
 
 from brt.data.sources.base import Document
-from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.stores.store_writer import write_store
+from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 

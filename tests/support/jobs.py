@@ -95,20 +95,16 @@ def files_of(corpus):
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def partial(corpus):
-    folder = corpus.path("train")
-    return folder.with_name("train.partial")
-
-
 def is_left(corpus):
-    """Whether anything is left of how the store was made."""
-    folder = partial(corpus)
-    return bool(folder.files()) if isinstance(folder, RemotePath) else folder.exists()
+    """Whether anything but the store is left of how it was made."""
+    names = files_of(corpus).keys() - {"manifest.json"}
+    return names != corpus.open("train").manifest["hashes"].keys()
 
 
 def finished(corpus):
     """Names of the shards that are finished."""
-    return sorted(p.name for p in partial(corpus).iterdir() if (p / "shard.json").is_file())
+    names = [name.partition("/") for name in files_of(corpus)]
+    return sorted(folder for folder, _, name in names if name == "shard.json")
 
 
 def seen(place):

@@ -30,6 +30,7 @@ from tiny_run import (  # noqa: F401
 )
 
 from brt import evaluate, train
+from brt.data.stores.layout import content_of
 from brt.data.stores.verification import hashes_of
 from brt.data.streams.documents import DocumentStream
 from brt.data.streams.ledger import MODULUS, ledger_of
@@ -303,14 +304,13 @@ def test_a_loss_that_is_not_finite_names_its_step_and_the_last_checkpoint(
 
 
 def spoil(store, every=7):
-    path = store.folder / "tokens.bin"
+    path = store.folder / "shard-00000" / "tokens.bin"
     tokens = np.fromfile(path, "<u2")
     tokens[::every] |= 0x8000
     tokens.tofile(path)
     manifest = store.folder / "manifest.json"  # as if it had been made like this
-    found = hashes_of(store.folder, store.manifest["hashes"])
-    changed = store.manifest | {"hashes": found, "content": found["tokens.bin"]}
-    manifest.write_text(json.dumps(changed))
+    changed = store.manifest | {"hashes": hashes_of(store.folder, store.manifest["hashes"])}
+    manifest.write_text(json.dumps(changed | {"content": content_of(changed)}))
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])

@@ -1,7 +1,6 @@
-"""The job that makes shards, as a pipeline of Apache Beam; needs the extra `beam`.
+"""The pipeline of Apache Beam that makes shards; needs the extra `beam`.
 
-Beam is imported inside the functions: all modules are imported by every command, and it takes
-seconds.
+Beam is imported inside the functions, because every command imports all modules.
 """
 
 import threading
@@ -14,23 +13,18 @@ from brt.data.stores.distributed import make_shard, maker_of
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
-_own = threading.local()
-"""The maker of each thread of a worker, and what it was made from: vocabularies have state."""
+_local = threading.local()
+"""The maker of each thread of a worker: vocabularies have state."""
 
 
 def make_counted(run: bytes, setup: bytes) -> None:
-    """Makes one shard, on a worker; counts documents, tokens and bytes, which runners may show.
-
-    Args:
-        run: as `distributed.packed` returns it.
-        setup: the maker of the shards, as `worker_pool.pickled` returns it.
-    """
+    """Makes one shard, on a worker; counts documents, tokens and bytes for the runner's display."""
     from apache_beam.metrics import Metrics
 
-    if getattr(_own, "setup", None) != setup:
-        _own.maker = maker_of(setup)
-        _own.setup = setup
-    summary = make_shard(_own.maker, run)
+    if getattr(_local, "setup", None) != setup:
+        _local.maker = maker_of(setup)
+        _local.setup = setup
+    summary = make_shard(_local.maker, run)
     if summary is None:
         Metrics.counter("brt", "shards not made").inc()
         return
@@ -39,24 +33,19 @@ def make_counted(run: bytes, setup: bytes) -> None:
 
 
 def check_runner(name: str) -> None:
-    """Refuses what is no runner.
-
-    Raises:
-        ValueError, AttributeError: there is no such runner.
-        ImportError: what it needs is not installed.
-    """
+    """Refuses an unknown runner (ValueError, AttributeError) or a missing library (ImportError)."""
     from apache_beam.runners.runner import create_runner
 
     create_runner(name)
 
 
 def options_of(runner: str, options: Sequence[str]) -> "PipelineOptions":
-    """Returns the options of a pipeline; argparse ends the process over one it cannot read."""
+    """Returns the options of a pipeline; argparse exits if it cannot parse one."""
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    read = PipelineOptions([*options, f"--runner={runner}"])
-    read.get_all_options()
-    return read
+    parsed = PipelineOptions([*options, f"--runner={runner}"])
+    parsed.get_all_options()
+    return parsed
 
 
 def run(runner: str, options: Sequence[str], setup: bytes, runs: Sequence[bytes]) -> None:
@@ -64,11 +53,7 @@ def run(runner: str, options: Sequence[str], setup: bytes, runs: Sequence[bytes]
 
     Args:
         runner, options: as of `BeamRunner`.
-        setup: as of `make_counted`.
-        runs: what to make, as `distributed.packed` returns it.
-
-    Raises:
-        Exception: the job failed; a runner's own.
+        setup, runs: as of `JobRunner.run_job`.
     """
     import apache_beam as beam
     from apache_beam.runners.runner import PipelineState

@@ -1,8 +1,8 @@
-"""Has the shards of a store made on Apache Beam: on this machine, or by a cluster's workers.
+"""Makes the shards of a store on Apache Beam: on this machine, or by a cluster's workers.
 
-The driver lists the documents and divides them into shards; a worker makes a shard and puts it
-where the driver finds it. Nothing is said by the job itself: what counts is which shards are there
-when it has ended. So a job may be killed, run elements twice, or go on while another one begins.
+The driver lists the documents and divides them into shards; a worker makes a shard in the folder
+of the store. Only the shards in that folder count, not what the job reports: a job may be killed,
+run elements twice, or outlive its driver.
 """
 
 import abc
@@ -19,9 +19,8 @@ from types import ModuleType
 from absl import logging
 
 from brt.data.extras import MissingExtra, extra_library
-from brt.data.stores.growth import NOTE
+from brt.data.stores.layout import NOTE, REQUESTS
 from brt.data.stores.own_folders import MARK
-from brt.data.stores.sharded import REQUESTS
 from brt.data.stores.shards import Run, ShardMaker
 from brt.data.stores.worker_pool import pickled
 from brt.data.stores.writer import replace_json
@@ -31,19 +30,20 @@ from brt.storage.paths import RemotePath
 LOCAL_RUNNERS = (
     *("direct", "switchingdirect", "bundlebaseddirect", "fnapi", "prism", "interactive"),
 )
-"""Names, without "Runner", of what runs on this machine."""
+"""Names, without "Runner", of the runners on this machine."""
 
 NOTED = Fields({"kind": str, "message": str})
-"""What a note says: the class of an error, and its message."""
+"""A note: the class of an error, and its message."""
 
 LASTING = (ValueError, FileNotFoundError, PermissionError)
-"""Errors that another try would end in too: they are noted, and the job goes on."""
+"""Errors that a retry would not help: they are noted, and the job continues."""
 
 
 class JobRunner(abc.ABC):
     """Makes shards by a job, whose workers may be anywhere.
 
-    name: of what runs the job, for messages.
+    Args:
+        name: of the runner, for messages.
     """
 
     def __init__(self, name: str):
@@ -51,29 +51,25 @@ class JobRunner(abc.ABC):
 
     @abc.abstractmethod
     def run_job(self, setup: bytes, runs: Sequence[bytes]) -> None:
-        """Has workers call `make_shard` for each run, in any order, and waits until all have.
+        """Has workers call `make_shard` for each run, in any order, and waits for them.
 
         Args:
-            setup: what each of them gives to `maker_of`.
+            setup: the argument of `maker_of`.
             runs: as `packed` returns them.
-
-        Raises:
-            Exception: the job failed.
         """
 
     def make(self, maker: ShardMaker, runs: Iterable[Run]) -> Iterator[tuple[bool, dict]]:
-        """Makes the shards of `runs` that are not there yet, as `ShardRunner`.
+        """Makes the missing shards, as `ShardRunner`.
 
         Raises:
-            ValueError, OSError: documents that cannot be, or a worker could not make a shard;
-                what is finished stays.
+            ValueError, OSError: a shard could not be made; finished shards stay.
         """
         self._check_sharing(maker)
         runs = list(runs)
         with ThreadPoolExecutor(REQUESTS) as threads:
-            found = list(threads.map(maker.finished, runs))
-            yield from ((False, summary) for summary in found if summary)
-            missing = [run for run, summary in zip(runs, found) if not summary]
+            summaries = list(threads.map(maker.finished, runs))
+            yield from ((False, summary) for summary in summaries if summary)
+            missing = [run for run, summary in zip(runs, summaries) if not summary]
             if not missing:
                 return
             setup = pickled(maker)
@@ -92,7 +88,7 @@ class JobRunner(abc.ABC):
         yield from ((True, summary) for summary in made if summary)
 
     def _run(self, setup: bytes, runs: Sequence[Run]) -> Exception | None:
-        """Runs the job; returns what it failed with."""
+        """Runs the job; returns the error with which it failed."""
         logging.info("%s makes %d shards", self.name, len(runs))
         try:
             self.run_job(setup, [packed(run) for run in runs])
@@ -103,14 +99,14 @@ class JobRunner(abc.ABC):
     def _reason(
         self, maker: ShardMaker, runs: Sequence[Run], failure: Exception | None
     ) -> Exception:
-        """Returns the error of the first of these runs that has none of its shards."""
+        """Returns the error because of which shards are missing."""
         for run in runs:
             if error := noted(maker, run):
                 return error
         if failure is not None:
             reason = str(failure).strip().split("\n")[-1][:500] or type(failure).__name__
             return OSError(
-                f"The job of {self.name} failed ({reason}): what is finished is kept; run the same "
+                f"The job of {self.name} failed ({reason}): finished shards are kept; run the same "
                 "command again."
             )
         return OSError(
@@ -120,29 +116,27 @@ class JobRunner(abc.ABC):
         )
 
     def _check_sharing(self, maker: ShardMaker) -> None:
-        """Warns where workers on other machines may not see the folder of the shards."""
         short = self.name.lower().rpartition(".")[2].removesuffix("runner")
-        if short in LOCAL_RUNNERS or isinstance(maker.folder, RemotePath):
-            return
-        logging.warning(
-            "%s is on a disk: where the workers of %s are other machines, all of them have to "
-            "share it, under this path. Otherwise bind Corpus.store to a bucket, as "
-            "gs://BUCKET/stores.",
-            maker.folder,
-            self.name,
-        )
+        if short not in LOCAL_RUNNERS and not isinstance(maker.folder, RemotePath):
+            logging.warning(
+                "%s is on a disk: if the workers of %s are other machines, all of them have to "
+                "share it, under this path. Otherwise bind Corpus.store to a bucket, as "
+                "gs://BUCKET/stores.",
+                maker.folder,
+                self.name,
+            )
 
 
 class BeamRunner(JobRunner):
     """Makes shards by a job of Apache Beam.
 
     Args:
-        name: of the runner, as Beam has it: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner.
-        options: the pipeline's, as Beam reads them from a command line.
+        name: of Beam's runner: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner.
+        options: of the pipeline, as on a command line of Beam.
 
     Raises:
-        MissingExtra: Beam, or what the runner needs, is not installed.
-        ValueError: no such runner, or an option that Beam cannot read.
+        MissingExtra: Beam or a library of the runner is not installed.
+        ValueError: an unknown runner or option.
     """
 
     def __init__(self, name: str, options: Sequence[str] = ()):
@@ -170,12 +164,11 @@ class BeamRunner(JobRunner):
             ) from None
 
     def run_job(self, setup: bytes, runs: Sequence[bytes]) -> None:
-        """Runs the pipeline of `beam_pipeline`."""
         self._pipeline.run(self.name, self.options, setup, runs)
 
 
 def packed(run: Run) -> bytes:
-    """Returns a run as the bytes that are sent to a worker; paths take a sixth of their size."""
+    """Returns a run as bytes for a worker; compression shortens paths to a sixth."""
     return zlib.compress(pickle.dumps(run))
 
 
@@ -185,21 +178,21 @@ def maker_of(setup: bytes) -> ShardMaker:
 
 
 def make_shard(maker: ShardMaker, data: bytes) -> dict | None:
-    """Makes one shard, on a worker, unless it is there: all that a worker does.
+    """Makes one shard, on a worker, unless it exists.
 
     Args:
         maker: of the store's shards.
         data: the run, as `packed` returns it.
 
     Returns:
-        What its shard.json says; None where a note says why there is none.
+        Its shard.json; None if a note says why there is none.
 
     Raises:
-        Exception: another try may help; it is noted too.
+        Exception: a retry may help; it is noted, too.
     """
     run: Run = pickle.loads(zlib.decompress(data))
     try:
-        _check_seen(maker)
+        _check_visible(maker)
         return maker.finished(run) or maker.make(run)
     except Exception as error:
         _note(maker, run, error)
@@ -209,7 +202,7 @@ def make_shard(maker: ShardMaker, data: bytes) -> dict | None:
 
 
 def noted(maker: ShardMaker, run: Run) -> Exception | None:
-    """Returns the error that a worker has noted of a run, None for none."""
+    """Returns the error that a worker has noted of a run; None for none."""
     try:
         note = read_json(maker.folder / f"{run.key}{NOTE}", NOTED, "delete it")
     except (OSError, ValueError):
@@ -218,22 +211,20 @@ def noted(maker: ShardMaker, run: Run) -> Exception | None:
 
 
 def _note(maker: ShardMaker, run: Run, error: Exception) -> None:
-    """Writes beside the shards why one cannot be made."""
     kind = "ValueError" if isinstance(error, ValueError) else "OSError"
     message = str(error) or type(error).__name__
     if not isinstance(error, OSError | ValueError):
         message = f"Making the shard of {run} failed with {type(error).__name__}: {message}"
     if isinstance(error, FileNotFoundError):
         message += (
-            f" So says worker {os.uname().nodename}: all workers have to see the source's files, "
-            "and those of the vocabulary, under these paths."
+            f" (Worker {os.uname().nodename}: all workers have to see the source's files, and "
+            "those of the vocabulary, under these paths.)"
         )
     with contextlib.suppress(OSError):
         replace_json(maker.folder, f"{run.key}{NOTE}", {"kind": kind, "message": message})
 
 
-def _check_seen(maker: ShardMaker) -> None:
-    """Refuses a folder that this worker does not see."""
+def _check_visible(maker: ShardMaker) -> None:
     if isinstance(maker.folder, Path) and not (maker.folder / MARK).exists():
         raise FileNotFoundError(
             f"Worker {os.uname().nodename} does not see {maker.folder}: bind Corpus.store to a "
@@ -242,7 +233,7 @@ def _check_seen(maker: ShardMaker) -> None:
 
 
 def _pipeline() -> ModuleType:
-    """Imports the part that Beam is needed for."""
+    """Imports the module that needs Beam."""
     from brt.data.stores import beam_pipeline
 
     return beam_pipeline

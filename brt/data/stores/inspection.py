@@ -4,18 +4,19 @@ from itertools import islice
 
 import numpy as np
 
+from brt.data.stores.layout import shards_of
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import Vocabulary
 from brt.storage.regular_files import printable
 
 LISTED = 10
-"""Documents that the table names."""
+"""Documents in the table."""
 
 LISTED_FILES = 30
-"""Files whose hash is shown."""
+"""Files with their hashes."""
 
 SHOWN = 64
-"""Tokens that are shown of either end of a document."""
+"""Tokens of each end of a document."""
 
 
 def describe(store: TokenStore) -> str:
@@ -40,8 +41,7 @@ def describe(store: TokenStore) -> str:
     ]:
         if manifest[above] and manifest[below]:
             rows.append((name, f"{manifest[above] / manifest[below]:.4f}"))
-    if shards := manifest.get("shards"):
-        rows.append(("token files", f"{len(shards):,}"))
+    rows.append(("token files", f"{len(shards_of(manifest)):,}"))
     rows += [("ids are", manifest["dtype"]), ("loss weights", manifest["weighted"])]
     rows.append(("sha256: source", manifest["source_hash"]))
     hashes = list(manifest["hashes"].items())
@@ -58,12 +58,9 @@ def document_ends(store: TokenStore, which: str, vocabulary: Vocabulary | None) 
     """Returns the first and last tokens of a document, as ids and as text, in lines.
 
     Args:
-        store: that holds it.
+        store: of the document.
         which: its title, or its number from 0.
-        vocabulary: what renders them; None shows ids only.
-
-    Raises:
-        ValueError: there is no such document.
+        vocabulary: decodes the tokens; None shows ids only.
     """
     number, entry = _find(store, which)
     tokens = store.tokens(number)
@@ -95,7 +92,6 @@ def _document_table(store):
 
 
 def _find(store, which):
-    """Number and entry of a document: by title, or else by number."""
     numbered = None
     for number, entry in enumerate(store.entries()):
         if entry["title"] == which:

@@ -1,47 +1,39 @@
-"""Folders that brt fills, and removes again: only those it marked, and of them only its own files.
+"""Folders that brt fills and removes: only those that it marked, and of these only its own files.
 
-A folder that grows carries the file `MARK` from its first moment to its last; a finished one, its
-manifest. What has neither is somebody else's, whatever its name.
+A folder contains `MARK` while it grows, and a manifest when it is complete.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 
 MARK = ".made_by_brt"
-"""Name of the file that says that a folder is brt's to fill and to remove."""
 
 
 def claim(folder: Path, is_own: bool = False) -> None:
-    """Makes a folder and marks it, or takes up one that carries the mark or is empty.
+    """Makes and marks a folder, or continues with one that is marked or empty.
 
     Args:
-        folder: what brt is going to write to; folders above it are made too.
-        is_own: something else shows that brt made it, such as a manifest.
+        folder: to be written.
+        is_own: something else, such as a manifest, shows that brt made it.
 
     Raises:
-        ValueError: there is a folder that is not brt's.
-        OSError: it cannot be written.
+        ValueError: the folder contains files of somebody else.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not is_own and not (folder / MARK).is_file() and any(folder.iterdir()):
         raise ValueError(
-            f"{folder} is where brt would write, and holds what it did not make (there is no "
-            f"{MARK} in it): move it elsewhere, or delete it if nobody needs it, and run the same "
+            f"{folder} is where brt would write, and contains files that it did not make (it has "
+            f"no {MARK}): move it elsewhere, or delete it if nobody needs it, and run the same "
             "command again. Nothing was removed."
         )
     (folder / MARK).touch()
 
 
 def remove(folder: Path, files: Iterable[str]) -> None:
-    """Removes a folder that brt made, with these files in it and no others.
-
-    Args:
-        folder: one that is marked, or lies in one that is.
-        files: names of all files brt writes there; those that are not there do not matter.
+    """Removes a folder with these files, as far as they exist, and no others.
 
     Raises:
-        ValueError: something else is in it, or it is a link; then nothing is removed.
-        OSError: it cannot be removed.
+        ValueError: it contains something else, or is a link; then nothing is removed.
     """
     files = (*files, MARK)
     strange = sorted(path.name for path in folder.iterdir() if path.name not in files)

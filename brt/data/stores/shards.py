@@ -1,12 +1,11 @@
-"""The shards of a store: what each of them holds, and who has made it; none is made twice.
+"""Divides the documents of a store into shards, and makes a shard.
 
-A shard is a run of consecutive documents, `SHARD_BYTES` of them or a little more. Where a run ends
-follows from the documents alone, so the store has the same bytes for any number of workers. A shard
-has its name, `shard-<key>`, once it is complete. The key identifies what went in (source and
-vocabulary, which documents, the size and time of their files), so a later preparation can tell
-which shards it may use and which it has to write.
+A shard consists of consecutive documents, about `SHARD_BYTES` of them. Its end follows from the
+documents alone, so the store has the same bytes for any number of workers. Its key identifies
+what it was made from (source, vocabulary, documents, sizes and times of their files), so a later
+preparation knows which shards it can use.
 
-They are made by the processes of this machine (`worker_pool`), or on Apache Beam (`distributed`).
+Shards are made by processes of this machine (`worker_pool`) or on Apache Beam (`distributed`).
 """
 
 import hashlib
@@ -23,36 +22,32 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from brt.data.sources.base import Document, Source
+from brt.data.stores.layout import FORMAT, SHARD, SHARD_FILES, shard_name, vocabulary_entry
 from brt.data.stores.own_folders import remove
-from brt.data.stores.writer import (
-    FORMAT,
-    SHARD,
-    SHARD_FILES,
-    ShardWriter,
-    document_digest,
-    vocabulary_entry,
-)
+from brt.data.stores.writer import ShardWriter, document_digest
 from brt.data.vocabularies.base import Vocabulary
 from brt.storage.json_files import read_json
-from brt.storage.paths import AnyPath, RemotePath, is_remote, upload
+from brt.storage.paths import AnyPath, RemotePath, StorageError, is_remote, upload
 
 SHARD_BYTES = 2**23
-"""A shard takes documents until they have as many bytes: a second's work, or a few."""
+"""A shard ends when its documents have this many bytes: a few seconds of work."""
 
 SHARD_DOCUMENTS = 2**12
-"""A shard has no more documents than this, unless its bytes are given."""
+"""Most documents of a shard, unless the number of bytes is given."""
 
 
 class Run(NamedTuple):
     """The documents of one shard.
 
-    first: number of the first one in the store, from 0.
-    documents: `Document`s, or parts which the source can read.
-    size: bytes of the documents, about.
+    number: of the shard, from 0.
+    first: number of its first document, from 0.
+    documents: `Document`s, or parts that the source can read.
+    size: approximate bytes of the documents.
     key: identifies what the shard is made from.
     names: of the first and the last document, for messages: their files or titles.
     """
 
+    number: int
     first: int
     documents: list[Any]
     size: int
@@ -64,39 +59,8 @@ class Run(NamedTuple):
         return f"documents {self.first} ({self.names[0]}) to {last} ({self.names[1]})"
 
 
-class Documents(Protocol):
-    """The documents of a new store.
-
-    source: the source that reads the parts of `runs`; None where these hold documents.
-    total: number of documents, None where it is not known.
-    """
-
-    source: Source | None
-    total: int | None
-
-    def runs(self, made_with: dict, shard_bytes: int | None = None) -> Iterator[Run]:
-        """Yields the runs in order.
-
-        Args:
-            made_with: JSON that becomes part of every key.
-            shard_bytes: bytes after which a shard ends; None for `SHARD_BYTES`, or
-                `SHARD_DOCUMENTS` documents.
-        """
-
-    def check_unchanged(self) -> None:
-        """Refuses documents that are not what they were when `runs` began.
-
-        Raises:
-            ValueError: naming the first file that has changed, gone or come.
-        """
-
-
 class ListedDocuments:
-    """The documents of a source that lists them: workers read them.
-
-    Raises:
-        OSError, ValueError: the source cannot be listed.
-    """
+    """The documents of a source that lists them; workers read them."""
 
     def __init__(self, source: Source, split: str):
         self.source = source
@@ -107,43 +71,45 @@ class ListedDocuments:
         self._stamp = _Stamps()
 
     def runs(self, made_with: dict, shard_bytes: int | None = None) -> Iterator[Run]:
-        """Yields the runs in order, as `Documents`."""
-        first = size = 0
+        """Yields the runs in order.
+
+        Args:
+            made_with: JSON that becomes part of every key.
+            shard_bytes: bytes after which a shard ends; None for `SHARD_BYTES` or
+                `SHARD_DOCUMENTS` documents.
+        """
+        first = size = number = 0
         parts: list[Any] = []
         stamps: dict[str, tuple[int, int]] = {}
-        for number, part in enumerate(self.parts, 1):
+        for end, part in enumerate(self.parts, 1):
             parts.append(part)
             size += self._note_files(part, stamps)
-            if number == len(self.parts) or _is_full(size, len(parts), shard_bytes):
+            if end == len(self.parts) or _is_full(size, len(parts), shard_bytes):
                 content = [made_with, [repr(part) for part in parts], stamps]
                 names = self._name(parts[0]), self._name(part)
-                yield Run(first, parts, size, _hexadecimal(content), names)
-                first = number
-                size = 0
-                parts = []
-                stamps = {}
+                yield Run(number, first, parts, size, _hexadecimal(content), names)
+                first, size, number = end, 0, number + 1
+                parts, stamps = [], {}
 
     def check_unchanged(self) -> None:
-        """Refuses the source if it is not what it was when it was listed.
+        """Refuses the source if it has changed since it was listed.
 
         Raises:
-            ValueError: naming the first file that has changed, gone or come.
+            ValueError: naming the first file that has changed.
         """
         stamp_of = _Stamps()
         for file, stamp in self._stamps.items():
             if stamp_of(file) != stamp:
                 raise _changed(f"{file} changed")
-        again = self.source.parts(self.split)
-        for old, new in zip_longest(self.parts, again):
+        for old, new in zip_longest(self.parts, self.source.parts(self.split)):
             if old != new:
                 raise _changed(f"{new or old} came or went")
 
     def _name(self, part: Any) -> str:
-        """The first file of a part, for messages."""
         return next(iter(self.source.files(part)), str(part))
 
     def _note_files(self, part: Any, stamps: dict[str, tuple[int, int]]) -> int:
-        """Notes the files of a part; returns the bytes it adds to its shard."""
+        """Records the files of a part; returns the bytes it adds to its shard."""
         added = 0
         for file in self.source.files(part):
             if file not in self._stamps:
@@ -157,14 +123,15 @@ class ListedDocuments:
 class StreamedDocuments:
     """Documents that come one after another: they are read here, and workers encode them."""
 
+    source = None
+
     def __init__(self, documents: Iterable[Document], total: int | None = None):
-        self.source: Source | None = None
         self.documents = documents
         self.total = total
 
     def runs(self, made_with: dict, shard_bytes: int | None = None) -> Iterator[Run]:
-        """Yields the runs in order, as `Documents`."""
-        first = size = 0
+        """Yields the runs in order, as `ListedDocuments.runs`."""
+        first = size = number = 0
         documents: list[Document] = []
         digests: list[Any] = [made_with]
         for document in self.documents:
@@ -172,81 +139,95 @@ class StreamedDocuments:
             digests += [document.title, document_digest(document).hex()]
             size += len(document.data)
             size += 8 * np.size(document.tokens) if document.tokens is not None else 0
-            del document  # or it would stay while the source makes the next one
+            del document  # frees it while the source makes the next one
             if _is_full(size, len(documents), shard_bytes):
-                yield _run_of(first, documents, size, digests)
-                first += len(documents)
-                documents = []
-                digests = [made_with]
-                size = 0
+                yield _streamed_run(number, first, documents, size, digests)
+                first, size, number = first + len(documents), 0, number + 1
+                documents, digests = [], [made_with]
         if documents:
-            yield _run_of(first, documents, size, digests)
+            yield _streamed_run(number, first, documents, size, digests)
 
     def check_unchanged(self) -> None:
-        """Refuses nothing: a stream cannot be read again to compare."""
+        """Refuses nothing: a stream cannot be read again."""
+
+
+def _streamed_run(
+    number: int, first: int, documents: list[Document], size: int, digests: list
+) -> Run:
+    names = documents[0].title, documents[-1].title
+    return Run(number, first, documents, size, _hexadecimal(digests), names)
 
 
 class ShardMaker:
     """Makes the shards of one store, in any number of processes at once.
 
+    On a disk a shard is written to a folder of its own, which then gets its name. In a bucket
+    shard.json is written last.
+
     Args:
-        folder: where they are written: an existing folder, which all processes see.
-        vocabulary: the vocabulary of the ids.
-        source: the source whose parts runs hold; None when they hold documents.
+        folder: of the store, which all processes see.
+        vocabulary: of the ids.
+        source: reads the parts of runs; None if the runs contain documents.
     """
 
-    folder: AnyPath
-
-    def __init__(self, folder: Path, vocabulary: Vocabulary, source: Source | None):
+    def __init__(self, folder: AnyPath, vocabulary: Vocabulary, source: Source | None):
         self.folder = folder
         self.vocabulary = vocabulary
         self.source = source
 
     def path(self, run: Run) -> AnyPath:
-        """Returns the folder of a run's shard, whether it is there or not."""
-        return self.folder / f"shard-{run.key}"
+        """Returns the folder of a run's shard."""
+        return self.folder / shard_name(run.number)
 
     def finished(self, run: Run) -> dict | None:
-        """Returns what shard.json of a complete shard says; None if it has to be made."""
-        path = Path(self.path(run))
+        """Returns the shard.json of a run's complete shard; None if it has to be made."""
+        path = self.path(run)
         try:
             summary = read_json(path / "shard.json", SHARD, "delete the folder")
-            sizes = summary["sizes"]
-            whole = sizes.keys() <= set(SHARD_FILES) and all(
-                os.path.getsize(path / name) == size for name, size in sizes.items()
+            whole = summary["key"] == run.key and (
+                isinstance(path, RemotePath)
+                or all(os.path.getsize(path / n) == size for n, size in summary["sizes"].items())
             )
+        except StorageError:
+            raise
         except (OSError, ValueError):
             whole = False
         if whole:
             return summary
-        if path.is_dir():
+        if isinstance(path, Path) and path.is_dir():
             remove(path, SHARD_FILES)
         return None
 
     def make(self, run: Run) -> dict:
-        """Makes a run's shard and returns what its shard.json says."""
-        growing = Path(self.folder) / f"{run.key}.{uuid.uuid4().hex[:12]}.growing"
+        """Makes a run's shard and returns the content of its shard.json."""
+        path = self.path(run)
+        if isinstance(path, RemotePath):
+            with tempfile.TemporaryDirectory(prefix="brt-shard-") as scratch:
+                summary = self._write(Path(scratch), run)
+                upload(Path(scratch), path, last="shard.json")
+            return summary
+        growing = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.growing")
         growing.mkdir()
         try:
             summary = self._write(growing, run)
             try:
-                os.replace(growing, self.path(run))
-            except OSError:  # another process has made it in the meantime
-                if (other := self.finished(run)) is None:
+                os.replace(growing, path)
+            except OSError:
+                # Another process may have made it in the meantime.
+                other = self.finished(run)
+                if other is None:
                     raise
-                remove(growing, SHARD_FILES)
-                summary = other
-        except BaseException:
+                return other
+            return summary
+        finally:
             with suppress(OSError, ValueError):
                 remove(growing, SHARD_FILES)
-            raise
-        return summary
 
     def _write(self, folder: Path, run: Run) -> dict:
         with ShardWriter(folder, self.vocabulary) as writer:
             for document in run.documents:
                 self._add(writer, document)
-            return writer.finish()
+            return writer.finish(run.key, run.number)
 
     def _add(self, writer: ShardWriter, document: Any) -> None:
         if self.source is None:
@@ -268,47 +249,15 @@ class ShardRunner(Protocol):
     """Has the shards of a store made, by processes of this machine or of others."""
 
     def make(self, maker: ShardMaker, runs: Iterable[Run]) -> Iterator[tuple[bool, dict]]:
-        """Makes the shards of `runs` that are not there yet.
+        """Makes the missing shards.
 
         Yields:
-            For each run, as they are finished: whether its shard is new, and what its shard.json
-            says.
+            For each run, in any order: whether its shard is new, and its shard.json.
         """
 
 
-class RemoteShardMaker(ShardMaker):
-    """Makes the shards of one store in a bucket.
-
-    A shard is written to this machine's disk and copied, its shard.json last: until that is there,
-    no shard is.
-    """
-
-    def __init__(self, folder: RemotePath, vocabulary: Vocabulary, source: Source | None):
-        self.folder = folder
-        self.vocabulary = vocabulary
-        self.source = source
-
-    def finished(self, run: Run) -> dict | None:
-        """Returns what shard.json of a complete shard says; None if it has to be made."""
-        path = self.path(run) / "shard.json"
-        try:
-            return read_json(path, SHARD, "remove the object")
-        except (FileNotFoundError, ValueError):
-            return None
-
-    def make(self, run: Run) -> dict:
-        """Makes a run's shard and returns what its shard.json says."""
-        path = self.path(run)
-        assert isinstance(path, RemotePath)
-        with tempfile.TemporaryDirectory(prefix="brt-shard-") as name:
-            growing = Path(name)
-            summary = self._write(growing, run)
-            upload(growing, path, last="shard.json")
-        return summary
-
-
 def key_of(vocabulary: Vocabulary, source_description: dict) -> dict:
-    """Returns what the shards of a store have in common, as JSON."""
+    """Returns the part of the keys that all shards of a store have in common, as JSON."""
     return {
         "format": FORMAT,
         "vocabulary": vocabulary_entry(vocabulary),
@@ -317,28 +266,20 @@ def key_of(vocabulary: Vocabulary, source_description: dict) -> dict:
 
 
 def _is_full(size: int, documents: int, shard_bytes: int | None) -> bool:
-    """Returns whether a shard of so many bytes and documents takes no more."""
     if shard_bytes is None:
         return size >= SHARD_BYTES or documents == SHARD_DOCUMENTS
     return size >= shard_bytes
 
 
-def _run_of(first: int, documents: list[Document], size: int, digests: list) -> Run:
-    """A run of documents that came one after another."""
-    names = documents[0].title, documents[-1].title
-    return Run(first, documents, size, _hexadecimal(digests), names)
-
-
 def _hexadecimal(content: Any) -> str:
-    """Hashes JSON, short enough for a folder's name."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 class _Stamps:
-    """Sizes and times (ns) of files; of one that is gone, what no file has.
+    """Sizes and modification times (ns) of files; (0, -1) for a missing file.
 
-    Of objects in a bucket the size and the version, as a listing of their folder says, which is
-    asked for once.
+    For objects of a bucket the size and the version in the listing of their folder, which is
+    requested once.
     """
 
     def __init__(self) -> None:

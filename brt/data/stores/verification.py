@@ -1,10 +1,8 @@
-"""Compares the files of token stores with their hashes: damage is noticed before they are used.
+"""Compares the files of token stores with their hashes before training uses them.
 
-Sizes and offsets are compared whenever a store is opened, and ids with the vocabulary whenever they
-are read. Hashing costs a pass over the files, about 1.5 GB/s where the CPU has instructions for
-sha256, and so a few seconds for PG19. It is done once for a store and a host: what was found is
-kept under ~/.cache/brt/verified, with the size, the times and the number of each file, and holds as
-long as these stay as they are. `brt.prepare --inspect` hashes whatever is kept.
+Hashing runs at about 1.5 GB/s on a CPU with sha256 instructions, a few seconds for PG19. A host
+hashes a store once: sizes, times and inodes of its files are kept under ~/.cache/brt/verified, and
+the result holds while they do not change. `brt.prepare --inspect` always hashes.
 """
 
 import fcntl
@@ -16,21 +14,21 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from brt.data.mixture import MixedStore
-from brt.data.stores.sharded import content_of, files_of
+from brt.data.stores.layout import content_of, files_of
 from brt.data.stores.token_store import HOW_TO_REPEAT, TokenStore
 from brt.data.stores.writer import misfit_of_weights
 from brt.progress import Progress
 from brt.storage.json_files import DamagedFile, read_json
-from brt.storage.regular_files import open_regular
+from brt.storage.regular_files import file_sha256
 
 KEPT = "BRT_VERIFIED"
-"""Environment variable: the folder that says which files were verified; empty for none."""
+"""Environment variable: the folder that records which files were verified; empty for none."""
 
 PIECE = 2**24
-"""Weights that are looked at at once."""
+"""Weights that are checked at once."""
 
 SHOWN_FROM = 200 * 10**6
-"""Bytes from which on hashing shows its progress."""
+"""Bytes from which hashing shows its progress."""
 
 
 def verify(store: TokenStore, quiet: bool = False) -> None:
@@ -40,15 +38,13 @@ def verify(store: TokenStore, quiet: bool = False) -> None:
         ValueError: naming the first file that differs.
     """
     manifest = store.manifest
-    hashed = files_of(manifest)
     hashes = manifest["hashes"]
-    for name in hashed:
+    files = files_of(manifest)
+    for name in files:
         if name not in hashes:
             raise _damaged(store.folder / "manifest.json", f"it has no hash of {name}")
-    known = set(hashed)
-    for name in hashes:
-        if name not in known:
-            raise _damaged(store.folder / "manifest.json", f"{name!r} is no file of this store")
+    for name in hashes.keys() - {"offsets.npy", *files}:
+        raise _damaged(store.folder / "manifest.json", f"{name!r} is no file of this store")
     if manifest["content"] != content_of(manifest):
         raise _damaged(store.folder / "manifest.json", "its content is not the hash of tokens.bin")
     check_hashes(store.files, hashes, HOW_TO_REPEAT, quiet)
@@ -75,7 +71,7 @@ def check_hashes(folder: Path, hashes: Mapping[str, str], advice: str, quiet: bo
     Args:
         folder: of the files.
         hashes: by file name, in hex.
-        advice: says what to do with a damaged file.
+        advice: what to do with a damaged file.
         quiet: no progress display.
 
     Raises:
@@ -86,56 +82,31 @@ def check_hashes(folder: Path, hashes: Mapping[str, str], advice: str, quiet: bo
     done = 0
     try:
         for name, expected in hashes.items():
-            digest = hashlib.sha256()
-            for data in _pieces(folder / name):
-                digest.update(data)
-                done += len(data)
-                progress.update(done // 10**6)
-            if digest.hexdigest() != expected:
+            if file_sha256(folder / name) != expected:
                 raise DamagedFile(
                     f"{folder / name} is damaged, as its sha256 is not the one in the manifest: "
                     f"{advice}."
                 )
+            done += os.path.getsize(folder / name)
+            progress.update(done // 10**6)
     finally:
         progress.close()
 
 
 def hashes_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Returns the sha256 of files of a folder by their names, in hex."""
-    found = {}
-    for name in names:
-        digest = hashlib.sha256()
-        for data in _pieces(folder / name):
-            digest.update(data)
-        found[name] = digest.hexdigest()
-    return found
-
-
-def _pieces(path):
-    with open_regular(path) as file:
-        while data := file.read(2**20):
-            yield data
+    return {name: file_sha256(folder / name) for name in names}
 
 
 def verify_once(store: TokenStore | MixedStore, quiet: bool = False) -> None:
-    """Verifies a store, or those of a mixture, unless this host has found it as it is now.
-
-    Raises:
-        ValueError: as `verify`.
-    """
+    """Verifies a store, or those of a mixture, unless this host has done so since they changed."""
     for part in store.stores if isinstance(store, MixedStore) else [store]:
         names = ("manifest.json", "offsets.npy", *part.manifest["hashes"])
         once(part.files, names, lambda part=part: verify(part, quiet))
 
 
 def once(folder: Path, names: Iterable[str], check) -> None:
-    """Calls `check()` unless it has passed on this host since the files were last changed.
-
-    Args:
-        folder: of the files.
-        names: of the files.
-        check: raises what is wrong with them.
-    """
+    """Calls `check()` unless it has passed on this host since the files were last changed."""
     kept = os.environ.get(KEPT)
     if kept is None:
         caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -146,16 +117,16 @@ def once(folder: Path, names: Iterable[str], check) -> None:
     folder = folder.resolve()
     note = Path(kept) / f"{hashlib.sha256(os.fsencode(folder)).hexdigest()}.json"
     with ExitStack() as stack:
-        with suppress(OSError):  # what cannot be kept is found anew
+        with suppress(OSError):  # without a record the check runs again
             note.parent.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context(open(f"{note}.lock", "wb"))
-            fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes one works
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one of several processes checks
         state = _state(folder, names)
         with suppress(OSError, ValueError):
             if read_json(note, dict, "delete it") == state:
                 return
         check()
-        if _state(folder, names) == state:  # and not one that was changed meanwhile
+        if _state(folder, names) == state:  # unchanged meanwhile
             with suppress(OSError):
                 new = note.with_suffix(f".{os.getpid()}.new")
                 new.write_text(json.dumps(state), encoding="utf-8")
@@ -163,11 +134,11 @@ def once(folder: Path, names: Iterable[str], check) -> None:
 
 
 def _state(folder, names):
-    """What changes when a file is written to: its size, its times, and which file it is."""
+    """Size, times, and inode of each file."""
     state: dict[str, object] = {"folder": os.fsdecode(folder)}
     for name in sorted(names):
-        found = os.stat(folder / name)
-        state[name] = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+        stat = os.stat(folder / name)
+        state[name] = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
     return state
 
 

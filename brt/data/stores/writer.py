@@ -1,13 +1,4 @@
-"""Writes the shards of a token store: the files of a run of consecutive documents.
-
-`shards` decides what a shard holds, `joining` and `sharded` make a store of shards.
-A shard is a folder:
-
-    shard.json        its counts, its files' sizes, and the sha256 of those that stay as they are
-    tokens.bin, weights.bin, documents.jsonl      as in a store
-    lengths.bin       int64 (documents,): tokens of each
-    digests.bin       32 bytes a document: the sha256 of what the source gave
-"""
+"""Writes the shards of a token store, which `layout` describes."""
 
 import codecs
 import hashlib
@@ -20,48 +11,29 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from brt.checks import ManyFrom0
 from brt.data.sources.base import Document
+from brt.data.stores.layout import COUNTS, DTYPES, OFFSET, WEIGHT, dtype_name
 from brt.data.vocabularies.base import Vocabulary
 from brt.storage.file_parts import FileBytes, pieces
-from brt.storage.json_files import Fields
 from brt.storage.paths import AnyPath, RemotePath
 
-FORMAT = 2
-"""Version of the layout, written to every manifest."""
-
-DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-WEIGHT = np.dtype("<f4")
-OFFSET = np.dtype("<i8")
-MOST_WEIGHT = 1_000_000
+MAX_WEIGHT = 1_000_000
 """The largest loss weight of a token."""
-COUNTS = ("documents", "tokens", "bytes", "words", "characters", "unknown")
-
-STORE_FILES = ("manifest.json", "tokens.bin", "weights.bin", "offsets.npy", "documents.jsonl")
-SHARD_FILES = (
-    *("shard.json", "tokens.bin", "weights.bin", "documents.jsonl", "lengths.bin", "digests.bin"),
-)
-"""All that is ever written to a store, and to a shard."""
-
-SHARD = Fields(
-    {**dict.fromkeys(COUNTS, ManyFrom0), "hashes": dict[str, str], "sizes": dict[str, ManyFrom0]}
-)
-"""What shard.json says."""
 
 PIECE = 2**16
-"""Bytes of a document that are encoded together where that changes nothing."""
+"""Bytes of a document that are encoded at once if the vocabulary allows to cut."""
 
 WHOLE = 2**25
-"""Bytes of the longest document that is encoded whole: SentencePiece takes up to 50 times that,
-and a process should need no more than 2 GB."""
+"""Bytes of the longest document that is encoded whole: SentencePiece needs up to 50 times as much
+memory, and a process should need at most 2 GB."""
 
 
 class ShardWriter:
-    """The files of one shard while they grow; a context that closes them.
+    """The files of one shard; a context manager that closes them.
 
     Args:
         folder: an existing, empty folder.
-        vocabulary: the vocabulary of the ids; encodes documents that come without tokens.
+        vocabulary: of the ids; encodes documents that come without tokens.
     """
 
     def __init__(self, folder: Path, vocabulary: Vocabulary):
@@ -69,16 +41,15 @@ class ShardWriter:
         self.vocabulary = vocabulary
         self.size = vocabulary.size
         self.unknown_id = vocabulary.unknown_id
-        self.dtype: np.dtype = DTYPES[dtype_name(self.size)]
+        self.dtype = DTYPES[dtype_name(self.size)]
         self.counts = dict.fromkeys(COUNTS, 0)
         self.hashes: dict[str, hashlib._Hash] = {}
+        self._source = hashlib.sha256()
         self._files = SyncedFiles(folder)
 
     def __enter__(self) -> "ShardWriter":
         self._tokens = self._new("tokens.bin")
         self._lines = self._new("documents.jsonl")
-        self._lengths = self._files.new("lengths.bin")
-        self._digests = self._files.new("digests.bin")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -88,8 +59,8 @@ class ShardWriter:
         """Appends one document.
 
         Raises:
-            ValueError: no token, an id outside the vocabulary, weights of another length, or more
-                than `WHOLE` bytes for a vocabulary without `cuts_after`.
+            ValueError: it has no tokens, an id outside the vocabulary, or weights that do not fit;
+                or it is longer than `WHOLE` and the vocabulary does not allow to cut it.
         """
         tokens = sum(self._add_tokens(document, ids) for ids in self._encoded(document))
         if not tokens:
@@ -109,26 +80,32 @@ class ShardWriter:
         if document.annotation is not None:
             line["annotation"] = document.annotation
         self._lines(json.dumps(line).encode() + b"\n")
-        self._lengths.write(np.array(tokens, OFFSET).tobytes())
-        self._digests.write(document_digest(document))
+        self._source.update(document_digest(document))
         for name, count in counts.items():
             self.counts[name] += count
         self.counts["documents"] += 1
 
-    def finish(self) -> dict:
-        """Puts everything on disk, then writes and returns what shard.json says."""
+    def finish(self, key: str, number: int) -> dict:
+        """Syncs the files, then writes shard.json and returns its content.
+
+        Args:
+            key: identifies the documents, the vocabulary, and the source of the shard.
+            number: of the shard in the store.
+        """
         self._files.close()
         summary = {
+            "key": key,
+            "number": number,
+            "source_hash": self._source.hexdigest(),
             **self.counts,
             "hashes": {name: digest.hexdigest() for name, digest in self.hashes.items()},
-            # By the names that were written: were one gone, this would be no shard.
-            "sizes": {name: os.path.getsize(self.folder / name) for name in self._files.names},
+            "sizes": {name: os.path.getsize(self.folder / name) for name in sorted(self.hashes)},
         }
-        write_json(self.folder, "shard.json", summary)
+        write_file(self.folder, "shard.json", json_bytes(summary))
         return summary
 
     def _new(self, name: str) -> Callable[[bytes], None]:
-        """Makes a function that appends to a new file, and to the hash of its content."""
+        """Returns a function that appends to a new file and to the hash of its content."""
         file = self._files.new(name)
         digest = hashlib.sha256()
         self.hashes[name] = digest
@@ -174,8 +151,7 @@ class ShardWriter:
     def _add_tokens(self, document: Document, ids: np.ndarray) -> int:
         if not ids.size:
             return 0
-        low = ids.min()
-        high = ids.max()
+        low, high = ids.min(), ids.max()
         if low < 0 or high >= self.size:
             raise ValueError(
                 f"Document {document.title!r} has token id {low if low < 0 else high}, outside "
@@ -191,48 +167,43 @@ class ShardWriter:
         weights = document.weights
         if weights is None and "weights.bin" not in self.hashes:
             return
-        if "weights.bin" not in self.hashes:  # the documents so far count 1 a token
+        if "weights.bin" not in self.hashes:  # earlier documents have weight 1
             self._weights = self._new("weights.bin")
-            for data in ones(self.counts["tokens"]):
-                self._weights(data)
+            self._add_ones(self.counts["tokens"])
         if weights is None:
-            for data in ones(tokens):
-                self._weights(data)
+            self._add_ones(tokens)
             return
         if np.shape(weights) != (tokens,):
             raise ValueError(
                 f"Document {document.title!r} has {tokens} tokens but weights of shape "
                 f"{np.shape(weights)}: give one weight a token."
             )
-        if wrong := misfit_of_weights(np.asarray(weights)):
-            raise ValueError(f"Document {document.title!r} has weights of which {wrong}.")
+        if misfit := misfit_of_weights(np.asarray(weights)):
+            raise ValueError(f"Document {document.title!r} has weights of which {misfit}.")
         self._weights(np.asarray(weights, WEIGHT).tobytes())
+
+    def _add_ones(self, count: int) -> None:
+        for start in range(0, count, PIECE):
+            self._weights(np.ones(min(PIECE, count - start), WEIGHT).tobytes())
 
 
 def misfit_of_weights(weights: np.ndarray) -> str:
-    """Says which loss weight has no meaning; an empty string if all have."""
-    is_bad = ~((weights >= 0) & (weights <= MOST_WEIGHT))  # NaN is neither
+    """Returns which loss weight is out of range; an empty string if none is."""
+    is_bad = ~((weights >= 0) & (weights <= MAX_WEIGHT))  # true for NaN, too
     if not is_bad.any():
         return ""
-    return f"one is {weights[is_bad][0]:g}, and they must be from 0 to {MOST_WEIGHT:,}"
+    return f"one is {weights[is_bad][0]:g}, and they must be from 0 to {MAX_WEIGHT:,}"
 
 
 class SyncedFiles(ExitStack):
-    """New files of a folder, which are on disk for certain once the context is left."""
+    """New files of a folder; a context manager that syncs and closes them."""
 
     def __init__(self, folder: Path):
         super().__init__()
         self.folder = folder
-        self._names: list[str] = []
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all files so far, sorted."""
-        return sorted(self._names)
 
     def new(self, name: str) -> BinaryIO:
         """Opens a new file for writing bytes."""
-        self._names.append(name)
         file = self.enter_context((self.folder / name).open("wb"))
         self.callback(_sync, file)
         return file
@@ -243,48 +214,36 @@ def _sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def write_json(folder: Path, name: str, content: Any) -> None:
-    """Writes a JSON file, on disk for certain."""
+def json_bytes(content: Any) -> bytes:
+    """Returns indented JSON."""
+    return json.dumps(content, indent=2).encode() + b"\n"
+
+
+def write_file(folder: AnyPath, name: str, data: bytes) -> None:
+    """Writes and syncs a file, or writes an object."""
+    if isinstance(folder, RemotePath):
+        (folder / name).write_bytes(data)
+        return
     with SyncedFiles(folder) as files:
-        files.new(name).write(json.dumps(content, indent=2).encode() + b"\n")
+        files.new(name).write(data)
+
+
+def write_json(folder: Path, name: str, content: Any) -> None:
+    """Writes and syncs a JSON file."""
+    write_file(folder, name, json_bytes(content))
 
 
 def replace_json(folder: AnyPath, name: str, content: Any) -> None:
-    """Replaces a JSON file, or writes a new one; a reader finds the old or the new, never half."""
+    """Writes or replaces a JSON file atomically."""
     if isinstance(folder, RemotePath):
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+        write_file(folder, name, json_bytes(content))
         return
     write_json(folder, f"{name}.new", content)
     os.replace(folder / f"{name}.new", folder / name)
 
 
-def vocabulary_entry(vocabulary: Vocabulary) -> dict:
-    """Returns a vocabulary's entry in a manifest.
-
-    That is name, size and fingerprint, and as far as it has them its file and its frame.
-    """
-    entry: dict[str, Any] = {
-        "name": vocabulary.name,
-        "size": int(vocabulary.size),
-        "fingerprint": vocabulary.fingerprint,
-    }
-    if vocabulary.path is not None:
-        entry["file"] = vocabulary.path
-    if vocabulary.frame.before or vocabulary.frame.after:
-        entry["frame"] = vocabulary.frame._asdict()
-    return entry
-
-
-def dtype_name(size: int) -> str:
-    """Returns the type that holds the ids of a vocabulary of this size."""
-    return "uint16" if size <= 2**16 else "uint32"
-
-
 def document_digest(document: Document) -> bytes:
-    """Hashes what a source gave (sha256).
-
-    That is its bytes, then any tokens (int64), weights (float32) and annotation (JSON).
-    """
+    """Returns the sha256 of a document's bytes, tokens, weights, and annotation."""
     digest = hashlib.sha256()
     for data in pieces(document.data):
         digest.update(data)
@@ -298,13 +257,13 @@ def document_digest(document: Document) -> bytes:
 
 
 def count_text(data: bytes | FileBytes) -> tuple[int, int]:
-    """Counts words and characters of a document, whose invalid UTF-8 reads as U+FFFD.
+    """Counts words (separated by Unicode white space) and characters, in constant memory.
 
-    Words are what white space, Unicode's included, separates. Memory does not grow with `data`.
+    Invalid UTF-8 counts as U+FFFD.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     words = characters = 0
-    inside = False  # whether the text so far ends within a word
+    inside = False  # the text so far ends within a word
     for start in range(0, len(data), PIECE):
         text = decoder.decode(data[start : start + PIECE], final=start + PIECE >= len(data))
         if text:
@@ -312,9 +271,3 @@ def count_text(data: bytes | FileBytes) -> tuple[int, int]:
             characters += len(text)
             inside = not text[-1].isspace()
     return words, characters
-
-
-def ones(count: int) -> Iterator[bytes]:
-    """Yields so many weights of 1, as a file has them, a little at a time."""
-    for start in range(0, count, PIECE):
-        yield np.ones(min(PIECE, count - start), WEIGHT).tobytes()

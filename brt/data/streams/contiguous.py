@@ -18,7 +18,7 @@ import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.order import permutation
-from brt.data.stores.sharded import JoinedArray
+from brt.data.stores.joined_array import JoinedArray
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass, LastResults, Stream
 from brt.data.streams.batch import Batch, padding

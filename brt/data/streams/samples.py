@@ -16,7 +16,7 @@ import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.order import permutation
-from brt.data.stores.sharded import rows_of
+from brt.data.stores.joined_array import rows_of
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass, LastResults, Stream
 from brt.data.streams.batch import DTYPES, Batch, padding

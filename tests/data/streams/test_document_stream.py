@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from stores import RAGGED, N, W, plain_segments, read_row
 
 from brt.data.sources.base import Document
-from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.stores.store_writer import write_store
+from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import document_segments
 from brt.data.streams.documents import (
     DocumentPass,

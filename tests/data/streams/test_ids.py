@@ -23,7 +23,7 @@ MOST = 12
 def spoiled(store, folder, number, id=SIZE) -> TokenStore:
     """A copy of a store with another id in place of one token."""
     shutil.copytree(store.folder, folder)
-    tokens = np.memmap(folder / "tokens.bin", store.all_tokens.dtype, mode="r+")
+    tokens = np.memmap(folder / "shard-00000" / "tokens.bin", store.all_tokens.dtype, mode="r+")
     tokens[number] = id
     tokens.flush()
     return TokenStore(folder)

@@ -8,7 +8,8 @@ from paths import GOLDEN
 from stores import Ids
 
 from brt.data.sources.base import Document
-from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.stores.store_writer import write_store
+from brt.data.stores.token_store import TokenStore
 from brt.data.streams.ids import check_ids
 from brt.data.streams.labelled import (
     ALIGNMENTS,

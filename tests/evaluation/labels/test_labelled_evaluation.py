@@ -10,7 +10,8 @@ from tiny_run import build, command, one_device, records, train_here
 
 from brt import evaluate
 from brt.data.sources.base import Document
-from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.stores.store_writer import write_store
+from brt.data.stores.token_store import TokenStore
 from brt.data.streams.labelled import LabelledDocuments, LabelledSegments
 from brt.data.vocabularies.base import Frame
 from brt.evaluation.labels.scores import label_score

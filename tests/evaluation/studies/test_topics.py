@@ -18,7 +18,8 @@ from tiny_run import (  # noqa: F401
 
 from brt import evaluate
 from brt.data.sources.base import Document
-from brt.data.stores.token_store import TokenStore, write_store
+from brt.data.stores.store_writer import write_store
+from brt.data.stores.token_store import TokenStore
 from brt.studies.continuations import draw_contexts
 from brt.studies.topic_model import TopicModel, divergence, words_of
 from brt.studies.topics import how_often_lower

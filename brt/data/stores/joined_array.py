@@ -1,0 +1,64 @@
+"""The files of all shards, read as one array."""
+
+import bisect
+import functools
+import operator
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from brt.storage.file_parts import FileArray
+
+OPEN_FILES = 256
+"""Files of one kind that are open at once."""
+
+Numbers = np.ndarray | FileArray
+
+
+class JoinedArray:
+    """Arrays one after another, read by slices as one array.
+
+    Args:
+        lengths: of the arrays.
+        dtype: of all.
+        array: returns the array of a number. The last `OPEN_FILES` are cached.
+    """
+
+    def __init__(self, lengths: Sequence[int], dtype: np.dtype, array: Callable[[int], Numbers]):
+        self.dtype = dtype
+        self._ends = np.cumsum(lengths).tolist()
+        self._array = functools.lru_cache(OPEN_FILES)(array)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, which: slice | int) -> np.ndarray:
+        if not isinstance(which, slice):
+            item = operator.index(which)
+            if not 0 <= item < len(self):
+                raise IndexError(f"There is no item {item} of {len(self)}.")
+            return self[item : item + 1][0]
+        start, stop, step = which.indices(len(self))
+        if step != 1:
+            raise IndexError(f"Items are read one after another, and not in steps of {step}.")
+        parts = []
+        number = bisect.bisect_right(self._ends, start)
+        while start < stop:
+            end = self._ends[number]
+            first = self._ends[number - 1] if number else 0
+            parts.append(self._array(number)[start - first : min(stop, end) - first])
+            start = end
+            number += 1
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.zeros(0, self.dtype)
+
+
+def rows_of(flat: Numbers | JoinedArray, length: int, rows_B: np.ndarray) -> np.ndarray:
+    """Returns rows of an array that consists of rows of one length: (B, length)."""
+    if isinstance(flat, np.ndarray):
+        return flat.reshape(-1, length)[rows_B]
+    rows_BL = np.empty((len(rows_B), length), flat.dtype)
+    for b, row in enumerate(np.asarray(rows_B).tolist()):
+        rows_BL[b] = flat[row * length : (row + 1) * length]
+    return rows_BL

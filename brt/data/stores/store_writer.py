@@ -1,0 +1,240 @@
+"""Writes token stores.
+
+A store grows in its folder, shard by shard, and is complete when its manifest is written, on a
+disk and in a bucket. After a kill, the next preparation uses the finished shards.
+"""
+
+import errno
+import hashlib
+import io
+import os
+import time
+from collections.abc import Container, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from brt.data.sources.base import Document
+from brt.data.stores.layout import (
+    COUNTS,
+    FORMAT,
+    NOTE,
+    OFFSET,
+    REQUESTS,
+    SHARD_FILES,
+    STORE_FILES,
+    content_of,
+    dtype_name,
+    is_shard_file,
+    joint_hash,
+    shard_name,
+    vocabulary_entry,
+)
+from brt.data.stores.own_folders import MARK, claim, remove
+from brt.data.stores.shards import (
+    ListedDocuments,
+    ShardMaker,
+    ShardRunner,
+    StreamedDocuments,
+    key_of,
+)
+from brt.data.stores.worker_pool import WorkerPool
+from brt.data.stores.writer import replace_json, write_file
+from brt.data.vocabularies.base import Vocabulary
+from brt.progress import Progress
+from brt.storage.json_files import Fields, read_json_lines
+from brt.storage.paths import AnyPath, RemotePath, as_path
+
+
+def write_store(
+    folder: str | os.PathLike,
+    documents: ListedDocuments | StreamedDocuments | Iterable[Document],
+    vocabulary: Vocabulary,
+    source_description: dict,
+    total: int | None = None,
+    quiet: bool = False,
+    workers: int = 1,
+    shard_bytes: int | None = None,
+    runner: ShardRunner | None = None,
+) -> dict:
+    """Writes documents to a new token store and returns its manifest.
+
+    The store has the same bytes for any number of workers and any runner. A process holds one
+    document at a time, or the documents of a few shards if they are not listed.
+
+    Args:
+        folder: of the store, on a disk or in a bucket. Finished shards of an earlier call are used.
+        documents: at least one `Document`; those without tokens are encoded by `vocabulary`.
+        vocabulary: of the ids.
+        source_description: JSON for the manifest.
+        total: number of documents if known, for the progress display.
+        quiet: no progress display.
+        workers: number of processes that encode; 1 for this process.
+        shard_bytes: as of `ListedDocuments.runs`.
+        runner: makes the shards instead of the workers.
+
+    Raises:
+        FileExistsError: there is a store.
+        ValueError: a document that cannot be stored, no document, a source that has changed in
+            the meantime, or a folder of somebody else.
+        ChildProcessError: a worker was killed.
+    """
+    folder = as_path(folder)
+    if (folder / "manifest.json").exists():
+        raise FileExistsError(f"{folder} exists: delete it, or give the new store another name.")
+    if isinstance(folder, Path):
+        claim(folder)
+    _remove_unfinished(folder)
+    if not isinstance(documents, (ListedDocuments, StreamedDocuments)):
+        documents = StreamedDocuments(documents, total)
+    progress = Progress(str(folder), documents.total, quiet=quiet)
+    try:
+        maker = ShardMaker(folder.absolute(), vocabulary, documents.source)
+        runs = documents.runs(key_of(vocabulary, source_description), shard_bytes)
+        shards = _observed((runner or WorkerPool(workers)).make(maker, runs), progress)
+        documents.check_unchanged()
+        if not shards:
+            raise ValueError(
+                f"The source has no documents for {folder.name}: correct its settings, which are "
+                f"{source_description}."
+            )
+        return _complete(folder, shards, vocabulary, source_description)
+    except BaseException as error:
+        kept = _keep_finished(folder)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(
+                error.errno,
+                f"The disk was full before store {folder} was whole: free some space, or bind "
+                f"Corpus.store to a folder on another disk.{kept}",
+            ) from error
+        raise
+    finally:
+        progress.close()
+
+
+def _observed(made: Iterator[tuple[bool, dict]], progress: Progress) -> list[dict]:
+    """Returns the shard.json of all shards, in order, and shows the progress."""
+    summaries = []
+    done = size = 0
+    for is_new, summary in made:
+        summaries.append(summary)
+        done += summary["documents"]
+        if is_new:
+            size += summary["bytes"]
+        else:
+            progress.start += summary["documents"]
+        seconds = max(time.monotonic() - progress.begun, 1e-9)
+        speed = f"{(done - progress.start) / seconds:.3g} documents/s"
+        progress.update(done, aside=f"{speed}  {size / seconds / 1e6:.3g} MB/s")
+    return sorted(summaries, key=lambda summary: summary["number"])
+
+
+def _complete(
+    folder: AnyPath, shards: Sequence[dict], vocabulary: Vocabulary, source_description: dict
+) -> dict:
+    """Writes offsets.npy and the manifest, and returns that."""
+    names = [shard_name(shard["number"]) for shard in shards]
+    with ThreadPoolExecutor(REQUESTS) as threads:
+        lengths = list(threads.map(lambda name: _lengths(folder / name), names))
+    buffer = io.BytesIO()
+    np.save(buffer, np.cumsum(np.concatenate([[0], *lengths]), dtype=OFFSET))
+    write_file(folder, "offsets.npy", buffer.getvalue())
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "source": source_description,
+        "source_hash": joint_hash(shard["source_hash"] for shard in shards),
+        "vocabulary": vocabulary_entry(vocabulary),
+        "dtype": dtype_name(vocabulary.size),
+        "weighted": any("weights.bin" in shard["hashes"] for shard in shards),
+        **{name: sum(shard[name] for shard in shards) for name in COUNTS},
+        **({"unknown": None} if vocabulary.unknown_id is None else {}),
+        "hashes": {
+            "offsets.npy": hashlib.sha256(buffer.getvalue()).hexdigest(),
+            **{
+                f"{name}/{file}": digest
+                for name, shard in zip(names, shards)
+                for file, digest in shard["hashes"].items()
+            },
+        },
+        "shards": [
+            {
+                "documents": shard["documents"],
+                "tokens": shard["tokens"],
+                "weighted": "weights.bin" in shard["hashes"],
+            }
+            for shard in shards
+        ],
+    }
+    manifest["content"] = content_of(manifest)
+    _sync_folder(folder)
+    replace_json(folder, "manifest.json", manifest)
+    _sync_folder(folder)
+    _remove_others(folder, manifest["hashes"].keys())
+    return manifest
+
+
+def _lengths(shard: AnyPath) -> np.ndarray:
+    """Returns the tokens of each document of a shard, int64 (documents,)."""
+    lines = read_json_lines(
+        shard / "documents.jsonl", Fields({"tokens": int}), "delete the shard and prepare again"
+    )
+    return np.fromiter((line["tokens"] for line in lines), OFFSET)
+
+
+def _remove_others(folder: AnyPath, kept: Container[str]) -> None:
+    """Removes the mark, and files of shards that are no part of the complete store."""
+    if isinstance(folder, RemotePath):
+        others = [
+            file
+            for file in folder.files()
+            if is_shard_file(name := file.relative_to(folder)) and name not in kept
+        ]
+        with ThreadPoolExecutor(REQUESTS) as threads:
+            list(threads.map(lambda file: file.unlink(missing_ok=True), others))
+        return
+    for file in folder.glob("shard-*/*"):
+        name = file.relative_to(folder).as_posix()
+        if is_shard_file(name) and name not in kept:
+            file.unlink()
+            with suppress(OSError):  # there are other files
+                file.parent.rmdir()
+    (folder / MARK).unlink(missing_ok=True)
+
+
+def _remove_unfinished(folder: AnyPath) -> int:
+    """Removes unfinished shards and notes of errors; returns the number of finished shards."""
+    if isinstance(folder, RemotePath):
+        objects = list(folder.iterdir())
+        for note in objects:
+            if note.name.endswith(NOTE):
+                note.unlink(missing_ok=True)
+        return sum(name.name.startswith("shard-") for name in objects)
+    for path in folder.glob("*.growing"):
+        with suppress(OSError, ValueError):  # a worker that outlives its driver may write to it
+            remove(path, SHARD_FILES)
+    for path in folder.glob(f"*{NOTE}*"):
+        path.unlink(missing_ok=True)
+    return len(list(folder.glob("shard-*/shard.json")))
+
+
+def _keep_finished(folder: AnyPath) -> str:
+    """Cleans up after an error; returns a sentence about the shards that stay."""
+    with suppress(OSError, ValueError):  # the first error counts
+        if finished := _remove_unfinished(folder):
+            return f" {finished} finished shards stay in {folder} for the next try."
+        if isinstance(folder, Path):
+            remove(folder, STORE_FILES)
+    return ""
+
+
+def _sync_folder(folder: AnyPath) -> None:
+    """Makes renames inside a local folder survive a power cut."""
+    if isinstance(folder, Path):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
