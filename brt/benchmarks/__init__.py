@@ -1,1 +1,1 @@
-"""Rooms of `brt.benchmark`: what the compiler says of a step, and what a device does with it."""
+"""Measurements of `brt.benchmark`."""

@@ -1,12 +1,7 @@
-"""Evaluation speed: segments with a memory against a window for every token (Table 7).
+"""Evaluation speed with a memory, against a window for every token (Transformer-XL, Table 7).
 
-The model with a memory of M tokens reads segments and scores all their tokens; the vanilla model
-reads a whole window of M tokens for each prediction and scores the last one only. Both have the
-same sizes and rows; a prediction of either sees M tokens or more. On a CPU the seconds are those
-its cores worked for this program, whoever else they work for; elsewhere they are the clock's.
-
-Source: Transformer-XL, section 4.4; the vanilla model is that of Al-Rfou et al. 2018, with learned
-positions in every layer and no memory.
+The vanilla model (Al-Rfou et al. 2018: learned positions in every layer, no memory) has the same
+size and processes a window of M tokens for each prediction. Seconds are processor time on a CPU.
 """
 
 import os
@@ -26,20 +21,17 @@ if TYPE_CHECKING:
     from brt.experiment import Experiment
 
 LENGTHS = (100, 200, 400, 800, 1800, 2800, 3800)
-"""Attention lengths; the last four are those of Table 7."""
+"""Attention lengths M; the last four are those of Table 7."""
 PUBLISHED = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
-"""Table 7: how many times slower the vanilla model is, on one GPU."""
+"""Ratios of Table 7, on one GPU."""
 ROUNDS = 5
-"""Vanilla tokens timed at the longest length; at shorter ones as many times more."""
+"""Vanilla tokens timed at the longest length, and more at shorter ones."""
 SEGMENTS = 4
-"""Segments timed for each of them, which take much less."""
+"""Segments timed per vanilla token."""
 
 
 class Speed(NamedTuple):
-    """Costs of one attention length, in seconds a token and row: medians over rounds.
-
-    ratio: vanilla to memory, the median over rounds, each of which times both.
-    """
+    """Seconds per token at one attention length, and their ratio: medians over rounds."""
 
     attention_length: int
     segment_length: int
@@ -57,16 +49,9 @@ def measure(
     """Times both models of a config at each attention length.
 
     Args:
-        build: from further bindings to an experiment (`brt.experiment.Configuration.experiment`)
-            whose model is a `TransformerXL`; the vanilla model is made of it. Its evaluation's
-            segment length and rows are those of the memory's segments.
+        build: from further bindings to an experiment whose model is a `TransformerXL`.
         lengths: M in tokens, rising.
-        rounds: vanilla tokens timed at the longest length, at least 1. Half that length is timed
-            twice as often, and so on: what is short is soon disturbed.
-
-    Raises:
-        ValueError: lengths below 1.
-        brt.config.ConfigError: a config of another model.
+        rounds: vanilla tokens timed at the longest length, twice as many at half of it.
     """
     if not lengths or min(lengths) < 1 or rounds < 1:
         raise ValueError(
@@ -94,7 +79,7 @@ def _measure(build, length, rounds):
     segment, caches = _segment(with_memory, segment_length)
     window = _window(build(vanilla), length)
     filled = -(-length // segment_length)
-    for number in range(filled):  # then the memory is full, as it is almost everywhere
+    for number in range(filled):  # until the memory is full
         caches = segment(number, caches)
     window(0)
     now = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
@@ -118,7 +103,7 @@ def _evaluated_length(experiment):
 
 
 def _segment(experiment, segment_length):
-    """Returns a function that reads and scores a segment, from caches to caches; and empty ones."""
+    """Returns a function that scores a segment, from caches to caches; and empty caches."""
     params = experiment.init_params()
     tokens = _tokens(experiment, segment_length)
 
@@ -137,7 +122,7 @@ def _segment(experiment, segment_length):
 
 
 def _window(experiment, length):
-    """Returns a function that reads a window from nothing and scores its last token."""
+    """Returns a function that scores the last token of a window."""
     params = experiment.init_params()
     tokens = _tokens(experiment, length)
 
@@ -158,7 +143,7 @@ def _tokens(experiment, length):
 
 
 def table(found: list[Speed]) -> str:
-    """Returns aligned lines, with the paper's ratios beside."""
+    """Returns aligned lines, with the paper's ratios."""
     titles = "attention length", "memory, ms/token", "vanilla, ms/token", "ratio", "paper's ratio"
     lines = ["  ".join(f"{title:>18}" for title in titles)]
     for row in found:
@@ -175,7 +160,7 @@ def table(found: list[Speed]) -> str:
 
 
 def show(configuration: Configuration, lengths: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """Prints how much faster a memory makes evaluation, and returns the figures."""
+    """Prints and returns how much faster evaluation with a memory is."""
     found = measure(configuration.experiment, lengths, rounds)
     load = os.getloadavg()[0]
     print(

@@ -1,8 +1,4 @@
-"""Times a model's reading and writing, at two positions of a document.
-
-What is compared takes turns in one process, so that a busy machine slows all of it alike; what
-counts are the ratios.
-"""
+"""Speed of reading and writing at two positions of a document, measured in turn in one process."""
 
 import os
 import tempfile
@@ -27,26 +23,24 @@ if TYPE_CHECKING:
     from brt.experiment import Experiment
 
 PARTS = 20
-"""Parts a book is read in, to alternate with evaluation."""
+"""Parts of a book, which alternate with evaluation."""
 
 
 def measure_generation(
     experiment: "Experiment", positions: Sequence[int], tokens: int, windows: int = 5
 ) -> dict[str, Any]:
-    """Times an experiment's model, with fresh parameters, on one row of random tokens.
+    """Times a model with random parameters on one document of random tokens.
 
     Args:
         experiment: of the model.
-        positions: two, rising, in tokens: where streams go on from memory files.
-        tokens: written by each stream, in chunks that take turns.
-        windows: how often the window is computed anew instead.
+        positions: two, rising, in tokens: where streams continue from memory files.
+        tokens: written by each stream, in chunks in turn.
+        windows: how often a window is recomputed.
 
     Returns:
-        A dictionary: `prefill_to_evaluation`, ratio of tokens per second, both reading the tokens
-        between the two positions; `decode_seconds`, the median per token of each stream, and
-        `decode_ratio` of the second to the first; `window_seconds` to compute one window anew, and
-        `window_to_decode`; `programs_before` and `programs_after`, compiled ones;
-        `cache_bytes` and `file_bytes` of each stream.
+        `prefill_to_evaluation`, a ratio of tokens per second; `decode_seconds` per token of each
+        stream and their `decode_ratio`; `window_seconds` to recompute a window and
+        `window_to_decode`; numbers of compiled programs; `cache_bytes` and `file_bytes`.
     """
     params = experiment.init_params()
     trainer = experiment.trainer
@@ -70,8 +64,6 @@ def measure_generation(
 
 
 def _reading(generator, segment_length, memory, tokens):
-    """Reads and evaluates the parts of a book in turn."""
-
     def score(params, batch, caches):
         model = nnx.merge(nnx.graphdef(generator.model), params)
         caches, x_BTD, _ = read_segment(model, batch, caches)
@@ -113,7 +105,6 @@ def _reading(generator, segment_length, memory, tokens):
 
 
 def _writing(generator, files, tokens):
-    """Two streams from memory files, chunk by chunk in turn."""
     memories = [generator.load(file) for file in files]
     writings = [
         generator.write(memory, tokens + generator.chunk, Sampling(), seed=row)
@@ -143,7 +134,7 @@ def _writing(generator, files, tokens):
 
 
 def _window(generator, memory, rounds):
-    """Median seconds of one block computed anew for its last token's logits."""
+    """Median seconds of recomputing one window for its last token's logits."""
     model = generator.model
     graph = nnx.graphdef(model)
 
@@ -163,7 +154,7 @@ def _window(generator, memory, rounds):
 
 
 def show(configuration: Configuration, positions: Sequence[int], tokens: int) -> dict[str, Any]:
-    """Prints and returns how fast the model of a config reads and writes."""
+    """Prints and returns the reading and writing speed of a config's model."""
     experiment = configuration.experiment()
     if len(positions) != 2 or not 0 <= positions[0] < positions[1] or tokens < 1:
         raise ValueError(

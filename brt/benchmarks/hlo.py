@@ -1,15 +1,11 @@
-"""Reads the text of a compiled program: computations, loops, how often each instruction runs.
-
-`compiled.as_text()` prints one instruction a line. These are pure functions of that text; what
-they find is a program after the compiler's passes, so names and fusions differ between compilers.
-"""
+"""Parses the text of a compiled program (`compiled.as_text()`, one instruction a line)."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-OPENING = {"(": ")", "{": "}", "[": "]"}
 BYTES = {
     **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2", "f8e4m3", "f8e3m4"), 1),
     **dict.fromkeys(("s16", "u16", "f16", "bf16"), 2),
@@ -17,7 +13,7 @@ BYTES = {
     **dict.fromkeys(("s64", "u64", "f64", "c64"), 8),
     "c128": 16,
 }
-"""Bytes of an element; types that are not listed hold no numbers (tokens, semaphores)."""
+"""Bytes of an element. Other types (tokens, semaphores) have no numbers."""
 
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+)(?: \(.*)? \{$")
 _NAMED = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
@@ -25,17 +21,12 @@ _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
 _CALLED = re.compile(r"\b(calls|to_apply|body|condition|branch_computations|called_computations)=")
 _NAME = re.compile(r"%([\w.\-]+)")
+_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[({\[]|[)}\]]')
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 
 
 class Instruction(NamedTuple):
-    """One line of a computation.
-
-    name, opcode: such as "fusion.3" and "fusion".
-    shape: of the result, as printed, with its layout.
-    operands: what stands between the brackets behind the opcode, as printed.
-    attributes: the rest of the line.
-    """
+    """One line of a computation: `name = shape opcode(operands), attributes`, as printed."""
 
     name: str
     opcode: str
@@ -45,18 +36,18 @@ class Instruction(NamedTuple):
 
     @property
     def op_name(self) -> str:
-        """The path of named scopes and primitives that it was made of; "" without one."""
+        """The path of named scopes and primitives; "" without one."""
         found = _OP_NAME.search(self.attributes)
         return found[1] if found else ""
 
     @property
     def operand_names(self) -> list[str]:
-        """Names of the instructions whose results it takes."""
+        """Names of the operands."""
         return _NAME.findall(self.operands)
 
     @property
     def called(self) -> dict[str, list[str]]:
-        """Names of the computations it calls, by attribute: calls, to_apply, body, ..."""
+        """Names of called computations by attribute: calls, to_apply, body, ..."""
         found = {}
         for match in _CALLED.finditer(self.attributes):
             start = match.end()
@@ -69,12 +60,9 @@ class Instruction(NamedTuple):
 
     @property
     def backend(self) -> dict[str, Any]:
-        """Its backend_config, what a compiler's backend noted; {} without any."""
-        at = self.attributes.find("backend_config=")
-        if at < 0:
-            return {}
-        start = at + len("backend_config=")
-        if self.attributes[start] != "{":
+        """The backend_config; {} without one."""
+        start = self.attributes.find("backend_config={") + len("backend_config=")
+        if start < len("backend_config="):
             return {}
         try:
             return json.loads(self.attributes[start : _closing(self.attributes, start) + 1])
@@ -83,25 +71,25 @@ class Instruction(NamedTuple):
 
     @property
     def cycles(self) -> int:
-        """Cycles that the compiler estimates for one run; 0 where it says nothing."""
+        """The compiler's estimate for one run; 0 without one."""
         backend = self.backend
         noted = backend.get("window_config", {}).get("estimated_cycles")
         return int(noted or backend.get("estimated_cycles", 0))
 
 
 class Program(NamedTuple):
-    """Computations by name, each a list of instructions in the order they are printed."""
+    """Computations by name, as lists of instructions."""
 
     computations: dict[str, list[Instruction]]
     entry: str
 
 
 class Visit(NamedTuple):
-    """An instruction where the program reaches it.
+    """An instruction in context.
 
-    times: how often it runs in one run of the program.
-    loops: names of the loops around it, from the outermost.
-    fused: whether it is a part of a fusion, or of another computation that runs as one operation.
+    times: runs in one run of the program.
+    loops: names of the enclosing loops, the outermost first.
+    fused: whether it is part of a fusion or another single operation.
     """
 
     instruction: Instruction
@@ -111,26 +99,14 @@ class Visit(NamedTuple):
 
 
 def _closing(text, start):
-    """Returns where the bracket at `start` is closed; brackets in quotes do not count."""
     depth = 0
-    quoted = False
-    at = start
-    while at < len(text):
-        letter = text[at]
-        if quoted:
-            if letter == "\\":
-                at += 1
-            elif letter == '"':
-                quoted = False
-        elif letter == '"':
-            quoted = True
-        elif letter in OPENING:
+    for match in _BRACKET.finditer(text, start):
+        if match[0] in "({[":
             depth += 1
-        elif letter in ")}]":
+        elif match[0] in ")}]":
             depth -= 1
             if not depth:
-                return at
-        at += 1
+                return match.start()
     raise ValueError(f"A bracket of the program is never closed: {text[start : start + 80]}")
 
 
@@ -151,11 +127,7 @@ def _instruction(line) -> Instruction | None:
 
 
 def parse(text: str) -> Program:
-    """Reads the text of a compiled program.
-
-    Raises:
-        ValueError: no computation in it is marked as the entry.
-    """
+    """Parses the text of a compiled program."""
     computations: dict[str, list[Instruction]] = {}
     entry = None
     current: list[Instruction] = []
@@ -171,21 +143,15 @@ def parse(text: str) -> Program:
 
 
 def array_bytes(shape: str) -> int:
-    """Returns the bytes of a printed shape, of all its arrays if it is a tuple."""
-    total = 0
-    for kind, sizes in _ARRAY.findall(shape):
-        count = 1
-        for size in filter(None, sizes.split(",")):
-            count *= int(size.lstrip("<="))
-        total += count * BYTES.get(kind, 0)
-    return total
+    """Returns the bytes of a printed shape, which may be a tuple."""
+    return sum(
+        math.prod(int(size.lstrip("<=")) for size in sizes.split(",") if size) * BYTES.get(kind, 0)
+        for kind, sizes in _ARRAY.findall(shape)
+    )
 
 
 def trip_count(program: Program, loop: Instruction) -> int | None:
-    """Returns how often the body of a while loop runs, or None if the program does not say.
-
-    The compiler notes it; otherwise it is the constant that the condition compares with.
-    """
+    """Returns the noted trip count of a while loop, or the constant of its condition, or None."""
     noted = loop.backend.get("known_trip_count", {}).get("n")
     if noted is not None:
         return int(noted)
@@ -199,10 +165,9 @@ def trip_count(program: Program, loop: Instruction) -> int | None:
 
 
 def visits(program: Program) -> Iterator[Visit]:
-    """Yields every instruction that the program reaches, loops with their bodies.
+    """Yields every reachable instruction, except the functions that reductions apply.
 
-    A loop whose trip count is unknown counts once. Of a conditional every branch is visited, as if
-    it ran. What combines two numbers in a reduction is not visited.
+    A loop with unknown trip count counts once; all branches of a conditional are visited.
     """
     yield from _visits(program, program.entry, 1, (), False)
 

@@ -1,4 +1,4 @@
-"""Sums over a compiled program: cycles by named scope and by loop, and its collectives."""
+"""Cycles by named scope and loop, and collectives, of a compiled program."""
 
 import re
 from collections import Counter
@@ -9,19 +9,18 @@ import numpy as np
 
 from brt.benchmarks.hlo import Instruction, Program, array_bytes, trip_count, visits
 
-PARTS = (
-    *("attention", "states", "feed_forward", "memory", "embedding", "vocabulary", "optimizer"),
+PARTS = frozenset(
+    ("attention", "states", "feed_forward", "memory", "embedding", "vocabulary", "optimizer")
 )
 """Named scopes of models and of the training step."""
-
 OTHER = "other"
-"""The part of what carries no named scope."""
+"""The part of instructions without a named scope."""
 
 KINDS = (
     *("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all"),
     *("collective-broadcast", "ragged-all-to-all"),
 )
-"""Instructions that move data between devices."""
+"""Opcodes of collectives."""
 
 _LAYER = re.compile(r"layers?\d+(?:[-_.]+\d+)?")
 _WORDS = re.compile(r"[^/()]+")
@@ -30,10 +29,9 @@ _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
 
 def scope(op_name: str) -> str | None:
-    """Returns the layer and part that a path of scopes names, such as "layer3/attention".
+    """Returns layer and part of a path of scopes, such as "layer3/attention"; None without both.
 
-    A part outside layers stands alone, and a layer without a part too; None if there is neither.
-    Transformations write brackets around scopes: "jit(step)/transpose(jvp(layer3))/attention/dot".
+    op_name: such as "jit(step)/transpose(jvp(layer3))/attention/dot".
     """
     words = _WORDS.findall(op_name)
     layer = next((word for word in words if _LAYER.fullmatch(word)), None)
@@ -43,24 +41,21 @@ def scope(op_name: str) -> str | None:
 
 
 def part(name: str | None) -> str:
-    """Returns the part of a scope without its layer; "other" of no scope."""
+    """Returns the part of a scope, without the layer."""
     word = (name or OTHER).rpartition("/")[2]
     return word if word in PARTS else OTHER
 
 
 def is_backward(op_name: str) -> bool:
-    """Tells whether a path of scopes belongs to the backward pass."""
+    """Returns whether a path of scopes belongs to the backward pass."""
     return "transpose(" in op_name
 
 
 class Scopes:
-    """Named scopes of instructions.
+    """Named scopes of a program's instructions.
 
-    One without a scope of its own, such as a copy that the compiler added, has that of most of
-    what it fuses, and otherwise that of the first of its operands that has any.
-
-    Args:
-        program: the compiled program they belong to.
+    An instruction without one has the most frequent scope among the instructions that it
+    fuses, else the scope of its first operand with one.
     """
 
     def __init__(self, program: Program):
@@ -71,9 +66,8 @@ class Scopes:
         self._found: dict[str, str | None] = {}
 
     def of(self, instruction: Instruction) -> str | None:
-        """Returns the scope of an instruction; None if nothing tells."""
         if instruction.name not in self._found:
-            self._found[instruction.name] = None  # for what would ask for itself
+            self._found[instruction.name] = None  # ends cycles
             self._found[instruction.name] = self._search(instruction)
         return self._found[instruction.name]
 
@@ -93,12 +87,10 @@ class Scopes:
 class LoopCost(NamedTuple):
     """A loop of the program.
 
-    name, scope: of its instruction; the scope of most of its cycles.
-    backward: whether it belongs to the backward pass.
-    trips: how often its body runs for one run of the loop; None if unknown.
-    times: how often the loop runs in one run of the program.
-    body_cycles: of one run of its body.
-    cycles: of the whole program's runs of it.
+    scope: of most of its cycles.
+    trips: runs of the body per run of the loop; None if unknown.
+    times: runs of the loop per run of the program.
+    cycles: of all runs of the loop; `body_cycles` of one run of the body.
     """
 
     name: str
@@ -111,12 +103,7 @@ class LoopCost(NamedTuple):
 
 
 class Cycles(NamedTuple):
-    """Estimated cycles of one run of a program.
-
-    total: of all instructions, those in loops as often as they run.
-    by_scope: the same by scope; "other" for those without one.
-    loops: every loop, the most expensive first.
-    """
+    """Estimated cycles of one run of a program; loops sorted by cost, the largest first."""
 
     total: int
     by_scope: dict[str, int]
@@ -124,7 +111,7 @@ class Cycles(NamedTuple):
 
     @property
     def by_part(self) -> dict[str, int]:
-        """Cycles by part, of all layers together, the most expensive first."""
+        """Cycles by part, of all layers together, the largest first."""
         found: Counter[str] = Counter()
         for name, cycles in self.by_scope.items():
             found[part(name)] += cycles
@@ -132,18 +119,11 @@ class Cycles(NamedTuple):
 
 
 def estimated_cycles(program: Program) -> Cycles:
-    """Sums the compiler's estimates, `estimated_cycles` of each operation that runs by itself.
-
-    Instructions that wait for one begun before, and such as the compiler says nothing of, cost
-    nothing here; so do conditions of loops.
-    """
+    """Sums the compiler's `estimated_cycles` of all operations that are not part of a fusion."""
     scopes = Scopes(program)
     by_scope: Counter[str] = Counter()
-    of_loop: Counter[str] = Counter()
-    scopes_of_loop: dict[str, Counter[str | None]] = {}
-    backward_of_loop: Counter[str] = Counter()
+    inside: dict[str, Counter[tuple[str | None, bool]]] = {}
     found = {}
-    total = 0
     for instruction, times, loops, fused in visits(program):
         if instruction.opcode == "while":
             found[instruction.name] = instruction, times
@@ -151,41 +131,42 @@ def estimated_cycles(program: Program) -> Cycles:
         if not cycles:
             continue
         name = scopes.of(instruction)
-        total += cycles
         by_scope[name or OTHER] += cycles
         for loop in loops:
-            of_loop[loop] += cycles
-            scopes_of_loop.setdefault(loop, Counter())[name] += cycles
-            backward_of_loop[loop] += cycles if is_backward(instruction.op_name) else 0
-    costs = []
-    for name, (instruction, times) in found.items():
-        trips = trip_count(program, instruction)
-        inside = scopes_of_loop.get(name)
-        cycles = of_loop[name]
-        costs.append(
-            LoopCost(
-                name=name,
-                scope=inside.most_common(1)[0][0] if inside else scope(instruction.op_name),
-                backward=is_backward(instruction.op_name) or 2 * backward_of_loop[name] > cycles,
-                trips=trips,
-                times=times,
-                body_cycles=cycles // (times * (trips or 1)),
-                cycles=cycles,
-            )
-        )
+            inside.setdefault(loop, Counter())[name, is_backward(instruction.op_name)] += cycles
+    costs = [
+        _loop_cost(program, instruction, times, inside.get(name, Counter()))
+        for name, (instruction, times) in found.items()
+    ]
     costs.sort(key=lambda cost: -cost.cycles)
-    return Cycles(total, dict(by_scope.most_common()), costs)
+    return Cycles(by_scope.total(), dict(by_scope.most_common()), costs)
+
+
+def _loop_cost(program, instruction, times, inside) -> LoopCost:
+    trips = trip_count(program, instruction)
+    cycles = inside.total()
+    by_scope: Counter[str | None] = Counter()
+    for (name, _), part_cycles in inside.items():
+        by_scope[name] += part_cycles
+    backward = sum(part_cycles for (_, is_back), part_cycles in inside.items() if is_back)
+    return LoopCost(
+        name=instruction.name,
+        scope=by_scope.most_common(1)[0][0] if inside else scope(instruction.op_name),
+        backward=is_backward(instruction.op_name) or 2 * backward > cycles,
+        trips=trips,
+        times=times,
+        body_cycles=cycles // (times * (trips or 1)),
+        cycles=cycles,
+    )
 
 
 class Collective(NamedTuple):
     """A collective of the program.
 
-    kind: one of KINDS.
-    bytes: of the arrays it takes or gives on one device, whichever are more, each time.
-    times: how often it runs in one run of the program.
-    loops: names of the loops around it.
-    groups: device numbers that exchange data with one another; () for all devices.
-    scope: its named scope.
+    bytes: of operands or results on one device, whichever are more, per run.
+    times: runs per run of the program.
+    loops: names of the enclosing loops.
+    groups: numbers of devices that exchange data; () for all devices.
     """
 
     kind: str
@@ -197,10 +178,7 @@ class Collective(NamedTuple):
 
 
 def collectives(program: Program) -> list[Collective]:
-    """Returns every collective that the program reaches, in fusions too.
-
-    Of one that is split into start and done, the start counts.
-    """
+    """Returns all reachable collectives; an asynchronous one counts by its start."""
     scopes = Scopes(program)
     shapes = {each.name: each.shape for lines in program.computations.values() for each in lines}
     found = []
@@ -211,7 +189,7 @@ def collectives(program: Program) -> list[Collective]:
         taken = sum(array_bytes(shapes.get(name, "")) for name in instruction.operand_names)
         given = array_bytes(instruction.shape)
         if instruction.opcode.endswith("-start") and given > taken:
-            given -= taken  # the result of a start holds its operands too
+            given -= taken  # the result of a start includes the operands
         found.append(
             Collective(
                 kind=kind,
@@ -226,11 +204,7 @@ def collectives(program: Program) -> list[Collective]:
 
 
 def device_groups(attributes: str) -> tuple[tuple[int, ...], ...]:
-    """Returns the groups of devices that a collective names; () if it names none.
-
-    Three forms are printed: {{0,1},{2,3}}, its short form [2,2]<=[4] or [2,2]<=[2,2]T(1,0), and
-    the pairs of a permutation.
-    """
+    """Returns the device groups of a collective: {{0,1},{2,3}}, [2,2]<=[2,2]T(1,0), or pairs."""
     for name in ("replica_groups=", "source_target_pairs="):
         at = attributes.find(name)
         if at < 0:
@@ -254,13 +228,7 @@ def _numbers(text) -> tuple[int, ...]:
 
 
 def axes_of(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> tuple[str, ...]:
-    """Returns the axes of a mesh along which groups of devices exchange data.
-
-    Args:
-        groups: of `Collective.groups`; none for all devices.
-        mesh: axis names to sizes, the last axis fastest, as in `Mesh.shape`. Device numbers are
-            positions in the mesh.
-    """
+    """Returns the axes of a mesh (`Mesh.shape`) along which `Collective.groups` exchange data."""
     shape = tuple(mesh.values())
     if not groups:
         groups = [range(int(np.prod(shape)))]
@@ -272,12 +240,7 @@ def axes_of(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> tuple[s
 
 
 def collective_sums(found: Iterable[Collective]) -> dict[str, dict[str, dict[str, int]]]:
-    """Returns counts and bytes by kind, inside and outside of loops.
-
-    Returns:
-        {"in_loops": {kind: {"count", "runs", "bytes"}}, "outside": the same}: count of
-        instructions, how often they run in a step, and the bytes of all runs.
-    """
+    """Returns {"in_loops": {kind: {"count", "runs", "bytes"}}, "outside": the same} of a step."""
     sums: dict[str, dict[str, dict[str, int]]] = {"in_loops": {}, "outside": {}}
     for each in found:
         place = sums["in_loops" if each.loops else "outside"]

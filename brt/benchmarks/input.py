@@ -1,4 +1,4 @@
-"""Measures how fast token stores are read, how much is padding, and how even the rows are."""
+"""Speed of reading token stores, share of padding, and balance of batch elements."""
 
 import os
 import tempfile
@@ -23,27 +23,16 @@ def measure_store(
     batches: int = 200,
     rounds: int = 5,
 ) -> dict[str, dict]:
-    """Reads a token store with each kind of stream, on the thread that calls, to host memory.
-
-    Args:
-        folder: of the store.
-        rows, segment_length: B and T.
-        batches: to read in each round.
-        rounds: the fastest counts.
+    """Reads a token store with each stream; the fastest round counts.
 
     Returns:
-        For each of `STREAMS` but samples a dictionary: `first_batch_seconds` from opening the
-        store to the first batch; `tokens_per_second` and `tokens_per_second_with_ledger`, tokens
-        of a batch (padding included) by one core's time; `padding`, the share of an epoch's
-        batches that holds no token; `row_segments`, the fewest and the most segments that a row
-        has in an epoch.
-
-    Raises:
-        ValueError, FileNotFoundError: as `TokenStore` and the streams.
+        By stream: `first_batch_seconds` from opening the store; `tokens_per_second` and
+        `tokens_per_second_with_ledger` of one core (padding included); `padding`, its share of an
+        epoch; `row_segments`, fewest and most segments of a batch element in an epoch.
     """
     found = {}
     for kind in STREAMS:
-        if kind in ("samples", "labelled"):  # which is seldom what a store holds
+        if kind in ("samples", "labelled"):  # few stores fit
             continue
         begun = time.perf_counter()
         store = TokenStore(folder)
@@ -65,10 +54,7 @@ def measure_store(
 
 
 def time_input(rows: int, segment_length: int, segments_per_step: int, steps: int = 200) -> float:
-    """Measures the tokens per second of the input alone, check and ledger included.
-
-    Reads `steps` batches of whole documents, of random bytes, from a store made for it.
-    """
+    """Returns tokens per second of reading, checking and hashing random documents."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(segment_length // 2, 40 * segment_length, 2 * rows)
     documents = (
@@ -85,11 +71,11 @@ def time_input(rows: int, segment_length: int, segments_per_step: int, steps: in
 
 
 def _rate(stream, batches, ledger):
-    """Tokens of a batch read per second of this thread's own time, whatever else is running."""
+    """Tokens per second of this thread's processor time."""
     begun = time.thread_time()
     for step in range(1, batches + 1):
         batch = stream.batch(step)
-        if ledger:  # what a training run does with every batch
+        if ledger:  # as in training
             check_ids(batch, stream.store)
             ledger_of(batch, step)
     tokens = stream.rows * stream.segment_length * stream.segments_per_step
@@ -97,7 +83,6 @@ def _rate(stream, batches, ledger):
 
 
 def _tokens_read(kind, store, rows):
-    """Targets in one epoch."""
     if kind == "documents":
         return store.num_tokens
     pairs = store.num_tokens - 1
@@ -105,7 +90,7 @@ def _tokens_read(kind, store, rows):
 
 
 def show(folder: str, rows: int, segment_length: int) -> dict[str, Any]:
-    """Prints and returns what reading one store costs, for each kind of stream."""
+    """Prints and returns the figures of a store for each stream."""
     print(f"{folder}, {rows} rows of {segment_length} tokens; rates are of one core's time")
     titles = "first batch s", "M tokens/s", "with ledger", "padding", "row segments"
     print(" " * 10, *(f"{title:>16}" for title in titles))

@@ -1,8 +1,6 @@
-"""The longest segment whose training step fits into so many bytes.
+"""The longest segment whose training step fits into a memory budget (Transformer-XL, Table 8).
 
-The paper's ablation gives models with and without recurrence the same accelerator memory and each
-the longest backpropagation length that fits (Transformer-XL, appendix A, Table 8). Here the bytes
-are those of the compiled step, as the compiler reports them, so nothing is run.
+The bytes are those that the compiler reports; nothing is run.
 """
 
 import math
@@ -22,69 +20,55 @@ if TYPE_CHECKING:
 
 UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 STEP = 4
-"""Tokens from one length to the next, for a model that takes any: the published are multiples."""
-MOST_PERIODS = 2**20
-"""Periods at which the search gives up: no step is that long."""
+"""Tokens between lengths for a model that takes any length; the published ones are multiples."""
+MOST_STEPS = 2**20
+"""Multiples of the interval at which the search ends: no step is that long."""
 
 
 class Found(NamedTuple):
-    """The longest segment that fits, in tokens, 0 if none does; and what was tried.
-
-    tried: segment length to bytes of the step.
-    """
+    """The longest segment that fits in tokens (0: none), and bytes by the tried lengths."""
 
     segment_length: int
     tried: dict[int, int]
 
 
 def parse_bytes(text: str) -> int:
-    """Returns the number of bytes that a text like "16GiB", "900 MB" or "1e9" means.
-
-    Raises:
-        ValueError: it means none.
-    """
+    """Returns the bytes of a text such as "16GiB", "900 MB" or "1e9"."""
     match = re.fullmatch(r"([\d.]+(?:e\d+)?)\s*([KMG]i?B|)", text.strip(), re.I)
     if not match or not float(match[1]):
         raise ValueError(f"--memory_budget = {text!r}: give bytes, like 16GiB or 900MB.")
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
-def longest_fitting(bytes_of: Callable[[int], int], budget: int, period: int) -> Found:
-    """Doubles the length until it does not fit, then halves what lies between.
+def longest_fitting(bytes_of: Callable[[int], int], budget: int, interval: int) -> Found:
+    """Finds the longest multiple of `interval` tokens that fits: doubles, then bisects.
 
     Args:
-        bytes_of: from a segment length in tokens, a multiple of the period, to bytes; it grows
-            with the length.
+        bytes_of: from a segment length in tokens to bytes, rising.
         budget: bytes.
-        period: tokens that every length is a multiple of.
-
-    Returns:
-        What was found: the length fits, and one period more does not.
-
-    Raises:
-        ValueError: every length fits.
+        interval: tokens that every length is a multiple of.
     """
     tried: dict[int, int] = {}
 
-    def fits(periods):
-        length = periods * period
+    def fits(number):
+        length = number * interval
         tried[length] = bytes_of(length)
         return tried[length] <= budget
 
     short = 0
     long = 1
     while fits(long):
-        if long >= MOST_PERIODS:
-            raise ValueError(f"{long * period:,} tokens fit, and more: the budget is no limit.")
+        if long >= MOST_STEPS:
+            raise ValueError(f"{long * interval:,} tokens fit, and more: the budget is no limit.")
         short, long = long, 2 * long
     while long - short > 1:
         middle = (short + long) // 2
         short, long = (middle, long) if fits(middle) else (short, middle)
-    return Found(short * period, dict(sorted(tried.items())))
+    return Found(short * interval, dict(sorted(tried.items())))
 
 
 def step_bytes(experiment: "Experiment") -> int:
-    """Returns bytes that the compiled training step holds on each device: state, batch, work."""
+    """Returns the bytes of the compiled training step per device: state, batch, work memory."""
     mesh = make_mesh(*experiment.trainer.mesh)
     experiment.check_mesh(mesh)
     with jax.set_mesh(mesh):
@@ -93,13 +77,12 @@ def step_bytes(experiment: "Experiment") -> int:
         found = compiled_bytes(experiment.jit_step(mesh).lower(state, batch).compile())
     if found is None:
         raise ValueError(
-            "The compiler does not say how many bytes a step takes on this device: look for the "
-            "longest segment on another one."
+            "The compiler does not report the bytes of a step on this device: use another one."
         )
     return found
 
 
-def _period(model):
+def _interval(model):
     return model.period if isinstance(model, LanguageModel) else 1
 
 
@@ -109,38 +92,37 @@ def longest_segment(
     also: Sequence[str] = (),
     report: Callable[[str], None] = print,
 ) -> Found:
-    """Returns the longest segment of a config whose training step fits, with the rows it has.
+    """Returns the longest segment whose training step fits, with the config's batch size.
 
     Args:
-        build: from further bindings to an experiment (`brt.experiment.Configuration.experiment`);
-            its rows (tokens_per_step over segment_length) stay as they are.
-        budget: bytes a device.
+        build: from further bindings to an experiment.
+        budget: bytes per device.
         also: bindings that get the same length, such as TransformerXL.memory_length.
         report: takes a line for each length tried.
     """
     experiment = build(())
     per_row = experiment.trainer.rows * experiment.trainer.segments_per_step
-    # A model whose memory moves at the ends of segments takes their length as its period.
+    # A model that updates its memory per segment has the segment's length as interval.
     follows = any(name.endswith(".window") for name in also)
-    period = STEP if follows else math.lcm(STEP, _period(experiment.model.for_segments(STEP)))
+    interval = STEP if follows else math.lcm(STEP, _interval(experiment.model.for_segments(STEP)))
 
     def bytes_of(length):
         lengths = [f"{name} = {length}" for name in ("Trainer.segment_length", *also)]
         lengths.append(f"Trainer.tokens_per_step = {length * per_row}")
-        # Evaluation is no part of the step, and must not refuse a length that its own does not fit.
+        # Evaluation is no part of the step and must not refuse the length.
         lengths += [f"Evaluation.{name} = None" for name in ("segment_length", "tokens_per_step")]
         lengths.append("Evaluation.stride = None")
         found = step_bytes(build(lengths))
         report(f"{length:>9,} tokens  {found / 2**20:>12,.1f} MiB")
         return found
 
-    return longest_fitting(bytes_of, budget, period)
+    return longest_fitting(bytes_of, budget, interval)
 
 
 def show(
     configurations: Sequence[Configuration], budget: int, also: Sequence[str]
 ) -> dict[str, Any]:
-    """Prints the longest segment of each config that fits, and returns the figures."""
+    """Prints and returns the longest segment of each config."""
     found = {}
     for configuration in configurations:
         file = configuration.files[0]

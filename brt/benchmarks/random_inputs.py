@@ -1,4 +1,4 @@
-"""Random batches and train states, for timing a step without data and without training."""
+"""Random batches and train states for timing a step."""
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ from brt.training.train_step import TrainState
 
 
 def random_batch(experiment: Experiment, seed: int = 0) -> Batch:
-    """Returns a batch of random tokens, in the middle of documents."""
+    """Returns a batch of random tokens in the middle of documents."""
     shapes, rng = experiment.abstract_batch(), np.random.default_rng(seed)
     size = experiment.model.vocabulary_size
     inputs_KBT, targets_KBT = rng.integers(0, size, (2, *shapes.inputs_KBT.shape)).astype(np.int32)
@@ -22,11 +22,7 @@ def random_batch(experiment: Experiment, seed: int = 0) -> Batch:
 
 
 def random_state(experiment: Experiment, seed: int = 0) -> TrainState:
-    """Returns a train state with random parameters, on the host; drawn without compiling.
-
-    Matrices have the deviation 1 / sqrt(rows), what has one axis lies around 1. The optimizer and
-    the caches are zero.
-    """
+    """Returns a train state with random parameters on the host, all else zero; compiles nothing."""
     state = experiment.abstract_state()
     pool = np.random.default_rng(seed).standard_normal(2**20, np.float32)
 

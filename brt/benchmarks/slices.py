@@ -1,7 +1,6 @@
-"""A training step as the compiler of a TPU slice sees it: memory, cycles, collectives.
+"""Memory, cycles and collectives of a training step that libtpu compiles for a slice without a TPU.
 
-Nothing is run, and no TPU is needed. The cycles are the compiler's own estimates, by which it
-chooses between ways to compute: they leave out waiting for other chips and for the host.
+Cycles are the compiler's estimates, without waiting for other chips and for the host.
 """
 
 import re
@@ -15,6 +14,7 @@ import jax
 
 from brt.benchmarks import hlo, hlo_costs, topologies
 from brt.benchmarks.steps import stem
+from brt.benchmarks.tables import Column, aligned
 from brt.benchmarks.topologies import GIB, Topology, devices_of
 from brt.experiment import Configuration, Experiment
 from brt.reporting.gin_text import read_gin, resolved
@@ -29,11 +29,7 @@ _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
 
 
 def slice_mesh(experiment: Experiment, topology: Topology) -> jax.sharding.Mesh:
-    """Returns the mesh of `Trainer.mesh` over the chips of a slice; as `make_mesh`.
-
-    Raises:
-        ValueError: the slice cannot be compiled for, or the model not be divided over it.
-    """
+    """Returns the mesh of `Trainer.mesh` over the chips of a slice."""
     mesh = make_mesh(*experiment.trainer.mesh, devices=devices_of(topology))
     experiment.check_mesh(mesh)
     return mesh
@@ -43,24 +39,18 @@ def compile_step(experiment: Experiment, mesh: jax.sharding.Mesh) -> jax.stages.
     """Compiles the training step for the devices of a mesh, which need not exist."""
     batch = experiment.abstract_batch()
     batch = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        batch,
-        shardings(batch, mesh),
+        lambda x, sharding: x.update(sharding=sharding), batch, shardings(batch, mesh)
     )
     with jax.set_mesh(mesh):
         return experiment.jit_step(mesh).lower(experiment.abstract_state(mesh), batch).compile()
 
 
 def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
-    """Compiles the training step of an experiment for a slice, and returns what that tells.
+    """Compiles the training step of an experiment for a slice.
 
     Returns:
-        A dictionary for JSON. `fits` tells whether the step can be compiled into the memory of a
-        chip; if not, only its need is known, in `hbm_bytes`. Bytes, FLOPs and cycles are of one
-        chip and one step; `cycles_by_scope` and `cycles_by_part` add up to `cycles`.
-
-    Raises:
-        ValueError: as `slice_mesh`.
+        Figures of one chip and one step, for JSON. A step that does not fit (`fits`) has only its
+        `hbm_bytes`. `cycles_by_scope` and `cycles_by_part` add up to `cycles`.
     """
     mesh = slice_mesh(experiment, topology)
     chip = topology.chip
@@ -100,10 +90,7 @@ def _seconds(begun):
 
 
 def step_figures(compiled: jax.stages.Compiled, flops: float, topology: Topology) -> dict[str, Any]:
-    """Returns what a compiled step tells: see `measure`.
-
-    flops: of one chip in one step, as the model counts them.
-    """
+    """Returns the figures of a compiled step; `flops` of one chip by the model's count."""
     chip = topology.chip
     plan: Any = compiled.memory_analysis()
     costs = compiled.cost_analysis() or {}
@@ -127,10 +114,7 @@ def step_figures(compiled: jax.stages.Compiled, flops: float, topology: Topology
 
 
 def with_ratios(rows: Sequence[dict[str, Any]], baseline: str) -> list[dict[str, Any]]:
-    """Returns the figures of configs with `ratio`: their cycles a token to the baseline's.
-
-    rows: of `measure`, each with a `name`. None where either does not fit, or has no estimates.
-    """
+    """Adds `ratio`, cycles per token to the baseline's; None if either has no estimate."""
     (base,) = (row for row in rows if row["name"] == baseline)
 
     def ratio(row):
@@ -142,11 +126,8 @@ def with_ratios(rows: Sequence[dict[str, Any]], baseline: str) -> list[dict[str,
     return [{"name": row["name"], "ratio": ratio(row)} | row for row in rows]
 
 
-# As text.
-
-
 def head(topology: Topology) -> str:
-    """Returns the line above a table: the slice, and what a chip of it has."""
+    """Returns a description of a slice and its chips."""
     chip = topology.chip
     return (
         f"{topology.friendly} ({topology.name}): {topology.chips} chips of "
@@ -156,7 +137,7 @@ def head(topology: Topology) -> str:
 
 
 def line(row: dict[str, Any], topology: Topology) -> str:
-    """Returns the figures of one config in one line."""
+    """Returns the figures of a config in one line."""
     needed = f"{row['hbm_bytes'] / GIB:.2f} of {row['hbm_available'] / GIB:g} GiB of HBM a chip"
     if not row["fits"]:
         return f"{topology.friendly} ({topology.name}): does not fit, {needed}"
@@ -167,37 +148,29 @@ def line(row: dict[str, Any], topology: Topology) -> str:
     )
 
 
+COLUMNS = (
+    Column("ratio", "ratio", "{:.3f}"),
+    Column("hbm_bytes", "HBM GiB", "{:.2f}", GIB),
+    Column("hbm_available", "of GiB", "{:g}", GIB),
+    Column("rows_per_chip", "rows/chip", "{:g}"),
+    Column("cycles", "M cycles", "{:.2f}", 1e6),
+    Column("milliseconds", "ms", "{:.1f}"),
+    Column("share_of_peak", "of peak", "{:.1%}"),
+    Column("flops", "TFLOP", "{:.2f}", 1e12),
+    Column("compile_seconds", "compile s", "{:.0f}"),
+    Column("compile_cpu_seconds", "CPU s", "{:.0f}"),
+)
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Returns the figures of configs as aligned lines."""
-    columns = [
-        ("ratio", "ratio", "{:.3f}", 1),
-        ("hbm_bytes", "HBM GiB", "{:.2f}", GIB),
-        ("hbm_available", "of GiB", "{:g}", GIB),
-        ("rows_per_chip", "rows/chip", "{:g}", 1),
-        ("cycles", "M cycles", "{:.2f}", 1e6),
-        ("milliseconds", "ms", "{:.1f}", 1),
-        ("share_of_peak", "of peak", "{:.1%}", 1),
-        ("flops", "TFLOP", "{:.2f}", 1e12),
-        ("compile_seconds", "compile s", "{:.0f}", 1),
-        ("compile_cpu_seconds", "CPU s", "{:.0f}", 1),
-    ]
-    width = max(len(row["name"]) for row in rows)
-    lines = [" ".join([" " * width, *(f"{title:>10}" for _, title, _, _ in columns)])]
-    for row in rows:
-        cells = [
-            form.format(row[key] / unit) if row.get(key) is not None else ""
-            for key, _, form, unit in columns
-        ]
-        note = "" if row["fits"] else "   does not fit"
-        lines.append(" ".join([f"{row['name']:<{width}}", *(f"{c:>10}" for c in cells)]) + note)
-    return "\n".join(lines)
+    title, *lines = aligned(rows, COLUMNS)
+    notes = ("" if row["fits"] else "   does not fit" for row in rows)
+    return "\n".join([title, *(line + note for line, note in zip(lines, notes))])
 
 
 def details(row: dict[str, Any], least: float = 0.02) -> str:
-    """Returns parts, loops and collectives of one config, as indented lines.
-
-    least: share of the cycles that a loop must have to be listed.
-    """
+    """Returns parts, loops (with at least a share of the cycles) and collectives of a config."""
     if not row["fits"]:
         return ""
     total = max(row["cycles"], 1)
@@ -228,7 +201,7 @@ def details(row: dict[str, Any], least: float = 0.02) -> str:
 def show(
     configurations: Sequence[Configuration], name: str, baseline: str | None
 ) -> dict[str, Any]:
-    """Prints what the compiler of a TPU slice says of each config's step."""
+    """Prints and returns the figures of each config's step on a slice."""
     topology = topologies.find(name)
     topologies.check_compiler()
     topologies.use_no_device()

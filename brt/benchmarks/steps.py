@@ -1,7 +1,4 @@
-"""Times the training steps of several configs in turn.
-
-Every config takes one step in turn, so that a busy machine slows all of them alike.
-"""
+"""Step times of several configs, which take one step in turn."""
 
 import os
 import time
@@ -15,6 +12,7 @@ import numpy as np
 from brt import config
 from brt.benchmarks.input import time_input
 from brt.benchmarks.random_inputs import random_batch
+from brt.benchmarks.tables import Column, aligned
 from brt.data.streams.batch import Batch
 from brt.experiment import Configuration
 from brt.progress import Progress
@@ -35,7 +33,7 @@ class Candidate(NamedTuple):
 
 
 def build(configuration: Configuration) -> Candidate:
-    """Compiles the training step of one config at once: gin will be bound anew for the next."""
+    """Compiles the training step of a config."""
     experiment = configuration.experiment()
     mesh = make_mesh(*experiment.trainer.mesh)
     experiment.check_mesh(mesh)
@@ -63,7 +61,7 @@ def build(configuration: Configuration) -> Candidate:
 
 
 def time_steps(candidates: Sequence[Candidate], rounds: int) -> np.ndarray:
-    """Seconds of each step, (rounds, candidates), after one round to warm up."""
+    """Returns seconds of each step, (rounds, candidates), after one untimed round."""
     states = [candidate.state for candidate in candidates]
     seconds = np.zeros((rounds, len(candidates)))
     progress = Progress("rounds", rounds)
@@ -82,13 +80,7 @@ def time_steps(candidates: Sequence[Candidate], rounds: int) -> np.ndarray:
 def table(
     candidates: Sequence[Candidate], seconds: np.ndarray, baseline: str
 ) -> list[dict[str, Any]]:
-    """One dictionary of figures for each config.
-
-    Args:
-        candidates: of `build`.
-        seconds: (rounds, candidates), of `time_steps`.
-        baseline: the name of the candidate whose ratio is 1.
-    """
+    """Returns the figures of each config; seconds as from `time_steps`, ratios to `baseline`."""
     base = [candidate.name for candidate in candidates].index(baseline)
     rows = []
     for i, candidate in enumerate(candidates):
@@ -97,7 +89,7 @@ def table(
         tokens_per_second = facts["tokens_per_step"] / median
         row = {
             "name": candidate.name,
-            # Of pairs from the same round, which shared whatever else the machine was doing.
+            # Pairs of one round share the machine's other work.
             "ratio": float(np.median(seconds[:, i] / seconds[:, base])),
             "step_seconds": median,
             "tokens_per_second": tokens_per_second,
@@ -112,33 +104,22 @@ def table(
     return rows
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    columns: list[tuple[str, str, str, float]] = [
-        ("ratio", "ratio", "{:.3f}", 1),
-        ("step_seconds", "step s", "{:.3f}", 1),
-        ("tokens_per_second", "tokens/s", "{:,.0f}", 1),
-        ("compile_seconds", "compile s", "{:.1f}", 1),
-        ("peak_bytes", "peak MiB", "{:,.0f}", 2**20),
-        ("flops_per_token", "MFLOP/token", "{:,.1f}", 1e6),
-        ("mfu", "MFU", "{:.1%}", 1),
-        ("input_times_faster", "input x", "{:,.0f}", 1),
-    ]
-    columns = [column for column in columns if column[0] in rows[0]]
-    width = max(len(row["name"]) for row in rows)
-    print(" " * width, *(f"{title:>12}" for _, title, _, _ in columns))
-    for row in rows:
-        cells = (form.format(row[key] / unit) for key, _, form, unit in columns)
-        print(f"{row['name']:<{width}}", *(f"{cell:>12}" for cell in cells))
+COLUMNS = (
+    Column("ratio", "ratio", "{:.3f}"),
+    Column("step_seconds", "step s", "{:.3f}"),
+    Column("tokens_per_second", "tokens/s", "{:,.0f}"),
+    Column("compile_seconds", "compile s", "{:.1f}"),
+    Column("peak_bytes", "peak MiB", "{:,.0f}", 2**20),
+    Column("flops_per_token", "MFLOP/token", "{:,.1f}", 1e6),
+    Column("mfu", "MFU", "{:.1%}"),
+    Column("input_times_faster", "input x", "{:,.0f}"),
+)
 
 
 def compare(
     configurations: Sequence[Configuration], rounds: int, baseline: str | None = None
 ) -> dict[str, Any]:
-    """Prints the step times of configs and their ratios to a baseline, and returns them.
-
-    Raises:
-        ValueError: the configs take different numbers of tokens a step.
-    """
+    """Prints and returns step times of configs and their ratios to a baseline (else the first)."""
     candidates = []
     for configuration in configurations:
         print(f"compiling {configuration.files[0]}", flush=True)
@@ -156,12 +137,13 @@ def compare(
         f"\n{jax.device_count()} x {device}, {budgets.pop():,} tokens per step, median of "
         f"{rounds} interleaved steps, ratio to {baseline}"
     )
-    show(rows)
+    columns = [column for column in COLUMNS if column.key in rows[0]]
+    print("\n".join(aligned(rows, columns)))
     heads = {"device": device, "devices": jax.device_count(), "baseline": baseline}
     return {**heads, "configs": rows}
 
 
 def stem(file: str) -> str:
-    """Returns the name of a config: its parts' files, without folders and endings."""
+    """Returns the file names of a config's parts, without folders and endings."""
     parts = config.split_files(file)
     return "+".join(os.path.splitext(os.path.basename(part))[0] for part in parts)

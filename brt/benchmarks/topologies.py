@@ -1,7 +1,4 @@
-"""Slices of TPUs by name, as devices that can be compiled for on a machine without any.
-
-libtpu brings the compiler; its devices have positions and memory, but run nothing.
-"""
+"""TPU slices by name, as devices to compile for with libtpu on a machine without a TPU."""
 
 import difflib
 import importlib.util
@@ -18,11 +15,11 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """A chip of a kind, from the maker's data sheets.
+    """A kind of chip, from its data sheet.
 
-    hbm_bytes: memory. peak_flops: dense bfloat16 operations a second. clock: cycles a second of
-        its matrix units, which follows from the peak and their number.
-    cores_in_name: what the number in a name such as v4-32 counts for one chip.
+    peak_flops: dense bfloat16 operations per second.
+    clock: cycles per second of the matrix units (peak divided by their number).
+    cores_in_name: how many of the 32 in v4-32 are one chip.
     """
 
     hbm_bytes: int
@@ -40,16 +37,13 @@ CHIPS = {
 CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8")
 SQUARES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 SHAPES = {"v4": CUBES, "v5e": SQUARES, "v5p": CUBES, "v6e": SQUARES}
-"""Shapes of slices of each kind, from the smallest: chips along each axis."""
+"""Shapes of slices: chips along each axis, the smallest first."""
 
 _OWN = re.compile(r"(v\d+\w*):(\d+(?:x\d+)*)")
 
 
 class Topology(NamedTuple):
-    """A slice.
-
-    kind: of CHIPS. shape: chips along each axis, such as "2x2x4".
-    """
+    """A slice: a kind of CHIPS, and its shape, such as "2x2x4"."""
 
     kind: str
     shape: str
@@ -61,17 +55,15 @@ class Topology(NamedTuple):
 
     @property
     def chips(self) -> int:
-        """The number of chips."""
         return math.prod(map(int, self.shape.split("x")))
 
     @property
     def friendly(self) -> str:
-        """The name under which it is rented, such as "v4-32"."""
+        """The rental name, such as "v4-32"."""
         return f"{self.kind}-{self.chips * CHIPS[self.kind].cores_in_name}"
 
     @property
     def chip(self) -> Chip:
-        """What one chip has."""
         return CHIPS[self.kind]
 
 
@@ -84,11 +76,7 @@ KNOWN = {
 
 
 def find(name: str) -> Topology:
-    """Returns the slice of a friendly name (v4-32) or of libtpu's own (v4:2x2x4).
-
-    Raises:
-        ValueError: no slice is called so; the message lists those that there are.
-    """
+    """Returns the slice with a rental name (v4-32) or libtpu's name (v4:2x2x4)."""
     asked = name.strip().lower()
     if asked in KNOWN:
         return KNOWN[asked]
@@ -103,11 +91,7 @@ def find(name: str) -> Topology:
 
 
 def check_compiler() -> None:
-    """Refuses to go on without libtpu.
-
-    Raises:
-        ValueError: saying how to install it.
-    """
+    """Raises a ValueError that says how to install libtpu if it is missing."""
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(
             '--topology compiles with libtpu, which is not installed: pip install -e ".[tpu]" '
@@ -116,13 +100,9 @@ def check_compiler() -> None:
 
 
 def devices_of(topology: Topology) -> Sequence[Any]:
-    """Returns the chips of a slice, as devices to compile for.
+    """Returns the chips of a slice as devices, and sets the environment that libtpu needs.
 
-    Two cores of a chip are one device where programs run on both at once (v4, v5p). Sets what
-    libtpu asks of the environment before it is loaded.
-
-    Raises:
-        ValueError: libtpu is missing, or knows no such slice.
+    The two cores of a v4 or v5p chip are one device.
     """
     check_compiler()
     for variable, value in {
@@ -150,5 +130,5 @@ def devices_of(topology: Topology) -> Sequence[Any]:
 
 
 def use_no_device() -> None:
-    """Has this process compute on the CPU, so that no TPU is asked for."""
+    """Selects the CPU, so that JAX looks for no TPU."""
     jax.config.update("jax_platforms", "cpu")

@@ -1,4 +1,4 @@
-"""Where the time of traced steps went: operations of a trace, summed by named scope."""
+"""Time of traced steps by named scope."""
 
 import glob
 import gzip
@@ -12,27 +12,20 @@ from brt.benchmarks import hlo, hlo_costs
 from brt.training.profiling import STEP_TEXT, newest_trace
 
 CONTAINERS = {"while", "conditional", "call"}
-"""Instructions whose time is that of others inside them."""
+"""Instructions whose time is that of the instructions inside."""
 
 
 class ScopeTimes(NamedTuple):
-    """Time by named scope.
-
-    seconds: by scope, the longest first; "other" for operations without one.
-    operations: how many the trace has.
-    """
+    """Seconds by named scope, the longest first, and the number of traced operations."""
 
     seconds: dict[str, float]
     operations: int
 
 
 def scope_times(events: Iterable[dict[str, Any]], program: hlo.Program) -> ScopeTimes:
-    """Sums the durations of a program's operations by their scopes.
+    """Sums the durations (microseconds) of a trace in Chrome's format by scope.
 
-    Args:
-        events: of a trace in Chrome's format, durations in microseconds. An operation is told by
-            `hlo_op` among its arguments, or by its name.
-        program: the compiled program that was traced.
+    An event is identified by `hlo_op` among its arguments, or by its name.
     """
     scopes = hlo_costs.Scopes(program)
     by_name = {each.name: each for lines in program.computations.values() for each in lines}
@@ -49,12 +42,7 @@ def scope_times(events: Iterable[dict[str, Any]], program: hlo.Program) -> Scope
 
 
 def newest_times(folder: str) -> ScopeTimes:
-    """Returns the times of the newest trace of a run folder.
-
-    Raises:
-        FileNotFoundError: there is none, or a part of it is missing.
-        ValueError: none of its operations belongs to the step.
-    """
+    """Returns the times of the newest trace of a run folder."""
     trace = newest_trace(folder)
     files = glob.glob(os.path.join(trace, "*.trace.json.gz"))
     text = os.path.join(trace, STEP_TEXT)
