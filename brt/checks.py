@@ -1,28 +1,45 @@
-"""Checks of settings: what has no meaning is refused by its name, before any work.
+"""Types and ranges of settings: declared in annotations, checked where a setting is used.
 
-A `Range` says which numbers have a meaning. A parameter that gin may bind declares it in its
-annotation, `steps: Count`, and `brt.config.parse` compares what is bound with it. The functions
-below are for callers from Python and for what depends on other settings. Each takes the name a
-setting is bound by, such as `adamw.clip_norm`, and its value, and raises a `ValueError` that gives
-both and says what is expected.
+`@configurable` registers a class or function with gin and compares every argument with the
+annotation of its parameter, whether it comes from gin or from Python:
+
+    @configurable
+    def adamw(learning_rate, b1: Share = 0.9, clip_norm: Positive | None = None): ...
+
+    adamw(rate, b1=1)   # ValueError: adamw.b1 = 1 must be a number from 0 to below 1.
+
+`brt.config.parse` makes the same check of all bindings before anything is built. A new kind of
+annotation is a case in `allows` and one in `words_for`.
 """
 
+import collections.abc
+import functools
+import inspect
 import numbers
-from collections.abc import Iterable
-from typing import Annotated, Any, NamedTuple
+import types
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar, overload
+
+import gin
+
+Made = TypeVar("Made")
 
 SMALLEST, LARGEST = 2.0**-126, 2.0**127
-"""Numbers between them are neither 0 nor infinite in float32, which settings are computed in."""
+"""Numbers between them are neither 0 nor infinite in float32."""
 
 MOST = 2**31 - 1
-"""The largest whole number that counts something: sizes and steps are int32 on the devices."""
+"""The largest size or number of steps: both are int32 on the devices."""
+
+SHOWN = 300
+"""Characters of a value in a message."""
 
 
 class Range(NamedTuple):
     """Numbers from `low` to `high`, both included.
 
-    words: says what is expected, after "must be".
-    below: `high` itself is left out.
+    words: complete the sentence "... must be".
+    below: `high` itself is excluded.
     whole: whole numbers only, 3.0 among them.
     """
 
@@ -43,12 +60,11 @@ class Range(NamedTuple):
 
 
 class NotEmpty:
-    """Strings with a character in them."""
+    """Strings that are not blank."""
 
     words = "a string that is not empty"
 
     def holds(self, value: Any) -> bool:
-        """Tells whether a value is a string with something else than blanks in it."""
         return isinstance(value, str) and bool(value.strip()) and "\0" not in value
 
 
@@ -62,88 +78,294 @@ class OneOf(NamedTuple):
         return f"one of {', '.join(map(repr, self.choices))}"
 
     def holds(self, value: Any) -> bool:
-        """Tells whether a value is one of them."""
         return value in self.choices
 
 
-POSITIVE = Range("a finite number above 0", SMALLEST)
-NOT_NEGATIVE = Range("a finite number, 0 or above", 0)
-SHARE = Range("a number from 0 to below 1", 0, 1, below=True)
-FINITE = Range("a finite number", -LARGEST)
-PART = Range("a number from 0 to 1", 0, 1)
-WHOLE = Range(f"a whole number from 0 to {MOST:,}", 0, MOST, whole=True)
-COUNT = Range(f"a whole number from 1 to {MOST:,}", 1, MOST)
-COUNT_FROM_0 = Range(f"a whole number from 0 to {MOST:,}", 0, MOST)
-MANY = Range("a whole number, 1 or above", 1, 2**63 - 1, whole=True)
-MANY_FROM_0 = Range("a whole number, 0 or above", 0, 2**63 - 1, whole=True)
-SYMBOLS = Range(f"a whole number from 1 to {2**20:,}", 1, 2**20)
-SEED = Range(f"a whole number from 0 to {2**32 - 1:,}", 0, 2**32 - 1)
-INDEX = Range(f"a whole number from {-MOST:,} to {MOST:,}", -MOST, MOST)
-DEVICES = Range("a number of devices, or -1 for those that are left", -1, MOST)
+def _count(low: int, high: int = MOST) -> Range:
+    return Range(f"a whole number from {low:,} to {high:,}", low, high)
 
-Positive = Annotated[float, POSITIVE]
-NotNegative = Annotated[float, NOT_NEGATIVE]
-Share = Annotated[float, SHARE]
-"""A momentum, the decay of a moment, a probability that must not be 1."""
-Part = Annotated[float, PART]
-WholeNumber = Annotated[float, WHOLE]
+
+Positive = Annotated[float, Range("a finite number above 0", SMALLEST)]
+NotNegative = Annotated[float, Range("a finite number, 0 or above", 0)]
+Finite = Annotated[float, Range("a finite number", -LARGEST)]
+Share = Annotated[float, Range("a number from 0 to below 1", 0, 1, below=True)]
+"""A momentum, the decay of a moment, a rate of dropout."""
+Factor = Annotated[float, Range("a number above 0 and below 1", SMALLEST, 1, below=True)]
+Part = Annotated[float, Range("a number from 0 to 1", 0, 1)]
+WholeNumber = Annotated[float, Range(f"a whole number from 0 to {MOST:,}", 0, MOST, whole=True)]
 """Whole, and written with or without a point: 1000, 1e3."""
-Count = Annotated[int, COUNT]
-CountFrom0 = Annotated[int, COUNT_FROM_0]
-Symbols = Annotated[int, SYMBOLS]
-"""Entries of a table that is made at once: the words of a task."""
-Seed = Annotated[int, SEED]
-Index = Annotated[int, INDEX]
+Count = Annotated[int, _count(1)]
+CountFrom0 = Annotated[int, _count(0)]
+CountFrom2 = Annotated[int, _count(2)]
+Symbols = Annotated[int, _count(1, 2**20)]
+"""The number of words of a task, which are all made at once."""
+Seed = Annotated[int, _count(0, 2**32 - 1)]
+Index = Annotated[int, _count(-MOST)]
 """A layer, counted from the last one where it is negative."""
-Finite = Annotated[float, FINITE]
-Many = Annotated[int, MANY]
-ManyFrom0 = Annotated[int, MANY_FROM_0]
-"""Counts of what may be more than `MOST`: tokens of a corpus."""
-Devices = Annotated[int, DEVICES]
+Many = Annotated[int, Range("a whole number, 1 or above", 1, 2**63 - 1)]
+ManyFrom0 = Annotated[int, Range("a whole number, 0 or above", 0, 2**63 - 1)]
+"""Numbers that may be above `MOST`: tokens of a corpus."""
+Devices = Annotated[int, Range("a number of devices, or -1 for the remaining ones", -1, MOST)]
 Name = Annotated[str, NotEmpty()]
-"""A path, or what something is called."""
+"""A path or a name."""
+
+PLAIN = (bool, int, float, complex, str, bytes, tuple, list, set, dict, type(None))
+"""Types of the values that can be written in a gin file."""
+
+UNKNOWN = object()
+"""Stands for a value that is known only later."""
+
+MISFIT = 0j
+"""A value of a type that no parameter takes."""
+
+WORDS = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    tuple: "a tuple",
+    list: "a list",
+    dict: "a dict, such as {'train': 1}",
+    type(None): "None",
+    None: "None",
+}
 
 
-def check_choice(name: str, value: Any, choices: Iterable) -> None:
-    """Refuses what is none of the choices."""
-    if value not in choices:
-        raise ValueError(f"{name} = {value!r}: choose one of {', '.join(map(repr, choices))}.")
+class Reference(NamedTuple):
+    """A configurable that is bound by reference.
+
+    text: as written, `@Corpus()`.
+    named: the class or function.
+    called: written with brackets, so that the value is what it returns.
+    """
+
+    text: str
+    named: Any
+    called: bool
+
+    def __repr__(self):
+        return self.text
 
 
-def check_positive(name: str, value: Any) -> None:
-    """Refuses what is no finite number above 0, or rounds to 0 in float32."""
-    _check(name, value, POSITIVE)
+@overload
+def configurable(made: Made) -> Made: ...
 
 
-def check_not_negative(name: str, value: Any) -> None:
-    """Refuses what is no finite number, 0 or above."""
-    _check(name, value, NOT_NEGATIVE)
+@overload
+def configurable(*, denylist: Sequence[str]) -> Callable[[Made], Made]: ...
 
 
-def check_share(name: str, value: Any) -> None:
-    """Refuses what is no number from 0 to below 1: a momentum, the decay of a moment."""
-    _check(name, value, SHARE)
-
-
-def check_whole(name: str, value: Any) -> None:
-    """Refuses what is no whole number, 0 or above; 3.0 is whole."""
-    _check(name, value, WHOLE)
-
-
-def check_rates(name: str, minimum: float, maximum: float) -> None:
-    """Refuses learning rates `minimum` and `maximum` of a schedule that do not fit together.
+def configurable(made: Any = None, *, denylist: Sequence[str] = ()) -> Any:
+    """Registers a class or function with gin, and checks the arguments of every call.
 
     Args:
-        name: of the schedule, `cosine` for one.
+        made: the class or function.
+        denylist: parameters that gin may not bind. They are not checked.
     """
-    check_not_negative(f"{name}.minimum", minimum)
-    check_positive(f"{name}.maximum", maximum)
-    if minimum > maximum:
+    if made is None:
+        return functools.partial(configurable, denylist=denylist)
+    if inspect.isclass(made):
+        setattr(made, "__init__", _checked(made.__init__, made.__name__, denylist))  # noqa: B010
+    else:
+        made = _checked(made, made.__name__, denylist)
+    return gin.configurable(made, denylist=denylist or None)
+
+
+def _checked(function, name, unchecked):
+    signature = inspect.signature(function)
+    declared = {
+        parameter.name: parameter.annotation
+        for parameter in signature.parameters.values()
+        if parameter.annotation is not parameter.empty and parameter.name not in unchecked
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        try:
+            arguments = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # the call below raises it with its usual message
+            arguments = {}
+        for parameter, value in arguments.items():
+            if parameter in declared:
+                check(f"{name}.{parameter}", value, declared[parameter])
+        return function(*args, **kwargs)
+
+    call.__signature__ = signature  # type: ignore[attr-defined]  # gin does not follow wrappers
+    return call
+
+
+def check(name: str, value: Any, declared: Any, source: str = "") -> None:
+    """Refuses a value that is not of a declared type and range.
+
+    Args:
+        name: of the setting, such as `adamw.clip_norm`.
+        value: as of `allows`.
+        declared: its annotation.
+        source: where the value comes from, for the message.
+
+    Raises:
+        ValueError: naming the setting and what it takes.
+    """
+    if not allows(declared, value):
         raise ValueError(
-            f"{name}.minimum = {minimum} must not be above {name}.maximum = {maximum}."
+            f"{name} = {shortened(repr(value))}{source} must be "
+            f"{words_for(declared, value)}{advice(declared, value)}."
         )
 
 
-def _check(name, value, wanted):
-    if not wanted.holds(value):
-        raise ValueError(f"{name} = {value!r:.60} must be {wanted.words}.")
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Refuses a value that is not one of the choices."""
+    check(name, value, Annotated[str, OneOf(tuple(choices))])
+
+
+def shortened(text: str, most: int = SHOWN) -> str:
+    """Returns a text without its middle, if it is long."""
+    return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-most // 3 :]}"
+
+
+def allows(declared: Any, value: Any) -> bool:
+    """Tells whether a value is of a declared type, and in its range.
+
+    True and False are no numbers, a whole number is a number, and a list may stand for a tuple.
+    What a reference gives is known by its class or return annotation, if it has one. Annotations
+    of other kinds than these allow everything.
+
+    Args:
+        declared: an annotation: bool, int, float, str, None, a class, `tuple[int, ...]`,
+            `tuple[int, int]`, `list[float]`, `dict[str, int]`, `Callable[..., Model]`, one of them
+            with a range, `Annotated[int, Range(...)]`, or several of them joined by `|`.
+        value: any value, a `Reference`, or `UNKNOWN`.
+    """
+    if value is UNKNOWN or declared is Any or declared is inspect.Parameter.empty:
+        return True
+    origin, inner = typing.get_origin(declared), typing.get_args(declared)
+    if origin is typing.Annotated:
+        kind, *ranges = inner
+        if not allows(kind, value):
+            return False
+        return isinstance(value, Reference) or all(each.holds(value) for each in ranges)
+    if origin in (types.UnionType, typing.Union):
+        return any(allows(one, value) for one in inner)
+    if isinstance(value, Reference):
+        return _allows_reference(declared, origin, inner, value)
+    if origin in (tuple, list, collections.abc.Sequence):
+        return _allows_each(origin, inner, value)
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            allows(inner[0], key) and allows(inner[1], one) for key, one in value.items()
+        )
+    if origin is collections.abc.Callable:
+        return not isinstance(value, PLAIN)
+    if declared in (None, type(None)):
+        return value is None
+    if declared in (int, float):
+        kind = numbers.Integral if declared is int else numbers.Real  # NumPy's among them
+        return isinstance(value, kind) and not isinstance(value, bool)
+    if declared in (tuple, list):
+        return isinstance(value, tuple | list)
+    if inspect.isclass(declared):
+        return isinstance(value, declared) if declared in PLAIN else not isinstance(value, PLAIN)
+    return True
+
+
+def _allows_each(origin, inner, value):
+    if not isinstance(value, tuple | list):
+        return False
+    if origin is not tuple or inner[-1:] == (Ellipsis,):
+        return all(allows(inner[0], one) for one in value)
+    return len(value) == len(inner) and all(map(allows, inner, value))
+
+
+def _allows_reference(declared, origin, inner, value):
+    if origin is collections.abc.Callable:
+        return not value.called and _is_of(_made(value.named), inner[1])
+    if not inspect.isclass(origin or declared):
+        return True
+    return value.called and _is_of(_made(value.named), origin or declared)
+
+
+def _made(named):
+    """Returns the class of what a class or function returns; None where it is not known."""
+    if inspect.isclass(named):
+        return named
+    made = inspect.get_annotations(named).get("return") if inspect.isroutine(named) else None
+    return made if inspect.isclass(made) else None
+
+
+def _is_of(made, wanted):
+    if made is None or not inspect.isclass(wanted):
+        return True
+    try:
+        return issubclass(made, wanted)
+    except TypeError:  # a protocol with attributes cannot tell of a class
+        return True
+
+
+def stands_alone(declared: Any, value: Any) -> bool:
+    """Tells whether a value stands for a tuple of one: `9` for `(9,)` of `tuple[int, ...]`."""
+    if allows(declared, value):
+        return False
+    origin, inner = typing.get_origin(declared), typing.get_args(declared)
+    if origin in (types.UnionType, typing.Union):
+        return any(stands_alone(one, value) for one in inner)
+    return origin is tuple and inner[-1:] == (Ellipsis,) and allows(inner[0], value)
+
+
+def words_for(declared: Any, value: Any) -> str:
+    """Returns what a declared type takes, in words: "a whole number or None".
+
+    value: one that is not allowed. If its type is, the words are those of the range.
+    """
+    origin, inner = typing.get_origin(declared), typing.get_args(declared)
+    if origin is typing.Annotated:
+        if isinstance(inner[1], OneOf) or allows(inner[0], value):
+            return inner[1].words
+        return words_for(inner[0], value)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(words_for(one, value) for one in inner)
+    if origin is dict:
+        return f"a dict with {_of_each(inner[1], value)} for each name"
+    if origin is collections.abc.Callable:
+        return f"what makes {_one(inner[1])}, by reference, as @NAME"
+    if origin in (list, collections.abc.Sequence) or inner[-1:] == (Ellipsis,):
+        called = "tuple" if origin is tuple else "list"
+        return f"a {called} with {_of_each(inner[0], value)} in each place"
+    if origin is tuple:
+        words = ", ".join(_of_each(one, value) for one in inner)
+        return f"a tuple of {len(inner)}: {words}"
+    if declared in WORDS:
+        return WORDS[declared]
+    return f"{_one(declared)}, which a reference gives: @NAME()"
+
+
+def _of_each(declared, value):
+    """Returns words for the entries of a list, by the first that is not allowed."""
+    entries = value.values() if isinstance(value, dict) else value
+    entries = entries if isinstance(value, dict | list | tuple) else ()
+    return words_for(declared, next((one for one in entries if not allows(declared, one)), MISFIT))
+
+
+def _one(declared):
+    name = getattr(declared, "__name__", str(declared)).rpartition(".")[2]
+    return f"{'an' if name[0] in 'AEIO' else 'a'} {name}"
+
+
+def advice(declared: Any, value: Any) -> str:
+    """Returns how to write a value that is not allowed, if that is clear; else an empty string."""
+    if isinstance(value, Reference):
+        kinds = [typing.get_origin(one) for one in (declared, *typing.get_args(declared))]
+        if value.called and collections.abc.Callable in kinds:
+            return f": write {value.text.removesuffix('()')}, no brackets"
+        return ""
+    taken = [_without_range(one) for one in (declared, *typing.get_args(declared))]
+    if isinstance(value, str) and str not in taken:
+        return ", without quotes"
+    if isinstance(value, float) and int in taken:
+        return ", without a point"
+    return ""
+
+
+def _without_range(declared):
+    annotated = typing.get_origin(declared) is typing.Annotated
+    return typing.get_args(declared)[0] if annotated else declared

@@ -17,16 +17,15 @@ import gin
 from absl import logging
 
 from brt.bindings.bound_values import check_bound_values, parameters_of
-from brt.bindings.declared_types import stands_alone
 from brt.bindings.gin_files import (
     GinReader,
     NotAllowed,
     check_statements,
     gin_text,
     read_gin_text,
-    shortened,
 )
 from brt.bindings.registration import register, register_all
+from brt.checks import shortened, stands_alone
 from brt.storage.paths import is_remote_file
 from brt.storage.shipped import gin_folders
 

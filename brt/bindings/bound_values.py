@@ -1,7 +1,7 @@
 """Checks of everything gin is bound to, before anything is built of it.
 
-A value has to be of the type and in the range that its parameter declares (`declared_types`,
-`brt.checks`), whether it is written out, stands behind a macro, or is given by a reference.
+A value has to be of the type and in the range that its parameter declares (`brt.checks`), whether
+it is written out, stands behind a macro, or is given by a reference.
 """
 
 import functools
@@ -11,15 +11,8 @@ from typing import Any, NamedTuple
 
 import gin
 
-from brt.bindings.declared_types import (
-    UNKNOWN,
-    Reference,
-    advice,
-    allows,
-    stands_alone,
-    words_for,
-)
-from brt.bindings.gin_files import check_module, shortened
+from brt.bindings.gin_files import check_module
+from brt.checks import UNKNOWN, Reference, check, shortened, stands_alone
 
 NAMES_MODULE = ("SeqioText.module",)
 """Bindings whose value is a module that is imported when they are used."""
@@ -108,13 +101,9 @@ def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
         if stands_alone(declared, value):
             value = (value,)
             gin.config._CONFIG[bound.key][bound.parameter] = (bound.written,)
-        if declared is not inspect.Parameter.empty and not allows(declared, value):
-            macro = shortened(repr(bound.written))
-            macro = macro if macro.startswith("%") else ""
-            raise ValueError(
-                f"{bound.name} = {shortened(repr(value))}{macro and f' (from {macro})'} must be "
-                f"{words_for(declared, value)}{advice(declared, value)}."
-            )
+        macro = shortened(repr(bound.written))
+        source = f" (from {macro})" if macro.startswith("%") else ""
+        check(bound.name, value, declared, source)
         if bound.name.rpartition("/")[2] in NAMES_MODULE and value is not None:
             if not isinstance(value, str):  # what a reference gives is not known yet
                 raise ValueError(

@@ -42,17 +42,8 @@ REFUSED = re.compile(
 """Characters that show another text than gin parses. Any of them may stand in a string, escaped."""
 
 
-LONGEST_SHOWN = 300
-"""Characters of a value in a message."""
-
-
 class NotAllowed(ValueError):
     """A gin text would run code, or read a file, that nobody has allowed."""
-
-
-def shortened(text: str, most: int = LONGEST_SHOWN) -> str:
-    """Returns a text without its middle, if it is long."""
-    return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-most // 3 :]}"
 
 
 def is_allowed(module: str, allow_imports: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ import os
 import gin
 from absl import logging
 
-from brt.checks import Name
+from brt.checks import Name, configurable
 from brt.data.sources.base import Source, check_source
 from brt.data.splits import check_split
 from brt.data.stores import store_cache
@@ -23,7 +23,7 @@ class StoreMissing(FileNotFoundError):
     """The token store of a split has not been prepared."""
 
 
-@gin.configurable
+@configurable
 class Corpus:
     """Prepares and opens the token stores of a source, one per split.
 

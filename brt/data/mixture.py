@@ -9,13 +9,13 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.checks import Name, Positive
+from brt.checks import Name, Positive, configurable
 from brt.data.corpus import Corpus
 from brt.data.stores.layout import vocabulary_entry
 from brt.data.stores.token_store import TokenStore
 
 
-@gin.configurable
+@configurable
 class Mixture:
     """Corpora mixed by weight; stands wherever a `Corpus` does.
 
@@ -53,12 +53,6 @@ class Mixture:
                 f"Mixture.weights = {weights} gives {len(weights)} weights for {len(corpora)} "
                 "corpora: give one a corpus, and at least one corpus."
             )
-        for corpus, weight in zip(corpora, weights):
-            if not (math.isfinite(weight) and weight > 0):
-                raise ValueError(
-                    f"Mixture.weights = {weights} has {weight} for {corpus.store}: give it a "
-                    "number above 0, or leave the corpus out."
-                )
         # Not the stores' own names: a run goes on, and its records too, where stores have moved.
         self.names = [str(number) for number in range(len(corpora))] if names is None else names
         if len(set(self.names)) != len(corpora) or len(self.names) != len(corpora):

@@ -9,13 +9,12 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from brt.checks import CountFrom0
+from brt.checks import Count, CountFrom0, configurable
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.samples import read_samples, sample_length
 from brt.evaluation.reading import to_host
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from brt.experiment import Experiment
 
 
-@gin.configurable
+@configurable
 class FreeRunning(WritingScore):
     """Figures of samples beyond `accuracy`, which is teacher-forced.
 
@@ -53,14 +52,10 @@ class FreeRunning(WritingScore):
 
     def __init__(
         self,
-        answer: CountFrom0 | None = None,
-        end: CountFrom0 | None = None,
+        answer: Count | None = None,
+        end: Count | None = None,
         blank: CountFrom0 | None = None,
     ):
-        if min(x for x in (answer, end, 1) if x is not None) < 1:
-            raise ValueError(
-                f"FreeRunning.answer = {answer} and FreeRunning.end = {end} must be 1 or more."
-            )
         self.answer = answer
         self.end = end
         self.blank = blank

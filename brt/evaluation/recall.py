@@ -3,12 +3,12 @@
 import gin
 import numpy as np
 
-from brt.checks import Count, CountFrom0
+from brt.checks import Count, CountFrom0, configurable
 from brt.data.sources.recall import answer_distances
 from brt.evaluation.scores import Score, Store, Sums
 
 
-@gin.configurable
+@configurable
 class RecallScore(Score):
     """Shares of answers with the highest logit, of near, far and segment-crossing questions.
 

@@ -2,16 +2,14 @@
 
 from collections.abc import Callable
 
-import gin
-
-from brt.checks import Count
+from brt.checks import Count, configurable
 from brt.data.splits import check_split
 from brt.evaluation.scores import Score
 from brt.models.model import Model
 from brt.training.settings import EvaluationSettings
 
 
-@gin.configurable
+@configurable
 class Evaluation(EvaluationSettings):
     """Settings of an evaluation, in the loop of a training run and by `brt.evaluate`.
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import Count, OneOf, Share, check_choice, check_share
+from brt.checks import Count, OneOf, Share, configurable
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
 from brt.models.fast.equal_layers import EqualLayers
@@ -88,13 +88,6 @@ class RecurrentStack(LanguageModel):
         tied: bool = True,
     ):
         name = type(self).__name__
-        check_choice(f"{name}.activation_dtype", activation_dtype, DTYPES)
-        check_share(f"{name}.dropout", dropout)
-        if min(num_layers, width, hidden_size) < 1:
-            raise ValueError(
-                f"{name}.num_layers = {num_layers}, {name}.width = {width} and "
-                f"{name}.hidden_size = {hidden_size} must be at least 1."
-            )
         self.vocabulary_size = vocabulary_size
         self.dropout = dropout
         self.dtype = jnp.dtype(activation_dtype)
@@ -266,7 +259,7 @@ def _forget_bias_one(key, shape, dtype):
     return jnp.repeat(jnp.array([0, 1, 0, 0], dtype), shape[0] // 4)
 
 
-@gin.configurable(denylist=["rngs"])
+@configurable(denylist=["rngs"])
 class LSTM(RecurrentStack):
     """See `RecurrentStack`; segments of any length."""
 
@@ -334,7 +327,7 @@ def pooled(keep_BTU: jax.Array, add_BTU: jax.Array, first_BU: jax.Array) -> jax.
     return kept_BTU * first_BU[:, None] + added_BTU
 
 
-@gin.configurable(denylist=["rngs"])
+@configurable(denylist=["rngs"])
 class QRNN(RecurrentStack):
     """See `RecurrentStack`; segments of any length."""
 

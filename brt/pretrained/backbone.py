@@ -12,10 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.checks import check_choice, check_share
 from brt.models.counts import matrix_size
 from brt.models.layers.sizes import Sizes
-from brt.models.model import DTYPES
 from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.backbone_layer import LayerKeys
 from brt.pretrained.folder import HubFolder
@@ -107,9 +105,6 @@ class PretrainedBackbone(nnx.Module):
                 missing, or says something else than the folder.
         """
         name = type(self).__name__
-        check_choice(f"{name}.activation_dtype", activation_dtype, DTYPES)
-        check_choice(f"{name}.remat", remat, REMATS)
-        check_share(f"{name}.dropout", dropout)
         self.folder = open_folder(folder, name, self.model_types)
         self.dropout = dropout
         self.dtype = jnp.dtype(activation_dtype)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
-import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +16,7 @@ import optax
 from absl import logging
 from flax import nnx
 
-from brt.checks import CountFrom0, check_whole
+from brt.checks import CountFrom0, configurable
 from brt.models.body import Body
 from brt.models.caches import select_rows
 from brt.models.fast.table_losses import table_losses
@@ -49,7 +48,7 @@ class DecodingMemory(NamedTuple):
     summary: Any
 
 
-@gin.configurable(denylist=["rngs", "special_tokens"])
+@configurable(denylist=["rngs", "special_tokens"])
 class PretrainedLanguageModel(Body):
     """A pretrained body over windows of a document; memory tokens may be put around it.
 
@@ -77,7 +76,6 @@ class PretrainedLanguageModel(Body):
         overlap: CountFrom0 = 0,
         special_tokens: int = 0,
     ):
-        check_whole("PretrainedLanguageModel.overlap", overlap)
         if special_tokens:
             raise ValueError(
                 "A pretrained body has no entries for special tokens: bind "

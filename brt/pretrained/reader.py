@@ -13,7 +13,6 @@ section 5.4.
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, Self, cast
 
-import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +20,7 @@ import optax
 from absl import logging
 from flax import nnx
 
-from brt.checks import Count, CountFrom0, OneOf, check_choice, check_whole
+from brt.checks import Count, CountFrom0, CountFrom2, OneOf, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.losses import token_losses
 from brt.models.layers.norms import wide
@@ -87,7 +86,7 @@ class Outputs(NamedTuple):
     first_BD: jax.Array
 
 
-@gin.configurable(denylist=["rngs"])
+@configurable(denylist=["rngs"])
 class PretrainedReader(Reader[Embedded, Outputs]):
     """An encoder with a head, over the segments of a labelled document.
 
@@ -111,15 +110,11 @@ class PretrainedReader(Reader[Embedded, Outputs]):
         rngs: nnx.Rngs,
         body: Callable[..., Encoder] = BERT,
         targets: Annotated[str, OneOf(TARGETS)] = "classes",
-        classes: Count = 2,
+        classes: CountFrom2 = 2,
         words: Count = 16,
         num_memory: CountFrom0 = 0,
         memories: tuple[Callable[..., WindowMemory], ...] = (),
     ):
-        check_choice("PretrainedReader.targets", targets, TARGETS)
-        check_whole("PretrainedReader.num_memory", num_memory)
-        if classes < 2:
-            raise ValueError(f"PretrainedReader.classes = {classes} must be at least 2.")
         self.body = body(rngs)
         if not isinstance(self.body, Encoder):
             raise ValueError(

@@ -22,7 +22,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from brt.checks import Count
+from brt.checks import Count, configurable
 from brt.models.block_recurrent.memory import BlockPairs
 from brt.models.body import Body
 from brt.models.caches import (
@@ -120,7 +120,7 @@ class StatesRead(Reads):
         return self.memory.added(self.states, layer, heads.normed_BTD), ()
 
 
-@gin.configurable(denylist=["rngs", "special_tokens"])
+@configurable(denylist=["rngs", "special_tokens"])
 class SlidingLanguageModel(Body):
     """A pretrained body, every token of which sees the W tokens up to itself.
 

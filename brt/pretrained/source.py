@@ -4,11 +4,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import gin
 import numpy as np
 
 from brt.bindings.bound_values import binding_of
-from brt.checks import Name
+from brt.checks import Name, configurable
 from brt.pretrained.config_values import ConfigValues
 from brt.pretrained.folder import CONFIG, HubFolder
 
@@ -26,7 +25,7 @@ READ_BY = {
 """The body that reads folders of each `model_type`."""
 
 
-@gin.configurable
+@configurable
 class Pretrained:
     """Names the folder that a body is read from.
 

@@ -9,8 +9,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from brt.bindings.declared_types import UNKNOWN, allows, words_for
-from brt.checks import LARGEST, CountFrom0, Finite, ManyFrom0
+from brt.checks import LARGEST, UNKNOWN, CountFrom0, Finite, ManyFrom0, allows, words_for
 from brt.config import declarations
 from brt.reporting.gin_text import Reference
 from brt.storage.json_files import DamagedFile, Fields, bad_text, misfit, read_json

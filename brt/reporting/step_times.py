@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from brt.checks import check_positive
+from brt.checks import Positive, check
 from brt.storage.json_files import bad_text, read_json
 
 BASELINE = "Slide:13L"
@@ -63,5 +63,5 @@ def _of_steps(content):
 
 
 def _ratio(row, name):
-    check_positive(f"ratio of {name}", row["ratio"])
+    check(f"ratio of {name}", row["ratio"], Positive)
     return float(row["ratio"])

@@ -9,8 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from brt.bindings.declared_types import allows, words_for
-from brt.checks import MOST
+from brt.checks import MOST, allows, words_for
 from brt.storage.regular_files import open_regular, read_bytes
 
 SHOWN = 60
@@ -25,7 +24,7 @@ class Fields(NamedTuple):
     """A JSON object with these fields, and any others.
 
     required, optional: name of a field to what is expected of it: an annotation as
-        `declared_types` takes it, `Fields`, or `[Fields(...)]` for a list of such objects.
+        `brt.checks.allows` takes it, `Fields`, or `[Fields(...)]` for a list of such objects.
     """
 
     required: Mapping[str, Any]

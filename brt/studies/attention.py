@@ -12,10 +12,9 @@ L layers, H heads, X positions of a segment, J keys, N distances in tokens.
 
 from typing import Any, NamedTuple
 
-import gin
 import numpy as np
 
-from brt.checks import Count
+from brt.checks import Count, configurable
 from brt.data.streams.documents import DocumentPass
 from brt.data.streams.ids import check_ids
 from brt.data.streams.samples import SamplePass
@@ -102,7 +101,7 @@ class AttentionMaps(NamedTuple):
     lines: list[BlockLines]
 
 
-@gin.configurable
+@configurable
 class Attention(Study):
     """What the heads of a model attend to.
 

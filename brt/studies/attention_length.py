@@ -9,10 +9,9 @@ import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import gin
 import numpy as np
 
-from brt.checks import Count, Name
+from brt.checks import Count, Name, configurable
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 from brt.studies.content import Content, content, curve
@@ -62,7 +61,7 @@ def sweep(loss_of: Callable[[int], float], lengths: Iterable[int]) -> Sweep:
     return Sweep(tried, losses, tried[-1], False)
 
 
-@gin.configurable
+@configurable
 class AttentionLength(Study):
     """Evaluation with a longer and longer memory, while it helps.
 

@@ -12,10 +12,9 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
-import gin
 import numpy as np
 
-from brt.checks import OneOf, check_choice
+from brt.checks import OneOf, configurable
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.reading import STATE_ABLATIONS
@@ -159,7 +158,7 @@ class Comparison(NamedTuple):
     counts: dict[tuple[str, int], TopCounts]
 
 
-@gin.configurable
+@configurable
 class Compare(Study):
     """Token by token, a run compared with another one or with an ablation of its own state.
 
@@ -177,7 +176,6 @@ class Compare(Study):
     num_documents = 5  # the paper's number
 
     def __init__(self, against: Annotated[str, OneOf(ABLATIONS)] = "cleared"):
-        check_choice("Compare.against", against, ABLATIONS)
         self._against = against
 
     def against(self, others: Runs) -> str | None:

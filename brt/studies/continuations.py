@@ -10,12 +10,11 @@ import functools
 import math
 from typing import Any, NamedTuple, cast
 
-import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brt.checks import Count
+from brt.checks import Count, configurable
 from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 from brt.evaluation.reading import to_host
@@ -58,7 +57,7 @@ class WrittenTexts(NamedTuple):
     written_tokens: int
 
 
-@gin.configurable
+@configurable
 class Continuations(Study):
     """Greedy continuations of contexts, with the run and with others.
 

@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.checks import Count
+from brt.checks import Count, configurable
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import DocumentPass
 from brt.evaluation.reading import to_host
@@ -140,7 +139,7 @@ class StateUse(NamedTuple):
     probes: Probes
 
 
-@gin.configurable
+@configurable
 class MemoryUse(Study):
     """Whether the memory is used, and whether it must be that of this document.
 

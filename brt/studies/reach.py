@@ -16,10 +16,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import gin
 import numpy as np
 
-from brt.checks import Count
+from brt.checks import Count, configurable
 from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass
@@ -77,7 +76,7 @@ class ResetStudy(NamedTuple):
     probes: list[ResetCosts]
 
 
-@gin.configurable
+@configurable
 class Reach(Study):
     """How far back the memory reaches.
 

@@ -9,10 +9,9 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import gin
 import numpy as np
 
-from brt.checks import Count
+from brt.checks import Count, configurable
 from brt.evaluation.recorded_run import RecordedRun
 from brt.storage.csv_text import csv_text
 from brt.studies import context_length
@@ -54,7 +53,7 @@ class EffectiveContext(NamedTuple):
     models: list[ModelContext]
 
 
-@gin.configurable
+@configurable
 class Recl(Study):
     """Relative effective context length of a group: the run and any number of others.
 

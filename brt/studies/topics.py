@@ -10,10 +10,9 @@ chosen, the base of the divergence and the test: here those of `topic_model`, ba
 import math
 from typing import NamedTuple
 
-import gin
 import numpy as np
 
-from brt.checks import Count
+from brt.checks import Count, configurable
 from brt.evaluation.recorded_run import RecordedRun
 from brt.studies.content import Content, content
 from brt.studies.continuations import Continuations
@@ -52,7 +51,7 @@ class Lower(NamedTuple):
     p: float
 
 
-@gin.configurable
+@configurable
 class Topics(Study):
     """Topics of contexts, and of their continuations by the run and by others.
 

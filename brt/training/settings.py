@@ -7,7 +7,7 @@ import gin
 import jax
 import optax
 
-from brt.checks import Count, CountFrom0, Devices, OneOf, Seed
+from brt.checks import Count, CountFrom0, Devices, OneOf, Seed, configurable
 from brt.data.corpus import Corpus
 from brt.data.mixture import Mixture
 from brt.data.streams.labelled import LabelledDocuments
@@ -41,7 +41,7 @@ class EvaluationSettings:
     """Base class of `brt.evaluation.settings.Evaluation`."""
 
 
-@gin.configurable
+@configurable
 class Trainer:
     """Settings of a run.
 

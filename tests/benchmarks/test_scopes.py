@@ -62,7 +62,7 @@ def compiled_step(name):
     entry = ARCHITECTURES[name]
     sizes = dict(entry.divisible) | ({"remat": "layer"} if name == "slide" else {})
     trainer = Trainer(
-        corpus=None,
+        corpus=object(),
         optimizer=optax.sgd,
         schedule=lambda step, total_steps: constant_rate(step, total_steps, 0.01, 0),
         steps=3,

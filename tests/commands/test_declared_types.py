@@ -1,19 +1,17 @@
-"""Values of a type that a parameter does not declare are refused where they are bound."""
+"""Values outside the type or range that a parameter declares are refused by its name."""
 
 import inspect
-import re
+import math
 import typing
 
 import gin
 import pytest
-from paths import ROOT
 from tiny_run import write_config
 
 from brt import config
 from brt.bindings.bound_values import bound_values, parameters_of
-from brt.bindings.declared_types import PLAIN, allows
 from brt.bindings.registration import register_all
-from brt.checks import OneOf
+from brt.checks import MISFIT, PLAIN, UNKNOWN, OneOf, Range, allows
 from brt.config import ConfigError
 from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin, resolved
@@ -25,22 +23,44 @@ def gin_afterwards():
     gin.clear_config()
 
 
-def declared():
-    """(name, annotation, default) of every parameter of brt that gin may bind."""
+def configurables():
+    """Yields the name, the class or function and the parameters of everything gin may bind."""
+    register_all()
     for selector, entry in gin.config._REGISTRY.items():
-        if not (entry.module or "").startswith("brt"):
-            continue
-        hidden = {"self", *(entry.denylist or ())}
-        for name, parameter in parameters_of(entry).items():
-            named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-            if name not in hidden and named:
-                configurable = selector.rsplit(".", 1)[-1]
-                yield f"{configurable}.{name}", parameter.annotation, parameter.default
+        if (entry.module or "").startswith("brt"):
+            hidden = {"self", *(entry.denylist or ())}
+            arguments = {
+                name: parameter
+                for name, parameter in parameters_of(entry).items()
+                if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            }
+            bindable = {name: each for name, each in arguments.items() if name not in hidden}
+            others = dict.fromkeys(arguments.keys() - {"self"}, UNKNOWN)
+            yield selector.rsplit(".", 1)[-1], entry.wrapped, bindable, others
 
 
-register_all()
-DECLARED = sorted(declared(), key=lambda each: each[0])
-BOOLEANS = [name for name, annotation, _ in DECLARED if annotation is bool]
+CONFIGURABLES = sorted(configurables(), key=lambda each: each[0])
+DECLARED = [
+    (f"{owner}.{name}", parameter.annotation, parameter.default)
+    for owner, _, parameters, _ in CONFIGURABLES
+    for name, parameter in parameters.items()
+]
+
+
+def constraints(annotation):
+    """Returns all ranges and choices in an annotation."""
+    parts = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        return list(parts[1:])
+    return [one for part in parts for one in constraints(part)]
+
+
+def bare_numbers(annotation):
+    """Returns the numbers of an annotation that have no range."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return []
+    inner = [one for each in typing.get_args(annotation) for one in bare_numbers(each)]
+    return [annotation] if annotation in (int, float) else inner
 
 
 def refused(*lines):
@@ -49,92 +69,95 @@ def refused(*lines):
     return str(caught.value)
 
 
-def test_whatever_has_a_plain_default_declares_its_type():
-    without = [
-        name
-        for name, annotation, default in DECLARED
-        if annotation is gin.config.inspect.Parameter.empty
-        if isinstance(default, bool | int | float | str | tuple)
-    ]
-    assert without == []
+def test_every_parameter_with_a_plain_default_declares_a_type_that_allows_it():
+    for name, annotation, default in DECLARED:
+        if isinstance(default, PLAIN) and default is not gin.REQUIRED:
+            assert annotation is not inspect.Parameter.empty or default is None, name
+            assert allows(annotation, default), name
 
 
-def test_nothing_but_true_and_false_is_taken_for_a_boolean():
-    for value in ("'False'", "'no'", "0", "1", "None", "(False,)"):
-        assert refused(f"Trainer.clear_state = {value}").startswith(
-            f"Trainer.clear_state = {value}"
-        )
-    for name in BOOLEANS:
-        assert refused(f"{name} = 'False'").startswith(f"{name} = 'False'")
+def test_every_number_declares_its_range():
+    without = [name for name, annotation, _ in DECLARED if bare_numbers(annotation)]
+    assert without == ["Llama.rotary_scaling"]  # four numbers, which `check_scaling` knows
 
 
-def test_true_and_false_are_booleans():
-    for value in (True, False):
-        config.parse(bindings=[f"{name} = {value}" for name in BOOLEANS])
+def test_a_call_from_python_refuses_a_wrong_type_of_every_parameter():
+    for owner, made, parameters, arguments in CONFIGURABLES:
+        for name, parameter in parameters.items():
+            if not allows(parameter.annotation, MISFIT):
+                with pytest.raises(ValueError) as caught:
+                    made(**{**arguments, name: MISFIT})
+                assert str(caught.value).startswith(f"{owner}.{name} = 0j must be "), name
 
 
-def test_the_booleans_that_switched_something_on_are_among_them():
-    assert {
-        "BlockRecurrentTransformer.feedback",
-        "Evaluation.cleared",
-        "Trainer.clear_state",
-        "Trainer.remat_segments",
-        "Trainer.skip_nonfinite",
-        "cosine.tail",
-    } <= set(BOOLEANS)
+def test_a_binding_refuses_a_wrong_type_of_every_parameter():
+    for name, annotation, _ in DECLARED:
+        if not allows(annotation, MISFIT):
+            assert refused(f"{name} = 0j").startswith(f"{name} = 0j must be "), name
+
+
+def test_every_range_refuses_what_is_no_finite_number():
+    ranges = {one for _, each, _ in DECLARED for one in constraints(each) if type(one) is Range}
+    assert len(ranges) > 10
+    for one in ranges:
+        for value in (math.nan, math.inf, -math.inf, True, "1", 10**40):
+            assert not one.holds(value), (one, value)
+
+
+def test_every_choice_names_its_strings():
+    for name, annotation, _ in DECLARED:
+        for one in constraints(annotation):
+            if isinstance(one, OneOf):
+                sentence = refused(f"{name} = 'nonsense'")
+                assert all(repr(choice) in sentence for choice in one.choices), name
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("Trainer.steps = '10'", "a whole number, without quotes."),
-        ("Trainer.steps = True", "a whole number."),
         ("Trainer.steps = 10.0", "a whole number, without a point."),
-        ("Trainer.steps = None", "a whole number."),
+        ("Trainer.steps = True", "a whole number."),
         ("Trainer.bptt_depth = 1.5", "a whole number or None, without a point."),
-        ("Trainer.bptt_depth = 'None'", "a whole number or None, without quotes."),
-        ("adamw.b1 = 'abc'", "a number, without quotes."),
-        ("adamw.clip_norm = True", "a number or None."),
-        ("Corpus.store = 3", "a string."),
-        ("Evaluation.split = {}", "a string."),
-        ("RecurrentCell.gate_biases = 1.0", "one of 'small', 'zero', 'one'."),
-        ("Trainer.mesh = 1", "a tuple of 2: a whole number, a whole number."),
-        (
-            "BlockRecurrentTransformer.recurrent_layers = 9.0",
-            "a tuple with a whole number in each place, without a point.",
-        ),
-        (
-            "BlockRecurrentTransformer.recurrent_layers = (1, 2.0)",
-            "a tuple with a whole number in each place.",
-        ),
+        ("Trainer.clear_state = 'False'", "True or False, without quotes."),
         ("Trainer.mesh = (1, 2, 3)", "a tuple of 2: a whole number, a whole number."),
         ("Mixture.weights = ['much']", "a list with a number in each place."),
-        ("TransformerXL.tied_projections = 'no'", "True or False or a tuple with True or False"),
         ("FirstTokens.first = 3", "a dict with a whole number for each name."),
-        ("Trainer.corpus = -1", "a Corpus, which a reference gives: @NAME()"),
         ("Corpus.source = 2.5", "a Source, which a reference gives: @NAME()."),
         ("evaluation/TransformerXL.same_length = 'no'", "True or False, without quotes."),
+        ("adamw.clip_norm = 0", "a finite number above 0 or None."),
+        ("adamw.eps = 1e-60", "a finite number above 0."),
+        ("adamw.b1 = 1.0", "a number from 0 to below 1."),
+        ("cosine.warmup_steps = 2.5", "a whole number"),
+        ("Trainer.steps = 0", "a whole number from 1"),
+        ("Trainer.mesh = (-2, 1)", "a tuple"),
+        ("BlockRecurrentTransformer.head_size = 1000000000000", "a whole number from 1 to"),
+        ("FirstDocuments.first = {'train': 0}", "a dict"),
+        ("Corpus.store = ''", "a string that is not empty"),
+        ("WeightAverage.decay = 1", "a number above 0 and below 1."),
+        ("Trainer.plateau = @Corpus()", "a ReduceOnPlateau"),
+        ("Trainer.corpus = @Corpus", "a Corpus"),
+        ("Trainer.optimizer = @rsqrt", "what makes a GradientTransformation"),
+        ("Trainer.model = @LSTM()", "what makes a Model, by reference, as @NAME: write @LSTM, no"),
+        ("Mixture.corpora = [@Evaluation()]", "a list with a Corpus"),
+        ("TransformerXL.memory = @ExternalMemory", "what makes a HiddenMemory"),
     ],
 )
-def test_a_value_of_another_type_is_refused_by_its_name_and_says_what_is_expected(line, expected):
+def test_the_message_says_what_is_expected(line, expected):
     assert refused(line).startswith(f"{line} must be {expected}")
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "adamw.b1 = 0",
-        "adamw.clip_norm = None",
-        "Trainer.bptt_depth = None",
-        "Trainer.mesh = [1, 8]",
+        *("adamw.b1 = 0", "adamw.clip_norm = None", "cosine.warmup_steps = 1e3"),
+        *("Trainer.mesh = [1, -1]", f"Trainer.seed = {2**32 - 1}", "Trainer.eval_every = 0"),
         "BlockRecurrentTransformer.recurrent_layers = ()",
         "BlockRecurrentTransformer.recurrent_layers = [1, -1]",
-        "Mixture.weights = [1, 0.5]",
-        "Mixture.corpora = [@a/Corpus(), @b/Corpus()]",
+        *("Mixture.weights = [1, 0.5]", "Mixture.corpora = [@a/Corpus(), @b/Corpus()]"),
         "TransformerXL.tied_projections = (True, False)",
-        "RecallTask.document_length = (250, 320)",
-        "Corpus.vocabulary = 'bytes'",
-        "Corpus.vocabulary = @ByteVocabulary()",
+        *("RecallTask.document_length = (250, 320)", "RecallTask.document_length = 3"),
+        *("Corpus.vocabulary = 'bytes'", "Corpus.vocabulary = @ByteVocabulary()"),
         "Trainer.corpus = @Mixture()",
     ],
 )
@@ -148,7 +171,6 @@ def test_values_of_the_declared_type_pass(line):
         (["BlockRecurrentTransformer.recurrent_layers = 9"], (9,)),
         (["LAYER = -1", "BlockRecurrentTransformer.memorizing_layers = %LAYER"], (-1,)),
         (["WordCounting.splits = 'all'"], ("all",)),
-        (["TransformerXL.cutoffs = 5"], (5,)),
         (["evaluation/TransformerXL.cutoffs = 5"], (5,)),
         (["TransformerXL.tied_projections = False"], False),
         (["BlockRecurrentTransformer.recurrent_layers = [9]"], [9]),
@@ -160,119 +182,11 @@ def test_a_value_alone_stands_for_a_tuple_of_it(lines, expected):
     name = lines[-1].partition(" = ")[0]
     again = gin.config_str()
     for _ in range(2):
-        (found,) = [bound.value for bound in bound_values() if bound.name == name]
-        assert found == expected and type(found) is type(expected)
+        (value,) = [bound.value for bound in bound_values() if bound.name == name]
+        assert value == expected and type(value) is type(expected)
         config.parse(bindings=[again])
     settings = resolved(read_gin("\n".join(lines)))
     assert config.as_declared(settings) == {name: expected}
-
-
-def test_a_setting_that_is_one_of_several_strings_names_them():
-    choices = {
-        name: one
-        for name, declared in config.declarations().items()
-        for one in typing.get_args(declared)
-        if isinstance(one, OneOf)
-    }
-    assert {"RecurrentCell.gate", "TransformerXL.norm", "Trainer.stream"} <= choices.keys()
-    for name, one in choices.items():
-        for wrong in ("1.0", "'nonsense'"):
-            sentence = refused(f"{name} = {wrong}")
-            assert all(repr(choice) in sentence for choice in one.choices), name
-        for choice in one.choices:
-            config.parse(bindings=[f"{name} = {choice!r}"])
-
-
-def test_a_default_is_of_the_declared_type_and_range():
-    absent = (inspect.Parameter.empty, gin.REQUIRED)
-    wrong = [
-        name
-        for name, annotation, default in DECLARED
-        if isinstance(default, PLAIN) and default not in absent and not allows(annotation, default)
-    ]
-    assert wrong == []
-
-
-def bare_numbers(annotation):
-    """Numbers of an annotation that have no range."""
-    if typing.get_origin(annotation) is typing.Annotated:
-        return []
-    inner = [one for each in typing.get_args(annotation) for one in bare_numbers(each)]
-    return [annotation] if annotation in (int, float) else inner
-
-
-def test_whatever_takes_a_number_declares_its_range():
-    without = [name for name, annotation, _ in DECLARED if bare_numbers(annotation)]
-    assert without == ["Llama.rotary_scaling"]  # four numbers, which `check_scaling` knows
-    assert bare_numbers(tuple[int, ...] | None) == [int]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("adamw.clip_norm = -0.5", "adamw.clip_norm = 0", "adamw.clip_value = 0"),
-        *("adamw.clip_norm = -1e400", "adamw.weight_decay = -5.0", "adamw.weight_decay = 1e400"),
-        *("adamw.b1 = 5", "adamw.b1 = 1.0", "adamw.b1 = -1.0", "adamw.b2 = 3", "adamw.b2 = -1"),
-        *("adamw.eps = -1.0", "adamw.eps = 1e400", "adamw.eps = 0", "adamw.eps = 1e-60"),
-        *("adafactor.momentum = 5", "adafactor.clip_update = 0", "adafactor.min_factored = -1"),
-        *("cosine.maximum = -0.5", "cosine.maximum = 1e400", "cosine.minimum = -0.5"),
-        *("cosine.warmup_steps = -5", "cosine.warmup_steps = 2.5", "cosine.warmup_steps = 1j"),
-        *("Trainer.steps = 0", "Trainer.eval_every = -1", "Trainer.mesh = (-2, 1)"),
-        *("Trainer.seed = -1", f"Trainer.seed = {2**70}", "Trainer.bptt_depth = -1"),
-        *("CheckpointPolicy.keep_every = -1", "CheckpointPolicy.keep_every = 0"),
-        *("Evaluation.max_steps = -1", "Evaluation.max_steps = 0", "Evaluation.stride = 0"),
-        "BlockRecurrentTransformer.head_size = 1000000000000",
-        "BlockRecurrentTransformer.feed_forward_size = 0",
-        *("BlockRecurrentTransformer.dropout = 1.0", "TransformerXL.projection_std = -0.5"),
-        *("TransformerXL.num_layers = -1", "RelativeBias.num_buckets = 0"),
-        *("RelativeBias.num_buckets = 1000000000000", "ExternalMemory.size = 1000000000000"),
-        *("LSTM.vocabulary_size = 1000000000000", "RecallScore.segment_length = -1"),
-        *("RecallTask.num_fillers = 1000000000000", "RecallTask.document_length = (0, 3)"),
-        *("Mixture.weights = [1, 0]", "Mixture.weights = [1e400, 1]", "Corpus.store = ''"),
-        *("TextFiles.path = '  '", "FirstDocuments.first = {'train': 0}"),
-        *("a/adamw.b1 = 5", "WeightAverage.decay = 1", "QuadraticEquations.rootless = 1.5"),
-    ],
-)
-def test_a_value_that_no_run_can_mean_is_refused_by_its_name(line):
-    name = line.split(" = ")[0]
-    sentence = refused(line)
-    assert sentence.startswith(f"{name} = ") and " must be a" in sentence
-    assert sentence.endswith(".") and "\n" not in sentence
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("adamw.b1 = 0.0", "adamw.weight_decay = 0", "cosine.warmup_steps = 1e3"),
-        *("Trainer.eval_every = 0", "Trainer.mesh = (2, -1)", f"Trainer.seed = {2**32 - 1}"),
-        *("BlockRecurrentTransformer.recurrent_layers = (-1,)", "TransformerXL.memory_length = 0"),
-        *("RecallTask.document_length = 3", "adafactor.momentum = None"),
-    ],
-)
-def test_values_at_the_ends_of_their_range_pass(line):
-    config.parse(bindings=[line])
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("Trainer.plateau = @Corpus()", "a ReduceOnPlateau"),
-        ("Trainer.checkpoints = @LSTM", "a CheckpointPolicy"),
-        ("Trainer.corpus = @Corpus", "a Corpus"),
-        ("Trainer.steps = @Corpus()", "a whole number"),
-        ("Trainer.evaluation = @RecallScore()", "an EvaluationSettings"),
-        ("Trainer.schedule = @adamw", "makes an Array"),
-        ("Trainer.optimizer = @rsqrt", "makes a GradientTransformation"),
-        ("Trainer.model = @LSTM()", "write @LSTM, no brackets."),
-        ("Corpus.source = @ByteVocabulary()", "a Source"),
-        ("Mixture.corpora = [@Evaluation()]", "a list with a Corpus"),
-        ("RecurrentMemoryTransformer.body = @LSTM", "makes a Body"),
-        ("TransformerXL.memory = @ExternalMemory", "makes a HiddenMemory"),
-    ],
-)
-def test_a_reference_to_what_does_not_belong_there_is_refused(line, told):
-    sentence = refused(line)
-    assert sentence.startswith(f"{line} must be") and told in sentence
 
 
 @pytest.mark.parametrize(
@@ -284,8 +198,7 @@ def test_a_reference_to_what_does_not_belong_there_is_refused(line, told):
     ],
 )
 def test_references_that_lead_back_to_themselves_are_named(lines):
-    sentence = refused(*lines)
-    assert "lead back to where they begin" in sentence and "First" in sentence
+    assert "First" in refused(*lines)
 
 
 def test_a_source_may_be_of_its_own_class_in_another_scope():
@@ -306,13 +219,7 @@ def test_a_macro_counts_as_its_value():
 
 
 def test_macros_that_stand_for_one_another_are_refused():
-    sentence = refused("X = %Y", "Y = %X", "Trainer.steps = %X")
-    assert re.match("The macro %[XY] is its own value", sentence)
-
-
-@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.gin")), ids=lambda f: f.stem)
-def test_every_config_is_of_the_declared_types(file):
-    config.parse([str(file)])
+    assert "macro %" in refused("X = %Y", "Y = %X", "Trainer.steps = %X")
 
 
 def test_a_string_does_not_switch_feedback_on(tmp_path):

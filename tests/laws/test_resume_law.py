@@ -34,7 +34,7 @@ def test_a_state_that_went_through_a_checkpoint_goes_on_as_the_undisturbed_one(n
     entry = ARCHITECTURES[name]
     experiment = Experiment(
         Trainer(
-            corpus=None,
+            corpus=object(),
             optimizer=optax.sgd,
             schedule=lambda step, total_steps: 0.1,
             steps=2 * STEPS,

@@ -69,7 +69,7 @@ def experiment_of(name) -> Experiment:
     """
     entry = ARCHITECTURES[name]
     trainer = Trainer(
-        corpus=None,
+        corpus=object(),
         optimizer=adafactor if name in EVERY_MESH else optax.sgd,
         schedule=lambda step, total_steps: constant_rate(step, total_steps, 0.01, 0),
         steps=STEPS,

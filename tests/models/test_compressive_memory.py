@@ -117,7 +117,7 @@ def test_it_reaches_its_compressed_inputs_too():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(compression="sum"), r"CompressiveMemory\.compression = 'sum': choose one of"),
+        (dict(compression="sum"), r"CompressiveMemory\.compression = 'sum' must be one of"),
         (dict(compressed=0), r"CompressiveMemory\.compressed = 0"),
         (dict(rate=4), r"rate = 4 .*divide TransformerXL\.memory_length = 6"),
         (dict(reconstruction_weight=-1.0), r"reconstruction_weight = -1\.0"),

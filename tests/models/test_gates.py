@@ -178,13 +178,6 @@ def test_states_stay_float32_when_activations_are_not():
     assert (found == 1 + 2**-20).all()
 
 
-def test_a_wrong_choice_is_refused_with_the_name_of_its_binding():
-    with pytest.raises(ValueError, match=r"RecurrentCell\.gate = 'bias'.*fixed.*lstm"):
-        gate("bias")
-    with pytest.raises(ValueError, match=r"RecurrentCell\.gate_form = 'code'.*paper.*meliad"):
-        gate("fixed", "code")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_gates_that_begin_otherwise_are_the_same_gate_without_its_constants(kind):
     c_BSD, h_BSC = (np.ones((1, 2, size), np.float32) for size in (4, 5))
@@ -200,8 +193,3 @@ def test_gates_that_begin_otherwise_are_the_same_gate_without_its_constants(kind
         kept[biases] = float(np.mean(apply(module, c_BSD, h_BSC)[1]))
     assert kept["zero"] == 0.5 and kept["one"] == pytest.approx(sigmoid(1))
     assert kept["small"] == pytest.approx(sigmoid(1 if kind == "lstm" else 0), abs=0.05)
-
-
-def test_an_unknown_way_to_begin_is_refused():
-    with pytest.raises(ValueError, match="gate_biases = 'two': choose one of"):
-        Gate(nnx.Rngs(0), MLP, (5,), 4, "lstm", biases="two")

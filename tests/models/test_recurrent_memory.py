@@ -315,7 +315,7 @@ def test_operations_are_counted_as_the_mask_has_them(name):
     ("settings", "named"),
     [
         (dict(num_memory=-1), "num_memory = -1 .*Trainer.model = @TransformerXL"),
-        (dict(num_memory=0), "num_memory = 0 must be at least 1: .*Trainer.model = @TransformerXL"),
+        (dict(num_memory=0), "num_memory = 0 must be"),
         (dict(num_memory=T), r"num_memory = 6 .* allow_long_memory"),
         (dict(num_memory=T + 3), r"num_memory = 9 .* whole segment of 6"),
         (dict(num_memory=2, auxiliary_weight=-0.1), "auxiliary_weight"),

@@ -30,7 +30,7 @@ def in_loops(name, mesh_shape, dtype="float32", remat="none"):
     entry = ARCHITECTURES[name]
     sizes = SIZES | dict(activation_dtype=dtype, remat=remat)
     trainer = Trainer(
-        corpus=None,
+        corpus=object(),
         optimizer=optax.sgd,
         schedule=lambda step, total_steps: constant_rate(step, total_steps, 0.01, 0),
         steps=1,

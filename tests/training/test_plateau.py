@@ -112,4 +112,4 @@ def test_values_that_cannot_be_are_refused(wrong):
 
 def test_a_plateau_without_evaluations_is_refused():
     with pytest.raises(ValueError, match=r"Trainer\.eval_every"):
-        Trainer(None, None, None, 1, 8, 8, plateau=ReduceOnPlateau(), eval_every=0)
+        Trainer(object(), object, object, 1, 8, 8, plateau=ReduceOnPlateau(), eval_every=0)

@@ -8,71 +8,15 @@ import optax
 import pytest
 from tiny_run import PLAIN, build, command, write_config
 
-from brt import config, train
+from brt import train
 from brt.training.optimization import schedules
 from brt.training.optimization.optimizers import adafactor, adamw
-from brt.training.optimization.plateau import ReduceOnPlateau
-
-INFINITE = float("inf")
-NAN = float("nan")
-
-REFUSED = [
-    (adamw, "clip_norm", [-0.5, 0, 0.0, INFINITE, -INFINITE, NAN, 1e-60, True, "abc"]),
-    (adamw, "clip_value", [-1.0, 0, INFINITE, NAN, "abc"]),
-    (adamw, "eps", [0, -1.0, INFINITE, 1e300, NAN, "abc"]),
-    (adamw, "b1", [1.0, 5, -1.0, -0.1, NAN, INFINITE, "abc"]),
-    (adamw, "b2", [1.0, 3, -1, INFINITE, NAN]),
-    (adamw, "weight_decay", [-5.0, INFINITE, NAN, "abc"]),
-    (adafactor, "momentum", [5, 1.0, -0.5, NAN, INFINITE, "abc"]),
-    (adafactor, "clip_update", [0, -1.0, INFINITE, NAN, "abc"]),
-    (adafactor, "decay_rate", [0, -0.8, INFINITE, NAN]),
-    (adafactor, "min_factored", [-1, 2.5, NAN]),
-]
-RATES = [
-    ("rsqrt", "multiplier", [-1.0, 0, INFINITE, NAN, "abc"]),
-    ("rescaled_rsqrt", "minimum", [-0.5, 0, 0.06, NAN]),
-    ("rescaled_rsqrt", "maximum", [-0.5, 0, INFINITE]),
-    ("cosine", "maximum", [-0.5, 0, 0.0005, INFINITE, NAN]),
-    ("cosine", "minimum", [-0.5, 0.02, INFINITE, NAN]),
-    ("linear", "maximum", [-0.5, 0, INFINITE, NAN]),
-    ("linear", "minimum", [-0.5, 0.02, NAN]),
-    ("constant_rate", "value", [-0.5, 0, INFINITE, NAN]),
-    *(
-        (name, "warmup_steps", [-5, 2.5, "", INFINITE, NAN, True])
-        for name in ("rsqrt", "rescaled_rsqrt", "cosine", "linear", "constant_rate")
-    ),
-]
 
 
-def each(table):
-    return [(owner, name, value) for owner, name, values in table for value in values]
-
-
-@pytest.mark.parametrize(("optimizer", "name", "value"), each(REFUSED))
-def test_an_optimizer_refuses_what_has_no_meaning(optimizer, name, value):
-    with pytest.raises(ValueError, match=rf"^{optimizer.__name__}\.{name} = .* must "):
-        optimizer(lambda step: 0.1, **{name: value})
-
-
-@pytest.mark.parametrize(("schedule", "name", "value"), each(RATES))
-def test_a_schedule_refuses_what_has_no_meaning(schedule, name, value):
-    with pytest.raises(
-        ValueError, match=rf"must .*{schedule}\.{name} = |{schedule}\.{name} = .*must "
-    ):
-        getattr(schedules, schedule)(1, 100, **{name: value})
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("factor", value) for value in (1.0, 0, -0.5, NAN)),
-        *(("patience", value) for value in (-1, 2.5)),
-        *(("floor", value) for value in (-1e-6, INFINITE, NAN)),
-    ],
-)
-def test_the_plateau_rule_refuses_what_has_no_meaning(name, value):
-    with pytest.raises(ValueError, match=rf"^ReduceOnPlateau\.{name} = .* must "):
-        ReduceOnPlateau(**{name: value})
+@pytest.mark.parametrize("schedule", ["rescaled_rsqrt", "cosine", "linear"])
+def test_a_schedule_refuses_a_minimum_above_its_maximum(schedule):
+    with pytest.raises(ValueError, match=rf"^{schedule}\.minimum = "):
+        getattr(schedules, schedule)(1, 100, minimum=0.02, maximum=0.01)
 
 
 ACCEPTED = [
@@ -100,30 +44,11 @@ def test_a_warm_up_of_whole_steps_is_accepted(warmup_steps):
     assert float(rate) == pytest.approx(0.1 if warmup_steps else 0.3)
 
 
-@pytest.mark.parametrize(
-    ("binding", "named"),
-    [
-        ("adamw.clip_norm=-0.5", "adamw.clip_norm = -0.5 must be a finite number above 0 or None."),
-        ("adamw.eps=1e400", "adamw.eps = inf must be a finite number above 0."),
-        ("rsqrt.multiplier=-1", "rsqrt.multiplier = -1 must be a finite number above 0."),
-        (
-            "rsqrt.warmup_steps=-5",
-            "rsqrt.warmup_steps = -5 must be a whole number from 0 to 2,147,483,647 or None.",
-        ),
-        ("adamw.b1='abc'", "adamw.b1 = 'abc' must be a number, without quotes."),
-    ],
-)
-def test_a_dry_run_refuses_them(tmp_path, monkeypatch, capsys, binding, named):
+def test_a_dry_run_refuses_what_has_no_meaning(tmp_path, monkeypatch, capsys):
     path = write_config(tmp_path, *PLAIN, without=("RecurrentCell",))
-    status = command(monkeypatch, train, f"--gin_file={path}", "--dry_run", f"--gin.{binding}")
-    assert status == 1
-    assert capsys.readouterr().err.strip() == f"Error: {named}"
-    gin.clear_config()
-
-
-def test_the_settings_of_a_config_are_accepted(tmp_path):
-    build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)))
-    assert config.read_bindings()["adamw.clip_norm"] == "None"
+    arguments = f"--gin_file={path}", "--dry_run", "--gin.adamw.clip_norm=-0.5"
+    assert command(monkeypatch, train, *arguments) == 1
+    assert capsys.readouterr().err.strip().startswith("Error: adamw.clip_norm = -0.5 must be ")
     gin.clear_config()
 
 

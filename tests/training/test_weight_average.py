@@ -85,4 +85,4 @@ def test_a_decay_that_averages_nothing_is_refused(decay):
 def test_a_plateau_beside_an_average_is_refused():
     both = {"plateau": ReduceOnPlateau(), "average": WeightAverage()}
     with pytest.raises(ValueError, match=r"Trainer\.plateau and Trainer\.average"):
-        Trainer(None, None, None, 1, 8, 8, **both)
+        Trainer(object(), object, object, 1, 8, 8, **both)

@@ -21,11 +21,10 @@ import math
 import string
 from collections.abc import Callable, Iterable, Iterator
 
-import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.checks import Count, Seed, Symbols
+from brt.checks import Count, Seed, Symbols, configurable
 from brt.data.sources.base import Document, Source, check_known_split
 from brt.data.vocabularies.base import Vocabulary, checked_ids
 
@@ -126,11 +125,6 @@ class SampleTask(Source):
         settings: dict,
     ):
         name = type(self).__name__
-        if min(counts) < 1 or seed < 0:
-            raise ValueError(
-                f"{name}.num_train, num_validation, num_test = {tuple(counts)} must be 1 or more, "
-                f"and {name}.seed = {seed} not negative."
-            )
         self.input_length: int = tokens - 1 if padded_length is None else padded_length
         if self.input_length < tokens - 1:
             raise ValueError(
@@ -266,7 +260,7 @@ class _SequenceTask(SampleTask):
         return np.concatenate([sources, starts, self._target(sources)], axis=1)
 
 
-@gin.configurable
+@configurable
 class CopyTask(_SequenceTask):
     """A sequence of symbols, to be written twice.
 
@@ -290,7 +284,7 @@ class CopyTask(_SequenceTask):
         return np.concatenate([sources, sources], axis=1)
 
 
-@gin.configurable
+@configurable
 class ReverseTask(_SequenceTask):
     """A sequence of symbols, to be written backwards; a model reads 2 n tokens.
 
@@ -303,7 +297,7 @@ class ReverseTask(_SequenceTask):
         return sources[:, ::-1]
 
 
-@gin.configurable
+@configurable
 class AssociativeRetrieval(SampleTask):
     """Pairs of a letter and a digit, then one of the letters, whose digit is the target.
 

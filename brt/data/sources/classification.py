@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import gin
 from absl import logging
 
-from brt.checks import Name, Seed
+from brt.checks import Name, Seed, configurable
 from brt.data.order import permutation
 from brt.data.sources.base import absolute, check_known_split
 from brt.data.sources.labelled import (
@@ -32,7 +32,7 @@ HELD_OUT = {"test": 65, "validation": 64}
 """Of the 645 published articles; 516 are left to train on (Longformer, appendix)."""
 
 
-@gin.configurable
+@configurable
 class LabelledTexts(LabelledSource):
     """Texts with a class, or several, one JSON record a line, or a list of records.
 
@@ -105,7 +105,7 @@ class LabelledTexts(LabelledSource):
         return tuple(sorted({class_number(one, self.classes, where) for one in value}))
 
 
-@gin.configurable
+@configurable
 class Hyperpartisan(LabelledSource):
     """Hyperpartisan news, by article: 645 articles, 238 of them hyperpartisan.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import gin
 from absl import logging
 
-from brt.checks import Name, Share
+from brt.checks import Name, Share, configurable
 from brt.data.sources.base import Document, FileSource, absolute, check_known_split
 from brt.data.sources.plain_text import HEAD, NotPlainText, check_plain_text
 from brt.storage.file_parts import FileBytes
@@ -23,7 +23,7 @@ CHECKED_FIRST = 1000
 """So many files are checked for plain text before the first is read; all are when they are read."""
 
 
-@gin.configurable
+@configurable
 class TextFiles(FileSource):
     """One document a file.
 
@@ -174,7 +174,7 @@ class TextFiles(FileSource):
         return f'bind TextFiles.suffix = "{suffix}" to read its {count:,} {suffix} files.'
 
 
-@gin.configurable
+@configurable
 class SourceTree(FileSource):
     """One document for each entry at the top of a tree: a package, a repository, an article.
 

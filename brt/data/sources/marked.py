@@ -12,7 +12,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.checks import Count, Seed, Symbols
+from brt.checks import Count, Seed, Symbols, configurable
 from brt.data.sources.base import Document, Source
 from brt.data.vocabularies.base import Frame, Vocabulary, checked_ids
 
@@ -87,7 +87,7 @@ class MarkVocabulary(Vocabulary):
         return " ".join(self.words[i] for i in checked_ids(ids, self.size, self.name))
 
 
-@gin.configurable
+@configurable
 class MarkTask(Source):
     """A source of marked texts with their class, and with its name as an answer.
 
@@ -123,11 +123,6 @@ class MarkTask(Source):
         opened: bool = True,
         seed: Seed = 0,
     ):
-        if min(num_documents, num_held_out, num_fillers) < 1 or seed < 0:
-            raise ValueError(
-                "MarkTask needs at least one document and one filler, and a seed that is not "
-                "negative: bind num_documents, num_held_out and num_fillers to 1 or more."
-            )
         if not 1 <= mark_within <= length:
             raise ValueError(
                 f"MarkTask.mark_within = {mark_within} must lie between 1 and MarkTask.length = "

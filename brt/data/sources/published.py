@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import gin
 
-from brt.checks import Name, Seed
+from brt.checks import Name, Seed, configurable
 from brt.data.sources.base import Document, FileSource, absolute, check_known_split
 from brt.storage.file_parts import FileBytes
 from brt.storage.regular_files import open_regular
@@ -114,7 +114,7 @@ class _Cut(_Extents):
         return [Extent(f"{self.file}-{split}", path, start, start + self.lengths[split])]
 
 
-@gin.configurable
+@configurable
 class Enwik8(_Cut):
     """The first 10^8 bytes of an English Wikipedia dump: 90M, 5M and 5M bytes, one document each.
 
@@ -147,7 +147,7 @@ class Enwik8(_Cut):
         return {**super().description(split), "line_feeds": self.line_feeds}
 
 
-@gin.configurable
+@configurable
 class Text8(_Cut):
     """10^8 bytes of Wikipedia in 26 letters and the space: 90M, 5M and 5M, one document each.
 
@@ -180,7 +180,7 @@ class _Lines(_Extents):
         return Extent(os.path.basename(path), path, 0, os.path.getsize(path))
 
 
-@gin.configurable
+@configurable
 class PennTreebank(_Lines):
     """Mikolov's Penn Treebank: lower case, 10,000 words, `<unk>` and `N`. One document a split.
 
@@ -242,7 +242,7 @@ class _WikiText(_Lines):
         return {**super().description(split), "articles": self.articles, "raw": self.raw}
 
 
-@gin.configurable
+@configurable
 class WikiText103(_WikiText):
     __doc__ = _WikiText.__doc__
 
@@ -250,7 +250,7 @@ class WikiText103(_WikiText):
     tokens = {"train": 103_227_021, "validation": 217_646, "test": 245_569}
 
 
-@gin.configurable
+@configurable
 class WikiText2(_WikiText):
     __doc__ = _WikiText.__doc__
 
@@ -258,7 +258,7 @@ class WikiText2(_WikiText):
     tokens = {"train": 2_088_628, "validation": 217_646, "test": 245_569}
 
 
-@gin.configurable
+@configurable
 class OneBillionWord(PublishedFiles):
     """One Billion Word Benchmark: sentences, one a line; one document a shard of 300,000.
 

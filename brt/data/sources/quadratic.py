@@ -14,10 +14,9 @@ there is no real root the discriminant is the last stage that is not empty.
 Source: Bulatov et al. 2022, arXiv:2207.06881 (Recurrent Memory Transformer), appendix A.3.
 """
 
-import gin
 import numpy as np
 
-from brt.checks import Count, Part, Seed
+from brt.checks import Count, Part, Seed, configurable
 from brt.data.order import permutation
 from brt.data.sources.algorithmic import PAD, START, SampleTask, SymbolVocabulary, distinct_rows
 
@@ -26,7 +25,7 @@ STAGES, STAGE = 6, 30
 SYMBOLS = "_>0123456789+-*/^=()xD;,"
 
 
-@gin.configurable
+@configurable
 class QuadraticEquations(SampleTask):
     """A source of equations a (x - x1) (x - x2) = 0 with integer a, x1, x2, and their solutions.
 

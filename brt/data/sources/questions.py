@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import gin
 
-from brt.checks import Count, Name, Seed
+from brt.checks import Count, Name, Seed, configurable
 from brt.data.order import permutation
 from brt.data.sources.classification import check_classes
 from brt.data.sources.labelled import Example, LabelledSource, class_number, records, text_of
@@ -20,7 +20,7 @@ YES_NO = {"yes": 1, "no": 2}
 """Kinds of answers that are no part of the text."""
 
 
-@gin.configurable
+@configurable
 class Scrolls(LabelledSource):
     """One task of SCROLLS, such as ContractNLI, QuALITY or Qasper: an input and what to write.
 
@@ -126,7 +126,7 @@ class _Questions(LabelledSource):
         raise NotImplementedError
 
 
-@gin.configurable
+@configurable
 class HotpotQA(_Questions):
     """HotpotQA in its distractor setting: ten paragraphs, two of which tell the answer.
 
@@ -166,7 +166,7 @@ class HotpotQA(_Questions):
         return question_example(name, text_of(record, "question", where), paragraphs, (answer,))
 
 
-@gin.configurable
+@configurable
 class MuSiQue(_Questions):
     """MuSiQue: twenty paragraphs, two to four of which tell the answer.
 

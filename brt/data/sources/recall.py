@@ -13,11 +13,10 @@ import hashlib
 import json
 from collections.abc import Iterator
 
-import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.checks import Count, CountFrom0, Seed, Symbols
+from brt.checks import Count, CountFrom0, Seed, Symbols, configurable
 from brt.data.sources.base import Document, Source
 from brt.data.vocabularies.base import Vocabulary, checked_ids
 
@@ -91,7 +90,7 @@ class RecallVocabulary(Vocabulary):
         return " ".join(self.words[i] for i in checked_ids(ids, self.size, self.name))
 
 
-@gin.configurable
+@configurable
 class RecallTask(Source):
     """A source of recall documents, with their vocabulary in `vocabulary`.
 
@@ -129,11 +128,6 @@ class RecallTask(Source):
         seed: Seed = 0,
     ):
         shortest, longest = np.broadcast_to(document_length, 2).tolist()
-        if min(num_documents, num_held_out, num_facts, num_values, num_fillers) < 1:
-            raise ValueError(
-                "RecallTask needs at least one document, fact, value and filler: bind all of "
-                "num_documents, num_held_out, num_facts, num_values, num_fillers to 1 or more."
-            )
         if seed < 0:
             raise ValueError(f"RecallTask.seed = {seed} is negative: bind it to 0 or more.")
         if num_keys < num_facts:

@@ -14,7 +14,7 @@ from typing import Any
 import gin
 from absl import logging
 
-from brt.checks import Count
+from brt.checks import Count, configurable
 from brt.data.sources.base import Document, Source, check_source
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
@@ -67,7 +67,7 @@ class Transformed(Source):
         return {**self.source.description(split), **self._description}
 
 
-@gin.configurable
+@configurable
 class FirstDocuments(Transformed):
     """The first documents of some splits, in the order of the inner source.
 
@@ -117,7 +117,7 @@ class FirstDocuments(Transformed):
         return first
 
 
-@gin.configurable
+@configurable
 class FirstTokens(Transformed):
     """The first tokens of every document of some splits.
 
@@ -191,7 +191,7 @@ class FirstTokens(Transformed):
         return Document(document.title, data[:end], tokens[:first], weights)
 
 
-@gin.configurable
+@configurable
 class GutenbergText(Transformed):
     """Books of Project Gutenberg without its header, licence and footer.
 
@@ -208,7 +208,7 @@ class GutenbergText(Transformed):
         super().__init__(source, _between_marks, {"gutenberg_marks": "cut"})
 
 
-@gin.configurable
+@configurable
 class UnwrappedLines(Transformed):
     """Texts whose paragraphs are one line each.
 

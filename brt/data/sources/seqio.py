@@ -11,7 +11,7 @@ from typing import Any
 import gin
 import numpy as np
 
-from brt.checks import Name
+from brt.checks import Name, configurable
 from brt.data.extras import extra_library
 from brt.data.sources import tasks
 from brt.data.sources.base import Document
@@ -20,7 +20,7 @@ from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
 
 
-@gin.configurable
+@configurable
 class SeqioText(ExampleSource):
     """One document an example of a registered task or mixture, unshuffled and uncut.
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import gin
 
-from brt.checks import Name
+from brt.checks import Name, configurable
 from brt.data.extras import extra_library
 from brt.data.sources.base import Document
 from brt.data.sources.examples import ExampleSource
 
 
-@gin.configurable
+@configurable
 class TfdsText(ExampleSource):
     """One document an example. Downloads the data set when it is not on disk yet.
 

@@ -27,10 +27,9 @@ Pretrained Transformers, section 5.4 (question in every window).
 
 from typing import Annotated, Any, NamedTuple
 
-import gin
 import numpy as np
 
-from brt.checks import Count, OneOf, check_choice
+from brt.checks import Count, OneOf, configurable
 from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass, LastResults, Stream
@@ -45,7 +44,7 @@ SPAN = 0
 """The kind of answer that is a part of the text."""
 
 
-@gin.configurable
+@configurable
 class LabelledDocuments:
     """How documents are cut into segments, and what is asked of them.
 
@@ -68,11 +67,6 @@ class LabelledDocuments:
         loss: Annotated[str, OneOf(LOSSES)] = "last",
         words: Count = 16,
     ):
-        check_choice("LabelledDocuments.alignment", alignment, ALIGNMENTS)
-        check_choice("LabelledDocuments.targets", targets, TARGETS)
-        check_choice("LabelledDocuments.loss", loss, LOSSES)
-        if words < 1:
-            raise ValueError(f"LabelledDocuments.words = {words} must be at least 1.")
         self.alignment = alignment
         self.targets = targets
         self.loss = loss

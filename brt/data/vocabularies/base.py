@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
-from brt.checks import Name
+from brt.checks import Name, configurable
 from brt.storage.regular_files import NotRegular, open_regular
 from brt.token_ids import BEGIN as BEGIN
 
@@ -122,7 +122,7 @@ class Vocabulary(abc.ABC):
         """
 
 
-@gin.configurable
+@configurable
 class ByteVocabulary(Vocabulary):
     """Ids are the 256 bytes: any file can be encoded, and nothing is lost."""
 
@@ -145,7 +145,7 @@ class ByteVocabulary(Vocabulary):
         return checked.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
 
-@gin.configurable
+@configurable
 class SentencePieceVocabulary(Vocabulary):
     """The pieces of a trained SentencePiece model.
 

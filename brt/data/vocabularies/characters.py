@@ -13,7 +13,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.checks import Name
+from brt.checks import Name, configurable
 from brt.data.sources.base import Document
 from brt.data.vocabularies.base import (
     Vocabulary,
@@ -44,7 +44,7 @@ class _SymbolList(NamedTuple):
     ids_of_codes: np.ndarray
 
 
-@gin.configurable
+@configurable
 class CharacterVocabulary(Vocabulary):
     """The symbols that a file lists: bytes or characters, as the file says.
 

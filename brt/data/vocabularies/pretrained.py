@@ -16,7 +16,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.checks import Name
+from brt.checks import Name, configurable
 from brt.data.extras import extra_library
 from brt.data.vocabularies.base import (
     Vocabulary,
@@ -87,7 +87,7 @@ class _Pretrained(Vocabulary):
         return self._loaded[0].decode(checked, skip_special_tokens=False)
 
 
-@gin.configurable
+@configurable
 class ByteLevelBpeVocabulary(_Pretrained):
     """Byte-level BPE of GPT-2 and, with its own numbers, RoBERTa: every text, and nothing lost.
 
@@ -136,7 +136,7 @@ class ByteLevelBpeVocabulary(_Pretrained):
         return tokenizer, digest
 
 
-@gin.configurable
+@configurable
 class WordPieceVocabulary(_Pretrained):
     """WordPiece of BERT: white space is not kept, nor case and accents with `lower_case`.
 

@@ -11,13 +11,13 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.checks import Name
+from brt.checks import Name, configurable
 from brt.data.vocabularies.base import Frame, Vocabulary, checked_ids, expanded, utf8_text
 from brt.data.vocabularies.hub_tokenizers import HubTokenizer, hub_tokenizer
 from brt.data.vocabularies.pretrained import PART, parts
 
 
-@gin.configurable
+@configurable
 class PretrainedFolderVocabulary(Vocabulary):
     """The tokenizer of a Hub folder; see `hub_tokenizers`.
 

@@ -12,7 +12,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.checks import Name
+from brt.checks import Name, configurable
 from brt.data.extras import extra_library
 from brt.data.vocabularies.base import (
     Vocabulary,
@@ -25,7 +25,7 @@ from brt.data.vocabularies.base import (
 SUFFIX = ".subwords"
 
 
-@gin.configurable
+@configurable
 class SubwordVocabulary(Vocabulary):
     """The subwords of a file made by SubwordTextEncoder; any text can be encoded and comes back.
 

@@ -22,7 +22,7 @@ import gin
 import numpy as np
 
 from brt import config
-from brt.checks import Count, Name, Seed
+from brt.checks import Count, Name, Seed, configurable
 from brt.data.corpus import Corpus
 from brt.data.sources.base import Document, Source
 from brt.data.vocabularies.base import SentencePieceVocabulary, Vocabulary, utf8_text
@@ -84,7 +84,7 @@ class VocabularyTraining(abc.ABC, Generic[Made]):
         """
 
 
-@gin.configurable
+@configurable
 class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
     """Trains a SentencePiece model, with the settings of the published PG19 models.
 
@@ -155,7 +155,7 @@ class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
         return model.getvalue()
 
 
-@gin.configurable
+@configurable
 class WordCounting(VocabularyTraining[WordVocabulary]):
     """Lists words by how often they occur, as `word_list` says.
 
@@ -181,7 +181,7 @@ class WordCounting(VocabularyTraining[WordVocabulary]):
         return word_list(vocabulary, counts, self.min_count, self.max_size)
 
 
-@gin.configurable
+@configurable
 class SymbolCounting(VocabularyTraining[CharacterVocabulary]):
     """Lists bytes or characters by how often they occur.
 
@@ -207,7 +207,7 @@ class SymbolCounting(VocabularyTraining[CharacterVocabulary]):
         return symbol_list(count_symbols(documents, self.unit), self.unit, self.unknown)
 
 
-@gin.configurable
+@configurable
 class SubwordTraining(VocabularyTraining[SubwordVocabulary]):
     """Builds a SubwordTextEncoder; needs TensorFlow Datasets and its patience.
 

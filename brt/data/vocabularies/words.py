@@ -16,7 +16,7 @@ import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.checks import Name
+from brt.checks import Name, configurable
 from brt.data.sources.base import Document
 from brt.data.vocabularies.base import (
     Vocabulary,
@@ -27,7 +27,7 @@ from brt.data.vocabularies.base import (
 )
 
 
-@gin.configurable
+@configurable
 class WordVocabulary(Vocabulary):
     """Words, as white space separates them, and a symbol for the end of each line.
 

@@ -7,13 +7,12 @@ for all blocks at once in `brt/models/block_recurrent/layer.py`. Letters as in `
 
 from typing import Annotated, Any, NamedTuple
 
-import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import Count, OneOf, check_choice
+from brt.checks import Count, OneOf, configurable
 from brt.models.block_recurrent.gates import (
     BIASES,
     BOTH_ATTENTIONS,
@@ -77,7 +76,7 @@ class DecodingStates(NamedTuple):
     state_values_BSHK: jax.Array
 
 
-@gin.configurable(denylist=["rngs", "sizes", "window"])
+@configurable(denylist=["rngs", "sizes", "window"])
 class RecurrentCell(LayerMemory):
     """State vectors that read the tokens of a block, and one another, through gates.
 
@@ -114,10 +113,6 @@ class RecurrentCell(LayerMemory):
         order: Annotated[str, OneOf(ORDERS)] = "parallel",
         state_ids: bool = True,
     ):
-        check_choice("RecurrentCell.arrangement", arrangement, ARRANGEMENTS)
-        check_choice("RecurrentCell.order", order, ORDERS)
-        if num_states < 1:
-            raise ValueError(f"RecurrentCell.num_states = {num_states} must be at least 1.")
         if order == "sequential" and arrangement == "single":
             raise ValueError(
                 'RecurrentCell.order = "sequential" gates each attention after a projection, '

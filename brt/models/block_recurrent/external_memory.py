@@ -10,13 +10,12 @@ and, of the segment, the blocks before it. Letters as in `brt.models`.
 
 from typing import Annotated, NamedTuple
 
-import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import Count, OneOf, check_choice
+from brt.checks import Count, OneOf, configurable
 from brt.models.block_recurrent.memory import (
     BlockPairs,
     LayerMemory,
@@ -51,7 +50,7 @@ class RingCache(NamedTuple):
         return empty
 
 
-@gin.configurable(denylist=["rngs", "sizes", "window"])
+@configurable(denylist=["rngs", "sizes", "window"])
 class ExternalMemory(LayerMemory):
     """The memory of a memorizing layer: how it is searched, and how its answer is mixed in.
 
@@ -93,19 +92,18 @@ class ExternalMemory(LayerMemory):
         search: Annotated[str, OneOf(SEARCHES)] = "exact",
         buckets_per_neighbour: Count = 1,
     ):
-        check_choice("ExternalMemory.search", search, SEARCHES)
         if size < window or size % window:
             raise ValueError(
                 f"ExternalMemory.size = {size} must be a multiple of "
                 f"BlockRecurrentTransformer.window = {window}: the memory takes in whole blocks."
             )
-        if search != "dense" and not 1 <= neighbours <= size:
+        if search != "dense" and neighbours > size:
             raise ValueError(
-                f"ExternalMemory.neighbours = {neighbours} must be at least 1 and at most "
+                f"ExternalMemory.neighbours = {neighbours} must be at most "
                 f"ExternalMemory.size = {size}."
             )
         buckets = neighbours * buckets_per_neighbour
-        if search == "bucketed" and (buckets < 1 or window % buckets):
+        if search == "bucketed" and window % buckets:
             raise ValueError(
                 f"ExternalMemory.neighbours = {neighbours} must divide "
                 f"BlockRecurrentTransformer.window = {window} where "

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import check_choice
 from brt.models.fast.loop_weights import cast_before, in_loop, product
 from brt.models.layers.initializers import DENSE, SMALL, normal, parameter
 from brt.models.layers.norms import wide
@@ -76,9 +75,6 @@ class Gate(nnx.Module):
         squash: bool = False,
         biases: str = "small",
     ):
-        check_choice("RecurrentCell.gate", kind, KINDS)
-        check_choice("RecurrentCell.gate_form", form, FORMS)
-        check_choice("RecurrentCell.gate_biases", biases, BIASES)
         self.kind = kind
         self.source = source
         self.sizes = sizes

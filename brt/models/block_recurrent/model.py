@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from brt.checks import Count, Index, OneOf, Share, check_choice, check_share
+from brt.checks import Count, Index, OneOf, Share, configurable
 from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.feedback import run_blocks, state_source
@@ -35,7 +35,7 @@ DIVISORS = ("vocabulary", "width")
 REMATS = ("none", "layer", "block")
 
 
-@gin.configurable(denylist=["rngs", "cell", "memory", "special_tokens"])
+@configurable(denylist=["rngs", "cell", "memory", "special_tokens"])
 class BlockRecurrentTransformer(Body):
     """XL, Slide, Rec, Feedback and Memorizing, which differ in their bindings only.
 
@@ -90,12 +90,6 @@ class BlockRecurrentTransformer(Body):
         memory: Callable[..., LayerMemory] = ExternalMemory,
         special_tokens: int = 0,
     ):
-        check_choice("BlockRecurrentTransformer.logits_divisor", logits_divisor, DIVISORS)
-        check_choice("BlockRecurrentTransformer.remat", remat, REMATS)
-        check_choice("BlockRecurrentTransformer.activation_dtype", activation_dtype, DTYPES)
-        check_share("BlockRecurrentTransformer.dropout", dropout)
-        if window < 1:
-            raise ValueError(f"BlockRecurrentTransformer.window = {window} must be at least 1.")
         sizes = Sizes(width, num_heads, head_size, feed_forward_size, qk_norm)
         assigned = [
             (cell, _indices("recurrent_layers", recurrent_layers, num_layers)),

@@ -1,13 +1,12 @@
 """Relative position bias of T5, causal form: one learned number per head and bucket."""
 
-import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from numpy.typing import ArrayLike
 
-from brt.checks import Count
+from brt.checks import Count, configurable
 from brt.models.layers.initializers import normal, parameter
 
 HIDDEN = -1e6
@@ -90,7 +89,7 @@ class WindowMask(nnx.Module):
         return jnp.zeros((len(scale_H), window), scale_H.dtype)
 
 
-@gin.configurable
+@configurable
 class RelativeBias(WindowMask):
     """The bias of a window of W tokens, expanded for blocks of W queries and 2W keys.
 

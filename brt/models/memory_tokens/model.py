@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.checks import Count, NotNegative, OneOf, check_choice, check_not_negative
+from brt.checks import Count, NotNegative, OneOf, configurable
 from brt.models.attention_weights import AttentionLayout, AttentionWeights, ShowsAttention
 from brt.models.body import Body
 from brt.models.caches import select_rows
@@ -53,7 +53,7 @@ class DecodingMemory(NamedTuple):
     fill_B: jax.Array
 
 
-@gin.configurable(denylist=["rngs"])
+@configurable(denylist=["rngs"])
 class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
     """RMT, the Memory Transformer, and both around any `Body`.
 
@@ -94,14 +94,6 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
         auxiliary_weight: NotNegative = 0.0,
         allow_long_memory: bool = False,
     ):
-        if num_memory < 1:
-            raise ValueError(
-                f"RecurrentMemoryTransformer.num_memory = {num_memory} must be at least 1: for a "
-                "model without memory tokens bind Trainer.model to the body itself, as in "
-                "Trainer.model = @TransformerXL."
-            )
-        check_not_negative("RecurrentMemoryTransformer.auxiliary_weight", auxiliary_weight)
-        check_choice("RecurrentMemoryTransformer.initial_rows", initial_rows, INITIAL_ROWS)
         self.special_tokens = int(auxiliary_weight > 0)
         self.body = body(rngs, special_tokens=self.special_tokens)
         if not isinstance(self.body, Body):

@@ -16,7 +16,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import Count, CountFrom0, NotNegative, OneOf, check_choice, check_not_negative
+from brt.checks import (
+    Count,
+    CountFrom0,
+    NotNegative,
+    OneOf,
+    configurable,
+)
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.sizes import Sizes
@@ -46,7 +52,7 @@ class CompressiveCache(NamedTuple):
         return empty._replace(x_BMD=self.x_BMD, count_B=self.count_B)
 
 
-@gin.configurable(denylist=["rngs", "sizes", "length"])
+@configurable(denylist=["rngs", "sizes", "length"])
 class CompressiveMemory(HiddenMemory):
     """Keeps the last M inputs of a layer, and L vectors compressed from those before them.
 
@@ -80,8 +86,6 @@ class CompressiveMemory(HiddenMemory):
         compression: Annotated[str, OneOf(COMPRESSIONS)] = "mean",
         reconstruction_weight: NotNegative = 1.0,
     ):
-        check_choice("CompressiveMemory.compression", compression, COMPRESSIONS)
-        check_not_negative("CompressiveMemory.reconstruction_weight", reconstruction_weight)
         if min(compressed, rate) < 1 or length % max(rate, 1):
             raise ValueError(
                 f"CompressiveMemory.compressed = {compressed} and CompressiveMemory.rate = {rate} "

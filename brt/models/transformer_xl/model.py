@@ -22,9 +22,7 @@ from brt.checks import (
     OneOf,
     Positive,
     Share,
-    check_choice,
-    check_not_negative,
-    check_share,
+    configurable,
 )
 from brt.models.counts import matrix_size
 from brt.models.layers.initializers import normal, parameter
@@ -46,7 +44,7 @@ from brt.models.transformer_xl.stack import TransformerXLStack
 REMATS = ("none", "layer")
 
 
-@gin.configurable(denylist=["rngs", "special_tokens", "published_artefacts"])
+@configurable(denylist=["rngs", "special_tokens", "published_artefacts"])
 class TransformerXL(TransformerXLStack):
     """Transformer-XL, and with `memory_length` 0 the model without recurrence.
 
@@ -116,15 +114,6 @@ class TransformerXL(TransformerXLStack):
         special_tokens: int = 0,
         published_artefacts: bool = False,
     ):
-        check_choice("TransformerXL.encoding", encoding, ENCODINGS)
-        check_choice("TransformerXL.norm", norm, NORMS)
-        check_choice("TransformerXL.activation_dtype", activation_dtype, DTYPES)
-        check_choice("TransformerXL.remat", remat, REMATS)
-        check_not_negative("TransformerXL.memory_length", memory_length)
-        if clamp_length is not None:
-            check_not_negative("TransformerXL.clamp_length", clamp_length)
-        check_share("TransformerXL.dropout", dropout)
-        check_share("TransformerXL.attention_dropout", attention_dropout)
         if width % 2:
             raise ValueError(f"TransformerXL.width = {width}: sinusoids need an even width.")
         if encoding in ("shaw", "learned") and position_rows < 1:

@@ -7,12 +7,11 @@ import functools
 import math
 from typing import Any
 
-import gin
 import jax
 from flax import nnx
 from jax.nn.initializers import zeros
 
-from brt.checks import Count, CountFrom0, Positive, Share, check_choice
+from brt.checks import Count, CountFrom0, Positive, Share, check_choice, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
 from brt.models.shape_letters import constrain
@@ -105,7 +104,7 @@ class GPT2Layer(BackboneLayer):
             return constrain(x_BTD + drop(y_BTD), "BTD")
 
 
-@gin.configurable(denylist=["rngs", "folder"])
+@configurable(denylist=["rngs", "folder"])
 class GPT2(Decoder):
     """GPT-2. Sizes are bound, or read from a folder; a binding that says otherwise is refused.
 

@@ -7,7 +7,6 @@ Letters as in `brt.pretrained`. Source: Black et al. 2022, arXiv:2204.06745; fol
 import functools
 from typing import Any
 
-import gin
 import jax
 from flax import nnx
 from jax.nn.initializers import zeros
@@ -18,8 +17,9 @@ from brt.checks import (
     Part,
     Positive,
     Share,
+    check,
     check_choice,
-    check_positive,
+    configurable,
 )
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
@@ -117,7 +117,7 @@ class GPTNeoXLayer(RotaryLayer):
             return constrain(after_BTD + drop(y_BTD), "BTD")
 
 
-@gin.configurable(denylist=["rngs", "folder"])
+@configurable(denylist=["rngs", "folder"])
 class GPTNeoX(Decoder):
     """GPT-NeoX. Sizes are bound, or read from a folder; a binding that differs is refused.
 
@@ -212,7 +212,7 @@ class GPTNeoX(Decoder):
     def _set(self, said):
         """Takes settings over as attributes, and checks that they fit together."""
         check_choice("GPTNeoX.activation", said["activation"], ACTIVATIONS)
-        check_positive("GPTNeoX.rotary_base", said["rotary_base"])
+        check("GPTNeoX.rotary_base", said["rotary_base"], Positive)
         K = self.divided_width(said)
         D = said["width"]
         H = said["num_heads"]

@@ -9,13 +9,20 @@ Source: Touvron et al. 2023, arXiv:2302.13971; folders of `model_type` llama, qw
 import functools
 from typing import Any
 
-import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import ones, zeros
 
-from brt.checks import Count, CountFrom0, Positive, Share, check_choice, check_positive
+from brt.checks import (
+    Count,
+    CountFrom0,
+    Positive,
+    Share,
+    check,
+    check_choice,
+    configurable,
+)
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.sizes import Sizes
@@ -133,7 +140,7 @@ class LlamaLayer(RotaryLayer):
             return constrain(x_BTD + drop(y_BTD), "BTD")
 
 
-@gin.configurable(denylist=["rngs", "folder"])
+@configurable(denylist=["rngs", "folder"])
 class Llama(Decoder):
     """Llama. Sizes are bound, or read from a folder; a binding that says otherwise is refused.
 
@@ -227,7 +234,7 @@ class Llama(Decoder):
     def _set(self, said):
         """Takes settings over as attributes, and checks that they fit together."""
         check_choice("Llama.biases", said["biases"], BIASES)
-        check_positive("Llama.rotary_base", said["rotary_base"])
+        check("Llama.rotary_base", said["rotary_base"], Positive)
         D = said["width"]
         H = said["num_heads"]
         G = said["num_key_heads"] or H

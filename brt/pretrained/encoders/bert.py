@@ -7,13 +7,12 @@ settings as in folders of `model_type` bert and roberta.
 import functools
 from typing import Any
 
-import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import zeros
 
-from brt.checks import Count, CountFrom0, Positive, Share, check_choice
+from brt.checks import Count, CountFrom0, Positive, Share, check_choice, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
 from brt.models.shape_letters import constrain
@@ -96,7 +95,7 @@ class BertLayer(BackboneLayer):
             return constrain(self.feed_forward_norm(x_BTD + drop(y_BTD)), "BTD")
 
 
-@gin.configurable(denylist=["rngs", "folder"])
+@configurable(denylist=["rngs", "folder"])
 class BERT(Encoder):
     """BERT. Sizes are bound, or read from a folder; a binding that says otherwise is refused.
 
@@ -260,7 +259,7 @@ class BERT(Encoder):
         )
 
 
-@gin.configurable(denylist=["rngs", "folder"])
+@configurable(denylist=["rngs", "folder"])
 class RoBERTa(BERT):
     """RoBERTa: BERT whose positions count tokens, from the row behind that of the padding.
 

@@ -8,13 +8,12 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.checks import Count, CountFrom0, Index, Positive, Share, check_choice
+from brt.checks import Count, CountFrom0, Index, Positive, Share, check_choice, configurable
 from brt.models.counts import matrix_size
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
@@ -57,7 +56,7 @@ DEFAULTS = dict(
 )
 
 
-@gin.configurable(denylist=["rngs", "folder"])
+@configurable(denylist=["rngs", "folder"])
 class DeBERTa(Encoder):
     """DeBERTa v2 and v3. Sizes are bound, or read from a folder, as of `BERT`.
 

@@ -7,13 +7,12 @@ Source: Raffel et al. 2020, arXiv:1910.10683; sizes, names and settings as in fo
 import functools
 from typing import Any
 
-import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.checks import Count, CountFrom0, Index, Positive, Share, check_choice
+from brt.checks import Count, CountFrom0, Index, Positive, Share, check_choice, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.positions_t5 import t5_buckets
@@ -43,7 +42,7 @@ DEFAULTS = dict(
 )
 
 
-@gin.configurable(denylist=["rngs", "folder"])
+@configurable(denylist=["rngs", "folder"])
 class T5(Encoder):
     """T5. Sizes are bound, or read from a folder, as of `BERT`; dropout is in the encoder only.
 

@@ -11,14 +11,13 @@ keys of the window before are not seen.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import ones, zeros
 from jax.typing import DTypeLike
 
-from brt.checks import Index
+from brt.checks import Index, configurable
 from brt.models.block_recurrent.cell import RecurrentCell, StateCache
 from brt.models.block_recurrent.memory import BlockPairs
 from brt.models.counts import matrix_size
@@ -37,7 +36,7 @@ class StateKeys(NamedTuple):
     values_BSHK: jax.Array
 
 
-@gin.configurable(denylist=["rngs", "body"])
+@configurable(denylist=["rngs", "body"])
 class CellMemory(WindowMemory):
     """State vectors that the tokens of a layer attend to, and that read its tokens.
 

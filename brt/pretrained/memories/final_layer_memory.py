@@ -5,19 +5,18 @@ Source: Yoshida et al. 2020, Adding Recurrence to Pretrained Transformers, secti
 
 from collections.abc import Sequence
 
-import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from brt.checks import Count, Index
+from brt.checks import Count, Index, configurable
 from brt.models.layers.norms import wide
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.memories.pooled_memory import PooledMemory, PooledSums
 from brt.pretrained.memories.window_memory import Positions
 
 
-@gin.configurable(denylist=["rngs", "body"])
+@configurable(denylist=["rngs", "body"])
 class FinalLayerMemory(PooledMemory):
     """`PooledMemory` of the outputs of the last layer alone, their mean over all positions.
 

@@ -11,14 +11,13 @@ import itertools
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
-import gin
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import zeros
 from jax.typing import DTypeLike
 
-from brt.checks import Count, Index, OneOf, check_choice
+from brt.checks import Count, Index, OneOf, configurable
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import wide
 from brt.pretrained.backbone import PretrainedBackbone
@@ -70,7 +69,7 @@ class PooledLayer(nnx.Module):
         return x_BI @ self.matrix_IU[...] + self.bias_U[...]
 
 
-@gin.configurable(denylist=["rngs", "body"])
+@configurable(denylist=["rngs", "body"])
 class PooledMemory(WindowMemory):
     """Carries what a network makes of the mean of a window.
 
@@ -101,16 +100,12 @@ class PooledMemory(WindowMemory):
         pooling: Annotated[str, OneOf(POOLINGS)] = "mean",
         num_vectors: Count = 1,
     ):
-        check_choice("PooledMemory.pooled", pooled, POOLED)
-        check_choice("PooledMemory.pooling", pooling, POOLINGS)
         num_layers = len(body.layers)
         if layer is not None and not 1 <= layer <= num_layers:
             raise ValueError(
                 f"PooledMemory.layer = {layer} must lie between 1 and {num_layers}, the layers of "
                 f"{type(body).__name__}."
             )
-        if min(num_vectors, *hidden, 1) < 1:
-            raise ValueError("PooledMemory.hidden and num_vectors must be 1 or more.")
         self.layer = layer
         self.pooled = pooled
         self.pooling = pooling

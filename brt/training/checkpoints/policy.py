@@ -2,11 +2,9 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-import gin
-
-from brt.checks import Count, check_choice
+from brt.checks import Count, OneOf, configurable
 
 LOWEST = re.compile(r"loss|perplexity|bits_per")
 """Scalars of an evaluation of which the lowest is the best."""
@@ -32,7 +30,7 @@ class Best(NamedTuple):
     since: int = 0
 
 
-@gin.configurable
+@configurable
 class CheckpointPolicy:
     """Says when checkpoints are written, which of them are kept, and when a run stops early.
 
@@ -61,21 +59,15 @@ class CheckpointPolicy:
         keep_every: Count | None = None,
         keep_best: bool = False,
         metric: str | None = None,
-        mode: str | None = None,
+        mode: Annotated[str, OneOf(("min", "max"))] | None = None,
         patience: Count | None = None,
     ):
-        if every < 1 or keep_last < 1:
-            raise ValueError(
-                f"CheckpointPolicy.every = {every} and keep_last = {keep_last} must be at least 1."
-            )
         for name, value in (("metric", metric), ("mode", mode), ("patience", patience)):
             if value is not None and not keep_best:
                 raise ValueError(
                     f"CheckpointPolicy.{name} = {value!r} is of the best checkpoint, which is not "
                     "kept: bind CheckpointPolicy.keep_best = True as well."
                 )
-        if mode is not None:
-            check_choice("CheckpointPolicy.mode", mode, ("min", "max"))
         self.every = every
         self.keep_last = keep_last
         self.keep_every = keep_every

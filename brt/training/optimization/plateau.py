@@ -3,13 +3,17 @@
 import functools
 from typing import Any, NamedTuple
 
-import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from brt.checks import CountFrom0, NotNegative, Positive, check_not_negative, check_whole
+from brt.checks import (
+    CountFrom0,
+    Factor,
+    NotNegative,
+    configurable,
+)
 from brt.training.optimization.optimizers import Schedule
 
 
@@ -26,31 +30,20 @@ class Slowed(NamedTuple):
     step: jax.Array
 
 
-@gin.configurable
+@configurable
 class ReduceOnPlateau:
     """Multiplies the learning rate by `factor` after `patience` + 1 evaluations in a row that
-    did not lower the best loss by a share of 1e-4; then counts anew.
+    did not lower the best loss by a share of 1e-4; then counts from 0 again.
 
     Args:
-        factor: between 0 and 1.
-        patience: evaluations without improvement that are let pass.
-        floor: the rate is not lowered below this; where the schedule itself is lower, the
-            schedule counts.
-
-    Raises:
-        ValueError: a factor outside (0, 1), a patience that is no whole number, a negative or
-            infinite floor.
+        factor: of each reduction.
+        patience: evaluations without improvement before that.
+        floor: the rate is not lowered below this; a schedule that is lower itself counts.
 
     Source: Recurrent Memory Transformer, appendix A.1; PyTorch's rule of the same name.
     """
 
-    def __init__(
-        self, factor: Positive = 0.5, patience: CountFrom0 = 10, floor: NotNegative = 1e-6
-    ):
-        if not 0 < factor < 1:
-            raise ValueError(f"ReduceOnPlateau.factor = {factor} must lie between 0 and 1.")
-        check_whole("ReduceOnPlateau.patience", patience)
-        check_not_negative("ReduceOnPlateau.floor", floor)
+    def __init__(self, factor: Factor = 0.5, patience: CountFrom0 = 10, floor: NotNegative = 1e-6):
         self.floor = floor
         self._rule = optax.contrib.reduce_on_plateau(factor, patience + 1, rtol=1e-4)
 

@@ -2,12 +2,11 @@
 
 from typing import Any, NamedTuple
 
-import gin
 import jax
 import jax.numpy as jnp
 import optax
 
-from brt.checks import Share
+from brt.checks import Factor, configurable
 from brt.training.train_step import TrainState
 
 
@@ -24,7 +23,7 @@ class Averaged(NamedTuple):
     decay: jax.Array
 
 
-@gin.configurable
+@configurable
 class WeightAverage:
     """Averages the parameters after all updates, older ones less and less.
 
@@ -34,16 +33,11 @@ class WeightAverage:
     Args:
         decay: weight of an update against the one after it.
 
-    Raises:
-        ValueError: a decay outside (0, 1).
-
     Source: Polyak and Juditsky 1992; Transformer-XL, section 4.1 (Penn Treebank), which does not
     say how the average is weighted.
     """
 
-    def __init__(self, decay: Share = 0.999):
-        if not 0 < decay < 1:
-            raise ValueError(f"WeightAverage.decay = {decay} must lie between 0 and 1.")
+    def __init__(self, decay: Factor = 0.999):
         self.decay = decay
         self._ema = optax.ema(decay)
 

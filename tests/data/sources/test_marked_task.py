@@ -71,10 +71,10 @@ def test_a_store_keeps_classes_and_labels(tmp_path):
 
 
 @pytest.mark.parametrize("changed, sentence", [
-    ({"num_fillers": 0}, "at least one document and one filler"),
-    ({"seed": -1}, "a seed that is not negative"),
+    ({"num_fillers": 0}, "num_fillers = 0 must be"),
+    ({"seed": -1}, "seed = -1"),
     ({"mark_within": 13}, "mark_within = 13 must lie between 1 and MarkTask.length = 12"),
-    ({"mark_within": 0}, "mark_within = 0 must lie"),
+    ({"mark_within": 0}, "mark_within = 0"),
 ])  # fmt: skip
 def test_impossible_settings_are_refused(changed, sentence):
     with pytest.raises(ValueError, match=sentence):

@@ -198,9 +198,9 @@ def test_descriptions_change_with_every_setting():
 @pytest.mark.parametrize(
     "settings, sentence",
     [
-        ({"num_facts": 0}, "at least one document, fact, value and filler"),
-        ({"num_values": 0}, "at least one"),
-        ({"seed": -1}, "seed = -1 is negative"),
+        ({"num_facts": 0}, "num_facts = 0 must be"),
+        ({"num_values": 0}, "num_values = 0"),
+        ({"seed": -1}, "seed = -1"),
         ({"num_keys": 3}, "num_keys = 3 is below num_facts = 4"),
         ({"min_distance": 2}, "min_distance = 2 must be at least 3"),
         ({"min_distance": 900}, "min_distance = 900 must be .* max_distance = 768"),

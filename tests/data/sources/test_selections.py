@@ -91,7 +91,7 @@ def test_fewer_documents_than_asked_for_are_refused_beforehand(books):
     for read in [lambda s: next(s.documents("train")), lambda s: s.parts("train")]:
         with pytest.raises(ValueError, match="asks for 1,250 documents of 'train' and there are 4"):
             read(FirstDocuments(books, {"train": 1250}))
-    with pytest.raises(ValueError, match=r"FirstDocuments\.first of 'train' is 0"):
+    with pytest.raises(ValueError, match=r"FirstDocuments\.first = {'train': 0}"):
         FirstDocuments(books, {"train": 0})
 
 

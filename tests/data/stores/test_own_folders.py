@@ -58,7 +58,7 @@ def write(folder):
 
 @pytest.mark.parametrize("split", [*PATHS, "train.partial", None, 1, {}])
 def test_a_path_is_no_split(split):
-    with pytest.raises(ValueError, match=r"^Evaluation\.split = .* is not the name of a split"):
+    with pytest.raises(ValueError, match=r"^Evaluation\.split = "):
         Evaluation(split=split)
     with pytest.raises(ValueError, match="is not the name of a split"):
         check_split(split)

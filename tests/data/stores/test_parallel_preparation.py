@@ -313,7 +313,7 @@ def test_pieces_and_files_read_by_parts_give_the_same_store(place, monkeypatch):
     whole = prepare(place, "whole", vocabulary=ByteVocabulary())
     monkeypatch.setattr(writer, "PIECE", 7)
     monkeypatch.setattr("brt.data.sources.files.WHOLE", 50)
-    assert not isinstance(TextFiles("").read(str(place / "text" / "1.txt")).data, bytes)
+    assert not isinstance(TextFiles("unused").read(str(place / "text" / "1.txt")).data, bytes)
     assert same(whole.folder, prepare(place, "pieces", vocabulary=ByteVocabulary()).folder)
     prepare(place, "observed")  # a vocabulary that needs the bytes
 

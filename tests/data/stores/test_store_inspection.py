@@ -41,7 +41,7 @@ def test_the_table_names_counts_and_the_first_documents(store):
 
 
 def test_both_ends_of_a_document_are_shown_as_text(store):
-    vocabulary = Corpus("", TextFiles(""), "bytes").vocabulary
+    vocabulary = Corpus("unused", TextFiles("unused"), "bytes").vocabulary
     text = document_ends(store, "b11", vocabulary)
     assert "document 11, 'b11': 132 tokens" in text
     assert text == document_ends(store, "11", vocabulary)

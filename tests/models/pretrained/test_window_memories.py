@@ -119,7 +119,7 @@ def test_a_window_of_padding_leaves_no_vector(pooling):
         (lambda: PooledMemory(OneKey(), BODY(OneKey()), layer=0), r"between 1 and 3, the layers"),
         (lambda: CellMemory(OneKey(), BODY(OneKey()), layer=4), r"CellMemory\.layer = 4 must"),
         (lambda: PooledMemory(OneKey(), BODY(OneKey()), pooling="sum"), r"pooling = 'sum'"),
-        (lambda: PooledMemory(OneKey(), BODY(OneKey()), hidden=(0,)), r"must be 1 or more"),
+        (lambda: PooledMemory(OneKey(), BODY(OneKey()), hidden=(0,)), r"PooledMemory.hidden = "),
         (lambda: model_of((), 33), r"bind Trainer\.segment_length = 7 or less\."),
         (lambda: model_of((), 40), r"= 0 or less, and a smaller overlap"),
         (lambda: model_of((), -1), r"PretrainedLanguageModel\.overlap = -1 must be"),

@@ -2,12 +2,12 @@
 
 from typing import NamedTuple
 
-import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from brt.checks import configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.losses import token_losses
 from brt.models.model import Reader
@@ -23,7 +23,7 @@ class SumCache(NamedTuple):
         return empty
 
 
-@gin.configurable(denylist=["rngs"])
+@configurable(denylist=["rngs"])
 class SummingReader(Reader):
     """Scores classes by the sum of the embeddings of a document, all its segments."""
 
