@@ -5,17 +5,19 @@ Source: Radford et al. 2019; sizes, names and settings as in folders of `model_t
 
 import functools
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 from flax import nnx
 from jax.nn.initializers import zeros
 
-from brt.checks import Count, CountFrom0, Positive, Share, check_choice, configurable
+from brt.checks import Count, CountFrom0, OneOf, Positive, Share, check_choice, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
+from brt.models.model import DTYPES
 from brt.models.shape_letters import constrain
 from brt.pretrained.activations import ACTIVATIONS
+from brt.pretrained.backbone import REMATS
 from brt.pretrained.backbone_layer import BackboneLayer, Drop, Heads, Norm, linear, unchanged
 from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.folder import HubFolder
@@ -149,8 +151,8 @@ class GPT2(Decoder):
         tied: bool | None = None,
         begin_id: CountFrom0 | None = None,
         dropout: Share = 0.0,
-        activation_dtype: str = "float32",
-        remat: str = "none",
+        activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
+        remat: Annotated[str, OneOf(REMATS)] = "none",
         folder: str | None = None,
     ):
         bound = dict(

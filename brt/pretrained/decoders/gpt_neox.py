@@ -5,7 +5,7 @@ Letters as in `brt.pretrained`. Source: Black et al. 2022, arXiv:2204.06745; fol
 """
 
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 from flax import nnx
@@ -14,6 +14,7 @@ from jax.nn.initializers import zeros
 from brt.checks import (
     Count,
     CountFrom0,
+    OneOf,
     Part,
     Positive,
     Share,
@@ -23,8 +24,10 @@ from brt.checks import (
 )
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
+from brt.models.model import DTYPES
 from brt.models.shape_letters import constrain
 from brt.pretrained.activations import ACTIVATIONS
+from brt.pretrained.backbone import REMATS
 from brt.pretrained.backbone_layer import Drop, Heads, Norm, attention_scale, linear, unchanged
 from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.decoders.rotary import RotaryLayer
@@ -165,8 +168,8 @@ class GPTNeoX(Decoder):
         tied: bool | None = None,
         begin_id: CountFrom0 | None = None,
         dropout: Share = 0.0,
-        activation_dtype: str = "float32",
-        remat: str = "none",
+        activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
+        remat: Annotated[str, OneOf(REMATS)] = "none",
         folder: str | None = None,
     ):
         bound = dict(

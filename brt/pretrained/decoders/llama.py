@@ -7,7 +7,7 @@ Source: Touvron et al. 2023, arXiv:2302.13971; folders of `model_type` llama, qw
 """
 
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jax.nn.initializers import ones, zeros
 from brt.checks import (
     Count,
     CountFrom0,
+    OneOf,
     Positive,
     Share,
     check,
@@ -26,7 +27,9 @@ from brt.checks import (
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.sizes import Sizes
+from brt.models.model import DTYPES
 from brt.models.shape_letters import constrain
+from brt.pretrained.backbone import REMATS
 from brt.pretrained.backbone_layer import (
     Drop,
     Heads,
@@ -188,8 +191,8 @@ class Llama(Decoder):
         tied: bool | None = None,
         begin_id: CountFrom0 | None = None,
         dropout: Share = 0.0,
-        activation_dtype: str = "float32",
-        remat: str = "none",
+        activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
+        remat: Annotated[str, OneOf(REMATS)] = "none",
         folder: str | None = None,
     ):
         bound = dict(

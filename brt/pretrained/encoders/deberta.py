@@ -6,17 +6,19 @@ folders of `model_type` deberta-v2.
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.checks import Count, CountFrom0, Index, Positive, Share, check_choice, configurable
+from brt.checks import Count, CountFrom0, Index, OneOf, Positive, Share, check_choice, configurable
 from brt.models.counts import matrix_size
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
+from brt.models.model import DTYPES
+from brt.pretrained.backbone import REMATS
 from brt.pretrained.backbone_layer import BackboneLayer, Heads, Norm, Seen
 from brt.pretrained.config_values import ConfigValues
 from brt.pretrained.encoders.bert import (
@@ -108,8 +110,8 @@ class DeBERTa(Encoder):
         epsilon: Positive | None = None,
         padding_id: CountFrom0 | None = None,
         dropout: Share = 0.0,
-        activation_dtype: str = "float32",
-        remat: str = "none",
+        activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
+        remat: Annotated[str, OneOf(REMATS)] = "none",
         folder: str | None = None,
     ):
         bound = dict(

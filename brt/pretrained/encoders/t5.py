@@ -5,18 +5,20 @@ Source: Raffel et al. 2020, arXiv:1910.10683; sizes, names and settings as in fo
 """
 
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.checks import Count, CountFrom0, Index, Positive, Share, check_choice, configurable
+from brt.checks import Count, CountFrom0, Index, OneOf, Positive, Share, check_choice, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.positions_t5 import t5_buckets
 from brt.models.layers.sizes import Sizes
+from brt.models.model import DTYPES
+from brt.pretrained.backbone import REMATS
 from brt.pretrained.backbone_layer import HIDDEN, BackboneLayer, Heads, Seen
 from brt.pretrained.encoders.encoder import Encoder
 from brt.pretrained.encoders.t5_layers import (
@@ -85,8 +87,8 @@ class T5(Encoder):
         start_id: CountFrom0 | None = None,
         padding_id: CountFrom0 | None = None,
         dropout: Share = 0.0,
-        activation_dtype: str = "float32",
-        remat: str = "none",
+        activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
+        remat: Annotated[str, OneOf(REMATS)] = "none",
         folder: str | None = None,
     ):
         bound = dict(
