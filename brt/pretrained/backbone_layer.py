@@ -73,6 +73,10 @@ class Reads:
         """Returns keys and values of the layer's extra vectors, if they are computed already."""
         return None
 
+    def attended(self, layer: int, heads: Heads, attended_BTHK: jax.Array) -> jax.Array:
+        """Returns the result of a layer's attention with what memories add to its heads."""
+        return attended_BTHK
+
     def added(self, layer: int, heads: Heads) -> tuple[jax.Array | None, Any]:
         """Returns what is added to the output of a layer's attention, (B, T, D), or None.
 

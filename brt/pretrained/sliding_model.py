@@ -39,7 +39,8 @@ from brt.pretrained.backbone_layer import NOTHING, Heads, LayerKeys, Reads, Seen
 from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.decoders.llama import Llama
 from brt.pretrained.language_model import given_to
-from brt.pretrained.memories.cell_memory import CellMemory, StateKeys
+from brt.pretrained.memories.backbone_memory import StateKeys
+from brt.pretrained.memories.cell_memory import CellMemory
 from brt.pretrained.windows import table
 
 
@@ -94,10 +95,10 @@ class CellReads(Reads):
         self.blocks = blocks
 
     def added(self, layer: int, heads: Heads) -> tuple[jax.Array | None, Any]:
-        if layer != self.memory.layer - 1:
+        if layer != self.memory.index:
             return None, ()
         n = self.blocks
-        k_XJHK, v_XJHK = self.memory.token_pairs(self.pairs(layer, heads.keys))
+        k_XJHK, v_XJHK = self.memory.token_keys(self.pairs(layer, heads.keys))
         pairs = (x.reshape(-1, n, *x.shape[1:]) for x in (k_XJHK, v_XJHK))
         blocks, cell = BlockPairs(*pairs), self.memory.cell
         weights = cell.prepare(blocks.keys_BGJHK.dtype)
@@ -105,7 +106,7 @@ class CellReads(Reads):
         states = StateKeys(*(x.reshape(-1, *x.shape[2:]) for x in seen))
         rows, T, D = heads.normed_BTD.shape
         read_XWD = self.memory.read_states(heads.normed_BTD.reshape(rows * n, T // n, D), states)
-        monitors = monitors | {"cross_output_norm": self.memory.output_norm()}
+        monitors = monitors | self.memory.output_norm()
         return read_XWD.reshape(rows, T, D), (cache, jax.lax.stop_gradient(monitors))
 
 
@@ -232,7 +233,7 @@ class SlidingLanguageModel(Body):
         ]
         monitors: dict[str, jax.Array] = {}
         if self.has_cell:
-            cache, monitors = reading.kept[self.cell.layer - 1]
+            cache, monitors = reading.kept[self.cell.index]
             states = (cache,)
         y_BTD = reading.outputs[-1]
         return y_BTD, (BlocksCache(jnp.ones_like(begun.count_B)), *after, *states), monitors
@@ -300,7 +301,7 @@ class SlidingLanguageModel(Body):
         filled = [written(i, keys) for i, keys in enumerate(reading.keys)]
         full_B = completes_block(filled[0], reads_B)
         if self.has_cell:
-            states = (self._complete(states[0], filled[self.cell.layer - 1], full_B),)
+            states = (self._complete(states[0], filled[self.cell.index], full_B),)
         count_B = jnp.where(full_B, 1, begun.count_B)
         after = (advance(window, reads_B) for window in filled)
         return reading.outputs[-1][:, 0], (BlocksCache(count_B), *after, *states)
@@ -308,7 +309,7 @@ class SlidingLanguageModel(Body):
     def _complete(self, states, window, full_B):
         """Returns the decoding form of the states, in which full blocks have been taken in."""
         keys = LayerKeys(window.keys_BJHK, window.values_BJHK)
-        blocks = BlockPairs(*(x[:, None] for x in self.cell.token_pairs(keys)))
+        blocks = BlockPairs(*(x[:, None] for x in self.cell.token_keys(keys)))
 
         def update(states):
             return self.cell.cell.update_after_block(states, blocks, full_B)

@@ -66,7 +66,7 @@ class SummariesReader(paper_numpy.Reader):
         memory[LAYER]["summaries"] = zeros_SHK, zeros_SHK
         return memory
 
-    def own_memory(self, layer, Q_WHK, K_WHK, V_WHK, self_WHK, memory):
+    def own_memory(self, layer, Q_WHK, K_WHK, V_WHK, self_WHK, memory, x_WD):
         if "summaries" not in memory:
             return self_WHK, None, {}
         means = sum(K_WHK) / len(K_WHK), sum(V_WHK) / len(V_WHK)

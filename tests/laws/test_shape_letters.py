@@ -8,6 +8,7 @@ from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 from tiny_models import parameters
 
+from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.shape_letters import RULES, constrain, spec
 
 FIXED = dict(B=5, D=12, H=2, K=4, A=8, C=16, F=10, W=4)
@@ -35,6 +36,9 @@ def assert_consistent(name, named_shapes):
             if letter in ARCHITECTURES[name].various:
                 continue
             assert sizes.setdefault(letter, size) == size, (where, letter)
+            if isinstance(abstract(name), BlockRecurrentTransformer):
+                # Heads are split over devices: no other letter may stand for them.
+                assert size != FIXED["H"] or letter == "H", (where, letter)
 
 
 @every_architecture

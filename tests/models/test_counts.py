@@ -93,6 +93,8 @@ def by_name(model):
     """Counts by the names of parameters alone, where `count_parameters` goes by their marks."""
     of_memories = {"memory_SD", "cross_queries_DA", "cross_scale_H", "cross_norm"}
     of_memories |= {"cell", "memory", "memories"}
+    for _, module in nnx.iter_modules(model):
+        of_memories |= {*getattr(module, "memory_names", ())}
     found = dict.fromkeys(ParameterCounts._fields, 0)
     for path, leaf in jax.tree_util.tree_flatten_with_path(parameters(model))[0]:
         names = [entry.key for entry in path]

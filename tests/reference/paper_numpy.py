@@ -177,7 +177,7 @@ def run_layer(layer, settings, x_WD, memory, fed_back, own_memory=None):
     if own_memory:
         tokens = Qv_e_WHK, K_e_WHK, V_e_WHK
         self_WHK = self_WA.reshape(Qv_e_WHK.shape)
-        self_WHK, offered, after = own_memory(layer, *tokens, self_WHK, memory)
+        self_WHK, offered, after = own_memory(layer, *tokens, self_WHK, memory, y_WD)
         self_WA, read = self_WHK.reshape(self_WA.shape), offered or read
         new_memory |= after
     if "states" in memory:
@@ -365,7 +365,7 @@ class Reader:
         y_TD, memory = run_vectors(self.params, self.settings, x_TD, memory, self.own_memory)
         return predict(self.params, self.settings, y_TD), memory
 
-    def own_memory(self, layer, Q_WHK, K_WHK, V_WHK, self_WHK, memory):
+    def own_memory(self, layer, Q_WHK, K_WHK, V_WHK, self_WHK, memory, x_WD):
         """What a memory of one's own does at one block of one layer; nothing, if not overridden.
 
         Args:
@@ -373,6 +373,7 @@ class Reader:
             Q_WHK, K_WHK, V_WHK: queries, keys and values of the block's tokens.
             self_WHK: what they read in the window, and in the memories before.
             memory: of the layer, a dict; without entries of its own in layers that lack it.
+            x_WD: the layer's normalised inputs.
 
         Returns: self_WHK with what is read in it; keys and values (S, H, K) of the states it
             offers, or None; and a dict of its entries after the block.

@@ -140,6 +140,7 @@ class Decoder(PretrainedBackbone):
             keep_HTJ = keep_mask(of_weights, self.dropout, shape, jnp.float32)
             attended = layer.attend(q_GTHK, positions_GT, found, keep_HTJ).reshape(q_BTHK.shape)
         with jax.named_scope("memory"):
+            attended = reads.attended(i, heads, attended)
             added_BTD, kept = reads.added(i, heads)
         drop = drops(of_outputs, self.dropout)
         return layer.finish(x_BTD, heads, attended, added_BTD, drop), heads.keys, kept

@@ -166,6 +166,7 @@ class Encoder(PretrainedBackbone):
             keep_HTJ = keep_mask(of_weights, self.dropout, shape, jnp.float32)
             attended = self.attended(layer, heads, positions_BT, seen, keep_HTJ, shared)
         with jax.named_scope("memory"):
+            attended = reads.attended(i, heads, attended)
             added_BTD, _ = reads.added(i, heads)
         drop = drops(of_outputs, self.dropout)
         return layer.finish(x_BTD, heads, attended, added_BTD, drop), heads.keys

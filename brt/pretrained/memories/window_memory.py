@@ -61,6 +61,10 @@ class WindowMemory(nnx.Module):
         """Returns vectors for the keys and values of a layer, counted from 0; None for none."""
         return None
 
+    def attended(self, view: Any, layer: int, heads: Heads, attended_BTHK: jax.Array) -> jax.Array:
+        """Returns the result of a layer's attention, (B, T, H, K), with what is added to it."""
+        return attended_BTHK
+
     def added(self, view: Any, layer: int, normed_BTD: jax.Array) -> jax.Array | None:
         """Returns what is added to the output of a layer's attention, (B, T, D); None: nothing."""
         return None
@@ -133,6 +137,11 @@ class WindowReads(Reads):
     def extra_keys(self, layer: int) -> LayerKeys | None:
         known = self.known[layer] if self.known else None
         return None if known is None else LayerKeys(*known)
+
+    def attended(self, layer: int, heads: Heads, attended_BTHK: jax.Array) -> jax.Array:
+        for memory, view in self.pairs:
+            attended_BTHK = memory.attended(view, layer, heads, attended_BTHK)
+        return attended_BTHK
 
     def added(self, layer: int, heads: Heads) -> tuple[jax.Array | None, Any]:
         found = (memory.added(view, layer, heads.normed_BTD) for memory, view in self.pairs)

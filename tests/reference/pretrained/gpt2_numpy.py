@@ -39,6 +39,7 @@ class Settings:
     num_vectors: int = 1
     cell_layer: int | None = None
     cell: paper_numpy.Settings | None = None
+    layer_memory: tuple | None = None
 
 
 def normed(x_D, norm, epsilon):
@@ -70,10 +71,11 @@ def part_of(x_A, head, num_heads):
     return x_A[head * K : (head + 1) * K]
 
 
-def layer_outputs(layer, number, inputs, extras, settings, added=None):
+def layer_outputs(layer, number, inputs, extras, settings, added=None, mix=None):
     """Outputs of a layer, its number counted from 1; extras: further inputs for keys and values.
 
-    added: from a token's normed input to what is added to its attention's output.
+    added: from a token's normed input to what is added to its attention's output. mix: from its
+    queries (H, K) and what its heads attended to (H, K) to what takes its place.
     """
     H = settings.num_heads
     normed_inputs = [normed(x, layer["attention_norm"], settings.epsilon) for x in inputs]
@@ -98,6 +100,8 @@ def layer_outputs(layer, number, inputs, extras, settings, added=None):
                 scores.append(score)
             weights = softmax(scores)
             found.append(sum(w * part_of(v, head, H) for w, v in zip(weights, values)))
+        if mix is not None:
+            found = mix(query.reshape(H, -1), np.array(found))
         y_D = np.concatenate(found) @ layer["output_AD"] + layer["output_bias_D"]
         if added is not None:
             y_D = y_D + added(x_D)
@@ -110,17 +114,18 @@ def layer_outputs(layer, number, inputs, extras, settings, added=None):
     return outputs
 
 
-def window(body, words, settings, extras=None, added=None):
+def window(body, words, settings, extras=None, added=None, mixes=None):
     """Outputs of every layer over a window of embedded words, the last ones after the final norm.
 
-    extras: by layer, from 1, vectors among its inputs for keys and values. added: likewise.
+    extras: by layer, from 1, vectors among its inputs for keys and values. added, mixes: likewise.
     """
     x = [word + body["positions_RD"][t] for t, word in enumerate(words)]
     outputs = []
     for number in range(1, len(body["layers"]) + 1):
         layer = body["layers"][number - 1]
         own = (extras or {}).get(number, [])
-        x = layer_outputs(layer, number, x, own, settings, (added or {}).get(number))
+        further = (added or {}).get(number), (mixes or {}).get(number)
+        x = layer_outputs(layer, number, x, own, settings, *further)
         outputs.append(x)
     outputs[-1] = [normed(y, body["final_norm"], settings.epsilon) for y in x]
     return outputs
@@ -182,6 +187,8 @@ class PooledVectors:
     def added(self, vectors):
         return {}
 
+    mixes = added
+
     def after(self, vectors, body, inputs, outputs, pooled, new):
         return next_vectors(self.module, outputs, pooled, self.settings)
 
@@ -212,6 +219,9 @@ class States:
 
         return {self.settings.cell_layer: read}
 
+    def mixes(self, states):
+        return {}
+
     def after(self, states, body, inputs, outputs, pooled, new):
         """They read the tokens that the window was the first to read."""
         cell, number = self.settings.cell, self.settings.cell_layer
@@ -220,6 +230,39 @@ class States:
         keys = paper_numpy.unit_length(keys)
         pair = paper_numpy.state_keys_and_values(self.module["cell"], cell, states)
         return paper_numpy.next_states(self.module["cell"], cell, states, *pair, keys, values)
+
+
+class LayerMemoryAt:
+    """A memory of one layer: `begin(H, K)`, `mix` and `after`, as in associative_numpy."""
+
+    def __init__(self, module, settings, num_layers, keys_values):
+        self.number, build = settings.layer_memory
+        self.memory = build(module["memory"])
+        self.settings = settings
+        self.keys_values = keys_values
+
+    def begin(self):
+        return None
+
+    def extras(self, held):
+        return {}
+
+    added = extras
+
+    def mixes(self, held):
+        def mix(q_HK, attended_HK):
+            memory = self.memory.begin(*q_HK.shape) if held is None else held
+            q_HK = paper_numpy.unit_length(q_HK)
+            return self.memory.mix(memory, q_HK[None], attended_HK[None])[0]
+
+        return {self.number: mix}
+
+    def after(self, held, body, inputs, outputs, pooled, new):
+        below = inputs if self.number == 1 else outputs[self.number - 2]
+        layer = body["layers"][self.number - 1]
+        keys, values = self.keys_values(layer, below[-new:], self.settings)
+        held = self.memory.begin(*keys.shape[1:]) if held is None else held
+        return self.memory.after(held, paper_numpy.unit_length(keys), values)
 
 
 class Reader:
@@ -238,7 +281,11 @@ class Reader:
         self.memories = []
         for number in range(len(params.get("memories", {}))):
             module = params["memories"][number]
-            kind = States if "cell" in module else PooledVectors
+            kind = PooledVectors
+            if "cell" in module:
+                kind = States
+            elif "memory" in module:
+                kind = LayerMemoryAt
             self.memories.append(kind(module, settings, len(self.body["layers"]), self.keys_values))
 
     def begin(self):
@@ -247,11 +294,12 @@ class Reader:
     def read(self, tokens_T, carried):
         earlier, held = carried
         words = [*earlier, *(embedded(self.body, token, self.settings) for token in tokens_T)]
-        extras, added = {}, {}
+        extras, added, mixes = {}, {}, {}
         for memory, one in zip(self.memories, held):
             extras |= memory.extras(one)
             added |= memory.added(one)
-        outputs = self.window(self.body, words, self.settings, extras, added)
+            mixes |= memory.mixes(one)
+        outputs = self.window(self.body, words, self.settings, extras, added, mixes)
         inputs = self.enter(words)
         o = self.settings.overlap
         again = words[max(len(words) - o, 0) :] if o else []

@@ -116,7 +116,7 @@ def layer_outputs(layer, inputs, extras, settings, added=None, before=()):
     return outputs
 
 
-def window(body, words, settings, extras=None, added=None):
+def window(body, words, settings, extras=None, added=None, mixes=None):
     """As `gpt2_numpy.window`."""
     x = list(words)
     outputs = []
