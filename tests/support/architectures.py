@@ -14,10 +14,12 @@ import recurrent_networks_numpy
 import rmt_numpy
 import txl_numpy
 from architecture import DIVISIBLE, OF_RMT, SEGMENT, SIZES, STATES, VOCABULARY, WINDOW, Architecture
+from associative_numpy import AssociativeReader
 from flax import nnx
 from pretrained_architectures import PRETRAINED
 from tiny_models import OneKey, cast, randomised
 
+from brt.models.block_recurrent.associative_memory import AssociativeMemory
 from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
@@ -176,6 +178,16 @@ def compressive(length, **memory) -> Architecture:
     )
 
 
+def associative(memory, reader, **options) -> Architecture:
+    """An entry of an associative memory in the middle layer of a stack."""
+    return block_recurrent(
+        memories=((functools.partial(memory, **options), (1,)),),
+        reference=lambda params: reader(params, paper_settings(), 1, *options.values()),
+        cleared=(1,),
+        within=True,
+    )
+
+
 def _rec(gate, arrangement, layers=(1,), **others):
     return block_recurrent(recurrent_layers=layers, gate=gate, arrangement=arrangement, **others)
 
@@ -212,6 +224,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "feedback_memorizing": _rec(
         "fixed", "skip", memorizing_layers=(1,), search="exact", neighbours=3, feedback=True
     ),
+    "associative_linear": associative(AssociativeMemory, AssociativeReader, rule="linear"),
+    "associative_delta": associative(AssociativeMemory, AssociativeReader, rule="delta"),
     "txl_same_length": transformer_xl(
         dict(same_length=True, clamp_len=4), memory_length=6, same_length=True, clamp_length=4
     ),

@@ -6,12 +6,15 @@ import gpt2_numpy
 import llama_numpy
 import paper_numpy
 from architecture import DIVISIBLE, OF_RMT, SIZES, STATES, VOCABULARY, WINDOW, Architecture
+from associative_numpy import Associative
 
+from brt.models.block_recurrent.associative_memory import AssociativeMemory
 from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.decoders.llama import Llama
 from brt.pretrained.language_model import PretrainedLanguageModel
+from brt.pretrained.memories.backbone_memory import BackboneMemory
 from brt.pretrained.memories.cell_memory import CellMemory
 from brt.pretrained.memories.pooled_memory import PooledMemory
 from brt.pretrained.sliding_model import SlidingLanguageModel
@@ -80,6 +83,14 @@ def with_cell(arrangement, gate="fixed", overlap=0):
     memory = functools.partial(CellMemory, layer=2, cell=functools.partial(RecurrentCell, **told))
     cell = paper_numpy.Settings(**_cell_of_gpt2(told))
     return gpt2((memory,), cleared=(1,), told=dict(cell=cell, cell_layer=2), overlap=overlap)
+
+
+def with_associative(rule, overlap=0):
+    """An entry of an associative memory at the second layer."""
+    layer = functools.partial(AssociativeMemory, rule=rule)
+    memory = functools.partial(BackboneMemory, memory=layer, layer=1)
+    told = dict(layer_memory=(2, functools.partial(Associative, rule=rule)))
+    return gpt2((memory,), cleared=(1,), told=told, overlap=overlap)
 
 
 def _cell_of_gpt2(told):
@@ -194,6 +205,7 @@ PRETRAINED: dict[str, Architecture] = {
         dict(pooled_layer=0, skip_repeated=True, pooling="attention", num_vectors=2), overlap=5
     ),
     "gpt2_cell": with_cell("dual", "lstm", overlap=2),
+    "gpt2_associative": with_associative("delta", overlap=2),
     "rmt_gpt2_cell": memory_tokens_on_gpt2(num_memory=2),
     "llama_pooled": llama_pooled(),
     "llama_slide": sliding(),

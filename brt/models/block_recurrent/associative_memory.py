@@ -1,0 +1,99 @@
+"""Associative memory: a matrix for each head that maps keys of earlier blocks to their values."""
+
+from typing import Annotated, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from brt.checks import OneOf, configurable
+from brt.models.block_recurrent.memory import LayerMemory, LayerTokens, Metrics
+from brt.models.layers.initializers import parameter
+from brt.models.layers.norms import share_of_norm, wide
+from brt.models.layers.sizes import Sizes
+
+RULES = ("linear", "delta")
+
+
+class AssociativeCache(NamedTuple):
+    """What the keys of earlier blocks map to, float32 or wider. Empty: zeros.
+
+    matrix_BHKK: (B, H, K, K), sum of products of a key's features and what is stored for it.
+    sum_BHK: (B, H, K), sum of the features.
+    """
+
+    matrix_BHKK: jax.Array
+    sum_BHK: jax.Array
+
+    def clear_state(self, empty: "AssociativeCache") -> "AssociativeCache":
+        return empty
+
+
+def features(x: jax.Array) -> jax.Array:
+    """Returns elu(x) + 1, the positive features of queries and keys, float32 or wider."""
+    return jax.nn.elu(wide(x)) + 1
+
+
+def retrieved(cache: AssociativeCache, features_BTHK: jax.Array) -> jax.Array:
+    """Returns the mean of what is stored, weighted by the products of features, (B, T, H, K)."""
+    stored_BTHK = jnp.einsum("BTHK,BHKV->BTHV", features_BTHK, cache.matrix_BHKK)
+    weights_BTH = jnp.einsum("BTHK,BHK->BTH", features_BTHK, cache.sum_BHK)
+    return stored_BTHK / jnp.maximum(weights_BTH, 1e-6)[..., None]
+
+
+@configurable(denylist=["rngs", "sizes", "window"])
+class AssociativeMemory(LayerMemory):
+    """Compressive memory of fixed size, mixed with attention by a learned gate for each head.
+
+    Args:
+        sizes, window: of the layer around it.
+        rule: "linear" adds each value to what its key maps to; "delta" adds the difference between
+            the value and what the key maps to before the block.
+
+    Source: Infini-attention, Munkhdalai et al. 2024, arXiv:2404.07143, section 2.1.
+    """
+
+    name = "associative"
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        sizes: Sizes,
+        window: int,
+        rule: Annotated[str, OneOf(RULES)] = "delta",
+    ):
+        self.sizes = sizes
+        self.rule = rule
+        self.mix_H = parameter(rngs, jax.nn.initializers.zeros, sizes.num_heads)
+
+    def init_cache(self, rows: int, dtype: DTypeLike) -> AssociativeCache:
+        H, K = self.sizes.num_heads, self.sizes.head_size
+        kept = jnp.promote_types(dtype, jnp.float32)
+        return AssociativeCache(jnp.zeros((rows, H, K, K), kept), jnp.zeros((rows, H, K), kept))
+
+    def read(
+        self,
+        cache: AssociativeCache,
+        tokens: LayerTokens,
+        attended_BTHK: jax.Array,
+        weights: None,
+    ) -> tuple[jax.Array, Metrics]:
+        share_H1 = jax.nn.sigmoid(self.mix_H[...])[:, None]
+        memory_BTHK = share_H1 * retrieved(cache, features(tokens.queries_BTHK))
+        local_BTHK = (1 - share_H1) * attended_BTHK
+        mixed_BTHK = (local_BTHK + memory_BTHK).astype(attended_BTHK.dtype)
+        return mixed_BTHK, {"memory_share": share_of_norm(memory_BTHK, local_BTHK)}
+
+    def update(
+        self, cache: AssociativeCache, k_BWHK: jax.Array, v_BWHK: jax.Array, weights: None
+    ) -> tuple[AssociativeCache, Metrics]:
+        features_BWHK, new_BWHK = features(k_BWHK), wide(v_BWHK)
+        if self.rule == "delta":
+            new_BWHK = new_BWHK - retrieved(cache, features_BWHK)
+        matrix_BHKK = cache.matrix_BHKK + jnp.einsum("BWHK,BWHV->BHKV", features_BWHK, new_BWHK)
+        return AssociativeCache(matrix_BHKK, cache.sum_BHK + features_BWHK.sum(axis=1)), {}
+
+    def flops_per_token(self, window: int) -> float:
+        products = 3 if self.rule == "delta" else 2
+        return 2.0 * products * self.sizes.attention_size * (self.sizes.head_size + 1)
