@@ -235,6 +235,9 @@ WIDE = dict(
         "feedback_memorizing",
         "rmt_slide",
         "rmt_rec",
+        "associative_linear",
+        "associative_delta",
+        "gated_delta",
     ],
 )
 def test_operations_are_those_the_compiler_counts(name):

@@ -14,7 +14,7 @@ import recurrent_networks_numpy
 import rmt_numpy
 import txl_numpy
 from architecture import DIVISIBLE, OF_RMT, SEGMENT, SIZES, STATES, VOCABULARY, WINDOW, Architecture
-from associative_numpy import AssociativeReader
+from associative_numpy import AssociativeReader, GatedDeltaReader
 from flax import nnx
 from pretrained_architectures import PRETRAINED
 from tiny_models import OneKey, cast, randomised
@@ -22,6 +22,7 @@ from tiny_models import OneKey, cast, randomised
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
 from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.external_memory import ExternalMemory
+from brt.models.block_recurrent.gated_delta import GatedDeltaMemory
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.model import Model
@@ -226,6 +227,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "associative_linear": associative(AssociativeMemory, AssociativeReader, rule="linear"),
     "associative_delta": associative(AssociativeMemory, AssociativeReader, rule="delta"),
+    "gated_delta": associative(GatedDeltaMemory, GatedDeltaReader),
     "txl_same_length": transformer_xl(
         dict(same_length=True, clamp_len=4), memory_length=6, same_length=True, clamp_length=4
     ),

@@ -1,0 +1,153 @@
+"""Gated delta memory: an associative matrix for each head that every token updates and reads."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from brt.checks import configurable
+from brt.models.block_recurrent.memory import (
+    BlockPairs,
+    BlockStates,
+    LayerMemory,
+    LayerTokens,
+    MemoryResult,
+)
+from brt.models.caches import select_rows
+from brt.models.layers.initializers import DENSE, parameter
+from brt.models.layers.norms import share_of_norm, unit_heads, wide
+from brt.models.layers.sizes import Sizes
+
+
+class DeltaCache(NamedTuple):
+    """The memory of each head, the same in both forms.
+
+    matrix_BHKK: (B, H, K, K), float32 or wider; maps keys to values. Empty: zeros.
+    """
+
+    matrix_BHKK: jax.Array
+
+    def clear_state(self, empty: "DeltaCache") -> "DeltaCache":
+        return empty
+
+
+@configurable(denylist=["rngs", "sizes", "window"])
+class GatedDeltaMemory(LayerMemory):
+    """S_t = a_t S_{t-1} + b_t k_t (v_t - a_t k_t S_{t-1}), read as q_t S_t, mixed with attention.
+
+    The decay a_t = exp(-softplus(W_a x + c)) and the step b_t = sigmoid(W_b x) of each head depend
+    on the layer's input x; queries and keys have unit length. A learned gate for each head mixes
+    the result with attention, as in `AssociativeMemory`.
+
+    Args:
+        sizes, window: of the layer around it.
+
+    Source: Gated DeltaNet, Yang et al. 2024, arXiv:2412.06464, sections 3.1 and 3.3.
+    """
+
+    name = "gated_delta"
+    moves_in_blocks = True
+
+    def __init__(self, rngs: nnx.Rngs, sizes: Sizes, window: int):
+        H = sizes.num_heads
+        self.sizes = sizes
+        self.window = window
+        self.decay_DH = parameter(rngs, DENSE, sizes.width, H)
+        self.decay_bias_H = parameter(rngs, jax.nn.initializers.constant(-4.0), H)
+        self.step_DH = parameter(rngs, DENSE, sizes.width, H)
+        self.mix_H = parameter(rngs, jax.nn.initializers.zeros, H)
+
+    def init_cache(self, rows: int, dtype: DTypeLike) -> DeltaCache:
+        H, K = self.sizes.num_heads, self.sizes.head_size
+        return DeltaCache(jnp.zeros((rows, H, K, K), jnp.promote_types(dtype, jnp.float32)))
+
+    def __call__(
+        self,
+        cache: DeltaCache,
+        tokens: LayerTokens,
+        blocks: BlockPairs | None,
+        attended_BTHK: jax.Array,
+        weights: None = None,
+        states: BlockStates | None = None,
+        remat: bool = False,
+    ) -> MemoryResult:
+        """Runs `delta_block` on one block after another; a block may be one token."""
+        B, T, H, K = attended_BTHK.shape
+        x_BTD = tokens.inputs_BTD
+        log_decay_BTH = x_BTD @ self.decay_DH[...].astype(x_BTD.dtype) + self.decay_bias_H[...]
+        log_decay_BTH = -jax.nn.softplus(wide(log_decay_BTH))
+        step_BTH = jax.nn.sigmoid(wide(x_BTD @ self.step_DH[...].astype(x_BTD.dtype)))
+        if tokens.counts_B is not None:  # padding leaves the memory as it is
+            real_BT1 = (jnp.arange(T) < tokens.counts_B[:, None])[..., None]
+            log_decay_BTH = jnp.where(real_BT1, log_decay_BTH, 0)
+            step_BTH = jnp.where(real_BT1, step_BTH, 0)
+        q_BTHK, k_BTHK = tokens.queries_BTHK, tokens.keys_BTHK
+        if not self.sizes.qk_norm:
+            q_BTHK, k_BTHK = unit_heads(q_BTHK), unit_heads(k_BTHK)
+        inputs = q_BTHK, k_BTHK, tokens.values_BTHK, log_decay_BTH, step_BTH
+        length = min(T, self.window)
+        by_block = tuple(
+            jnp.moveaxis(wide(x).reshape(B, -1, length, *x.shape[2:]), 1, 0) for x in inputs
+        )
+        block = jax.checkpoint(delta_block) if remat else delta_block
+        matrix_BHKK, read_GBWHK = jax.lax.scan(block, cache.matrix_BHKK, by_block)
+        share_H1 = jax.nn.sigmoid(self.mix_H[...])[:, None]
+        memory_BTHK = share_H1 * jnp.moveaxis(read_GBWHK, 0, 1).reshape(B, T, H, K)
+        local_BTHK = (1 - share_H1) * attended_BTHK
+        mixed_BTHK = (local_BTHK + memory_BTHK).astype(attended_BTHK.dtype)
+        metrics = {"memory_share": share_of_norm(memory_BTHK, local_BTHK)}
+        return MemoryResult(mixed_BTHK, DeltaCache(matrix_BHKK), None, metrics)
+
+    def decode(
+        self,
+        cache: DeltaCache,
+        token: LayerTokens,
+        attended_B1HK: jax.Array,
+        reads_B: jax.Array | bool,
+    ) -> tuple[jax.Array, DeltaCache]:
+        mixed_B1HK, after, *_ = self(cache, token, None, attended_B1HK)
+        reads_B = jnp.broadcast_to(reads_B, attended_B1HK.shape[:1])
+        return mixed_B1HK, select_rows(reads_B, after, cache)
+
+    def flops_per_token(self, window: int) -> float:
+        """Counts three products with the matrix, three within the block, and the system."""
+        A, K = self.sizes.attention_size, self.sizes.head_size
+        gates = 4 * self.sizes.width * self.sizes.num_heads
+        return gates + 6.0 * A * K + 7.0 * A * window
+
+
+def delta_block(
+    matrix_BHKK: jax.Array, inputs: tuple[jax.Array, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the memory after a block, and what each token reads, (B, W, H, K).
+
+    inputs: queries, keys and values, (B, W, H, K); logarithms of decays, and steps, (B, W, H).
+
+    What a token stores depends on what those before it stored: a triangular system of W equations
+    for each head (Gated DeltaNet, section 3.3), instead of W steps.
+    """
+    q_BWHK, k_BWHK, v_BWHK, log_decay_BWH, step_BWH = inputs
+    log_BHW = jnp.moveaxis(jnp.cumsum(log_decay_BWH, axis=1), 1, 2)
+    step_BHW = jnp.moveaxis(step_BWH, 1, 2)
+    before_WW = jnp.tri(log_BHW.shape[2], dtype=bool)
+    decay_BHWJ = jnp.exp(
+        jnp.where(before_WW, log_BHW[..., :, None] - log_BHW[..., None, :], -jnp.inf)
+    )
+    since_BHW1 = jnp.exp(log_BHW)[..., None]
+    products_BHWJ = jnp.einsum("BWHK,BJHK->BHWJ", k_BWHK, k_BWHK)
+    system_BHWJ = step_BHW[..., None] * decay_BHWJ * products_BHWJ
+    old_BHWK = since_BHW1 * jnp.einsum("BWHK,BHKV->BHWV", k_BWHK, matrix_BHKK)
+    new_BHWK = step_BHW[..., None] * (jnp.moveaxis(v_BWHK, 1, 2) - old_BHWK)
+    stored_BHWK = jax.scipy.linalg.solve_triangular(
+        jnp.tril(system_BHWJ, -1), new_BHWK, lower=True, unit_diagonal=True
+    )
+    scores_BHWJ = decay_BHWJ * jnp.einsum("BWHK,BJHK->BHWJ", q_BWHK, k_BWHK)
+    read_BHWK = since_BHW1 * jnp.einsum("BWHK,BHKV->BHWV", q_BWHK, matrix_BHKK)
+    read_BHWK = read_BHWK + scores_BHWJ @ stored_BHWK
+    last_BHW = jnp.exp(log_BHW[..., -1:] - log_BHW)
+    matrix_BHKK = since_BHW1[:, :, -1:] * matrix_BHKK + jnp.einsum(
+        "BWHK,BHW,BHWV->BHKV", k_BWHK, last_BHW, stored_BHWK
+    )
+    return matrix_BHKK, jnp.moveaxis(read_BHWK, 1, 2)
