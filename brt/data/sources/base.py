@@ -1,8 +1,7 @@
-"""The bases of all sources: what `prepare` asks of where documents come from.
+"""The base classes of all sources.
 
-A source gives whole documents in a fixed order. Building one is cheap and opens nothing: files are
-opened when documents are asked for. Sources that yield bytes leave `tokens` to the vocabulary; a
-source may also make tokens itself.
+A source yields whole documents in a fixed order. Its constructor opens nothing. A source of bytes
+leaves `tokens` to the vocabulary of the corpus; other sources make tokens themselves.
 """
 
 import abc
@@ -17,14 +16,13 @@ from brt.storage.file_parts import FileBytes
 
 
 class Document(NamedTuple):
-    """One document, whole.
+    """One whole document.
 
-    title: names it in messages, and in the store.
-    data: its bytes, or a file that is read part by part.
-    tokens: its token ids, integers (tokens,), where the source makes tokens itself.
-    weights: float32 (tokens,), the weight of each token in the loss; None for 1 each.
-    annotation: what is to be told of the document, as JSON; `brt/data/sources/labelled.py` says
-        what is in it. None where there is nothing but its text.
+    title: names it in messages and in the store.
+    data: its bytes, or a file that is read in parts.
+    tokens: integers (tokens,), if the source makes tokens itself.
+    weights: float32 (tokens,), the weight of each token in the loss; None for 1.
+    annotation: JSON, such as a label or answers (`brt.data.sources.labelled`).
     """
 
     title: str
@@ -35,17 +33,14 @@ class Document(NamedTuple):
 
 
 class Source(abc.ABC):
-    """Gives the documents of each split. It can be pickled until it is iterated.
+    """The documents of each split. Can be pickled.
 
     Attributes:
-        vocabulary: of the tokens, where the source makes tokens itself; else None, and the corpus
-            says how documents are encoded.
-        listed: whether `parts`, `read` and `files` give the documents one by one, so that several
-            processes can read them. `FileSource` describes the three.
-        checks_content: whether `parts` reads whole files and refuses others than the published
-            ones. Later changes of such files are not looked for.
-        input_length: tokens a model reads of a sample, where all documents are samples of one
-            length; else None.
+        vocabulary: of the tokens, if the source makes tokens itself; else None.
+        listed: whether `parts`, `read` and `files` are defined, so that several processes can read
+            the documents.
+        checks_content: whether `parts` compares whole files with the published ones.
+        input_length: tokens that a model reads of a document, if all are samples of one length.
     """
 
     vocabulary: Vocabulary | None = None
@@ -59,65 +54,43 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def description(self, split: str) -> dict:
-        """Returns the settings that decide the documents of a split, as JSON. Reads no file."""
+        """Returns the settings that determine the documents of a split, as JSON; reads no file."""
 
     def count(self, split: str) -> int | None:
-        """Returns the number of documents of a split, None where it is not known beforehand."""
+        """Returns the number of documents of a split; None if it is unknown."""
         return None
 
     def parts(self, split: str) -> list:
-        """Lists the documents of a split; see `FileSource`."""
+        """Lists the documents of a split, in order, after a check of their files.
+
+        A part stands for one document: it can be pickled, is small, and its repr identifies it.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not list its documents.")
 
     def read(self, part: Any) -> Document:
-        """Reads one document of the list; see `FileSource`."""
+        """Reads the document of a part."""
         raise NotImplementedError(f"{type(self).__name__} does not list its documents.")
 
     def files(self, part: Any) -> list[str]:
-        """Returns the files of one document of the list; see `FileSource`."""
+        """Returns the files of a part."""
         raise NotImplementedError(f"{type(self).__name__} does not list its documents.")
 
     def part_bytes(self, part: Any) -> int | None:
-        """Returns how many bytes a document of the list is of a file; None for whole files."""
+        """Returns the size of a part that is not whole files; None for whole files."""
         return None
 
 
 class FileSource(Source):
-    """A source that lists its documents without reading them, so that several processes can.
-
-    A part stands for one document: it can be pickled, takes little memory, and its repr says all
-    that it does.
-    """
+    """A source that lists its documents, so that several processes can read them."""
 
     listed = True
 
     def documents(self, split: str) -> Iterator[Document]:
-        """Yields the split's `Document`s; its files are checked before the first one."""
         return map(self.read, self.parts(split))
-
-    @abc.abstractmethod
-    def parts(self, split: str) -> list:
-        """Lists a part for each document, in order. What is checked beforehand is checked here."""
-
-    @abc.abstractmethod
-    def read(self, part: Any) -> Document:
-        """Reads the document of a part."""
-
-    @abc.abstractmethod
-    def files(self, part: Any) -> list[str]:
-        """Returns the files that the document of a part is read from."""
 
 
 def check_source(source: Any, binding: str) -> None:
-    """Refuses what is no `Source`.
-
-    Args:
-        source: what is bound.
-        binding: the name it is bound by, for the message.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Refuses what is no `Source`; `binding` names it in the message."""
     if not isinstance(source, Source):
         raise ValueError(
             f"{binding} = {source!r} is no source: bind it to one, with its brackets, such as "
@@ -126,11 +99,7 @@ def check_source(source: Any, binding: str) -> None:
 
 
 def check_known_split(source: Source, split: str, known: Iterable[str]) -> None:
-    """Refuses a split that a source does not have.
-
-    Raises:
-        ValueError: naming the source and the splits it has.
-    """
+    """Refuses a split that a source does not have."""
     if split not in known:
         raise ValueError(
             f"{type(source).__name__} has no split {split!r}: ask for one of {', '.join(known)}."
@@ -138,5 +107,5 @@ def check_known_split(source: Source, split: str, known: Iterable[str]) -> None:
 
 
 def absolute(path: str) -> str:
-    """Returns an absolute path, with `~` and environment variables replaced."""
+    """Returns an absolute path, with `~` and environment variables expanded."""
     return os.path.abspath(os.path.expanduser(os.path.expandvars(path)))

@@ -1,4 +1,4 @@
-"""Texts with classes: Hyperpartisan news, and any file of one JSON record a line.
+"""Texts with classes: any file of JSON records, and Hyperpartisan news.
 
 Source: Kiesel et al. 2019, SemEval-2019 task 4, for the format and the labels of Hyperpartisan.
 """
@@ -8,6 +8,7 @@ import json
 import os
 import xml.etree.ElementTree as xml
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import gin
 from absl import logging
@@ -29,26 +30,21 @@ from brt.storage.regular_files import open_regular
 SPLITS = ("train", "validation", "test")
 PUBLISHED = 645
 HELD_OUT = {"test": 65, "validation": 64}
-"""Of the 645 published articles; 516 are left to train on (Longformer, appendix)."""
+"""Of the 645 published articles; 516 are for training (Longformer, appendix)."""
 
 
 @configurable
 class LabelledTexts(LabelledSource):
-    """Texts with a class, or several, one JSON record a line, or a list of records.
-
-    A text may be a list of paragraphs, as in ECtHR.
+    """Texts with one class or several, in files of JSON records.
 
     Args:
-        path: of a split's file, as in "reviews/{split}.jsonl".
+        path: of the file of a split, as in "reviews/{split}.jsonl".
         vocabulary: as of `LabelledSource`.
-        classes: all labels, in the order of their numbers; numbers as texts, as in ("0", "1").
-        text_key, label_key: keys of a record.
-        second_key: of a second text, which is read after the first and the tokenizer's separator.
+        classes: all labels, by number; numbers as texts, as in ("0", "1").
+        text_key, label_key: keys of a record; a text may be a list of paragraphs, as in ECtHR.
+        second_key: of a second text, which follows the first and the tokenizer's separator.
         several: whether a label is a list of classes, which may be empty.
         splits: as of `LabelledSource`.
-
-    Raises:
-        ValueError: fewer than two classes, or one twice.
     """
 
     def __init__(
@@ -93,8 +89,7 @@ class LabelledTexts(LabelledSource):
             else:
                 yield Example(name, text, question, labels[0], answers=(self.classes[labels[0]],))
 
-    def _labels(self, value, where):
-        """Numbers of the classes of a record, rising."""
+    def _labels(self, value: Any, where: str) -> tuple[int, ...]:
         if not self.several:
             return (class_number(value, self.classes, where),)
         if not isinstance(value, list):
@@ -111,18 +106,13 @@ class Hyperpartisan(LabelledSource):
 
     Args:
         path: the folder with `articles-training-byarticle-*.xml` and its `ground-truth-*.xml`; or
-            a file of one JSON record a line, with `text`, `label` and, unless `{split}` is in the
-            path, `split`.
+            a file of JSON records with `text`, `label` and, unless the path has `{split}`, `split`.
         vocabulary: as of `LabelledSource`.
-        split_file: JSON, from the names of splits to lists of articles, by their ids; that of
-            Longformer's authors, hp-splits.json, gives the published 516, 64 and 65. None draws
-            as many.
-        seed: of what is drawn.
-        title: whether an article's title is read before its text.
-        splits: as of `LabelledSource`; "validation" may be "dev" there without it.
-
-    Raises:
-        FileNotFoundError, ValueError: from `documents`, naming the file.
+        split_file: JSON, from the names of splits to lists of ids of articles; hp-splits.json of
+            Longformer's authors gives the published 516, 64 and 65. None draws as many.
+        seed: of the splits that are drawn.
+        title: whether the title comes before the text.
+        splits: as of `LabelledSource`; "validation" may be "dev" in a file.
     """
 
     classes = ("false", "true")
@@ -156,30 +146,30 @@ class Hyperpartisan(LabelledSource):
 
     def _of_records(self, split: str) -> Iterator[Example]:
         path = self._file(split)
-        wanted = (split, self.splits.get(split, split), *["dev"] * (split == "validation"))
-        found = 0
+        names = (split, self.splits.get(split, split), *["dev"] * (split == "validation"))
+        empty = True
         for number, (where, record) in enumerate(records(path)):
-            if "{split}" not in self.path and text_of(record, "split", where) not in wanted:
+            if "{split}" not in self.path and text_of(record, "split", where) not in names:
                 continue
-            found += 1
+            empty = False
             label = class_number(record.get("label"), (*self.classes, "0", "1"), where) % 2
             name = str(record.get("id", number))
             text = text_of(record, "text", where)
             yield Example(name, text, label=label, answers=(self.classes[label],))
-        if not found:
+        if empty:
             raise ValueError(f"{path} has no record whose 'split' is {split!r}: add some.")
 
     def _articles(self) -> dict[str, Example]:
-        """All articles by their ids, in the order of the file."""
+        """Returns all articles by their ids."""
         folder = absolute(self.path)
-        articles, truths = (_found(folder, kind) for kind in ("articles", "ground-truth"))
+        articles, truths = (_xml_file(folder, kind) for kind in ("articles", "ground-truth"))
         labels = {}
         for element in _parsed(truths).iter("article"):
             where = f"{truths}, article {element.get('id')!r}"
             labels[element.get("id")] = class_number(
                 element.get("hyperpartisan"), self.classes, where
             )
-        found = {}
+        examples = {}
         for element in _parsed(articles).iter("article"):
             name = element.get("id") or ""
             if name not in labels:
@@ -191,10 +181,10 @@ class Hyperpartisan(LabelledSource):
             if self.title:
                 text = f"{element.get('title', '').strip()}\n{text}"
             answers = (self.classes[labels[name]],)
-            found[name] = Example(name, text, label=labels[name], answers=answers)
-        if not found:
+            examples[name] = Example(name, text, label=labels[name], answers=answers)
+        if not examples:
             raise ValueError(f"{articles} holds no article: copy the file again.")
-        return found
+        return examples
 
     def _chosen(self, split: str, names: list[str]) -> list[str]:
         if self.split_file is None:
@@ -208,10 +198,10 @@ class Hyperpartisan(LabelledSource):
         try:
             with open_regular(path) as file:
                 lists = json.load(file)
-            there = self.splits.get(split, split)
-            if there not in lists and split == "validation":
-                there = "dev"
-            listed = [int(name) for name in lists[there]]
+            key = self.splits.get(split, split)
+            if key not in lists and split == "validation":
+                key = "dev"
+            listed = [int(name) for name in lists[key]]
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"No file is at {path}: bind Hyperpartisan.split_file to the list of splits, or to "
@@ -233,11 +223,7 @@ class Hyperpartisan(LabelledSource):
 
 
 def check_classes(classes: Sequence[str], name: str) -> None:
-    """Refuses classes that are too few, no texts, or named twice.
-
-    Raises:
-        ValueError: naming the binding.
-    """
+    """Refuses classes that are too few, no texts, or named twice."""
     texts = not isinstance(classes, str) and all(isinstance(c, str) for c in classes)
     if not texts or len(classes) < 2 or len(set(classes)) < len(classes):
         raise ValueError(
@@ -247,30 +233,25 @@ def check_classes(classes: Sequence[str], name: str) -> None:
 
 
 def divided(names: Sequence[str], seed: int) -> dict[str, list[str]]:
-    """Divides articles among the splits by a seed, in the published shares.
-
-    Returns:
-        By split its articles, in the given order; of 645 there are 516, 64 and 65.
-    """
+    """Returns the articles of each split, drawn by a seed, in the published shares."""
     order = permutation(len(names), seed, 0, 0, 6)
-    found = {}
+    numbers_of = {}
     start = 0
     for split, count in HELD_OUT.items():
         stop = start + max(1, round(len(names) * count / PUBLISHED))
-        found[split] = sorted(order[start:stop].tolist())
+        numbers_of[split] = sorted(order[start:stop].tolist())
         start = stop
-    found["train"] = sorted(order[start:].tolist())
-    return {split: [names[number] for number in numbers] for split, numbers in found.items()}
+    numbers_of["train"] = sorted(order[start:].tolist())
+    return {split: [names[number] for number in numbers] for split, numbers in numbers_of.items()}
 
 
 def article_text(element: xml.Element) -> str:
-    """Returns the text of an article: a line a paragraph, white space as one space."""
+    """Returns the text of an article: one line per paragraph, white space as one space."""
     pieces = [element.text or ""]
     for part in element:
         paragraph = "".join(part.itertext())
         pieces += ["\n", paragraph, "\n"] if part.tag == "p" else [paragraph]
         pieces.append(part.tail or "")
-    # A line feed inside a paragraph is white space like any other.
     lines = [""]
     for piece in pieces:
         if piece == "\n":
@@ -280,7 +261,7 @@ def article_text(element: xml.Element) -> str:
     return "\n".join(text for line in lines if (text := " ".join(line.split())))
 
 
-def _found(folder: str, kind: str) -> str:
+def _xml_file(folder: str, kind: str) -> str:
     paths = sorted(glob.glob(os.path.join(glob.escape(folder), f"{kind}-*.xml")))
     if len(paths) != 1:
         raise FileNotFoundError(

@@ -1,4 +1,4 @@
-"""The base of sources that read another library's data sets: a document an example."""
+"""The base of sources that read the data sets of another library: one document per example."""
 
 import abc
 from typing import Any
@@ -8,16 +8,13 @@ from brt.data.vocabularies.base import expanded
 
 
 class ExampleSource(Source):
-    """A source of examples, each a dictionary of features, two of which are text and title.
+    """A source of examples, each a dictionary of features.
 
     Args:
-        title_feature: feature that names a document; without one, titles are `<split>-<number>`.
-        data_dir: where data sets are kept, None for the library's own folder. `~` and environment
-            variables are expanded.
-        splits: from a split's name here to its name there, where they differ.
-
-    Attributes:
-        title_feature, data_dir, splits: as given.
+        title_feature: feature with the title; None for titles `<split>-<number>`.
+        data_dir: folder of the data sets; None for the library's. `~` and environment variables are
+            expanded.
+        splits: from the name of a split to its name in the data set, if they differ.
     """
 
     def __init__(
@@ -33,24 +30,21 @@ class ExampleSource(Source):
         """The data set, for messages."""
 
     def _folder(self) -> str | None:
-        """`data_dir` with its variables replaced; it may be the address of a bucket."""
         return expanded(self.data_dir) if self.data_dir else None
 
-    def _split_there(self, split: str) -> str:
-        """The name of a split in the data set."""
+    def _original_split(self, split: str) -> str:
         return self.splits.get(split, split)
 
     def _title(self, example: dict, split: str, number: int) -> str:
-        """The title of an example; numbers count from 0."""
         if not self.title_feature:
             return f"{split}-{number}"
         title = self._feature(example, "title_feature")
         if not isinstance(title, bytes):
-            raise self._no_text("title_feature", example)
+            raise self._wrong_type("title_feature", example)
         return title.decode("utf-8", "replace")
 
     def _feature(self, example: dict, setting: str) -> Any:
-        """The feature of an example that a setting names."""
+        """Returns the feature of an example that a setting names."""
         feature = getattr(self, setting)
         if feature not in example:
             raise ValueError(
@@ -59,17 +53,15 @@ class ExampleSource(Source):
             )
         return example[feature]
 
-    def _no_text(self, setting: str, example: dict, wanted: str = "text") -> ValueError:
-        """The error for a setting that names a feature of another type."""
+    def _wrong_type(self, setting: str, example: dict, expected: str = "text") -> ValueError:
         return ValueError(
-            f"Feature {getattr(self, setting)!r} of {self.data_set} does not hold {wanted}: bind "
+            f"Feature {getattr(self, setting)!r} of {self.data_set} does not hold {expected}: bind "
             f"{type(self).__name__}.{setting} to one that does, of {', '.join(sorted(example))}."
         )
 
     def _no_split(self, split: str, known: Any) -> ValueError:
-        """The error for a split that the data set lacks; `known` are those it has."""
         name = type(self).__name__
         return ValueError(
-            f"{self.data_set} has no split {self._split_there(split)!r}: bind {name}.splits to say "
-            f"which of {', '.join(sorted(known))} it is, as in {{{split!r}: 'train'}}."
+            f"{self.data_set} has no split {self._original_split(split)!r}: bind {name}.splits to "
+            f"one of {', '.join(sorted(known))}, as in {{{split!r}: 'train'}}."
         )

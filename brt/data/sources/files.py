@@ -1,4 +1,4 @@
-"""Sources of files: folders of text; trees of source code or of LaTeX."""
+"""Sources of files: folders of text, and trees of source code or LaTeX."""
 
 import collections
 import glob
@@ -18,32 +18,22 @@ from brt.storage.file_parts import FileBytes
 from brt.storage.paths import RemotePath, is_remote
 
 WHOLE = 2**22
-"""A file of more bytes is read part by part."""
+"""Larger files are read in parts."""
 CHECKED_FIRST = 1000
-"""So many files are checked for plain text before the first is read; all are when they are read."""
+"""Number of files that are checked for plain text before the first is read."""
 
 
 @configurable
 class TextFiles(FileSource):
-    """One document a file.
+    """One document per file of plain text, its title the name without the suffix.
 
     Args:
-        path: a folder, whose files with the given suffix are read in order of their names; or one
-            file, or a pattern such as `books/**/*.md`, whose matches are read in order of their
-            paths. `{split}` in it stands for the split's name; without it every split has the
-            same documents. `~` and environment variables are expanded. In a bucket it is a folder,
-            an object or a pattern with `*`: `gs://bucket/books/{split}`. A file that exists is
-            read whatever characters its name has.
-        skip_empty: leave empty files out. Without it an empty file is an error.
-        suffix: which files of a folder are read; hidden ones never are.
-
-    Titles are file names without their last suffix.
-
-    Raises:
-        FileNotFoundError, PermissionError, ValueError: from `documents`, before the first one, for
-            a path that holds no file, that may not be read, or that holds empty files.
-        brt.data.sources.plain_text.NotPlainText: from `documents`, for a file that is compressed,
-            a table, JSON lines, UTF-16 or binary.
+        path: a folder, a file, or a pattern such as `books/**/*.md`; files are read in the order of
+            their paths. `{split}` is replaced by the name of the split; without it all splits are
+            equal. `~` and environment variables are expanded. In a bucket: a folder, an object, or
+            a pattern with `*`, as in `gs://bucket/books/{split}`.
+        skip_empty: skips empty files, which are otherwise an error.
+        suffix: of the files of a folder that are read; hidden files are not.
     """
 
     def __init__(self, path: Name = gin.REQUIRED, skip_empty: bool = False, suffix: str = ".txt"):
@@ -52,7 +42,6 @@ class TextFiles(FileSource):
         self.suffix = suffix
 
     def parts(self, split: str) -> list[str]:
-        """Lists the paths of the files, which are checked: none is missing, unreadable or empty."""
         if split != "train" and "{split}" not in self.path:
             logging.warning(
                 "TextFiles.path = %r has no {split}: %r reads the same files as every other split.",
@@ -62,15 +51,13 @@ class TextFiles(FileSource):
         return self._files(split)
 
     def read(self, part: str) -> Document:
-        """Reads one file; one of more than `WHOLE` bytes part by part."""
         return Document(os.path.splitext(os.path.basename(part))[0], _read(part, "TextFiles"))
 
     def files(self, part: str) -> list[str]:
-        """Returns the path itself."""
         return [part]
 
     def description(self, split: str) -> dict:
-        """Returns the settings, `path` as it was given: the same on machines with other homes."""
+        # The path as it is bound: the same on machines with other home folders.
         return {
             "source": "TextFiles",
             "split": split,
@@ -80,10 +67,9 @@ class TextFiles(FileSource):
         }
 
     def count(self, split: str) -> int:
-        """Returns the number of files that `documents` would read."""
         return len(self._files(split))
 
-    def _files(self, split):
+    def _files(self, split: str) -> list[str]:
         path = self.path.replace("{split}", split)
         sizes = self._objects(RemotePath(path)) if is_remote(path) else self._on_disk(path)
         empty = [path for path, size in sizes.items() if size == 0]
@@ -98,7 +84,7 @@ class TextFiles(FileSource):
         return full
 
     def _objects(self, path: RemotePath) -> dict[str, int]:
-        """The sizes of the objects that a path in a bucket leads to, in order of their paths."""
+        """Returns the sizes of the objects at a path in a bucket, in the order of their paths."""
         if path.is_file():
             return {str(path): path.size()}
         try:
@@ -106,22 +92,22 @@ class TextFiles(FileSource):
         except FileNotFoundError:
             stamps = {}
         if "*" in str(path):
-            found = {name: size for name, (size, _) in stamps.items()}
+            sizes = {name: size for name, (size, _) in stamps.items()}
         else:
-            found = {
+            sizes = {
                 str(path / name): size
                 for name, (size, _) in stamps.items()
                 if name.endswith(self.suffix) and not name.startswith(".")
             }
-        if not found:
+        if not sizes:
             raise FileNotFoundError(
                 f"TextFiles.path = {self.path!r} leads to no objects, {self.suffix} ones in a "
                 "folder: bind it to a folder with some, or TextFiles.suffix to how their names end."
             )
-        return dict(sorted(found.items()))
+        return dict(sorted(sizes.items()))
 
     def _on_disk(self, path: str) -> dict[str, int]:
-        """The sizes of the files that a path leads to, in order of their paths."""
+        """Returns the sizes of the files at a path, in the order of their paths."""
         path = absolute(path)
         if os.path.isdir(path):
             entries = [e for e in _entries(path) if not e.is_dir()]
@@ -154,11 +140,7 @@ class TextFiles(FileSource):
         return sizes
 
     def _advice(self, folder: str, paths: list[str]) -> str:
-        """Says what to bind where a folder has no files of the suffix, only those of `paths`.
-
-        Raises:
-            NotPlainText: what it holds is no text.
-        """
+        """Returns what to bind for a folder without files of the suffix, but with `paths`."""
         if any(os.path.basename(p) in ("dataset_info.json", "dataset_dict.json") for p in paths):
             raise NotPlainText(
                 f"{folder} was written by `save_to_disk` of datasets, and TextFiles reads plain "
@@ -176,30 +158,21 @@ class TextFiles(FileSource):
 
 @configurable
 class SourceTree(FileSource):
-    """One document for each entry at the top of a tree: a package, a repository, an article.
+    """One document per entry at the top of a tree: a package, a repository, an article.
 
-    A document is the entry's files in order of their paths, as they are, each after a header
-    line. An entry that is itself a file is a document of one file. Symbolic links are not
-    followed. Entries without a byte of source are left out.
+    A document is the files of the entry in the order of their paths, each after a header line.
+    Symbolic links are not followed. Entries without source are skipped.
 
-    Where `path` has no `{split}`, the splits are shares of the entries ordered by
-    sha256("split:" + title): the first for test, the next for validation, the rest for train. An
-    entry that comes or goes moves few others.
+    If `path` has no `{split}`, the entries are ordered by sha256("split:" + title): the first share
+    is test, the next validation, the rest train. An entry that comes or goes moves few others.
 
     Args:
-        path: the tree; `stdlib` is the standard library of the running Python. `{split}` in it
-            stands for the split's name, for trees that are divided already. `~` and environment
-            variables are expanded.
-        suffixes: which files are source.
-        exclude: names of files and folders left out at any depth; hidden ones always are.
-        held_out: share of the entries in test, and again in validation; at least one each. Of no
-            effect where `path` has `{split}`.
-        header: the line before each file, `{path}` in it the file's path in the tree; "" for none.
-
-    Raises:
-        ValueError: `held_out` is not between 0 and 0.5; from `documents`, a split that is none of
-            the three, or too few entries.
-        FileNotFoundError: from `documents`, when the tree is missing.
+        path: the tree; `stdlib` is the standard library of Python. `{split}` is replaced by the
+            name of the split. `~` and environment variables are expanded.
+        suffixes: of source files.
+        exclude: names of files and folders to skip at any depth; hidden ones are always skipped.
+        held_out: share of the entries in test, and again in validation, at least one each.
+        header: line before each file, `{path}` in it the path in the tree; "" for none.
     """
 
     def __init__(
@@ -229,13 +202,12 @@ class SourceTree(FileSource):
         self.header = header
 
     def parts(self, split: str) -> list[tuple[str, str, list[str]]]:
-        """Lists the title, the tree's root and the paths of the files of each entry, by title."""
+        """Lists title, root of the tree, and paths of the files of each entry."""
         root, trees = self._split(split)
         _check_first(itertools.chain.from_iterable(trees.values()), "SourceTree")
         return [(title, root, files) for title, files in trees.items()]
 
     def read(self, part: tuple[str, str, list[str]]) -> Document:
-        """Reads the files of one entry, each after its header."""
         title, root, files = part
         pieces: list[bytes] = []
         for path in files:
@@ -248,11 +220,9 @@ class SourceTree(FileSource):
         return Document(title, b"".join(pieces))
 
     def files(self, part: tuple[str, str, list[str]]) -> list[str]:
-        """Returns the paths of the entry's files."""
         return part[2]
 
     def description(self, split: str) -> dict:
-        """Returns the settings, with `path` as it was given."""
         return {
             "source": "SourceTree",
             "split": split,
@@ -264,11 +234,10 @@ class SourceTree(FileSource):
         }
 
     def count(self, split: str) -> int:
-        """Returns the number of entries in the split."""
         return len(self._split(split)[1])
 
-    def _split(self, split):
-        """The tree's root and, for each title of the split, the paths of its files."""
+    def _split(self, split: str) -> tuple[str, dict[str, list[str]]]:
+        """Returns the root and, by title, the paths of the files of a split."""
         path = sysconfig.get_path("stdlib") if self.path == "stdlib" else self.path
         root = absolute(path.replace("{split}", split))
         trees = {}
@@ -309,7 +278,7 @@ class SourceTree(FileSource):
 
 
 def _entries(folder):
-    """Entries of a folder that are not hidden."""
+    """Returns the entries of a folder that are not hidden."""
     try:
         with os.scandir(folder) as entries:
             return [entry for entry in entries if not entry.name.startswith(".")]
@@ -326,7 +295,7 @@ def _entries(folder):
 
 
 def _check_first(paths: Iterable[str], source: str) -> None:
-    """Refuses a file among the first ones that is no plain text; of a bucket only the first."""
+    """Refuses a file among the first that is no plain text; in a bucket only the first one."""
     for number, path in enumerate(itertools.islice(paths, CHECKED_FIRST)):
         if not is_remote(path):
             check_plain_text(_opened(path), path, source)
@@ -336,7 +305,6 @@ def _check_first(paths: Iterable[str], source: str) -> None:
 
 
 def _read(path: str, source: str) -> bytes | FileBytes:
-    """Returns the bytes of a file of plain text."""
     data = RemotePath(path).read_bytes() if is_remote(path) else _opened(path)
     check_plain_text(data, path, source)
     return data if len(data) > WHOLE else data[:]

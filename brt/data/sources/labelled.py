@@ -1,17 +1,17 @@
 """The base of sources of labelled documents: texts with a class, or questions with answers.
 
-Such a source makes tokens itself, because a question and its text are stored one after the other,
-and the annotation of a stored document counts tokens:
+The source makes tokens itself: a question and its text are one document, whose annotation counts
+tokens.
 
     id          of the question or document; several answers of one id are one question
     label       the class, from 0
-    labels      the classes, where a text may have several or none
-    classes     names of all classes
-    question    how many of the document's first tokens are the question, where there is one
-    answers     texts that are right
-    words       tokens of the first of them, and what the tokenizer puts behind a text
+    labels      the classes, if a text may have several or none
+    classes     number of all classes
+    question    number of tokens of the question, which come first
+    answers     correct texts
+    words       tokens of the first answer, with the tokens after a text
     kind        of answer: 0 a part of the text, 1 yes, 2 no
-    spans       where the answer stands, in tokens of the text: first, and one behind the last
+    spans       of the answer, in tokens of the text: first, and one after the last
 """
 
 import abc
@@ -32,14 +32,14 @@ from brt.storage.regular_files import open_regular
 class Example(NamedTuple):
     """One labelled text.
 
-    name: its id, or what names it in its file.
-    text: what is read.
-    question: read before it, in every segment; "" for none.
+    name: its id.
+    text: the text.
+    question: comes before it in every segment; "" for none.
     label: number of its class; None for none.
-    answers: texts that are right.
-    kind: of the answer: 0 a part of the text, 1 yes, 2 no; None where spans are not asked for.
-    spans: characters of the text that are the answer: first, and one behind the last.
-    labels: numbers of its classes, where there may be several; None where there is one at most.
+    answers: correct texts.
+    kind: of the answer: 0 a part of the text, 1 yes, 2 no; None for no spans.
+    spans: of the answer, in characters of the text: first, and one after the last.
+    labels: numbers of its classes, if there may be several.
     """
 
     name: str
@@ -56,15 +56,13 @@ class LabelledSource(Source):
     """A source of labelled documents.
 
     Args:
-        path: of the file or folder, `{split}` in it stands for the split's name; `~` and
+        path: of the file or folder; `{split}` is replaced by the name of the split; `~` and
             environment variables are expanded.
-        vocabulary: of the tokens, a vocabulary or the string that names one; bind
-            Corpus.vocabulary to None.
-        splits: from a split's name here to its name there, where they differ.
+        vocabulary: of the tokens, or its name; bind Corpus.vocabulary to None.
+        splits: from the name of a split to its name in the path, if they differ.
 
     Attributes:
-        vocabulary: as above.
-        classes: names of the classes; empty where there are none.
+        classes: names of the classes; empty for none.
     """
 
     vocabulary: Vocabulary
@@ -80,11 +78,10 @@ class LabelledSource(Source):
         """Yields the examples of a split, in the same order every time."""
 
     def settings(self) -> dict[str, Any]:
-        """Returns further settings that decide the documents, as JSON."""
+        """Returns further settings for `description`."""
         return {}
 
     def description(self, split: str) -> dict:
-        """Returns the settings that decide the documents, with `path` as it was given."""
         return {
             "source": type(self).__name__,
             "split": split,
@@ -95,21 +92,16 @@ class LabelledSource(Source):
         }
 
     def documents(self, split: str) -> Iterator[Document]:
-        """Yields the documents of a split, with their tokens and annotations.
-
-        Raises:
-            FileNotFoundError, ValueError: naming the file and the record.
-        """
         for example in self.examples(split):
             yield self._document(example)
 
     def _document(self, example: Example) -> Document:
         question = self._encoded(example.question, example.name)
-        found = self.vocabulary.spans(example.text)
-        if found is None:
+        spans = self.vocabulary.spans(example.text)
+        if spans is None:
             text, characters = self._encoded(example.text, example.name), None
         else:
-            text, characters = found
+            text, characters = spans
         if not len(text):
             raise ValueError(
                 f"Document {example.name!r} of {self.path} has no text: remove it, because a "
@@ -137,8 +129,8 @@ class LabelledSource(Source):
                     '"pretrained:FOLDER".'
                 )
             if characters is not None:
-                spans = (token_span(characters, *span) for span in example.spans)
-                annotation["spans"] = [span for span in spans if span is not None]
+                tokens_of = (token_span(characters, *span) for span in example.spans)
+                annotation["spans"] = [span for span in tokens_of if span is not None]
         data = f"{example.question}\n{example.text}" if example.question else example.text
         tokens = np.concatenate([question, text])
         return Document(example.name, data.encode(), tokens, annotation=annotation)
@@ -147,50 +139,37 @@ class LabelledSource(Source):
         return self.vocabulary.encode(text.encode(), name)
 
     def _file(self, split: str) -> str:
-        """Path of a split's file.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
         path = absolute(self.path.replace("{split}", self.splits.get(split, split)))
         if not os.path.isfile(path):
             name = type(self).__name__
             raise FileNotFoundError(
-                f"No file is at {path}: bind {name}.path to where it is, with {{split}} for the "
-                f"split's name, and {name}.splits where the name there is not {split!r}."
+                f"No file is at {path}: bind {name}.path to it, with {{split}} for the name of the "
+                f"split, and {name}.splits if its name there is not {split!r}."
             )
         return path
 
 
 def token_span(characters: np.ndarray, start: int, stop: int) -> tuple[int, int] | None:
-    """Returns the tokens of a part of a text: first, and one behind the last; None for no token.
+    """Returns the tokens of a part of a text: first, and one after the last; None for no token.
 
     Args:
-        characters: int64 (tokens, 2), of each token, as of `Vocabulary.spans`.
-        start, stop: first character, and one behind the last.
+        characters: int64 (tokens, 2), as of `Vocabulary.spans`.
+        start, stop: first character, and one after the last.
     """
-    inside = (characters[:, 1] > start) & (characters[:, 0] < stop)
-    found = np.flatnonzero(inside)
-    if not len(found):
-        return None
-    return int(found[0]), int(found[-1]) + 1
+    inside = np.flatnonzero((characters[:, 1] > start) & (characters[:, 0] < stop))
+    return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else None
 
 
 def records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the records of a file, of one JSON object a line, or of one list of objects.
+    """Yields the place (for messages) and content of each record of a JSON file.
 
-    Yields:
-        Where the record is, for errors, and its keys.
-
-    Raises:
-        ValueError: a record is not JSON, or holds no keys; the file is empty.
+    The file has one object per line, or is a list of objects.
     """
     with open_regular(path) as file:
         first = file.read(64).lstrip()[:1]
         file.seek(0)
         if first == b"[":
-            found = _json(file.read(), path)
-            for number, record in enumerate(found):
+            for number, record in enumerate(_json(file.read(), path)):
                 yield _keys(record, f"{path}, record {number}")
             return
         empty = True
@@ -204,11 +183,7 @@ def records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def text_of(record: dict[str, Any], key: str, where: str, empty: bool = False) -> str:
-    """Returns the text at a key.
-
-    Raises:
-        ValueError: there is none, or it is empty, unless `empty` allows that.
-    """
+    """Returns the text at a key, which is not empty unless `empty` allows it."""
     value = record.get(key)
     if not isinstance(value, str) or not (value.strip() or empty):
         has = "has no key" if key not in record else "has no text at"
@@ -217,11 +192,7 @@ def text_of(record: dict[str, Any], key: str, where: str, empty: bool = False) -
 
 
 def paragraphs_of(record: dict[str, Any], key: str, where: str) -> str:
-    """Returns the text at a key, or the texts of a list there, a line each.
-
-    Raises:
-        ValueError: as `text_of`.
-    """
+    """Returns the text at a key, or the lines of a list of texts there."""
     value = record.get(key)
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         record = {key: "\n".join(value)}
@@ -229,11 +200,7 @@ def paragraphs_of(record: dict[str, Any], key: str, where: str) -> str:
 
 
 def class_number(value: Any, classes: Sequence[str], where: str) -> int:
-    """Returns the number of a class by its name, or by its number as text.
-
-    Raises:
-        ValueError: it is none of the classes.
-    """
+    """Returns the number of a class by its name (or a number as text)."""
     name = json.dumps(value) if isinstance(value, (bool, int)) else value
     if name not in classes:
         raise ValueError(

@@ -1,18 +1,15 @@
-"""Refuses files that are no plain text: compressed files, tables, JSON lines, UTF-16, binary data.
-
-Read as text they would train a model on their encoding. The first kilobytes of a file tell.
-"""
+"""Refuses compressed files, tables, JSON lines, UTF-16 and binary data."""
 
 import json
 
 from brt.storage.file_parts import FileBytes
 
 HEAD = 2**13
-"""First bytes of a file that are looked at."""
+"""First bytes of a file that are checked."""
 LINE = 2**24
 """A longer line is not parsed as JSON."""
 JSON_LINES = 3
-"""First lines of a file that are looked at."""
+"""First lines of a file that are checked."""
 
 UNPACK = "unpack it first, with `{}`"
 ROWS = "write the text of each row to a text file of its own"
@@ -34,26 +31,17 @@ MAGIC = {
     b"\xff\xfe": ("UTF-16 text", "convert it with `iconv -f UTF-16 -t UTF-8`"),
     b"\xfe\xff": ("UTF-16 text", "convert it with `iconv -f UTF-16 -t UTF-8`"),
 }
-"""First bytes of formats, with their names and what to do; the first that fits counts."""
+"""First bytes of formats, with their names and what to do; the first match counts."""
 
 
 class NotPlainText(ValueError):
-    """A file is of another format; the message names the file, the format and what to do."""
+    """A file has another format."""
 
 
 def check_plain_text(data: bytes | FileBytes, path: str, source: str) -> None:
-    """Refuses a file that is no plain text.
-
-    Args:
-        data: content of the file.
-        path: of the file, for the message.
-        source: name of the source that reads it, for the message.
-
-    Raises:
-        NotPlainText: it is compressed, a table, JSON lines, UTF-16 or binary.
-    """
-    if found := _other_format(data, path):
-        form, advice = found
+    """Raises `NotPlainText` for another format; `path` and `source` are for the message."""
+    if other := _other_format(data, path):
+        form, advice = other
         raise NotPlainText(
             f"{path} is {form}, and {source} reads plain text: {advice}, or write a "
             "source of your own (docs/data.md)."
@@ -62,9 +50,9 @@ def check_plain_text(data: bytes | FileBytes, path: str, source: str) -> None:
 
 def _other_format(data: bytes | FileBytes, path: str) -> tuple[str, str] | None:
     head = data[:HEAD]
-    for magic, found in MAGIC.items():
+    for magic, other in MAGIC.items():
         if head.startswith(magic):
-            return found
+            return other
     if b"\0" in head:
         for zeros, order in ((head[1::2], "LE"), (head[::2], "BE")):
             if 4 * zeros.count(0) > len(zeros) and head.count(0) == zeros.count(0):
@@ -80,7 +68,7 @@ def _other_format(data: bytes | FileBytes, path: str) -> tuple[str, str] | None:
 
 
 def _is_json_lines(data: bytes | FileBytes, path: str) -> bool:
-    """Tells whether the first lines are JSON objects; one line alone is, where the name says so."""
+    """Returns whether the first lines are JSON objects; one line counts if the suffix agrees."""
     start = 3 if data[:3] == b"\xef\xbb\xbf" else 0
     objects = 0
     while objects < JSON_LINES and start < len(data):
@@ -94,7 +82,7 @@ def _is_json_lines(data: bytes | FileBytes, path: str) -> bool:
             record = json.loads(data[start:end])
         except (ValueError, RecursionError):
             return False
-        if not record:  # "{}" is LaTeX as well
+        if not record:  # "{}" is LaTeX, too
             return False
         objects += 1
         start = end + 1

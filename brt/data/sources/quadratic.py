@@ -1,4 +1,4 @@
-"""A source of quadratic equations with integer roots, solved in steps: one sample a document.
+"""Quadratic equations with integer roots, solved in steps: one sample per document.
 
     -4*x^2+392*x-2208=0             the equation: the source
     x^2-98*x+552=0;                 divided by its multiplier
@@ -7,18 +7,20 @@
     x=(98+86)/2=92                  the larger one
     6,92                            the answer
 
-Every stage is filled up to 30 characters with id 0, and the start token stands between the
-first and the others: 181 tokens, of which a model reads 180 and is scored on the last 150. Where
-there is no real root the discriminant is the last stage that is not empty.
+Every stage is padded to 30 characters with id 0, and the start token follows the first: 181 tokens,
+of which a model reads 180 and is scored on the last 150. Without real roots the stages after the
+discriminant are empty.
 
 Source: Bulatov et al. 2022, arXiv:2207.06881 (Recurrent Memory Transformer), appendix A.3.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 
 from brt.checks import Count, Part, Seed, configurable
 from brt.data.order import permutation
-from brt.data.sources.algorithmic import PAD, START, SampleTask, SymbolVocabulary, distinct_rows
+from brt.data.sources.algorithmic import PAD, START, SampleTask, distinct_rows
 
 STAGES, STAGE = 6, 30
 """Stages of a sample, and characters of each."""
@@ -27,27 +29,19 @@ SYMBOLS = "_>0123456789+-*/^=()xD;,"
 
 @configurable
 class QuadraticEquations(SampleTask):
-    """A source of equations a (x - x1) (x - x2) = 0 with integer a, x1, x2, and their solutions.
+    """Equations a (x - x1) (x - x2) = 0 with integer a, x1, x2, and their solutions.
 
-    Those with real roots are drawn uniformly from all different ones: from -30 to 30 there are
-    61 * 62 / 2 = 1,891 pairs of roots and, with 20 multipliers, 37,820 equations; from -100 to 100
-    406,020. Those without are a (x^2 + b x + c) with b uniform in [0, 2 max_root) and c above
-    b^2 / 4, below max_root^2.
+    Equations with real roots are drawn uniformly from all different ones: from -100 to 100, with 20
+    multipliers, there are 406,020. The others are a (x^2 + b x + c) with b uniform in
+    [0, 2 max_root) and c between b^2 / 4 and max_root^2.
 
     Args:
-        max_root: roots are whole numbers from -max_root to max_root; at most 100, so that every
-            stage has room.
-        max_multiplier: multipliers are 1 to max_multiplier.
-        signed: multipliers are negative as well, as in the paper's example; its text says
-            otherwise.
+        max_root: roots are integers from -max_root to max_root, at most 100.
+        max_multiplier: multipliers are 1 to max_multiplier, at most 10.
+        signed: multipliers may be negative, as in the paper's example but not in its text.
         rootless: share of equations without real roots, exact in every split.
-        num_train, num_validation, num_test: samples of the splits; the paper has 100,000, 10,000
-            and 20,000.
+        num_train, num_validation, num_test: samples of the splits; defaults as in the paper.
         padded_length, seed: as of `CopyTask`.
-
-    Raises:
-        ValueError: a range or share that is none; from `documents`, more samples than there are
-            different equations.
     """
 
     def __init__(
@@ -74,7 +68,9 @@ class QuadraticEquations(SampleTask):
         if signed:
             self.multipliers = np.concatenate([-self.multipliers[::-1], self.multipliers])
         super().__init__(
-            vocabulary=SymbolVocabulary("equations", SYMBOLS, {"pad": PAD, "start": START}),
+            symbols=SYMBOLS,
+            special_ids={"pad": PAD, "start": START},
+            vocabulary_name="equations",
             tokens=STAGES * STAGE + 1,
             scored=(STAGES - 1) * STAGE,
             counts=(num_train, num_validation, num_test),
@@ -87,9 +83,9 @@ class QuadraticEquations(SampleTask):
             },
         )
 
-    def _sources(self, count):
-        """Multiplier, b and c of a x^2 + a b x + a c = 0: int64 (count, 3)."""
-        # Every so many-th, so that every stretch of samples has its share of each kind.
+    def _sources(self, count: int) -> np.ndarray:
+        """Returns a, b and c of a (x^2 + b x + c) = 0: int64 (count, 3)."""
+        # At equal intervals, so that every split has its share.
         rootless = np.diff(np.floor(np.arange(count + 1) * self.rootless)) > 0
         sources = np.empty((count, 3), np.int64)
         sources[rootless] = self._rootless(int(rootless.sum()))
@@ -99,7 +95,7 @@ class QuadraticEquations(SampleTask):
     def _with_roots(self, count):
         values = np.arange(-self.max_root, self.max_root + 1)
         smaller, larger = np.triu_indices(len(values))
-        self._refuse_too_many(count, len(smaller) * len(self.multipliers))
+        self._check_possible(count, len(smaller) * len(self.multipliers))
         chosen = permutation(len(smaller) * len(self.multipliers), self.seed, 2)[:count]
         pair, multiplier = np.divmod(chosen, len(self.multipliers))
         x1 = values[smaller[pair]]
@@ -109,7 +105,7 @@ class QuadraticEquations(SampleTask):
     def _rootless(self, count):
         lowest = np.arange(2 * self.max_root) ** 2 // 4 + 1
         room = self.max_root**2 - lowest
-        self._refuse_too_many(count, int(room.sum()) * len(self.multipliers) // 2)
+        self._check_possible(count, int(room.sum()) * len(self.multipliers) // 2)
         random = self._random()
 
         def draw(rows):
@@ -122,7 +118,7 @@ class QuadraticEquations(SampleTask):
 
         return distinct_rows(draw, count) if count else np.empty((0, 3), np.int64)
 
-    def _stacked(self, sources):
+    def _samples(self, sources: np.ndarray) -> Iterator[np.ndarray]:
         ids = np.zeros(128, np.uint8)
         ids[np.frombuffer(SYMBOLS.encode(), np.uint8)] = np.arange(len(SYMBOLS))
         for source in sources.tolist():
@@ -132,11 +128,7 @@ class QuadraticEquations(SampleTask):
 
 
 def stages(multiplier: int, b: int, c: int) -> list[str]:
-    """Writes the six stages of `multiplier` (x^2 + b x + c) = 0.
-
-    Real roots have to be whole numbers. Each stage has at most 30 characters. Without real roots
-    the last three are empty.
-    """
+    """Returns the six stages of `multiplier` (x^2 + b x + c) = 0; real roots must be integers."""
     square = b * b - 4 * c
     equations = [_polynomial(a, a * b, a * c) + "=0" for a in (multiplier, 1)]
     discriminant = f"D={abs(b)}^2-4*1*{c}={square}"
@@ -156,7 +148,7 @@ def stages(multiplier: int, b: int, c: int) -> list[str]:
 
 
 def _polynomial(a, b, c):
-    """a x^2 + b x + c as it is usually written: without factors 1 and terms 0."""
+    """Returns a x^2 + b x + c without factors 1 and terms 0."""
     terms = []
     for factor, power in ((a, "x^2"), (b, "x"), (c, "")):
         if not factor:

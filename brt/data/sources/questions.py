@@ -17,24 +17,21 @@ from brt.data.sources.labelled import Example, LabelledSource, class_number, rec
 from brt.data.vocabularies.base import Vocabulary
 
 YES_NO = {"yes": 1, "no": 2}
-"""Kinds of answers that are no part of the text."""
+"""Kinds of answers that are no part of a text."""
 
 
 @configurable
 class Scrolls(LabelledSource):
-    """One task of SCROLLS, such as ContractNLI, QuALITY or Qasper: an input and what to write.
+    """One task of SCROLLS, such as ContractNLI, QuALITY or Qasper: inputs and outputs.
 
-    A question that stands at the beginning of an input is text like the rest. In training every
-    record is a document; elsewhere records of one `id` are one, with several answers.
+    In training every record is a document; elsewhere records of one `id` are one document with
+    several answers. A question is part of the input.
 
     Args:
-        path: of a split's file of one JSON record a line, with `id`, `input` and `output`.
+        path: of the file of a split: JSON records with `id`, `input` and `output`.
         vocabulary: as of `LabelledSource`.
-        classes: all outputs, where these are the names of classes, as in ContractNLI.
+        classes: all outputs, if they are the names of classes, as in ContractNLI.
         splits: as of `LabelledSource`.
-
-    Raises:
-        ValueError: from `documents`, a record without an output.
     """
 
     def __init__(
@@ -50,8 +47,8 @@ class Scrolls(LabelledSource):
             self.classes = tuple(classes)
 
     def examples(self, split: str) -> Iterator[Example]:
-        found = self._records(split)
-        return found if split == "train" else iter(_joined(found))
+        examples = self._records(split)
+        return examples if split == "train" else iter(_joined(examples))
 
     def _records(self, split: str) -> Iterator[Example]:
         for where, record in records(self._file(split)):
@@ -69,18 +66,18 @@ class Scrolls(LabelledSource):
 
 
 def _joined(examples: Iterable[Example]) -> list[Example]:
-    """Joins examples of one name, whose answers are all right."""
-    found: dict[str, Example] = {}
+    """Joins the answers of examples of one name."""
+    joined: dict[str, Example] = {}
     for example in examples:
-        known = found.setdefault(example.name, example)
-        if known is not example:
-            answers = dict.fromkeys((*known.answers, *example.answers))
-            found[example.name] = known._replace(answers=tuple(answers))
-    return list(found.values())
+        first = joined.setdefault(example.name, example)
+        if first is not example:
+            answers = dict.fromkeys((*first.answers, *example.answers))
+            joined[example.name] = first._replace(answers=tuple(answers))
+    return list(joined.values())
 
 
 class Paragraph(NamedTuple):
-    """A part of a question's context; `supports` where the answer follows from it."""
+    """A part of the context of a question; `supports` if the answer follows from it."""
 
     title: str
     text: str
@@ -88,56 +85,7 @@ class Paragraph(NamedTuple):
 
 
 class _Questions(LabelledSource):
-    """The base of both sources of questions with a context of paragraphs."""
-
-    def __init__(
-        self,
-        path: str,
-        vocabulary: Vocabulary | str,
-        questions: int | None,
-        seed: int,
-        splits: dict[str, str] | None,
-    ):
-        super().__init__(path, vocabulary, splits)
-        if questions is not None and questions < 1:
-            raise ValueError(f"{type(self).__name__}.questions = {questions} must be at least 1.")
-        self.questions = questions
-        self.seed = seed
-
-    def settings(self) -> dict:
-        return {"questions": self.questions, "seed": self.seed}
-
-    def examples(self, split: str) -> Iterator[Example]:
-        found = [
-            (where, record) for where, record in records(self._file(split)) if self.asked(record)
-        ]
-        if split == "train" and self.questions is not None and self.questions < len(found):
-            order = permutation(len(found), self.seed, 0, 0, 7)[: self.questions]
-            found = [found[number] for number in sorted(order.tolist())]
-        for where, record in found:
-            yield self.example(where, record)
-
-    def asked(self, record: dict[str, Any]) -> bool:
-        """Returns whether a question is among those that are read."""
-        return True
-
-    def example(self, where: str, record: dict[str, Any]) -> Example:
-        """Returns the example of a record."""
-        raise NotImplementedError
-
-
-@configurable
-class HotpotQA(_Questions):
-    """HotpotQA in its distractor setting: ten paragraphs, two of which tell the answer.
-
-    Args:
-        path: of a split's file, hotpot_train_v1.1.json or hotpot_dev_distractor_v1.json: bind
-            `splits` to what stands in the place of `{split}`.
-        vocabulary: as of `LabelledSource`.
-        questions: training questions that are drawn; None for all.
-        seed: of what is drawn.
-        splits: as of `LabelledSource`.
-    """
+    """The base of the sources of questions with a context of paragraphs."""
 
     def __init__(
         self,
@@ -147,7 +95,44 @@ class HotpotQA(_Questions):
         seed: Seed = 0,
         splits: dict[str, str] | None = None,
     ):
-        super().__init__(path, vocabulary, questions, seed, splits)
+        super().__init__(path, vocabulary, splits)
+        self.questions = questions
+        self.seed = seed
+
+    def settings(self) -> dict:
+        return {"questions": self.questions, "seed": self.seed}
+
+    def examples(self, split: str) -> Iterator[Example]:
+        asked = [
+            (where, record) for where, record in records(self._file(split)) if self.asked(record)
+        ]
+        if split == "train" and self.questions is not None and self.questions < len(asked):
+            order = permutation(len(asked), self.seed, 0, 0, 7)[: self.questions]
+            asked = [asked[number] for number in sorted(order.tolist())]
+        for where, record in asked:
+            yield self.example(where, record)
+
+    def asked(self, record: dict[str, Any]) -> bool:
+        """Returns whether a question is used."""
+        return True
+
+    def example(self, where: str, record: dict[str, Any]) -> Example:
+        """Returns the example of a record."""
+        raise NotImplementedError
+
+
+@configurable
+class HotpotQA(_Questions):
+    """HotpotQA in its distractor setting: ten paragraphs, two of which contain the answer.
+
+    Args:
+        path: of the file of a split, hotpot_train_v1.1.json or hotpot_dev_distractor_v1.json; bind
+            `splits` to the text in the place of `{split}`.
+        vocabulary: as of `LabelledSource`.
+        questions: number of training questions that are drawn; None for all.
+        seed: of the draw.
+        splits: as of `LabelledSource`.
+    """
 
     def example(self, where: str, record: dict[str, Any]) -> Example:
         try:
@@ -168,25 +153,15 @@ class HotpotQA(_Questions):
 
 @configurable
 class MuSiQue(_Questions):
-    """MuSiQue: twenty paragraphs, two to four of which tell the answer.
+    """MuSiQue: twenty paragraphs, two to four of which contain the answer.
 
-    Questions that the paragraphs do not answer are left out.
+    Unanswerable questions are skipped.
 
     Args:
-        path: of a split's file, as in musique_ans_v1.0_{split}.jsonl.
+        path: of the file of a split, as in musique_ans_v1.0_{split}.jsonl.
         vocabulary: as of `LabelledSource`.
         questions, seed, splits: as of `HotpotQA`.
     """
-
-    def __init__(
-        self,
-        path: Name = gin.REQUIRED,
-        vocabulary: Vocabulary | str = gin.REQUIRED,
-        questions: Count | None = None,
-        seed: Seed = 0,
-        splits: dict[str, str] | None = None,
-    ):
-        super().__init__(path, vocabulary, questions, seed, splits)
 
     def asked(self, record: dict[str, Any]) -> bool:
         return record.get("answerable", True) is not False
@@ -211,9 +186,9 @@ class MuSiQue(_Questions):
 def question_example(
     name: str, question: str, paragraphs: Sequence[Paragraph], answers: Sequence[str]
 ) -> Example:
-    """Returns the example of a question about paragraphs, each read as its title and its text.
+    """Returns the example of a question about paragraphs, each with its title.
 
-    The answer is looked for where it is told, then anywhere, then whatever the case of its letters.
+    The answer is searched in the supporting paragraphs, then anywhere, then in any case.
     """
     parts = [f"{part.title}\n{part.text}" for part in paragraphs]
     text = "\n".join(parts)
@@ -223,7 +198,7 @@ def question_example(
         starts = [0]
         for part in parts:
             starts.append(starts[-1] + len(part) + 1)
-        told = [
+        supporting = [
             (start, start + len(part))
             for start, part, paragraph in zip(starts, parts, paragraphs)
             if paragraph.supports
@@ -231,19 +206,16 @@ def question_example(
         everywhere = [(0, len(text))]
         answer = answers[0].strip()
         spans = (
-            _places(text, answer, told)
-            or _places(text, answer, everywhere)
-            or _places(text, answer, everywhere, re.IGNORECASE)
+            _positions(text, answer, supporting)
+            or _positions(text, answer, everywhere)
+            or _positions(text, answer, everywhere, re.IGNORECASE)
         )
     return Example(name, text, question.strip(), None, tuple(answers), kind, tuple(spans))
 
 
-def _places(
+def _positions(
     text: str, answer: str, ranges: Sequence[tuple[int, int]], flags: int = 0
 ) -> list[tuple[int, int]]:
-    """Returns where an answer stands as words of their own, within some ranges of a text."""
+    """Returns the positions of an answer, as whole words, within ranges of a text."""
     pattern = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)", flags)
-    found = []
-    for start, stop in ranges:
-        found += [match.span() for match in pattern.finditer(text, start, stop)]
-    return found
+    return [match.span() for part in ranges for match in pattern.finditer(text, *part)]

@@ -1,118 +1,47 @@
-"""A source of the recall task: facts stated early in a document and asked for once, much later.
+"""The recall task: facts are stated early in a document, and each is asked for once, much later.
 
-A fact is the three tokens DEFINE key value; a question is ASK key, and the token after it, the
-answer, is the value. All other tokens are filler. Values are independent and uniform, every key of
-a document is different, and every fact is asked for once: before an answer, its fact occurs in its
-definition and nowhere else. So a model that does not reach back to the definition cannot do better
-than 1 / num_values, and one that carries it along can be perfect.
+A fact is the tokens DEFINE key value; a question is ASK key, and the next token, the answer, is the
+value. All other tokens are filler. Values are independent and uniform, the keys of a document
+differ. A model that does not reach back to the definition cannot be better than 1 / num_values; one
+that remembers it can be perfect.
 
-The distance of an answer is its position minus that of the value in its definition.
+The distance of an answer is its position minus that of the value in the definition.
 """
 
-import hashlib
 import json
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from brt.checks import Count, CountFrom0, Seed, Symbols, configurable
-from brt.data.sources.base import Document, Source
-from brt.data.vocabularies.base import Vocabulary, checked_ids
+from brt.data.sources.base import Document
+from brt.data.sources.drawn import DrawnTask
+from brt.data.vocabularies.symbols import SymbolVocabulary
 
-DEFINE, ASK = 0, 1
-
-
-class RecallVocabulary(Vocabulary):
-    """Ids of the recall task: DEFINE, ASK, then the keys, the values and the fillers.
-
-    Args:
-        num_keys, num_values, num_fillers: how many there are of each.
-    """
-
-    is_text = False
-
-    def __init__(self, num_keys: int, num_values: int, num_fillers: int):
-        self.words = [
-            *("define", "ask"),
-            *(f"k{key}" for key in range(num_keys)),
-            *(f"v{value}" for value in range(num_values)),
-            *("." for _ in range(num_fillers)),
-        ]
-        self.first_key = 2
-        self.first_value = self.first_key + num_keys
-        self.first_filler = self.first_value + num_values
-        self._name = f"recall:{num_keys},{num_values},{num_fillers}"
-
-    @property
-    def size(self) -> int:
-        """Number of ids of all kinds."""
-        return len(self.words)
-
-    @property
-    def name(self) -> str:
-        """`recall:` and the numbers of keys, values and fillers."""
-        return self._name
-
-    @property
-    def fingerprint(self) -> str:
-        """sha256 of the words in their order."""
-        return hashlib.sha256(json.dumps(self.words).encode()).hexdigest()
-
-    @property
-    def special_ids(self) -> dict[str, int]:
-        """The two ids that open facts and questions."""
-        return {"define": DEFINE, "ask": ASK}
-
-    def encode(self, data: bytes, title: str) -> np.ndarray:
-        """Returns the ids of words such as `define k3 v7 . ask k3`, int32; `.` is the first filler.
-
-        Raises:
-            ValueError: a word that is none of the vocabulary's.
-        """
-        ids = {word: number for number, word in reversed(list(enumerate(self.words)))}
-        words = data.decode("utf-8", errors="replace").split()
-        unknown = [word for word in words if word not in ids]
-        if unknown:
-            raise ValueError(
-                f"Document {title!r} has the word {unknown[0]!r}: write only define, ask, `.`, "
-                f"k0 to k{self.first_value - self.first_key - 1} and "
-                f"v0 to v{self.first_filler - self.first_value - 1}."
-            )
-        return np.array([ids[word] for word in words], np.int32)
-
-    def decode(self, ids: ArrayLike) -> str:
-        """Returns words with spaces between them; every filler is `.`.
-
-        Raises:
-            ValueError: an id outside [0, size).
-        """
-        return " ".join(self.words[i] for i in checked_ids(ids, self.size, self.name))
+DEFINE, ASK, FIRST_KEY = 0, 1, 2
+"""Ids; keys, values and fillers follow one another."""
 
 
 @configurable
-class RecallTask(Source):
-    """A source of recall documents, with their vocabulary in `vocabulary`.
+class RecallTask(DrawnTask):
+    """Recall documents.
 
-    Loss weights are 1 on answers and 0 elsewhere. The distances of a document are spread over the
-    whole range: it is cut, on a logarithmic scale, into num_facts equal parts, and each part gives
-    one fact its distance. A document follows from (seed, split, its number) and the settings.
-
-    In a model's inputs, which stand one position after the targets, an answer is predicted
-    `distance - 1` positions after its value.
+    Loss weights are 1 on answers and 0 elsewhere. The distances of a document cover the whole
+    range: it is divided, on a logarithmic scale, into num_facts equal parts, and each part gives
+    one fact its distance. An answer is predicted `distance - 1` positions after its value in a
+    model's inputs.
 
     Args:
         num_documents: documents of split `train`.
         num_held_out: documents of every other split.
         document_length: in tokens, or a pair (shortest, longest) to draw lengths from.
-        num_facts: facts a document defines and asks for.
-        num_keys, num_values, num_fillers: sizes of the three kinds of ids.
+        num_facts: facts of a document.
+        num_keys, num_values, num_fillers: different ids of each kind.
         min_distance, max_distance: range of the distances, in tokens.
-        seed: not negative.
-
-    Raises:
-        ValueError: sizes that leave no room for the facts, their keys or their distances.
+        seed: of the documents.
     """
+
+    vocabulary: SymbolVocabulary
 
     def __init__(
         self,
@@ -128,12 +57,10 @@ class RecallTask(Source):
         seed: Seed = 0,
     ):
         shortest, longest = np.broadcast_to(document_length, 2).tolist()
-        if seed < 0:
-            raise ValueError(f"RecallTask.seed = {seed} is negative: bind it to 0 or more.")
         if num_keys < num_facts:
             raise ValueError(
-                f"RecallTask.num_keys = {num_keys} is below num_facts = {num_facts}: bind it to as "
-                "many at least, because each fact of a document needs its own key."
+                f"RecallTask.num_keys = {num_keys} must be at least num_facts = {num_facts}, "
+                "because each fact of a document needs its own key."
             )
         if not 3 <= min_distance <= max_distance:
             raise ValueError(
@@ -146,97 +73,78 @@ class RecallTask(Source):
                 f"RecallTask.document_length = {document_length} is too short: {num_facts} facts "
                 f"and distances up to {max_distance} need at least {needed} tokens."
             )
-        self.num_documents = num_documents
-        self.num_held_out = num_held_out
+        settings = {
+            "document_length": [shortest, longest],
+            "num_facts": num_facts,
+            "num_keys": num_keys,
+            "num_values": num_values,
+            "num_fillers": num_fillers,
+            "min_distance": min_distance,
+            "max_distance": max_distance,
+        }
+        super().__init__(num_documents, num_held_out, seed, settings)
         self.lengths = shortest, longest
         self.num_facts = num_facts
         self.num_keys = num_keys
         self.num_values = num_values
-        self.num_fillers = num_fillers
         self.min_distance = min_distance
         self.max_distance = max_distance
-        self.seed = seed
-        self.vocabulary = RecallVocabulary(num_keys, num_values, num_fillers)
+        symbols = [
+            *("define", "ask"),
+            *(f"k{key}" for key in range(num_keys)),
+            *(f"v{value}" for value in range(num_values)),
+            *("." for _ in range(num_fillers)),
+        ]
+        self.vocabulary = SymbolVocabulary(
+            f"recall:{num_keys},{num_values},{num_fillers}",
+            symbols,
+            {"define": DEFINE, "ask": ASK},
+            json.dumps(symbols),
+        )
 
-    def documents(self, split: str) -> Iterator[Document]:
-        """Yields documents with tokens, int32, and weights, float32; `data` stays empty."""
-        for number in range(self.count(split)):
-            tokens, answers = self._document(split, number)
-            weights = np.zeros(len(tokens), np.float32)
-            weights[answers] = 1
-            yield Document(f"{split}-{number}", tokens=tokens, weights=weights)
-
-    def description(self, split: str) -> dict:
-        """Returns the settings that decide the documents of a split."""
-        return {
-            "source": "RecallTask",
-            "split": split,
-            "documents": self.count(split),
-            "document_length": list(self.lengths),
-            "num_facts": self.num_facts,
-            "num_keys": self.num_keys,
-            "num_values": self.num_values,
-            "num_fillers": self.num_fillers,
-            "min_distance": self.min_distance,
-            "max_distance": self.max_distance,
-            "seed": self.seed,
-        }
-
-    def count(self, split: str) -> int:
-        """Returns the number of documents of a split."""
-        return self.num_documents if split == "train" else self.num_held_out
-
-    def _document(self, split, number):
-        """The tokens of one document and the positions of its answers."""
-        bits = np.random.Philox(np.random.SeedSequence([self.seed, number, *split.encode()]))
-        random = np.random.Generator(bits)
+    def draw(self, title: str, random: np.random.Generator) -> Document:
         length = int(random.integers(self.lengths[0], self.lengths[1], endpoint=True))
-        ids = self.vocabulary
-        tokens = random.integers(ids.first_filler, ids.size, length, np.int32)
-        keys = ids.first_key + random.permutation(self.num_keys)[: self.num_facts]
-        values = ids.first_value + random.integers(0, self.num_values, self.num_facts)
-
+        first_value = FIRST_KEY + self.num_keys
+        first_filler = first_value + self.num_values
+        tokens = random.integers(first_filler, self.vocabulary.size, length, np.int32)
+        keys = FIRST_KEY + random.permutation(self.num_keys)[: self.num_facts]
+        values = first_value + random.integers(0, self.num_values, self.num_facts)
+        weights = np.zeros(length, np.float32)
         free = np.ones(length, bool)
-        answers = []
         for key, value, distance in zip(keys, values, self._distances(random)):
             defined = self._free_position(random, free, distance)
-            answer = defined + distance
-            tokens[defined - 2 : defined + 1] = DEFINE, key, value
-            tokens[answer - 2 : answer + 1] = ASK, key, value
-            free[defined - 2 : defined + 1] = False
-            free[answer - 2 : answer + 1] = False
-            answers.append(answer)
-        return tokens, np.sort(answers)
+            for position, opening in ((defined, DEFINE), (defined + distance, ASK)):
+                tokens[position - 2 : position + 1] = opening, key, value
+                free[position - 2 : position + 1] = False
+            weights[defined + distance] = 1
+        return Document(title, tokens=tokens, weights=weights)
 
-    def _distances(self, random):
-        """One distance a fact, spread evenly on a logarithmic scale."""
+    def _distances(self, random: np.random.Generator) -> np.ndarray:
+        """Returns one distance per fact, spread evenly on a logarithmic scale."""
         shares = (np.arange(self.num_facts) + random.random(self.num_facts)) / self.num_facts
         ratio = (self.max_distance + 1) / self.min_distance
         distances = np.floor(self.min_distance * ratio**shares).astype(int)
         return np.minimum(distances, self.max_distance)
 
-    def _free_position(self, random, free, distance):
-        """A position for a value such that its definition and its question fall on filler."""
-        ends = free[2:] & free[1:-1] & free[:-2]  # the two positions before are free as well
-        # Definitions stay within the part from which even the longest distance fits.
+    def _free_position(self, random: np.random.Generator, free: np.ndarray, distance: int) -> int:
+        """Returns a position for a value such that definition and question fall on filler."""
+        ends = free[2:] & free[1:-1] & free[:-2]  # the two positions before are free, too
+        # Every definition leaves room for the longest distance.
         last = len(free) - self.max_distance - 2
-        # A triple spoils at most 5 positions, as do its counterpart and, shifted by the distance,
-        # both of them: 20 a fact. The document is long enough to leave one.
+        # A triple blocks at most 5 positions, as do its counterpart and, shifted by the distance,
+        # both of them: 20 per fact. The document is long enough for one more.
         return 2 + int(random.choice(np.flatnonzero(ends[:last] & ends[distance:][:last])))
 
 
 def answer_distances(tokens: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the answers of a recall document in its tokens alone.
+    """Finds the answers of a recall document.
 
     Args:
         tokens: integers (tokens,), one whole document.
 
     Returns:
-        positions: int64 (answers,), positions of the answers, rising.
-        distances: int64 (answers,), how far before each answer its value was defined.
-
-    Raises:
-        ValueError: a question whose key no earlier token defines.
+        positions: int64 (answers,), positions of the answers, increasing.
+        distances: int64 (answers,), distances to the definitions.
     """
     tokens = np.asarray(tokens)
     defined = {int(tokens[at + 1]): at + 2 for at in np.flatnonzero(tokens == DEFINE).tolist()}

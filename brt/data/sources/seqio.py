@@ -1,7 +1,4 @@
-"""A source of the documents of any seqio task or mixture.
-
-Only `prepare` comes here, so seqio and TensorFlow are imported inside the functions.
-"""
+"""A source of the documents of any seqio task or mixture."""
 
 import importlib
 from collections.abc import Iterator
@@ -22,29 +19,23 @@ from brt.data.vocabularies.named import as_vocabulary
 
 @configurable
 class SeqioText(ExampleSource):
-    """One document an example of a registered task or mixture, unshuffled and uncut.
+    """One document per example of a registered task or mixture, unshuffled and uncut.
 
-    The feature may be text, which the corpus's vocabulary encodes, or token ids, which are kept
-    as they are. seqio's vocabularies need TensorFlow, which training does without; so for ids,
-    `vocabulary` is the one of brt with the same ids, and the first document is decoded with both
-    to see that they agree. Where the task passes on `<feature>_pretokenized`, as seqio's
-    `tokenize` does, it is counted as the document's bytes and words.
+    The feature is text, which the vocabulary of the corpus encodes, or token ids, which are stored
+    as they are. seqio's vocabularies need TensorFlow, which training does not have; for ids,
+    `vocabulary` is therefore the one of brt with the same ids, and both decode the first document
+    as a check. `<feature>_pretokenized`, if the task keeps it, counts as the bytes of a document.
 
-    The tasks of `brt.data.sources.tasks` (pg19_tokens, pg19_bytes) are registered here. A mixture
-    is drawn as seqio draws it, and ends with the first of its tasks that ends.
+    The tasks of `brt.data.sources.tasks` (pg19_tokens, pg19_bytes) are registered. A mixture ends
+    with the first of its tasks that ends.
 
     Args:
         task: name of the task or mixture.
-        feature: feature that holds a document.
-        module: a module to import beforehand, which registers the task; bound by gin, it has to be
-            allowed by `--allow_imports`.
+        feature: feature with a document.
+        module: a module to import, which registers the task; bound by gin, it has to be allowed by
+            `--allow_imports`.
         title_feature, splits, data_dir: as of `ExampleSource`.
-        vocabulary: of the ids, or its name; the corpus takes it from here.
-
-    Raises:
-        ImportError: from `documents` and `count`, without the `data` extra or the module.
-        ValueError: from `documents`, for a task that is not registered, a split or a feature it
-            lacks, ids without a vocabulary, or with one that decodes them otherwise.
+        vocabulary: of the ids, or its name.
     """
 
     def __init__(
@@ -65,15 +56,13 @@ class SeqioText(ExampleSource):
 
     @property
     def data_set(self) -> str:
-        """The task, for messages."""
         return f"seqio's {self.task!r}"
 
     def documents(self, split: str) -> Iterator[Document]:
-        """Yields a `Document` an example, in the order of the task's source."""
         task = self._task(split)
         examples = task.get_dataset(
             sequence_length=None,
-            split=self._split_there(split),
+            split=self._original_split(split),
             shuffle=False,
             seed=0,
             num_epochs=1,
@@ -85,31 +74,28 @@ class SeqioText(ExampleSource):
                 yield Document(title, value)
                 continue
             if value.ndim != 1 or value.dtype.kind not in "iu":
-                raise self._no_text("feature", example, "text or token ids")
+                raise self._wrong_type("feature", example, "text or token ids")
             if number == 0:
                 self._check(task, value)
             yield Document(title, example.get(f"{self.feature}_pretokenized", b""), value)
 
     def description(self, split: str) -> dict:
-        """Returns the settings that decide the documents; where they are kept does not."""
         return {
             "source": "SeqioText",
             "task": self.task,
-            "split": self._split_there(split),
+            "split": self._original_split(split),
             "feature": self.feature,
             "title_feature": self.title_feature,
         }
 
     def count(self, split: str) -> int | None:
-        """Returns the number of examples of the task's source, None where it does not tell."""
         task = self._task(split)
         try:
-            return task.num_input_examples(self._split_there(split))
-        except TypeError:  # a mixture of tasks, one of which does not tell
+            return task.num_input_examples(self._original_split(split))
+        except TypeError:  # a mixture with a task that does not know it
             return None
 
     def _task(self, split: str) -> Any:
-        """The task or mixture, which has to have the split."""
         seqio = _library()
         if folder := self._folder():
             seqio.set_tfds_data_dir_override(folder)
@@ -123,12 +109,12 @@ class SeqioText(ExampleSource):
                 f"seqio has no task or mixture {self.task!r}: bind SeqioText.task to a registered "
                 "one, and SeqioText.module to the module that registers it."
             ) from None
-        if self._split_there(split) not in task.splits:
+        if self._original_split(split) not in task.splits:
             raise self._no_split(split, task.splits)
         return task
 
     def _check(self, task: Any, ids: np.ndarray) -> None:
-        """Refuses ids that brt would read otherwise than the task does."""
+        """Refuses ids that brt decodes differently from the task."""
         if self.vocabulary is None:
             raise ValueError(
                 f"Feature {self.feature!r} of {self.data_set} holds token ids: bind "

@@ -1,10 +1,9 @@
-"""seqio tasks for PG19, as token ids and as bytes; `SeqioText` registers them.
+"""seqio tasks for PG19; `SeqioText` registers them.
 
     pg19_tokens    ids of T5's SentencePiece model, at T5_MODEL
     pg19_bytes     the bytes, 0 to 255
 
-Both give `targets` (ids, no end-of-document token), `targets_pretokenized` (text) and `title`.
-TensorFlow and seqio are imported inside the functions, so that only `prepare` needs them.
+Both give `targets` (ids without an end-of-document token), `targets_pretokenized` and `title`.
 """
 
 from absl import logging
@@ -14,11 +13,7 @@ PG19 = "pg19:0.1.1"
 
 
 def register() -> None:
-    """Adds both tasks to seqio's registry, unless it has them.
-
-    Raises:
-        ImportError: without the `data` extra.
-    """
+    """Adds both tasks to seqio's registry, unless it has them."""
     import seqio
 
     for name in ("pg19_tokens", "pg19_bytes"):
@@ -31,13 +26,7 @@ def register() -> None:
 
 
 def register_tokens(name: str, model_file: str, tfds_name: str = PG19) -> None:
-    """Adds a task that gives PG19's books as ids of a SentencePiece model.
-
-    Args:
-        name: of the task.
-        model_file: path of the model, opened when the task is read.
-        tfds_name: data set with the features of PG19, and its version.
-    """
+    """Adds a task of PG19's books as ids of the SentencePiece model at `model_file`."""
     import seqio
 
     vocabulary = seqio.SentencePieceVocabulary(model_file)
@@ -47,7 +36,7 @@ def register_tokens(name: str, model_file: str, tfds_name: str = PG19) -> None:
 def _register_bytes(name):
     import seqio
 
-    # seqio's own bytes begin at 3, after the special ids; ids here are the bytes themselves.
+    # The ids of seqio's bytes begin at 3, after the special ids.
     _add(name, PG19, seqio.PassThroughVocabulary(256), [_text_and_title, _bytes])
 
 

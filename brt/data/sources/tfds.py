@@ -1,7 +1,4 @@
-"""A source of any TensorFlow Datasets data set that has a text feature, PG19 for one.
-
-Only `prepare` comes here, so TensorFlow is imported inside the functions that need it.
-"""
+"""A source of any TensorFlow Datasets data set with a text feature, such as PG19."""
 
 from collections.abc import Iterator
 from types import ModuleType
@@ -17,21 +14,16 @@ from brt.data.sources.examples import ExampleSource
 
 @configurable
 class TfdsText(ExampleSource):
-    """One document an example. Downloads the data set when it is not on disk yet.
-
-    Args:
-        name: the data set, with its config and version if need be.
-        text_feature: feature that holds a document's text.
-        title_feature, data_dir: as of `ExampleSource`.
-        splits: from a split's name here to its name (or slice) there, where they differ, such as
-            `{'validation': 'train[:1%]', 'train': 'train[1%:]'}`.
+    """One document per example. Downloads the data set if it is not on disk.
 
     PG19 is `name='pg19', text_feature='book_text', title_feature='book_title'`.
 
-    Raises:
-        ImportError: from `documents` and `count`, when the `data` extra is not installed.
-        ValueError: from `documents` and `count`, for a data set or split that is not there; from
-            `documents`, for a feature the data set lacks, or that is no text.
+    Args:
+        name: of the data set, with config and version.
+        text_feature: feature with the text of a document.
+        title_feature, data_dir: as of `ExampleSource`.
+        splits: from the name of a split to its name or slice in the data set, such as
+            `{'validation': 'train[:1%]', 'train': 'train[1%:]'}`.
     """
 
     def __init__(
@@ -48,18 +40,16 @@ class TfdsText(ExampleSource):
 
     @property
     def data_set(self) -> str:
-        """The data set, for messages."""
         return f"TensorFlow Datasets' {self.name!r}"
 
     def documents(self, split: str) -> Iterator[Document]:
-        """Yields a `Document` an example, in the data set's own order."""
         tfds = _library()
         builder = self._builder()
         builder.download_and_prepare()
-        self._examples_of(builder, split)  # refuses a split that is not there
+        self._examples_of(builder, split)  # refuses an unknown split
         # Reading one shard at a time gives the order in which the examples were written.
         examples = builder.as_dataset(
-            split=self._split_there(split),
+            split=self._original_split(split),
             shuffle_files=False,
             read_config=tfds.ReadConfig(interleave_cycle_length=1),
         )
@@ -67,21 +57,19 @@ class TfdsText(ExampleSource):
             title = self._title(example, split, number)
             text = self._feature(example, "text_feature")
             if not isinstance(text, bytes):
-                raise self._no_text("text_feature", example)
+                raise self._wrong_type("text_feature", example)
             yield Document(title, text)
 
     def description(self, split: str) -> dict:
-        """Returns the settings that decide the documents; where they are kept does not."""
         return {
             "source": "TfdsText",
             "name": self.name,
-            "split": self._split_there(split),
+            "split": self._original_split(split),
             "text_feature": self.text_feature,
             "title_feature": self.title_feature,
         }
 
     def count(self, split: str) -> int | None:
-        """Returns the number of examples, None where it is not known before the download."""
         builder = self._builder()
         return self._examples_of(builder, split) if builder.info.splits else None
 
@@ -98,9 +86,8 @@ class TfdsText(ExampleSource):
             ) from None
 
     def _examples_of(self, builder: Any, split: str) -> int:
-        """Number of examples of a split, which has to be there."""
         try:
-            return builder.info.splits[self._split_there(split)].num_examples
+            return builder.info.splits[self._original_split(split)].num_examples
         except (KeyError, ValueError):
             raise self._no_split(split, builder.info.splits) from None
 

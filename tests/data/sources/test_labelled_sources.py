@@ -93,7 +93,7 @@ def test_texts_of_several_classes_keep_all_of_them_and_paragraphs_are_lines(tmp_
     assert first.annotation == {"id": "train-0", "labels": [0, 2], "classes": 3}
     assert second.annotation["labels"] == []
     write_lines(tmp_path / "train.jsonl", [{"text": "one", "labels": 1}])
-    with pytest.raises(ValueError, match=r"line 1 has 1 at 'labels', and LabelledTexts\.several"):
+    with pytest.raises(ValueError, match=r"line 1 .*LabelledTexts\.several"):
         only(source)
     write_lines(tmp_path / "train.jsonl", [{"text": ["one", 2], "labels": [1]}])
     with pytest.raises(ValueError, match="line 1 has no text at 'text'"):
@@ -291,10 +291,10 @@ def test_hotpot_questions_are_stored_before_their_context(tmp_path):
     assert len(list(source.documents("train"))) == 5
     few = HotpotQA(str(tmp_path / "{split}.json"), Words(), questions=2)
     assert len(list(few.documents("train"))) == 2
-    with pytest.raises(ValueError, match="does not tell where its tokens stand"):
+    with pytest.raises(ValueError, match=r"HotpotQA\.vocabulary"):
         list(HotpotQA(str(tmp_path / "{split}.json"), "bytes").documents("train"))
     (tmp_path / "train.json").write_text(json.dumps([question | {"context": ["Day"]}]))
-    with pytest.raises(ValueError, match="record 0 has no context"):
+    with pytest.raises(ValueError, match="record 0"):
         list(source.documents("train"))
 
 

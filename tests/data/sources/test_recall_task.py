@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brt.data.sources.recall import ASK, DEFINE, RecallTask, RecallVocabulary, answer_distances
+from brt.data.sources.recall import ASK, DEFINE, FIRST_KEY, RecallTask, answer_distances
 
 SMALL = {"num_documents": 20, "num_held_out": 20, "document_length": 300, "max_distance": 200}
 
@@ -54,7 +54,8 @@ def test_each_fact_is_defined_once_and_asked_once_within_the_distances(task):
         assert len(answers) == task.num_facts
         keys = [tokens[at - 1] for at, _, _ in answers]
         assert all(tokens.count(key) == 2 for key in keys)
-        values = range(task.vocabulary.first_value, task.vocabulary.first_filler)
+        first_value = FIRST_KEY + task.num_keys
+        values = range(first_value, first_value + task.num_values)
         places = {at for at, _, _ in answers} | {at - d for at, d, _ in answers}
         for at, token in enumerate(tokens):
             assert (token in values) == (at in places)
@@ -79,7 +80,7 @@ def test_distances_are_recovered_from_the_tokens_alone(task):
 
 
 def test_a_question_without_a_definition_is_refused():
-    with pytest.raises(ValueError, match="Token 2 asks for key 5, which is not defined before"):
+    with pytest.raises(ValueError, match="key 5"):
         answer_distances([9, ASK, 5, 7, DEFINE, 5, 7])
     assert [a.tolist() for a in answer_distances([9, 9])] == [[], []]
 
@@ -128,14 +129,6 @@ def test_what_is_near_says_nothing_about_a_far_answer():
         assert right / asked < chance + 4 * spread
 
 
-def test_between_definition_and_question_the_fact_is_not_repeated():
-    for document in RecallTask(**SMALL).documents("train"):
-        tokens = document.tokens
-        for at, distance in zip(*answer_distances(tokens)):
-            between = tokens[at - distance + 1 : at - 2]
-            assert tokens[at - 1] not in between  # nor its key, so no pair of key and value
-
-
 def test_values_are_uniform_and_independent_of_their_keys():
     task = RecallTask(
         num_documents=2000,
@@ -149,13 +142,13 @@ def test_values_are_uniform_and_independent_of_their_keys():
     )
     counts = np.zeros((3, 4))
     pairs = np.zeros((4, 4))
-    ids = task.vocabulary
+    first_value = FIRST_KEY + task.num_keys
     for document in task.documents("train"):
         tokens = document.tokens.tolist()
         answers = plain_answers(tokens)
         for at, _, value in answers:
-            counts[tokens[at - 1] - ids.first_key, value - ids.first_value] += 1
-        pairs[answers[0][2] - ids.first_value, answers[1][2] - ids.first_value] += 1
+            counts[tokens[at - 1] - FIRST_KEY, value - first_value] += 1
+        pairs[answers[0][2] - first_value, answers[1][2] - first_value] += 1
     for table in counts, pairs:
         expected = table.sum() / table.size
         chi_square = ((table - expected) ** 2 / expected).sum()
@@ -196,38 +189,43 @@ def test_descriptions_change_with_every_setting():
 
 
 @pytest.mark.parametrize(
-    "settings, sentence",
+    "settings, name",
     [
-        ({"num_facts": 0}, "num_facts = 0 must be"),
-        ({"num_values": 0}, "num_values = 0"),
-        ({"seed": -1}, "seed = -1"),
-        ({"num_keys": 3}, "num_keys = 3 is below num_facts = 4"),
-        ({"min_distance": 2}, "min_distance = 2 must be at least 3"),
-        ({"min_distance": 900}, "min_distance = 900 must be .* max_distance = 768"),
-        ({"document_length": 830}, "document_length = 830 is too short: .* at least 831 tokens"),
-        ({"document_length": (900, 890)}, "too short"),
+        ({"num_facts": 0}, "num_facts"),
+        ({"num_values": 0}, "num_values"),
+        ({"seed": -1}, "seed"),
+        ({"num_keys": 3}, "num_keys = 3"),
+        ({"min_distance": 2}, "min_distance = 2"),
+        ({"min_distance": 900}, "max_distance = 768"),
+        ({"document_length": 830}, "document_length = 830"),
+        ({"document_length": (900, 890)}, "document_length"),
     ],
 )
-def test_settings_without_room_for_the_facts_are_refused(settings, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_settings_without_room_for_the_facts_are_refused(settings, name):
+    with pytest.raises(ValueError, match=name):
         RecallTask(**settings)
 
 
-def test_the_vocabulary_reads_and_writes_words():
-    vocabulary = RecallVocabulary(4, 8, 3)
+def vocabulary_of(num_keys, num_values, num_fillers):
+    return RecallTask(num_keys=num_keys, num_values=num_values, num_fillers=num_fillers).vocabulary
+
+
+def test_the_vocabulary_encodes_and_decodes_words():
+    vocabulary = vocabulary_of(4, 8, 3)
     text = "define k3 v7 . . ask k3"
     ids = vocabulary.encode(text.encode(), "prompt")
     assert ids.tolist() == [DEFINE, 5, 13, 14, 14, ASK, 5]
     assert vocabulary.decode(ids) == text
     assert vocabulary.decode([14, 15, 16]) == ". . ."
     assert vocabulary.size == 17
-    with pytest.raises(ValueError, match="Token id 17"):
+    with pytest.raises(ValueError, match="17"):
         vocabulary.decode([17])
-    with pytest.raises(ValueError, match=r"'prompt' has the word 'k4': .* k0 to k3 and v0 to v7"):
+    with pytest.raises(ValueError, match="'prompt' has 'k4'"):
         vocabulary.encode(b"ask k4", "prompt")
 
 
 def test_vocabularies_of_other_sizes_have_other_fingerprints():
     sizes = [(4, 8, 3), (5, 8, 3), (4, 9, 3), (4, 8, 4), (5, 7, 3)]
-    assert len({RecallVocabulary(*size).fingerprint for size in sizes}) == len(sizes)
-    assert RecallVocabulary(4, 8, 3).fingerprint == RecallVocabulary(4, 8, 3).fingerprint
+    assert len({vocabulary_of(*size).fingerprint for size in sizes}) == len(sizes)
+    # For good: stores made today must be accepted tomorrow.
+    assert vocabulary_of(4, 8, 3).fingerprint.startswith("40c4872d3c48")

@@ -64,7 +64,7 @@ assert said.startswith("Feature 'year' of TensorFlow Datasets' 'books' does not 
 assert "bind TfdsText.title_feature" in said, said
 for call in ("documents", "count"):
     said = refused("dev", "books", "book_text", call=call)
-    assert "no split 'dev': bind TfdsText.splits to say which of test, train" in said, said
+    assert "no split 'dev': bind TfdsText.splits to one of test, train" in said, said
     assert "no split 'eval'" in refused("dev", "books", splits={"dev": "eval"}, call=call)
 assert TfdsText("books", data_dir="tfds", splits={"dev": "train[:2]"}).count("dev") == 2
 """

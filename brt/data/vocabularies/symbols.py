@@ -1,0 +1,62 @@
+"""A vocabulary of symbols that are no text, for synthetic tasks."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from brt.data.vocabularies.base import Frame, Vocabulary, checked_ids
+
+
+class SymbolVocabulary(Vocabulary):
+    """Ids of symbols, by their position in a list.
+
+    Args:
+        name: for messages and manifests.
+        symbols: by id; `encode` takes the first of equal ones.
+        special_ids: names of ids that are no part of a source or target.
+        identity: text whose sha256 is the fingerprint.
+        separator: between symbols; "" if each is one character.
+        frame: tokens around a text.
+    """
+
+    is_text = False
+    name = fingerprint = ""
+    special_ids: dict[str, int] = {}
+    frame = Frame()
+
+    def __init__(
+        self,
+        name: str,
+        symbols: Sequence[str],
+        special_ids: dict[str, int],
+        identity: str,
+        separator: str = " ",
+        frame: Frame = frame,
+    ):
+        self.name = name
+        self.symbols = symbols
+        self.special_ids = special_ids
+        self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
+        self.separator = separator
+        self.frame = frame
+
+    @property
+    def size(self) -> int:
+        return len(self.symbols)
+
+    def encode(self, data: bytes, title: str) -> np.ndarray:
+        ids = {symbol: i for i, symbol in reversed(list(enumerate(self.symbols)))}
+        words = data.decode("utf-8", errors="replace").split()
+        symbols = words if self.separator else list("".join(words))
+        if unknown := [symbol for symbol in symbols if symbol not in ids]:
+            raise ValueError(
+                f"Document {title!r} has {unknown[0]!r}, and the symbols of {self.name} are "
+                f"{self.separator.join(dict.fromkeys(self.symbols))}: write only these."
+            )
+        return np.array([ids[symbol] for symbol in symbols], np.int32)
+
+    def decode(self, ids: ArrayLike) -> str:
+        checked = checked_ids(ids, self.size, self.name)
+        return self.separator.join(self.symbols[i] for i in checked)
