@@ -107,7 +107,7 @@ every_memory_of_text = pytest.mark.parametrize(
 def built(name, *bindings):
     """What the command of a config's header builds, with further bindings; losses untraced."""
     files, bound = COMMANDS[name]
-    return read_once(files, (*bound, *bindings), traced=False).experiment
+    return read_once(files, (*bound, *bindings)).experiment
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -202,7 +202,7 @@ def test_any_corpus_completes_any_system(corpus):
     file = f"{CONFIGS}/corpora/{corpus}.gin"
     for system in ("small/rec_fixed_skip", "small/txl", "small/lstm"):
         files = f"{CONFIGS}/{system}.gin", file
-        experiment = read_once(files, traced=False).experiment
+        experiment = read_once(files).experiment
         bound = read_gin_files([file])
         assert experiment.model.vocabulary_size == bound["vocabulary_size"]
         assert str(experiment.trainer.corpus.store) == bound["Corpus.store"]

@@ -58,7 +58,7 @@ def test_a_config_trains_and_evaluates_on_one_four_and_eight_devices_or_says_why
 
 @pytest.mark.parametrize("name", FURTHER)
 def test_further_flags_of_a_header_fit_training_and_evaluation(name):
-    experiment = read_once(*FURTHER[name], traced=False).experiment
+    experiment = read_once(*FURTHER[name]).experiment
     rows, segment_length = batch_shape(experiment)
     assert rows and experiment.evaluated_model(segment_length)
 
