@@ -98,7 +98,11 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["brt", "brt.*"]),
-    package_data={"brt": ["py.typed"], "brt.reporting": ["page.css", "page.js"]},
+    package_data={
+        "brt": ["py.typed"],
+        "brt.reporting": ["page.css", "page.js"],
+        "brt.reporting.papers": ["*.toml"],
+    },
     cmdclass={"build_py": BuildWithConfigs},
     install_requires=REQUIRED,
     extras_require=EXTRAS,

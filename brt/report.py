@@ -27,8 +27,8 @@ from brt.reporting.drawing.plots import png
 from brt.reporting.drawing.table import Table
 from brt.reporting.figures import study_plots, training_curves
 from brt.reporting.paper_positions import paper_position
-from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import concerns, paper_plots, paper_tables
+from brt.reporting.papers.reading import PAPERS
 from brt.reporting.runs import Run, open_runs
 from brt.reporting.step_times import StepTime, read_step_times
 from brt.storage.paths import RemotePath, download, is_remote, only_buckets_of

@@ -48,9 +48,9 @@ from brt.reporting.archive import ENDING, pack
 from brt.reporting.collect import Group, collect
 from brt.reporting.drawing.table import Cell, Column, Table
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
-from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.form import Quantity
+from brt.reporting.papers.reading import PAPERS
 from brt.reporting.run_files import read_evaluation
 from brt.reporting.runs import STANDS_FOR_FILE, open_runs
 from brt.reporting.step_times import read_step_times

@@ -4,10 +4,7 @@ import re
 from typing import NamedTuple
 
 from brt.reporting.model_settings import model_name, model_setting, owners
-from brt.reporting.papers.adding_recurrence import flops_per_token
-from brt.reporting.papers.block_recurrent import SIZES
-from brt.reporting.papers.recurrent_memory import vectors, visible_context
-from brt.reporting.papers.transformer_xl import SIZES as XL_SIZES
+from brt.reporting.papers.reading import read_paper
 from brt.reporting.runs import Run
 
 TASKS = {
@@ -18,12 +15,38 @@ TASKS = {
 }
 """Name of each source's task, and the argument that says how large it is."""
 _DEFAULT_LENGTHS = {"length": 24, "num_pairs": 4, "max_root": 100}
+SIZES = read_paper("block_recurrent").sizes
+XL_SIZES = read_paper("transformer_xl").sizes
 ENCODINGS = {
     "relative": "this paper",
     "shaw": "Shaw",
     "absolute": "Vaswani",
     "learned": "Al-Rfou",
 }
+
+
+def flops_per_token(window: int, overlap: int = 0, layers: int = 12, width: int = 768) -> float:
+    """Returns the operations of a window's layers for each of its new tokens, without the logits.
+
+    Source: Tables 1 and 2 of Adding Recurrence to Pretrained Transformers, whose numbers are those
+    of the layers' matrices and of the attention within a window; they do not count the recurrence.
+    """
+    matrices = 2 * 12 * layers * width**2
+    attention = 2 * layers * window * width
+    return (matrices + attention) * window / (window - overlap)
+
+
+def visible_context(system: str, segment_length: int, memory: int, bptt_depth: int) -> int | None:
+    """Returns the tokens that a prediction may depend on in training; None where none is printed.
+
+    Source: RMT, section 5 and Figure 5a.
+    """
+    return {
+        "Baseline": segment_length,
+        "MemTr": segment_length,
+        "Tr-XL": memory + segment_length,
+        "RMT": (bptt_depth + 1) * segment_length,
+    }.get(system)
 
 
 class PaperPosition(NamedTuple):
@@ -128,11 +151,14 @@ class PaperPosition(NamedTuple):
 
     @property
     def vectors_shown(self) -> str:
-        """Vectors a row carries between segments, as the RMT paper counts them."""
+        """Vectors that a batch element carries between segments.
+
+        Source: RMT, section 5: a Transformer-XL caches M in each layer, an RMT m in all.
+        """
         if self.model not in _WITH_MEMORY:
             return str(self.states or "–")
         tokens = 0 if self.system == "MemTr" else self.memory_tokens
-        return f"{vectors(self.layers, self.memory, tokens):,}"
+        return f"{self.layers * self.memory + tokens:,}"
 
 
 def paper_position(run: Run) -> PaperPosition:
@@ -205,7 +231,7 @@ def _transformer_xl(settings, model, segment):
     )
     return {
         "system": system,
-        "size": next((size.name for size in XL_SIZES if size[1:6] == dimensions), None),
+        "size": next((size.name for size in XL_SIZES if size[1:] == dimensions), None),
         "window": None,
         "layers": setting("num_layers"),
         "states": None,
@@ -349,7 +375,7 @@ def _size(settings, layers, is_recurrent):
     for size in SIZES:
         # A baseline may have one layer in twelve more.
         allowed = (size.layers,) if is_recurrent else (size.layers, size.layers * 13 // 12)
-        if dimensions == size[3:7] and layers in allowed:
+        if dimensions == size[2:] and layers in allowed:
             return size.name
     return None
 

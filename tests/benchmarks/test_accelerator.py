@@ -15,7 +15,7 @@ from quick_commands import quick_environment
 from sweeps import SCALES
 from tiny_run import command
 
-from brt.reporting.papers.block_recurrent import TABLE_1
+from brt.reporting.papers.reading import read_paper
 
 TINY = ("BlockRecurrentTransformer.vocabulary_size = 64",)
 NAMES = "pg19_slide_13l", "pg19_rec_fixed_skip"
@@ -51,7 +51,7 @@ def test_the_script_measures_steps_agreement_and_decoding_into_one_json_and_one_
 
 def test_the_systems_are_the_rows_of_the_table_the_telling_ones_first():
     found = [system.name for system in systems.systems(SCALES["paper"])]
-    assert len(found) == len(TABLE_1.rows) == 14
+    assert len(found) == len(read_paper("block_recurrent").table("table_1").rows) == 14
     assert found[:4] == list(systems.FIRST) and found[0] == systems.BASELINE
 
 

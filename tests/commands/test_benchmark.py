@@ -20,8 +20,8 @@ from brt.benchmarks import steps
 from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
-from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT, TABLE_1
 from brt.reporting.papers.fill import paper_tables
+from brt.reporting.papers.reading import read_paper
 from brt.reporting.step_times import read_step_times
 
 MEMORIZING = (
@@ -110,7 +110,7 @@ def test_the_baseline_that_is_named_is_one_and_the_others_are_relative_to_it(mea
 
 def test_what_the_command_writes_fills_the_step_times_of_table_1(measured):
     _, path = measured("slide", "rec", "memorizing")
-    table = paper_tables(BLOCK_RECURRENT, [], read_step_times([path]))[0]
+    table = paper_tables(read_paper("block_recurrent"), [], read_step_times([path]))[0]
     at = table.heads().index("step time, measured")
     found = {row[0].text: row[at] for row in table.rows if row[at].values}
     assert {name: cell.values for name, cell in found.items()} == {
@@ -142,7 +142,9 @@ def test_unequal_budgets_are_not_compared(monkeypatch, capsys, tmp_path, configs
     assert "only equal budgets can be compared" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("row", TABLE_1.rows, ids=lambda row: row.labels[0])
+@pytest.mark.parametrize(
+    "row", read_paper("block_recurrent").table("table_1").rows, ids=lambda row: row.labels[0]
+)
 def test_the_config_of_a_row_of_table_1_is_named_as_the_row(row):
     stem = {"Memorizing Trans. 64k": "memorizing_64k"}.get(row.labels[0])
     stem = stem or row.labels[0].lower().replace(":", "_")

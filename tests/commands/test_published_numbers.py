@@ -1,88 +1,60 @@
-"""Every published config binds the published numbers, and nothing that has no number."""
-
-import re
+"""Configs and sweeps fill the papers' rows, with the settings behind the printed numbers."""
 
 import pytest
-from paths import ROOT
-from published_checks import EXPERIMENTS, SWEEPS, experiment_problems, read_once, sweep_problems
-
-CONFIGS = ROOT / "configs"
-OWN = {
-    "quickstart.gin": "first steps on a laptop",
-    "quickstart_slide.gin": "what the quickstart is measured against",
-    "benchmark/*.gin": "sizes for timing on a CPU",
-    "small/*.gin": "models of minutes; docs/benchmarks/training.md has what they reach",
-    "short/*.gin": "models beside Table 1 at its short scale, of minutes",
-    "recipes/small*.gin": "how those are trained",
-    "recipes/context_group.gin": "how those are trained",
-    "task_models/minutes_*.gin": "tasks in minutes",
-    "recipes/algorithmic_minutes.gin": "how those are trained",
-    "tasks/quadratic_30.gin": "a smaller task, in minutes",
-    "task_models/recall_*.gin": "a task of this project",
-    "tasks/recall*.gin": "a task of this project",
-    "pretrained/gpt2_memory_tokens.gin": "a comparison of this project",
-    "pretrained/gpt2_cell.gin": "a comparison of this project",
-    "pretrained/smollm2_*.gin": "a comparison of this project",
-    "bodies/smollm2_135m.gin": "the body of these",
-    "bodies/*_of_folder.gin": "sizes that a folder says",
-    "labelled/texts.gin": "texts of one's own",
-    "labelled/ecthr.gin": "a corpus that no paper here reports",
-    "corpora/books_pieces.gin": "books in pieces of one's own",
-    "corpora/code_pieces.gin": "source code in pieces of one's own",
-    "corpora/books_unwrapped.gin": "books without what counting characters gains",
-    "pretrained_tasks/*.gin": "a task of this project",
-    "tasks/marked*.gin": "a task of this project",
-    "recipes/recall.gin": "how that is trained",
-}
-"""Configs that no paper has, and what they are for."""
-UNPUBLISHED = {"gate_biases", "pretrained_recall", "pretrained_marked", "pretrained_small"}
-"""Sweeps of no published rows."""
-
-
-@pytest.mark.parametrize("line", EXPERIMENTS)
-def test_a_config_binds_the_published_numbers(line):
-    assert not experiment_problems(ROOT, line)
-
-
-@pytest.mark.parametrize(
-    "rows", [pytest.param(3, id="some"), pytest.param(None, id="all", marks=pytest.mark.slow)]
+from published_checks import (
+    EXPERIMENTS,
+    SWEEPS,
+    UNPRINTED,
+    entries,
+    experiment_problems,
+    places,
+    position_of,
+    problems,
+    row_problems,
+    settings_of,
 )
-@pytest.mark.parametrize("name", SWEEPS)
-def test_a_sweep_has_the_published_rows_with_their_numbers(name, rows):
-    assert not sweep_problems(ROOT, name, most=rows)
+
+from brt.reporting.papers.form import fits
+from brt.reporting.papers.reading import PAPERS
 
 
-def included(file):
-    """A gin file and those it includes, relative to configs/."""
-    found = {file}
-    for name in re.findall(r'^include "configs/(.*)"', (CONFIGS / file).read_text(), re.M):
-        found |= included(name)
-    return found
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_config_has_the_settings_behind_the_number_its_header_quotes(name):
+    assert experiment_problems(name) == []
 
 
-def test_every_config_has_published_numbers_or_is_said_to_have_none():
-    lines = [*EXPERIMENTS]
-    for name in SWEEPS:
-        lines += (CONFIGS / "sweeps" / f"{name}.txt").read_text().splitlines()
-    named = {file for line in lines if line[:1] != "#" for file in line.split()[0].split("+")}
-    compared = set().union(*(included(file) for file in named))
-    excepted = {str(path.relative_to(CONFIGS)) for glob in OWN for path in CONFIGS.glob(glob)}
-    every = {str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.gin")}
-    assert every - compared - excepted == set()
-    assert {path.stem for path in (CONFIGS / "sweeps").glob("*.txt")} - UNPUBLISHED == {*SWEEPS}
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_a_sweep_fills_the_rows_of_its_tables_with_their_settings(sweep):
+    filled = []
+    for entry in entries(sweep):
+        assert row_problems(entry, sweep) == [], entry.name
+        own = [p.row for p in places(position_of(entry.settings)[1]) if p.name in SWEEPS[sweep]]
+        assert own or not SWEEPS[sweep] or any(part in entry.name for part in UNPRINTED)
+        filled += own
+    tables = [table for paper in PAPERS for table in paper.tables if table.name in SWEEPS[sweep]]
+    for table in tables:
+        for row in table.rows:
+            studied = "(151M)" in row.labels[0]  # rows of a study of the standard model
+            if (
+                row.where
+                and not studied
+                and not (sweep == "table_1_github" and "64k" in row.labels[0])
+            ):
+                assert row in filled, row.labels
 
 
-def test_every_number_says_where_it_was_read():
-    for numbers in (*EXPERIMENTS.values(), *(row for rows in SWEEPS.values() for row in rows)):
-        assert all(number.source.strip() for number in numbers.values())
+@pytest.mark.parametrize("name", ["rmt_figure_3", "rmt_figure_4", "rmt_figure_8", "arpt_windows"])
+def test_a_sweep_has_a_run_for_every_published_point_of_its_figures(name):
+    begins = {"arpt_windows": ("arpt_figure_4", "arpt_figure_5")}.get(name, (name,))
+    positions = [position_of(entry.settings)[1] for entry in entries(name)]
+    plots = [plot for paper in PAPERS for plot in paper.plots if plot.name.startswith(begins)]
+    for plot in plots:
+        for curve in plot.curves if plot.x != "flops" else ():
+            measured = {getattr(p, plot.x) for p in positions if fits(p, curve.where)}
+            assert set(curve.x) <= measured, (plot.name, curve.name)
 
 
-def test_a_number_that_differs_and_a_binding_without_a_number_are_named():
-    line = "pg19_rec_fixed_skip.gin"
-    files = (str(CONFIGS / line),)
-    bindings = "rsqrt.multiplier = 0.5", "Trainer.skip_nonfinite = True"
-    from published_checks import differences
-
-    wrong, unknown = differences(read_once(files, bindings), EXPERIMENTS[line])
-    assert wrong.startswith("rsqrt.multiplier is 0.5, not 1.0")
-    assert unknown == "Trainer.skip_nonfinite has no published number"
+def test_a_number_that_differs_is_named():
+    settings = settings_of("pg19_rec_fixed_skip.gin") | {"rsqrt.multiplier": 0.5}
+    assert "table_1: rsqrt.multiplier = 0.5 for 1.0" in problems(settings)
+    assert problems(settings | {"BlockRecurrentTransformer.width": 512})

@@ -7,7 +7,7 @@ import pytest
 from header_commands import COMMANDS
 from jax.sharding import AbstractMesh
 from paths import CONFIGS, ROOT
-from published_checks import EXPERIMENTS, read_once
+from published_checks import position_of, read_once, settings_of
 from tiny_run import shared_programs  # noqa: F401  (rows of three corpora are one program)
 
 from brt import config
@@ -15,7 +15,9 @@ from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.models.transformer_xl.model import evaluation_memory
 from brt.pretrained.backbone import PretrainedBackbone
-from brt.reporting.gin_text import read_gin_files
+from brt.reporting.gin_text import read_gin, read_gin_files
+from brt.reporting.papers.form import published_settings
+from brt.reporting.papers.reading import read_paper
 
 PUBLISHED = {  # millions of weights outside embeddings, computed from the published dimensions
     r"(pg19|systems)_(xl_\d+|slide_12l)": 151.0,
@@ -273,8 +275,10 @@ def test_a_transformer_xl_is_tested_as_its_header_says_with_parameters_it_has(na
         return
     given = re.search(r"configs/(\S+/test_\w+\.gin)", line[1])[1]
     more = [word[6:] for word in shlex.split(line[1]) if word.startswith("--gin.Evaluation.tokens")]
-    (entry,) = (e for e in EXPERIMENTS if e.startswith(f"{name}+") and given in e)
-    assert entry.split()[1:] == more
+    tested = read_gin_files([CONFIGS / given]) | read_gin("\n".join(more))
+    _, position = position_of(settings_of(name))
+    published = published_settings(read_paper("transformer_xl").settings["tests"], position)
+    assert len(published) == 6 and {key: tested.get(key) for key in published} == published
     files, bindings = COMMANDS[name]
     bindings = (*bindings, *more)
     experiment = read_once((*files, str(CONFIGS / given)), bindings).experiment

@@ -16,7 +16,7 @@ from tiny_run import (
 from brt import evaluate, train
 from brt.reporting.collect import collect
 from brt.reporting.papers.fill import paper_tables
-from brt.reporting.papers.transformer_xl import TRANSFORMER_XL
+from brt.reporting.papers.reading import read_paper
 from brt.reporting.runs import open_runs
 from brt.studies.attention_length import sweep
 
@@ -151,7 +151,7 @@ def filled(run, name, sizes, segment_length):
     settings = {f"TransformerXL.{size}": value for size, value in sizes.items()}
     settings |= {"Trainer.segment_length": segment_length, "Trainer.steps": 200_000}
     (run / "stands_for.json").write_text(json.dumps({"settings": settings}))
-    tables = paper_tables(TRANSFORMER_XL, collect(open_runs([run])))
+    tables = paper_tables(read_paper("transformer_xl"), collect(open_runs([run])))
     (table,) = (table for table in tables if table.name == name)
     heads = [head.removesuffix(", stores") for head in table.heads()]
     return {
@@ -191,7 +191,7 @@ def test_a_length_that_was_not_tried_fills_no_cell(monkeypatch, run):
 def test_a_study_of_another_split_than_the_evaluation_is_told(monkeypatch, run):
     study(monkeypatch, run, "--gin.AttentionLength.step=150", "--gin.AttentionLength.longest=150")
     assert not command(monkeypatch, evaluate, f"--workdir={run}", "--gin.Evaluation.split='test'")
-    tables = paper_tables(TRANSFORMER_XL, collect(open_runs([run])))
+    tables = paper_tables(read_paper("transformer_xl"), collect(open_runs([run])))
     (table,) = (table for table in tables if table.name == "txl_table_5")
     told = "run: attention_length of validation, evaluated on test"
     assert any(note.startswith(told) for note in table.notes())

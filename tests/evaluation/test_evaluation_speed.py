@@ -15,7 +15,7 @@ from brt import benchmark
 from brt.benchmarks import evaluation_speed
 from brt.benchmarks.evaluation_speed import Speed, table
 from brt.reporting.papers.fill import paper_tables
-from brt.reporting.papers.transformer_xl import TRANSFORMER_XL
+from brt.reporting.papers.reading import read_paper
 from brt.reporting.step_times import read_step_times
 
 WITHOUT = "BlockRecurrentTransformer", "RecurrentCell"
@@ -112,7 +112,7 @@ def test_what_the_command_writes_fills_table_7(measured):
     path = measured("--attention_lengths=100,800", "--rounds=1")
     ratio = json.loads(path.read_text())["evaluation_speed"][1]["ratio"]
     assert 100 < ratio < 3800
-    tables = paper_tables(TRANSFORMER_XL, [], read_step_times([path]))
+    tables = paper_tables(read_paper("transformer_xl"), [], read_step_times([path]))
     (found,) = (table for table in tables if table.name == "txl_table_7")
     values = {row[0].text: row[2].values for row in found.rows}
     assert values == {"3,800": (), "2,800": (), "1,800": (), "800": (ratio,)}

@@ -14,8 +14,8 @@ from brt import config
 from brt.experiment import Experiment
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin_files, resolved, write_gin
-from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.papers.fill import paper_tables
+from brt.reporting.papers.reading import read_paper
 from brt.reporting.runs import open_runs
 
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.txt"))
@@ -291,7 +291,7 @@ def test_the_sweep_of_table_5_fills_every_row_of_it(tmp_path):
         make_run(folder, "pg19_rec_fixed_skip", evaluations={"test": 3 + number / 100})
         (folder / "operative_config.gin").write_text(write_gin(entry.settings))
         runs.append(folder)
-    tables = paper_tables(BLOCK_RECURRENT, collect(open_runs(runs)))
+    tables = paper_tables(read_paper("block_recurrent"), collect(open_runs(runs)))
     table = next(table for table in tables if table.name == "table_5")
     at = table.heads().index("bits/token, measured")
     found = [row[at].values for row in table.rows]

@@ -15,13 +15,14 @@ from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.language_model import PretrainedLanguageModel
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import write_gin
-from brt.reporting.papers import adding_recurrence as arpt
-from brt.reporting.papers import recurrent_memory as rmt
+from brt.reporting.paper_positions import flops_per_token
 from brt.reporting.papers.fill import frontier, paper_plots, paper_tables
-from brt.reporting.papers.form import number
-from brt.reporting.papers.recurrent_memory_plots import RECURRENT_MEMORY
+from brt.reporting.papers.reading import read_paper
 from brt.reporting.runs import open_runs
 
+ADDING_RECURRENCE, RECURRENT_MEMORY = map(read_paper, ("adding_recurrence", "recurrent_memory"))
+FLOPS = {row.where["evaluation_overlap"]: float(row.labels[1])
+         for row in ADDING_RECURRENCE.table("arpt_table_2").rows}  # fmt: skip
 COMMON = (
     "Trainer.corpus = @Corpus()",
     "Trainer.optimizer = @adamw",
@@ -41,13 +42,7 @@ DECODER = (
 POOLED = "PretrainedLanguageModel.memories = (@PooledMemory,)"
 
 
-@pytest.mark.parametrize("overlap", arpt.FLOPS)
-def test_the_printed_flops_follow_from_the_sizes_within_one_percent(overlap):
-    printed = float(arpt.FLOPS[overlap])
-    assert arpt.flops_per_token(300, overlap) == pytest.approx(printed, rel=0.01)
-
-
-@pytest.mark.parametrize("overlap", arpt.FLOPS)
+@pytest.mark.parametrize("overlap", FLOPS)
 def test_the_model_counts_the_printed_flops_within_one_percent(overlap):
     sizes = dict(vocabulary_size=50257, num_layers=12, width=768, num_heads=12, num_positions=1024)
 
@@ -58,36 +53,19 @@ def test_the_model_counts_the_printed_flops_within_one_percent(overlap):
 
     model = nnx.eval_shape(build).for_segments(300 - overlap)
     # Logits are not counted there.
-    assert model.flops_per_position() == pytest.approx(float(arpt.FLOPS[overlap]), rel=0.01)
+    assert model.flops_per_position() == pytest.approx(FLOPS[overlap], rel=0.01)
 
 
 @pytest.mark.parametrize("overlap", [0, 3, 9])
 def test_wasted_computation_is_what_an_evaluation_reads_twice(tmp_path, overlap):
     store, window = make_store(tmp_path / "store", [2001]), 10
     shifted = ShiftedPass(store, 1, window, window - overlap, contiguous=True)
-    read = arpt.positions_read(2000, window, overlap)
-    assert shifted.num_steps * window == read
+    read = shifted.num_steps * window
+    assert read == (1 + -(-(2000 - window) // (window - overlap))) * window  # section 4.1
     scored = sum(int(shifted.batch(step).weights_KBT.sum()) for step in range(shifted.num_steps))
-    assert (read - scored) / read == pytest.approx(arpt.wasted(window, overlap), abs=0.005)
-    share = 1 - arpt.flops_per_token(300) / arpt.flops_per_token(300, 30 * overlap)
-    assert share == pytest.approx(arpt.wasted(300, 30 * overlap))
-
-
-def test_a_full_overlap_costs_a_window_for_every_token():
-    tokens, window = 10**6, 300
-    attended = {o: arpt.positions_read(tokens, window, o) * window for o in (0, window - 1)}
-    assert attended[window - 1] == pytest.approx(tokens * window**2, rel=1e-3)
-    assert attended[0] == pytest.approx(tokens * window, rel=1e-3)
-
-
-def test_the_claims_of_section_5_hold_of_the_printed_numbers_but_one():
-    def row(system, overlap):
-        return [number(printed) for printed in arpt.OF_PG19[system][overlap]]
-
-    recurrent, baseline = row(arpt.RECURRENT, 0), row(arpt.BASELINE, 30)
-    assert all(a < b for a, b in zip(recurrent, baseline))
-    assert all(a < b for a, b in zip(row(arpt.RECURRENT, 5), row(arpt.BASELINE, 50)))
-    assert not any(a < b for a, b in zip(row(arpt.RECURRENT, 5), row(arpt.BASELINE, 75)))
+    assert (read - scored) / read == pytest.approx(overlap / window, abs=0.005)
+    share = 1 - flops_per_token(300) / flops_per_token(300, 30 * overlap)
+    assert share == pytest.approx(overlap / window)
 
 
 def test_a_frontier_has_what_nothing_beats_in_both():
@@ -130,7 +108,7 @@ def test_runs_land_in_the_rows_of_their_window_and_overlap(tmp_path):
         run(tmp_path / "pooled10", POOLED, again, segment=290, validation=149.5),
         run(tmp_path / "longer", segment=400, validation=99.0),
     ]
-    found = filled(arpt.ADDING_RECURRENCE, *runs)
+    found = filled(ADDING_RECURRENCE, *runs)
     perplexities = {key[1]: cells for key, cells in found.items() if key[0] == "arpt_table_2"}
     assert {label: list(cells.values()) for label, cells in perplexities.items()} == {
         "baseline, overlap 0": ["170.50", "140.25"],
@@ -168,7 +146,7 @@ def perplexity_of(settings):
 
 def figures(folders):
     groups = collect(open_runs([str(folder) for folder in folders]))
-    return {plot.name: plot for plot in paper_plots(arpt.ADDING_RECURRENCE, groups)}
+    return {plot.name: plot for plot in paper_plots(ADDING_RECURRENCE, groups)}
 
 
 WINDOWS = [200, 300, 400, 500, 600]
@@ -184,7 +162,7 @@ def test_the_sweep_of_windows_gives_a_curve_of_each_model_and_overlap(tmp_path):
     found = {line.name: line for line in plots["arpt_figure_5"].lines if "PG-19" in line.name}
     for overlap in (0, 10, 30, 50):
         line = found.pop(f"baseline, o = {overlap}, PG-19")
-        costs = [arpt.flops_per_token(window, overlap) / 1e8 for window in WINDOWS]
+        costs = [flops_per_token(window, overlap) / 1e8 for window in WINDOWS]
         points = zip(costs, (200 - w / 20 - overlap / 5 for w in WINDOWS))  # joined by window
         assert list(zip(line.x, line.y)) == [pytest.approx(point) for point in points]
     recurrent = found.pop("recurrent, o = 0, PG-19")
@@ -204,8 +182,9 @@ def test_the_published_frontier_is_that_of_the_recurrent_points_of_table_2():
     plot = figures([])["arpt_figure_5"]
     (drawn,) = (line for line in plot.lines if line.style == "frontier")
     assert drawn.name == "frontier, paper"
-    printed = [(arpt.FLOPS[overlap], arpt.OF_PG19[arpt.RECURRENT][overlap][0])
-               for overlap in arpt.OF_PG19[arpt.RECURRENT]]  # fmt: skip
+    rows = [row for row in ADDING_RECURRENCE.table("arpt_table_2").rows
+            if row.labels[0].startswith("recurrent")]  # fmt: skip
+    printed = [(row.labels[1], row.printed[0]) for row in rows]
     assert list(zip(drawn.x, drawn.y)) == [(float(x) / 1e8, float(y)) for x, y in printed]
     assert not plot.has_measurements
 
@@ -230,7 +209,7 @@ def test_topics_stand_beside_the_published_divergences(tmp_path):
     study = {"study": "topics", "run": "r", "step": 1, "split": "validation", "numbers": numbers}
     study |= {"series": [], "verdict": "v", "documents": []}
     (folder / "studies" / "topics.json").write_text(json.dumps(study))
-    found = filled(arpt.ADDING_RECURRENCE, folder)
+    found = filled(ADDING_RECURRENCE, folder)
     assert list(found["arpt_topics", "recurrent"].values())[:1] == ["0.4321"]
 
 
@@ -283,12 +262,5 @@ def test_readers_land_in_the_tables_of_hyperpartisan_and_hotpotqa(tmp_path):
     ]
     found = filled(RECURRENT_MEMORY, *runs)
     assert list(found["rmt_table_3", "RMT RoBERTa-base [512]"].values()) == ["91.23", "95.00"]
-    found = filled(arpt.ADDING_RECURRENCE, *runs)
+    found = filled(ADDING_RECURRENCE, *runs)
     assert list(found["arpt_table_3", "RoBERTa, recurrent"].values()) == ["50.00", "45.67"]
-
-
-def test_every_row_has_a_number_for_every_printed_column():
-    for table in (*arpt.TABLES, rmt.TABLE_3):
-        printed = sum(quantity.is_printed for quantity in table.quantities)
-        for row in table.rows:
-            assert len(row.labels) == len(table.labels) and len(row.printed) == printed

@@ -16,16 +16,12 @@ from brt import config
 from brt.experiment import Experiment
 from brt.reporting.collect import Group, collect
 from brt.reporting.gin_text import read_gin_file, write_gin
-from brt.reporting.paper_positions import PaperPosition
-from brt.reporting.papers.adding_recurrence import ADDING_RECURRENCE
-from brt.reporting.papers.all import PAPERS
-from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.papers.fill import paper_tables
-from brt.reporting.papers.form import NOT_PUBLISHED, PaperTable, Quantity, Row
-from brt.reporting.papers.recurrent_memory_plots import RECURRENT_MEMORY
-from brt.reporting.papers.transformer_xl import TRANSFORMER_XL
+from brt.reporting.papers.reading import PAPERS, read_paper
 from brt.reporting.runs import open_runs
 
+ADDING_RECURRENCE, BLOCK_RECURRENT = map(read_paper, ("adding_recurrence", "block_recurrent"))
+RECURRENT_MEMORY, TRANSFORMER_XL = map(read_paper, ("recurrent_memory", "transformer_xl"))
 BEGIN = "settings other than the published number's: "
 
 
@@ -195,35 +191,6 @@ def test_a_model_of_another_scale_fills_its_row_and_says_its_own_size_and_steps(
         assert "recurrent_layers" not in note and "window" not in note
 
 
-SWEEPS = {
-    "table_1": ("table_1",),
-    "table_1_arxiv": ("table_1",),
-    "table_3": ("table_3a", "table_3b"),
-    "table_4": ("table_4",),
-    "table_5": ("table_5",),
-}
-
-
-@pytest.mark.parametrize("sweep", SWEEPS)
-def test_the_entries_of_a_sweep_at_the_papers_scale_fill_all_rows_with_no_note(tmp_path, sweep):
-    path = ROOT / "configs/sweeps" / f"{sweep}.txt"
-    runs, scalars = [], ("bits_per_token", "tokens", "tokens_per_word", "word_level_perplexity")
-    for number, entry in enumerate(read_sweep(path, SCALES["paper"], None, [], None)):
-        runs.append(tmp_path / entry.name)
-        runs[-1].mkdir()
-        (runs[-1] / "config.gin").write_text(write_gin(entry.settings))
-        (runs[-1] / "stands_for.json").write_text(json.dumps(entry.paper))
-        figures = {"step": 10**9, **dict.fromkeys(scalars, 100.0 + number)}
-        (runs[-1] / "evaluation_test.json").write_text(json.dumps(figures))
-    shown = set()
-    for name in SWEEPS[sweep]:
-        table = table_of(runs, name=name)
-        assert table.notes() == []
-        assert all(any(cell.values for cell in row) for row in table.rows)
-        shown |= {value for row in table.rows for cell in row for value in cell.values}
-    assert shown == {100.0 + number for number in range(len(runs))}
-
-
 def test_a_model_that_no_row_is_of_has_no_published_settings(tmp_path):
     run = described(tmp_path / "run", "small/rec_fixed_skip+corpora/text")
     table = table_of([run])
@@ -264,47 +231,6 @@ def test_the_other_papers_rows_name_a_difference_too(
         table = table_of([run], paper, name)
         assert any(cell.values for row in table.rows for cell in row)
         assert table.notes() == [note] * bool(note)
-
-
-COMPARED = [
-    (table, row)
-    for paper in PAPERS
-    for table in paper.tables
-    for row in table.rows
-    if table.compares(row)
-]
-"""Rows in which a run's number stands beside a printed one."""
-
-
-def of_a_row(table, row):
-    """The position of a small run after two steps that meets the rules of a row, and these."""
-    rules = [q.where for q in table.quantities if q.is_printed]
-    rules += [table.where, row.where]
-    asked = {name: value for rule in rules for name, value in rule.items()}
-    asked = {n: min(v, key=str) if isinstance(v, set) else v for n, v in asked.items()}
-    own = dict.fromkeys(PaperPosition._fields[:11]) | {"layers": 2, "segment_length": 62}
-    own |= {name: value for name, value in asked.items() if name in PaperPosition._fields}
-    return PaperPosition(**own | {"steps": own.get("steps", 2)}), asked
-
-
-@pytest.mark.parametrize("table, row", COMPARED, ids=lambda x: "-".join(getattr(x, "labels", ())))
-def test_every_number_beside_a_printed_one_has_sizes_and_steps(table, row):
-    position, asked = of_a_row(table, row)
-    settings = {n: v for n, v in table.settings(position).items() if v is not NOT_PUBLISHED}
-    sizes = ("num_layers", "width")
-    sized = all(any(name.endswith(f".{size}") for name in settings) for size in sizes)
-    assert asked.get("size") or sized
-    assert "steps" in asked or "Trainer.steps" in settings
-
-
-def test_a_table_that_could_not_name_a_difference_is_refused():
-    row = Row(("a",), ("1.0",), {"system": "GPT-2"})
-    with pytest.raises(ValueError, match="PaperTable t shows runs beside printed numbers"):
-        PaperTable("t", "T", "t. Source: T", ("model",), (Quantity("x"),), (row,))
-    printed_alone = row._replace(where=None)
-    PaperTable("t", "T", "t. Source: T", ("model",), (Quantity("x"),), (printed_alone,))
-    nothing_printed = Quantity("x", is_printed=False)
-    PaperTable("t", "T", "t. Source: T", ("model",), (nothing_printed,), (row,))
 
 
 PRETRAINED = (
@@ -367,36 +293,6 @@ def test_a_small_model_a_random_one_and_a_short_run_are_named(tmp_path, name, of
         assert f"{body}.{size} = {text}" in note
     assert f"Pretrained.folder = None (random parameters) for {folder!r}" in note
     assert "Trainer.steps = 2 for " in note
-
-
-def test_the_sweep_of_the_pretrained_tables_fills_all_rows_with_no_note(tmp_path):
-    path = ROOT / "configs/sweeps/arpt_tables.txt"
-    given = ['Pretrained.folder = "models/gpt2"']
-    runs = []
-    for number, entry in enumerate(read_sweep(path, SCALES["paper"], None, given, None)):
-        runs.append(tmp_path / f"{number}")
-        runs[-1].mkdir()
-        (runs[-1] / "config.gin").write_text(write_gin(entry.settings))
-        figures = {"step": 10**9, "word_level_perplexity": 100.0 + number}
-        (runs[-1] / "evaluation_test.json").write_text(json.dumps(figures))
-    for name, rows in ("arpt_table_1", 10), ("arpt_table_2", 14):
-        table = table_of(runs, ADDING_RECURRENCE, name)
-        assert table.notes() == []
-        assert [any(cell.values for cell in row) for row in table.rows] == [True] * rows
-
-
-def test_the_sweep_of_readers_fills_all_their_cells_with_no_note(tmp_path):
-    path, runs = ROOT / "configs/sweeps/rmt_table_3.txt", []
-    given = ["Pretrained.folder = %weights", 'Hyperpartisan.split_file = "data/hp-splits.json"']
-    for number, entry in enumerate(read_sweep(path, SCALES["paper"], None, given, None)):
-        runs.append(tmp_path / f"{number}")
-        runs[-1].mkdir()
-        (runs[-1] / "config.gin").write_text(write_gin(entry.settings))
-        (runs[-1] / "evaluation_test.json").write_text(json.dumps({"step": 10**9, "f1": number}))
-    table = table_of(runs, RECURRENT_MEMORY, "rmt_table_3")
-    assert table.notes() == []
-    filled = [cell.values for row in table.rows for cell in row if cell.values]
-    assert filled == [(100.0 * number,) for number in range(16)]
 
 
 def test_the_difference_of_two_rows_has_the_notes_of_both(tmp_path):

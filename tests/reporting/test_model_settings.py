@@ -9,8 +9,8 @@ from brt.reporting.gin_text import read_gin, read_gin_file
 from brt.reporting.model_settings import model_name, model_setting, owners
 from brt.reporting.page import overview
 from brt.reporting.paper_positions import system_and_size
-from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT, TABLE_1
 from brt.reporting.papers.fill import paper_tables
+from brt.reporting.papers.reading import read_paper
 from brt.reporting.runs import open_runs
 
 RMT = {"Trainer.model": "@RecurrentMemoryTransformer"}
@@ -61,8 +61,8 @@ def test_memories_combined_anew_are_no_published_system(name, bindings):
 def test_a_run_of_them_fills_no_published_row(tmp_path):
     def filled(folder, *bindings):
         run = make_run(folder, "pg19_slide_12l", *bindings, evaluations={"test": 2.0})
-        (table, *_) = paper_tables(BLOCK_RECURRENT, collect(open_runs([run])), None)
-        published = {row.labels[0] for row in TABLE_1.rows}
+        (table, *_) = paper_tables(read_paper("block_recurrent"), collect(open_runs([run])), None)
+        published = {row.labels[0] for row in read_paper("block_recurrent").table("table_1").rows}
         return [row[0].text in published for row in table.rows if any(cell.values for cell in row)]
 
     assert filled(tmp_path / "published") == [True]

@@ -9,38 +9,25 @@ import pytest
 from fabricated_runs import make_run
 
 from brt.reporting.collect import collect
-from brt.reporting.papers import block_recurrent as paper
-from brt.reporting.papers.block_recurrent import BLOCK_RECURRENT
 from brt.reporting.papers.fill import paper_plots, paper_tables
+from brt.reporting.papers.reading import read_paper
 from brt.reporting.runs import open_runs
 from brt.reporting.step_times import StepTime
 
 BYTES = ("corpora/pg19_bytes.gin",)
-SYSTEMS = {row.labels[0] for row in paper.TABLE_1.rows}
+PAPER = read_paper("block_recurrent")
+SYSTEMS = {row.labels[0] for row in PAPER.table("table_1").rows}
 
 
 def tables_of(runs, step_times=None):
     groups = collect(open_runs(runs))
-    return {table.name: table for table in paper_tables(BLOCK_RECURRENT, groups, step_times)}
+    return {table.name: table for table in paper_tables(PAPER, groups, step_times)}
 
 
 def measured_of(table, row, head):
     """Cells of a column, of the rows whose label begins so."""
     at = table.heads().index(head)
     return [cells[at] for cells in table.rows if cells[0].text.startswith(row)]
-
-
-def test_without_runs_every_table_shows_the_published_numbers_and_not_run():
-    tables = tables_of([])
-    names = ("1", "1_differences", "2", "3a", "3b", "4", "5")
-    assert list(tables) == [*(f"table_{name}" for name in names), "choices", "gate_biases"]
-    for name, table in tables.items():
-        assert not table.has_measurements
-        assert all(len(row) == len(table.columns) for row in table.rows)
-        assert table.awaits_runs == (name != "choices")
-    printed = [cell.text for row in tables["table_1"].rows for cell in row]
-    for row in paper.TABLE_1.rows:
-        assert {text or "–" for text in row.printed} <= set(printed)
 
 
 def test_rows_of_ones_own_are_labelled_by_what_sets_them_apart(tmp_path):
@@ -59,7 +46,7 @@ def test_rows_of_ones_own_are_labelled_by_what_sets_them_apart(tmp_path):
     assert "gate_biases" in labels[2] and labels[3] == "Rec:fixed:dual (4 layers, d 128)"
 
 
-@pytest.mark.parametrize("name", [row.labels[0] for row in paper.TABLE_1.rows[:-1]])
+@pytest.mark.parametrize("name", [row.labels[0] for row in PAPER.table("table_1").rows[:-1]])
 def test_the_config_of_a_system_fills_its_own_row_of_table_1(tmp_path, name):
     stem = name.lower().replace(":", "_")
     runs = [
@@ -171,7 +158,8 @@ def test_a_number_of_states_fills_its_row_of_table_3b(tmp_path, states):
         assert tables[name].has_measurements == (states == 512)
     assert tables["table_3b"].notes() == []
     assert found == {
-        row.labels[0]: ["3.50"] * (row.labels[0] == str(states)) for row in paper.TABLE_3B.rows
+        row.labels[0]: ["3.50"] * (row.labels[0] == str(states))
+        for row in PAPER.table("table_3b").rows
     }
 
 
@@ -279,7 +267,7 @@ def test_measured_points_of_the_scaling_figure_stand_at_their_own_parameters(tmp
         make_run(tmp_path / kind, f"pg19_size_40m_{kind}", evaluations={"test": bits})
         for kind, bits in (("rec", 3.9), ("xl", 4.0))
     ]
-    figure_3, _ = paper_plots(BLOCK_RECURRENT, collect(open_runs(runs)))
+    figure_3, _ = paper_plots(PAPER, collect(open_runs(runs)))
     found = {line.name: (line.x, line.y) for line in figure_3.lines}
     for name, millions, bits in (("Rec:fixed:skip", 40.4, 3.9), ("XL:512:13-layer", 40.9, 4.0)):
         ((x,), y) = found[f"{name}, PG19 SPM"]
@@ -304,7 +292,7 @@ def test_sizes_of_an_own_vocabulary_share_a_curve_of_figure_7(tmp_path):
                 evaluations={"validation": scalars},
             )
         )
-    _, figure_7 = paper_plots(BLOCK_RECURRENT, collect(open_runs(runs)))
+    _, figure_7 = paper_plots(PAPER, collect(open_runs(runs)))
     found = {line.name: (line.x, line.y) for line in figure_7.lines}
     assert found["bits/token, books_spm"] == ([1000, 8000], [2.5, 3.3])
     assert found["tokens/word, books_spm"] == ([1000, 8000], [2.3, 1.7])

@@ -3,27 +3,19 @@
 import json
 
 import pytest
-from fabricated_runs import ROOT, make_run, make_task_run, make_xl_run
-from sweeps import SCALES, read_sweep
+from fabricated_runs import make_run, make_task_run, make_xl_run
 
 from brt.reporting.collect import collect
-from brt.reporting.gin_text import write_gin
 from brt.reporting.page import evaluations
-from brt.reporting.paper_positions import PaperPosition, paper_position
-from brt.reporting.papers import recurrent_memory as rmt
-from brt.reporting.papers import transformer_xl as xl
-from brt.reporting.papers.all import PAPERS
+from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.fill import paper_plots, paper_tables
-from brt.reporting.papers.form import number
-from brt.reporting.papers.recurrent_memory_plots import RECURRENT_MEMORY
-from brt.reporting.papers.transformer_xl import TRANSFORMER_XL
+from brt.reporting.papers.reading import PAPERS
 from brt.reporting.runs import Run, open_runs
 
 STANDARD = {"size": "151M", "memory": 150, "segment": 150, "steps": 200_000}
 WIKITEXT = ('Corpus.store = "stores/wikitext103"', 'Corpus.vocabulary = "words:wikitext103.txt"')
-OF_TEXT = [table for table in rmt.TABLES[1:-1] if table is not rmt.TABLE_3]
-"""Tables of models of text; readers of labelled documents have tests of their own."""
-RUN_ROWS = [(table, row) for table in OF_TEXT for row in table.rows if row.where]
+TRANSFORMER_XL, RECURRENT_MEMORY = PAPERS[1:3]
+TABLE_5 = RECURRENT_MEMORY.table("rmt_table_5")
 
 
 def tables_of(paper, runs):
@@ -60,147 +52,16 @@ def run_of(folder, table, row, **scalars):
     )
 
 
-# What is printed.
-
-
-def test_the_tables_have_the_paper_s_rows_and_a_number_for_every_printed_column():
-    assert [len(table.rows) for table in TRANSFORMER_XL.tables] == [8, 11, 11, 10, 12, 7, 4, 4]
-    assert [len(table.rows) for table in RECURRENT_MEMORY.tables[:5]] == [3, 17, 9, 15, 50]
-    for paper in PAPERS:
-        for table in paper.tables:
-            printed = sum(quantity.is_printed for quantity in table.quantities)
-            for row in table.rows:
-                assert len(row.labels) == len(table.labels) and len(row.printed) == printed
-                assert all(number(text) for text in row.printed if text)
-
-
-def test_every_rule_names_what_a_place_has():
-    rules = [paper.where for paper in PAPERS]
-    for table in (table for paper in PAPERS for table in paper.tables):
-        rules += [table.where, *(row.where or {} for row in table.rows)]
-        rules += [quantity.where for quantity in table.quantities]
-        rules.append(dict.fromkeys(table.rest or ()))
-    for plot in (plot for paper in PAPERS for plot in paper.plots):
-        rules += [plot.rest or {}, *(curve.where for curve in plot.curves)]
-    assert all(hasattr(PaperPosition, name) for rule in rules for name in rule)
-
-
-def test_no_two_tables_or_figures_of_the_papers_share_a_file():
-    names = [x.name for p in PAPERS for x in (*p.tables, *p.plots)]
-    assert len(set(names)) == len(names)
-
-
-def test_table_2_quotes_table_5_and_the_shared_rows_of_transformer_xl():
-    for row in rmt.TABLE_2.rows:
-        assert row in rmt.TABLE_5.rows
-    by_labels = {row.labels[:3]: row.printed[0] for row in rmt.TABLE_5.rows}
-    assert by_labels["Tr-XL (paper)", "150", "150"] == xl.TABLE_1.rows[6].printed[1]
-    assert rmt.TABLE_4.rows[0].printed == xl.TABLE_2.rows[7].printed
-    # Tables 5 and 8 print the same models' numbers in another order.
-    for row in xl.TABLE_8.rows[:2]:
-        (same,) = (r for r in xl.TABLE_5.rows if r.where and r.where == row.where)
-        assert (same.printed[1], same.printed[0], same.printed[2]) == row.printed
-
-
-def test_more_memory_and_depth_are_better_but_for_the_rows_the_caption_names():
-    worse = []
-    for segment in (150, 50):
-        rows = {r.labels: number(r.printed[0]) for r in rmt.TABLE_5.rows if r.where}
-        for labels, perplexity in rows.items():
-            if labels[0].startswith("RMT BPTT-") and labels[2] == str(segment):
-                depth = int(labels[0][-1])
-                before = [
-                    found
-                    for other, found in rows.items()
-                    if other[0] == f"RMT BPTT-{depth - 1}" and other[1:3] == labels[1:3]
-                ]
-                worse += [(labels[1], depth, segment) for b in before if perplexity > b]
-    assert worse == [("25", 2, 50)]
-
-
-@pytest.mark.parametrize(
-    "system, numbers, expected",
-    [
-        ("Baseline", (50, 0, 0), 50),
-        ("Tr-XL", (50, 200, 0), 250),
-        ("Tr-XL", (150, 150, 0), 300),
-        ("RMT", (50, 0, 4), 250),
-        ("RMT", (150, 0, 0), 150),
-        ("MemTr", (150, 0, 0), 150),
-        ("Tr-XL + RMT", (150, 75, 3), None),
-    ],
-)
-def test_the_visible_context_is_k_plus_one_segments_or_memory_and_segment(
-    system, numbers, expected
-):
-    assert rmt.visible_context(system, *numbers) == expected
-
-
-def test_a_transformer_xl_carries_its_cache_in_every_layer_and_an_rmt_its_memory_once():
-    shown = {row.labels[:2]: row.labels[3] for row in rmt.TABLE_5.rows if row.labels[2] == "50"}
-    assert shown["Tr-XL", "10"] == "160" and shown["RMT BPTT-1", "10"] == "10"
-    assert shown["Baseline", "0"] == "0"
-    shown = {row.labels[:2]: row.labels[3] for row in rmt.TABLE_5.rows if row.labels[2] == "150"}
-    assert shown["MT", "10"] == "0" and shown["Tr-XL + RMT BPTT-3", "75+5"] == "1,205"
-
-
 # What is measured.
-
-
-@pytest.mark.parametrize("table, row", RUN_ROWS, ids=lambda x: "-".join(getattr(x, "labels", ())))
-def test_a_run_with_a_row_s_settings_fills_that_row(tmp_path, table, row):
-    run = run_of(tmp_path / "run", table, row, perplexity=26.254, bits_per_token=1.2345)
-    found = filled(tables_of(RECURRENT_MEMORY, [run])[table.name])
-    labels = tuple(row.labels)
-    assert list(found) == [labels]
-    head = f"{table.quantities[0].head}, text"
-    assert found[labels][head] in ("26.25", "1.235")
-
-
-SWEPT = (rmt.TABLE_1, rmt.TABLE_2, rmt.TABLE_4, rmt.TABLE_5, xl.TABLE_5, xl.TABLE_8)
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        # The longest sweep by far.
-        pytest.param(table, marks=pytest.mark.slow if table is rmt.TABLE_5 else ())
-        for table in SWEPT
-    ],
-    ids=lambda table: table.name,
-)
-def test_the_entries_of_a_table_s_sweep_fill_its_rows_in_order_and_no_other_cell(tmp_path, table):
-    path = ROOT / "configs/sweeps" / f"{table.name}.txt"
-    entries, runs = read_sweep(path, SCALES["paper"], None, [], None), []
-    for number_, entry in enumerate(entries):
-        runs.append(tmp_path / entry.name)
-        runs[-1].mkdir()
-        (runs[-1] / "config.gin").write_text(write_gin(entry.settings))
-        (runs[-1] / "stands_for.json").write_text(json.dumps(entry.paper))
-        names = ("perplexity", "bits_per_token", "answer_accuracy")
-        scalars = {"step": 10**9, **dict.fromkeys(names, 100.0 + number_)}
-        (runs[-1] / "evaluation_test.json").write_text(json.dumps(scalars))
-    paper = TRANSFORMER_XL if table.name.startswith("txl") else RECURRENT_MEMORY
-    made = tables_of(paper, runs)[table.name]
-    rows = [
-        (data, row)
-        for data, row in zip(table.rows, made.rows, strict=True)
-        # Constants of other papers, and the standard model, whose rows are one study's.
-        if data.where and "151M)" not in data.labels[0]
-    ]
-    values = [cell.values for _, row in rows for cell in row if cell.values]
-    assert values == [(100.0 + number_,) for number_ in range(len(entries))]
-    assert made.notes() == []  # these are the published settings
-    assert len(entries) == len(rows) >= len(table.rows) - 3
 
 
 def test_seeds_have_a_spread_a_worst_and_a_peak_of_memory(tmp_path):
     (row,) = (
-        r for r in rmt.TABLE_5.rows if r.labels[:3] == ("RMT BPTT-3", "10", "150")
+        r for r in TABLE_5.rows if r.labels[:3] == ("RMT BPTT-3", "10", "150")
     )  # fmt: skip
     runs = []
     for seed, perplexity in enumerate((25.0, 25.1, 25.204)):
-        run = run_of(tmp_path / f"{seed}", rmt.TABLE_5, row, perplexity=perplexity)
+        run = run_of(tmp_path / f"{seed}", TABLE_5, row, perplexity=perplexity)
         config = (run / "config.gin").read_text() + f"Trainer.seed = {seed}\n"
         (run / "operative_config.gin").write_text(config)
         records = [{"step": 1, "perf/peak_bytes": 2**30 * (1 + seed)}]

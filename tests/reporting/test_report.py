@@ -19,10 +19,10 @@ from fabricated_runs import (
 
 pytest.importorskip("matplotlib", reason='the report needs pip install -e ".[report]"')
 
+
 from brt.report import files_folder, report
 from brt.reporting.drawing.plots import COLOURS, MOST_POINTS, Line, Plot, svg
-from brt.reporting.papers import block_recurrent as paper
-from brt.reporting.papers.all import PAPERS
+from brt.reporting.papers.reading import PAPERS, read_paper
 from brt.reporting.runs import open_runs
 
 TEXT = (
@@ -156,7 +156,9 @@ def test_what_was_measured_stands_beside_what_was_published(made):
     output, text, _, _ = made
     table = (files_folder(output) / "table_1.csv").read_text()
     assert "Rec:fixed:skip (4 layers, d 128)" in table and "3.53 ± 0.01" in table
-    assert all(row.printed[-1] in text for row in paper.TABLE_5.rows)
+    assert all(
+        row.printed[-1] in text for row in read_paper("block_recurrent").table("table_5").rows
+    )
 
 
 def test_the_choices_behind_the_numbers_are_shown_and_not_folded_away(made):

@@ -1,48 +1,161 @@
-"""Compares configs with the published numbers: what differs, and what no number covers."""
+"""Compares configs with the papers' rows that they fill, and with the settings behind these."""
 
 import functools
-from pathlib import Path
+import re
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import gin
 import jax
 import numpy as np
-import published_block_recurrent
-import published_pretrained
-import published_readers
-import published_tasks
-import published_transformer_xl
-from published_numbers import Numbers
-from sweeps import SCALES, LadderError, read_sweep
+from header_commands import COMMANDS
+from paths import CONFIGS
+from sweeps import SCALES, read_sweep
 
 from brt import config
 from brt.experiment import Experiment
-from brt.reporting.gin_text import read_gin, resolved, write_gin
+from brt.reporting.gin_text import read_gin, read_gin_files, resolved
+from brt.reporting.paper_positions import paper_position
+from brt.reporting.papers.differences import differences
+from brt.reporting.papers.form import Row, Settings, fits, published_settings
+from brt.reporting.papers.reading import PAPERS, read_paper
 from brt.training.settings import Trainer
 
-SWEEPS = (
-    published_block_recurrent.SWEEPS
-    | published_transformer_xl.SWEEPS
-    | published_tasks.SWEEPS
-    | published_pretrained.SWEEPS
-    | published_readers.SWEEPS
-)
-"""Sweep of configs/sweeps/ to the numbers of its rows."""
-EXPERIMENTS = (
-    published_block_recurrent.FLAT
-    | {
-        "systems/memorizing_dense_64k.gin+recipes/arxiv.gin": published_block_recurrent.ON_ARXIV[
-            "memorizing_dense_64k"
+PUBLISHED = ("pg19_", "transformer_xl/", "rmt/", "readers/", "pretrained/gpt2.gin",
+             "pretrained/gpt2_pooled.gin", *(f"task_models/{kind}_{size}" for kind in
+             ("baseline", "txl", "rmt") for size in ("4x128", "6x64", "6x128")))  # fmt: skip
+EXPERIMENTS = [name for name in COMMANDS if name.startswith(PUBLISHED) and "/test_" not in name]
+"""Configs of published models, by the names of their files."""
+UNPRINTED = {
+    "memorizing_dense_64k": ("block_recurrent", ("training", "by_corpus", "architecture")),
+    "text8_symbols": ("transformer_xl", ("transformer_xl", "runs")),
+    "lm1b_large": ("transformer_xl", ("transformer_xl", "runs")),
+    "baseline_6x128": ("recurrent_memory", ("tasks",)),
+}
+"""Parts of the names of experiments that are in the released code alone, and their settings."""
+SWEEPS = {
+    "table_1": ["table_1"],
+    "table_1_bytes": ["table_1"],
+    "table_1_arxiv": ["table_1"],
+    "table_1_github": ["table_1"],
+    "table_3": ["table_3a", "table_3b"],
+    "table_4": ["table_4"],
+    "table_5": ["table_5"],
+    "txl_results": ["txl_table_1", "txl_table_2", "txl_table_3", "txl_table_4"],
+    "txl_table_5": ["txl_table_5"],
+    "txl_table_8": ["txl_table_8"],
+    "rmt_table_1": ["rmt_table_1"],
+    "rmt_table_2": ["rmt_table_2"],
+    "rmt_table_3": ["rmt_table_3"],
+    "rmt_table_4": ["rmt_table_4"],
+    "rmt_table_5": ["rmt_table_5"],
+    "arpt_tables": ["arpt_table_1", "arpt_table_2"],
+    "rmt_figure_3": [],
+    "rmt_figure_4": [],
+    "rmt_figure_8": [],
+    "arpt_windows": [],
+    "arpt_rates": [],
+}
+"""Sweeps of configs/sweeps/, and the tables whose rows they fill."""
+OF_A_FOLDER = ("Pretrained.folder", "Hyperpartisan.split_file")
+"""Bindings that each user has values for."""
+
+
+class Place(NamedTuple):
+    """A row of a table or a curve of a figure that an experiment fills."""
+
+    name: str
+    row: Row | None
+    rule: dict
+    settings: Sequence[Sequence[Settings]]
+
+
+def position_of(settings):
+    """Returns the settings as a run, and its position."""
+    store = str(settings["Corpus.store"]).rsplit("/", 1)[-1]
+    run = SimpleNamespace(settings=settings, paper_settings=settings, corpus=store)
+    return run, paper_position(run)
+
+
+def places(position):
+    """Returns the rows and curves that a run of the position fills, of numbers with settings."""
+    found = []
+    for paper in (paper for paper in PAPERS if fits(position, paper.where)):
+        common = paper.settings.get("runs", ())
+        for table in paper.tables:
+            for row in table.rows:
+                columns = [q.where for q in table.quantities if q.is_printed]
+                columns = [
+                    where for where in columns if fits(position, table.where, row.where, where)
+                ]
+                if table.settings and columns:
+                    rule = table.where | row.where | columns[0]
+                    found.append(Place(table.name, row, rule, (table.settings, common)))
+        for plot in paper.plots:
+            rules = [curve.where for curve in plot.curves] + [plot.rest]
+            if rule := next((rule for rule in rules if fits(position, rule)), None):
+                found.append(Place(plot.name, None, rule, (plot.settings, common)))
+    return found
+
+
+def problems(settings, name="", tables=(), quoted=()):
+    """Returns what differs from the published settings of the row or curve that fits best.
+
+    Args:
+        settings: all bindings, macros resolved.
+        name: of the config; decides on experiments that no paper prints.
+        tables: names of those that count; none for all.
+        quoted: numbers, of which one is printed in the row; none for any row.
+    """
+    run, position = position_of(settings)
+    filled = [place for place in places(position) if not tables or place.name in tables]
+    rows = [place for place in filled if place.row]
+    if quoted and rows:
+        filled = [place for place in rows if printed(place.row) & set(quoted)]
+    if not filled:
+        filled = [
+            Place(part, None, {}, [read_paper(paper).settings[group] for group in groups])
+            for part, (paper, groups) in UNPRINTED.items()
+            if part in name
         ]
-    }
-    | published_block_recurrent.ON_CORPORA
-    | published_transformer_xl.TESTED
-    | published_transformer_xl.HEADERS
-    | published_tasks.HEADERS
-    | published_tasks.OWN_MODELS
-    | published_pretrained.HEADERS
-    | published_readers.HEADERS
-)
-"""Gin files below configs/, joined by `+`, with bindings after them, to their numbers."""
+    found = []
+    for place in filled:
+        expected = {}
+        for group in place.settings:
+            expected |= published_settings(group, position)
+        lines = differences(run, position, expected, place.rule)
+        found.append([f"{place.name}: {x}" for x in lines if not x.startswith(OF_A_FOLDER)])
+    return min(found, key=len, default=["it fills no row and no curve"])
+
+
+def printed(row):
+    return {cell.partition(" ")[0] for cell in row.printed if cell}
+
+
+def settings_of(name, root=CONFIGS):
+    """Returns the bindings of the command in a config's header."""
+    files, bindings = COMMANDS[name]
+    files = [file.replace(str(CONFIGS), str(root)) for file in files]
+    return resolved(read_gin_files(files) | read_gin("\n".join(bindings)))
+
+
+def experiment_problems(name, root=CONFIGS):
+    """Returns the differences of the command in a config's header, which quotes the paper."""
+    settings = settings_of(name, root)
+    paper = re.search(r"^# Paper:(.*)$", (root / name).read_text(), re.M)
+    quoted = re.findall(r"[\d.]*\d", paper[1]) if paper else ()
+    return problems(settings, f"{name} {settings['Corpus.store']}", (), quoted)
+
+
+def row_problems(entry, sweep):
+    """Returns the differences of a row of a sweep."""
+    return problems(entry.settings, f"{entry.name} {entry.settings['Corpus.store']}", SWEEPS[sweep])
+
+
+def entries(sweep, root=CONFIGS):
+    """Returns the experiments of a sweep at the paper's scale."""
+    return read_sweep(root / f"sweeps/{sweep}.txt", SCALES["paper"], None, [], None)
 
 
 class Read(dict):
@@ -81,52 +194,3 @@ def read(files: tuple[str, ...], bindings: tuple[str, ...] = ()) -> Read:
 
 
 read_once = functools.cache(read)
-
-
-def differences(found: Read, numbers: Numbers) -> list[str]:
-    """Sentences on what differs from the published numbers, and on bindings that have none."""
-    wrong = [
-        f"{name} is {found.get(name, 'not read')}, not {number.value!r} ({number.source})"
-        for name, number in numbers.items()
-        if found.get(name) != repr(number.value) and not _absent(name, number, found)
-    ]
-    return wrong + [f"{name} has no published number" for name in found.bound - numbers.keys()]
-
-
-def _absent(name, number, found):
-    """A value of a scope or class that the experiment does not use, given as not used."""
-    return name not in found and number.value in (None, False, ()) and name not in found.bound
-
-
-def experiment_problems(root: Path, line: str, once=True) -> list[str]:
-    """Differences of one of `EXPERIMENTS`, its configs below `root`/configs."""
-    files, *bindings = line.split()
-    paths = tuple(f"{root}/configs/{file}" for file in files.split("+"))
-    found = (read_once if once else read)(paths, tuple(bindings))
-    return differences(found, EXPERIMENTS[line])
-
-
-def sweep_problems(root: Path, name: str, once=True, most: int | None = None) -> list[str]:
-    """Differences of the rows of a sweep, at the paper's scale, from the published ones.
-
-    most: how many rows to build, spread over the sweep; None for all.
-    """
-    entries = read_sweep(root / f"configs/sweeps/{name}.txt", SCALES["paper"], None, [], None)
-    if len(entries) != len(SWEEPS[name]):
-        return [f"{name} has {len(entries)} rows, not {len(SWEEPS[name])}"]
-    numbers = np.linspace(0, len(entries) - 1, min(most or len(entries), len(entries)))
-    return [
-        f"row {number + 1}: {text}"
-        for number in sorted({*numbers.astype(int).tolist()})
-        for text in row_problems(entries[number], name, number, once)
-    ]
-
-
-def row_problems(entry, name: str, number: int, once=True) -> list[str]:
-    """Differences of one entry from a row of a sweep."""
-    reading = (read_once if once else read)((), (write_gin(entry.settings),))
-    return differences(reading, SWEEPS[name][number])
-
-
-PROBLEMS = (ValueError, TypeError, LadderError, OSError)
-"""What a config that does not build raises."""

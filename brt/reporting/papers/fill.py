@@ -16,7 +16,9 @@ from brt.reporting.papers.form import (
     PaperTable,
     Quantity,
     Row,
+    fits,
     number,
+    published_settings,
 )
 from brt.reporting.step_times import StepTime
 
@@ -34,14 +36,14 @@ def paper_tables(
         groups: what was run.
         step_times: of `read_step_times`, by system.
     """
-    tables, groups = [], [group for group in groups if _fits(group, paper.where)]
+    tables, groups = [], [group for group in groups if fits(group.position, paper.where)]
     placed = {
         id(group)
         for table in paper.tables
         if any(quantity.is_printed for quantity in table.quantities)
         for row in table.rows
         for group in groups
-        if _fits(group, table.where, row.where)
+        if fits(group.position, table.where, row.where)
     }
     rest = [group for group in groups if id(group) not in placed]
     for table in paper.tables:
@@ -55,22 +57,13 @@ def paper_tables(
 
 def concerns(paper: Paper, groups: list[Group]) -> bool:
     """Returns whether a report of these runs shows a paper that has no numbers of them yet."""
-    return any(_fits(group, paper.about) for group in groups)
-
-
-def _fits(group, *rules):
-    """Returns whether a group is what all rules ask for; a row without a rule has no runs."""
-    if None in rules:
-        return False
-    asked = [(name, value) for rule in rules for name, value in rule.items()]
-    return all(
-        getattr(group.position, name) in (value if isinstance(value, set) else {value})
-        for name, value in asked
-    )
+    return any(fits(group.position, paper.about) for group in groups)
 
 
 def _filled(table: PaperTable, groups, rest, step_times):
-    shown = [g for g in groups if any(_fits(g, table.where, row.where) for row in table.rows)]
+    shown = [
+        g for g in groups if any(fits(g.position, table.where, row.where) for row in table.rows)
+    ]
     rest = [g for g in rest if any(_has(g, quantity) for quantity in table.quantities)]
     columns, measures = [Column("", label) for label in table.labels], []
     runs_here = table.rest is not None or any(row.where is not None for row in table.rows)
@@ -84,7 +77,7 @@ def _filled(table: PaperTable, groups, rest, step_times):
             columns.append(Column(head, MEASURED if corpus in (None, head) else corpus))
     rows = []
     for row in table.rows:
-        mine = [group for group in shown if _fits(group, table.where, row.where)]
+        mine = [group for group in shown if fits(group.position, table.where, row.where)]
         for variant, own in _variants(mine, measures).items():
             label = f"{row.labels[0]}, {variant}" if variant else row.labels[0]
             cells = _cells(measures, row, own, step_times, table)
@@ -132,7 +125,7 @@ def _has(group, quantity):
     """Returns whether a group has something to show in a column."""
     return (
         quantity.scalar not in TIMES
-        and _fits(group, quantity.where)
+        and fits(group.position, quantity.where)
         and bool(group.quantity(quantity).values)
     )
 
@@ -142,7 +135,7 @@ def _corpora(table, quantity, groups):
     if quantity.scalar in TIMES or "corpus" in table.where | quantity.where:
         return [None]
     named = {q.where.get("corpus") for q in table.quantities}
-    found = [g.position.corpus for g in groups if _fits(g, quantity.where)]
+    found = [g.position.corpus for g in groups if fits(g.position, quantity.where)]
     corpora = [corpus for corpus in dict.fromkeys(found) if corpus not in named]
     nothing_printed = not any(q.is_printed for q in table.quantities)
     return corpora or ([None] if quantity.is_printed or nothing_printed else [])
@@ -157,7 +150,7 @@ def _cells(measures, row: Row, groups, step_times, table: PaperTable | None = No
         scalar = row.scalars.get(quantity.head, quantity.scalar)
         for corpus in corpora:
             rule = quantity.where | ({"corpus": corpus} if corpus else {})
-            found = [group for group in groups if _fits(group, rule)]
+            found = [group for group in groups if fits(group.position, rule)]
             if row.where is None or scalar is None:
                 cells.append(published(None))
             elif scalar in TIMES:
@@ -176,9 +169,9 @@ def _cells(measures, row: Row, groups, step_times, table: PaperTable | None = No
 
 def _compared(cell: Cell, group: Group, table: PaperTable, rule: dict) -> Cell:
     """A measured cell whose note names the settings that the published number does not have."""
-    if table.settings is None:  # nothing is printed beside it
+    if not table.settings:  # nothing printed to compare with
         return cell
-    published = table.settings(group.position)
+    published = published_settings(table.settings, group.position)
     lines = [
         line for run in group.runs for line in differences(run, group.position, published, rule)
     ]
@@ -230,7 +223,7 @@ def _signed(value, decimals):
 
 def paper_plots(paper: Paper, groups: list[Group]) -> list[Plot]:
     """The figures of a paper that show its tables: published curves, and measured points."""
-    groups = [group for group in groups if _fits(group, paper.where)]
+    groups = [group for group in groups if fits(group.position, paper.where)]
     return [_plot(paper, plot, groups) for plot in paper.plots]
 
 
@@ -244,7 +237,7 @@ def _plot(paper, plot: PaperPlot, groups):
     if plot.rest is not None:
         scalar = plot.curves[0].scalar
         named = {curve.name for curve in plot.curves}
-        systems = [group.position.system for group in groups if _fits(group, plot.rest)]
+        systems = [group.position.system for group in groups if fits(group.position, plot.rest)]
         systems = [system for system in systems if system not in named]
         for system in dict.fromkeys(systems):
             curves.append(Curve(system, (), (), plot.rest | {"system": system}, scalar))
@@ -252,7 +245,7 @@ def _plot(paper, plot: PaperPlot, groups):
     for colour, curve in enumerate(curves):
         points: dict[str, list] = {}
         for group in groups:
-            if _fits(group, curve.where) and (values := _values(group, curve, plot)):
+            if fits(group.position, curve.where) and (values := _values(group, curve, plot)):
                 mean, spread = mean_and_spread(values)
                 x = group.at(plot.x)
                 if x is not None and math.isfinite(x):

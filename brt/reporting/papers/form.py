@@ -1,11 +1,13 @@
-"""The form a paper's tables and figures take here: data, with a rule that tells which runs belong.
+"""The types of a paper's tables and figures.
 
-A rule is a dict from attributes of a `PaperPosition` to the value asked for, or to a set of values.
-A table's, a row's and a quantity's rule together say whose numbers a cell holds.
+A rule is a dict from attributes of a `PaperPosition` to a value, to a set of values, or to a
+pattern of names such as `Rec:*`. The rules of a table, a row and a column together select the runs
+of a cell.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import gin
@@ -13,18 +15,35 @@ import gin
 TIMES = "step_time", "evaluation_speed"
 """Scalars of `brt.benchmark`, by system; the others are those of runs."""
 NOT_PUBLISHED = gin.REQUIRED
-"""In the settings of a published number: the value of a binding that has none and any run's own."""
+"""Published value of a binding whose value is not published: no value differs from it."""
+
+
+def fits(position: Any, *rules: dict | None) -> bool:
+    """Returns whether a `PaperPosition` meets all rules; None is a rule that no run meets."""
+    return None not in rules and all(
+        _allows(value, getattr(position, name))
+        for rule in rules
+        for name, value in (rule or {}).items()
+    )
+
+
+def _allows(allowed, value):
+    if isinstance(allowed, set):
+        return any(_allows(one, value) for one in allowed)
+    if isinstance(allowed, str) and "*" in allowed:
+        return fnmatchcase(str(value), allowed)
+    return value == allowed
 
 
 class Row(NamedTuple):
     """A row of a published table.
 
     Attributes:
-        labels: one for each of the table's label columns.
-        printed: what the paper prints, as printed, so that 3.60 stays 3.60; None for nothing.
-        where: rule; None for systems that are not brt's to run.
-        scalars: by the heading of a column, what this row shows in place of the column's scalar;
-            None for nothing.
+        labels: one for each label column.
+        printed: numbers as printed, one for each printed column; None for a dash.
+        where: rule; None for systems that brt does not run.
+        scalars: scalars of this row that replace those of columns, by heading; None for an empty
+            cell.
     """
 
     labels: tuple[str, ...]
@@ -34,22 +53,22 @@ class Row(NamedTuple):
 
 
 class Quantity(NamedTuple):
-    """A column of printed numbers, with those measured beside it.
+    """A column of printed numbers and of the measured numbers compared with them.
 
-    Without a corpus in its rule, or the table's, it has a measured column for each corpus found.
+    Without a corpus in its rule or the table's, it has a measured column for each corpus of the
+    runs.
 
     Attributes:
         head: heading.
-        scalar: in evaluation_<split>.json; `step_time` or `evaluation_speed` of `brt.benchmark`;
-            `parameters`; `perf/peak_bytes` and the
-            like for the greatest value in metrics.jsonl; `studies/STUDY/NUMBER` for a number of a
-            study, `studies/STUDY/at/X` for the y of its only series at x.
+        scalar: name in evaluation_<split>.json; one of `TIMES`; `parameters`; `perf/peak_bytes` and
+            the like for the greatest value in metrics.jsonl; `studies/STUDY/NUMBER` for a number of
+            a study, `studies/STUDY/at/X` for the y of its only series at x.
         decimals: of measured numbers; None for three significant digits.
         where: rule.
-        is_printed: False for what the paper does not have, such as the reader's own corpora.
+        is_printed: False for a column that the paper does not have.
         split: of the evaluation; None for the one that tables report.
-        of: what is shown of several seeds: `mean`, with its error bar, `spread`, `worst`, `count`.
-        divisor: the scalar is divided by it: 1e6 for millions.
+        of: statistic over seeds: `mean`, with its error bar, `spread`, `worst`, `count`.
+        divisor: of the scalar: 1e6 for millions.
     """
 
     head: str
@@ -63,11 +82,45 @@ class Quantity(NamedTuple):
 
 
 class Contrast(NamedTuple):
-    """A question that the difference of two rows answers, named by their first labels."""
+    """A question that the difference of two rows answers; rows by their first labels."""
 
     question: str
     row: str
     other: str
+
+
+class Settings(NamedTuple):
+    """Bindings behind published numbers.
+
+    Attributes:
+        when: rule for the position of the run that is compared.
+        bind: bindings to values; a `Reference` to the macro `%NAME` is an attribute of the
+            position, `%any` a value that is not published.
+        source: section, table or file of the released code.
+        last: whether no later settings apply.
+    """
+
+    when: dict
+    bind: dict[str, Any]
+    source: str
+    last: bool = False
+
+
+def published_settings(settings: Iterable[Settings], position: Any) -> dict[str, Any]:
+    """Returns the bindings behind the number of a `PaperPosition`; later ones replace earlier ones.
+
+    Values that are not published are `NOT_PUBLISHED`.
+    """
+    bindings: dict[str, Any] = {}
+    for part in settings:
+        if fits(position, part.when):
+            for name, value in part.bind.items():
+                if str(value).startswith("%"):
+                    value = NOT_PUBLISHED if value == "%any" else getattr(position, value[1:])
+                bindings[name] = value
+            if part.last:
+                break
+    return bindings
 
 
 @dataclass(frozen=True)
@@ -79,15 +132,11 @@ class PaperTable:
         caption: ends in its position in the paper, `Source: Table 1`; the paper's title follows.
         labels: headings of the label columns.
         where: rule for all of its rows.
-        rest: attributes of a `PaperPosition` that label, after its name, a measured run that no
-            table has a row for; None in a table that does not show such runs.
-        contrasts: shown below it as a table of their own.
-        of_contrasts: a sentence for the caption of that table.
-        settings: from the position of a run that fills a row to the bindings behind the printed
-            number, `NOT_PUBLISHED` where any value will do; `differences` says what is compared.
-
-    Raises:
-        ValueError: runs stand beside printed numbers, and no `settings` to compare them by.
+        rest: attributes of a `PaperPosition` that label, after its name, a run without a row in any
+            table; None in a table that does not show such runs.
+        contrasts: rows of a second table, of differences.
+        of_contrasts: a sentence for its caption.
+        settings: behind the printed numbers.
     """
 
     name: str
@@ -100,26 +149,25 @@ class PaperTable:
     rest: tuple[str, ...] | None = None
     contrasts: tuple[Contrast, ...] = ()
     of_contrasts: str = ""
-    settings: Callable[[Any], dict] | None = None
+    settings: tuple[Settings, ...] = ()
 
     def __post_init__(self):
-        if self.settings is None and any(self.compares(row) for row in self.rows):
+        if not self.settings and any(self.compares(row) for row in self.rows):
             raise ValueError(
-                f"PaperTable {self.name} shows runs beside printed numbers: give it `settings`, so "
-                "that a cell can name what differs."
+                f"PaperTable {self.name} compares runs with printed numbers: give it `settings`."
             )
 
     def compares(self, row: Row) -> bool:
-        """Returns whether a row shows a measured number of a run beside a printed one."""
+        """Returns whether a row compares numbers of runs with printed ones."""
         scalars = (row.scalars.get(q.head, q.scalar) for q in self.quantities if q.is_printed)
         return row.where is not None and any(scalar and scalar not in TIMES for scalar in scalars)
 
 
 class Curve(NamedTuple):
-    """A published curve, and the rule for runs that give it measured points.
+    """A published curve, and the rule for the runs of its measured points.
 
     Attributes:
-        sizes: of each published point's mark: what the figure shows by it.
+        sizes: of the marks of the published points.
     """
 
     name: str
@@ -135,18 +183,19 @@ class PaperPlot(NamedTuple):
     """A published figure.
 
     Attributes:
-        x: attribute of a `Group`, or of its `PaperPosition`, where measured points stand:
-            `vocabulary_size`, or `parameters` in millions.
+        x: attribute of a `Group` or of its `PaperPosition`: `vocabulary_size`, or `parameters` in
+            millions.
         second_label: of the axis on the right.
         log_x: whether x is logarithmic.
-        source: where the published numbers come from: the paper, or its released logs.
-        rest: rule for runs that no curve has; they get curves by their system. None for none.
-        size: attribute of a `PaperPosition` that the size of a measured mark shows, or empty.
+        source: of the published numbers: the paper, or its released logs.
+        rest: rule for runs without a curve, which get curves by their system; None for none.
+        size: attribute of a `PaperPosition` that the size of a measured mark shows, or "".
         y_range: of the axis, or None.
-        order: as x: what the points of a measured curve are joined by, where that is not x.
-        split: of the evaluations that give measured points; None for the one that tables report.
-        frontier: whether points that no other is below in both x and y are joined: of the published
-            ones, and of the measured ones of each corpus.
+        order: attribute that orders the points of a measured curve; "" for x.
+        split: of the evaluations of measured points; None for the one that tables report.
+        frontier: whether the Pareto frontiers in x and y are drawn: of the published points, and of
+            the measured ones of each corpus.
+        settings: behind the published points.
     """
 
     name: str
@@ -165,6 +214,18 @@ class PaperPlot(NamedTuple):
     order: str = ""
     split: str | None = None
     frontier: bool = False
+    settings: tuple[Settings, ...] = ()
+
+
+class Size(NamedTuple):
+    """Dimensions of a published model, by the number of parameters that its paper prints."""
+
+    name: str
+    layers: int
+    width: int
+    num_heads: int
+    head_size: int
+    feed_forward_size: int
 
 
 class Paper(NamedTuple):
@@ -172,8 +233,9 @@ class Paper(NamedTuple):
 
     Attributes:
         name: for links within the page.
-        about: rule for the runs whose report shows it, measured or not.
+        about: rule for the runs whose report shows the paper, measured or not.
         where: rule for the runs that may fill it.
+        settings: groups of settings by name.
     """
 
     name: str
@@ -182,8 +244,18 @@ class Paper(NamedTuple):
     plots: tuple[PaperPlot, ...]
     about: dict
     where: dict = {}
+    sizes: tuple[Size, ...] = ()
+    settings: dict[str, tuple[Settings, ...]] = {}
+
+    def table(self, name: str) -> PaperTable:
+        return next(table for table in self.tables if table.name == name)
 
 
 def number(printed: str) -> float:
-    """The number of a printed cell, without its error bar: `3.62 ± 0.01` is 3.62."""
-    return float(printed.split("±")[0].replace(",", ""))
+    """Returns the number of a printed cell without its error bar: `3.62 ± 0.01` is 3.62.
+
+    A unit multiplies it: `32k` is 32,000, `1.3B` 1.3e9.
+    """
+    text = printed.split("±")[0].replace(",", "").strip()
+    unit = {"k": 1e3, "M": 1e6, "B": 1e9}.get(text[-1:])
+    return float(text[:-1]) * unit if unit else float(text)

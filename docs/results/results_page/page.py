@@ -25,8 +25,8 @@ from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import Group, collect
 from brt.reporting.drawing.plots import Plot, png
 from brt.reporting.drawing.table import Table
-from brt.reporting.papers.all import PAPERS
 from brt.reporting.papers.fill import paper_plots, paper_tables
+from brt.reporting.papers.reading import PAPERS
 from brt.reporting.runs import open_runs
 
 PAGE = "README.md"

@@ -9,8 +9,8 @@ from tiny_run import command, shared_programs  # noqa: F401
 
 from brt import evaluate, train
 from brt.reporting.collect import collect
-from brt.reporting.papers.adding_recurrence import ADDING_RECURRENCE
 from brt.reporting.papers.fill import paper_tables
+from brt.reporting.papers.reading import read_paper
 from brt.reporting.runs import open_runs
 from brt.training.records.run_folder import read_metrics
 
@@ -104,7 +104,7 @@ def test_spans_are_learned_from_the_questions_that_were_drawn(run):
 
 
 def test_such_a_run_fills_the_row_of_its_table(run):
-    tables = paper_tables(ADDING_RECURRENCE, collect(open_runs([str(run)])))
+    tables = paper_tables(read_paper("adding_recurrence"), collect(open_runs([str(run)])))
     (table,) = (table for table in tables if table.name == "arpt_table_3")
     (row,) = (row for row in table.rows if any(cell.values for cell in row))
     found = json.loads((run / "evaluation_validation.json").read_text())

@@ -1,0 +1,235 @@
+"""Reader of the papers' tables and figures, one TOML file each.
+
+Tables, figures and settings have the attributes of `PaperTable`, `PaperPlot` and `Settings`, with
+these abbreviations:
+
+    {NAME} in a caption         the text of that name in [text]
+    "none" in a rule            None; an array in a rule is a set of values
+    rows                        a line each: labels, printed numbers, then the attributes of `rule`
+    rule_of_labels              attributes of every row's rule that are the text of a label
+    rows_of                     rows taken from another table: those whose first labels `rows`
+                                lists, or that meet `where`; `labels` and `printed` name their cells
+    points                      of a figure: the table and the columns that its points are from
+    bind                        gin bindings; or `rows`: a line of attributes and bindings, then
+                                a line of values for each `Settings`
+"""
+
+import functools
+import re
+import tomllib
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+from brt.reporting.gin_text import read_gin
+from brt.reporting.papers.form import (
+    Contrast,
+    Curve,
+    Paper,
+    PaperPlot,
+    PaperTable,
+    Quantity,
+    Row,
+    Settings,
+    Size,
+    number,
+)
+
+NAMES = ("block_recurrent", "transformer_xl", "recurrent_memory", "adding_recurrence")
+
+
+@functools.cache
+def read_paper(name: str) -> Paper:
+    """Returns the tables and figures of a paper."""
+    content = tomllib.loads(toml_text(name))
+    settings = {group: _settings(parts) for group, parts in content["settings"].items()}
+    tables: dict[str, PaperTable] = {}
+    for raw in sorted(content["table"], key=lambda raw: "rows_of" in raw):
+        tables[raw["name"]] = _table(raw, content["text"], settings, tables)
+    return Paper(
+        name,
+        content["title"],
+        tuple(tables[raw["name"]] for raw in content["table"]),
+        tuple(_plot(raw, content["text"], settings, tables) for raw in content.get("plot", ())),
+        _rule(content["about"]),
+        _rule(content.get("where", {})),
+        tuple(Size(name, *map(int, rest)) for name, *rest in _lines(content.get("sizes", ""))),
+        settings,
+    )
+
+
+def toml_text(name: str) -> str:
+    """Returns the file of a paper."""
+    return resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _lines(text: str) -> Iterator[list[str]]:
+    for line in text.split("\n"):
+        if line:
+            yield [cell.strip() for cell in line.split(" |")]
+
+
+def _caption(text, texts):
+    for name, sentence in texts.items():
+        text = text.replace(f"{{{name}}}", sentence)
+    return " ".join(text.split())
+
+
+def _rule(raw: dict[str, Any]) -> dict[str, Any]:
+    return {name: _allowed(value) for name, value in raw.items()}
+
+
+def _allowed(value):
+    if isinstance(value, list):
+        return set(map(_allowed, value))
+    return None if value == "none" else value
+
+
+def _cell_value(cell: str) -> Any:
+    """Returns the value of a cell of a rule: an integer, a name, None, or a set of names."""
+    if ", " in cell:
+        return set(map(_cell_value, cell.split(", ")))
+    if re.fullmatch(r"[\d.]+", cell):
+        return float(cell) if "." in cell else int(cell)
+    return _allowed(cell)
+
+
+def _settings(parts) -> tuple[Settings, ...]:
+    settings = []
+    for raw in parts:
+        when, last = _rule(raw.get("when", {})), raw.get("last", False)
+        if "bind" in raw:
+            settings.append(Settings(when, read_gin(raw["bind"]), raw["source"], last))
+            continue
+        heads, *rows = _lines(raw["rows"])
+        for row in rows:
+            cells = {head: cell for head, cell in zip(heads, row, strict=True) if cell}
+            rule = {head: _cell_value(cell) for head, cell in cells.items() if "." not in head}
+            text = "\n".join(f"{h} = {c}" for h, c in cells.items() if "." in h)
+            settings.append(Settings(when | rule, read_gin(text), raw["source"], last))
+    return tuple(settings)
+
+
+def _table(raw, texts, settings, tables) -> PaperTable:
+    quantities = tuple(
+        Quantity(**column | {"where": _rule(column.get("where", {}))})
+        for column in raw["quantities"]
+    )
+    rows = _taken_rows(raw, tables) if "rows_of" in raw else _rows(raw, quantities)
+    return PaperTable(
+        raw["name"],
+        raw["title"],
+        _caption(raw["caption"], texts),
+        tuple(raw["labels"]),
+        quantities,
+        rows,
+        _rule(raw.get("where", {})),
+        tuple(raw["rest"]) if "rest" in raw else None,
+        tuple(Contrast(*contrast) for contrast in raw.get("contrasts", ())),
+        _caption(raw.get("of_contrasts", ""), texts),
+        _of_groups(raw, settings),
+    )
+
+
+def _of_groups(raw, settings) -> tuple[Settings, ...]:
+    return tuple(part for group in raw.get("settings", ()) for part in settings[group])
+
+
+def _rows(raw, quantities) -> tuple[Row, ...]:
+    heads, of_labels, rule = raw["labels"], raw.get("rule_of_labels", {}), raw.get("rule", [])
+    printed = sum(quantity.is_printed for quantity in quantities)
+    scalars = {
+        entry.pop("row"): {head: scalar or None for head, scalar in entry.items()}
+        for entry in raw.get("scalars", ())
+    }
+    rows = []
+    for cells in _lines(raw.get("rows", "")):
+        labels, rest = tuple(cells[: len(heads)]), cells[len(heads) :]
+        numbers = tuple(None if cell == "–" else cell for cell in rest[:printed])
+        own = rest[printed:]
+        where = None
+        if own or (of_labels and not rule):
+            by_label = dict(zip(heads, labels))
+            where = {name: _cell_value(by_label[head]) for name, head in of_labels.items()}
+            where |= {name: _cell_value(cell) for name, cell in zip(rule, own) if cell}
+        rows.append(Row(labels, numbers, where, scalars.get(labels[0], {})))
+    return tuple(rows)
+
+
+def _taken_rows(raw, tables) -> tuple[Row, ...]:
+    """Returns rows with cells of another table's rows."""
+    source, of = tables[raw["rows_of"]["table"]], raw["rows_of"]
+    if "rows" in raw:
+        by_labels = {row.labels[:3]: row for row in source.rows}
+        return tuple(by_labels[tuple(labels)] for labels in _lines(raw["rows"]))
+    rows = [row for row in source.rows if row.where and _overlap(of["where"], row.where)]
+    return tuple(
+        Row(
+            tuple(_cell(source, row, name) for name in of["labels"]),
+            tuple(_cell(source, row, name) for name in of["printed"]),
+            row.where,
+        )
+        for row in rows
+    )
+
+
+def _cell(table: PaperTable, row: Row, name: str) -> Any:
+    """Returns a label, a printed number, its deviation (`± HEAD`), or an attribute of the rule."""
+    if name in table.labels:
+        return row.labels[table.labels.index(name)]
+    if row.where and name in row.where:
+        return str(row.where[name])
+    heads = [quantity.head for quantity in table.quantities if quantity.is_printed]
+    printed = row.printed[heads.index(name.removeprefix("± "))]
+    if name.startswith("± "):
+        return (printed or "").partition(" ± ")[2] or None
+    return printed
+
+
+def _overlap(rule: dict, other: dict) -> bool:
+    """Returns whether two rules agree in every attribute that both name."""
+
+    def values(value):
+        return value if isinstance(value, set) else {value}
+
+    return all(values(rule[name]) & values(other[name]) for name in rule.keys() & other.keys())
+
+
+def _plot(raw, texts, settings, tables) -> PaperPlot:
+    raw = dict(raw)
+    common, scalar = _rule(raw.pop("where", {})), raw.pop("scalar", "bits_per_token")
+    points = raw.pop("points", None)
+    curves = []
+    for curve in raw.pop("curves"):
+        where = common | _rule(curve.pop("where", {}))
+        if points:
+            curve |= _points(points | {"y": curve.pop("y", points.get("y"))}, where, tables)
+        columns = {name: tuple(curve.pop(name)) for name in ("x", "y", "sizes") if name in curve}
+        curves.append(Curve(**{"scalar": scalar, "where": where} | curve | columns))
+    raw["caption"] = _caption(raw["caption"], texts)
+    raw["settings"] = _of_groups(raw, settings)
+    if "rest" in raw:
+        raw["rest"] = _rule(raw["rest"])
+    if "y_range" in raw:
+        raw["y_range"] = tuple(raw["y_range"])
+    return PaperPlot(curves=tuple(curves), **raw)
+
+
+def _points(points, where, tables) -> dict[str, list]:
+    """Returns the points of a curve: those of a table's rows that its rule allows, in order."""
+    table = tables[points["table"]]
+    found = set()
+    for row in table.rows:
+        labels = dict(zip(table.labels, row.labels))
+        if row.where is None or not _overlap(where, table.where | row.where):
+            continue
+        if points.get("labels", {}).items() <= labels.items():
+            x = number(_cell(table, row, points["x"])) / points.get("divisor", 1)
+            size = number(_cell(table, row, points["sizes"])) if "sizes" in points else 0
+            found.add((x, _cell(table, row, points["y"]), size))
+    x, y, sizes = map(list, zip(*sorted(found)))
+    return {"x": x, "y": y} | ({"sizes": sizes} if "sizes" in points else {})
+
+
+PAPERS = tuple(map(read_paper, NAMES))
+"""The papers whose tables and figures are known, in the order of a report."""
