@@ -1,4 +1,4 @@
-"""Mixtures: several corpora read as one, each for its share of the tokens."""
+"""Mixtures: several corpora read as one, each with a share of the tokens."""
 
 import bisect
 import math
@@ -17,29 +17,19 @@ from brt.data.stores.token_store import TokenStore
 
 @configurable
 class Mixture:
-    """Corpora mixed by weight; stands wherever a `Corpus` does.
+    """Corpora mixed by weight; used like a `Corpus`.
 
         Trainer.corpus = @Mixture()
         Mixture.corpora = [@books/Corpus(), @code/Corpus()]
         Mixture.weights = [0.7, 0.3]
         books/Corpus.store = "stores/books"
 
-    Training reads them as `MixtureStream` says; evaluation reads every document of all of them.
+    Training reads them by `MixtureStream`; evaluation reads every document of all of them.
 
     Args:
-        corpora: with one vocabulary in common; all have the splits that are asked for.
-        weights: share of the training tokens that each is to give, in any unit.
-        names: what records call each, as in `eval/loss/books`; None for numbers from 0.
-
-    Attributes:
-        corpora: as given.
-        weights: they add up to 1.
-        names: one a corpus.
-        vocabulary: of the first corpus.
-
-    Raises:
-        ValueError: no corpora, another number of weights, a weight that is not a positive number,
-            or names that are not one for each.
+        corpora: with the same vocabulary.
+        weights: of the training tokens of each corpus, in any unit; the attribute adds up to 1.
+        names: in records, as in `eval/loss/books`; None for numbers from 0.
     """
 
     def __init__(
@@ -53,7 +43,7 @@ class Mixture:
                 f"Mixture.weights = {weights} gives {len(weights)} weights for {len(corpora)} "
                 "corpora: give one a corpus, and at least one corpus."
             )
-        # Not the stores' own names: a run goes on, and its records too, where stores have moved.
+        # Not the names of the stores, so that a run can resume when stores have moved.
         self.names = [str(number) for number in range(len(corpora))] if names is None else names
         if len(set(self.names)) != len(corpora) or len(self.names) != len(corpora):
             raise ValueError(
@@ -74,15 +64,7 @@ class Mixture:
         return all(corpus.exists(split) for corpus in self.corpora)
 
     def prepare(self, split: str, **options: Any) -> None:
-        """Makes a split's store of each corpus, unless there is one that fits.
-
-        Args:
-            split: its name.
-            options: as of `Corpus.prepare`.
-
-        Raises:
-            ValueError, OSError: as `Corpus.prepare`; corpora with different vocabularies.
-        """
+        """Makes a split's store of each corpus; `options` as of `Corpus.prepare`."""
         _check_one_vocabulary(
             [(corpus.path(split), vocabulary_entry(corpus.vocabulary)) for corpus in self.corpora]
         )
@@ -90,33 +72,23 @@ class Mixture:
             corpus.prepare(split, **options)
 
     def open(self, split: str) -> "MixedStore":
-        """Opens a split of all corpora.
-
-        Raises:
-            ValueError, FileNotFoundError: as `Corpus.open`; corpora with different vocabularies.
-        """
+        """Opens a split of all corpora."""
         return MixedStore([corpus.open(split) for corpus in self.corpora], self.weights, self.names)
 
 
 class MixedStore:
-    """Token stores read as one, the documents of the first before those of the second.
-
-    Documents are numbered through all stores.
+    """Token stores read as one; documents are numbered through all stores.
 
     Args:
-        stores: with one vocabulary in common.
+        stores: with the same vocabulary.
         shares: of the training tokens; they add up to 1.
-        names: what records call each; without them there are only records of all.
+        names: in records; empty for records of the whole.
 
     Attributes:
-        stores, shares, names: as given.
-        folder: the stores' folders, for messages.
-        manifest: of the first, with the counts of all.
+        folder: the folders of the stores, for messages.
+        manifest: of the first store, with the counts of all.
         bases: number of each store's first document.
-        lengths_D, has_weights, num_documents, num_tokens: as those of a `TokenStore`.
-
-    Raises:
-        ValueError: stores with different vocabularies.
+        lengths_D, has_weights, num_documents, num_tokens: as of `TokenStore`.
     """
 
     def __init__(
@@ -139,17 +111,14 @@ class MixedStore:
         self.has_weights = any(store.has_weights for store in stores)
 
     def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Returns ids start to stop of a document, as `TokenStore.tokens`."""
         store, document = self._find(document)
         return store.tokens(document, start, stop)
 
     def weights(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Returns the loss weights of the same tokens, as `TokenStore.weights`."""
         store, document = self._find(document)
         return store.weights(document, start, stop)
 
     def titles(self) -> list[str]:
-        """Returns the titles of all documents, in order."""
         return [title for store in self.stores for title in store.titles()]
 
     def stores_of(self, documents: ArrayLike) -> np.ndarray:
@@ -157,7 +126,7 @@ class MixedStore:
         return np.searchsorted(self.bases, documents, side="right") - 1
 
     def _find(self, document: int) -> tuple[TokenStore, int]:
-        """The store of a document, and the document's number there."""
+        """Returns the store of a document, and its number in that store."""
         number = bisect.bisect_right(self.bases, document) - 1
         return self.stores[number], document - self.bases[number]
 

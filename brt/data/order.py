@@ -1,16 +1,13 @@
-"""Orders that follow from a key alone, the same on every machine and in every version of NumPy."""
+"""Permutations by a key, the same on every machine and in every version of NumPy."""
 
 import numpy as np
 
 
 def permutation(count: int, *key: int) -> np.ndarray:
-    """Returns a permutation of `count` things that follows from the key alone, int64 (count,).
+    """Returns a permutation of 0 ... count - 1, int64 (count,).
 
-    Args:
-        count: how many there are to order.
-        key: integers, at least 0; the last one above 0, because NumPy takes keys that differ by
-            zeros at the end for equal.
+    The key consists of integers of 0 or more, the last one above 0: NumPy ignores trailing zeros.
     """
-    # Raw bits, because NumPy keeps those the same in all versions, unlike its shuffles.
+    # Raw bits do not depend on the version of NumPy, unlike its shuffles.
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
     return np.argsort(bits, kind="stable")

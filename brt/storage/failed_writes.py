@@ -14,9 +14,6 @@ def naming(path: str | os.PathLike, then: str = GOES_ON) -> Iterator[None]:
     Args:
         path: of what is written.
         then: what to do when there is space again.
-
-    Raises:
-        OSError: of the same class and number as the one inside.
     """
     try:
         yield

@@ -29,9 +29,6 @@ class FileBytes:
     Args:
         path: of a regular file.
         advice: says what to do when it is cut short, as in "prepare it again".
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file.
     """
 
     def __init__(self, path: str | os.PathLike, advice: str):
@@ -50,20 +47,12 @@ class FileBytes:
         return bytes, (self[:],)
 
     def __getitem__(self, part: slice) -> bytes:
-        """Returns a slice, without a step.
-
-        Raises:
-            CutShort: the file has been cut short.
-        """
+        """Returns a slice, without a step."""
         start, stop, _ = part.indices(self._size)
         return self.read(start, max(stop - start, 0))
 
     def read(self, start: int, size: int) -> bytes:
-        """Returns `size` bytes from `start` on.
-
-        Raises:
-            CutShort: the file has been cut short.
-        """
+        """Returns `size` bytes from `start` on."""
         data = os.pread(self._file, size, start)
         if len(data) == size:
             return data
@@ -80,11 +69,7 @@ class FileBytes:
         return b"".join(pieces)
 
     def find(self, wanted: bytes, start: int = 0) -> int:
-        """Returns where `wanted` first begins at `start` or behind it; -1 for nowhere.
-
-        Raises:
-            CutShort: the file has been cut short.
-        """
+        """Returns where `wanted` first begins at `start` or behind it; -1 for nowhere."""
         while start + len(wanted) <= self._size:
             part = self[start : start + SEARCHED + len(wanted)]
             if (found := part.find(wanted)) >= 0:
@@ -103,9 +88,6 @@ class FileArray:
 
     Attributes:
         dtype: as given.
-
-    Raises:
-        As `FileBytes`.
     """
 
     def __init__(self, path: str | os.PathLike, dtype: np.dtype, advice: str):
@@ -118,11 +100,7 @@ class FileArray:
         return self._count
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        """Returns a slice, without a step: a read-only array.
-
-        Raises:
-            CutShort: the file has been cut short.
-        """
+        """Returns a slice, without a step: a read-only array."""
         start, stop, _ = part.indices(self._count)
         size = max(stop - start, 0) * self._itemsize
         return np.frombuffer(self._bytes.read(start * self._itemsize, size), self.dtype)
@@ -132,11 +110,7 @@ class FileArray:
         return np.array(self[:], dtype, copy=copy)
 
     def pieces(self) -> Iterator[np.ndarray]:
-        """Yields all of it, a million bytes at a time.
-
-        Raises:
-            CutShort: the file has been cut short.
-        """
+        """Yields all of it, a million bytes at a time."""
         step = PIECE // self._itemsize
         for start in range(0, self._count, step):
             yield self[start : start + step]

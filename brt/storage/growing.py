@@ -28,11 +28,7 @@ class GrowingFiles:
         self._next = time.monotonic() + SECONDS
 
     def copy(self) -> None:
-        """Copies every file of the folder as it is now, in one piece.
-
-        Raises:
-            StorageError: the bucket cannot be written.
-        """
+        """Copies every file of the folder as it is now, in one piece."""
         begun = time.monotonic()
         for file in sorted(self.folder.iterdir()):
             if file.is_file():

@@ -38,10 +38,6 @@ def read_json(path: str | os.PathLike, expected: Any, advice: str) -> Any:
         path: of a regular file.
         expected: as a field of `Fields`.
         advice: says what to do with a damaged file, as in "prepare it again".
-
-    Raises:
-        DamagedFile: it is not JSON, or does not have the fields.
-        OSError: there is no such file, or it is none, or cannot be read.
     """
     return parse_json(read_bytes(path), expected, os.fspath(path), advice)
 
@@ -92,9 +88,6 @@ def parse_json(data: bytes | str, expected: Any, where: str, advice: str) -> Any
     Args:
         where: it stands: a path.
         expected, advice: as of `read_json`.
-
-    Raises:
-        DamagedFile: as `read_json`.
     """
     try:
         content = json.loads(data)

@@ -62,10 +62,6 @@ class RemotePath:
 
     Args:
         url: such as `gs://bucket/runs/books`; trailing slashes do not matter.
-
-    Raises:
-        ValueError: it has no scheme. All methods that look at the storage raise `StorageError`
-            where it cannot be reached, and `FileNotFoundError` for an object that is not there.
     """
 
     def __init__(self, url: str | os.PathLike):
@@ -93,7 +89,6 @@ class RemotePath:
 
     @property
     def name(self) -> str:
-        """The last part."""
         return self._url.rpartition("/")[2]
 
     @property
@@ -127,7 +122,6 @@ class RemotePath:
             return storage.exists(self._url)
 
     def size(self) -> int:
-        """Returns the bytes of an object."""
         with _explained(self, "looked up") as storage:
             return int(storage.size(self._url))
 
@@ -221,11 +215,7 @@ class RemotePath:
             storage.get_file(self._url, str(file))
 
     def put(self, file: Path) -> None:
-        """Copies a file to the object.
-
-        Raises:
-            StorageError: it arrived with another size.
-        """
+        """Copies a file to the object."""
         with _explained(self, "written") as storage:
             storage.put_file(str(file), self._url)
         if (size := self.size()) != file.stat().st_size:
@@ -257,9 +247,6 @@ def folder_of(given: str) -> str:
     """Returns the path of a folder that a flag names.
 
     `~` is expanded, and `file:///x` is `/x`.
-
-    Raises:
-        ValueError: it names no folder, or one that is gone with this process.
     """
     if not is_remote(given):
         path = os.path.expanduser(given)
@@ -302,11 +289,7 @@ def upload(folder: Path, target: RemotePath, last: str | None = None) -> None:
 
 
 def download(source: RemotePath, folder: Path) -> None:
-    """Copies all objects below a remote folder to a folder of the disk.
-
-    Raises:
-        StorageError: an object's name leads out of the folder.
-    """
+    """Copies all objects below a remote folder to a folder of the disk."""
     for remote in source.files():
         file = folder / remote.relative_to(source)
         if ".." in file.parts:

@@ -34,13 +34,7 @@ class NotRegular(OSError):
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:
-    """Opens a regular file, or an object of a bucket, for reading; links are followed.
-
-    Raises:
-        NotRegular: it is a FIFO, a socket or a device.
-        IsADirectoryError: it is a folder.
-        OSError: it cannot be opened.
-    """
+    """Opens a regular file, or an object of a bucket, for reading; links are followed."""
     if is_remote(path):
         return cast(BinaryIO, RemotePath(path).open("rb"))
     # Without O_NONBLOCK the call itself waits for whoever writes to a FIFO.
@@ -66,11 +60,7 @@ def _not_regular(path, kind):
 
 
 def check_regular(path: str | os.PathLike) -> None:
-    """Refuses what is no regular file, for libraries that open a path themselves.
-
-    Raises:
-        As `open_regular`.
-    """
+    """Refuses what is no regular file, for libraries that open a path themselves."""
     if not is_remote(path):
         open_regular(path).close()
     elif not RemotePath(path).is_file():
@@ -78,11 +68,7 @@ def check_regular(path: str | os.PathLike) -> None:
 
 
 def check_inside(folder: Path, names: Iterable[str]) -> None:
-    """Refuses files of a folder that are links to files outside of it; the folder may be a link.
-
-    Raises:
-        ValueError: naming the first.
-    """
+    """Refuses files of a folder that are links to files outside of it; the folder may be a link."""
     root = os.path.realpath(folder)
     for name in names:
         if os.path.commonpath([root, os.path.realpath(folder / name)]) != root:
@@ -93,11 +79,7 @@ def check_inside(folder: Path, names: Iterable[str]) -> None:
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
-    """Returns the content of a regular file.
-
-    Raises:
-        As `open_regular`.
-    """
+    """Returns the content of a regular file."""
     if is_remote(path):
         return RemotePath(path).read_bytes()
     with open_regular(path) as file:
@@ -114,12 +96,7 @@ def file_sha256(path: str | os.PathLike) -> str:
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """Returns the content of a regular UTF-8 file; a mark of byte order is left out.
-
-    Raises:
-        ValueError: it is not UTF-8.
-        OSError: as `open_regular`.
-    """
+    """Returns the content of a regular UTF-8 file; a mark of byte order is left out."""
     content = read_bytes(path)
     try:
         return content.decode("utf-8-sig")

@@ -1,7 +1,4 @@
-"""The base of all streams: sizes, the split over hosts, and what is remembered of an order.
-
-Axes as in `batch`.
-"""
+"""The base of all streams. Axes as in `batch`."""
 
 import abc
 from collections.abc import Callable
@@ -17,30 +14,22 @@ Result = TypeVar("Result")
 
 
 class Stream(abc.ABC):
-    """A sequence of batches, any of which can be read at any time, for any of the rows.
+    """A sequence of batches with random access.
 
-    What a batch holds follows from (store, seed, step, shape) alone; nothing that decides it is
-    kept between batches. So a run is resumed by its step alone, and each host reads its own rows
-    of the global batch. The streams of training have no end.
+    A batch is a function of (store, seed, step, shape). So a run resumes from its step alone, and
+    each host reads its own rows of the global batch. Training streams are infinite.
 
     Args:
-        store: what to read.
+        store: the documents.
         rows: B, rows of the global batch.
         segment_length: T, in tokens.
-        segments_per_step: K.
-        seed: decides which rows read which documents, and every shuffle; not negative.
-
-    Class attributes:
-        targets_are_tokens: whether inputs and targets are tokens of the store and their next ones.
+        segments_per_step: K; for `RereadStream` with the segments that are read again.
+        seed: of the assignment of documents to rows and of every shuffle; not negative.
 
     Attributes:
-        store, rows, segment_length, segments_per_step, seed: as given. Of `RereadStream`,
-            segments_per_step counts what is read again too.
-        row_segments_B: segments in one epoch of each row, int64 (rows,). Passes of evaluation have
-            none, nor have mixtures, where each store has epochs of its own.
-
-    Raises:
-        ValueError: a size below 1, or a negative seed.
+        targets_are_tokens: whether the targets are the next tokens of the store.
+        row_segments_B: segments of each row in one epoch, int64 (rows,); undefined for passes of
+            evaluation and for mixtures.
     """
 
     targets_are_tokens: bool = True
@@ -69,7 +58,7 @@ class Stream(abc.ABC):
 
     @property
     def note(self) -> str:
-        """What a run should say once of what is read; empty for nothing."""
+        """A sentence about the data for the log; may be empty."""
         return ""
 
     def batch(self, step: int, first_row: int = 0, num_rows: int | None = None) -> Batch:
@@ -79,29 +68,24 @@ class Stream(abc.ABC):
 
         Args:
             step: from 0.
-            first_row: the first row to read, from 0.
-            num_rows: how many rows to read; None for all from `first_row` on.
-
-        Raises:
-            ValueError: a negative step, or rows outside the batch.
+            first_row: first row, from 0.
+            num_rows: number of rows; None for all from `first_row`.
         """
         return self._read(step, row_range(step, first_row, num_rows, self.rows))
 
     @abc.abstractmethod
     def _read(self, step: int, rows: range) -> Batch:
-        """Reads the segments of one step; step and rows have been checked."""
+        """Reads the segments of one step."""
 
 
 class EvaluationPass(Stream):
-    """One pass over a store: a stream of K = 1 segments a step that has an end.
-
-    Rows that have nothing left to read are padded, with weights 0.
+    """One pass over a store: a finite stream with K = 1. Finished rows are padded, with weights 0.
 
     Args:
         store, rows, segment_length, seed: as of `Stream`.
 
     Attributes:
-        num_steps: steps after which everything has been read; all later steps are padding.
+        num_steps: steps of the pass; later batches are padding.
     """
 
     num_steps: int
@@ -114,24 +98,21 @@ class EvaluationPass(Stream):
     def places(
         self, step: int, first_row: int = 0, num_rows: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Finds where the segments of `batch`, whose arguments it takes, begin.
+        """Returns the positions of the segments of `batch`, with the same arguments.
 
         Returns:
             documents_B: int64, the document of the segment's first target; -1 for padding.
             offsets_B: int64, the offset of that target in its document; 0 for padding.
-
-        Raises:
-            ValueError: a negative step, or rows outside the batch.
         """
         return self._places(step, row_range(step, first_row, num_rows, self.rows))
 
     @abc.abstractmethod
     def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
-        """Finds the places of one step; step and rows have been checked."""
+        """Returns the positions of one step."""
 
 
 class _WithEmptyRows(EvaluationPass):
-    """A pass whose rows are followed by some that read nothing."""
+    """A pass with additional rows of padding."""
 
     def __init__(self, inner: EvaluationPass, rows: int):
         super().__init__(inner.store, rows, inner.segment_length, inner.seed)
@@ -159,22 +140,16 @@ class _WithEmptyRows(EvaluationPass):
 
 
 def with_empty_rows(stream: EvaluationPass, rows: int) -> EvaluationPass:
-    """Returns a pass whose rows are followed by empty ones, up to `rows` in all.
-
-    What is read, and in which row, does not depend on how many there are.
-    """
+    """Returns a pass with additional rows of padding, `rows` in total."""
     return stream if rows == stream.rows else _WithEmptyRows(stream, rows)
 
 
 class LastResults(Generic[Result]):
-    """A function of one integer that remembers its last results, for any number of threads.
-
-    Streams ask it for the order of an epoch: they follow from the number of the epoch, take long
-    to compute, and are asked for many times in a row.
+    """A thread-safe cache of the last results of a function of one integer.
 
     Args:
-        compute: the function. Threads that ask at the same time may each compute a result.
-        kept: results that are remembered.
+        compute: the function; threads may call it at the same time.
+        kept: number of results in the cache.
     """
 
     def __init__(self, compute: Callable[[int], Result], kept: int = 1):
@@ -187,17 +162,13 @@ class LastResults(Generic[Result]):
             if known == number:
                 return result
         result = self._compute(number)
-        # One assignment of a finished tuple: other threads see the old one or the new one.
+        # One assignment of a tuple, so that other threads see the old or the new one.
         self._known = ((number, result), *self._known)[: self._kept]
         return result
 
 
 def row_range(step: int, first_row: int, num_rows: int | None, rows: int) -> range:
-    """Returns the rows asked for; with `num_rows` None all from `first_row` on.
-
-    Raises:
-        ValueError: a negative step, or rows outside the batch of `rows` rows.
-    """
+    """Returns the rows of a request, after a check."""
     num_rows = rows - first_row if num_rows is None else num_rows
     if step < 0 or first_row < 0 or num_rows < 1 or first_row + num_rows > rows:
         raise ValueError(

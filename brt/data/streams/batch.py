@@ -1,4 +1,4 @@
-"""Batches: the arrays of one step, on the host.
+"""The arrays of one step, on the host.
 
 Axes of all streams: K segments of a step, B rows, T tokens of a segment, D documents of the store.
 """
@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     inputs_KBT: int32; a document's first is BEGIN, padding is 0.
     targets_KBT: int32; padding is 0.
     weights_KBT: float32, the weight of each target in the loss; padding has weight 0.
-    starts_KB: bool, True where a segment begins a document or there is nothing to read.
+    starts_KB: bool, True if a segment begins a document or is padding.
     """
 
     inputs_KBT: np.ndarray
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
 
 class BatchTypes(NamedTuple):
-    """Types of a batch's arrays, by the names of its fields."""
+    """Types of the arrays of a `Batch`."""
 
     inputs_KBT: type[np.generic]
     targets_KBT: type[np.generic]
@@ -43,7 +43,7 @@ DTYPES = BatchTypes(np.int32, np.int32, np.float32, np.bool_)
 
 
 def padding(segments: int, rows: int, segment_length: int) -> Batch:
-    """Returns a new batch in which no row has anything to read."""
+    """Returns a new batch of padding."""
     shape = segments, rows, segment_length
     return Batch(
         np.zeros(shape, DTYPES.inputs_KBT),
@@ -61,9 +61,9 @@ def gather(
     """Reads segments of documents.
 
     Args:
-        store: holds the documents.
-        places_KB: K lists of B pairs: the document, and the offset in it of the segment's first
-            target. Document -1 is padding.
+        store: of the documents.
+        places_KB: K lists of B pairs (document, offset of the segment's first target); document -1
+            is padding.
         segment_length: T; a segment ends with its document.
     """
     batch = padding(len(places_KB), len(places_KB[0]), segment_length)
@@ -72,7 +72,7 @@ def gather(
             if document < 0:
                 continue
             end = offset + segment_length
-            # From one token earlier: the first input is the last target of the segment before.
+            # The first input is the last target of the previous segment.
             tokens = store.tokens(document, max(offset - 1, 0), end)
             targets = tokens[min(offset, 1) :]
             length = len(targets)
@@ -88,14 +88,14 @@ def gather(
 
 
 def document_segments(tokens: ArrayLike, segment_length: int) -> Iterator[Batch]:
-    """Cuts one document into batches of one row, K = 1, for reading it outside a store.
+    """Cuts one document into batches of one row.
 
     Args:
         tokens: integers (tokens,), the whole document; at least one.
         segment_length: T, in tokens.
 
     Yields:
-        `Batch`es whose K axis is dropped: inputs, targets and weights (1, T), starts (1,).
+        `Batch`es without the K axis: inputs, targets and weights (1, T), starts (1,).
     """
     tokens = np.asarray(tokens, np.int32)
     count = -(-len(tokens) // segment_length)

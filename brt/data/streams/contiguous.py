@@ -1,15 +1,11 @@
-"""Batches of a corpus cut into parallel rows, which step through it side by side.
+"""Batches of a corpus that is cut into parallel rows. Axes as in `batch`.
 
-Axes as in `batch`.
+All documents are one sequence x_0 .. x_M, whose M pairs (input x_p, target x_{p+1}) are divided
+into B rows of consecutive pairs. A step reads the next T pairs of every row. Memory crosses the
+boundaries of documents; only the beginning of the stream is a start. BEGIN does not occur.
 
-The documents stand one after another as one sequence x_0 .. x_{M}, whose M pairs (input x_p,
-target x_{p+1}) are cut into B rows of consecutive pairs. A step takes the next T pairs of every
-row. Documents are not marked: what a model carries crosses from one into the next, and only the
-start of the stream is a start. x_0 is an input but no target, and BEGIN does not occur.
-
-Source: Dai et al. 2019, arXiv:1901.02860, the data loaders of the published code, with two
-differences: rows meet without a gap (there, a row's first token is nobody's target), and a step
-that is shorter than the others is padded, with weights 0, because shapes are static here.
+Source: Dai et al. 2019, arXiv:1901.02860, data loaders of the published code, with two differences:
+no pair between two rows is lost, and a short last step is padded, because shapes are static.
 """
 
 from typing import Protocol
@@ -29,25 +25,21 @@ class TokenSequence(Protocol):
     """The documents of a store as one sequence of tokens and their weights."""
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
-        """Tokens start to stop, integers."""
+        """Returns tokens start to stop, integers."""
 
     def weights(self, start: int, stop: int) -> np.ndarray | int:
-        """Loss weights of the same tokens, float32; 1 where all have that weight."""
+        """Returns the loss weights of the same tokens, float32; 1 if all are 1."""
 
 
 class ContiguousStream(Stream):
-    """The stream of training in which all rows begin each epoch together, as fresh streams.
+    """The training stream in which all rows begin each epoch together, with fresh memory.
 
     Args:
-        store: what to read; more tokens than rows.
+        store: the documents; more tokens than rows.
         rows, segment_length, segments_per_step, seed: as of `Stream`.
-        shuffle: read the documents in an order of its own each epoch, crossing their borders, as
-            for the sentences of One Billion Word. Every document is then read every epoch: row
-            lengths differ by up to one pair, where otherwise fewer than B pairs at the end of the
-            corpus are dropped.
-
-    Raises:
-        ValueError: no more tokens than rows, a size below 1, or a negative seed.
+        shuffle: whether documents have a new order each epoch, as for the sentences of One Billion
+            Word. Rows then differ by up to one pair; otherwise fewer than B pairs at the end of
+            the corpus are dropped.
     """
 
     def __init__(
@@ -85,15 +77,10 @@ class ContiguousStream(Stream):
 class ContiguousPass(EvaluationPass):
     """One pass of evaluation: no pair is dropped, and rows differ by at most one.
 
-    The segments of a row may reach into later documents than the one they begin in.
-
     Args:
-        store: what to read; at least two tokens.
+        store: the documents; at least two tokens.
         rows: B, rows of the global batch; may exceed the tokens.
         segment_length: T, in tokens.
-
-    Raises:
-        ValueError: a store of one token, or a size below 1.
     """
 
     store: TokenStore
@@ -124,15 +111,11 @@ class ContiguousPass(EvaluationPass):
 def place_in_store(
     store: TokenStore | MixedStore, positions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the documents, and the offsets in them, of tokens counted over the whole store.
+    """Returns the documents, and the offsets in them, of positions in a whole store.
 
     Args:
-        store: whose documents stand one after another.
-        positions: integers, in [0, num_tokens).
-
-    Returns:
-        documents: integers of the same shape.
-        offsets: integers of the same shape.
+        store: the documents.
+        positions: integers in [0, num_tokens), of any shape; results have the same.
     """
     ends_D = np.cumsum(store.lengths_D)
     documents = np.searchsorted(ends_D, positions, side="right")
@@ -140,23 +123,21 @@ def place_in_store(
 
 
 class InOrder:
-    """The documents in the store's order, as one sequence."""
+    """The documents in the order of the store, as a `TokenSequence`."""
 
     def __init__(self, store: TokenStore):
         self._tokens = store.all_tokens
         self._weights = store.all_weights
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
-        """Tokens start to stop, as `TokenSequence`."""
         return self._tokens[start:stop]
 
     def weights(self, start: int, stop: int) -> np.ndarray | int:
-        """Weights of the same tokens, as `TokenSequence`."""
         return 1 if self._weights is None else self._weights[start:stop]
 
 
 class _Shuffled:
-    """The documents in the order of one epoch, as one sequence."""
+    """The documents in the order of one epoch, as a `TokenSequence`."""
 
     def __init__(self, store: TokenStore, seed: int, epoch: int):
         order = permutation(store.num_documents, seed, 0, epoch, 3)
@@ -164,19 +145,16 @@ class _Shuffled:
         self._weights = store.all_weights
         lengths = store.lengths_D
         self._firsts = np.concatenate([[0], np.cumsum(lengths[order])])
-        # From a token's position here to its position in the store, by document.
+        # From positions in this sequence to positions in the store, by document.
         self._shifts = (np.cumsum(lengths) - lengths)[order] - self._firsts[:-1]
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
-        """Tokens start to stop, as `TokenSequence`."""
         return self._read(self._tokens, start, stop)
 
     def weights(self, start: int, stop: int) -> np.ndarray | int:
-        """Weights of the same tokens, as `TokenSequence`."""
         return 1 if self._weights is None else self._read(self._weights, start, stop)
 
     def _read(self, flat: FileArray | JoinedArray, start: int, stop: int) -> np.ndarray:
-        """Items start to stop of this sequence, from those of the store in its order."""
         first = self._firsts.searchsorted(start, "right") - 1
         last = self._firsts.searchsorted(stop, "left")
         cuts = [start, *self._firsts[first + 1 : last].tolist(), stop]
@@ -185,12 +163,12 @@ class _Shuffled:
 
 
 def _even_cuts(pairs, rows):
-    """The first pair of each row, and the end of the last row: int64 (rows + 1,)."""
+    """Returns the first pair of each row, and the end of the last row: int64 (rows + 1,)."""
     return np.arange(rows + 1) * pairs // rows
 
 
 def _read_segment(batch, k, sequence, cuts, rows, number):
-    """Fills in segment k of a batch of padding with the given rows' segment of that number."""
+    """Writes segment `number` of each row to segment k of a batch."""
     length = batch.inputs_KBT.shape[-1]
     for b, row in enumerate(rows):
         start = int(cuts[row]) + number * length
@@ -204,7 +182,7 @@ def _read_segment(batch, k, sequence, cuts, rows, number):
 def read_pairs(
     batch: Batch, k: int, b: int, sequence: TokenSequence, start: int, stop: int
 ) -> None:
-    """Fills in row b of segment k with the pairs start ... stop - 1 of a sequence."""
+    """Writes the pairs start ... stop - 1 of a sequence to row b of segment k."""
     tokens = sequence.tokens(start, stop + 1)
     batch.inputs_KBT[k, b, : stop - start] = tokens[:-1]
     batch.targets_KBT[k, b, : stop - start] = tokens[1:]

@@ -1,10 +1,7 @@
-"""Batches of segments: documents read in order, each by one row, whole segments at a time.
+"""Batches of whole documents, each read by one row. Axes as in `batch`.
 
-Axes as in `batch`.
-
-Documents are assigned to rows once and never change rows. A document x_0 .. x_{L-1} is cut into
-segments of T from its own start, the last one padded. Its inputs are BEGIN, x_0 .. x_{L-2} and its
-targets x_0 .. x_{L-1}, so every token is a target exactly once.
+A document x_0 .. x_{L-1} is cut into segments of T from its start, the last one padded. Its inputs
+are BEGIN, x_0 .. x_{L-2} and its targets x_0 .. x_{L-1}, so every token is a target exactly once.
 """
 
 import abc
@@ -31,19 +28,17 @@ class WholeDocuments(Stream):
 
     @abc.abstractmethod
     def _place(self, row: int, number: int) -> tuple[int, int]:
-        """Finds document and offset of a row's segment of that number, from 0."""
+        """Returns document and offset of segment `number` of a row, from 0."""
 
 
 class DocumentStream(WholeDocuments):
-    """The stream of training in which each row has documents of its own.
+    """The training stream in which each row has its own documents.
 
-    Rows are balanced once, in segments (`assign`). Each row shuffles its own documents every
-    epoch, and goes on into its next epoch at once. Rows do not wait for each other: their epochs
-    drift apart by the small difference of their loads. The padding of each document's last segment
-    is all that is lost.
+    Rows are balanced once, in segments (`assign`). Each row shuffles its documents every epoch and
+    begins its next epoch without waiting for others. Only last segments of documents are padded.
 
     Args:
-        store: what to read; at least as many documents as rows.
+        store: the documents; at least as many as rows.
         rows, segment_length, segments_per_step, seed: as of `Stream`.
     """
 
@@ -73,18 +68,17 @@ class DocumentStream(WholeDocuments):
         return _locate(documents, firsts, number, self.segment_length)
 
     def _order(self, row, epoch):
-        """The row's documents in the order of an epoch, and `_first_segments` of them."""
         documents = self._row_documents[row]
         shuffled = documents[permutation(len(documents), self.seed, row, epoch, 2)]
         return shuffled, _first_segments(self._segments_D[shuffled])
 
 
 def check_count(where: str, documents: int, rows: int, tokens: int) -> None:
-    """Refuses fewer documents than a `DocumentStream` has rows.
+    """Refuses fewer documents than rows.
 
     Args:
-        where: names the documents, for the message.
-        documents, rows: how many there are.
+        where: name of the documents.
+        documents, rows: their numbers.
         tokens: of a row in a step.
     """
     if documents < rows:
@@ -96,14 +90,14 @@ def check_count(where: str, documents: int, rows: int, tokens: int) -> None:
 
 
 class DocumentPass(EvaluationPass):
-    """One pass of evaluation: every document once, then padding until all rows have finished.
+    """One pass of evaluation: every document once.
 
     Args:
-        store: what to read.
+        store: the documents.
         rows: B, rows of the global batch; may exceed the documents.
         segment_length: T, in tokens.
-        seed: assigns the documents in a random order; None keeps the store's.
-        documents: read these only, integers; None for all.
+        seed: of the order in which documents are assigned to rows; None for that of the store.
+        documents: numbers of the documents to read; None for all.
     """
 
     def __init__(
@@ -140,10 +134,10 @@ class DocumentPass(EvaluationPass):
 
 
 def assign(segments_D: np.ndarray, rows: int, order_D: np.ndarray) -> list[np.ndarray]:
-    """Assigns documents to rows so that the rows have nearly the same number of segments.
+    """Assigns documents to rows so that all rows have nearly the same number of segments.
 
-    The longest document goes first, each to the row with the fewest segments so far; so no two
-    rows differ by more than the longest document. Ties go by `order_D` and by row.
+    Longest first, each to the row with the fewest segments: rows differ by at most the longest
+    document. `order_D` and the number of the row break ties.
 
     Args:
         segments_D: segments of each document, integers (documents,).
@@ -151,7 +145,7 @@ def assign(segments_D: np.ndarray, rows: int, order_D: np.ndarray) -> list[np.nd
         order_D: a permutation of the documents.
 
     Returns:
-        For each row its documents, int64 arrays; empty where there are too few documents.
+        The documents of each row, int64 arrays, which may be empty.
     """
     longest_first = order_D[np.argsort(-segments_D[order_D], kind="stable")]
     row_documents: list[list[int]] = [[] for _ in range(rows)]
@@ -164,12 +158,12 @@ def assign(segments_D: np.ndarray, rows: int, order_D: np.ndarray) -> list[np.nd
 
 
 def _first_segments(segments):
-    """Number of the first segment of each document of a row, and at the end the row's total."""
+    """Returns the first segment of each document of a row, and the total."""
     return np.concatenate([[0], np.cumsum(segments)])
 
 
 def _locate(documents, firsts, number, segment_length):
-    """Document and offset of a row's segment of that number, (-1, 0) past the last."""
+    """Returns document and offset of segment `number` of a row; (-1, 0) after the last."""
     if number >= firsts[-1]:
         return -1, 0
     index = int(firsts.searchsorted(number, "right")) - 1

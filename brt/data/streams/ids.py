@@ -1,4 +1,4 @@
-"""Refuses ids beyond the vocabulary: a damaged store is noticed before it is a loss of NaN."""
+"""Refuses ids outside the vocabulary: finds a damaged store before the loss is NaN."""
 
 import numpy as np
 
@@ -9,23 +9,16 @@ from brt.data.streams.contiguous import place_in_store
 from brt.token_ids import BEGIN, PADDING
 
 PIECE = 2**20
-"""Tokens of a store that are compared at once."""
+"""Tokens of a store that are checked at once."""
 
 
 def check_ids(
     batch: Batch, store: TokenStore | MixedStore, targets_are_tokens: bool = True
 ) -> None:
-    """Refuses a batch with an id that the store's vocabulary does not have.
+    """Refuses a batch with an id outside the vocabulary of its store.
 
-    Costs one pass over the targets: every input but the first of a segment is a target too.
-
-    Args:
-        batch: on the host, as the streams give it.
-        store: it is from.
-        targets_are_tokens: of the stream; without it the inputs are looked at, all of them.
-
-    Raises:
-        ValueError: naming the store, the document and the token.
+    Checks the targets (every input but the first of a segment is one), or all inputs if
+    `targets_are_tokens` is false.
     """
     size = store.manifest["vocabulary"]["size"]
     if targets_are_tokens:
@@ -33,7 +26,7 @@ def check_ids(
         read = [batch.targets_KBT, firsts_KB[firsts_KB != BEGIN]]
     else:
         read = [batch.inputs_KBT[batch.inputs_KBT != PADDING]]
-    # As unsigned, what is too large for int32 is large, and not negative.
+    # As unsigned integers, so that negative ids are too large.
     highest = max(x.view(np.uint32).max(initial=0) for x in read)
     if highest >= size:
         check_store(store)
@@ -44,14 +37,7 @@ def check_ids(
 
 
 def check_store(store: TokenStore | MixedStore) -> None:
-    """Refuses a store of which any id is beyond its vocabulary; reads all of it.
-
-    Args:
-        store: what to read; the stores of a mixture, one by one.
-
-    Raises:
-        ValueError: naming the store, the document and the token.
-    """
+    """Refuses a store with an id outside its vocabulary; reads all of it."""
     for part in store.stores if isinstance(store, MixedStore) else [store]:
         vocabulary = part.manifest["vocabulary"]
         for start in range(0, part.num_tokens, PIECE):
@@ -63,9 +49,9 @@ def check_store(store: TokenStore | MixedStore) -> None:
 
 def _beyond(store: TokenStore, number: int, vocabulary: dict) -> ValueError:
     document, offset = place_in_store(store, np.asarray(number))
-    found = store.all_tokens[number : number + 1][0]
+    token = store.all_tokens[number : number + 1][0]
     return ValueError(
         f"{store.folder} is damaged: token {offset:,} of document {document:,} has id "
-        f"{found:,}, and the vocabulary of the store, {vocabulary['name']}, has "
+        f"{token:,}, and the vocabulary of the store, {vocabulary['name']}, has "
         f"{vocabulary['size']:,} ids. Delete the folder and prepare it again, and check the disk."
     )

@@ -1,25 +1,23 @@
-"""Batches of labelled documents, each read whole in one step, its segments aligned at the end.
+"""Batches of labelled documents, each read whole in one step. Axes as in `batch`.
 
-Axes as in `batch`.
-
-What a model reads of a segment is what its tokenizer would write of it, padded with `PADDING`:
+The inputs of a segment are those of its tokenizer, padded with `PADDING`:
 
     before, question, separator, text, after, padding        [CLS] question [SEP] text [SEP]
 
-`before` and `after` are the tokenizer's frame, and the separator is the last token of `after`; it
-stands where something is before the text. A model without memory, one with memory tokens, which
-come after the first position, and one with a pooled vector read the same. A document of n segments
-stands in the last n of the K of a step; those before it are empty: all padding, and starts, so that
-memory is as new when its first segment is read.
+`before` and `after` are the tokenizer's frame. The separator is the last token of `after`, if
+something comes before the text. A document of n segments occupies the last n of the K segments of a
+step; the others are padding and starts, so memory is fresh when the document begins.
 
-Targets are no next tokens. By kind, with weight 1 each:
+Targets, each with weight 1:
 
-    classes   the class, at position 0 of the last segment, or of each
-    labels    for each class 1 or 0, at positions 0, 1 ... of the last segment, or of each
-    words     the tokens of the answer, at positions 0, 1 ... of the last segment, or of each
+    classes   the class, at position 0
+    labels    1 or 0 for each class, at positions 0, 1 ...
+    words     the tokens of the answer, at positions 0, 1 ...
     spans     first and last position of the answer in the segment, at positions 0 and 1 of every
-              segment of a question that is answered by one, 0 where the segment does not hold it;
-              kind of answer (a span, yes, no) at position 2 of the last segment
+              segment; 0 if the segment does not contain it; the kind of answer (a span, yes, no) at
+              position 2 of the last segment
+
+The first three are targets of the last segment, or of each (`LabelledDocuments.loss`).
 
 Source: RMT, section 4, and the published wrapper (segments, alignment); Adding Recurrence to
 Pretrained Transformers, section 5.4 (question in every window).
@@ -41,23 +39,20 @@ ALIGNMENTS = ("right", "left", "center")
 TARGETS = ("classes", "labels", "words", "spans")
 LOSSES = ("last", "every")
 SPAN = 0
-"""The kind of answer that is a part of the text."""
+"""The kind of an answer that is a part of the text."""
 
 
 @configurable
 class LabelledDocuments:
-    """How documents are cut into segments, and what is asked of them.
+    """Segments and targets of labelled documents.
 
     Args:
-        alignment: "right" makes the first segment the short one, "left" the last; "center" makes
-            them alike. Of a document that is longer than a step's segments the beginning is read.
-        targets: "classes", "labels", "words" or "spans"; the model must give such answers.
-        loss: segments that are trained on, "last" or "every"; spans are asked of every one.
+        alignment: "right" for a short first segment, "left" for a short last one, "center" for
+            segments of equal length. Documents that are too long are cut at the end.
+        targets: "classes", "labels", "words" or "spans", as the model predicts.
+        loss: segments with a loss in training, "last" or "every"; spans have one in every segment.
             Evaluation scores the last.
-        words: most tokens of an answer that are targets, with targets = "words".
-
-    Raises:
-        ValueError: a setting that is none of these.
+        words: largest number of tokens of an answer, for targets = "words".
     """
 
     def __init__(
@@ -74,7 +69,7 @@ class LabelledDocuments:
 
 
 class Borders(NamedTuple):
-    """Tokens of a document's text that one segment reads: first, and one behind the last."""
+    """Tokens of the text in one segment: first, and one after the last."""
 
     start: int
     stop: int
@@ -85,8 +80,8 @@ def segment_borders(length: int, size: int, most: int, alignment: str = "right")
 
     Args:
         length: tokens of the text, at least 1.
-        size: tokens of text that a segment holds.
-        most: segments that are read; what is behind them is not.
+        size: tokens of text per segment.
+        most: largest number of segments; the rest of the text is dropped.
         alignment: one of `ALIGNMENTS`.
     """
     length = min(length, size * most)
@@ -103,15 +98,12 @@ class LabelledSegments:
     Args:
         store: documents with annotations.
         length: T, positions of a segment.
-        most: K, segments that are read of a document.
-        documents: how they are cut, and what is asked.
+        most: K, largest number of segments of a document.
+        documents: settings.
 
     Attributes:
         counts_D: segments of each document, int64 (documents,).
-        truncated: share of the tokens of all texts that is not read.
-
-    Raises:
-        ValueError: documents without what is asked, or segments that hold no text.
+        truncated: share of the tokens that is dropped.
     """
 
     def __init__(self, store: TokenStore, length: int, most: int, documents: LabelledDocuments):
@@ -155,17 +147,17 @@ class LabelledSegments:
                     "Corpus.source to a source that gives them, or LabelledDocuments.targets to "
                     f"{', '.join(t for t in TARGETS if t != asked)}."
                 )
-        found = [annotation or {} for annotation in annotations]
-        most = max((annotation.get("classes", 0) for annotation in found), default=0)
+        checked = [annotation or {} for annotation in annotations]
+        most = max((annotation.get("classes", 0) for annotation in checked), default=0)
         if asked == "labels" and most > self.length:
             raise ValueError(
                 f"{self.store.folder} has {most} classes, and each is asked for at a position of "
                 f"its own: bind Trainer.segment_length = {most} or more."
             )
-        return found
+        return checked
 
     def borders(self, document: int) -> list[Borders]:
-        """Returns the segments of a document, as parts of its text."""
+        """Returns the segments of a document."""
         return segment_borders(
             int(self.texts_D[document]),
             int(self.sizes_D[document]),
@@ -174,15 +166,11 @@ class LabelledSegments:
         )
 
     def first_position(self, document: int) -> int:
-        """Returns the position of a segment's first token of text."""
-        around = self.length - int(self.sizes_D[document])
-        return around - len(self._after)
+        """Returns the position of the first token of text in a segment."""
+        return self.length - int(self.sizes_D[document]) - len(self._after)
 
     def write(self, batch: Batch, k: int, b: int, document: int, segment: int, loss: str) -> None:
-        """Writes one segment of a document into a batch that is padding there.
-
-        loss: segments that are scored, one of `LOSSES`.
-        """
+        """Writes one segment of a document to a batch; `loss` is one of `LOSSES`."""
         borders = self.borders(document)
         part = borders[segment]
         question = int(self.questions_D[document])
@@ -216,7 +204,7 @@ class LabelledSegments:
         batch.weights_KBT[k, b, : len(targets)] = weights
 
     def _span(self, document, part):
-        """First and last position of the answer in a segment; 0 where it is not there whole."""
+        """Returns first and last position of the answer in a segment, 0 if it is not inside."""
         for start, stop in self.annotations[document].get("spans", ()):
             if part.start <= start and stop <= part.stop:
                 first = self.first_position(document) + start - part.start
@@ -231,21 +219,17 @@ def _empty(segments: int, rows: int, length: int) -> Batch:
 
 
 class LabelledStream(Stream):
-    """The stream of training on labelled documents: epoch after epoch, each in its own order.
+    """The training stream of labelled documents, in a new order each epoch.
 
-    Rows take the documents in turn, and a step may end one epoch and begin the next.
+    A step may end one epoch and begin the next. `row_segments_B` is an average, rounded up.
 
     Args:
         store: documents with annotations.
         rows, segment_length, segments_per_step, seed: as of `Stream`.
-        documents: how they are cut, and what is asked; None for the defaults.
+        documents: settings; None for the defaults.
 
     Attributes:
-        row_segments_B: segments in one epoch of each row, empty ones too, on average, rounded up.
-        segments: of the documents, a `LabelledSegments`.
-
-    Raises:
-        ValueError: as `LabelledSegments`, a size below 1, or a negative seed.
+        segments: a `LabelledSegments`.
     """
 
     targets_are_tokens = False
@@ -264,16 +248,15 @@ class LabelledStream(Stream):
         documents = documents or LabelledDocuments()
         self.segments = LabelledSegments(store, segment_length, segments_per_step, documents)
         self.row_segments_B = np.full(rows, -(-store.num_documents * segments_per_step // rows))
-        # Two, because one step may end an epoch and begin the next.
+        # Two, because a step may end one epoch and begin the next.
         self._orders = LastResults(
             lambda epoch: permutation(store.num_documents, seed, epoch, 5), kept=2
         )
 
     @property
     def note(self) -> str:
-        """The share of the texts that is not read."""
         return (
-            f"{self.segments.truncated:.1%} of the tokens of {self.store.folder} lie behind the "
+            f"{self.segments.truncated:.1%} of the tokens of {self.store.folder} lie after the "
             f"first {self.segments_per_step} segments of their documents and are not read."
         )
 
@@ -291,19 +274,16 @@ class LabelledStream(Stream):
 
 
 class LabelledPass(EvaluationPass):
-    """One pass of evaluation: every document once, its last segment scored; no empty segments.
+    """One pass of evaluation: every document once, with its last segment scored.
 
     Args:
         store: documents with annotations.
         rows, segment_length: B and T; rows may exceed the documents.
-        segments_per_step: segments that are read of a document, at most.
-        documents: how they are cut, and what is asked; None for the defaults.
+        segments_per_step: largest number of segments of a document.
+        documents: settings; None for the defaults.
 
     Attributes:
-        segments: of the documents, a `LabelledSegments`.
-
-    Raises:
-        ValueError: as `LabelledSegments`, or a size below 1.
+        segments: a `LabelledSegments`.
     """
 
     targets_are_tokens = False
@@ -327,10 +307,7 @@ class LabelledPass(EvaluationPass):
         self.num_steps = max(int(ends[-1]) for ends in self._ends if len(ends))
 
     def segment(self, step: int, row: int) -> tuple[int, int]:
-        """Returns the document that a row reads at a step, and which of its segments.
-
-        (-1, 0) where it has nothing left to read.
-        """
+        """Returns the document of a row at a step, and the number of its segment; or (-1, 0)."""
         ends = self._ends[row]
         if not len(ends) or step >= ends[-1]:
             return -1, 0
@@ -340,9 +317,9 @@ class LabelledPass(EvaluationPass):
 
     def last_B(self, step: int) -> np.ndarray:
         """Returns whether each row reads the last segment of a document, bool (rows,)."""
-        found = (self.segment(step, row) for row in range(self.rows))
+        segments = (self.segment(step, row) for row in range(self.rows))
         counts_D = self.segments.counts_D
-        return np.array([d >= 0 and segment == counts_D[d] - 1 for d, segment in found])
+        return np.array([d >= 0 and segment == counts_D[d] - 1 for d, segment in segments])
 
     def _read(self, step: int, rows: range) -> Batch:
         batch = _empty(1, len(rows), self.segment_length)

@@ -1,9 +1,7 @@
-"""The ledger: a hash of all that was read, the same whoever read it and in whatever order.
+"""The data checksum, recorded as `ledger`: equal for runs that have read the same data.
 
-Each row of each step has a hash of its number, its step and all its tokens, weights and starts.
-The ledger is the sum of these hashes modulo 2**64. Each host adds up its own rows, and the sums of
-the hosts add up to the same ledger for any number of hosts. Two runs with equal ledgers at a step
-have read the same data.
+It is the sum, modulo 2**64, of a hash of each row of each step: of its number, step, tokens,
+weights and starts. The sums of all hosts add up to the same checksum for any number of hosts.
 """
 
 import functools
@@ -16,19 +14,16 @@ MODULUS = 2**64
 
 
 def row_hashes(batch: Batch, step: int, first_row: int = 0) -> np.ndarray:
-    """Hashes the rows of a batch.
+    """Returns the hashes of the rows of a batch, uint64 (rows,).
 
-    A row's 32-bit words are multiplied by fixed random odd numbers, one for each word, and added
-    modulo 2**64; the sum is then mixed with step and row. One word that differs always changes the
-    sum; several leave it as it is with a chance of 2**-33 at most. It finds mistakes, not forgery.
+    The 32-bit words of a row are multiplied by fixed random odd numbers and added modulo 2**64;
+    the sum is mixed with step and row. A difference of one word always changes the hash, several
+    leave it unchanged with probability 2**-33 at most. It finds mistakes, not forgery.
 
     Args:
-        batch: arrays on the host, as a stream gives them.
-        step: the step it was read for.
+        batch: arrays on the host.
+        step: of the batch.
         first_row: number of its first row in the global batch.
-
-    Returns:
-        uint64 (rows,).
     """
     rows = np.arange(first_row, first_row + batch.starts_KB.shape[1], dtype=np.uint64)
     sums_B = np.zeros(len(rows), np.uint64)
@@ -41,22 +36,18 @@ def row_hashes(batch: Batch, step: int, first_row: int = 0) -> np.ndarray:
 
 
 def ledger_of(batch: Batch, step: int, first_row: int = 0) -> int:
-    """Returns the sum of the hashes of a batch's rows, in [0, 2**64); arguments as `row_hashes`."""
+    """Returns the data checksum of a batch, in [0, 2**64); arguments as of `row_hashes`."""
     return int(row_hashes(batch, step, first_row).sum(dtype=np.uint64))
 
 
 @functools.lru_cache(maxsize=16)
 def _factors(number, segments, length):
-    """A random odd number for each word of one array of a row."""
     bits = np.random.Philox(np.random.SeedSequence((number, 1))).random_raw(segments * length)
     return bits.reshape(segments, length) | np.uint64(1)
 
 
 def _mixed(x):
-    """A bijection of 64 bits in which every bit of `x` moves about half of the others.
-
-    Source: Steele, Lea and Flood 2014, the finalizer of SplitMix64.
-    """
+    """Returns the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

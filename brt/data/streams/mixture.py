@@ -1,15 +1,12 @@
-"""Documents of several stores, each store for its share of the tokens, in every row.
+"""Whole documents of several stores, each with a share of the tokens of every row.
 
-Every row reads all stores, whole documents one after another, so that what a model carries is
-always the memory of one document. In each row each store has a schedule. The schedule of a store
-with share w goes through the row's documents of it, over and over: the document before which c
-tokens of that store lie is due once the row has read b + c / w tokens. The row reads documents in
-the order in which they are due. When it has read v tokens, a store has given w * v of them, to
-within its longest document and its delay b: shares are kept exactly in the long run, in each row
-and so on each host.
+In each row each store has a schedule, which repeats the row's documents of that store: the document
+after c tokens of a store with share w is due when the row has read b + c / w tokens. The row reads
+documents in the order in which they are due. Of v tokens, w * v come from the store, to within its
+longest document and its delay b.
 
-One store, drawn by share over the rows, has no delay; the others begin late by a random part of
-one of their mean documents. Axes as in `batch`.
+One store, drawn by share over the rows, has no delay; the others have a random part of one of their
+mean documents. Axes as in `batch`.
 """
 
 import bisect
@@ -24,17 +21,11 @@ from brt.data.streams.documents import WholeDocuments, assign
 
 
 class MixtureStream(WholeDocuments):
-    """The stream of training over a `MixedStore`.
-
-    Documents of each store are assigned to rows, and shuffled in each row every time it has gone
-    through its share of that store, as in `DocumentStream`.
+    """The training stream of a `MixedStore`; assigns and shuffles documents as `DocumentStream`.
 
     Args:
-        store: what to read; each of its stores has at least as many documents as there are rows.
+        store: the documents; each of its stores has at least as many as rows.
         rows, segment_length, segments_per_step, seed: as of `Stream`.
-
-    Raises:
-        ValueError: a store with fewer documents than rows, a size below 1, or a negative seed.
     """
 
     store: MixedStore
@@ -51,10 +42,10 @@ class MixtureStream(WholeDocuments):
         for part in store.stores:
             check_count(str(part.folder), part.num_documents, rows)
         self._schedules = self._make_schedules()
-        self._stretches: list[_Stretch | None] = [None] * rows  # the last one each row needed
+        self._stretches: list[_Stretch | None] = [None] * rows  # the last one of each row
 
     def _make_schedules(self) -> list[list["_Schedule"]]:
-        """For each row its schedules, one a store."""
+        """Returns the schedules of each row, one per store."""
         shares = self.store.shares
         ranks = permutation(self.rows, self.seed, 0, 0, 4)
         first_B = np.searchsorted(np.cumsum(shares), (ranks + 0.5) / self.rows, side="right")
@@ -86,7 +77,7 @@ class MixtureStream(WholeDocuments):
     def _place(self, row: int, number: int) -> tuple[int, int]:
         stretch = self._stretches[row]
         if stretch is None or not stretch.firsts[0] <= number < stretch.firsts[-1]:
-            # One assignment of a finished tuple: other threads see the old one or the new one.
+            # One assignment of a tuple, so that other threads see the old or the new one.
             stretch = self._stretches[row] = _find(self._schedules[row], stretch, number)
         index = int(stretch.firsts.searchsorted(number, "right")) - 1
         offset = (number - int(stretch.firsts[index])) * self.segment_length
@@ -94,15 +85,7 @@ class MixtureStream(WholeDocuments):
 
 
 def check_count(where: str, documents: int, rows: int) -> None:
-    """Refuses fewer documents in a store than a `MixtureStream` has rows.
-
-    Args:
-        where: names the documents, for the message.
-        documents, rows: how many there are.
-
-    Raises:
-        ValueError: there are fewer.
-    """
+    """Refuses fewer documents in a store than rows; `where` names the store."""
     if documents < rows:
         raise ValueError(
             f"{where} has {documents} documents, and each of {rows} rows needs one of every store "
@@ -112,10 +95,10 @@ def check_count(where: str, documents: int, rows: int) -> None:
 
 
 class _Stretch(NamedTuple):
-    """A short stretch of what a row reads.
+    """Consecutive documents of a row.
 
-    number: stretches have the same length in tokens and are numbered from 0.
-    firsts: the row's segments before each of its documents, and at its end.
+    number: of the stretch; all stretches have the same length in tokens.
+    firsts: the row's segments before each document, and at the end.
     documents: in the order in which they are due.
     """
 
@@ -127,9 +110,9 @@ class _Stretch(NamedTuple):
 class _Epoch(NamedTuple):
     """The documents of a schedule in the order of one epoch.
 
-    due: when each is due, in tokens of the row.
-    firsts: segments before each, and at the end; counted from the epoch's first.
-    documents: their numbers in the store.
+    due: tokens of the row before each is due.
+    firsts: segments of the epoch before each, and at the end.
+    documents: numbers in the store.
     """
 
     due: np.ndarray
@@ -138,20 +121,13 @@ class _Epoch(NamedTuple):
 
 
 class _Schedule:
-    """The documents of one store that one row reads, and when each is due.
-
-    Times are tokens that the row has read.
+    """The documents of one store in one row, and when each is due, in tokens of the row.
 
     Args:
-        documents, lengths, segments: numbers of the documents, their tokens and segments; int64
-            (documents,).
+        documents, lengths, segments: numbers, tokens and segments; int64 (documents,).
         share: w, of the row's tokens.
         delay: b, when the first document is due.
-        key: decides the order of each epoch.
-
-    Attributes:
-        tokens, segments: of one epoch.
-        share, delay: as given.
+        key: of the random order of each epoch.
     """
 
     def __init__(
@@ -176,27 +152,27 @@ class _Schedule:
         self._epoch = LastResults(self._shuffled, kept=2)
 
     def segments_before(self, time: float) -> int:
-        """Segments of all documents due before a time."""
+        """Returns the segments of all documents due before a time."""
         epoch, index = self._position(time)
         return epoch * self.segments + int(self._epoch(epoch).firsts[index])
 
     def between(self, begin: float, end: float) -> list[np.ndarray]:
-        """Documents due in [begin, end): when they are, their segments, their numbers."""
+        """Returns times, segments, and numbers of the documents due in [begin, end)."""
         first, start = self._position(begin)
         last, stop = self._position(end)
-        found = []
+        parts = []
         for number in range(first, last + 1):
             epoch = self._epoch(number)
             part = slice(
                 start if number == first else 0, stop if number == last else len(epoch.due)
             )
-            found.append((epoch.due[part], np.diff(epoch.firsts)[part], epoch.documents[part]))
-        return [np.concatenate(arrays) for arrays in zip(*found)]
+            parts.append((epoch.due[part], np.diff(epoch.firsts)[part], epoch.documents[part]))
+        return [np.concatenate(arrays) for arrays in zip(*parts)]
 
     def epoch_at(self, time: float) -> int:
-        """The epoch in which the last document due before a time lies; 0 if there is none."""
+        """Returns the epoch of the last document due before a time; 0 if there is none."""
         epoch = max(int((time - self.delay) * self.share // self.tokens), 0)
-        # Rounding may have put a time on the wrong side of a border.
+        # Rounding may have put a time on the wrong side of a boundary.
         while self._due(epoch + 1, 0) < time:
             epoch += 1
         while epoch > 0 and self._due(epoch, 0) >= time:
@@ -204,7 +180,7 @@ class _Schedule:
         return epoch
 
     def _position(self, time: float) -> tuple[int, int]:
-        """Epoch, and how many of its documents are due before a time."""
+        """Returns the epoch, and how many of its documents are due before a time."""
         epoch = self.epoch_at(time)
         return epoch, int(self._epoch(epoch).due.searchsorted(time, "left"))
 
@@ -212,7 +188,6 @@ class _Schedule:
         return self.delay + (epoch * self.tokens + tokens) / self.share
 
     def _shuffled(self, epoch: int) -> _Epoch:
-        """The documents in the order of an epoch."""
         order = permutation(len(self._documents), *self._key, epoch, 7)
         tokens = np.cumsum(self._lengths[order]) - self._lengths[order]
         firsts = np.concatenate([[0], np.cumsum(self._segments[order])])
@@ -220,33 +195,30 @@ class _Schedule:
 
 
 def _find(schedules: list[_Schedule], last: _Stretch | None, number: int) -> _Stretch:
-    """Finds the stretch of a row in which its segment of that number is read.
-
-    last: the stretch found before, or None; the search goes on from there where it can.
-    """
-    # In so many tokens no schedule goes through more than one epoch of its documents.
+    """Returns the stretch of a row with segment `number`; searches from the stretch `last`."""
+    # In this many tokens no schedule has more than one epoch.
     length = min(schedule.tokens / schedule.share for schedule in schedules)
     low = last.number if last is not None and number >= last.firsts[-1] else 0
     width = 1
     while not _more_than(schedules, (low + width + 1) * length, number):
         width *= 2
-    found = low + bisect.bisect_left(
+    stretch = low + bisect.bisect_left(
         range(width), True, key=lambda i: _more_than(schedules, (low + i + 1) * length, number)
     )
-    begin = found * length
-    end = (found + 1) * length
+    begin = stretch * length
+    end = (stretch + 1) * length
     due, segments, documents = (
         np.concatenate(arrays)
         for arrays in zip(*(schedule.between(begin, end) for schedule in schedules))
     )
-    order = np.argsort(due, kind="stable")  # documents due at the same time go by store
+    order = np.argsort(due, kind="stable")  # ties in the order of the stores
     before = sum(schedule.segments_before(begin) for schedule in schedules)
-    return _Stretch(found, before + np.cumsum([0, *segments[order]]), documents[order])
+    return _Stretch(stretch, before + np.cumsum([0, *segments[order]]), documents[order])
 
 
 def _more_than(schedules: list[_Schedule], time: float, number: int) -> bool:
-    """Tells whether documents due before a time have more than so many segments."""
-    # Whole epochs first: they decide most cases and need no order.
+    """Returns whether documents due before a time have more than `number` segments."""
+    # Whole epochs first: they settle most cases and need no order.
     least = sum(schedule.epoch_at(time) * schedule.segments for schedule in schedules)
     if least > number:
         return True

@@ -1,7 +1,4 @@
-"""Steps that overlap: each reads the segments before its own again.
-
-Axes as in `batch`.
-"""
+"""Steps that overlap: each reads previous segments again. Axes as in `batch`."""
 
 import numpy as np
 
@@ -10,26 +7,14 @@ from brt.data.streams.batch import Batch, padding
 
 
 class RereadStream(Stream):
-    """A stream of one new segment a step, with the segments before it in front.
+    """A stream of one new segment per step, after the k segments before it.
 
-    The batch of step s holds the segments s - k ... s of each row, as the stream without
-    re-reading gives them, starts included. Only the last has loss weights, so every token is scored
-    as often as before. Before the first segment of all there is nothing to read: weights 0, and
-    starts, so that the memory a row has then is never used.
-
-    The ledger is of all that a step reads, k segments again included. So it tells runs of
-    different k apart, and not only runs over different data.
+    The batch of step s has the segments s - k ... s of each row of the inner stream. Only the last
+    has loss weights, so every token is scored once. Segments before step 0 are padding.
 
     Args:
-        new: a training stream with one segment a step.
+        new: a training stream with one segment per step.
         reread_segments: k, at least 1.
-
-    Attributes:
-        segments_per_step: k + 1, the segments of a batch.
-        row_segments_B: as of `new`; mixtures have none.
-
-    Raises:
-        ValueError: a stream with other steps, or nothing to read again.
     """
 
     def __init__(self, new: Stream, reread_segments: int):
@@ -53,7 +38,6 @@ class RereadStream(Stream):
         return batch
 
     def _segment(self, number, rows):
-        """The rows' segment of a number, which is negative before the first step."""
         if number < 0:
             return padding(1, len(rows), self.segment_length)
         return self._new.batch(number, rows.start, len(rows))

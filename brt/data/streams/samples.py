@@ -1,13 +1,10 @@
-"""Batches of samples of one length, each read whole in one step.
+"""Batches of samples of one length, each read whole in one step. Axes as in `batch`.
 
-Axes as in `batch`.
+The inputs of a sample x_0 .. x_L are x_0 .. x_{L-1}, its targets x_1 .. x_L; BEGIN does not occur.
+The inputs are cut into K segments of T, which are one training step, so gradients reach from the
+last segment of a sample to its first. In every step every row reads a new sample.
 
-A sample x_0 .. x_L is a document. Its inputs are x_0 .. x_{L-1} and its targets x_1 .. x_L, so
-that every token but the first is a target, and BEGIN does not occur: a sample says itself where
-its answer begins. The L inputs are cut into K segments of T, which make one step of training; so
-gradients reach from a sample's last segment to its first. Every step every row reads a new sample.
-
-Source: Bulatov et al. 2022, arXiv:2207.06881, section 4, and the published code's data loader.
+Source: Bulatov et al. 2022, arXiv:2207.06881, section 4, and the data loader of the published code.
 """
 
 from collections.abc import Sequence
@@ -23,21 +20,15 @@ from brt.data.streams.batch import DTYPES, Batch, padding
 
 
 class SampleStream(Stream):
-    """The stream of training on samples: epoch after epoch, each in an order of its own.
+    """The training stream of samples, in a new order each epoch.
 
-    Rows take the samples in turn, and a step may end one epoch and begin the next; nothing is
-    dropped.
+    A step may end one epoch and begin the next; no sample is dropped. `row_segments_B` is an
+    average, rounded up.
 
     Args:
-        store: what to read; documents of K T + 1 tokens.
+        store: documents of K T + 1 tokens.
         rows: B, rows of the global batch; may exceed the samples.
         segment_length, segments_per_step, seed: as of `Stream`.
-
-    Attributes:
-        row_segments_B: segments in one epoch of each row, on average, rounded up; int64 (rows,).
-
-    Raises:
-        ValueError: samples of another length, a size below 1, or a negative seed.
     """
 
     store: TokenStore
@@ -53,7 +44,7 @@ class SampleStream(Stream):
         super().__init__(store, rows, segment_length, segments_per_step, seed)
         check_cut(sample_length(store), segment_length, segments_per_step)
         self.row_segments_B = np.full(rows, -(-store.num_documents * segments_per_step // rows))
-        # Two, because one step may end an epoch and begin the next.
+        # Two, because a step may end one epoch and begin the next.
         self._orders = LastResults(
             lambda epoch: permutation(store.num_documents, seed, epoch, 4), kept=2
         )
@@ -66,18 +57,15 @@ class SampleStream(Stream):
 
 
 class SamplePass(EvaluationPass):
-    """One pass of evaluation: every sample once, in the store's order, one segment a step.
+    """One pass of evaluation: every sample once, in the order of the store, one segment per step.
 
     Args:
-        store: what to read; documents of a multiple of T tokens, and one more.
+        store: documents of a multiple of T tokens, plus one.
         rows: B, rows of the global batch; may exceed the samples.
         segment_length: T, in tokens.
 
     Attributes:
         segments: of a sample.
-
-    Raises:
-        ValueError: samples of another length, or a size below 1.
     """
 
     store: TokenStore
@@ -103,11 +91,7 @@ class SamplePass(EvaluationPass):
 
 
 def sample_length(store: TokenStore | MixedStore) -> int:
-    """Returns the tokens that are read of every sample, one less than it has.
-
-    Raises:
-        ValueError: a mixture, or documents of several lengths, or of one token.
-    """
+    """Returns the number of tokens that a model reads of each sample, one less than its length."""
     lengths_D = store.lengths_D
     if isinstance(store, MixedStore) or lengths_D.min() < 2 or lengths_D.min() != lengths_D.max():
         raise ValueError(
@@ -118,15 +102,12 @@ def sample_length(store: TokenStore | MixedStore) -> int:
 
 
 def check_cut(length: int, segment_length: int, segments_per_step: int | None = None) -> None:
-    """Refuses segments that do not make up a sample.
+    """Refuses segments that do not divide a sample.
 
     Args:
-        length: tokens that are read of a sample.
+        length: tokens of the inputs of a sample.
         segment_length: T.
         segments_per_step: K; None for any number of whole segments.
-
-    Raises:
-        ValueError: naming the bindings.
     """
     hint = "; or pad the samples, with padded_length of the task"
     if segments_per_step is None:
@@ -166,7 +147,7 @@ def read_samples(store: TokenStore, documents_B: np.ndarray) -> tuple[np.ndarray
 def _read_segments(
     store: TokenStore, documents_B: np.ndarray, segments: Sequence[int], length: int
 ) -> Batch:
-    """Reads those segments of the samples; document -1 is padding."""
+    """Reads segments of samples; document -1 is padding."""
     batch = padding(len(segments), len(documents_B), length)
     read_B = documents_B >= 0
     tokens_BL, weights_BL = read_samples(store, documents_B[read_B])

@@ -1,4 +1,4 @@
-"""Makes the stream that a configuration names: for training, and its counterpart for evaluation."""
+"""Makes the streams of a configuration: for training, and its counterpart for evaluation."""
 
 from brt.checks import check_choice
 from brt.data.mixture import MixedStore
@@ -13,16 +13,12 @@ from brt.data.streams.samples import SamplePass, SampleStream
 from brt.data.streams.shifted import ShiftedPass
 
 STREAMS = ("documents", "contiguous", "shuffled", "samples", "labelled")
-"""Documents, each read by one row; the corpus cut into rows; the same, documents shuffled; samples
-of one length, each read whole in one step; labelled documents, the same of any length."""
+"""Documents, each read by one row; the corpus cut into rows; the same with shuffled documents;
+samples of one length, each read whole in one step; labelled documents, the same of any length."""
 
 
 def check_stream(kind: str) -> None:
-    """Refuses a name that is none of `STREAMS`.
-
-    Raises:
-        ValueError: with the names that are.
-    """
+    """Refuses a kind that is not in `STREAMS`."""
     check_choice("Trainer.stream", kind, STREAMS)
 
 
@@ -36,17 +32,14 @@ def training_stream(
     reread_segments: int = 0,
     labelled: LabelledDocuments | None = None,
 ) -> Stream:
-    """Returns the endless stream of one of the `STREAMS` over a token store or a mixture of them.
+    """Returns a training stream.
 
     Args:
-        kind: one of the `STREAMS`.
-        store: what to read.
+        kind: one of `STREAMS`; only "documents" reads a mixture.
+        store: the documents.
         rows, segment_length, segments_per_step, seed: as of `Stream`.
-        reread_segments: earlier segments that a step begins with, as of `RereadStream`.
-        labelled: how labelled documents are read; None for the defaults.
-
-    Raises:
-        ValueError: an unknown kind, a mixture that is not read as documents, or as the stream.
+        reread_segments: as of `RereadStream`; 0 for none.
+        labelled: settings of labelled documents; None for the defaults.
     """
     check_stream(kind)
     if reread_segments:
@@ -74,18 +67,15 @@ def evaluation_pass(
     segments_per_step: int = 1,
     labelled: LabelledDocuments | None = None,
 ) -> EvaluationPass:
-    """Returns one pass over a store; `"shuffled"` evaluates in the store's order.
+    """Returns one pass over a store, in its order.
 
     Args:
-        kind: one of the `STREAMS`.
-        store: what to read.
+        kind: one of `STREAMS`; only "documents" reads a mixture.
+        store: the documents.
         rows, segment_length: B and T.
-        stride: for windows that overlap, of a `ShiftedPass`; None for segments that do not.
-        segments_per_step: of the training stream, the most that are read of a labelled document.
-        labelled: how labelled documents are read; None for the defaults.
-
-    Raises:
-        ValueError: an unknown kind, a mixture that is not read as documents, or as the pass.
+        stride: of overlapping windows (`ShiftedPass`); None for segments.
+        segments_per_step: largest number of segments of a labelled document.
+        labelled: settings of labelled documents; None for the defaults.
     """
     check_stream(kind)
     if isinstance(store, MixedStore):
@@ -103,14 +93,7 @@ def evaluation_pass(
 
 
 def check_stride(kind: str) -> None:
-    """Refuses a stride beside a stream that has no windows.
-
-    Args:
-        kind: one of the `STREAMS`.
-
-    Raises:
-        ValueError: naming the bindings.
-    """
+    """Refuses a stride for a stream without windows."""
     if kind in ("samples", "labelled"):
         raise ValueError(
             f'Evaluation.stride does not go with Trainer.stream = "{kind}", where every sample '
@@ -119,11 +102,7 @@ def check_stride(kind: str) -> None:
 
 
 def check_mixture(kind: str) -> None:
-    """Refuses a stream that does not read several corpora as one.
-
-    Raises:
-        ValueError: naming the bindings.
-    """
+    """Refuses a stream that cannot read a mixture."""
     if kind != "documents":
         raise ValueError(
             f"Trainer.stream = {kind!r} has no order for the documents of a Mixture: bind "

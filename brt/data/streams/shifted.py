@@ -1,11 +1,8 @@
-"""One pass of evaluation by windows that overlap: a model without memory with a full context.
+"""Evaluation by overlapping windows: a model without memory, with a full context.
 
-A window of T tokens is read from nothing, its last tokens are scored, and it moves on by as many:
-by one, so that every token is predicted from the whole window (Transformer-XL, section 3.1, Figure
-1), or by more, which costs less and leaves the first tokens scored with T - stride before them. The
-first window of a text is scored whole, so every token is scored once.
-
-Axes as in `batch`.
+A window of T tokens is read with fresh memory, its last `stride` tokens are scored, and it moves by
+as many: by one in Transformer-XL, section 3.1, Figure 1. The first window of a text is scored
+whole, so every token is scored once. Axes as in `batch`.
 """
 
 import numpy as np
@@ -18,19 +15,14 @@ from brt.data.streams.contiguous import InOrder, place_in_store, read_pairs
 
 
 class ShiftedPass(EvaluationPass):
-    """Windows over each document, or over the whole store as one text.
-
-    Every window is a start, and only what it scores has weight.
+    """Windows over each document, or over the whole store as one text; each is a start.
 
     Args:
-        store: what to read; a `TokenStore` where documents are read as one text.
-        rows: B, rows of the global batch; they share the windows evenly.
-        segment_length: T, in tokens, of a window.
+        store: the documents.
+        rows: B, rows of the global batch.
+        segment_length: T, tokens of a window.
         stride: tokens from one window to the next, 1 ... T.
-        contiguous: whether documents are read as one text, as `ContiguousPass` does.
-
-    Raises:
-        ValueError: a size below 1, or a stride outside its range.
+        contiguous: whether all documents are one text, as in `ContiguousPass`.
     """
 
     def __init__(
@@ -81,7 +73,7 @@ class ShiftedPass(EvaluationPass):
         return batch
 
     def _windows(self, step, rows):
-        """For each row the number of the text, -1 for none, and its window's first pair."""
+        """Returns the text of each row, -1 for none, and the first pair of its window."""
         numbers_B = np.array(rows) + step * self.rows
         texts_B = np.searchsorted(self._firsts, numbers_B, side="right") - 1
         begins_B = (numbers_B - self._firsts[texts_B]) * self.stride
@@ -90,11 +82,7 @@ class ShiftedPass(EvaluationPass):
 
 
 def check_overlap(stride: int, segment_length: int) -> None:
-    """Refuses windows that would leave out tokens.
-
-    Raises:
-        ValueError: a stride outside 1 ... T.
-    """
+    """Refuses windows that would skip tokens."""
     if not 1 <= stride <= segment_length:
         raise ValueError(
             f"Evaluation.stride = {stride} must be at least 1 and at most the segment length "

@@ -99,9 +99,6 @@ class Vocabulary(abc.ABC):
 
         Returns:
             int32 (tokens,).
-
-        Raises:
-            ValueError: text that the vocabulary refuses.
         """
 
     def spans(self, text: str) -> tuple[np.ndarray, np.ndarray] | None:
@@ -115,11 +112,7 @@ class Vocabulary(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, ids: ArrayLike) -> str:
-        """Returns the text of `ids`, integers (tokens,), as well as it can be rendered.
-
-        Raises:
-            ValueError: an id outside [0, size).
-        """
+        """Returns the text of `ids`, integers (tokens,), as well as it can be rendered."""
 
 
 @configurable
@@ -136,11 +129,7 @@ class ByteVocabulary(Vocabulary):
         return np.frombuffer(data, np.uint8).astype(np.int32)
 
     def decode(self, ids: ArrayLike) -> str:
-        """Returns UTF-8 text; bytes that are not UTF-8 (half a character) become U+FFFD.
-
-        Raises:
-            ValueError: an id outside [0, 256).
-        """
+        """Returns UTF-8 text; bytes that are not UTF-8 (half a character) become U+FFFD."""
         checked = checked_ids(ids, self.size, self.name)
         return checked.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
@@ -154,9 +143,6 @@ class SentencePieceVocabulary(Vocabulary):
 
     Args:
         model_file: path of the `.model` file; `~` and environment variables are expanded.
-
-    Raises:
-        FileNotFoundError, ValueError: on first use, when the file is missing or is not a model.
     """
 
     def __init__(self, model_file: Name = gin.REQUIRED):
@@ -197,21 +183,13 @@ class SentencePieceVocabulary(Vocabulary):
         return self._load()[0].unk_id()
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        """Returns the piece ids of a whole UTF-8 document, int32 (tokens,).
-
-        Raises:
-            ValueError: `data` is not UTF-8.
-        """
+        """Returns the piece ids of a whole UTF-8 document, int32 (tokens,)."""
         processor = self._load()[0]
         text = utf8_text(data, title)
         return np.array(processor.encode(text, out_type=int), np.int32)
 
     def decode(self, ids: ArrayLike) -> str:
-        """Returns the text of the pieces, without what the model's normalisation dropped.
-
-        Raises:
-            ValueError: an id outside [0, size).
-        """
+        """Returns the text of the pieces, without what the model's normalisation dropped."""
         processor = self._load()[0]
         return processor.decode(checked_ids(ids, self.size, self.name).tolist())
 
@@ -223,12 +201,7 @@ class SentencePieceVocabulary(Vocabulary):
 
 
 def checked_ids(ids: ArrayLike, size: int, name: str) -> np.ndarray:
-    """Returns `ids` as an int64 array (tokens,), all of them in [0, size).
-
-    Raises:
-        ValueError: no whole numbers, or an id outside that range; the sentence names the first
-            one and `name`.
-    """
+    """Returns `ids` as an int64 array (tokens,), all of them in [0, size)."""
     given = np.asarray(ids).reshape(-1)
     if given.size and given.dtype.kind not in "iu":
         raise ValueError(
@@ -245,11 +218,7 @@ def checked_ids(ids: ArrayLike, size: int, name: str) -> np.ndarray:
 
 
 def utf8_text(data: bytes, title: str) -> str:
-    """Decodes a UTF-8 document.
-
-    Raises:
-        ValueError: it is not UTF-8; the sentence names `title` and the first wrong byte.
-    """
+    """Decodes a UTF-8 document."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -261,11 +230,7 @@ def utf8_text(data: bytes, title: str) -> str:
 
 
 def utf8_bytes(text: str, title: str) -> bytes:
-    """Encodes a text as UTF-8.
-
-    Raises:
-        ValueError: it holds a lone surrogate; the sentence names `title` and the character.
-    """
+    """Encodes a text as UTF-8."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -276,11 +241,7 @@ def utf8_bytes(text: str, title: str) -> bytes:
 
 
 def utf8_lines(data: bytes, title: str) -> Iterator[str]:
-    r"""Yields the lines of a UTF-8 document, each with its `\n`; one at a time, to bound memory.
-
-    Raises:
-        ValueError: as `utf8_text`.
-    """
+    r"""Yields the lines of a UTF-8 document, each with its `\n`; one at a time, to bound memory."""
     for line in io.BytesIO(data):
         try:
             yield line.decode("utf-8")
@@ -301,9 +262,6 @@ def read_vocabulary_file(path: str, what: str, binding: str) -> bytes:
         path: of the file, on a disk or in a bucket.
         what: what the file is to be, for messages.
         binding: the gin binding that names it, for messages.
-
-    Raises:
-        FileNotFoundError, IsADirectoryError, PermissionError: each says what to do.
     """
     try:
         with open_regular(path) as file:

@@ -52,9 +52,6 @@ class CharacterVocabulary(Vocabulary):
 
     Args:
         file: path of the list; opened when first needed. `~` and variables are expanded.
-
-    Raises:
-        FileNotFoundError, ValueError: on first use, when the file is missing or no such list.
     """
 
     def __init__(self, file: Name = gin.REQUIRED):
@@ -62,17 +59,14 @@ class CharacterVocabulary(Vocabulary):
 
     @property
     def path(self) -> str:
-        """Path of the list."""
         return self.file
 
     @property
     def size(self) -> int:
-        """Number of symbols, the unknown one included where it is listed."""
         return len(self._list.symbols)
 
     @property
     def name(self) -> str:
-        """`characters:` and the name of the file."""
         return f"characters:{self.file.rsplit('/', 1)[-1]}"
 
     @property
@@ -82,27 +76,18 @@ class CharacterVocabulary(Vocabulary):
 
     @property
     def special_ids(self) -> dict[str, int]:
-        """`<unk>`, where the file lists it."""
         return {} if self.unknown_id is None else {UNKNOWN: self.unknown_id}
 
     @property
     def unknown_id(self) -> int | None:
-        """The id of symbols that are not listed; None where they are refused."""
         symbols = self._list.symbols
         return symbols.index(UNKNOWN) if UNKNOWN in symbols else None
 
     @property
     def cuts_after(self) -> bytes:
-        """No byte where symbols are bytes, which may be cut anywhere; else line ends."""
         return b"" if self._list.unit == "byte" else b"\n"
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        """Returns the ids of the symbols of a whole document, int32 (symbols,).
-
-        Raises:
-            ValueError: a symbol that is not listed, without an unknown one to stand for it; or
-                characters are read and `data` is not UTF-8.
-        """
         unit = self._list.unit
         codes = _codes(data, unit, title)
         ids = self._list.ids_of_codes[codes]
@@ -117,11 +102,6 @@ class CharacterVocabulary(Vocabulary):
         return ids
 
     def decode(self, ids: ArrayLike) -> str:
-        """Returns the text; unknown symbols, and bytes that are not UTF-8, become U+FFFD.
-
-        Raises:
-            ValueError: an id outside [0, size).
-        """
         pieces = self._list.pieces
         checked = checked_ids(ids, self.size, self.name)
         return b"".join(pieces[i] for i in checked).decode("utf-8", errors="replace")
@@ -151,11 +131,7 @@ class CharacterVocabulary(Vocabulary):
 
 
 def count_symbols(documents: Iterable[Document], unit: str) -> np.ndarray:
-    """Counts each code, int64: (256,) for the unit "byte", (0x110000,) for "character".
-
-    Raises:
-        ValueError: another unit, or characters of a document that is not UTF-8.
-    """
+    """Counts each code, int64: (256,) for the unit "byte", (0x110000,) for "character"."""
     if unit not in CODES:
         raise ValueError(f'SymbolCounting.unit = {unit!r}: choose "byte" or "character".')
     counts = np.zeros(CODES[unit], np.int64)

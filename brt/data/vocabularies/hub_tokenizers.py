@@ -67,11 +67,7 @@ class HubTokenizer(abc.ABC):
 
 
 def hub_tokenizer(folder: str) -> HubTokenizer:
-    """Builds the tokenizer of a folder.
-
-    Raises:
-        FileNotFoundError, ValueError, ImportError: each one sentence, naming file and key.
-    """
+    """Builds the tokenizer of a folder."""
     if not os.path.isdir(folder):
         raise FileNotFoundError(
             f"No folder of a pretrained model is at {folder}: put its files there, or bind "

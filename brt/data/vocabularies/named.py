@@ -29,9 +29,6 @@ def named_vocabulary(text: str) -> Vocabulary:
         text: "bytes"; the path of a SentencePiece model, ending in `.model`; or a kind, a colon
             and the path of its file or folder, such as "words:vocabularies/wikitext.txt". Further
             settings of a kind are bindings of its class, `WordVocabulary.lower_case` for example.
-
-    Raises:
-        ValueError: it is none of these; the sentence lists them.
     """
     if text == "bytes":
         return ByteVocabulary()

@@ -43,7 +43,6 @@ class _Pretrained(Vocabulary):
 
     @property
     def size(self) -> int:
-        """Number of ids."""
         return self._loaded[0].get_vocab_size()
 
     @property
@@ -53,22 +52,15 @@ class _Pretrained(Vocabulary):
 
     @property
     def special_ids(self) -> dict[str, int]:
-        """The special tokens that are listed; text never becomes one, but for the unknown."""
         tokenizer = self._loaded[0]
         ids = {token: tokenizer.token_to_id(token) for token in self.special_tokens}
         return {token: number for token, number in ids.items() if number is not None}
 
     @property
     def unknown_id(self) -> int | None:
-        """The id of words that cannot be spelt, None where every text can be."""
         return None
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        """Returns the ids of a whole UTF-8 document, int32 (tokens,).
-
-        Raises:
-            ValueError: `data` is not UTF-8.
-        """
         tokenizer = self._loaded[0]
         text = utf8_text(data, title)
         ids = [
@@ -78,11 +70,6 @@ class _Pretrained(Vocabulary):
         return np.concatenate([np.zeros(0, np.int32), *(np.array(i, np.int32) for i in ids)])
 
     def decode(self, ids: ArrayLike) -> str:
-        """Returns the text, as well as the pieces tell it.
-
-        Raises:
-            ValueError: an id outside [0, size).
-        """
         checked = checked_ids(ids, self.size, self.name).tolist()
         return self._loaded[0].decode(checked, skip_special_tokens=False)
 
@@ -95,9 +82,6 @@ class ByteLevelBpeVocabulary(_Pretrained):
 
     Args:
         folder: holds `vocab.json` and `merges.txt`; `~` and variables are expanded.
-
-    Raises:
-        FileNotFoundError, ValueError, ImportError: on first use.
     """
 
     special_tokens = ("<|endoftext|>", "<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -107,12 +91,10 @@ class ByteLevelBpeVocabulary(_Pretrained):
 
     @property
     def path(self) -> str:
-        """Path of the folder."""
         return self.folder
 
     @property
     def name(self) -> str:
-        """`bpe:` and the name of the folder."""
         return f"bpe:{os.path.basename(os.path.normpath(self.folder))}"
 
     @functools.cached_property
@@ -145,9 +127,6 @@ class WordPieceVocabulary(_Pretrained):
     Args:
         file: path of `vocab.txt`; `~` and variables are expanded.
         lower_case: as the model was trained; False for the cased ones.
-
-    Raises:
-        FileNotFoundError, ValueError, ImportError: on first use.
     """
 
     special_tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -158,17 +137,14 @@ class WordPieceVocabulary(_Pretrained):
 
     @property
     def path(self) -> str:
-        """Path of the list."""
         return self.file
 
     @property
     def name(self) -> str:
-        """`wordpiece:`, the name of the folder and of the file."""
         return "wordpiece:" + "/".join(os.path.abspath(self.file).split("/")[-2:])
 
     @property
     def unknown_id(self) -> int:
-        """The id of words that cannot be spelt."""
         return self._loaded[0].token_to_id("[UNK]")
 
     @functools.cached_property

@@ -23,9 +23,6 @@ class PretrainedFolderVocabulary(Vocabulary):
 
     Args:
         folder: holds the files; `~` and variables are expanded.
-
-    Raises:
-        FileNotFoundError, ValueError, ImportError: on first use, naming file and key.
     """
 
     def __init__(self, folder: Name = gin.REQUIRED):
@@ -46,7 +43,6 @@ class PretrainedFolderVocabulary(Vocabulary):
 
     @property
     def size(self) -> int:
-        """One more than the highest id; the model's embedding matrix may have further rows."""
         return self.tokenizer.size
 
     @property

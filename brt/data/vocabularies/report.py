@@ -69,9 +69,6 @@ def report(vocabulary: Vocabulary, text: bytes) -> Report:
     Args:
         vocabulary: any.
         text: UTF-8 with at least two words.
-
-    Raises:
-        ValueError: fewer words or no token, or text that the vocabulary refuses.
     """
     ids = vocabulary.encode(text, "sample")
     words = text.decode("utf-8", errors="replace").split()
@@ -100,11 +97,7 @@ def report(vocabulary: Vocabulary, text: bytes) -> Report:
 
 
 def sample_text(documents: Iterable[Document], size: int = 2**22) -> bytes:
-    """Returns the first `size` bytes of a source's documents, fewer to end with a line.
-
-    Raises:
-        ValueError: the documents come as token ids.
-    """
+    """Returns the first `size` bytes of a source's documents, fewer to end with a line."""
     sample = b""
     for document in documents:
         if document.tokens is not None:

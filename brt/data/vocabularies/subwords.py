@@ -33,9 +33,6 @@ class SubwordVocabulary(Vocabulary):
 
     Args:
         file: path of the file, whose name ends in `.subwords`; `~` and variables are expanded.
-
-    Raises:
-        FileNotFoundError, ValueError, ImportError: on first use.
     """
 
     def __init__(self, file: Name = gin.REQUIRED):
@@ -43,23 +40,19 @@ class SubwordVocabulary(Vocabulary):
 
     @property
     def path(self) -> str:
-        """Path of the file."""
         return self.file
 
     @property
     def special_ids(self) -> dict[str, int]:
-        """Padding."""
         return {"<pad>": 0}
 
     @property
     def size(self) -> int:
-        """Number of ids, padding and bytes included."""
         lines = self._content.decode("utf-8").splitlines()
         return 1 + sum(not line.startswith("### ") for line in lines) + 256
 
     @property
     def name(self) -> str:
-        """`subwords:` and the name of the file."""
         return f"subwords:{self.file.rsplit('/', 1)[-1]}"
 
     @property
@@ -68,19 +61,9 @@ class SubwordVocabulary(Vocabulary):
         return hashlib.sha256(self._content).hexdigest()
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        """Returns the ids of a whole UTF-8 document, int32 (tokens,).
-
-        Raises:
-            ValueError: `data` is not UTF-8.
-        """
         return np.array(self._encoder.encode(utf8_text(data, title)), np.int32)
 
     def decode(self, ids: ArrayLike) -> str:
-        """Returns the text; bytes that are not UTF-8 become U+FFFD.
-
-        Raises:
-            ValueError: an id outside [0, size).
-        """
         checked = checked_ids(ids, self.size, self.name)
         # The library takes padding at the end only.
         return self._encoder.decode(checked[checked > 0].tolist())
@@ -102,10 +85,6 @@ class SubwordVocabulary(Vocabulary):
 
 
 def encoder_class() -> Any:
-    """Returns the library's `SubwordTextEncoder`.
-
-    Raises:
-        MissingExtra: TensorFlow Datasets is not installed.
-    """
+    """Returns the library's `SubwordTextEncoder`."""
     library = extra_library("tensorflow_datasets", "SubwordVocabulary", "data")
     return library.deprecated.text.SubwordTextEncoder

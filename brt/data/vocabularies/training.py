@@ -78,9 +78,6 @@ class VocabularyTraining(abc.ABC, Generic[Made]):
         Args:
             vocabulary: whose settings the file is for; the file need not exist.
             documents: texts, read once.
-
-        Raises:
-            ValueError: no such vocabulary can be made of them.
         """
 
 
@@ -99,10 +96,6 @@ class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
             spaces, as in the published models; spaces are kept either way.
         options: settings of the library's trainer that replace those of `PG19_OPTIONS`.
         splits: which splits are read.
-
-    Raises:
-        ValueError: from `make`, when the library cannot make so many pieces of this text, or no
-            line is short enough.
     """
 
     def __init__(
@@ -250,12 +243,7 @@ TRAININGS: dict[type[Vocabulary], Callable[[], VocabularyTraining]] = {
 
 
 def bound_training() -> VocabularyTraining:
-    """Makes the training that fits the vocabulary `Corpus` is bound to; reads its bindings.
-
-    Raises:
-        brt.config.ConfigError: a REQUIRED value is missing, such as SentencePieceTraining.size.
-        ValueError: it is a vocabulary that is not made from text.
-    """
+    """Makes the training that fits the vocabulary `Corpus` is bound to; reads its bindings."""
     try:
         vocabulary = Corpus().vocabulary
         if type(vocabulary) not in TRAININGS:
@@ -280,10 +268,6 @@ def train_vocabulary(
         training: of its kind.
         source: whose splits, as the training names them, are read once, one after another.
         quiet: no progress display.
-
-    Raises:
-        FileExistsError: the file exists; stores may have been made with it.
-        ValueError: a source that gives no text, or as the training's `make`.
     """
     path = vocabulary.path
     if path is None:
@@ -314,9 +298,6 @@ def sample_lines(documents: Iterable[Document], count: int, seed: int, longest: 
     Memory holds the sample and one document. The draws depend on the seed and on how many lines
     came before, not on NumPy's version. Source: Li 1994, "Reservoir-sampling algorithms of time
     complexity O(n(1 + log(N/n)))", algorithm L.
-
-    Raises:
-        ValueError: a sampled line is not UTF-8, or `count` is below 1.
     """
     if count < 1:
         raise ValueError(f"SentencePieceTraining.max_lines = {count} must be at least 1.")

@@ -40,10 +40,6 @@ class WordVocabulary(Vocabulary):
         unknown: the word that stands for all that are not listed; None refuses these.
         before_line, after_line: words put before and after the words of each line, or None.
         lower_case: whether text is lower-cased first.
-
-    Raises:
-        FileNotFoundError, ValueError: on first use, when the file is missing, has an empty line,
-            or does not list the words named above.
     """
 
     cuts_after = b"\n"
@@ -64,17 +60,14 @@ class WordVocabulary(Vocabulary):
 
     @property
     def path(self) -> str:
-        """Path of the list."""
         return self.file
 
     @property
     def size(self) -> int:
-        """Number of words."""
         return len(self._ids)
 
     @property
     def name(self) -> str:
-        """`words:` and the name of the file."""
         return f"words:{self.file.rsplit('/', 1)[-1]}"
 
     @functools.cached_property
@@ -85,12 +78,10 @@ class WordVocabulary(Vocabulary):
 
     @property
     def special_ids(self) -> dict[str, int]:
-        """The unknown word and those that mark lines."""
         return {word: self._ids[word] for word in self.special_words()}
 
     @property
     def unknown_id(self) -> int | None:
-        """The id of words that are not listed."""
         return None if self.unknown is None else self._ids[self.unknown]
 
     def special_words(self) -> list[str]:
@@ -99,11 +90,7 @@ class WordVocabulary(Vocabulary):
         return list(dict.fromkeys(word for word in words if word is not None))
 
     def words(self, data: bytes, title: str) -> Iterator[str]:
-        """Yields the words of a UTF-8 document, those that mark lines among them.
-
-        Raises:
-            ValueError: `data` is not UTF-8.
-        """
+        """Yields the words of a UTF-8 document, those that mark lines among them."""
         for line in utf8_lines(data, title):
             if self.before_line is not None:
                 yield self.before_line
@@ -112,11 +99,6 @@ class WordVocabulary(Vocabulary):
                 yield self.after_line
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        """Returns the ids of the words of a whole UTF-8 document, int32 (tokens,).
-
-        Raises:
-            ValueError: `data` is not UTF-8, or has a word that is not listed and `unknown` is None.
-        """
         ids = self._ids
         words = self.words(data, title)
         if self.unknown is not None:
@@ -131,11 +113,6 @@ class WordVocabulary(Vocabulary):
             ) from None
 
     def decode(self, ids: ArrayLike) -> str:
-        """Returns words with one space between them, and a line break for each end of a line.
-
-        Raises:
-            ValueError: an id outside [0, size).
-        """
         words = list(self._ids)
         text: list[str] = []
         line: list[str] = []
@@ -191,10 +168,6 @@ def word_list(
         counts: of each word.
         min_count: leave out words that are rarer.
         max_size: list so many words at most, special ones included; None lists all.
-
-    Raises:
-        ValueError: words would have to be left out, and no word stands for unknown ones; or
-            `max_size` leaves no room for words.
     """
 
     def order(item):
