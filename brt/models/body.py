@@ -1,8 +1,4 @@
-"""The contract of a body: a language model that memory tokens can be put around.
-
-A body reads positions that are already embedded; whether a position holds a token or a vector of
-memory is nothing to it. `read_part` and `decode` of its own tokens follow from that.
-"""
+"""The interface of a language model that memory tokens can be put around."""
 
 from typing import Self
 
@@ -13,7 +9,7 @@ from brt.models.model import LanguageModel
 
 
 class Body(LanguageModel):
-    """A language model that reads embedded positions: the base of models that may be wrapped.
+    """A language model that processes embedded positions, each a token or a memory vector.
 
     It is built as `body(rngs, special_tokens=n)`, with n further entries of its vocabulary after
     the last, which no text holds.
@@ -27,20 +23,17 @@ class Body(LanguageModel):
     def read_part_embedded(
         self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
-        """Reads the beginning of a period; as `read_part`, but of and to (B, P, D) vectors."""
+        """Runs `read_part` from and to (B, P, D) vectors."""
         raise NotImplementedError
 
     def decode_embedded(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        """Reads one position of every row; as `decode`, but of and to (B, D) vectors."""
+        """Runs `decode` from and to (B, D) vectors."""
         raise NotImplementedError
 
     def flops_per_position(self) -> float:
-        """Returns operations of reading one position that predicts nothing, a memory token's.
-
-        The default counts a prediction all the same.
-        """
+        """Returns the operations of one position that predicts nothing: a memory token."""
         return self.flops_per_token()
 
     def read_part(
@@ -56,15 +49,13 @@ class Body(LanguageModel):
         return self.logits(y_BD), caches
 
     def for_memory_tokens(self, layout: MemoryLayout) -> Self:
-        """Returns the same body, same parameters, for segments of that layout."""
+        """Returns the same model, with the same parameters, for segments of that layout."""
         return self.for_segments(layout.positions)
 
     def memory_tokens(self, layout: MemoryLayout) -> MemoryTokens:
-        """Returns how memory tokens stand around the segments that this body reads.
+        """Returns how memory tokens are placed around segments.
 
-        The default suits every body in which a position sees what stands before it.
-
-        Raises:
-            ValueError: a layout that the body cannot read.
+        The default suits a model in which a position attends to those before it. ValueError: a
+        layout that the model cannot process.
         """
         return CausalMemoryTokens(self, layout)

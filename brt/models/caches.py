@@ -1,13 +1,12 @@
 """Caches: values that go in and come out, and hold what a model remembers between segments.
 
-The segment form is carried from segment to segment: a segment ends on a block border, so
-it holds whole blocks. The decoding form is carried from token to token: it also holds the
-block being filled and says, per row, how far. `init_caches` of a model is the only definition of
-"empty"; every function here works on whole trees and knows no layer.
+The segment form is carried from segment to segment; segments end at block boundaries, so it holds
+whole blocks. The decoding form is carried from token to token; it also holds the block that is
+being filled, and how far each batch element has filled it. `init_caches` of a model is the only
+definition of "empty". The functions here work on whole trees and know no layer.
 
-Caches are named tuples whose arrays have their rows first and their letters at the end of their
-names, which decide how they are divided over devices. Those of the segment form have a method
-`clear_state(empty)`. docs/extending.md says how to write a memory of your own.
+Caches are named tuples of arrays, batch first, whose names end in their axes; these decide how
+they are divided over devices. Those of the segment form have a method `clear_state(empty)`.
 """
 
 import re
@@ -50,9 +49,9 @@ class LayerCache(NamedTuple):
 class DecodingWindow(NamedTuple):
     """The window while a block is being filled.
 
-    keys_BJHK, values_BJHK: (B, 2W, H, K), the previous block and the current one; what
-        lies beyond the fill is hidden by the mask, whatever it holds.
-    fill_B: (B,) int32, tokens of the current block read so far, 0 ... W - 1.
+    keys_BJHK, values_BJHK: (B, 2W, H, K), the previous block and the current one, which the mask
+        hides beyond the fill.
+    fill_B: (B,) int32, tokens of the current block so far, 0 ... W - 1.
     """
 
     keys_BJHK: jax.Array
@@ -68,9 +67,9 @@ class DecodingLayer(NamedTuple):
 
 
 def select_rows(rows_B: jax.Array, chosen: Tree, others: Tree) -> Tree:
-    """Returns the rows of `chosen` where `rows_B` is true, those of `others` elsewhere.
+    """Returns the batch elements of `chosen` where `rows_B` is true, those of `others` elsewhere.
 
-    rows_B: (B,) bool. The two trees have the same structure, and rows first.
+    rows_B: (B,) bool. The two trees have the same structure, and the batch first.
     """
 
     def pick(new, old):
@@ -80,20 +79,20 @@ def select_rows(rows_B: jax.Array, chosen: Tree, others: Tree) -> Tree:
 
 
 def reset_rows(caches: Tree, empty: Tree, starts_B: jax.Array) -> Tree:
-    """Returns `empty` for rows that begin a document; the others keep their cache.
+    """Returns `empty` for batch elements that begin a document, and the caches of the others.
 
-    Call it inside the differentiated function: `empty` may hold learned values.
+    `empty` may hold learned values, so this belongs inside the differentiated function.
 
     Args:
-        caches: the model's caches, in either form.
-        empty: the caches of a fresh start, same form, from `init_caches`.
+        caches: in either form.
+        empty: from `init_caches`, in the same form.
         starts_B: (B,) bool.
     """
     return select_rows(starts_B, empty, caches)
 
 
 def clear_state(caches: tuple, empty: tuple) -> tuple:
-    """Forgets every long-term state and keeps the windows (Block-Recurrent, appendix G.1)."""
+    """Clears every long-term state and keeps the windows (Block-Recurrent, appendix G.1)."""
     return tuple(cache.clear_state(fresh) for cache, fresh in zip(caches, empty, strict=True))
 
 
@@ -111,13 +110,8 @@ def check_caches(shapes: tuple, rows: int) -> None:
     Args:
         shapes: what `init_caches(rows)` of a model returns, as shapes.
         rows: a number that no other axis has.
-
-    Raises:
-        ValueError: a cache that is no named tuple or cannot be cleared, or a field whose name does
-            not end in the letters of its axes, rows first; naming the cache and the field.
     """
     for cache in shapes:
-        # Caches of a layer's memories first: they are named more closely than their layer's.
         for part in (*getattr(cache, "memories", ()), cache):
             name = type(part).__name__
             if not hasattr(part, "_fields"):
@@ -140,16 +134,13 @@ def check_caches(shapes: tuple, rows: int) -> None:
 def fill_window(
     window: WindowCache, block: WindowCache | None = None, fill_B: jax.Array | None = None
 ) -> DecodingWindow:
-    """Returns the decoding form: the last block, and what has been read of the current one.
+    """Returns the decoding form: the last block and the part of the next one so far.
 
     Args:
         window: the last whole block.
-        block: the block after it, of which each row has read the first `fill_B` tokens only;
-            the rest was padding and is left out. None: nothing of it has been read.
+        block: the block after it, of which the first `fill_B` tokens count and the rest is
+            padding. None: no token of it.
         fill_B: (B,) int32, 0 ... W - 1.
-
-    Returns:
-        `DecodingWindow`, zeros beyond the fill.
     """
     rows, W = window.keys_BWHK.shape[:2]
     if block is None or fill_B is None:
@@ -171,9 +162,9 @@ def fill_window(
 def write_token(
     window: DecodingWindow, k_BHK: jax.Array, v_BHK: jax.Array, reads_B: jax.Array | bool = True
 ) -> DecodingWindow:
-    """Puts one token's key and value at each row's fill; the fill itself is advanced later.
+    """Writes one token's key and value at the fill of each batch element that has a token.
 
-    reads_B: (B,) bool, rows that read a token; the others keep what they have.
+    `advance` then counts the token. reads_B: (B,) bool.
     """
     rows = jnp.arange(window.fill_B.shape[0])
     slot_B = window.keys_BJHK.shape[1] // 2 + window.fill_B
@@ -189,7 +180,7 @@ def write_token(
 
 
 def completes_block(window: DecodingWindow, reads_B: jax.Array | bool = True) -> jax.Array:
-    """Returns the rows, (B,) bool, whose token just written is the last of its block."""
+    """Returns whether the token just written is the last of its block, (B,) bool."""
     return (window.fill_B + 1 == window.keys_BJHK.shape[1] // 2) & reads_B
 
 
@@ -212,6 +203,6 @@ def advance(window: DecodingWindow, reads_B: jax.Array | bool = True) -> Decodin
 
 
 def last_block(window: DecodingWindow) -> WindowCache:
-    """Returns the segment form of a window whose rows all stand at a block border (fill 0)."""
+    """Returns the segment form of a window at a block boundary (fill 0)."""
     W = window.keys_BJHK.shape[1] // 2
     return WindowCache(window.keys_BJHK[:, :W], window.values_BJHK[:, :W])

@@ -1,7 +1,7 @@
-"""The contract of a model: what training, evaluation and generation ask of it.
+"""The interface of a model: what training, evaluation and generation call.
 
-`Model` says what every model offers, segment by segment. `LanguageModel` says what a model that
-writes text offers besides, token by token. docs/extending.md has a runnable example.
+`Model` processes segments. `LanguageModel` also decodes token by token. docs/extending.md has a
+runnable example.
 """
 
 from typing import Any, Generic, Self, TypeVar
@@ -15,22 +15,15 @@ from brt.models.layers.losses import token_losses
 DTYPES = ("float32", "bfloat16")
 """Types of activations."""
 Embedded = TypeVar("Embedded")
-"""What a model makes of the tokens of a segment before it reads them."""
+"""The embedded tokens of a segment."""
 Outputs = TypeVar("Outputs")
-"""What it has made of them in the end."""
-
-
+"""The outputs of the stack for a segment."""
 Monitors = dict[str, jax.Array]
 """Scalars that a model reports, by name."""
 
 
 def check_scalars(monitors: Monitors, owner: str) -> None:
-    """Refuses monitors that are no scalars, which would be averaged over all that they hold.
-
-    Args:
-        monitors: by name.
-        owner: what reports them, for errors.
-    """
+    """Refuses metrics that are not scalars, which would be averaged over their entries."""
     for name, value in monitors.items():
         if np.shape(value):
             raise ValueError(
@@ -40,20 +33,18 @@ def check_scalars(monitors: Monitors, owner: str) -> None:
 
 
 class Model(nnx.Module, Generic[Embedded, Outputs]):
-    """A model that reads segments: the base of all models.
+    """A model that processes segments: the base of all models.
 
-    `Embedded` and `Outputs` are arrays (B, T, D) of a `LanguageModel`. Of another model they are
-    what it likes, arrays in any nesting; nobody else looks into them.
+    A model holds parameters only. What it remembers between segments is a tuple of named tuples
+    that goes in and comes out (`brt/models/caches.py`). `Embedded` and `Outputs` are arrays
+    (B, T, D) of a `LanguageModel`, and any nesting of arrays of another model.
 
-    A model holds parameters only; what it remembers between segments is a tuple of named tuples
-    that goes in and comes out (`brt/models/caches.py` says what such a tuple must offer).
+    A model whose attention can be drawn is a `brt.models.attention_weights.ShowsAttention` too.
 
     Attributes:
         vocabulary_size: V, ids that may be read and predicted.
-        dropout: 0 if the model never drops anything; else it is given keys in training.
+        dropout: 0 if the model never drops anything; else it receives keys in training.
         dtype: of activations.
-
-    A model whose attention can be drawn is a `brt.models.attention_weights.ShowsAttention` besides.
     """
 
     vocabulary_size: int
@@ -61,11 +52,11 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
     dtype: np.dtype
 
     def for_segments(self, length: int) -> Self:
-        """Returns the same model, same parameters, for segments of `length` tokens."""
+        """Returns the same model, with the same parameters, for segments of `length` tokens."""
         return self
 
     def init_caches(self, rows: int) -> tuple:
-        """Returns the caches of `rows` documents that have not begun: what "empty" means."""
+        """Returns the caches of `rows` new documents: the definition of "empty"."""
         raise NotImplementedError
 
     def embed(self, tokens_BT: jax.Array) -> Embedded:
@@ -74,24 +65,22 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
 
     def stack(
         self, x_BTD: Embedded, caches: tuple, key: jax.Array | None = None
-    ) -> tuple[Outputs, tuple, dict[str, jax.Array]]:
-        """Reads embedded tokens of one segment through all layers.
+    ) -> tuple[Outputs, tuple, Monitors]:
+        """Runs all layers on the embedded tokens of one segment.
 
         Args:
             x_BTD: (B, T, D) activations.
-            caches: from `init_caches` or the last segment.
+            caches: from `init_caches` or the segment before.
             key: dropout key; None turns dropout off.
 
         Returns:
-            (B, T, D), the caches after the segment, and a dict of scalar monitors. The monitor
-            `added_nats`, if there is one, is added to the loss that is trained on, and to nothing
-            that is reported as a loss.
+            (B, T, D), the caches after the segment, and scalar metrics. The metric `added_nats`,
+            if there is one, is added to the loss that is trained on.
         """
         raise NotImplementedError
 
     def logits(self, x_BTD: Outputs) -> jax.Array:
-        """Maps (..., D) outputs of the stack to (..., V) logits or log-probabilities, float32 or
-        wider."""
+        """Maps (..., D) outputs to (..., V) logits or log-probabilities, float32 or wider."""
         raise NotImplementedError
 
     def token_losses(self, x_BTD: Outputs, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -101,10 +90,10 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
     def __call__(
         self, tokens_BT: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple]:
-        """Reads one segment of every row.
+        """Runs on one segment; the target of each token is the next one.
 
         Args:
-            tokens_BT: (B, T) int32 ids as read; the target of each is the next token.
+            tokens_BT: (B, T) int32 ids.
             caches: from `init_caches(B)` or the segment before.
             key: dropout key or None.
 
@@ -117,26 +106,24 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
         with jax.named_scope("vocabulary"):
             return self.logits(y_BTD), caches
 
-    def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
-        """Returns scalars of a gradient to be reported, such as the norm that reaches a memory.
+    def gradient_monitors(self, grads: dict) -> Monitors:
+        """Returns scalars of a gradient, such as the norm that reaches a memory.
 
         grads: nested dictionary of arrays, with the names of the parameters.
         """
         return {}
 
     def given_parameters(self) -> dict[str, Any]:
-        """Returns parameters that a run begins with instead of random ones; read from files.
+        """Returns initial parameters that are read from files instead of drawn; {} for none.
 
-        A nested dictionary of NumPy arrays, with the names of the parameters; {} for none.
+        A nested dictionary of NumPy arrays, with the names of the parameters.
         """
         return {}
 
     def flops_per_token(self) -> float:
-        """Returns floating-point operations of one token's forward pass, a product and a sum as
-        two.
+        """Returns the operations of one token's forward pass, a product and a sum as two.
 
-        Matrix products and attention only, counting the keys a query may see. A training step
-        costs three times as much.
+        Matrix products, and attention with the keys that a query may see.
         """
         raise NotImplementedError
 
@@ -146,80 +133,74 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
 
 
 class Reader(Model[Embedded, Outputs]):
-    """A model that reads labelled documents and answers: the base of all for such a stream.
+    """A model that answers questions about labelled documents: the base of all for such a stream.
 
     Padding is `PADDING`, which the model masks. Targets are labels, which `token_losses` finds at
-    the first positions of a segment (`brt/data/streams/labelled.py`); it may score those alone, and
-    gives (B, T) all the same.
+    the first positions of a segment (`brt/data/streams/labelled.py`).
 
     Attributes:
-        targets: what it answers: "classes", "labels", "words" or "spans".
-        num_classes: number of classes that it tells apart; None where it is not asked for them.
+        targets: "classes", "labels", "words" or "spans".
+        num_classes: number of classes; None where the targets are none.
     """
 
     targets: str
     num_classes: int | None = None
 
     def answers(self, x_BTD: Outputs) -> jax.Array:
-        """Returns what is answered after a segment, (B, N).
+        """Returns the answer after a segment, (B, N).
 
-        Of classes the scores of all of them, float, of labels too, positive where a class is more
-        likely one of the document's than not; of words the ids that are written, int32; of
-        spans the scores of each position as the first, of each as the last, and of the three kinds
-        of answer, float.
-
-        Args:
-            x_BTD: outputs of the stack.
+        classes: scores, float. labels: scores, positive where the class applies. words: ids,
+        int32. spans: scores of each position as the first, of each as the last, and of the three
+        kinds of answer, float.
         """
         raise NotImplementedError
 
 
 class LanguageModel(Model[jax.Array, jax.Array]):
-    """A model that also reads and writes token by token: the base of all that generate text.
+    """A model that also decodes token by token: the base of all that generate text.
 
     Its caches have two forms. The segment form stands between segments; the decoding form holds a
-    segment or block that is being filled, each row at its own position.
+    segment or block that is being filled, each batch element at its own position.
     """
 
     @property
     def period(self) -> int:
-        """P in tokens, from a document's start, between two segment forms of a cache.
+        """P, tokens from one possible segment form of a cache to the next.
 
-        The window, or the length of a segment where memory moves at the ends of those, or one
-        token.
+        The window; the length of a segment, if memory moves at the ends of segments; or 1.
         """
         raise NotImplementedError
 
     def begin_decoding(self, caches: tuple) -> tuple:
-        """Returns the decoding form of segment-form caches, for `decode`."""
+        """Returns the decoding form of segment-form caches."""
         raise NotImplementedError
 
     def read_part(
         self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
-        """Reads the beginning of a period of every row, all of it at once.
+        """Runs on the beginning of a period of every batch element, in one pass.
 
         Args:
-            tokens_BT: (B, P) int32 ids; beyond a row's count they are padding.
+            tokens_BT: (B, P) int32 ids; beyond the count they are padding.
             caches: the segment form.
-            counts_B: (B,) int32, tokens each row reads, 0 ... P - 1.
+            counts_B: (B,) int32, tokens of each batch element, 0 ... P - 1.
 
         Returns:
-            (B, P, V) logits, without meaning in padding, and the decoding form of the caches,
-            without a trace of it.
+            (B, P, V) logits, undefined for padding, and the decoding form of the caches, which
+            padding does not enter.
         """
         raise NotImplementedError
 
     def decode(
         self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        """Reads one token of every row, each row at its own position in its period.
+        """Runs on one token of every batch element, each at its own position in its period.
 
         Args:
             tokens_B: (B,) int32 ids.
             caches: the decoding form.
-            reads_B: (B,) bool, rows that read a token; the caches of the others stay as they
-                are, and their logits mean nothing.
+            reads_B: (B,) bool, batch elements that have a token; the caches of the others stay,
+                and their logits are undefined.
 
         Returns:
             (B, V) logits of the next token and the caches after this one.
@@ -227,16 +208,13 @@ class LanguageModel(Model[jax.Array, jax.Array]):
         raise NotImplementedError
 
     def end_decoding(self, caches: tuple) -> tuple:
-        """Returns the segment form again; every row must stand at the end of a period (fill 0)."""
+        """Returns the segment form; every batch element must be at the end of a period."""
         raise NotImplementedError
-
-    # How far it sees.
 
     def windows_reach(self) -> int:
         """Returns how many tokens back anything but a state or memory of its own is carried."""
         raise NotImplementedError
 
     def receptive_field(self) -> float:
-        """Returns how many tokens before it a token can be influenced by, at most; may be
-        infinite."""
+        """Returns how many tokens before it can influence a token, at most; may be infinite."""
         raise NotImplementedError

@@ -11,18 +11,13 @@ from tiny_models import quick_jit
 
 from brt.models.block_recurrent import cell as recurrent_cell
 from brt.models.block_recurrent import external_memory, layer
-from brt.models.layers.attention import (
-    attend,
-    attend_by_head,
-    heads_first,
-    plain_attention,
-    product,
-)
+from brt.models.fast.attention import attend_by_head, heads_first, product
+from brt.models.layers.attention import attend, plain_attention
 from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.transformer_xl import layer as transformer_xl_layer
 from brt.models.transformer_xl import relative_attention
 from brt.pretrained import backbone_layer as pretrained_layer
-from brt.pretrained.memories import cell_memory
+from brt.pretrained.memories import backbone_memory
 
 SHAPES = [  # leading axes, Q, J, H, K
     ((), 1, 1, 1, 1),
@@ -179,7 +174,7 @@ ATTENDING = [
 ]
 
 
-ATTEND = (layer, external_memory, pretrained_layer, cell_memory)
+ATTEND = (layer, external_memory, pretrained_layer, backbone_memory)
 """Modules that call `attend`."""
 
 

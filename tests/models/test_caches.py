@@ -28,7 +28,7 @@ from brt.models.caches import (
     select_rows,
     write_token,
 )
-from brt.models.layers.attention import heads_first
+from brt.models.fast.attention import heads_first
 
 B, W, H, K, D = 3, WINDOW, 2, 4, 12
 

@@ -14,7 +14,7 @@ from tiny_models import OneKey, drawn, parameters, quick_jit
 from brt.models.block_recurrent.cell import ARRANGEMENTS, RecurrentCell, StateCache
 from brt.models.block_recurrent.gates import KINDS
 from brt.models.block_recurrent.memory import BlockPairs, BlockStates
-from brt.models.layers.attention import heads_first
+from brt.models.fast.attention import heads_first
 from brt.models.layers.norms import unit_heads
 from brt.models.layers.sizes import Sizes
 

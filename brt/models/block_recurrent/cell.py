@@ -1,8 +1,6 @@
 """The recurrent cell: the horizontal direction of a layer, from one block's states to the next's.
 
-Only this is sequential, so only this stands inside the loop over blocks. The tokens' side
-(their queries, keys, values, their attention to one another and to the states) is computed
-for all blocks at once in `brt/models/block_recurrent/layer.py`. Letters as in `brt.models`.
+Only this is sequential, so only this is inside the loop over blocks. Axes as in `brt.models`.
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -31,9 +29,9 @@ from brt.models.block_recurrent.memory import (
 )
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
+from brt.models.fast.attention import attend_by_head, heads_first
 from brt.models.fast.loop_weights import cast_before, in_loop, product, scan
 from brt.models.fast.row_shards import by_row_shard
-from brt.models.layers.attention import attend_by_head, heads_first
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import (
     RMSNorm,
@@ -78,21 +76,21 @@ class DecodingStates(NamedTuple):
 
 @configurable(denylist=["rngs", "sizes", "window"])
 class RecurrentCell(LayerMemory):
-    """State vectors that read the tokens of a block, and one another, through gates.
+    """State vectors that attend to the tokens of a block and to one another, and are gated.
 
     Args:
         sizes: of the layer around it.
-        window: W of that layer; the number of states does not depend on it.
+        window: W of that layer.
         num_states: S.
         gate: "fixed" or "lstm" (section 3.3).
-        arrangement: "dual" gates both residuals; "single" drops the projection and its
-            gate, the attention feeds the network directly; "skip" drops the network and
-            its gate (section 3.5).
+        arrangement: "dual" gates both residuals; "single" has no projection and gate after
+            attention, which is the MLP's input; "skip" has no MLP and no gate after it (section
+            3.5).
         gate_form: "paper" or "meliad", see `Gate`.
-        gate_biases: "small", or "zero" or "one" to see what the paper warns of (appendix B).
-        order: "parallel" or "sequential": cross-attention after self-attention, with a
-            gate of its own, the variant section 3.1 reports as worse.
-        state_ids: add a learned vector of each state to it where keys, values and queries are
+        gate_biases: "small"; "zero" and "one" are ablations (appendix B).
+        order: "parallel"; "sequential" has cross-attention after self-attention, with a gate of
+            its own, which section 3.1 reports as worse.
+        state_ids: add a learned vector to each state before its keys, values and queries are
             computed (section 3.2).
 
     Source: Block-Recurrent, sections 3.1-3.5.
@@ -158,55 +156,51 @@ class RecurrentCell(LayerMemory):
             self.feed_forward_gate = make_gate(MLP, F)
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> StateCache:
-        """Returns the learned states a document begins with, (B, S, D) float32."""
         initial_SD = self.initial_states_SD[...]
         return StateCache(jnp.broadcast_to(initial_SD, (rows, *initial_SD.shape)))
 
     def prepare(self, dtype: DTypeLike) -> CellWeights:
-        """Returns the parameters as the loop over blocks uses them.
+        """Returns the parameters as the loop over blocks uses them, cast to `dtype`.
 
-        They are cast, and those that multiply the same vectors stand side by side: for keys,
-        values and the queries of both attentions, in this order; the matrices of a gate. Names say
-        shapes; X counts what stands side by side.
-
-        dtype: of the activations.
+        Matrices that multiply the same vectors are stacked along X: keys, values and the queries of
+        both attentions, in this order.
         """
 
-        def beside(*matrices):
+        def stacked(*matrices):
             stacked_DXA = jnp.stack([matrix[...] for matrix in matrices], axis=1)
             D, X, _ = stacked_DXA.shape
             return cast_before(stacked_DXA.reshape(D, X, self.num_heads, -1), dtype)
 
-        found: CellWeights = {
+        weights: CellWeights = {
             "norm_scale_D": self.norm.scale_D[...],
         }
         if hasattr(self, "state_ids_SD"):
-            found["ids_SD"] = cast_before(self.state_ids_SD[...], dtype)
+            weights["ids_SD"] = cast_before(self.state_ids_SD[...], dtype)
         if self.qk_norm:
-            found["self_scale_H"] = self.attention_scale_H[...]
-            found["cross_scale_H"] = self.cross_scale_H[...]
+            weights["self_scale_H"] = self.attention_scale_H[...]
+            weights["cross_scale_H"] = self.cross_scale_H[...]
         if self.order == "sequential":
-            found["heads_DXHK"] = beside(self.keys_DA, self.values_DA, self.queries_DA)
-            found["cross_queries_DXHK"] = beside(self.cross_queries_DA)
-            found["cross_norm_scale_D"] = self.cross_norm.scale_D[...]
-            found["self_gate"] = self.self_gate.weights(dtype)
-            found["cross_gate"] = self.cross_gate.weights(dtype)
+            weights["heads_DXHK"] = stacked(self.keys_DA, self.values_DA, self.queries_DA)
+            weights["cross_queries_DXHK"] = stacked(self.cross_queries_DA)
+            weights["cross_norm_scale_D"] = self.cross_norm.scale_D[...]
+            weights["self_gate"] = self.self_gate.weights(dtype)
+            weights["cross_gate"] = self.cross_gate.weights(dtype)
         else:
-            found["heads_DXHK"] = beside(
+            weights["heads_DXHK"] = stacked(
                 self.keys_DA, self.values_DA, self.queries_DA, self.cross_queries_DA
             )
             if self.arrangement != "single":
-                found["attention_gate"] = self.attention_gate.weights(dtype)
+                weights["attention_gate"] = self.attention_gate.weights(dtype)
         if self.arrangement == "dual":
-            found["feed_forward_norm_scale_D"] = self.feed_forward_norm.scale_D[...]
-            found["hidden_DF"] = cast_before(self.hidden_DF[...], dtype)
+            weights["feed_forward_norm_scale_D"] = self.feed_forward_norm.scale_D[...]
+            weights["hidden_DF"] = cast_before(self.hidden_DF[...], dtype)
         elif self.arrangement == "single":
             hidden_CF = self.hidden_CF[...]
             hidden_XHKF = hidden_CF.reshape(2, self.num_heads, -1, hidden_CF.shape[1])
-            found["hidden_XHKF"] = cast_before(hidden_XHKF, dtype)
+            weights["hidden_XHKF"] = cast_before(hidden_XHKF, dtype)
         if self.arrangement != "skip":
-            found["feed_forward_gate"] = self.feed_forward_gate.weights(dtype)
-        return found
+            weights["feed_forward_gate"] = self.feed_forward_gate.weights(dtype)
+        return weights
 
     def _identified(self, scale_D, weights, states_BSD, dtype):
         normed_BSD = rms_normed(states_BSD, in_loop(scale_D)).astype(dtype)
@@ -215,10 +209,7 @@ class RecurrentCell(LayerMemory):
     def keys_values(
         self, states_BSD: jax.Array, dtype: DTypeLike, weights: CellWeights
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns keys and values of states, each (B, H, S, K) of `dtype`.
-
-        Keys have unit length unless `qk_norm` is off.
-        """
+        """Returns keys and values of states, each (B, H, S, K) of `dtype`."""
         x_BSD = self._identified(weights["norm_scale_D"], weights, states_BSD, dtype)
         k_BHSK, v_BHSK = _heads(x_BSD, in_loop(weights["heads_DXHK"])[:, :2])
         return self._keys(k_BHSK), v_BHSK
@@ -226,9 +217,10 @@ class RecurrentCell(LayerMemory):
     def keys_values_queries(
         self, states_BSD: jax.Array, dtype: DTypeLike, weights: CellWeights
     ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
-        """Returns `keys_values`, and the queries of the attentions that begin with these states.
+        """Returns `keys_values`, and the queries of the attentions that start from these states.
 
-        All are parts of one product: under a mesh their gradients are one sum over the model axis.
+        All come from one product, so that under a mesh their gradients are summed over the model
+        axis once.
         """
         x_BSD = self._identified(weights["norm_scale_D"], weights, states_BSD, dtype)
         k_BHSK, v_BHSK, *queries = _heads(x_BSD, weights["heads_DXHK"])
@@ -238,7 +230,7 @@ class RecurrentCell(LayerMemory):
         return unit_heads(k_BHSK) if self.qk_norm else k_BHSK
 
     def _scaled(self, queries, weights, names=("self_scale_H", "cross_scale_H")):
-        """Returns queries as the scores multiply them; those of the states come first."""
+        """Returns normalised queries times the learned scales; self-attention comes first."""
         if not self.qk_norm:
             return tuple(map(scaled_down_heads, queries))
         return tuple(
@@ -261,39 +253,34 @@ class RecurrentCell(LayerMemory):
         Args:
             states_BSD: (B, S, D), the states before this block.
             state_k_BHSK, state_v_BHSK: their `keys_values`, (B, H, S, K).
-            token_k_BHJK, token_v_BHJK: the tokens' own keys and values, of the previous block and
-                this one, (B, H, 2W, K). No mask: all 2W are visible.
+            token_k_BHJK, token_v_BHJK: keys and values of the previous block and this one, (B, H,
+                2W, K), all visible.
             weights: `prepare(token_k_BHJK.dtype)`.
-            queries: of the states, where `keys_values_queries` has computed them.
+            queries: of the states, from `keys_values_queries`; None: computed here.
 
         Returns:
-            The next states (B, S, D), and the mean of keep for each batch element, (B,).
+            The next states, (B, S, D), and the mean of keep for each batch element, (B,).
         """
         dtype = token_k_BHJK.dtype
         if queries is None:
             x_BSD = self._identified(weights["norm_scale_D"], weights, states_BSD, dtype)
             heads = _heads(x_BSD, in_loop(weights["heads_DXHK"])[:, 2:])
             queries = self._scaled(heads, weights)
+        state_kv, token_kv = (state_k_BHSK, state_v_BHSK), (token_k_BHJK, token_v_BHJK)
         kept = []
 
-        def read_states(q_BHSK):
-            return attend_by_head(q_BHSK, state_k_BHSK, state_v_BHSK)
-
-        def read_tokens(q_BHSK):
-            return attend_by_head(q_BHSK, token_k_BHJK, token_v_BHJK)
-
         if self.order == "sequential":
-            h_BHSK = read_states(queries[0])
+            h_BHSK = attend_by_head(queries[0], *state_kv)
             states_BSD, keep = self.self_gate(states_BSD, h_BHSK, weights["self_gate"])
             kept.append(keep)
             x_BSD = self._identified(weights["cross_norm_scale_D"], weights, states_BSD, dtype)
             heads = _heads(x_BSD, weights["cross_queries_DXHK"])
             (q_BHSK,) = self._scaled(heads, weights, ["cross_scale_H"])
-            h_BHSK = read_tokens(q_BHSK)
+            h_BHSK = attend_by_head(q_BHSK, *token_kv)
             states_BSD, keep = self.cross_gate(states_BSD, h_BHSK, weights["cross_gate"])
             kept.append(keep)
         else:
-            h_XBHSK = read_states(queries[0]), read_tokens(queries[1])
+            h_XBHSK = attend_by_head(queries[0], *state_kv), attend_by_head(queries[1], *token_kv)
             if self.arrangement == "single":
                 h_BSF = jax.nn.relu(product("XBHSK,XHKF->BSF", h_XBHSK, weights["hidden_XHKF"]))
             else:
@@ -326,10 +313,10 @@ class RecurrentCell(LayerMemory):
         states: BlockStates | None = None,
         remat: bool = False,
     ) -> MemoryResult:
-        """Runs `step` on each block of a segment; adds nothing to the tokens' self-attention.
+        """Runs `step` on each block of a segment; the tokens' self-attention stays as it is.
 
-        The metrics are kept, the mean share of the states that the gates keep, and state_norm,
-        their root mean square after the segment.
+        Metrics: kept, the mean share of the states that the gates keep, and state_norm, their root
+        mean square after the segment.
         """
         if states is None:
             inputs = cache.states_BSD, blocks

@@ -1,11 +1,9 @@
 """External memory: keys and values of long ago, which the queries of attention search.
 
-A ring buffer per row and head that no gradient enters. A block reads the memory as the blocks
-before it left it, and is taken in afterwards, whole. So with segments of one block (N = W) this
-is the published model, which reads and then writes once a segment; with longer segments it is
-still the same model, block for block: a segment is read in one product against the memory and
-the segment's own keys, where each block sees the slots that no earlier block has overwritten
-and, of the segment, the blocks before it. Letters as in `brt.models`.
+A ring buffer for each batch element and head, without gradients. A block reads what the blocks
+before it left, and is written afterwards. With segments of one block this is the published model;
+with longer segments it is the same model, block for block, computed in one product with the ring
+and the segment's own keys. Axes as in `brt.models`.
 """
 
 from typing import Annotated, NamedTuple
@@ -35,10 +33,9 @@ SEARCHES = ("exact", "bucketed", "dense")
 class RingCache(NamedTuple):
     """The external memory of a layer, the same in both forms.
 
-    keys_BMHK, values_BMHK: (B, M, H, K) in the activations' type, a ring in which a document's
-        token t lies at slot t mod M. Empty: zeros.
-    written_B: (B,) int32, tokens of the document taken in so far, a multiple of W; slots from
-        there on are empty. Empty: 0.
+    keys_BMHK, values_BMHK: (B, M, H, K) in the activations' type; token t of a document is in slot
+        t mod M. Empty: zeros.
+    written_B: (B,) int32, tokens of the document written so far, a multiple of W. Empty: 0.
     """
 
     keys_BMHK: jax.Array
@@ -46,34 +43,27 @@ class RingCache(NamedTuple):
     written_B: jax.Array
 
     def clear_state(self, empty: "RingCache") -> "RingCache":
-        """Returns the empty ring."""
         return empty
 
 
 @configurable(denylist=["rngs", "sizes", "window"])
 class ExternalMemory(LayerMemory):
-    """The memory of a memorizing layer: how it is searched, and how its answer is mixed in.
+    """A memory that each query searches with the layer's attention scale, without position bias.
 
-    The layer's own queries and attention scale are used, without a position bias. A slot that
-    nothing was written to has a zero key and a zero value. The search takes it last, but what
-    is taken is attended to like any other, so in a document's first block the memory answers
-    exactly zero. Nothing is dropped out.
+    An empty slot has a zero key and a zero value. The search takes it last, and attends to it like
+    any other, so that in a document's first block the memory returns zero. No dropout.
 
     Args:
         sizes, window: H, K and W of the layer around it.
         size: M in tokens, a multiple of the window; the oldest are overwritten.
         neighbours: k, slots that each query and head attends to.
-        search: "exact", the k keys with the largest products; "bucketed", the best of each group
-            of slots of equal index modulo the number of groups, and of these the k best; "dense",
-            all slots, whatever k: equal to "exact" with k = M. The released code has its dense
-            memory in an extra side layer, under one softmax with the segment; here it is mixed as
-            every search's, because it is their reference.
-        buckets_per_neighbour: groups of the bucketed search, divided by k; that many must divide
-            the window. The released code has 1, which finds 63 % of the k best of random keys; 4
-            finds 88 %.
-
-    Raises:
-        ValueError: an unknown search, or sizes that do not fit.
+        search: "exact", the k largest products; "bucketed", the largest of each group of slots
+            whose index is equal modulo the number of groups, and of these the k largest; "dense",
+            all slots. The released code has its dense memory in an extra layer, under one softmax
+            with the segment; here it is mixed as the others, as their reference.
+        buckets_per_neighbour: groups of the bucketed search over k; together they must divide the
+            window. The released code has 1, which finds 63 % of the k best of random keys; 4 finds
+            88 %.
 
     Source: Block-Recurrent, section 4.5; Memorizing Transformers, Wu et al. 2022,
     arXiv:2203.08913, section 3.
@@ -135,7 +125,6 @@ class ExternalMemory(LayerMemory):
         weights: None = None,
         remat: bool = False,
     ) -> tuple[jax.Array, Metrics]:
-        """Mixes what the queries find in the memory with the result of attention."""
         found_BTHK = self.search_memory(cache, tokens, remat)
         local_BTHK, memory_BTHK = self.mixed(attended_BTHK, found_BTHK)
         return local_BTHK + memory_BTHK, {"memory_share": share_of_norm(memory_BTHK, local_BTHK)}
@@ -168,7 +157,6 @@ class ExternalMemory(LayerMemory):
         return self.write(cache, k_BWHK, v_BWHK, full_B)
 
     def flops_per_token(self, window: int) -> float:
-        """Counts the search, a query and all M keys once, and attention to the picked ones."""
         A = self.sizes.attention_size
         searched = self.size if self.search != "dense" else 0
         return 2.0 * A * searched + 4 * A * self.neighbours

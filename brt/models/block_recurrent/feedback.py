@@ -14,9 +14,9 @@ from jax import lax
 from brt.models.block_recurrent.layer import Layer, Prepared
 from brt.models.block_recurrent.memory import joined_states
 from brt.models.caches import WindowCache
+from brt.models.fast.attention import heads_first
 from brt.models.fast.loop_weights import arrays_in_loop, in_loop, scan
 from brt.models.fast.row_shards import by_row_shard
-from brt.models.layers.attention import heads_first
 
 
 def state_source(layers: Iterable[Layer]) -> int:

@@ -23,8 +23,8 @@ GateWeights = dict[str, Any]
 class GateInput(NamedTuple):
     """An input h of a gate: its equation, and the names of the parameters that project it.
 
-    stacked: name of the matrices stacked along N, with the axes of h apart. Heads stay an axis, so
-    that their split over the model axis stays one.
+    stacked: name of the matrices stacked along N, with the axes of h apart: heads stay divided over
+    the model axis.
     """
 
     equation: str
@@ -99,10 +99,7 @@ class Gate(nnx.Module):
             self.forget_bias_D = bias(keeps=True)
 
     def weights(self, dtype: DTypeLike) -> GateWeights:
-        """Returns the parameters as a loop over blocks uses them: cast, and matrices stacked.
-
-        dtype: of h.
-        """
+        """Returns the parameters as a loop over blocks uses them: cast to `dtype`, stacked."""
         names = [self.source.candidate]
         weights: GateWeights = {}
         if self.candidate_bias_D is not None:
@@ -122,10 +119,7 @@ class Gate(nnx.Module):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the next states, (B, S, D) in the states' type, and keep, which broadcasts to it.
 
-        Args:
-            states_BSD: (B, S, D).
-            h: with the axes of the equation; a tuple of arrays has a first axis of them.
-            weights: `weights(dtype)` of h.
+        h: with the axes of the equation; a tuple of arrays stands for a first axis.
         """
         matrix = weights[self.source.stacked]
         projected_BSND = wide(product(self.source.equation, h, matrix))

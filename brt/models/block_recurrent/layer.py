@@ -1,8 +1,8 @@
 """One layer: windowed attention, memories, attention to states, MLP, residuals.
 
-A token attends to the W tokens before it. The layer carries any number of memories, which it knows
-through their interface only (`memory.py`). With `reads_states` its tokens also attend to state
-vectors: those of its memories, or those of another layer (block feedback). Axes as in `brt.models`.
+A token attends to the W tokens before it. With `reads_states` it also attends to state vectors:
+those of the layer's memories (`memory.py`), or those of another layer (block feedback). Axes as in
+`brt.models`.
 """
 
 from typing import Any, NamedTuple
@@ -63,8 +63,8 @@ class Layer(nnx.Module):
         sizes: D, H, K, F, and whether queries and keys are normalised.
         window: W in tokens.
         dropout: rate after the attention norm, on attention weights and after the MLP.
-        memories: `LayerMemory` modules, whose additions to attention are made in this order.
-        reads_states: whether the tokens attend to states, even without a memory that offers some.
+        memories: `LayerMemory` modules, which add to attention in this order.
+        reads_states: whether the tokens attend to states, even if no memory of the layer has any.
         remat_blocks: recompute attention and the memories' parts in the backward pass.
     """
 
@@ -124,13 +124,12 @@ class Layer(nnx.Module):
 
     @property
     def memories(self) -> tuple[LayerMemory, ...]:
-        """The memories of the layer, in the order in which they add to attention."""
         return tuple(getattr(self, name) for name in self.memory_names)
 
     # Caches.
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> LayerCache:
-        """Returns the cache of `rows` new documents: visible zeros, and empty memories."""
+        """Returns the cache of `rows` new documents; an empty window is visible zeros."""
         shape = rows, self.window, self.sizes.num_heads, self.sizes.head_size
         window = WindowCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
         return LayerCache(window, tuple(m.init_cache(rows, dtype) for m in self.memories))
@@ -169,13 +168,9 @@ class Layer(nnx.Module):
         tokens: int = 0,
         feedback_size: int = 0,
     ) -> Prepared:
-        """Returns what depends on the parameters alone.
+        """Returns what depends on the parameters and the dropout key alone.
 
-        Args:
-            dtype: of the activations.
-            key: for dropout; None turns it off.
-            tokens: T of the segment.
-            feedback_size: S of the states of another layer, if there are any.
+        tokens: T of the segment. feedback_size: S of the states of another layer, if any.
         """
         weights = self._weights(dtype)
         with jax.named_scope("states"):
@@ -187,7 +182,6 @@ class Layer(nnx.Module):
         return Prepared(bias_HWJ, weights, masks)
 
     def _weights(self, dtype) -> dict[str, Any]:
-        """Returns the layer's matrices, without those of the memories."""
         weights: dict[str, Any] = {
             "feed_forward": self.feed_forward.loop_weights(dtype),
             "queries_DA": cast_before(self.queries_DA[...], dtype),
@@ -224,7 +218,6 @@ class Layer(nnx.Module):
 
     @jax.named_scope("states")
     def decoding_states(self, cache: DecodingLayer, dtype: DTypeLike) -> BlockStates | None:
-        """Returns the states of all memories of a decoding form; None without any."""
         return joined_states(m.decoding_states(old, dtype) for m, old in self._with(cache))
 
     # Steps that a segment and a decoded token share.
@@ -247,10 +240,7 @@ class Layer(nnx.Module):
         return LayerTokens(x_BTD, q_BTHK, k_BTHK, v_BTHK, scale_H, counts_B)
 
     def _output(self, x_BTD, normed_BTD, attended_BTHK, read_states, weights, mlp_mask_PD):
-        """Adds the projected attention to tokens and to states, then the MLP.
-
-        read_states: a function from queries (B, T, H, K) to attention to the states.
-        """
+        """Adds the projected attention to tokens and to states, then the MLP."""
         A = self.sizes.attention_size
         metrics: Monitors = {}
 
@@ -297,8 +287,8 @@ class Layer(nnx.Module):
             counts_B: (B,) int32, tokens that are not padding (one block); None: all.
 
         Returns:
-            (B, T, D), the cache for the next segment, and scalar metrics: those of the memories,
-            and state_share, the states' share of what attention adds.
+            (B, T, D), the cache for the next segment, and metrics: those of the memories, and
+            state_share, the states' share of what attention adds.
         """
         B, T, _ = x_BTD.shape
         W, weights, masks = self.window, prepared.weights, prepared.masks

@@ -1,8 +1,8 @@
-"""The Block-Recurrent Transformer: embed, a stack of layers with their caches, logits.
+"""The Block-Recurrent Transformer: embedding, a stack of layers with their caches, logits.
 
     logits_BTV, caches = model(tokens_BT, caches)
 
-Letters as in `brt.models`.
+Axes as in `brt.models`.
 """
 
 import math
@@ -40,28 +40,24 @@ class BlockRecurrentTransformer(Body):
     """XL, Slide, Rec, Feedback and Memorizing, which differ in their bindings only.
 
     Args:
-        vocabulary_size: V, rows of the embedding table; at least the vocabulary's size.
+        vocabulary_size: V, rows of the embedding matrix; at least the vocabulary's size.
         num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F.
-        window: W in tokens, the block and the reach of attention. XL: equal to the
-            segment length. Segments are any multiple of it.
-        recurrent_layers: indices, counted from 0 (or from the end, negative), of the
-            layers with a `RecurrentCell`.
+        window: W in tokens, the block and the reach of attention. Segments are any multiple of it;
+            XL: equal to it.
+        recurrent_layers: indices of the layers with a `RecurrentCell`, counted from 0, or negative
+            from the last.
         memorizing_layers: likewise, of the layers with an `ExternalMemory`.
-        memories: further memories of layers: pairs of what builds a `LayerMemory` and the indices
-            of its layers, as in `((@MyMemory, (3, 7)),)`.
-        qk_norm: queries and keys of unit length and a learned scale for each head; False is the
-            plain scaled dot product, in all attention of the stack.
-        feedback: block feedback: all other layers read the highest cell's state too.
-        dropout: rate, wherever the published model drops.
+        memories: further memories: pairs of a class and the indices of its layers, as in
+            `((@MyMemory, (3, 7)),)`.
+        qk_norm: queries and keys of unit length and a learned scale for each head; False: the
+            scaled dot product.
+        feedback: block feedback: all other layers attend to the highest cell's states too.
+        dropout: rate, where the published model has dropout.
         logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.
-        remat: "none"; "layer" recomputes each layer in the backward pass; "block" only
-            what is computed block by block: attention and the cells' steps. Attention keeps no
-            weights in any case; "block" saves what it does keep, what it has read and one number
-            for each query, and in a cell's step the gates' inputs. With feedback both recompute
-            each block of the whole stack.
-        cell, memory: build what `recurrent_layers` and `memorizing_layers` have; gin configures
-            the defaults.
+        remat: what the backward pass recomputes: "none"; "layer", each layer; "block", attention
+            and the cells' steps. With feedback both recompute each block of the whole stack.
+        cell, memory: build the memories of `recurrent_layers` and `memorizing_layers`.
         special_tokens: further entries of the vocabulary, which no text holds.
 
     Source: Block-Recurrent, sections 3, 4.1 and 4.5.
@@ -132,7 +128,6 @@ class BlockRecurrentTransformer(Body):
         self.final_norm = RMSNorm(rngs, width)
 
     def init_caches(self, rows: int) -> tuple:
-        """Returns the caches of `rows` documents that have not begun, one a layer."""
         return tuple(layer.init_cache(rows, self.dtype) for layer in self.layers)
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
@@ -194,32 +189,24 @@ class BlockRecurrentTransformer(Body):
         return logits_BTV / self.logits_divisor
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """As `Model.token_losses`, without an array of (B, T, V)."""
-        table_VD = self.embedding_VD[...]
-        return table_losses(x_BTD, table_VD, targets_BT, self.logits_divisor)
+        # Without an array of (B, T, V).
+        return table_losses(x_BTD, self.embedding_VD[...], targets_BT, self.logits_divisor)
 
     @property
     def period(self) -> int:
-        """The window."""
         return self.window
 
     def windows_reach(self) -> int:
-        """Returns how many tokens back windows alone carry anything: n * W."""
         return len(self.layers) * self.window
 
     def receptive_field(self) -> float:
-        """Returns how many tokens before it a token can be influenced by; infinite with a state.
-
-        A memory that reaches M tokens counts them from the beginning of the block, so the last
-        token of a block reaches W - 1 more. No gradient reaches further than n * W.
-
-        Source: Block-Recurrent, appendix A.
-        """
+        # Block-Recurrent, appendix A. The reach of a memory counts from the start of the block, so
+        # the last token of a block reaches W - 1 more.
         within = self.window - 1 if any(layer.memories for layer in self.layers) else 0
         return within + sum(layer.reach() for layer in self.layers)
 
     def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
-        """Returns the norm of the gradient that reaches each memory that learns something."""
+        """Returns the norm of the gradient of each memory's parameters."""
         return {
             f"layer{i}/{name}_grad_norm": optax.tree.norm(grads["layers"][i][name])
             for i, layer in enumerate(self.layers)
@@ -228,13 +215,7 @@ class BlockRecurrentTransformer(Body):
         }
 
     def flops_per_token(self) -> float:
-        """As `Model.flops_per_token`.
-
-        Attention counts the keys a query may see (W, or all states); what a blocked
-        implementation multiplies and then hides is not counted.
-
-        Source: Block-Recurrent, section 3.6: O(W N) and O((W^2 + S^2 + 2 S W) N / W).
-        """
+        # Block-Recurrent, section 3.6: O(W N) and O((W^2 + S^2 + 2 S W) N / W).
         return 2.0 * self.embedding_VD.size + self.flops_per_position()
 
     def flops_per_position(self) -> float:
@@ -286,12 +267,11 @@ def _run_layer(layer, x_BTD, cache, key, counts_B):
 
 
 def _pairs(memories):
-    """The pairs of `BlockRecurrentTransformer.memories`; refuses anything else."""
     for pair in memories:
         if not (isinstance(pair, list | tuple) and len(pair) == 2 and callable(pair[0])):
             raise ValueError(
                 f"BlockRecurrentTransformer.memories = {memories!r} must hold pairs of a memory "
-                "and indices of layers: write ((@MyMemory, (3, 7)),), without brackets behind it."
+                "and indices of layers: write ((@MyMemory, (3, 7)),), without () after the name."
             )
     return memories
 

@@ -1,20 +1,10 @@
-"""Softmax attention that keeps no weights for the backward pass.
-
-`attend` is what every direction of every model uses, and `attend_by_head` where heads come first
-already; `plain_attention` is the same in four lines, differentiated by JAX, which tests compare it
-with. Letters as in `brt.models`.
-"""
-
-import functools
-from typing import NamedTuple
+"""Softmax attention. Axes as in `brt.models`."""
 
 import jax
 import jax.numpy as jnp
 
+from brt.models.fast.attention import attend_by_head, heads_first
 from brt.models.layers.norms import wide
-
-COLUMNS = 128
-"""Of a matrix unit."""
 
 
 def attend(
@@ -22,18 +12,19 @@ def attend(
     k_JHK: jax.Array,
     v_JHK: jax.Array,
     scale_H: jax.Array,
-    table_HQJ: jax.Array | None = None,
+    bias_HQJ: jax.Array | None = None,
     keep_HQJ: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns softmax(scale * q.k + table) v, for any leading axes (rows, blocks).
+    """Returns softmax(|scale| * q.k + bias) v, for any leading axes (batch, blocks).
+
+    The form of `brt.models.fast.attention`, which keeps no weights for the backward pass.
 
     Args:
         q_QHK: queries, (..., Q, H, K).
         k_JHK: keys, (..., J, H, K).
         v_JHK: values, (..., J, H, K).
         scale_H: learned factor of each head, used through its absolute value.
-        table_HQJ: added after the scaling: position bias and mask, (..., H, Q, J). Like leading
-            axes, its axes may be 1.
+        bias_HQJ: position bias and mask, (..., H, Q, J). All but the last two axes may be 1.
         keep_HQJ: multiplies the weights (dropout), (H, Q, J). No gradient reaches it.
 
     Returns:
@@ -42,28 +33,7 @@ def attend(
     Source: Block-Recurrent, section 3.2 (normalised queries and keys, learned scale).
     """
     heads = map(heads_first, (q_QHK, k_JHK, v_JHK))
-    return heads_first(attend_by_head(*heads, scale_H, table_HQJ, keep_HQJ))
-
-
-@jax.custom_vjp
-def attend_by_head(
-    q_HQK: jax.Array,
-    k_HJK: jax.Array,
-    v_HJK: jax.Array,
-    scale_H: jax.Array | None = None,
-    table_HQJ: jax.Array | None = None,
-    keep_HQJ: jax.Array | None = None,
-) -> jax.Array:
-    """Returns what `attend` returns, of arrays whose heads come first; (..., H, Q, K).
-
-    Without a scale the queries are scaled already.
-
-    The backward pass is written by hand: it computes the weights once more from queries, keys and
-    the logarithm of the softmax's sum. It has derivatives in reverse only (no `jax.jvp`).
-
-    Source: of the backward pass, Dao et al. 2022, arXiv:2205.14135, appendix B.4.
-    """
-    return _forward(q_HQK, k_HJK, v_HJK, scale_H, table_HQJ, keep_HQJ)[0]
+    return heads_first(attend_by_head(*heads, scale_H, bias_HQJ, keep_HQJ))
 
 
 def plain_attention(
@@ -71,196 +41,17 @@ def plain_attention(
     k_JHK: jax.Array,
     v_JHK: jax.Array,
     scale_H: jax.Array,
-    table_HQJ: jax.Array | None = None,
+    bias_HQJ: jax.Array | None = None,
     keep_HQJ: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns what `attend` returns, arguments as there; its weights are kept for gradients."""
+    """Returns what `attend` returns, differentiated by JAX: the reference of all other forms."""
     scores = jnp.einsum(
         "...QHK,...JHK->...HQJ", q_QHK, k_JHK, preferred_element_type=wide(q_QHK).dtype
     )
     scores = scores * jnp.abs(scale_H)[:, None, None]
-    if table_HQJ is not None:
-        scores = scores + table_HQJ
+    if bias_HQJ is not None:
+        scores = scores + bias_HQJ
     weights = jax.nn.softmax(scores, axis=-1)
     if keep_HQJ is not None:
         weights = weights * keep_HQJ
     return jnp.einsum("...HQJ,...JHK->...QHK", weights.astype(v_JHK.dtype), v_JHK)
-
-
-class Softmax(NamedTuple):
-    """What of a softmax over scores is kept for the backward pass.
-
-    read_HQK: (..., H, Q, K), what the weights read of the values.
-    log_sum_HQ: (..., H, Q), the logarithm of the sum of the scores' exponentials.
-    """
-
-    read_HQK: jax.Array
-    log_sum_HQ: jax.Array
-
-
-def read_softmax(
-    scores_HQJ: jax.Array, v_HJK: jax.Array, keep_HQJ: jax.Array | None = None
-) -> Softmax:
-    """Returns what a softmax over scores reads of the values.
-
-    Args:
-        scores_HQJ: (..., H, Q, J), float32 or wider.
-        v_HJK: (..., H, J, K).
-        keep_HQJ: multiplies the weights, or None.
-    """
-    highest_HQ = jnp.max(scores_HQJ, axis=-1)
-    parts_HQJ = jnp.exp(scores_HQJ - highest_HQ[..., None])
-    sum_HQ = _summed_as(parts_HQJ, v_HJK)
-    if keep_HQJ is not None:
-        parts_HQJ = parts_HQJ * keep_HQJ
-    # Divided after the product: K numbers for each query instead of J.
-    read_HQK = product("HQJ,HJK->HQK", parts_HQJ.astype(v_HJK.dtype), v_HJK)
-    read_HQK = (read_HQK / sum_HQ[..., None]).astype(v_HJK.dtype)
-    return Softmax(read_HQK, highest_HQ + jnp.log(sum_HQ))
-
-
-def _summed_as(parts_HQJ, v_HJK):
-    """Returns the sums over keys of what is multiplied with the values, in the values' type.
-
-    In a narrower type than the scores' it is a product with ones, as many columns of them as a
-    matrix unit has: for a TPU half the cost of a sum along the last axis.
-    """
-    if v_HJK.dtype == parts_HQJ.dtype:
-        return jnp.sum(parts_HQJ, axis=-1)
-    ones_JK = jnp.ones((parts_HQJ.shape[-1], COLUMNS), v_HJK.dtype)
-    return jnp.einsum(
-        "...J,JK->...K",
-        parts_HQJ.astype(v_HJK.dtype),
-        ones_JK,
-        preferred_element_type=parts_HQJ.dtype,
-    )[..., 0]
-
-
-def softmax_gradients(
-    found: Softmax,
-    scores_HQJ: jax.Array,
-    v_HJK: jax.Array,
-    keep_HQJ: jax.Array | None,
-    gradient_HQK: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the gradients of the scores and of the values.
-
-    Args:
-        found: of `read_softmax`.
-        scores_HQJ, v_HJK, keep_HQJ: as given to `read_softmax`, the scores computed again.
-        gradient_HQK: of `found.read_HQK`.
-
-    Returns:
-        (..., H, Q, J) in the scores' type, (..., H, J, K), float32 or wider.
-    """
-    weights_HQJ = jnp.exp(scores_HQJ - found.log_sum_HQ[..., None])
-    kept_HQJ = weights_HQJ if keep_HQJ is None else weights_HQJ * keep_HQJ
-    dv_HJK = turned_product(gradient_HQK, kept_HQJ.astype(v_HJK.dtype))
-    # The sum over keys of each weight times its gradient.
-    mean_HQ = jnp.sum(wide(gradient_HQK) * wide(found.read_HQK), axis=-1)
-    d_HQJ = product("HQK,HJK->HQJ", gradient_HQK, v_HJK)
-    if keep_HQJ is not None:
-        d_HQJ = d_HQJ * keep_HQJ
-    return weights_HQJ * (d_HQJ - mean_HQ[..., None]), dv_HJK
-
-
-def product(letters: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns an einsum under leading axes, float32 or wider."""
-    of_a, of_b = letters.partition("->")[0].split(",")
-    leading = a.shape[: a.ndim - len(of_a)], b.shape[: b.ndim - len(of_b)]
-    letters = "..." + letters.replace(",", ",...").replace("->", "->...")
-    multiplied = functools.partial(jnp.einsum, letters, preferred_element_type=wide(a).dtype)
-    if leading[0] == leading[1] or a.dtype == wide(a).dtype:
-        return multiplied(a, b)
-    # Where one factor is repeated, XLA has no product of bfloat16 for some CPUs. In float32 it is
-    # the same: products of two bfloat16 are exact.
-    return jax.lax.platform_dependent(
-        a, b, cpu=lambda a, b: multiplied(wide(a), wide(b)), default=multiplied
-    )
-
-
-def turned_product(a_HQK: jax.Array, b_HQJ: jax.Array) -> jax.Array:
-    """Returns the sum over queries of b times a, (..., H, J, K), float32 or wider.
-
-    The small factor is turned for the product, and the small result, instead of b.
-    """
-    return jnp.swapaxes(product("HQK,HQJ->HKJ", a_HQK, b_HQJ), -1, -2)
-
-
-def heads_first(x_QHK: jax.Array) -> jax.Array:
-    """Returns (..., H, Q, K) of (..., Q, H, K), and the other way round."""
-    return jnp.swapaxes(x_QHK, -2, -3)
-
-
-def _scores(scaled_HQK, k_HJK, table_HQJ):
-    scores_HQJ = product("HQK,HJK->HQJ", scaled_HQK, k_HJK)
-    return scores_HQJ if table_HQJ is None else scores_HQJ + table_HQJ
-
-
-def _scaled(q_HQK, scale_H):
-    """The scale multiplies queries: its gradient is a sum over them, not over all scores."""
-    if scale_H is None:
-        return q_HQK
-    return (wide(q_HQK) * jnp.abs(scale_H)[:, None, None]).astype(q_HQK.dtype)
-
-
-def _forward(q_HQK, k_HJK, v_HJK, scale_H=None, table_HQJ=None, keep_HQJ=None):
-    scores_HQJ = _scores(_scaled(q_HQK, scale_H), k_HJK, table_HQJ)
-    found = read_softmax(scores_HQJ, v_HJK, keep_HQJ)
-    return found.read_HQK, (q_HQK, k_HJK, v_HJK, scale_H, table_HQJ, keep_HQJ, found)
-
-
-def _backward(kept, gradient_HQK):
-    # The barrier keeps the compiler from finding the forward pass's scores in these, which would
-    # hold them in memory until now.
-    q_HQK, k_HJK, v_HJK, scale_H, table_HQJ, keep_HQJ, found, gradient_HQK = (
-        jax.lax.optimization_barrier((*kept, gradient_HQK))
-    )
-    scaled_HQK = _scaled(q_HQK, scale_H)
-    scores_HQJ = _scores(scaled_HQK, k_HJK, table_HQJ)
-    ds_HQJ, dv_HJK = softmax_gradients(found, scores_HQJ, v_HJK, keep_HQJ, gradient_HQK)
-    # In the activations' type before all sums: written to memory once, and half as large.
-    ds_HQJ = ds_HQJ.astype(k_HJK.dtype)
-    dtable_HQJ = None if table_HQJ is None else summed_to(ds_HQJ, table_HQJ)
-    dscaled_HQK = product("HQJ,HJK->HQK", ds_HQJ, k_HJK)
-    dk_HJK = turned_product(scaled_HQK, ds_HQJ)
-    dscale_H = None
-    if scale_H is not None:
-        dscale_HQ = jnp.sum(dscaled_HQK * wide(q_HQK), axis=-1)
-        dscale_H = jnp.sum(dscale_HQ, axis=-1).reshape(-1, len(scale_H)).sum(axis=0)
-        dscale_H = (dscale_H * jnp.sign(scale_H)).astype(scale_H.dtype)
-        dscaled_HQK = dscaled_HQK * jnp.abs(scale_H)[:, None, None]
-    return (
-        summed_to(dscaled_HQK, q_HQK),
-        summed_to(dk_HJK, k_HJK),
-        summed_to(dv_HJK, v_HJK),
-        dscale_H,
-        dtable_HQJ,
-        None,
-    )
-
-
-def summed_to(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Returns the sum over the axes along which `like` was repeated, in its shape and type."""
-    added = x.ndim - like.ndim
-    repeated = [added + i for i, n in enumerate(like.shape) if n == 1 and x.shape[added + i] > 1]
-    if added and jax.sharding.get_abstract_mesh().size <= 1:
-        # On a CPU sums of long rows are ten times as fast as XLA's sum over leading axes.
-        x = _sum_of_parts(wide(x).reshape(-1, *x.shape[added:]))
-        repeated = [axis - added for axis in repeated]
-        added = 0
-    x = jnp.sum(wide(x), axis=(*range(added), *repeated))
-    return x.reshape(like.shape).astype(like.dtype)
-
-
-def _sum_of_parts(x):
-    """Returns the sum over the first axis, its halves added again and again."""
-    while len(x) > 1:
-        half = len(x) // 2
-        rest = x[2 * half :]
-        x = x[:half] + x[half : 2 * half]
-        x = jnp.concatenate([x, rest]) if len(rest) else x
-    return x[0]
-
-
-attend_by_head.defvjp(_forward, _backward)

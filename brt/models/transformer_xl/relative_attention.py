@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from brt.models.layers.attention import (
+from brt.models.fast.attention import (
     heads_first,
-    read_softmax,
     softmax_gradients,
     summed_to,
+    weighted_values,
 )
 from brt.models.layers.norms import wide
 
@@ -214,20 +214,20 @@ def _forward(
 ):
     s_BHTJ = _visible_scores(q_BTHK, k_BJHK, content_bias_HK, positions, visible_BTJ)
     keep_BHTJ = _keep(kept_BHTJ, rate, s_BHTJ.dtype)
-    found = read_softmax(s_BHTJ, heads_first(v_BJHK), keep_BHTJ)
+    softmax = weighted_values(s_BHTJ, heads_first(v_BJHK), keep_BHTJ)
     operands = q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ
-    return heads_first(found.read_HQK), (operands, found)
+    return heads_first(softmax.output_HQK), (operands, softmax)
 
 
 def _backward(rate, residuals, gradient_BTHK):
     # As in `attend`: the forward pass's scores shall not be held in memory until now.
-    operands, found, gradient_BTHK = jax.lax.optimization_barrier((*residuals, gradient_BTHK))
+    operands, softmax, gradient_BTHK = jax.lax.optimization_barrier((*residuals, gradient_BTHK))
     q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ = operands
     asked = q_BTHK, k_BJHK, content_bias_HK, positions
     s_BHTJ = _visible_scores(*asked, visible_BTJ)
     keep_BHTJ = _keep(kept_BHTJ, rate, s_BHTJ.dtype)
     ds_BHTJ, dv_BHJK = softmax_gradients(
-        found, s_BHTJ, heads_first(v_BJHK), keep_BHTJ, heads_first(gradient_BTHK)
+        softmax, s_BHTJ, heads_first(v_BJHK), keep_BHTJ, heads_first(gradient_BTHK)
     )
     # What reaches a hidden key is exactly zero. Products are in the activations' type.
     ds_BHTJ = ds_BHTJ.astype(q_BTHK.dtype)

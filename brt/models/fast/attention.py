@@ -1,0 +1,215 @@
+"""Attention that keeps no weights for the backward pass.
+
+Plain counterpart: `brt.models.layers.attention.plain_attention` (tests/models/test_attention.py).
+A step of `configs/benchmark/slide_7l.gin` on a CPU needs 0.77 of the temporary memory, and as much
+time.
+
+Axes as in `brt.models`; heads come first.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from brt.models.layers.norms import wide
+
+COLUMNS = 128
+"""Of a matrix unit."""
+
+
+@jax.custom_vjp
+def attend_by_head(
+    q_HQK: jax.Array,
+    k_HJK: jax.Array,
+    v_HJK: jax.Array,
+    scale_H: jax.Array | None = None,
+    bias_HQJ: jax.Array | None = None,
+    keep_HQJ: jax.Array | None = None,
+) -> jax.Array:
+    """Returns what `attend` returns, of arrays whose heads come first; (..., H, Q, K).
+
+    Without a scale the queries are scaled already. The backward pass computes the weights again
+    from queries, keys and the softmax's log-sum-exp (Dao et al. 2022, arXiv:2205.14135, appendix
+    B.4). There are no forward-mode derivatives.
+    """
+    return _forward(q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ)[0]
+
+
+class Softmax(NamedTuple):
+    """Attention's result and what its backward pass needs.
+
+    output_HQK: (..., H, Q, K). log_sum_HQ: (..., H, Q), log-sum-exp of the scores.
+    """
+
+    output_HQK: jax.Array
+    log_sum_HQ: jax.Array
+
+
+def weighted_values(
+    scores_HQJ: jax.Array, v_HJK: jax.Array, keep_HQJ: jax.Array | None = None
+) -> Softmax:
+    """Returns the values weighted by a softmax over scores.
+
+    Args:
+        scores_HQJ: (..., H, Q, J), float32 or wider.
+        v_HJK: (..., H, J, K).
+        keep_HQJ: multiplies the weights, or None.
+    """
+    highest_HQ = jnp.max(scores_HQJ, axis=-1)
+    parts_HQJ = jnp.exp(scores_HQJ - highest_HQ[..., None])
+    sum_HQ = _summed_as(parts_HQJ, v_HJK)
+    if keep_HQJ is not None:
+        parts_HQJ = parts_HQJ * keep_HQJ
+    # Divided after the product: K numbers for each query instead of J.
+    output_HQK = product("HQJ,HJK->HQK", parts_HQJ.astype(v_HJK.dtype), v_HJK)
+    output_HQK = (output_HQK / sum_HQ[..., None]).astype(v_HJK.dtype)
+    return Softmax(output_HQK, highest_HQ + jnp.log(sum_HQ))
+
+
+def _summed_as(parts_HQJ, v_HJK):
+    """Returns the sums over keys of what is multiplied with the values, in the values' type.
+
+    In a narrower type than the scores' it is a product with ones, as many columns of them as a
+    matrix unit has: for a TPU half the cost of a sum along the last axis.
+    """
+    if v_HJK.dtype == parts_HQJ.dtype:
+        return jnp.sum(parts_HQJ, axis=-1)
+    ones_JK = jnp.ones((parts_HQJ.shape[-1], COLUMNS), v_HJK.dtype)
+    return jnp.einsum(
+        "...J,JK->...K",
+        parts_HQJ.astype(v_HJK.dtype),
+        ones_JK,
+        preferred_element_type=parts_HQJ.dtype,
+    )[..., 0]
+
+
+def softmax_gradients(
+    softmax: Softmax,
+    scores_HQJ: jax.Array,
+    v_HJK: jax.Array,
+    keep_HQJ: jax.Array | None,
+    gradient_HQK: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the gradients of the scores and of the values.
+
+    Args:
+        softmax: of `weighted_values`.
+        scores_HQJ, v_HJK, keep_HQJ: as given to `weighted_values`, the scores computed again.
+        gradient_HQK: of `softmax.output_HQK`.
+
+    Returns:
+        (..., H, Q, J) in the scores' type, (..., H, J, K), float32 or wider.
+    """
+    weights_HQJ = jnp.exp(scores_HQJ - softmax.log_sum_HQ[..., None])
+    kept_HQJ = weights_HQJ if keep_HQJ is None else weights_HQJ * keep_HQJ
+    dv_HJK = transposed_product(gradient_HQK, kept_HQJ.astype(v_HJK.dtype))
+    # The sum over keys of each weight times its gradient.
+    mean_HQ = jnp.sum(wide(gradient_HQK) * wide(softmax.output_HQK), axis=-1)
+    d_HQJ = product("HQK,HJK->HQJ", gradient_HQK, v_HJK)
+    if keep_HQJ is not None:
+        d_HQJ = d_HQJ * keep_HQJ
+    return weights_HQJ * (d_HQJ - mean_HQ[..., None]), dv_HJK
+
+
+def product(letters: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns an einsum under leading axes, float32 or wider."""
+    of_a, of_b = letters.partition("->")[0].split(",")
+    leading = a.shape[: a.ndim - len(of_a)], b.shape[: b.ndim - len(of_b)]
+    letters = "..." + letters.replace(",", ",...").replace("->", "->...")
+    multiplied = functools.partial(jnp.einsum, letters, preferred_element_type=wide(a).dtype)
+    if leading[0] == leading[1] or a.dtype == wide(a).dtype:
+        return multiplied(a, b)
+    # Where one factor is repeated, XLA has no product of bfloat16 for some CPUs. In float32 it is
+    # the same: products of two bfloat16 are exact.
+    return jax.lax.platform_dependent(
+        a, b, cpu=lambda a, b: multiplied(wide(a), wide(b)), default=multiplied
+    )
+
+
+def transposed_product(a_HQK: jax.Array, b_HQJ: jax.Array) -> jax.Array:
+    """Returns the sum over queries of b times a, (..., H, J, K), float32 or wider.
+
+    The small factor is transposed for the product, and the small result, instead of b.
+    """
+    return jnp.swapaxes(product("HQK,HQJ->HKJ", a_HQK, b_HQJ), -1, -2)
+
+
+def heads_first(x_QHK: jax.Array) -> jax.Array:
+    """Returns (..., H, Q, K) of (..., Q, H, K), and the other way round."""
+    return jnp.swapaxes(x_QHK, -2, -3)
+
+
+def _scores(scaled_HQK, k_HJK, bias_HQJ):
+    scores_HQJ = product("HQK,HJK->HQJ", scaled_HQK, k_HJK)
+    return scores_HQJ if bias_HQJ is None else scores_HQJ + bias_HQJ
+
+
+def _scaled(q_HQK, scale_H):
+    """The scale multiplies queries: its gradient is a sum over them, not over all scores."""
+    if scale_H is None:
+        return q_HQK
+    return (wide(q_HQK) * jnp.abs(scale_H)[:, None, None]).astype(q_HQK.dtype)
+
+
+def _forward(q_HQK, k_HJK, v_HJK, scale_H=None, bias_HQJ=None, keep_HQJ=None):
+    scores_HQJ = _scores(_scaled(q_HQK, scale_H), k_HJK, bias_HQJ)
+    softmax = weighted_values(scores_HQJ, v_HJK, keep_HQJ)
+    return softmax.output_HQK, (q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ, softmax)
+
+
+def _backward(kept, gradient_HQK):
+    # The barrier keeps the compiler from finding the forward pass's scores in these, which would
+    # hold them in memory until now.
+    q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ, softmax, gradient_HQK = (
+        jax.lax.optimization_barrier((*kept, gradient_HQK))
+    )
+    scaled_HQK = _scaled(q_HQK, scale_H)
+    scores_HQJ = _scores(scaled_HQK, k_HJK, bias_HQJ)
+    ds_HQJ, dv_HJK = softmax_gradients(softmax, scores_HQJ, v_HJK, keep_HQJ, gradient_HQK)
+    # In the activations' type before all sums: written to memory once, and half as large.
+    ds_HQJ = ds_HQJ.astype(k_HJK.dtype)
+    dbias_HQJ = None if bias_HQJ is None else summed_to(ds_HQJ, bias_HQJ)
+    dscaled_HQK = product("HQJ,HJK->HQK", ds_HQJ, k_HJK)
+    dk_HJK = transposed_product(scaled_HQK, ds_HQJ)
+    dscale_H = None
+    if scale_H is not None:
+        dscale_HQ = jnp.sum(dscaled_HQK * wide(q_HQK), axis=-1)
+        dscale_H = jnp.sum(dscale_HQ, axis=-1).reshape(-1, len(scale_H)).sum(axis=0)
+        dscale_H = (dscale_H * jnp.sign(scale_H)).astype(scale_H.dtype)
+        dscaled_HQK = dscaled_HQK * jnp.abs(scale_H)[:, None, None]
+    return (
+        summed_to(dscaled_HQK, q_HQK),
+        summed_to(dk_HJK, k_HJK),
+        summed_to(dv_HJK, v_HJK),
+        dscale_H,
+        dbias_HQJ,
+        None,
+    )
+
+
+def summed_to(x: jax.Array, like: jax.Array) -> jax.Array:
+    """Returns the sum over the axes along which `like` was repeated, in its shape and type."""
+    added = x.ndim - like.ndim
+    repeated = [added + i for i, n in enumerate(like.shape) if n == 1 and x.shape[added + i] > 1]
+    if added and jax.sharding.get_abstract_mesh().size <= 1:
+        # On a CPU sums of long rows are ten times as fast as XLA's sum over leading axes.
+        x = _sum_of_parts(wide(x).reshape(-1, *x.shape[added:]))
+        repeated = [axis - added for axis in repeated]
+        added = 0
+    x = jnp.sum(wide(x), axis=(*range(added), *repeated))
+    return x.reshape(like.shape).astype(like.dtype)
+
+
+def _sum_of_parts(x):
+    """Returns the sum over the first axis, its halves added again and again."""
+    while len(x) > 1:
+        half = len(x) // 2
+        rest = x[2 * half :]
+        x = x[:half] + x[half : 2 * half]
+        x = jnp.concatenate([x, rest]) if len(rest) else x
+    return x[0]
+
+
+attend_by_head.defvjp(_forward, _backward)
