@@ -5,6 +5,7 @@ not depend on the document's length. It fits the parameters and the vocabulary i
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -56,9 +57,12 @@ def model_fingerprint(model: nnx.Module) -> str:
     """Returns the sha256, in hex, of the settings and parameters that decide a model's caches."""
     digest = hashlib.sha256()
     for path, module in nnx.iter_modules(model):
+        attributes = vars(module)
+        if dataclasses.is_dataclass(of_family := attributes.get("settings")):
+            attributes = attributes | {name: str(value) for name, value in vars(of_family).items()}
         settings = {
             name: str(value)
-            for name, value in sorted(vars(module).items())
+            for name, value in sorted(attributes.items())
             if isinstance(value, bool | int | float | str | np.dtype)
             and not name.startswith("_")
             and name not in WITHOUT_EFFECT

@@ -1,23 +1,20 @@
 """Activation functions by their names in a config.json."""
 
+import functools
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
+import jax.numpy as jnp
 
-
-def _exact_gelu(x):
-    return jax.nn.gelu(x, approximate=False)
-
-
-def _tanh_gelu(x):
-    return jax.nn.gelu(x, approximate=True)
-
+from brt.checks import OneOf
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu_new": _tanh_gelu,
-    "gelu_pytorch_tanh": _tanh_gelu,
-    "gelu": _exact_gelu,
+    "gelu_new": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu_pytorch_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
 }
-"""gelu_new and gelu_pytorch_tanh are the tanh form, gelu the exact one."""
+Activation = Annotated[str, OneOf(tuple(ACTIVATIONS))]

@@ -1,9 +1,10 @@
-"""The contract of a pretrained body: a stack of layers that reads one window, and knows no memory.
+"""The contract of a pretrained backbone: a stack of layers over one window, without a memory.
 
-docs/pretrained.md says what a new body has to offer. Letters as in
-`brt.pretrained`.
+docs/pretrained.md says what a new backbone has to offer. Letters as in `brt.pretrained`.
 """
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,21 +14,21 @@ import numpy as np
 from flax import nnx
 
 from brt.models.counts import matrix_size
+from brt.models.layers.dropout import independent_dropout, keep_mask
 from brt.models.layers.sizes import Sizes
 from brt.pretrained.activations import ACTIVATIONS
-from brt.pretrained.backbone_layer import LayerKeys
+from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Reads, Seen, drops, with_extras
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.names import Names
-from brt.pretrained.source import open_folder, settle
-
-REMATS = ("none", "layer")
+from brt.pretrained.settings import Settings, settle
+from brt.pretrained.source import open_folder
 
 
 class Reading(NamedTuple):
-    """What a body makes of positions.
+    """The results of a forward pass.
 
     outputs: of each layer, (B, T, D), the last one after the final norm. keys: of each layer.
-    kept: of each layer, what `Reads.added` had to keep.
+    kept: of each layer, the arrays that `Reads.added` returned.
     """
 
     outputs: tuple[jax.Array, ...]
@@ -36,116 +37,84 @@ class Reading(NamedTuple):
 
 
 class PretrainedBackbone(nnx.Module):
-    """A transformer whose parameters may come from a folder: the base of all bodies.
+    """A transformer whose parameters may come from a folder: the base of all backbones.
 
-    It is built as `body(rngs)`; its sizes are bound, or read from `Pretrained.folder`. A
-    constructor calls `settle`, checks what it returns, calls `take`, draws the parameters, and
-    ends in `check_folder`.
+    It is built as `backbone(rngs)`. Its parameters are `rngs`, the settings of its family, and
+    `folder`, a path that overrides `Pretrained.folder`. Each setting is bound, or that of the
+    folder; a binding that differs from the folder is refused.
 
     Class attributes:
-        model_types: `model_type` of the folders that it reads.
-        defaults: of the settings that need not be bound, by name.
+        settings_type: the dataclass of its settings.
+        model_types: of the folders that it reads, and how transformers names their models.
 
     Attributes:
+        settings: of its family.
         folder: the `HubFolder` its parameters come from, or None: they are random.
         vocabulary_size: V. width: D. sizes: of its layers.
-        activation_name: of its own activation function, in `ACTIVATIONS`.
-        epsilon: of the norms.
         layers: `BackboneLayer`s.
-        num_positions: R, positions that a window may have; None for any number.
+        num_positions: positions that a window may have; None for any number.
         dropout: of activations in training.
         dtype: of activations.
-        remat: "none", or "layer" to recompute each layer in the backward pass.
     """
 
-    model_types: ClassVar[tuple[str, ...]]
-    defaults: ClassVar[Mapping[str, Any]]
+    settings_type: ClassVar[type[Settings]]
+    model_types: ClassVar[Mapping[str, str]]
+    settings: Any
     folder: HubFolder | None
     vocabulary_size: int
     width: int
     sizes: Sizes
-    activation_name: str
-    epsilon: float
     layers: nnx.List
     num_positions: int | None
     dropout: float
     dtype: np.dtype
-    remat: str
 
-    def settings_of(self, folder: HubFolder) -> dict[str, Any]:
-        """Returns the settings that a folder's config.json says, by the names of bindings.
+    def __init_subclass__(cls, **options: Any):
+        """Gives a class with its own settings a constructor whose parameters are these."""
+        super().__init_subclass__(**options)
+        if "settings_type" not in vars(cls):
+            return
 
-        Raises:
-            ValueError: a value of another type, or that brt does not compute; naming the key.
-        """
-        raise NotImplementedError
+        def __init__(self, rngs, **bound):
+            PretrainedBackbone.__init__(self, rngs, **bound)
 
-    def settle(
-        self,
-        bound: Mapping[str, Any],
-        *,
-        dropout: float,
-        activation_dtype: str,
-        remat: str,
-        folder: str | None,
-    ) -> dict[str, Any]:
-        """Takes over what every body is bound with, and returns the settings of its family.
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        settings = cls.settings_type.parameters()
+        __init__.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
+            inspect.Parameter("self", kind),
+            inspect.Parameter("rngs", kind),
+            *settings,
+            settings[0].replace(name="folder", default=None, annotation=str | None),
+        ])  # fmt: skip
+        cls.__init__ = __init__  # type: ignore[method-assign]
 
-        Sets `folder`, `dropout`, `dtype` and `remat`.
-
-        Args:
-            bound: settings of the family by name; None where nothing is bound.
-            dropout: rate of activations in training.
-            activation_dtype: of `DTYPES`.
-            remat: of `REMATS`.
-            folder: path of a folder, before `Pretrained.folder`; None for that.
-
-        Raises:
-            FileNotFoundError, ValueError: a bad value; a folder that is refused; a binding that is
-                missing, or says something else than the folder.
-        """
+    def __init__(self, rngs: nnx.Rngs, folder: str | None = None, **bound: Any):
         name = type(self).__name__
+        settings: Any = self.settings_type
+        unknown = bound.keys() - {parameter.name for parameter in settings.parameters()}
+        if unknown:
+            raise TypeError(f"{name} has no parameter {', '.join(sorted(unknown))}.")
         self.folder = open_folder(folder, name, self.model_types)
-        self.dropout = dropout
-        self.dtype = jnp.dtype(activation_dtype)
-        self.remat = remat
-        found = self.settings_of(self.folder) if self.folder else None
-        return settle(name, bound, found, self.defaults, self.folder)
-
-    def divided_width(self, said: Mapping[str, Any]) -> int:
-        """Returns K = D / H of settings.
-
-        Raises:
-            ValueError: H does not divide D.
-        """
-        D = said["width"]
-        H = said["num_heads"]
-        if D % H:
-            name = type(self).__name__
-            raise ValueError(f"{name}.width = {D} is not divided by {name}.num_heads = {H}.")
-        return D // H
-
-    def take(self, said: Mapping[str, Any], sizes: Sizes, activation_name: str) -> None:
-        """Takes over settings that every family has as attributes."""
-        self.width = sizes.width
-        self.sizes = sizes
-        self.vocabulary_size = said["vocabulary_size"]
-        self.epsilon = said["epsilon"]
-        self.activation_name = activation_name
-
-    def check_folder(self) -> None:
-        """Refuses a folder whose tensors are not the body's parameters.
-
-        Raises:
-            ValueError: as `Names.check`.
-        """
+        settings = settle(name, self.settings_type, bound, self.folder)
+        self.settings = settings
+        self.vocabulary_size = settings.vocabulary_size
+        self.width = settings.width
+        self.sizes = settings.sizes()
+        self.num_positions = getattr(settings, "num_positions", None)
+        self.dropout = settings.dropout
+        self.dtype = jnp.dtype(settings.activation_dtype)
+        self.build(rngs)
         if self.folder:
             self.names().check(self.folder, nnx.to_pure_dict(nnx.state(self, nnx.Param)))
 
+    def build(self, rngs: nnx.Rngs) -> None:
+        """Draws the parameters of `settings`."""
+        raise NotImplementedError
+
     @property
     def activation(self) -> Callable[[jax.Array], jax.Array]:
-        """The body's own activation function."""
-        return ACTIVATIONS[self.activation_name]
+        """The activation function of its MLPs."""
+        return ACTIVATIONS[self.settings.activation]
 
     def names(self) -> Names:
         """Returns the table of its tensors on disk."""
@@ -161,23 +130,84 @@ class PretrainedBackbone(nnx.Module):
         }
 
     def config(self) -> dict[str, Any]:
-        """Returns a config.json that says its settings: the folder's own, or a new one."""
-        config = dict(self.folder.config) if self.folder else self.new_config()
-        for key in ("dtype", "torch_dtype"):
-            if key in config:
-                config[key] = "float32"
+        """Returns a config.json of its settings: the folder's own, or a new one."""
+        config = dict(self.folder.config) if self.folder else self.settings.config()
+        for key in config.keys() & {"dtype", "torch_dtype"}:
+            config[key] = "float32"
         return config
 
-    def new_config(self) -> dict[str, Any]:
-        """Returns the config.json of a body that is of no folder."""
-        raise NotImplementedError
+    # The stack of layers.
+
+    def shared(self, entered_BTD: jax.Array, real_BT: jax.Array | None) -> Any:
+        """Returns what all layers share, computed once a window of its inputs."""
+        return None
+
+    def between(self, number: int, x_BTD: jax.Array, shared: Any) -> jax.Array:
+        """Returns the inputs of the next layer of the outputs of one, counted from 0."""
+        return x_BTD
+
+    def leave(self, x_BTD: jax.Array) -> jax.Array:
+        """Returns the last layer's outputs after the final norm, if there is one."""
+        return x_BTD
+
+    def run(
+        self,
+        x_BTD: jax.Array,
+        positions_BT: jax.Array,
+        seen: Callable[[int, LayerKeys], Seen],
+        reads: Reads,
+        keys: Sequence[jax.Array | None],
+        shared: Any = None,
+    ) -> Reading:
+        """Runs all layers on what enters the first one; arguments as of `Decoder.read`.
+
+        keys: of `dropout_keys`.
+        """
+        outputs, own, kept = [], [], []
+        for i, (layer, key) in enumerate(zip(self.layers, keys[1:], strict=True)):
+            run: Callable[..., Any] = functools.partial(
+                self._layer, i, layer, seen=seen, reads=reads, shared=shared
+            )
+            run = jax.checkpoint(run) if self.settings.remat == "layer" else run
+            with jax.named_scope(f"layer{i}"):
+                x_BTD, layer_keys, layer_kept = run(x_BTD, positions_BT, key=key)
+                x_BTD = self.between(i, x_BTD, shared)
+            outputs.append(x_BTD)
+            own.append(layer_keys)
+            kept.append(layer_kept)
+        outputs[-1] = self.leave(x_BTD)
+        return Reading(tuple(outputs), tuple(own), tuple(kept))
+
+    def _layer(self, i, layer: BackboneLayer, x_BTD, positions_BT, seen, reads, shared, key):
+        weights_key, outputs_key = (None, None) if key is None else jax.random.split(key)
+        with jax.named_scope("attention"):
+            heads = layer.heads(x_BTD)
+            visible = with_extras(layer, seen(i, heads.keys), i, reads)
+            blocks, J = visible.positions_BJ.shape
+            q_BTHK = heads.queries_BTHK
+            # The queries of a batch element may form several blocks, each with its own keys.
+            q_GTHK = q_BTHK.reshape(blocks, -1, *q_BTHK.shape[2:])
+            positions_GT = positions_BT.reshape(q_GTHK.shape[:2])
+            shape = layer.sizes.num_heads, q_GTHK.shape[1], J
+            keep_HTJ = keep_mask(weights_key, self.dropout, shape, jnp.float32)
+            attended = layer.attend(q_GTHK, positions_GT, visible, keep_HTJ, shared)
+            attended = reads.attended(i, heads, attended.reshape(q_BTHK.shape))
+        with jax.named_scope("memory"):
+            added_BTD, kept = reads.added(i, heads)
+        drop = drops(outputs_key, self.dropout)
+        y_BTD = layer.finish(x_BTD, heads, attended, added_BTD, drop)
+        return y_BTD, heads.keys, kept
 
     def dropout_keys(self, key: jax.Array | None) -> Sequence[jax.Array | None]:
-        """Returns keys for what enters the first layer, and for each layer; None drops nothing."""
+        """Returns keys for the embeddings and for each layer; None without dropout."""
         count = len(self.layers) + 1
         if key is None or not self.dropout:
             return [None] * count
         return list(jax.random.split(key, count))
+
+    def dropped(self, x_BTD: jax.Array, key: jax.Array | None) -> jax.Array:
+        """Returns embeddings after dropout."""
+        return independent_dropout(x_BTD, self.dropout, key)
 
     def flops_of_layers(self, keys_seen: float) -> float:
         """Returns operations of one position in all layers, whose queries see so many keys."""

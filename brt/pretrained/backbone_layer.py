@@ -1,10 +1,11 @@
-"""The contract of a layer of a body, and of what memories bring into it.
+"""The contract of a layer of a backbone, and of what memories add to it.
 
-What a memory adds to a layer comes in from outside, as `Reads`: vectors that stand among a layer's
-inputs for keys and values only, and an addition to what its attention puts out. Letters as in
+A memory acts on a layer from outside, by `Reads`: vectors among the layer's inputs for keys and
+values only, and a term that is added to the output of its attention. Letters as in
 `brt.pretrained`.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,14 +13,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.nn.initializers import ones, zeros
 
 from brt.models.layers.attention import attend
 from brt.models.layers.dropout import independent_dropout
+from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import LayerNorm, wide
 from brt.models.layers.sizes import Sizes
+from brt.models.shape_letters import constrain
+from brt.pretrained.activations import ACTIVATIONS
+from brt.pretrained.settings import Settings
 
 HIDDEN = -1e30
-"""Added to the score of a key that a query does not see: its weight is 0."""
+"""Attention bias of a key that a query does not see."""
+STD = 0.02
+"""Standard deviation of matrices as they are drawn."""
 
 
 class LayerKeys(NamedTuple):
@@ -42,8 +50,8 @@ class Extra(NamedTuple):
 class Seen(NamedTuple):
     """What the queries of a layer may attend to.
 
-    keys: `LayerKeys` of J vectors. positions_BJ: int32, their positions. table_BQJ: float, added to
-        the scores: 0, or `HIDDEN`; axes of rows and queries may be 1.
+    keys: `LayerKeys` of J vectors. positions_BJ: int32, their positions. table_BQJ: float, the
+        attention bias: 0, or `HIDDEN`; axes of batch and queries may be 1.
     """
 
     keys: LayerKeys
@@ -80,7 +88,7 @@ class Reads:
     def added(self, layer: int, heads: Heads) -> tuple[jax.Array | None, Any]:
         """Returns what is added to the output of a layer's attention, (B, T, D), or None.
 
-        And arrays that the reader of the window gets back, in any nesting.
+        Also returns arrays that the caller of the window gets back, in any nesting.
         """
         return None, ()
 
@@ -89,11 +97,31 @@ NOTHING = Reads()
 
 
 class Norm(LayerNorm):
-    """`LayerNorm` with an epsilon of its own."""
+    """`LayerNorm` with its own epsilon."""
 
     def __init__(self, rngs: nnx.Rngs, width: int, epsilon: float):
         super().__init__(rngs, width)
         self.epsilon = epsilon
+
+
+class RootNorm(nnx.Module):
+    """x / rms(x) * scale, with its own epsilon; the product in the type of x.
+
+    upcast: the product in float32 instead.
+    """
+
+    def __init__(self, rngs: nnx.Rngs, width: int, epsilon: float, upcast: bool = False):
+        self.scale_D = parameter(rngs, ones, width)
+        self.epsilon = epsilon
+        self.upcast = upcast
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        """(..., D) of any float type; the same shape and type."""
+        x = wide(x_BTD)
+        x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.epsilon)
+        if self.upcast:
+            return (x * self.scale_D[...]).astype(x_BTD.dtype)
+        return x.astype(x_BTD.dtype) * self.scale_D[...].astype(x_BTD.dtype)
 
 
 def linear(x_BTD: jax.Array, matrix_DA: nnx.Param, bias_A: nnx.Param | None = None) -> jax.Array:
@@ -103,12 +131,12 @@ def linear(x_BTD: jax.Array, matrix_DA: nnx.Param, bias_A: nnx.Param | None = No
 
 
 def split_heads(x_BTA: jax.Array, num_heads: int) -> jax.Array:
-    """Returns (..., A) cut into heads, (..., H, K)."""
+    """Returns (..., A) as heads, (..., H, K)."""
     return x_BTA.reshape(*x_BTA.shape[:-1], num_heads, -1)
 
 
 def join_heads(x_BTHK: jax.Array) -> jax.Array:
-    """Returns heads (..., H, K) side by side, (..., A)."""
+    """Returns heads (..., H, K) concatenated, (..., A)."""
     return x_BTHK.reshape(*x_BTHK.shape[:-2], -1)
 
 
@@ -122,12 +150,12 @@ Drop = Callable[[jax.Array], jax.Array]
 
 
 def unchanged(x_BTD: jax.Array) -> jax.Array:
-    """Returns x: the `Drop` that drops nothing."""
+    """Returns x: the `Drop` without dropout."""
     return x_BTD
 
 
 def drops(key: jax.Array | None, rate: float) -> Drop:
-    """Returns dropout that takes another key each time it is called; without a key `unchanged`."""
+    """Returns dropout that uses another key at each call; `unchanged` without a key."""
     if key is None:
         return unchanged
     count = iter(range(1000))
@@ -139,11 +167,11 @@ def drops(key: jax.Array | None, rate: float) -> Drop:
 
 
 class BackboneLayer(nnx.Module):
-    """One layer of a body: the base of all.
+    """One layer of a backbone: the base of all.
 
-    `project_heads` and `written` read the parameters queries_DA, keys_DA, values_DA and output_AD,
-    and the biases queries_bias_A, keys_bias_A, values_bias_A and output_bias_D where a layer has
-    them. A layer with others computes these parts itself.
+    `project_heads` and `written` use the parameters queries_DA, keys_DA, values_DA and output_AD,
+    and the biases queries_bias_A, keys_bias_A, values_bias_A and output_bias_D of layers that have
+    them. A layer with other parameters overrides what uses these.
 
     Attributes:
         sizes: D, H, K, F.
@@ -171,14 +199,14 @@ class BackboneLayer(nnx.Module):
         Args:
             x_BTD: its inputs.
             heads: of `heads(x_BTD)`.
-            attended_BTHK: what attention read.
+            attended_BTHK: the result of attention.
             added_BTD: added to the output of the attention, before its residual.
             drop: dropout of what enters the residual stream.
         """
         raise NotImplementedError
 
     def project(self, x_BTD: jax.Array, part: str) -> jax.Array:
-        """Returns heads (..., H, K) of (..., D), by the matrix and the bias of a part."""
+        """Returns heads (..., H, K) of (..., D): `part` is "queries", "keys" or "values"."""
         matrix_DA = getattr(self, f"{part}_DA")
         bias_A = getattr(self, f"{part}_bias_A", None)
         return split_heads(linear(x_BTD, matrix_DA, bias_A), self.sizes.num_heads)
@@ -199,28 +227,104 @@ class BackboneLayer(nnx.Module):
         positions_BT: jax.Array,
         seen: Seen,
         keep_HTJ: jax.Array | None = None,
+        shared: Any = None,
     ) -> jax.Array:
-        """Returns what queries at these positions read of what they see, (B, T, H, K).
+        """Returns the result of attention of queries at these positions, (B, T, H, K).
 
-        keep_HTJ: multiplies the weights (dropout), or None.
+        Args:
+            keep_HTJ: multiplies the weights (dropout), or None.
+            shared: of the backbone's `shared`.
         """
         queries_BTHK, keys = self.placed(queries_BTHK, positions_BT, seen)
+        return self.attend_with(queries_BTHK, keys, seen.table_BQJ[:, None], keep_HTJ)
+
+    def attend_with(
+        self,
+        queries_BTHK: jax.Array,
+        keys: LayerKeys,
+        bias_BHTJ: jax.Array,
+        keep_HTJ: jax.Array | None,
+    ) -> jax.Array:
+        """Returns the result of attention with an attention bias, (B, T, H, K)."""
         H = queries_BTHK.shape[2]
         each = H // keys.keys_BJGK.shape[2]
         k_BJHK, v_BJHK = (jnp.repeat(x, each, axis=2) if each > 1 else x for x in keys)
         scale_H = jnp.full(H, self.score_scale, wide(queries_BTHK).dtype)
-        table_BHTJ = seen.table_BQJ[:, None]
-        return attend(queries_BTHK, k_BJHK, v_BJHK, scale_H, table_BHTJ, keep_HTJ)
+        return attend(queries_BTHK, k_BJHK, v_BJHK, scale_H, bias_BHTJ, keep_HTJ)
 
     def placed(
         self, queries_BTHK: jax.Array, positions_BT: jax.Array, seen: Seen
     ) -> tuple[jax.Array, LayerKeys]:
-        """Returns queries and keys with their positions in them: rotated, for one."""
+        """Returns queries and keys with their positions applied: rotated, for one."""
         return queries_BTHK, seen.keys
 
 
+class DenseLayer(BackboneLayer):
+    """A layer with two LayerNorms and biases in all matrices, as of GPT-2, GPT-NeoX and BERT.
+
+    Args:
+        settings: of its family, with an activation.
+        output_std: of the matrices that write into the residual stream.
+        attention_biases: whether attention has biases.
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        settings: Settings,
+        output_std: float = STD,
+        attention_biases: bool = True,
+    ):
+        family: Any = settings
+        sizes = settings.sizes()
+        D, A, F = sizes.width, sizes.attention_size, sizes.feed_forward_size
+        matrix = functools.partial(parameter, rngs, normal(STD))
+        writes = functools.partial(parameter, rngs, normal(output_std))
+        bias = functools.partial(parameter, rngs, zeros)
+        self.sizes = sizes
+        self.score_scale = attention_scale(sizes.head_size)
+        self.activation = family.activation
+        attention_bias = bias if attention_biases else (lambda size: None)
+        self.attention_norm = Norm(rngs, D, family.epsilon)
+        self.queries_DA = matrix(D, A)
+        self.queries_bias_A = attention_bias(A)
+        self.keys_DA = matrix(D, A)
+        self.keys_bias_A = attention_bias(A)
+        self.values_DA = matrix(D, A)
+        self.values_bias_A = attention_bias(A)
+        self.output_AD = writes(A, D)
+        self.output_bias_D = attention_bias(D)
+        self.feed_forward_norm = Norm(rngs, D, family.epsilon)
+        self.hidden_DF = matrix(D, F)
+        self.hidden_bias_F = bias(F)
+        self.output_FD = writes(F, D)
+        self.feed_forward_bias_D = bias(D)
+
+    def heads(self, x_BTD: jax.Array) -> Heads:
+        return self.project_heads(self.attention_norm(x_BTD))
+
+    def finish(
+        self,
+        x_BTD: jax.Array,
+        heads: Heads,
+        attended_BTHK: jax.Array,
+        added_BTD: jax.Array | None = None,
+        drop: Drop = unchanged,
+    ) -> jax.Array:
+        y_BTD = self.written(attended_BTHK, added_BTD)
+        x_BTD = constrain(x_BTD + drop(y_BTD), "BTD")
+        with jax.named_scope("feed_forward"):
+            y_BTD = self.mlp(self.feed_forward_norm(x_BTD))
+            return constrain(x_BTD + drop(y_BTD), "BTD")
+
+    def mlp(self, x_BTD: jax.Array) -> jax.Array:
+        """Returns activation(x W + b) W + b, (B, T, D)."""
+        h_BTF = linear(x_BTD, self.hidden_DF, self.hidden_bias_F)
+        return linear(ACTIVATIONS[self.activation](h_BTF), self.output_FD, self.feed_forward_bias_D)
+
+
 def with_extras(layer: BackboneLayer, seen: Seen, number: int, reads: Reads) -> Seen:
-    """Returns what a layer's queries see with the extra vectors of memories in front."""
+    """Returns what a layer's queries see, with the extra vectors of memories in front."""
     extras = reads.extras(number)
     if not extras:
         return seen

@@ -17,7 +17,6 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from brt.pretrained.config_values import ConfigValues
 from brt.storage.paths import folder_of, is_remote
 
 CONFIG = "config.json"
@@ -85,10 +84,6 @@ class HubFolder:
                 f"{self.file(CONFIG)}: quantization_config says that the weights are quantized. "
                 "Load them with transformers, dequantize, and save them in float32."
             )
-
-    def values(self) -> ConfigValues:
-        """Returns the values of config.json, with checks of what they are."""
-        return ConfigValues(self.config, self.file(CONFIG))
 
     def file(self, name: str) -> str:
         """Returns the path of a file of the folder."""

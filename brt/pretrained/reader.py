@@ -34,6 +34,7 @@ from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.memories.window_memory import Positions, WindowMemory, WindowReads
 from brt.pretrained.names import Names
+from brt.pretrained.settings import HubConfig
 from brt.token_ids import PADDING
 
 LOWEST = -1e30
@@ -174,7 +175,7 @@ class PretrainedReader(Reader[Embedded, Outputs]):
                 "or take the head out of the folder."
             )
         asked = PROBLEMS[self.targets]
-        folder.values().only("problem_type", asked, f"and PretrainedReader.targets needs {asked}.")
+        HubConfig(folder).only("problem_type", asked)
 
     def _stored(self) -> dict[str, Any]:
         parts = {"body": self.body, "head": self.head}
@@ -282,7 +283,7 @@ class PretrainedReader(Reader[Embedded, Outputs]):
         the document's with a probability of its own.
         """
         if isinstance(self.body, T5):
-            start_B1 = jnp.full((len(x_BTD.x_BTD), 1), self.body.start_id)
+            start_B1 = jnp.full((len(x_BTD.x_BTD), 1), self.body.settings.start_id)
             return self._word_logits(start_B1, x_BTD)
         if isinstance(self.head, ClassesHead):
             scores_BN = self.head(x_BTD.x_BTD[:, 0])

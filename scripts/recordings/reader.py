@@ -130,7 +130,7 @@ class Replay:
         states = body.decode(body.shifted(targets_BW), outputs.x_BTD, outputs.real_BT)
         logits_BWV = body.word_logits(states[-1])
         if not vocabulary:
-            rows = model.memory_SD[...] if body.tied else self.head_rows
+            rows = model.memory_SD[...] if body.settings.tied else self.head_rows
             of_memory = body.word_logits(states[-1], rows)
             logits_BWV = jnp.concatenate([logits_BWV, of_memory], axis=-1)
         return token_losses(logits_BWV, targets_BW)[0], logits_BWV

@@ -1,24 +1,77 @@
-"""The base of GPT-2, Llama and GPT-NeoX: backbones in which a position sees those before it."""
+"""The base of decoders: backbones in which a position sees those before it."""
 
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from brt.models.layers.dropout import independent_dropout, keep_mask
+from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
-from brt.models.layers.sizes import Sizes
 from brt.models.shape_letters import constrain
 from brt.pretrained.backbone import PretrainedBackbone, Reading
-from brt.pretrained.backbone_layer import NOTHING, LayerKeys, Reads, Seen, drops, with_extras
+from brt.pretrained.backbone_layer import NOTHING, STD, LayerKeys, Reads, Seen
+from brt.pretrained.names import Names, Tensor
+from brt.pretrained.settings import HubConfig, Settings, first_id, hub
 from brt.token_ids import BEGIN
 
 
+def begin_of_text(default: int | None) -> Any:
+    """Returns the field of `begin_id`: BOS, or EOS, or a default of the family, or the last id."""
+
+    def absent(settings):
+        known = default is not None and default < settings["vocabulary_size"]
+        return default if known else None
+
+    names = "bos_token_id", "eos_token_id"
+    return hub(*names, default=None, absent=absent, read=first_id, written=names)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderSettings(Settings):
+    """The settings of a decoder.
+
+    A family adds num_positions, the positions of a window at most; tied, whether logits are
+    products with the embedding matrix; and begin_id, the BOS token of a document, by default the
+    last id.
+
+    Class attributes:
+        head_name, embedding_name: tensors on disk. prefix: of the latter.
+    """
+
+    head_name: ClassVar[str] = "lm_head.weight"
+    embedding_name: ClassVar[str]
+    prefix: ClassVar[str]
+
+    @classmethod
+    def adjust(cls, settings: dict[str, Any], config: HubConfig) -> None:
+        short = cls.embedding_name.removeprefix(cls.prefix)
+        settings["tied"] &= is_tied(config.folder, cls.head_name, cls.embedding_name, short)
+
+    def resolved(self) -> Self:
+        own: Any = super().resolved()
+        begin_id = own.vocabulary_size - 1 if own.begin_id is None else own.begin_id
+        F = own.feed_forward_size or 4 * own.width
+        return dataclasses.replace(own, begin_id=begin_id, feed_forward_size=F)
+
+
+def is_tied(folder: Any, head: str, *embeddings: str) -> bool:
+    """Returns whether the stored head, if any, equals the embedding matrix.
+
+    A head that differs is used, whatever config.json says.
+    """
+    embedding = next((name for name in embeddings if name in folder.tensors), None)
+    if head not in folder.tensors or embedding is None:
+        return True
+    if folder.tensors[head].shape != folder.tensors[embedding].shape:
+        return False
+    return bool((folder.read(head) == folder.read(embedding)).all())
+
+
 class Decoder(PretrainedBackbone):
-    """A body that reads from left to right: the base of GPT-2, Llama and GPT-NeoX.
+    """A backbone in which a position sees those before it: the base of GPT-2, Llama and GPT-NeoX.
 
     Class attributes:
         relative: whether its attention depends on differences of positions only.
@@ -26,58 +79,47 @@ class Decoder(PretrainedBackbone):
     Attributes:
         num_positions: R, a number.
         num_key_heads: G.
-        begin_id: the row of the table that stands before a document's first token.
-        embedding_VD: the table of words. tied: whether logits are products with it; else with
-            head_VD.
+        embedding_VD: the embedding matrix; head_VD: that of the logits, if they are not tied.
         final_norm: of the last layer's outputs.
     """
 
     relative: ClassVar[bool] = False
     num_positions: int
-    num_key_heads: int
-    begin_id: int
     embedding_VD: nnx.Param
     head_VD: nnx.Param
-    tied: bool
     final_norm: Callable[[jax.Array], jax.Array]
 
-    def take_decoder(
-        self, said: Mapping[str, Any], sizes: Sizes, activation_name: str, num_key_heads: int
-    ) -> None:
-        """Takes over settings that every decoder has as attributes.
+    @property
+    def num_key_heads(self) -> int:
+        return getattr(self.settings, "num_key_heads", self.sizes.num_heads)
 
-        Raises:
-            ValueError: the word before a document is none of the vocabulary.
-        """
-        self.take(said, sizes, activation_name)
-        self.num_key_heads = num_key_heads
-        self.num_positions = said["num_positions"]
-        self.tied = said["tied"]
-        begin_id = said["begin_id"]
-        self.begin_id = self.vocabulary_size - 1 if begin_id is None else begin_id
-        if not 0 <= self.begin_id < self.vocabulary_size:
-            raise ValueError(
-                f"{type(self).__name__}.begin_id = {begin_id} lies beyond the "
-                f"{self.vocabulary_size} words."
-            )
+    def build_ends(self, rngs: nnx.Rngs, norm: Callable[..., Any]) -> None:
+        """Draws the final norm, and the head if it is not tied."""
+        self.final_norm = norm(rngs, self.width, self.settings.epsilon)
+        if not self.settings.tied:
+            self.head_VD = self.word_matrix(rngs)
+
+    def word_matrix(self, rngs: nnx.Rngs) -> nnx.Param:
+        """Returns a matrix with a vector for each id, (V, D)."""
+        shape = self.vocabulary_size, self.width
+        return parameter(rngs, normal(STD), *shape, purpose="embedding")
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
-        """Maps (B, T) ids to (B, T, D) vectors of words, without positions."""
-        rows_BT = jnp.where(tokens_BT == BEGIN, self.begin_id, jnp.maximum(tokens_BT, 0))
-        return constrain(self.embedding_VD[...].astype(self.dtype)[rows_BT], "BTD")
+        """Maps (B, T) ids to (B, T, D) embeddings, without positions."""
+        ids_BT = jnp.where(tokens_BT == BEGIN, self.settings.begin_id, jnp.maximum(tokens_BT, 0))
+        return constrain(self.embedding_VD[...].astype(self.dtype)[ids_BT], "BTD")
 
     def enter(self, x_BTD: jax.Array, positions_BT: jax.Array) -> jax.Array:
-        """Returns what enters the first layer."""
+        """Returns the inputs of the first layer."""
         return x_BTD
 
     def leave(self, x_BTD: jax.Array) -> jax.Array:
-        """Returns the last layer's outputs after the final norm."""
         return self.final_norm(x_BTD)
 
     @property
     def head(self) -> nnx.Param:
         """The matrix of the logits, (V, D)."""
-        return self.embedding_VD if self.tied else self.head_VD
+        return self.embedding_VD if self.settings.tied else self.head_VD
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Maps (..., D) to (..., V), float32 or wider."""
@@ -95,52 +137,41 @@ class Decoder(PretrainedBackbone):
         reads: Reads = NOTHING,
         key: jax.Array | None = None,
     ) -> Reading:
-        """Reads positions through all layers.
+        """Runs all layers.
 
         Args:
             x_BTD: (B, T, D), from `embed`, or vectors of memory.
             positions_BT: (B, T) int32.
             seen: from a layer's number and the keys of these positions in it to what the
-                positions see there, besides the extra vectors of `reads`. With a multiple of B
-                rows each row of queries is cut into as many blocks, which see keys of their own.
+                positions see there, besides the extra vectors of `reads`. If it has n * B batch
+                elements, the queries of each form n blocks, which see keys of their own.
             reads: what memories add.
             key: dropout key or None.
         """
         keys = self.dropout_keys(key)
         with jax.named_scope("embedding"):
-            x_BTD = self.enter(x_BTD, positions_BT)
-            x_BTD = independent_dropout(x_BTD, self.dropout, keys[0])
-        outputs = []
-        own = []
-        kept = []
-        for i, (layer, layer_key) in enumerate(zip(self.layers, keys[1:], strict=True)):
-            run: Callable[..., Any] = functools.partial(
-                self._layer, i, layer, seen=seen, reads=reads
-            )
-            run = jax.checkpoint(run) if self.remat == "layer" else run
-            with jax.named_scope(f"layer{i}"):
-                x_BTD, layer_keys, layer_kept = run(x_BTD, positions_BT, key=layer_key)
-            outputs.append(x_BTD)
-            own.append(layer_keys)
-            kept.append(layer_kept)
-        outputs[-1] = self.leave(x_BTD)
-        return Reading(tuple(outputs), tuple(own), tuple(kept))
+            x_BTD = self.dropped(self.enter(x_BTD, positions_BT), keys[0])
+        return self.run(x_BTD, positions_BT, seen, reads, keys)
 
-    def _layer(self, i, layer, x_BTD, positions_BT, seen, reads, key):
-        of_weights, of_outputs = (None, None) if key is None else jax.random.split(key)
-        with jax.named_scope("attention"):
-            heads = layer.heads(x_BTD)
-            found = with_extras(layer, seen(i, heads.keys), i, reads)
-            blocks, J = found.positions_BJ.shape
-            q_BTHK = heads.queries_BTHK
-            # A row's queries in several blocks, each of which sees keys of its own.
-            q_GTHK = q_BTHK.reshape(blocks, -1, *q_BTHK.shape[2:])
-            positions_GT = positions_BT.reshape(q_GTHK.shape[:2])
-            shape = layer.sizes.num_heads, q_GTHK.shape[1], J
-            keep_HTJ = keep_mask(of_weights, self.dropout, shape, jnp.float32)
-            attended = layer.attend(q_GTHK, positions_GT, found, keep_HTJ).reshape(q_BTHK.shape)
-        with jax.named_scope("memory"):
-            attended = reads.attended(i, heads, attended)
-            added_BTD, kept = reads.added(i, heads)
-        drop = drops(of_outputs, self.dropout)
-        return layer.finish(x_BTD, heads, attended, added_BTD, drop), heads.keys, kept
+    def whole_names(
+        self,
+        tensors: list[Tensor],
+        ignored: tuple[str, ...],
+        old_endings: tuple[tuple[str, str], ...] = (),
+    ) -> Names:
+        """Returns the table of tensors with embedding matrix and head; a tied head is ignored."""
+        settings = self.settings
+        tensors = [Tensor(settings.embedding_name, ("embedding_VD",)), *tensors]
+        if settings.tied:
+            ignored = (*ignored, settings.head_name.replace(".", r"\."))
+        else:
+            tensors.append(Tensor(settings.head_name, ("head_VD",)))
+        return Names(tuple(tensors), settings.prefix, ignored, old_endings)
+
+    def config(self) -> dict[str, Any]:
+        config = super().config()
+        tied, key = self.settings.tied, "tie_word_embeddings"
+        config["architectures"] = [self.model_types[config["model_type"]]]
+        if key in config or tied != self.settings.fields()["tied"].metadata["key"].absent:
+            config[key] = tied
+        return config

@@ -1,120 +1,161 @@
 """Llama, and what has its form: Qwen2, SmolLM, Mistral without a window.
 
-Rotary positions, root-mean-square norms, grouped keys, a gated network, no biases but those of
-Qwen2's queries, keys and values. Letters as in `brt.pretrained`.
+Rotary positions, root-mean-square norms, grouped keys, a gated MLP, no biases but those of Qwen2's
+queries, keys and values. Letters as in `brt.pretrained`.
 
 Source: Touvron et al. 2023, arXiv:2302.13971; folders of `model_type` llama, qwen2 and mistral.
 """
 
+import dataclasses
 import functools
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
-from jax.nn.initializers import ones, zeros
+from jax.nn.initializers import zeros
 
-from brt.checks import (
-    Count,
-    CountFrom0,
-    OneOf,
-    Positive,
-    Share,
-    check,
-    check_choice,
-    configurable,
-)
+from brt.checks import Count, CountFrom0, OneOf, Positive, configurable
 from brt.models.layers.initializers import normal, parameter
-from brt.models.layers.norms import wide
-from brt.models.layers.sizes import Sizes
-from brt.models.model import DTYPES
 from brt.models.shape_letters import constrain
-from brt.pretrained.backbone import REMATS
 from brt.pretrained.backbone_layer import (
+    STD,
     Drop,
     Heads,
     LayerKeys,
+    RootNorm,
     attention_scale,
     linear,
     split_heads,
     unchanged,
 )
-from brt.pretrained.decoders.decoder import Decoder
-from brt.pretrained.decoders.llama_settings import settings_of
-from brt.pretrained.decoders.rotary import Llama3Scaling, RotaryLayer
-from brt.pretrained.folder import HubFolder
-from brt.pretrained.names import Names, Tensor, head_tensors, matrix_tensors, norm_tensors
-
-BIASES = ("none", "heads", "all")
-STD = 0.02
-DEFAULTS = dict(
-    num_key_heads=None,
-    head_size=None,
-    epsilon=1e-6,
-    rotary_base=10_000.0,
-    rotary_scaling=None,
-    biases="none",
-    tied=False,
-    begin_id=None,
-)
+from brt.pretrained.decoders.decoder import Decoder, DecoderSettings, begin_of_text
+from brt.pretrained.decoders.rotary import Llama3Scaling, RotaryLayer, Scaling
+from brt.pretrained.names import Names, matrix_tensors, norm_tensors
+from brt.pretrained.settings import HubConfig, Misfit, hub
 
 
-class RootNorm(nnx.Module):
-    """x / rms(x) * scale, with an epsilon of its own; the product in the type of x."""
+def of_type(**values: Any) -> Any:
+    """Returns the meaning of an absent key by `model_type`; `others` for the other types."""
+    return lambda settings: values.get(settings["model_type"], values.get("others"))
 
-    def __init__(self, rngs: nnx.Rngs, width: int, epsilon: float):
-        self.scale_D = parameter(rngs, ones, width)
-        self.epsilon = epsilon
 
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        """(..., D) of any float type; the same shape and type."""
-        x = wide(x_BTD)
-        x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.epsilon)
-        return x.astype(x_BTD.dtype) * self.scale_D[...].astype(x_BTD.dtype)
+@dataclasses.dataclass(frozen=True)
+class LlamaSettings(DecoderSettings):
+    """The settings of Llama, those of all decoders among them.
+
+    Attributes:
+        num_key_heads: G; None: H.
+        head_size: K; None: D / H.
+        rotary_base: of the angles.
+        rotary_scaling: (factor, low, high, original positions), as `Llama3Scaling`; None for none.
+        biases: "heads" (of queries, keys and values, Qwen2) or "all" (of the output too).
+    """
+
+    prefix = "model."
+    embedding_name = "model.embed_tokens.weight"
+    fixed = {
+        "hidden_act": "silu",
+        "mlp_bias": False,
+        "pretraining_tp": 1,
+        "use_sliding_window": False,
+        "partial_rotary_factor": 1,
+        "rope_parameters.partial_rotary_factor": 1,
+    }
+    activation: ClassVar[str] = "silu"
+
+    vocabulary_size: Count = hub("vocab_size", absent=of_type(qwen2=151_936, others=32_000))
+    num_layers: Count = hub("num_hidden_layers", absent=32)
+    width: Count = hub("hidden_size", absent=4096)
+    num_heads: Count = hub("num_attention_heads", absent=32)
+    num_key_heads: Count | None = hub(
+        "num_key_value_heads", default=None, absent=of_type(mistral=8)
+    )
+    head_size: Count | None = hub("head_dim", default=None)
+    feed_forward_size: Count = hub(
+        "intermediate_size", absent=of_type(llama=11_008, qwen2=22_016, mistral=14_336)
+    )
+    num_positions: Count = hub(
+        "max_position_embeddings", absent=of_type(llama=2048, qwen2=32_768, mistral=131_072)
+    )
+    epsilon: Positive = hub("rms_norm_eps", default=1e-6)
+    rotary_base: Positive = hub("rope_parameters.rope_theta", "rope_theta", default=10_000.0)
+    rotary_scaling: Scaling | None = hub(
+        *("rope_parameters", "rope_scaling"),
+        default=None,
+        read=Llama3Scaling.read,
+        write=lambda scaling: scaling and scaling.written(),
+        written=("rope_scaling",),
+    )
+    biases: Annotated[str, OneOf(("none", "heads", "all"))] = hub(
+        "attention_bias",
+        default="none",
+        read={False: "none", True: "all"}.__getitem__,
+        write={"all": True}.get,
+    )
+    tied: bool = hub("tie_word_embeddings", default=False)
+    begin_id: CountFrom0 | None = begin_of_text(1)
+
+    @property
+    def model_type(self) -> str:  # type: ignore[override]
+        return "qwen2" if self.biases == "heads" else "llama"
+
+    @classmethod
+    def adjust(cls, settings: dict[str, Any], config: HubConfig) -> None:
+        super().adjust(settings, config)
+        types = config.get("layer_types") or []
+        if not isinstance(types, list) or any(kind != "full_attention" for kind in types):
+            raise config.refused("layer_types", "has layers other than full_attention")
+        # null means no window, and an absent key 4096.
+        window = config.folder.config.get("sliding_window", 4096)
+        shortest = settings["num_positions"] if config.model_type == "mistral" else 0
+        if window is not None and not (isinstance(window, int) and window >= shortest):
+            raise config.refused(
+                "sliding_window", f"hides keys of {shortest} positions, which is not supported"
+            )
+        if config.model_type == "qwen2":
+            settings["biases"] = "heads"
+
+    def resolved(self) -> Self:
+        settings = super().resolved()
+        K = settings.sizes().head_size
+        G = self.num_key_heads or self.num_heads
+        if self.num_heads % G:
+            raise Misfit("num_key_heads", f"does not divide num_heads = {self.num_heads}")
+        if K % 2:
+            raise Misfit("head_size", f"gives heads of {K}, which must be even: halves are rotated")
+        scaling = Llama3Scaling(*self.rotary_scaling) if self.rotary_scaling else None
+        return dataclasses.replace(settings, num_key_heads=G, head_size=K, rotary_scaling=scaling)
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {"hidden_act": "silu"}
 
 
 class LlamaLayer(RotaryLayer):
-    """One layer: norm, attention, residual, norm, gated network, residual.
+    """One layer: norm, attention, residual, norm, gated MLP, residual."""
 
-    Args:
-        sizes: D, H, K, F.
-        num_key_heads: G.
-        epsilon: of the norms.
-        rotary_base, rotary_scaling: as of `brt.pretrained.decoders.rotary.frequencies`.
-        biases: of "none", of queries, keys and values ("heads"), or of the output too ("all").
-    """
-
-    def __init__(
-        self,
-        rngs: nnx.Rngs,
-        sizes: Sizes,
-        num_key_heads: int,
-        epsilon: float,
-        rotary_base: float,
-        rotary_scaling: Llama3Scaling | None,
-        biases: str,
-    ):
+    def __init__(self, rngs: nnx.Rngs, settings: LlamaSettings):
+        sizes = settings.sizes()
         D, A, F = sizes.width, sizes.attention_size, sizes.feed_forward_size
-        E = num_key_heads * sizes.head_size
+        self.num_key_heads = settings.num_key_heads or sizes.num_heads
+        E = self.num_key_heads * sizes.head_size
         matrix = functools.partial(parameter, rngs, normal(STD))
         self.sizes = sizes
-        self.num_key_heads = num_key_heads
         self.score_scale = attention_scale(sizes.head_size)
-        self.turned = sizes.head_size
-        self.rotary_base = rotary_base
-        self.rotary_scaling = rotary_scaling
-        self.attention_norm = RootNorm(rngs, D, epsilon)
+        self.rotated = sizes.head_size
+        self.rotary_base = settings.rotary_base
+        self.rotary_scaling = settings.rotary_scaling  # type: ignore[assignment]
+        self.attention_norm = RootNorm(rngs, D, settings.epsilon)
         self.queries_DA = matrix(D, A)
         self.keys_DE = matrix(D, E)
         self.values_DE = matrix(D, E)
         self.output_AD = matrix(A, D)
-        if biases != "none":
+        if settings.biases != "none":
             self.queries_bias_A = parameter(rngs, zeros, A)
             self.keys_bias_E = parameter(rngs, zeros, E)
             self.values_bias_E = parameter(rngs, zeros, E)
-        if biases == "all":
+        if settings.biases == "all":
             self.output_bias_D = parameter(rngs, zeros, D)
-        self.feed_forward_norm = RootNorm(rngs, D, epsilon)
+        self.feed_forward_norm = RootNorm(rngs, D, settings.epsilon)
         self.gate_DF = matrix(D, F)
         self.hidden_DF = matrix(D, F)
         self.output_FD = matrix(F, D)
@@ -145,185 +186,46 @@ class LlamaLayer(RotaryLayer):
 
 @configurable(denylist=["rngs", "folder"])
 class Llama(Decoder):
-    """Llama. Sizes are bound, or read from a folder; a binding that says otherwise is refused.
+    """Llama; its parameters are those of `LlamaSettings`."""
 
-    Args:
-        vocabulary_size, num_layers, width, num_heads, feed_forward_size: V, n, D, H, F.
-        num_key_heads: G; H where nothing is said.
-        head_size: K; D / H where nothing is said.
-        num_positions: R, positions of a window at most.
-        epsilon: of norms, 1e-6.
-        rotary_base: of the angles, 10,000.
-        rotary_scaling: (factor, low, high, original positions), as `Llama3Scaling`; None for none.
-        biases: "none", "heads" (of queries, keys and values, Qwen2) or "all" (of the output too).
-        tied: whether logits are products with the table of words.
-        begin_id: the word that stands before a document; the folder's beginning of a text, or its
-            end, or the last word.
-        dropout: rate on embeddings, attention weights, and what enters the residual stream.
-        activation_dtype: "float32" or "bfloat16"; parameters stay float32.
-        remat: "none", or "layer" to recompute each layer in the backward pass.
-        folder: path of a folder, before `Pretrained.folder`.
-
-    Raises:
-        FileNotFoundError, ValueError: a folder that is refused; sizes that are missing or do not
-            fit together.
-    """
-
-    model_types = ("llama", "qwen2", "mistral")
-    defaults = DEFAULTS
+    settings_type = LlamaSettings
+    model_types = {
+        "llama": "LlamaForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "mistral": "MistralForCausalLM",
+    }
     relative = True
 
-    def __init__(
-        self,
-        rngs: nnx.Rngs,
-        vocabulary_size: Count | None = None,
-        num_layers: Count | None = None,
-        width: Count | None = None,
-        num_heads: Count | None = None,
-        num_key_heads: Count | None = None,
-        head_size: Count | None = None,
-        feed_forward_size: Count | None = None,
-        num_positions: Count | None = None,
-        epsilon: Positive | None = None,
-        rotary_base: Positive | None = None,
-        rotary_scaling: tuple[float, float, float, int] | None = None,
-        biases: str | None = None,
-        tied: bool | None = None,
-        begin_id: CountFrom0 | None = None,
-        dropout: Share = 0.0,
-        activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
-        remat: Annotated[str, OneOf(REMATS)] = "none",
-        folder: str | None = None,
-    ):
-        bound = dict(
-            vocabulary_size=vocabulary_size,
-            num_layers=num_layers,
-            width=width,
-            num_heads=num_heads,
-            num_key_heads=num_key_heads,
-            head_size=head_size,
-            feed_forward_size=feed_forward_size,
-            num_positions=num_positions,
-            epsilon=epsilon,
-            rotary_base=rotary_base,
-            rotary_scaling=rotary_scaling,
-            biases=biases,
-            tied=tied,
-            begin_id=begin_id,
-        )
-        said = self.settle(
-            bound, dropout=dropout, activation_dtype=activation_dtype, remat=remat, folder=folder
-        )
-        self._set(said)
-        D, V = self.width, self.vocabulary_size
-        self.embedding_VD = parameter(rngs, normal(STD), V, D, purpose="embedding")
-        self.layers = nnx.List(
-            LlamaLayer(
-                rngs,
-                self.sizes,
-                self.num_key_heads,
-                self.epsilon,
-                self.rotary_base,
-                self.rotary_scaling,
-                self.biases,
-            )
-            for _ in range(said["num_layers"])
-        )
-        self.final_norm = RootNorm(rngs, D, self.epsilon)
-        if not self.tied:
-            self.head_VD = parameter(rngs, normal(STD), V, D, purpose="embedding")
-        self.check_folder()
-
-    def _set(self, said):
-        """Takes settings over as attributes, and checks that they fit together."""
-        check_choice("Llama.biases", said["biases"], BIASES)
-        check("Llama.rotary_base", said["rotary_base"], Positive)
-        D = said["width"]
-        H = said["num_heads"]
-        G = said["num_key_heads"] or H
-        if H % G:
-            raise ValueError(f"Llama.num_heads = {H} is not divided by Llama.num_key_heads = {G}.")
-        K = said["head_size"] or self.divided_width(said)
-        if K % 2:
-            raise ValueError(f"Llama.head_size = {K} must be even: its halves are turned.")
-        sizes = Sizes(D, H, K, said["feed_forward_size"])
-        self.take_decoder(said, sizes, "silu", num_key_heads=G)
-        self.rotary_base = said["rotary_base"]
-        scaling = said["rotary_scaling"]
-        self.rotary_scaling = Llama3Scaling(*scaling) if scaling else None
-        self.biases = said["biases"]
-
-    # On disk.
-
-    def settings_of(self, folder: HubFolder) -> dict[str, Any]:
-        return settings_of(folder)
+    def build(self, rngs: nnx.Rngs) -> None:
+        self.embedding_VD = self.word_matrix(rngs)
+        count = self.settings.num_layers
+        self.layers = nnx.List(LlamaLayer(rngs, self.settings) for _ in range(count))
+        self.build_ends(rngs, RootNorm)
 
     def names(self) -> Names:
-        tensors = [Tensor("model.embed_tokens.weight", ("embedding_VD",))]
+        tensors = []
+        biases = self.settings.biases
         for i in range(len(self.layers)):
-            disk, ours = f"model.layers.{i}.", f"layers.{i}."
-            for part, letters, theirs, biased in (
-                ("queries", "A", "q", self.biases != "none"),
-                ("keys", "E", "k", self.biases != "none"),
-                ("values", "E", "v", self.biases != "none"),
-                ("output", "D", "o", self.biases == "all"),
+            disk, path = f"model.layers.{i}.", f"layers.{i}."
+            for name, matrix, bias in (
+                ("self_attn.q_proj", "queries_DA", "queries_bias_A" if biases != "none" else ""),
+                ("self_attn.k_proj", "keys_DE", "keys_bias_E" if biases != "none" else ""),
+                ("self_attn.v_proj", "values_DE", "values_bias_E" if biases != "none" else ""),
+                ("self_attn.o_proj", "output_AD", "output_bias_D" if biases == "all" else ""),
+                ("mlp.gate_proj", "gate_DF", ""),
+                ("mlp.up_proj", "hidden_DF", ""),
+                ("mlp.down_proj", "output_FD", ""),
             ):
-                name = f"{disk}self_attn.{theirs}_proj"
-                matrix = "output_AD" if part == "output" else f"{part}_D{letters}"
-                bias = f"{ours}{part}_bias_{letters}" if biased else None
-                tensors += matrix_tensors(name, ours + matrix, bias)
-            for theirs, matrix in (
-                ("gate", "gate_DF"),
-                ("up", "hidden_DF"),
-                ("down", "output_FD"),
+                tensors += matrix_tensors(disk + name, path + matrix, path + bias if bias else None)
+            for name, norm in (
+                ("input_layernorm", "attention_norm"),
+                ("post_attention_layernorm", "feed_forward_norm"),
             ):
-                tensors += matrix_tensors(f"{disk}mlp.{theirs}_proj", ours + matrix)
-            tensors += norm_tensors(f"{disk}input_layernorm", f"{ours}attention_norm", bias=False)
-            tensors += norm_tensors(
-                f"{disk}post_attention_layernorm", f"{ours}feed_forward_norm", bias=False
-            )
+                tensors += norm_tensors(disk + name, path + norm, bias=False)
         tensors += norm_tensors("model.norm", "final_norm", bias=False)
         ignored = (
             r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
             r"model\.rotary_emb\.inv_freq",
             r"score\.weight",
         )
-        head, unread = head_tensors("lm_head.weight", self.tied)
-        return Names((*tensors, *head), "model.", (*ignored, *unread))
-
-    def config(self) -> dict[str, Any]:
-        config = super().config()
-        class_name = {"qwen2": "Qwen2", "mistral": "Mistral"}.get(config["model_type"], "Llama")
-        config["architectures"] = [f"{class_name}ForCausalLM"]
-        config["tie_word_embeddings"] = self.tied
-        return config
-
-    def new_config(self) -> dict[str, Any]:
-        config = {
-            "model_type": "qwen2" if self.biases == "heads" else "llama",
-            "vocab_size": self.vocabulary_size,
-            "hidden_size": self.width,
-            "intermediate_size": self.sizes.feed_forward_size,
-            "num_hidden_layers": len(self.layers),
-            "num_attention_heads": self.sizes.num_heads,
-            "num_key_value_heads": self.num_key_heads,
-            "head_dim": self.sizes.head_size,
-            "max_position_embeddings": self.num_positions,
-            "rms_norm_eps": self.epsilon,
-            "rope_theta": self.rotary_base,
-            "hidden_act": "silu",
-            "bos_token_id": self.begin_id,
-            "eos_token_id": self.begin_id,
-        }
-        if self.biases == "all":
-            config["attention_bias"] = True
-        if self.rotary_scaling:
-            factor, low, high, original = self.rotary_scaling
-            config["rope_scaling"] = {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": low,
-                "high_freq_factor": high,
-                "original_max_position_embeddings": original,
-            }
-        return config
+        return self.whole_names(tensors, ignored)

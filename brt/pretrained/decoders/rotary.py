@@ -1,25 +1,29 @@
-"""Rotary positions: the halves of a head turned by angles that grow with the position.
+"""Rotary positions: the halves of a head rotated by angles that grow with the position.
 
-Letters as in `brt.pretrained`. Source: Su et al. 2021, arXiv:2104.09864; halves, not
-neighbours, as in folders of Llama, Qwen2 and GPT-NeoX.
+Letters as in `brt.pretrained`. Source: Su et al. 2021, arXiv:2104.09864; halves, not neighbours,
+as in folders of Llama, Qwen2 and GPT-NeoX.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from brt.checks import Count, Positive
 from brt.models.layers.norms import wide
 from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Seen
 
+Scaling = tuple[Positive, Positive, Positive, Count]
+"""The type of a binding of `Llama3Scaling`."""
+
 
 class Llama3Scaling(NamedTuple):
-    """How frequencies of long waves are lowered, `rope_type` llama3.
+    """Lower frequencies of long waves, `rope_type` llama3.
 
     factor: of waves longer than original_positions / low; waves shorter than original_positions /
-    high stay; between them it goes smoothly.
+    high stay; between them it changes smoothly.
     """
 
     factor: float
@@ -27,51 +31,73 @@ class Llama3Scaling(NamedTuple):
     high: float
     original_positions: int
 
+    @classmethod
+    def read(cls, value: dict[str, Any]) -> "Llama3Scaling | None":
+        """Returns the scaling of `rope_parameters` or `rope_scaling`; None for none."""
+        kind = value.get("rope_type", value.get("type", "default"))
+        if kind == "default":
+            return None
+        names = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+        scaling = cls(*(value[name] for name in names))
+        if kind != "llama3" or scaling.high <= scaling.low:
+            raise ValueError(kind)
+        return scaling
+
+    def written(self) -> dict[str, Any]:
+        """Returns `rope_scaling` of config.json."""
+        return {
+            "rope_type": "llama3",
+            "factor": self.factor,
+            "low_freq_factor": self.low,
+            "high_freq_factor": self.high,
+            "original_max_position_embeddings": self.original_positions,
+        }
+
 
 def frequencies(size: int, base: float, scaling: Llama3Scaling | None = None) -> np.ndarray:
     """Returns the angles of one position, (size / 2,) float64."""
-    found = base ** (-np.arange(0, size, 2, dtype=np.float64) / size)
+    angles = base ** (-np.arange(0, size, 2, dtype=np.float64) / size)
     if scaling is None:
-        return found
-    waves = 2 * math.pi / found
+        return angles
+    waves = 2 * math.pi / angles
     shortest = scaling.original_positions / scaling.high
     longest = scaling.original_positions / scaling.low
     smooth = (scaling.original_positions / waves - scaling.low) / (scaling.high - scaling.low)
-    between = (1 - smooth) * found / scaling.factor + smooth * found
-    lowered = np.where(waves > longest, found / scaling.factor, found)
+    between = (1 - smooth) * angles / scaling.factor + smooth * angles
+    lowered = np.where(waves > longest, angles / scaling.factor, angles)
     return np.where((waves >= shortest) & (waves <= longest), between, lowered)
 
 
 class RotaryLayer(BackboneLayer):
-    """A layer whose queries and keys are turned by their positions.
+    """A layer whose queries and keys are rotated by their positions.
 
     Attributes:
-        turned: entries of a head that are turned, the first ones.
+        rotated: entries of a head that are rotated, the first ones.
         rotary_base, rotary_scaling: of their angles, as of `frequencies`.
     """
 
-    turned: int
+    rotated: int
     rotary_base: float
     rotary_scaling: Llama3Scaling | None = None
 
     def placed(
         self, queries_BTHK: jax.Array, positions_BT: jax.Array, seen: Seen
     ) -> tuple[jax.Array, LayerKeys]:
-        angles = frequencies(self.turned, self.rotary_base, self.rotary_scaling)
+        angles = frequencies(self.rotated, self.rotary_base, self.rotary_scaling)
         keys_BJGK = rotated(seen.keys.keys_BJGK, seen.positions_BJ, angles)
         keys = LayerKeys(keys_BJGK, seen.keys.values_BJGK)
         return rotated(queries_BTHK, positions_BT, angles), keys
 
 
 def rotated(x_BTHK: jax.Array, positions_BT: jax.Array, angles: np.ndarray) -> jax.Array:
-    """Returns heads turned by their positions, in the shape and type of x.
+    """Returns heads rotated by their positions, in the shape and type of x.
 
-    angles: of one position, half as many as the entries of a head that are turned, the first ones.
+    angles: of one position, half as many as the entries of a head that are rotated.
     """
     half = len(angles)
     x = wide(x_BTHK)
-    turned_BT1R = positions_BT[..., None, None] * jnp.asarray(angles, x.dtype)
-    cos, sin = jnp.cos(turned_BT1R), jnp.sin(turned_BT1R)
+    angles_BT1R = positions_BT[..., None, None] * jnp.asarray(angles, x.dtype)
+    cos, sin = jnp.cos(angles_BT1R), jnp.sin(angles_BT1R)
     first, second = x[..., :half], x[..., half : 2 * half]
     parts = first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]
     return jnp.concatenate(parts, axis=-1).astype(x_BTHK.dtype)

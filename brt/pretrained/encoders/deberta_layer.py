@@ -4,8 +4,7 @@ Source: He et al. 2021, arXiv:2006.03654, and arXiv:2111.09543.
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +13,10 @@ from flax import nnx
 from jax.nn.initializers import zeros
 from numpy.typing import ArrayLike
 
-from brt.models.layers.attention import attend
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
-from brt.models.layers.sizes import Sizes
 from brt.pretrained.activations import ACTIVATIONS
-from brt.pretrained.backbone_layer import Heads, Norm, Seen
+from brt.pretrained.backbone_layer import STD, Norm, Seen
 from brt.pretrained.encoders.bert import BertLayer
 
 TERMS = ("c2p", "p2c")
@@ -47,92 +44,78 @@ def distance_buckets(distance: ArrayLike, buckets: int, longest: int) -> np.ndar
 
 
 class Relative(NamedTuple):
-    """What layers share: the vectors of distances, (R, D), and the row of each pair, (T, T)."""
+    """What layers share.
 
-    vectors_RD: jax.Array
-    rows_TT: np.ndarray
+    entered_BTD, real_BT: inputs of the first layer, and which are no padding.
+    vectors_RD: of distances, or None. rows_TT: the vector of each pair of positions.
+    """
+
+    entered_BTD: jax.Array
+    real_BT: jax.Array | None
+    vectors_RD: jax.Array | None = None
+    rows_TT: np.ndarray | None = None
 
 
 class DebertaLayer(BertLayer):
-    """One layer, whose scores have terms by distance.
+    """One layer, whose scores have terms by distance."""
 
-    Args:
-        terms: of `TERMS`.
-        own: whether vectors of distances have projections of their own, and not those of queries
-            and keys.
-        others: as of `BertLayer`.
-    """
-
-    def __init__(
-        self,
-        rngs: nnx.Rngs,
-        sizes: Sizes,
-        activation: str,
-        epsilon: float,
-        terms: Sequence[str],
-        own: bool,
-    ):
-        super().__init__(rngs, sizes, activation, epsilon)
-        D, A = sizes.width, sizes.attention_size
-        self.terms = tuple(terms)
-        self.own = own
-        self.score_scale = 1 / math.sqrt(sizes.head_size * (1 + len(terms)))
-        if own and "c2p" in terms:
-            self.position_keys_DA = parameter(rngs, normal(0.02), D, A)
+    def __init__(self, rngs: nnx.Rngs, settings: Any):
+        super().__init__(rngs, settings)
+        D, A = self.sizes.width, self.sizes.attention_size
+        self.terms = settings.terms
+        self.shared_keys = settings.shared_keys
+        self.score_scale = 1 / math.sqrt(self.sizes.head_size * (1 + len(self.terms)))
+        if not self.shared_keys and "c2p" in self.terms:
+            self.position_keys_DA = parameter(rngs, normal(STD), D, A)
             self.position_keys_bias_A = parameter(rngs, zeros, A)
-        if own and "p2c" in terms:
-            self.position_queries_DA = parameter(rngs, normal(0.02), D, A)
+        if not self.shared_keys and "p2c" in self.terms:
+            self.position_queries_DA = parameter(rngs, normal(STD), D, A)
             self.position_queries_bias_A = parameter(rngs, zeros, A)
 
-    def attend_relative(
-        self, heads: Heads, seen: Seen, keep_HTJ: jax.Array | None, relative: Relative | None
+    def attend(
+        self,
+        queries_BTHK: jax.Array,
+        positions_BT: jax.Array,
+        seen: Seen,
+        keep_HTJ: jax.Array | None = None,
+        shared: Any = None,
     ) -> jax.Array:
-        """Returns what queries read, (B, T, H, K).
+        bias_BHTJ = seen.table_BQJ[:, None]
+        if self.terms:
+            distances = self._by_distance(queries_BTHK, seen.keys.keys_BJGK, shared)
+            bias_BHTJ = bias_BHTJ + self.score_scale * distances
+        return self.attend_with(queries_BTHK, seen.keys, bias_BHTJ, keep_HTJ)
 
-        Args:
-            heads: queries and keys of the same positions.
-            seen: these keys.
-            keep_HTJ: multiplies the weights, or None.
-            relative: None where no term is by distance.
-        """
-        queries_BTHK, keys = heads.queries_BTHK, seen.keys
-        scale_H = jnp.full(queries_BTHK.shape[2], self.score_scale, wide(queries_BTHK).dtype)
-        table = seen.table_BQJ[:, None]
-        if relative is not None:
-            table = table + self.score_scale * self._by_distance(heads, relative)
-        return attend(queries_BTHK, keys.keys_BJGK, keys.values_BJGK, scale_H, table, keep_HTJ)
-
-    def _by_distance(self, heads, relative):
+    def _by_distance(self, queries_BTHK, keys_BJHK, shared):
         """Returns the terms by distance, not scaled, (B, H, T, T)."""
-        rows = jnp.asarray(relative.rows_TT)
+        rows = jnp.asarray(shared.rows_TT)
+        prefix = "" if self.shared_keys else "position_"
         total = 0.0
         if "c2p" in self.terms:
-            prefix = "position_keys" if self.own else "keys"
-            keys_RHK = self.project(relative.vectors_RD, prefix)
-            scores_BHTR = wide(jnp.einsum("bthk,rhk->bhtr", heads.queries_BTHK, keys_RHK))
+            keys_RHK = self.project(shared.vectors_RD, f"{prefix}keys")
+            scores_BHTR = wide(jnp.einsum("bthk,rhk->bhtr", queries_BTHK, keys_RHK))
             total += jnp.take_along_axis(scores_BHTR, rows[None, None], axis=3)
         if "p2c" in self.terms:
-            prefix = "position_queries" if self.own else "queries"
-            queries_RHK = self.project(relative.vectors_RD, prefix)
-            scores_BHJR = wide(jnp.einsum("bjhk,rhk->bhjr", heads.keys.keys_BJGK, queries_RHK))
-            turned = jnp.take_along_axis(scores_BHJR, rows.T[None, None], axis=3)
-            total += jnp.swapaxes(turned, 2, 3)
+            queries_RHK = self.project(shared.vectors_RD, f"{prefix}queries")
+            scores_BHJR = wide(jnp.einsum("bjhk,rhk->bhjr", keys_BJHK, queries_RHK))
+            scores_BHJT = jnp.take_along_axis(scores_BHJR, rows.T[None, None], axis=3)
+            total += jnp.swapaxes(scores_BHJT, 2, 3)
         return total
 
 
 class Convolution(nnx.Module):
-    """What is read of the neighbours of each position, added to the first layer's outputs.
+    """A convolution over positions, added to the first layer's outputs.
 
     Args:
         width: D.
-        kernel: positions it reads, odd.
+        kernel: positions, odd.
         activation: by its name.
         epsilon: of the norm.
     """
 
     def __init__(self, rngs: nnx.Rngs, width: int, kernel: int, activation: str, epsilon: float):
         # As on disk: out, in, place.
-        self.matrix_DIW = parameter(rngs, normal(0.02), width, width, kernel)
+        self.matrix_DIW = parameter(rngs, normal(STD), width, width, kernel)
         self.bias_D = parameter(rngs, zeros, width)
         self.norm = Norm(rngs, width, epsilon)
         self.activation = activation
@@ -151,5 +134,4 @@ class Convolution(nnx.Module):
         )
         y_BTD = y_BTD + self.bias_D[...].astype(x_BTD.dtype)
         y_BTD = jnp.where(real_BT[..., None], y_BTD, 0)
-        squash = jnp.tanh if self.activation == "tanh" else ACTIVATIONS[self.activation]
-        return self.norm(x_BTD + squash(y_BTD)) * real_BT[..., None]
+        return self.norm(x_BTD + ACTIVATIONS[self.activation](y_BTD)) * real_BT[..., None]

@@ -1,7 +1,6 @@
 """Heads of encoders: classes, words that were masked, and spans of a text."""
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +13,6 @@ from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.backbone_layer import Norm, linear
 from brt.pretrained.encoders.encoder import Encoder, optional
 from brt.pretrained.names import Tensor, matrix_tensors, norm_tensors
-
-SQUASHES: dict[str, Callable[[jax.Array], jax.Array]] = {"tanh": jnp.tanh, **ACTIVATIONS}
 
 
 class ClassesHead(nnx.Module):
@@ -36,7 +33,7 @@ class ClassesHead(nnx.Module):
 
     def __call__(self, x_BD: jax.Array) -> jax.Array:
         """Maps (B, D) to (B, N), float32 or wider."""
-        u_BU = SQUASHES[self.activation](linear(x_BD, self.dense_DU, self.dense_bias_U))
+        u_BU = ACTIVATIONS[self.activation](linear(x_BD, self.dense_DU, self.dense_bias_U))
         return wide(linear(u_BU, self.output_UN, self.output_bias_N))
 
     @staticmethod
@@ -59,15 +56,17 @@ class WordsHead(nnx.Module):
     """
 
     def __init__(self, rngs: nnx.Rngs, body: Encoder):
-        self.activation = body.activation
+        self.activation = body.settings.activation
         self.dense_DU = parameter(rngs, normal(body.std), body.width, body.width)
         self.dense_bias_U = parameter(rngs, zeros, body.width)
-        self.norm = Norm(rngs, body.width, body.epsilon)
+        self.norm = Norm(rngs, body.width, body.settings.epsilon)
         self.bias_V = parameter(rngs, zeros, body.vocabulary_size)
 
     def __call__(self, x_BTD: jax.Array, words_VD: nnx.Param) -> jax.Array:
         """Maps (B, T, D) to (B, T, V), float32 or wider."""
-        u_BTU = self.norm(self.activation(linear(x_BTD, self.dense_DU, self.dense_bias_U)))
+        u_BTU = self.norm(
+            ACTIVATIONS[self.activation](linear(x_BTD, self.dense_DU, self.dense_bias_U))
+        )
         table_VD = words_VD[...].astype(u_BTU.dtype)
         return wide(jnp.einsum("btd,vd->btv", u_BTU, table_VD)) + self.bias_V[...]
 

@@ -4,136 +4,121 @@ Source: Raffel et al. 2020, arXiv:1910.10683; sizes, names and settings as in fo
 `model_type` t5.
 """
 
+import dataclasses
 import functools
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.checks import Count, CountFrom0, Index, OneOf, Positive, Share, check_choice, configurable
+from brt.checks import Count, CountFrom0, OneOf, Positive, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.positions_t5 import t5_buckets
-from brt.models.layers.sizes import Sizes
-from brt.models.model import DTYPES
-from brt.pretrained.backbone import REMATS
-from brt.pretrained.backbone_layer import HIDDEN, BackboneLayer, Heads, Seen
+from brt.pretrained.backbone_layer import HIDDEN, RootNorm
 from brt.pretrained.encoders.encoder import Encoder
 from brt.pretrained.encoders.t5_layers import (
     NETWORKS,
-    ScaleNorm,
     T5DecoderLayer,
     T5Layer,
     two_sided_buckets,
 )
-from brt.pretrained.folder import HubFolder
-from brt.pretrained.names import Names, Tensor, head_tensors
-from brt.pretrained.source import number_of_layers
+from brt.pretrained.names import Names, Tensor
+from brt.pretrained.settings import HubConfig, Misfit, Settings, first_id, hub
 
-DEFAULTS = dict(
-    num_decoder_layers=None,
-    network="relu",
-    epsilon=1e-6,
-    buckets=32,
-    longest_distance=128,
-    tied=True,
-    start_id=0,
-    padding_id=0,
-)
+
+@dataclasses.dataclass(frozen=True)
+class T5Settings(Settings):
+    """The settings of T5; dropout is in the encoder only.
+
+    Attributes:
+        head_size: K, which need not be D / H.
+        num_decoder_layers: None: as many as of the encoder.
+        network: of `NETWORKS`: "relu" (version 1.0), "gated-gelu" (1.1) or "gated-silu".
+        buckets, longest_distance: of the attention bias by distance.
+        tied: whether logits are products with the embedding matrix, divided by the root of D.
+        start_id: the id that an answer begins with, unwritten.
+        padding_id: the id that stands for no token.
+    """
+
+    model_type = "t5"
+    fixed = {"is_encoder_decoder": True, "is_decoder": False}
+
+    vocabulary_size: Count = hub("vocab_size", absent=32_128)
+    num_layers: Count = hub("num_layers", absent=6)
+    width: Count = hub("d_model", absent=512)
+    num_heads: Count = hub("num_heads", absent=8)
+    head_size: Count = hub("d_kv", absent=64)
+    feed_forward_size: Count = hub("d_ff", absent=2048)
+    num_decoder_layers: Count | None = hub("num_decoder_layers", default=None)
+    network: Annotated[str, OneOf(tuple(NETWORKS))] = hub("feed_forward_proj", default="relu")
+    epsilon: Positive = hub("layer_norm_epsilon", default=1e-6)
+    buckets: Count = hub("relative_attention_num_buckets", default=32)
+    longest_distance: Count = hub("relative_attention_max_distance", default=128)
+    tied: bool = hub("tie_word_embeddings", default=True)
+    padding_id: CountFrom0 = hub("pad_token_id", default=0, read=first_id)
+    start_id: CountFrom0 = hub(
+        "decoder_start_token_id",
+        default=0,
+        absent=lambda settings: settings["padding_id"],
+        read=first_id,
+    )
+
+    @classmethod
+    def adjust(cls, settings: dict[str, Any], config: HubConfig) -> None:
+        folder = config.folder
+        if not any(name.startswith("decoder.") for name in folder.tensors):
+            raise ValueError(f"{folder.path} holds an encoder alone: brt reads both halves of T5.")
+        # Newer files say so in another key.
+        settings["tied"] &= config.flag("scale_decoder_outputs", True)
+
+    @property
+    def activation(self) -> str:
+        return NETWORKS[self.network][0]
+
+    def resolved(self) -> Self:
+        if self.buckets % 4:
+            raise Misfit("buckets", "is not divided by 4")
+        decoder_layers = self.num_decoder_layers or self.num_layers
+        return dataclasses.replace(super().resolved(), num_decoder_layers=decoder_layers)
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {"is_encoder_decoder": True, "eos_token_id": 1}
 
 
 @configurable(denylist=["rngs", "folder"])
 class T5(Encoder):
-    """T5. Sizes are bound, or read from a folder, as of `BERT`; dropout is in the encoder only.
+    """T5; its parameters are those of `T5Settings`."""
 
-    Args:
-        vocabulary_size, num_layers, width, num_heads, head_size, feed_forward_size: V, n, D, H, K,
-            F; K need not be D / H.
-        num_decoder_layers: n where nothing is said.
-        network: "relu" (version 1.0), "gated-gelu" (1.1) or "gated-silu".
-        buckets, longest_distance: of the bias by distance.
-        tied: whether the logits are products with the table of words, divided by the root of D.
-        start_id: the word that an answer begins with, unwritten.
-        epsilon, padding_id, dropout, activation_dtype, remat, folder: as of `BERT`.
-
-    Raises:
-        FileNotFoundError, ValueError: as `BERT`.
-    """
-
-    model_types = ("t5",)
-    defaults = DEFAULTS
-    architecture = "T5"
+    settings_type = T5Settings
+    model_types = {"t5": "T5"}
     takes_extras = False
     padding_learns = True
     memory_after = 0
 
-    def __init__(
-        self,
-        rngs: nnx.Rngs,
-        vocabulary_size: Count | None = None,
-        num_layers: Count | None = None,
-        width: Count | None = None,
-        num_heads: Count | None = None,
-        head_size: Count | None = None,
-        feed_forward_size: Count | None = None,
-        num_decoder_layers: Count | None = None,
-        network: str | None = None,
-        epsilon: Positive | None = None,
-        buckets: Index | None = None,
-        longest_distance: Index | None = None,
-        tied: bool | None = None,
-        start_id: CountFrom0 | None = None,
-        padding_id: CountFrom0 | None = None,
-        dropout: Share = 0.0,
-        activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
-        remat: Annotated[str, OneOf(REMATS)] = "none",
-        folder: str | None = None,
-    ):
-        bound = dict(
-            vocabulary_size=vocabulary_size,
-            num_layers=num_layers,
-            width=width,
-            num_heads=num_heads,
-            head_size=head_size,
-            feed_forward_size=feed_forward_size,
-            num_decoder_layers=num_decoder_layers,
-            network=network,
-            epsilon=epsilon,
-            buckets=buckets,
-            longest_distance=longest_distance,
-            tied=tied,
-            start_id=start_id,
-            padding_id=padding_id,
-        )
-        said = self.settle(
-            bound, dropout=dropout, activation_dtype=activation_dtype, remat=remat, folder=folder
-        )
-        self.said = said
-        check_choice("T5.network", said["network"], tuple(NETWORKS))
-        D = said["width"]
-        V = said["vocabulary_size"]
-        sizes = Sizes(D, said["num_heads"], said["head_size"], said["feed_forward_size"])
-        self.take_encoder(said, sizes, NETWORKS[said["network"]][0])
-        self.start_id = said["start_id"]
-        self.tied = said["tied"]
-        self.num_positions = None
-        self.embedding_VD = parameter(rngs, normal(1.0), V, D, purpose="embedding")
+    def build(self, rngs: nnx.Rngs) -> None:
+        settings, D = self.settings, self.width
+        self.embedding_VD = self._word_matrix(rngs)
         bias = functools.partial(
-            parameter, rngs, normal(D**-0.5), said["buckets"], said["num_heads"], multiplied=False
+            parameter,
+            *(rngs, normal(D**-0.5), settings.buckets, settings.num_heads),
+            multiplied=False,
         )
-        of_layers = rngs, self.sizes, said["network"], said["epsilon"]
+        count = settings.num_layers
         self.distances_RH = bias()
-        self.layers = nnx.List(T5Layer(*of_layers) for _ in range(said["num_layers"]))
-        self.final_norm = ScaleNorm(rngs, D, said["epsilon"])
+        self.layers = nnx.List(T5Layer(rngs, settings) for _ in range(count))
+        self.final_norm = RootNorm(rngs, D, settings.epsilon, upcast=True)
         self.decoder_distances_RH = bias()
-        decoder_layers = said["num_decoder_layers"] or said["num_layers"]
-        self.decoder_layers = nnx.List(T5DecoderLayer(*of_layers) for _ in range(decoder_layers))
-        self.decoder_norm = ScaleNorm(rngs, D, said["epsilon"])
-        if not self.tied:
-            self.head_VD = parameter(rngs, normal(1.0), V, D, purpose="embedding")
-        self.check_folder()
+        count = settings.num_decoder_layers
+        self.decoder_layers = nnx.List(T5DecoderLayer(rngs, settings) for _ in range(count))
+        self.decoder_norm = RootNorm(rngs, D, settings.epsilon, upcast=True)
+        if not settings.tied:
+            self.head_VD = self._word_matrix(rngs)
+
+    def _word_matrix(self, rngs):
+        return parameter(rngs, normal(1.0), self.vocabulary_size, self.width, purpose="embedding")
 
     def enter(
         self, x_BTD: jax.Array, real_BT: jax.Array, types_BT: jax.Array | None = None
@@ -143,24 +128,15 @@ class T5(Encoder):
     def leave(self, x_BTD: jax.Array) -> jax.Array:
         return self.final_norm(x_BTD)
 
-    def shared(self, length: int) -> jax.Array:
-        """Returns what is added to the scores of all layers, (H, T, T)."""
-        away_TT = np.arange(length) - np.arange(length)[:, None]
-        rows = two_sided_buckets(away_TT, self.said["buckets"], self.said["longest_distance"])
+    def shared(self, entered_BTD: jax.Array, real_BT: jax.Array | None) -> jax.Array:
+        """Returns the attention bias of all layers, (H, T, T)."""
+        positions_T = np.arange(entered_BTD.shape[1])
+        rows = two_sided_buckets(
+            positions_T - positions_T[:, None],
+            self.settings.buckets,
+            self.settings.longest_distance,
+        )
         return jnp.moveaxis(self.distances_RH[...][rows], -1, 0)
-
-    def attended(
-        self,
-        layer: BackboneLayer,
-        heads: Heads,
-        positions_BT: jax.Array,
-        seen: Seen,
-        keep_HTJ: jax.Array | None,
-        shared: Any,
-    ) -> jax.Array:
-        assert isinstance(layer, T5Layer)
-        table = seen.table_BQJ[:, None] + shared
-        return layer.attention.read(heads.queries_BTHK, seen.keys, table, keep_HTJ)
 
     # The decoder.
 
@@ -176,7 +152,7 @@ class T5(Encoder):
         """
         W = words_BW.shape[1]
         away_WW = np.arange(W)[:, None] - np.arange(W)
-        rows = t5_buckets(away_WW, self.said["buckets"], self.said["longest_distance"])
+        rows = t5_buckets(away_WW, self.settings.buckets, self.settings.longest_distance)
         bias_HWW = jnp.moveaxis(self.decoder_distances_RH[...][rows], -1, 0)
         table_1HWW = (bias_HWW + jnp.where(away_WW >= 0, 0.0, HIDDEN))[None]
         hidden_B11J = jnp.where(real_BJ, 0.0, HIDDEN)[:, None, None]
@@ -193,15 +169,15 @@ class T5(Encoder):
 
         words_VD: another table of words than the model's.
         """
-        if self.tied:
+        if self.settings.tied:
             x_BWD = x_BWD * self.width**-0.5
         if words_VD is None:
-            words_VD = (self.embedding_VD if self.tied else self.head_VD)[...]
+            words_VD = (self.embedding_VD if self.settings.tied else self.head_VD)[...]
         return wide(jnp.einsum("bwd,vd->bwv", x_BWD, words_VD.astype(x_BWD.dtype)))
 
     def shifted(self, words_BW: jax.Array) -> jax.Array:
         """Returns an answer's words as the decoder reads them: the start word, all but the last."""
-        start_B1 = jnp.full_like(words_BW[:, :1], self.start_id)
+        start_B1 = jnp.full_like(words_BW[:, :1], self.settings.start_id)
         return jnp.concatenate([start_B1, words_BW[:, :-1]], axis=1)
 
     def write(self, length: int, read_BJD: jax.Array, real_BJ: jax.Array) -> jax.Array:
@@ -219,86 +195,34 @@ class T5(Encoder):
 
         return jax.lax.fori_loop(0, length, step, written_BW)
 
-    # On disk.
-
-    def settings_of(self, folder: HubFolder) -> dict[str, Any]:
-        values = folder.values()
-        values.only("is_encoder_decoder", True, "says one half of T5: brt reads both.")
-        values.only("is_decoder", False, "says a decoder alone: brt reads both halves.")
-        if not any(name.startswith("decoder.") for name in folder.tensors):
-            raise ValueError(f"{folder.path} holds an encoder alone: brt reads both halves of T5.")
-        vocabulary_size = values.whole("vocab_size", 32128)
-        num_layers = number_of_layers(values, "num_layers", 6, folder)
-        buckets = values.whole("relative_attention_num_buckets", 32)
-        if buckets % 4:
-            raise values.refused("relative_attention_num_buckets", "is not divided by 4.")
-        padding_id = values.token("pad_token_id", vocabulary_size) or 0
-        start_id = values.token("decoder_start_token_id", vocabulary_size)
-        tied = values.flag("tie_word_embeddings", True)
-        return dict(
-            vocabulary_size=vocabulary_size,
-            num_layers=num_layers,
-            width=values.whole("d_model", 512),
-            num_heads=values.whole("num_heads", 8),
-            head_size=values.whole("d_kv", 64),
-            feed_forward_size=values.whole("d_ff", 2048),
-            num_decoder_layers=number_of_layers(values, "num_decoder_layers", num_layers, folder),
-            network=values.choice("feed_forward_proj", tuple(NETWORKS), "relu"),
-            epsilon=values.number("layer_norm_epsilon", 1e-6),
-            buckets=buckets,
-            longest_distance=values.whole("relative_attention_max_distance", 128),
-            # Newer files say so in another key.
-            tied=tied and values.flag("scale_decoder_outputs", True),
-            start_id=padding_id if start_id is None else start_id,
-            padding_id=padding_id,
-        )
-
     def names(self) -> Names:
         tensors = [
             Tensor("shared.weight", ("embedding_VD",)),
-            *_stack("encoder", "layers", len(self.layers), self.said["network"]),
+            *_stack("encoder", "layers", len(self.layers), self.settings.network),
             Tensor("encoder.final_layer_norm.weight", ("final_norm.scale_D",)),
             Tensor(_distances("encoder"), ("distances_RH",)),
-            *_stack("decoder", "decoder_layers", len(self.decoder_layers), self.said["network"]),
+            *_stack("decoder", "decoder_layers", len(self.decoder_layers), self.settings.network),
             Tensor("decoder.final_layer_norm.weight", ("decoder_norm.scale_D",)),
             Tensor(_distances("decoder"), ("decoder_distances_RH",)),
         ]
-        # The table of words may be stored again, under the names of its users.
-        unread = (
+        # The embedding matrix may be stored again, under the names of its users.
+        ignored = [
             r"(encoder|decoder)\.embed_tokens\.weight",
             r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
-        )
-        head, also_unread = head_tensors("lm_head.weight", self.tied)
-        return Names((*tensors, *head), "", (*unread, *also_unread))
+        ]
+        if self.settings.tied:
+            ignored.append(r"lm_head\.weight")
+        else:
+            tensors.append(Tensor("lm_head.weight", ("head_VD",)))
+        return Names(tuple(tensors), "", tuple(ignored))
 
     def config(self) -> dict[str, Any]:
         config = super().config()
         # Readers of the folder disagree on scale_decoder_outputs; all of them know this one.
         config.pop("scale_decoder_outputs", None)
-        if not self.tied or "tie_word_embeddings" in config:
-            config["tie_word_embeddings"] = self.tied
+        if not self.settings.tied or "tie_word_embeddings" in config:
+            config["tie_word_embeddings"] = self.settings.tied
         return config
-
-    def new_config(self) -> dict[str, Any]:
-        said = self.said
-        return {
-            "model_type": "t5",
-            "vocab_size": self.vocabulary_size,
-            "d_model": self.width,
-            "d_kv": self.sizes.head_size,
-            "d_ff": self.sizes.feed_forward_size,
-            "num_layers": len(self.layers),
-            "num_decoder_layers": len(self.decoder_layers),
-            "num_heads": self.sizes.num_heads,
-            "relative_attention_num_buckets": said["buckets"],
-            "relative_attention_max_distance": said["longest_distance"],
-            "feed_forward_proj": said["network"],
-            "layer_norm_epsilon": self.epsilon,
-            "is_encoder_decoder": True,
-            "pad_token_id": self.padding_id,
-            "eos_token_id": 1,
-            "decoder_start_token_id": self.start_id,
-        }
 
 
 def _distances(stack):
@@ -308,7 +232,7 @@ def _distances(stack):
 def _attention(disk, ours):
     parts = {"q": "queries_DA", "k": "keys_DA", "v": "values_DA", "o": "output_AD"}
     return [
-        Tensor(f"{disk}.{name}.weight", (f"{ours}.{part}",), turned=True)
+        Tensor(f"{disk}.{name}.weight", (f"{ours}.{part}",), transposed=True)
         for name, part in parts.items()
     ]
 
@@ -332,5 +256,5 @@ def _stack(stack, layers, count, network):
             matrices = {"wi_0": "hidden_DF", "wi_1": "factor_DF", "wo": "output_FD"}
         for name, part in matrices.items():
             dense = f"{disk}.{last}.DenseReluDense.{name}.weight"
-            tensors.append(Tensor(dense, (f"{ours}.{part}",), turned=True))
+            tensors.append(Tensor(dense, (f"{ours}.{part}",), transposed=True))
     return tensors

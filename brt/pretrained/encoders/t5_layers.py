@@ -3,11 +3,12 @@
 Source: Raffel et al. 2020, arXiv:1910.10683.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.nn.initializers import ones
 from numpy.typing import ArrayLike
 
 from brt.models.layers.attention import attend
@@ -22,6 +23,8 @@ from brt.pretrained.backbone_layer import (
     Drop,
     Heads,
     LayerKeys,
+    RootNorm,
+    Seen,
     join_heads,
     linear,
     plus,
@@ -44,25 +47,6 @@ def two_sided_buckets(key_minus_query: ArrayLike, buckets: int, longest: int) ->
     distance = np.asarray(key_minus_query)
     half = buckets // 2
     return t5_buckets(np.abs(distance), half, longest) + half * (distance > 0).astype(np.int32)
-
-
-class ScaleNorm(nnx.Module):
-    """x / rms(x) * scale, with an epsilon of its own.
-
-    Args:
-        width: D.
-        epsilon: added to the mean square.
-    """
-
-    def __init__(self, rngs: nnx.Rngs, width: int, epsilon: float):
-        self.scale_D = parameter(rngs, ones, width)
-        self.epsilon = epsilon
-
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        """(..., D) of any float type; the same shape and type."""
-        x = wide(x_BTD)
-        x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.epsilon)
-        return (x * self.scale_D[...]).astype(x_BTD.dtype)
 
 
 class Attention(nnx.Module):
@@ -108,31 +92,40 @@ class Attention(nnx.Module):
 
 
 class T5Layer(BackboneLayer):
-    """One layer of the encoder: norm, attention, residual, norm, network, residual.
+    """One layer of the encoder: norm, attention, residual, norm, MLP, residual.
 
-    Args:
-        sizes: D, H, K, F.
-        network: one of `NETWORKS`.
-        epsilon: of the norms.
+    settings: `T5Settings`.
     """
 
     score_scale = 1.0
 
-    def __init__(self, rngs: nnx.Rngs, sizes: Sizes, network: str, epsilon: float):
+    def __init__(self, rngs: nnx.Rngs, settings: Any):
+        sizes = settings.sizes()
         D, F = sizes.width, sizes.feed_forward_size
         self.sizes = sizes
-        self.network = network
-        self.attention_norm = ScaleNorm(rngs, D, epsilon)
+        self.network = settings.network
+        self.attention_norm = RootNorm(rngs, D, settings.epsilon, upcast=True)
         self.attention = Attention(rngs, sizes)
-        self.feed_forward_norm = ScaleNorm(rngs, D, epsilon)
+        self.feed_forward_norm = RootNorm(rngs, D, settings.epsilon, upcast=True)
         self.hidden_DF = parameter(rngs, normal(D**-0.5), D, F)
-        if NETWORKS[network][1]:
+        if NETWORKS[settings.network][1]:
             self.factor_DF = parameter(rngs, normal(D**-0.5), D, F)
         self.output_FD = parameter(rngs, normal(F**-0.5), F, D)
 
     def heads(self, x_BTD: jax.Array) -> Heads:
         x_BTD = self.attention_norm(x_BTD)
         return Heads(self.attention.queries(x_BTD), self.attention.keys(x_BTD), x_BTD)
+
+    def attend(
+        self,
+        queries_BTHK: jax.Array,
+        positions_BT: jax.Array,
+        seen: Seen,
+        keep_HTJ: jax.Array | None = None,
+        shared: Any = None,
+    ) -> jax.Array:
+        bias = seen.table_BQJ[:, None] + shared
+        return self.attention.read(queries_BTHK, seen.keys, bias, keep_HTJ)
 
     def finish(
         self,
@@ -160,10 +153,10 @@ class T5Layer(BackboneLayer):
 class T5DecoderLayer(T5Layer):
     """One layer of the decoder: as `T5Layer`, with attention to the encoder before the network."""
 
-    def __init__(self, rngs: nnx.Rngs, sizes: Sizes, network: str, epsilon: float):
-        super().__init__(rngs, sizes, network, epsilon)
-        self.cross_norm = ScaleNorm(rngs, sizes.width, epsilon)
-        self.cross = Attention(rngs, sizes)
+    def __init__(self, rngs: nnx.Rngs, settings: Any):
+        super().__init__(rngs, settings)
+        self.cross_norm = RootNorm(rngs, self.sizes.width, settings.epsilon, upcast=True)
+        self.cross = Attention(rngs, self.sizes)
 
     def __call__(
         self, x_BTD: jax.Array, table: jax.Array, read_BJD: jax.Array, hidden_B11J: jax.Array

@@ -6,22 +6,28 @@ import numpy as np
 import pytest
 from tiny_models import OneKey, randomised
 
-from brt.models.layers.sizes import Sizes
 from brt.pretrained.backbone_layer import drops
-from brt.pretrained.decoders.gpt2 import GPT2Layer
-from brt.pretrained.decoders.gpt_neox import GPTNeoXLayer
-from brt.pretrained.decoders.llama import LlamaLayer
-from brt.pretrained.encoders.bert import BertLayer
-from brt.pretrained.encoders.t5_layers import T5Layer
+from brt.pretrained.decoders import gpt2, gpt_neox, llama
+from brt.pretrained.encoders import bert, t5
 
-SIZES = Sizes(8, 2, 4, 10)
+SIZES = dict(vocabulary_size=5, num_layers=2, width=8, num_heads=2, feed_forward_size=10)
+DECODER = SIZES | dict(num_positions=4)
+
+
+def neox(**settings):
+    settings = gpt_neox.GPTNeoXSettings(**DECODER, rotary_share=0.5, **settings).resolved()
+    return gpt_neox.GPTNeoXLayer(OneKey(), settings)
+
+
 LAYERS = {
-    "gpt2": lambda: GPT2Layer(OneKey(), SIZES, "gelu_new", 1e-5, 0.5, 2),
-    "neox": lambda: GPTNeoXLayer(OneKey(), SIZES, "gelu", 1e-5, 2, 1e4, True, True),
-    "neox, serial": lambda: GPTNeoXLayer(OneKey(), SIZES, "gelu", 1e-5, 2, 1e4, False, False),
-    "llama": lambda: LlamaLayer(OneKey(), SIZES, 1, 1e-5, 1e4, None, "all"),
-    "bert": lambda: BertLayer(OneKey(), SIZES, "gelu", 1e-5),
-    "t5": lambda: T5Layer(OneKey(), SIZES, "gated-gelu", 1e-5),
+    "gpt2": lambda: gpt2.GPT2Layer(OneKey(), gpt2.GPT2Settings(**DECODER).resolved(), 2),
+    "neox": neox,
+    "neox, serial": lambda: neox(parallel=False, biases=False),
+    "llama": lambda: llama.LlamaLayer(
+        OneKey(), llama.LlamaSettings(**DECODER, num_key_heads=1, biases="all").resolved()
+    ),
+    "bert": lambda: bert.BertLayer(OneKey(), bert.BertSettings(**DECODER)),
+    "t5": lambda: t5.T5Layer(OneKey(), t5.T5Settings(**SIZES, head_size=4, network="gated-gelu")),
 }
 
 

@@ -49,7 +49,7 @@ def body_of(**settings):
 def settings_of(body, **settings):
     known = gpt2_numpy.Settings.__dataclass_fields__
     said = {name: value for name, value in settings.items() if name in known}
-    return gpt2_numpy.Settings(body.sizes.num_heads, **{"begin_id": body.begin_id, **said})
+    return gpt2_numpy.Settings(body.sizes.num_heads, **{"begin_id": body.settings.begin_id, **said})
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -63,7 +63,7 @@ def settings_of(variant, body):
     said = {"activation": "gelu", "epsilon": 1e-6 if kind is Llama else 1e-5} | sizes | settings
     known = llama_numpy.Settings.__dataclass_fields__
     told = {name: value for name, value in said.items() if name in known and value is not None}
-    return llama_numpy.Settings(**told | {"begin_id": body.begin_id})
+    return llama_numpy.Settings(**told | {"begin_id": body.settings.begin_id})
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -159,47 +159,45 @@ def test_heads_of_neox_hold_query_key_and_value_each(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "config", "changes", "message"),
+    ("kind", "config", "changes", "name"),
     [
-        (Llama, LLAMA, dict(rope_scaling={"type": "yarn"}), "rope_scaling = .*default, llama3 are"),
-        (Llama, LLAMA, dict(rope_scaling=[2]), "rope_scaling = .* is no object"),
-        (Llama, LLAMA, dict(rope_parameters={"rope_theta": "x"}), "rope_theta = 'x' is no number"),
-        (Llama, LLAMA, dict(rope_parameters={"rope_type": "llama3"}), "no low_freq_factor"),
-        (Llama, LLAMA, dict(partial_rotary_factor=0.5), "partial_rotary_factor = 0.5"),
-        (Llama, LLAMA, dict(mlp_bias=True), "mlp_bias = True"),
-        (Llama, LLAMA, dict(pretraining_tp=2), "pretraining_tp = 2"),
-        (Llama, LLAMA, dict(hidden_act="gelu"), "hidden_act = 'gelu' is not supported"),
-        (Llama, LLAMA, dict(num_key_value_heads=3), "not divided by num_key_value_heads = 3"),
-        (Llama, LLAMA, dict(head_dim=5), "head_dim = 5 gives heads of 5"),
-        (Llama, LLAMA, dict(model_type="qwen2", use_sliding_window=True), "use_sliding_window"),
+        (Llama, LLAMA, dict(rope_scaling={"type": "yarn"}), "rope_scaling"),
+        (Llama, LLAMA, dict(rope_scaling=[2]), "rope_scaling"),
+        (Llama, LLAMA, dict(rope_parameters={"rope_theta": "x"}), "rope_parameters.rope_theta"),
+        (Llama, LLAMA, dict(rope_parameters={"rope_type": "llama3"}), "rope_parameters"),
+        (Llama, LLAMA, dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
+        (Llama, LLAMA, dict(pretraining_tp=2), "pretraining_tp"),
+        (Llama, LLAMA, dict(num_key_value_heads=3), "num_key_value_heads"),
+        (Llama, LLAMA, dict(head_dim=5), "head_dim"),
         (Llama, LLAMA, dict(layer_types=["sliding_attention"]), "layer_types"),
-        (Llama, LLAMA, dict(model_type="mistral", sliding_window=4), "sliding_window = 4 hides"),
-        (GPTNeoX, GPT_NEOX, dict(rotary_pct=0.9), "rotary_pct = 0.9 turns 5 entries"),
+        (Llama, LLAMA, dict(model_type="mistral", sliding_window=4), "sliding_window"),
+        (GPTNeoX, GPT_NEOX, dict(rotary_pct=0.9), "rotary_pct"),
         (GPTNeoX, GPT_NEOX, dict(rope_scaling={"type": "linear"}), "rope_scaling"),
-        (GPTNeoX, GPT_NEOX, dict(hidden_act=3), "hidden_act = 3"),
-        (GPTNeoX, LLAMA, {}, "model_type = 'llama' is not read by GPTNeoX, but by @Llama"),
+        (GPTNeoX, LLAMA, {}, "model_type"),
     ],
 )
-def test_what_brt_does_not_compute_is_refused_by_its_key(tmp_path, kind, config, changes, message):
+def test_what_brt_does_not_compute_is_refused_by_its_key(tmp_path, kind, config, changes, name):
     tensors = make_folder(tmp_path / "right", config)
     make_folder(tmp_path / "wrong", config, tensors, **changes)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"wrong/config\.json: {name}\b"):
         opened(kind, tmp_path / "wrong")
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "message"),
+    ("kind", "settings"),
     [
-        (Llama, dict(head_size=3), r"Llama\.head_size = 3 must be even"),
-        (Llama, dict(num_key_heads=3), r"Llama\.num_key_heads = 3"),
-        (Llama, dict(biases="some"), r"Llama\.biases = 'some'"),
-        (GPTNeoX, dict(rotary_share=0.5), r"GPTNeoX\.rotary_share = 0\.5 turns 3 of the 6"),
-        (GPTNeoX, dict(width=13), r"GPTNeoX\.width = 13 is not divided"),
+        (Llama, dict(head_size=3)),
+        (Llama, dict(num_key_heads=3)),
+        (Llama, dict(biases="some")),
+        (Llama, dict(begin_id=11)),
+        (GPTNeoX, dict(rotary_share=0.5)),
+        (GPTNeoX, dict(width=13)),
     ],
 )
-def test_sizes_that_do_not_fit_together_are_named(kind, settings, message):
+def test_sizes_that_do_not_fit_together_are_named(kind, settings):
+    ((name, value),) = settings.items()
     sizes = LLAMA_SIZES if kind is Llama else NEOX_SIZES
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"^{kind.__name__}\.{name} = {value!r} "):
         nnx.eval_shape(lambda: kind(OneKey(), **sizes | settings))
 
 

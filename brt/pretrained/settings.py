@@ -1,0 +1,294 @@
+"""The settings of a pretrained family, each declared once.
+
+They are the fields of a frozen dataclass. `hub` adds to a field the key of a folder's config.json
+that holds the same value. From the fields follow the parameters of the backbone's constructor,
+which gin binds; the reading and writing of config.json; and the check that bindings agree with a
+folder.
+"""
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+import numpy as np
+
+from brt.bindings.bound_values import binding_of
+from brt.checks import OneOf, Share, check
+from brt.models.layers.sizes import Sizes
+from brt.models.model import DTYPES
+from brt.pretrained.folder import CONFIG, HubFolder
+
+REQUIRED: Any = object()
+"""The default of a setting that must be bound, or stand in config.json."""
+
+
+class Key(typing.NamedTuple):
+    """The keys of config.json for a setting; see `hub`."""
+
+    names: tuple[str, ...]
+    absent: Any
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any]
+    written: tuple[str, ...]
+
+
+def _unchanged(value):
+    return value
+
+
+def hub(
+    *names: str,
+    default: Any = REQUIRED,
+    absent: Any = REQUIRED,
+    read: Callable[[Any], Any] = _unchanged,
+    write: Callable[[Any], Any] = _unchanged,
+    written: tuple[str, ...] = (),
+) -> Any:
+    """Returns the field of a setting that config.json holds.
+
+    Args:
+        names: keys, of which the first that is present counts; a dot leads into an object.
+        default: without a binding and without a folder.
+        absent: where config.json has none of the keys, or null: a value, or a function of the
+            settings before this one and `model_type`, by name. The default: `default`.
+        read, write: from the value of config.json to the setting, and back; None is not written.
+        written: keys that are written; by default the first without a dot.
+    """
+    absent = default if absent is REQUIRED else absent
+    plain = tuple(name for name in names if "." not in name)
+    key = Key(names, absent, read, write, written or plain[:1])
+    return dataclasses.field(default=default, metadata={"key": key})
+
+
+def first_id(value: Any) -> Any:
+    """Returns an id, the first where config.json lists several."""
+    return value[0] if isinstance(value, list) else value
+
+
+class Misfit(ValueError):
+    """A setting that does not fit the others; named by binding or by key where it is known."""
+
+    def __init__(self, setting: str, why: str):
+        super().__init__(f"{setting} {why}")
+        self.setting = setting
+        self.why = why
+
+
+class HubConfig:
+    """The values of a folder's config.json; messages name file and key."""
+
+    def __init__(self, folder: HubFolder):
+        self.folder = folder
+        self.file = folder.file(CONFIG)
+        self.model_type: str = folder.config["model_type"]
+
+    def get(self, name: str) -> Any:
+        """Returns the value of a key, in objects by dots; None where it is absent."""
+        value: Any = self.folder.config
+        for step in name.split("."):
+            if not isinstance(value, dict):
+                raise ValueError(f"{self.file}: {name.partition('.')[0]} is no object.")
+            if (value := value.get(step)) is None:
+                break
+        return value
+
+    def refused(self, name: str, why: str) -> ValueError:
+        """Returns the error that names the file, the key and its value."""
+        return ValueError(f"{self.file}: {name} = {self.get(name)!r:.80} {why}.")
+
+    def only(self, name: str, computed: Any) -> None:
+        """Refuses a value other than the one that brt computes, which is also that of no key."""
+        value = self.get(name)
+        alike = isinstance(value, bool) == isinstance(computed, bool) and value == computed
+        if value is not None and not alike:
+            raise self.refused(name, f"is not supported: only {computed!r} is")
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Returns true or false."""
+        value = self.get(name)
+        if not isinstance(value, bool | None):
+            raise self.refused(name, "must be true or false")
+        return default if value is None else value
+
+    def name_of(self, key: Key) -> str:
+        """Returns the key that counts: the first that is present, or the first."""
+        return next((name for name in key.names if self.get(name) is not None), key.names[0])
+
+    def setting(self, field: dataclasses.Field, settings: Mapping[str, Any]) -> Any:
+        """Returns the value of a setting; `settings`: those before it."""
+        key = field.metadata["key"]
+        name = self.name_of(key)
+        value = self.get(name)
+        if value is None:
+            value = key.absent(settings) if callable(key.absent) else key.absent
+            if value is REQUIRED:
+                raise ValueError(f"{self.file} has no {name}, a size of the model.")
+            return value
+        try:
+            value = key.read(value)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            raise self.refused(name, "is not supported") from None
+        check(f"{self.file}: {name}", value, field.type)
+        return float(value) if typing.get_args(field.type)[:1] == (float,) else value
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What every backbone is bound with: the base of the settings of all families.
+
+    A family adds vocabulary_size V, num_layers, width D, num_heads H, feed_forward_size F and
+    epsilon, that of its norms. Settings that end in `_id` are entries of the vocabulary.
+
+    Attributes:
+        fixed: keys of config.json for which brt computes one value only.
+        dropout: rate on embeddings, attention weights, and what enters the residual stream. The
+            rates of a folder are those of its pretraining, and are not read.
+        activation_dtype: of activations; parameters stay float32.
+        remat: "layer" recomputes each layer in the backward pass.
+    """
+
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    model_type: ClassVar[str]
+    dropout: Share = 0.0
+    activation_dtype: Annotated[str, OneOf(tuple(DTYPES))] = "float32"
+    remat: Annotated[str, OneOf(("none", "layer"))] = "none"
+
+    @classmethod
+    def fields(cls) -> dict[str, dataclasses.Field]:
+        """Returns the settings that config.json holds, by name."""
+        return {f.name: f for f in dataclasses.fields(cls) if "key" in f.metadata}
+
+    @classmethod
+    def parameters(cls) -> list[inspect.Parameter]:
+        """Returns the parameters of a constructor that takes these settings; None: not bound."""
+        keyed = cls.fields()
+        return [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None if field.name in keyed else field.default,
+                annotation=field.type | None if field.name in keyed else field.type,  # type: ignore[operator]
+            )
+            for field in dataclasses.fields(cls)
+        ]
+
+    @classmethod
+    def of_folder(cls, folder: HubFolder) -> Self:
+        """Returns the settings of a folder's config.json.
+
+        Raises:
+            ValueError: a value that brt does not compute; it names file and key.
+        """
+        config = HubConfig(folder)
+        for name, value in cls.fixed.items():
+            config.only(name, value)
+        settings: dict[str, Any] = {"model_type": config.model_type}
+        for name, field in cls.fields().items():
+            settings[name] = config.setting(field, settings)
+            if name.endswith("_layers") and (settings[name] or 0) > len(folder.tensors):
+                key = config.name_of(field.metadata["key"])
+                raise config.refused(key, f"is more than the {len(folder.tensors)} tensors")
+        del settings["model_type"]
+        cls.adjust(settings, config)
+        try:
+            return cls(**settings).resolved()
+        except Misfit as misfit:
+            key = config.name_of(cls.fields()[misfit.setting].metadata["key"])
+            raise config.refused(key, misfit.why) from None
+
+    @classmethod
+    def adjust(cls, settings: dict[str, Any], config: HubConfig) -> None:
+        """Changes the settings read of a config.json by what else the folder says."""
+
+    def resolved(self) -> Self:
+        """Returns the settings with those filled in that follow from others.
+
+        Raises:
+            Misfit: a setting that does not fit the others.
+        """
+        settings: Any = self
+        for name in self.fields():
+            value = getattr(self, name)
+            if name.endswith("_id") and value is not None and value >= settings.vocabulary_size:
+                raise Misfit(name, f"lies beyond the vocabulary of {settings.vocabulary_size} ids")
+        if getattr(self, "head_size", None) is None and settings.width % settings.num_heads:
+            raise Misfit("width", f"is not divided by num_heads = {settings.num_heads}")
+        return self
+
+    def sizes(self) -> Sizes:
+        """Returns the sizes of a layer; K = D / H where no head size is declared."""
+        own: Any = self
+        head_size = getattr(self, "head_size", None) or own.width // own.num_heads
+        return Sizes(own.width, own.num_heads, head_size, own.feed_forward_size)
+
+    def config(self) -> dict[str, Any]:
+        """Returns a new config.json."""
+        config: dict[str, Any] = {"model_type": self.model_type}
+        for name, field in self.fields().items():
+            key = field.metadata["key"]
+            if (value := key.write(getattr(self, name))) is not None:
+                config |= dict.fromkeys(key.written, value)
+        return config
+
+
+def settle(
+    backbone: str, kind: type[Settings], bound: Mapping[str, Any], folder: HubFolder | None
+) -> Settings:
+    """Returns settings, each from its binding, the folder, or its default.
+
+    Args:
+        backbone: its name, for messages.
+        kind: of its family.
+        bound: by name; None where nothing is bound.
+        folder: that it begins with; None for random parameters.
+
+    Raises:
+        ValueError: a binding is missing, or differs from the folder; it names the binding.
+    """
+    bound = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in bound.items()
+        if value is not None
+    }
+    if folder is None:
+        return _without_folder(backbone, kind, bound)
+    settings = kind.of_folder(folder)
+    for name in kind.fields().keys() & bound.keys():
+        value = getattr(settings, name)
+        if not equal(bound[name], value):
+            raise ValueError(
+                f"{backbone}.{name} = {bound[name]!r}, and {folder.file(CONFIG)} says {value!r}: "
+                f"bind {binding_of(f'{backbone}.{name}')} = None to take what the folder says, or "
+                "another Pretrained.folder."
+            )
+    others = {name: value for name, value in bound.items() if name not in kind.fields()}
+    return dataclasses.replace(settings, **others)
+
+
+def _without_folder(backbone, kind, bound):
+    settings = kind(**bound)
+    for name in kind.fields():
+        if getattr(settings, name) is REQUIRED:
+            raise ValueError(
+                f"{backbone}.{name} is not bound: include a file of sizes, such as "
+                'configs/bodies/gpt2_small.gin, or bind Pretrained.folder = "models/NAME".'
+            )
+    try:
+        return settings.resolved()
+    except Misfit as misfit:
+        value = getattr(settings, misfit.setting)
+        raise ValueError(f"{backbone}.{misfit.setting} = {value!r} {misfit.why}.") from None
+
+
+def equal(bound: Any, value: Any) -> bool:
+    """Returns whether two settings are the same: numbers as float32, names in any order.
+
+    A converter that widens a float32 writes 9.99999975e-06 where the model's authors wrote 1e-5.
+    """
+    if isinstance(bound, float) and isinstance(value, float):
+        return np.float32(bound) == np.float32(value)
+    if isinstance(bound, tuple) and all(isinstance(name, str) for name in bound):
+        return set(bound) == set(value)
+    return bound == value
