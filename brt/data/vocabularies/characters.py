@@ -1,7 +1,7 @@
-"""Vocabularies of single symbols: the bytes, or the characters, that occur in a text.
+"""Vocabularies of the bytes or the characters of a text.
 
-The file names one symbol a line, the most frequent first, and its count: `0x20 13519824` for a
-byte, `U+0020 13519824` for a character, `<unk> 0` for all others. The line's number is the id.
+The file has one symbol per line, in the order of the ids, with its count: `0x20 13519824` for a
+byte, `U+0020 13519824` for a character, `<unk> 0` for all others.
 """
 
 import functools
@@ -16,9 +16,8 @@ from numpy.typing import ArrayLike
 from brt.checks import Name, configurable
 from brt.data.sources.base import Document
 from brt.data.vocabularies.base import (
-    Vocabulary,
+    FileVocabulary,
     checked_ids,
-    expanded,
     read_vocabulary_file,
     utf8_lines,
     utf8_text,
@@ -30,12 +29,12 @@ CODES = {"byte": 2**8, "character": 0x110000}
 
 
 class _SymbolList(NamedTuple):
-    """A symbol list as read from its file.
+    """The content of a file.
 
     symbols: as written, by id.
     unit: "byte" or "character".
     pieces: the bytes of each, by id.
-    ids_of_codes: int32, the id of every code of the unit; -1 where none stands for it.
+    ids_of_codes: int32, the id of every code of the unit; -1 for none.
     """
 
     symbols: list[str]
@@ -45,33 +44,24 @@ class _SymbolList(NamedTuple):
 
 
 @configurable
-class CharacterVocabulary(Vocabulary):
-    """The symbols that a file lists: bytes or characters, as the file says.
-
-    enwik8's 204 symbols are the bytes of all its splits, text8's 27 likewise.
+class CharacterVocabulary(FileVocabulary):
+    """Bytes or characters that are listed in a file, such as enwik8's 204 and text8's 27.
 
     Args:
-        file: path of the list; opened when first needed. `~` and variables are expanded.
+        file: path of the list.
     """
 
-    def __init__(self, file: Name = gin.REQUIRED):
-        self.file = expanded(file)
+    kind = "characters"
 
-    @property
-    def path(self) -> str:
-        return self.file
+    def __init__(self, file: Name = gin.REQUIRED):
+        super().__init__(file)
 
     @property
     def size(self) -> int:
         return len(self._list.symbols)
 
     @property
-    def name(self) -> str:
-        return f"characters:{self.file.rsplit('/', 1)[-1]}"
-
-    @property
     def fingerprint(self) -> str:
-        """sha256 of the symbols in their order; counts do not matter."""
         return hashlib.sha256(" ".join(["symbols", *self._list.symbols]).encode()).hexdigest()
 
     @property
@@ -108,7 +98,6 @@ class CharacterVocabulary(Vocabulary):
 
     @functools.cached_property
     def _list(self) -> _SymbolList:
-        """The content of the file."""
         binding = "CharacterVocabulary.file"
         data = read_vocabulary_file(self.file, "symbol list", binding)
         symbols = [line.split()[0] for line in utf8_lines(data, self.file) if line.strip()]
@@ -136,8 +125,7 @@ def count_symbols(documents: Iterable[Document], unit: str) -> np.ndarray:
         raise ValueError(f'SymbolCounting.unit = {unit!r}: choose "byte" or "character".')
     counts = np.zeros(CODES[unit], np.int64)
     for document in documents:
-        found = _codes(document.data[:], unit, document.title)
-        codes, times = np.unique(found, return_counts=True)
+        codes, times = np.unique(_codes(document.data[:], unit, document.title), return_counts=True)
         counts[codes] += times
     return counts
 
@@ -145,10 +133,10 @@ def count_symbols(documents: Iterable[Document], unit: str) -> np.ndarray:
 def symbol_list(counts: np.ndarray, unit: str, unknown: bool = False) -> bytes:
     """Returns the file of a symbol vocabulary.
 
-    Symbols are sorted by falling count, those of equal count by code; the unknown one is last.
+    Symbols are sorted by decreasing count, then by code; the unknown one is last.
     """
-    found = np.flatnonzero(counts)
-    order = found[np.argsort(-counts[found], kind="stable")]
+    codes = np.flatnonzero(counts)
+    order = codes[np.argsort(-counts[codes], kind="stable")]
     lines = [f"{_symbol(code, unit)} {counts[code]}\n" for code in order.tolist()]
     return "".join([*lines, *([f"{UNKNOWN} 0\n"] if unknown else [])]).encode()
 

@@ -1,19 +1,23 @@
 """Tokenizers of Hub folders: tokenizer.json, or else a SentencePiece model.
 
-`tokenizers` computes tokenizer.json (`pip install -e ".[text]"`), `sentencepiece` the models of T5
-(spiece.model), DeBERTa v2 and v3 (spm.model) and Llama (tokenizer.model). Other folders are
-converted once by transformers, which the error says. No file outside the folder is read.
+`tokenizers` (extra `text`) reads tokenizer.json, `sentencepiece` the models of T5 (spiece.model),
+DeBERTa v2 and v3 (spm.model) and Llama (tokenizer.model). Other folders have to be converted once
+by transformers. No file outside the folder is read.
 """
 
 import abc
-import hashlib
 import json
 import os
 from collections.abc import Callable
 from typing import Any
 
 from brt.data.extras import MissingExtra, extra_library
-from brt.data.vocabularies.base import Frame, read_vocabulary_file
+from brt.data.vocabularies.base import (
+    Frame,
+    joint_digest,
+    read_vocabulary_file,
+    sentencepiece_model,
+)
 from brt.data.vocabularies.tokenizer_limits import check_id, check_tokenizer, json_keys, shown
 
 TOKENIZER = "tokenizer.json"
@@ -34,16 +38,15 @@ MOST_SENTINELS = 2**16
 
 
 class HubTokenizer(abc.ABC):
-    """The tokenizer of a folder: texts as ids without special tokens, whose names are text.
+    """The tokenizer of a folder; names of special tokens in a text are text.
 
     Attributes:
         size: one more than the highest id.
         special_ids: special tokens and their ids.
-        unknown_id: of unknown text; None where every text has ids.
-        frame: the special tokens that transformers puts around a text.
-        may_be_cut: whether a text may be cut after a line feed between two characters that are
-            not white space, and encoded in parts.
-        digest: sha256, in hex, of everything that decides the ids of a text.
+        unknown_id: of unknown text; None if every text has ids.
+        frame: the special tokens around a text.
+        may_be_cut: whether `pretrained.parts` of a text may be encoded one by one.
+        digest: sha256, in hex, of what determines the ids of a text.
     """
 
     size: int
@@ -63,7 +66,7 @@ class HubTokenizer(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, ids: list[int]) -> str:
-        """Returns the text of ids, special tokens by their names."""
+        """Returns the text of ids, with the names of special tokens."""
 
 
 def hub_tokenizer(folder: str) -> HubTokenizer:
@@ -96,15 +99,14 @@ def hub_tokenizer(folder: str) -> HubTokenizer:
 
 
 class LibraryTokenizer(HubTokenizer):
-    """A tokenizer.json, computed by the `tokenizers` library.
+    """A tokenizer.json, read by the `tokenizers` library.
 
     Args:
         data: content of the file.
-        path: names it in errors.
+        path: for messages.
 
     Attributes:
-        named: the `tokenizers.Tokenizer` as transformers uses it: names of special tokens in a
-            text are tokens.
+        named: the `tokenizers.Tokenizer` in which names of special tokens in a text are tokens.
     """
 
     def __init__(self, data: bytes, path: str):
@@ -137,7 +139,7 @@ class LibraryTokenizer(HubTokenizer):
         self.frame = Frame(tuple(empty[:first]), tuple(empty[first:]))
         decides = ("added_tokens", "normalizer", "pre_tokenizer", "model")
         content = json.dumps({key: keys.get(key) for key in decides}, sort_keys=True)
-        self.digest = _digest(TOKENIZER.encode(), content.encode())
+        self.digest = joint_digest(TOKENIZER.encode(), content.encode())
 
     def encode(self, text: str) -> list[int]:
         return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
@@ -154,7 +156,7 @@ class PiecesTokenizer(HubTokenizer):
     """A SentencePiece model with the special tokens of its family.
 
     Args:
-        folder: holds the model.
+        folder: of the model.
         name: of the model's file, a key of `PIECES`.
         settings: of tokenizer_config.json.
     """
@@ -162,30 +164,21 @@ class PiecesTokenizer(HubTokenizer):
     may_be_cut = False
 
     def __init__(self, folder: str, name: str, settings: dict[str, Any]):
-        from sentencepiece import SentencePieceProcessor
-
         path = os.path.join(folder, name)
         self._settings, self._settings_path = settings, os.path.join(folder, SETTINGS)
         family, roles = PIECES[name]
-        found = settings.get("tokenizer_class") or _read_keys(folder, "config.json").get(
+        declared = settings.get("tokenizer_class") or _read_keys(folder, "config.json").get(
             "tokenizer_class"
         )
-        if found is not None and str(found).removesuffix("Fast") != family:
+        if declared is not None and str(declared).removesuffix("Fast") != family:
             raise ValueError(
-                f"{path} is of tokenizer_class {shown(found)} ({SETTINGS} or config.json), and brt "
-                f"reads {family} from it: {CONVERT}."
+                f"{path} is of tokenizer_class {shown(declared)} ({SETTINGS} or config.json), and "
+                f"brt reads {family} from it: {CONVERT}."
             )
         if settings.get("split_by_punct"):
             raise ValueError(f"{self._settings_path} has split_by_punct: {CONVERT}.")
         data = _read(folder, name)
-        try:
-            if not data:  # the library takes an empty model for "none yet"
-                raise RuntimeError
-            self._processor = SentencePieceProcessor(model_proto=data)
-        except RuntimeError:
-            raise ValueError(
-                f"{path} is not a SentencePiece model ({len(data)} bytes): copy the file again."
-            ) from None
+        self._processor = sentencepiece_model(data, path, "copy the file again.")
         self._lower_case = self._flag("do_lower_case", False)
         names = {role: self._token(f"{role}_token", text) for role, text in roles.items()}
         pieces = self._processor.get_piece_size()
@@ -204,7 +197,7 @@ class PiecesTokenizer(HubTokenizer):
             after = ["eos"] * self._flag("add_eos_token", False)
         ids = [tuple(self.special_ids[names[role]] for role in part) for part in (before, after)]
         self.frame = Frame(*ids)
-        self.digest = _digest(
+        self.digest = joint_digest(
             b"SentencePiece", repr((self._lower_case, self._added)).encode(), data
         )
 
@@ -231,7 +224,7 @@ class PiecesTokenizer(HubTokenizer):
     def _added_tokens(
         self, folder: str, path: str, family: str, special: list[str]
     ) -> dict[str, int]:
-        """Returns the tokens beyond the model's pieces, and their ids."""
+        """Returns the tokens that are not pieces of the model, and their ids."""
         listed = _listed_tokens(folder, self._settings)
         pieces = self._processor.get_piece_size()
         added = {}
@@ -330,15 +323,8 @@ def _read_keys(folder: str, name: str) -> dict[str, Any]:
     return json_keys(_read(folder, name), os.path.join(folder, name))
 
 
-def _digest(*contents: bytes) -> str:
-    digest = hashlib.sha256()
-    for content in contents:
-        digest.update(hashlib.sha256(content).digest())
-    return digest.hexdigest()
-
-
 def _built(text: str, path: str) -> Any:
-    """Builds a `tokenizers.Tokenizer`; what the library raises becomes a sentence."""
+    """Returns a `tokenizers.Tokenizer`; refuses a file that the library cannot read."""
     from_str: Callable[[str], Any] = extra_library(
         "tokenizers", "PretrainedFolderVocabulary", "text"
     ).Tokenizer.from_str
@@ -346,7 +332,7 @@ def _built(text: str, path: str) -> Any:
         return from_str(text)
     except (MemoryError, MissingExtra, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic of Rust is no Exception
+    except BaseException as error:  # a panic of Rust is not an Exception
         reason = " ".join(str(error).split())
         raise ValueError(
             f"{path} holds no tokenizer that the tokenizers library can read ({reason[:200]}): "
@@ -371,15 +357,15 @@ def _is_byte_level(step: dict | None) -> bool:
 
 
 def _without_names(saved: dict) -> dict:
-    """Returns a saved tokenizer whose Unigram model spells no special token as a piece of text.
+    """Returns a tokenizer whose Unigram model does not find special tokens in a text.
 
-    Their scores stay, because the lowest score is the measure of unknown text.
+    Their scores stay, because the lowest one is that of unknown text.
     """
     model = saved["model"]
     if model["type"] != "Unigram":
         return saved
     special = {token["content"] for token in saved["added_tokens"] if token["special"]}
-    # Two noncharacters of Unicode, which no text holds.
+    # Two noncharacters of Unicode.
     vocab = [[f"\uffff\ufffe{text}" if text in special else text, s] for text, s in model["vocab"]]
     return {**saved, "model": {**model, "vocab": vocab}}
 

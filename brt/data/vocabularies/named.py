@@ -1,4 +1,4 @@
-"""Makes vocabularies from one string, of a config or a command line: `KIND:PATH`."""
+"""Vocabularies by name: `KIND:PATH`."""
 
 import difflib
 from collections.abc import Callable
@@ -23,12 +23,11 @@ KINDS: dict[str, Callable[[str], Vocabulary]] = {
 
 
 def named_vocabulary(text: str) -> Vocabulary:
-    """Makes the vocabulary that a string names; opens no file.
+    """Returns a vocabulary by its name; opens no file.
 
     Args:
-        text: "bytes"; the path of a SentencePiece model, ending in `.model`; or a kind, a colon
-            and the path of its file or folder, such as "words:vocabularies/wikitext.txt". Further
-            settings of a kind are bindings of its class, `WordVocabulary.lower_case` for example.
+        text: "bytes"; the path of a SentencePiece model, ending in `.model`; or KIND:PATH, such as
+            "words:vocabularies/wikitext.txt". Other settings are bindings of the class of a kind.
     """
     if text == "bytes":
         return ByteVocabulary()
@@ -47,13 +46,13 @@ def named_vocabulary(text: str) -> Vocabulary:
 
 
 @overload
-def as_vocabulary(given: Vocabulary | str) -> Vocabulary: ...
+def as_vocabulary(vocabulary: Vocabulary | str) -> Vocabulary: ...
 
 
 @overload
-def as_vocabulary(given: None) -> None: ...
+def as_vocabulary(vocabulary: None) -> None: ...
 
 
-def as_vocabulary(given: Vocabulary | str | None) -> Vocabulary | None:
-    """Returns the vocabulary itself, or the one that a string names."""
-    return named_vocabulary(given) if isinstance(given, str) else given
+def as_vocabulary(vocabulary: Vocabulary | str | None) -> Vocabulary | None:
+    """Returns a vocabulary, which may be given by its name."""
+    return named_vocabulary(vocabulary) if isinstance(vocabulary, str) else vocabulary

@@ -1,12 +1,11 @@
 """Vocabularies of published encoders: byte-level BPE (GPT-2, RoBERTa) and WordPiece (BERT).
 
-The `tokenizers` library does the work: `pip install -e ".[text]"`. The ids are the published ones;
-no id is added around a text, and names of special tokens in a text are text.
+The `tokenizers` library (extra `text`) encodes. No token is added around a text, and names of
+special tokens in a text are text.
 """
 
 import abc
 import functools
-import hashlib
 import os
 import re
 from types import ModuleType
@@ -22,18 +21,17 @@ from brt.data.vocabularies.base import (
     Vocabulary,
     checked_ids,
     expanded,
+    joint_digest,
     read_vocabulary_file,
     utf8_text,
 )
 from brt.data.vocabularies.tokenizer_limits import check_ids, json_keys
 
 PART = 2**18
-"""Characters the library is given at once: it needs some 500 bytes for each token."""
+"""Characters that are encoded at once: the library needs about 500 bytes per token."""
 
 
 class _Pretrained(Vocabulary):
-    """The base of both kinds."""
-
     special_tokens: tuple[str, ...]  # those that a file may list
 
     @property
@@ -47,7 +45,6 @@ class _Pretrained(Vocabulary):
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of the files and the settings."""
         return self._loaded[1]
 
     @property
@@ -76,12 +73,12 @@ class _Pretrained(Vocabulary):
 
 @configurable
 class ByteLevelBpeVocabulary(_Pretrained):
-    """Byte-level BPE of GPT-2 and, with its own numbers, RoBERTa: every text, and nothing lost.
+    """Byte-level BPE of GPT-2 and, with other ids, RoBERTa; lossless.
 
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2.
 
     Args:
-        folder: holds `vocab.json` and `merges.txt`; `~` and variables are expanded.
+        folder: of `vocab.json` and `merges.txt`; `~` and variables are expanded.
     """
 
     special_tokens = ("<|endoftext|>", "<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -104,7 +101,7 @@ class ByteLevelBpeVocabulary(_Pretrained):
         binding = "ByteLevelBpeVocabulary.folder"
         contents = [read_vocabulary_file(path, "file of BPE", binding) for path in paths]
         check_ids(json_keys(contents[0], paths[0]), paths[0])
-        digest = _digest("bpe", *contents)
+        digest = joint_digest(b"bpe", *contents)
         try:
             model = library.models.BPE.from_file(*paths)
         except Exception as error:  # the library raises no class of its own
@@ -126,7 +123,7 @@ class WordPieceVocabulary(_Pretrained):
 
     Args:
         file: path of `vocab.txt`; `~` and variables are expanded.
-        lower_case: as the model was trained; False for the cased ones.
+        lower_case: False for cased models.
     """
 
     special_tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -166,30 +163,21 @@ class WordPieceVocabulary(_Pretrained):
         tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=self.lower_case)
         tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = library.decoders.WordPiece(cleanup=False)
-        return tokenizer, _digest(f"wordpiece {self.lower_case}", data)
+        return tokenizer, joint_digest(f"wordpiece {self.lower_case}".encode(), data)
 
 
 def parts(text: str, size: int) -> list[str]:
-    r"""Cuts a text where no token of either kind can reach across.
+    r"""Cuts a text into parts of at least `size` characters, at boundaries of tokens of both kinds.
 
-    That is after a single `\\n` between two characters that are not white space; a part is `size`
-    characters long, and then on to the next such border.
+    These are after a single `\n` between two characters that are not white space.
     """
     cut = re.compile(r"\S\n(?=\S)")
-    found = []
+    cuts = []
     start = 0
-    while border := cut.search(text, start + size):
-        found.append(text[start : border.end()])
-        start = border.end()
-    return [*found, text[start:]]
-
-
-def _digest(*contents: str | bytes) -> str:
-    digest = hashlib.sha256()
-    for content in contents:
-        content = content.encode() if isinstance(content, str) else content
-        digest.update(hashlib.sha256(content).digest())
-    return digest.hexdigest()
+    while boundary := cut.search(text, start + size):
+        cuts.append(text[start : boundary.end()])
+        start = boundary.end()
+    return [*cuts, text[start:]]
 
 
 def _library(what: str) -> ModuleType:

@@ -1,7 +1,7 @@
 """The vocabulary of a pretrained model: the tokenizer in its Hub folder.
 
-Stored texts have the ids that the model was trained with, without special tokens: a decoder's
-`BEGIN` has a row of its own, and an encoder's frame is added by the stream of labelled documents.
+Stored texts have no special tokens: `BEGIN` has its own embedding, and the stream of labelled
+documents adds the frame of an encoder.
 """
 
 import functools
@@ -22,7 +22,7 @@ class PretrainedFolderVocabulary(Vocabulary):
     """The tokenizer of a Hub folder; see `hub_tokenizers`.
 
     Args:
-        folder: holds the files; `~` and variables are expanded.
+        folder: of the files; `~` and variables are expanded.
     """
 
     def __init__(self, folder: Name = gin.REQUIRED):

@@ -7,18 +7,16 @@ from brt.data.sources.base import Document
 from brt.data.vocabularies.base import Vocabulary
 
 PROBE_WORDS = 500
-"""Words of the text, at most, that are joined anew to see which white space survives."""
+"""Most words of the test of white space."""
 
 
 class Report(NamedTuple):
     """Measured on one text.
 
-    name, size, fingerprint, special_ids: the vocabulary's.
-    bytes, words, tokens, unknown: of the text: its bytes, words separated by white space, token
-        ids, and how many of these are the unknown id.
-    exact: whether the text comes back unchanged.
-    tabs, newlines, double_spaces: whether they survive where they separate words of the text that
-        the vocabulary knows.
+    name, size, fingerprint, special_ids: of the vocabulary.
+    bytes, words, tokens, unknown: numbers of the text's bytes, words, token ids, and unknown ids.
+    exact: whether decoding gives the text.
+    tabs, newlines, double_spaces: whether decoding keeps them between known words.
     """
 
     name: str
@@ -36,12 +34,12 @@ class Report(NamedTuple):
 
     @property
     def bytes_per_token(self) -> float:
-        """Mean bytes of a token, at the text's own."""
+        """Mean bytes of a token."""
         return self.bytes / self.tokens
 
     @property
     def tokens_per_word(self) -> float:
-        """Mean tokens of a word, at the text's own; the paper's Table 5 calls it scale."""
+        """Mean tokens of a word; scale in the paper's Table 5."""
         return self.tokens / max(self.words, 1)
 
     def __str__(self) -> str:
@@ -64,19 +62,14 @@ class Report(NamedTuple):
 
 
 def report(vocabulary: Vocabulary, text: bytes) -> Report:
-    """Measures a vocabulary on a text; the more text, the steadier the ratios.
-
-    Args:
-        vocabulary: any.
-        text: UTF-8 with at least two words.
-    """
+    """Measures a vocabulary on UTF-8 text of at least two words."""
     ids = vocabulary.encode(text, "sample")
     words = text.decode("utf-8", errors="replace").split()
     if len(words) < 2 or not len(ids):
         raise ValueError("The sample has fewer than two words: give a longer one.")
     unknown = vocabulary.unknown_id
     exact = _round_trip(vocabulary, ids) == text
-    # What stands for an unknown symbol may bring white space of its own, as SentencePiece's does.
+    # The text of an unknown symbol may contain white space, as SentencePiece's does.
     probe = words[:PROBE_WORDS]
     known = [w for w in probe if unknown not in vocabulary.encode(w.encode(), "sample")]
     known = known if len(known) > 1 else probe
@@ -97,7 +90,7 @@ def report(vocabulary: Vocabulary, text: bytes) -> Report:
 
 
 def sample_text(documents: Iterable[Document], size: int = 2**22) -> bytes:
-    """Returns the first `size` bytes of a source's documents, fewer to end with a line."""
+    """Returns the first `size` bytes of documents, up to the end of a line."""
     sample = b""
     for document in documents:
         if document.tokens is not None:
@@ -112,7 +105,7 @@ def sample_text(documents: Iterable[Document], size: int = 2**22) -> bytes:
 
 
 def lost_white_space(vocabulary: Vocabulary, words: list[str]) -> list[str]:
-    """Returns those of tabs, newlines and double spaces that do not survive between words."""
+    """Returns which of tabs, newlines and double spaces decoding loses between words."""
     separators = {"tabs": "\t", "newlines": "\n", "double spaces": "  "}
     return [name for name, text in separators.items() if not _survives(text, vocabulary, words)]
 
@@ -122,8 +115,8 @@ def _round_trip(vocabulary, ids):
 
 
 def _survives(separator, vocabulary, words):
-    """Tells whether words joined by a separator come back with as many of it."""
-    # The line end that closes the probe gives vocabularies with line symbols a whole line.
+    """Returns whether decoding keeps all separators between words."""
+    # The line end completes the line for vocabularies with line symbols.
     probe = separator.join(words) + "\n"
     try:
         back = vocabulary.decode(vocabulary.encode(probe.encode(), "sample"))

@@ -1,7 +1,6 @@
-"""SubwordTextEncoder, the invertible subwords of Tensor2Tensor and Table 5's row STE.
+"""SubwordTextEncoder, the invertible subwords of Tensor2Tensor (STE in the paper's Table 5).
 
-TensorFlow Datasets keeps the encoder as deprecated: `pip install -e ".[data]"`. It and TensorFlow
-are imported when text is encoded, in preparation, not to know the size or the fingerprint.
+The encoder is a deprecated part of TensorFlow Datasets (extra `data`), which only encoding imports.
 """
 
 import functools
@@ -15,9 +14,8 @@ from numpy.typing import ArrayLike
 from brt.checks import Name, configurable
 from brt.data.extras import extra_library
 from brt.data.vocabularies.base import (
-    Vocabulary,
+    FileVocabulary,
     checked_ids,
-    expanded,
     read_vocabulary_file,
     utf8_text,
 )
@@ -26,21 +24,19 @@ SUFFIX = ".subwords"
 
 
 @configurable
-class SubwordVocabulary(Vocabulary):
-    """The subwords of a file made by SubwordTextEncoder; any text can be encoded and comes back.
+class SubwordVocabulary(FileVocabulary):
+    """The subwords of a file made by SubwordTextEncoder; lossless.
 
-    Ids are the encoder's: 0 is padding, which no text gives, then the subwords, then 256 bytes.
+    Ids: 0 is padding, then the subwords, then 256 bytes.
 
     Args:
-        file: path of the file, whose name ends in `.subwords`; `~` and variables are expanded.
+        file: path of the file, ending in `.subwords`.
     """
 
-    def __init__(self, file: Name = gin.REQUIRED):
-        self.file = expanded(file)
+    kind = "subwords"
 
-    @property
-    def path(self) -> str:
-        return self.file
+    def __init__(self, file: Name = gin.REQUIRED):
+        super().__init__(file)
 
     @property
     def special_ids(self) -> dict[str, int]:
@@ -52,12 +48,7 @@ class SubwordVocabulary(Vocabulary):
         return 1 + sum(not line.startswith("### ") for line in lines) + 256
 
     @property
-    def name(self) -> str:
-        return f"subwords:{self.file.rsplit('/', 1)[-1]}"
-
-    @property
     def fingerprint(self) -> str:
-        """sha256 of the file."""
         return hashlib.sha256(self._content).hexdigest()
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
@@ -65,7 +56,7 @@ class SubwordVocabulary(Vocabulary):
 
     def decode(self, ids: ArrayLike) -> str:
         checked = checked_ids(ids, self.size, self.name)
-        # The library takes padding at the end only.
+        # The library accepts padding at the end only.
         return self._encoder.decode(checked[checked > 0].tolist())
 
     @functools.cached_property
@@ -80,7 +71,7 @@ class SubwordVocabulary(Vocabulary):
 
     @functools.cached_property
     def _encoder(self) -> Any:
-        self._content  # noqa: B018  (says what is wrong with the file)
+        self._content  # noqa: B018  (checks the file)
         return encoder_class().load_from_file(self.file.removesuffix(SUFFIX))
 
 

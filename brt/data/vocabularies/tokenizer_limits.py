@@ -1,6 +1,6 @@
-"""Checks of a tokenizer's JSON files, before a library builds anything from them.
+"""Checks of a tokenizer's JSON files.
 
-A small file can ask for a table of 2^31 ids, or for steps that each double a text.
+A small file can ask for 2^31 ids, or double a text in each step.
 """
 
 import json
@@ -9,9 +9,9 @@ import reprlib
 from typing import Any
 
 LARGEST_ID = 2**24 - 1
-"""The largest id of a token: a table of all ids up to it must fit memory."""
+"""The largest id of a token: a list of all ids must fit into memory."""
 MOST_GROWTH = 1_000
-"""Characters that one character of a text may become in a step; published tokenizers make 3."""
+"""Most characters that one character may become; 3 in published tokenizers."""
 STEPS = {
     "normalizer": "normalizers",
     "pre_tokenizer": "pretokenizers",
@@ -22,12 +22,12 @@ STEPS = {
 
 
 def shown(value: Any) -> str:
-    """Returns a value as an error shows it, shortened."""
+    """Returns a shortened value for a message."""
     return reprlib.repr(value)
 
 
 def json_keys(data: bytes, path: str) -> dict[str, Any]:
-    """Returns the JSON object in `data`; `path` names it in errors."""
+    """Returns the JSON object in `data`; `path` is for messages."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -69,7 +69,7 @@ def check_ids(vocab: dict[str, Any], path: str) -> None:
 def check_tokenizer(keys: dict[str, Any], path: str) -> None:
     """Refuses a tokenizer.json with ids out of range or steps that multiply a text.
 
-    Values of other types than the library expects are left to the library.
+    The library checks the types of values.
     """
     model, added = keys.get("model"), keys.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
@@ -101,7 +101,7 @@ def _flat(step: Any, parts: str) -> list[dict]:
 
 def _growth(steps: list[dict]) -> float:
     """Returns how many characters steps can make of one, or put before a text."""
-    # From the last step back: characters that each character at its input becomes in the end.
+    # From the last step to the first: number of final characters of each input character.
     ends: dict[str, float] = {}
     others = most = 1.0
     for step in reversed(steps):
@@ -133,5 +133,5 @@ def _may_match_nothing(pattern: Any) -> bool:
     expression = pattern.get("Regex") if isinstance(pattern, dict) else None
     try:
         return re.search(str(expression), "") is not None
-    except (re.error, OverflowError, RecursionError):  # the library's language is a larger one
+    except (re.error, OverflowError, RecursionError):  # the library accepts more expressions
         return True

@@ -1,11 +1,11 @@
-"""Makes the file of a vocabulary from the documents of a source, read once and never as tokens.
+"""Makes the file of a vocabulary from the documents of a source.
 
     python -m brt.prepare --gin_file=configs/pg19_rec_fixed_skip.gin --train_vocabulary \\
         --gin.Corpus.vocabulary='"vocabularies/pg19_8k.model"' \\
         --gin.SentencePieceTraining.size=8000
 
-What `Corpus.vocabulary` names is made: a SentencePiece model, or a list of words, characters or
-subwords. The same source and settings give the same file, byte for byte.
+The kind of `Corpus.vocabulary` is made: a SentencePiece model, or a list of words, characters or
+subwords. The same source and settings give the same bytes.
 """
 
 import abc
@@ -34,7 +34,7 @@ from brt.progress import SECONDS, reported, say
 Made = TypeVar("Made", bound=Vocabulary)
 
 TABLE_5_SIZES = (512, 1000, 4000, 8000, 32_000, 64_000, 96_000, 128_000)
-"""Pieces of the SentencePiece models of the Block-Recurrent paper's Table 5."""
+"""Sizes of the SentencePiece models in Table 5 of the Block-Recurrent paper."""
 
 PG19_OPTIONS: dict[str, Any] = {
     "model_type": "bpe",
@@ -53,49 +53,36 @@ PG19_OPTIONS: dict[str, Any] = {
     "bos_id": -1,
     "eos_id": -1,
     "pad_id": -1,
-    "num_threads": 16,  # is written into the model, so it must not follow the machine
+    "num_threads": 16,  # written into the model, so it must not depend on the machine
 }
-"""Settings inside the models that google-research/meliad published for PG19."""
+"""Settings in the models that google-research/meliad published for PG19."""
 
 
 class VocabularyTraining(abc.ABC, Generic[Made]):
-    """The base of what makes the file of one kind of vocabulary.
-
-    Args:
-        splits: which splits of a source are read.
-
-    Attributes:
-        splits: as given.
-    """
+    """The training of one kind of vocabulary, on some splits of a source."""
 
     def __init__(self, splits: tuple[str, ...]):
         self.splits = splits
 
     @abc.abstractmethod
     def make(self, vocabulary: Made, documents: Iterable[Document]) -> bytes:
-        """Returns the content of the vocabulary's file.
-
-        Args:
-            vocabulary: whose settings the file is for; the file need not exist.
-            documents: texts, read once.
-        """
+        """Returns the content of the vocabulary's file, which need not exist."""
 
 
 @configurable
 class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
     """Trains a SentencePiece model, with the settings of the published PG19 models.
 
-    A line of text is a sentence to the library. The lines are a uniform sample, drawn here and not
-    by the library, whose own sampling has a fixed seed.
+    The lines are a uniform sample; the sampling of the library has a fixed seed.
 
     Args:
-        size: number of pieces; `TABLE_5_SIZES` are the paper's.
-        seed: of the sample; of no effect where all lines are taken.
+        size: number of pieces; `TABLE_5_SIZES` in the paper.
+        seed: of the sample.
         max_lines: lines of the sample.
-        keep_whitespace: give tabs and line breaks pieces of their own. Without it they become
-            spaces, as in the published models; spaces are kept either way.
-        options: settings of the library's trainer that replace those of `PG19_OPTIONS`.
-        splits: which splits are read.
+        keep_whitespace: whether tabs and line breaks are pieces; otherwise they become spaces, as
+            in the published models.
+        options: of the library's trainer, which replace those of `PG19_OPTIONS`.
+        splits: to read.
     """
 
     def __init__(
@@ -113,11 +100,10 @@ class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
         self.max_lines = max_lines
         self.options = {**PG19_OPTIONS, **(options or {})}
         if keep_whitespace:
-            own = list(self.options.get("user_defined_symbols", ()))
-            self.options["user_defined_symbols"] = [*own, "\n", "\t"]
+            symbols = list(self.options.get("user_defined_symbols", ()))
+            self.options["user_defined_symbols"] = [*symbols, "\n", "\t"]
 
     def make(self, vocabulary: SentencePieceVocabulary, documents: Iterable[Document]) -> bytes:
-        """Returns the model file."""
         from sentencepiece import SentencePieceTrainer
 
         longest = self.options["max_sentence_length"]
@@ -150,12 +136,12 @@ class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
 
 @configurable
 class WordCounting(VocabularyTraining[WordVocabulary]):
-    """Lists words by how often they occur, as `word_list` says.
+    """Lists words by decreasing frequency; see `word_list`.
 
     Args:
-        min_count: leave out words that are rarer.
-        max_size: list so many words at most, special ones included; None lists all.
-        splits: which splits are counted.
+        min_count: of the words in the list.
+        max_size: of the list with special words; None for no limit.
+        splits: to count.
     """
 
     def __init__(
@@ -169,20 +155,18 @@ class WordCounting(VocabularyTraining[WordVocabulary]):
         self.max_size = max_size
 
     def make(self, vocabulary: WordVocabulary, documents: Iterable[Document]) -> bytes:
-        """Returns the word list."""
         counts = count_words(vocabulary, documents)
         return word_list(vocabulary, counts, self.min_count, self.max_size)
 
 
 @configurable
 class SymbolCounting(VocabularyTraining[CharacterVocabulary]):
-    """Lists bytes or characters by how often they occur.
+    """Lists bytes or characters by decreasing frequency.
 
     Args:
         unit: "byte" or "character".
-        unknown: list an id for all other symbols as well; without it they are refused.
-        splits: which splits are counted. All of them, where a corpus is to have no unknown symbol,
-            as for enwik8's 204 and text8's 27.
+        unknown: whether there is an id for all other symbols; otherwise they are refused.
+        splits: to count; all of them for enwik8's 204 and text8's 27.
     """
 
     def __init__(
@@ -196,18 +180,17 @@ class SymbolCounting(VocabularyTraining[CharacterVocabulary]):
         self.unknown = unknown
 
     def make(self, vocabulary: CharacterVocabulary, documents: Iterable[Document]) -> bytes:
-        """Returns the symbol list."""
         return symbol_list(count_symbols(documents, self.unit), self.unit, self.unknown)
 
 
 @configurable
 class SubwordTraining(VocabularyTraining[SubwordVocabulary]):
-    """Builds a SubwordTextEncoder; needs TensorFlow Datasets and its patience.
+    """Builds a SubwordTextEncoder, which is slow; needs TensorFlow Datasets.
 
     Args:
-        size: how many ids, about: the library searches for the count that comes near.
-        max_characters: of text that the library counts; None counts all.
-        splits: which splits are read.
+        size: approximate number of ids.
+        max_characters: of the text that is counted; None for all.
+        splits: to read.
     """
 
     def __init__(
@@ -221,7 +204,6 @@ class SubwordTraining(VocabularyTraining[SubwordVocabulary]):
         self.max_characters = max_characters
 
     def make(self, vocabulary: SubwordVocabulary, documents: Iterable[Document]) -> bytes:
-        """Returns the file of subwords."""
         texts = (utf8_text(document.data[:], document.title) for document in documents)
         encoder = encoder_class().build_from_corpus(
             texts, target_vocab_size=self.size, max_corpus_chars=self.max_characters
@@ -243,7 +225,7 @@ TRAININGS: dict[type[Vocabulary], Callable[[], VocabularyTraining]] = {
 
 
 def bound_training() -> VocabularyTraining:
-    """Makes the training that fits the vocabulary `Corpus` is bound to; reads its bindings."""
+    """Returns the training, from gin, of the vocabulary of `Corpus`."""
     try:
         vocabulary = Corpus().vocabulary
         if type(vocabulary) not in TRAININGS:
@@ -261,12 +243,12 @@ def bound_training() -> VocabularyTraining:
 def train_vocabulary(
     vocabulary: Made, training: VocabularyTraining[Made], source: Source, quiet: bool = False
 ) -> str:
-    """Makes the vocabulary's file, whole or not at all, and returns its path.
+    """Writes the vocabulary's file atomically, and returns its path.
 
     Args:
-        vocabulary: one of the kinds in `TRAININGS`, bound to a file that does not exist yet.
+        vocabulary: of a kind in `TRAININGS`; its file does not exist yet.
         training: of its kind.
-        source: whose splits, as the training names them, are read once, one after another.
+        source: of the documents.
         quiet: no progress display.
     """
     path = vocabulary.path
@@ -293,19 +275,16 @@ def train_vocabulary(
 
 
 def sample_lines(documents: Iterable[Document], count: int, seed: int, longest: int) -> list[str]:
-    """Draws a uniform sample of the lines of 1 to `longest` bytes; all of them if they are fewer.
+    """Returns a uniform sample of at most `count` lines of 1 to `longest` bytes.
 
-    Memory holds the sample and one document. The draws depend on the seed and on how many lines
-    came before, not on NumPy's version. Source: Li 1994, "Reservoir-sampling algorithms of time
-    complexity O(n(1 + log(N/n)))", algorithm L.
+    Source: Li 1994, "Reservoir-sampling algorithms of time complexity O(n(1 + log(N/n)))",
+    algorithm L.
     """
-    if count < 1:
-        raise ValueError(f"SentencePieceTraining.max_lines = {count} must be at least 1.")
     uniform = _uniform(seed)
     sample: list[str] = []
     seen = 0
     weight = 1.0
-    following = count - 1  # the number of the next line that replaces one of the sample
+    following = count - 1  # number of the next line that replaces one of the sample
     for document in documents:
         lines = [line for line in document.data[:].split(b"\n") if 0 < len(line) <= longest]
         filling = lines[: count - len(sample)]
@@ -324,12 +303,12 @@ def _text_of(line: bytes, document: Document) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:
-        utf8_text(document.data[:], document.title)  # says where in the document
+        utf8_text(document.data[:], document.title)  # raises with the position
         raise
 
 
 def _uniform(seed: int) -> Iterator[float]:
-    """Numbers above 0 and below 1, from raw bits, which NumPy keeps the same in all versions."""
+    """Yields numbers between 0 and 1, the same in all versions of NumPy."""
     bits = np.random.Philox(np.random.SeedSequence(seed))
     while True:
         yield from ((bits.random_raw(1024) >> np.uint64(11)) + 0.5) * 2.0**-53
@@ -351,7 +330,7 @@ def _documents(source: Source, splits: Iterable[str], path: str, quiet: bool) ->
 
 @contextmanager
 def _still_working(label: str) -> Iterator[None]:
-    """Says every few seconds how long one call that reports nothing has taken."""
+    """Shows every few seconds how long a call has taken."""
     done = threading.Event()
     begun = time.monotonic()
 

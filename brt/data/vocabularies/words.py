@@ -1,9 +1,8 @@
-"""Word-level vocabularies: ids are words, read from a file that lists them.
+"""Vocabularies of words.
 
-The file holds one word a line, the most frequent first, and may give its count after a space; the
-line's number is the word's id. `brt.prepare --train_vocabulary` writes such a file, and word lists
-that come with a corpus (One Billion Word) have the same form. Falling frequency is what adaptive
-embeddings and softmaxes rely on.
+The file has one word per line, in the order of the ids, and optionally its count after a space.
+`brt.prepare --train_vocabulary` writes it, and One Billion Word comes with one. Adaptive embeddings
+and softmaxes need decreasing frequency.
 """
 
 import functools
@@ -19,29 +18,28 @@ from numpy.typing import ArrayLike
 from brt.checks import Name, configurable
 from brt.data.sources.base import Document
 from brt.data.vocabularies.base import (
-    Vocabulary,
+    FileVocabulary,
     checked_ids,
-    expanded,
     read_vocabulary_file,
     utf8_lines,
 )
 
 
 @configurable
-class WordVocabulary(Vocabulary):
-    """Words, as white space separates them, and a symbol for the end of each line.
+class WordVocabulary(FileVocabulary):
+    """Words, separated by white space, and a symbol for the end of each line.
 
-    WikiText and Penn Treebank are read with the defaults. For One Billion Word, one sentence a
-    line, bind `before_line` and `after_line` to "<S>" and `unknown` to "<UNK>", as its list has it.
-    Source: Dai et al. 2019, arXiv:1901.02860, and its code.
+    The defaults are for WikiText and Penn Treebank. For One Billion Word bind `before_line` and
+    `after_line` to "<S>" and `unknown` to "<UNK>". Source: Dai et al. 2019, arXiv:1901.02860.
 
     Args:
-        file: path of the list; opened when first needed. `~` and variables are expanded.
-        unknown: the word that stands for all that are not listed; None refuses these.
-        before_line, after_line: words put before and after the words of each line, or None.
+        file: path of the list.
+        unknown: the word for all that are not listed; None refuses these.
+        before_line, after_line: words before and after each line, or None.
         lower_case: whether text is lower-cased first.
     """
 
+    kind = "words"
     cuts_after = b"\n"
 
     def __init__(
@@ -52,27 +50,18 @@ class WordVocabulary(Vocabulary):
         after_line: str | None = "<eos>",
         lower_case: bool = False,
     ):
-        self.file = expanded(file)
+        super().__init__(file)
         self.unknown = unknown
         self.before_line = before_line
         self.after_line = after_line
         self.lower_case = lower_case
 
     @property
-    def path(self) -> str:
-        return self.file
-
-    @property
     def size(self) -> int:
         return len(self._ids)
 
-    @property
-    def name(self) -> str:
-        return f"words:{self.file.rsplit('/', 1)[-1]}"
-
     @functools.cached_property
     def fingerprint(self) -> str:
-        """sha256 of the words in their order and of the settings; counts do not matter."""
         settings = [self.unknown, self.before_line, self.after_line, self.lower_case]
         return hashlib.sha256(json.dumps([list(self._ids), settings]).encode()).hexdigest()
 
@@ -85,12 +74,12 @@ class WordVocabulary(Vocabulary):
         return None if self.unknown is None else self._ids[self.unknown]
 
     def special_words(self) -> list[str]:
-        """Returns the words that the file must list because the settings name them."""
+        """Returns the words of the settings, which the file must list."""
         words = (self.unknown, self.before_line, self.after_line)
         return list(dict.fromkeys(word for word in words if word is not None))
 
     def words(self, data: bytes, title: str) -> Iterator[str]:
-        """Yields the words of a UTF-8 document, those that mark lines among them."""
+        """Yields the words of a UTF-8 document and the words around its lines."""
         for line in utf8_lines(data, title):
             if self.before_line is not None:
                 yield self.before_line
@@ -117,7 +106,7 @@ class WordVocabulary(Vocabulary):
         text: list[str] = []
         line: list[str] = []
         for word in map(words.__getitem__, checked_ids(ids, self.size, self.name)):
-            # Where one symbol opens and closes lines, it closes those that have words.
+            # If one symbol opens and closes lines, it closes those with words.
             if word == self.after_line and (line or self.before_line is None):
                 text.append(" ".join(line) + "\n")
                 line = []
@@ -127,7 +116,6 @@ class WordVocabulary(Vocabulary):
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
-        """From each word to its id, in the order of the ids."""
         ids: dict[str, int] = {}
         lines = read_vocabulary_file(self.file, "word list", "WordVocabulary.file")
         for number, line in enumerate(utf8_lines(lines, self.file), 1):
@@ -144,7 +132,7 @@ class WordVocabulary(Vocabulary):
 
 
 def count_words(vocabulary: WordVocabulary, documents: Iterable[Document]) -> Counter[str]:
-    """Counts each word; the file of `vocabulary` is not needed, only its settings."""
+    """Counts each word, by the settings of `vocabulary`."""
     counts: Counter[str] = Counter()
     for document in documents:
         counts.update(vocabulary.words(document.data[:], document.title))
@@ -159,15 +147,14 @@ def word_list(
 ) -> bytes:
     """Returns the file of a word vocabulary.
 
-    Words are sorted by falling count, those of equal count by their code points, so that the file
-    depends neither on the order of documents nor on the machine. Words left out are counted as the
-    unknown one, which is sorted by that count; words the settings name are never left out.
+    Words are sorted by decreasing count, then by code points, so that the order of documents does
+    not matter. Omitted words count as the unknown word; special words are never omitted.
 
     Args:
-        vocabulary: whose settings the list is for.
+        vocabulary: with the settings.
         counts: of each word.
-        min_count: leave out words that are rarer.
-        max_size: list so many words at most, special ones included; None lists all.
+        min_count: of the words in the list.
+        max_size: of the list with special words; None for no limit.
     """
 
     def order(item):

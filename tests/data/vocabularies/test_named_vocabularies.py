@@ -13,7 +13,7 @@ def test_bytes_and_models_need_no_kind():
     assert isinstance(named_vocabulary("bytes"), ByteVocabulary)
     for text in ("a/b.model", "sentencepiece:a/b.model", "sentencepiece:a/b"):
         assert isinstance(named_vocabulary(text), SentencePieceVocabulary)
-    assert named_vocabulary("odd:name.model").model_file == "odd:name.model"
+    assert named_vocabulary("odd:name.model").path == "odd:name.model"
 
 
 @pytest.mark.parametrize("kind", KINDS)

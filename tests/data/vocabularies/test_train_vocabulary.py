@@ -97,7 +97,7 @@ def test_models_have_the_settings_of_the_published_ones(tmp_path):
     vocabulary = trained(tmp_path / "pg19.model")
     assert vocabulary.size == 60
     assert vocabulary.special_ids == {"<unk>": 0} and vocabulary.unknown_id == 0
-    processor = SentencePieceProcessor(model_file=vocabulary.model_file)
+    processor = SentencePieceProcessor(model_file=vocabulary.path)
     pieces = [processor.id_to_piece(i) for i in range(vocabulary.size)]
     assert not any(processor.is_byte(i) for i in range(vocabulary.size))
     assert not [p for p in pieces if any(c.isdigit() for c in p) and len(p) > 1]  # digits apart
@@ -177,8 +177,8 @@ def test_every_line_is_drawn_equally_often(count):
 def test_empty_and_long_lines_are_no_sentences():
     documents = [Document("a", b"one\n\n\nfour is too long\nfive")]
     assert sample_lines(documents, 10, 0, 6) == ["one", "five"]
-    with pytest.raises(ValueError, match=r"max_lines = 0 must be at least 1"):
-        sample_lines(documents, 0, 0, 6)
+    with pytest.raises(ValueError, match=r"SentencePieceTraining\.max_lines = 0"):
+        SentencePieceTraining(8, max_lines=0)
 
 
 @pytest.mark.parametrize("count", [10, 2])
