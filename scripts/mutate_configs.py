@@ -35,7 +35,6 @@ from published_checks import (  # noqa: E402
     SWEEPS,
     entries,
     experiment_problems,
-    places,
     position_of,
     row_problems,
 )
@@ -171,15 +170,10 @@ def changed_text(text: str, change: Change) -> str:
     raise AssertionError(change)
 
 
-def filled_rows(entry: Any) -> list:
-    """Returns the rows and curves that an entry of a sweep fills."""
-    return [(place.name, place.row) for place in places(position_of(entry.settings)[1])]
-
-
 @functools.cache
-def original_rows(sweep: str) -> list:
-    """Returns what each entry of a sweep fills, as it is."""
-    return [filled_rows(entry) for entry in entries(sweep)]
+def original_positions(sweep: str) -> list:
+    """Returns the position of each entry of a sweep in the papers, as it is."""
+    return [position_of(entry.settings)[1] for entry in entries(sweep)]
 
 
 def judged(folder: Path, reader: str | tuple[str, int]) -> str | None:
@@ -191,8 +185,8 @@ def judged(folder: Path, reader: str | tuple[str, int]) -> str | None:
             sweep, number = reader
             entry = entries(sweep, folder / "configs")[number]
             problems = row_problems(entry, sweep)
-            if filled_rows(entry) != original_rows(sweep)[number]:
-                problems = ["fills another row"]
+            if position_of(entry.settings)[1] != original_positions(sweep)[number]:
+                problems = ["it stands for another row or point"]
     except (ValueError, TypeError, LadderError, OSError) as error:
         return f"refused: {str(error).splitlines()[0]}"
     return f"differs: {problems[0]}" if problems else None

@@ -1,21 +1,15 @@
 """Entries of a ladder are the paper's experiments, made smaller alike, on one corpus and budget."""
 
-import collections
 import json
-import math
-import re
-from pathlib import Path
 
 import pytest
-from fabricated_runs import DIMENSIONS, ROOT, make_run
+from fabricated_runs import DIMENSIONS, ROOT
 from sweeps import SCALES, LadderError, read_sweep
 
 from brt import config
 from brt.experiment import Experiment
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin_files, resolved, write_gin
-from brt.reporting.papers.fill import paper_tables
-from brt.reporting.papers.reading import read_paper
 from brt.reporting.runs import open_runs
 
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.txt"))
@@ -39,50 +33,6 @@ OF_PRETRAINED = (
     "pretrained_small",
 )
 """Sweeps of pretrained bodies: no scale divides them, and each entry names its texts."""
-TASK_SWEEPS = [path for path in SWEEPS if re.match("rmt_(figure|table_1)", path.stem)]
-"""Of the algorithmic tasks: every entry has steps of its own."""
-
-
-def task_of(entry):
-    return Path(entry.paper["config"].split("+")[1]).stem.removesuffix("_120")
-
-
-@pytest.mark.parametrize("path", TASK_SWEEPS, ids=lambda path: path.stem)
-def test_the_entries_of_a_task_cut_whole_samples_and_keep_their_own_steps(path):
-    entries = read_sweep(path, SCALES["paper"], None, [], None)
-    assert len({write_gin(entry.settings) for entry in entries}) == len(entries)
-    for entry in entries:
-        settings = entry.settings
-        n = settings.get("CopyTask.length") or settings.get("ReverseTask.length")
-        length = {"copy": 3 * (n or 0), "reverse": 2 * (n or 0), "quadratic": 180}.get(
-            task_of(entry), settings.get("AssociativeRetrieval.padded_length", 10)
-        )
-        segments = settings["Trainer.segments_per_step"]
-        assert segments * settings["Trainer.segment_length"] == length
-        rows, rest = divmod(settings["Trainer.tokens_per_step"], length)
-        assert rows in (32, 128) and not rest
-        assert not settings["Evaluation.tokens_per_step"] % settings["Trainer.segment_length"]
-        assert settings["Trainer.steps"] >= 100_000 and len(entry.name) < 240
-        assert settings["Trainer.eval_every"] in (12_000, 40_000)
-        folder = settings["Corpus.store"]
-        assert folder.rsplit("_", 1)[-1] in (str(n), str(length), "100", "stores/retrieval")
-
-
-def test_figure_3_has_every_model_at_every_number_of_segments():
-    entries = read_sweep(ROOT / "configs/sweeps/rmt_figure_3.txt", SCALES["paper"], None, [], None)
-    found = collections.Counter()
-    for entry in entries:
-        task, model = task_of(entry), entry.name.split("_")[0]
-        at_end = entry.settings.get("RecurrentMemoryTransformer.memory_at_end", True)
-        found[task, model if at_end else "mt"] += 1
-        memory = entry.settings.get("RecurrentMemoryTransformer.num_memory")
-        memory = memory or entry.settings["TransformerXL.memory_length"]
-        assert memory == (0 if model == "baseline" else entry.settings["Trainer.segment_length"])
-    assert found == {
-        **{(task, model): 3 for task in ("copy", "reverse") for model in ("txl", "rmt", "mt")},
-        **{("retrieval", "txl"): 4, ("retrieval", "rmt"): 4},
-        **{("copy", "baseline"): 4, ("reverse", "baseline"): 4, ("retrieval", "baseline"): 5},
-    }
 
 
 @pytest.mark.parametrize(
@@ -110,15 +60,6 @@ def test_entries_of_a_sweep_differ_and_share_a_budget(path):
         assert len({tuple(r.settings[f"Trainer.{name}"] for name in names) for r in some}) == 1
 
 
-@pytest.mark.parametrize("name", ["arpt_tables", "arpt_windows"])
-def test_fine_tuning_reads_two_epochs_whatever_the_overlap_and_the_window(name):
-    path = ROOT / f"configs/sweeps/{name}.txt"
-    names = "Trainer.steps", "Trainer.tokens_per_step"
-    for entry in read_sweep(path, SCALES["paper"], None, [], None):
-        read = math.prod(entry.settings[name] for name in names)
-        assert 236_300_000 < read <= 236_400_000  # an overlap takes tokens of a window
-
-
 def test_one_command_gives_every_reader_its_own_weights():
     path, given = ROOT / "configs/sweeps/rmt_table_3.txt", ["Pretrained.folder = %weights"]
     for entry in read_sweep(path, SCALES["paper"], None, given, None):
@@ -132,17 +73,6 @@ def test_two_recurrent_layers_stay_apart_at_the_short_scale():
     entries = entries_of(ROOT / "configs/sweeps/recurrent_layers.txt", "short")
     name = "BlockRecurrentTransformer.recurrent_layers"
     assert [entry.settings.get(name) for entry in entries] == [(4,), (3, 4), (1, 4), (4,), None]
-
-
-def test_the_sweep_of_gate_biases_has_every_gate_with_every_beginning():
-    entries = entries_of(ROOT / "configs/sweeps/gate_biases.txt", "paper", None)
-    names = "RecurrentCell.gate", "RecurrentCell.gate_biases"
-    found = [tuple(entry.settings.get(name) for name in names) for entry in entries]
-    gates, beginnings = ("fixed", "lstm"), ("small", "zero", "one")
-    told = [(gate or "fixed", biases or "small") for gate, biases in found]
-    assert told == [(gate, biases) for gate in gates for biases in beginnings]
-    rest = [{k: v for k, v in entry.settings.items() if k not in names} for entry in entries]
-    assert all(others == rest[0] for others in rest)
 
 
 def test_the_standard_model_at_small_scale_is_the_small_model_of_this_repository(tmp_path):
@@ -274,28 +204,6 @@ def test_bindings_of_a_entry_and_of_the_command_are_in_force(tmp_path):
     assert entry.settings["TextFiles.path"] == "books/{split}"
     assert entry.settings["Trainer.log_every"] == 7
     assert entry.name == "pg19_rec_fixed_skip-RecurrentCell.num_states_128"
-
-
-def test_a_entry_keeps_its_own_vocabulary_on_another_corpus(tmp_path):
-    own = 'Corpus.vocabulary="v/8k.model" vocabulary_size=8000'
-    (entry,) = entries_of(a_file(tmp_path, f"pg19_rec_fixed_skip.gin {own}"))
-    assert entry.settings["Corpus.vocabulary"] == "v/8k.model"
-    assert entry.settings["BlockRecurrentTransformer.vocabulary_size"] == 8000
-    assert entry.settings["TextFiles.path"] == "text/{split}"
-
-
-def test_the_sweep_of_table_5_fills_every_row_of_it(tmp_path):
-    runs = []
-    for number, entry in enumerate(entries_of(ROOT / "configs/sweeps/table_5.txt", "paper", None)):
-        folder = tmp_path / str(number)
-        make_run(folder, "pg19_rec_fixed_skip", evaluations={"test": 3 + number / 100})
-        (folder / "operative_config.gin").write_text(write_gin(entry.settings))
-        runs.append(folder)
-    tables = paper_tables(read_paper("block_recurrent"), collect(open_runs(runs)))
-    table = next(table for table in tables if table.name == "table_5")
-    at = table.heads().index("bits/token, measured")
-    found = [row[at].values for row in table.rows]
-    assert len(found) == 13 and all(found) and len(set(found)) == 12  # SPM 32k stands twice
 
 
 @pytest.mark.parametrize(

@@ -245,22 +245,3 @@ def test_a_reader_with_memory_fills_the_row_of_its_body(tmp_path, body):
     found = filled(RECURRENT_MEMORY, folder)
     measured = {key: list(cells.values()) for key, cells in found.items()}
     assert measured == {("rmt_table_3", READERS[body]): ["98.76"]}
-
-
-def test_readers_land_in_the_tables_of_hyperpartisan_and_hotpotqa(tmp_path):
-    news = (*NEWS, "PretrainedReader.body = @RoBERTa")
-    questions = (
-        'Corpus.store = "stores/hotpot"',
-        "Corpus.source = @HotpotQA()",
-        "PretrainedReader.body = @RoBERTa",
-        "PretrainedReader.memories = (@FinalLayerMemory,)",
-    )
-    runs = [
-        reader(tmp_path / "two", *news, f1=0.9123),
-        reader(tmp_path / "three", *news, segments=3, f1=0.95),
-        reader(tmp_path / "qa", *questions, answer_f1=0.5, exact_match=0.4567),
-    ]
-    found = filled(RECURRENT_MEMORY, *runs)
-    assert list(found["rmt_table_3", "RMT RoBERTa-base [512]"].values()) == ["91.23", "95.00"]
-    found = filled(ADDING_RECURRENCE, *runs)
-    assert list(found["arpt_table_3", "RoBERTa, recurrent"].values()) == ["50.00", "45.67"]

@@ -17,7 +17,7 @@ from brt.experiment import Experiment
 from brt.reporting.collect import Group, collect
 from brt.reporting.gin_text import read_gin_file, write_gin
 from brt.reporting.papers.fill import paper_tables
-from brt.reporting.papers.reading import PAPERS, read_paper
+from brt.reporting.papers.reading import read_paper
 from brt.reporting.runs import open_runs
 
 ADDING_RECURRENCE, BLOCK_RECURRENT = map(read_paper, ("adding_recurrence", "block_recurrent"))
@@ -106,33 +106,6 @@ def test_what_no_number_depends_on_is_no_difference(tmp_path, name):
     assert table_of([run]).notes() == []
 
 
-def test_another_schedule_is_named_with_its_own_numbers_and_not_compared_by_them(tmp_path):
-    lines = "Trainer.schedule = @cosine", "cosine.maximum = 0.5", "cosine.minimum = 0.25"
-    run = described(tmp_path / "run", "pg19_rec_fixed_skip", *lines)
-    shown = "maximum 0.5, minimum 0.25, tail True, warmup_steps 1,000"
-    assert cell(table_of([run]), "Rec:fixed:skip").note == (
-        f"{BEGIN}Trainer.schedule = @cosine ({shown}) for @rsqrt"
-    )
-
-
-def test_several_differences_share_one_note(tmp_path):
-    lines = "rsqrt.multiplier = 0.5", "Trainer.clear_state = True", "Trainer.steps = 1000"
-    runs = [described(tmp_path / "a", "pg19_rec_fixed_skip", *lines)]
-    runs.append(described(tmp_path / "b", "pg19_rec_lstm_dual", *lines))
-    assert table_of(runs).notes() == [
-        BEGIN + "Trainer.steps = 1,000 for 500,000; rsqrt.multiplier = 0.5 for 1.0; "
-        "Trainer.clear_state = True for False"
-    ]
-
-
-def test_a_corpus_has_its_own_published_settings(tmp_path):
-    lines = "rsqrt.multiplier = 1.0", 'Corpus.vocabulary = "bytes"'
-    lines += ("vocabulary_size = 260",)
-    run = described(tmp_path / "run", "systems/rec_fixed_skip+recipes/arxiv", *lines)
-    note = cell(table_of([run]), "Rec:fixed:skip").note
-    assert note == BEGIN + "rsqrt.multiplier = 1.0 for 0.5; vocabulary = 'bytes 256' for 'T5 32k'"
-
-
 def test_what_a_run_does_not_bind_has_brt_s_default(tmp_path):
     run = make_run(tmp_path / "bound", "systems/rec_fixed_skip+recipes/arxiv")
     settings = read_gin_file(run / "config.gin")
@@ -156,20 +129,6 @@ def test_runs_of_other_steps_are_no_seeds_of_one_another(tmp_path):
     assert table.notes() == [f"{BEGIN}Trainer.steps = 1,000 for 500,000"]
 
 
-@pytest.mark.parametrize("name, label", [("table_2", "Block-Recurrent Transformer"),
-                                         ("table_4", "650M")])  # fmt: skip
-def test_the_scaling_tables_have_the_cosine_s_settings(tmp_path, name, label):
-    lines = "BlockRecurrentTransformer.recurrent_layers = (3, 9)", "cosine.maximum = 0.02"
-    words = {"word_level_perplexity": 28.0}
-    for folder, given, note in (
-        ("published", (), ""),
-        ("other", lines, "cosine.maximum = 0.02 for 0.01; "
-         "BlockRecurrentTransformer.recurrent_layers = (3, 9) for (9, 19)"),
-    ):  # fmt: skip
-        run = described(tmp_path / folder, "pg19_size_650m_rec", *given, **words)
-        assert cell(table_of([run], name=name), label).note == f"{BEGIN}{note}" * bool(note)
-
-
 def test_a_model_of_another_scale_fills_its_row_and_says_its_own_size_and_steps(tmp_path):
     (tmp_path / "sweep.txt").write_text("pg19_rec_fixed_skip.gin\npg19_slide_13l.gin\n")
     corpus = ROOT / "configs/corpora/text.gin"
@@ -189,12 +148,6 @@ def test_a_model_of_another_scale_fills_its_row_and_says_its_own_size_and_steps(
         assert f"Trainer.steps = {steps:,} for 500,000" in note
         assert f"Trainer.tokens_per_step = {tokens:,} for 131,072" in note
         assert "recurrent_layers" not in note and "window" not in note
-
-
-def test_a_model_that_no_row_is_of_has_no_published_settings(tmp_path):
-    run = described(tmp_path / "run", "small/rec_fixed_skip+corpora/text")
-    table = table_of([run])
-    assert table.rows[-1][0].text.startswith("Rec:fixed:skip (4 layers") and not table.notes()
 
 
 RELATIVES = (
@@ -259,13 +212,6 @@ def pretrained_table(folder, name, of_config, *bindings):
     return table
 
 
-@pytest.mark.parametrize("name, of_config, folder", PRETRAINED)
-def test_a_pretrained_model_as_published_has_no_note(tmp_path, name, of_config, folder):
-    given = [f'Pretrained.folder = "elsewhere/{folder}"']
-    given += ['Hyperpartisan.split_file = "here/hp-splits.json"'] * ("rmt" in name)
-    assert pretrained_table(tmp_path / "run", name, of_config, *given).notes() == []
-
-
 @pytest.mark.parametrize(
     "row, binding, note",
     [
@@ -302,15 +248,6 @@ def test_the_difference_of_two_rows_has_the_notes_of_both(tmp_path):
     assert all(f"{binding} for " in notes for binding in systems.values())
 
 
-def test_what_a_table_s_differences_show_is_said_of_that_table_alone():
-    said = [table for paper in PAPERS for table in paper.tables if table.of_contrasts]
-    assert [table.name for table in said] == ["table_1"]
-    for paper in PAPERS:
-        for table in paper_tables(paper, []):
-            own = table.name == "table_1_differences"
-            assert (said[0].of_contrasts in table.caption) == own
-
-
 def test_a_body_of_its_folder_s_sizes_is_compared_by_the_folder(tmp_path):
     unbound = [f"GPT2.{size} = None" for size in (*SMALL, "num_positions")]
     notes = []
@@ -318,35 +255,3 @@ def test_a_body_of_its_folder_s_sizes_is_compared_by_the_folder(tmp_path):
         given = *unbound, f'Pretrained.folder = "models/{folder}"'
         notes += pretrained_table(tmp_path / folder, *PRETRAINED[0][:2], *given).notes()
     assert notes == [f"{BEGIN}Pretrained.folder = 'gpt2-medium' for 'gpt2'"]
-
-
-@pytest.mark.parametrize(
-    "name, of_config, binding",
-    [
-        ("txl_table_2", "characters_18l+corpora/enwik8_symbols", "TransformerXL.width = 8"),
-        ("txl_table_2", "characters_24l+corpora/enwik8_symbols", "TransformerXL.width = 8"),
-        ("txl_table_3", "ptb+corpora/penn_treebank_words", "TransformerXL.width = 8"),
-        ("txl_table_6", "lstm_151m+corpora/wikitext103_words", "LSTM.width = 8"),
-        ("txl_table_6", "qrnn_151m+corpora/wikitext103_words", "QRNN.width = 8"),
-    ],
-)
-def test_rows_without_a_published_size_name_another_than_the_config_s(
-    monkeypatch, tmp_path, name, of_config, binding
-):
-    monkeypatch.setattr(Group, "_counts", lambda group: None)
-    evaluations = {"test": {"perplexity": 32.1, "bits_per_token": 3.21}}
-    study = {"study": "recl", "numbers": {"r0.1": 10, "r0.5": 20, "r1.0": 30}, "split": "test"}
-    noted = []
-    for number, bindings in enumerate(((), (binding, "Trainer.steps = 2"))):
-        run = make_run(
-            tmp_path / f"{number}", f"transformer_xl/{of_config}", *bindings,
-            evaluations=evaluations,
-        )  # fmt: skip
-        (run / "studies").mkdir()
-        written = json.dumps(study | {"series": [], "verdict": "."})
-        (run / "studies" / "recl.json").write_text(written)
-        table = table_of([run], TRANSFORMER_XL, name)
-        assert any(cell.values for row in table.rows for cell in row)
-        noted.append(table.notes())
-    assert noted[0] == [] and len(noted[1]) == 1
-    assert f"{binding} for " in noted[1][0] and "Trainer.steps = 2 for " in noted[1][0]

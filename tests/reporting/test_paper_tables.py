@@ -123,46 +123,6 @@ def test_another_setting_gets_a_row_that_names_it(tmp_path):
     assert sorted(cell.values for cell in values) == [(3.6,), (3.7,)]
 
 
-def test_a_system_the_paper_does_not_have_stands_below_its_fourteen(tmp_path):
-    run = make_run(
-        tmp_path / "r", "small/rec_fixed_skip+corpora/text", evaluations={"validation": 2.0696}
-    )
-    table = tables_of([run])["table_1"]
-    own = table.rows[14]
-    assert own[0].text == "Rec:fixed:skip (4 layers, d 128)"
-    assert own[table.heads().index("text_bytes, measured")].text == "2.070"
-
-
-@pytest.mark.parametrize("window", [128, 256, 512])
-def test_a_window_fills_its_row_of_table_3a(tmp_path, window):
-    binding = f"BlockRecurrentTransformer.window = {window}"
-    runs = [
-        make_run(tmp_path / "r", "pg19_rec_fixed_skip", binding, evaluations={"test": 3.5}),
-        make_run(tmp_path / "s", "pg19_slide_12l", binding, evaluations={"test": 3.9}),
-    ]
-    table = tables_of(runs)["table_3a"]
-    assert table.notes() == []
-    found = {cells[0].text: [c.text for c in cells if c.values] for cells in table.rows}
-    assert found == {str(w): ["3.50", "3.90"] * (w == window) for w in (128, 256, 512)}
-
-
-@pytest.mark.parametrize("states", [128, 256, 512, 1024, 2048])
-def test_a_number_of_states_fills_its_row_of_table_3b(tmp_path, states):
-    binding = f"RecurrentCell.num_states = {states}"
-    run = make_run(tmp_path / "r", "pg19_rec_fixed_skip", binding, evaluations={"test": 3.5})
-    tables = tables_of([run])
-    found = {
-        cells[0].text: [c.text for c in cells if c.values] for cells in tables["table_3b"].rows
-    }
-    for name in ("table_1", "table_4", "table_5"):
-        assert tables[name].has_measurements == (states == 512)
-    assert tables["table_3b"].notes() == []
-    assert found == {
-        row.labels[0]: ["3.50"] * (row.labels[0] == str(states))
-        for row in PAPER.table("table_3b").rows
-    }
-
-
 def test_the_scaling_configs_fill_table_4_and_the_two_largest_table_2(tmp_path):
     names, runs = ("40m", "81m", "162m", "325m", "650m", "1300m"), []
     for place, name in enumerate(names):

@@ -22,7 +22,7 @@ pytest.importorskip("matplotlib", reason='the report needs pip install -e ".[rep
 
 from brt.report import files_folder, report
 from brt.reporting.drawing.plots import COLOURS, MOST_POINTS, Line, Plot, svg
-from brt.reporting.papers.reading import PAPERS, read_paper
+from brt.reporting.papers.reading import PAPERS
 from brt.reporting.runs import open_runs
 
 TEXT = (
@@ -152,23 +152,6 @@ def test_every_figure_has_a_png_and_its_numbers_beside_the_page(made):
     assert study.read_text().split("\n")[3] == "text 0,2,4.125"
 
 
-def test_what_was_measured_stands_beside_what_was_published(made):
-    output, text, _, _ = made
-    table = (files_folder(output) / "table_1.csv").read_text()
-    assert "Rec:fixed:skip (4 layers, d 128)" in table and "3.53 ± 0.01" in table
-    assert all(
-        row.printed[-1] in text for row in read_paper("block_recurrent").table("table_5").rows
-    )
-
-
-def test_the_choices_behind_the_numbers_are_shown_and_not_folded_away(made):
-    output, text, _, _ = made
-    shown, _, folded = text.partition("<summary>Tables and figures of which nothing was run")
-    assert '<table id="choices">' in shown and '<table id="table_2">' in folded
-    found = (files_folder(output) / "choices.csv").read_text()
-    assert "cosine, 0.005 to 0.0005, assumed" in found and "LaMDA, 32k" in found
-
-
 @pytest.fixture(scope="module")
 def relatives(tmp_path_factory):
     """The report of runs of the other papers' models, on text and on tasks, with studies."""
@@ -286,12 +269,6 @@ def test_a_run_still_being_written_is_reported_as_far_as_it_goes(tmp_path, capsy
     assert "evaluation_test.json was left out: it is being written, or was cut short" in text
     assert "has not been evaluated on a whole split yet" in text
     assert "evaluation_test.json" in capsys.readouterr().out
-
-
-def test_a_run_that_has_only_begun_still_has_a_page(tmp_path):
-    run = make_run(tmp_path / "run", "small/rec_fixed_skip+corpora/text")
-    report(open_runs([run]), tmp_path / "report.html")
-    assert "brt.evaluate --workdir" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("other", ["other documents", "another tokenizer", "a cut recording"])

@@ -10,14 +10,13 @@ from paths import ROOT
 
 pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
 
-from results_page.gain_tables import gain_table, system
-from results_page.gains import TEST, gains
+from results_page.gain_tables import gain_table
+from results_page.gains import gains
 from results_page.over_training import clearing_plot, training_plot
 from results_page.overview import overview_plot, overview_table
 from results_page.page import fill, results, write_results
 from results_page.systems import systems_table
 
-from brt.evaluation.token_kinds import KINDS
 from brt.reporting.archive import pack, unpack
 from brt.reporting.collect import collect
 from brt.reporting.drawing.plots import png
@@ -72,16 +71,6 @@ def test_a_gain_is_taken_seed_by_seed_from_the_best_plain_stack_on_the_same_toke
     assert [cell.values for cell in row][10:] == [
         (2.375, 2.75), (2.25, 2.5), (2.5, 2.625), (0.125, 0.25), (0.25, 0.125),
     ]  # fmt: skip
-
-
-def test_gains_of_one_regime_are_in_the_order_of_the_number_of_states(tmp_path):
-    counts = 32, 128, 8
-    runs = [
-        a_run(tmp_path / str(count), "map_rec", 2.0, f"RecurrentCell.num_states = {count}")
-        for count in counts
-    ]
-    table = gain_table("map", gains(collect(open_runs(runs))))
-    assert [row[7].text for row in table.rows] == [str(count) for count in sorted(counts)]
 
 
 def test_the_overview_says_of_several_seeds_which_side_of_zero_their_interval_is_on(tmp_path):
@@ -162,39 +151,6 @@ def test_every_system_stands_beside_the_deepest_window_that_read_the_same_the_be
     assert systems_table("all", collect(open_runs(runs[:2]))) is None
 
 
-def test_systems_on_the_test_split_are_those_that_were_evaluated_on_it(tmp_path):
-    runs = [
-        a_run(tmp_path / "rec0", "map_rec", 2.25, cleared=2.5, split="test"),
-        a_run(tmp_path / "rec1", "map_rec", 1.0, seed=1, cleared=1.5),
-        a_run(tmp_path / "slide0", "map_slide", 2.375, split="test"),
-        a_run(tmp_path / "slide1", "map_slide", 1.0, seed=1),
-    ]
-    table = systems_table("all", collect(open_runs(runs)), TEST)
-    shown = [[cell.values or cell.text for cell in row][4:] for row in table.rows]
-    assert shown == [["1", (2.25,), (2.5,), (0.125,), (0.25,)], ["1", (2.375,), "–", "–", "–"]]
-    assert "all of the test split" in table.caption
-
-
-def test_a_transformer_xl_is_named_with_its_memory_encoding_and_norm_where_they_are_others(
-    tmp_path,
-):
-    shaw = 'TransformerXL.encoding = "shaw"', "TransformerXL.position_rows = 16"
-    runs = [
-        make_run(tmp_path / "xl", "short/txl+corpora/text"),
-        make_run(tmp_path / "shaw", "short/txl+corpora/text", *shaw),
-        make_run(tmp_path / "compressive", "short/compressive+corpora/text"),
-        make_run(tmp_path / "rmt", "short/rmt+corpora/text"),
-    ]
-    assert {
-        run.name: system(group) for group in collect(open_runs(runs)) for run in group.runs
-    } == {
-        "xl": "Tr-XL:7L, norm = pre",
-        "shaw": "Tr-XL:7L, encoding = shaw, norm = pre",
-        "compressive": "TransformerXL:7L, memory = CompressiveMemory, norm = pre",
-        "rmt": "RMT:7L",  # as published, after the layers
-    }
-
-
 def test_gain_and_worth_over_training_are_means_over_seeds_where_all_were_evaluated(tmp_path):
     def trained(name, kind, seed, own, cleared=()):
         run = a_run(tmp_path / name, kind, 2.0, seed=seed, cleared=2.5 if cleared else None)
@@ -238,15 +194,6 @@ def test_an_archive_holds_all_records_and_nothing_learned_and_equal_ones_are_equ
         "evaluation_validation.json", "studies/reach.json",
     }  # fmt: skip
     assert all(path.read_bytes() == (run / name).read_bytes() for name, path in kept.items())
-
-
-def test_an_archive_that_was_cut_short_is_named(tmp_path):
-    run = a_run(tmp_path / "run", "map_rec", 2.0)
-    archive = tmp_path / "run.tar.gz"
-    pack(run, archive)
-    archive.write_bytes(archive.read_bytes()[:-40])
-    with pytest.raises(ValueError, match=r"run\.tar\.gz cannot be read"):
-        unpack(archive, tmp_path / "out")
 
 
 def test_an_archive_with_one_byte_changed_is_named(tmp_path):
@@ -304,18 +251,6 @@ def test_a_figure_of_gains_names_what_differs_and_needs_two_places(tmp_path):
     }
 
 
-def test_the_same_number_of_states_at_every_window_is_one_line(tmp_path):
-    for window in (16, 32):
-        for kind, bits in (("map_rec", 2.0), ("map_slide", 2.0 + window / 64)):
-            wide = f"BlockRecurrentTransformer.window = {window}"
-            run = a_run(tmp_path / f"{kind}{window}", kind, bits, wide)
-            pack(run, tmp_path / "runs" / "map_window" / f"{run.name}.tar.gz")
-    (line,) = results(tmp_path / "runs").plots["map_window"].lines
-    assert (line.name, *line.x, *line.y) == (
-        "Rec:fixed:skip:6L, layer 4 over plain", 16, 32, 0.25, 0.5,
-    )  # fmt: skip
-
-
 def test_excerpts_show_the_tokens_that_the_state_helps_as_plain_text(tmp_path):
     run = a_run(tmp_path / "run", "map_rec", 2.0)
     excerpt = {
@@ -339,26 +274,6 @@ def test_excerpts_show_the_tokens_that_the_state_helps_as_plain_text(tmp_path):
     ]  # fmt: skip
     assert "the line|<b>↵</b>" in found.replace("\\", "")
     assert "Ahab" not in found
-
-
-def test_the_difference_of_two_runs_is_shown_by_kind_of_token(tmp_path):
-    run = a_run(tmp_path / "run", "map_rec", 2.0)
-    (run / "studies").mkdir()
-    numbers = {"tokens": 1000}
-    for tokens, kind in enumerate(KINDS, start=8):
-        numbers |= {
-            f"{kind.replace(' ', '_')}_{what}": value
-            for what, value in (("tokens", tokens), ("bits", 1.25), ("other_bits", 2.0),
-                                ("contribution_bits", 0.5))
-        }  # fmt: skip
-    content = {"study": "compare", "numbers": numbers, "excerpts": []}
-    for name, told in (("cleared", {"against": "cleared"}), ("plain", {"other": "a/plain"})):
-        (run / "studies" / f"compare-{name}.json").write_text(json.dumps(content | told))
-    pack(run, tmp_path / "runs" / "map_window" / "run.tar.gz")
-    table = results(tmp_path / "runs").tables["map_window_kinds"]
-    rows = [[cell.text for cell in row] for row in table.rows]
-    assert rows[0] == ["run", "state cleared", "line break", "0.8 %", "2.0000", "1.2500", "0.5000"]
-    assert rows[6][:4] == ["run", "plain", "white space", "0.9 %"] and len(rows) == 10
 
 
 def test_a_gain_over_distance_is_the_difference_of_two_runs_up_to_each_position(tmp_path):
