@@ -158,7 +158,7 @@ def train(
         run.close()
     finally:
         run.folder.close()
-    if run.stopped_by == signal.SIGINT:
+    if run.stop.signal == signal.SIGINT:
         sys.exit(command_line.INTERRUPTED)
 
 

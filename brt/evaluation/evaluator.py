@@ -1,7 +1,7 @@
-"""Reads every document of a split once, from its start, with caches of its own.
+"""Evaluates every document of a split once, from its start, with caches of its own.
 
-The devices return each token's loss; sums are kept in float64 on the host, so the result
-does not depend on how documents were batched.
+The devices return the loss of each token; sums are float64 on the host, so the result does not
+depend on how documents were batched.
 """
 
 import functools
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from brt.experiment import Experiment
 
 SHARED = ("scored_tokens", "tokens_per_word", "questions", "truncated")
-"""Scalars that say nothing of the model, and so are the same with the state cleared."""
+"""Scalars of the data, which are the same with the state cleared."""
 
 PIECE = 2**16
 """Tokens of a recorded document that are scored at once, about."""
@@ -38,68 +38,56 @@ PIECE = 2**16
 def batch_shape(experiment: "Experiment") -> tuple[int, int]:
     """Returns rows and segment length of an evaluation."""
     trainer, evaluation = experiment.trainer, experiment.evaluation
-    segment_length = evaluation.segment_length or trainer.segment_length
-    if evaluation.tokens_per_step is None:
-        if segment_length > trainer.tokens_per_step:
-            raise ValueError(
-                f"Evaluation.segment_length = {segment_length} is more than the "
-                f"Trainer.tokens_per_step = {trainer.tokens_per_step} that evaluation reads in a "
-                f"step: bind Evaluation.tokens_per_step to a multiple of {segment_length}."
-            )
-        return trainer.tokens_per_step // segment_length, segment_length
-    rows, rest = divmod(evaluation.tokens_per_step, segment_length)
-    if rest or not rows:
+    T = evaluation.segment_length or trainer.segment_length
+    tokens = evaluation.tokens_per_step or trainer.tokens_per_step
+    rows, rest = divmod(tokens, T)
+    if not rows or (rest and evaluation.tokens_per_step):
         raise ValueError(
-            f"Evaluation.tokens_per_step = {evaluation.tokens_per_step} is not a whole number of "
-            f"segments of {segment_length} tokens: bind it to "
-            f"{max(rows, 1) * segment_length}, or Evaluation.segment_length to a divisor of it."
+            f"Evaluation.tokens_per_step = {tokens} is no multiple of the segment length of {T} "
+            f"tokens: bind it to {max(rows, 1) * T}, or Evaluation.segment_length to a divisor of "
+            "it. Without it, Trainer.tokens_per_step counts."
         )
-    return rows, segment_length
+    return rows, T
 
 
 def check_evaluation(experiment: "Experiment") -> None:
-    """Traces the step of evaluation, as far as shapes."""
+    """Checks the settings of evaluation, and traces its step as far as shapes."""
     trainer, evaluation = experiment.trainer, experiment.evaluation
     rows, T = batch_shape(experiment)
-    _check_score(experiment)
+    score = evaluation.score
+    if score and trainer.stream not in score.streams:
+        raise ValueError(
+            f"Evaluation.score = @{type(score).__name__}() needs {score.streams[0]}, and "
+            f"Trainer.stream = {trainer.stream!r} has none: bind one of them otherwise."
+        )
     if evaluation.stride is not None:
         check_stride(trainer.stream)
         check_overlap(evaluation.stride, T)
-    if trainer.stream == "samples" and (length := trainer.sample_length):
-        check_cut(length, T)
-    labelled = trainer.stream == "labelled"
+    if trainer.stream == "samples" and trainer.sample_length:
+        check_cut(trainer.sample_length, T)
     try:
-        init, step = reading_step(experiment, rows, T, answers=labelled)
+        init, step = reading_step(experiment, rows, T, answers=trainer.stream == "labelled")
         caches = jax.eval_shape(init, experiment.abstract_params)
         shapes = (1, rows, T), (1, rows, T), (1, rows, T), (1, rows)
         batch = Batch._make(map(jax.ShapeDtypeStruct, shapes, DTYPES))
-        flags_B = jax.ShapeDtypeStruct((rows,), bool)
         jax.eval_shape(
             functools.partial(step, by=STATE_ABLATIONS["cleared"]),
-            *(experiment.abstract_params, caches, batch, True, flags_B, None),
+            *(experiment.abstract_params, caches, batch, True),
+            *(jax.ShapeDtypeStruct((rows,), bool), None),
         )
     except (ValueError, TypeError) as error:
         reason = str(error).replace("Trainer.segment_length", "Evaluation.segment_length")
         raise ValueError(
-            f"Evaluation cannot read {rows} rows of segments of {T} tokens "
+            f"Evaluation cannot run {rows} rows of segments of {T} tokens "
             f"(Evaluation.segment_length, Evaluation.model): {reason}"
         ) from error
 
 
-def _check_score(experiment):
-    score, stream = experiment.evaluation.score, experiment.trainer.stream
-    if score and stream not in score.streams:
-        raise ValueError(
-            f"Evaluation.score = @{type(score).__name__}() looks at {score.streams[0]}, and "
-            f"Trainer.stream = {stream!r} has none: bind one of them otherwise."
-        )
-
-
 class Evaluator:
-    """Evaluates parameters on one split, as often as asked; of a mixture, each corpus as well.
+    """Evaluates parameters on one split; of a mixture, on each corpus as well.
 
     Args:
-        experiment: whose evaluation settings say what to do.
+        experiment: with the settings of evaluation.
         store: the split's token store.
         mesh: the device mesh.
     """
@@ -114,27 +102,30 @@ class Evaluator:
         self.evaluation = evaluation = experiment.evaluation
         self.store = store
         self.mesh = mesh
-        rows, self.segment_length = batch_shape(experiment)
         self.score: Score | None = evaluation.score
-        _check_score(experiment)
+        rows, T = batch_shape(experiment)
+        self.segment_length = T
         labelled = trainer.stream == "labelled"
-        self.reader = SegmentReader(experiment, mesh, rows, self.segment_length, answers=labelled)
+        self.reader = SegmentReader(experiment, mesh, rows, T, answers=labelled)
         self.has_state = self.reader.has_state
-        shape = rows, self.segment_length, evaluation.stride
         self.stream = evaluation_pass(
-            trainer.stream, store, *shape, trainer.segments_per_step, trainer.labelled
+            trainer.stream,
+            store,
+            rows,
+            T,
+            evaluation.stride,
+            trainer.segments_per_step,
+            trainer.labelled,
         )
         self.label_score: LabelScore | None = None
         if isinstance(self.stream, LabelledPass):
             self.label_score = label_score(self.stream.segments, trainer.corpus.vocabulary)
-        self.scores: list[Score] = [TokenSums()]
-        if self.score:
-            self.scores.append(self.score)
-        self.decoder = None
-        if isinstance(self.score, WritingScore) and not isinstance(store, MixedStore):
-            self.decoder = SampleDecoder(experiment, mesh, store, rows, self.segment_length)
+        self.scores: list[Score] = [TokenSums(), *filter(None, [self.score])]
         if isinstance(store, MixedStore):
             self.scores.append(StoreSums())
+        self.decoder = None
+        if isinstance(self.score, WritingScore) and not isinstance(store, MixedStore):
+            self.decoder = SampleDecoder(experiment, mesh, store, rows, T)
 
     @classmethod
     def in_loop(cls, experiment: "Experiment", mesh: jax.sharding.Mesh) -> "Evaluator | None":
@@ -157,33 +148,29 @@ class Evaluator:
         Args:
             params: parameters on the mesh.
             progress_label: shows progress under this name, or None for silence.
-            max_steps: stop after so many steps; scores that need whole documents are left out.
+            max_steps: most steps to run; scores that need whole documents are then excluded.
             after_segment: called after each segment; an exception of it ends the evaluation.
         """
         scalars = self._pass(params, "kept", progress_label, max_steps, after_segment)
         if self.decoder and isinstance(self.score, WritingScore):
-            samples = self._samples(max_steps)
             label = progress_label and f"{progress_label}, free-running"
+            samples = None
+            if max_steps and isinstance(self.stream, SamplePass):  # those that are read whole
+                samples = max_steps // self.stream.segments * self.stream.rows
             scalars |= self.score.run(self.decoder, params, scalars["accuracy"], samples, label)
         if self.evaluation.cleared and self.has_state and self.evaluation.stride is None:
             label = progress_label and f"{progress_label}, state cleared"
             scalars |= _prefixed(self._pass(params, "cleared", label, max_steps, after_segment))
         return scalars
 
-    def _samples(self, steps):
-        """Returns how many samples so many steps read whole; None for all."""
-        if not steps or not isinstance(self.stream, SamplePass):
-            return None
-        return steps // self.stream.segments * self.stream.rows
-
     def of_recordings(
         self, recordings: Mapping[str, Recording], documents: Sequence[int] | None = None
     ) -> dict[str, float]:
-        """Returns the scalars that `run` gives, from recordings.
+        """Returns the scalars of `run`, from recordings.
 
         Args:
-            recordings: by state; "kept", and "cleared" if that is wanted.
-            documents: of these only, and then without the figures of the whole text; None for all.
+            recordings: by state; "kept", and optionally "cleared".
+            documents: only these, then without scores of the whole text; None for all.
         """
         scalars = self._replay(recordings["kept"], documents)
         if "cleared" in recordings:
@@ -196,31 +183,32 @@ class Evaluator:
         length = max(PIECE // self.segment_length, 1) * self.segment_length
         for number in range(self.store.num_documents) if whole else documents:
             for start in range(0, int(self.store.lengths_D[number]), length):
-                part = number, start, start + length
-                scores = recording.document(*part)
-                begins = np.array([number]), np.array([start])
-                read = self.store.tokens(*part)[None], self.store.weights(*part)[None]
-                self._add(sums, *begins, scores.nats_T[None], scores.correct_T[None], *read)
+                piece = number, start, start + length
+                scores = recording.document(*piece)
+                self._add(
+                    sums,
+                    *(np.array([number]), np.array([start])),
+                    *(scores.nats_T[None], scores.correct_T[None]),
+                    *(self.store.tokens(*piece)[None], self.store.weights(*piece)[None]),
+                )
         return self._scalars(sums, whole)
 
     def _pass(self, params, state, progress_label, max_steps, after_segment):
         sums: Sums = {}
         of_labels: Sums = {}
-        reading = self.reader.read(
-            params, self.stream, STATE_ABLATIONS[state], max_steps=max_steps, label=progress_label
-        )
-        for segment in reading:
-            self._add(
-                sums,
-                *(segment.documents_B, segment.offsets_B, segment.nats_BT, segment.correct_BT),
-                *(segment.batch.targets_KBT[0], segment.batch.weights_KBT[0]),
-            )
+        by = STATE_ABLATIONS[state]
+        for segment in self.reader.read(
+            params, self.stream, by, max_steps=max_steps, label=progress_label
+        ):
+            place = segment.documents_B, segment.offsets_B
+            batch = segment.batch
+            scored = batch.targets_KBT[0], batch.weights_KBT[0]
+            self._add(sums, *place, segment.nats_BT, segment.correct_BT, *scored)
             if self.label_score:
-                places = segment.documents_B, segment.offsets_B
-                self.label_score.add(of_labels, *places, segment.answers_BN)
+                self.label_score.add(of_labels, *place, segment.answers_BN)
             if after_segment:
                 after_segment()
-        if self.label_score:  # labels are no text, so nothing is said of that
+        if self.label_score:  # labels are no text
             truncated = {"truncated": self.label_score.segments.truncated}
             return self._scalars(sums, False) | self.label_score.scalars(of_labels) | truncated
         return self._scalars(sums, not max_steps or max_steps >= self.stream.num_steps)

@@ -1,7 +1,7 @@
-"""Reads documents with a model, segment by segment, and optionally replaces the state.
+"""Runs a model over documents, segment by segment, and optionally replaces its state.
 
-Evaluation, recordings and studies are this one fold. They differ in what they do with the token
-scores, and in what takes the place of the long-term state between segments (`STATE_ABLATIONS`).
+Evaluation, recordings and studies are this one fold. They differ in what they do with the scores of
+tokens, and in what replaces the long-term state between segments (`STATE_ABLATIONS`).
 """
 
 import functools
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
     from brt.experiment import Experiment
 
 STATE_ABLATIONS = {"kept": "", "cleared": "initial", "zeroed": "zeros", "swapped": "neighbour"}
-"""Ablations of the state, by the names that recordings and figures have for them.
+"""What replaces the state before a segment, by the name of the ablation.
 
-Each is what takes the place of the state before a segment. "": nothing, the state is kept.
-"initial": the learned state a document begins with. "zeros". "neighbour": the state the next row
-carries, which is of another document; the row's own state goes on beside it, unread.
+"": nothing. "initial": the learned initial state. "zeros". "neighbour": the state of the next row,
+which is of another document; the row's own state is updated too, but not read.
 """
 
 
@@ -40,11 +39,11 @@ class TokenScores(NamedTuple):
     """The scores of one segment of every row, on the host.
 
     documents_B, offsets_B: where the segments begin; document -1 is padding.
-    batch: what was read, a `Batch` with K = 1.
+    batch: the `Batch`, with K = 1.
     nats_BT: -log p of each target, float32; of padding it may be anything.
     correct_BT: bool, whether the target had the highest logit.
-    entropy_BT: of the prediction in nats, float32; None unless it was asked for.
-    answers_BN: what a `Reader` answers after the segment; None unless it was asked for.
+    entropy_BT: of the prediction in nats, float32, if it was asked for.
+    answers_BN: answers of a `Reader` after the segment, if they were asked for.
     """
 
     documents_B: np.ndarray
@@ -52,7 +51,7 @@ class TokenScores(NamedTuple):
     batch: Batch
     nats_BT: np.ndarray
     correct_BT: np.ndarray
-    entropy_BT: np.ndarray | None
+    entropy_BT: np.ndarray | None = None
     answers_BN: np.ndarray | None = None
 
 
@@ -63,7 +62,7 @@ def reading_step(
     entropy: bool = False,
     answers: bool = False,
 ) -> tuple[Callable[[Any], tuple], Callable[..., tuple[tuple, dict[str, jax.Array]]]]:
-    """Returns `init(params)`, the empty caches, and `step`, which reads one segment of every row.
+    """Returns `init(params)`, the empty caches, and `step`, which runs one segment of every row.
 
     step(params, caches, batch, replaced, reading_B, neighbours_B, by) returns the caches after the
     segment and scores by the names of `TokenScores`; `by` is a value of `STATE_ABLATIONS`.
@@ -85,7 +84,7 @@ def reading_step(
         after, x_BTD, _ = read_segment(model, one, changed)
         if by == "neighbour":
             after, _, _ = read_segment(model, one, caches)
-            # A row that has read all its documents keeps what it carries for its neighbour.
+            # A row without further documents keeps its state for its neighbour.
             after = select_rows(reading_B, after, caches)
         nats_BT, correct_BT = model.token_losses(x_BTD, one.targets_KBT)
         scores = {"nats_BT": nats_BT, "correct_BT": correct_BT}
@@ -99,18 +98,16 @@ def reading_step(
 
 
 class SegmentReader:
-    """A model compiled to read segments of one shape.
+    """A model compiled for segments of one shape.
 
-    Rows that the data axis of the mesh does not divide are filled up with empty ones, which score
-    nothing and are not returned.
+    Empty rows are added where the data axis of the mesh does not divide the rows.
 
     Args:
         experiment: its parameters are an argument of `read`.
         mesh: the device mesh.
-        rows: B.
-        segment_length: T in tokens, a multiple of the model's period.
-        entropy: compute the entropy of the predictions too.
-        answers: have the model, a `Reader`, answer after each segment.
+        rows, segment_length: B and T.
+        entropy: also compute the entropy of the predictions.
+        answers: let the model, a `Reader`, answer after each segment.
 
     Attributes:
         has_state: whether the model carries anything besides windows.
@@ -143,7 +140,7 @@ class SegmentReader:
         self.has_state = bool(with_state(abstract))
 
     def empty(self, params: Any) -> tuple:
-        """Returns the caches of rows that have read nothing, those that fill up the mesh too."""
+        """Returns the empty caches of all rows, the added ones included."""
         return self._init(params)
 
     def read(
@@ -159,15 +156,15 @@ class SegmentReader:
 
         Args:
             params: parameters on the mesh.
-            stream: a pass of evaluation with this reader's rows and segment length.
-            by: what takes the place of the state: a value of `STATE_ABLATIONS`.
+            stream: with this reader's rows and segment length.
+            by: what replaces the state: a value of `STATE_ABLATIONS`.
             replaced: from the number of a step to whether the state is replaced before it; None
                 for all steps.
-            max_steps: stop after so many steps.
-            label: shows progress, in steps, under this name; None for silence.
+            max_steps: most steps to run.
+            label: shows progress under this name; None for silence.
         """
         steps = min(stream.num_steps, max_steps or stream.num_steps)
-        own = stream.rows
+        rows = stream.rows
         stream = with_empty_rows(stream, self._all_rows)
         prefetch = Prefetch(stream, self.mesh, 0, steps, keeps_host=True)
         progress = Progress(label or "", steps, quiet=not label)
@@ -177,21 +174,15 @@ class SegmentReader:
         try:
             for step in range(steps):
                 documents_B, offsets_B = stream.places(step)
-                caches, scores = self._step(
-                    params,
-                    caches,
-                    prefetch.next(),
-                    replaced is None or replaced(step),
-                    documents_B >= 0,
-                    neighbours_B,
-                    by=by,
-                )
-                if pending:  # fetched while the devices work on the next
-                    yield _fetched(*pending, own)
+                replaces = replaced is None or replaced(step)
+                arguments = prefetch.next(), replaces, documents_B >= 0, neighbours_B
+                caches, scores = self._step(params, caches, *arguments, by=by)
+                if pending:  # fetched while the devices run the next segment
+                    yield _fetched(*pending, rows)
                 pending = documents_B, offsets_B, prefetch.host, scores
                 progress.update(step + 1)
             if pending:
-                yield _fetched(*pending, own)
+                yield _fetched(*pending, rows)
         finally:
             prefetch.close()
             progress.close()
@@ -205,13 +196,13 @@ def _with_state_replaced(by, caches, empty, replaced, neighbours_B):
         "zeros": lambda: jax.tree.map(jnp.zeros_like, caches),
         "neighbour": lambda: jax.tree.map(lambda x: x[neighbours_B], caches),
     }
-    # Only the state is taken from the other caches: what the window is stays the row's own.
+    # Windows stay the row's own.
     changed = clear_state(caches, others[by]())
     return jax.tree.map(lambda new, old: jnp.where(replaced, new, old), changed, caches)
 
 
 def _neighbours(reading_B):
-    """Returns for each row that reads documents the next one that does, cyclically; int (B,)."""
+    """Returns the next row, cyclically, among those with a document; int (B,)."""
     neighbours_B = np.arange(len(reading_B))
     reading = np.flatnonzero(reading_B)
     neighbours_B[reading] = np.roll(reading, -1)
@@ -225,15 +216,13 @@ def _entropy(logits_BTV):
 
 
 def _fetched(documents_B, offsets_B, batch, scores, rows):
-    """Returns the scores of the first so many rows."""
     scores = {name: to_host(value)[:rows] for name, value in scores.items()}
-    scores.setdefault("entropy_BT", None)
     batch = Batch(*(array[:, :rows] for array in batch))
     return TokenScores(documents_B[:rows], offsets_B[:rows], batch, **scores)
 
 
 def to_host(x: jax.Array) -> np.ndarray:
-    """Returns a global array as one of this process, whatever the number of processes."""
+    """Returns a global array as a NumPy array of this process."""
     if jax.process_count() > 1:
         return multihost_utils.process_allgather(x, tiled=True)
     return np.asarray(x)

@@ -1,18 +1,14 @@
 """The training loop: restore, step, report, evaluate, save, stop."""
 
 import contextlib
-import os
-import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.experimental import multihost_utils
 
 from brt import compilation_cache
 from brt.data.streams.ledger import MODULUS
 from brt.data.streams.select import training_stream
-from brt.processes import ends_asked_for
 from brt.progress import Progress
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.checkpoints.policy import BEST_STEP, STOPPED_EARLY
@@ -21,10 +17,11 @@ from brt.training.prefetch import Prefetch
 from brt.training.profiling import ProfiledSteps, Profiler
 from brt.training.records.alerts import Alerts, StallWatch
 from brt.training.records.metric_writers import USUAL
-from brt.training.records.metrics import Interval, StepTimer, device_peak, peak_bytes
+from brt.training.records.metrics import Interval, StepTimer, peak_bytes, speed
 from brt.training.records.run_folder import RunFolder
 from brt.training.resume import check_bindings, check_record, recorded_best, recorded_loss
 from brt.training.sharding import sum_over_processes
+from brt.training.stopping import StopRequest
 
 if TYPE_CHECKING:
     from brt.evaluation.evaluator import Evaluator
@@ -52,16 +49,11 @@ class TrainingRun:
         experiment: the model, the optimizer and the settings.
         mesh: the device mesh.
         workdir: the run folder.
-        params: initial parameters; None for fresh ones.
+        params: initial parameters; None for random ones.
         allow_changes: resume although bindings that decide what is computed have changed.
         profile: steps to trace into the run folder, or None.
-        metrics: kinds of metric writers, some of `brt.training.records.metric_writers.KINDS`.
+        metrics: some of `brt.training.records.metric_writers.KINDS`.
         evaluator: evaluates every `Trainer.eval_every` steps; None for never.
-
-    Raises:
-        brt.training.resume.ChangedConfig: the checkpoints belong to another configuration.
-        brt.training.records.run_lock.FolderInUse: another process trains in the folder.
-        ValueError: the run does not take the steps to trace.
     """
 
     def __init__(
@@ -92,9 +84,8 @@ class TrainingRun:
             labelled=trainer.labelled,
         )
         self.step_function = experiment.jit_step(mesh)
-        self.stopped_by: int | None = None
+        self.stop = StopRequest()
         self.last_evaluation: dict[str, float] = {}
-        self._sync_points = 0  # calls of `reached_preemption_sync_point`
         self._in_flight: tuple | None = None  # the last step, whose metrics are not fetched yet
         self._alerts = Alerts()
         self._watch = StallWatch()
@@ -107,37 +98,35 @@ class TrainingRun:
             self.checkpoints = Checkpoints(self.folder.file("checkpoints"), trainer.checkpoints)
             if not allow_changes:
                 check_bindings(self.checkpoints, experiment.bindings, trainer, self.folder.path)
-            self.state, record = self._restored(params)
-            self.resumed = record is not None
-            self.start = self.step = int(self.state.step)
-            self.interval = Interval(record["interval"] if record else None)
-            self._earlier_ledger = int(record.get("ledger", "0"), 16) if record else 0
-            # A run that was stopped during an evaluation evaluates when it is resumed.
-            self._must_evaluate = bool(record) and not record.get("evaluated", True)
-            if self._must_evaluate and evaluator:
-                self._apply_recorded_evaluation()
-            self.best, self._end_is_recorded = recorded_best(self.folder.path, self.start, trainer)
+            self._restore(params)
             self.profiler = Profiler(profile, self.folder.on_disk, self.start, trainer.steps)
         except BaseException:
             self.folder.close()
             raise
 
-    def _restored(self, params):
-        """Returns the newest state and its record, or a fresh state and None."""
+    def _restore(self, params):
+        """Continues from the newest checkpoint, or starts with `params`."""
+        record: dict = {}
         restored = self.checkpoints.restore_latest(self.experiment.abstract_state(self.mesh))
-        if restored is None:
-            return self.experiment.jit_init(self.mesh)(params), None
-        state, record = restored
-        self.checkpoints.put_aside(int(state.step))
-        check_record(record, int(state.step), self.checkpoints.folder)
-        return state, record
-
-    def _apply_recorded_evaluation(self):
-        """Skips the evaluation if it was recorded before the process was killed."""
-        loss = recorded_loss(self.folder.path, self.start)
-        if loss is not None:
-            self._must_evaluate = False
-            self._update_plateau(loss)
+        if restored:
+            self.state, record = restored
+            self.checkpoints.put_aside(int(self.state.step))
+            check_record(record, int(self.state.step), self.checkpoints.folder)
+        else:
+            self.state = self.experiment.jit_init(self.mesh)(params)
+        self.resumed = restored is not None
+        self.start = self.step = int(self.state.step)
+        self.interval = Interval(record.get("interval"))
+        self._earlier_ledger = int(record.get("ledger", "0"), 16)
+        # A run that was stopped during an evaluation evaluates when it is resumed, unless the
+        # evaluation was recorded before the process was killed.
+        self._must_evaluate = not record.get("evaluated", True)
+        if self._must_evaluate and self.evaluator:
+            loss = recorded_loss(self.folder.path, self.start)
+            if loss is not None:
+                self._must_evaluate = False
+                self._update_plateau(loss)
+        self.best, self._end_is_recorded = recorded_best(self.folder.path, self.start, self.trainer)
 
     @property
     def done(self) -> bool:
@@ -152,18 +141,8 @@ class TrainingRun:
         """A sentence on how a run that is done has ended."""
         if not self._stops_early(self.start):
             return f"{self.folder.path} is trained to its last step, {self.start:,}."
-        return f"{self.folder.path} stopped early, at step {self.start:,}: {self._reason()}."
-
-    def request_stop(self, number: int = signal.SIGTERM, _: Any = None) -> None:
-        """Asks the loop to save and return after the current step; a second Ctrl-C aborts.
-
-        An evaluation in progress is abandoned, and made when the run is resumed.
-        """
-        if number == self.stopped_by == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.stopped_by = number
-        if number != signal.SIGTERM and jax.process_count() > 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+        reason = self.trainer.checkpoints.reason(self.best)
+        return f"{self.folder.path} stopped early, at step {self.start:,}: {reason}."
 
     def run(self) -> dict[str, float]:
         """Trains to the last step, or until asked to stop.
@@ -177,7 +156,7 @@ class TrainingRun:
         """
         self._open_records()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._signals_handled())
+            stack.enter_context(self.stop.signals_handled())
             stack.callback(self.folder.close_records)
             stack.callback(self._progress.close)
             stack.callback(self.profiler.close)
@@ -205,19 +184,6 @@ class TrainingRun:
         if self.start < self.trainer.steps:
             self._progress.note("Compiling the step ...")
 
-    @contextlib.contextmanager
-    def _signals_handled(self):
-        # With several processes JAX handles SIGTERM, so that all of them stop at the same step.
-        numbers = {signal.SIGINT, *ends_asked_for()}
-        if jax.process_count() > 1:
-            numbers.remove(signal.SIGTERM)
-        previous = {number: signal.signal(number, self.request_stop) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
     def _step(self, prefetch):
         """Starts the next step; fetches the metrics of the one before while it runs."""
         step, batch = self.step + 1, prefetch.next()
@@ -238,7 +204,7 @@ class TrainingRun:
 
     def _pause(self, prefetch) -> bool:
         """Evaluates and saves where that is due; returns whether the loop ends here."""
-        stops, ends_early = self._should_stop(), False
+        stops, ends_early = self.stop.is_set(), False
         evaluates = bool(self.evaluator) and self._is_due(self.step, self.trainer.eval_every)
         saves = stops or self._is_due(self.step, self.trainer.checkpoints.every)
         if not (evaluates or saves):
@@ -260,13 +226,6 @@ class TrainingRun:
 
     def _is_due(self, step, every):
         return step % every == 0 or step == self.trainer.steps
-
-    def _should_stop(self):
-        """Returns whether the run was asked to stop, in all processes alike."""
-        if jax.process_count() == 1:
-            return self.stopped_by is not None
-        self._sync_points += 1
-        return multihost_utils.reached_preemption_sync_point(self._sync_points)
 
     def _fetch_metrics(self, prefetch):
         """Waits for the step in flight, if any, and reports it."""
@@ -297,24 +256,19 @@ class TrainingRun:
 
     def _report(self, step, prefetch):
         elapsed, seconds = self._timer.lap()
-        tokens_per_second = self.trainer.tokens_per_step / seconds
+        flops = self.experiment.model.flops_per_token()
         scalars = self.interval.report() | {
-            "perf/tokens_per_second": tokens_per_second,
-            "perf/step_seconds": seconds,
+            **speed(self.trainer.tokens_per_step, seconds, flops, self._peak),
             "perf/data_wait": prefetch.waited / elapsed,
             "data/ledger": self._checksum(),
         }
         prefetch.waited = 0.0
-        if self._peak is not None:
-            scalars["perf/peak_bytes"] = self._peak
-        if peak := device_peak():
-            flops = 3 * self.experiment.model.flops_per_token() * tokens_per_second
-            scalars["perf/mfu"] = flops / (peak * jax.device_count())
         self.folder.record(step, scalars | self._alerts.look(step, scalars))
         self._progress.update(
             step,
             f"loss {scalars['train/loss']:.4f}  bits/token {scalars['train/bits_per_token']:.4f}  "
-            f"lr {scalars['train/learning_rate']:.2e}  {tokens_per_second:,.0f} tokens/s",
+            f"lr {scalars['train/learning_rate']:.2e}  "
+            f"{scalars['perf/tokens_per_second']:,.0f} tokens/s",
         )
 
     def _checksum(self):
@@ -353,7 +307,7 @@ class TrainingRun:
         return True
 
     def _raise_if_stopped(self):
-        if self._should_stop():
+        if self.stop.is_set():
             raise _Stopped
 
     def _update_plateau(self, loss):
@@ -382,14 +336,8 @@ class TrainingRun:
 
     def _record_end(self):
         self.folder.record(self.step, {STOPPED_EARLY: 1})
-        self._progress.note(f"Stopped early at step {self.step:,}: {self._reason()}.")
-
-    def _reason(self):
-        best = "none was finite" if self.best.step is None else f"best at step {self.best.step:,}"
-        return (
-            f"the last {self.best.since} evaluations were not better than the best one ({best}; "
-            f"CheckpointPolicy.patience = {self.trainer.checkpoints.patience})"
-        )
+        reason = self.trainer.checkpoints.reason(self.best)
+        self._progress.note(f"Stopped early at step {self.step:,}: {reason}.")
 
     def _save(self):
         self.folder.sync()

@@ -1,6 +1,6 @@
 """Settings of a training run, which gin binds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import gin
@@ -12,13 +12,13 @@ from brt.data.corpus import Corpus
 from brt.data.mixture import Mixture
 from brt.data.streams.labelled import LabelledDocuments
 from brt.data.streams.samples import check_cut
-from brt.data.streams.select import STREAMS, check_mixture, check_stream
+from brt.data.streams.select import STREAMS, check_mixture
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.model import Model
 from brt.training.checkpoints.policy import CheckpointPolicy
-from brt.training.losses import LOSSES
 from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.optimization.weight_average import WeightAverage
+from brt.training.train_step import LOSSES
 
 FREE_TO_CHANGE = (
     "Trainer.steps:",
@@ -34,7 +34,7 @@ FREE_TO_CHANGE = (
     "Corpus.store:",
     "Pretrained.other_vocabulary:",
 )
-"""Bindings that may differ when a run is resumed; all others decide what is computed."""
+"""Bindings that may change when a run is resumed."""
 
 
 class EvaluationSettings:
@@ -49,37 +49,31 @@ class Trainer:
         corpus: the data, a `Corpus` or a `Mixture` of several.
         optimizer, schedule: by reference, `@adafactor` and `@rsqrt`.
         model: a `Model`, by reference.
-        steps: updates in all.
-        segment_length: N in tokens, a multiple of the model's cache-update interval.
-        tokens_per_step: batch elements x segments_per_step x segment_length, over all devices;
-            without segments that are read again.
+        steps: number of updates.
+        segment_length: T in tokens, a multiple of the model's cache-update interval.
+        tokens_per_step: rows x segments_per_step x segment_length, over all devices.
         segments_per_step: consecutive segments of a document that gradients may cross.
-        bptt_depth: memories that the gradient of a segment's loss crosses, fewer than
-            segments_per_step; None for all.
+        bptt_depth: memories that the gradient of a segment's loss crosses; None for all.
         reread_segments: earlier segments that every step runs again before its one new segment, so
             that the gradient of each loss crosses as many memories. 3 of them cost about 4 times a
             step without (Recurrent Memory Transformer, section 3).
-        remat_segments: recompute each segment in the backward pass: the activations of one segment
-            instead of all are kept.
-        loss: positions of a segment that are trained on: "full", all; "half", the most recent
-            half (Transformer-XL, Table 5). Evaluation scores all.
+        remat_segments: recompute each segment in the backward pass.
+        loss: positions of a segment that are trained on: "full", all; "half", the last half
+            (Transformer-XL, Table 5). Evaluation scores all.
         seed: of parameters, dropout and the order of documents.
-        stream: "documents", each in one batch element from start to end; "contiguous", the corpus
-            cut into as many parts as batch elements; "shuffled", the same with documents in a new
-            order every epoch; "samples" of one length, which the segments of a step make up; or
-            "labelled" documents, of at most that many segments. Evaluation follows.
-        labelled: how labelled documents are read, `@LabelledDocuments()`; None for its defaults.
-        mesh: (data, model) devices; -1 takes what the other leaves.
-        plateau: lowers the rate when the evaluation loss stops falling, `@ReduceOnPlateau()`.
-        average: evaluates an average of the weights, `@WeightAverage()`; not with a plateau.
+        stream: "documents", each in one row from start to end; "contiguous", the corpus cut into
+            as many parts as rows; "shuffled", the same with documents in a new order every epoch;
+            "samples" of one length, the segments of a step; or "labelled" documents, of at most
+            that many segments. Evaluation follows.
+        labelled: how labelled documents are read; None for the defaults.
+        mesh: (data, model) devices; -1 for the remaining ones.
+        plateau: lowers the rate when the evaluation loss stops falling.
+        average: evaluates an average of the weights; not with a plateau.
         clear_state: train with the state cleared at every segment.
         skip_nonfinite: skip updates that are not finite instead of stopping.
-        log_every, eval_every: in steps; eval_every 0 evaluates never.
-        evaluation: settings of evaluation, `@Evaluation()`; None for its defaults.
-        checkpoints: when checkpoints are written and kept.
-
-    Raises:
-        ValueError: settings that contradict one another, naming the bindings.
+        log_every, eval_every: in steps; eval_every = 0 for no evaluation.
+        evaluation: settings of evaluation; None for the defaults.
+        checkpoints: when checkpoints are written and kept; None for the defaults.
     """
 
     def __init__(
@@ -109,19 +103,7 @@ class Trainer:
         model: Callable[..., Model] = BlockRecurrentTransformer,
         labelled: LabelledDocuments | None = None,
     ):
-        row_tokens = segment_length * segments_per_step
-        if tokens_per_step % row_tokens:
-            raise ValueError(
-                f"Trainer.tokens_per_step = {tokens_per_step} is not a whole number of rows of "
-                f"{segments_per_step} x {segment_length} tokens (Trainer.segments_per_step x "
-                f"Trainer.segment_length): bind it to a multiple of {row_tokens}."
-            )
-        check_stream(stream)
-        if isinstance(corpus, Mixture):
-            check_mixture(stream)
         self.sample_length = corpus.source.input_length if isinstance(corpus, Corpus) else None
-        if stream == "samples" and self.sample_length:
-            check_cut(self.sample_length, segment_length, segments_per_step)
         self.corpus = corpus
         self.optimizer = optimizer
         self.schedule = schedule
@@ -129,7 +111,7 @@ class Trainer:
         self.segment_length = segment_length
         self.tokens_per_step = tokens_per_step
         self.segments_per_step = segments_per_step
-        self.rows = tokens_per_step // row_tokens
+        self.rows = tokens_per_step // (segment_length * segments_per_step)
         self.bptt_depth = bptt_depth
         self.reread_segments = reread_segments
         self.remat_segments = remat_segments
@@ -147,54 +129,61 @@ class Trainer:
         self.evaluation: Any = evaluation
         self.model = model
         self.checkpoints = checkpoints or CheckpointPolicy()
-        self._check_segments()
-        self._check_evaluations()
+        for problem in self._problems():
+            raise ValueError(problem)
 
-    def _check_segments(self):
+    def _problems(self) -> Iterator[str]:
+        """Yields a sentence about each contradiction between settings."""
         depth, again, segments = self.bptt_depth, self.reread_segments, self.segments_per_step
+        row_tokens = self.segment_length * segments
+        if self.tokens_per_step % row_tokens:
+            yield (
+                f"Trainer.tokens_per_step = {self.tokens_per_step} is no whole number of rows of "
+                f"{segments} x {self.segment_length} tokens (Trainer.segments_per_step x "
+                f"Trainer.segment_length): bind it to a multiple of {row_tokens}."
+            )
+        if isinstance(self.corpus, Mixture):
+            check_mixture(self.stream)
+        if self.stream == "samples" and self.sample_length:
+            check_cut(self.sample_length, self.segment_length, segments)
         if depth is not None and depth >= segments:
-            raise ValueError(
-                f"Trainer.bptt_depth = {depth} reaches beyond the {segments} segments of a step: "
+            yield (
+                f"Trainer.bptt_depth = {depth} must be below the {segments} segments of a step: "
                 f"bind Trainer.segments_per_step = {depth + 1} or more, or a smaller depth."
             )
         if again and (segments != 1 or depth is not None):
-            raise ValueError(
+            yield (
                 f"Trainer.reread_segments = {again} is the depth of a step with one new segment: "
-                f"bind Trainer.segments_per_step = 1 for {segments}, and Trainer.bptt_depth = None "
-                f"for {depth}."
+                f"bind Trainer.segments_per_step = 1 and Trainer.bptt_depth = None."
             )
         if again and self.stream in ("samples", "labelled"):
-            raise ValueError(
-                f"Trainer.reread_segments = {again} has nothing to read again where every step "
-                f'reads whole samples (Trainer.stream = "{self.stream}"): bind it to 0.'
+            yield (
+                f"Trainer.reread_segments = {again} needs earlier segments, and every step reads "
+                f'whole samples (Trainer.stream = "{self.stream}"): bind it to 0.'
             )
         if self.labelled and self.stream != "labelled":
-            raise ValueError(
+            yield (
                 f'Trainer.labelled is of Trainer.stream = "labelled", which is {self.stream!r}: '
                 "bind one of them otherwise."
             )
         if self.stream == "labelled" and self.loss != "full":
-            raise ValueError(
-                f'Trainer.loss = "{self.loss}" leaves out the first positions of a segment, where '
+            yield (
+                f'Trainer.loss = "{self.loss}" excludes the first positions of a segment, where '
                 'labels stand (Trainer.stream = "labelled"): bind it to "full".'
             )
-
-    def _check_evaluations(self):
-        for name, is_bound in (
-            ("Trainer.plateau", self.plateau),
-            ("CheckpointPolicy.keep_best", self.checkpoints.keep_best),
-        ):
-            if is_bound and not self.eval_every:
-                raise ValueError(f"{name} follows evaluations: bind Trainer.eval_every above 0.")
+        if self.plateau and not self.eval_every:
+            yield "Trainer.plateau follows evaluations: bind Trainer.eval_every above 0."
+        if self.checkpoints.keep_best and not self.eval_every:
+            yield "CheckpointPolicy.keep_best follows evaluations: bind Trainer.eval_every above 0."
         if self.plateau and self.average:
-            raise ValueError(
+            yield (
                 "Trainer.plateau and Trainer.average are both bound: the rule would follow the "
                 "average, which improves long after the weights have stopped. Bind one of them."
             )
 
     @property
     def loss_settings(self) -> dict:
-        """Arguments of `brt.training.train_step.make_loss`, besides the model."""
+        """Settings of `brt.training.train_step.make_loss`."""
         return {
             "clear": self.clear_state,
             "bptt_depth": self.bptt_depth,

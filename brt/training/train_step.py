@@ -14,12 +14,14 @@ import optax
 from brt.data.streams.batch import Batch
 from brt.models.caches import clear_state, reset_rows
 from brt.models.model import Model, check_scalars
-from brt.training.losses import trained_weights
 from brt.training.optimization.equal_parameters import norm_of_all
 from brt.training.unroll import reread, unroll
 
 SegmentArrays = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 """A `Batch` of one segment, without a K axis."""
+
+LOSSES = ("full", "half")
+"""Positions of a segment that are trained on: all, or the last half."""
 
 
 class TrainState(NamedTuple):
@@ -28,7 +30,7 @@ class TrainState(NamedTuple):
     step: () int32, updates done.
     params: nested dictionary of float32 arrays.
     optimizer: optax state.
-    caches: the model's caches before the next segment, one entry a batch element.
+    caches: the model's caches before the next segment, B entries.
     """
 
     step: jax.Array
@@ -38,12 +40,12 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """The report of one step, all scalars on the device.
+    """Scalars of one step, on the device.
 
     nats, weight: sums over the scored tokens; their ratio is the loss.
-    correct: weighted sum of targets that had the highest logit.
+    correct: weighted number of targets that had the highest logit.
     finite: false if loss, gradient or update is not.
-    means: scalars that are averaged over steps: rates, norms and metrics of the model.
+    means: averaged over steps: rates, norms and metrics of the model.
     """
 
     nats: jax.Array
@@ -64,14 +66,14 @@ def read_segment(
 
     Args:
         model: any `Model`.
-        segment: inputs (B, T), targets (B, T), weights (B, T), starts (B,), without a K axis.
+        segment: inputs, targets and weights (B, T), starts (B,).
         caches: before the segment.
         key: of dropout, or None.
         clear: clear the state before the segment, even within a document.
 
     Returns:
         The caches after the segment; features (B, T, D) for `model.logits` and
-        `model.token_losses`; metrics.
+        `model.token_losses`; scalar metrics.
     """
     inputs_BT, _, _, starts_B = segment
     with jax.named_scope("memory"):
@@ -99,12 +101,11 @@ def make_loss(
     Args:
         bind: from parameters to a model.
         clear: clear the state before every segment (Block-Recurrent, appendix G.1).
-        bptt_depth: memories between segments that the gradient of a segment's loss crosses; None:
-            all. See `brt.training.unroll`.
+        bptt_depth: as `depth` of `unroll`.
         reread_segments: segments of the batch, all but the last, that earlier steps have scored:
             they get no loss, and the caches after the first one are returned.
         remat_segments: recompute each segment in the backward pass (RMT, section 3).
-        scores: one of `brt.training.losses.LOSSES`.
+        scores: one of `LOSSES`.
 
     Returns:
         loss(params, caches, batch, key) -> (loss, (caches, (nats, weight, correct), metrics)).
@@ -116,8 +117,7 @@ def make_loss(
         keys = None if key is None else _fold_in(key, jnp.arange(batch.inputs_KBT.shape[0]))
 
         def advance(caches, inputs):
-            segment, key = inputs
-            return read_segment(model, segment, caches, key, clear)[0]
+            return read_segment(model, inputs[0], caches, inputs[1], clear)[0]
 
         def score(caches, inputs):
             segment, key = inputs
@@ -125,13 +125,18 @@ def make_loss(
             with jax.named_scope("vocabulary"):
                 nats_BT, correct_BT = model.token_losses(x_BTD, segment.targets_KBT)
                 weights_BT = trained_weights(segment.weights_KBT, scores)
-                nats, correct = (nats_BT * weights_BT).sum(), (correct_BT * weights_BT).sum()
-                return caches, ((nats, weights_BT.sum(), correct), metrics)
+                sums = (
+                    (nats_BT * weights_BT).sum(),
+                    weights_BT.sum(),
+                    (correct_BT * weights_BT).sum(),
+                )
+            return caches, (sums, metrics)
 
         if reread_segments:
-            caches, (sums, metrics) = reread(remat(advance), remat(score), caches, (batch, keys))
+            caches, outputs = reread(remat(advance), remat(score), caches, (batch, keys))
         else:
-            caches, (sums, metrics) = unroll(remat(score), caches, (batch, keys), bptt_depth)
+            caches, outputs = unroll(remat(score), caches, (batch, keys), bptt_depth)
+        sums, metrics = outputs
         nats, weight, correct = (s.sum() for s in sums)
         metrics = jax.tree.map(jnp.mean, metrics)
         value = nats / jnp.maximum(weight, 1e-6) + metrics.get("added_nats", 0.0)
@@ -141,6 +146,15 @@ def make_loss(
 
 
 _fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+
+
+def trained_weights(weights_BT: jax.Array, scores: str = "full") -> jax.Array:
+    """Returns the weights of the loss; "half": the first T // 2 positions count nothing.
+
+    Source: Transformer-XL, section 4.2 (Table 5, after Al-Rfou et al. 2018, who score all).
+    """
+    T = weights_BT.shape[-1]
+    return weights_BT if scores == "full" else weights_BT * (jnp.arange(T) >= T // 2)
 
 
 def make_train_step(
@@ -157,7 +171,7 @@ def make_train_step(
     Args:
         bind: from parameters to a model.
         optimizer: an optax transformation.
-        learning_rate: from train state to learning rate, to report it.
+        learning_rate: from train state to learning rate, for the report.
         seed: with the step number, decides every dropout mask.
         dropout: whether the model has dropout.
         skip_nonfinite: keep parameters and optimizer when loss, gradient or update is not finite,

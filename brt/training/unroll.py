@@ -1,9 +1,8 @@
 """Backpropagation through time over the K segments of a step.
 
-The memory between two segments is a value like any other: a gradient crosses it unless it is
-stopped. With depth k (RMT, section 3) the gradient of the loss of segment t, counted from 0 in the
-step, crosses min(t, k) memories. No gradient crosses steps: their caches come in as data. Values
-do not depend on the depth.
+The memory between two segments is an ordinary value: gradients cross it unless they are stopped.
+With depth k (RMT, section 3) the gradient of the loss of segment t, counted from 0 in the step,
+crosses min(t, k) memories. No gradient crosses steps. Values do not depend on the depth.
 """
 
 from collections.abc import Callable
@@ -11,21 +10,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.lax import scan, stop_gradient
+
+Read = Callable[[Any, Any], tuple[Any, Any]]
+"""(caches, segment) -> (caches, outputs), trees of arrays."""
 
 
-def unroll(
-    read: Callable[[Any, Any], tuple[Any, Any]],
-    caches: Any,
-    segments: Any,
-    depth: int | None = None,
-) -> tuple[Any, Any]:
+def unroll(read: Read, caches: Any, segments: Any, depth: int | None = None) -> tuple[Any, Any]:
     """Runs the segments of a step in order.
 
     A depth k between 0 and K - 1 runs each segment after the first k + 1 again from k segments
     before, where the gradient is stopped: k + 1 times the work, in the memory of one such window.
 
     Args:
-        read: (caches, segment) -> (caches, outputs), trees of arrays.
+        read: runs one segment.
         caches: before the first segment.
         segments: a tree whose leaves have a first axis of K segments.
         depth: memories that the gradient of a segment's outputs crosses, 0 ... K - 1; None: all.
@@ -35,56 +33,49 @@ def unroll(
     """
     K = jax.tree.leaves(segments)[0].shape[0]
     if K == 1:  # no loop to trace, differentiate and compile
-        caches, outputs = read(caches, jax.tree.map(lambda x: x[0], segments))
-        return caches, jax.tree.map(lambda x: x[None], outputs)
+        caches, outputs = read(caches, _at(segments, 0))
+        return caches, _with_axis(outputs)
     if depth == 0:
-        return jax.lax.scan(
-            lambda caches, segment: read(jax.lax.stop_gradient(caches), segment), caches, segments
-        )
+        return scan(lambda caches, one: read(stop_gradient(caches), one), caches, segments)
     if depth is None or depth >= K - 1:
-        return jax.lax.scan(read, caches, segments)
+        return scan(read, caches, segments)
     return _windows(read, caches, segments, depth, K)
 
 
 def _windows(read, caches, segments, depth, K):
-    def keep(caches, segment):
+    def run(caches, segment):
         caches, outputs = read(caches, segment)
-        return caches, (jax.lax.stop_gradient(caches), outputs)
+        return caches, (stop_gradient(caches), outputs)
 
     def advance(caches, segment):
         caches, _ = read(caches, segment)
-        return caches, jax.lax.stop_gradient(caches)
+        return caches, stop_gradient(caches)
 
     def window(carry, t):
-        """Runs segments t - depth ... t, of which the last is scored."""
-        begin, _ = carry
-        earlier = t - depth + jnp.arange(depth)
-        before = jax.tree.map(lambda x: x[earlier], segments)
-        caches, entered = jax.lax.scan(advance, begin, before)
-        caches, outputs = read(caches, jax.tree.map(lambda x: x[t], segments))
-        return (_first(entered), jax.lax.stop_gradient(caches)), outputs
+        """Runs segments t - depth ... t from the first of the carried caches; scores the last."""
+        first, _ = carry
+        before = _at(segments, t - depth + jnp.arange(depth))
+        caches, later = scan(advance, first, before)
+        caches, outputs = read(caches, _at(segments, t))
+        return (_at(later, 0), stop_gradient(caches)), outputs
 
-    whole = jax.tree.map(lambda x: x[: depth + 1], segments)
-    caches, (entered, first) = jax.lax.scan(keep, caches, whole)
-    carry = _first(entered), jax.lax.stop_gradient(caches)
-    (_, caches), rest = jax.lax.scan(window, carry, jnp.arange(depth + 1, K))
-    return caches, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, rest)
+    caches, (later, outputs) = scan(run, caches, _at(segments, slice(depth + 1)))
+    carry = _at(later, 0), stop_gradient(caches)
+    (_, caches), rest = scan(window, carry, jnp.arange(depth + 1, K))
+    return caches, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), outputs, rest)
 
 
 def reread(
-    advance: Callable[[Any, Any], Any],
-    read: Callable[[Any, Any], tuple[Any, Any]],
-    caches: Any,
-    segments: Any,
+    advance: Callable[[Any, Any], Any], read: Read, caches: Any, segments: Any
 ) -> tuple[Any, Any]:
     """Runs k segments of earlier steps and one new segment, with gradients through all of them.
 
     Every loss has the same depth k, as in the language models of RMT (Bulatov et al. 2022, section
-    3, and its code, where the k segments start from the memory after them, and not before them).
+    3; its code starts the k segments from the memory after them, this from the one before them).
 
     Args:
-        advance: (caches, segment) -> caches, like `read` without its outputs.
-        read: (caches, segment) -> (caches, outputs), trees of arrays.
+        advance: `read` without its outputs.
+        read: runs one segment.
         caches: before the first segment.
         segments: a tree whose leaves have a first axis of k + 1 segments, k at least 1.
 
@@ -92,16 +83,15 @@ def reread(
         The caches after the first segment, with which the next step begins; the outputs of the
         last segment, with a first axis of 1.
     """
-
-    def part(chosen):
-        return jax.tree.map(lambda x: x[chosen], segments)
-
-    carried = advance(caches, part(0))
-    again = part(slice(1, -1))
-    caches, _ = jax.lax.scan(lambda *inputs: (advance(*inputs), None), carried, again)
-    _, outputs = read(caches, part(-1))
-    return carried, jax.tree.map(lambda x: x[None], outputs)
+    carried = advance(caches, _at(segments, 0))
+    caches, _ = scan(lambda *x: (advance(*x), None), carried, _at(segments, slice(1, -1)))
+    _, outputs = read(caches, _at(segments, -1))
+    return carried, _with_axis(outputs)
 
 
-def _first(tree):
-    return jax.tree.map(lambda x: x[0], tree)
+def _at(tree, index):
+    return jax.tree.map(lambda x: x[index], tree)
+
+
+def _with_axis(tree):
+    return jax.tree.map(lambda x: x[None], tree)

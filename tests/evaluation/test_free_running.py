@@ -273,5 +273,5 @@ def test_a_cut_that_does_not_fit_is_refused_before_anything_is_prepared(tiny, bi
 
 
 def test_a_score_of_documents_needs_documents_and_one_of_samples_samples(tiny):
-    with pytest.raises(ValueError, match=r"FreeRunning\(\) looks at samples, and Trainer\.stream"):
+    with pytest.raises(ValueError, match=r"@FreeRunning\(\)"):
         build(tiny.path, 'Trainer.stream = "documents"')

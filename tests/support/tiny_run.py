@@ -192,7 +192,7 @@ def train_here(tiny: Tiny, workdir, stop_after=None, mesh=None, hook=None, **opt
         def step(state, batch):
             calls.append(run.start + len(calls) + 1)
             if calls[-1] == stop_after:
-                run.request_stop()
+                run.stop.set()
             if hook:
                 state, batch = hook(calls[-1], state, batch)
             return step_function(state, batch)

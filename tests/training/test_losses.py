@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from brt.models.layers.losses import token_losses
-from brt.training.losses import trained_weights
+from brt.training.train_step import trained_weights
 
 
 def plain(logits, target):

@@ -128,6 +128,14 @@ class CheckpointPolicy:
         """Tells whether a run whose best evaluation this is stops early."""
         return self.patience is not None and best.since >= self.patience
 
+    def reason(self, best: Best) -> str:
+        """Returns why a run stops early, as part of a sentence."""
+        which = "none was finite" if best.step is None else f"best at step {best.step:,}"
+        return (
+            f"the last {best.since} evaluations were not better than the best one ({which}; "
+            f"CheckpointPolicy.patience = {self.patience})"
+        )
+
 
 def recorded_best(
     records: Iterable[Mapping], steps: Collection[int] | None = None

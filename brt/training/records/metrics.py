@@ -60,6 +60,26 @@ def compiled_bytes(compiled: jax.stages.Compiled) -> int | None:
     return int(held + plan.temp_size_in_bytes)
 
 
+def speed(
+    tokens_per_step: int, seconds: float, forward_flops: float, peak: int | None
+) -> dict[str, float]:
+    """Returns scalars `perf/*` of steps that take so many seconds.
+
+    Args:
+        tokens_per_step: over all devices.
+        seconds: of one step.
+        forward_flops: of one token.
+        peak: bytes, as of `peak_bytes`.
+    """
+    tokens = tokens_per_step / seconds
+    scalars = {"perf/tokens_per_second": tokens, "perf/step_seconds": seconds}
+    if peak is not None:
+        scalars["perf/peak_bytes"] = peak
+    if device := device_peak():
+        scalars["perf/mfu"] = 3 * forward_flops * tokens / (device * jax.device_count())
+    return scalars
+
+
 class StepTimer:
     """Seconds a step since the last report, without pauses."""
 
