@@ -86,7 +86,7 @@ class PretrainedBackbone(nnx.Module):
             *settings,
             settings[0].replace(name="folder", default=None, annotation=str | None),
         ])  # fmt: skip
-        cls.__init__ = __init__  # type: ignore[method-assign]
+        cls.__init__ = __init__  # type: ignore[method-assign,assignment]
 
     def __init__(self, rngs: nnx.Rngs, folder: str | None = None, **bound: Any):
         name = type(self).__name__

@@ -11,18 +11,15 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from absl import logging
 from flax import nnx
 
 from brt.checks import CountFrom0, configurable
-from brt.models.body import Body
 from brt.models.caches import select_rows
-from brt.models.fast.table_losses import table_losses
 from brt.models.memory_tokens.layout import MemoryLayout
-from brt.pretrained.backbone import PretrainedBackbone, Reading
+from brt.pretrained.backbone import Reading
 from brt.pretrained.backbone_layer import LayerKeys, Seen
+from brt.pretrained.decoder_model import DecoderModel
 from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.memories.window_memory import Positions, WindowMemory, WindowReads
@@ -49,7 +46,7 @@ class DecodingMemory(NamedTuple):
 
 
 @configurable(denylist=["rngs", "special_tokens"])
-class PretrainedLanguageModel(Body):
+class PretrainedLanguageModel(DecoderModel):
     """A pretrained body over windows of a document; memory tokens may be put around it.
 
     Args:
@@ -76,17 +73,7 @@ class PretrainedLanguageModel(Body):
         overlap: CountFrom0 = 0,
         special_tokens: int = 0,
     ):
-        if special_tokens:
-            raise ValueError(
-                "A pretrained body has no entries for special tokens: bind "
-                "RecurrentMemoryTransformer.auxiliary_weight = 0."
-            )
-        self.body = body(rngs)
-        if not isinstance(self.body, Decoder):
-            raise ValueError(
-                "PretrainedLanguageModel.body must build a decoder, such as @GPT2, and "
-                f"{type(self.body).__name__} is none."
-            )
+        super().__init__(rngs, body, special_tokens)
         self.memories = nnx.List(memory(rngs, self.body) for memory in memories)
         if not all(isinstance(memory, WindowMemory) for memory in self.memories):
             raise ValueError(
@@ -101,18 +88,6 @@ class PretrainedLanguageModel(Body):
         self.overlap = overlap
         self.segment_length = 1
         self.tokens_of_window = 1
-        self.vocabulary_size = self.body.vocabulary_size
-        self.dropout = self.body.dropout
-        self.width = self.body.width
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Of activations: the body's."""
-        return self.body.dtype
-
-    @dtype.setter
-    def dtype(self, dtype: np.dtype) -> None:
-        self.body.dtype = dtype
 
     @property
     def period(self) -> int:
@@ -163,15 +138,6 @@ class PretrainedLanguageModel(Body):
         x_BOD = jnp.zeros((rows, self.overlap, self.width), self.dtype)
         empty = OverlapCache(x_BOD, jnp.zeros(rows, jnp.int32))
         return (empty, *(memory.init_cache(rows, self.dtype) for memory in self.memories))
-
-    def embed(self, tokens_BT: jax.Array) -> jax.Array:
-        return self.body.embed(tokens_BT)
-
-    def logits(self, x_BTD: jax.Array) -> jax.Array:
-        return self.body.logits(x_BTD)
-
-    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return table_losses(x_BTD, self.body.head[...], targets_BT)
 
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
@@ -336,10 +302,6 @@ class PretrainedLanguageModel(Body):
 
         return jax.lax.cond(jnp.any(full_B), move, lambda caches: caches, caches)
 
-    def given_parameters(self) -> dict[str, Any]:
-        """Returns the body's parameters of its folder; without one, says that they are random."""
-        return given_to(self.body)
-
     # What it costs, and how far it sees.
 
     def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
@@ -367,24 +329,3 @@ class PretrainedLanguageModel(Body):
         layers += sum(memory.flops_per_position() for memory in self.memories)
         of_memories = sum(memory.flops_per_window(T) for memory in self.memories)
         return (layers * T + of_memories) / self.period
-
-    def flops_per_token(self) -> float:
-        return 2.0 * self.body.head.size + self.flops_per_position()
-
-    def divided_sizes(self) -> dict[str, int]:
-        return self.body.divided_sizes()
-
-
-def given_to(body: PretrainedBackbone) -> dict[str, Any]:
-    """Returns the parameters of a body's folder, as of a model that has it as `body`.
-
-    Without a folder it says that they are random.
-    """
-    if body.folder is None:
-        logging.warning(
-            "%s begins with random parameters: bind Pretrained.folder to begin with those of a "
-            "pretrained one.",
-            type(body).__name__,
-        )
-        return {}
-    return {"body": body.names().read(body.folder)}

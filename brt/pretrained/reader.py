@@ -15,7 +15,6 @@ from typing import Annotated, Any, NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from absl import logging
 from flax import nnx
@@ -24,9 +23,12 @@ from brt.checks import Count, CountFrom0, CountFrom2, OneOf, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.losses import token_losses
 from brt.models.layers.norms import wide
+from brt.models.memory_tokens.layout import MemoryLayout
 from brt.models.memory_tokens.model import MemoryCache
 from brt.models.model import Reader
+from brt.models.wrapper import Wrapper
 from brt.pretrained.backbone import Reading
+from brt.pretrained.decoder_model import warn_of_random_parameters
 from brt.pretrained.encoders.bert import BERT
 from brt.pretrained.encoders.encoder import Encoder
 from brt.pretrained.encoders.heads import ClassesHead, SpansHead
@@ -88,7 +90,7 @@ class Outputs(NamedTuple):
 
 
 @configurable(denylist=["rngs"])
-class PretrainedReader(Reader[Embedded, Outputs]):
+class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
     """An encoder with a head, over the segments of a labelled document.
 
     Args:
@@ -116,7 +118,7 @@ class PretrainedReader(Reader[Embedded, Outputs]):
         num_memory: CountFrom0 = 0,
         memories: tuple[Callable[..., WindowMemory], ...] = (),
     ):
-        self.body = body(rngs)
+        self.wrap(body(rngs))
         if not isinstance(self.body, Encoder):
             raise ValueError(
                 "PretrainedReader.body must build an encoder, such as @BERT, and "
@@ -153,8 +155,6 @@ class PretrainedReader(Reader[Embedded, Outputs]):
                 f"{type(self.body).__name__} knows positions by their distance alone: bind "
                 "PretrainedReader.num_memory instead."
             )
-        self.vocabulary_size = self.body.vocabulary_size
-        self.dropout = self.body.dropout
         self.segment_length = 1
         if self.body.folder:
             self._check_head(self.body.folder)
@@ -186,13 +186,11 @@ class PretrainedReader(Reader[Embedded, Outputs]):
         }
 
     @property
-    def dtype(self) -> np.dtype:
-        """Of activations: the body's."""
-        return self.body.dtype
-
-    @dtype.setter
-    def dtype(self, dtype: np.dtype) -> None:
-        self.body.dtype = dtype
+    def layout(self) -> MemoryLayout:
+        """A segment with memory vectors behind its first positions."""
+        return MemoryLayout(
+            self.num_memory, self.segment_length, False, after=self.body.memory_after
+        )
 
     def for_segments(self, length: int) -> Self:
         """Returns the same model, same parameters, for segments of `length` positions of their own.
@@ -230,30 +228,27 @@ class PretrainedReader(Reader[Embedded, Outputs]):
         self, x_BTD: Embedded, caches: tuple, key: jax.Array | None = None
     ) -> tuple[Outputs, tuple, dict[str, jax.Array]]:
         """Reads one segment; as `Model.stack`, of and to named tuples."""
-        words, real_BT = x_BTD
+        y_BTD, real_BT = x_BTD
         highest, *others = caches
-        S, first = self.num_memory, self.body.memory_after
-        x_BXD, real_BX = words, real_BT
+        S = self.num_memory
         if S:
-            (memory_BSD,) = others[0]
-            parts = words[:, :first], memory_BSD.astype(words.dtype), words[:, first:]
-            x_BXD = jnp.concatenate(parts, axis=1)
-            ones_BS = jnp.ones((len(words), S), bool)
-            real_BX = jnp.concatenate([real_BT[:, :first], ones_BS, real_BT[:, first:]], axis=1)
-        of_memories = others[bool(S) :]
-        reads = self._reads(of_memories)
-        reading = self.body.read(x_BXD, real_BX, reads, key)
+            memory_BSD = others.pop(0).memory_BSD.astype(y_BTD.dtype)
+            x_BXD = self.layout.surround(y_BTD, memory_BSD)
+            real_BX = self.layout.surround(real_BT, jnp.ones((len(real_BT), S), bool))
+        else:
+            x_BXD, real_BX = y_BTD, real_BT
+        reading = self.body.read(x_BXD, real_BX, self._reads(others), key)
+        y_BTD = y_BXD = reading.outputs[-1]
         after: list[Any] = []
-        y_BXD = reading.outputs[-1]
-        y_BTD = y_BXD
         if S:
-            y_BTD = jnp.concatenate([y_BXD[:, :first], y_BXD[:, first + S :]], axis=1)
-            after.append(MemoryCache(y_BXD[:, first : first + S]))
-        taken, monitors = self._taken_in(of_memories, reading, real_BX)
+            y_BTD, memory_BSD = self.layout.divide(y_BXD)
+            after.append(MemoryCache(memory_BSD))
+        taken, monitors = self._update(others, reading, real_BX)
         first_BD = jnp.maximum(highest.first_BD, wide(y_BTD[:, 0]))
         highest = HighestCache(first_BD.astype(highest.first_BD.dtype))
-        whole = (y_BXD, real_BX) if self.targets == "words" else (y_BTD, real_BT)
-        outputs = Outputs(*whole, first_BD.astype(y_BTD.dtype))
+        if self.targets == "words":  # the decoder attends to the memory too
+            y_BTD, real_BT = y_BXD, real_BX
+        outputs = Outputs(y_BTD, real_BT, first_BD.astype(y_BTD.dtype))
         return outputs, (highest, *after, *taken), monitors
 
     def _reads(self, of_memories):
@@ -262,7 +257,7 @@ class PretrainedReader(Reader[Embedded, Outputs]):
             views = [memory.view(cache, self.dtype) for memory, cache in pairs]
         return WindowReads(list(self.memories), views, self.dtype)
 
-    def _taken_in(self, of_memories, reading: Reading, real_BX):
+    def _update(self, of_memories, reading: Reading, real_BX):
         positions = Positions(real_BX, jnp.zeros_like(real_BX))
         taken = []
         monitors: dict[str, jax.Array] = {}
@@ -361,11 +356,7 @@ class PretrainedReader(Reader[Embedded, Outputs]):
         """Returns the parameters of the folder; says what of the model is random."""
         folder = self.body.folder
         if folder is None:
-            logging.warning(
-                "%s begins with random parameters: bind Pretrained.folder to begin with those of a "
-                "pretrained one.",
-                type(self.body).__name__,
-            )
+            warn_of_random_parameters(self.body)
             return {}
         names = self.names()
         if missing := names.missing(folder):
@@ -394,12 +385,7 @@ class PretrainedReader(Reader[Embedded, Outputs]):
         return (layers + of_memories) / self.segment_length
 
     def divided_sizes(self) -> dict[str, int]:
-        name = type(self.body).__name__
-        return {
-            f"{name}.num_heads": self.body.sizes.num_heads,
-            f"{name}.feed_forward_size": self.body.sizes.feed_forward_size,
-            f"{name}.vocabulary_size": self.vocabulary_size,
-        }
+        return self.body.divided_sizes()
 
 
 def whole_names(body: Encoder, head: Any) -> Names:

@@ -18,13 +18,11 @@ from typing import Any, NamedTuple
 import gin
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
 from brt.checks import Count, configurable
 from brt.models.block_recurrent.memory import BlockPairs
-from brt.models.body import Body
 from brt.models.caches import (
     DecodingWindow,
     WindowCache,
@@ -34,11 +32,10 @@ from brt.models.caches import (
     last_block,
     write_token,
 )
-from brt.models.fast.table_losses import table_losses
 from brt.pretrained.backbone_layer import NOTHING, Heads, LayerKeys, Reads, Seen
+from brt.pretrained.decoder_model import DecoderModel
 from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.decoders.llama import Llama
-from brt.pretrained.language_model import given_to
 from brt.pretrained.memories.backbone_memory import StateKeys
 from brt.pretrained.memories.cell_memory import CellMemory
 from brt.pretrained.windows import table
@@ -103,6 +100,7 @@ class CellReads(Reads):
         blocks, cell = BlockPairs(*pairs), self.memory.cell
         weights = cell.prepare(blocks.keys_BGJHK.dtype)
         _, cache, seen, monitors = cell(self.cache, None, blocks, None, weights)
+        assert seen is not None  # a cell has states
         states = StateKeys(*(x.reshape(-1, *x.shape[2:]) for x in seen))
         rows, T, D = heads.normed_BTD.shape
         read_XWD = self.memory.read_states(heads.normed_BTD.reshape(rows * n, T // n, D), states)
@@ -122,7 +120,7 @@ class StatesRead(Reads):
 
 
 @configurable(denylist=["rngs", "special_tokens"])
-class SlidingLanguageModel(Body):
+class SlidingLanguageModel(DecoderModel):
     """A pretrained body, every token of which sees the W tokens up to itself.
 
     Args:
@@ -143,13 +141,8 @@ class SlidingLanguageModel(Body):
         cell: Callable[..., CellMemory] | None = None,
         special_tokens: int = 0,
     ):
-        if special_tokens:
-            raise ValueError(
-                "A pretrained body has no entries for special tokens: bind "
-                "RecurrentMemoryTransformer.auxiliary_weight = 0."
-            )
-        self.body = body(rngs)
-        if not isinstance(self.body, Decoder) or not self.body.relative:
+        super().__init__(rngs, body, special_tokens)
+        if not self.body.relative:
             raise ValueError(
                 "SlidingLanguageModel.body must build a decoder with rotary positions, such as "
                 f"@Llama, and {type(self.body).__name__} is none: positions that are learned end "
@@ -165,18 +158,6 @@ class SlidingLanguageModel(Body):
         if cell is not None:
             self.cell = cell(rngs, self.body)
         self.window = window
-        self.vocabulary_size = self.body.vocabulary_size
-        self.dropout = self.body.dropout
-        self.width = self.body.width
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Of activations: the body's."""
-        return self.body.dtype
-
-    @dtype.setter
-    def dtype(self, dtype: np.dtype) -> None:
-        self.body.dtype = dtype
 
     @property
     def period(self) -> int:
@@ -192,15 +173,6 @@ class SlidingLanguageModel(Body):
         empty = KeysCache(WindowCache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)))
         states = (self.cell.init_cache(rows, self.dtype),) if self.has_cell else ()
         return (BlocksCache(jnp.zeros(rows, jnp.int32)), *[empty] * len(body.layers), *states)
-
-    def embed(self, tokens_BT: jax.Array) -> jax.Array:
-        return self.body.embed(tokens_BT)
-
-    def logits(self, x_BTD: jax.Array) -> jax.Array:
-        return self.body.logits(x_BTD)
-
-    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return table_losses(x_BTD, self.body.head[...], targets_BT)
 
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
@@ -316,10 +288,6 @@ class SlidingLanguageModel(Body):
 
         return jax.lax.cond(jnp.any(full_B), update, lambda states: states, states)
 
-    def given_parameters(self) -> dict[str, Any]:
-        """Returns the body's parameters of its folder; without one, says that they are random."""
-        return given_to(self.body)
-
     # What it costs, and how far it sees.
 
     def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
@@ -339,12 +307,6 @@ class SlidingLanguageModel(Body):
             total += self.cell.flops_per_position()
             total += self.cell.flops_per_window(2 * self.window) / self.window
         return total
-
-    def flops_per_token(self) -> float:
-        return 2.0 * self.body.head.size + self.flops_per_position()
-
-    def divided_sizes(self) -> dict[str, int]:
-        return self.body.divided_sizes()
 
 
 def blocks_of(previous_BWGK: jax.Array, x_BTGK: jax.Array) -> jax.Array:

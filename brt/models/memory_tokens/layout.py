@@ -26,12 +26,14 @@ class MemoryLayout(NamedTuple):
     memory_at_end: whether there are write positions.
     read_from_cache: whether memory tokens see what the body remembers of earlier segments, where
         the body lets them choose.
+    after: tokens of a segment that stand before the read positions.
     """
 
     num_memory: int
     period: int
     memory_at_end: bool = True
     read_from_cache: bool = False
+    after: int = 0
 
     @property
     def positions(self) -> int:
@@ -42,15 +44,24 @@ class MemoryLayout(NamedTuple):
     def surround(self, x_BTD: jax.Array, memory_BSD: jax.Array) -> jax.Array:
         """Returns (B, X, D): the memory, the tokens, and the memory again if it stands there."""
         ends = (memory_BSD,) if self.memory_at_end else ()
+        if self.after:
+            return jnp.concatenate(
+                [x_BTD[:, : self.after], memory_BSD, x_BTD[:, self.after :], *ends], axis=1
+            )
         return jnp.concatenate([memory_BSD, x_BTD, *ends], axis=1)
 
     @jax.named_scope("memory")
     def divide(self, y_BXD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the outputs of the tokens, (B, T, D), and the next memory, (B, S, D)."""
-        S, X = self.num_memory, y_BXD.shape[1]
-        if not self.memory_at_end:
-            return y_BXD[:, S:], y_BXD[:, :S]
-        return y_BXD[:, S : X - S], y_BXD[:, X - S :]
+        S, X, first = self.num_memory, y_BXD.shape[1], self.after
+        if self.memory_at_end:
+            read_BSD, end = y_BXD[:, X - S :], X - S
+        else:
+            read_BSD, end = y_BXD[:, first : first + S], X
+        tokens_BTD = y_BXD[:, first + S : end]
+        if first:
+            tokens_BTD = jnp.concatenate([y_BXD[:, :first], tokens_BTD], axis=1)
+        return tokens_BTD, read_BSD
 
 
 class MemoryTokens(abc.ABC):

@@ -13,7 +13,6 @@ from typing import Annotated, Any, NamedTuple, Self
 import gin
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from brt.checks import Count, NotNegative, OneOf, configurable
@@ -24,6 +23,7 @@ from brt.models.layers.initializers import parameter
 from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
 from brt.models.model import LanguageModel
 from brt.models.transformer_xl.model import TransformerXL
+from brt.models.wrapper import Wrapper
 
 INITIAL_ROWS = ("independent", "identical")
 
@@ -54,7 +54,7 @@ class DecodingMemory(NamedTuple):
 
 
 @configurable(denylist=["rngs"])
-class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
+class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
     """RMT, the Memory Transformer, and both around any `Body`.
 
     With a body that remembers hidden states this is Tr-XL + RMT; with a Block-Recurrent stack,
@@ -95,7 +95,7 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
         allow_long_memory: bool = False,
     ):
         self.special_tokens = int(auxiliary_weight > 0)
-        self.body = body(rngs, special_tokens=self.special_tokens)
+        self.wrap(body(rngs, special_tokens=self.special_tokens))
         if not isinstance(self.body, Body):
             raise ValueError(
                 "RecurrentMemoryTransformer.body must build a model that memory tokens can be put "
@@ -107,8 +107,6 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
         self.auxiliary_weight = auxiliary_weight
         self.allow_long_memory = allow_long_memory
         self.segment_length = 1
-        self.vocabulary_size = self.body.vocabulary_size
-        self.dropout = self.body.dropout
         rows = num_memory if initial_rows == "independent" else 1
         self.memory_SD = parameter(
             rngs,
@@ -118,15 +116,6 @@ class RecurrentMemoryTransformer(LanguageModel, ShowsAttention):
             purpose="recurrence",
             multiplied=False,
         )
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Of activations: the body's."""
-        return self.body.dtype
-
-    @dtype.setter
-    def dtype(self, dtype: np.dtype) -> None:
-        self.body.dtype = dtype
 
     @property
     def period(self) -> int:

@@ -6,7 +6,7 @@ Source: Devlin et al. 2019, arXiv:1810.04805; Liu et al. 2019, arXiv:1907.11692;
 
 import dataclasses
 import functools
-from typing import Any, Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +104,7 @@ class BertLayer(DenseLayer):
 class BERT(Encoder):
     """BERT; its parameters are those of `BertSettings`."""
 
-    settings_type: Any = BertSettings
+    settings_type: ClassVar[type[Settings]] = BertSettings
     model_types = {"bert": "Bert"}
     prefix = "bert."
     classes_names = HeadNames("bert.pooler.dense", "classifier")

@@ -51,7 +51,7 @@ class Relative(NamedTuple):
     """
 
     entered_BTD: jax.Array
-    real_BT: jax.Array | None
+    real_BT: Any
     vectors_RD: jax.Array | None = None
     rows_TT: np.ndarray | None = None
 

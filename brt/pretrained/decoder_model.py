@@ -1,0 +1,65 @@
+"""The base of language models around a pretrained decoder."""
+
+from typing import Any
+
+import jax
+from absl import logging
+from flax import nnx
+
+from brt.models.body import Body
+from brt.models.fast.table_losses import table_losses
+from brt.models.wrapper import Wrapper
+from brt.pretrained.backbone import PretrainedBackbone
+from brt.pretrained.decoders.decoder import Decoder
+
+
+class DecoderModel(Wrapper, Body):
+    """A language model around a pretrained decoder, `body`."""
+
+    body: Decoder
+
+    def __init__(self, rngs: nnx.Rngs, body: Any, special_tokens: int):
+        name = type(self).__name__
+        if special_tokens:
+            raise ValueError(
+                f"{name}.body has no entries for special tokens: bind "
+                "RecurrentMemoryTransformer.auxiliary_weight = 0."
+            )
+        decoder = body(rngs)
+        if not isinstance(decoder, Decoder):
+            raise ValueError(
+                f"{name}.body must build a decoder, such as @GPT2 or @Llama, and "
+                f"{type(decoder).__name__} is none."
+            )
+        self.wrap(decoder)
+        self.width = decoder.width
+
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
+        return self.body.embed(tokens_BT)
+
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
+        return self.body.logits(x_BTD)
+
+    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return table_losses(x_BTD, self.body.head[...], targets_BT)
+
+    def given_parameters(self) -> dict[str, Any]:
+        if (folder := self.body.folder) is None:
+            warn_of_random_parameters(self.body)
+            return {}
+        return {"body": self.body.names().read(folder)}
+
+    def flops_per_token(self) -> float:
+        return 2.0 * self.body.head.size + self.flops_per_position()
+
+    def divided_sizes(self) -> dict[str, int]:
+        return self.body.divided_sizes()
+
+
+def warn_of_random_parameters(backbone: PretrainedBackbone) -> None:
+    """Logs that a backbone does not begin with a folder's parameters."""
+    logging.warning(
+        "%s begins with random parameters: bind Pretrained.folder to begin with those of a "
+        "pretrained one.",
+        type(backbone).__name__,
+    )
