@@ -2,10 +2,8 @@
 
     python -m brt.report runs/rec runs/slide -o report.html
 
-The page needs no network. Every figure and table is written beside it too, in report_files/, as
-PNG and CSV. Runs may still be in training; what they lack is said on the page.
-
-Archives of run folders (`.tar.gz`) may be named like the folders themselves.
+The page needs no network. Every figure and table is also written to report_files/, as PNG and CSV.
+Runs may still be in training. Archives of run folders (`.tar.gz`) may be named like the folders.
 """
 
 import html
@@ -51,7 +49,6 @@ def main(folders: Sequence[str]) -> None:
 
 
 def make_report(folders: Sequence[str]) -> None:
-    """Writes the page, as the flags say."""
     if not folders:
         raise ValueError("Name the run folders: python -m brt.report RUN [RUN ...] -o report.html")
     if not FLAGS.output.endswith(".html"):
@@ -73,14 +70,7 @@ def make_report(folders: Sequence[str]) -> None:
 
 
 def local_folders(paths: Sequence[str], scratch: str) -> list[str | Path]:
-    """Returns run folders of this disk for run folders and archives.
-
-    An archive is unpacked below a copy of its own path: runs are called by as much of their paths
-    as tells them apart.
-
-    Raises:
-        ValueError: as `unpack`, or an archive that is named twice.
-    """
+    """Returns local run folders; archives are unpacked, each below a copy of its own path."""
     folders: list[str | Path] = []
     archives: set[Path] = set()
     for number, path in enumerate(paths):
@@ -98,7 +88,7 @@ def local_folders(paths: Sequence[str], scratch: str) -> list[str | Path]:
 
 
 def on_disk(folder: str, scratch: str) -> str:
-    """Returns a run folder of this disk; of one in a bucket, a copy without its checkpoints."""
+    """Returns a local run folder; of one in a bucket, a copy without its checkpoints."""
     if not is_remote(folder):
         return folder
     source = RemotePath(folder)
@@ -124,14 +114,12 @@ def report(
     documents: list[int] | None = None,
     reader_tokens: int = 150_000,
 ) -> int:
-    """Writes the page and the files beside it; returns how many these are.
+    """Writes the page and the files beside it; returns the number of files.
 
     Args:
-        runs: of `open_runs`.
-        output: path of the page.
         step_times: of `read_step_times`, by system.
         documents: numbers of those the reader shows; None for the first ones recorded.
-        reader_tokens: the most tokens the reader shows.
+        reader_tokens: most tokens of the reader.
     """
     groups = collect(runs)
     sections = []
@@ -230,7 +218,7 @@ def _studies(runs, show):
 
 
 def _paper(found):
-    """Tables and figures with something measured, or nothing to measure; the others folded away."""
+    """Returns tables and figures; those that await runs are folded."""
     content = ""
     for shown in (True, False):
         some = [thing for thing in found if _is_shown(thing) == shown]
@@ -247,7 +235,7 @@ def _is_shown(thing):
 
 
 def _write(path, content):
-    """Replaces a file whole, so that a page that is open elsewhere is never half a page."""
+    """Replaces a file atomically, because the page may be open."""
     content = content.encode("utf-8", "replace") if isinstance(content, str) else content
     new = path.with_name(path.name + ".new")
     new.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Archives of run folders: what a run was told and what it reported, without what it learned."""
+"""Archives of run folders: settings and records, without checkpoints."""
 
 import gzip
 import io
@@ -22,30 +22,22 @@ KEPT = (
     "evaluation_*.json",
     "studies/*.json",
 )
-"""Files of a run folder that an archive holds; TensorBoard's are written from the records."""
+"""Files of a run folder that an archive holds."""
 ENDING = ".tar.gz"
 
 MOST_BYTES = 2**30
-"""The limit of all files of an archive together; those of published runs hold 2 MB."""
+"""Limit of all files of an archive together."""
 MOST_MEMBERS, MOST_LETTERS, MOST_DEPTH = 10_000, 256, 8
-"""Limits of the number of members, the length of a path, and the folders in it."""
+"""Limits of the number of members, and of the length and depth of a path."""
 PIECE = 2**20
 """Bytes that are decompressed at once, and the limit of a single read of a header."""
 UNPACK_IT = "unpack it yourself, if you trust it, and name the folder"
 DAMAGE = (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, RecursionError)
-"""What the libraries raise of damaged archives."""
+"""Errors of the libraries for damaged archives."""
 
 
 def pack(run: Path, archive: Path) -> None:
-    """Writes a run folder's records as an archive; of equal records, equal bytes.
-
-    Args:
-        run: a run folder, finished or not.
-        archive: the file to write, NAME.tar.gz; the run is called NAME when it is unpacked.
-
-    Raises:
-        FileNotFoundError: the folder holds no run.
-    """
+    """Writes a run folder's records as NAME.tar.gz; equal records give equal bytes."""
     if not (run / "config.gin").is_file():
         raise FileNotFoundError(f"{run} is not a run folder: it has no config.gin.")
     content = io.BytesIO()
@@ -60,13 +52,7 @@ def pack(run: Path, archive: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpacks an archive into a new folder below `folder`; returns that run folder.
-
-    Raises:
-        ValueError: the file has no name of an archive, is damaged, exceeds a limit, or holds
-            anything but files and folders.
-        OSError: it is no regular file, or cannot be opened.
-    """
+    """Unpacks an archive into a new folder below `folder`; returns that run folder."""
     name = archive.name.removesuffix(ENDING)
     if name == archive.name or name in ("", ".", ".."):
         raise ValueError(f"{archive} is no archive of a run: rename it to RUN{ENDING}.")
@@ -97,7 +83,6 @@ def _decompress(file: IO[bytes], content: IO[bytes]) -> None:
 
 
 def _checked(tar: tarfile.TarFile) -> list[tarfile.TarInfo]:
-    """Returns the members of an archive, all of them files and folders within the limits."""
     members = list(itertools.islice(tar, MOST_MEMBERS + 1))
     if len(members) > MOST_MEMBERS:
         raise _TooLarge(f"it holds more than {MOST_MEMBERS:,} files")
@@ -113,7 +98,7 @@ def _checked(tar: tarfile.TarFile) -> list[tarfile.TarInfo]:
 
 
 class _TooLarge(Exception):
-    """An archive exceeds a limit."""
+    pass
 
 
 class _ShortReads:

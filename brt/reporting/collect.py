@@ -1,4 +1,4 @@
-"""Runs gathered by what they compute, so that seeds of one experiment share a cell."""
+"""Groups of runs that differ in their seed only, which share a cell."""
 
 import math
 from typing import Any, NamedTuple
@@ -14,13 +14,13 @@ from brt.reporting.papers.form import Quantity
 from brt.reporting.runs import Run
 
 PROPERTIES = ("parameters", "all_parameters", "vocabulary_size")
-"""Of a `Group` itself, whatever its seeds."""
+"""Properties of a `Group` itself, which do not depend on seeds."""
 WITHOUT_EFFECT = ("Evaluation.split", "Evaluation.tokens_per_step", "Evaluation.max_steps")
-"""Bindings given to an evaluation that change no figure of a whole split."""
+"""Bindings of an evaluation without effect on the metrics of a whole split."""
 
 
 def given_to(evaluation: dict) -> str:
-    """Returns the gin files and bindings an evaluation was given, those without effect left out."""
+    """Returns the gin files and bindings of an evaluation, without those that have no effect."""
     lines = map(str, evaluation.get("given", ()))
     return ", ".join(line for line in lines if not line.startswith(WITHOUT_EFFECT))
 
@@ -31,7 +31,7 @@ class Group(NamedTuple):
     Attributes:
         runs: at least one.
         position: in the papers' tables.
-        variant: the bindings that tell it from others of the same position; empty if it is alone.
+        variant: the bindings that distinguish it from others of the same position; or "".
     """
 
     runs: list[Run]
@@ -40,7 +40,7 @@ class Group(NamedTuple):
 
     @property
     def split(self) -> str:
-        """The split the tables report: test, as the paper does, or validation for GitHub."""
+        """The split that tables report: test, or validation for GitHub."""
         wanted = (
             ("validation", "test") if self.position.corpus == "GitHub" else ("test", "validation")
         )
@@ -48,16 +48,15 @@ class Group(NamedTuple):
         return next(found, wanted[0])
 
     def evaluations(self, split: str | None = None) -> list[dict]:
-        """Returns the evaluations of all runs that have one of the split; None for `split`."""
+        """Returns the evaluations of a split (None for `split`) of all runs that have one."""
         split = split or self.split
         return [run.evaluations[split] for run in self.runs if split in run.evaluations]
 
     def cell(self, name: str = "bits_per_token", decimals: int | None = None) -> Cell:
-        """Returns the cell of a scalar, over seeds."""
         return self.quantity(Quantity("", name, decimals))
 
     def quantity(self, quantity: Quantity) -> Cell:
-        """Returns the cell that a column shows of the group."""
+        """Returns the cell of a column."""
         name, decimals = quantity.scalar, quantity.decimals
         values = [value / quantity.divisor for value in self._values(name, quantity.split)]
         if not values:
@@ -74,7 +73,6 @@ class Group(NamedTuple):
         return measured([value], decimals)
 
     def _values(self, name, split):
-        """Returns a scalar's value in each run that has it, as `Quantity` names scalars."""
         if name in PROPERTIES:
             return [x for x in [getattr(self, name)] if not math.isnan(x)]
         if name.startswith("studies/"):
@@ -88,7 +86,7 @@ class Group(NamedTuple):
 
     @property
     def label(self) -> str:
-        """A name for tables that have no row for it: `Slide:5L (5 layers, d 128)`."""
+        """Label in tables that have no row for the group: `Slide:5L (5 layers, d 128)`."""
         system = " + ".join([self.position.system, *self.position.memories])
         label = f"{system} ({self.dimensions})"
         if self.position.task:
@@ -96,17 +94,15 @@ class Group(NamedTuple):
         return f"{label}, {self.variant}" if self.variant else label
 
     def apart_from(self, other: "Group") -> str:
-        """The bindings in which this group's runs differ from another's."""
+        """Returns the bindings in which the runs differ from another group's."""
         return _apart(self.runs[0].identity(), other.runs[0].identity())
 
     @property
     def dimensions(self) -> str:
-        """Of the runs themselves: `5 layers, d 128`."""
         layers, width = (self._setting(name) for name in ("num_layers", "width"))
         return f"{layers} layers, d {width}"
 
     def at(self, name: str) -> Any:
-        """Returns a property of the group, or of its position."""
         return getattr(self if name in PROPERTIES else self.position, name)
 
     @property
@@ -115,13 +111,13 @@ class Group(NamedTuple):
 
     @property
     def parameters(self) -> float:
-        """Millions, without embeddings; not a number if the run's config no longer builds."""
+        """Millions, without embeddings; NaN if the run's config no longer builds."""
         counts = self._counts()
         return counts.non_embedding / 1e6 if counts else math.nan
 
     @property
     def all_parameters(self) -> float:
-        """Millions, embeddings included; as above."""
+        """Millions, with embeddings; NaN if the run's config no longer builds."""
         counts = self._counts()
         return (counts.non_embedding + counts.embedding) / 1e6 if counts else math.nan
 
@@ -162,7 +158,7 @@ class Group(NamedTuple):
 
 
 def collect(runs: list[Run]) -> list[Group]:
-    """Gathers runs into groups, in the order given."""
+    """Gathers runs into groups, in order."""
     gathered: list[tuple[dict, list[Run]]] = []
     for run in runs:
         identity = run.identity()
@@ -182,7 +178,6 @@ def collect(runs: list[Run]) -> list[Group]:
 
 
 def _variant(i, positions, gathered):
-    """Returns the bindings that set group i apart from the first other of its position."""
     own = gathered[i][0]
     for j, (other, _) in enumerate(gathered):
         if j != i and positions[j] == positions[i]:

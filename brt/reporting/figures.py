@@ -1,4 +1,4 @@
-"""The figures of runs: curves of training, and the series of studies."""
+"""Figures of runs: curves of training, and the series of studies."""
 
 import re
 
@@ -6,7 +6,7 @@ from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.runs import Run
 
 MANY_POINTS = 30
-"""Fewer are marked each."""
+"""Curves with fewer points have marks."""
 CURVES = (
     (
         "training_loss",
@@ -76,7 +76,7 @@ CURVES = (
         r"perf/tokens_per_second",
     ),
 )
-"""Name, title, caption, axis and the scalars of each figure."""
+"""Name, title, caption, axis label and the scalars of each figure."""
 
 
 def training_curves(runs: list[Run]) -> list[Plot]:
@@ -99,7 +99,7 @@ def training_curves(runs: list[Run]) -> list[Plot]:
 
 
 def _short(scalar, figure):
-    """Returns the part of a scalar's name that tells it from others: `layer2`, `cleared`."""
+    """Returns the distinguishing part of a scalar's name: `layer2`, `cleared`."""
     text = scalar.split("/", 1)[1]
     for word in ("bits_per_token", "recall_accuracy", "learning_rate", "tokens_per_second", figure):
         text = text.replace(word, "")
@@ -109,7 +109,7 @@ def _short(scalar, figure):
 def study_plots(run: Run, name: str) -> list[Plot]:
     """Returns the series of a study; those with the same axes and borders share a plot.
 
-    Counts of documents go to the axis on the right of the plot with the same x.
+    Counts of documents go to the right axis of the plot with the same x.
     """
     together: dict[tuple, list] = {}
     for series in run.studies[name].get("series", []):
@@ -163,5 +163,4 @@ def _title(group, x_label, y_label, borders):
 
 
 def _spread_out(x):
-    """Tells whether few points cover so much that only a logarithmic axis tells them apart."""
     return 1 < len(x) <= 40 and min(x) > 0 and max(x) / min(x) >= 64

@@ -1,4 +1,4 @@
-"""Gin files as data: read, changed and written back, with nothing in them carried out."""
+"""Gin files as data: read, changed and written back, but not executed."""
 
 import os
 import pathlib
@@ -32,13 +32,7 @@ class _AsText(config_parser.ParserDelegate):
 
 
 def read_gin(text: str) -> dict[str, Any]:
-    """Returns the bindings of a gin text, `RecurrentCell.gate` to "fixed"; includes are followed.
-
-    Raises:
-        SyntaxError: as gin's parser.
-        ValueError: as `brt.bindings.gin_files`, but for imports, which are passed over.
-        FileNotFoundError: an included file that is neither here, nor beside configs/ or inside.
-    """
+    """Returns the bindings of a gin text and its includes, `RecurrentCell.gate` to "fixed"."""
     return _read_gin(gin_text(text), GinReader())
 
 
@@ -53,7 +47,7 @@ def _read_gin(text, reader):
 
 
 def read_gin_file(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the bindings of a gin file, looked up here, beside configs/ and inside of it."""
+    """Returns the bindings of a gin file, found here, next to configs/ or inside it."""
     return _read_file(path, GinReader())
 
 
@@ -67,7 +61,7 @@ def _read_file(path, reader):
 
 
 def read_gin_files(paths: Iterable[str]) -> dict:
-    """Returns the bindings of several gin files, later ones after earlier ones."""
+    """Returns the bindings of several gin files; later files override earlier ones."""
     settings: dict[str, Any] = {}
     for path in paths:
         settings |= read_gin_file(path)
@@ -75,13 +69,7 @@ def read_gin_files(paths: Iterable[str]) -> dict:
 
 
 def resolved(settings: dict) -> dict:
-    """The settings with each macro's value in its place, and without the macros themselves.
-
-    A macro that has no value stays as it is.
-
-    Raises:
-        ValueError: a macro is its own value, or the values are too many.
-    """
+    """Returns the settings with macros replaced by their values, and without the macros."""
 
     def macro(value):
         name = value[1:] if isinstance(value, Reference) and value.startswith("%") else None
@@ -97,9 +85,9 @@ def write_gin(settings: dict[str, Any]) -> str:
 
 
 def reachable(settings: dict[str, Any], name: str) -> set[str]:
-    """Returns the bindings that the value of a binding depends on, itself included.
+    """Returns the bindings that the value of a binding depends on, with the binding itself.
 
-    `Trainer.corpus = @Corpus()` brings all `Corpus.` bindings, and what these refer to.
+    `Trainer.corpus = @Corpus()` adds all `Corpus.` bindings, and those they refer to.
     """
     of_owner: dict[str, list[str]] = {}
     for key in settings:

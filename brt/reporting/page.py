@@ -1,4 +1,4 @@
-"""One page with everything in it: styles, figures, tables, the reader's texts. No network."""
+"""The page of a report: styles, figures, tables and texts in one HTML file."""
 
 import html
 import json
@@ -16,7 +16,7 @@ from brt.reporting.runs import Run
 HERE = Path(__file__).parent
 
 MANY_ROWS = 40
-"""Rows of settings that are folded away: runs of different models differ in all of theirs."""
+"""Tables with more rows are folded."""
 READER = """
 <p class="caption">Every token is as deeply coloured as the model was surprised by it. Pick another
 recording with the buttons, or subtract one: state cleared from state kept, one model from another.
@@ -44,7 +44,6 @@ def page(
     """Returns the page.
 
     Args:
-        title: its heading.
         sections: (anchor, heading, HTML) of each.
         problems: sentences shown above everything.
         documents: of `reader_documents`; empty for a page without a reader.
@@ -79,7 +78,6 @@ def _embedded(name, content):
 
 
 def table_html(table: Table) -> str:
-    """Returns a table with its title above and its caption below."""
     return (
         f"<h3>{html.escape(table.title)}</h3>\n{table.as_html()}\n"
         f'<p class="caption">{_prose(table.caption)}</p>\n'
@@ -91,7 +89,6 @@ def _prose(text):
 
 
 def plots_html(plots: list[Plot]) -> str:
-    """Returns plots side by side where there is room; nothing for none."""
     figures = "".join(
         f'<figure id="{html.escape(plot.name)}"><h3>{html.escape(plot.title)}</h3>{svg(plot)}'
         + (f"<figcaption>{_prose(plot.caption)}</figcaption>" if plot.caption else "")
@@ -102,14 +99,14 @@ def plots_html(plots: list[Plot]) -> str:
 
 
 def folded(count: int, what: str, content: str) -> str:
-    """Returns content behind a line that says how much there is of it."""
+    """Returns content behind a line with its count."""
     return (
         f"<details><summary>{count:,} {what}{'s' * (count != 1)}</summary>\n{content}</details>\n"
     )
 
 
 def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
-    """Returns a table of the runs and how far they have come, with their own sizes."""
+    """Returns a table of the runs, their sizes and steps."""
     titles = "run", "system", "layers", "width", "window", "memory", "segment", "corpus", "seed"
     columns = [Column("", title) for title in (*titles, "step", "of", "tokens read")]
     rows = []
@@ -129,7 +126,7 @@ def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
 
 
 def settings_that_differ(runs: list[Run]) -> list[Table]:
-    """Returns the bindings that differ between runs, in a table; none for a single run."""
+    """Returns a table of the bindings that differ between runs, if any."""
     settings = [
         run.identity() | {"Trainer.seed": run.settings.get("Trainer.seed", 0)} for run in runs
     ]
@@ -165,7 +162,7 @@ EVALUATED = (
 
 
 def evaluations(runs: list[Run]) -> Table:
-    """Returns the last evaluation of each run and split: every document once, from its start."""
+    """Returns a table of the last evaluation of each run and split."""
     found = [(run, split, scalars) for run in runs for split, scalars in run.evaluations.items()]
     shown = [entry for entry in EVALUATED if any(entry[0] in s for _, _, s in found)]
     columns = [Column("", "run"), Column("", "split"), Column("", "step")]
@@ -189,7 +186,6 @@ def evaluations(runs: list[Run]) -> Table:
 
 
 def folded_if_long(table: Table) -> str:
-    """Returns a table as `table_html`, behind a line if it has very many rows."""
     content = table_html(table)
     if len(table.rows) <= MANY_ROWS:
         return content
@@ -198,13 +194,12 @@ def folded_if_long(table: Table) -> str:
 
 
 def numbers_table(name: str, numbers: dict) -> Table:
-    """Returns the numbers of a study."""
     rows = [[Cell(key.replace("_", " ")), _number(value, 6)] for key, value in numbers.items()]
     return Table(name, "Numbers", "", [Column("", "quantity"), Column("", "value")], rows)
 
 
 def rows_table(name: str, rows: list[dict]) -> Table:
-    """Returns the rows of a study; `x_ended` false says that x is only the least it can be."""
+    """Returns the rows of a study; `x_ended` false means that x is a lower bound."""
     keys = dict.fromkeys(key for row in rows for key in row if not key.endswith("_ended"))
     lines = []
     for row in rows:
@@ -227,15 +222,12 @@ def _number(value, decimals, note=""):
 
 
 def excerpts_html(excerpts: list[dict]) -> str:
-    """Returns tokens with the text around them, and what a study found out about each."""
+    """Returns tokens with the text around them and the facts of a study."""
     return f'<div class="excerpts">{"".join(map(_excerpt, excerpts))}</div>'
 
 
 def marked_html(texts: list[dict]) -> str:
-    """Returns texts in which a study has marked tokens.
-
-    texts: each with "title", and "parts", pairs of a text and a flag.
-    """
+    """Returns texts with marked tokens: each has "title" and "parts", pairs of text and flag."""
     shown = []
     for found in texts:
         parts = (

@@ -1,28 +1,48 @@
 """Positions of runs in the papers' tables, read off their settings."""
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from brt.reporting.model_settings import model_name, model_setting, owners
 from brt.reporting.papers.reading import read_paper
 from brt.reporting.runs import Run
 
 TASKS = {
-    "CopyTask": ("copy", "length"),
-    "ReverseTask": ("reverse", "length"),
-    "AssociativeRetrieval": ("retrieval", "num_pairs"),
-    "QuadraticEquations": ("quadratic", "max_root"),
+    "CopyTask": ("copy", "length", 24),
+    "ReverseTask": ("reverse", "length", 24),
+    "AssociativeRetrieval": ("retrieval", "num_pairs", 4),
+    "QuadraticEquations": ("quadratic", "max_root", 100),
 }
-"""Name of each source's task, and the argument that says how large it is."""
-_DEFAULT_LENGTHS = {"length": 24, "num_pairs": 4, "max_root": 100}
-SIZES = read_paper("block_recurrent").sizes
-XL_SIZES = read_paper("transformer_xl").sizes
+"""Name of each source's task, the argument of its size, and the default."""
+LABELLED = ("Hyperpartisan", "HotpotQA", "MuSiQue", "Scrolls", "LabelledTexts")
+"""Sources of labelled documents."""
+CORPORA = {"enwik8": "enwik8", "arxiv": "arXiv", "github": "GitHub"}
+CORPORA_OF_WORDS = {
+    "wikitext103": "WikiText-103",
+    "penn_treebank": "Penn Treebank",
+    "one_billion_word": "One Billion Word",
+}
+"""Corpora by the first letters of their stores' names."""
+PG19 = {"bytes": "PG19 bytes", "T5": "PG19 tokens", "pretrained": "PG-19"}
+"""Names of PG19 by the family of the vocabulary; else `PG19 SPM`."""
 ENCODINGS = {
     "relative": "this paper",
     "shaw": "Shaw",
     "absolute": "Vaswani",
     "learned": "Al-Rfou",
 }
+BODIES = {"GPT2": "GPT-2"}
+"""Names of bodies in the papers, where their classes have others."""
+BETWEEN_WINDOWS = {
+    "PooledMemory": "pooled",
+    "FinalLayerMemory": "pooled",
+    "CellMemory": "cell",
+    "SlotMemory": "slots",
+}
+SIZES = read_paper("block_recurrent").sizes
+XL_SIZES = read_paper("transformer_xl").sizes
+DIMENSIONS = ("width", "num_heads", "head_size", "feed_forward_size")
+BLOCKS = "BlockRecurrentTransformer"
 
 
 def flops_per_token(window: int, overlap: int = 0, layers: int = 12, width: int = 768) -> float:
@@ -54,46 +74,43 @@ class PaperPosition(NamedTuple):
 
     Attributes:
         model: name of its class, `BlockRecurrentTransformer`.
-        system: as Table 1 of the Block-Recurrent paper spells it, `Rec:fixed:skip`, `Slide:12L`,
-            `XL:512`; or `Tr-XL`, `Baseline` (the same without recurrence), `MemTr`, `RMT`,
-            `Tr-XL + RMT`; or the class's name.
-        size: name of the published size whose dimensions it has, or None.
-        window, segment_length: the window is None where there is none.
-        states: S; None without a recurrent layer.
-        gate_biases: how its gates begin; None without.
-        corpus: as the tables head their columns, or the name of the store's folder.
-        vocabulary_family: `T5`, `PG19 SPM`, `SentencePiece`, `bytes`, or the name it has.
-        vocabulary: the family and its size, `PG19 SPM 32k`.
-        layers: their number.
-        memory: M, hidden states cached in each layer.
-        evaluation_memory: M in evaluation.
+        system: as in Table 1 of the Block-Recurrent paper, `Rec:fixed:skip`, `Slide:12L`, `XL:512`;
+            `Tr-XL`, `Baseline` (the same without recurrence), `MemTr`, `RMT`, `Tr-XL + RMT`; or the
+            name of the class.
+        segment_length: of training.
+        corpus: as in the headings of tables, or the name of the store's folder.
+        vocabulary_family: `T5`, `PG19 SPM`, `SentencePiece`, `bytes`, or its name.
+        vocabulary: family and size, `PG19 SPM 32k`.
+        layers: number of layers.
+        size: name of the published size with the same dimensions, or None.
+        window: None without one.
+        states, gate_biases: S and the initial gates; None without a recurrent layer.
+        memory, evaluation_memory: M, hidden states cached in each layer.
         memory_tokens: m.
-        memories: names of the classes of memories, where they are combined as in no paper.
+        memories: classes of memories that no paper combines so.
         bptt_depth: memories that gradients cross.
-        encoding: of positions, as Table 5 of the Transformer-XL paper names it.
+        encoding: of positions, as in Table 5 of the Transformer-XL paper.
         loss: "full" or "half" of the segment's positions.
         steps: updates in all.
         task: `copy`, `reverse`, `retrieval` or `quadratic`; None for text.
-        task_length: n of the task: symbols to be copied, pairs, or the largest root.
-        symbols: different ones that copy and reverse draw from; None for others.
+        task_length: n of the task: symbols to copy, pairs, or the largest root.
+        symbols: number of different symbols of copy and reverse; None for others.
         segments: of a sample of the task, or of a labelled document; 1 for text.
-        overlap: tokens that a window of a pretrained model reads again.
-        evaluation_overlap: the same in evaluation.
-        flops: of the layers of a pretrained decoder for each new token, in 10^8, as the Adding
-            Recurrence paper counts them; None for others.
+        overlap, evaluation_overlap: tokens that a window of a pretrained model reads again.
+        flops: of the layers of a pretrained decoder for each new token, in 10^8; None for others.
     """
 
     model: str
     system: str
-    size: str | None
-    window: int | None
     segment_length: int
-    states: int | None
-    gate_biases: str | None
     corpus: str
     vocabulary_family: str
     vocabulary: str
     layers: int
+    size: str | None = None
+    window: int | None = None
+    states: int | None = None
+    gate_biases: str | None = None
     memory: int = 0
     evaluation_memory: int = 0
     memory_tokens: int = 0
@@ -112,17 +129,16 @@ class PaperPosition(NamedTuple):
 
     @property
     def window_length(self) -> int:
-        """Tokens of a window, those that are read again too."""
+        """Tokens of a window, with those that are read again."""
         return self.segment_length + self.overlap
 
     @property
     def evaluated_as_trained(self) -> bool:
-        """True if it sees as far in evaluation as in training."""
         return self.evaluation_memory == self.memory
 
     @property
     def memory_size(self) -> int:
-        """As the figures of the RMT paper count it: M of a cache, m of a recurrent memory."""
+        """M of a cache, m of a recurrent memory, as in the figures of the RMT paper."""
         return self.memory_tokens or self.memory
 
     @property
@@ -141,12 +157,10 @@ class PaperPosition(NamedTuple):
 
     @property
     def symbols_shown(self) -> str:
-        """`10`, or a dash where there is no choice."""
         return str(self.symbols or "–")
 
     @property
     def visible_context(self) -> int | None:
-        """Tokens a prediction may depend on in training, where the RMT paper has a measure."""
         return visible_context(self.system, self.segment_length, self.memory, self.bptt_depth)
 
     @property
@@ -162,80 +176,108 @@ class PaperPosition(NamedTuple):
 
 
 def paper_position(run: Run) -> PaperPosition:
-    """Returns the position of a run, at the paper's scale if it is the entry of a ladder."""
+    """Returns the position of a run; of a scaled model, that of the one it stands for."""
     settings = run.paper_settings
-    model = model_name(settings)
-    family, entries = _vocabulary(run, settings, model)
-    segment = settings["Trainer.segment_length"]
-    common = {
-        "model": model,
-        "segment_length": segment,
+    family, entries = _vocabulary(run, settings)
+    attributes = {
+        "model": model_name(settings),
+        "segment_length": settings["Trainer.segment_length"],
         "corpus": _corpus(run, family),
         "vocabulary_family": family,
         "vocabulary": f"{family} {entries}",
         "steps": settings.get("Trainer.steps", 0),
         "bptt_depth": _depth(settings),
-    } | _task(settings)
-    return PaperPosition(**common | _own(settings))
+    }
+    return PaperPosition(**attributes | _task(settings) | _of_model(settings))
 
 
 def system_and_size(settings: dict) -> tuple[str, str | None]:
-    """The `system` and the `size` of a `PaperPosition`, of the settings of an experiment."""
-    own = _own(settings)
-    return own["system"], own["size"]
+    """Returns the `system` and the `size` of the model that settings describe."""
+    attributes = _of_model(settings)
+    return attributes["system"], attributes.get("size")
 
 
-def _own(settings):
-    """Returns the attributes of a `PaperPosition` that say something of the model alone."""
+def _of_model(settings) -> dict[str, Any]:
     model = model_name(settings)
-    of_model = _OF_MODEL.get(model, _other) if _is_published(settings, model) else _other
-    return of_model(settings, model, settings["Trainer.segment_length"])
+    if not _is_published(settings, model):
+        return _other(settings, model)
+    if model == BLOCKS:
+        return _block_recurrent(settings)
+    if model in _WITH_MEMORY:
+        return _transformer_xl(settings)
+    if model in ("PretrainedLanguageModel", "PretrainedReader"):
+        return _pretrained(settings, model)
+    return _other(settings, model)
 
 
-def _language_model(settings, model, segment):
-    layers, window = (
-        settings["BlockRecurrentTransformer.num_layers"],
-        settings["BlockRecurrentTransformer.window"],
+_WITH_MEMORY = ("TransformerXL", "RecurrentMemoryTransformer")
+
+
+def _is_published(settings, model):
+    """Returns whether a paper combines the model's memories."""
+    cached = str(settings.get("TransformerXL.memory", "@HiddenMemory")).strip("@()")
+    recurrent, memorizing, further = (
+        settings.get(f"{BLOCKS}.{name}")
+        for name in ("recurrent_layers", "memorizing_layers", "memories")
     )
-    recurrent = tuple(settings.get("BlockRecurrentTransformer.recurrent_layers") or ())
-    return {
-        "system": _system(settings, layers, window, segment, recurrent),
-        "size": _size(settings, layers, bool(recurrent)),
+    around = model != "RecurrentMemoryTransformer" or owners(settings)[-1] == "TransformerXL"
+    return cached == "HiddenMemory" and around and not (further or (recurrent and memorizing))
+
+
+def _block_recurrent(settings):
+    layers, window = (settings[f"{BLOCKS}.{name}"] for name in ("num_layers", "window"))
+    recurrent = tuple(settings.get(f"{BLOCKS}.recurrent_layers") or ())
+    dimensions = tuple(settings.get(f"{BLOCKS}.{name}") for name in DIMENSIONS)
+    sizes = (
+        size.name
+        for size in SIZES
+        if dimensions == size[2:]
+        # A baseline may have one layer in twelve more.
+        and (layers == size.layers or (not recurrent and layers == size.layers * 13 // 12))
+    )
+    attributes = {
+        "system": _system(settings, layers, window, recurrent),
+        "size": next(sizes, None),
         "window": window,
         "layers": layers,
-        "states": settings.get("RecurrentCell.num_states") if recurrent else None,
-        "gate_biases": settings.get("RecurrentCell.gate_biases", "small") if recurrent else None,
     }
+    if recurrent:
+        attributes["states"] = settings.get("RecurrentCell.num_states")
+        attributes["gate_biases"] = settings.get("RecurrentCell.gate_biases", "small")
+    return attributes
 
 
-def _transformer_xl(settings, model, segment):
+def _system(settings, layers, window, recurrent):
+    if recurrent:
+        family = "Feedback" if settings.get(f"{BLOCKS}.feedback") else "Rec"
+        gate = settings.get("RecurrentCell.gate") or "fixed"
+        name = f"{family}:{gate}:{settings.get('RecurrentCell.arrangement') or 'skip'}"
+        if len(recurrent) != (1 if layers < 24 else 2):  # the paper counts layers from 1
+            name += " @" + ",".join(str(index + 1) for index in recurrent)
+        return name
+    if settings.get(f"{BLOCKS}.memorizing_layers"):
+        kind = " dense" if settings.get("ExternalMemory.search") == "dense" else ""
+        return f"Memorizing Trans. {settings.get('ExternalMemory.size', 65_536) // 1024}k{kind}"
+    if window != settings["Trainer.segment_length"]:
+        return f"Slide:{layers}L"
+    return f"XL:{window}" if layers == 12 else f"XL:{window}:{layers}-layer"
+
+
+def _transformer_xl(settings):
     """Returns attributes of Transformer-XL, and of RMT around it, whose layers are the same."""
 
     def setting(name, default=None, scope=""):
-        unscoped = model_setting(settings, name, default)
-        return model_setting(settings, name, unscoped, scope)
+        return model_setting(settings, name, model_setting(settings, name, default), scope)
 
     memory, tokens = setting("memory_length", 0), setting("num_memory", 0)
+    system = " + ".join(["Tr-XL"] * (memory > 0) + ["RMT"] * (tokens > 0)) or "Baseline"
     if tokens and not setting("memory_at_end", True):
         system = "MemTr"
-    else:
-        system = {
-            (False, False): "Baseline",
-            (True, False): "Tr-XL",
-            (False, True): "RMT",
-            (True, True): "Tr-XL + RMT",
-        }[memory > 0, tokens > 0]
-    dimensions = tuple(
-        setting(name)
-        for name in ("num_layers", "width", "num_heads", "head_size", "feed_forward_size")
-    )
+    dimensions = tuple(setting(name) for name in ("num_layers", *DIMENSIONS))
     return {
         "system": system,
         "size": next((size.name for size in XL_SIZES if size[1:] == dimensions), None),
-        "window": None,
         "layers": setting("num_layers"),
-        "states": None,
-        "gate_biases": None,
         "memory": memory,
         "evaluation_memory": setting("memory_length", 0, "evaluation/"),
         "memory_tokens": tokens,
@@ -244,20 +286,33 @@ def _transformer_xl(settings, model, segment):
     }
 
 
-def _is_published(settings, model):
-    """Returns whether the model's parts are those of the papers, and not memories combined anew."""
-    of_xl = str(settings.get("TransformerXL.memory", "@HiddenMemory")).strip("@()")
-    of_stack = [
-        settings.get(f"BlockRecurrentTransformer.{name}")
-        for name in ("recurrent_layers", "memorizing_layers", "memories")
-    ]
-    further = of_stack[2] or (of_stack[0] and of_stack[1])
-    around = model != "RecurrentMemoryTransformer" or owners(settings)[-1] == "TransformerXL"
-    return of_xl == "HiddenMemory" and around and not further
+def _pretrained(settings, model):
+    """Returns attributes of pretrained bodies over windows or labelled documents."""
+    body = owners(settings)[-1]
+    around = str(settings.get(f"{model}.memories") or "")
+    parts = [word for name, word in BETWEEN_WINDOWS.items() if f"@{name}" in around]
+    tokens = settings.get(f"{model}.num_memory", 0)
+    system = " + ".join([BODIES.get(body, body), *dict.fromkeys(parts)])
+    overlap = settings.get(f"{model}.overlap", 0)
+    evaluated = settings.get(f"evaluation/{model}.overlap", overlap)
+    layers, width = (settings.get(f"{body}.{name}") or 0 for name in ("num_layers", "width"))
+    flops = None
+    if model == "PretrainedLanguageModel" and layers and width:
+        new = settings.get("Evaluation.segment_length") or settings["Trainer.segment_length"]
+        flops = flops_per_token(evaluated + new, evaluated, layers, width) / 1e8
+    return {
+        "system": f"RMT {system}" if tokens else system,
+        "size": "base" if (layers, width) == (12, 768) else None,
+        "layers": layers,
+        "memory_tokens": tokens,
+        "overlap": overlap,
+        "evaluation_overlap": evaluated,
+        "flops": flops,
+    }
 
 
-def _other(settings, model, segment):
-    """Returns attributes of other models: LSTM and QRNN, of Table 6 of Transformer-XL."""
+def _other(settings, model):
+    """Returns attributes of other models, such as LSTM and QRNN of the Transformer-XL paper."""
     parts = ("recurrent_layers", "RecurrentCell"), ("memorizing_layers", "ExternalMemory")
     memories = [name for binding, name in parts if model_setting(settings, binding)]
     for binding in ("memory", "memories"):
@@ -266,60 +321,9 @@ def _other(settings, model, segment):
     return {
         "memories": tuple(memories),
         "system": model,
-        "size": None,
         "window": model_setting(settings, "window"),
         "layers": model_setting(settings, "num_layers", 0),
-        "states": None,
-        "gate_biases": None,
     }
-
-
-BODIES = {"GPT2": "GPT-2"}
-"""Names of bodies as the papers spell them, where their classes have others."""
-BETWEEN_WINDOWS = {
-    "PooledMemory": "pooled",
-    "FinalLayerMemory": "pooled",
-    "CellMemory": "cell",
-    "SlotMemory": "slots",
-}
-
-
-def _pretrained(settings, model, segment):
-    """Returns attributes of pretrained bodies over windows or labelled documents."""
-    body = owners(settings)[-1]
-    around = str(settings.get(f"{model}.memories") or "")
-    parts = [word for name, word in BETWEEN_WINDOWS.items() if f"@{name}" in around]
-    tokens = settings.get(f"{model}.num_memory", 0)
-    system = " + ".join([BODIES.get(body, body), *dict.fromkeys(parts)])
-    overlap = settings.get(f"{model}.overlap", 0)
-    own = settings.get(f"evaluation/{model}.overlap", overlap)
-    layers = settings.get(f"{body}.num_layers") or 0
-    width = settings.get(f"{body}.width") or 0
-    known = model == "PretrainedLanguageModel" and layers and width
-    new = settings.get("Evaluation.segment_length") or segment
-    flops = flops_per_token(own + new, own, layers, width) / 1e8 if known else None
-    return {
-        "system": f"RMT {system}" if tokens else system,
-        "size": "base" if (layers, width) == (12, 768) else None,
-        "window": None,
-        "layers": layers,
-        "states": None,
-        "gate_biases": None,
-        "memory_tokens": tokens,
-        "overlap": overlap,
-        "evaluation_overlap": own,
-        "flops": flops,
-    }
-
-
-LABELLED = ("Hyperpartisan", "HotpotQA", "MuSiQue", "Scrolls", "LabelledTexts")
-"""Sources of labelled documents, by which tables head their columns."""
-_WITH_MEMORY = ("TransformerXL", "RecurrentMemoryTransformer")
-_OF_MODEL = {
-    "BlockRecurrentTransformer": _language_model,
-    **dict.fromkeys(_WITH_MEMORY, _transformer_xl),
-    **dict.fromkeys(("PretrainedLanguageModel", "PretrainedReader"), _pretrained),
-}
 
 
 def _depth(settings):
@@ -330,102 +334,52 @@ def _depth(settings):
 
 
 def _task(settings):
-    """Returns attributes of an algorithmic task; nothing for text."""
     source = str(settings.get("Corpus.source", "")).strip("@()").rsplit(".", 1)[-1]
+    segments = settings.get("Trainer.segments_per_step", 1)
     if source in LABELLED:
-        return {"corpus": source, "segments": settings.get("Trainer.segments_per_step", 1)}
+        return {"corpus": source, "segments": segments}
     if source not in TASKS:
         return {}
-    name, length = TASKS[source]
+    name, size, default = TASKS[source]
     return {
         "task": name,
         "corpus": name,
-        "task_length": settings.get(f"{source}.{length}", _DEFAULT_LENGTHS[length]),
-        "symbols": settings.get(f"{source}.num_symbols", 10) if length == "length" else None,
-        "segments": settings.get("Trainer.segments_per_step", 1),
+        "task_length": settings.get(f"{source}.{size}", default),
+        "symbols": settings.get(f"{source}.num_symbols", 10) if size == "length" else None,
+        "segments": segments,
     }
-
-
-def _system(settings, layers, window, segment, recurrent):
-    memory = ""
-    if settings.get("BlockRecurrentTransformer.memorizing_layers"):
-        kind = " dense" if settings.get("ExternalMemory.search") == "dense" else ""
-        memory = f"Memorizing Trans. {settings.get('ExternalMemory.size', 65_536) // 1024}k{kind}"
-    if not recurrent:
-        if memory:
-            return memory
-        if window != segment:
-            return f"Slide:{layers}L"
-        return f"XL:{window}" if layers == 12 else f"XL:{window}:{layers}-layer"
-    family = "Feedback" if settings.get("BlockRecurrentTransformer.feedback") else "Rec"
-    gate, arrangement = (settings.get(f"RecurrentCell.{n}") for n in ("gate", "arrangement"))
-    where = ""
-    if len(recurrent) != (1 if layers < 24 else 2):
-        # The paper counts layers from 1.
-        where = " @" + ",".join(str(index + 1) for index in recurrent)
-    name = f"{family}:{gate or 'fixed'}:{arrangement or 'skip'}{where}"
-    return f"{name} + {memory}" if memory else name
-
-
-def _size(settings, layers, is_recurrent):
-    dimensions = tuple(
-        settings.get(f"BlockRecurrentTransformer.{name}")
-        for name in ("width", "num_heads", "head_size", "feed_forward_size")
-    )
-    for size in SIZES:
-        # A baseline may have one layer in twelve more.
-        allowed = (size.layers,) if is_recurrent else (size.layers, size.layers * 13 // 12)
-        if dimensions == size[2:] and layers in allowed:
-            return size.name
-    return None
-
-
-CORPORA = {
-    "wikitext103": "WikiText-103",
-    "penn_treebank": "Penn Treebank",
-    "one_billion_word": "One Billion Word",
-}
-"""Corpora of words, by what the names of their stores begin with."""
 
 
 def _corpus(run, family):
     if run.corpus.startswith("pg19"):
-        named = {"bytes": "PG19 bytes", "T5": "PG19 tokens", "pretrained": "PG-19"}
-        return named.get(family, "PG19 SPM")
+        return PG19.get(family, "PG19 SPM")
     if run.corpus.startswith("wikitext103") and family == "pretrained":
         return "WikiText-103 raw"
-    for begin, name in CORPORA.items():
-        if run.corpus.startswith(begin) and family == "words":
-            return name
-    if run.corpus.startswith("enwik8"):
-        return "enwik8"
-    if run.corpus.startswith("arxiv"):
-        return "arXiv"
-    return "GitHub" if run.corpus.startswith("github") else run.corpus
+    known = CORPORA | (CORPORA_OF_WORDS if family == "words" else {})
+    return next((n for begin, n in known.items() if run.corpus.startswith(begin)), run.corpus)
 
 
-def _vocabulary(run, settings, model):
-    """Returns family and size, as Table 5 has them."""
+def _vocabulary(run, settings):
+    """Returns family and size, as in Table 5 of the Block-Recurrent paper."""
     named = settings.get("Corpus.vocabulary") or settings.get("FirstTokens.vocabulary")
     name = str(named or "of the source")
+    entries = model_setting(settings, "vocabulary_size", 0)
     if name in ("bytes", "@ByteVocabulary()"):
         return "bytes", "256"
-    of_body = model.startswith("Pretrained") and name.startswith("bpe:")
+    of_body = model_name(settings).startswith("Pretrained") and name.startswith("bpe:")
     if of_body or name.startswith(("pretrained:", "@PretrainedFolderVocabulary")):
-        return "pretrained", str(model_setting(settings, "vocabulary_size") or name)
+        return "pretrained", str(entries or name)
     if "t5" in name.lower():
         return "T5", "32k"
     if name.startswith(("words:", "@WordVocabulary")):
-        return "words", str(model_setting(settings, "vocabulary_size", 0))
-    found = re.search(r"pg19train_bpe_(\d+)", name)
-    entries = int(found[1]) if found else model_setting(settings, "vocabulary_size", 0)
+        return "words", str(entries)
+    released = re.search(r"pg19train_bpe_(\d+)", name)
+    entries = int(released[1]) if released else entries
     size = f"{entries // 1000}k" if entries >= 1000 else str(entries)
-    if found:
+    if released:
         return "PG19 SPM", size
     if "substitute" in name:
         return "substitute", size
     if name.startswith("subwords:") and run.corpus.startswith("pg19"):
         return "PG19 STE", size
-    if name.endswith(".model"):
-        return "SentencePiece", size
-    return name.rsplit("/", 1)[-1], size
+    return "SentencePiece" if name.endswith(".model") else name.rsplit("/", 1)[-1], size

@@ -1,4 +1,4 @@
-"""Documents for the page's reader: each token's text, losses, and when it was last seen."""
+"""Documents for the page's reader: text, losses, and distance to the word's last occurrence."""
 
 import base64
 
@@ -12,22 +12,18 @@ from brt.reporting.runs import Run
 from brt.training.settings import Trainer
 
 NO_WORD = 2**32 - 1
-"""In `last_seen`, for white space and punctuation; page.js knows it too."""
+"""In `last_seen`, for white space and punctuation; also in page.js."""
 
 
 def reader_documents(
     runs: list[Run], chosen: list[int] | None = None, most_tokens: int = 150_000
 ) -> tuple[list[dict], list[str]]:
-    """Returns documents with their recordings, of all runs that recorded the same store.
+    """Returns documents with their recordings, and sentences on what was left out.
 
     Args:
-        runs: those with recordings; one whose tokens are not those of the first recorded run is
-            left out, since token i of one says nothing about token i of the other.
+        runs: with recordings; those of other tokens than the first one's are left out.
         chosen: numbers of documents; None for those that most recordings hold.
-        most_tokens: the documents hold so many together; the last one is cut there.
-
-    Returns:
-        Documents for the page, and sentences about what was left out.
+        most_tokens: limit of all documents together.
     """
     opened, problems = _open(runs)
     if not opened:
@@ -131,10 +127,9 @@ def _document(store, vocabulary, number, length, title, holding):
 
 
 def last_seen(words: Words) -> np.ndarray:
-    """Computes how many tokens ago the word of each token began last.
+    """Returns the distance in tokens to the last occurrence of each token's word.
 
-    Returns:
-        uint32 (tokens,), 0 for never, `NO_WORD` where a token is part of none.
+    uint32 (tokens,); 0 for none, `NO_WORD` for a token without a word.
     """
     distances = np.full(len(words.texts), NO_WORD, np.uint32)
     for token in range(len(distances)):

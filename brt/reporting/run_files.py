@@ -1,6 +1,6 @@
-"""What the JSON files of a run folder have in them, as far as a report reads it.
+"""Readers of the JSON files of a run folder.
 
-Run folders may be anybody's: what does not fit is left out of the report, with a sentence.
+Run folders may come from anybody: damaged files are left out of the report, with a sentence.
 """
 
 import functools
@@ -16,12 +16,9 @@ from brt.storage.json_files import DamagedFile, Fields, bad_text, misfit, read_j
 
 
 class FileName:
-    """Names of files in the same folder."""
-
     words = "the name of a file, without a folder"
 
     def holds(self, value: Any) -> bool:
-        """Tells whether a value is such a name."""
         return isinstance(value, str) and re.fullmatch(r"[\w\-][\w\-.]*", value) is not None
 
 
@@ -31,7 +28,6 @@ class Shown:
     words = f"a number from {-LARGEST:.2g} to {LARGEST:.2g}"
 
     def holds(self, value: Any) -> bool:
-        """Tells whether a number is one of them."""
         return _is_shown(value)
 
 
@@ -49,7 +45,7 @@ EVALUATION = Fields(
         "given": list[str],
     },
 )
-"""The content of evaluation_<split>.json; all else in it are numbers."""
+"""Content of evaluation_<split>.json; all other entries are numbers."""
 
 SERIES = Fields(
     {"x": list[Finite], "y": list[Number]},
@@ -98,25 +94,20 @@ STUDY = Fields(
         "gains": dict[str, list[list[Finite | None]]],
     },
 )
-"""The content of studies/<name>.json; docs/evaluation.md and docs/studies.md say what it means."""
+"""Content of studies/<name>.json, as docs/studies.md documents it."""
 
 STANDS_FOR = Fields({}, {"settings": dict})
-"""The content of stands_for.json."""
+"""Content of stands_for.json."""
 
 SCALAR = Number | str | bool | None
 AGAIN = "remove the file, or have it written again"
 
 
 def read_evaluation(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Returns the figures of an evaluation.
-
-    Args:
-        path: of the file.
-        problems: takes a sentence about each number that cannot be shown, which becomes NaN.
+    """Returns the metrics of an evaluation; `problems` gets a sentence for each extreme number.
 
     Raises:
-        DamagedFile: they are no figures; so do the functions below.
-        OSError: the file cannot be read; so do these.
+        DamagedFile: also of the functions below.
     """
     found = _read(path, EVALUATION)
     problems += [f"{path}: {what}" for what in replace_extremes(found).values()]
@@ -129,7 +120,6 @@ def read_evaluation(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def read_study(path: Path) -> dict[str, Any]:
-    """Returns the content of a study."""
     found = _read(path, STUDY)
     if OLD_SUMMARY in found:
         found["summary"] = found.pop(OLD_SUMMARY)
@@ -149,7 +139,6 @@ def read_study(path: Path) -> dict[str, Any]:
 
 
 def read_stands_for(path: Path) -> dict[str, Any]:
-    """Returns what a run stands for in the tables of a paper."""
     found = _read(path, STANDS_FOR)
     check_settings(path, found.get("settings", {}))
     return found
@@ -163,11 +152,7 @@ def _read(path: Path, expected: Fields) -> dict[str, Any]:
 
 
 def replace_extremes(found: dict[str, Any]) -> dict[str, str]:
-    """Replaces numbers that cannot be shown, such as infinity, by NaN.
-
-    Returns:
-        A part of a sentence for each of them, by its name.
-    """
+    """Replaces numbers that cannot be shown by NaN; returns a phrase for each by its name."""
     extreme = {n: v for n, v in found.items() if isinstance(v, int | float) and not _is_shown(v)}
     found |= dict.fromkeys(extreme, math.nan)
     words = f"counts as NaN, because it is not {Shown.words}"
@@ -179,13 +164,7 @@ def _is_shown(number):
 
 
 def check_settings(path: Path, settings: dict[str, Any]) -> None:
-    """Refuses settings of another type, or in another range, than their parameters declare.
-
-    Args:
-        path: of the file they are from.
-        settings: `BlockRecurrentTransformer.window` to 512; names that brt does not have may have
-            any value, for runs of earlier versions.
-    """
+    """Refuses settings outside the declared types and ranges; unknown names are allowed."""
     declared = _declarations()
     if wrong := bad_text(settings):
         raise _damaged(path, wrong)
@@ -205,7 +184,6 @@ def _declarations():
 
 
 def _known(value):
-    """Returns a value with references, which are strings here, replaced by what is not known."""
     if isinstance(value, Reference):
         return UNKNOWN
     if isinstance(value, tuple | list):

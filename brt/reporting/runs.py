@@ -1,4 +1,4 @@
-"""Run folders as a report reads them, finished or still being written."""
+"""Run folders of a report, finished or in training."""
 
 import os
 import tokenize
@@ -21,20 +21,20 @@ from brt.training.records.run_folder import read_metrics
 from brt.training.settings import FREE_TO_CHANGE
 
 STANDS_FOR_FILE = "stands_for.json"
-"""In the run folder of a ladder: what the run stands for in the paper's tables."""
+"""File of a scaled run: the published model it stands for."""
 
 REQUIRED = ("Trainer.segment_length",)
 OF_BLOCKS = ("BlockRecurrentTransformer.num_layers", "BlockRecurrentTransformer.window")
 """Settings that every run has, and every run of a Block-Recurrent stack."""
 
 EVALUATED_BY = ("Evaluation.segment_length", "Evaluation.stride", "Evaluation.meliad_scoring")
-"""Settings of an evaluation that its figures depend on; `Evaluation.model` is bound in a scope."""
+"""Settings of an evaluation that its metrics depend on."""
 
 MOST_RECORDS = 20_000
 """Lines of metrics.jsonl that curves are drawn from."""
 
 SHARE = 0.01
-"""Of the loss: what a state has to be worth, to count as used."""
+"""Least relative cost of clearing a state that counts as used."""
 
 
 class Run:
@@ -42,25 +42,18 @@ class Run:
 
     Args:
         folder: of the run; none of its code is run.
-        allow_imports: modules outside brt that its config may import, where its model is built.
+        allow_imports: modules outside brt that its config may import to build the model.
 
     Attributes:
-        folder: `pathlib.Path` of it.
-        name: the folder's name, with as much of the path as tells the runs of a report apart.
+        name: the folder's name, with as much of the path as distinguishes the runs of a report.
         records: metrics.jsonl, oldest first; of a long run about `MOST_RECORDS` of them.
-        settings: every value in force, `BlockRecurrentTransformer.window` to 512; references as
-            `Reference`.
-        evaluations: split to the content of evaluation_<split>.json; and of models with a state
-            "uses_state", 1 or 0: whether the loss grows by `SHARE` where the state is cleared.
+        settings: every value in force, `BlockRecurrentTransformer.window` to 512.
+        evaluations: split to the content of evaluation_<split>.json, with "uses_state" (0 or 1).
         studies: name to the content of studies/<name>.json.
-        recordings: folders of recordings that have a manifest, those with the state kept first.
-        rows: of each study of several runs, here or in another run of the report, what its table
-            says of this one.
-        entry: what a ladder wrote beside it; empty for other runs.
-        problems: sentences about files that are torn or missing.
-
-    Raises:
-        FileNotFoundError: it is no run folder.
+        recordings: folders of recordings, those with the state kept first.
+        rows: study to the run's row in the table of a study of several runs.
+        stands_for: content of stands_for.json, or empty.
+        problems: sentences about damaged or missing files.
     """
 
     def __init__(self, folder: str | Path, allow_imports: Sequence[str] = ()):
@@ -95,7 +88,6 @@ class Run:
         self.stands_for = read.get("entry", {})
 
     def _check_numbers(self):
-        """Replaces numbers of the records that cannot be shown; names the first of each name."""
         first: dict[str, str] = {}
         for record in self.records:
             for name, what in replace_extremes(record).items():
@@ -142,21 +134,16 @@ class Run:
         return found
 
     def bind(self) -> None:
-        """Binds gin to the run's config.
-
-        Raises:
-            brt.config.ConfigError: as `brt.config.parse`.
-        """
         config.parse([str(self.folder / "config.gin")], allow_imports=self.allow_imports)
 
     @property
     def paper_settings(self) -> dict:
-        """Settings with the dimensions that the run stands for at the paper's scale."""
+        """Settings with the dimensions of the published model."""
         return self.settings | self.stands_for.get("settings", {})
 
     @property
     def is_scaled(self) -> bool:
-        """True if the model it stands for has other dimensions than its own."""
+        """True if the published model has other dimensions."""
         own = {name: self.settings.get(name) for name in self.stands_for.get("settings", {})}
         # JSON has lists for tuples.
         return any(
@@ -167,7 +154,6 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The last step recorded; 0 before the first."""
         return max((record["step"] for record in self.records), default=0)
 
     @property
@@ -180,18 +166,17 @@ class Run:
 
     @property
     def corpus(self) -> str:
-        """Name of the folder of its token stores; `mixture` where there are several."""
+        """Name of the folder of its token stores; `mixture` for several."""
         if "Corpus.store" in self.settings:
             return os.path.basename(str(self.settings["Corpus.store"]).rstrip("/"))
         return "mixture"
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Returns steps and values of one scalar."""
         pairs = [(r["step"], r[name]) for r in self.records if isinstance(r.get(name), int | float)]
         return [step for step, _ in pairs], [value for _, value in pairs]
 
     def study_number(self, study: str, name: str) -> Any:
-        """Returns a number of a study of this run, or of one that has a row for it; None without.
+        """Returns a number of a study of this run, or in its row; or None.
 
         `at/450` is the y at x = 450 of a study with one series.
         """
@@ -207,15 +192,12 @@ class Run:
         return self.rows.get(study, {}).get(name)
 
     def study_split(self, study: str) -> str | None:
-        """Returns the split that a study of this run has read; None without the study."""
+        """Returns the split of a study of this run; or None."""
         found = (entry for entry in self.studies.values() if entry.get("study") == study)
         return next((entry.get("split") for entry in found), None)
 
     def identity(self) -> dict:
-        """Returns the settings that decide the figures, apart from the seed.
-
-        The steps are among them, which may change when a run is resumed.
-        """
+        """Returns the settings that decide the metrics, except the seed."""
         return {
             name: repr(value)
             for name, value in self.settings.items()
@@ -225,7 +207,7 @@ class Run:
 
 
 def _shown_name(name):
-    """Returns the name of a file as text; bytes of it that are not UTF-8 become U+FFFD."""
+    """Returns a file name as text; bytes that are not UTF-8 become U+FFFD."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
@@ -234,13 +216,7 @@ def _is_free(name):
 
 
 def open_runs(folders: Iterable[str | Path], allow_imports: Sequence[str] = ()) -> list[Run]:
-    """Opens the runs of a report, each with a name of its own.
-
-    allow_imports: modules outside brt that their configs may import; see `brt.config.parse`.
-
-    Raises:
-        FileNotFoundError, ValueError: a folder is no run folder, or is named twice.
-    """
+    """Opens the runs of a report, each with a unique name."""
     runs = [Run(folder, allow_imports) for folder in folders]
     paths = [run.folder.resolve() for run in runs]
     for path in paths:
@@ -256,7 +232,7 @@ def open_runs(folders: Iterable[str | Path], allow_imports: Sequence[str] = ()) 
 
 
 def _share_rows(runs):
-    """Gives each run the rows that tables of studies have for it, whoever's folder holds them."""
+    """Gives each run its rows in the tables of studies, in any run's folder."""
     for study in (found for run in runs for found in run.studies.values()):
         for row in study.get("table", []):
             named = Path(str(row.get("run", "")))

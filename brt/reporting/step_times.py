@@ -1,4 +1,4 @@
-"""Relative times, of training steps and of evaluation, as `brt.benchmark --json` writes them."""
+"""Relative times of training steps and of evaluation, from files of `brt.benchmark --json`."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -11,22 +11,17 @@ BASELINE = "Slide:13L"
 
 
 class StepTime(NamedTuple):
-    """A time relative to another, and what a reader has to know of the two; empty if nothing."""
+    """A relative time, and a note or ""."""
 
     ratio: float
     note: str = ""
 
 
 def read_step_times(paths: Iterable[str]) -> dict[str, StepTime]:
-    """Reads step times by system, as Table 1 spells it, relative to the benchmark's baseline.
+    """Returns step times by system, relative to the benchmark's baseline.
 
-    A note says so where that is not the paper's, or where the models have sizes of their own.
-    Of `--evaluation_speed`, `vanilla 800` to how many times as long as with a memory of 800 tokens
-    the vanilla model's evaluation takes.
-
-    Raises:
-        ValueError: a file that is none of `brt.benchmark --json`.
-        FileNotFoundError: there is none.
+    Of `--evaluation_speed`, `vanilla 800` to the time of the vanilla model relative to a memory of
+    800 tokens.
     """
     times: dict[str, StepTime] = {}
     for path in paths:

@@ -1,11 +1,9 @@
-"""The study `attention`: what the heads of a model attend to.
+"""What the heads of a model attend to.
 
-Without memory tokens: the attention of every head by distance, averaged over tokens (Figure 5 of
-the Transformer-XL paper); the widest heads in a random segment (Figure 6); and the same averages of
-the softmax of terms (a), (b) and (d) alone (Figure 7). Of models with memory tokens, and of all
-that solve tasks: maps averaged over samples, the heads that write to memory, read from it, rewrite
-it or read the cache along a line, and how much of their attention lies on it (Figures 6 and 9 of
-the RMT paper).
+Without memory tokens: attention by distance (Figure 5 of the Transformer-XL paper), the widest
+heads in a random segment (Figure 6), and the softmax of single terms (Figure 7). With memory
+tokens, and for tasks: mean maps, and heads that write, read or rewrite memory along a line (Figures
+6 and 9 of the RMT paper).
 
 L layers, H heads, X positions of a segment, J keys, N distances in tokens.
 """
@@ -21,15 +19,17 @@ from brt.data.streams.samples import SamplePass
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.token_text import token_texts
 from brt.models.attention_weights import ShowsAttention
-from brt.studies.attention_lines import BlockLines, Head, Parts, find_lines
 from brt.studies.attention_measures import (
+    BlockLines,
+    Head,
+    Parts,
+    find_lines,
     most_attended,
     widest_heads,
     width,
 )
 from brt.studies.attention_reader import ATTENTION, AttentionReader
-from brt.studies.content import Content, content, curve
-from brt.studies.study import Runs, Study
+from brt.studies.study import Content, Runs, Study, content, curve
 
 NOTHING_READ = (
     "No segment was read with a full cache: read longer documents, or bind a shorter memory_length "
@@ -40,11 +40,10 @@ NOTHING_READ = (
 class Spans(NamedTuple):
     """Mean attention by distance, over tokens whose cache is full.
 
-    means: `ATTENTION`, and `term_a` and so on of the softmax of one term alone, to (L, H, N).
+    means: `ATTENTION`, and `term_a` and so on for the softmax of one term, to (L, H, N).
     width_LH: number of distances that each head spreads over.
     widest: (layer, head), the widest of the first, middle and last layer.
-    elsewhere: share of the attention on keys that are no single token, and so at no distance; None
-        if all keys are tokens.
+    elsewhere: share of attention on keys without a distance; None if all keys are tokens.
     """
 
     means: dict[str, np.ndarray]
@@ -54,10 +53,8 @@ class Spans(NamedTuple):
 
 
 class WideHead(NamedTuple):
-    """The map of a wide head in one segment (Figure 6).
+    """The map of a wide head in one segment (Figure 6); layer and head from 0.
 
-    layer, head: counted from 0.
-    map_XJ: its weights.
     marked: numbers of the keys of the cache with most attention.
     tokens: text of each key that is a token, and whether it is marked.
     """
@@ -70,10 +67,7 @@ class WideHead(NamedTuple):
 
 
 class SegmentMaps(NamedTuple):
-    """Maps of the widest heads in one segment drawn at random.
-
-    document, offset: number of its document, and the index of its first token there.
-    """
+    """Maps of the widest heads in one segment drawn at random."""
 
     document: int
     offset: int
@@ -81,15 +75,13 @@ class SegmentMaps(NamedTuple):
 
 
 class AttentionMaps(NamedTuple):
-    """Measures of what the heads of a model attend to.
+    """What the heads of a model attend to.
 
-    parts: of the maps.
-    segments: number of segments read without padding and with a full cache.
-    spans: of models without memory tokens, if there were such segments; else None.
-    example: likewise, of models with a cache.
+    segments: number of segments without padding and with a full cache.
+    spans, example: of models without memory tokens that read such segments; else None.
     maps: (L, H, X, J) of each segment of a sample, or one of all segments of texts; means.
     of_samples: whether segments of samples are distinguished.
-    lines: lines in these maps; none where neither memory tokens nor samples were read.
+    lines: in these maps; empty without memory tokens and samples.
     """
 
     parts: Parts
@@ -106,7 +98,7 @@ class Attention(Study):
     """What the heads of a model attend to.
 
     Args:
-        tokens: to read at most.
+        tokens: most tokens to read.
     """
 
     title = "What attention looks at"
@@ -235,7 +227,7 @@ def summary(found: AttentionMaps) -> str:
 
 
 def head_name(layer: int, head: int, heads: int) -> str:
-    """Returns the paper's name: heads are counted on from layer to layer, all from 1."""
+    """Returns the paper's name: heads are numbered from 1 across layers."""
     return f"layer {layer + 1}, head {layer * heads + head + 1}"
 
 
@@ -259,7 +251,6 @@ def _widths(spans: Spans):
 
 
 def _add_spans(study, spans: Spans):
-    """Adds Figures 5 and 7: attention by distance, of all terms together and of single ones."""
     for name, mean_LHN in spans.means.items():
         layers, heads, distances = mean_LHN.shape
         rows = mean_LHN.reshape(layers * heads, distances)
@@ -293,10 +284,6 @@ def _add_spans(study, spans: Spans):
 
 
 def _add_example(study, parts: Parts, example: SegmentMaps, heads: int):
-    """Adds Figure 6: the widest heads' maps in one segment, and the text with tokens marked.
-
-    heads: of a layer.
-    """
     for wide in example.heads:
         name = head_name(wide.layer, wide.head, heads)
         key = f"wide_{wide.layer + 1}_{wide.head + 1}"
@@ -352,7 +339,6 @@ def _where(found: AttentionMaps, at: Head) -> str:
 
 
 def _add_block(study, found: AttentionMaps, block: BlockLines):
-    """Adds a block's numbers, and the maps of the heads that hold a line or one key a row."""
     line, words = block.line, block.block.replace(" ", "_")
     study["numbers"] |= {
         f"{words}/mass_on_line": line.mass,

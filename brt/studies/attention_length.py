@@ -1,8 +1,7 @@
-"""The attention length at evaluation: a longer memory for the same parameters, while it helps.
+"""Attention length at evaluation: a longer memory for the same parameters, while it helps.
 
-Source: Transformer-XL, section 1: "until no further noticeable improvement (about 0.1 % relative
-gains)", which is 1,600 on WikiText-103 and 3,800 on enwik8; the columns of Table 5, "PPL best" and
-"Attn Len".
+Source: Transformer-XL, section 1 ("about 0.1 % relative gains") and Table 5, "PPL best", "Attn
+    Len".
 """
 
 import math
@@ -14,21 +13,20 @@ import numpy as np
 from brt.checks import Count, Name, configurable
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
-from brt.studies.content import Content, content, curve
-from brt.studies.study import Runs, Study
+from brt.studies.study import Content, Runs, Study, content, curve
 
 THRESHOLD = 0.001
-"""Of the perplexity: a length that gains less ends the sweep."""
+"""Relative improvement of the perplexity below which the sweep ends."""
 
 
 BEST_LENGTH, BEST_PERPLEXITY = "best_length", "best_perplexity"
-"""Names of the numbers "Attn Len" and "PPL best", for the tables that show them."""
+"""Names of the numbers "Attn Len" and "PPL best"."""
 
 
 class Sweep(NamedTuple):
-    """The lengths tried and their losses in nats; the last one tried did not help, if it ended.
+    """Lengths tried and their losses in nats.
 
-    best: the shortest length after which nothing was gained.
+    best: the shortest length after which nothing improved.
     ended: whether the sweep ended by itself; if not, a longer one may help more.
     """
 
@@ -46,12 +44,7 @@ class LengthSweep(NamedTuple):
 
 
 def sweep(loss_of: Callable[[int], float], lengths: Iterable[int]) -> Sweep:
-    """Tries lengths in order until one gains less than `THRESHOLD` over the one before.
-
-    Args:
-        loss_of: from a length to a loss in nats a token.
-        lengths: rising, at least one.
-    """
+    """Tries rising lengths until one improves by less than `THRESHOLD`."""
     tried, losses = [], []
     for length in lengths:
         tried.append(int(length))
@@ -66,8 +59,8 @@ class AttentionLength(Study):
     """Evaluation with a longer and longer memory, while it helps.
 
     Args:
-        setting: that is lengthened at evaluation, a whole number that the run's model reads.
-        step, longest: lengths tried after that of training are multiples of the step, in tokens.
+        setting: the length, an integer setting of the run's model.
+        step, longest: lengths after that of training are multiples of the step, in tokens.
     """
 
     title = "A longer memory at evaluation"
@@ -113,12 +106,7 @@ class AttentionLength(Study):
 
 
 def _in_force(run: RecordedRun, binding: str) -> tuple[int, str, str]:
-    """Finds the value training has read for a setting, and the scope that evaluation binds it in.
-
-    Returns:
-        The length, the name of the model's configurable, and the scope that `Evaluation.model`
-        is to be built in. Settings bound in the run's own scope of evaluation stay in force.
-    """
+    """Returns the length in training, the model's configurable and the scope of the evaluation."""
     read = run.experiment.bindings
     own = type(run.experiment.model).__name__
     trained_scope, trained = _reference(read.get("Trainer.model"), own)

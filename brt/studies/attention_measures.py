@@ -3,9 +3,12 @@
 L layers    H heads    X queries    J keys, the queries' own at their end    N distances
 M keys of memory    R, C rows and columns of a block of a map
 
-Weights are those of one layer's softmax: every query's sum to 1 over the keys it sees.
+A segment's queries are [read; tokens; write], its keys [cache; read; tokens; write]. A copy in
+order is a diagonal in a block of the map, one in reverse an anti-diagonal (RMT, Figures 6, 9). A
+memory in another order shows as rows that attend to one key each, along no line.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -15,15 +18,18 @@ from brt.models.attention_weights import AttentionLayout
 
 Array = TypeVar("Array", np.ndarray, jax.Array)
 
+CLEAR = 2
+"""Least attention on a line, in multiples of even attention."""
+SHARP = 0.5
+"""Least attention on one key for a row to count as on one key."""
 WIDE_SHARE = 0.2
-"""Of the memory's tokens: those with the most attention, which Figure 6 marks."""
+"""Share of the memory's tokens that Figure 6 marks."""
 
 
 def keys_at_distances(layout: AttentionLayout) -> np.ndarray:
-    """Returns the key so many tokens back from each query, int (X, N), -1 where there is none.
+    """Returns the key at each distance 0, 1, ... from each query, int (X, N), or -1.
 
-    N: distances 0, 1, ... up to the greatest that any query has. Keys that are no single token
-    are at no distance.
+    Keys that are no single token have no distance.
     """
     distances = [
         (query, key, distance)
@@ -39,9 +45,7 @@ def keys_at_distances(layout: AttentionLayout) -> np.ndarray:
 
 
 def by_distance(weights_HXJ: Array, key_XN: np.ndarray) -> Array:
-    """Computes the mean over queries of the attention to the key so far back, (..., N).
-
-    Rows sum to 1 if no query sees what comes after it, and all keys are single tokens.
+    """Returns the mean over queries of the attention at each distance, (..., N).
 
     Args:
         weights_HXJ: (..., X, J), of NumPy or of JAX.
@@ -55,20 +59,14 @@ def by_distance(weights_HXJ: Array, key_XN: np.ndarray) -> Array:
 
 
 def width(mean_LHN: np.ndarray) -> np.ndarray:
-    """Computes the number of distances a head spreads over: e^entropy of its mean, (L, H).
-
-    1 for a head that always attends to one distance, N for one that attends to all alike.
-    """
+    """Returns the number of distances a head spreads over, e^entropy of its mean, (L, H)."""
     p = np.asarray(mean_LHN, np.float64)
     p = p / p.sum(-1, keepdims=True)
     return np.exp(-np.sum(p * np.log(np.where(p > 0, p, 1.0)), axis=-1))
 
 
 def widest_heads(mean_LHN: np.ndarray) -> list[tuple[int, int]]:
-    """Returns the widest head of the first, the middle and the last layer: (layer, head) from 0.
-
-    The paper shows one head of each of the layers 1, 8 and 16 of 16, picked by eye.
-    """
+    """Returns (layer, head) of the widest head of the first, the middle and the last layer."""
     width_LH = width(mean_LHN)
     layers = len(width_LH)
     return [
@@ -78,7 +76,7 @@ def widest_heads(mean_LHN: np.ndarray) -> list[tuple[int, int]]:
 
 
 def most_attended(weights_TJ: np.ndarray, memory: int, share: float = WIDE_SHARE) -> np.ndarray:
-    """Marks those of the first `memory` keys with most attention, over all queries: (M,) bool.
+    """Marks those of the first `memory` keys with most attention over all queries, bool (M,).
 
     Source: Transformer-XL, Figure 6: the memory's tokens with the top 20 % of attention.
     """
@@ -93,9 +91,9 @@ class Line(NamedTuple):
 
     Attributes:
         direction: "diagonal", or "anti-diagonal" where later rows attend to earlier columns.
-        offset: columns that it is moved to the right from where it meets both corners.
-        mass: share of the rows' attention that lies on it, all their keys counted.
-        chance: what a block has there if its rows spread evenly over its columns.
+        offset: columns to the right of the line through both corners.
+        mass: share of the rows' attention on it, all keys counted.
+        chance: its mass if the rows spread evenly over the block's columns.
     """
 
     direction: str
@@ -105,14 +103,10 @@ class Line(NamedTuple):
 
 
 def best_line(block_RC: np.ndarray) -> Line:
-    """Finds how far a block of a map is a copy in order, or in reverse.
+    """Returns the line of a map's block (queries, keys) with most attention.
 
     In a block that is not square the line goes from corner to corner: of m write tokens and 2 m
-    tokens, each row has two columns. A line may be moved along the columns; rows that it leaves
-    count with nothing on it.
-
-    Args:
-        block_RC: weights, rows of queries and columns of keys.
+    tokens, each row has two columns.
     """
     rows, columns = block_RC.shape
     found = []
@@ -127,9 +121,88 @@ def best_line(block_RC: np.ndarray) -> Line:
 
 
 def _line(rows, columns, offset):
-    """Returns rows and columns of the cells from one corner to the other, moved by an offset."""
     long = np.arange(max(rows, columns))
     short = long * min(rows, columns) // max(rows, columns)
     r, c = (short, long) if columns >= rows else (long, short)
     inside = (c + offset >= 0) & (c + offset < columns)
     return r[inside], c[inside] + offset
+
+
+class Parts(NamedTuple):
+    """Number of positions of each part of a segment's keys; the cache has no queries."""
+
+    cache: int
+    read: int
+    tokens: int
+    write: int
+
+    @classmethod
+    def of(cls, layout: AttentionLayout) -> "Parts":
+        return cls(len(layout.cache_tokens), layout.read, layout.tokens, layout.write)
+
+    def borders(self) -> list[int]:
+        """Returns the keys at which a part begins, except the first."""
+        ends = np.cumsum(self)
+        return sorted({int(end) for end in ends[:-1] if 0 < end < ends[-1]})
+
+    def blocks(self) -> dict[str, tuple[slice, slice]]:
+        """Returns rows (queries) and columns (keys) of the blocks that can hold a copy, by name."""
+        starts = np.concatenate([[0], np.cumsum(self)])
+        keys = {n: slice(starts[i], starts[i + 1]) for i, n in enumerate(self._fields)}
+        queries = {n: slice(k.start - self.cache, k.stop - self.cache) for n, k in keys.items()}
+        found = {
+            "writes tokens to memory": ("write", "tokens"),
+            "reads memory": ("tokens", "read"),
+            "rewrites memory": ("write", "read"),
+            "reads the cache": ("tokens", "cache"),
+        }
+        return {
+            name: (queries[rows], keys[columns])
+            for name, (rows, columns) in found.items()
+            if getattr(self, rows) and getattr(self, columns)
+        }
+
+
+class Head(NamedTuple):
+    """A head of a layer in a segment of a sample; all counted from 0."""
+
+    segment: int
+    layer: int
+    head: int
+
+
+class BlockLines(NamedTuple):
+    """The heads with most attention of a block on a line, or on one key a row.
+
+    block: a name of `Parts.blocks`.
+    straight, line: the head with most attention on one line, and the line.
+    sharp, on_one_key: the head whose rows attend most to one key, and the mean of these weights.
+    """
+
+    block: str
+    straight: Head
+    line: Line
+    sharp: Head
+    on_one_key: float
+
+    @property
+    def is_line(self) -> bool:
+        return self.line.mass >= CLEAR * self.line.chance
+
+    @property
+    def is_one_key(self) -> bool:
+        return self.on_one_key >= SHARP > self.line.mass
+
+
+def find_lines(parts: Parts, maps: Sequence[np.ndarray]) -> list[BlockLines]:
+    """Returns the heads of each block of the maps, N arrays (L, H, X, J) of means over samples."""
+    heads = [Head(*index) for index in np.ndindex(len(maps), *maps[0].shape[:2])]
+    found = []
+    for name, (rows, columns) in parts.blocks().items():
+        blocks = {head: maps[head.segment][head.layer, head.head, rows, columns] for head in heads}
+        lines = {head: best_line(block_RC) for head, block_RC in blocks.items()}
+        on_one_key = {head: float(block.max(axis=1).mean()) for head, block in blocks.items()}
+        straight = max(heads, key=lambda head: lines[head].mass)
+        sharp = max(heads, key=lambda head: on_one_key[head])
+        found.append(BlockLines(name, straight, lines[straight], sharp, on_one_key[sharp]))
+    return found

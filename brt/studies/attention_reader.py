@@ -15,21 +15,17 @@ from brt.models.caches import reset_rows
 from brt.studies.attention_measures import by_distance, keys_at_distances
 
 UNUSED_TERM = "c"
-"""The term that is the same at any distance: left out in Figure 7."""
+"""The term that is equal at all distances, left out in Figure 7."""
 ATTENTION = "attention"
-"""Name of the attention of all terms together among `Spans.means`."""
+"""Name of the attention of all terms in `Spans.means`."""
 
 
 class AttentionReader:
-    """A model compiled to read segments with their attention weights, and sums of what it has read.
-
-    Args:
-        run: of a model that shows its attention.
-        layout: of its segments.
+    """A compiled model that returns attention weights, and their sums.
 
     Attributes:
-        spans: name to (L, H, N) attention by distance, summed over `counted` segments whose cache
-            is full; of models without memory tokens.
+        spans: name to (L, H, N) attention by distance, summed over `counted` segments with a full
+            cache; of models without memory tokens.
     """
 
     def __init__(self, run: RecordedRun, layout: AttentionLayout):
@@ -60,15 +56,15 @@ class AttentionReader:
     def read(
         self, batch: Batch, whole_B: np.ndarray, mapped_B: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Reads one segment.
+        """Processes one segment.
 
         Args:
             batch: K = 1.
-            whole_B: rows without padding, which count.
-            mapped_B: float, the weight of each row in the map.
+            whole_B: batch elements without padding, which count.
+            mapped_B: float, the weight of each batch element in the map.
 
         Returns:
-            full_B, rows that count and whose cache is full; and (L, H, X, J), the map.
+            full_B, batch elements that count and whose cache is full; and the map, (L, H, X, J).
         """
         if self.caches is None:
             self.caches = self._init(self.params)
@@ -82,7 +78,7 @@ class AttentionReader:
         return full_B, np.asarray(map_LHXJ, np.float64)
 
     def row(self, row: int) -> np.ndarray:
-        """Returns the map of one row of the segment read last, (L, H, X, J)."""
+        """Returns the map of one batch element of the last segment, (L, H, X, J)."""
         caches, batch, whole_B = self.before
         mapped_B = np.arange(self.rows) == row
         arguments = batch.inputs_KBT[0], batch.starts_KB[0], whole_B, mapped_B.astype(np.float32)
@@ -90,8 +86,6 @@ class AttentionReader:
 
 
 def _spans(found: AttentionWeights, full_B, key_XN):
-    """Returns attention by distance, of all terms and of single ones, summed over counted rows."""
-
     def total(weights):
         sums = [
             jnp.einsum("BHN,B->HN", by_distance(w_BHXJ, key_XN), full_B.astype(w_BHXJ.dtype))

@@ -1,9 +1,6 @@
-"""Finds which tokens one recording predicts better than another, and what they are.
+"""Compares the losses of two recordings token by token, and finds the largest differences.
 
-The two are of two models on the same documents, or of one model with its state kept and with it
-cleared. Tokens are sorted by the difference of their losses, in both directions, and the first of
-them looked at: what kind of word each is part of, how long ago that word was last seen, and whether
-attention could still see it.
+The recordings are of two models, or of one model with its state kept and with an ablation of it.
 
 Source: Block-Recurrent, section 4.6 and appendix G.
 """
@@ -22,29 +19,27 @@ from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording, check_aligned
 from brt.evaluation.token_kinds import KindDifference, by_kind, token_kinds
 from brt.evaluation.words import NAME, OTHER, TITLE, Words
-from brt.studies.content import Content, content, curve
-from brt.studies.study import Runs, Study, scored_weights, weighted
+from brt.studies.study import Content, Runs, Study, content, curve, scored_weights, weighted
 
 SHOWN, LOOKED_AT = 4, 40
-"""Tokens of a document that are excerpted, and that are counted; the paper's numbers."""
+"""Tokens of a document that are excerpted, and counted, as in the paper."""
 POINTS = 4000
-"""Points of a curve; a longer document shows the largest difference of each stretch."""
+"""Points of a curve; longer documents show the largest difference of each stretch."""
 PARTS = 16
-"""Parts of a segment that top tokens are counted in."""
+"""Parts of a segment in which top tokens are counted."""
 WHERE = ("window", "segment", "beyond", "never")
-"""Places where a word was last seen: in reach of attention, in the segment, before it, nowhere."""
+"""Where a word was last seen: within attention, within the segment, before it, nowhere."""
 ABLATIONS = tuple(name for name in STATE_ABLATIONS if name != "kept")
 DIRECTIONS = ("better", "worse")
-"""Of a difference: the run predicts the token better than the other, or worse."""
+"""The run predicts the token better than the other, or worse."""
 
 
 class WordOfToken(NamedTuple):
-    """Facts on the word that a token is part of.
+    """The word of a token.
 
-    token: index in the document.
     word: None for a token that is part of none.
     kind: of the word, one of `brt.evaluation.words`.
-    last_seen: how many tokens before it the word (or else the token) stood last, or None.
+    last_seen: tokens since the word (or else the token) occurred last, or None.
     where: one of `WHERE`.
     recalled: whether title or author are repeated at the document's end.
     """
@@ -62,7 +57,6 @@ class TopToken(NamedTuple):
 
     rank: 0 for the largest.
     nats, other_nats: its losses.
-    document, title: its document.
     around: text before it, of it and after it; None beyond the first `SHOWN`.
     """
 
@@ -76,7 +70,7 @@ class TopToken(NamedTuple):
 
 
 class DifferenceCurve(NamedTuple):
-    """Differences at the tokens of a document: Figures 4 and 5.
+    """Differences of a document (Figures 4 and 5).
 
     tokens: indices; all, or the largest difference of each stretch.
     nats: the other's loss minus the run's own.
@@ -92,7 +86,6 @@ class DifferenceCurve(NamedTuple):
 class DifferenceByPart(NamedTuple):
     """Differences by offset in a segment.
 
-    offsets: first token of each part of a segment.
     bits: mean difference per token.
     top_tokens: number of tokens among the `LOOKED_AT` largest differences of a document.
     """
@@ -103,12 +96,12 @@ class DifferenceByPart(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """Means over all scored tokens of all documents by loss weights, in bits per token.
+    """Weighted means over the scored tokens of all documents, in bits per token.
 
-    difference: positive where the run is better; in documents' first segments, and in later ones
-        (None without scored tokens there).
+    difference: positive where the run is better; also in first and in later segments (None without
+        scored tokens there).
     largest_in_first_segment: the largest of either sign.
-    better_share: part of the tokens that the run predicts better.
+    better_share: of the tokens that the run predicts better.
     """
 
     documents: int
@@ -125,11 +118,9 @@ class Differences(NamedTuple):
 class TopCounts(NamedTuple):
     """Counts of top tokens.
 
-    of: how many there are.
-    kinds: by kind of word. where: by where the word was last seen.
+    kinds, where: by kind of word, and by where the word was last seen.
     recalled: title or author repeated at the document's end.
-    first_quarter: in the first quarter of a segment; a quarter of them if they did not cluster
-        where a segment begins.
+    first_quarter: in the first quarter of a segment.
     median_distance, largest_distance: tokens since the word was last seen; None if none was.
     """
 
@@ -145,7 +136,6 @@ class TopCounts(NamedTuple):
 class Comparison(NamedTuple):
     """Sorted token differences of two recordings.
 
-    by_kind: the losses of both by kind of token.
     top: the `LOOKED_AT` first tokens of each document, by direction.
     counts: by direction and number of tokens of a document, `SHOWN` and `LOOKED_AT`.
     """
@@ -160,7 +150,7 @@ class Comparison(NamedTuple):
 
 @configurable
 class Compare(Study):
-    """Token by token, a run compared with another one or with an ablation of its own state.
+    """Compares a run with another one, or with an ablation of its own state.
 
     Args:
         against: the ablation, if there is no other run.
@@ -219,21 +209,7 @@ def compare(
     vocabulary: Vocabulary,
     documents: Sequence[int] | np.ndarray,
 ) -> Comparison:
-    """Compares two recordings token by token.
-
-    Args:
-        own, other: aligned recordings that hold the documents.
-        store: what they are recordings of.
-        vocabulary: the store's.
-        documents: numbers of those to look at.
-
-    Returns:
-        The comparison; differences are the other's nats minus the own's, so they are positive
-        where `own` predicts better.
-
-    Raises:
-        ValueError: recordings that do not align, or documents that are not recorded.
-    """
+    """Compares two aligned recordings of a store; differences are other's nats minus own's."""
     check_aligned(own, other)
     window = max(own.manifest["window"], other.manifest["window"])
     segment_length = own.manifest["segment_length"]
@@ -302,14 +278,7 @@ def largest(
 def describe(
     words: Words, tokens: np.ndarray, token: int, window: int, segment_length: int
 ) -> WordOfToken:
-    """Finds a token's word, the word's kind, and where that was last seen.
-
-    Args:
-        words: of the document.
-        tokens: of the document, integers.
-        token: index of the token.
-        window, segment_length: of the models, in tokens.
-    """
+    """Returns the word of a token of a document; window and segment are in tokens."""
     number = words.at(token)
     word: str | None = None
     kind = OTHER
@@ -478,7 +447,6 @@ def _excerpt(direction, token: TopToken):
 
 
 def summary(result: Comparison) -> str:
-    """Returns one sentence: how much better the run is, and what it predicts better most."""
     differences, top = result.differences, result.counts["better", SHOWN]
 
     def share(number):

@@ -1,13 +1,9 @@
 """Losses with exactly c tokens of context.
 
-l(c, t) is read off a window that begins c tokens before token t with empty caches. One window gives
-a loss for every c: that of the token c positions behind its beginning. So positions are drawn in
-stretches, one step of the contexts apart, where neighbours share almost all their windows.
-
-Windows are read in segments of the run's own evaluation, the last one with whatever text follows:
-no prediction depends on what comes after it. For a model whose memory moves at the ends of segments
-the window's beginning is the beginning of a segment. A model without memory sees its segment and no
-more: beyond that l(c, t) is the loss with the whole segment.
+l(c, t) is the loss of token t in a window that begins c tokens before it with empty caches. One
+window gives a loss for every c, so positions are drawn in stretches, one step of the contexts
+apart. Windows are processed in segments of the run's own evaluation. A model without memory sees
+its segment and no more: beyond that l(c, t) is the loss with the whole segment.
 
 C contexts    P positions
 """
@@ -30,11 +26,7 @@ if TYPE_CHECKING:
 
 
 def contexts(step: int, longest: int) -> np.ndarray:
-    """Returns the contexts step, 2 step ... up to the longest, int64 (C,).
-
-    Raises:
-        ValueError: fewer than two.
-    """
+    """Returns the contexts step, 2 step ... up to the longest, int64 (C,)."""
     if step < 1 or longest < 2 * step:
         raise ValueError(
             f"Recl.step = {step} and Recl.longest = {longest} give no two contexts to "
@@ -50,20 +42,10 @@ def draw_positions(
     number: int,
     seed: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws tokens that have the longest context before them in their document.
-
-    Args:
-        store: a token store.
-        documents: to draw from.
-        contexts_C: of `contexts`.
-        number: P at most; as many as there are, if fewer.
-        seed: decides which.
+    """Draws at most `number` tokens with the longest context before them.
 
     Returns:
-        The document of each position and the token's index in it, two int64 arrays (P,).
-
-    Raises:
-        ValueError: no document is longer than the longest context.
+        The document of each position and the token's index in it, int64 (P,).
     """
     step, longest = int(contexts_C[0]), int(contexts_C[-1])
     stretch = 2 * len(contexts_C)  # then a position costs 1.5 windows
@@ -86,16 +68,7 @@ def draw_positions(
 def context_losses(
     run: RecordedRun, owners_P: np.ndarray, offsets_P: np.ndarray, contexts_C: np.ndarray
 ) -> np.ndarray:
-    """Computes l(c, t) of one model.
-
-    Args:
-        run: the run.
-        owners_P, offsets_P: of `draw_positions`; contexts may reach to the document's beginning.
-        contexts_C: c in tokens.
-
-    Returns:
-        (C, P) float64, in nats.
-    """
+    """Computes l(c, t) of one model in nats, float64 (C, P)."""
     T, rows = run.segment_length, run.rows
     seen_C = np.minimum(contexts_C, own_reach(run.experiment, T))
     # By window: context, position, and index in the window, of each loss it gives.
@@ -122,10 +95,7 @@ def context_losses(
 
 
 def own_reach(experiment: "Experiment", segment_length: int) -> int:
-    """Returns how many tokens a prediction can depend on, by the model's caches.
-
-    The segment, if the model carries nothing beyond it; otherwise the largest int64.
-    """
+    """Returns how many tokens a prediction can depend on, by the model's caches."""
 
     def empty(params):
         return experiment.bind_evaluated(params, segment_length).init_caches(1)

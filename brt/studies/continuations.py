@@ -1,7 +1,7 @@
-"""Greedy continuations of contexts, with what the model carries from them, and without.
+"""Greedy continuations of contexts, with the state kept and cleared.
 
-A context is one segment of a document; what is written after it begins the next. So a model that
-carries nothing from segment to segment is given the last token of the context and no more.
+A context is one segment of a document; its continuation begins the next. A model without a state is
+given the last token of the context and no more.
 
 Source: Adding Recurrence to Pretrained Transformers, section 5.3 (Tables 4 and 5).
 """
@@ -22,19 +22,16 @@ from brt.evaluation.recorded_run import RecordedRun
 from brt.models.caches import clear_state
 from brt.models.model import LanguageModel
 from brt.progress import Progress
-from brt.studies.content import Content, content
-from brt.studies.study import Runs, Study
+from brt.studies.study import Content, Runs, Study, content
 from brt.token_ids import BEGIN
 
 
 class Continuation(NamedTuple):
-    """One context and what was written after it.
+    """One context and its continuations.
 
     document, start: where the context begins.
-    title: of the document.
-    context: its text.
-    kept, cleared: what was written with the state kept, and cleared before; None without a state.
-    others: what other runs wrote, by their folders' names.
+    kept, cleared: with the state kept and cleared; None without a state.
+    others: those of other runs, by their folders' names.
     """
 
     document: int
@@ -59,10 +56,10 @@ class WrittenTexts(NamedTuple):
 
 @configurable
 class Continuations(Study):
-    """Greedy continuations of contexts, with the run and with others.
+    """Greedy continuations of contexts, by the run and by others.
 
     Args:
-        contexts: to continue, at most; drawn.
+        contexts: most contexts, which are drawn.
         written: tokens after each context.
     """
 
@@ -143,11 +140,7 @@ class Continuations(Study):
 def draw_contexts(
     store: TokenStore, documents: np.ndarray, length: int, number: int, seed: int
 ) -> list[tuple[int, int]]:
-    """Draws disjoint whole segments of documents: (document, first token), in their order.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Draws disjoint whole segments, as (document, first token)."""
     places = [
         (int(document), start)
         for document in documents
@@ -179,7 +172,6 @@ def _texts(run: RecordedRun, contexts_NT: np.ndarray, length: int, cleared: bool
 
 
 def _write(run: RecordedRun, length: int, cleared: bool, params: Any, tokens_BT: jax.Array):
-    """Returns the most likely tokens after each row, int32 (B, length)."""
     model = cast(LanguageModel, run.experiment.bind_evaluated(params, run.segment_length))
     empty = model.init_caches(tokens_BT.shape[0])
     begins_B1 = jnp.full_like(tokens_BT[:, :1], BEGIN)

@@ -1,9 +1,8 @@
-"""Measures whether the memory is used: what later segments of documents cost without their state.
+"""Measures whether the memory is used: the cost of ablations of the state in later segments.
 
-The state is kept; cleared before every segment, to the learned initial one; zeroed; or swapped for
-that of another document. Where the corpus has loss weights, losses are of what they score. Besides
-losses: how much of what attention adds comes from the states,
-how long a state lasts by its gates, and whether a gradient of the loss reaches it.
+The state is kept; cleared before every segment, to the learned initial one; zeroed; or swapped with
+that of another document. Other measures are the states' share of attention, the half-life of a
+state by its gates, and the gradient of the loss with respect to the state.
 """
 
 import itertools
@@ -26,21 +25,20 @@ from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 from brt.models.block_recurrent.gates import Gate
 from brt.models.caches import clear_state, with_state
-from brt.studies.content import Content, content, curve
-from brt.studies.study import Runs, Study, scored_weights, weighted
+from brt.studies.study import Content, Runs, Study, content, curve, scored_weights, weighted
 from brt.training.prefetch import Prefetch
 from brt.training.train_step import read_segment
 
 SAMPLED = 16
-"""Segments of each row that gates, shares and gradients are measured on."""
+"""Segments of each batch element for gates, shares and gradients."""
 PERCENTILES = (10, 50, 90)
-"""Of the half-lives of a state's entries, where gates are fixed."""
+"""Of the half-lives of a state's entries with fixed gates."""
 
 
 HARDLY = 0.001
-"""Share of the bits per token below which what a cleared state costs is called hardly a use."""
+"""Share of the bits per token below which the cost of clearing is called hardly a use."""
 OWN = 0.1
-"""Share of what clearing costs that another document's state costs where the own one is used."""
+"""Least share of the cost of clearing that a state of another document costs."""
 RULE = (
     "Used: clearing costs more than twice its standard error. This document's: another document's "
     f"state costs more than twice its own error, and at least {OWN:.0%} of what clearing costs."
@@ -48,10 +46,8 @@ RULE = (
 
 
 class NothingCarried(NamedTuple):
-    """Returned where there is no memory to measure: no state, or nothing scored after a segment.
+    """Result without a memory to measure: no state, or nothing scored after a segment.
 
-    has_state: whether the model carries anything besides windows.
-    window, segment_length: in tokens.
     longer: whether a document is longer than a segment.
     """
 
@@ -64,10 +60,9 @@ class NothingCarried(NamedTuple):
 class AblationCost(NamedTuple):
     """Cost of an ablation of the state in later segments.
 
-    state: what was done to it, a name of `STATE_ABLATIONS`.
-    bits: per token, with the changed state.
-    cost, error: how much more than with the state kept, and its standard error over segments of
-        documents.
+    state: the ablation, a name of `STATE_ABLATIONS`.
+    bits: per token, with the ablation.
+    cost, error: difference from the kept state, and its standard error over segments of documents.
     by_segment: the cost at each of `StateLosses.segments`, bits per token.
     """
 
@@ -79,12 +74,11 @@ class AblationCost(NamedTuple):
 
 
 class StateLosses(NamedTuple):
-    """Bits per token of all segments but each document's first, and what changed states cost.
+    """Bits per token of all segments but each document's first, and costs of ablations.
 
-    documents, tokens: counts; of tokens, those that are scored.
+    tokens: number of scored tokens.
     bits_kept: per token, with the state kept.
-    costs: of every other recording.
-    segments: of documents, those in which a token is scored.
+    segments: of documents, those with a scored token.
     """
 
     documents: int
@@ -95,21 +89,18 @@ class StateLosses(NamedTuple):
 
 
 class LayerMemory(NamedTuple):
-    """Figures on the memory of one layer; None where there is no such figure.
+    """Measures of the memory of one layer; None where there is no such measure.
 
-    layer: index, of the layer or of the cache of its own that a model has after its layers'.
+    layer: index of the layer, or of a cache that the model has after its layers'.
     carries_state: whether its cache holds more than a window.
-    state_share, memory_share: part of what attention adds that comes from the states, or that it
-        reads from the memory, between 0 and 1.
+    state_share, memory_share: share of attention's output from the states, or from the memory.
     kept: share of the states that the gates keep of each block.
     state_norm: root mean square of the states.
-    gradient_norm: of a segment's nats with respect to the state before it, mean of rows.
-    gradient_share: that times the state's norm, over the segment's nats: by how much of itself, at
-        most, the loss answers a change of the state.
+    gradient_norm: of a segment's nats with respect to the state before it, mean of batch elements.
+    gradient_share: gradient norm times state norm, over the segment's nats.
     half_life: tokens after which half of a state is left at the mean `kept`.
-    half_lives: of the entries of a state at the `PERCENTILES`, in tokens; of fixed gates, whose
-        values are parameters; else empty.
-    others: further monitors of the layer, by name.
+    half_lives: of a state's entries at the `PERCENTILES`, with fixed gates; else empty.
+    others: further metrics of the layer, by name.
     """
 
     layer: int
@@ -126,7 +117,7 @@ class LayerMemory(NamedTuple):
 
 
 class Probes(NamedTuple):
-    """Means over segments of monitors and gradients, of each layer and of the whole model."""
+    """Means over segments of metrics and gradients, by layer and of the whole model."""
 
     layers: list[LayerMemory]
     model: dict[str, float]
@@ -144,7 +135,7 @@ class MemoryUse(Study):
     """Whether the memory is used, and whether it must be that of this document.
 
     Args:
-        segments: of each batch element that gates, shares and gradients are measured on.
+        segments: of each batch element for gates, shares and gradients.
     """
 
     title = "Use of the memory"
@@ -191,13 +182,7 @@ class MemoryUse(Study):
 def losses(
     recordings: Mapping[str, Recording], store: TokenStore, documents: Sequence[int] | np.ndarray
 ) -> StateLosses:
-    """Computes what each change of the state costs, by recordings and the store's loss weights.
-
-    Args:
-        recordings: by state, "kept" among them; see `STATE_ABLATIONS`.
-        store: what they are recordings of.
-        documents: numbers of those to look at.
-    """
+    """Computes the cost of each ablation from recordings by state, "kept" among them."""
     segment_length = recordings["kept"].manifest["segment_length"]
     weights = scored_weights(store, documents)
     by_state = {
@@ -229,7 +214,6 @@ def losses(
 
 
 def _stacked(by_document):
-    """Returns sums over documents of values by segment, float64 (most segments of a document,)."""
     total = np.zeros(max(map(len, by_document)))
     for values in by_document:
         total[: len(values)] += values
@@ -237,12 +221,7 @@ def _stacked(by_document):
 
 
 def gates_and_gradients(run: RecordedRun, documents: np.ndarray, segments: int = SAMPLED) -> Probes:
-    """Measures the first segments of each row, without documents' first ones.
-
-    Args:
-        run: the run.
-        documents: numbers of those to read.
-    """
+    """Measures the first segments of each batch element, without documents' first ones."""
     stream = DocumentPass(run.store, run.rows, run.segment_length, documents=documents)
     caches, step = _probe(run)
     carrying = with_state(caches)
@@ -263,7 +242,7 @@ def gates_and_gradients(run: RecordedRun, documents: np.ndarray, segments: int =
 
 
 MONITORS = ("state_share", "memory_share", "kept", "state_norm", "gradient_norm", "gradient_share")
-"""Monitors that are fields of `LayerMemory`; the others are among its `others`."""
+"""Metrics that are fields of `LayerMemory`."""
 
 
 def _by_layer(run, means, carrying) -> Probes:
@@ -327,7 +306,6 @@ def _state_only(caches, index):
 
 
 def _norms(tree):
-    """Returns the root of the sum of squares of each row over all arrays, (B,)."""
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return jnp.sqrt(
         sum(jnp.square(x.astype(jnp.float32)).reshape(len(x), -1).sum(1) for x in leaves)
@@ -335,7 +313,6 @@ def _norms(tree):
 
 
 def _layer_half_life(run, number, kept):
-    """Returns the tokens after which half of a layer's state is left, or None without gates."""
     if not kept or kept >= 1:
         return None
     modules = nnx.iter_modules(run.experiment.model)
@@ -348,7 +325,6 @@ def _layer_half_life(run, number, kept):
 
 
 def _fixed_half_lives(run, number):
-    """Returns the half-lives in tokens of a state's entries at the `PERCENTILES`, or ()."""
     kept_D = _fixed(run.params, number)
     if kept_D is None:
         return ()
@@ -356,12 +332,10 @@ def _fixed_half_lives(run, number):
 
 
 def _half_life(kept):
-    """Returns the blocks after which half is left of what each of them keeps this share of."""
     return math.log(0.5) / math.log(min(max(kept, 1e-12), 1 - 1e-12))
 
 
 def _fixed(params, index):
-    """Returns what a layer's fixed gates together keep of each entry, (D,); None without any."""
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     within = re.compile(rf"\['layers'\]\['?{index}'?\].*keep_bias_D")
     biases = [to_host(leaf) for path, leaf in leaves if within.search(jax.tree_util.keystr(path))]
@@ -377,7 +351,7 @@ def _by_segment(values_T, segment_length):
 
 
 def _ratio_error(values, weights):
-    """Returns the standard error of sum(values) / sum(weights) over pairs; 0 for a single one."""
+    """Returns the standard error of sum(values) / sum(weights); 0 for a single pair."""
     if len(values) < 2:
         return 0.0
     residual = values - values.sum() / weights.sum() * weights
@@ -414,7 +388,6 @@ def nothing_carried(result: NothingCarried) -> str:
 
 
 def summary(losses: StateLosses, probes: Probes) -> str:
-    """Returns a sentence on whether the memory is used, with its numbers, and the rule."""
     costs = {cost.state: cost for cost in losses.costs}
     cleared = costs["cleared"]
     changes = [

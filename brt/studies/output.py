@@ -9,26 +9,23 @@ import numpy as np
 
 from brt.data.stores.writer import replace_json
 from brt.storage.paths import RemotePath, as_path
-from brt.studies.content import Content
+from brt.studies.study import Content
 
 SHOWN = 300
-"""Characters of a context that the terminal shows, its last."""
+"""Last characters of a context that the terminal shows."""
 PLACES = {
     "window": "within the window",
     "segment": "within the segment",
     "beyond": "before the segment",
 }
-"""Where an excerpt's word was seen last, in words."""
+"""Phrases for where an excerpt's word was seen last."""
 
 
 def write_study(content: Content) -> str:
     """Writes a study to its run folder and returns the file's path.
 
-    The file is `RUN/studies/<study>.json`, of a comparison `<study>-<compared with>.json`. Arrays
-    go to an .npz next to it and tables to CSV files.
-
-    Args:
-        content: of `run_study`.
+    The file is `RUN/studies/<study>.json`, or `<study>-<compared with>.json`. Arrays go to an .npz
+    next to it and tables to CSV files.
     """
     folder = as_path(content["run"]) / "studies"
     folder.mkdir(exist_ok=True)
@@ -60,7 +57,7 @@ def _write_arrays(path, arrays):
 
 
 def compared_with(content: Content) -> str:
-    """Returns what a study compares its run with, as the end of a title; perhaps empty."""
+    """Returns the end of a title: what the run is compared with; perhaps empty."""
     if other := content.get("other"):
         return f", compared with {other}"
     against = content.get("against")
@@ -73,11 +70,7 @@ def _word(entry):
 
 
 def table(content: Content) -> str:
-    """Returns a study as aligned lines: numbers, short curves, excerpts, summary.
-
-    Args:
-        content: of `run_study`.
-    """
+    """Returns a study as aligned lines: numbers, short curves, excerpts, summary."""
     head = f"{content['study']}: {content['run']} at step {content['step']:,}, {content['split']}"
     lines = [f"{head}{compared_with(content)}"]
     width = max([len(name) for name in content["numbers"]], default=0)

@@ -12,8 +12,7 @@ import numpy as np
 from brt.data.stores.token_store import TokenStore
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
-from brt.studies.content import Content, content, curve
-from brt.studies.study import Runs, Study, scored_weights, weighted
+from brt.studies.study import Content, Runs, Study, content, curve, scored_weights, weighted
 
 POINTS = 500
 """Points of the curve over a document, evenly spread over the logarithm of the position."""
@@ -22,11 +21,10 @@ PARTS = 64
 
 
 class LossByPart(NamedTuple):
-    """Mean loss at each offset in a segment or a block, first segments of documents left out.
+    """Mean loss at each offset in a segment or a block, without first segments of documents.
 
     unit: "segment" or "block".
     offsets: first token of each part of it that has any token.
-    bits: per token.
     """
 
     unit: str
@@ -37,12 +35,10 @@ class LossByPart(NamedTuple):
 class LossByPosition(NamedTuple):
     """Losses of one or more models by position, on the same documents.
 
-    positions: numbers of tokens, rising up to the longest document's length (X values).
+    positions: numbers of tokens, rising up to the longest document's length.
     reaching: number of documents that have so many tokens, at each position.
-    cumulative: name of each model to its bits per token over the first x tokens of all documents,
-        at each position; the first is that of the run itself.
+    cumulative: name of each model, the run first, to bits per token over the first x tokens.
     by_part: of the first model.
-    documents, tokens, longest: counts, of scored tokens, and the longest document's tokens.
     """
 
     positions: list[int]
@@ -94,7 +90,6 @@ class Positions(Study):
 
 
 def summary(result: LossByPosition) -> str:
-    """Returns a sentence on the run's own curve; those of others are in brackets."""
     (_, own), *others = result.cumulative.items()
     middle = int(np.searchsorted(result.positions, max(result.longest // 10, 1)))
 
@@ -111,17 +106,10 @@ def summary(result: LossByPosition) -> str:
 def loss_by_position(
     recordings: Mapping[str, Recording], store: TokenStore, documents: Sequence[int] | np.ndarray
 ) -> LossByPosition:
-    """Computes the cumulative cross-entropy by position, and the loss within segment and block.
+    """Computes the cumulative cross-entropy by position, and the loss by part.
 
-    Args:
-        recordings: aligned recordings by name, the first of the run itself.
-        store: what they are recordings of.
-        documents: numbers of those to look at.
-
-    Returns:
-        The losses. Bits at position x are the mean over the first x tokens of all documents, of
-        shorter ones as many as they have, by the corpus's loss weights; at the longest document's
-        length that is the mean over all scored tokens.
+    Bits at position x are the weighted mean over the first x tokens of all documents, of shorter
+    ones as many as they have.
     """
     lengths = store.lengths_D[list(documents)]
     longest = int(lengths.max())
@@ -151,7 +139,6 @@ def loss_by_position(
 
 
 def _reaching(lengths, longest):
-    """Returns how many documents have a token at each position, (longest,)."""
     return len(lengths) - np.cumsum(np.bincount(lengths, minlength=longest + 1))[:longest]
 
 

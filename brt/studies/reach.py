@@ -1,14 +1,8 @@
-"""Measures how far back the memory reaches, by what is lost when it is reset c tokens before.
+"""Measures the effective length of the memory: the cost of a reset c tokens before a block.
 
-Blocks of W tokens, drawn from all over the documents, are scored twice: as they were recorded, and
-at the end of a stretch of the document that is read from a reset c tokens before them. The curve
-over c = W, 2W, 4W ... is the cost of the reset, in bits per token. Where the corpus has loss
-weights, a cost is of what they score, and blocks without a scored token are not drawn.
-
-Two things are reset. The state: the stretch begins as many blocks before the reset as the model has
-layers, so that the windows are full when the state goes back to the learned initial one. And the
-context, windows and all, which measures what is used by whatever means; it is the only curve of a
-model without a state. Stretches of one c have the same length, so the rows of a batch stay full.
+Blocks of W tokens are scored as recorded, and at the end of a stretch of the document that is read
+from a reset c tokens before them, c = W, 2W, 4W ... The reset is of the state, after as many blocks
+as fill the windows of all layers; or of the whole context, windows included.
 """
 
 import itertools
@@ -26,13 +20,12 @@ from brt.data.streams.batch import gather
 from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
-from brt.studies.content import Content, content, curve
-from brt.studies.study import Runs, Study
+from brt.studies.study import Content, Runs, Study, content, curve
 
 BLOCKS, TOKENS = 1000, 1_000_000
-"""Blocks scored at each distance, and tokens read for them, at most; one batch at least."""
+"""Most blocks scored, and tokens read, at each distance; at least one batch."""
 SHARE = 0.1
-"""Beyond the reach a reset costs no more than this share of what the nearest one costs."""
+"""Beyond the reach a reset costs at most this share of the nearest one's cost."""
 
 
 NO_BLOCK = "No token is scored beyond the first two blocks, of {:,} tokens each, of any document."
@@ -42,12 +35,12 @@ class ResetCosts(NamedTuple):
     """Costs of resetting one thing, at rising distances before what is scored.
 
     probe: what is reset, "state" or "context".
-    distances: tokens between the reset and the scored block; the last one is the longest
-        document's length, where a reset costs nothing.
+    distances: tokens between the reset and the scored block; the last one is the longest document's
+        length, where a reset costs nothing.
     bits, errors: cost in bits per token, and its standard error over blocks.
     tokens: how many were scored.
-    reach: the distance in tokens from which on no reset costs more than `SHARE` of the nearest
-        one; 0 if that costs no more than twice its error.
+    reach: the distance from which on no reset costs more than `SHARE` of the nearest one; 0 if that
+        costs no more than twice its error.
     """
 
     probe: str
@@ -59,14 +52,12 @@ class ResetCosts(NamedTuple):
 
 
 class ResetStudy(NamedTuple):
-    """Measured reach of a model's memory.
+    """Measured reach of a model's memory; lengths in tokens.
 
-    window: W in tokens, the length of a scored block.
-    documents: number of documents read.
-    longest: tokens of the longest of them.
-    windows_reach: tokens that the windows of all layers reach back, one behind the other.
-    probes: costs of each reset; none if no token is scored beyond the first two blocks of a
-        document.
+    window: W, the length of a scored block.
+    longest: length of the longest document.
+    windows_reach: reach of the windows of all layers, one behind the other.
+    probes: empty if no token is scored beyond the first two blocks of a document.
     """
 
     window: int
@@ -78,10 +69,10 @@ class ResetStudy(NamedTuple):
 
 @configurable
 class Reach(Study):
-    """How far back the memory reaches.
+    """Effective length of the memory.
 
     Args:
-        tokens: to read for each distance at most, if that is a batch or more.
+        tokens: most tokens to read for each distance, or one batch.
     """
 
     title = "Effective memory length"
@@ -175,11 +166,9 @@ def summary(result: ResetStudy) -> str:
 
 
 def reach_of(costs: Sequence[float], distances: Sequence[int]) -> int:
-    """Returns the first distance from which on no reset costs more than `SHARE` of the nearest one.
+    """Returns the first distance from which on no cost exceeds `SHARE` of the nearest one's.
 
-    Args:
-        costs: of resets, the nearest first; above 0.
-        distances: of these, and one more, where a reset costs nothing.
+    distances has one more entry than costs, where a reset costs nothing.
     """
     return distances[max(i for i, cost in enumerate(costs) if cost > SHARE * costs[0]) + 1]
 
@@ -187,10 +176,7 @@ def reach_of(costs: Sequence[float], distances: Sequence[int]) -> int:
 def block_starts(
     store: TokenStore, documents: Sequence[int] | np.ndarray, window: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the documents and the first tokens of all their blocks, shuffled: two int arrays.
-
-    Blocks without a scored token are left out.
-    """
+    """Returns documents and first tokens of all blocks with a scored token, shuffled."""
     starts = [_scored_starts(store, int(d), window) for d in documents]
     owners = np.repeat(np.asarray(documents), [len(s) for s in starts])
     order = permutation(len(owners), seed, 0, 0, 5)
@@ -205,7 +191,7 @@ def _scored_starts(store, document, window):
 
 
 class ResetCost(NamedTuple):
-    """Cost of one reset: bits per token, their standard error over blocks, tokens scored."""
+    """Cost of one reset: bits per token, standard error over blocks, tokens scored."""
 
     bits: float
     error: float
@@ -222,20 +208,15 @@ def cost_of_reset(
     tokens: int = TOKENS,
     label: str = "",
 ) -> ResetCost:
-    """Measures what a reset `distance` tokens before a block costs it.
+    """Measures the cost of a reset `distance` tokens before a block.
 
     Args:
-        run: the run.
         reader: of single blocks, T = W.
         recording: of the same parameters with the state kept.
-        blocks: of `block_starts`; the first of them that begin after `distance` are scored.
-        probe: what is reset, "state" or "context".
+        blocks: of `block_starts`.
+        probe: "state" or "context".
         distance: c in tokens, a multiple of W.
-        tokens: as `reach`.
-        label: begins the progress display, "3 of 18".
-
-    Returns:
-        The cost, as much more as without a reset.
+        label: prefix of the progress display, "3 of 18".
     """
     W = run.window
     before = -(-run.model.windows_reach() // W) if probe == "state" else 0
@@ -277,11 +258,10 @@ class Stretches(EvaluationPass):
     """Stretches of documents, of one length in blocks, each read from empty caches.
 
     Args:
-        store: of the documents.
         rows: B.
         window: W, the length of a step's segments.
-        documents, begins: of each stretch its document, and its first target there; rows wait
-            for a document that begins later than its stretch, and after one that ends earlier.
+        documents, begins: document and first target of each stretch; batch elements wait for a
+            document that begins later than its stretch, and after one that ends earlier.
         length: of all stretches, in blocks.
     """
 

@@ -1,6 +1,10 @@
 """Relative effective context length (RECL) of a group of runs on the same tokens.
 
-M models of the group    C contexts    P positions
+M models of the group    C contexts, rising    P positions (tokens that are predicted)
+
+Losses l_i(c, t), in nats, are of model i on token t with exactly c tokens of context. A longer
+context counts where it is better than the best of all models with the shorter one, so that a model
+that is good with little context is not beaten by one that starts out worse and improves more.
 
 Source: Transformer-XL, section 4.3 and appendix C.
 """
@@ -14,22 +18,22 @@ import numpy as np
 from brt.checks import Count, configurable
 from brt.evaluation.recorded_run import RecordedRun
 from brt.storage.csv_text import csv_text
-from brt.studies import context_length
-from brt.studies.content import Content, content, curve
-from brt.studies.context_length import SHARES
 from brt.studies.context_losses import context_losses, contexts, draw_positions
-from brt.studies.study import Runs, Study
+from brt.studies.study import Content, Runs, Study, content, curve
+
+THRESHOLD = 0.01
+"""Relative improvement below which the search ends (appendix C)."""
+SHARES = (0.1, 0.5, 1.0)
+"""r of Table 6: the hardest share of the positions."""
 
 
 class ModelContext(NamedTuple):
     """The effective context of one model of a group.
 
-    name: its run folder.
-    step: of its parameters.
     effective: share r of the hardest positions to the RECL in tokens, and whether the search ended
         by itself; if not, the model may use more.
-    gains_CC: Figure 3, what it gains in perplexity from each longer context, compared with the
-        best of the group with the short one, at the smallest share; NaN where c' < c.
+    gains_CC: Figure 3, at the smallest share: improvement with each longer context over the best of
+        the group with the short one; NaN where c' < c.
     perplexities: Figure 4, with each context.
     """
 
@@ -41,11 +45,7 @@ class ModelContext(NamedTuple):
 
 
 class EffectiveContext(NamedTuple):
-    """RECL of a group of models on the same tokens.
-
-    contexts: c in tokens, rising. step: from one to the next.
-    positions: tokens that were scored.
-    """
+    """RECL of a group of models on the same tokens."""
 
     contexts: list[int]
     step: int
@@ -89,11 +89,11 @@ class Recl(Study):
                     str(name),
                     each.step,
                     {
-                        share: context_length.effective_context(losses_MCP, i, contexts_C, share)
-                        for share in context_length.SHARES
+                        share: effective_context(losses_MCP, i, contexts_C, share)
+                        for share in SHARES
                     },
-                    context_length.gains(losses_MCP, i, context_length.SHARES[0]),
-                    context_length.perplexities(losses_MCP)[i].tolist(),
+                    gains(losses_MCP, i, SHARES[0]),
+                    perplexities(losses_MCP)[i].tolist(),
                 )
             )
         return EffectiveContext(contexts_C.tolist(), self.step, len(offsets_P), models)
@@ -122,7 +122,6 @@ class Recl(Study):
 
 
 def summary(models: Iterable[ModelContext]) -> str:
-    """Returns one sentence: who makes use of the longest context, at the smallest share."""
     share = SHARES[0]
 
     def text(model):
@@ -149,3 +148,68 @@ def csv_tables(study: Content) -> dict[str, str]:
         figure_4 += [[series["name"], c, y] for c, y in zip(series["x"], series["y"])]
     tables = {"table": table, "gains": figure_3, "perplexity": figure_4}
     return {name: csv_text(lines) for name, lines in tables.items()}
+
+
+def baseline(losses_MCP: np.ndarray) -> np.ndarray:
+    """Returns b(c, t), the best loss in the group with context c, (C, P)."""
+    return np.min(losses_MCP, axis=0)
+
+
+def hard_positions(baseline_P: np.ndarray, share: float) -> np.ndarray:
+    """Returns the indices of the share r of positions with the largest baseline b(c, .)."""
+    if not 0 < share <= 1:
+        raise ValueError(f"r = {share} must be above 0 and at most 1.")
+    count = max(round(share * len(baseline_P)), 1)
+    return np.sort(np.argsort(-np.asarray(baseline_P), kind="stable")[:count])
+
+
+def relative_loss(losses_MCP: np.ndarray, model: int, short: int, long: int, share: float) -> float:
+    """Returns f_i(c, c'), in nats: the mean over hard positions of min(b(c, t), l_i(c', t)).
+
+    short and long are the indices of c and c'.
+    """
+    baseline_P = baseline(losses_MCP)[short]
+    hard = hard_positions(baseline_P, share)
+    return float(np.minimum(baseline_P[hard], losses_MCP[model][long][hard]).mean())
+
+
+def gain(
+    losses_MCP: np.ndarray, model: int, short: int, long: int, share: float, relative: bool = True
+) -> float:
+    """Returns g_i(c, c') = (e^f(c, c) - e^f(c, c')) / e^f(c, c).
+
+    relative: False for the numerator alone (Figure 3).
+    """
+    before = math.exp(relative_loss(losses_MCP, model, short, short, share))
+    after = math.exp(relative_loss(losses_MCP, model, short, long, share))
+    return (before - after) / (before if relative else 1.0)
+
+
+def effective_context(
+    losses_MCP: np.ndarray, model: int, contexts_C: np.ndarray, share: float
+) -> tuple[int, bool]:
+    """Returns the RECL, the first context whose next one improves by less than `THRESHOLD`.
+
+    Returns:
+        The context in tokens, and whether the search ended by itself; if not, it is the longest
+        one.
+    """
+    for short in range(len(contexts_C) - 1):
+        if gain(losses_MCP, model, short, short + 1, share) < THRESHOLD:
+            return int(contexts_C[short]), True
+    return int(contexts_C[-1]), False
+
+
+def gains(losses_MCP: np.ndarray, model: int, share: float) -> np.ndarray:
+    """Returns Figure 3: improvements in perplexity, (C, C) of c and c'; NaN where c' < c."""
+    count = len(losses_MCP[model])
+    found_CC = np.full((count, count), np.nan)
+    for short in range(count):
+        for long in range(short, count):
+            found_CC[short, long] = gain(losses_MCP, model, short, long, share, relative=False)
+    return found_CC
+
+
+def perplexities(losses_MCP: np.ndarray) -> np.ndarray:
+    """Returns Figure 4: e^(mean loss) of each model with each context, (M, C)."""
+    return np.exp(np.mean(losses_MCP, axis=-1))

@@ -1,8 +1,7 @@
 """Studies: questions about a run that `brt.evaluate --study=NAME` answers.
 
-A study is one file of this folder, named like the study, with one subclass of `Study`: `measure`
-computes the answer, `present` puts it into sentences, numbers and curves, and the parameters of the
-constructor are gin bindings, such as `Reach.tokens`.
+A study is one file of this folder, named like the study, with one subclass of `Study`. The
+parameters of its constructor are gin bindings, such as `Reach.tokens`.
 """
 
 import abc
@@ -19,10 +18,24 @@ from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 from brt.evaluation.recorded_run import RecordedRun
 from brt.storage.paths import is_remote
-from brt.studies.content import Content
 
+Content = dict[str, Any]
+"""The content of a study's file: "numbers", "series", "summary", and more of some studies."""
 Runs = Mapping[str, RecordedRun]
 """Further runs of a study, by their folders' names."""
+
+
+def content(numbers: dict[str, Any], series: list[dict], summary: str, **more: Any) -> Content:
+    """Returns the parts that every study has, and more."""
+    return {"numbers": numbers, "series": series, "summary": summary, **more}
+
+
+def curve(
+    name: str, x: Sequence, y: Sequence, x_label: str, y_label: str, **more: Any
+) -> dict[str, Any]:
+    """Returns one of the "series"; `more` is "borders" or "errors"."""
+    labels = {"x_label": x_label, "y_label": y_label}
+    return {"name": name, "x": list(x), "y": list(y), **labels, **more}
 
 
 class Study(abc.ABC):
@@ -45,7 +58,7 @@ class Study(abc.ABC):
         """Returns the measurements.
 
         Args:
-            run: the run; recordings that are missing are made.
+            run: the run; missing recordings are made.
             others: further runs, at most `most_others`.
             documents: numbers of the documents to read, integers.
             seed: of everything that is drawn.
@@ -57,12 +70,12 @@ class Study(abc.ABC):
         """Returns what the study's file holds of the measurements."""
 
     def against(self, others: Runs) -> str | None:
-        """Returns the ablation of the state that the run is compared with; None without one."""
+        """Returns the ablation of the state that the run is compared with, or None."""
         return None
 
 
 def studies() -> dict[str, type[Study]]:
-    """Returns all studies by name, those of the folder's files; gin knows them afterwards."""
+    """Returns all studies by name, and registers them with gin."""
     package = importlib.import_module("brt.studies")
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]
     modules = {name: importlib.import_module(f"brt.studies.{name}") for name in names}
@@ -78,7 +91,7 @@ def studies() -> dict[str, type[Study]]:
 
 
 def settings() -> list[str]:
-    """Returns the gin bindings of all studies, `Reach.tokens` and so on."""
+    """Returns the gin bindings of all studies."""
     return [
         f"{study.__name__}.{name}"
         for study in studies().values()
@@ -94,17 +107,7 @@ def run_study(
     number: int | None = None,
     seed: int = 0,
 ) -> Content:
-    """Runs a study and returns the content of its file.
-
-    Args:
-        study: the study.
-        run, others: the run, and further ones.
-        number: documents to read, drawn by the seed; None for the study's own number.
-        seed: of everything that is drawn.
-
-    Raises:
-        ValueError: further runs that the study cannot read, or that read other tokens.
-    """
+    """Runs a study on `number` documents (None for its default) and returns its file's content."""
     others = others or {}
     name = type(study).__module__.rpartition(".")[2]
     if len(others) > study.most_others:
@@ -133,16 +136,12 @@ def run_study(
 
 
 def choose_documents(store: TokenStore, number: int, seed: int = 0) -> list[int]:
-    """Returns the numbers of documents drawn by a seed, rising; all if there are no more."""
+    """Returns numbers of documents drawn by a seed, rising; all if there are no more."""
     return sorted(permutation(store.num_documents, seed, 0, 0, 4)[:number].tolist())
 
 
 def check_same_tokens(ours: TokenStore, theirs: TokenStore) -> None:
-    """Refuses two runs that read different tokens, before either is recorded.
-
-    Raises:
-        ValueError: naming the stores, and the vocabularies where these differ.
-    """
+    """Refuses two runs on different tokens, before either is recorded."""
     if ours.manifest["content"] == theirs.manifest["content"]:
         return
     one, two = ours.manifest["vocabulary"], theirs.manifest["vocabulary"]
@@ -160,11 +159,7 @@ def _resolved(folder: str) -> str:
 
 
 def scored_weights(store: TokenStore, documents: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-    """Returns the loss weights of each document's tokens, float64 (tokens,).
-
-    Raises:
-        ValueError: the corpus scores no token of the documents.
-    """
+    """Returns the loss weights of each document's tokens, float64 (tokens,)."""
     weights = [store.weights(int(document)).astype(np.float64) for document in documents]
     if not any((weights_T > 0).any() for weights_T in weights):
         raise ValueError(

@@ -1,8 +1,8 @@
-"""A topic model, latent Dirichlet allocation, by variational Bayes.
+"""Latent Dirichlet allocation by variational Bayes.
 
 Source: Blei, Ng and Jordan 2003, Latent Dirichlet Allocation; the updates are those of Hoffman,
-Blei and Bach 2010, Online Learning for Latent Dirichlet Allocation, with all documents in each
-round.
+    Blei and Bach 2010, Online Learning for Latent Dirichlet Allocation, with all documents in each
+    round.
 """
 
 import re
@@ -12,28 +12,25 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 WORD = re.compile(r"[^\W\d_]{3,}")
-"""Words that topics are made of: three letters or more."""
+"""Words of topics: three letters or more."""
 
 
 class TopicModel:
     """Topics of a collection, and the mixture of topics of any text.
 
-    Letters here: N documents, W words of the vocabulary, Z topics.
+    N documents, W words of the vocabulary, Z topics.
 
     Args:
         texts: of the collection; read once.
         topics: Z.
         rounds: of estimation, over all documents.
         words: most words of the vocabulary, the most frequent.
-        fewest, most: a word occurs in so many documents at least, and in this share at most.
-        seed: of what the topics begin as.
+        fewest, most: least number and largest share of documents with a word.
+        seed: of the initial topics.
 
     Attributes:
         vocabulary: from a word to its number.
         topics_ZW: share of each word in each topic, float64.
-
-    Raises:
-        ValueError: no word is left.
     """
 
     def __init__(

@@ -1,10 +1,11 @@
-"""Measures whether what a model writes keeps to the topics of the context.
+"""Measures whether continuations keep to the topics of their contexts.
 
-A topic model of the training split gives every context and every continuation a mixture of topics,
-and their divergence is what is compared: with the state kept and cleared, and with other runs.
+A topic model of the training split gives every context and continuation a mixture of topics. Their
+divergences are compared: with the state kept and cleared, and with other runs.
 
-Source: Adding Recurrence to Pretrained Transformers, section 5.3.1. It leaves open how words are
-chosen, the base of the divergence and the test: here those of `topic_model`, base 2, a sign test.
+Source: Adding Recurrence to Pretrained Transformers, section 5.3.1. It leaves open the choice of
+    words, the base of the divergence and the test: here those of `topic_model`, base 2, a sign
+    test.
 """
 
 import math
@@ -14,25 +15,22 @@ import numpy as np
 
 from brt.checks import Count, configurable
 from brt.evaluation.recorded_run import RecordedRun
-from brt.studies.content import Content, content
 from brt.studies.continuations import Continuations
-from brt.studies.study import Runs, Study
+from brt.studies.study import Content, Runs, Study, content
 from brt.studies.topic_model import TopicModel, divergence
 
 TOPICS = 20
 BOOKS = 5_000
-"""Topics, and training documents that they are found in; the paper's numbers."""
+"""Topics, and training documents of the topic model, as in the paper."""
 WORDS = 2**20
-"""Tokens of a training document that are read, at most."""
+"""Most tokens of a training document."""
 
 
 class TopicDivergences(NamedTuple):
-    """Divergences between the topics of contexts and of what was written after them.
+    """Divergences between the topics of contexts and of continuations.
 
     kept: of each context, with the run's state kept.
-    others: the same, by name: "cleared", and other runs.
-    context_tokens, written_tokens: of each.
-    topics, documents: of the topic model.
+    others: the same by name: "cleared", and other runs.
     """
 
     kept: np.ndarray
@@ -44,8 +42,7 @@ class TopicDivergences(NamedTuple):
 
 
 class Lower(NamedTuple):
-    """How often one of two is lower: share of the contexts where they differ, and a sign test's p,
-    two-sided, by the normal approximation."""
+    """Share of the differing contexts where the first is lower, and p of a two-sided sign test."""
 
     share: float
     p: float
@@ -56,7 +53,7 @@ class Topics(Study):
     """Topics of contexts, and of their continuations by the run and by others.
 
     Args:
-        contexts: to continue, at most; drawn. The paper has 8,000.
+        contexts: most contexts, which are drawn. The paper has 8,000.
         written: tokens after each context.
         topics: of the topic model.
     """
@@ -125,7 +122,6 @@ class Topics(Study):
 
 
 def how_often_lower(ours: np.ndarray, theirs: np.ndarray) -> Lower:
-    """Returns how often the first of two series is lower than the second."""
     lower = int((ours < theirs).sum())
     differ = int((ours != theirs).sum())
     if not differ:

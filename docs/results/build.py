@@ -1,4 +1,4 @@
-"""Writes the tables and figures of the page of results from the archives of runs below it.
+"""Writes the tables and figures of the results page from archives of runs.
 
     python docs/results/build.py [FOLDER]
 

@@ -11,8 +11,7 @@ from tiny_run import build, one_device, shared_programs, write_config  # noqa: F
 from brt.data.vocabularies.base import BEGIN
 from brt.evaluation.recorded_run import RecordedRun
 from brt.studies.attention import Attention, AttentionMaps
-from brt.studies.attention_lines import Parts, find_lines
-from brt.studies.attention_measures import best_line
+from brt.studies.attention_measures import Parts, best_line, find_lines
 from brt.studies.output import table, write_study
 from brt.studies.study import run_study
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from brt.studies.context_length import (
+from brt.studies.recl import (
     SHARES,
     baseline,
     effective_context,

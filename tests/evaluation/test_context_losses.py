@@ -22,8 +22,8 @@ from tiny_run import (  # noqa: F401
 from brt import evaluate
 from brt.studies import context_losses as module
 from brt.studies import recl as study
-from brt.studies.context_length import effective_context, perplexities
 from brt.studies.context_losses import context_losses, contexts, draw_positions
+from brt.studies.recl import effective_context, perplexities
 
 T = 16
 CONTEXTS = contexts(7, 45)  # 7 ... 42: no multiples of the block of 8 or the segment of 16

@@ -1,4 +1,4 @@
-"""A map of numbers: rows and columns as shades of one colour, with borders and marked columns."""
+"""Heat maps, with borders and marked columns."""
 
 import os
 import re
@@ -16,27 +16,26 @@ from brt.storage.regular_files import open_regular
 
 SHADE, MARK = COLOURS[0], COLOURS[7]
 BRIGHTEST = 99.5
-"""Percentile of the numbers that gets the full colour, so that a few great ones do not hide all."""
+"""Percentile of the numbers that gets the full colour."""
 FADES = 0.5
-"""Power of a number that is its shade: small ones can be told from zero."""
+"""Exponent from a number to its shade, so that small numbers differ from zero."""
 UNREADABLE = (
     *(OSError, ValueError, KeyError, EOFError, TypeError, SyntaxError, NotImplementedError),
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
 )
-"""What NumPy raises for arrays that are damaged."""
+"""Errors of NumPy for damaged arrays."""
 TALLEST, PER_ROW = 5.0, 0.06
-"""Inches: of a map, and what a row adds to it."""
+"""Height of a map, and of a row, in inches."""
 
 
 class HeatMap(NamedTuple):
     """A figure of a matrix.
 
     Attributes:
-        name, title, caption, x_label, y_label: as of a `Plot`.
-        values_RC: (rows, columns), not negative; the first row is above.
-        x_ends, y_ends: what the first and the last column, and row, stand for.
+        values_RC: (rows, columns), not negative; the first row is at the top.
+        x_ends, y_ends: values of the first and the last column, and row.
         x_borders, y_borders: numbers of columns and rows before which a line is drawn.
-        marked: numbers of the columns that are marked, above the map.
+        marked: numbers of the columns that are marked.
     """
 
     name: str
@@ -56,7 +55,7 @@ class HeatMap(NamedTuple):
         return True
 
     def as_csv(self) -> str:
-        """Returns a line a row; the first number of a line is what the row or column stands for."""
+        """Returns a line for each row, which begins with the row's value."""
         rows, columns = self.values_RC.shape
         head = np.linspace(*self.x_ends, columns)
         lines = [[f"{self.y_label} \\ {self.x_label}", *map(_short, head)]]
@@ -65,7 +64,6 @@ class HeatMap(NamedTuple):
         return csv_text(lines)
 
     def draw(self, foreground: str) -> Any:
-        """Returns a matplotlib figure; shades are transparent, so that they fit any background."""
         rows, columns = self.values_RC.shape
         figure = new_figure(7.2, min(max(1.2 + PER_ROW * rows, 2.6), TALLEST))
         axes = figure.add_subplot()
@@ -102,7 +100,7 @@ def _short(number):
 
 
 class StudiedRun(Protocol):
-    """The part of a `brt.reporting.runs.Run` that maps are drawn of."""
+    """The attributes of a `brt.reporting.runs.Run` that maps need."""
 
     name: str
     folder: Path
@@ -111,13 +109,9 @@ class StudiedRun(Protocol):
 
 
 def study_maps(run: StudiedRun, name: str) -> list[HeatMap]:
-    """Returns the maps of a study, from the arrays beside it.
+    """Returns the maps of a study's file, from the arrays next to it.
 
-    A torn or missing file is a problem of the run.
-
-    Args:
-        run: a `brt.reporting.runs.Run`.
-        name: of the study's file.
+    A torn or missing file becomes a problem of the run.
     """
     study = run.studies[name]
     if "gains" in study:
@@ -158,7 +152,7 @@ def study_maps(run: StudiedRun, name: str) -> list[HeatMap]:
 
 
 def _gains(run, name, study):
-    """Returns Figure 3 of the Transformer-XL paper: gains of each model from longer contexts."""
+    """Returns Figure 3 of the Transformer-XL paper."""
     contexts, maps = study["contexts"], []
     for number, (model, gains_CC) in enumerate(study["gains"].items(), 1):
         values_CC = [[max(gain or 0.0, 0.0) for gain in line] for line in gains_CC]

@@ -1,4 +1,4 @@
-"""Plots for a page and for papers: SVG that follows the page's colours, PNG, and their numbers."""
+"""Plots as SVG in the page's colours, as PNG, and as CSV."""
 
 import io
 import itertools
@@ -13,28 +13,29 @@ from brt.data.extras import extra_library
 from brt.storage.csv_text import csv_text
 
 COLOURS = ("#3b7dd8", "#e0712c", "#2f9e68", "#c2468f", "#8a6fd1", "#a8862a", "#6b7a8f", "#c0392b")
-"""Told apart on white and on black, and by most colour-blind readers in this order."""
+"""Colours that most colour-blind readers distinguish in this order."""
 FOREGROUND = "#123457"  # stands for the page's text colour until the SVG is written
 MOST_POINTS = 2000
 MOST_BORDERS = 100
-"""More cannot be told apart, and are left out."""
+"""Plots with more borders show none."""
 MOST_TICKS = 12
 MOST_NAMED = 30
-"""Lines that a legend has room for; the names of more are in the CSV only."""
+"""Lines that a legend has room for."""
 MARK, PER_SIZE = 12, 1.0
-"""Area of a mark that shows a size of 0, and what each unit adds, in square points."""
+"""Area of a mark of size 0, and the addition of each unit, in square points."""
 LEGEND_LETTERS = 96
-"""That fit beside one another above a plot."""
+"""Width of a legend above a plot."""
 LABEL_LETTERS = 36
-"""That fit beside an axis."""
+"""Length of an axis."""
 
 
 class Line(NamedTuple):
     """One curve.
 
-    style: "line", "points" (a line with a mark at each point), "stems" (a line from zero to each
-    point), "published", or "frontier" (wide steps behind the points of other lines). errors:
-    standard error of each y, drawn as a band. sizes: numbers that the areas of the marks show.
+    style: "line", "points" (with marks), "stems" (a line from zero to each point), "published", or
+        "frontier" (wide steps behind the points of other lines).
+    errors: standard error of each y, drawn as a band.
+    sizes: numbers that the areas of the marks show.
     colour: number of its colour; None for its number among the lines.
     """
 
@@ -52,14 +53,10 @@ class Plot(NamedTuple):
     """A figure.
 
     Attributes:
-        name: for files.
-        title, caption: what is shown, and what to look at.
-        lines: the curves.
-        borders: x of thin vertical lines, such as segment borders.
+        borders: x of thin vertical lines.
         second_label: of the axis on the right, for lines `on_second_axis`.
-        settles: the y axis fits what comes after the first tenth of x, so that a fall from great
-            height does not flatten the rest.
-        y_range: least and greatest y of the axis, or None to fit the lines.
+        settles: whether the y axis fits what comes after the first tenth of x.
+        y_range: of the axis, or None to fit the lines.
     """
 
     name: str
@@ -79,7 +76,7 @@ class Plot(NamedTuple):
         return any(line.style not in ("published", "frontier") for line in self.lines)
 
     def as_csv(self) -> str:
-        """Returns one row a point: line, x, y, error; all points, however many are drawn."""
+        """Returns one row a point: line, x, y, error."""
         has_errors = any(line.errors for line in self.lines)
         lines: list[Sequence] = [["line", self.x_label, self.y_label, *["error"] * has_errors]]
         for line in self.lines:
@@ -89,7 +86,7 @@ class Plot(NamedTuple):
         return csv_text(lines)
 
     def draw(self, foreground: str) -> Any:
-        """Returns a matplotlib figure whose lines and letters have that colour."""
+        """Returns a matplotlib figure with lines and text in that colour."""
         figure = new_figure()
         axes = figure.add_subplot()
         second: Any = axes.twinx() if self.second_label else None
@@ -135,7 +132,6 @@ class Plot(NamedTuple):
 
 
 def _theme(name, foreground):
-    """Returns the context a figure is drawn and saved in; `name` fixes the ids of its SVG."""
     matplotlib = extra_library("matplotlib", "brt.report", "report")
     settings = {
         "svg.fonttype": "none",
@@ -163,16 +159,16 @@ class Drawn(Protocol):
     def name(self) -> str: ...
 
     def draw(self, foreground: str) -> Any:
-        """Returns a matplotlib figure whose lines and letters have that colour."""
+        """Returns a matplotlib figure with lines and text in that colour."""
 
 
 def png(shown: Drawn) -> bytes:
-    """Returns a figure for slides and papers: dark on white, 200 dots an inch."""
+    """Returns a figure for slides and papers: dark on white, 200 dpi."""
     return _save(shown, "#222222", "png", facecolor="white", dpi=200)
 
 
 def svg(shown: Drawn) -> str:
-    """Returns a figure for the page: text stays text, lines and letters take the page's colour."""
+    """Returns a figure for the page, with text as text in the page's colour."""
     text = _save(shown, FOREGROUND, "svg", transparent=True).decode("utf-8")
     text = text[text.index("<svg") :]
     text = text.replace(FOREGROUND, "currentColor")
@@ -183,7 +179,7 @@ def svg(shown: Drawn) -> str:
 
 
 def _to_hundredths(path):
-    """Returns coordinates of an SVG path to a hundredth of a point: they are half the page."""
+    """Rounds coordinates of an SVG path to a hundredth of a point: they are half the page."""
     return re.sub(r"(\.\d\d)\d+", r"\1", path[0])
 
 
@@ -200,7 +196,8 @@ def _style(line, number):
 
 
 def _thinned(line):
-    """Returns the points to draw; of a long line the outermost of each stretch: spikes stay."""
+    """Returns the points to draw; of a long line the outermost of each stretch, so that spikes
+    stay."""
     x = np.asarray(line.x, np.float64)
     y = np.asarray(line.y, np.float64)
     if len(x) <= MOST_POINTS:
@@ -212,7 +209,6 @@ def _thinned(line):
 
 
 def _logarithmic(axes, x):
-    """Makes an axis logarithmic, marked at the points themselves if they are few and far apart."""
     axes.set_xscale("log")
     if len(x) > MOST_TICKS or min(b / a for a, b in itertools.pairwise([*x, x[-1] * 2])) < 1.15:
         axes.xaxis.set_major_formatter(lambda value, _: _plain(value))
@@ -226,7 +222,6 @@ def _plain(value):
 
 
 def _later_range(lines):
-    """Returns least and greatest y after the first tenth of x, with a margin."""
     lines = [line for line in lines if not line.on_second_axis]
     start = max(max(line.x) for line in lines) / 10
     later = [y for line in lines for x, y in zip(line.x, line.y) if x >= start and np.isfinite(y)]

@@ -1,4 +1,4 @@
-"""Means over seeds as the paper prints them: the spread is rounded up, never down."""
+"""Means over seeds as in the Block-Recurrent paper, whose spread is rounded up."""
 
 from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
@@ -10,28 +10,25 @@ LONG = 1e15
 
 
 def three_digits(value: float) -> int:
-    """Returns the decimals that leave three significant digits: 3.53, 0.952, as in the paper."""
+    """Returns the decimals that leave three significant digits: 3.53, 0.952."""
     return 2 if abs(value) >= 0.9995 else 3
 
 
 def rounded(value: float, decimals: int) -> str:
-    """Returns `value` with so many decimals; a half goes up: 3.525 is 3.53, 11559455 11,559,455."""
+    """Returns `value` with `decimals`; a half is rounded up: 3.525 is 3.53."""
     if not abs(value) < LONG:
         return f"{value:.4g}"
     return f"{_decimal(value).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP):,}"
 
 
 def mean_and_spread(values: Iterable[float]) -> tuple[float, float | None]:
-    """Returns mean and standard deviation (n - 1) over seeds; None for a single run."""
+    """Returns mean and standard deviation (n - 1); None for a single value."""
     known = np.fromiter(values, np.float64)
     return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else None
 
 
 def confidence_interval(values: Iterable[float], share: float = 0.95) -> tuple[float, float]:
-    """Returns the mean of two or more values and half of its interval, by Student's t.
-
-    share: of such intervals that hold the true mean, if the values are normally distributed.
-    """
+    """Returns the mean of two or more values and half of its interval, by Student's t."""
     from scipy.stats import t  # slow to import
 
     known = np.fromiter(values, np.float64)
@@ -51,7 +48,7 @@ def with_error_bar(values: Iterable[float], decimals: int) -> str:
 
 
 def rounded_up(spread: float, decimals: int) -> str:
-    """Returns a spread with so many decimals, never less than it is: one unit or more, or 0."""
+    """Returns a spread rounded up, to at least one unit of the last decimal, or 0."""
     if not abs(spread) < LONG:
         return f"{spread:.4g}"
     if spread == 0:

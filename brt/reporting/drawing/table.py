@@ -1,4 +1,4 @@
-"""A table of published and measured numbers, and its forms: Markdown, CSV, JSON, HTML."""
+"""Tables of published and measured numbers as Markdown, CSV, JSON and HTML."""
 
 import html
 import math
@@ -14,12 +14,11 @@ NOT_EVALUATED = "not evaluated"
 
 
 class Cell(NamedTuple):
-    """One cell: its text, and the numbers behind it.
+    """A cell.
 
     Attributes:
-        text: as shown.
-        values: the measured numbers, one a seed; empty for published ones and labels.
-        note: what a reader has to know, such as the step of an unfinished run.
+        values: measured numbers, one a seed; empty for published ones and labels.
+        note: footnote, such as the step of an unfinished run.
     """
 
     text: str
@@ -28,7 +27,7 @@ class Cell(NamedTuple):
 
 
 def published(text: str | None) -> Cell:
-    """Returns a cell of a published number; a dash where the paper has one."""
+    """Returns the cell of a published number, a dash for None."""
     return Cell(text or "–")
 
 
@@ -38,12 +37,11 @@ def measured(
     note: str = "",
     rounds_up: bool = False,
 ) -> Cell:
-    """Returns a cell of a mean over seeds with its error bar, `not run` without any value.
+    """Returns the cell of a mean over seeds with its error bar, `not run` without values.
 
     Args:
-        values: one a seed.
         decimals: None for three significant digits.
-        rounds_up: never down, as a spread is; of a single value.
+        rounds_up: for a spread of a single value.
     """
     values = tuple(float(value) for value in values)
     if not values:
@@ -62,14 +60,11 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table as the paper has it.
+    """A table.
 
     Attributes:
         name: for files, `table_1`.
-        title: what it shows.
-        caption: what to look at, what is compared with what, and the source.
-        columns: (columns,)
-        rows: each with (columns,) cells.
+        rows: each with a cell for each column.
     """
 
     name: str
@@ -84,19 +79,18 @@ class Table(NamedTuple):
 
     @property
     def awaits_runs(self) -> bool:
-        """True if there is a cell that a run could still fill."""
+        """True if a run could still fill a cell."""
         return any(_missing(cell) for row in self.rows for cell in row)
 
     def heads(self) -> list[str]:
-        """Returns one heading a column: `PG19 tokens, measured`."""
+        """Returns the heading of each column: `PG19 tokens, measured`."""
         return [", ".join(filter(None, column)) for column in self.columns]
 
     def notes(self) -> list[str]:
-        """Returns the notes of all cells, each once, in order."""
+        """Returns the distinct notes of all cells, in order."""
         return list(dict.fromkeys(cell.note for row in self.rows for cell in row if cell.note))
 
     def _marked(self):
-        """Returns cells as text, with a mark for each note: `2.07 [1]`."""
         notes = self.notes()
         return [
             [f"{c.text} [{notes.index(c.note) + 1}]" if c.note else c.text for c in row]
@@ -104,7 +98,7 @@ class Table(NamedTuple):
         ]
 
     def _texts(self):
-        """Tells of each column whether it holds words, which go to the left, or numbers."""
+        """Returns for each column whether it holds words (left-aligned) and not numbers."""
         empty = ("", "–", NOT_RUN, NOT_EVALUATED)
         return [
             any(
@@ -116,7 +110,7 @@ class Table(NamedTuple):
         ]
 
     def as_markdown(self) -> str:
-        """Returns Markdown with columns of one width, so that it reads as well in a terminal."""
+        """Returns Markdown with aligned columns."""
         lines = [[text.replace("|", "\\|") for text in line] for line in self._marked()]
         lines = [self.heads(), *lines]
         widths = [max(map(len, cells)) for cells in zip(*lines)]
@@ -130,7 +124,7 @@ class Table(NamedTuple):
         return "\n".join([f"### {self.title}", "", *shown, "", *notes, "", self.caption, ""])
 
     def as_csv(self) -> str:
-        """Returns the shown text; of measured cells the values too, in a column of their own."""
+        """Returns the shown text; the values of measured cells follow in a column of their own."""
         has_values = [any(row[i].values for row in self.rows) for i in range(len(self.columns))]
 
         def line(texts, values):
@@ -145,7 +139,6 @@ class Table(NamedTuple):
         return csv_text(lines)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the table as a dictionary that JSON can hold."""
         return {
             "name": self.name,
             "title": self.title,
@@ -155,7 +148,7 @@ class Table(NamedTuple):
         }
 
     def as_html(self) -> str:
-        """Returns a `<table>`; measured cells carry their numbers in `data-values`."""
+        """Returns a `<table>`; measured cells have their numbers in `data-values`."""
         kinds = self._column_classes()
         spans: list[tuple[str, int, str]] = []
         titles = []
@@ -197,7 +190,6 @@ class Table(NamedTuple):
         )
 
     def _column_classes(self):
-        """Returns attributes of columns' cells: words to the left, a rule where a group begins."""
         classes, last = [], ""
         for column, is_text in zip(self.columns, self._texts()):
             found = ["words"] * is_text + ["first"] * (column.group != last)

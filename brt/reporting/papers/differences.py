@@ -1,8 +1,6 @@
-"""In which settings a run differs from those of the published number it stands beside.
+"""Settings in which a run differs from the published number it is compared with.
 
-A published number's settings are what its paper says, and brt's defaults where it says nothing of
-a binding. Compared is whatever decides what is computed, apart from what the row's own rule asks
-for, the seed and the corpus.
+The settings of a published number are those of its paper, and otherwise brt's defaults.
 """
 
 from collections.abc import Collection
@@ -29,7 +27,7 @@ OF_RULES = {
     "window_length": ("Trainer.segment_length",),
     "overlap": ("PretrainedLanguageModel.overlap",),
 }
-"""Bindings that a row has decided on by naming an attribute of a `PaperPosition` in its rule."""
+"""Bindings that a rule decides on by an attribute of a `PaperPosition`."""
 
 NOT_COMPARED = (
     # The system and the size of a position, which every row that is compared asks for.
@@ -51,7 +49,7 @@ FOLDER = "Pretrained.folder"
 PATHS = (FOLDER, "Hyperpartisan.split_file")
 """Bindings that are compared by the last part of a path."""
 CHOSEN = "Trainer.optimizer", "Trainer.schedule"
-"""Bindings to functions. What these are bound to is compared only where they are the same."""
+"""Bindings to functions, whose bindings are compared only if the functions are the same."""
 
 
 def differences(
@@ -59,16 +57,13 @@ def differences(
 ) -> list[str]:
     """Returns a phrase for each setting that differs: `Trainer.steps = 1,000 for 500,000`.
 
-    Args:
-        position: the run's.
-        published: bindings to values, of the published number. A binding without a default whose
-            published value is not here is not compared, nor one that is `NOT_PUBLISHED`.
-            "vocabulary" is that of a `PaperPosition`. Of `PATHS` only the last part is here. Of the
-            corpus only bindings that are here are compared.
-        decided: attributes of a `PaperPosition` that the number's own row asks for.
+    A scaled run has the dimensions of the model it stands for, and its own steps.
 
-    A run that stands for a model of another scale (`Run.stands_for`) has the dimensions of that
-    model here; it is compared by the steps it has taken itself.
+    Args:
+        published: of `published_settings`. Bindings that are neither here nor have a default are
+            not compared, nor is the corpus unless it is here. "vocabulary" is that of a
+            `PaperPosition`.
+        decided: attributes of a `PaperPosition` in the rule of the row.
     """
     settings = run.paper_settings | {"vocabulary": position.vocabulary}
     settings["Trainer.steps"] = run.settings.get("Trainer.steps")
@@ -106,7 +101,6 @@ def differences(
 
 
 def _with(settings, function):
-    """The values that a function is bound to: ` (maximum 0.02, minimum 0.0002)`."""
     bound = {name: value for name, value in settings.items() if name.startswith(f"{function}.")}
     shown = (f"{name.partition('.')[2]} {_shown(value)}" for name, value in bound.items())
     return f" ({', '.join(shown)})" if bound else ""
@@ -117,7 +111,6 @@ def _default(name):
 
 
 def _shown(value):
-    """A value as text, the same for the forms in which gin has it."""
     if isinstance(value, Reference) or callable(value):
         text = value.strip("@()") if isinstance(value, Reference) else value.__name__
         return "@" + text.rsplit("/", 1)[-1].rsplit(".", 1)[-1]

@@ -1,4 +1,4 @@
-"""A paper's tables and figures, filled: what was measured beside what was published."""
+"""Fills a paper's tables and figures with measured numbers."""
 
 import math
 from collections.abc import Iterable
@@ -24,18 +24,13 @@ from brt.reporting.step_times import StepTime
 
 PUBLISHED, MEASURED = "paper", "measured"
 FRONTIER_COLOUR = 6
-"""Number of the colour of a figure's first frontier: after those of its curves."""
+"""Number of the colour of a figure's first frontier."""
 
 
 def paper_tables(
     paper: Paper, groups: list[Group], step_times: dict[str, StepTime] | None = None
 ) -> list[Table]:
-    """The tables of a paper, in its order.
-
-    Args:
-        groups: what was run.
-        step_times: of `read_step_times`, by system.
-    """
+    """Returns the tables of a paper; `step_times` are those of `read_step_times`."""
     tables, groups = [], [group for group in groups if fits(group.position, paper.where)]
     placed = {
         id(group)
@@ -56,7 +51,7 @@ def paper_tables(
 
 
 def concerns(paper: Paper, groups: list[Group]) -> bool:
-    """Returns whether a report of these runs shows a paper that has no numbers of them yet."""
+    """Returns whether a report of these runs shows the paper even without measured numbers."""
     return any(fits(group.position, paper.about) for group in groups)
 
 
@@ -99,11 +94,7 @@ def _labels(group, table):
 
 
 def _variants(groups, measures) -> dict[str, list[Group]]:
-    """The groups of a row by what sets them apart, such that none of them share a cell.
-
-    What they differ in may be something that their positions have and the row does not ask for,
-    such as their steps.
-    """
+    """Returns the groups of a row by what distinguishes them, so that none share a cell."""
     found: dict[str, list[Group]] = {}
     for group in groups:
         variant = group.variant
@@ -122,7 +113,6 @@ def _share_a_cell(group, other, measures):
 
 
 def _has(group, quantity):
-    """Returns whether a group has something to show in a column."""
     return (
         quantity.scalar not in TIMES
         and fits(group.position, quantity.where)
@@ -131,7 +121,7 @@ def _has(group, quantity):
 
 
 def _corpora(table, quantity, groups):
-    """The corpora that have a measured column of their own; [None] where one holds for all."""
+    """Returns the corpora with a measured column each; [None] for one column of all."""
     if quantity.scalar in TIMES or "corpus" in table.where | quantity.where:
         return [None]
     named = {q.where.get("corpus") for q in table.quantities}
@@ -142,7 +132,6 @@ def _corpora(table, quantity, groups):
 
 
 def _cells(measures, row: Row, groups, step_times, table: PaperTable | None = None):
-    """The cells of a row, after its labels; of a published one with the table it stands in."""
     cells, printed = [], iter(row.printed)
     for quantity, corpora in measures:
         if quantity.is_printed:
@@ -168,7 +157,7 @@ def _cells(measures, row: Row, groups, step_times, table: PaperTable | None = No
 
 
 def _compared(cell: Cell, group: Group, table: PaperTable, rule: dict) -> Cell:
-    """A measured cell whose note names the settings that the published number does not have."""
+    """Adds to a cell's note the settings that differ from the published ones."""
     if not table.settings:  # nothing printed to compare with
         return cell
     published = published_settings(table.settings, group.position)
@@ -184,7 +173,6 @@ def _compared(cell: Cell, group: Group, table: PaperTable, rule: dict) -> Cell:
 
 
 def _differences(table: PaperTable, filled: Table) -> Table:
-    """A table's contrasts, for all columns of bits."""
     rows = {row[0].text: row for row in reversed(filled.rows)}
     heads = {q.head for q in table.quantities if q.scalar in TIMES}
     first = len(table.labels)
@@ -222,7 +210,7 @@ def _signed(value, decimals):
 
 
 def paper_plots(paper: Paper, groups: list[Group]) -> list[Plot]:
-    """The figures of a paper that show its tables: published curves, and measured points."""
+    """Returns the figures of a paper with published curves and measured points."""
     groups = [group for group in groups if fits(group.position, paper.where)]
     return [_plot(paper, plot, groups) for plot in paper.plots]
 
@@ -281,7 +269,7 @@ def _values(group, curve, plot):
 
 
 def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Returns the points that no other is below in both (cost, perplexity), by rising cost."""
+    """Returns the Pareto frontier of (cost, perplexity) points, by rising cost."""
     best: list[tuple[float, float]] = []
     for cost, perplexity in sorted(points):
         if not best or perplexity < best[-1][1]:
@@ -290,7 +278,6 @@ def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _frontiers(points: dict[str, list]) -> list[Line]:
-    """Returns the frontier of the points of each source."""
     lines = []
     for colour, (source, both) in enumerate(points.items(), FRONTIER_COLOUR):
         x, y = map(list, zip(*frontier(both)))
@@ -299,7 +286,7 @@ def _frontiers(points: dict[str, list]) -> list[Line]:
 
 
 def _series(group, plot):
-    """Returns what a measured curve is of. A store for each vocabulary is still one corpus."""
+    """Returns the name of a measured curve, its corpus; vocabularies of one corpus share it."""
     if group.position.task:
         return "measured"
     if plot.x == "vocabulary_size":

@@ -1,1 +1,1 @@
-"""The page of results: archived runs, the gain of recurrence, where it is, and the page itself."""
+"""The results page: archived runs, and improvements of recurrence over the baseline."""

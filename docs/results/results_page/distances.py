@@ -1,4 +1,4 @@
-"""The gain of recurrence over distance in the document, as a figure of the page of results."""
+"""Improvement over the baseline by position in the document."""
 
 from collections.abc import Iterable
 
@@ -8,22 +8,15 @@ from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
 
 STUDY = "positions"
-"""The study that holds the losses of two runs by position, one beside the other."""
+"""The study with the losses of two runs by position."""
 CUMULATIVE = "cumulative, "
-"""How the names of its curves begin that are means over all tokens up to a position."""
+"""Prefix of the names of its cumulative curves."""
 FEWEST = 100
-"""Position before which the means are of too few tokens to be drawn."""
+"""Least position drawn; earlier means are of too few tokens."""
 
 
 def distance_plot(name: str, groups: Iterable[Group]) -> Plot | None:
-    """Returns by how many bits per token recurrent runs are better, up to each position.
-
-    None where no recurrent run of the ladder was set beside another by `--study=positions`.
-
-    Args:
-        name: of the figure.
-        groups: of a ladder's runs.
-    """
+    """Returns the improvement in bits per token up to each position; None without the study."""
     lines = []
     for group in groups:
         for run in group.runs if group.position.states else ():

@@ -1,4 +1,4 @@
-"""Where recurrence gains, as tables for the page of results: by kind of token, and in excerpts."""
+"""Tables of the tokens that recurrence improves: by kind of token, and in excerpts."""
 
 import math
 import re
@@ -10,20 +10,15 @@ from brt.reporting.collect import Group
 from brt.reporting.drawing.table import Cell, Column, Table, measured
 
 STUDY = "compare-cleared"
-"""The study that holds them: one run with its state kept and with it cleared."""
+"""The study that holds them."""
 SHOWN = 60
-"""Characters before the token that are shown, the last of the excerpt's."""
+"""Characters shown before the token."""
 BITS = 2
 """Decimals of a token's bits."""
 
 
 def excerpts_table(name: str, groups: Iterable[Group]) -> Table | None:
-    """Returns one row an excerpt of the first run with the study; None without such a run.
-
-    Args:
-        name: of the table.
-        groups: of a ladder's runs.
-    """
+    """Returns one row an excerpt of the first run with the study; None without one."""
     runs = (run for group in groups for run in group.runs if STUDY in run.studies)
     run = next(runs, None)
     if run is None:
@@ -41,12 +36,7 @@ def excerpts_table(name: str, groups: Iterable[Group]) -> Table | None:
 
 
 def kinds_table(name: str, groups: Iterable[Group]) -> Table | None:
-    """Returns one row a kind of token, for each run that was compared; None without any.
-
-    Args:
-        name: of the table.
-        groups: of a ladder's runs.
-    """
+    """Returns one row a kind of token, for each run that was compared; None without any."""
     rows = []
     for run in (run for group in groups for run in group.runs):
         for study in run.studies.values():
@@ -103,6 +93,6 @@ def _last_seen(excerpt):
 
 
 def _plain(text, breaks=" "):
-    """Returns text in one line in which Markdown and HTML mark nothing, with a sign for breaks."""
+    """Returns text in one line, with Markdown and HTML escaped and a sign for breaks."""
     line = re.sub(r"\s+", " ", text.replace("\n", breaks))
     return re.sub(r"([\\`*_\[\]<>&#~])", r"\\\1", line)

@@ -1,4 +1,4 @@
-"""Tables and figures of gains, and how a group of runs is called in them."""
+"""Tables and figures of improvements, and names of groups of runs."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -20,11 +20,11 @@ USUAL = {
     "TransformerXL.memory": "HiddenMemory",
     "TransformerXL.norm": "post",
 }
-"""Settings that a system is named with where they are others."""
+"""Settings that are named only where they differ."""
 
 
 def gain_table(name: str, found: Iterable[Gain]) -> Table:
-    """Returns a table with one row a recurrent group: bits per byte, mean and spread over seeds."""
+    """Returns one row a recurrent group: bits per byte, mean and spread over seeds."""
     titles = ("corpus", "window", "segment", "steps", "tokens", "system", "beside", "states",
               "optimizer, rates", "seeds")  # fmt: skip
     columns = [Column("", title) for title in titles]
@@ -50,7 +50,7 @@ def gain_table(name: str, found: Iterable[Gain]) -> Table:
 
 
 def runs_table(name: str, groups: Iterable[Group]) -> Table:
-    """Returns a table of all groups, each with its training rate and where it ended."""
+    """Returns all groups with their learning rate and final loss."""
     titles = ("corpus", "window", "segment", "steps", "system", "states", "rate", "seeds",
               "bits/byte", "state cleared", "on")  # fmt: skip
     rows = []
@@ -72,10 +72,9 @@ def runs_table(name: str, groups: Iterable[Group]) -> Table:
 
 
 def system(group: Group) -> str:
-    """Returns a group's system, with its layers: `Slide:4L`, `Rec:fixed:skip:3L, layer 3`.
+    """Returns a group's system with its layers: `Slide:4L`, `Rec:fixed:skip:3L, layer 3`.
 
-    Of a smaller model that stands for a published one, that one's name alone: `Slide:13L`. What
-    else sets it apart from others of its system and size stands after that.
+    A scaled model has the published name: `Slide:13L`. Other differences are appended.
     """
     text, layers = group.position.system, f":{group.position.layers}L"
     if group.position.layers == model_setting(group.runs[0].settings, "num_layers"):
@@ -90,11 +89,9 @@ def system(group: Group) -> str:
 
 
 def told_apart(groups: Sequence[Group], but: str = "") -> list[str]:
-    """Returns a name for each group: its system, and of what it shares with all, what differs.
+    """Returns a distinct name for each group.
 
-    Args:
-        groups: of one figure.
-        but: what is not told: "window", "steps" or "states" where that is the figure's x axis.
+    but: setting that is not named because it is the x axis: "window", "steps" or "states".
     """
     same = len({num_states(group) for group in groups}) == 1
     parts = {
@@ -118,7 +115,7 @@ def told_apart(groups: Sequence[Group], but: str = "") -> list[str]:
 
 
 def shown(values: Sequence[float]) -> Cell:
-    """Returns mean and spread of values; a dash of none."""
+    """Returns mean and spread of values; a dash for none."""
     return measured(values, DECIMALS) if values else NOTHING
 
 
@@ -138,15 +135,11 @@ def gain_plot(
     x: Callable[[Gain], float],
     names: Sequence[str],
 ) -> Plot | None:
-    """Returns a figure of gains over x: their means, and the spread over seeds as a band.
-
-    None where all gains have one x.
+    """Returns improvements over x, with the spread over seeds; None if all have one x.
 
     Args:
-        name, x_label: of the figure.
-        found: those to draw; one without pairs has no gain over a plain stack.
-        x: of a gain.
-        names: of the lines that the gains belong to.
+        x: from an improvement to its x.
+        names: of the lines that the improvements belong to.
     """
     lines: dict[str, list[tuple[float, float, float]]] = {}
     for gain, line in zip(found, names):

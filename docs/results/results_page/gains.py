@@ -1,7 +1,6 @@
-"""What recurrence is worth: recurrent runs beside plain ones that read the same tokens.
+"""Improvements of recurrent runs over plain runs on the same tokens.
 
-A pair is a recurrent run and a plain one of one seed, whose records say by their hash of the
-data that they read the same tokens in the same order.
+A pair is a recurrent run and a plain one with the same seed and the same data checksum.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,17 +15,13 @@ from brt.reporting.runs import Run
 SPLIT = "validation"
 """On which everything is chosen and compared."""
 TEST = "test"
-"""Which is looked at once, after all choices."""
+"""Split that is evaluated once, after all choices."""
 PLAIN = ("Slide", "XL")
-"""How the systems are called that a recurrent one is compared with."""
+"""Systems of the baselines."""
 
 
 class Regime(NamedTuple):
-    """What both sides of a comparison share.
-
-    corpus: name of the store's folder. vocabulary: with its size. optimizer: its name in gin.
-    window, segment_length, and tokens_per_step in tokens; steps.
-    """
+    """Settings that both sides of a comparison share; lengths in tokens."""
 
     corpus: str
     vocabulary: str
@@ -38,15 +33,13 @@ class Regime(NamedTuple):
 
 
 class Gain(NamedTuple):
-    """A recurrent group beside the best plain group of its regime that is one layer deeper.
+    """A recurrent group and the best plain group of its regime with one layer more.
 
     Attributes:
-        regime: of both.
-        recurrent: runs that differ in their seed only.
-        plain: likewise, of the lowest mean over the seeds of both; None where none was run.
-        plain_bits: bits per byte of the plain runs of those seeds.
-        gains: bits per byte by which the recurrent run is better, one a seed of both.
-        worth: bits per byte that clearing the state costs the recurrent runs, one a seed.
+        recurrent, plain: runs that differ in their seed only; None without a plain one.
+        plain_bits: bits per byte of the plain runs of the seeds of both.
+        gains: improvement in bits per byte, for each seed of both.
+        worth: cost of clearing the state in bits per byte, for each seed.
     """
 
     regime: Regime
@@ -72,7 +65,7 @@ def regime(group: Group) -> Regime:
 
 
 def num_states(group: Group) -> int:
-    """Returns S of a group's own model, at its own scale; 0 without a recurrent layer."""
+    """Returns S of a group's own model; 0 without a recurrent layer."""
     settings = group.runs[0].settings
     return settings.get("RecurrentCell.num_states", 0) if group.position.states else 0
 
@@ -89,12 +82,12 @@ def bits(run: Run, prefix: str = "", split: str = SPLIT) -> float | None:
 
 
 def rate(group: Group) -> float | None:
-    """Returns the highest training rate of a group's schedule; None of other schedules."""
+    """Returns the highest learning rate of a group's schedule; None for other schedules."""
     return group.runs[0].settings.get("cosine.maximum")
 
 
 def read_the_same(run: Run, other: Run) -> bool:
-    """Tells if two runs read the same tokens in the same order, by the hash of their records."""
+    """Returns whether two runs have the same data checksum."""
     ledgers = [
         {record["step"]: record["data/ledger"] for record in one.records if "data/ledger" in record}
         for one in (run, other)
@@ -104,10 +97,7 @@ def read_the_same(run: Run, other: Run) -> bool:
 
 
 def gains(groups: Iterable[Group]) -> list[Gain]:
-    """Returns a `Gain` for each recurrent group that was evaluated.
-
-    Ordered by regime, and within one by the number of states.
-    """
+    """Returns a `Gain` for each recurrent group that was evaluated, by regime and states."""
     evaluated = [group for group in groups if any(bits(run) is not None for run in group.runs)]
     plain = [group for group in evaluated if group.position.system.startswith(PLAIN)]
     found = []
@@ -128,9 +118,9 @@ def gains(groups: Iterable[Group]) -> list[Gain]:
 
 
 def is_one_layer_more(other: Group, group: Group) -> bool:
-    """Tells if a group's own model is as wide as another's and one layer deeper.
+    """Returns whether a group's model is as wide as another's and one layer deeper.
 
-    About that much time is what a recurrent layer costs (section 4 of the paper: Slide:13L).
+    A recurrent layer takes about as much time (section 4 of the paper: Slide:13L).
     """
     (layers, width), (own_layers, own_width) = (
         [model_setting(one.runs[0].settings, name) for name in ("num_layers", "width")]
@@ -140,12 +130,12 @@ def is_one_layer_more(other: Group, group: Group) -> bool:
 
 
 def paired(group: Group, other: Group, split: str = SPLIT) -> tuple[float, ...]:
-    """Returns by how many bits per byte each run of a group is better than its pair of another."""
+    """Returns the improvement in bits per byte of each run of a group over its pair."""
     return tuple(its - own for own, its in evaluated_pairs(group, other, split))
 
 
 def evaluated_pairs(group: Group, other: Group, split: str = SPLIT) -> list[tuple[float, float]]:
-    """Returns the bits per byte of both runs of each pair of which both were evaluated."""
+    """Returns the bits per byte of both runs of each evaluated pair."""
     return [
         (own, its)
         for run, plain in pairs(group, other)
@@ -155,7 +145,7 @@ def evaluated_pairs(group: Group, other: Group, split: str = SPLIT) -> list[tupl
 
 
 def pairs(group: Group, other: Group) -> Iterator[tuple[Run, Run]]:
-    """Yields runs of two groups that have one seed and read the same tokens."""
+    """Yields runs of two groups with the same seed and data checksum."""
     for run in group.runs:
         for plain in other.runs:
             seeds = {one.settings.get("Trainer.seed", 0) for one in (run, plain)}
@@ -164,7 +154,7 @@ def pairs(group: Group, other: Group) -> Iterator[tuple[Run, Run]]:
 
 
 def worth(group: Group, split: str = SPLIT) -> tuple[float, ...]:
-    """Returns the bits per byte that clearing the state costs each run of a group."""
+    """Returns the cost of clearing the state in bits per byte, for each run of a group."""
     both = ((bits(run, "", split), bits(run, "cleared_", split)) for run in group.runs)
     return tuple(
         cleared - kept for kept, cleared in both if kept is not None and cleared is not None
@@ -177,9 +167,9 @@ def known(group: Group, prefix: str = "", split: str = SPLIT) -> list[float]:
 
 
 def in_training(group: Group, prefix: str = "") -> list[float]:
-    """Returns bits per byte of the evaluation after each run's last step, while it trained.
+    """Returns bits per byte of each run's evaluation in training after its last step.
 
-    Empty of other tokens than bytes, which are not counted there.
+    Empty for tokens other than bytes.
     """
     if group.position.vocabulary_family != "bytes":
         return []

@@ -1,4 +1,4 @@
-"""A figure of means with their intervals, one line below the other, beside zero."""
+"""A figure of means with their intervals."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,18 +9,18 @@ from brt.reporting.drawing.plots import COLOURS, new_figure
 from brt.storage.csv_text import csv_text
 
 ROW_HEIGHT, MARGIN_HEIGHT = 0.36, 1.1
-"""Inches of a place with two means, and of what stands above and below all places."""
+"""Height in inches of a place with two means, and of the margins."""
 APART = 0.16
-"""Of a row's height, by which the means of one place stand above or below it."""
+"""Distance of the means of one place, in row heights."""
 MOST_TICKS = 6
 """Numbers that fit below the axis."""
 
 
 class Mean(NamedTuple):
-    """One mean.
+    """A mean, with the interval mean ± half.
 
-    place: what it is of, one line of the figure. series: tells means of one place apart, by colour.
-    mean, half: the interval is mean ± half.
+    place: a line of the figure.
+    series: distinguishes means of one place by colour.
     """
 
     place: str
@@ -30,14 +30,7 @@ class Mean(NamedTuple):
 
 
 class IntervalPlot(NamedTuple):
-    """A figure of intervals.
-
-    Attributes:
-        name: for files.
-        title, caption: what is shown, and what to look at.
-        x_label: of the means, with their unit.
-        means: in the order of their places, the first at the top.
-    """
+    """A figure of intervals; means in the order of their places, from the top."""
 
     name: str
     title: str
@@ -50,11 +43,9 @@ class IntervalPlot(NamedTuple):
         return bool(self.means)
 
     def as_csv(self) -> str:
-        """Returns one row a mean: place, series, mean, half of the interval."""
         return csv_text([["place", "series", self.x_label, "half of the interval"], *self.means])
 
     def draw(self, foreground: str) -> Any:
-        """Returns a matplotlib figure whose lines and letters have that colour."""
         places = list(dict.fromkeys(mean.place for mean in self.means))
         series = list(dict.fromkeys(mean.series for mean in self.means))
         figure = new_figure(height=ROW_HEIGHT * len(places) + MARGIN_HEIGHT)

@@ -1,4 +1,4 @@
-"""What a state costs when it is taken away, and how long it lasts, for the page of results."""
+"""Cost of ablations of the state, and its half-life."""
 
 import re
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from brt.reporting.drawing.table import Cell, Column, Table, measured
 STUDY = "memory_use"
 """The study that holds costs and half-lives."""
 CLEARED = "compare-cleared"
-"""The study that holds the cost of clearing by place in the segment."""
+"""The study with the cost of clearing by place in the segment."""
 BY_PLACE = "difference by place in the segment"
 """The series of it."""
 COST_DECIMALS = 4
@@ -20,12 +20,7 @@ LAYER = re.compile(r"(.*)/state_norm")
 
 
 def memory_table(name: str, groups: Iterable[Group]) -> Table | None:
-    """Returns one row a layer with states of each run that was measured; None without such a run.
-
-    Args:
-        name: of the table.
-        groups: of a ladder's runs.
-    """
+    """Returns one row a layer with states of each run with the study; None without one."""
     rows = []
     for run in (run for group in groups for run in group.runs):
         numbers = run.studies.get(STUDY, {}).get("numbers", {})
@@ -52,7 +47,6 @@ def memory_table(name: str, groups: Iterable[Group]) -> Table | None:
 
 
 def _counted_from_one(layer):
-    """`layer3` to `layer 4`, as the systems are named."""
     return re.sub(r"layer(\d+)", lambda found: f"layer {int(found[1]) + 1}", layer)
 
 
@@ -64,12 +58,7 @@ def _cost(numbers, what):
 
 
 def segment_plot(name: str, groups: Iterable[Group]) -> Plot | None:
-    """Returns what clearing the state costs by place in the segment; None where none was compared.
-
-    Args:
-        name: of the figure.
-        groups: of a ladder's runs.
-    """
+    """Returns the cost of clearing the state by place in the segment; None without the study."""
     lines = []
     for run in (run for group in groups for run in group.runs):
         for series in run.studies.get(CLEARED, {}).get("series", ()):

@@ -1,4 +1,4 @@
-"""When a state begins to pay: gains over the steps of training, as figures of the page."""
+"""Improvements over the baseline by training step."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -11,18 +11,11 @@ from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.runs import Run
 
 OWN, CLEARED = "eval/bits_per_token", "eval/cleared_bits_per_token"
-"""Scalars of the evaluations while a run trains."""
+"""Scalars of the evaluations in training."""
 
 
 def training_plot(name: str, found: Iterable[Gain]) -> Plot | None:
-    """Returns by how much recurrent runs are better than plain ones after so many steps.
-
-    None where no pair of runs was evaluated twice while it trained.
-
-    Args:
-        name: of the figure.
-        found: gains; those without a plain group are left out.
-    """
+    """Returns improvements over plain runs by step; None without two evaluations of a pair."""
     both = [
         (gain.recurrent, list(pairs(gain.recurrent, gain.plain))) for gain in found if gain.plain
     ]
@@ -32,14 +25,7 @@ def training_plot(name: str, found: Iterable[Gain]) -> Plot | None:
 
 
 def clearing_plot(name: str, found: Iterable[Gain]) -> Plot | None:
-    """Returns how much clearing the state costs after so many steps.
-
-    None where no recurrent run was evaluated twice, with its state cleared too, while it trained.
-
-    Args:
-        name: of the figure.
-        found: gains of the runs.
-    """
+    """Returns the cost of clearing the state by step; None without two evaluations of a run."""
     both = [(gain.recurrent, [(run, run) for run in gain.recurrent.runs]) for gain in found]
     lines = _lines(both, lambda own, same: _difference(own, same, CLEARED))
     caption = "than with their state cleared at every segment"
@@ -50,7 +36,6 @@ def _lines(
     both: Sequence[tuple[Group, list[tuple[Run, Run]]]],
     difference: Callable[[Run, Run], dict[int, float]],
 ) -> list[Line]:
-    """Returns one line a group: the mean over pairs of runs, where all of them were evaluated."""
     lines = []
     names = told_apart([group for group, _ in both])
     for name, (_, runs) in zip(names, both):
@@ -64,7 +49,6 @@ def _lines(
 
 
 def _difference(own, other, name):
-    """Returns, by step, how much higher a scalar of the other run is than the run's own loss."""
     its, mine = (dict(zip(*run.series(key))) for run, key in ((other, name), (own, OWN)))
     return {step: its[step] - mine[step] for step in its.keys() & mine.keys()}
 

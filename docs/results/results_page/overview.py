@@ -1,4 +1,4 @@
-"""Where recurrence pays: every comparison of several seeds, as one table and one figure."""
+"""All comparisons of several seeds as one table and one figure."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -13,12 +13,12 @@ from brt.reporting.drawing.table import Cell, Column, Table
 NAME = "overview"
 FEWEST_SEEDS = 3
 GATES = {"Rec:fixed:skip": "fixed gate", "Rec:lstm:skip": "LSTM gate"}
-"""Systems that are shown; the other arrangements stand in Table 1."""
+"""Systems that are shown."""
 BETTER, WORSE, NEITHER = "recurrence", "one more layer", "not distinguishable"
 
 
 class Comparison(NamedTuple):
-    """A gain of several seeds. gate: of `GATES`. place: its regime in words."""
+    """An improvement with several seeds, its gate and its regime in words."""
 
     gate: str
     place: str
@@ -26,13 +26,9 @@ class Comparison(NamedTuple):
 
 
 def comparisons(found: Iterable[Gain]) -> list[Comparison]:
-    """Returns the comparisons of at least `FEWEST_SEEDS` seeds.
+    """Returns the comparisons of at least `FEWEST_SEEDS` seeds with the usual gates and memories.
 
-    Each regime, number of states and gate once, by the ladder with the most seeds; of systems whose
-    gates and memories are the usual ones. Ordered by corpus, segment, window, steps, optimizer,
-    states and gate.
-
-    found: gains of all ladders, which share runs.
+    Each regime, number of states and gate occurs once, from the ladder with the most seeds.
     """
     kept: dict[tuple, Comparison] = {}
     for gain in found:
@@ -53,10 +49,7 @@ def comparisons(found: Iterable[Gain]) -> list[Comparison]:
 
 
 def overview_table(found: Iterable[Gain]) -> Table | None:
-    """Returns one row a comparison, with its interval and which side is better; None of none.
-
-    found: gains of all ladders.
-    """
+    """Returns one row a comparison, with its interval and the better side; None without any."""
     rows = []
     for gate, _, gain in comparisons(found):
         own = gain.regime
@@ -80,10 +73,7 @@ def overview_table(found: Iterable[Gain]) -> Table | None:
 
 
 def overview_plot(found: Iterable[Gain]) -> IntervalPlot | None:
-    """Returns the intervals of `overview_table` as a figure; None of none.
-
-    found: gains of all ladders.
-    """
+    """Returns the intervals of `overview_table` as a figure; None without any."""
     means = [Mean(place, gate, *confidence_interval(gain.gains))
              for gate, place, gain in comparisons(found)]  # fmt: skip
     if not means:

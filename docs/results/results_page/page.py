@@ -1,7 +1,7 @@
-"""The page of results: tables and figures of archived runs, written into a text between marks.
+"""Writes tables and figures of archived runs into a text between marks.
 
-A line `<!-- table NAME -->` or `<!-- figure NAME -->` begins what is written, `<!-- end -->` ends
-it. What stands outside is left as it is, so words and numbers are one file.
+A line `<!-- table NAME -->` or `<!-- figure NAME -->` begins generated text, `<!-- end -->` ends
+it.
 """
 
 import re
@@ -31,21 +31,17 @@ from brt.reporting.runs import open_runs
 
 PAGE = "README.md"
 NOT_RUN = "Not run."
-"""Where there is no archive of what a mark names."""
+"""Text of a mark without an archive."""
 MARKED = re.compile(r"<!-- (table|figure) ([\w.-]+) -->\n.*?<!-- end -->\n", re.S)
 
 
 class Axis(NamedTuple):
-    """What a comparison varies.
-
-    attribute: of a `Regime`, or "states" of the recurrent group. label: of the axis.
-    """
+    """What a comparison varies: an attribute of a `Regime`, or "states"."""
 
     attribute: str
     label: str
 
     def value(self, gain: Gain) -> float:
-        """Returns the position of a gain on this axis."""
         if self.attribute == "states":
             return num_states(gain.recurrent)
         return getattr(gain.regime, self.attribute)
@@ -56,11 +52,11 @@ AXES = {
     "steps": Axis("steps", "steps"),
     "states": Axis("states", "states S"),
 }
-"""By what the name of a comparison ends in, as in `map_window`."""
+"""Axes by the end of a ladder's name, as in `map_window`."""
 
 
 class Results(NamedTuple):
-    """Tables and figures of the page, by their names; sentences about what could not be read."""
+    """Tables and figures by name, and sentences about damaged files."""
 
     tables: dict[str, Table]
     plots: dict[str, Plot | IntervalPlot]
@@ -68,25 +64,19 @@ class Results(NamedTuple):
 
 
 def results(folder: Path) -> Results:
-    """Returns what the archives below a folder amount to.
+    """Returns tables and figures of the archives NAME/RUN.tar.gz below a folder.
 
-    Each folder NAME of archives is one ladder, and becomes the tables `NAME` (recurrent beside
-    plain runs), `NAME_runs` (every run at the end of its training) and, where NAME ends in one of
-    `AXES`, the figure of that name; `NAME_systems` has every system beside the deepest sliding
-    window, and `NAME_test` the same on the test split. By studies of its runs there are the tables
-    `NAME_excerpts`, where the state helps most, `NAME_kinds`, the kinds of tokens that a difference
-    is of, and `NAME_memory`, what the state is worth and how long it lasts; and the figures
-    `NAME_distance`, the gain over distance, `NAME_segment`, the cost of clearing in a segment, and
-    `NAME_reach`, what a reset costs by how far back it is.
-    `NAME_training` and `NAME_clearing` show gain and worth over the steps of training. Plain runs
-    serve every ladder. `overview` is a table and a figure of the gains of all ladders that several
-    seeds were run for. The papers' tables and figures have the name of their ladder before their
-    own: `small_table_1`.
+    Each folder NAME is a ladder; plain runs serve all ladders. Names begin with NAME:
 
-    folder: of NAME/RUN.tar.gz.
+        table NAME, figure NAME            improvements over the baseline; by one of `AXES`
+        NAME_runs, NAME_systems, NAME_test all runs; all systems; the same on the test split
+        NAME_excerpts, NAME_kinds          tokens that the state improves
+        NAME_memory, NAME_segment          ablations of the state; cost of clearing in a segment
+        NAME_distance, NAME_reach          improvement over distance; cost of a reset
+        NAME_training, NAME_clearing       improvement and cost of clearing by training step
+        NAME_table_1 and so on             the papers' tables and figures
 
-    Raises:
-        ValueError: an archive that cannot be read, or none.
+    `overview` shows all comparisons of several seeds.
     """
     tables: dict[str, Table] = {}
     plots: dict[str, Plot | IntervalPlot] = {}
@@ -139,7 +129,7 @@ def results(folder: Path) -> Results:
 
 
 def axis_plot(name: str, found: Sequence[Gain]) -> Plot | None:
-    """Returns the figure of a ladder that varies one of `AXES`; None of others."""
+    """Returns the figure of a ladder that varies one of `AXES`, or None."""
     axis = AXES.get(name.rsplit("_", 1)[-1])
     if axis is None or not found:
         return None
@@ -148,17 +138,12 @@ def axis_plot(name: str, found: Sequence[Gain]) -> Plot | None:
 
 
 def _gains(own: Sequence[Group], everything: Sequence[Gain]) -> list[Gain]:
-    """Returns the gains of a ladder's recurrent groups; plain ones may be of another ladder."""
     mine = [run.folder for group in own for run in group.runs]
     return [gain for gain in everything if gain.recurrent.runs[0].folder in mine]
 
 
 def fill(text: str, found: Results) -> str:
-    """Returns a page's text with every marked table and figure written anew, or `NOT_RUN`.
-
-    Raises:
-        ValueError: a mark without an end, so that the text after it would be lost.
-    """
+    """Returns a page's text with the content of all marks replaced."""
 
     def written(match):
         kind, name = match.groups()
@@ -175,7 +160,7 @@ def fill(text: str, found: Results) -> str:
 
 
 def _markdown(table):
-    """Returns a table without its title, for which the page has words of its own."""
+    """Returns a table without its title."""
     return table.as_markdown().split("\n", 2)[2].rstrip()
 
 
@@ -184,17 +169,10 @@ def _shown(plot):
 
 
 def write_results(folder: Path) -> tuple[int, list[str]]:
-    """Rebuilds a folder's page and its figures, with their numbers, from runs/.
-
-    Args:
-        folder: with README.md and runs/.
+    """Writes a folder's page and figures from runs/.
 
     Returns:
         The number of files written, and sentences about archived files that were left out.
-
-    Raises:
-        FileNotFoundError: there is no page.
-        ValueError: as `results`.
     """
     page = folder / PAGE
     if not page.is_file():

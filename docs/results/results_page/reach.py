@@ -1,4 +1,4 @@
-"""What forgetting at a distance costs, as a figure of the page of results."""
+"""Cost of a reset of the state by distance."""
 
 from collections.abc import Iterable
 
@@ -6,18 +6,13 @@ from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
 
 STUDY = "reach"
-"""The study that holds costs of resets, by the tokens between the reset and what is scored."""
+"""The study with costs of resets."""
 COST = "cost of resetting the "
-"""How the names of its curves begin; what is reset follows, "state" or "context"."""
+"""Prefix of the names of its curves, before "state" or "context"."""
 
 
 def reach_plot(name: str, groups: Iterable[Group]) -> Plot | None:
-    """Returns what a reset costs over its distance; None where no run of the ladder was measured.
-
-    Args:
-        name: of the figure.
-        groups: of a ladder's runs.
-    """
+    """Returns the cost of a reset over its distance; None without the study."""
     lines = [
         _line(run.name, series)
         for group in groups
@@ -41,6 +36,6 @@ def reach_plot(name: str, groups: Iterable[Group]) -> Plot | None:
 
 
 def _line(run, series):
-    """A curve without its last point, the longest document's end, which is 0 by definition."""
+    """Returns a curve without its last point, which is 0 by definition."""
     x, bits, errors = (series[part][:-1] for part in ("x", "y", "errors"))
     return Line(f"{run}, {series['name'].removeprefix(COST)}", x, bits, "points", errors=errors)

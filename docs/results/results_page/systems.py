@@ -1,4 +1,4 @@
-"""All systems of a ladder that read the same tokens, each beside the deepest sliding window."""
+"""All systems of a ladder on the same tokens, compared with the deepest sliding window."""
 
 from collections.abc import Sequence
 
@@ -10,18 +10,13 @@ from brt.reporting.collect import Group
 from brt.reporting.drawing.table import Cell, Column, Table
 
 BASELINE = "Slide"
-"""How the system begins that the others are compared with."""
+"""Prefix of the baseline's system."""
 
 
 def systems_table(name: str, groups: Sequence[Group], split: str = SPLIT) -> Table | None:
     """Returns one row a system, the best first; None without two systems, one a sliding window.
 
-    A system that read other tokens than the baseline, or was not evaluated, has no row.
-
-    Args:
-        name: of the table.
-        groups: of a ladder's runs.
-        split: on which they were evaluated.
+    A system on other tokens than the baseline, or not evaluated, has no row.
     """
     slides = [group for group in groups if group.position.system.startswith(BASELINE)]
     baseline = max(
