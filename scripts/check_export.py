@@ -1,10 +1,9 @@
-"""Compares the logits of folders in brt and in plain transformers.
+"""Compares the logits of folders in brt and in transformers.
 
     python scripts/check_export.py models/gpt2-pooled [FOLDER ...] --python=other/venv/bin/python
 
-transformers and torch are looked for in the Python of --python, or of BRT_TRANSFORMERS_PYTHON, or
-in this one; brt needs neither. Exit status: 0 if all differences are within tolerance, 1 if one is
-not, 2 if that Python has no transformers.
+transformers and torch are those of --python, of BRT_TRANSFORMERS_PYTHON, or of this Python. Exit
+status 0 if all differences are within tolerance, 1 if not, 2 without transformers.
 """
 
 import argparse
@@ -29,9 +28,8 @@ from brt.pretrained.language_model import PretrainedLanguageModel
 from brt.pretrained.reader import PretrainedReader
 
 TOLERANCE = 2e-5
-"""Of the largest logit."""
 LONGEST = 64
-"""Tokens that are read, at most."""
+"""Most tokens."""
 THEIRS = """
 import json
 import sys
@@ -58,17 +56,16 @@ else:
 np.save(outputs, logits.float().numpy())
 """
 ENCODERS = {"bert": BERT, "roberta": RoBERTa, "deberta-v2": DeBERTa, "t5": T5}
-"""By the `model_type` of their folders."""
 ANSWERS = {
     "ForSequenceClassification": "classes",
     "ForQuestionAnswering": "spans",
     "ForConditionalGeneration": "words",
 }
-"""What a reader answers by the ending of `architectures`."""
+"""Targets of a reader by the ending of `architectures`."""
 
 
 def python_with_transformers(given: str | None = None) -> str | None:
-    """Returns a Python that imports torch and transformers; None where there is none."""
+    """Returns a Python with torch and transformers, or None."""
     python = given or os.environ.get("BRT_TRANSFORMERS_PYTHON") or sys.executable
     found = subprocess.run(
         [python, "-c", "import torch, transformers"], capture_output=True, check=False
@@ -77,7 +74,7 @@ def python_with_transformers(given: str | None = None) -> str | None:
 
 
 def error(folder: str, python: str) -> float:
-    """Returns the largest difference of logits, of the largest logit."""
+    """Returns the largest difference of logits, relative to the largest logit."""
     ids, ours = logits_of(folder)
     with tempfile.TemporaryDirectory() as place:
         np.save(f"{place}/ids.npy", ids)
@@ -90,7 +87,7 @@ def error(folder: str, python: str) -> float:
 
 
 def logits_of(folder: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns random ids, and what brt makes of them."""
+    """Returns random ids and brt's logits."""
     config = HubFolder(folder).config
     if config["model_type"] in ENCODERS:
         return _answers(folder, config)
@@ -105,7 +102,7 @@ def logits_of(folder: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _answers(folder, config):
-    """Ids of a segment, and what a reader without memory answers."""
+    """Returns random ids and the answers of a reader without memory."""
     (architecture,) = config["architectures"]
     targets = next((name for end, name in ANSWERS.items() if architecture.endswith(end)), None)
     if targets is None:

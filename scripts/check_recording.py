@@ -1,13 +1,10 @@
-"""Replays recordings of released implementations and prints how far brt is from them.
+"""Replays recordings of released implementations and prints the differences.
 
     python scripts/check_recording.py FILE.npz [FILE.npz ...] [encodings.json]
 
-Each file holds parameters, settings, tokens and what the implementation made of them. Its
-`config_json` tells the format, and a module here replays it: `errors(recording)`, from what is
-compared to the largest difference, absolute for outputs, relative for what is named gradients, or
-to a pair of the difference and its tolerance; its own name is `recording["file"]`, its path
-`recording["path"]`. A .json file holds what tokenizers gave.
-Exit status: 0 if every error is within tolerance, 1 if one is not, or a file cannot be read.
+A file has parameters, settings, tokens and outputs; `config_json` selects the module whose
+`errors(recording)` returns the largest differences by name, or pairs of difference and tolerance. A
+.json file has outputs of tokenizers. Exit status 0 if all differences are within tolerance.
 """
 
 import argparse
@@ -33,11 +30,11 @@ FORMATS = {
     "attn_type": txl,
     "kind": tables,
 }
-"""A setting that tells a format, and what replays it; the first that is there counts."""
+"""A setting of `config_json` to the module of its format; the first match counts."""
 
 
 def errors(recording: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the differences of whatever the recording's format compares, by name."""
+    """Returns the differences that the recording's format compares, by name."""
     config = json.loads(str(recording["config_json"]))
     for setting, replayed_by in FORMATS.items():
         if setting in config:
@@ -46,14 +43,13 @@ def errors(recording: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_tolerance(name: str, error: Any) -> tuple[float, float]:
-    """Returns an error and its tolerance, the general one where the format gives none."""
     if isinstance(error, tuple):
         return error
     return error, GRADIENTS if "gradients" in name else OUTPUTS
 
 
 def check(file: str) -> bool:
-    """Prints one line for the file; true if all errors are within tolerance."""
+    """Prints one line for a file; returns whether all differences are within tolerance."""
     if Path(file).suffix == ".json":
         found: Mapping[str, Any] = hub_tokenizers.errors(file)
     else:

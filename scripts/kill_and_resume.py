@@ -1,16 +1,12 @@
-"""Stops a training run at random moments, resumes it each time, and demands the same result.
+"""Stops a training run at random moments, resumes it each time, and compares the result.
 
     python scripts/kill_and_resume.py [--kills 20] [--seed 0]
     python scripts/kill_and_resume.py --systems=all --kills 15 --steps 300
     python scripts/kill_and_resume.py --gin_file=configs/small/compressive.gin
 
-Two runs of one small config, on text made here: one undisturbed, one that is stopped at random
-moments: while it starts, prepares its token stores, writes a checkpoint, evaluates, or trains. Most
-stops are SIGKILL, the others SIGTERM and Ctrl-C, after which it may end in its own time. At the end
-parameters, optimizer, caches and all records must be equal bit for bit, but for what the clock
-decides: timings, and the alert of a step that took long. Exit status 0 if so. Without --gin_file
-the models are those of `SYSTEMS`; the files of another are those of a system without a corpus. What
-differs is left in --keep.
+Stops (SIGKILL, SIGTERM, Ctrl-C) fall into start, preparation, checkpoints, evaluations and
+training. Parameters, optimizer, caches and records, except timings, must be equal bit for bit: exit
+status 0. --gin_file names a system without a corpus. --keep=FOLDER keeps runs that differ.
 """
 
 import argparse
@@ -91,10 +87,9 @@ Trainer.tokens_per_step = 576
 Evaluation.tokens_per_step = 720
 """
 EVALUATED = 24
-"""Steps between two evaluations; records come every third step."""
 SIGNALS = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 BY_THE_CLOCK = "perf/", "alert/stall"
-"""Beginnings of names of records that tell how long something took."""
+"""Prefixes of timings."""
 MOMENTS = "starting", "preparing", "checkpoint", "evaluation", "training"
 SYSTEMS = {
     "recurrent": (MODEL, TEXT),
@@ -113,11 +108,11 @@ SYSTEMS = {
     "average": (MODEL + "Trainer.average = @WeightAverage()\n", TEXT),
     "memory tokens": (RMT, ""),
 }
-"""Name to what the config of a model says, and that of its corpus."""
+"""Name to gin texts of model and corpus."""
 
 
 def config_of(system: tuple[str, str], bindings: Sequence[str], folder: Path, steps: int) -> str:
-    """Returns the run's gin text: a system with text and steps of its own."""
+    """Returns the run's gin text."""
     model, corpus = system
     parts = model, corpus, RUN
     filled = (part.format(folder=folder, steps=steps) for part in parts)
@@ -125,7 +120,7 @@ def config_of(system: tuple[str, str], bindings: Sequence[str], folder: Path, st
 
 
 def system_of(files: Sequence[str]) -> tuple[str, str]:
-    """Returns the system of gin files without a corpus, as in `SYSTEMS`."""
+    """Returns the system of gin files without a corpus."""
     return "".join(f'include "{os.path.abspath(file)}"\n' for file in files), TEXT
 
 
@@ -140,7 +135,7 @@ def make_text(folder: Path, seed: int) -> None:
 
 
 def begin(folder: Path, name: str) -> subprocess.Popen:
-    """Starts or resumes the run `name`; every process compiles to the same cached code."""
+    """Starts or resumes a run; all processes share compiled programs."""
     command = [sys.executable, "-m", "brt.train", f"--gin_file={folder}/config.gin"]
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
     with open(folder / f"{name}.log", "a", encoding="utf-8") as log:
@@ -172,7 +167,7 @@ def undisturbed(folder: Path) -> float:
 
 
 def being_written(folder: Path, since: float) -> bool:
-    """Tells if there is an unfinished checkpoint that was begun after the wall time `since`."""
+    """Returns whether a checkpoint was started after `since` and is unfinished."""
     for path in (folder / "killed" / "checkpoints").glob("*tmp*"):
         try:
             if path.stat().st_mtime > since:
@@ -183,12 +178,7 @@ def being_written(folder: Path, since: float) -> bool:
 
 
 def stop_often(folder: Path, kills: int, steps: int, start_up: float, rng: random.Random) -> int:
-    """Stops the run `killed` so often; prints where each stop fell; then lets it finish.
-
-    Returns:
-        How often it ended in its own time, after SIGTERM or Ctrl-C, with another status than these
-        have.
-    """
+    """Stops the run `killed`, then lets it finish; returns the number of wrong exit statuses."""
     counts = dict.fromkeys(MOMENTS, 0)
     kinds = {signal.name: 0 for signal in SIGNALS}
     wrong = 0
@@ -227,7 +217,7 @@ def stop_often(folder: Path, kills: int, steps: int, start_up: float, rng: rando
             break
         os.kill(process.pid, how)
         status = process.wait()
-        with suppress(ProcessLookupError):  # a preparation must not go on in a store that goes
+        with suppress(ProcessLookupError):  # ends its preparation too
             os.killpg(process.pid, signal.SIGKILL)
         counts[moment] += 1
         kinds[how.name] += 1
@@ -246,7 +236,7 @@ def stop_often(folder: Path, kills: int, steps: int, start_up: float, rng: rando
 
 
 def evaluates(folder: Path) -> bool:
-    """Tells if the run has done the steps before an evaluation and not recorded that yet."""
+    """Returns whether an evaluation is due and not recorded."""
     records = read_metrics(str(folder / "killed"))
     trained = max((r["step"] for r in records if "train/loss" in r), default=0)
     evaluated = max((r["step"] for r in records if "eval/loss" in r), default=0)
@@ -254,7 +244,7 @@ def evaluates(folder: Path) -> bool:
 
 
 def compare(folder: Path) -> bool:
-    """Prints what differs between the two runs; returns True if nothing does."""
+    """Prints what differs between the two runs; returns whether nothing does."""
     config.parse([str(folder / "config.gin")])
     abstract = Experiment.from_gin().abstract_state()
     states, records = [], []
@@ -288,7 +278,7 @@ def compare(folder: Path) -> bool:
 
 
 def soak(name: str, system: tuple[str, str], arguments: argparse.Namespace) -> bool:
-    """Stops one system often; returns True if nothing came of it."""
+    """Stops one system often; returns whether nothing differs."""
     print(f"--- {name}", flush=True)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

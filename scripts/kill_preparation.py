@@ -1,12 +1,10 @@
-"""Kills a preparation at random moments, repeats it each time, and demands the same store.
+"""Kills a preparation at random moments, repeats it each time, and compares the token store.
 
     python scripts/kill_preparation.py [--kills 10] [--workers 2] [--seed 0]
     python scripts/kill_preparation.py --text='books/train/*.txt' --vocabulary=spiece.model
 
-Two token stores of one corpus: one made in one go by one process, one whose preparation gets
-SIGKILL at random moments. Every file must be equal byte for byte,
-and no finished shard may be made twice. Exit status 0 if so. Without --text and --vocabulary the
-text is made here, and a SentencePiece model trained on it.
+All files must equal those of an undisturbed preparation by one process, and no finished shard may
+be made twice: exit status 0. Without --text, text and a SentencePiece model are made here.
 """
 
 import argparse
@@ -36,7 +34,7 @@ Corpus(store, TextFiles(text), vocabulary).prepare("train", quiet=True, workers=
 
 
 def make_text(folder: Path, megabytes: int, rng: random.Random) -> tuple[str, str]:
-    """Writes books of random words, and a BPE model of them: slow to encode, quick to train."""
+    """Writes books of random words and a BPE model of them."""
     from sentencepiece import SentencePieceTrainer
 
     words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(1, 9))) for _ in range(2000)]
@@ -57,20 +55,18 @@ def make_text(folder: Path, megabytes: int, rng: random.Random) -> tuple[str, st
 
 
 def begin(store: Path, workers: int, settings: Sequence[str]) -> subprocess.Popen:
-    """Starts or takes up a preparation."""
     command = [sys.executable, "-c", PREPARE, str(store), *settings[:2], str(workers), settings[2]]
     with open(f"{store}.log", "a", encoding="utf-8") as log:
         return subprocess.Popen(command, stderr=log)
 
 
 def finish(store: Path, workers: int, settings: Sequence[str]) -> None:
-    """Lets a preparation come to its end."""
     if begin(store, workers, settings).wait():
         sys.exit(Path(f"{store}.log").read_text(encoding="utf-8"))
 
 
 def shards(store: Path) -> dict[str, int]:
-    """Returns the times at which shards were finished, by their names."""
+    """Returns the finishing times of shards by name."""
     found = {}
     for path in (store / "train").glob("shard-?????/tokens.bin"):
         found[path.parent.name] = path.stat().st_mtime_ns
@@ -85,7 +81,7 @@ def killed(
     wait: float,
     rng: random.Random,
 ) -> bool:
-    """Kills the preparation after so many shards and about so long; false if it ended before."""
+    """Kills the preparation after `count` shards; false if it ended before."""
     process = begin(store, workers, settings)
     time.sleep(rng.uniform(0, wait))  # which may be before anything is imported
     while len(shards(store)) < count and process.poll() is None:
@@ -101,7 +97,7 @@ def killed(
 def kill_often(
     store: Path, kills: int, workers: int, settings: Sequence[str], rng: random.Random
 ) -> bool:
-    """Kills the preparation so often, then lets it finish; false if a shard was made twice."""
+    """Kills the preparation often, then lets it finish; false if a shard was made twice."""
     size = sum(path.stat().st_size for path in map(Path, glob.glob(settings[0])))
     total = size // int(settings[2])
     moments = sorted(rng.uniform(0, 0.9) for _ in range(kills))

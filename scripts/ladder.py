@@ -1,31 +1,25 @@
-"""Runs a list of experiments at one scale, on one corpus, with one budget, and ends in the tables.
+"""Runs a list of experiments at one scale, on one corpus, with one budget, and writes the tables.
 
     python scripts/ladder.py --workdir=ladder --sweep=configs/sweeps/table_1.txt --scale=small \
         --corpus=configs/corpora/text.gin --gin.TextFiles.path='"books/{split}"' \
         --tokens=20e6 --seeds=0,1,2
 
-A file of entries has one config a line, with bindings after it, without spaces in them:
-`pg19_rec_fixed_skip.gin RecurrentCell.num_states=128`; halves of a config are joined by `+`:
-`systems/rec_fixed_skip.gin+recipes/arxiv.gin`. The model's dimensions are divided as
---scale says, the corpus's bindings are replaced by those of --corpus, and every entry trains on the
-same number of tokens (one with twice the Trainer.steps of its config on twice as many); or, without
---tokens, for the steps of its own config, as in papers whose rows differ in that. A warm-up that no
-such run would see the end of is shortened to a tenth of its steps, which is said. Entries that
-differ in their evaluation alone are trained once, by the first of them.
-Stopped at any time, the same command goes on: finished runs are kept, the one in training resumes.
-Bindings given here come after an entry's own. Nothing is run twice, and a changed ladder is
-refused. --archive=FOLDER keeps the records of every finished run there, in a small file each, from
-which `python docs/results/build.py` builds a page.
+A line of a sweep has configs joined by `+`, and bindings without spaces:
+`systems/rec_fixed_skip.gin+recipes/arxiv.gin RecurrentCell.num_states=128`. --scale divides the
+model's dimensions, --corpus replaces the config's corpus, and each run trains on --tokens (twice as
+many if its line binds twice the steps), or for its own steps. A warm-up longer than the run becomes
+a tenth of it, with a note. Lines that differ in their evaluation only are trained once. Bindings of
+the command line come last.
 
-On a cluster each run is a task of its own. --print_commands trains nothing and prints a line of the
-shell for each run that is not finished, which a Slurm array takes:
+The same command continues after a stop; other flags in the same folder are refused.
+--archive=FOLDER keeps the records of finished runs for `python docs/results/build.py`. On a
+cluster:
 
     python scripts/ladder.py --print_commands ... >commands.txt
     sbatch --array=1-$(wc -l <commands.txt) \
         --wrap='eval "$(sed -n ${SLURM_ARRAY_TASK_ID}p commands.txt)"'
 
-A task that was stopped goes on when its line is run again. --collect with the same flags trains
-nothing either, and ends in the tables and archives of what is finished.
+--collect with the same flags writes the tables and archives of the finished runs.
 """
 
 import json
@@ -77,7 +71,7 @@ CHECKPOINTS = "checkpoints"
 
 
 def run_ladder() -> None:
-    """Runs what is missing, then writes the tables."""
+    """Runs unfinished runs, then writes the tables."""
     for name in ("workdir", "sweep"):
         if FLAGS[name].value is None:
             raise LadderError(f"--{name} is missing: {FLAGS[name].help}")
@@ -140,7 +134,7 @@ def run_ladder() -> None:
 
 
 def check_entry(folder: Path, entry: SweepEntry) -> None:
-    """Refuses an entry that says something else than its config, if that was trained with."""
+    """Refuses an entry whose config differs from the one it was trained with."""
     file = entry_file(folder, entry)
     text = write_gin(entry.settings)
     begun = any((folder / "runs").glob(f"{entry.trained_by}-seed*/config.gin"))
@@ -158,23 +152,14 @@ def check_entry(folder: Path, entry: SweepEntry) -> None:
 
 
 def device_count() -> int:
-    """Returns the devices that a run here has; asked in a process that gives them back at once."""
+    """Returns the number of devices of a run, from a process that frees them again."""
     ask = "import jax; print(jax.device_count())"
     found = subprocess.run([sys.executable, "-c", ask], stdout=subprocess.PIPE, check=True)
     return int(found.stdout.split()[-1])
 
 
 def check_configs(files: Sequence[Path], devices: int | None) -> None:
-    """Refuses entries that cannot be trained or evaluated, before the first of them trains.
-
-    Args:
-        files: of the entries.
-        devices: that each run is divided over; None if that is not known here.
-
-    Raises:
-        LadderError: naming the entry's file.
-        brt.config.ConfigError: a name in it that is misspelt.
-    """
+    """Refuses entries that cannot be trained or evaluated on so many devices (None: unknown)."""
     progress = Progress("checking entries", len(files))
     try:
         for number, file in enumerate(files, 1):
@@ -192,7 +177,6 @@ def check_configs(files: Sequence[Path], devices: int | None) -> None:
 
 
 def write_entry(folder: Path, entry: SweepEntry) -> Path:
-    """Writes an entry's config."""
     file = entry_file(folder, entry)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, write_gin(entry.settings))
@@ -200,12 +184,11 @@ def write_entry(folder: Path, entry: SweepEntry) -> Path:
 
 
 def entry_file(folder: Path, entry: SweepEntry) -> Path:
-    """Returns the path of an entry's config."""
     return folder / "configs" / f"{entry.name}.gin"
 
 
 def evaluated(workdir: Path, entry: SweepEntry) -> bool:
-    """Tells if a run has ended, and the checkpoint that it is judged by has been evaluated."""
+    """Returns whether a run has ended and its checkpoint has been evaluated."""
     try:
         step = read_evaluation(workdir / f"evaluation_{FLAGS.split}.json", []).get("step", -1)
     except (OSError, ValueError):
@@ -220,10 +203,7 @@ def evaluated(workdir: Path, entry: SweepEntry) -> bool:
 
 
 def begin(workdir: Path, entry: SweepEntry, seed: str) -> None:
-    """Makes a run folder that says which published row the run stands for.
-
-    Of an entry that another one trains it has links to the checkpoints and the records of that one.
-    """
+    """Makes a run folder, with links to checkpoints and records if another run trains it."""
     workdir.mkdir(parents=True, exist_ok=True)
     write_whole(workdir / STANDS_FOR_FILE, json.dumps(entry.paper, indent=1))
     if entry.trained_by != entry.name and not os.path.lexists(workdir / CHECKPOINTS):
@@ -235,8 +215,7 @@ def begin(workdir: Path, entry: SweepEntry, seed: str) -> None:
 
 
 def commands(file: Path, seed: str, workdir: Path) -> list[list[str]]:
-    """Returns modules and flags of one run that has begun: of training, if it is not done by
-    another run, and of the evaluation of its end."""
+    """Returns modules and flags of a run: training (if it trains) and evaluation."""
     train = [f"--gin_file={file}", f"--workdir={workdir}", f"--gin.Trainer.seed={seed}"]
     split = f'--gin.Evaluation.split="{FLAGS.split}"'
     evaluate = ["brt.evaluate", f"--workdir={workdir}", split]
@@ -246,13 +225,13 @@ def commands(file: Path, seed: str, workdir: Path) -> list[list[str]]:
 
 
 def shell_line(commands_of_run: Sequence[Sequence[str]]) -> str:
-    """Returns a run's commands as one line of the shell, for any folder."""
+    """Returns a run's commands as one shell line for any folder."""
     words = [[sys.executable, "-m", *command_of_run] for command_of_run in commands_of_run]
     return " && ".join(map(shlex.join, [["cd", os.getcwd()], *words]))
 
 
 def command(module: str, *arguments: str) -> None:
-    """Runs a command of brt; the ladder stops where it fails."""
+    """Runs a command of brt and raises if it fails."""
     status = subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
     if status:
         raise LadderError(
@@ -262,11 +241,7 @@ def command(module: str, *arguments: str) -> None:
 
 
 def write_tables(folder: Path, workdirs: Sequence[Path], step_times: Path) -> list[Table]:
-    """Writes tables.md, and tables.json of the papers' tables that have measurements.
-
-    Returns:
-        The table of the entries, and those tables.
-    """
+    """Writes tables.md and tables.json; returns the entries' table and the papers' tables."""
     times = read_step_times([str(step_times)] if step_times.exists() else [])
     groups = collect(open_runs(workdirs))
     entries = entry_table(groups)
@@ -289,7 +264,7 @@ OF_ENTRIES = (
 
 
 def entry_table(groups: Sequence[Group]) -> Table:
-    """Returns a table with a row for each entry, published or not."""
+    """Returns a table with a row for each entry."""
     names = [group.runs[0].folder.name.rpartition("-seed")[0] for group in groups]
     cells = [[group.quantity(quantity) for group in groups] for quantity in OF_ENTRIES]
     kept = [n for n, column in enumerate(cells) if any(cell.values for cell in column)]
@@ -303,7 +278,7 @@ def entry_table(groups: Sequence[Group]) -> Table:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replaces a file whole, so that a kill leaves the old one or the new one."""
+    """Replaces a file atomically."""
     new = path.with_name(path.name + ".new")
     new.write_text(text, encoding="utf-8")
     os.replace(new, path)

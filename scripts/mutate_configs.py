@@ -3,11 +3,9 @@
     python scripts/mutate_configs.py
     python scripts/mutate_configs.py --only=rmt,sweeps/rmt_table_5 --seed=1 --json=FILE
 
-Each number, string, tuple and truth value that a gin file behind a published experiment binds, and
-each that a row of a sweep binds, is changed once, to another value of its kind. The changed file is
-parsed and built as any config is, in a copy of configs/, and judged by the functions that
-tests/commands/test_published_numbers.py calls. Noticed is a change that differs from the published
-numbers, or that brt refuses. Exit status: 0 if 97 % are noticed, 1 otherwise.
+Each constant of a published experiment or of a sweep's row is changed once in a copy of configs/.
+The config is parsed, built and compared with the published numbers, as
+tests/commands/test_published_numbers.py does. Exit status 0 if 97 % of the changes are noticed.
 """
 
 import argparse
@@ -63,7 +61,7 @@ OTHER_STRINGS = {
 
 
 class Change(NamedTuple):
-    """One changed binding: where it stands, what it was and what it becomes."""
+    """A changed binding."""
 
     file: str
     row: int | None
@@ -73,7 +71,7 @@ class Change(NamedTuple):
 
 
 def bindings_of(text: str) -> Iterator[tuple[str, Any, tuple[int, int]]]:
-    """Name, constant and span of each binding of a gin text; references are left out."""
+    """Name, constant and span of each binding of a gin text, without references."""
     for found in re.finditer(r"^([\w./]+) *= *(?=[^@%\s])", text, re.M):
         end = found.end()
         while (end := text.find("\n", end + 1)) != -1:
@@ -85,7 +83,7 @@ def bindings_of(text: str) -> Iterator[tuple[str, Any, tuple[int, int]]]:
 
 
 def other(value: Any, rng: random.Random) -> Any:
-    """Another value of the same kind; None where there is none."""
+    """Another value of the same kind, or None."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -105,7 +103,6 @@ def other(value: Any, rng: random.Random) -> Any:
 
 
 def included(file: str) -> list[str]:
-    """Returns a gin file and those it includes, relative to configs/."""
     found = [file]
     text = (ROOT / "configs" / file).read_text(encoding="utf-8")
     for name in re.findall(r'^include "configs/(.*)"', text, re.M):
@@ -118,7 +115,7 @@ def rows_of(text: str) -> list[int]:
 
 
 def readers() -> dict[str, list]:
-    """File to what reads it: names of `EXPERIMENTS`, and (sweep, row) of `SWEEPS`."""
+    """File to the names of `EXPERIMENTS` and (sweep, row) of `SWEEPS` that read it."""
     found = collections.defaultdict(list)
     for name in EXPERIMENTS:
         files = [str(Path(file).relative_to(ROOT / "configs")) for file in COMMANDS[name][0]]
@@ -134,7 +131,7 @@ def readers() -> dict[str, list]:
 
 
 def changes(files: Iterable[str], rng: random.Random) -> list[Change]:
-    """All changes of these files and of the sweeps' rows, in order of their names."""
+    """All changes of these files and of the rows of sweeps."""
     found = []
     for file in sorted(files):
         text = (ROOT / "configs" / file).read_text(encoding="utf-8")
@@ -177,7 +174,7 @@ def original_positions(sweep: str) -> list:
 
 
 def judged(folder: Path, reader: str | tuple[str, int]) -> str | None:
-    """Returns what the checks say of a reader of the changed file: a sentence, or None."""
+    """Returns a sentence of the checks on a reader of the changed file, or None."""
     try:
         if isinstance(reader, str):
             problems = experiment_problems(reader, folder / "configs")

@@ -1,12 +1,11 @@
-"""Makes every memory wrong in several ways, and shows that a law notices each.
+"""Makes every memory wrong in several ways, and shows that a test notices each.
 
     python scripts/mutate_memories.py
     python scripts/mutate_memories.py --only=compressive,window_off_by_one
 
-The mutations are in wrong_memories.py. Each is made in a copy of the repository's
-tracked files, where the laws of the architectures that have the memory are run, the quick ones
-first, until one fails. At the end the tests that caught a mutation are run on the unchanged copy,
-where they must pass. Exit status: 0 if every mutation is caught, 1 otherwise.
+Each mutation of wrong_memories.py is made in a copy of the repository, where tests/laws run for the
+architectures with that memory until one fails. The tests that caught a mutation must pass on the
+unchanged copy. Exit status 0 if every mutation is caught.
 """
 
 import argparse
@@ -32,7 +31,7 @@ LAWS = ("test_shape_letters", "test_cache_laws", "test_references", "test_laws")
 
 
 class Result(NamedTuple):
-    """The fate of a mutation: the test that caught it, or None, and how long it took."""
+    """The test that caught a mutation, or None."""
 
     mutation: Mutation
     caught_by: str | None
@@ -40,7 +39,7 @@ class Result(NamedTuple):
 
 
 def copied(folder: Path) -> Path:
-    """Copies the files of the working tree that git does not ignore to a folder and returns it."""
+    """Copies the files that git does not ignore."""
     kinds = ["--cached", "--others", "--exclude-standard"]
     command = ["git", "ls-files", "-z", *kinds, "--", "brt", "tests", "configs", ".pytest.ini"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -52,13 +51,7 @@ def copied(folder: Path) -> Path:
 
 
 def run_tests(folder: Path, programs: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """Runs pytest in a copy.
-
-    programs: a folder of compiled programs, which the runs share.
-
-    Raises:
-        RuntimeError: pytest could not run, or found no test.
-    """
+    """Runs pytest in a copy; runs share the compiled `programs`."""
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": str(programs),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -72,7 +65,7 @@ def run_tests(folder: Path, programs: Path, *arguments: str) -> subprocess.Compl
 
 
 def judged(mutation: Mutation, folder: Path, programs: Path) -> Result:
-    """Makes a mutation in a copy, runs the laws of its architectures, and takes it back."""
+    """Makes a mutation, runs the tests of its architectures, and reverts it."""
     begun = time.monotonic()
     changed = apply(mutation, folder)
     selected = " or ".join(f"[{name}] or [{name}-" for name in mutation.architectures)
@@ -87,7 +80,7 @@ def judged(mutation: Mutation, folder: Path, programs: Path) -> Result:
 
 
 def table(results: list[Result]) -> str:
-    """Returns the results as aligned lines."""
+    """Returns aligned lines."""
     rows = [("mutation", "verdict", "by", "seconds")]
     for mutation, test, seconds in results:
         verdict = "SURVIVED" if test is None else "caught"

@@ -1,9 +1,6 @@
-"""Times preparation with one worker and with several, by turns; with --beam on Apache Beam too.
+"""Times preparation with one worker and with several in turn; with --beam on Apache Beam too.
 
-    python scripts/time_preparation.py --text='books/test/*.txt' --vocabulary=spiece.model [--beam]
-
-Each preparation is a process of its own, imports included. Wall seconds say how fast it is where
-the machine is quiet; CPU seconds (all processes) say what it costs where it is not.
+python scripts/time_preparation.py --text='books/test/*.txt' --vocabulary=spiece.model [--beam]
 """
 
 import argparse
@@ -31,7 +28,6 @@ Corpus(folder, TextFiles(text), vocabulary).prepare(
 """
 
 BEAM = ("--direct_running_mode=multi_processing", "--direct_num_workers={}")
-"""Options with which Beam's local runner has so many processes, as the pool has."""
 
 
 def timed(

@@ -1,7 +1,4 @@
-"""Wrong memories: changes of one idea each, every one of which some law must notice.
-
-`scripts/mutate_memories.py` makes each of them in a copy and runs the laws there.
-"""
+"""Wrong memories for scripts/mutate_memories.py: changes of one idea each."""
 
 import re
 from pathlib import Path
@@ -9,7 +6,7 @@ from typing import NamedTuple
 
 
 class Change(NamedTuple):
-    """An exact text of one file, which stands there once, and what replaces it."""
+    """A text that occurs once in a file, and its replacement."""
 
     file: str
     old: str
@@ -17,20 +14,14 @@ class Change(NamedTuple):
 
 
 class Rename(NamedTuple):
-    """A word, of which every occurrence in brt/ becomes another."""
+    """A word that is renamed everywhere in brt/."""
 
     old: str
     new: str
 
 
 class Mutation(NamedTuple):
-    """One wrong memory.
-
-    name: without spaces, begins with the memory's.
-    edits: what is changed.
-    architectures: names of `architectures.ARCHITECTURES` that have the memory; one of them must
-        break a law.
-    """
+    """A wrong memory; one of the architectures must break a test."""
 
     name: str
     edits: tuple[Change | Rename, ...]
@@ -38,11 +29,7 @@ class Mutation(NamedTuple):
 
 
 def apply(mutation: Mutation, root: Path) -> list[Path]:
-    """Makes a mutation in the files below a root and returns the changed ones.
-
-    Raises:
-        ValueError: a text that is not in its file exactly once, or a word that is nowhere.
-    """
+    """Makes a mutation below a root and returns the changed files."""
     changed = []
     for edit in mutation.edits:
         if isinstance(edit, Change):
@@ -77,7 +64,7 @@ def _renamed(name, edit, root):
 
 
 def _of(memory, file, architectures, changes, renames):
-    """The mutations of one memory, most of which stand in one file."""
+    """The mutations of a memory, most of them in one file."""
     for name, (old, new, *elsewhere) in changes.items():
         change = Change(*elsewhere or [file], old, new)
         yield Mutation(f"{memory}_{name}", (change,), architectures)

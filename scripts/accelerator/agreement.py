@@ -1,4 +1,4 @@
-"""Whether a device computes what the CPU computes, and keeps the laws: small systems in float32."""
+"""Compares a device with the CPU, and cuts and decoding with whole segments, in float32."""
 
 import functools
 import math
@@ -16,27 +16,16 @@ from brt.experiment import Experiment
 from brt.training.train_step import make_loss
 
 SEGMENTS = 2
-"""Segments that are compared: the second reads what the first remembered."""
 
 LIMITS = {"loss": 1e-5, "gradient": 1e-3, "memory": 1e-3, "cut": 1e-4, "decoding": 1e-4}
-"""Greatest differences that rounding in float32 explains, relative to the largest number."""
+"""Limits of float32 rounding, relative to the largest number."""
 
 
 def compare(system: System, *bindings: str) -> dict[str, Any]:
-    """Runs a small system on the first device and on the CPU, and returns how far they differ.
-
-    Args:
-        system: small, without dropout; in float32.
-        bindings: further gin lines.
+    """Compares a small system on the first device with the CPU.
 
     Returns:
-        Differences by name (see LIMITS) and `agrees`, whether all are within the limits. loss,
-        gradient: of the training loss of two segments; memory: the caches after them, all against
-        the CPU. cut: logits of segments read whole, and in two halves; decoding: and token by
-        token, both on the device alone. None where a system cannot be cut.
-
-    Raises:
-        RuntimeError: of a device; also when JAX has no CPU beside it.
+        Differences by name (see LIMITS; None where a system cannot be cut), and `agrees`.
     """
     experiment = system.experiment(*bindings)
     with jax.default_matmul_precision("highest"):
@@ -58,25 +47,21 @@ def compare(system: System, *bindings: str) -> dict[str, Any]:
 
 
 def _apart(found, expected, least=0.0):
-    """Returns the greatest difference, relative to the largest number, at least `least`."""
+    """Returns the greatest difference relative to the largest number, at least `least`."""
     found, expected = np.float64(found), np.float64(expected)
     largest = max(np.abs(expected).max(initial=0), least)
     return float(np.abs(found - expected).max(initial=0) / (largest or 1))
 
 
 def _farthest(found, expected):
-    """Returns the greatest difference of two trees' arrays.
-
-    An array whose numbers are far below those of all is not measured by itself alone: it is what
-    rounding leaves.
-    """
+    """Returns the greatest difference of two trees; tiny arrays count relative to the largest."""
     pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True))
     least = 1e-4 * max((float(np.abs(x).max(initial=0)) for _, x in pairs), default=0.0)
     return max((_apart(*pair, least) for pair in pairs), default=0.0)
 
 
 def _losses(experiment, device):
-    """Returns losses and the gradients' sum of two segments, and the caches, on the host."""
+    """Returns losses, summed gradients and caches of the segments, on the host."""
     state = jax.device_put(random_state(experiment), device)
     loss = make_loss(experiment.bind, **experiment.trainer.loss_settings)
     gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))

@@ -1,4 +1,4 @@
-"""How fast a device writes, one token of every row at a time."""
+"""Speed of decoding, one token of every batch element at a time."""
 
 import time
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from brt.experiment import Experiment
 
 
 class Decoding(NamedTuple):
-    """What writing took: seconds a token (of all rows together), median, and rows."""
+    """Seconds per token (of all batch elements), median."""
 
     rows: int
     seconds: float
@@ -21,22 +21,11 @@ class Decoding(NamedTuple):
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of all rows."""
         return self.rows / self.seconds
 
 
 def time_decoding(experiment: Experiment, rows: int, tokens: int, rounds: int = 3) -> Decoding:
-    """Times the most likely tokens being written after one another, on the first device.
-
-    Args:
-        experiment: of a model that writes.
-        rows: documents that are written at once.
-        tokens: written in a row without the host, in one round.
-        rounds: timed ones.
-
-    Raises:
-        RuntimeError: of the device, such as when its memory does not suffice.
-    """
+    """Times greedy decoding of `tokens` in a row on the first device."""
     device = jax.devices()[0]
     params = jax.device_put(random_state(experiment).params, device)
     graph, state = nnx.split(experiment.bind(params))

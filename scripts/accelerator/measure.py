@@ -1,7 +1,6 @@
-"""Measures what JAX finds, a GPU or a TPU, in a few minutes: steps, agreement with a CPU, decoding.
+"""Measures a GPU or TPU in a few minutes: steps, agreement with the CPU, decoding.
 
-What is most telling comes first; what there is no time for says so. On a CPU everything is tiny,
-which shows that it works and measures nothing.
+The most important measurements come first. On a CPU everything is tiny, to test the script.
 """
 
 import json
@@ -31,12 +30,7 @@ NO_TIME = "not run: no time left"
 
 
 class Plan(NamedTuple):
-    """What is measured on a kind of device.
-
-    published, small: scales of timed steps, and of systems compared with the CPU.
-    bindings: of timed steps and of decoding. rows: of N = 4096 tokens to begin with.
-    tokens: of a step with one row. seconds: of timed steps, each. written: tokens in a row.
-    """
+    """Scales, bindings and sizes of the measurements on a kind of device."""
 
     published: Scale
     small: Scale
@@ -48,12 +42,12 @@ class Plan(NamedTuple):
 
 
 ROW_BYTES = 4 * 2**30
-"""Of device memory, for the first guess at how many rows fit; more are not tried."""
+"""Device memory per batch element, for the first guess of the batch."""
 MOST_ROWS = 32
 
 
 def plan() -> Plan:
-    """Returns what to measure on the devices of this process."""
+    """Returns the plan for this process's devices."""
     if jax.default_backend() == "cpu":
         tiny = ("BlockRecurrentTransformer.vocabulary_size = 256",)
         return Plan(SCALES["tiny"], SCALES["tiny"], tiny, 1, 4096 // SCALES["tiny"].lengths, 0, 4)
@@ -68,11 +62,7 @@ def plan() -> Plan:
 
 
 class Measured(NamedTuple):
-    """Everything that was measured.
-
-    steps, agreement: by system. decoding: by rows. Each is a dictionary of figures, or has the
-    one entry `error`, why there are none.
-    """
+    """Figures by system and by batch; an entry with `error` says why there are none."""
 
     steps: dict[str, dict[str, Any]]
     agreement: dict[str, dict[str, Any]]
@@ -82,15 +72,12 @@ class Measured(NamedTuple):
 def measure(
     names: Sequence[str], minutes: float, report: Callable[[str], None] = print
 ) -> Measured:
-    """Measures steps of systems, then decoding and agreement of the first, then the others.
+    """Measures steps, then decoding and agreement of the first systems, then the others.
 
     Args:
         names: of configs; () for all of Table 1.
-        minutes: after which nothing new is begun.
-        report: takes a line for each thing measured.
-
-    Raises:
-        ValueError: a name that is no row of Table 1.
+        minutes: after which nothing new starts.
+        report: takes a line for each measurement.
     """
     of_device = plan()
     until = time.monotonic() + 60 * minutes
@@ -143,7 +130,6 @@ def measure(
 
 
 def _attempt(work) -> dict[str, Any]:
-    """Returns what some work measures, or why it cannot."""
     try:
         return work()
     except (RuntimeError, ValueError) as error:
@@ -151,11 +137,7 @@ def _attempt(work) -> dict[str, Any]:
 
 
 def fitting(system: System, of_device: Plan) -> dict[str, Any]:
-    """Times a step with as many rows as fit, halved as often as they do not.
-
-    Raises:
-        RuntimeError: not even one row fits, or the device fails in another way.
-    """
+    """Times a step with the largest batch that fits, found by halving."""
     rows = of_device.rows
     while True:
         tokens = rows * of_device.tokens * jax.device_count()
@@ -169,7 +151,7 @@ def fitting(system: System, of_device: Plan) -> dict[str, Any]:
 
 
 def step_figures(timed: Timed, experiment: Any) -> dict[str, Any]:
-    """Returns the figures of a timed step: with tokens a second and, of known devices, MFU."""
+    """Returns a timed step with tokens per second and, for known devices, MFU."""
     tokens_per_second = timed.tokens / timed.seconds
     figures = {**timed._asdict(), "tokens_per_second": tokens_per_second}
     if peak := device_peak():
@@ -187,7 +169,7 @@ def _short(figures):
 
 
 def with_ratios(steps: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Returns the figures of steps with `ratio`, their seconds a token to Slide:13L's."""
+    """Returns the figures with `ratio`, seconds per token to Slide:13L's."""
     base = steps.get(BASELINE, {})
     if "seconds" not in base:
         return steps
@@ -200,7 +182,7 @@ def with_ratios(steps: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def table(found: Measured, machine: str) -> str:
-    """Returns everything as one table in Markdown, a system a row, and lines for decoding."""
+    """Returns a Markdown table of systems, and lines for decoding."""
     lines = [
         machine,
         "",
@@ -243,11 +225,7 @@ def _agreement(found):
 
 
 def main() -> None:
-    """Measures, prints the table, and writes it beside the JSON.
-
-    Raises:
-        ValueError: JAX finds no device that works, or a name is no row of Table 1.
-    """
+    """Measures, prints the table, and writes it next to the JSON."""
     try:
         device = jax.devices()[0]
     except RuntimeError as error:

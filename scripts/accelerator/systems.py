@@ -1,4 +1,4 @@
-"""The systems of the Block-Recurrent paper's Table 1, as steps that can be timed on a device."""
+"""Training steps of the systems of Table 1, timed on a device."""
 
 import time
 from collections.abc import Sequence
@@ -18,34 +18,22 @@ from brt.training.sharding import make_mesh, shardings
 SWEEP = ROOT / "configs" / "sweeps" / "table_1.txt"
 BASELINE = "pg19_slide_13l"
 FIRST = (BASELINE, "pg19_rec_fixed_skip", "pg19_feedback_fixed_skip", "pg19_memorizing_64k")
-"""Measured before the others, should the time not suffice for all."""
+"""Measured first."""
 
 
 class System(NamedTuple):
-    """A row of the table.
-
-    name: of its config. bindings: gin lines that make up the whole experiment.
-    """
+    """A row of the table: the name of its config, and all its gin lines."""
 
     name: str
     bindings: list[str]
 
     def experiment(self, *further: str) -> Experiment:
-        """Returns its experiment, with further bindings; gin is bound anew."""
+        """Returns the experiment with further bindings."""
         return Configuration(bindings=self.bindings).experiment(further)
 
 
 def systems(scale: Scale, names: Sequence[str] = (), bindings: Sequence[str] = ()) -> list[System]:
-    """Returns the systems at a scale, those to be measured first in front.
-
-    Args:
-        scale: what the dimensions are divided by.
-        names: of the configs to take; () takes all. A folder and an ending may stand around them.
-        bindings: gin lines for all of them.
-
-    Raises:
-        ValueError: a name that the table does not have.
-    """
+    """Returns the named systems (all without names) at a scale, the most important first."""
     entries = read_sweep(SWEEP, scale, None, bindings, None)
     found = {
         entry.name: System(entry.name, write_gin(entry.settings).splitlines()) for entry in entries
@@ -59,11 +47,7 @@ def systems(scale: Scale, names: Sequence[str] = (), bindings: Sequence[str] = (
 
 
 class Timed(NamedTuple):
-    """What a step took.
-
-    rows, tokens: of one step. seconds: median of the timed steps.
-    compile_seconds: of compiling it. peak_bytes: that XLA plans for it, on a device.
-    """
+    """Median seconds of a step, and the bytes that XLA plans for it."""
 
     rows: int
     tokens: int
@@ -73,15 +57,7 @@ class Timed(NamedTuple):
 
 
 def time_step(experiment: Experiment, seconds: float, least: int = 3) -> Timed:
-    """Compiles a training step on all devices, and runs it again and again.
-
-    Args:
-        experiment: its `Trainer.mesh` divides the devices.
-        seconds: how long; at least `least` steps.
-
-    Raises:
-        RuntimeError: of the device, such as when its memory does not suffice.
-    """
+    """Compiles a training step and runs it for some seconds, at least `least` times."""
     mesh = make_mesh(*experiment.trainer.mesh)
     experiment.check_mesh(mesh)
     with jax.set_mesh(mesh):
@@ -112,6 +88,6 @@ def time_step(experiment: Experiment, seconds: float, least: int = 3) -> Timed:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Tells if an error of the device says that its memory does not suffice."""
+    """Returns whether a device's error means that its memory is too small."""
     text = str(error)
     return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()

@@ -1,7 +1,7 @@
-"""Installs brt for the notebooks beside this file, and sees to it that a GPU is used.
+"""Installs brt for the notebooks in this folder, with a JAX that uses the GPU.
 
-JAX and its CUDA plugin must be of one version. Where the jax that is installed lies in brt's range
-both stay; elsewhere the extra of brt is installed that the GPU's driver runs.
+An installed jax and CUDA plugin stay if brt runs with them; else the extra for the GPU's driver is
+installed.
 """
 
 import importlib.metadata
@@ -25,14 +25,7 @@ LOOK = "import brt, jax; print(jax.__version__, jax.default_backend(), jax.devic
 
 
 def install(shell: Any) -> None:
-    """Installs brt, prints the devices that JAX uses, and has failing commands stop a notebook.
-
-    Args:
-        shell: what `get_ipython()` gives.
-
-    Raises:
-        SystemExit: a sentence that says what to do.
-    """
+    """Installs brt, prints the devices of JAX, and lets failing commands stop the notebook."""
     stop_at_failures(shell)
     driver = driver_version()
     before = jax_packages()
@@ -55,12 +48,7 @@ def install(shell: Any) -> None:
 
 
 def plan(packages: dict[str, str], driver: int | None) -> tuple[list[str], list[str]]:
-    """Returns the extras of brt to install, and the versions to keep.
-
-    Args:
-        packages: versions of JAX and of what belongs to it, by name.
-        driver: number of the GPU's driver; None without a GPU.
-    """
+    """Returns brt's extras and the versions to keep."""
     usable = packages.get("jax", "0") in allowed_jax()
     has_plugin = any("cuda" in name for name in packages)
     if usable and (has_plugin or driver is None):
@@ -78,14 +66,14 @@ def allowed_jax() -> SpecifierSet:
 
 
 def jax_packages() -> dict[str, str]:
-    """Returns the installed versions of JAX and of what belongs to it, by name."""
+    """Returns the installed versions of JAX and its plugins."""
     found = importlib.metadata.distributions()
     named = ((distribution.metadata["Name"] or "", distribution.version) for distribution in found)
     return {name: version for name, version in named if PINNED.fullmatch(name)}
 
 
 def driver_version() -> int | None:
-    """Returns the number of the GPU's driver, 550 of 550.54.15; None without a GPU."""
+    """Returns the GPU driver's major version; None without a GPU."""
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -95,11 +83,7 @@ def driver_version() -> int | None:
 
 
 def pip(*arguments: str) -> None:
-    """Runs pip.
-
-    Raises:
-        SystemExit: it failed.
-    """
+    """Runs pip; ends the notebook if it fails."""
     command = [sys.executable, "-m", "pip", *arguments]
     found = subprocess.run(command, capture_output=True, text=True)
     if found.returncode:
@@ -108,14 +92,7 @@ def pip(*arguments: str) -> None:
 
 
 def look_at_devices(driver: int | None) -> None:
-    """Prints the devices that JAX finds in a new process.
-
-    Args:
-        driver: as of `plan`.
-
-    Raises:
-        SystemExit: brt cannot be imported, or there is a GPU and JAX does not use it.
-    """
+    """Prints the devices of a new process; ends the notebook if JAX does not use the GPU."""
     found = subprocess.run([sys.executable, "-c", LOOK], cwd=ROOT, capture_output=True, text=True)
     if found.returncode:
         print(found.stderr)
@@ -137,7 +114,7 @@ def look_at_devices(driver: int | None) -> None:
 
 
 def stop_at_failures(shell: Any) -> None:
-    """Has a command of a notebook (`!command`) that fails end its cell, and so the notebook."""
+    """Makes a failing `!command` end its cell."""
     plain = shell.system
 
     def system(command: str) -> None:

@@ -1,11 +1,9 @@
-"""Measures what memory it takes to read one document, for documents of several lengths.
+"""Measures processor time and memory of commands on one document of several lengths.
 
     python scripts/scale/long_document.py [--tokens 100000 10000000] [--rounds 3]
 
-A small recurrent model is made; then each document is prepared, evaluated, recorded and gone on
-with, each by the command of brt that does so, so many times. Printed are processor seconds, the
-highest resident memory of each (the median of the rounds, and between which two they lie), and how
-much the median is above the first document's. Exit status 0 if it is nowhere more than 5 %.
+Each document is prepared, evaluated, recorded and continued. Exit status 0 if no command needs more
+than 5 % more memory than for the first document.
 """
 
 import argparse
@@ -45,7 +43,7 @@ RecurrentCell.num_states = 16
 
 
 def make_text(path: Path, size: int) -> None:
-    """Writes one document of so many bytes, a few million at a time."""
+    """Writes a document of `size` bytes."""
     path.parent.mkdir(parents=True)
     rng = np.random.default_rng(0)
     with open(path, "wb") as file:
@@ -56,7 +54,7 @@ def make_text(path: Path, size: int) -> None:
 
 
 def peak_of(module: str, *arguments: str) -> tuple[float, float]:
-    """Runs a command; returns seconds of the processor, and megabytes at its highest."""
+    """Runs a command; returns processor seconds and peak megabytes."""
     log = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
     command = [sys.executable, "-m", module, *arguments]
     child = os.posix_spawn(sys.executable, command, os.environ, file_actions=log)

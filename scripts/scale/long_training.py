@@ -3,14 +3,10 @@
     source scripts/malloc.sh
     python scripts/scale/long_training.py --workdir soak --hours 6 [--processes 2]
 
-A small recurrent model is trained on made-up books, with an evaluation every 200 steps and a
-checkpoint every 100, each of which leaves some memory behind (docs/benchmarks/robustness.md). Every
-half minute the resident memory, open files and processor time of each process are written to
-WORKDIR/samples.jsonl beside the step that the run has reached. In the end the processes are stopped
-as a scheduler would stop them, and a table by tenths of the time is printed. The same command goes
-on with a run that was stopped, and adds to its samples; `--hours 0` prints the table alone. Exit
-status 0 if after its first ten minutes the run grew by at most 5 % in memory and in processor time
-a step, and by no open file.
+A small model is evaluated every 200 steps and saved every 100. Samples of each process are written
+to WORKDIR/samples.jsonl every half minute; the same command continues, and `--hours 0` prints the
+table alone. Exit status 0 if after ten minutes memory and processor time per step grow by at most 5
+%, and open files do not (docs/benchmarks/robustness.md).
 """
 
 import argparse
@@ -60,7 +56,7 @@ RecurrentCell.num_states = 8
 
 
 def make_text(folder: Path) -> None:
-    """Writes 32 books to train on and 8 to validate, of random words."""
+    """Writes 32 training and 8 validation books of random words."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 32), ("validation", 8)):
         (folder / split).mkdir(parents=True)
@@ -71,14 +67,12 @@ def make_text(folder: Path) -> None:
 
 
 def free_port() -> int:
-    """Returns a port that nothing listens on."""
     with socket.socket() as found:
         found.bind(("localhost", 0))
         return found.getsockname()[1]
 
 
 def start(folder: Path, count: int) -> list[subprocess.Popen]:
-    """Starts the processes of one run."""
     command = [sys.executable, "-m", "brt.train", f"--gin_file={folder}/config.gin"]
     command += [f"--workdir={folder}/run"]
     if count > 1:
@@ -104,7 +98,7 @@ def sample(process: int) -> dict[str, float]:
 
 
 def last_step(metrics: Path) -> int:
-    """Returns the step of the last whole line of metrics.jsonl, 0 without one."""
+    """Returns the step of the last complete line of metrics.jsonl, or 0."""
     if not metrics.exists():
         return 0
     with open(metrics, "rb") as file:
@@ -114,7 +108,7 @@ def last_step(metrics: Path) -> int:
 
 
 def train(folder: Path, hours: float, count: int) -> None:
-    """Trains for so long, writes samples, and stops the processes by SIGTERM."""
+    """Trains, writes samples, and stops the processes by SIGTERM."""
     processes = start(folder, count)
     begun, start_time = time.monotonic(), round(time.time())
     with open(folder / "samples.jsonl", "a", encoding="utf-8") as out:
@@ -147,10 +141,7 @@ def read_samples(path: Path) -> list[list[dict]]:
 
 
 def tenths(samples: list[dict]) -> list[dict[str, float]]:
-    """Returns highest memory, fewest files and time a step of the tenths of a start, once warm.
-
-    A checkpoint that is being written opens files: what stays open is the fewest.
-    """
+    """Returns memory, open files and time per step of the tenths of a start after the warm-up."""
     warm = [found for found in samples if found["elapsed"] >= WARM_UP_SECONDS]
     rows = []
     for number in range(TENTHS):

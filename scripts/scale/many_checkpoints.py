@@ -1,11 +1,10 @@
-"""Measures what a checkpoint leaves behind in the memory of the process that writes it.
+"""Measures the memory that saving checkpoints leaves behind in a process.
 
     source scripts/malloc.sh
     python scripts/scale/many_checkpoints.py [--count 300] [--counters]
 
-A small train state is written again and again. By tenths are printed the resident memory, what the
-heaps hold and what they keep free, and the number of Python's blocks of memory. With --counters
-Orbax reads TensorStore's counters, as it does without brt. The heaps are told by glibc alone.
+Prints resident memory, glibc's heaps and Python's blocks. With --counters Orbax reads TensorStore's
+counters, as it does without brt.
 """
 
 import argparse
@@ -30,13 +29,12 @@ HEAP_FIELDS = (
 
 
 class Heaps(ctypes.Structure):
-    """What glibc tells of all heaps: `uordblks` bytes in use, `fordblks` free."""
+    """glibc's `mallinfo2`: `uordblks` bytes in use, `fordblks` free."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in HEAP_FIELDS]
 
 
 def heaps() -> Heaps | None:
-    """Returns glibc's numbers, None of another C library."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
         return None

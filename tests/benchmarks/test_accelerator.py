@@ -11,9 +11,8 @@ import pytest
 from accelerator import agreement, systems
 from accelerator import measure as accelerator
 from paths import ROOT
-from quick_commands import quick_environment
 from sweeps import SCALES
-from tiny_run import command
+from tiny_run import quick_environment
 
 from brt.reporting.papers.reading import read_paper
 
@@ -53,36 +52,6 @@ def test_the_systems_are_the_rows_of_the_table_the_telling_ones_first():
     found = [system.name for system in systems.systems(SCALES["paper"])]
     assert len(found) == len(read_paper("block_recurrent").table("table_1").rows) == 14
     assert found[:4] == list(systems.FIRST) and found[0] == systems.BASELINE
-
-
-def test_a_system_stays_what_is_published_but_for_what_is_asked():
-    (system,) = systems.systems(SCALES["paper"], ["pg19_rec_fixed_skip"])
-    experiment = system.experiment("Trainer.tokens_per_step = 8192")
-    model, trainer = experiment.model, experiment.trainer
-    assert (len(model.layers), model.width, model.window) == (12, 1024, 512)
-    assert (trainer.segment_length, trainer.rows, model.vocabulary_size) == (4096, 2, 32128)
-    assert model.dtype == jax.numpy.bfloat16 and model.dropout > 0
-
-
-def test_a_name_that_is_no_row_is_answered_with_the_rows(monkeypatch, capsys, tmp_path):
-    flags = "--systems=pg19_slide_14l", f"--figures={tmp_path / 'x.json'}"
-    assert command(monkeypatch, accelerator, *flags) == 1
-    error = capsys.readouterr().err
-    assert "pg19_slide_14l is no row of Table 1: take pg19_xl_512" in error
-
-
-def test_without_a_device_that_works_one_sentence_says_so(monkeypatch, capsys, tmp_path):
-    message = "Unable to initialize backend 'cuda': no driver\nand more"
-
-    def devices():
-        raise RuntimeError(message)
-
-    monkeypatch.setattr(accelerator.jax, "devices", devices)
-    flags = (f"--figures={tmp_path / 'x.json'}",)
-    assert command(monkeypatch, accelerator, *flags) == 1
-    error = capsys.readouterr().err
-    assert "JAX finds no device that works: Unable to initialize backend 'cuda': no driver" in error
-    assert "and more" not in error
 
 
 @pytest.fixture

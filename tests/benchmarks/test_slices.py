@@ -34,10 +34,6 @@ def test_a_slice_is_found_by_either_name(name, own, chips):
     assert topologies.find(own) == found
 
 
-def test_a_shape_that_is_not_listed_can_be_asked_for_by_libtpu_s_name():
-    assert topologies.find("v5e:16x32").chips == 512
-
-
 @pytest.mark.parametrize(
     ("name", "near"),
     [("v4-33", "v4-32"), ("v5e16", "v5e-16"), ("v4:2x2", "v4:2x2x"), ("v6e:4x4x1", "v6e:4x4")],
@@ -61,12 +57,6 @@ def test_without_libtpu_one_sentence_says_how_to_install_it(monkeypatch, tmp_pat
         '".[tpu]" brings it, on a machine without a TPU too (Linux).'
     )
     assert errors == [sentence, sentence]
-
-
-def test_a_slice_is_for_dry_runs_only(monkeypatch, tmp_path, capsys):
-    flags = "--topology=v4-32", f"--gin_file={write_config(tmp_path)}"
-    assert command(monkeypatch, train, *flags, f"--workdir={tmp_path}") == 1
-    assert "give --dry_run with it" in capsys.readouterr().err
 
 
 def of_v4(flops):

@@ -152,11 +152,3 @@ def test_the_config_of_a_row_of_table_1_is_named_as_the_row(row):
     Experiment.from_gin()
     found = system_and_size(resolved(read_gin(gin.operative_config_str())))
     assert found == (row.where["system"], "162M")
-
-
-def test_a_file_of_another_kind_is_refused_by_name(tmp_path):
-    for number, text in enumerate(("{}", "no json", '{"configs": [{"name": "a"}]}')):
-        path = tmp_path / f"{number}.json"
-        path.write_text(text)
-        with pytest.raises(ValueError, match=f"{number}.json holds no step times"):
-            read_step_times([path])

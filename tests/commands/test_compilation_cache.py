@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quick_commands import quick_environment
-from tiny_run import PLAIN, write_config
+from tiny_run import PLAIN, quick_environment, write_config
 
 from brt import compilation_cache
 from brt.compilation_cache import CompilationCache
@@ -78,14 +77,6 @@ def test_two_processes_see_neither_s_half_written_entries(tmp_path):
     one.close()
 
 
-def test_an_entry_that_another_process_published_first_is_kept(tmp_path):
-    cache = CompilationCache(tmp_path)
-    (tmp_path / NAME).write_bytes(b"first")
-    (cache.own / NAME).write_bytes(b"second")
-    cache.close()
-    assert (tmp_path / NAME).read_bytes() == b"first"
-
-
 def test_file_systems_without_links_get_copies(tmp_path, monkeypatch):
     def refused(*_):
         raise OSError("no links here")
@@ -109,15 +100,6 @@ def test_the_oldest_entries_make_room_and_nothing_else_does(tmp_path, monkeypatc
     (tmp_path / "brt").mkdir()
     CompilationCache(tmp_path).close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["brt", *names[1:], "thesis-cache"]
-
-
-def test_folders_of_killed_processes_go_when_they_are_old(tmp_path):
-    left, recent = (tmp_path / f"brt-process-{name}" for name in ("old", "recent"))
-    for folder in (left, recent):
-        folder.mkdir()
-    os.utime(left, (0, 0))
-    CompilationCache(tmp_path).close()
-    assert not left.exists() and recent.exists()
 
 
 def test_a_folder_that_cannot_be_used_is_said_and_nothing_else_happens(tmp_path, caplog):

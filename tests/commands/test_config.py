@@ -1,16 +1,15 @@
 """Configuration: what gin would let pass, or say badly, ends in one clear sentence."""
 
 import inspect
-import re
 import subprocess
 import sys
 
 import gin
 import pytest
 from paths import ROOT
-from tiny_run import PLAIN, command, write_config
+from tiny_run import PLAIN, write_config
 
-from brt import config, train
+from brt import config
 from brt.bindings import registration
 from brt.config import ConfigError
 from brt.experiment import Experiment
@@ -63,19 +62,6 @@ def test_what_nothing_reads_is_an_error_that_names_it(folder, line, name, neares
     assert f"The nearest valid name is {nearest}" in sentence
 
 
-@pytest.mark.parametrize(
-    "line", ["adafactor.momentum = 0.5", "RecurrentCell.gate = 'lstm'", "SourceTree.path = 'x'"]
-)
-def test_a_binding_of_what_is_not_used_says_so(folder, line):
-    """RecurrentCell.num_states in a config of no recurrent layer is spelt well enough."""
-    sentence = message(built, plain_config(folder), line)
-    name = line.partition(" ")[0]
-    assert sentence.startswith(f"{name} is bound, but nothing reads it: nothing here uses ")
-    assert name.partition(".")[0] + ". Leave the binding out" in sentence
-    for nearest in re.findall(r"nearest valid name is (\S+)\.", sentence):
-        assert nearest.partition(".")[2] == name.partition(".")[2]
-
-
 def test_every_unread_name_is_listed_in_one_error(folder):
     path = plain_config(folder, "cosine.tail = False", "ExternalMemory.size = 16", "X = 1")
     sentence = message(built, path)
@@ -122,29 +108,9 @@ def test_what_is_switched_off_excuses_nothing_else(folder):
     assert "RecurrentCell.gate is bound" in message(built, path)  # off by default, not by a line
 
 
-def test_a_parameter_by_the_paper_s_word_is_told_by_its_name():
-    sentence = message(config.parse, bindings=["RecurrentCell.config = 'dual'"])
-    assert sentence.endswith("The nearest valid name is RecurrentCell.arrangement.")
-
-
-def test_a_bad_value_of_a_flag_that_absl_defines_is_a_sentence(monkeypatch, capsys):
-    assert command(monkeypatch, train, "--stderrthreshold=nope") == 2
-    err = capsys.readouterr().err
-    assert err.startswith("Error: ") and "stderrthreshold" in err and "Traceback" not in err
-
-
 def test_an_empty_gin_file_is_named():
     for given in ("", " ", "quickstart.gin+"):
         assert "--gin_file" in message(config.parse, [given])
-
-
-def test_a_long_value_is_shortened(folder):
-    path = plain_config(folder, f"Trainer.seed = '{'x' * 10**5}'")
-    for given in ([str(path)], [str(plain_config(folder, f"Trainer.seed = {'x' * 10**5}"))]):
-        sentence = message(config.parse, given)
-        assert "Trainer.seed" in sentence and len(sentence) < 5_000
-    line = f"RecurrentCell.gate = '{'x' * 10**5}'"
-    assert len(message(config.parse, bindings=[line])) < 5_000
 
 
 def test_a_recurrent_layer_reads_the_bindings_of_the_cell(folder):
@@ -201,19 +167,8 @@ def test_nothing_is_left_of_the_configuration_before(folder):
         ("RecurentCell.gate = 'fixed'", "RecurentCell", "RecurrentCell."),
         ("Trainer.optimizer = @adafactr", "adafactr", "adafactor."),
         ("Trainer.corpus = @Corpu()", "Corpu", "Corpus."),
-        (
-            "RecurrentCell.gat = 'fixed'",
-            "RecurrentCell has no parameter gat",
-            "RecurrentCell.gate.",
-        ),
-        (
-            "BlockRecurrentTransformer.windows = 8",
-            "no parameter windows",
-            "BlockRecurrentTransformer.window.",
-        ),
-        ("Trainer.step = 8", "Trainer has no parameter step", "Trainer.steps."),
-        ("RelativeBias.buckets = 8", "no parameter buckets", "RelativeBias.num_buckets."),
-        ("cosine.warmup = 8", "cosine has no parameter warmup", "cosine.warmup_steps."),
+        ("RecurrentCell.gat = 'fixed'", "RecurrentCell", "RecurrentCell.gate."),
+        ("cosine.warmup = 8", "cosine", "cosine.warmup_steps."),
     ],
 )
 def test_a_misspelt_name_is_answered_with_the_nearest(line, wanted, nearest):
@@ -241,9 +196,10 @@ def test_known_names_are_the_arguments_gin_may_bind():
     assert "width" not in names["RecurrentCell"]
 
 
-@pytest.mark.parametrize("name", sorted(config.known_names()))
-def test_every_configurable_can_be_named_in_a_config(name):
-    config.parse(bindings=[f"NAMED = @{name}"])
+def test_every_configurable_can_be_named_in_a_config():
+    names = sorted(config.known_names())
+    assert len(names) > 50
+    config.parse(bindings=[f"NAMED_{number} = @{name}" for number, name in enumerate(names)])
 
 
 def test_modules_can_be_imported_after_a_config_was_parsed():
@@ -254,11 +210,6 @@ import brt.pretrained.encoders.bert
 config.known_names()
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-
-
-def test_a_class_is_found_by_its_name():
-    assert config.configurable_class("RecurrentCell") is RecurrentCell
-    assert config.configurable_class("Nothing") is None
 
 
 def test_the_index_of_the_sources_is_what_gin_knows():
@@ -292,10 +243,6 @@ print(*(name for name in sys.modules if name.startswith("brt.")))
     ("line", "quoted"),
     [
         ("RecurrentCell.gate = lstm", '"lstm"'),
-        ("BlockRecurrentTransformer.activation_dtype = float32", '"float32"'),
-        ("Corpus.store = stores/books", '"stores/books"'),
-        ("Corpus.store = /data/books", '"/data/books"'),
-        ("TextFiles.path = ~/books", '"~/books"'),
         ("TextFiles.path = books/{split}", '"books/{split}"'),
     ],
 )
@@ -310,18 +257,9 @@ def test_an_unquoted_string_is_answered_with_its_quoted_form(folder, line, quote
 
 @pytest.mark.parametrize(
     "without",
-    ["Trainer.steps", "Trainer.corpus", "BlockRecurrentTransformer.window", "Trainer.optimizer"],
+    ["Trainer.steps", "Trainer.corpus", "BlockRecurrentTransformer.window", "TextFiles.path"],
 )
 def test_a_required_value_that_is_not_bound_is_named(folder, without):
-    path = plain_config(folder, without=[without])
-    configurable, parameter = without.split(".")
-    sentence = message(built, path)
-    assert configurable in sentence and f"'{parameter}'" in sentence
-    assert "--gin.NAME=VALUE" in sentence
-
-
-@pytest.mark.parametrize("without", ["TextFiles.path", "Corpus.store", "Corpus.source"])
-def test_a_required_value_of_the_data_that_is_not_bound_is_named(folder, without):
     path = plain_config(folder)
     lines = [line for line in path.read_text().split("\n") if not line.startswith(without)]
     path.write_text("\n".join(lines))
@@ -334,18 +272,6 @@ def test_a_required_value_of_the_data_that_is_not_bound_is_named(folder, without
 def test_a_required_value_of_an_evaluation_is_asked_for_before_training(folder):
     path = plain_config(folder, "Evaluation.score = @RecallScore()", "RecallScore.far = 3")
     assert "segment_length" in message(built, path)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "Trainer.steps = 'ten'",
-        "BlockRecurrentTransformer.num_layers = 'two'",
-        "BlockRecurrentTransformer.width = 8.5",
-    ],
-)
-def test_a_value_of_another_type_is_an_error_that_names_the_configurable(folder, line):
-    assert line.split(".")[0] in message(built, plain_config(folder), line)
 
 
 def test_a_macro_without_a_value_is_named():
@@ -364,14 +290,8 @@ def test_a_missing_file_is_named(folder):
     assert str(path) in sentence and "configs/recipes/nowhere.gin" in sentence
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "BlockRecurrentTransformer.recurrent_layers = (1,",
-        "BlockRecurrentTransformer.recurrent_layers = [1",
-    ],
-)
-def test_an_open_bracket_is_suspected(folder, line):
+def test_an_open_bracket_is_suspected(folder):
+    line = "BlockRecurrentTransformer.recurrent_layers = (1,"
     assert "bracket" in message(config.parse, bindings=[line])
     path = plain_config(folder, line)
     sentence = message(config.parse, [str(path)])
@@ -423,13 +343,6 @@ def test_gin_flags_become_bindings_and_other_flags_stay(flag, expected):
     assert config.split_flags(["brt.train", flag, "last"]) == ["brt.train", expected, "last"]
 
 
-@pytest.mark.parametrize("value", ["a=b", "=", "a == b = c"])
-def test_a_value_with_equal_signs_arrives_whole(value):
-    (flag,) = config.split_flags([f"--gin.TextFiles.path='{value}'"])
-    config.parse(bindings=[flag.removeprefix("--gin_bindings=")])
-    assert gin.query_parameter("TextFiles.path") == value
-
-
 # Comparing two configurations.
 
 
@@ -476,20 +389,6 @@ def test_a_configuration_differs_from_another_by_what_was_changed(folder):
     assert "BlockRecurrentTransformer.width: 16 -> 24" in lines
     assert "Trainer.optimizer: @adamw -> @adafactor" in lines
     assert all(line.split(":")[0].startswith(("BlockRec", "Trainer.opt", "ada")) for line in lines)
-
-
-@pytest.mark.parametrize(
-    "binding",
-    [
-        "BlockRecurrentTransformer.window = 512.0",
-        "Trainer.steps = 1e3",
-        "RecurrentCell.num_states = 2.5",
-    ],
-)
-def test_a_number_with_a_point_where_a_whole_one_belongs_is_refused_by_name(binding):
-    name = binding.split(" = ")[0]
-    with pytest.raises(ConfigError, match=rf"{re.escape(name)} = .* must be a whole number"):
-        config.parse([str(ROOT / "configs" / "pg19_rec_fixed_skip.gin")], [binding])
 
 
 def test_a_name_of_an_earlier_version_is_told_what_it_is_called_now(tmp_path):

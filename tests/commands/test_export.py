@@ -112,17 +112,6 @@ def test_the_run_is_evaluated_and_writes_text(places, monkeypatch, capfd):
     assert norms and all(norm > 0 for norm in norms)
 
 
-def test_all_that_is_exported_has_the_mode_of_the_umask(places, tmp_path, monkeypatch):
-    out = tmp_path / "shared"
-    previous = os.umask(0o027)
-    try:
-        assert not command(monkeypatch, export, f"--workdir={places}/run", f"--output={out}")
-    finally:
-        os.umask(previous)
-    modes = {path.name: path.stat().st_mode & 0o777 for path in out.iterdir()}
-    assert len(modes) > 2 and set(modes.values()) == {0o640}, modes
-
-
 def test_nothing_is_exported_over_something(places, monkeypatch, capfd):
     out = places / "out"
     before = {name: os.path.getmtime(out / name) for name in os.listdir(out)}
@@ -142,16 +131,6 @@ def test_a_narrower_type_is_written_and_read(places, tmp_path, monkeypatch, dtyp
     for name, info in narrow.tensors.items():
         assert info.dtype == {"bfloat16": "BF16", "float16": "F16"}[dtype]
         np.testing.assert_allclose(narrow.read(name), wide.read(name), rtol=0.01, atol=1e-3)
-
-
-def test_a_folder_that_is_gone_is_said(places, monkeypatch, capfd):
-    os.rename(places / "pretrained", places / "elsewhere")
-    try:
-        assert command(monkeypatch, evaluate, f"--workdir={places}/run") == 1
-    finally:
-        os.rename(places / "elsewhere", places / "pretrained")
-    error = capfd.readouterr().err
-    assert f"There is no folder {places}/pretrained (Pretrained.folder)." in error
 
 
 def test_a_run_without_a_pretrained_body_is_refused(tmp_path):

@@ -127,19 +127,6 @@ def test_bad_arguments_end_in_a_sentence(generated, arguments, named, tmp_path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "few", "torn"]
 
 
-def test_an_empty_prompt_file_is_read_and_said(generated, tmp_path):
-    (tmp_path / "empty").touch()
-    out, err = generated(f"--prompt_file={tmp_path}/empty", "--max_tokens=9")
-    assert f"{tmp_path}/empty is empty" in err
-    alone, err = generated("--max_tokens=9")
-    assert alone == out and "is empty" not in err
-
-
-def test_a_folder_without_a_run_is_named(generated, tmp_path):
-    _, err = generated(workdir=tmp_path, status=1)
-    assert f"{tmp_path} is not a run folder" in err
-
-
 def test_the_benchmark_compares_reading_writing_and_recomputing(monkeypatch, capfd, run):
     status = command(
         monkeypatch,

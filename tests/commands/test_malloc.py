@@ -2,7 +2,6 @@
 
 import os
 import platform
-import re
 import subprocess
 
 import jax
@@ -38,16 +37,6 @@ def tunables(**environment):
 def test_scripts_give_the_settings_unless_there_are_others():
     assert tunables() == SET
     assert tunables(GLIBC_TUNABLES="glibc.malloc.arena_max=1") == "glibc.malloc.arena_max=1"
-
-
-def test_every_script_that_computes_makes_the_settings():
-    for path in SCRIPTS.glob("*.sh"):
-        if path.name in ("environment.sh", "test.sh", "test_versions.sh"):
-            continue
-        text = path.read_text(encoding="utf-8")
-        lines = [line for line in text.splitlines() if not line.lstrip().startswith(("#", "echo"))]
-        if any(re.search(r"python|pytest", line) for line in lines):
-            assert re.search(r"(source|\.) scripts/malloc\.sh", text), path.name
 
 
 @pytest.fixture

@@ -140,13 +140,6 @@ def test_a_stream_that_is_closed_or_gone_stops_nothing(monkeypatch):
         shown.close()
 
 
-def test_notes_stand_on_lines_of_their_own(capsys):
-    shown = Progress("step", 3)
-    shown.note("saved")
-    shown.close()
-    assert lines(capsys) == ["saved"]
-
-
 def test_reported_passes_everything_on_and_counts_it(capsys, clock):
     def slow():
         for item in "abcd":
@@ -169,27 +162,6 @@ def test_a_terminal_shows_one_live_bar_with_the_last_text(monkeypatch):
     assert "loss 4.0" in text.rstrip().split("\r")[-1]
     assert text.count("\n") == 2  # the note's, and the one after the bar
     assert text.count("eval: fine") == 1
-
-
-def test_a_notebook_redraws_its_bar_rarely(monkeypatch, clock):
-    monkeypatch.setenv("JPY_PARENT_PID", "1")
-    with terminal(monkeypatch) as shown:
-        bar = Progress("step", 1000)
-        for done in range(1, 101):
-            clock(1.0)
-            bar.update(done)
-        assert shown().count("step:") <= 2 + 100 // progress.SECONDS
-        bar.close()
-
-
-def test_a_terminal_bar_never_counts_beyond_what_was_done(monkeypatch):
-    with terminal(monkeypatch) as read:
-        shown = Progress("documents", None)
-        for done in (1, 5, 5, 7):
-            shown.update(done)
-        assert shown.bar.n == 7
-        shown.close()
-        assert "documents: 7" in read()
 
 
 def test_a_live_bar_goes_on_when_the_clock_of_the_machine_is_set_back(monkeypatch, clock):

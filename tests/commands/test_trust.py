@@ -192,14 +192,6 @@ def test_a_character_that_can_hide_a_line_is_refused(here, end):
     assert not (here / MARK).exists()
 
 
-def test_such_a_character_may_stand_in_a_string_escaped(here):
-    (here / "own.gin").write_text(r'TextFiles.path = "a\rb\u2028\x0c"' + "\n")
-    config.parse(["own.gin"])
-    assert gin.query_parameter("TextFiles.path") == "a\rb\u2028\x0c"
-    config.parse(bindings=[gin.config_str()])
-    assert gin.query_parameter("TextFiles.path") == "a\rb\u2028\x0c"
-
-
 # Folders of others.
 
 
@@ -316,12 +308,6 @@ def test_an_include_reads_gin_files_only_and_quotes_no_other(here, named):
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_file_that_includes_itself_is_named(here):
-    (here / "a.gin").write_text('include "b.gin"\n')
-    (here / "b.gin").write_text('Trainer.steps = 1\ninclude "a.gin"\n')
-    assert "a.gin includes itself" in refused(["a.gin"])
-
-
 @pytest.mark.parametrize(
     ("content", "told"),
     [
@@ -333,13 +319,6 @@ def test_a_file_that_includes_itself_is_named(here):
 def test_a_gin_file_that_is_no_text_is_named(here, content, told):
     (here / "own.gin").write_bytes(content)
     assert told in (sentence := refused(["own.gin"])) and "own.gin" in sentence
-
-
-@pytest.mark.parametrize("change", [lambda t: b"\xef\xbb\xbf" + t, lambda t: t[:-1] + b"\r\n"])
-def test_marks_of_byte_order_and_carriage_returns_change_nothing(here, change):
-    (here / "own.gin").write_bytes(change(b"Trainer.seed = 3\n"))
-    config.parse(["own.gin"])
-    assert gin.query_parameter("Trainer.seed") == 3
 
 
 @pytest.fixture
@@ -492,11 +471,6 @@ def pickled_array(path):
     np.save(path, np.array([Payload()], dtype=object), allow_pickle=True)
 
 
-def test_the_payload_works_where_something_unpickles(here):
-    pickle.loads(pickle.dumps(Payload())).close()
-    assert (here / MARK).exists()
-
-
 @pytest.mark.parametrize("form", ["pickle", "array"])
 def test_nothing_unpickles_what_a_file_holds(here, form):
     def put(path):
@@ -558,13 +532,3 @@ def test_nothing_in_brt_can_unpickle_a_file():
     }
     assert len(found) > 100
     assert {name for name, what in found.items() if what} == OWN_WORKERS
-
-
-def test_the_search_for_dangers_finds_them(tmp_path):
-    path = tmp_path / "module.py"
-    path.write_text(
-        "import pickle\nfrom torch import load\nnp.load(file)\nnp.load(file, allow_pickle=True)\n"
-        "eval('1')\nnp.load(file, allow_pickle=False)\n"
-    )
-    told = "np.load without allow_pickle=False"
-    assert sorted(dangers(path)) == ["eval", told, told, "pickle", "torch"]

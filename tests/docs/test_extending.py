@@ -30,9 +30,8 @@ from architectures import (
     paper_settings,
 )
 from paths import ROOT
-from quick_commands import quick_environment
 from test_sharding_laws import store  # noqa: F401  (a fixture)
-from tiny_run import command, shared_programs, write_corpus  # noqa: F401
+from tiny_run import command, quick_environment, shared_programs, write_corpus  # noqa: F401
 
 from brt import evaluate, generate, train
 from brt.training.records.run_folder import read_metrics

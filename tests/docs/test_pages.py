@@ -11,8 +11,7 @@ import sys
 import pytest
 from absl import flags
 from paths import CONFIGS, ROOT
-from quick_commands import quick_environment
-from tiny_run import write_corpus
+from tiny_run import quick_environment, write_corpus
 
 from brt import benchmark, config, evaluate, export, generate, prepare, report, train  # noqa: F401
 from brt.experiment import Experiment

@@ -91,15 +91,6 @@ def test_a_second_process_is_refused_and_a_killed_one_leaves_the_folder_free(tmp
         holder.communicate()
 
 
-def test_a_lock_that_is_released_leaves_nothing_behind(tmp_path):
-    for _ in range(2):
-        lock = RunLock(str(tmp_path))
-        assert [path.name for path in tmp_path.iterdir()] == [NAME]
-        lock.release()
-        lock.release()
-        assert not list(tmp_path.iterdir())
-
-
 def test_a_folder_that_was_copied_with_its_lock_can_be_trained_in(tmp_path):
     lock = RunLock(str(tmp_path / "."))
     try:

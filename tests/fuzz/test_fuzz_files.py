@@ -3,11 +3,9 @@
 import gzip
 import importlib.util
 import json
-import os
 import shutil
 import tarfile
 import tracemalloc
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -21,7 +19,6 @@ from fuzzing import CONTENTS, Tally, same_arrays, spoil_file, spoil_json
 from stores import make_store
 from tiny_run import differing, half_read  # noqa: F401
 
-from brt import prepare
 from brt.data.corpus import Corpus
 from brt.data.sources.files import SourceTree, TextFiles
 from brt.data.stores.inspection import describe
@@ -535,28 +532,4 @@ def test_ids_of_a_vocabulary_are_within_a_limit_and_of_one_token(kind, name, tmp
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
     call = lambda: as_vocabulary(f"{name}:{tmp_path}").size  # noqa: E731
     tally.judge(kind, call, lambda found: False, [tmp_path / "vocab.json"])
-    tally.check()
-
-
-def test_tokens_that_are_counted_in_the_settings_are_not_made_without_limit(tmp_path):
-    tally = Tally("extra_ids")
-    with open(tmp_path / "spiece.model", "wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(["the eaten heat of tea"] * 20), model_writer=file,
-            vocab_size=20, hard_vocab_limit=False, minloglevel=2,
-        )  # fmt: skip
-    settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 10**7}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    call = lambda: as_vocabulary(f"pretrained:{tmp_path}").size  # noqa: E731
-    tally.judge("extra_ids", call, lambda found: False, [tmp_path / "tokenizer_config.json"])
-    tally.check()
-
-
-def test_inspecting_what_is_no_store_ends_in_a_sentence(tmp_path):
-    tally = Tally("inspect")
-    (tmp_path / "file").write_text("x")
-    os.mkfifo(tmp_path / "fifo")
-    for path in ("/etc", "/dev/zero", tmp_path, tmp_path / "file", tmp_path / "fifo"):
-        call = lambda: prepare.inspect(TokenStore(Path(path)), None)  # noqa: B023, E731
-        tally.judge(str(path), call, lambda found: False, [path])
     tally.check()

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 from fabricated_runs import ROOT
-from quick_commands import quick_environment
 from sweeps import LadderError, SweepEntry
-from tiny_run import contents
+from tiny_run import contents, quick_environment
 
 from brt.reporting.gin_text import read_gin_file, write_gin
 

@@ -238,6 +238,19 @@ def start(module: str, *arguments, **options) -> subprocess.Popen:
     return subprocess.Popen(line, cwd=ROOT, env=environment, **pipes, **options)
 
 
+def quick_environment(folder):
+    """One device, little optimization, and what one process compiled is there for the next."""
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")
+    return {
+        **os.environ,
+        "XLA_FLAGS": flags,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+
+
 @contextmanager
 def files_of_at_most(size: int):
     """What a full disk is like: writing beyond `size` bytes of any file fails."""
