@@ -176,10 +176,12 @@ class BackboneLayer(nnx.Module):
     Attributes:
         sizes: D, H, K, F.
         score_scale: factor of the scores.
+        parallel: whether the MLP has the layer's inputs, and not the residual after attention.
     """
 
     sizes: Sizes
     score_scale: float
+    parallel: bool = False
     output_AD: nnx.Param
 
     def heads(self, x_BTD: jax.Array) -> Heads:
@@ -203,7 +205,27 @@ class BackboneLayer(nnx.Module):
             added_BTD: added to the output of the attention, before its residual.
             drop: dropout of what enters the residual stream.
         """
+        y_BTD = drop(self.written(attended_BTHK, added_BTD))
+        after_BTD = constrain(self.after_attention(x_BTD + y_BTD), "BTD")
+        return self.add_mlp(after_BTD, x_BTD if self.parallel else after_BTD, drop)
+
+    def add_mlp(self, x_BTD: jax.Array, inputs_BTD: jax.Array, drop: Drop = unchanged) -> jax.Array:
+        """Returns x with the output of the MLP, (B, T, D)."""
+        with jax.named_scope("feed_forward"):
+            y_BTD = drop(self.mlp(inputs_BTD))
+            return constrain(self.after_mlp(x_BTD + y_BTD), "BTD")
+
+    def mlp(self, x_BTD: jax.Array) -> jax.Array:
+        """Returns the output of the MLP with the norm before it, (B, T, D)."""
         raise NotImplementedError
+
+    def after_attention(self, x_BTD: jax.Array) -> jax.Array:
+        """Returns the residual stream after the norm that follows attention, if there is one."""
+        return x_BTD
+
+    def after_mlp(self, x_BTD: jax.Array) -> jax.Array:
+        """Returns the residual stream after the norm that follows the MLP, if there is one."""
+        return x_BTD
 
     def project(self, x_BTD: jax.Array, part: str) -> jax.Array:
         """Returns heads (..., H, K) of (..., D): `part` is "queries", "keys" or "values"."""
@@ -303,24 +325,14 @@ class DenseLayer(BackboneLayer):
     def heads(self, x_BTD: jax.Array) -> Heads:
         return self.project_heads(self.attention_norm(x_BTD))
 
-    def finish(
-        self,
-        x_BTD: jax.Array,
-        heads: Heads,
-        attended_BTHK: jax.Array,
-        added_BTD: jax.Array | None = None,
-        drop: Drop = unchanged,
-    ) -> jax.Array:
-        y_BTD = self.written(attended_BTHK, added_BTD)
-        x_BTD = constrain(x_BTD + drop(y_BTD), "BTD")
-        with jax.named_scope("feed_forward"):
-            y_BTD = self.mlp(self.feed_forward_norm(x_BTD))
-            return constrain(x_BTD + drop(y_BTD), "BTD")
-
     def mlp(self, x_BTD: jax.Array) -> jax.Array:
+        return self.dense(self.feed_forward_norm(x_BTD))
+
+    def dense(self, x_BTD: jax.Array) -> jax.Array:
         """Returns activation(x W + b) W + b, (B, T, D)."""
         h_BTF = linear(x_BTD, self.hidden_DF, self.hidden_bias_F)
-        return linear(ACTIVATIONS[self.activation](h_BTF), self.output_FD, self.feed_forward_bias_D)
+        h_BTF = ACTIVATIONS[self.activation](h_BTF)
+        return linear(h_BTF, self.output_FD, self.feed_forward_bias_D)
 
 
 def with_extras(layer: BackboneLayer, seen: Seen, number: int, reads: Reads) -> Seen:

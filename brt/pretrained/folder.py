@@ -52,17 +52,13 @@ class TensorInfo(NamedTuple):
 class HubFolder:
     """A folder with config.json and weights in safetensors, one file or shards with an index.
 
-    Args:
-        path: of the folder; `~` is the home folder.
-
     Attributes:
-        path: as given, expanded.
+        path: with `~` expanded.
         config: config.json, a dictionary.
 
     Raises:
         FileNotFoundError: no folder, or no config.json in it.
-        ValueError: a config.json that is no JSON object, that wants code of its own to be run, or
-            quantized weights.
+        ValueError: a damaged config.json; a model with its own code, or quantized weights.
     """
 
     def __init__(self, path: str):
@@ -114,51 +110,40 @@ class HubFolder:
             with open(path, encoding="utf-8") as file:
                 content = json.load(file, object_pairs_hook=_without_repeats)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is no valid JSON ({error}): copy it anew.") from None
+            raise ValueError(f"{path} is no valid JSON ({error}): copy it again.") from None
         if not isinstance(content, dict):
-            raise ValueError(f"{path} holds no JSON object: copy it anew.")
+            raise ValueError(f"{path} holds no JSON object: copy it again.")
         return content
 
     @functools.cached_property
     def tensors(self) -> dict[str, TensorInfo]:
-        """Every tensor of the weights by its name on disk; only headers are read.
+        """All tensors by their names on disk; only headers are read.
 
         Raises:
-            ValueError: no safetensors, a file that is missing or truncated, a shard outside the
-                folder, a tensor that is there twice or not where the index says.
+            ValueError: no safetensors; a file that is missing, damaged, or outside the folder; an
+                index that differs from the files.
         """
         if os.path.lexists(self.file(WEIGHTS)):
             return self._header(WEIGHTS)
         if not os.path.lexists(self.file(INDEX)):
             raise ValueError(self._no_weights())
         index = self._read_json(INDEX).get("weight_map")
-        if not isinstance(index, dict) or not index:
-            raise ValueError(f"{self.file(INDEX)} has no weight_map: copy it anew.")
-        for tensor, name in index.items():
-            if not isinstance(name, str) or not name.endswith(".safetensors"):
-                raise ValueError(
-                    f"{self.file(INDEX)}: weight_map puts {tensor} in {name!r}, which is no "
-                    "safetensors file."
-                )
-        found: dict[str, TensorInfo] = {}
+        if not isinstance(index, dict) or not all(isinstance(f, str) for f in index.values()):
+            raise ValueError(f"{self.file(INDEX)} has no weight_map to files: copy it again.")
+        tensors: dict[str, TensorInfo] = {}
         for name in sorted(set(index.values())):
-            for tensor, info in self._header(name).items():
-                if tensor in found:
-                    raise ValueError(
-                        f"{self.path} holds {tensor} twice, in {found[tensor].file} and {name}."
-                    )
-                if index.get(tensor) != name:
-                    raise ValueError(
-                        f"{self.file(name)} holds {tensor}, and {INDEX} says that it is in "
-                        f"{index.get(tensor)}: they do not belong together."
-                    )
-                found[tensor] = info
-        for tensor, name in index.items():
-            if tensor not in found:
-                raise ValueError(
-                    f"{self.file(name)} does not hold {tensor}, and {INDEX} says that it does."
-                )
-        return found
+            header = self._header(name)
+            if twice := header.keys() & tensors.keys():
+                raise ValueError(f"{self.file(name)} holds {min(twice)}, and so does another file.")
+            tensors |= header
+        files = {tensor: info.file for tensor, info in tensors.items()}
+        differing = dict(index.items() ^ files.items())
+        if differing:
+            raise ValueError(
+                f"{self.file(INDEX)} and the files of {self.path} differ in where "
+                f"{min(differing)} is: they do not belong together."
+            )
+        return tensors
 
     def _header(self, name):
         path = self._checked(name)
@@ -171,34 +156,25 @@ class HubFolder:
                 }
         except (SafetensorError, OSError, ValueError, OverflowError) as error:
             raise ValueError(
-                f"{path} is no safetensors file, or only a part of one ({error}): copy it anew."
+                f"{path} is no safetensors file, or only a part of one ({error}): copy it again."
             ) from None
 
     def _no_weights(self):
-        there = sorted(os.listdir(self.path))
-        packed = [name for name in there if name.endswith(".gguf")]
-        other = [n for n in there if n in OTHER_WEIGHTS or n.endswith(".bin")]
-        if other:
-            return (
-                f"{self.path} has its weights only as {', '.join(other)}, which brt does not read. "
-                "Where torch and transformers are installed, convert them: "
-                f"AutoModelForPreTraining.from_pretrained({self.path!r})"
-                ".save_pretrained('NEW_FOLDER')."
-            )
-        if packed:
-            return (
-                f"{self.path} has its weights only as {', '.join(packed)}, which brt does not "
-                "read: widen them to float32 as docs/pretrained.md, Getting weights, "
-                "shows."
-            )
-        return f"{self.path} has no {WEIGHTS}, nor {INDEX}: copy the weights into it."
+        files = sorted(os.listdir(self.path))
+        other = [name for name in files if name in OTHER_WEIGHTS or name.endswith(".bin")]
+        packed = [name for name in files if name.endswith(".gguf")]
+        if not other and not packed:
+            return f"{self.path} has no {WEIGHTS}, nor {INDEX}: copy the weights into it."
+        how = (
+            "Where torch and transformers are installed, convert them: AutoModelForPreTraining"
+            f".from_pretrained({self.path!r}).save_pretrained('NEW_FOLDER')."
+            if other
+            else "Convert them to float32 as docs/pretrained.md, Getting weights, shows."
+        )
+        return f"{self.path} has its weights only as {', '.join(other or packed)}. {how}"
 
     def read(self, name: str) -> np.ndarray:
-        """Returns a tensor of the weights as float32, the type of all parameters.
-
-        Raises:
-            ValueError: a type that is no float, a value that is not finite; naming the tensor.
-        """
+        """Returns a tensor as float32; refuses other types than floats, and what is not finite."""
         info = self.tensors[name]
         if info.dtype not in FLOATS:
             raise ValueError(
@@ -222,12 +198,12 @@ class HubFolder:
 
 
 def _without_repeats(pairs):
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {repeated!r} stands twice")
-    return found
+    return values
 
 
 def write_folder(
@@ -246,10 +222,7 @@ def write_folder(
         copied_from: a folder whose tokenizer files are copied; None for none.
         further: contents of further files by their names.
 
-    Raises:
-        FileExistsError: there is something in the folder already.
-        ValueError: it is no folder of a disk.
-        OSError: it cannot be written; nothing of it is left.
+    Nothing is left of a folder that cannot be written.
     """
     path = folder_of(path)
     if is_remote(path):

@@ -7,17 +7,15 @@ Letters as in `brt.pretrained`. Source: Black et al. 2022, arXiv:2204.06745; fol
 import dataclasses
 from typing import Self
 
-import jax
 from flax import nnx
 
 from brt.checks import Count, CountFrom0, Part, Positive, configurable
-from brt.models.shape_letters import constrain
 from brt.pretrained.activations import Activation
-from brt.pretrained.backbone_layer import DenseLayer, Drop, Heads, Norm, unchanged
+from brt.pretrained.backbone_layer import DenseLayer, Norm
 from brt.pretrained.decoders.decoder import Decoder, DecoderSettings, begin_of_text
 from brt.pretrained.decoders.rotary import RotaryLayer
 from brt.pretrained.names import Names, Tensor, matrix_tensors, norm_tensors
-from brt.pretrained.settings import HubConfig, Misfit, hub
+from brt.pretrained.settings import Misfit, hub
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +33,11 @@ class GPTNeoXSettings(DecoderSettings):
     prefix = "gpt_neox."
     embedding_name = "gpt_neox.embed_in.weight"
     head_name = "embed_out.weight"
+    fixed = {
+        f"{key}.{kind}": "default"
+        for key in ("rope_parameters", "rope_scaling")
+        for kind in ("rope_type", "type")
+    }
 
     vocabulary_size: Count = hub("vocab_size", absent=50_432)
     num_layers: Count = hub("num_hidden_layers", absent=44)
@@ -55,16 +58,6 @@ class GPTNeoXSettings(DecoderSettings):
     biases: bool = hub("attention_bias", default=True)
     tied: bool = hub("tie_word_embeddings", default=False)
     begin_id: CountFrom0 | None = begin_of_text(0)
-
-    @classmethod
-    def adjust(cls, settings: dict, config: HubConfig) -> None:
-        super().adjust(settings, config)
-        for key in ("rope_parameters", "rope_scaling"):
-            value = config.get(key) or {}
-            if not isinstance(value, dict) or value.get("rope_type", value.get("type")) not in (
-                *(None, "default"),
-            ):
-                raise config.refused(key, "is not supported")
 
     @property
     def rotated(self) -> int:
@@ -91,20 +84,6 @@ class GPTNeoXLayer(DenseLayer, RotaryLayer):
         self.rotated = settings.rotated
         self.rotary_base = settings.rotary_base
         self.parallel = settings.parallel
-
-    def finish(
-        self,
-        x_BTD: jax.Array,
-        heads: Heads,
-        attended_BTHK: jax.Array,
-        added_BTD: jax.Array | None = None,
-        drop: Drop = unchanged,
-    ) -> jax.Array:
-        y_BTD = self.written(attended_BTHK, added_BTD)
-        after_BTD = constrain(x_BTD + drop(y_BTD), "BTD")
-        with jax.named_scope("feed_forward"):
-            y_BTD = self.mlp(self.feed_forward_norm(x_BTD if self.parallel else after_BTD))
-            return constrain(after_BTD + drop(y_BTD), "BTD")
 
 
 @configurable(denylist=["rngs", "folder"])

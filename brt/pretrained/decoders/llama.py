@@ -16,17 +16,14 @@ from jax.nn.initializers import zeros
 
 from brt.checks import Count, CountFrom0, OneOf, Positive, configurable
 from brt.models.layers.initializers import normal, parameter
-from brt.models.shape_letters import constrain
 from brt.pretrained.backbone_layer import (
     STD,
-    Drop,
     Heads,
     LayerKeys,
     RootNorm,
     attention_scale,
     linear,
     split_heads,
-    unchanged,
 )
 from brt.pretrained.decoders.decoder import Decoder, DecoderSettings, begin_of_text
 from brt.pretrained.decoders.rotary import Llama3Scaling, RotaryLayer, Scaling
@@ -167,21 +164,10 @@ class LlamaLayer(RotaryLayer):
         keys_values = (split_heads(x_BTE, self.num_key_heads) for x_BTE in (keys_BTE, values_BTE))
         return Heads(self.project(x_BTD, "queries"), LayerKeys(*keys_values), x_BTD)
 
-    def finish(
-        self,
-        x_BTD: jax.Array,
-        heads: Heads,
-        attended_BTHK: jax.Array,
-        added_BTD: jax.Array | None = None,
-        drop: Drop = unchanged,
-    ) -> jax.Array:
-        y_BTD = self.written(attended_BTHK, added_BTD)
-        x_BTD = constrain(x_BTD + drop(y_BTD), "BTD")
-        with jax.named_scope("feed_forward"):
-            normed_BTD = self.feed_forward_norm(x_BTD)
-            gate_BTF = jax.nn.silu(linear(normed_BTD, self.gate_DF))
-            y_BTD = linear(gate_BTF * linear(normed_BTD, self.hidden_DF), self.output_FD)
-            return constrain(x_BTD + drop(y_BTD), "BTD")
+    def mlp(self, x_BTD: jax.Array) -> jax.Array:
+        x_BTD = self.feed_forward_norm(x_BTD)
+        gate_BTF = jax.nn.silu(linear(x_BTD, self.gate_DF))
+        return linear(gate_BTF * linear(x_BTD, self.hidden_DF), self.output_FD)
 
 
 @configurable(denylist=["rngs", "folder"])

@@ -14,9 +14,8 @@ from flax import nnx
 
 from brt.checks import Count, CountFrom0, Positive, configurable
 from brt.models.layers.initializers import normal, parameter
-from brt.models.shape_letters import constrain
 from brt.pretrained.activations import Activation
-from brt.pretrained.backbone_layer import DenseLayer, Drop, Heads, Norm, unchanged
+from brt.pretrained.backbone_layer import DenseLayer, Heads, Norm
 from brt.pretrained.encoders.encoder import OLD_NORMS, Encoder, HeadNames, without_gradient_at
 from brt.pretrained.names import Names, Tensor, matrix_tensors, norm_tensors
 from brt.pretrained.settings import Misfit, Settings, first_id, hub
@@ -85,19 +84,14 @@ class BertLayer(DenseLayer):
     def heads(self, x_BTD: jax.Array) -> Heads:
         return self.project_heads(x_BTD)
 
-    def finish(
-        self,
-        x_BTD: jax.Array,
-        heads: Heads,
-        attended_BTHK: jax.Array,
-        added_BTD: jax.Array | None = None,
-        drop: Drop = unchanged,
-    ) -> jax.Array:
-        y_BTD = self.written(attended_BTHK, added_BTD)
-        x_BTD = constrain(self.attention_norm(x_BTD + drop(y_BTD)), "BTD")
-        with jax.named_scope("feed_forward"):
-            y_BTD = self.mlp(x_BTD)
-            return constrain(self.feed_forward_norm(x_BTD + drop(y_BTD)), "BTD")
+    def mlp(self, x_BTD: jax.Array) -> jax.Array:
+        return self.dense(x_BTD)
+
+    def after_attention(self, x_BTD: jax.Array) -> jax.Array:
+        return self.attention_norm(x_BTD)
+
+    def after_mlp(self, x_BTD: jax.Array) -> jax.Array:
+        return self.feed_forward_norm(x_BTD)
 
 
 @configurable(denylist=["rngs", "folder"])

@@ -141,54 +141,49 @@ class T5(Encoder):
     # The decoder.
 
     def decode(
-        self, words_BW: jax.Array, read_BJD: jax.Array, real_BJ: jax.Array
+        self, words_BW: jax.Array, encoded_BJD: jax.Array, real_BJ: jax.Array
     ) -> list[jax.Array]:
-        """Returns what the decoder makes of an answer's words: before and after each layer.
+        """Returns the states of the decoder on an answer: its inputs, and each layer's outputs.
 
         Args:
-            words_BW: (B, W) ids, the start word first.
-            read_BJD: what the encoder gave, memory too.
+            words_BW: (B, W) ids, the start id first.
+            encoded_BJD: outputs of the encoder, memory too.
             real_BJ: bool, false where there is padding.
         """
-        W = words_BW.shape[1]
-        away_WW = np.arange(W)[:, None] - np.arange(W)
+        positions_W = np.arange(words_BW.shape[1])
+        away_WW = positions_W[:, None] - positions_W
         rows = t5_buckets(away_WW, self.settings.buckets, self.settings.longest_distance)
         bias_HWW = jnp.moveaxis(self.decoder_distances_RH[...][rows], -1, 0)
-        table_1HWW = (bias_HWW + jnp.where(away_WW >= 0, 0.0, HIDDEN))[None]
+        bias_1HWW = (bias_HWW + jnp.where(away_WW >= 0, 0.0, HIDDEN))[None]
         hidden_B11J = jnp.where(real_BJ, 0.0, HIDDEN)[:, None, None]
-        x_BWD = self.embed(words_BW)
-        states = [x_BWD]
+        states = [self.embed(words_BW)]
         for layer in self.decoder_layers:
-            x_BWD = layer(x_BWD, table_1HWW, read_BJD, hidden_B11J)
-            states.append(x_BWD)
-        states[-1] = self.decoder_norm(x_BWD)
+            states.append(layer(states[-1], bias_1HWW, encoded_BJD, hidden_B11J))
+        states[-1] = self.decoder_norm(states[-1])
         return states
 
     def word_logits(self, x_BWD: jax.Array, words_VD: jax.Array | None = None) -> jax.Array:
         """Maps (B, W, D) outputs of the decoder to (B, W, V), float32 or wider.
 
-        words_VD: another table of words than the model's.
+        words_VD: another matrix than the model's.
         """
-        if self.settings.tied:
-            x_BWD = x_BWD * self.width**-0.5
+        tied = self.settings.tied
+        x_BWD = x_BWD * self.width**-0.5 if tied else x_BWD
         if words_VD is None:
-            words_VD = (self.embedding_VD if self.settings.tied else self.head_VD)[...]
+            words_VD = (self.embedding_VD if tied else self.head_VD)[...]
         return wide(jnp.einsum("bwd,vd->bwv", x_BWD, words_VD.astype(x_BWD.dtype)))
 
     def shifted(self, words_BW: jax.Array) -> jax.Array:
-        """Returns an answer's words as the decoder reads them: the start word, all but the last."""
+        """Returns the decoder's inputs for an answer: the start id, and all words but the last."""
         start_B1 = jnp.full_like(words_BW[:, :1], self.settings.start_id)
         return jnp.concatenate([start_B1, words_BW[:, :-1]], axis=1)
 
-    def write(self, length: int, read_BJD: jax.Array, real_BJ: jax.Array) -> jax.Array:
-        """Returns the likeliest words, one after the other, int32 (B, length).
-
-        Each is found by reading those before it again.
-        """
-        written_BW = jnp.zeros((len(read_BJD), length), jnp.int32)
+    def write(self, length: int, encoded_BJD: jax.Array, real_BJ: jax.Array) -> jax.Array:
+        """Returns the greedy answer, int32 (B, length); each word decodes those before again."""
+        written_BW = jnp.zeros((len(encoded_BJD), length), jnp.int32)
 
         def step(number, written_BW):
-            states = self.decode(self.shifted(written_BW), read_BJD, real_BJ)
+            states = self.decode(self.shifted(written_BW), encoded_BJD, real_BJ)
             logits_BWV = self.word_logits(states[-1])
             best_B = jnp.argmax(logits_BWV[:, number], axis=-1).astype(jnp.int32)
             return written_BW.at[:, number].set(best_B)

@@ -16,11 +16,9 @@ from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.positions_t5 import t5_buckets
 from brt.models.layers.sizes import Sizes
-from brt.models.shape_letters import constrain
 from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.backbone_layer import (
     BackboneLayer,
-    Drop,
     Heads,
     LayerKeys,
     RootNorm,
@@ -29,11 +27,10 @@ from brt.pretrained.backbone_layer import (
     linear,
     plus,
     split_heads,
-    unchanged,
 )
 
 NETWORKS = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True), "gated-silu": ("silu", True)}
-"""Kinds of feed-forward networks: activation, and whether a second matrix is multiplied in."""
+"""Kinds of MLPs: activation, and whether a second matrix is multiplied in."""
 
 
 def two_sided_buckets(key_minus_query: ArrayLike, buckets: int, longest: int) -> np.ndarray:
@@ -50,11 +47,7 @@ def two_sided_buckets(key_minus_query: ArrayLike, buckets: int, longest: int) ->
 
 
 class Attention(nnx.Module):
-    """Attention without biases and without a scale.
-
-    Args:
-        sizes: D, H, K.
-    """
+    """Attention without biases and without a scale."""
 
     def __init__(self, rngs: nnx.Rngs, sizes: Sizes):
         D, A, K = sizes.width, sizes.attention_size, sizes.head_size
@@ -78,17 +71,17 @@ class Attention(nnx.Module):
         """Returns (B, T, D)."""
         return linear(join_heads(attended_BTHK), self.output_AD)
 
-    def read(
-        self, queries_BTHK: jax.Array, keys: LayerKeys, table: jax.Array, keep: jax.Array | None
+    def attend(
+        self, queries_BTHK: jax.Array, keys: LayerKeys, bias: jax.Array, keep: jax.Array | None
     ) -> jax.Array:
-        """Returns what queries read, (B, T, H, K).
+        """Returns the result of attention, (B, T, H, K).
 
         Args:
-            table: added to the scores, (B, H, T, J) or axes of 1.
+            bias: added to the scores, (B, H, T, J) or axes of 1.
             keep: multiplies the weights, or None.
         """
         scale_H = jnp.ones(self.num_heads, wide(queries_BTHK).dtype)
-        return attend(queries_BTHK, keys.keys_BJGK, keys.values_BJGK, scale_H, table, keep)
+        return attend(queries_BTHK, keys.keys_BJGK, keys.values_BJGK, scale_H, bias, keep)
 
 
 class T5Layer(BackboneLayer):
@@ -108,7 +101,7 @@ class T5Layer(BackboneLayer):
         self.attention = Attention(rngs, sizes)
         self.feed_forward_norm = RootNorm(rngs, D, settings.epsilon, upcast=True)
         self.hidden_DF = parameter(rngs, normal(D**-0.5), D, F)
-        if NETWORKS[settings.network][1]:
+        if NETWORKS[self.network][1]:
             self.factor_DF = parameter(rngs, normal(D**-0.5), D, F)
         self.output_FD = parameter(rngs, normal(F**-0.5), F, D)
 
@@ -125,33 +118,22 @@ class T5Layer(BackboneLayer):
         shared: Any = None,
     ) -> jax.Array:
         bias = seen.table_BQJ[:, None] + shared
-        return self.attention.read(queries_BTHK, seen.keys, bias, keep_HTJ)
+        return self.attention.attend(queries_BTHK, seen.keys, bias, keep_HTJ)
 
-    def finish(
-        self,
-        x_BTD: jax.Array,
-        heads: Heads,
-        attended_BTHK: jax.Array,
-        added_BTD: jax.Array | None = None,
-        drop: Drop = unchanged,
-    ) -> jax.Array:
-        y_BTD = plus(self.attention.output(attended_BTHK), added_BTD)
-        return self.feed_forward(constrain(x_BTD + drop(y_BTD), "BTD"), drop)
+    def written(self, attended_BTHK: jax.Array, added_BTD: jax.Array | None) -> jax.Array:
+        return plus(self.attention.output(attended_BTHK), added_BTD)
 
-    def feed_forward(self, x_BTD: jax.Array, drop: Drop = unchanged) -> jax.Array:
-        """Returns x + network(norm(x))."""
+    def mlp(self, x_BTD: jax.Array) -> jax.Array:
         activation, gated = NETWORKS[self.network]
-        with jax.named_scope("feed_forward"):
-            normed_BTD = self.feed_forward_norm(x_BTD)
-            h_BTF = ACTIVATIONS[activation](linear(normed_BTD, self.hidden_DF))
-            if gated:
-                h_BTF = h_BTF * linear(normed_BTD, self.factor_DF)
-            y_BTD = linear(h_BTF, self.output_FD)
-            return constrain(x_BTD + drop(y_BTD), "BTD")
+        x_BTD = self.feed_forward_norm(x_BTD)
+        h_BTF = ACTIVATIONS[activation](linear(x_BTD, self.hidden_DF))
+        if gated:
+            h_BTF = h_BTF * linear(x_BTD, self.factor_DF)
+        return linear(h_BTF, self.output_FD)
 
 
 class T5DecoderLayer(T5Layer):
-    """One layer of the decoder: as `T5Layer`, with attention to the encoder before the network."""
+    """One layer of the decoder: `T5Layer` with attention to the encoder before the MLP."""
 
     def __init__(self, rngs: nnx.Rngs, settings: Any):
         super().__init__(rngs, settings)
@@ -159,19 +141,20 @@ class T5DecoderLayer(T5Layer):
         self.cross = Attention(rngs, self.sizes)
 
     def __call__(
-        self, x_BTD: jax.Array, table: jax.Array, read_BJD: jax.Array, hidden_B11J: jax.Array
+        self, x_BTD: jax.Array, bias: jax.Array, encoded_BJD: jax.Array, hidden_B11J: jax.Array
     ) -> jax.Array:
         """Returns the layer's outputs, (B, T, D).
 
         Args:
             x_BTD: its inputs.
-            table: added to the scores among them.
-            read_BJD: what the encoder gave.
-            hidden_B11J: added to the scores of it.
+            bias: attention bias among them.
+            encoded_BJD: outputs of the encoder.
+            hidden_B11J: attention bias of these.
         """
         heads = self.heads(x_BTD)
-        attended = self.attention.read(heads.queries_BTHK, heads.keys, table, None)
+        attended = self.attention.attend(heads.queries_BTHK, heads.keys, bias, None)
         x_BTD = x_BTD + self.attention.output(attended)
         queries = self.cross.queries(self.cross_norm(x_BTD))
-        attended = self.cross.read(queries, self.cross.keys(read_BJD), hidden_B11J, None)
-        return self.feed_forward(x_BTD + self.cross.output(attended))
+        attended = self.cross.attend(queries, self.cross.keys(encoded_BJD), hidden_B11J, None)
+        x_BTD = x_BTD + self.cross.output(attended)
+        return self.add_mlp(x_BTD, x_BTD)
