@@ -12,7 +12,7 @@ NUMBERS = re.compile(r"[-+\d.,e ±%]*|-?inf", re.I)
 
 
 def csv_text(lines: Iterable[Iterable[Any]]) -> str:
-    """Returns lines as CSV; texts that a spreadsheet would run as a formula begin with `'`."""
+    """Returns lines as CSV; `'` is put before texts that are formulas."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerows([_inert(value) for value in line] for line in lines)

@@ -1,8 +1,7 @@
-"""Files that are read part by part, and may be cut short by others meanwhile.
+"""Files that are read in parts, and may be cut short by others meanwhile.
 
-A file that is mapped into memory and then cut short ends the process by SIGBUS, without a word.
-Here every part is read by a call of its own, which costs some microseconds, and a part that is not
-there any more is an error that names the file.
+A memory-mapped file that is cut short ends the process by SIGBUS. Here every part is a read of some
+microseconds, and a missing part is an error that names the file.
 """
 
 import os
@@ -14,9 +13,9 @@ import numpy as np
 from brt.storage.regular_files import open_regular
 
 PIECE = 2**20
-"""Bytes that are read together where all of a file is gone through."""
+"""Bytes that are read at once in a pass over a file."""
 SEARCHED = 2**14
-"""Bytes that are read together where something is looked for that should be near."""
+"""Bytes that are read at once in a search."""
 
 
 class CutShort(ValueError):
@@ -24,11 +23,11 @@ class CutShort(ValueError):
 
 
 class FileBytes:
-    """The bytes of a file; slices of it are `bytes`. For any number of threads.
+    """The bytes of a file; slices of it are `bytes`. Thread-safe.
 
     Args:
         path: of a regular file.
-        advice: says what to do when it is cut short, as in "prepare it again".
+        advice: what to do if it is cut short.
     """
 
     def __init__(self, path: str | os.PathLike, advice: str):
@@ -43,51 +42,51 @@ class FileBytes:
         return self._size
 
     def __reduce__(self) -> tuple:
-        """Another process gets the bytes themselves."""
+        """Another process gets the bytes."""
         return bytes, (self[:],)
 
     def __getitem__(self, part: slice) -> bytes:
-        """Returns a slice, without a step."""
         start, stop, _ = part.indices(self._size)
         return self.read(start, max(stop - start, 0))
 
     def read(self, start: int, size: int) -> bytes:
-        """Returns `size` bytes from `start` on."""
+        """Returns bytes start ... start + size - 1.
+
+        Raises:
+            CutShort: the file has been cut short.
+        """
         data = os.pread(self._file, size, start)
         if len(data) == size:
             return data
-        pieces = [data]
+        parts = [data]
         left = size - len(data)
-        while left and pieces[-1]:  # one call reads 2 GiB at most
-            pieces.append(os.pread(self._file, left, start + size - left))
-            left -= len(pieces[-1])
+        while left and parts[-1]:  # one call reads 2 GiB at most
+            parts.append(os.pread(self._file, left, start + size - left))
+            left -= len(parts[-1])
         if left:
             raise CutShort(
                 f"{self.path} was cut short while it was read: it had {self._size:,} bytes, and "
                 f"has {os.fstat(self._file).st_size:,} now. {self._advice}"
             )
-        return b"".join(pieces)
+        return b"".join(parts)
 
-    def find(self, wanted: bytes, start: int = 0) -> int:
-        """Returns where `wanted` first begins at `start` or behind it; -1 for nowhere."""
-        while start + len(wanted) <= self._size:
-            part = self[start : start + SEARCHED + len(wanted)]
-            if (found := part.find(wanted)) >= 0:
-                return start + found
+    def find(self, text: bytes, start: int = 0) -> int:
+        """Returns the first position of `text` at `start` or later; -1 for none."""
+        while start + len(text) <= self._size:
+            part = self[start : start + SEARCHED + len(text)]
+            if (position := part.find(text)) >= 0:
+                return start + position
             start += SEARCHED + 1
         return -1
 
 
 class FileArray:
-    """A file of numbers as an array of one axis; items and slices of it are read, not mapped.
+    """A file of numbers as an array of one axis, read by slices.
 
     Args:
-        path: of a regular file.
-        dtype: of the numbers; the file's size is a multiple of theirs.
+        path: of a regular file, whose size is a multiple of the item size.
+        dtype: of the numbers.
         advice: as of `FileBytes`.
-
-    Attributes:
-        dtype: as given.
     """
 
     def __init__(self, path: str | os.PathLike, dtype: np.dtype, advice: str):
@@ -100,13 +99,11 @@ class FileArray:
         return self._count
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        """Returns a slice, without a step: a read-only array."""
         start, stop, _ = part.indices(self._count)
         size = max(stop - start, 0) * self._itemsize
         return np.frombuffer(self._bytes.read(start * self._itemsize, size), self.dtype)
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        """Returns all of it, for NumPy."""
         return np.array(self[:], dtype, copy=copy)
 
     def pieces(self) -> Iterator[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Files that grow on this disk, and whose copies lie in a bucket, where nothing can be appended."""
+"""Local files that grow, and their copies in a bucket, where nothing can be appended."""
 
 import time
 
@@ -8,18 +8,17 @@ from brt.storage.paths import RemotePath, StorageError, upload
 from brt.storage.scratch import scratch_folder
 
 SECONDS = 60.0
-"""The least time between two copies that nobody has asked for."""
+"""Minimal time between two automatic copies."""
 
 SHARE = 20
-"""Such a copy waits this many times as long as the last one took: files grow, and are copied
-whole."""
+"""An automatic copy waits this many times the duration of the last one."""
 
 
 class GrowingFiles:
-    """A folder of this disk whose files are copied to a bucket as they grow; it goes with this.
+    """A temporary local folder whose files are copied to a bucket as they grow.
 
     Args:
-        target: where the copies lie.
+        target: folder of the copies.
     """
 
     def __init__(self, target: RemotePath):
@@ -28,17 +27,17 @@ class GrowingFiles:
         self._next = time.monotonic() + SECONDS
 
     def copy(self) -> None:
-        """Copies every file of the folder as it is now, in one piece."""
+        """Copies every file of the folder."""
         begun = time.monotonic()
         for file in sorted(self.folder.iterdir()):
             if file.is_file():
-                # Not by its name: it may grow meanwhile.
+                # Read first, because it may grow meanwhile.
                 (self.target / file.name).write_bytes(file.read_bytes())
         took = time.monotonic() - begun
         self._next = time.monotonic() + max(SECONDS, SHARE * took)
 
     def copy_if_due(self) -> None:
-        """Copies if the last copy is long ago; a bucket that cannot be written is said only."""
+        """Copies if the last copy is long ago; logs an error of the bucket."""
         if time.monotonic() < self._next:
             return
         try:
@@ -48,5 +47,5 @@ class GrowingFiles:
             logging.warning("%s It is tried again in a minute.", error)
 
     def copy_folder(self, name: str) -> None:
-        """Copies all files of a folder inside, however deep."""
+        """Copies all files of a subfolder."""
         upload(self.folder / name, self.target / name)

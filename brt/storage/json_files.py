@@ -1,30 +1,29 @@
-"""Reads JSON files: regular files only, and only what has the fields that its reader needs.
+"""Reads JSON files with the fields that their reader needs.
 
-All JSON that brt reads back passes through here, its own and that of others. What does not fit ends
-in one sentence that names the file, the field, and what to do.
+All JSON that brt reads passes through here. An error names the file, the field, and what to do.
 """
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from brt.checks import MOST, allows, words_for
 from brt.storage.regular_files import open_regular, read_bytes
 
 SHOWN = 60
-"""Characters of a value that a sentence quotes."""
+"""Characters of a value in a message."""
 
 
 class DamagedFile(ValueError):
-    """A file does not hold what its reader needs."""
+    """A file does not have the fields that its reader needs."""
 
 
 class Fields(NamedTuple):
     """A JSON object with these fields, and any others.
 
-    required, optional: name of a field to what is expected of it: an annotation as
-        `brt.checks.allows` takes it, `Fields`, or `[Fields(...)]` for a list of such objects.
+    required, optional: type of each field: an annotation (`brt.checks.allows`), `Fields`, or
+        `[Fields(...)]` for a list of objects.
     """
 
     required: Mapping[str, Any]
@@ -32,22 +31,21 @@ class Fields(NamedTuple):
 
 
 def read_json(path: str | os.PathLike, expected: Any, advice: str) -> Any:
-    """Returns what a JSON file holds.
+    """Returns the content of a JSON file.
 
     Args:
         path: of a regular file.
-        expected: as a field of `Fields`.
-        advice: says what to do with a damaged file, as in "prepare it again".
+        expected: its type, as of a field of `Fields`.
+        advice: what to do with a damaged file, as in "prepare it again".
+
+    Raises:
+        DamagedFile: it is not JSON, or does not have the fields.
     """
     return parse_json(read_bytes(path), expected, os.fspath(path), advice)
 
 
 def read_json_lines(path: str | os.PathLike, expected: Any, advice: str) -> Iterator[Any]:
-    """Yields what each line of a file holds.
-
-    Args, raises:
-        As `read_json`; the sentence gives the number of the line.
-    """
+    """Yields the content of each line of a file; arguments as of `read_json`."""
     known: Shape | None = None
     with open_regular(path) as file:
         for number, line in enumerate(file, 1):
@@ -56,7 +54,7 @@ def read_json_lines(path: str | os.PathLike, expected: Any, advice: str) -> Iter
                 shape = _shape(content)
             except (ValueError, RecursionError):
                 shape = None
-            # Looking into fields costs more than reading: once for lines that are alike.
+            # Checking fields costs more than parsing: once for similar lines.
             if shape is None or shape != known:
                 where = f"line {number:,} of {os.fspath(path)}"
                 content = parse_json(line, expected, where, advice)
@@ -65,12 +63,12 @@ def read_json_lines(path: str | os.PathLike, expected: Any, advice: str) -> Iter
 
 
 Shape = tuple[tuple[str, type, bool], ...]
-"""Of an object of texts, nulls and whole numbers from 0 to `MOST`: each name, the type of its
-value, and whether that is neither 0 nor empty."""
+"""Of an object of texts, nulls and integers from 0 to `MOST`: each name, the type of its value, and
+whether that is true."""
 
 
-def _shape(content) -> Shape | None:
-    """Returns the shape of an object, None for one whose fields have to be looked into."""
+def _shape(content: Any) -> Shape | None:
+    """Returns the shape of an object; None if its fields have to be checked."""
     if type(content) is not dict:
         return None
     shape = []
@@ -83,12 +81,7 @@ def _shape(content) -> Shape | None:
 
 
 def parse_json(data: bytes | str, expected: Any, where: str, advice: str) -> Any:
-    """Returns what a JSON text holds.
-
-    Args:
-        where: it stands: a path.
-        expected, advice: as of `read_json`.
-    """
+    """Returns the content of a JSON text from `where`; other arguments as of `read_json`."""
     try:
         content = json.loads(data)
         wrong = misfit(expected, content)
@@ -104,10 +97,10 @@ def parse_json(data: bytes | str, expected: Any, where: str, advice: str) -> Any
 
 
 def misfit(expected: Any, value: Any, name: str = "") -> str:
-    """Says in which field a value is not what is expected; an empty string if it fits.
+    """Returns which field of a JSON value has another type; an empty string if none has.
 
     Args:
-        expected: as a field of `Fields`.
+        expected: type, as of a field of `Fields`.
         value: of JSON.
         name: of the field.
     """
@@ -119,8 +112,8 @@ def misfit(expected: Any, value: Any, name: str = "") -> str:
             if field not in value:
                 return f"{called} has no {field!r}"
         fields = {**expected.required, **expected.optional}
-        held = ((f, f"{name}.{f}".lstrip(".")) for f in fields if f in value)
-        return _first(misfit(fields[field], value[field], path) for field, path in held)
+        present = ((f, f"{name}.{f}".lstrip(".")) for f in fields if f in value)
+        return _first(misfit(fields[field], value[field], path) for field, path in present)
     if isinstance(expected, list):
         if not isinstance(value, list):
             return f"{called} is no list"
@@ -133,10 +126,7 @@ def misfit(expected: Any, value: Any, name: str = "") -> str:
 
 
 def bad_text(content: Any, nul_is_bad: bool = True) -> str:
-    """Says which text of JSON content holds NUL or a lone surrogate; an empty string if none does.
-
-    JSON can spell both: no path holds the one, and UTF-8 cannot write the other.
-    """
+    """Returns which text of JSON content has NUL, which is in no path, or a lone surrogate."""
     todo = [("", content)]
     while todo:
         name, value = todo.pop()
@@ -153,7 +143,7 @@ def bad_text(content: Any, nul_is_bad: bool = True) -> str:
     return ""
 
 
-def _is_utf8(text):
+def _is_utf8(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -161,5 +151,5 @@ def _is_utf8(text):
     return True
 
 
-def _first(sentences):
+def _first(sentences: Iterable[str]) -> str:
     return next((sentence for sentence in sentences if sentence), "")

@@ -1,8 +1,8 @@
-"""Paths on a disk, which are `pathlib.Path`s, or in a bucket, which are `RemotePath`s.
+"""Paths on a disk (`pathlib.Path`) or in a bucket (`RemotePath`).
 
-A path with a scheme, `gs://bucket/runs/books`, is remote: whatever fsspec reaches by it. Objects of
-a bucket appear whole, when all of an object is written. None is renamed or appended to: nothing
-here relies on either.
+A path with a scheme, `gs://bucket/runs/books`, is remote; fsspec reaches it. Nothing here renames
+or appends to objects, which no bucket offers. `RemotePath` adds to fsspec what its users rely on:
+errors that name the path, no cached listings, a check of uploads, and `only_buckets_of`.
 """
 
 import hashlib
@@ -19,49 +19,46 @@ if TYPE_CHECKING:
 SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 
 OF_ONE_PROCESS = ("memory",)
-"""Schemes of storage that goes with the process."""
+"""Schemes of storage that ends with the process."""
 
 VERSIONS = ("generation", "etag", "ETag", "mtime", "LastModified", "updated", "created")
-"""What listings of different services say of when an object was written."""
+"""Fields in the listings of services that change when an object is written."""
 
-
-_open_to: set[str] | None = None
+_allowed: set[str] | None = None
 """Buckets that may be reached; None for all."""
 
 
 @contextmanager
 def only_buckets_of(paths: Iterable[str]) -> Iterator[None]:
-    """Reaches no bucket or host inside but those of the given paths.
+    """Refuses all buckets and hosts but those of `paths`.
 
-    For commands that read files of others: no connection is opened because a file names a URL.
-
-    Args:
-        paths: those that the flags of the command name; local ones change nothing.
+    For commands that read files of others: a URL in a file opens no connection.
     """
-    global _open_to
-    before, _open_to = _open_to, {_bucket(path) for path in paths if is_remote(path)}
+    global _allowed
+    before, _allowed = _allowed, {_bucket(path) for path in paths if is_remote(path)}
     try:
         yield
     finally:
-        _open_to = before
+        _allowed = before
 
 
-def _bucket(url):
-    """Returns scheme and host of a URL; all of a URL that chains several."""
+def _bucket(url: str) -> str:
+    """Returns scheme and host of a URL; all of a chained URL."""
     return url if "::" in url else "/".join(url.split("/", 3)[:3])
 
 
 class StorageError(OSError):
-    """A bucket cannot be reached, read or written; the message names the path and the reason."""
+    """A bucket cannot be reached, read or written; the message names path and reason."""
 
 
 class RemotePath:
-    """A path with a scheme; its methods are those of `pathlib.Path` of the same names.
+    """A path with a scheme, with methods of `pathlib.Path`.
 
-    A folder is there when an object is below it, and needs not be made.
+    A folder exists if there is an object below it. Methods raise `StorageError` if the storage
+    cannot be reached, and `FileNotFoundError` for a missing object.
 
     Args:
-        url: such as `gs://bucket/runs/books`; trailing slashes do not matter.
+        url: such as `gs://bucket/runs/books`.
     """
 
     def __init__(self, url: str | os.PathLike):
@@ -72,8 +69,7 @@ class RemotePath:
     def __str__(self) -> str:
         return self._url
 
-    def __fspath__(self) -> str:
-        return self._url
+    __fspath__ = __str__
 
     def __repr__(self) -> str:
         return f"RemotePath({self._url!r})"
@@ -93,7 +89,7 @@ class RemotePath:
 
     @property
     def parent(self) -> "RemotePath":
-        """The folder that it lies in; of a bucket, itself."""
+        """The folder of the path; of a bucket, itself."""
         above = self._url.rpartition("/")[0]
         return self if above.endswith("/") else RemotePath(above)
 
@@ -104,87 +100,80 @@ class RemotePath:
         return self
 
     def relative_to(self, folder: "RemotePath") -> str:
-        """Returns the rest of the path below a folder."""
         return self._url.removeprefix(f"{folder}/")
 
-    # What is there.
-
     def is_file(self) -> bool:
-        with _explained(self, "looked up") as storage:
+        with _storage(self, "looked up") as storage:
             return storage.isfile(self._url)
 
     def is_dir(self) -> bool:
-        with _explained(self, "looked up") as storage:
+        with _storage(self, "looked up") as storage:
             return storage.isdir(self._url)
 
     def exists(self) -> bool:
-        with _explained(self, "looked up") as storage:
+        with _storage(self, "looked up") as storage:
             return storage.exists(self._url)
 
     def size(self) -> int:
-        with _explained(self, "looked up") as storage:
+        """Returns the bytes of an object."""
+        with _storage(self, "looked up") as storage:
             return int(storage.size(self._url))
 
     def iterdir(self) -> Iterator["RemotePath"]:
-        """Yields what lies directly in the folder, in the order of the names; nothing of none."""
+        """Yields the content of the folder, sorted; nothing if it does not exist."""
         try:
-            with _explained(self, "listed") as storage:
-                found = storage.ls(self._url, detail=False)
+            with _storage(self, "listed") as storage:
+                paths = storage.ls(self._url, detail=False)
         except FileNotFoundError:
             return
-        names = {str(path).rstrip("/").rpartition("/")[2] for path in found}
+        names = {str(path).rstrip("/").rpartition("/")[2] for path in paths}
         yield from (self / name for name in sorted(names - {self.name, ""}))
 
     def files(self) -> list["RemotePath"]:
-        """Returns all objects below the folder, in the order of their paths; none where it is not.
-
-        Unlike `pathlib.Path` has it.
-        """
-        with _explained(self, "listed") as storage:
-            own = storage._strip_protocol(self._url)
-            found = storage.find(self._url)
-        inside = (str(path).removeprefix(f"{own}/") for path in found if path != own)
+        """Returns all objects below the folder, sorted."""
+        with _storage(self, "listed") as storage:
+            folder = storage._strip_protocol(self._url)
+            paths = storage.find(self._url)
+        inside = (str(path).removeprefix(f"{folder}/") for path in paths if path != folder)
         return [self / name for name in sorted(inside)]
 
     def stamps(self) -> dict[str, tuple[int, int]]:
-        """Returns size and version of each object directly in the folder, by its name.
+        """Returns size and version of each object in the folder, by its name.
 
-        Where the path has a `*`, of those that it matches as a pattern, by their paths. The version
-        is a number that changes when the object is written again.
+        For a path with `*`, of all matches, by their paths. The version changes when the object is
+        written again.
         """
-        with _explained(self, "listed") as storage:
+        with _storage(self, "listed") as storage:
             if "*" in self._url:
                 entries = list(storage.glob(self._url, detail=True).values())
             else:
                 entries = storage.ls(self._url, detail=True)
-            scheme = self._url.partition("://")[0]
-            found = {}
-            for entry in entries:
-                if entry["type"] == "file":
-                    url = f"{scheme}://{entry['name'].lstrip('/')}"
-                    name = url if "*" in self._url else url.rpartition("/")[2]
-                    told = repr([(key, entry.get(key)) for key in VERSIONS]).encode()
-                    version = int(hashlib.sha256(told).hexdigest()[:12], 16)
-                    found[name] = int(entry["size"]), version
-            return found
-
-    # Contents.
+        scheme = self._url.partition("://")[0]
+        stamps = {}
+        for entry in entries:
+            if entry["type"] == "file":
+                url = f"{scheme}://{entry['name'].lstrip('/')}"
+                name = url if "*" in self._url else url.rpartition("/")[2]
+                versions = repr([(key, entry.get(key)) for key in VERSIONS]).encode()
+                version = int(hashlib.sha256(versions).hexdigest()[:12], 16)
+                stamps[name] = int(entry["size"]), version
+        return stamps
 
     def open(self, mode: str = "r", encoding: str = "utf-8") -> IO[Any]:
-        """Opens an object; one that is written appears when it is closed."""
-        with _explained(self, "opened") as storage:
+        """Opens an object; a new one exists once it is closed."""
+        with _storage(self, "opened") as storage:
             options = {} if "b" in mode else {"encoding": encoding}
             return storage.open(self._url, mode, **options)
 
     def read_bytes(self) -> bytes:
-        with _explained(self, "read") as storage:
+        with _storage(self, "read") as storage:
             return storage.cat_file(self._url)
 
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)
 
     def write_bytes(self, content: bytes) -> int:
-        with _explained(self, "written") as storage:
+        with _storage(self, "written") as storage:
             storage.pipe_file(self._url, content)
         return len(content)
 
@@ -192,7 +181,7 @@ class RemotePath:
         return self.write_bytes(content.encode(encoding))
 
     def unlink(self, missing_ok: bool = False) -> None:
-        with _explained(self, "removed") as storage:
+        with _storage(self, "removed") as storage:
             try:
                 storage.rm_file(self._url)
             except FileNotFoundError:
@@ -200,23 +189,21 @@ class RemotePath:
                     raise
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        """Does nothing: a bucket has objects and no folders."""
-
-    # Copies, of one object or file.
+        """Does nothing: a bucket has no folders."""
 
     def copy_to(self, target: "RemotePath") -> None:
-        """Copies the object to another one of the same storage."""
-        with _explained(self, "copied") as storage:
+        """Copies the object within the storage."""
+        with _storage(self, "copied") as storage:
             storage.cp_file(self._url, str(target))
 
     def fetch(self, file: Path) -> None:
         """Copies the object to a file."""
-        with _explained(self, "read") as storage:
+        with _storage(self, "read") as storage:
             storage.get_file(self._url, str(file))
 
     def put(self, file: Path) -> None:
-        """Copies a file to the object."""
-        with _explained(self, "written") as storage:
+        """Copies a file to the object, and compares their sizes."""
+        with _storage(self, "written") as storage:
             storage.put_file(str(file), self._url)
         if (size := self.size()) != file.stat().st_size:
             raise StorageError(
@@ -234,28 +221,29 @@ def is_remote(path: str | os.PathLike) -> bool:
 
 
 def as_path(path: str | os.PathLike) -> AnyPath:
-    """Returns a path as a `RemotePath` if it has a scheme, otherwise as a `pathlib.Path`."""
+    """Returns a `RemotePath` for a path with a scheme, otherwise a `pathlib.Path`."""
     return RemotePath(path) if is_remote(path) else Path(path)
 
 
 def absolute(path: str | os.PathLike) -> str:
-    """Returns an absolute path as text; one with a scheme is absolute."""
+    """Returns an absolute path as text."""
     return str(RemotePath(path)) if is_remote(path) else os.path.abspath(path)
 
 
-def folder_of(given: str) -> str:
-    """Returns the path of a folder that a flag names.
+def folder_of(text: str) -> str:
+    """Returns the path of a folder that a flag names, with `~` and `file://` resolved.
 
-    `~` is expanded, and `file:///x` is `/x`.
+    Raises:
+        ValueError: it names no folder, or storage that ends with this process.
     """
-    if not is_remote(given):
-        path = os.path.expanduser(given)
+    if not is_remote(text):
+        path = os.path.expanduser(text)
         if path.startswith("~"):
             raise ValueError(f"there is no user {path.split('/')[0]}: write ./{path} for a folder.")
         if path.startswith("://"):
             raise ValueError("there is no scheme before ://.")
         return path
-    scheme, _, rest = given.partition("://")
+    scheme, _, rest = text.partition("://")
     if scheme == "file":
         if not rest.startswith("/"):
             raise ValueError("write file:///ABSOLUTE/PATH, or the path alone.")
@@ -264,7 +252,7 @@ def folder_of(given: str) -> str:
         raise ValueError(f"what {scheme}:// holds is gone when the process ends: name a folder.")
     if not rest.strip("/"):
         raise ValueError(f"a bucket is missing after {scheme}://.")
-    return given
+    return text
 
 
 def is_remote_file(path: str) -> bool:
@@ -278,18 +266,14 @@ def open_remote_text(path: str) -> IO[str]:
 
 
 def upload(folder: Path, target: RemotePath, last: str | None = None) -> None:
-    """Copies all files below a folder to a bucket, in the order of their names.
-
-    last: name of the file that is copied after all others: while it is not there, they are not
-        all there.
-    """
+    """Copies all files below a folder to a bucket, those named `last` at the end."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for file in sorted(files, key=lambda path: path.name == last):
         (target / file.relative_to(folder).as_posix()).put(file)
 
 
 def download(source: RemotePath, folder: Path) -> None:
-    """Copies all objects below a remote folder to a folder of the disk."""
+    """Copies all objects below a remote folder to a local folder."""
     for remote in source.files():
         file = folder / remote.relative_to(source)
         if ".." in file.parts:
@@ -299,36 +283,30 @@ def download(source: RemotePath, folder: Path) -> None:
 
 
 def move(folder: RemotePath, target: RemotePath, first: str | None = None) -> None:
-    """Moves all objects below a remote folder: copies all of them, then removes the old ones.
-
-    first: as of `remove`.
-    """
+    """Copies all objects below a remote folder, then removes them; `first` as of `remove`."""
     for file in folder.files():
         file.copy_to(target / file.relative_to(folder))
     remove(folder, first)
 
 
 def remove(folder: RemotePath, first: str | None = None) -> None:
-    """Removes all objects below a remote folder.
-
-    first: name of the one that is removed before the others, for who looks at it.
-    """
+    """Removes all objects below a remote folder, those named `first` before the others."""
     for file in sorted(folder.files(), key=lambda path: path.name != first):
         file.unlink(missing_ok=True)
 
 
 @contextmanager
-def _explained(path: RemotePath, done: str) -> Iterator["fsspec.AbstractFileSystem"]:
-    """Gives the file system of a path; what it raises names the path."""
-    if _open_to is not None and _bucket(str(path)) not in _open_to:
+def _storage(path: RemotePath, done: str) -> Iterator["fsspec.AbstractFileSystem"]:
+    """Gives the file system of a path, and names the path in errors."""
+    if _allowed is not None and _bucket(str(path)) not in _allowed:
         raise StorageError(
             f"{path} is not {done}: no flag of this command names its bucket or host, and no "
             "connection is opened because a file names one. Copy it to this disk."
         )
     try:
-        import fsspec.core  # only who names a bucket waits for it
+        import fsspec.core  # slow, and needed for buckets only
 
-        # Other processes write meanwhile: a listing that was kept would not show it.
+        # Other processes write meanwhile, so listings are not cached.
         yield fsspec.core.url_to_fs(str(path), use_listings_cache=False)[0]
     except FileNotFoundError as error:
         raise FileNotFoundError(f"There is no {path}.") from error

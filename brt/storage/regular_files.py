@@ -1,8 +1,4 @@
-"""Reads files that others may have written: regular files only, and what is in them as declared.
-
-A FIFO would hang a command, a device would never end, and a file that is not what its name says
-would end in a traceback far away. Each is refused here, in one sentence that names the file.
-"""
+"""Reads files of others: regular files only, because a FIFO would hang and a device never end."""
 
 import errno
 import hashlib
@@ -24,20 +20,20 @@ KINDS = {
 
 
 def printable(text: str) -> str:
-    r"""Returns a text of others for a terminal: control characters are escaped, as `\x1b` is."""
+    r"""Returns a text for a terminal, with control characters escaped, such as `\x1b`."""
     shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return "".join(shown)
 
 
 class NotRegular(OSError):
-    """A path leads to something else than a regular file."""
+    """A path of a FIFO, a socket or a device."""
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:
-    """Opens a regular file, or an object of a bucket, for reading; links are followed."""
+    """Opens a regular file or an object of a bucket; follows links."""
     if is_remote(path):
         return cast(BinaryIO, RemotePath(path).open("rb"))
-    # Without O_NONBLOCK the call itself waits for whoever writes to a FIFO.
+    # Without O_NONBLOCK the call waits for a writer of a FIFO.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -51,7 +47,7 @@ def open_regular(path: str | os.PathLike) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def _not_regular(path, kind):
+def _not_regular(path: str | os.PathLike, kind: int) -> OSError:
     error = IsADirectoryError if kind == stat.S_IFDIR else NotRegular
     return error(
         f"{os.fspath(path)} is {KINDS.get(kind, 'something else')}, and a regular file is "
@@ -60,7 +56,7 @@ def _not_regular(path, kind):
 
 
 def check_regular(path: str | os.PathLike) -> None:
-    """Refuses what is no regular file, for libraries that open a path themselves."""
+    """Refuses a path that is no regular file."""
     if not is_remote(path):
         open_regular(path).close()
     elif not RemotePath(path).is_file():
@@ -68,7 +64,7 @@ def check_regular(path: str | os.PathLike) -> None:
 
 
 def check_inside(folder: Path, names: Iterable[str]) -> None:
-    """Refuses files of a folder that are links to files outside of it; the folder may be a link."""
+    """Refuses files of a folder that are links to files outside of it."""
     root = os.path.realpath(folder)
     for name in names:
         if os.path.commonpath([root, os.path.realpath(folder / name)]) != root:
@@ -96,7 +92,7 @@ def file_sha256(path: str | os.PathLike) -> str:
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """Returns the content of a regular UTF-8 file; a mark of byte order is left out."""
+    """Returns the content of a regular UTF-8 file without a byte order mark."""
     content = read_bytes(path)
     try:
         return content.decode("utf-8-sig")

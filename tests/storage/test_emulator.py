@@ -190,17 +190,15 @@ def test_a_job_reads_texts_of_the_bucket_and_makes_a_sharded_store_there(
             RemotePath(f"{emulator}/texts/train/{file.name}").put(file)
         there = f"{emulator}/jobs"
         text = f"{emulator}/texts/{{split}}"
-        plain, job, ours = (
+        job, ours = (
             Corpus(store, TextFiles(text), "bytes")
-            for store in (f"{there}/plain", f"{there}/sharded", str(place / "ours"))
+            for store in (f"{there}/job", str(place / "ours"))
         )
-        prepare(ours, shard_bytes=150)
-        prepare(job, Threads(2, times=2), shard_bytes=150)
+        prepare(ours)
+        store = prepare(job, Threads(2, times=2))
         assert files_of(job) == files_of(ours) and not is_left(job)
-        store = prepare(plain, Threads())
-        assert not is_left(plain) and len(files_of(plain)) == 4
         assert store.titles() == ours.open("train").titles()
-        documents = ListedDocuments(plain.source, "train")
+        documents = ListedDocuments(job.source, "train")
         list(documents.runs({}))
         documents.check_unchanged()
         RemotePath(f"{emulator}/texts/train/3.txt").write_text("y" * 100)
