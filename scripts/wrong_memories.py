@@ -383,7 +383,7 @@ SLIDING = _of(
         "keeps_the_first_block": ("keys.keys_BJGK[:, -W:]", "keys.keys_BJGK[:, :W]"),
         "states_are_not_carried": ("            states = (cache,)\n", ""),
         "decoding_keeps_the_states": (
-            "states = (self._complete(states[0], filled[self.cell.layer - 1], full_B),)",
+            "states = (self._complete(states[0], filled[self.cell.index], full_B),)",
             "pass",
         ),
         "decoding_forgets_that_it_began": (

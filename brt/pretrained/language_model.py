@@ -1,8 +1,6 @@
-"""A pretrained decoder that reads documents window by window, with memories between windows.
+"""A pretrained decoder over the windows of a document, with memories between windows.
 
-    logits_BTV, caches = model(tokens_BT, caches)
-
-A segment is the part of a window that is new. Letters as in `brt.pretrained`.
+A segment is the new part of a window. Letters as in `brt.pretrained`.
 """
 
 import math
@@ -26,8 +24,8 @@ from brt.pretrained.memories.window_memory import Positions, WindowMemory, Windo
 from brt.pretrained.windows import (
     DecodingWindow,
     OverlapCache,
-    Places,
-    places,
+    Slots,
+    slots,
     table,
     write_keys,
 )
@@ -36,8 +34,7 @@ from brt.pretrained.windows import (
 class DecodingMemory(NamedTuple):
     """A memory while a window is being filled.
 
-    cache: its segment form, from before the window. view: what the window reads of it. summary: of
-    the window so far.
+    cache: before the window. view: what the window reads of it. summary: of the window so far.
     """
 
     cache: Any
@@ -47,19 +44,14 @@ class DecodingMemory(NamedTuple):
 
 @configurable(denylist=["rngs", "special_tokens"])
 class PretrainedLanguageModel(DecoderModel):
-    """A pretrained body over windows of a document; memory tokens may be put around it.
+    """A pretrained decoder over windows of a document; memory tokens may be put around it.
 
     Args:
         body: builds the `Decoder`; its sizes are bound by its name, as in `GPT2.width`.
-        memories: what else is carried from window to window: build `WindowMemory`s, one of each
-            name. None: every window is read alone.
-        overlap: O, tokens of a window that the next reads again. A window has O + N positions for
-            segments of N tokens; a document's first has N.
+        memories: build `WindowMemory`s, one of each name. None: every window is read alone.
+        overlap: O, tokens of a window that the next window begins with. A window has O + N
+            positions for segments of N tokens; a document's first has N.
         special_tokens: further entries of the vocabulary; a pretrained one has none.
-
-    Raises:
-        ValueError: what is no decoder or memory, two memories of one name; from `for_segments`,
-            windows that are longer than the body's positions.
 
     Source: Yoshida et al. 2020, sections 3 and 4. There a document's first window has all its
     positions new; here all windows have N new tokens, so later ones begin O tokens earlier.
@@ -91,15 +83,10 @@ class PretrainedLanguageModel(DecoderModel):
 
     @property
     def period(self) -> int:
-        """P, tokens of a segment: memory moves at the ends of windows."""
+        """P, tokens of a segment: memories are updated at the ends of windows."""
         return self.segment_length
 
     def for_segments(self, length: int) -> Self:
-        """Returns the same model, same parameters, for windows of `length` tokens of their own.
-
-        Raises:
-            ValueError: the body has fewer positions.
-        """
         room = self.body.num_positions - self.overlap
         if length > room:
             raise ValueError(
@@ -117,7 +104,7 @@ class PretrainedLanguageModel(DecoderModel):
         if self.overlap:
             raise ValueError(
                 f"PretrainedLanguageModel.overlap = {self.overlap} would read memory tokens again: "
-                "bind it to 0 where memory tokens stand around the windows."
+                "bind it to 0."
             )
         if layout.positions > self.body.num_positions:
             room = self.body.num_positions - (layout.positions - layout.period)
@@ -134,7 +121,7 @@ class PretrainedLanguageModel(DecoderModel):
     # Segments.
 
     def init_caches(self, rows: int) -> tuple:
-        """Returns an `OverlapCache` and the caches of the memories, of documents not begun."""
+        """Returns an `OverlapCache` and the caches of the memories."""
         x_BOD = jnp.zeros((rows, self.overlap, self.width), self.dtype)
         empty = OverlapCache(x_BOD, jnp.zeros(rows, jnp.int32))
         return (empty, *(memory.init_cache(rows, self.dtype) for memory in self.memories))
@@ -142,10 +129,9 @@ class PretrainedLanguageModel(DecoderModel):
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
-        """Reads one window; as `Model.stack`."""
         overlap, *of_memories = caches
         T = x_BTD.shape[1]
-        at = places(overlap.count_B, self.overlap, T, T)
+        at = slots(overlap.count_B, self.overlap, T, T)
         x_BJD = jnp.concatenate([overlap.x_BOD, x_BTD], axis=1)
         reads = self._reads(of_memories)
         reading = self._read(x_BJD, at, reads, key)
@@ -169,10 +155,9 @@ class PretrainedLanguageModel(DecoderModel):
             views = [memory.view(cache, self.dtype) for memory, cache in pairs]
         return WindowReads(list(self.memories), views, self.dtype, known)
 
-    def _read(self, x_BJD, at: Places, reads, key=None) -> Reading:
-        """Reads the slots of whole windows, each seeing what stands before it."""
+    def _read(self, x_BJD, at: Slots, reads, key=None) -> Reading:
         table_BJJ = at.causal_table()
-        if not self.overlap:  # the same in all rows
+        if not self.overlap:  # the same for all batch elements
             table_BJJ = table_BJJ[:1]
         positions_BJ = at.positions_BJ
 
@@ -199,14 +184,14 @@ class PretrainedLanguageModel(DecoderModel):
         return self._opened(x_BPD, caches, counts_B)
 
     def _opened(self, x_BTD, caches, counts_B):
-        """Returns outputs (B, T, D) of a window's own first tokens, and the decoding form.
+        """Returns outputs (B, T, D) of a window's first new tokens, and the decoding form.
 
-        Each row has read `counts_B` of them; the others are padding.
+        Of each batch element `counts_B` of them are real.
         """
         overlap, *of_memories = caches
         O, P = self.overlap, self.period
         rows, T, _ = x_BTD.shape
-        at = places(overlap.count_B, O, T, P)
+        at = slots(overlap.count_B, O, T, P)
         own_J = jnp.arange(O + T) - O
         real_BJ = (at.index_BJ >= 0) & (own_J < counts_B[:, None])
         x_BJD = jnp.concatenate([overlap.x_BOD, x_BTD], axis=1)
@@ -220,7 +205,7 @@ class PretrainedLanguageModel(DecoderModel):
             x_BJGK = jnp.where(real_BJ[..., None, None], x_BJGK, 0)
             return jnp.pad(x_BJGK, [(0, 0), (0, P - T), (0, 0), (0, 0)])
 
-        # The newest O of what each row has read.
+        # The newest O tokens of each batch element.
         newest_BO = counts_B[:, None] + jnp.arange(O)
         recent_BOD = jnp.take_along_axis(x_BJD, newest_BO[..., None], axis=1) if O else x_BJD[:, :0]
         window = DecodingWindow(
@@ -242,7 +227,7 @@ class PretrainedLanguageModel(DecoderModel):
         return reading.outputs[-1][:, O:], (window, *memories)
 
     def _nothing_read(self, rows):
-        """Returns the reading of one position that does not count, with no keys."""
+        """Returns the reading of one position that counts for nothing, without keys."""
         nothing_B1D = jnp.zeros((rows, 1, self.width), self.dtype)
         shape = rows, 0, self.body.num_key_heads, self.body.sizes.head_size
         keys = LayerKeys(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype))
@@ -257,7 +242,7 @@ class PretrainedLanguageModel(DecoderModel):
         fill_B = window.fill_B
         reads_B = jnp.broadcast_to(jnp.asarray(reads_B), fill_B.shape)
         slot_B = O + fill_B
-        at = places(window.before_B, O, P, P)
+        at = slots(window.before_B, O, P, P)
         visible_BJ = (at.index_BJ >= 0) & (jnp.arange(O + P) <= slot_B[:, None])
         table_B1J = table(visible_BJ)[:, None]
         reads = WindowReads(
@@ -287,7 +272,7 @@ class PretrainedLanguageModel(DecoderModel):
         return reading.outputs[-1][:, 0], self._moved((window, *after))
 
     def _moved(self, caches):
-        """Returns the decoding form, in which full windows have become the next ones' memory."""
+        """Returns the decoding form, in which memories are updated by full windows."""
         full_B = caches[0].fill_B == self.period
 
         def move(caches):
@@ -305,14 +290,13 @@ class PretrainedLanguageModel(DecoderModel):
     # What it costs, and how far it sees.
 
     def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
-        """Returns the norm of the gradient that reaches each memory."""
         return {
             f"{self.memories[int(i)].name}_grad_norm": optax.tree.norm(of_memory)
             for i, of_memory in grads.get("memories", {}).items()
         }
 
     def windows_reach(self) -> int:
-        """Returns how far back the last token of a window sees in it, memory tokens not counted."""
+        """Returns how far back the last token of a window sees, memory tokens not counted."""
         return self.overlap + self.tokens_of_window - 1
 
     def receptive_field(self) -> float:
@@ -320,10 +304,7 @@ class PretrainedLanguageModel(DecoderModel):
         return math.inf if carries else self.windows_reach()
 
     def flops_per_position(self) -> float:
-        """Returns operations of the layers and memories for each new token of a window.
-
-        What is read again counts too: a window's cost is shared by its new tokens.
-        """
+        """Returns operations of a window for each of its new tokens, which share its cost."""
         T = self.overlap + self.period
         layers = self.body.flops_of_layers((T + 1) / 2)
         layers += sum(memory.flops_per_position() for memory in self.memories)

@@ -1,10 +1,7 @@
-"""A pretrained encoder that reads labelled documents segment by segment, with memories between.
+"""A pretrained encoder over the segments of labelled documents, with memories between them.
 
-    after, outputs = read a segment; answers_BN = model.answers(outputs)
-
-Memory vectors stand behind the first position of every segment, in place of words; what the last
-layer makes of them is the memory of the next segment. Letters as in
-`brt.pretrained.encoders`.
+Memory vectors stand behind the first position of every segment; their outputs are the memory of
+the next segment. Letters as in `brt.pretrained`.
 
 Source: RMT, section 4 and the published wrapper; Adding Recurrence to Pretrained Transformers,
 section 5.4.
@@ -44,19 +41,19 @@ PROBLEMS = {
     "classes": "single_label_classification",
     "labels": "multi_label_classification",
 }
-"""`problem_type` of config.json by what is asked."""
+"""`problem_type` of config.json, by targets."""
 HEADS = {
     "classes": "ForSequenceClassification",
     "labels": "ForSequenceClassification",
     "spans": "ForQuestionAnswering",
     "words": "ForConditionalGeneration",
 }
-"""How plain transformers calls a body with each head."""
+"""How transformers names a backbone with each head."""
 TARGETS = ("classes", "labels", "words", "spans")
 
 
 class HighestCache(NamedTuple):
-    """The highest of each coordinate of the first position so far.
+    """The maximum of the outputs of all segments' first positions.
 
     first_BD: (B, D), float32 or wider. Empty: `LOWEST`.
     """
@@ -66,22 +63,22 @@ class HighestCache(NamedTuple):
     carries_state = False
 
     def clear_state(self, empty: "HighestCache") -> "HighestCache":
-        """Keeps it: it is no memory that a segment is read with, but what is asked at the end."""
+        """Keeps it: no segment reads it."""
         return self
 
 
 class Embedded(NamedTuple):
-    """A segment before it is read: vectors of words, and which positions hold one."""
+    """A segment's embeddings, and which positions hold a token."""
 
     x_BTD: jax.Array
     real_BT: jax.Array
 
 
 class Outputs(NamedTuple):
-    """A segment after it was read, and what the head for kinds of answers looks at.
+    """The outputs of a segment, and those for the kinds of answers.
 
     x_BTD: without memory positions, unless the model writes words. real_BT: those that hold a
-        word, or memory. first_BD: the highest so far.
+        token, or memory. first_BD: of `HighestCache`.
     """
 
     x_BTD: jax.Array
@@ -95,17 +92,13 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
 
     Args:
         body: builds the `Encoder`; its sizes are bound by its name, as in `BERT.width`.
-        targets: as `LabelledDocuments.targets`: "classes"; "labels", several of the classes or
-            none; "spans"; or with a body that writes, `T5`, "words".
+        targets: as `LabelledDocuments.targets`; "words" with `T5`, else "classes", "labels"
+            (several of the classes, or none) or "spans".
         classes: their number.
         words: most words of an answer; as `LabelledDocuments.words`.
         num_memory: m, memory vectors, 0 for none. The positions of a segment are
             Trainer.segment_length and these.
-        memories: builders of further memories between segments, such as `@FinalLayerMemory`.
-
-    Raises:
-        ValueError: what is no encoder or memory; from `for_segments`, segments that are longer than
-            the body's positions.
+        memories: build further memories between segments, such as `@FinalLayerMemory`.
     """
 
     def __init__(
@@ -161,7 +154,6 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
             self.names().check(self.body.folder, self._stored())
 
     def _check_head(self, folder: HubFolder) -> None:
-        """Refuses a folder whose head answers something else."""
         known = self.body.classes_names
         if self.num_classes is None or known is None:
             return
@@ -193,11 +185,6 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
         )
 
     def for_segments(self, length: int) -> Self:
-        """Returns the same model, same parameters, for segments of `length` positions of their own.
-
-        Raises:
-            ValueError: the body has fewer positions.
-        """
         room = self.body.num_positions
         if room is not None and length + self.num_memory > room:
             raise ValueError(
@@ -211,7 +198,6 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
         return model
 
     def init_caches(self, rows: int) -> tuple:
-        """Returns the caches of documents that have not begun."""
         D = self.body.width
         kept = jnp.promote_types(self.dtype, jnp.float32)
         caches: list[Any] = [HighestCache(jnp.full((rows, D), LOWEST, kept))]
@@ -227,7 +213,6 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
     def stack(
         self, x_BTD: Embedded, caches: tuple, key: jax.Array | None = None
     ) -> tuple[Outputs, tuple, dict[str, jax.Array]]:
-        """Reads one segment; as `Model.stack`, of and to named tuples."""
         y_BTD, real_BT = x_BTD
         highest, *others = caches
         S = self.num_memory
@@ -272,10 +257,9 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
     # What is asked.
 
     def logits(self, x_BTD: Outputs) -> jax.Array:
-        """Returns the scores that the targets are of, (B, Q, N): see `token_losses`.
+        """Returns the scores of Q targets, (B, Q, N), as of `token_losses`.
 
-        Of words those of the first. Of labels Q is their number and N is 2: a class is one of
-        the document's with a probability of its own.
+        words: of the first word. labels: Q classes, N = 2, whether each is a label.
         """
         if isinstance(self.body, T5):
             start_B1 = jnp.full((len(x_BTD.x_BTD), 1), self.body.settings.start_id)
@@ -291,7 +275,6 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
         return jnp.stack([first_BT, last_BT, kinds_BT], axis=1)
 
     def _word_logits(self, read_BW, outputs):
-        """Logits of the words that follow those the decoder has read, (B, W, V)."""
         body = cast(T5, self.body)
         return body.word_logits(body.decode(read_BW, outputs.x_BTD, outputs.real_BT)[-1])
 
@@ -303,9 +286,8 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
     def token_losses(self, x_BTD: Outputs, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns -log p of the targets at the first positions, and whether they score highest.
 
-        Elsewhere nats are 0. That is the class at position 0; or whether each class is one of the
-        document's, in their order; or the first and the last position of a span, and the kind of
-        answer, at positions 0, 1 and 2; or the words of an answer.
+        classes: the class at position 0. labels: whether each class is a label, in order. spans:
+        first and last position of the answer, and its kind. words: those of the answer.
         """
         if isinstance(self.body, T5):
             words_BW = targets_BT[:, : self.num_words]
@@ -327,19 +309,16 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
     # Parameters, and what it costs.
 
     def names(self) -> Names:
-        """Returns the table of its tensors on disk: the body's and the head's."""
+        """Returns the table of tensors of backbone and head."""
         return whole_names(self.body, None if self.head is None else type(self.head))
 
     @property
     def folder(self) -> HubFolder | None:
-        """The folder that it began with."""
+        """The folder that it begins with."""
         return self.body.folder
 
     def config(self) -> dict[str, Any]:
-        """Returns the config.json of its body with its head.
-
-        Names of classes are kept where the folder has as many.
-        """
+        """Returns the config.json with the head; names of classes stay if their number does."""
         config = self.body.config()
         config["architectures"] = [f"{self.body.architecture}{HEADS[self.targets]}"]
         if self.num_classes is not None:
@@ -353,7 +332,6 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
         return config
 
     def given_parameters(self) -> dict[str, Any]:
-        """Returns the parameters of the folder; says what of the model is random."""
         folder = self.body.folder
         if folder is None:
             warn_of_random_parameters(self.body)
@@ -366,7 +344,6 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
         return names.read(folder)
 
     def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
-        """Returns the norm of the gradient that reaches the memories."""
         found = {}
         if "memory_SD" in grads:
             found["memory_grad_norm"] = optax.tree.norm(grads["memory_SD"])
@@ -375,7 +352,6 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
         return found
 
     def flops_per_token(self) -> float:
-        """Returns operations of a segment with its memory, for each of its own positions."""
         positions = self.segment_length + self.num_memory
         layers = self.body.flops_of_layers(positions) * positions
         of_memories = sum(
@@ -389,7 +365,7 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
 
 
 def whole_names(body: Encoder, head: Any) -> Names:
-    """Returns the table of a body's tensors and those of a head, in a tree `body` and `head`.
+    """Returns the table of tensors of a tree with `body` and `head`.
 
     head: `ClassesHead`, `SpansHead` or `WordsHead`; None for none.
     """

@@ -1,14 +1,12 @@
-"""A pretrained body with rotary positions over a sliding window, with or without states.
+"""A pretrained decoder with rotary positions over a sliding window, with or without states.
 
-    logits_BTV, caches = model(tokens_BT, caches)
+Every token sees the W tokens up to itself, in this segment or the one before: keys are cached
+before they are rotated, and rotated by their position in their block, since attention depends on
+differences only. So a cut of the document changes nothing. Letters as in `brt.pretrained`; W tokens
+of a block.
 
-Every token sees the W tokens up to itself, in this segment or the one before: keys are remembered
-before they are turned, and turned by their place in their block, since attention depends on
-differences only. So nothing depends on how a document is cut. Letters as in
-`brt.pretrained`; W tokens of a block.
-
-Source: Block-Recurrent, section 3 (Slide and Rec), on a pretrained body. There a token does not see
-itself; a pretrained one does.
+Source: Block-Recurrent, section 3 (Slide and Rec), on a pretrained backbone. There a token does not
+see itself; here it does.
 """
 
 import math
@@ -44,7 +42,7 @@ from brt.pretrained.windows import table
 class BlocksCache(NamedTuple):
     """Whether there is a block before the next one.
 
-    count_B: int32, 0 or 1; of a document that begins, 0: its first block sees no block before it.
+    count_B: int32, 0 for a new document, else 1.
     """
 
     count_B: jax.Array
@@ -52,12 +50,12 @@ class BlocksCache(NamedTuple):
     carries_state = False
 
     def clear_state(self, empty: "BlocksCache") -> "BlocksCache":
-        """Keeps it: it is a part of the window."""
+        """Keeps the window."""
         return self
 
 
 class KeysCache(NamedTuple):
-    """A layer's keys, not turned, and values of the last block. Empty: zeros, hidden."""
+    """A layer's keys, not rotated, and values of the last block. Empty: zeros, hidden."""
 
     window: WindowCache
 
@@ -72,10 +70,10 @@ class CellReads(Reads):
     """What a cell adds to its layer over the blocks of a segment.
 
     Args:
-        memory: the cell and what tokens read of it.
+        memory: with the cell.
         cache: its states before the segment.
-        pairs: from the layer's own keys to those of each block and the one before it, as
-            `LayerKeys` of B * blocks rows.
+        pairs: from a layer and its keys to the keys of each block and the one before it,
+            `LayerKeys` of B * blocks batch elements.
         blocks: in a segment.
     """
 
@@ -109,7 +107,7 @@ class CellReads(Reads):
 
 
 class StatesRead(Reads):
-    """What tokens of a layer read of states, while a block is being filled."""
+    """What states add to their layer, while a block is being filled."""
 
     def __init__(self, memory: CellMemory, states: StateKeys):
         self.memory = memory
@@ -121,16 +119,13 @@ class StatesRead(Reads):
 
 @configurable(denylist=["rngs", "special_tokens"])
 class SlidingLanguageModel(DecoderModel):
-    """A pretrained body, every token of which sees the W tokens up to itself.
+    """A pretrained decoder, every token of which sees the W tokens up to itself.
 
     Args:
         window: W in tokens; segments are any multiple of it.
         body: builds the `Decoder`, one with rotary positions.
         cell: builds a `CellMemory`; None: nothing but the window is carried.
         special_tokens: further entries of the vocabulary; a pretrained one has none.
-
-    Raises:
-        ValueError: a body whose positions are not relative, or fewer than 2 W.
     """
 
     def __init__(
@@ -161,7 +156,7 @@ class SlidingLanguageModel(DecoderModel):
 
     @property
     def period(self) -> int:
-        """W: whole blocks are remembered."""
+        """W: whole blocks are cached."""
         return self.window
 
     # Segments.
@@ -177,7 +172,6 @@ class SlidingLanguageModel(DecoderModel):
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
-        """Reads one segment, whole blocks; as `Model.stack`."""
         layers = len(self.body.layers)
         begun, windows, states = caches[0], caches[1 : 1 + layers], caches[1 + layers :]
         rows, T, _ = x_BTD.shape
@@ -210,13 +204,13 @@ class SlidingLanguageModel(DecoderModel):
         y_BTD = reading.outputs[-1]
         return y_BTD, (BlocksCache(jnp.ones_like(begun.count_B)), *after, *states), monitors
 
-    def _table(self, places_W, before_X):
-        """Returns (X, W, 2W): queries at these places of their block see the W keys up to theirs.
+    def _table(self, positions_W, before_X):
+        """Returns (X, W, 2W): queries at these positions of a block see the W keys up to theirs.
 
         before_X: whether there is a block before.
         """
         W = self.window
-        distance_WJ = W + places_W[..., :, None] - jnp.arange(2 * W)
+        distance_WJ = W + positions_W[..., :, None] - jnp.arange(2 * W)
         near_WJ = (distance_WJ >= 0) & (distance_WJ < W)
         there_XJ = before_X[:, None] | (jnp.arange(2 * W) >= W)
         return table(near_WJ & there_XJ[:, None])
@@ -279,7 +273,7 @@ class SlidingLanguageModel(DecoderModel):
         return reading.outputs[-1][:, 0], (BlocksCache(count_B), *after, *states)
 
     def _complete(self, states, window, full_B):
-        """Returns the decoding form of the states, in which full blocks have been taken in."""
+        """Returns the decoding form of the states, updated by full blocks."""
         keys = LayerKeys(window.keys_BJHK, window.values_BJHK)
         blocks = BlockPairs(*(x[:, None] for x in self.cell.token_keys(keys)))
 
@@ -291,7 +285,6 @@ class SlidingLanguageModel(DecoderModel):
     # What it costs, and how far it sees.
 
     def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
-        """Returns the norm of the gradient that reaches the cell."""
         return {"cell_grad_norm": optax.tree.norm(grads["cell"])} if self.has_cell else {}
 
     def windows_reach(self) -> int:
@@ -301,7 +294,6 @@ class SlidingLanguageModel(DecoderModel):
         return math.inf if self.has_cell else self.windows_reach()
 
     def flops_per_position(self) -> float:
-        """Returns operations of the layers for one token, which sees W keys, and of the cell."""
         total = self.body.flops_of_layers(self.window)
         if self.has_cell:
             total += self.cell.flops_per_position()

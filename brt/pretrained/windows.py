@@ -1,7 +1,7 @@
-"""Windows of a pretrained body: what is carried from one to the next besides memories.
+"""Windows of a pretrained decoder, and the tokens that two windows share.
 
-A window is the last tokens of the one before it, read again, and then its own: positions restart at
-0 in every window. Letters as in `brt.pretrained`; P: tokens of a window that are its own.
+A window is the last O tokens of the window before it, and then P new ones; positions restart at 0
+in every window. Letters as in `brt.pretrained`.
 """
 
 from typing import NamedTuple
@@ -14,10 +14,10 @@ from brt.pretrained.memories.window_memory import ExtraKeys, Positions
 
 
 class OverlapCache(NamedTuple):
-    """The last tokens of a window, as the next window reads them again.
+    """The last tokens of a window, which the next window begins with.
 
-    x_BOD: (B, O, D), vectors of words, the newest last; zeros where there are fewer.
-    count_B: int32, how many there are. Gradients cross them inside a step. Empty: none.
+    x_BOD: (B, O, D), embeddings, the newest last; zeros where there are fewer. count_B: int32,
+        their number. Gradients cross them inside a step.
     """
 
     x_BOD: jax.Array
@@ -26,7 +26,7 @@ class OverlapCache(NamedTuple):
     carries_state = False
 
     def clear_state(self, empty: "OverlapCache") -> "OverlapCache":
-        """Keeps them: they are a part of the window."""
+        """Keeps the window."""
         return self
 
 
@@ -34,9 +34,9 @@ class DecodingWindow(NamedTuple):
     """A window while it is being filled.
 
     recent_BOD, count_B: the last tokens so far, as in `OverlapCache`.
-    before_B: (B,) int32, tokens of earlier windows that this one has read again.
-    fill_B: (B,) int32, its own tokens so far, 0 ... P - 1.
-    layers: `LayerKeys` of each layer, (B, J, G, K), J = O + P; zeros where nothing was read.
+    before_B: (B,) int32, tokens of the window before that it began with.
+    fill_B: (B,) int32, new tokens so far, 0 ... P - 1.
+    layers: `LayerKeys` of each layer, (B, J, G, K), J = O + P; zeros in empty slots.
     extras: `ExtraKeys` of each layer, None where no memory has vectors.
     """
 
@@ -48,12 +48,12 @@ class DecodingWindow(NamedTuple):
     extras: tuple[ExtraKeys | None, ...]
 
 
-class Places(NamedTuple):
-    """The slots of a window: O for tokens that are read again, right-aligned, then its own.
+class Slots(NamedTuple):
+    """The slots of a window: O for shared tokens, right-aligned, then P for new ones.
 
     index_BJ: (B, J) int32, the number of a slot's token in its window; below 0 in empty slots.
     total_B: (B,) int32, tokens of the window when it is full.
-    again_B: (B,) int32, of which the next window reads so many again.
+    again_B: (B,) int32, the number of these that the next window begins with.
     """
 
     index_BJ: jax.Array
@@ -72,23 +72,23 @@ class Places(NamedTuple):
         return table(causal_JJ & (self.index_BJ >= 0)[:, None])
 
     def positions(self, real_BJ: jax.Array) -> Positions:
-        """Returns which slots count: those of `real_BJ` that hold a token."""
+        """Returns which slots hold a token, of those of `real_BJ`."""
         again_BJ = self.index_BJ >= (self.total_B - self.again_B)[:, None]
         return Positions(real_BJ & (self.index_BJ >= 0), again_BJ)
 
 
-def places(before_B: jax.Array, room: int, own: int, period: int) -> Places:
+def slots(before_B: jax.Array, room: int, own: int, period: int) -> Slots:
     """Returns the slots of windows.
 
     Args:
-        before_B: (B,) int32, tokens that are read again, at most `room`.
+        before_B: (B,) int32, tokens of the window before, at most `room`.
         room: O.
         own: slots after them.
-        period: P, the window's own tokens when it is full.
+        period: P, new tokens when the window is full.
     """
     index_BJ = jnp.arange(room + own) - (room - before_B)[:, None]
     total_B = before_B + period
-    return Places(index_BJ, total_B, jnp.minimum(total_B, room))
+    return Slots(index_BJ, total_B, jnp.minimum(total_B, room))
 
 
 def table(visible: jax.Array) -> jax.Array:
@@ -99,9 +99,9 @@ def table(visible: jax.Array) -> jax.Array:
 def write_keys(
     layer: LayerKeys, token: LayerKeys, slot_B: jax.Array, reads_B: jax.Array
 ) -> LayerKeys:
-    """Returns the keys of a layer with those of one token, (B, 1, G, K), put in each row's slot.
+    """Returns the keys of a layer with those of one token, (B, 1, G, K), in a slot.
 
-    reads_B: (B,) bool; the other rows keep what they have.
+    reads_B: (B,) bool; the other batch elements stay as they are.
     """
     rows = jnp.arange(len(slot_B))
 

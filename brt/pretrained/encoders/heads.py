@@ -1,4 +1,4 @@
-"""Heads of encoders: classes, words that were masked, and spans of a text."""
+"""Heads of encoders: classes, masked words, and spans of a text."""
 
 import functools
 
@@ -18,9 +18,7 @@ from brt.pretrained.names import Tensor, matrix_tensors, norm_tensors
 class ClassesHead(nnx.Module):
     """Scores of classes from the first position: dense, activation, output.
 
-    Args:
-        body: whose family decides activation and names.
-        classes: N.
+    classes: N. The family of the backbone, `body`, decides activation and names.
     """
 
     def __init__(self, rngs: nnx.Rngs, body: Encoder, classes: int):
@@ -49,11 +47,7 @@ class ClassesHead(nnx.Module):
 
 
 class WordsHead(nnx.Module):
-    """Logits of words at every position: dense, activation, norm, the body's table of words.
-
-    Args:
-        body: whose family decides activation and names.
-    """
+    """Logits of words at every position: dense, activation, norm, embedding matrix."""
 
     def __init__(self, rngs: nnx.Rngs, body: Encoder):
         self.activation = body.settings.activation
@@ -86,9 +80,7 @@ class WordsHead(nnx.Module):
 class SpansHead(nnx.Module):
     """Scores of every position as the first and as the last of an answer, and of kinds of answer.
 
-    Args:
-        body: whose family decides names.
-        kinds: of answers, told by the first position; drawn anew, no folder has them. 0 for none.
+    kinds: of answers, scored from the first position; no folder has them. 0 for none.
     """
 
     def __init__(self, rngs: nnx.Rngs, body: Encoder, kinds: int = 3):
