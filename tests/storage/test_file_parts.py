@@ -10,11 +10,7 @@ import pytest
 from paths import ROOT
 from stores import make_store
 
-from brt.data.corpus import Corpus
-from brt.data.sources import files
-from brt.data.stores import writer
 from brt.data.stores.token_store import TokenStore
-from brt.data.vocabularies.base import ByteVocabulary
 from brt.storage import file_parts
 from brt.storage.file_parts import CutShort, FileArray, FileBytes
 
@@ -60,14 +56,6 @@ def test_an_array_has_the_items_of_the_file(content):
     assert np.array_equal(found, expected)
     assert [len(piece) for piece in found.pieces()] == [3] * 6 + [2]
     assert np.concatenate(list(found.pieces())).tolist() == expected.tolist()
-
-
-def test_files_are_closed_with_what_reads_them(content):
-    before = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
-    opened = [FileBytes(content[1], "") for _ in range(20)]
-    del opened
-    after = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
-    assert len(after) == len(before)
 
 
 def test_a_file_that_is_cut_short_is_named_with_both_sizes_and_what_to_do(content):
@@ -122,24 +110,6 @@ def test_a_process_whose_file_is_cut_short_ends_with_a_sentence_and_no_signal(ki
     _, err = process.communicate("\n", timeout=60)
     assert process.returncode == 1, err
     assert f"sentence: {path / 'tokens.bin'} was cut short while it was read" in err
-
-
-def test_a_text_that_is_cut_short_while_it_is_encoded_makes_no_store(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "WHOLE", 50)
-    monkeypatch.setattr(writer, "PIECE", 7)
-    path = tmp_path / "text" / "long.txt"
-    path.parent.mkdir()
-    path.write_bytes(b"x" * 1000)
-
-    class Truncating(ByteVocabulary):
-        def encode(self, data, title):
-            os.truncate(path, 500)
-            return super().encode(data, title)
-
-    corpus = Corpus(str(tmp_path / "store"), files.TextFiles(str(path.parent)), Truncating())
-    with pytest.raises(ValueError, match=rf"{path} was cut short while it was read.*Run the same"):
-        corpus.prepare("train", quiet=True, workers=1)
-    assert not corpus.exists("train")
 
 
 def test_a_store_is_read_with_few_handles(tmp_path):

@@ -145,12 +145,3 @@ def test_what_is_not_there_and_what_cannot_be_reached_are_told_apart(bucket):
         (folder / "none").read_bytes()
     with pytest.raises(StorageError, match=r"nowhere://x/y cannot be read \("):
         RemotePath("nowhere://x/y").read_bytes()
-
-
-def test_a_library_that_is_missing_is_named_with_the_extra(monkeypatch):
-    def without(url, **options):
-        raise ImportError("Please install gcsfs to access Google Storage")
-
-    monkeypatch.setattr("fsspec.core.url_to_fs", without)
-    with pytest.raises(StorageError, match=r"gcsfs.*\.\[storage\]"):
-        RemotePath("gs://bucket/x").is_file()

@@ -2,7 +2,6 @@
 
 import json
 
-import fsspec
 import jax
 import pytest
 from tiny_run import (
@@ -17,29 +16,16 @@ from tiny_run import (
     write_config,
 )
 
-from brt import evaluate, generate, report, train
-from brt.data.stores import store_cache
+from brt import evaluate, generate, train
 from brt.experiment import load_run
-from brt.storage import paths
 from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, StorageError
 from brt.training.checkpoints.checkpoint import CheckpointError
 from brt.training.checkpoints.parameters import load_params
-from brt.training.records import run_lock
 from brt.training.records.run_folder import RunFolder, read_metrics
 
 BUCKET = "memory://test-runs"
 RUN = f"{BUCKET}/run"
-
-
-@pytest.fixture(autouse=True)
-def empty_bucket(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_lock, "SETTLE", 0.0)
-    monkeypatch.setattr(paths, "OF_ONE_PROCESS", ())  # the tests are one
-    store_cache.use(str(tmp_path / "cache"))
-    yield fsspec.filesystem("memory")
-    store_cache.use(None)
-    fsspec.filesystem("memory").store.clear()
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +78,6 @@ def test_a_run_that_was_stopped_goes_on_from_the_bucket_as_if_nothing_had_been(t
     assert run.start == 3
     assert_same_run(run, straight)
     assert len([name for name in names(RUN) if name.startswith("events.out")]) == 1
-
-
-def test_checkpoints_beyond_those_to_keep_are_removed_from_the_bucket(tiny):
-    bound = build(tiny.path, *tiny.bindings, "CheckpointPolicy.keep_last = 1")
-    train_here(bound, RUN, stop_after=3)
-    train_here(bound, RUN)
-    assert [name for name in names(f"{RUN}/checkpoints") if name.isdigit()] == ["6"]
 
 
 def test_a_checkpoint_that_was_half_copied_is_none(tiny, straight):
@@ -242,14 +221,6 @@ def test_a_recording_goes_on_with_what_the_bucket_has(tiny, monkeypatch, tmp_pat
     monkeypatch.setattr(recording, "DocumentPass", counted)
     assert not command(monkeypatch, evaluate, f"--workdir={RUN}", "--record", cache)
     assert read == [5, 5] and sum(done.read_bytes()) == 7
-
-
-def test_a_run_folder_in_a_bucket_becomes_a_page(tiny, tmp_path):
-    train_here(tiny, RUN)
-    copy = report.on_disk(RUN, str(tmp_path))
-    assert read_metrics(copy) == read_metrics(RUN)
-    assert not (tmp_path / "checkpoints").exists()
-    assert report.on_disk(str(tmp_path), str(tmp_path)) == str(tmp_path)
 
 
 def test_several_processes_are_refused_a_bucket_that_one_alone_can_write(tiny, monkeypatch):

@@ -8,8 +8,7 @@ import pytest
 from paths import SHARED
 
 from brt.data.corpus import Corpus
-from brt.data.sources.classification import Hyperpartisan, LabelledTexts, article_text, divided
-from brt.data.sources.labelled import records, token_span
+from brt.data.sources.classification import Hyperpartisan, LabelledTexts, article_text
 from brt.data.sources.questions import HotpotQA, MuSiQue, Paragraph, Scrolls, question_example
 from brt.data.vocabularies.base import Frame, Vocabulary
 
@@ -130,13 +129,6 @@ def test_missing_and_empty_files_and_wrong_classes_are_named(tmp_path):
             LabelledTexts("a", Words(), classes)
 
 
-def test_a_list_of_records_is_read_like_lines(tmp_path):
-    (tmp_path / "list.json").write_text('[{"a": 1}, {"a": 2}]')
-    (tmp_path / "lines.json").write_text('{"a": 1}\n\n{"a": 2}')
-    assert [r for _, r in records(str(tmp_path / "list.json"))] == [{"a": 1}, {"a": 2}]
-    assert [w[-6:] for w, _ in records(str(tmp_path / "lines.json"))] == ["line 1", "line 3"]
-
-
 # Hyperpartisan news.
 
 ARTICLES = """<?xml version="1.0" encoding="UTF-8"?><articles>
@@ -197,16 +189,6 @@ def test_records_of_news_may_name_their_split(tmp_path):
         list(source.documents("test"))
 
 
-def test_a_seed_divides_the_articles_as_many_as_published():
-    names = [f"{n:07}" for n in range(645)]
-    found = divided(names, seed=3)
-    assert {split: len(part) for split, part in found.items()} == {
-        **{"test": 65, "validation": 64, "train": 516}
-    }
-    assert sorted(name for part in found.values() for name in part) == names
-    assert found["train"] == sorted(found["train"]) != divided(names, seed=4)["train"]
-
-
 @pytest.mark.skipif(not (DATA / "hyperpartisan.tar.gz").exists(), reason="needs the corpus")
 def test_the_published_corpus_has_its_counts(tmp_path):
     with tarfile.open(DATA / "hyperpartisan.tar.gz") as archive:
@@ -243,13 +225,6 @@ def test_scrolls_records_are_single_in_training_and_joined_elsewhere(tmp_path):
         list(source.documents("test"))
 
 
-def test_outputs_of_scrolls_may_be_classes(tmp_path):
-    line = {"id": "n", "input": "a b", "output": "Not mentioned\n"}
-    write_lines(tmp_path / "train.jsonl", [line])
-    classes = ("Entailment", "Not mentioned", "Contradiction")
-    assert only(Scrolls(str(tmp_path / "{split}.jsonl"), Words(), classes)).annotation["label"] == 1
-
-
 def test_an_answer_is_looked_for_where_it_is_told():
     paragraphs = [Paragraph("Ann", "Ann saw Rome.", False), Paragraph("Bo", "Rome, in Rome", True)]
     found = question_example("q", "Where?", paragraphs, ["Rome", "Roma"])
@@ -264,13 +239,6 @@ def test_an_answer_is_looked_for_where_it_is_told():
     assert question_example("q", "?", paragraphs, [" Yes "]).kind == 1
     found = question_example("q", "?", paragraphs, ["no"])
     assert (found.kind, found.spans) == (2, ())
-
-
-def test_tokens_of_a_span_are_all_that_it_touches():
-    characters = np.array([[0, 3], [4, 8], [8, 9], [10, 12]])
-    assert token_span(characters, 4, 8) == (1, 2)
-    assert token_span(characters, 2, 9) == (0, 3)
-    assert token_span(characters, 9, 10) is None
 
 
 def test_hotpot_questions_are_stored_before_their_context(tmp_path):

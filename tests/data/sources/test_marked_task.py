@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from brt.data.corpus import Corpus
 from brt.data.sources.marked import END, OPEN, WORDS, MarkTask
 from brt.data.vocabularies.base import Frame
 
@@ -41,15 +40,6 @@ def test_documents_follow_from_seed_split_and_number(documents):
     assert (len(again), len(fewer), len(test)) == (300, 20, 200)
 
 
-def test_the_answer_in_words_is_the_class_and_the_end(documents):
-    vocabulary = MarkTask(**SETTINGS).vocabulary
-    for document in documents[:20]:
-        name, end = document.annotation["words"]
-        (answer,) = document.annotation["answers"]
-        assert vocabulary.decode([name]) == answer and end == END
-        assert answer == ("no", "yes")[document.annotation["label"]]
-
-
 def test_the_vocabulary_decodes_what_it_encodes_and_frames_a_text():
     vocabulary = MarkTask(**SETTINGS).vocabulary
     text = "f2 mark_yes f0"
@@ -62,14 +52,6 @@ def test_the_vocabulary_decodes_what_it_encodes_and_frames_a_text():
     assert vocabulary.fingerprint.startswith("d02f7cfac2c5")
     with pytest.raises(ValueError, match="'t' has 'f5'"):
         vocabulary.encode(b"f5", "t")
-
-
-def test_a_store_keeps_classes_and_labels(tmp_path):
-    corpus = Corpus(str(tmp_path / "stores"), MarkTask(**{**SETTINGS, "num_held_out": 6}))
-    corpus.prepare("test", quiet=True, workers=1)
-    store = corpus.open("test")
-    assert store.manifest["source"]["classes"] == ["no", "yes"]
-    assert {a["label"] for a in store.annotations()} <= {0, 1} and store.num_documents == 6
 
 
 @pytest.mark.parametrize(

@@ -72,14 +72,6 @@ def test_a_file_of_another_size_is_refused_with_both_sizes(cut, size):
         next(make(str(folder)).documents("train"))
 
 
-def test_a_missing_file_says_its_name_and_where_to_get_it(cut):
-    make, folder, _ = cut
-    with pytest.raises(
-        FileNotFoundError, match=rf"get {make.published.file} from https://mattmahoney\.net"
-    ):
-        next(make(str(folder / "nowhere")).documents("test"))
-
-
 def test_enwik8_without_line_feeds_has_the_symbols_of_the_published_loader(tmp_path, monkeypatch):
     resize(monkeypatch, Enwik8, bytes=(90, 5, 5))
     content = b"<page>\n\n  caf\xc3\xa9 \n" * 7
@@ -126,13 +118,6 @@ def test_an_article_begins_at_a_title_between_blank_lines(wikitext):
     assert parallel(source, "test") == list(source.documents("test"))
 
 
-def test_a_file_without_a_title_cannot_be_cut(tmp_path, monkeypatch):
-    resize(monkeypatch, WikiText2, lines=(1, 1, 1))
-    (tmp_path / "wiki.test.raw").write_bytes(b"no title \n")
-    with pytest.raises(ValueError, match="no line such as ' = Title = '"):
-        next(WikiText2(str(tmp_path), articles=True, raw=True).documents("test"))
-
-
 def test_wrong_numbers_of_lines_or_words_are_refused(wikitext, tmp_path):
     for name in os.listdir(tmp_path):
         (tmp_path / name).write_bytes(TEXT + b" \n")
@@ -143,11 +128,6 @@ def test_wrong_numbers_of_lines_or_words_are_refused(wikitext, tmp_path):
     if not wikitext().raw:  # no number of words is published for the raw form
         with pytest.raises(ValueError, match=f"{TOKENS + 1} words and line ends .* has {TOKENS}:"):
             next(wikitext().documents("train"))
-
-
-def test_a_missing_file_of_wikitext_names_the_page(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"get wiki\.valid\.raw from https://huggingface"):
-        next(WikiText103(str(tmp_path), raw=True).documents("validation"))
 
 
 def test_the_official_evaluation_files_have_the_official_counts():

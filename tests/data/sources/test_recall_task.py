@@ -85,21 +85,6 @@ def test_a_question_without_a_definition_is_refused():
     assert [a.tolist() for a in answer_distances([9, 9])] == [[], []]
 
 
-def test_every_document_has_short_and_long_distances():
-    for document in RecallTask(num_documents=50).documents("train"):
-        distances = np.sort(answer_distances(document.tokens)[1])
-        borders = 8 * 96.125 ** (np.arange(5) / 4)  # 8 to 769, in four equal ratios
-        assert np.all(distances >= np.floor(borders[:-1])) and np.all(distances <= borders[1:])
-
-
-def test_the_farthest_answers_are_not_always_those_of_one_place():
-    ranks = {
-        tuple(np.argsort(answer_distances(document.tokens)[1]))
-        for document in RecallTask(**SMALL).documents("train")
-    }
-    assert len(ranks) > 3
-
-
 def test_what_is_near_says_nothing_about_a_far_answer():
     """Fits, on half the documents, the best guess from the 1 to 6 tokens before an answer."""
     task = RecallTask(

@@ -95,12 +95,6 @@ def test_fewer_documents_than_asked_for_are_refused_beforehand(books):
         FirstDocuments(books, {"train": 0})
 
 
-def test_the_first_documents_of_a_stream_are_taken_and_no_more(books):
-    source = FirstDocuments(Stream(b"a", b"b", b"c"), {"train": 2})
-    assert [d.data for d in source.documents("train")] == [b"a", b"b"]
-    assert not source.listed and FirstDocuments(books, {}).listed
-
-
 def test_the_first_tokens_are_those_of_the_whole_document_and_its_text_ends_with_them(books):
     source = FirstTokens(books, Words(), {"validation": 3})
     for document, whole in zip(source.documents("validation"), books.documents("validation")):
@@ -127,15 +121,6 @@ def test_the_first_bytes_are_cut_at_most_within_a_character(data):
         (document,) = FirstTokens(Stream(data), ByteVocabulary(), {"t": first}).documents("t")
         assert bytes(document.tokens.tolist()) == data[:first]
         assert document.data.startswith(data[:first]) and len(document.data) < first + 4
-
-
-def test_tokens_and_weights_a_source_makes_itself_are_cut_alike():
-    class Made(Stream):
-        def documents(self, split):
-            yield Document("a", b"", np.arange(5), np.ones(5, np.float32))
-
-    (document,) = FirstTokens(Made(), Words(), {"test": 2}).documents("test")
-    assert list(document.tokens) == [0, 1] and len(document.weights) == 2
 
 
 def test_selections_nest_and_a_store_says_what_was_taken(books, tmp_path):
@@ -182,14 +167,6 @@ def test_a_book_without_marks_is_kept_and_named(caplog):
     (document,) = GutenbergText(Stream(BODY)).documents("train")
     assert document.data == BODY
     assert [record.message[:1] for record in caplog.records] == ["0", "0"]
-
-
-def test_books_are_cut_wherever_they_are_read(tmp_path):
-    (tmp_path / "a.txt").write_bytes(NEW % BODY)
-    source = GutenbergText(TextFiles(f"{tmp_path}/*.txt"))
-    assert [d.data for d in parallel(source, "train")] == [BODY]
-    assert source.description("train")["gutenberg_marks"] == "cut"
-    assert not GutenbergText(Stream()).listed
 
 
 def unwrapped_line_by_line(data):

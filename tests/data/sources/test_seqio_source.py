@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from brt.data.sources.seqio import SeqioText
-
 SCRIPT = """
 from pathlib import Path
 import numpy as np
@@ -111,9 +109,3 @@ def test_tasks_and_mixtures_are_prepared_whole_with_their_ids_titles_and_counts(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_a_missing_library_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "seqio", None)
-    with pytest.raises(ImportError, match=r'SeqioText needs seqio .*pip install -e "\.\[data\]"'):
-        next(SeqioText("pg19_bytes").documents("train"))

@@ -50,23 +50,10 @@ def test_the_split_chooses_the_folder(tmp_path):
     assert source.description("train") != source.description("test")
 
 
-def test_a_path_without_split_warns_that_the_splits_are_the_same(tmp_path, caplog):
-    fill(tmp_path, {"a.txt": b"one"})
-    assert read(TextFiles(str(tmp_path)), "train") == read(TextFiles(str(tmp_path)), "test")
-    assert [record.message for record in caplog.records if "every other split" in record.message]
-
-
 def test_a_pattern_or_a_single_file_may_be_given(tmp_path):
     fill(tmp_path, {"x/a.md": b"1", "x/y/b.md": b"2", "c.md": b"3", "d.txt": b"4"})
     assert list(read(TextFiles(f"{tmp_path}/**/*.md"))) == ["c", "a", "b"]
     assert read(TextFiles(f"{tmp_path}/d.txt")) == {"d": b"4"}
-
-
-def test_the_home_folder_and_variables_are_expanded(tmp_path, monkeypatch):
-    fill(tmp_path, {"a.txt": b"one"})
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("BOOKS", str(tmp_path))
-    assert read(TextFiles("~")) == read(TextFiles("$BOOKS")) == {"a": b"one"}
 
 
 @pytest.mark.parametrize("path", ["missing", "missing/{split}", "empty", "empty/*.txt"])
@@ -161,12 +148,6 @@ def test_texts_of_any_kind_are_read(tmp_path, text):
     assert read(texts_of(tmp_path)) == {"a": text}
 
 
-def test_a_single_record_is_refused_where_the_name_says_json_lines(tmp_path):
-    fill(tmp_path, {"a.jsonl": RECORD})
-    with pytest.raises(NotPlainText, match=r"a\.jsonl is JSON lines"):
-        read(TextFiles(str(tmp_path / "a.jsonl")))
-
-
 @pytest.mark.parametrize(
     "files",
     [
@@ -181,12 +162,6 @@ def test_a_folder_without_texts_leads_to_no_other_format(tmp_path, files):
     with pytest.raises(NotPlainText, match="plain text") as caught:
         read(TextFiles(str(tmp_path)))
     assert "suffix" not in str(caught.value)
-
-
-def test_a_folder_of_texts_with_other_names_says_which_suffix_to_bind(tmp_path):
-    fill(tmp_path, {"a.md": b"one", "b.md": b"two", "c.bib": b"three", "README": b"four"})
-    with pytest.raises(FileNotFoundError, match=r'TextFiles.suffix = "\.md"'):
-        read(TextFiles(str(tmp_path)))
 
 
 @pytest.mark.parametrize("name", ["*.txt", "?.txt", "[ab].txt"])
@@ -300,13 +275,6 @@ def test_splits_share_the_entries_by_rank_of_their_hash(tmp_path, entries, held_
     assert list(read(source, "validation")) == sorted(names[share : 2 * share])
     assert list(read(source, "train")) == sorted(names[2 * share :])
     assert source.count("train") == entries - 2 * share
-
-
-def test_the_standard_library_is_at_hand():
-    source = SourceTree("stdlib")
-    titles = [title for split in ["train", "validation", "test"] for title in read(source, split)]
-    assert {"json", "asyncio", "argparse.py"} <= set(titles)
-    assert not {"site-packages", "test", "__pycache__"} & set(titles)
 
 
 def test_trees_that_cannot_be_split_are_refused(tmp_path):

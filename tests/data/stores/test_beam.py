@@ -131,19 +131,3 @@ def test_a_bucket_that_workers_do_not_see_is_told(place, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the workers' vocabulary
     with pytest.raises(OSError, match=r"not in memory://.*: its workers have to see that folder"):
         prepare(corpus(place, remote=True), BeamRunner("FnApiRunner", PROCESSES))
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "sentence"),
-    [
-        ("NoRunner", [], "--runner=NoRunner is no runner of Apache Beam: "),
-        ("os.NoRunner", [], "--runner=os.NoRunner is no runner"),
-        ("DirectRunner", ["--direct_num_workers=two"], "--direct_num_workers: invalid int value"),
-        ("DirectRunner", ["--direct_running_mode=fast"], "invalid choice: 'fast'"),
-    ],
-)
-def test_what_beam_does_not_know_is_refused_in_one_sentence(name, options, sentence, capfd):
-    with pytest.raises(ValueError) as caught:
-        BeamRunner(name, options)
-    assert sentence in str(caught.value) and "\n" not in str(caught.value)
-    assert capfd.readouterr() == ("", "")

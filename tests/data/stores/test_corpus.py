@@ -5,14 +5,11 @@ import subprocess
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
-import gin
 import numpy as np
 import pytest
 from paths import ROOT
 
-from brt import train
 from brt.data.corpus import Corpus, StoreMissing
 from brt.data.sources.base import Document, Source
 from brt.data.sources.files import SourceTree, TextFiles
@@ -56,14 +53,6 @@ def test_a_split_is_prepared_then_opened(tmp_path):
     assert bytes(store.tokens(0).tolist()) == b"hello"
     assert store.manifest["source"] == {"source": "Lines", "split": "train"}
     assert corpus.vocabulary_size == 256
-
-
-def test_preparing_again_reads_nothing(tmp_path):
-    source = Lines()
-    corpus = Corpus(str(tmp_path), source, ByteVocabulary())
-    for _ in range(3):
-        corpus.prepare("train", quiet=True)
-    assert source.reads == 1
 
 
 def test_a_missing_store_gives_the_command(tmp_path):
@@ -174,24 +163,6 @@ def test_texts_that_changed_since_they_were_prepared_are_warned_of(tmp_path, war
     assert said() == []  # as on a machine that only trains
 
 
-def test_training_warns_of_changed_texts_and_waits_for_nothing(tmp_path, warnings):
-    (tmp_path / "a.txt").write_text("text")
-    corpus = Corpus(str(tmp_path / "s"), TextFiles(str(tmp_path / "a.txt")), "bytes")
-    for split in ("train", "validation"):
-        corpus.prepare(split, quiet=True, workers=1)
-    experiment = SimpleNamespace(
-        trainer=SimpleNamespace(corpus=corpus, eval_every=1),
-        evaluation=SimpleNamespace(split="validation"),
-        check_vocabulary=lambda: None,
-        check_documents=lambda splits: None,
-    )
-    train.prepare_missing(experiment)
-    assert warnings() == []
-    os.utime(tmp_path / "a.txt", ns=(1, time.time_ns() + 10**12))
-    train.prepare_missing(experiment)
-    assert ["a.txt is newer" in warning for warning in warnings()] == [True, True]
-
-
 def test_published_files_are_not_counted_again_to_see_whether_they_changed(tmp_path, warnings):
     source = Text8(str(tmp_path / "text8"))
     source.published = source.published._replace(bytes=(1, 1, 1))
@@ -223,13 +194,6 @@ def test_a_source_may_bring_its_vocabulary(tmp_path):
         assert np.array_equal(store.weights(d), document.weights)
     with pytest.raises(ValueError, match=r"Lines yields text .* bind Corpus\.vocabulary"):
         Corpus(str(tmp_path), Lines())
-
-
-def test_the_home_folder_and_variables_are_expanded(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("STORES", str(tmp_path))
-    for store in ["~/a", "$STORES/a"]:
-        assert Corpus(store, Lines(), Upper()).path("x") == tmp_path / "a" / "x"
 
 
 def test_a_second_process_waits_and_uses_the_first_ones_store(tmp_path):
@@ -290,23 +254,6 @@ def test_processes_that_prepare_at_once_leave_one_good_store(tmp_path):
     ).open("train")
     assert store.titles() == [f"{n:03}" for n in range(300)]
     assert {path.name for path in (tmp_path / "stores").iterdir()} == {"train", ".train.lock"}
-
-
-def test_gin_builds_a_corpus_without_touching_a_file():
-    bindings = """
-        Corpus.store = "~/stores/absent"
-        Corpus.source = @TextFiles()
-        TextFiles.path = "~/absent/{split}"
-        Corpus.vocabulary = @SentencePieceVocabulary()
-        SentencePieceVocabulary.model_file = "~/absent.model"
-    """
-    try:
-        gin.parse_config(bindings)
-        corpus = Corpus()
-    finally:
-        gin.clear_config()
-    assert corpus.source.description("test")["path"] == "~/absent/{split}"
-    assert not corpus.exists("train")
 
 
 @pytest.mark.parametrize("wrong", [TextFiles, "books", None, object()])

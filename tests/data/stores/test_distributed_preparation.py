@@ -4,7 +4,6 @@ What Apache Beam adds is in test_beam.py; nothing here needs it.
 """
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -26,10 +25,9 @@ from paths import ROOT
 
 from brt import prepare as prepare_command
 from brt.data.corpus import Corpus, StoreMissing
-from brt.data.extras import MissingExtra
 from brt.data.sources.base import Document, Source
 from brt.data.sources.files import TextFiles
-from brt.data.stores.distributed import BeamRunner, make_shard, packed
+from brt.data.stores.distributed import make_shard, packed
 from brt.data.stores.layout import NOTE
 from brt.data.stores.own_folders import claim
 from brt.data.stores.shards import ListedDocuments, ShardMaker
@@ -85,22 +83,6 @@ def test_two_workers_may_make_the_same_shard_at_once(place, remote, monkeypatch,
     prepare(job, Threads(2, times=2))
     assert files_of(one) == files_of(job)
     assert len(seen(place)) == 3 and "failed" not in caplog.text
-
-
-class Elsewhere(Threads):
-    """Workers of this machine, in another folder than the driver."""
-
-    def run_job(self, setup, runs):
-        here = os.getcwd()
-        os.chdir("/")
-        super().run_job(setup, runs)
-        os.chdir(here)
-
-
-def test_workers_in_another_folder_find_a_store_that_is_named_from_this_one(place, monkeypatch):
-    monkeypatch.chdir(place)
-    job = Corpus("job", TextFiles("text"), "bytes")
-    assert prepare(job, Elsewhere()).num_documents == 10
 
 
 # Jobs that are killed, or fail
@@ -214,30 +196,6 @@ def test_a_document_that_cannot_be_is_named_and_all_other_shards_are_made(place,
     assert not is_left(job)
 
 
-def test_a_file_that_workers_do_not_see_is_named(place, monkeypatch):
-    source = TextFiles(str(place / "text"))
-    parts = source.parts("train")
-    monkeypatch.setattr(TextFiles, "parts", lambda self, split: parts)
-    (place / "text" / "7.txt").unlink()
-    with pytest.raises(OSError, match=r"7\.txt was there .* all workers have to see"):
-        prepare(corpus(place), Threads())
-
-
-@PLACES
-def test_a_job_that_fails_says_why_and_keeps_what_is_finished(place, remote):
-    calls = []
-
-    def fail(data):
-        calls.append(data)
-        if len(calls) == 3:
-            raise RuntimeError("Traceback\n  somewhere\nNoQuota: no machines left")
-
-    job = corpus(place, "job", remote)
-    with pytest.raises(OSError, match=r"job of DirectRunner failed \(NoQuota: no machines left\)"):
-        prepare(job, Threads(1, spoil=fail))
-    assert len(finished(job)) == 2 and not job.exists("train")
-
-
 @PLACES
 def test_an_error_that_may_pass_fails_the_job_and_is_told(place, remote, monkeypatch):
     def full(self, run):
@@ -288,20 +246,6 @@ def test_a_shard_of_which_a_file_was_taken_away_is_not_finished(place, monkeypat
     assert maker.finished(run) is None and len(list((place / "shards").iterdir())) == 1
 
 
-def test_a_cluster_with_a_store_on_a_disk_is_warned_and_a_bucket_is_not(place, caplog):
-    for name, remote, warned in [
-        ("DirectRunner", False, False),
-        ("apache_beam.runners.PrismRunner", False, False),
-        ("FlinkRunner", False, True),
-        ("DataflowRunner", True, False),
-    ]:
-        runner = Threads()
-        runner.name = name
-        caplog.clear()
-        prepare(corpus(place, name, remote), runner)
-        assert ("all of them have to share it" in caplog.text) == warned
-
-
 # What cannot be asked for
 
 
@@ -311,13 +255,6 @@ class Stream(Source):
 
     def description(self, split):
         return {"source": "Stream"}
-
-
-def test_a_source_that_lists_nothing_is_refused_before_any_work(place):
-    unlisted = Corpus(str(place / "stores"), Stream(), "bytes")
-    with pytest.raises(ValueError, match="Stream gives its documents one after another"):
-        unlisted.prepare("train", runner=Threads())
-    assert not (place / "stores").exists()
 
 
 def test_a_source_of_the_main_module_is_refused(place, monkeypatch):
@@ -351,12 +288,6 @@ def test_options_of_a_runner_need_one_and_exclude_workers(
         return
     with pytest.raises(ValueError, match=sentence):
         prepare_command.check_arguments(words)
-
-
-def test_without_beam_one_sentence_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "apache_beam", None)
-    with pytest.raises(MissingExtra, match=r"--runner=DirectRunner needs .*\.\[beam\]"):
-        BeamRunner("DirectRunner")
 
 
 def test_workers_import_nothing_that_trains_and_commands_no_beam():

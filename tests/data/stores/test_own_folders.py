@@ -83,14 +83,6 @@ def test_a_corpus_reads_and_writes_no_path(tmp_path, split, kind):
     assert files_below(tmp_path) == before and not (tmp_path / "in").exists()
 
 
-def test_a_slice_of_a_split_has_a_store(tmp_path):
-    (tmp_path / "a.txt").write_text("text")
-    corpus = Corpus(str(tmp_path / "stores"), TextFiles(str(tmp_path)), "bytes")
-    corpus.prepare("train[:10%]", quiet=True, workers=1)
-    assert corpus.open("train[:10%]").num_tokens == 4
-    assert (tmp_path / "stores" / "train[:10%]").is_dir()
-
-
 # Folders
 
 
@@ -133,13 +125,6 @@ def test_a_link_is_not_followed(tmp_path):
     with pytest.raises(ValueError, match="is a link"):
         remove(tmp_path / "link", [])
     assert os.listdir(tmp_path / "made") == [MARK]
-
-
-def test_what_brt_made_is_removed(tmp_path):
-    claim(tmp_path / "made")
-    (tmp_path / "made" / "a.bin").write_text("made by brt")
-    remove(tmp_path / "made", ["a.bin", "b.bin"])
-    assert not (tmp_path / "made").exists()
 
 
 # Stores

@@ -206,14 +206,6 @@ def test_finished_shards_are_used_whatever_the_number_of_workers(place, monkeypa
     assert sorted(seen(place)) == list("6789")
 
 
-def test_another_vocabulary_or_source_uses_no_shard(place, monkeypatch):
-    half_done(place, monkeypatch)
-    other = Observed(place / "seen")
-    other.fingerprint = "4" * 64
-    prepare(place, vocabulary=other)
-    assert len(seen(place)) == 10
-
-
 def test_of_a_changed_file_only_the_shard_is_made_again(place, monkeypatch):
     half_done(place, monkeypatch)
     write(place, 2, b"another text")
@@ -237,13 +229,6 @@ def test_of_a_changed_document_of_a_stream_only_the_shard_is_made_again(place):
     assert sorted(seen(place)) == list("012345")
     written(b"after", ends=True)
     assert sorted(seen(place)) == list("01")
-
-
-def test_a_file_of_another_time_makes_its_shard_again(place, monkeypatch):
-    half_done(place, monkeypatch)
-    os.utime(place / "text" / "5.txt", ns=(1, 1))
-    prepare(place)
-    assert sorted(seen(place)) == list("456789")
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "documents.jsonl", "shard.json"])
@@ -284,29 +269,12 @@ def test_a_file_that_comes_or_goes_during_preparation_is_named(place, monkeypatc
     assert not is_prepared(place)
 
 
-def test_a_file_that_is_gone_when_its_turn_comes_is_named(place, monkeypatch):
-    source = TextFiles(str(place / "text"))
-    parts = source.parts("train")
-    monkeypatch.setattr(source, "parts", lambda split: parts)
-    (place / "text" / "7.txt").unlink()
-    corpus = Corpus(str(place / "store"), source, Observed(place / "seen"))
-    with pytest.raises(FileNotFoundError, match=r"7\.txt was there .* and is gone"):
-        corpus.prepare("train", quiet=True, workers=1)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_id_beyond_the_vocabulary_is_named_with_its_file(place, workers):
     write(place, 8, b"big")
     with pytest.raises(ValueError, match=r"'8' has token id 300.*/8\.txt"):
         prepare(place, workers=workers)
     assert not is_prepared(place)
-
-
-def test_a_document_longer_than_can_be_encoded_whole_is_refused(place, monkeypatch):
-    monkeypatch.setattr(writer, "WHOLE", 99)
-    with pytest.raises(ValueError, match="'observed'"):
-        prepare(place)
-    prepare(place, vocabulary=ByteVocabulary())  # which is encoded in pieces
 
 
 def test_pieces_and_files_read_by_parts_give_the_same_store(place, monkeypatch):

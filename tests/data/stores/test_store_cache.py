@@ -146,8 +146,3 @@ def test_a_vocabulary_is_read_from_the_bucket_too(cache, tmp_path):
     theirs = named_vocabulary(f"words:{tmp_path / 'words.txt'}")
     assert ours.fingerprint == theirs.fingerprint and ours.size == theirs.size
     assert list(ours.encode(b"the tea", "text")) == list(theirs.encode(b"the tea", "text"))
-
-
-def test_a_store_that_is_missing_says_where_it_would_be(cache):
-    with pytest.raises(FileNotFoundError, match=f"No token store is at {BUCKET}/none"):
-        TokenStore(f"{BUCKET}/none")

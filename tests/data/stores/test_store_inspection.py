@@ -7,7 +7,6 @@ import sys
 
 import pytest
 from paths import ROOT
-from stores import make_store
 
 from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles
@@ -54,13 +53,6 @@ def test_both_ends_of_a_document_are_shown_as_text(store):
         document_ends(store, "b12", vocabulary)
 
 
-def test_of_very_many_files_some_hashes_are_shown(tmp_path):
-    store = make_store(tmp_path / "many", [3] * 40, shard_bytes=1)
-    lines = describe(store).split("\n")
-    assert sum(line.startswith("sha256: shard-") for line in lines) == 29
-    assert [line.split()[-1] for line in lines if line.startswith("and more files")] == ["51"]
-
-
 def test_offsets_and_counts_that_do_not_fit_the_documents_are_found(store):
     manifest = json.loads((store.folder / "manifest.json").read_text())
     store.manifest["words"] += 1
@@ -97,16 +89,3 @@ def test_an_output_that_takes_ascii_only_gets_question_marks(store, setting):
     done = subprocess.run(command, capture_output=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert b"source: ?" in done.stdout and b"verified" in done.stdout
-
-
-def test_the_command_needs_no_gin_file(store):
-    command = [sys.executable, "-m", "brt.prepare", f"--inspect={store.folder}", "--document=b03"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert repr("book 3 é " * 4) in done.stdout
-    assert "verified" in done.stdout
-    os.truncate(store.folder / "shard-00000" / "tokens.bin", 4)
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 1
-    assert "cut short" in done.stderr and "Traceback" not in done.stderr

@@ -332,11 +332,6 @@ def test_what_an_interrupted_run_left_is_replaced(tmp_path):
 # Reading what is damaged
 
 
-def test_a_missing_store_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/absent"):
-        TokenStore(tmp_path / "absent")
-
-
 @pytest.mark.parametrize("name", ["manifest.json", "offsets.npy", "tokens.bin"])
 def test_a_store_without_one_of_its_files_names_it(store, name):
     next(store.folder.rglob(name)).unlink()

@@ -102,15 +102,6 @@ def test_a_manifest_without_a_field_or_with_another_type_is_named(store, key, va
     assert "prepare it again" in sentence
 
 
-@pytest.mark.parametrize("key", ["size", "fingerprint", "name"])
-def test_so_is_one_whose_vocabulary_lacks_a_field(store, key):
-    vocabulary = dict(store.manifest["vocabulary"])
-    vocabulary[key] = {}
-    assert f"vocabulary.{key} = {{}} must be" in refused(store.folder, vocabulary=vocabulary)
-    vocabulary.pop(key)
-    assert f"vocabulary has no '{key}'" in refused(store.folder, vocabulary=vocabulary)
-
-
 @pytest.mark.parametrize(
     "name", ["manifest.json", "offsets.npy", f"{FIRST}/tokens.bin", f"{FIRST}/documents.jsonl"]
 )
@@ -131,13 +122,6 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(store, name):
 def test_files_with_another_content_are_named(store, name, content):
     (store.folder / name).write_bytes(content)
     assert name in refused(store.folder)
-
-
-def test_a_header_that_promises_more_than_there_is_memory_is_refused(store):
-    with open(store.folder / "offsets.npy", "wb") as file:
-        header = {"descr": "<i8", "fortran_order": False, "shape": (10**15,)}
-        np.lib.format.write_array_header_1_0(file, header)
-    assert "offsets.npy does not describe" in refused(store.folder)
 
 
 # Before training.
@@ -184,16 +168,6 @@ def test_a_store_is_hashed_once_until_one_of_its_files_is_changed(store, counted
         verify_once(TokenStore(store.folder))
     with pytest.raises(DamagedFile):  # and nothing is kept of it
         verify_once(TokenStore(store.folder))
-
-
-def test_without_a_place_for_notes_it_is_hashed_each_time(store, counted, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("in the way")
-    for place in ("", str(tmp_path / "file" / "kept")):
-        monkeypatch.setenv(KEPT, place)
-        before = len(counted)
-        verify_once(store)
-        verify_once(store)
-        assert len(counted) == before + 2
 
 
 def test_a_damaged_note_is_no_note(store, counted, tmp_path):

@@ -105,11 +105,3 @@ def test_a_pass_scores_every_token_but_the_first_once(store_of, lengths, rows, l
     assert sorted(scored) == list(range(1001, 1000 + store.num_tokens))
     assert not reader.batch(reader.num_steps).weights_KBT.any()
     assert (reader.places(reader.num_steps)[0] == -1).all()
-
-
-def test_too_few_tokens_are_refused_and_named(store_of):
-    with pytest.raises(ValueError, match=r"has 7 tokens, and 7 rows need more .*: lower the batch"):
-        ContiguousStream(store_of([3, 4]), 7, N)
-    ContiguousStream(store_of([3, 4]), 6, N)
-    with pytest.raises(ValueError, match=r'has one token, .* Trainer.stream = "documents"'):
-        ContiguousPass(store_of([1]), 1, N)

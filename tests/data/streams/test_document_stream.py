@@ -3,8 +3,6 @@
 What this stream has in common with all others is in tests/laws/test_stream_laws.py.
 """
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -136,25 +134,6 @@ def test_a_pass_keeps_a_document_in_its_row_and_in_order(store_of):
         row, first, _ = visits[0]
         assert visits == [(row, first + i, i * W) for i in range(-(-RAGGED[document] // W))]
     assert len(seen) == len(RAGGED)
-
-
-def test_fewer_documents_than_rows_names_both(store_of):
-    with pytest.raises(
-        ValueError,
-        match=r"has 10 documents, too few for 11 rows .*: lower the batch size to at most "
-        rf"Trainer\.tokens_per_step = {20 * N}, use more",
-    ):
-        DocumentStream(store_of(RAGGED), 11, N, segments_per_step=2)
-
-
-def test_a_batch_takes_far_less_time_than_a_training_step(store_of):
-    """8 x 512 tokens: the limit is loose for a busy machine; 0.2 ms is usual."""
-    stream = DocumentStream(store_of([5000] * 8), 8, 512)
-    stream.batch(0)
-    begun = time.perf_counter()
-    for step in range(50):
-        stream.batch(step)
-    assert (time.perf_counter() - begun) / 50 < 0.005
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 29])

@@ -63,15 +63,6 @@ def test_no_token_of_a_store_is_read_unnoticed(store_of, tmp_path, kind, stride)
         shutil.rmtree(store.folder)
 
 
-@pytest.mark.parametrize("kind", STREAMS)
-def test_a_store_as_it_was_prepared_passes(store_of, kind):
-    store = store_of(lengths_for(kind), labelled=kind == "labelled")
-    check_store(store)
-    stream = training_stream(kind, store, 2, W, 2 if kind == "samples" else 1)
-    for step in range(3):
-        check_ids(stream.batch(step), store, stream.targets_are_tokens)
-
-
 @pytest.mark.parametrize("id", [SIZE, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1])
 def test_any_id_that_the_file_can_hold_is_noticed(store_of, tmp_path, id):
     store = spoiled(store_of(RAGGED), tmp_path / "store", 9, id)
@@ -81,10 +72,6 @@ def test_any_id_that_the_file_can_hold_is_noticed(store_of, tmp_path, id):
     with pytest.raises(ValueError, match=rf"has id {id:,}, and"):
         for step in range(len(RAGGED)):
             check_ids(stream.batch(step), store)
-
-
-def test_the_last_id_of_a_vocabulary_passes(store_of, tmp_path):
-    check_store(spoiled(store_of(RAGGED), tmp_path / "store", 9, SIZE - 1))
 
 
 def test_of_a_mixture_the_store_is_named(tmp_path):

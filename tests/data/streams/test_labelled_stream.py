@@ -19,7 +19,6 @@ from brt.data.streams.labelled import (
     LabelledStream,
     segment_borders,
 )
-from brt.data.streams.select import evaluation_pass, training_stream
 from brt.data.vocabularies.base import Frame
 from brt.token_ids import PADDING
 
@@ -147,13 +146,6 @@ def test_evaluation_reads_every_document_once_without_empty_segments(store, rows
     assert sorted(asked) == list(range(len(LENGTHS)))
 
 
-def test_the_share_of_text_that_is_not_read_is_told(store):
-    stream = LabelledStream(store, 2, 7, 2)
-    lost = sum(max(0, length - 8) for length in LENGTHS)
-    assert stream.segments.truncated == pytest.approx(lost / sum(LENGTHS))
-    assert f"{lost / sum(LENGTHS):.1%} of the tokens" in stream.note
-
-
 def test_words_of_an_answer_stand_at_the_first_positions(tmp_path):
     notes = [{"words": [11, 12, 1]}, {"words": [13, 14, 15, 16, 1]}]
     store = store_at(tmp_path / "train", notes, [3, 9])
@@ -204,16 +196,6 @@ def test_documents_that_cannot_be_read_are_named(tmp_path, notes, lengths, targe
     store = store_at(tmp_path / "train", notes, lengths)
     with pytest.raises(ValueError, match=sentence):
         LabelledSegments(store, 7, 2, LabelledDocuments(targets=targets))
-
-
-def test_settings_that_mean_nothing_are_named(store):
-    with pytest.raises(ValueError, match=r"LabelledDocuments\.alignment"):
-        LabelledDocuments(alignment="middle")
-    with pytest.raises(ValueError, match=r"LabelledDocuments\.words"):
-        LabelledDocuments(words=0)
-    with pytest.raises(ValueError, match=r"Evaluation\.stride does not go with.*labelled"):
-        evaluation_pass("labelled", store, 1, 7, stride=1)
-    assert isinstance(training_stream("labelled", store, 2, 7, 2), LabelledStream)
 
 
 @pytest.mark.skipif(not RECORDED.exists(), reason="needs recordings of the published wrapper")

@@ -14,7 +14,7 @@ from brt.data.mixture import MixedStore, Mixture
 from brt.data.sources.files import TextFiles
 from brt.data.streams.documents import DocumentPass
 from brt.data.streams.mixture import MixtureStream
-from brt.data.streams.select import evaluation_pass, training_stream
+from brt.data.streams.select import evaluation_pass
 from brt.data.vocabularies.base import ByteVocabulary
 
 BOOKS, NOTES, PAGES = [31, 40, 57, 12, 90, 33, 64, 41], [1, 2, 5, 3, 1, 1, 4], RAGGED
@@ -128,13 +128,6 @@ def corpus(folder, name, vocabulary=None):
     return Corpus(str(folder / name), TextFiles(str(folder)), vocabulary or ByteVocabulary())
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.5, 0])
-def test_weights_that_are_no_shares_are_refused_and_named(tmp_path, bad):
-    corpora = [corpus(tmp_path, "a"), corpus(tmp_path, "b")]
-    with pytest.raises(ValueError, match=r"Mixture\.weights = "):
-        Mixture(corpora, [1, bad])
-
-
 @pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "b", "a"], []])
 def test_each_corpus_has_a_name_of_its_own_or_a_number(tmp_path, names):
     corpora = [corpus(tmp_path, "a"), corpus(tmp_path, "b")]
@@ -142,14 +135,6 @@ def test_each_corpus_has_a_name_of_its_own_or_a_number(tmp_path, names):
         Mixture(corpora, [1, 1], names)
     assert Mixture(corpora, [1, 1]).names == ["0", "1"]
     assert Mixture(corpora, [1, 1], ["x", "y"]).names == ["x", "y"]
-
-
-@pytest.mark.parametrize("weights", [[], [1], [1, 2, 3]])
-def test_each_corpus_has_a_weight(tmp_path, weights):
-    with pytest.raises(ValueError, match=rf"gives {len(weights)} weights for 2 corpora"):
-        Mixture([corpus(tmp_path, "a"), corpus(tmp_path, "b")], weights)
-    with pytest.raises(ValueError, match="at least one corpus"):
-        Mixture([], [])
 
 
 def test_corpora_with_different_vocabularies_are_refused_before_any_work(tmp_path):
@@ -165,19 +150,3 @@ def test_corpora_with_different_vocabularies_are_refused_before_any_work(tmp_pat
         part.prepare("train", quiet=True)
     with pytest.raises(ValueError, match="bind one vocabulary to all that is mixed"):
         mixture.open("train")
-
-
-def test_a_store_with_fewer_documents_than_rows_is_named(mixed):
-    store = mixed()
-    with pytest.raises(
-        ValueError,
-        match=r"has 7 documents, and each of 8 rows .*: lower the batch .*Mixture\.corpora",
-    ):
-        MixtureStream(store, 8, N)
-
-
-@pytest.mark.parametrize("kind", ["contiguous", "shuffled"])
-def test_contiguous_streams_over_a_mixture_are_refused(mixed, kind):
-    for make in (training_stream, evaluation_pass):
-        with pytest.raises(ValueError, match=rf"Trainer\.stream = '{kind}' .* Mixture"):
-            make(kind, mixed(), 2, N)

@@ -88,10 +88,3 @@ def test_without_segments_to_read_again_the_stream_is_the_plain_one(store_of):
     np.testing.assert_array_equal(
         training_stream("documents", store, ROWS, W, 1, 5, 2).row_segments_B, plain.row_segments_B
     )
-
-
-@pytest.mark.parametrize(("segments", "again"), [(2, 1), (1, 0), (1, -1)])
-def test_other_steps_are_refused(store_of, segments, again):
-    new = training_stream("documents", store_of(RAGGED), ROWS, W, segments)
-    with pytest.raises(ValueError, match=r"reread_segments = .*bind Trainer.segments_per_step = 1"):
-        RereadStream(new, again)

@@ -93,13 +93,6 @@ def test_a_full_overlap_hides_a_model_that_only_knows_full_contexts(tmp_path):
     assert alone == pytest.approx(50_257, rel=0.01)
 
 
-@pytest.mark.parametrize("stride", [0, 9])
-def test_a_stride_that_leaves_tokens_out_is_refused(tmp_path, stride):
-    store = make_store(tmp_path / "store", RAGGED)
-    with pytest.raises(ValueError, match=f"Evaluation.stride = {stride}"):
-        ShiftedPass(store, 2, T, stride)
-
-
 @pytest.mark.parametrize("stream", ["documents", "contiguous"])
 def test_shifting_by_one_predicts_every_token_from_a_whole_window_of_its_own(tmp_path, stream):
     path = write_config(tmp_path, *VANILLA, without=("BlockRecurrentTransformer", "RecurrentCell"))

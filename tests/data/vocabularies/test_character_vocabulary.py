@@ -36,14 +36,6 @@ def test_symbols_are_listed_by_falling_count_and_text_comes_back(tmp_path_factor
     assert vocabulary.decode(ids) == text
 
 
-def test_symbols_of_several_splits_are_counted_together():
-    parts = [Document("train", b"ab"), Document("validation", b"bc")]
-    assert symbol_list(count_symbols(parts, "byte"), "byte") == b"0x62 2\n0x61 1\n0x63 1\n"
-    assert symbol_list(count_symbols(parts, "character"), "character", unknown=True) == (
-        b"U+0062 2\nU+0061 1\nU+0063 1\n<unk> 0\n"
-    )
-
-
 @pytest.mark.parametrize(("unit", "place"), [("byte", "0xc3 at byte 2"), ("character", "U\\+00E9")])
 def test_a_symbol_that_is_not_listed_is_refused_with_its_place(tmp_path, unit, place):
     vocabulary = made(tmp_path / "list.txt", b"ab", unit)
@@ -72,22 +64,8 @@ def test_a_file_that_is_no_list_is_named(tmp_path, content):
         CharacterVocabulary(str(path)).size  # noqa: B018
 
 
-def test_files_are_opened_only_when_needed(tmp_path):
-    vocabulary = CharacterVocabulary(str(tmp_path / "absent.txt"))
-    assert vocabulary.name == "characters:absent.txt"
-    with pytest.raises(FileNotFoundError, match=r"CharacterVocabulary\.file"):
-        vocabulary.fingerprint  # noqa: B018
-
-
 def test_fingerprints_tell_lists_apart_and_forget_counts(tmp_path):
     lists = [b"aab", b"aaaabb", b"abb"]
     prints = [made(tmp_path / f"{n}.txt", data).fingerprint for n, data in enumerate(lists)]
     assert prints[0] == prints[1] != prints[2]
     assert prints[0] != made(tmp_path / "c.txt", b"aab", "character").fingerprint
-
-
-def test_another_unit_and_text_that_is_not_utf8_are_refused():
-    with pytest.raises(ValueError, match="unit = 'word': choose"):
-        count_symbols([], "word")
-    with pytest.raises(ValueError, match="'Emma' is not UTF-8"):
-        count_symbols([Document("Emma", b"\xff")], "character")

@@ -5,15 +5,7 @@ import pytest
 
 from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles
-from brt.data.vocabularies.base import ByteVocabulary, SentencePieceVocabulary
 from brt.data.vocabularies.named import KINDS, named_vocabulary
-
-
-def test_bytes_and_models_need_no_kind():
-    assert isinstance(named_vocabulary("bytes"), ByteVocabulary)
-    for text in ("a/b.model", "sentencepiece:a/b.model", "sentencepiece:a/b"):
-        assert isinstance(named_vocabulary(text), SentencePieceVocabulary)
-    assert named_vocabulary("odd:name.model").path == "odd:name.model"
 
 
 @pytest.mark.parametrize("kind", KINDS)

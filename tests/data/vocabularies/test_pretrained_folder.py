@@ -4,14 +4,11 @@ import json
 import random
 import re
 import shutil
-import sys
 
 import pytest
 from paths import GOLDEN
 
-from brt.data.extras import MissingExtra
 from brt.data.vocabularies.named import named_vocabulary
-from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
 
 RECORDED = GOLDEN / "pretrained" / "encodings.json"
 recorded = pytest.mark.skipif(not RECORDED.exists(), reason="needs recorded encodings")
@@ -68,18 +65,6 @@ def pieces(tmp_path_factory):
         minloglevel=2,
     )
     return (folder / "model.model").read_bytes()
-
-
-def test_a_missing_library_is_no_broken_file(bert, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(MissingExtra, match="PretrainedFolderVocabulary"):
-        vocabulary(bert).encode(b"a whale", "title")
-
-
-def test_the_kind_pretrained_names_a_folder_and_opens_nothing():
-    named = named_vocabulary("pretrained:nowhere/bert")
-    assert isinstance(named, PretrainedFolderVocabulary)
-    assert (named.name, named.path) == ("pretrained:bert", "nowhere/bert")
 
 
 def test_a_saved_tokenizer_is_read_without_its_truncation_and_padding(bert):
@@ -210,17 +195,6 @@ def test_recorded_encodings_are_met(check, capsys):
     assert check(RECORDED) == 0
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith("ok") and line.count("texts 0.0e+00") == 5
-
-
-@recorded
-def test_the_script_tells_a_recorded_encoding_that_is_not_met(check, tmp_path, capsys):
-    shutil.copytree(RECORDED.parent / "models" / "bert_classify", tmp_path / "bert")
-    found = json.loads(RECORDED.read_text())["bert"] | {"folder": "bert"}
-    found["texts"][0]["ids"][1] += 1
-    found["pairs"][1]["token_type_ids"][0] = 1
-    write(tmp_path, "encodings.json", {"bert": found})
-    assert check(tmp_path / "encodings.json") == 1
-    assert "bert texts 1.0e+00  bert pairs 1.0e+00" in capsys.readouterr().out
 
 
 @recorded

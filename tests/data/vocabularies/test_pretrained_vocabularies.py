@@ -19,11 +19,6 @@ texts = st.lists(st.sampled_from(["a", "b", "'s", " ", "\n", "\t", "é", "1", "\
 published = pytest.mark.skipif(not PUBLISHED.exists(), reason="needs the published files")
 
 
-@pytest.fixture(autouse=True)
-def needs_the_library():
-    pytest.importorskip("tokenizers", reason='needs pip install -e ".[text]"')
-
-
 @pytest.fixture(scope="module")
 def bpe(tmp_path_factory):
     """The 256 bytes as byte-level BPE spells them, and merges for some white space and letters."""
@@ -67,10 +62,6 @@ def test_parts_are_the_text_and_no_longer_than_the_next_place_to_cut(text, size)
         assert len(part) > size and part[-1] == "\n" and not part[-2].isspace()
 
 
-def test_a_long_text_is_cut():
-    assert parts("a\nb\n c\n\nd\ne", 0) == ["a\n", "b\n c\n\nd\n", "e"]
-
-
 def test_wordpiece_lowers_case_strips_accents_and_marks_unknown_words(wordpiece):
     ids = wordpiece.encode("Café  WHALES\nxyz.".encode(), "any")
     assert [WORDS[i] for i in ids] == ["cafe", "whale", "##s", "[UNK]", "."]
@@ -87,16 +78,6 @@ def test_names_of_special_tokens_in_a_text_are_text(bpe, wordpiece):
     assert wordpiece.special_ids == {name: n for n, name in enumerate(WORDS[:5])}
 
 
-@pytest.mark.parametrize("vocabulary", ["bpe", "wordpiece"])
-def test_ids_outside_and_text_that_is_not_utf8_are_refused(request, vocabulary):
-    vocabulary = request.getfixturevalue(vocabulary)
-    with pytest.raises(ValueError, match=f"Token id {vocabulary.size} is not in"):
-        vocabulary.decode([vocabulary.size])
-    with pytest.raises(ValueError, match="'Emma' is not UTF-8"):
-        vocabulary.encode(b"\xff", "Emma")
-    assert len(vocabulary.encode(b"", "empty")) == 0
-
-
 def test_missing_and_wrong_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"vocab\.json.*ByteLevelBpeVocabulary\.folder"):
         ByteLevelBpeVocabulary(str(tmp_path)).size  # noqa: B018
@@ -109,13 +90,6 @@ def test_missing_and_wrong_files_are_named(tmp_path):
         ByteLevelBpeVocabulary(str(tmp_path)).size  # noqa: B018
     with pytest.raises(ValueError, match=r"vocab\.txt has no \[UNK\]"):
         WordPieceVocabulary(str(tmp_path / "vocab.txt")).size  # noqa: B018
-
-
-def test_without_the_library_the_sentence_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    vocabulary = ByteLevelBpeVocabulary(str(tmp_path))  # opens nothing
-    with pytest.raises(ImportError, match=r"ByteLevelBpeVocabulary needs.*\.\[text\]"):
-        vocabulary.encode(b"a", "any")
 
 
 @published

@@ -33,12 +33,6 @@ def test_a_file_of_another_kind_is_named(tmp_path, name):
         SubwordVocabulary(str(tmp_path / name)).size  # noqa: B018
 
 
-def test_without_the_library_the_sentence_says_what_to_install(vocabulary, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(ImportError, match=r"SubwordVocabulary needs.*\.\[data\]"):
-        vocabulary.encode(b"a", "any")
-
-
 @pytest.mark.filterwarnings("ignore")  # TensorFlow's own, while it is imported
 def test_any_text_comes_back(vocabulary):
     pytest.importorskip("tensorflow_datasets", reason='needs pip install -e ".[data]"')

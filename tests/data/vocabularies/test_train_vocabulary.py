@@ -2,13 +2,9 @@
 
 import hashlib
 import itertools
-import subprocess
-import sys
 from collections import Counter
 
-import numpy as np
 import pytest
-from paths import ROOT
 from sentencepiece import SentencePieceProcessor
 from tiny_run import command, write_config
 
@@ -80,19 +76,6 @@ def test_the_same_text_and_seed_give_the_same_model_byte_for_byte(tmp_path):
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_another_process_trains_the_same_model(tmp_path):
-    here = trained(tmp_path / "here.model")
-    code = (
-        "import sys; sys.path[:0] = ['tests/data/vocabularies', 'tests/support']\n"
-        "from pathlib import Path; from test_train_vocabulary import trained\n"
-        f"print(trained(Path({str(tmp_path / 'there.model')!r})).fingerprint)"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert shown.stdout.strip() == here.fingerprint
-
-
 def test_models_have_the_settings_of_the_published_ones(tmp_path):
     vocabulary = trained(tmp_path / "pg19.model")
     assert vocabulary.size == 60
@@ -109,20 +92,6 @@ def test_models_have_the_settings_of_the_published_ones(tmp_path):
 def test_white_space_is_kept_where_asked(tmp_path):
     found = report(trained(tmp_path / "white.model", keep_whitespace=True), TEXT.encode())
     assert (found.tabs, found.newlines, found.double_spaces, found.exact) == (True,) * 4
-
-
-def test_options_of_the_library_replace_the_published_ones(tmp_path):
-    vocabulary = trained(tmp_path / "more.model", 330, options={"byte_fallback": True})
-    data = "ka Ω".encode()
-    assert vocabulary.unknown_id not in vocabulary.encode(data, "any")
-    usual = trained(tmp_path / "usual.model")
-    assert usual.unknown_id in usual.encode(data, "any")
-
-
-def test_larger_vocabularies_take_fewer_tokens(tmp_path):
-    sizes = [40, 50, 70]
-    counts = [report(trained(tmp_path / f"{n}.model", n), TEXT.encode()).tokens for n in sizes]
-    assert counts[0] > counts[1] > counts[2]
 
 
 def test_what_the_library_cannot_do_is_said_and_leaves_no_file(tmp_path):
@@ -205,15 +174,6 @@ def test_words_and_symbols_are_counted_over_the_splits_named(tmp_path):
     assert words.encode(b"d", "any")[0] == words.unknown_id
 
 
-def test_a_source_of_token_ids_is_refused(tmp_path):
-    class Ids(Texts):
-        def documents(self, split):
-            yield Document("task", tokens=np.zeros(3, np.int32))
-
-    with pytest.raises(ValueError, match="'task' comes as token ids"):
-        made(WordVocabulary(str(tmp_path / "w.txt")), WordCounting(), Ids(train=["x"]))
-
-
 @pytest.mark.filterwarnings("ignore")  # TensorFlow's own, while it is imported
 def test_subwords_are_built_and_give_text_back(tmp_path):
     pytest.importorskip("tensorflow_datasets", reason='needs pip install -e ".[data]"')
@@ -245,15 +205,6 @@ def bindings(tmp_path, vocabulary, *more):
 def test_the_training_fits_the_vocabulary(tmp_path, vocabulary, kind):
     config.parse([], bindings(tmp_path, vocabulary, "SentencePieceTraining.size = 9"))
     assert type(bound_training()) is kind
-
-
-def test_a_missing_size_and_a_vocabulary_that_nothing_trains_are_explained(tmp_path):
-    config.parse([], bindings(tmp_path, "a.model"))
-    with pytest.raises(config.ConfigError, match=r"SentencePieceTraining.*\['size'\].*Bind it"):
-        bound_training()
-    config.parse([], bindings(tmp_path, "bytes"))
-    with pytest.raises(ValueError, match=r"'bytes' is not made from text: bind Corpus"):
-        bound_training()
 
 
 def test_the_command_makes_a_vocabulary_and_describes_it(tmp_path, monkeypatch, capsys):

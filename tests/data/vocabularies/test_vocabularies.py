@@ -49,21 +49,12 @@ def test_bytes_give_any_text_back(text):
     assert vocabulary.decode(vocabulary.encode(text.encode(), "any")) == text
 
 
-def test_a_character_cut_in_half_is_replaced_not_refused():
-    assert ByteVocabulary().decode(list("aé".encode())[:2]) == "a\ufffd"
-
-
 @pytest.mark.parametrize("bad", [BEGIN, 256])
 def test_decoding_an_id_outside_the_vocabulary_names_it(bad):
     with pytest.raises(
         ValueError, match=f"Token id {bad} is not in vocabulary 'bytes' of size 256"
     ):
         ByteVocabulary().decode([65, bad])
-
-
-def test_building_a_sentencepiece_vocabulary_opens_nothing(tmp_path):
-    vocabulary = SentencePieceVocabulary(str(tmp_path / "absent.model"))
-    assert vocabulary.name == "sentencepiece:absent.model"
 
 
 @pytest.mark.parametrize("attribute", ["size", "fingerprint"])
@@ -73,11 +64,6 @@ def test_a_missing_model_is_named_with_the_binding_that_chooses_it(tmp_path, att
         getattr(SentencePieceVocabulary(path), attribute)
     assert path in str(caught.value)
     assert "SentencePieceVocabulary.model_file" in str(caught.value)
-
-
-def test_a_folder_in_place_of_a_model_is_named(tmp_path):
-    with pytest.raises(IsADirectoryError, match=r"model_file\) to a readable file"):
-        SentencePieceVocabulary(str(tmp_path)).encode(b"a", "any")
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model at all", b"{}\n" * 1000])
@@ -99,19 +85,6 @@ def test_pieces_are_those_of_the_library_for_the_whole_document(model_file):
     assert vocabulary.decode(ids) == text
     with pytest.raises(ValueError, match="Token id 40"):
         vocabulary.decode([40])
-
-
-def test_bytes_that_are_not_utf8_are_named_by_title_and_offset(model_file):
-    with pytest.raises(ValueError, match=r"'Moby Dick' is not UTF-8 \(byte 5 is 0xff\)"):
-        SentencePieceVocabulary(model_file).encode(b"whale\xffs", "Moby Dick")
-
-
-def test_the_home_folder_and_variables_are_expanded(model_file, monkeypatch):
-    folder, name = model_file.rsplit("/", 1)
-    monkeypatch.setenv("HOME", folder)
-    monkeypatch.setenv("PIECES", folder)
-    sizes = {SentencePieceVocabulary(f"{place}/{name}").size for place in ["~", "$PIECES"]}
-    assert sizes == {40}
 
 
 def test_fingerprints_tell_mappings_apart_and_files_of_equal_content_together(model_file, tmp_path):

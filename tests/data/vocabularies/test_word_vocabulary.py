@@ -91,21 +91,6 @@ def test_sentences_stand_between_their_marks(tmp_path):
     assert vocabulary.decode(ids) == "a <UNK>\nc\n"
 
 
-def test_a_list_that_comes_with_a_corpus_needs_no_counts_and_keeps_its_order(tmp_path):
-    path = tmp_path / "supplied.txt"
-    path.write_text("<S>\n<UNK>\nzebra 9\nant 12\nzebra 1\n")
-    vocabulary = WordVocabulary(str(path), "<UNK>", before_line="<S>", after_line="<S>")
-    assert vocabulary.encode(b"ant zebra", "any").tolist() == [0, 3, 2, 0]
-    assert vocabulary.size == 4
-
-
-def test_text_is_lower_cased_only_where_asked(tmp_path):
-    both = made(tmp_path / "both.txt", "Cat cat CAT")
-    lower = made(tmp_path / "lower.txt", "Cat cat CAT", lower_case=True)
-    assert len({*both.encode(b"Cat cat CAT", "any").tolist()}) == 4  # with <eos>
-    assert lower.encode(b"Cat cat CAT", "any").tolist()[:3] == [0, 0, 0]
-
-
 def test_without_an_unknown_word_unlisted_words_are_refused_by_name(tmp_path):
     vocabulary = made(tmp_path / "words.txt", "a b\n", unknown=None)
     assert vocabulary.unknown_id is None
@@ -128,19 +113,6 @@ def test_a_file_that_is_no_fitting_list_is_named(tmp_path, content, message):
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
         WordVocabulary(str(path)).encode(b"a", "any")
-
-
-def test_a_missing_list_is_named_when_it_is_needed_and_not_before(tmp_path):
-    vocabulary = WordVocabulary(str(tmp_path / "absent.txt"))
-    assert vocabulary.name == "words:absent.txt"
-    with pytest.raises(FileNotFoundError, match=r"absent\.txt.*WordVocabulary\.file"):
-        vocabulary.size  # noqa: B018
-
-
-def test_bytes_that_are_not_utf8_are_named_where_they_stand_in_the_document(tmp_path):
-    vocabulary = made(tmp_path / "words.txt", TEXT)
-    with pytest.raises(ValueError, match=r"'Emma' is not UTF-8 \(byte 6 is 0xff\)"):
-        vocabulary.encode(b"a\nb\nc \xff\n", "Emma")
 
 
 def test_fingerprints_tell_settings_and_orders_apart_but_not_counts(tmp_path):
