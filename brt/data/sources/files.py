@@ -40,14 +40,9 @@ class TextFiles(FileSource):
         self.path = path
         self.skip_empty = skip_empty
         self.suffix = suffix
+        self._warned: set[str] = set()
 
     def parts(self, split: str) -> list[str]:
-        if split != "train" and "{split}" not in self.path:
-            logging.warning(
-                "TextFiles.path = %r has no {split}: %r reads the same files as every other split.",
-                self.path,
-                split,
-            )
         return self._files(split)
 
     def read(self, part: str) -> Document:
@@ -70,6 +65,13 @@ class TextFiles(FileSource):
         return len(self._files(split))
 
     def _files(self, split: str) -> list[str]:
+        if "{split}" not in self.path and split not in {"train"} | self._warned:
+            self._warned.add(split)
+            logging.warning(
+                "TextFiles.path = %r has no {split}: %r reads the same files as every other split.",
+                self.path,
+                split,
+            )
         path = self.path.replace("{split}", split)
         sizes = self._objects(RemotePath(path)) if is_remote(path) else self._on_disk(path)
         empty = [path for path, size in sizes.items() if size == 0]

@@ -175,7 +175,8 @@ def _mode_of(metric):
         return "min"
     if HIGHEST.search(name):
         return "max"
+    low, high = (pattern.pattern.replace("|", ", ") for pattern in (LOWEST, HIGHEST))
     raise ValueError(
-        f"CheckpointPolicy.metric = {metric!r}: whether a low or a high value is good does not "
-        'follow from its name: bind CheckpointPolicy.mode to "min" or "max".'
+        f"CheckpointPolicy.metric = {metric!r} has no known direction: choose a metric with one of "
+        f'{low}, {high} in its name, or bind CheckpointPolicy.mode to "min" or "max".'
     )
