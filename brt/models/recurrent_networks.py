@@ -1,8 +1,7 @@
-"""The LSTM and QRNN language models: stacks of token-by-token recurrent layers.
+"""LSTM and QRNN language models: the baselines of Transformer-XL, section 4.3.
 
-The baselines that RECL compares Transformer-XL with (its section 4.3). A layer reads a segment of
-any length at once, and its memory is the same in the middle of a segment as at the end; so the
-period is one token, and decoding is a segment of one token.
+The cache is the state after a token, so the cache-update interval (`period`) is one token, and
+decoding is a segment of one token. Axes as in `brt.models`.
 """
 
 import itertools
@@ -18,7 +17,7 @@ from jax.typing import DTypeLike
 from brt.checks import Count, OneOf, Share, configurable
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
-from brt.models.fast.equal_layers import EqualLayers
+from brt.models.fast.equal_layers import run_layers
 from brt.models.layers.dropout import dropout
 from brt.models.layers.embedding import embedded
 from brt.models.layers.initializers import DENSE, normal, parameter
@@ -29,14 +28,14 @@ from brt.models.transformer_xl.adaptive_embedding import AdaptiveEmbedding
 
 
 class RecurrentLayer(nnx.Module):
-    """A layer that reads token by token: the base of those of a `RecurrentStack`.
+    """A layer that processes token by token: the base of those of a `RecurrentStack`.
 
     Args:
         inputs: I, the size of x.
         units: U, the size of the outputs.
 
     Attributes:
-        window: tokens before a token whose inputs the layer reads.
+        window: earlier tokens whose inputs a token depends on, the state excepted.
     """
 
     window: ClassVar[int]
@@ -45,30 +44,27 @@ class RecurrentLayer(nnx.Module):
         raise NotImplementedError
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
-        """Returns the cache of `rows` documents that have not begun; dtype: of activations."""
+        """Returns the cache of `rows` new documents; dtype: of activations."""
         raise NotImplementedError
 
     def __call__(self, x_BTI: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
-        """Maps (B, T, I) to (B, T, U), and the cache to that after the last token."""
+        """Returns (B, T, U) from (B, T, I), and the cache after the last token."""
         raise NotImplementedError
 
 
 class RecurrentStack(LanguageModel):
-    """Embed, layers one above the other, logits from the embedding table or an adaptive softmax.
-
-    A network names its `layer`, a `RecurrentLayer`.
+    """Embedding, a stack of recurrent layers, and logits from the embedding or an adaptive softmax.
 
     Args:
-        vocabulary_size, width: V, D of the embedding; the highest layer has D units too.
-        num_layers, hidden_size: layers, and the units of all but the highest.
+        vocabulary_size, width: V, D of the embedding; the last layer has D units too.
+        num_layers, hidden_size: layers, and the units of all but the last.
         dropout: rate after the embedding and after each layer.
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.
-        cutoffs, div_val: of an `AdaptiveEmbedding`, which large vocabularies need; without both
-            and tied there is one table.
-        tied: whether the softmax uses the embedding's tables and projections.
+        cutoffs, div_val: of an `AdaptiveEmbedding` for large vocabularies.
+        tied: whether the softmax uses the embedding's matrices and projections.
 
-    Raises:
-        ValueError: no layers, an unknown type, a rate out of range or bad cutoffs.
+    Class attributes:
+        layer: the `RecurrentLayer` of the stack.
     """
 
     layer: ClassVar[type[RecurrentLayer]]
@@ -93,7 +89,7 @@ class RecurrentStack(LanguageModel):
         self.dtype = jnp.dtype(activation_dtype)
         self.adaptive = bool(cutoffs or div_val != 1 or not tied)
         if self.adaptive:
-            # The embedding multiplies by the root of D, so vectors begin as those of one table.
+            # It multiplies by sqrt(D): the initial vectors are those of the single matrix below.
             self.embedding = AdaptiveEmbedding(
                 rngs,
                 vocabulary_size,
@@ -118,7 +114,6 @@ class RecurrentStack(LanguageModel):
         )
 
     def init_caches(self, rows: int) -> tuple:
-        """Returns zeros, one cache a layer."""
         return tuple(layer.init_cache(rows, self.dtype) for layer in self.layers)
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
@@ -129,7 +124,6 @@ class RecurrentStack(LanguageModel):
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
-        """Reads a segment of any length; no monitors. As `Model.stack`."""
         keys: list[jax.Array | None] = [None] * (len(self.layers) + 1)
         if key is not None and self.dropout:
             keys = list(jax.random.split(key, len(keys)))
@@ -137,15 +131,14 @@ class RecurrentStack(LanguageModel):
             x_BTD = dropout(x_BTD, self.dropout, keys[0])
 
         @jax.named_scope("states")
-        def read_layer(layer, x_BTD, given):
-            cache, layer_key = given
+        def run(layer, x_BTD, layer_input):
+            cache, layer_key = layer_input
             x_BTD, cache = layer(x_BTD, cache)
             return dropout(x_BTD, self.dropout, layer_key), cache
 
-        given = list(zip(caches, keys[1:], strict=True))
-        equal = EqualLayers(self.layers, given)
-        x_BTD, new_caches = equal.run(read_layer, x_BTD, equal.split(given))
-        return x_BTD, tuple(equal.joined(new_caches)), {}
+        layer_inputs = list(zip(caches, keys[1:], strict=True))
+        x_BTD, new_caches = run_layers(run, self.layers, x_BTD, layer_inputs)
+        return x_BTD, tuple(new_caches), {}
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
@@ -154,13 +147,11 @@ class RecurrentStack(LanguageModel):
         return wide(x_BTD @ self.embedding_VD[...].astype(self.dtype).T) + self.bias_V[...]
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """As `Model.token_losses`; with several bins without an array of (B, T, V)."""
         if not self.adaptive or len(self.embedding.bins) == 1:
             return super().token_losses(x_BTD, targets_BT)
         return self.embedding.token_losses(x_BTD, targets_BT)
 
     def begin_decoding(self, caches: tuple) -> tuple:
-        """Returns the caches as they are: every token ends a segment."""
         return caches
 
     end_decoding = begin_decoding
@@ -168,7 +159,6 @@ class RecurrentStack(LanguageModel):
     def decode(
         self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        """Reads a segment of one token; as `LanguageModel.decode`."""
         logits_BTV, after = self(tokens_B[:, None], caches)
         if reads_B is not True:
             after = select_rows(jnp.asarray(reads_B), after, caches)
@@ -177,19 +167,16 @@ class RecurrentStack(LanguageModel):
     def read_part(
         self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
-        """Reads nothing, as no part is less than a token: the same caches, meaningless logits."""
+        # No part of an interval of one token is shorter than a token.
         return self(tokens_BT, caches)[0], caches
 
     def windows_reach(self) -> int:
-        """Returns how many tokens back the layers' inputs are carried."""
         return sum(layer.window for layer in self.layers)
 
     def receptive_field(self) -> float:
-        """Returns infinity: the state has seen everything."""
         return math.inf
 
     def flops_per_token(self) -> float:
-        """As `Model.flops_per_token`."""
         return 2.0 * matrix_size(self)
 
     def divided_sizes(self) -> dict[str, int]:
@@ -202,7 +189,7 @@ class LSTMCache(NamedTuple):
     """The cache of an `LSTMLayer` after a token. Empty: zeros.
 
     hidden_BU: (B, U), the layer's last output, in the activations' type.
-    cell_BU: (B, U), float32 or wider: a long sum of small changes.
+    cell_BU: (B, U), at least float32, because it is a long sum of small changes.
     """
 
     hidden_BU: jax.Array
@@ -217,10 +204,10 @@ class LSTMLayer(RecurrentLayer):
 
     Args:
         inputs: I, the size of x.
-        units: U, the size of h and c; Z = 4 U are the gates i, f, o and g side by side.
+        units: U, the size of h and c; Z = 4 U: i, f, o and g, concatenated.
 
-    Source: Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000, whose bias
-    begins at 1 so that the cell keeps what it has.
+    Source: Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000, whose initial
+    bias is 1.
     """
 
     window = 0
@@ -236,32 +223,30 @@ class LSTMLayer(RecurrentLayer):
         return LSTMCache(cell_BU.astype(dtype), cell_BU)
 
     def __call__(self, x_BTI: jax.Array, cache: LSTMCache) -> tuple[jax.Array, LSTMCache]:
-        """Maps (B, T, I) to (B, T, U), and the cache to that after the last token."""
         dtype = x_BTI.dtype
         hidden_UZ = self.hidden_UZ[...].astype(dtype)
         bias_Z = self.bias_Z[...]
-        given_BTZ = x_BTI @ self.inputs_IZ[...].astype(dtype)  # of all tokens at once
+        inputs_BTZ = x_BTI @ self.inputs_IZ[...].astype(dtype)  # of all tokens at once
 
-        def token(cache, given_BZ):
-            gates_BZ = wide(given_BZ + cache.hidden_BU @ hidden_UZ) + bias_Z
+        def token(cache, inputs_BZ):
+            gates_BZ = wide(inputs_BZ + cache.hidden_BU @ hidden_UZ) + bias_Z
             i_BU, f_BU, o_BU, g_BU = jnp.split(gates_BZ, 4, axis=-1)
             i_BU, f_BU, o_BU = map(jax.nn.sigmoid, (i_BU, f_BU, o_BU))
             cell_BU = f_BU * cache.cell_BU + i_BU * jnp.tanh(g_BU)
             hidden_BU = (o_BU * jnp.tanh(cell_BU)).astype(dtype)
             return LSTMCache(hidden_BU, cell_BU), hidden_BU
 
-        cache, hidden_TBU = jax.lax.scan(token, cache, jnp.moveaxis(given_BTZ, 1, 0))
+        cache, hidden_TBU = jax.lax.scan(token, cache, jnp.moveaxis(inputs_BTZ, 1, 0))
         return jnp.moveaxis(hidden_TBU, 0, 1), cache
 
 
 def _forget_bias_one(key, shape, dtype):
-    """Draws nothing: zeros, and 1 for the forget gate, the second quarter."""
     return jnp.repeat(jnp.array([0, 1, 0, 0], dtype), shape[0] // 4)
 
 
 @configurable(denylist=["rngs"])
 class LSTM(RecurrentStack):
-    """See `RecurrentStack`; segments of any length."""
+    """See `RecurrentStack`."""
 
     layer = LSTMLayer
 
@@ -270,7 +255,7 @@ class QRNNCache(NamedTuple):
     """The cache of a `QRNNLayer` after a token. Empty: zeros.
 
     last_BI: (B, I), the layer's last input, for the convolution, in the activations' type.
-    cell_BU: (B, U), float32 or wider.
+    cell_BU: (B, U), at least float32.
     """
 
     last_BI: jax.Array
@@ -285,7 +270,7 @@ class QRNNLayer(RecurrentLayer):
 
     Args:
         inputs: I, the size of x.
-        units: U, the size of c and h; Z = 3 U are z, f and o side by side.
+        units: U, the size of c and h; Z = 3 U: z, f and o, concatenated.
 
     Source: Bradbury et al. 2017, arXiv:1611.01576, section 2: masked convolutions of width 2 and
     fo-pooling.
@@ -305,7 +290,6 @@ class QRNNLayer(RecurrentLayer):
         return QRNNCache(last_BI, wide(jnp.zeros((rows, self.units), dtype)))
 
     def __call__(self, x_BTI: jax.Array, cache: QRNNCache) -> tuple[jax.Array, QRNNCache]:
-        """Maps (B, T, I) to (B, T, U), and the cache to that after the last token."""
         dtype = x_BTI.dtype
         earlier_BTI = jnp.concatenate([cache.last_BI[:, None], x_BTI[:, :-1]], axis=1)
         gates_BTZ = earlier_BTI @ self.earlier_IZ[...].astype(dtype)
@@ -318,7 +302,7 @@ class QRNNLayer(RecurrentLayer):
 
 
 def pooled(keep_BTU: jax.Array, add_BTU: jax.Array, first_BU: jax.Array) -> jax.Array:
-    """Returns c_t = keep_t c_{t-1} + add_t from c_0 on, by an associative scan, (B, T, U)."""
+    """Returns c_t = keep_t c_{t-1} + add_t for c_0 = `first_BU`, (B, T, U)."""
 
     def join(before, after):
         return before[0] * after[0], after[0] * before[1] + after[1]
@@ -329,6 +313,6 @@ def pooled(keep_BTU: jax.Array, add_BTU: jax.Array, first_BU: jax.Array) -> jax.
 
 @configurable(denylist=["rngs"])
 class QRNN(RecurrentStack):
-    """See `RecurrentStack`; segments of any length."""
+    """See `RecurrentStack`."""
 
     layer = QRNNLayer

@@ -42,7 +42,7 @@ def read_segment(
     ]
     body = cast(TransformerXL, model.body)
     around = TransformerXLMemoryTokens(body, model.layout)
-    y_BXD, inputs = around.read(x_BTD, tuple(grown), memory_BSD)
+    y_BXD, inputs = around.forward(x_BTD, tuple(grown), memory_BSD)
     x_BTD, memory_BSD = model.layout.divide(y_BXD)
     after, _ = body.remember(hidden, inputs)
     return y_BXD, x_BTD, (*after, MemoryCache(memory_BSD))

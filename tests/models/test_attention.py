@@ -12,10 +12,11 @@ from tiny_models import quick_jit
 from brt.models.block_recurrent import cell as recurrent_cell
 from brt.models.block_recurrent import external_memory, layer
 from brt.models.fast.attention import attend_by_head, heads_first, product
+from brt.models.fast.relative_attention import attend_by_distance
 from brt.models.layers.attention import attend, plain_attention
 from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.transformer_xl import layer as transformer_xl_layer
-from brt.models.transformer_xl import relative_attention
+from brt.models.transformer_xl.relative_attention import plain_attend_by_distance
 from brt.pretrained import backbone_layer as pretrained_layer
 from brt.pretrained.memories import backbone_memory
 
@@ -183,18 +184,11 @@ def plain_by_head(q_HQK, k_HJK, v_HJK):
     return heads_first(plain_attention(*map(heads_first, (q_HQK, k_HJK, v_HJK)), scale_H))
 
 
-def plain_by_distance(q, k, v, u, positions, visible_BTJ, kept_BHTJ=None, rate=0.0):
-    s_BHTJ = relative_attention.scores(q, k, u, positions)
-    keep_BHTJ = None if kept_BHTJ is None else kept_BHTJ / (1.0 - rate)
-    w_BHTJ = relative_attention.weights(s_BHTJ, visible_BTJ, keep_BHTJ)
-    return relative_attention.read_values(w_BHTJ, v)
-
-
 @pytest.mark.parametrize("name", ATTENDING)
 def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkeypatch):
     assert all(module.attend is attend for module in ATTEND)
     assert recurrent_cell.attend_by_head is attend_by_head
-    assert transformer_xl_layer.attend_by_distance is relative_attention.attend_by_distance
+    assert transformer_xl_layer.attend_by_distance is attend_by_distance
     with jax.enable_x64(True):
         model = random_model(name, dtype="float64", dropout=0.3)
         graph, params = nnx.split(model)
@@ -221,7 +215,7 @@ def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkey
         for module in ATTEND:
             monkeypatch.setattr(module, "attend", plain_attention)
         monkeypatch.setattr(recurrent_cell, "attend_by_head", plain_by_head)
-        monkeypatch.setattr(transformer_xl_layer, "attend_by_distance", plain_by_distance)
+        monkeypatch.setattr(transformer_xl_layer, "attend_by_distance", plain_attend_by_distance)
         expected = values()
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         scale = max(1.0, np.abs(b).max())

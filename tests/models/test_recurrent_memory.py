@@ -314,15 +314,10 @@ def test_operations_are_counted_as_the_mask_has_them(name):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        (dict(num_memory=-1), "num_memory = -1 .*Trainer.model = @TransformerXL"),
-        (dict(num_memory=0), "num_memory = 0 must be"),
         (dict(num_memory=T), r"num_memory = 6 .* allow_long_memory"),
         (dict(num_memory=T + 3), r"num_memory = 9 .* whole segment of 6"),
-        (dict(num_memory=2, auxiliary_weight=-0.1), "auxiliary_weight"),
-        (dict(num_memory=2, initial_rows="equal"), "initial_rows = 'equal'"),
         (dict(num_memory=2, encoding="absolute"), "TransformerXL.encoding"),
         (dict(num_memory=2, same_length=True, memory_length=4), "same_length = False"),
-        (dict(num_memory=2, memory_length=-1), "memory_length = -1"),
     ],
 )
 def test_settings_that_cannot_be_are_named(settings, named):

@@ -145,7 +145,7 @@ def test_without_same_length_a_cut_changes_how_many_keys_are_seen_and_by_how_muc
             forgotten = (place[:, None] >= cut) & (place < cut - M)
             visible &= ~np.concatenate([np.zeros((length, M), bool), forgotten], axis=1)
             contents = model.contents(caches)
-            x_BTD, _ = quick_jit(lambda *given: model.read(*given))(x_BTD, contents, visible)
+            x_BTD, _ = quick_jit(lambda *given: model.forward(*given))(x_BTD, contents, visible)
             np.testing.assert_allclose(parts, model.logits(x_BTD), rtol=0, atol=1e-9)
 
 

@@ -54,7 +54,7 @@ def _read(graph, params, tokens_2BT, key):
     _, caches, _ = bound.stack(bound.embed(tokens_2BT[0]), bound.init_caches(B))
     x_BTD, visible_BTJ = bound.embed(tokens_2BT[1]), bound.visible(caches, T)
     contents = bound.contents(caches)
-    out_BTD, inputs = bound.read(x_BTD, contents, visible_BTJ, key, shown=shown)
+    out_BTD, inputs = bound.forward(x_BTD, contents, visible_BTJ, key, shown=shown)
     return x_BTD, out_BTD, inputs, (contents, visible_BTJ), shown
 
 
@@ -105,10 +105,8 @@ def test_what_attention_adds_is_dropped(variational):
         put(layer, positions_DA=0.0)  # then dropped distances change nothing
     _, _, (first_BTD, second_BTD), seen, _ = read(made)
     (memory_BMD, _), visible = seen
-    positions = made.layers[0].positions(
-        jnp.arange(M + T - 1, -1, -1), jnp.zeros((M + T, D)), made._biases()
-    )
-    whole_BTD = made.layers[0](first_BTD, memory_BMD, visible, positions, made._biases())
+    distances = made.distances(jnp.arange(M + T - 1, -1, -1))
+    whole_BTD = made.layers[0](first_BTD, memory_BMD, visible, distances)
     check(mask(second_BTD - first_BTD, whole_BTD - first_BTD), variational)
 
 

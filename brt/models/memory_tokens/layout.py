@@ -1,9 +1,9 @@
-"""Memory tokens around the segments of a body.
+"""Memory tokens around the segments of a backbone.
 
 A segment of a Recurrent Memory Transformer is [read; tokens; write], X = S + T + S positions: the
-same S vectors of memory stand at both ends. What the write positions come out as is the memory
-of the next segment. Without write positions (the Memory Transformer) X = S + T, and the memory is
-what the read positions come out as. Letters as in `brt.models`.
+same S memory vectors stand at both ends. The outputs of the write positions are the memory of the
+next segment. Without write positions (the Memory Transformer) X = S + T, and the outputs of the
+read positions are the memory. Axes as in `brt.models`.
 """
 
 import abc
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class MemoryLayout(NamedTuple):
-    """A segment with memory tokens: where they stand, and what they see.
+    """A segment with memory tokens.
 
     num_memory: S. period: T, tokens of a segment.
     memory_at_end: whether there are write positions.
-    read_from_cache: whether memory tokens see what the body remembers of earlier segments, where
-        the body lets them choose.
+    read_from_cache: whether memory tokens see what the backbone remembers of earlier segments,
+        where the backbone supports both.
     after: tokens of a segment that stand before the read positions.
     """
 
@@ -42,59 +42,51 @@ class MemoryLayout(NamedTuple):
 
     @jax.named_scope("memory")
     def surround(self, x_BTD: jax.Array, memory_BSD: jax.Array) -> jax.Array:
-        """Returns (B, X, D): the memory, the tokens, and the memory again if it stands there."""
+        """Returns the segment, (B, X, D)."""
+        before_BTD, rest_BTD = x_BTD[:, : self.after], x_BTD[:, self.after :]
         ends = (memory_BSD,) if self.memory_at_end else ()
-        if self.after:
-            return jnp.concatenate(
-                [x_BTD[:, : self.after], memory_BSD, x_BTD[:, self.after :], *ends], axis=1
-            )
-        return jnp.concatenate([memory_BSD, x_BTD, *ends], axis=1)
+        return jnp.concatenate([before_BTD, memory_BSD, rest_BTD, *ends], axis=1)
 
     @jax.named_scope("memory")
     def divide(self, y_BXD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the outputs of the tokens, (B, T, D), and the next memory, (B, S, D)."""
         S, X, first = self.num_memory, y_BXD.shape[1], self.after
-        if self.memory_at_end:
-            read_BSD, end = y_BXD[:, X - S :], X - S
-        else:
-            read_BSD, end = y_BXD[:, first : first + S], X
-        tokens_BTD = y_BXD[:, first + S : end]
-        if first:
-            tokens_BTD = jnp.concatenate([y_BXD[:, :first], tokens_BTD], axis=1)
-        return tokens_BTD, read_BSD
+        end = X - S if self.memory_at_end else X
+        memory_BSD = y_BXD[:, end:] if self.memory_at_end else y_BXD[:, first : first + S]
+        return jnp.concatenate([y_BXD[:, :first], y_BXD[:, first + S : end]], axis=1), memory_BSD
 
 
 class MemoryTokens(abc.ABC):
-    """Reads segments with memory tokens around them: the base of the ways bodies do it.
+    """Runs a backbone on segments with memory tokens.
 
-    Caches are those of the body alone. In the decoding form a segment begins when its first token
-    is read: `begin` reads the read positions, and `finish` the write positions.
+    Caches are those of the backbone alone. While decoding, `begin` runs on the read positions
+    before a segment's first token, and `finish` on the write positions after its last.
     """
 
     @abc.abstractmethod
     def segment(
         self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array, key: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array, tuple, dict[str, jax.Array]]:
-        """Reads one segment of every row.
+        """Runs on one segment.
 
         Returns:
             (B, T, D) outputs of the tokens, the next memory (B, S, D), the caches after the
-            segment, and monitors.
+            segment, and metrics.
         """
 
     @abc.abstractmethod
     def begin_decoding(self, caches: tuple) -> tuple:
-        """Returns the decoding form of segment-form caches, in which nothing has been read."""
+        """Returns the decoding form at the start of a segment."""
 
     @abc.abstractmethod
     def end_decoding(self, caches: tuple) -> tuple:
-        """Returns the segment form again; nothing has been read of a segment."""
+        """Returns the segment form of the decoding form at the start of a segment."""
 
     @abc.abstractmethod
     def begin(
         self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
     ) -> tuple[tuple, jax.Array]:
-        """Reads the read positions of the rows in `rows_B` in the decoding form.
+        """Runs on the read positions of the batch elements in `rows_B`, in the decoding form.
 
         Returns:
             The caches, and the outputs of these positions, (B, S, D).
@@ -104,24 +96,24 @@ class MemoryTokens(abc.ABC):
     def decode(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        """Reads one token of every row; returns (B, D) and the caches."""
+        """Runs on one token of every batch element; returns (B, D) and the caches."""
 
     @abc.abstractmethod
     def finish(
         self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
     ) -> tuple[tuple, jax.Array]:
-        """Reads the write positions of the rows in `rows_B`, whose tokens are all read.
+        """Runs on the write positions of the batch elements in `rows_B`.
 
         Returns:
-            The caches, in which nothing has been read of the next segment, and the outputs of
-            these positions, (B, S, D).
+            The caches at the start of the next segment, and the outputs of these positions,
+            (B, S, D).
         """
 
     @abc.abstractmethod
     def read_part(
         self, x_BPD: jax.Array, caches: tuple, memory_BSD: jax.Array, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple, jax.Array]:
-        """Reads the read positions and the first `counts_B` of up to P tokens, all at once.
+        """Runs on the read positions and the first `counts_B` of up to P tokens, in one pass.
 
         Returns:
             (B, P, D) outputs of the tokens, the decoding form of the caches, and the outputs of
@@ -130,20 +122,20 @@ class MemoryTokens(abc.ABC):
 
     @abc.abstractmethod
     def carries(self) -> bool:
-        """Returns whether a memory vector can tell of tokens before its segment."""
+        """Returns whether the memory can depend on tokens before its segment."""
 
     @abc.abstractmethod
     def flops_per_token(self) -> float:
-        """Returns operations of one token's forward pass, its part of the memory's included."""
+        """Returns operations of a token's forward pass, with its share of the memory tokens'."""
 
     def attention_layout(self) -> AttentionLayout | None:
-        """Returns the keys and queries of a segment; None if the body shows no attention."""
+        """Returns the keys and queries of a segment; None if attention cannot be drawn."""
         return None
 
     def attention_weights(
         self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array
     ) -> tuple[AttentionWeights, jax.Array, jax.Array, tuple]:
-        """Reads as `segment`, without dropout; only where there is an `attention_layout`.
+        """Runs on one segment without dropout.
 
         Returns:
             The `AttentionWeights`; (B, T, D) outputs of the tokens, the next memory (B, S, D), and
@@ -153,17 +145,10 @@ class MemoryTokens(abc.ABC):
 
 
 class CausalMemoryTokens(MemoryTokens):
-    """Memory tokens as positions like any other, of a body that sees what stands before.
+    """Memory tokens as ordinary positions of a causal backbone.
 
-    A memory vector sees what a token in its position would see: in a stack of windows, the last
-    W positions. A segment consists of whole periods of the body.
-
-    Args:
-        body: a `Body`.
-        layout: of its segments.
-
-    Raises:
-        ValueError: a segment that is no multiple of the body's period.
+    A memory vector attends as a token in its position would. A segment consists of whole
+    cache-update intervals of the backbone.
     """
 
     def __init__(self, body: "Body", layout: MemoryLayout):
@@ -184,8 +169,8 @@ class CausalMemoryTokens(MemoryTokens):
         self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array, key: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array, tuple, dict[str, jax.Array]]:
         x_BXD = self.layout.surround(x_BTD, memory_BSD)
-        y_BXD, caches, monitors = self.body.stack(x_BXD, caches, key)
-        return *self.layout.divide(y_BXD), caches, monitors
+        y_BXD, caches, metrics = self.body.stack(x_BXD, caches, key)
+        return *self.layout.divide(y_BXD), caches, metrics
 
     def begin_decoding(self, caches: tuple) -> tuple:
         return self.body.begin_decoding(caches)
@@ -193,20 +178,15 @@ class CausalMemoryTokens(MemoryTokens):
     def end_decoding(self, caches: tuple) -> tuple:
         return self.body.end_decoding(caches)
 
-    def _read_vectors(self, caches, x_BSD, rows_B):
-        """Reads vectors one after the other; their outputs and the caches."""
-
-        def read(caches, x_BD):
-            y_BD, caches = self.body.decode_embedded(x_BD, caches, rows_B)
-            return caches, y_BD
-
-        caches, y_SBD = jax.lax.scan(read, caches, jnp.moveaxis(x_BSD, 1, 0))
-        return caches, jnp.moveaxis(y_SBD, 0, 1)
-
     def begin(
         self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
     ) -> tuple[tuple, jax.Array]:
-        return self._read_vectors(caches, memory_BSD, rows_B)
+        def token(caches, x_BD):
+            y_BD, caches = self.body.decode_embedded(x_BD, caches, rows_B)
+            return caches, y_BD
+
+        caches, y_SBD = jax.lax.scan(token, caches, jnp.moveaxis(memory_BSD, 1, 0))
+        return caches, jnp.moveaxis(y_SBD, 0, 1)
 
     def decode(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
@@ -218,7 +198,7 @@ class CausalMemoryTokens(MemoryTokens):
     ) -> tuple[tuple, jax.Array]:
         if not self.layout.memory_at_end:
             return caches, memory_BSD
-        return self._read_vectors(caches, memory_BSD, rows_B)
+        return self.begin(caches, memory_BSD, rows_B)
 
     def read_part(
         self, x_BPD: jax.Array, caches: tuple, memory_BSD: jax.Array, counts_B: jax.Array
@@ -230,8 +210,8 @@ class CausalMemoryTokens(MemoryTokens):
         rows, _, D = x_BXD.shape
         x_GBWD = jnp.moveaxis(x_BXD.reshape(rows, -1, W, D), 1, 0)
 
-        def block(carried, inputs):
-            caches, decoding = carried
+        def block(carry, inputs):
+            caches, decoding = carry
             x_BWD, first = inputs
             within_B = S + counts_B - first
             here_B = (within_B >= 0) & (within_B < W)
@@ -240,8 +220,8 @@ class CausalMemoryTokens(MemoryTokens):
             return (after, select_rows(here_B, part, decoding)), y_BWD
 
         firsts = W * jnp.arange(len(x_GBWD), dtype=jnp.int32)
-        carried = caches, self.begin_decoding(caches)
-        (_, decoding), y_GBWD = jax.lax.scan(block, carried, (x_GBWD, firsts))
+        carry = caches, self.begin_decoding(caches)
+        (_, decoding), y_GBWD = jax.lax.scan(block, carry, (x_GBWD, firsts))
         y_BXD = jnp.moveaxis(y_GBWD, 0, 1).reshape(rows, -1, D)
         return y_BXD[:, S:X], decoding, y_BXD[:, :S]
 
@@ -249,6 +229,6 @@ class CausalMemoryTokens(MemoryTokens):
         return True
 
     def flops_per_token(self) -> float:
-        of_memory = self.layout.positions - self.layout.period
-        shared = self.body.flops_per_position() * of_memory / self.layout.period
+        memory_positions = self.layout.positions - self.layout.period
+        shared = self.body.flops_per_position() * memory_positions / self.layout.period
         return self.body.flops_per_token() + shared

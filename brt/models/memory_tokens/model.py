@@ -1,9 +1,7 @@
-"""The Recurrent Memory Transformer: memory tokens around each segment of a body.
+"""The Recurrent Memory Transformer: memory tokens around each segment of a backbone.
 
-    logits_BTV, caches = model(tokens_BT, caches)
-
-Between segments S vectors are carried, beside what the body carries. Letters as in `brt.models`
-and `brt/models/memory_tokens/layout.py`.
+S memory vectors are carried between segments, in addition to the backbone's caches. Axes as in
+`brt.models` and `brt/models/memory_tokens/layout.py`.
 """
 
 import math
@@ -29,24 +27,20 @@ INITIAL_ROWS = ("independent", "identical")
 
 
 class MemoryCache(NamedTuple):
-    """The memory that the next segment is read with.
-
-    memory_BSD: (B, S, D) in the activations' type. Empty: learned.
-    """
+    """The memory of the next segment, (B, S, D) in the activations' type. Empty: learned."""
 
     memory_BSD: jax.Array
 
     def clear_state(self, empty: "MemoryCache") -> "MemoryCache":
-        """Returns the learned memory that a document begins with."""
         return empty
 
 
 class DecodingMemory(NamedTuple):
-    """The memory while a segment is being read.
+    """The memory while a segment is being decoded.
 
-    memory_BSD: (B, S, D), as in `MemoryCache`; without write positions, from the first token of a
-        segment on, the next memory.
-    fill_B: (B,) int32, tokens of the segment read so far, 0 ... P - 1.
+    memory_BSD: (B, S, D), as in `MemoryCache`; without write positions and after the first token of
+        a segment, the next memory.
+    fill_B: (B,) int32, tokens of the segment processed so far, 0 ... P - 1.
     """
 
     memory_BSD: jax.Array
@@ -55,32 +49,26 @@ class DecodingMemory(NamedTuple):
 
 @configurable(denylist=["rngs"])
 class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
-    """RMT, the Memory Transformer, and both around any `Body`.
+    """RMT and the Memory Transformer, around any `Body`.
 
-    With a body that remembers hidden states this is Tr-XL + RMT; with a Block-Recurrent stack,
-    memory tokens beside its states. The body's own settings are bound by its name, as in
-    `TransformerXL.width`.
+    Around a Transformer-XL with `memory_length` > 0 it is Tr-XL + RMT. The backbone's settings are
+    bound by its own name, such as `TransformerXL.width`.
 
     Args:
         num_memory: S, memory tokens, at least 1.
-        body: builds the `Body` that they are put around.
-        memory_at_end: whether the memory stands at both ends of a segment. At its start alone
-            (the Memory Transformer) it cannot see the segment's tokens, so it carries nothing of
-            them.
+        body: builds the backbone, a `Body`.
+        memory_at_end: whether there are write positions. Without them (the Memory Transformer) the
+            memory does not see the segment's tokens.
         read_memory_from_cache: whether memory tokens see the hidden states that a Transformer-XL
             remembers.
-        initial_rows: the learned first memory begins as S "independent" draws of N(0, 1), or
-            as S times the same ("identical", the released code).
-        auxiliary_weight: of a loss by which every new memory vector predicts one special token,
-            an entry of the vocabulary after the last (appendix A.5).
-        allow_long_memory: whether there may be as many memory tokens as a segment has tokens,
-            which then can be copied whole, as in the paper's algorithmic tasks.
+        initial_rows: the initial memory is S "independent" draws of N(0, 1), or S times the same
+            one ("identical", the released code).
+        auxiliary_weight: of a loss by which every new memory vector predicts one special token, a
+            further entry of the vocabulary (appendix A.5).
+        allow_long_memory: whether there may be as many memory tokens as tokens in a segment, as in
+            the paper's algorithmic tasks.
 
-    Raises:
-        ValueError: no memory tokens or a negative weight; a body around which they cannot be put;
-            from `for_segments`, segments that are too short.
-
-    Source: RMT, section 3; for what it leaves open, the released code.
+    Source: RMT, section 3, and the released code.
     """
 
     def __init__(
@@ -119,28 +107,19 @@ class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
 
     @property
     def period(self) -> int:
-        """Tokens of a segment: the memory moves at the ends of segments."""
         return self.segment_length
 
     @property
     def layout(self) -> MemoryLayout:
-        """The segments of `period` tokens with memory tokens around them."""
         return MemoryLayout(
             self.num_memory, self.period, self.memory_at_end, self.read_memory_from_cache
         )
 
     @property
     def positions(self) -> MemoryTokens:
-        """Reads such segments, as the body does it."""
         return self.body.memory_tokens(self.layout)
 
     def for_segments(self, length: int) -> Self:
-        """Returns the same model for segments of `length` tokens.
-
-        Raises:
-            ValueError: the memory could hold a whole segment; or the body cannot read segments of
-                that length with memory tokens around them.
-        """
         if self.num_memory >= length and not self.allow_long_memory:
             raise ValueError(
                 f"RecurrentMemoryTransformer.num_memory = {self.num_memory} memory tokens can "
@@ -150,13 +129,12 @@ class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
         model = nnx.merge(*nnx.split(self))
         model.segment_length = length
         model.body = model.body.for_memory_tokens(model.layout)
-        model.body.memory_tokens(model.layout)  # refuses what it cannot read
+        model.body.memory_tokens(model.layout)  # raises if it does not support the layout
         return model
 
     # Segments.
 
     def init_caches(self, rows: int) -> tuple:
-        """Returns the body's caches of documents that have not begun, then the memory."""
         memory_SD = self.memory_SD[...].astype(self.dtype)
         memory_BSD = jnp.broadcast_to(memory_SD, (rows, *memory_SD.shape))
         return (*self.body.init_caches(rows), MemoryCache(memory_BSD))
@@ -167,37 +145,35 @@ class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
-        """Reads one segment, and the memory at its ends; as `Model.stack`.
+        """Runs on one segment; the memory after it carries gradients.
 
-        The memory after the segment carries gradients. Its monitor memory_spread is its standard
-        deviation over rows: a memory that tells nothing of its document is the same in all.
+        The metric memory_spread is the memory's standard deviation over the batch, 0 if it does not
+        depend on the document.
         """
-        *of_body, (memory_BSD,) = caches
-        y_BTD, memory_BSD, after, monitors = self.positions.segment(
-            x_BTD, tuple(of_body), memory_BSD, key
+        *body_caches, (memory_BSD,) = caches
+        y_BTD, memory_BSD, after, metrics = self.positions.segment(
+            x_BTD, tuple(body_caches), memory_BSD, key
         )
         with jax.named_scope("memory"):
             spread = jnp.std(memory_BSD.astype(jnp.float32), axis=0).mean()
-        monitors = monitors | {"memory_spread": jax.lax.stop_gradient(spread)}
+        metrics = metrics | {"memory_spread": jax.lax.stop_gradient(spread)}
         if self.special_tokens:
             with jax.named_scope("vocabulary"):
                 added = self.auxiliary_weight * self._special_nats(memory_BSD)
-            monitors["added_nats"] = monitors.get("added_nats", 0.0) + added
-        return y_BTD, (*after, MemoryCache(memory_BSD)), monitors
+            metrics["added_nats"] = metrics.get("added_nats", 0.0) + added
+        return y_BTD, (*after, MemoryCache(memory_BSD)), metrics
 
     def attention_layout(self, segment_length: int) -> AttentionLayout | None:
-        """As `ShowsAttention.attention_layout`; None around a body that shows no attention."""
         return self.for_segments(segment_length).positions.attention_layout()
 
     def attention_weights(
         self, tokens_BT: jax.Array, caches: tuple
     ) -> tuple[AttentionWeights, jax.Array, tuple]:
-        """As `ShowsAttention.attention_weights`; (B, H, X, M + X), X = S + T + S."""
-        *of_body, (memory_BSD,) = caches
-        found, y_BTD, memory_BSD, after = self.positions.attention_weights(
-            self.embed(tokens_BT), tuple(of_body), memory_BSD
+        *body_caches, (memory_BSD,) = caches
+        weights, y_BTD, memory_BSD, after = self.positions.attention_weights(
+            self.embed(tokens_BT), tuple(body_caches), memory_BSD
         )
-        return found, self.logits(y_BTD), (*after, MemoryCache(memory_BSD))
+        return weights, self.logits(y_BTD), (*after, MemoryCache(memory_BSD))
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         return self.body.logits(x_BTD)
@@ -210,80 +186,78 @@ class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
         return self.token_losses(memory_BSD, special_BS)[0].mean()
 
     def given_parameters(self) -> dict[str, Any]:
-        given = self.body.given_parameters()
-        return {"body": given} if given else {}
+        parameters = self.body.given_parameters()
+        return {"body": parameters} if parameters else {}
 
     def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
         return self.body.gradient_monitors(grads["body"])
 
-    # Tokens. The read positions are read with a segment's first token, the write positions with
-    # its last: so between segments the decoding form holds nothing but the segment form.
+    # Tokens. The read positions are processed with a segment's first token, the write positions
+    # with its last, so between segments the decoding form contains the segment form only.
 
     def begin_decoding(self, caches: tuple) -> tuple:
-        *of_body, (memory_BSD,) = caches
+        *body_caches, (memory_BSD,) = caches
         fill_B = jnp.zeros(len(memory_BSD), jnp.int32)
-        begun = self.positions.begin_decoding(tuple(of_body))
+        begun = self.positions.begin_decoding(tuple(body_caches))
         return (*begun, DecodingMemory(memory_BSD, fill_B))
 
     def end_decoding(self, caches: tuple) -> tuple:
-        *of_body, memory = caches
-        ended = self.positions.end_decoding(tuple(of_body))
+        *body_caches, memory = caches
+        ended = self.positions.end_decoding(tuple(body_caches))
         return (*ended, MemoryCache(memory.memory_BSD))
 
     def read_part(
         self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
-        *of_body, (memory_BSD,) = caches
+        *body_caches, (memory_BSD,) = caches
         y_BPD, part, read_BSD = self.positions.read_part(
-            self.embed(tokens_BT), tuple(of_body), memory_BSD, counts_B
+            self.embed(tokens_BT), tuple(body_caches), memory_BSD, counts_B
         )
-        memory_BSD = self._while_reading(memory_BSD, read_BSD)
+        memory_BSD = self._while_decoding(memory_BSD, read_BSD)
         part = (*part, DecodingMemory(memory_BSD, counts_B))
         return self.logits(y_BPD), select_rows(counts_B > 0, part, self.begin_decoding(caches))
 
-    def _while_reading(self, memory_BSD, read_BSD):
+    def _while_decoding(self, memory_BSD, read_BSD):
         return memory_BSD if self.memory_at_end else read_BSD
 
     def decode(
         self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        *of_body, (memory_BSD, fill_B) = caches
+        *body_caches, (memory_BSD, fill_B) = caches
         reads_B = jnp.broadcast_to(jnp.asarray(reads_B), fill_B.shape)
         positions = self.positions
 
-        def begin(of_body, memory_BSD, rows_B):
-            of_body, read_BSD = positions.begin(of_body, memory_BSD, rows_B)
-            read_BSD = self._while_reading(memory_BSD, read_BSD)
-            return of_body, select_rows(rows_B, read_BSD, memory_BSD)
+        def begin(body_caches, memory_BSD, rows_B):
+            body_caches, read_BSD = positions.begin(body_caches, memory_BSD, rows_B)
+            read_BSD = self._while_decoding(memory_BSD, read_BSD)
+            return body_caches, select_rows(rows_B, read_BSD, memory_BSD)
 
-        def finish(of_body, memory_BSD, rows_B):
-            of_body, written_BSD = positions.finish(of_body, memory_BSD, rows_B)
-            return of_body, select_rows(rows_B, written_BSD, memory_BSD)
+        def finish(body_caches, memory_BSD, rows_B):
+            body_caches, written_BSD = positions.finish(body_caches, memory_BSD, rows_B)
+            return body_caches, select_rows(rows_B, written_BSD, memory_BSD)
 
-        def where_any(change, rows_B, of_body, memory_BSD):
-            def keep(of_body, memory_BSD, rows_B):
-                return of_body, memory_BSD
+        def where_any(change, rows_B, body_caches, memory_BSD):
+            def keep(body_caches, memory_BSD, rows_B):
+                return body_caches, memory_BSD
 
-            return jax.lax.cond(jnp.any(rows_B), change, keep, of_body, memory_BSD, rows_B)
+            return jax.lax.cond(jnp.any(rows_B), change, keep, body_caches, memory_BSD, rows_B)
 
         begins_B = reads_B & (fill_B == 0)
-        begun, memory_BSD = where_any(begin, begins_B, tuple(of_body), memory_BSD)
+        begun, memory_BSD = where_any(begin, begins_B, tuple(body_caches), memory_BSD)
         x_BD = self.embed(tokens_B[:, None])[:, 0]
-        y_BD, read = positions.decode(x_BD, begun, reads_B)
+        y_BD, decoded = positions.decode(x_BD, begun, reads_B)
         fill_B = fill_B + reads_B.astype(jnp.int32)
         full_B = fill_B == self.period
-        after, memory_BSD = where_any(finish, full_B, read, memory_BSD)
+        after, memory_BSD = where_any(finish, full_B, decoded, memory_BSD)
         fill_B = jnp.where(full_B, 0, fill_B)
         return self.logits(y_BD), (*after, DecodingMemory(memory_BSD, fill_B))
 
-    # What it costs, and how far it sees.
+    # Receptive field and cost.
 
     def windows_reach(self) -> int:
         return self.body.windows_reach()
 
     def receptive_field(self) -> float:
-        """Returns how many tokens before it a token can be influenced by; infinite if the memory
-        tells of tokens."""
         return math.inf if self.positions.carries() else self.body.receptive_field()
 
     def flops_per_token(self) -> float:
@@ -294,7 +268,7 @@ class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
 
 
 def _repeated(rows):
-    """Draws of N(0, 1): `rows` of them, or one for all."""
+    """Returns the initializer of `rows` draws of N(0, 1), or of one for all."""
 
     def draw(key, shape, dtype):
         return jnp.broadcast_to(jax.random.normal(key, (rows, *shape[1:]), dtype), shape)

@@ -1,7 +1,7 @@
-"""Memory tokens around the segments of a Transformer-XL, as the released code of RMT has them.
+"""Memory tokens around the segments of a Transformer-XL, as in the released code of RMT.
 
-Unlike positions of a text, memory tokens see others behind them: read positions see each other,
-write positions see everything in their segment. Letters as in `brt.models`; Q: positions that ask.
+Memory tokens also see positions behind them: read positions see each other, write positions see
+their whole segment. Axes as in `brt.models`; Q: query positions.
 """
 
 from typing import TYPE_CHECKING
@@ -22,15 +22,10 @@ if TYPE_CHECKING:
 def segment_mask(S: int, T: int, memory_at_end: bool = True) -> jax.Array:
     """Returns which positions of its segment each position sees, (X, X) bool.
 
-    Read positions see each other; tokens the read positions, the tokens before them and
-    themselves; write positions everything.
+    Read positions see each other; tokens see the read positions, earlier tokens and themselves;
+    write positions see all.
 
-    Args:
-        S: memory tokens.
-        T: tokens.
-        memory_at_end: whether there are write positions.
-
-    Source: RMT, section 3 (memory tokens of a block see one another), and the released code.
+    Source: RMT, section 3, and the released code.
     """
     index = jnp.arange(S + T + (S if memory_at_end else 0))
     read, write = index < S, index >= S + T
@@ -44,29 +39,19 @@ def visible_positions(
     """Returns the mask with remembered vectors before the segment, (B, Q, M + X) bool.
 
     Args:
-        mask_QX: (Q, X) bool, which positions of the segment those that ask see.
-        is_memory_Q: (Q,) bool, which of them are memory tokens.
-        filled_BM: (B, M) bool, which remembered vectors hold something.
-        read_from_cache: whether memory tokens see them, as tokens do.
+        mask_QX: (Q, X) bool, positions of the segment that each query sees.
+        is_memory_Q: (Q,) bool, queries that are memory tokens.
+        filled_BM: (B, M) bool, remembered vectors that are filled.
+        read_from_cache: whether memory tokens see remembered vectors.
     """
-    asks_Q = ~is_memory_Q | read_from_cache
-    cache_BQM = filled_BM[:, None] & asks_Q[:, None]
+    sees_Q = ~is_memory_Q | read_from_cache
+    cache_BQM = filled_BM[:, None] & sees_Q[:, None]
     mask_BQX = jnp.broadcast_to(mask_QX, (len(filled_BM), *mask_QX.shape))
     return jnp.concatenate([cache_BQM, mask_BQX], axis=-1)
 
 
 class TransformerXLMemoryTokens(MemoryTokens):
-    """Memory tokens that see more than the positions before them.
-
-    Args:
-        body: a `TransformerXL`.
-        layout: of its segments.
-
-    Raises:
-        ValueError: an encoding that has no distances, or queries that see too few keys.
-
-    Source: RMT, section 3; for what it leaves open, the released code.
-    """
+    """Memory tokens of a Transformer-XL. Source: RMT, section 3, and the released code."""
 
     def __init__(self, body: "TransformerXLStack", layout: MemoryLayout):
         if body.encoding != "relative" or body.same_length:
@@ -81,11 +66,11 @@ class TransformerXLMemoryTokens(MemoryTokens):
     def segment(
         self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array, key: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array, tuple, dict[str, jax.Array]]:
-        y_BXD, inputs = self.read(x_BTD, caches, memory_BSD, key)
-        after, monitors = self.body.remember(caches, inputs)
-        return *self.layout.divide(y_BXD), after, monitors
+        y_BXD, inputs = self.forward(x_BTD, caches, memory_BSD, key)
+        after, metrics = self.body.remember(caches, inputs)
+        return *self.layout.divide(y_BXD), after, metrics
 
-    def read(
+    def forward(
         self,
         x_BTD: jax.Array,
         caches: tuple,
@@ -93,18 +78,13 @@ class TransformerXLMemoryTokens(MemoryTokens):
         key: jax.Array | None = None,
         shown: list[LayerAttention] | None = None,
     ) -> tuple[jax.Array, list[jax.Array]]:
-        """Reads embedded tokens with the memory around them through all layers.
-
-        Returns:
-            (B, X, D), and a list of each layer's inputs (B, X, D).
-        """
+        """Runs all layers; returns (B, X, D) and each layer's inputs (B, X, D)."""
         x_BXD = self.layout.surround(x_BTD, memory_BSD)
         visible_BXJ = self._visible_in_segment(caches, x_BTD.shape[1])
         contents = self.body.contents(caches)
-        return self.body.read(x_BXD, contents, visible_BXJ, key, future=True, shown=shown)
+        return self.body.forward(x_BXD, contents, visible_BXJ, key, future=True, shown=shown)
 
     def attention_layout(self) -> AttentionLayout:
-        """As the base class; a memory's contents are inputs at positions of earlier segments."""
         S, T, X = self.layout.num_memory, self.layout.period, self.layout.positions
         layout = AttentionLayout((), S, T, write=X - S - T)
 
@@ -112,8 +92,8 @@ class TransformerXLMemoryTokens(MemoryTokens):
             if position is None:
                 return None
             segment, index = divmod(position, X)
-            of_segment = layout.query_tokens[index]
-            return None if of_segment is None else segment * T + of_segment
+            token = layout.query_tokens[index]
+            return None if token is None else segment * T + token
 
         remembered = self.body.attention_layout(T).cache_tokens
         return layout._replace(cache_tokens=tuple(map(token, remembered)))
@@ -122,11 +102,11 @@ class TransformerXLMemoryTokens(MemoryTokens):
         self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array
     ) -> tuple[AttentionWeights, jax.Array, jax.Array, tuple]:
         shown: list[LayerAttention] = []
-        y_BXD, inputs = self.read(x_BTD, caches, memory_BSD, shown=shown)
+        y_BXD, inputs = self.forward(x_BTD, caches, memory_BSD, shown=shown)
         visible_BXJ = self._visible_in_segment(caches, x_BTD.shape[1])
         after, _ = self.body.remember(caches, inputs)
-        found = self.body.collected(shown, visible_BXJ, caches)
-        return found, *self.layout.divide(y_BXD), after
+        weights = self.body.collected(shown, visible_BXJ, caches)
+        return weights, *self.layout.divide(y_BXD), after
 
     def _visible_in_segment(self, caches, T):
         S = self.layout.num_memory
@@ -138,21 +118,20 @@ class TransformerXLMemoryTokens(MemoryTokens):
         filled_BM = self.body.filled(caches)
         return visible_positions(mask_QX, is_memory_Q, filled_BM, self.layout.read_from_cache)
 
-    def _read_memory(self, caches, memory_BSD, before=None):
-        """Outputs and inputs of memory tokens that see the segment's positions `before` them.
+    def _memory_outputs(self, caches, memory_BSD, before=None):
+        """Returns outputs and inputs of memory tokens that see themselves and `before`.
 
-        before: layers' inputs there, (B, X, D) each; none for the read positions.
+        before: layers' inputs at earlier positions of the segment, (B, X, D) each, or None.
         """
-        S, X = self.layout.num_memory, self.layout.num_memory
+        S = X = self.layout.num_memory
         contents = self.body.contents(caches)
         if before is not None:
             X += before[0].shape[1]
             contents = [jnp.concatenate(pair, axis=1) for pair in zip(contents, before)]
         visible_BSJ = self._visible(caches, jnp.ones((S, X), bool), jnp.ones(S, bool))
-        return self.body.read(memory_BSD, contents, visible_BSJ, future=True)
+        return self.body.forward(memory_BSD, contents, visible_BSJ, future=True)
 
-    # The decoding form has room for the read positions and the tokens; when they are all read, the
-    # write positions follow.
+    # While decoding, a segment has room for the read positions and the tokens.
 
     @property
     def _room(self):
@@ -168,7 +147,7 @@ class TransformerXLMemoryTokens(MemoryTokens):
         self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
     ) -> tuple[tuple, jax.Array]:
         before = self.body.end_decoding(caches)
-        y_BSD, inputs = self._read_memory(before, memory_BSD)
+        y_BSD, inputs = self._memory_outputs(before, memory_BSD)
         counts_B = jnp.full(len(memory_BSD), self.layout.num_memory, jnp.int32)
         begun = self.body.open_segments(before, self._room, inputs, counts_B)
         return select_rows(rows_B, begun, caches), y_BSD
@@ -184,7 +163,7 @@ class TransformerXLMemoryTokens(MemoryTokens):
         before = self.body.end_decoding(caches)
         inputs = [cache.x_BPD for cache in caches]
         if self.layout.memory_at_end:
-            memory_BSD, written = self._read_memory(before, memory_BSD, inputs)
+            memory_BSD, written = self._memory_outputs(before, memory_BSD, inputs)
             inputs = [jnp.concatenate(pair, axis=1) for pair in zip(inputs, written, strict=True)]
         after, _ = self.body.remember(before, inputs)
         return select_rows(rows_B, self.begin_decoding(after), caches), memory_BSD
@@ -193,18 +172,15 @@ class TransformerXLMemoryTokens(MemoryTokens):
         self, x_BPD: jax.Array, caches: tuple, memory_BSD: jax.Array, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple, jax.Array]:
         S, P = self.layout.num_memory, x_BPD.shape[1]
-        y_BXD, inputs = self.read(x_BPD, caches, memory_BSD)
+        y_BXD, inputs = self.forward(x_BPD, caches, memory_BSD)
         opened = self.body.open_segments(caches, self._room, inputs, S + counts_B)
         return y_BXD[:, S : S + P], opened, y_BXD[:, :S]
-
-    # What it costs, and how far it sees.
 
     def carries(self) -> bool:
         sees_cache = self.body.remembered > 0 and self.layout.read_from_cache
         return self.layout.memory_at_end or sees_cache
 
     def flops_per_token(self) -> float:
-        """As `MemoryTokens.flops_per_token`; a segment's tokens share what its memory costs."""
         S, P = self.layout.num_memory, self.layout.period
         seen = self.body.remembered if self.layout.read_from_cache else 0
         pairs = S * P + S * (S + seen)
@@ -213,7 +189,7 @@ class TransformerXLMemoryTokens(MemoryTokens):
             pairs += S * (2 * S + P + seen)
             positions = 2 * S
         A = self.body.sizes.attention_size
-        of_memory = sum(
+        memory_flops = sum(
             2 * matrix_size(layer) * positions + 6 * A * pairs for layer in self.body.layers
         )
-        return self.body.flops_per_token() + of_memory / P
+        return self.body.flops_per_token() + memory_flops / P

@@ -1,9 +1,8 @@
-"""Word vectors in bins by frequency: the embedding, and the softmax that goes back.
+"""Adaptive embedding and adaptive softmax.
 
-Ids are ranks by frequency. Rare bins have narrower vectors, projected to the model's width;
-the softmax first chooses among the frequent words and the rare bins, then within the bin.
-One bin is a plain table and a plain softmax. Letters as in `brt.models`; E: width of a bin,
-N: rare bins.
+Ids are ranks by frequency. Rare bins have narrower vectors, projected to the model's width. The
+softmax is over the frequent words and the rare bins, then within a bin. One bin is a plain
+embedding and a plain softmax. Axes as in `brt.models`; E: width of a bin, N: rare bins.
 """
 
 import itertools
@@ -19,22 +18,18 @@ from brt.models.layers.norms import wide
 from brt.token_ids import BEGIN
 
 CHUNK = 256
-"""Tokens whose words of one rare bin are scored at a time."""
+"""Tokens for which the words of a rare bin are scored at a time."""
 
 
 class Bin(nnx.Module):
     """Words of similar frequency.
-
-    table_VE is tied to the softmax unless there is an output_VE; projection_ED, if the bin
-    has one, unless there is an output_projection_ED. bias_V: of the softmax.
 
     Args:
         size: V, words of the bin.
         bin_width: E of their vectors.
         width: D of the model.
         projects: whether the vectors are projected from E to D.
-        tied: whether the softmax uses the embedding's table.
-        ties_projection: whether it uses the embedding's projection.
+        tied, ties_projection: whether the softmax uses the embedding matrix, and its projection.
         std, projection_std: as of `AdaptiveEmbedding`.
     """
 
@@ -65,7 +60,7 @@ class Bin(nnx.Module):
                 self.output_projection_ED = parameter(rngs, draw, bin_width, width)
 
     def embed(self, ids: jax.Array, dtype: DTypeLike) -> jax.Array:
-        """Returns (..., D) vectors of ids of the bin, counted from its first."""
+        """Returns (..., D) vectors of ids relative to the bin's first."""
         x_BTE = self.table_VE[...].astype(dtype)[ids]
         return x_BTE @ self.projection_ED[...].astype(dtype) if self.projects else x_BTE
 
@@ -75,17 +70,17 @@ class Bin(nnx.Module):
         more_NE: jax.Array | None = None,
         more_bias_N: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns (..., V) logits of the bin's words and, after them, of further rows."""
+        """Returns (..., V + N) logits of the bin's words and of N further output vectors."""
         if self.projects:
             tied = self.ties_projection
             projection_ED = self.projection_ED if tied else self.output_projection_ED
             x_BTD = x_BTD @ projection_ED[...].astype(x_BTD.dtype).T
-        table_VE = (self.table_VE if self.tied else self.output_VE)[...]
+        output_VE = (self.table_VE if self.tied else self.output_VE)[...]
         bias_V = self.bias_V[...]
         if more_NE is not None and more_bias_N is not None:
-            table_VE = jnp.concatenate([table_VE, more_NE])
+            output_VE = jnp.concatenate([output_VE, more_NE])
             bias_V = jnp.concatenate([bias_V, more_bias_N])
-        return wide(x_BTD @ table_VE.astype(x_BTD.dtype).T) + bias_V
+        return wide(x_BTD @ output_VE.astype(x_BTD.dtype).T) + bias_V
 
 
 class AdaptiveEmbedding(nnx.Module):
@@ -95,16 +90,12 @@ class AdaptiveEmbedding(nnx.Module):
         vocabulary_size: V.
         width: D.
         cutoffs: first ids of the rare bins, increasing, 0 < ... < V. Empty: one bin.
-        div_val: the vectors of bin i are D // div_val ** i wide; above 1 all bins project.
-        tied: whether the softmax uses the embedding's tables.
-        tied_projections: whether it uses the embedding's projections: one bool, or one a bin.
-        std, projection_std: tables begin as N(0, std ** 2), projections as
-            N(0, projection_std ** 2), biases as 0.
+        div_val: the vectors of bin i have size D // div_val ** i; above 1 all bins project.
+        tied: whether the softmax uses the embedding matrices.
+        tied_projections: whether it uses the embedding's projections: one bool, or one per bin.
+        std, projection_std: initial embeddings are N(0, std ** 2), projections
+            N(0, projection_std ** 2), biases 0.
         owner: the model whose bindings errors and `divided_sizes` name.
-
-    Raises:
-        ValueError: cutoffs that do not increase or lie outside the vocabulary; a divisor
-            that leaves a bin no width; flags for another number of bins.
 
     Source: Grave et al. 2017 (arXiv:1609.04309) and Baevski and Auli 2019
     (arXiv:1809.10853), as used by Transformer-XL's word-level models.
@@ -167,7 +158,7 @@ class AdaptiveEmbedding(nnx.Module):
         self.begin_D = parameter(rngs, normal(std), width)
 
     def __call__(self, tokens_BT: jax.Array, dtype: DTypeLike) -> jax.Array:
-        """Returns (B, T, D) vectors of (B, T) ids, `BEGIN` too, times the root of D."""
+        """Returns (B, T, D) vectors of (B, T) ids, `BEGIN` included, times sqrt(D)."""
         begin_D = self.begin_D[...].astype(dtype)
         x_BTD = jnp.where((tokens_BT == BEGIN)[..., None], begin_D, jnp.zeros((), dtype))
         for part, low, high in zip(self.bins, self.edges[:-1], self.edges[1:], strict=True):
@@ -177,7 +168,7 @@ class AdaptiveEmbedding(nnx.Module):
         return x_BTD * self.width**0.5
 
     def divided_sizes(self) -> dict[str, int]:
-        """Returns the bindings whose sizes the model axis of a mesh must divide: every bin's."""
+        """Returns the sizes of the bins, which the model axis of a mesh must divide."""
         ends = [f"{self.owner}.cutoffs[{i}]" for i in range(len(self.bins) - 1)]
         ends.append(f"{self.owner}.vocabulary_size")
         names = [ends[0], *(f"{high} - {low}" for low, high in itertools.pairwise(ends))]
@@ -197,7 +188,6 @@ class AdaptiveEmbedding(nnx.Module):
         return jnp.concatenate(parts, axis=-1)
 
     def _head(self, x_BTD):
-        """Returns log-probabilities of the words of the first bin, then of the rare bins."""
         first = self.bins[0]
         return jax.nn.log_softmax(
             first.logits(x_BTD, self.clusters_ND[...], self.cluster_bias_N[...])
@@ -206,9 +196,8 @@ class AdaptiveEmbedding(nnx.Module):
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns -log p of each target, and whether it is the most likely word; both (B, T).
 
-        For several bins. A rare bin is scored for those tokens only that need it, CHUNK at a
-        time: where the target lies in it, or the bin is more likely than every frequent word,
-        so that it may hold the most likely one. No (B, T, V) array exists.
+        For several bins. No (B, T, V) array exists: a rare bin is scored, CHUNK tokens at a time,
+        only where it contains the target or is more likely than every frequent word.
         """
         x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
         targets_N = targets_BT.reshape(-1)
@@ -236,9 +225,9 @@ class AdaptiveEmbedding(nnx.Module):
 
 
 def _score_needed(part, x_ND, target_N, needed_N):
-    """Returns, within a bin, log p of the target, the highest log p and its word, where needed."""
+    """Returns log p of the target, the highest log p and its word within a bin, where needed."""
     count = x_ND.shape[0]
-    order_N = jnp.argsort(~needed_N, stable=True)  # those needed come first
+    order_N = jnp.argsort(~needed_N, stable=True)  # needed tokens first
     chunk = min(CHUNK, count)
     padded = -(-count // chunk) * chunk
     rows_XC = jnp.pad(order_N, (0, padded - count)).reshape(-1, chunk)
@@ -259,7 +248,7 @@ def _score_needed(part, x_ND, target_N, needed_N):
         rows_C, start = inputs
         return carry, jax.lax.cond(start < total, score, skip, x_ND[rows_C], target_N[rows_C])
 
-    # Recomputed in the backward pass, or the logits of all chunks would be kept for it.
-    _, found = jax.lax.scan(jax.checkpoint(step), None, (rows_XC, starts))
+    # Remat, because the backward pass would keep the logits of all chunks.
+    _, scored = jax.lax.scan(jax.checkpoint(step), None, (rows_XC, starts))
     back_N = jnp.argsort(order_N)
-    return tuple(x.reshape(-1)[:count][back_N] for x in found)
+    return tuple(x.reshape(-1)[:count][back_N] for x in scored)

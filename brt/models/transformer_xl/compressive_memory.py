@@ -1,11 +1,8 @@
-"""The compressive memory: old inputs of a layer, pooled before they are forgotten.
+"""The memory of the Compressive Transformer: `TransformerXL.memory = @CompressiveMemory`.
 
-    TransformerXL.memory = @CompressiveMemory
-
-makes a Transformer-XL the Compressive Transformer: what falls out of its memory of M inputs is
-compressed, c inputs to one vector, into a second memory of L vectors. Letters as in `brt.models`;
-L: compressed vectors, Y: inputs that one of them stands for, O: inputs about to be compressed,
-I: outputs of the convolution, D of them.
+Inputs that leave the memory of M inputs are compressed, c inputs to one vector, into a second
+memory of L vectors. Axes as in `brt.models`; L: compressed vectors, Y: inputs that one of them
+summarises, O: inputs about to be compressed, I: outputs of the convolution, D of them.
 """
 
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -16,13 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import (
-    Count,
-    CountFrom0,
-    NotNegative,
-    OneOf,
-    configurable,
-)
+from brt.checks import Count, CountFrom0, NotNegative, OneOf, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import wide
 from brt.models.layers.sizes import Sizes
@@ -37,7 +28,7 @@ COMPRESSIONS = ("mean", "max", "convolution")
 class CompressiveCache(NamedTuple):
     """The compressed vectors of a layer, then its last inputs, the newest last in both.
 
-    compressed_BLD: (B, L, D) in the activations' type, zeros where nothing is remembered yet.
+    compressed_BLD: (B, L, D) in the activations' type, zeros where nothing is stored yet.
     compressed_count_B: (B,) int32, how many of the last L are filled.
     x_BMD: (B, M, D), as in `HiddenCache`. count_B: (B,) int32, how many of the last M are filled.
     """
@@ -56,20 +47,17 @@ class CompressiveCache(NamedTuple):
 class CompressiveMemory(HiddenMemory):
     """Keeps the last M inputs of a layer, and L vectors compressed from those before them.
 
-    A compressed vector counts as one position, the oldest first, so relative positions reach
-    L + M back. With "mean" and rate 1 it is a Transformer-XL that remembers L + M.
+    A compressed vector counts as one position, the oldest first. With "mean" and rate 1 it is a
+    Transformer-XL that remembers L + M inputs.
 
     Args:
         sizes: D of the layer.
         length: M, `TransformerXL.memory_length`.
         compressed: L, vectors of the compressed memory, at least 1.
-        rate: c, inputs that one of them stands for; it must divide M and the segment length.
-        compression: "mean" or "max" pooling, or "convolution", learned, with stride and kernel c.
-        reconstruction_weight: of the attention-reconstruction loss, the one thing that trains a
-            convolution; pooling learns nothing and has no such loss.
-
-    Raises:
-        ValueError: an unknown choice, a size below 1 or that does not divide, a negative weight.
+        rate: c, inputs per compressed vector; it must divide M and the segment length.
+        compression: "mean" or "max" pooling, or a learned "convolution" with stride and kernel c.
+        reconstruction_weight: of the attention-reconstruction loss, the only one that trains a
+            convolution.
 
     Source: Rae et al. 2019, arXiv:1911.05507, sections 3.1 and 3.2.
     """
@@ -135,22 +123,21 @@ class CompressiveMemory(HiddenMemory):
     def remember(
         self, cache: CompressiveCache, x_BTD: jax.Array, layer: "TransformerXLLayer"
     ) -> tuple[NamedTuple, dict[str, jax.Array]]:
-        """Returns the cache after a segment, without gradient; as `HiddenMemory.remember`.
+        """Returns the cache after a segment, without gradient, and metrics.
 
-        With a learned compression the monitor added_nats is the attention-reconstruction loss times
-        its weight.
+        For a convolution the metric added_nats is the weighted attention-reconstruction loss.
         """
         T, M, L = x_BTD.shape[1], self.recent, self.compressed
         x_BJD = jnp.concatenate([cache.x_BMD, x_BTD.astype(cache.x_BMD.dtype)], axis=1)
         x_BJD = jax.lax.stop_gradient(x_BJD)
-        # The T oldest of M + T fall out; where less was remembered the first of them are empty.
+        # The T oldest of M + T inputs leave; where fewer were stored the first of them are empty.
         dropped_BTD = x_BJD[:, :T]
         dropped_B = jnp.maximum(cache.count_B + T - M, 0)
         new_BLD = self.compress(dropped_BTD)
-        monitors = {}
+        metrics = {}
         if self.compression == "convolution":
             error = self.reconstruction_error(layer, x_BTD, dropped_BTD, new_BLD, dropped_B)
-            monitors["added_nats"] = self.reconstruction_weight * error
+            metrics["added_nats"] = self.reconstruction_weight * error
         new_BLD = jax.lax.stop_gradient(new_BLD).astype(cache.compressed_BLD.dtype)
         after = CompressiveCache(
             jnp.concatenate([cache.compressed_BLD, new_BLD], axis=1)[:, new_BLD.shape[1] :],
@@ -158,13 +145,10 @@ class CompressiveMemory(HiddenMemory):
             x_BJD[:, T:],
             jnp.minimum(cache.count_B + T, M),
         )
-        return after, monitors
+        return after, metrics
 
     def compress(self, x_BOD: jax.Array) -> jax.Array:
-        """Returns one vector for each c of the O inputs, (B, O / c, D).
-
-        Source: Rae et al. 2019, section 3.1.
-        """
+        """Returns one vector for each c of the O inputs, (B, O / c, D)."""
         B, O, D = x_BOD.shape
         x_BLYD = x_BOD.reshape(B, O // self.rate, self.rate, D)
         if self.compression == "mean":
@@ -183,14 +167,13 @@ class CompressiveMemory(HiddenMemory):
     ) -> jax.Array:
         """Returns the mean squared difference between attention to inputs and to their compression.
 
-        The segment's inputs ask, by content alone; only `new_BLD` passes a gradient on. Rows in
-        which nothing is compressed yet do not count.
+        Gradients reach `new_BLD` only. Batch elements in which nothing is compressed do not count.
 
         Args:
-            layer: the `TransformerXLLayer` whose attention is compared.
-            x_BTD: inputs of the segment.
-            old_BOD: inputs that are compressed, the last `old_B` of each row filled.
-            new_BLD: what they are compressed to.
+            layer: the `TransformerXLLayer` whose content attention is compared.
+            x_BTD: inputs of the segment, which are the queries.
+            old_BOD: inputs before compression, the last `old_B` of each batch element filled.
+            new_BLD: the compressed vectors.
 
         Source: Rae et al. 2019, algorithm 2.
         """
@@ -198,12 +181,12 @@ class CompressiveMemory(HiddenMemory):
         old_B1 = old_B[:, None]
         expected = layer.content_attention(x_BTD, old_BOD, jnp.arange(O) >= O - old_B1)
         filled_BL = jnp.arange(L) >= L - old_B1 // self.rate
-        found = layer.content_attention(x_BTD, new_BLD, filled_BL)
-        error_B = jnp.square(wide(expected) - wide(found)).mean(axis=(1, 2, 3))
+        compressed = layer.content_attention(x_BTD, new_BLD, filled_BL)
+        error_B = jnp.square(wide(expected) - wide(compressed)).mean(axis=(1, 2, 3))
         counts_B = (old_B > 0).astype(error_B.dtype)
         return (error_B * counts_B).sum() / jnp.maximum(counts_B.sum(), 1)
 
-    # What it costs, and how far it sees.
+    # Receptive field and cost.
 
     def oldest(self, position: float, period: int) -> float:
         return position // period * period - self.recent

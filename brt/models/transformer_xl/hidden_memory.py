@@ -1,7 +1,7 @@
-"""The memory of a layer of Transformer-XL: its inputs at the last M positions.
+"""The memory of a Transformer-XL layer: its inputs at the last M positions.
 
-A buffer of fixed size; how much of it is filled is counted, per row. Other memories of inputs
-inherit from `HiddenMemory` and change what is kept of a segment. Letters as in `brt.models`.
+The buffer has a fixed size and a count of filled positions per batch element. Other memories of
+inputs inherit from `HiddenMemory`. Axes as in `brt.models`.
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 class HiddenCache(NamedTuple):
     """The inputs of a layer at the last M positions, the newest last.
 
-    x_BMD: (B, M, D) in the activations' type, zeros where nothing is remembered yet.
-    count_B: (B,) int32, how many of the last M are filled, 0 ... M. Empty: 0, and
-        what is not filled is not seen.
+    x_BMD: (B, M, D) in the activations' type, zeros where nothing is stored yet.
+    count_B: (B,) int32, how many of the last M are filled, and visible; empty: 0.
     """
 
     x_BMD: jax.Array
@@ -32,24 +31,20 @@ class HiddenCache(NamedTuple):
     carries_state = False
 
     def clear_state(self, empty: "HiddenCache") -> "HiddenCache":
-        """Returns the cache as it is: a window, if a long one."""
+        """Returns the cache as it is: a long window."""
         return self
 
 
 class HiddenMemory(nnx.Module):
     """Keeps the last M inputs of a layer: the base of the memories of Transformer-XL.
 
-    A memory is built as `memory(rngs, sizes, length)`, with the `Sizes` of its layer and
-    `TransformerXL.memory_length`. Its cache is a named tuple with rows first and a method
-    `clear_state(empty)`. The layer attends to `contents`, M vectors, as to inputs that stand M
-    positions before the segment, where `filled` says so.
-
-    Args:
-        sizes: D of the layer.
-        length: M; 0 remembers nothing.
+    A memory is built as `memory(rngs, sizes, length)` from the `Sizes` of its layer and
+    `TransformerXL.memory_length`. Its cache is a named tuple, batch axis first, with a method
+    `clear_state(empty)`. The layer attends to `contents` where `filled`, as to inputs right before
+    the segment.
 
     Attributes:
-        length: M, vectors that are attended to.
+        length: M, vectors that the layer attends to.
 
     Source: Transformer-XL, section 3.2.
     """
@@ -62,39 +57,38 @@ class HiddenMemory(nnx.Module):
         self.length = length
 
     def check_segment(self, positions: int) -> None:
-        """Refuses segments of so many positions, with a `ValueError`, if it cannot take them in."""
+        """Raises a `ValueError` if the memory does not support segments of so many positions."""
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
-        """Returns the cache of `rows` documents that have not begun; dtype: of activations."""
+        """Returns the cache of `rows` new documents; dtype: of activations."""
         x_BMD = jnp.zeros((rows, self.length, self.width), dtype)
         return HiddenCache(x_BMD, jnp.zeros(rows, jnp.int32))
 
     def contents(self, cache: Any) -> jax.Array:
-        """Returns what the layer attends to before the segment, (B, M, D), the newest last."""
+        """Returns the vectors before the segment, (B, M, D), the newest last."""
         return cache.x_BMD
 
     def filled(self, cache: Any) -> jax.Array:
-        """Returns which of the contents hold something, (B, M) bool."""
+        """Returns which of the contents are filled, (B, M) bool."""
         M = cache.x_BMD.shape[1]
         return jnp.arange(M) >= M - cache.count_B[:, None]
 
     def content_positions(self) -> tuple[int | None, ...]:
-        """Returns the position that each of the contents is the input of, for drawing attention.
+        """Returns the position of each of the contents, for drawing attention.
 
-        Counted from the segment's first position: -1 is the one right before it. None where one
-        stands for no single position.
+        Relative to the segment's first position, -1 is right before it; None: no single position.
         """
         return tuple(range(-self.length, 0))
 
     def remember(
         self, cache: Any, x_BTD: jax.Array, layer: "TransformerXLLayer"
     ) -> tuple[NamedTuple, dict[str, jax.Array]]:
-        """Returns the cache after a segment, without gradient, and monitors.
+        """Returns the cache after a segment, without gradient, and metrics.
 
         Args:
             cache: before the segment.
-            x_BTD: (B, T, D), the layer's inputs, T of any length.
-            layer: the `TransformerXLLayer`, for memories that ask what it attends to.
+            x_BTD: (B, T, D), the layer's inputs, of any length.
+            layer: whose inputs they are.
 
         Source: Transformer-XL, section 3.2 (h = [SG(m), h]) and the released code's update.
         """
@@ -103,36 +97,32 @@ class HiddenMemory(nnx.Module):
         count_B = jnp.minimum(cache.count_B + T, self.length)
         return HiddenCache(jax.lax.stop_gradient(x_BJD[:, T:]), count_B), {}
 
-    # What it costs, and how far it sees.
+    # Receptive field and cost.
 
     def oldest(self, position: float, period: int) -> float:
         """Returns the oldest position that a query may attend to through the last inputs.
 
         Args:
-            position: of the query, counted from the beginning of some segment; negative before.
-                Minus infinity if it may be any.
+            position: of the query, relative to the beginning of some segment; minus infinity if it
+                may be any.
             period: P, tokens of a segment.
         """
         return position // period * period - self.length
 
     def oldest_remembered(self, position: float, period: int) -> float:
-        """Returns the oldest position that may influence a query; arguments as `oldest`.
-
-        May be minus infinity. It is older where more is remembered than the last inputs.
-        """
+        """Returns the oldest position that may influence a query at all."""
         return self.oldest(position, period)
 
     def flops_per_token(self, period: int) -> float:
-        """Returns operations of one token's forward pass besides attention to the contents."""
+        """Returns operations of one token's forward pass, attention to the contents excluded."""
         return 0.0
 
 
 class DecodingSegment(NamedTuple):
     """The cache of a layer before a segment, and the segment while it is being filled.
 
-    before: the cache before the segment.
     x_BPD: (B, P, D), inputs of the layer in the segment, zeros beyond the fill.
-    fill_B: (B,) int32, positions of the segment read so far, 0 ... P - 1.
+    fill_B: (B,) int32, positions of the segment processed so far, 0 ... P - 1.
     """
 
     before: NamedTuple
@@ -143,15 +133,12 @@ class DecodingSegment(NamedTuple):
 def visible_keys(
     filled_BM: jax.Array, distance_TJ: jax.Array, same_length: bool = False
 ) -> jax.Array:
-    """Returns which keys, of M remembered and a segment's, each query sees.
+    """Returns which keys, M remembered ones and a segment's, each query sees, (B, T, J) bool.
 
     Args:
-        filled_BM: (B, M) bool, which of the first M keys hold something.
+        filled_BM: (B, M) bool, which of the first M keys are filled.
         distance_TJ: (T, J) or (B, T, J) int, from key to query.
         same_length: a query sees the last M keys only, itself included.
-
-    Returns:
-        (B, T, J) bool.
 
     Source: Transformer-XL's released PyTorch code, for the count of `same_length`.
     """
@@ -164,45 +151,31 @@ def visible_keys(
 
 
 def open_segment(
-    before: Any,
-    shape: tuple[int, int, int],
-    dtype: DTypeLike,
-    x_BPD: jax.Array | None = None,
-    fill_B: jax.Array | None = None,
+    before: Any, room: int, x_BPD: jax.Array, fill_B: jax.Array, dtype: DTypeLike
 ) -> DecodingSegment:
     """Returns the decoding form: the cache, and room for a segment.
 
     Args:
         before: the cache before the segment.
-        shape: (B, P, D) of the segment.
+        room: positions of the segment.
+        x_BPD, fill_B: inputs of a segment, of any length, of which the first `fill_B` are valid.
         dtype: of the activations.
-        x_BPD, fill_B: inputs of a segment of which each row has read the first `fill_B`
-            positions only; of other lengths they are cut, or filled up with zeros. None: nothing
-            of it has been read.
     """
-    B, P, _ = shape
-    if x_BPD is None or fill_B is None:
-        return DecodingSegment(before, jnp.zeros(shape, dtype), jnp.zeros(B, jnp.int32))
-    x_BPD = x_BPD[:, :P].astype(dtype)
-    x_BPD = jnp.pad(x_BPD, [(0, 0), (0, P - x_BPD.shape[1]), (0, 0)])
-    read_BP = jnp.arange(P) < fill_B[:, None]
-    return DecodingSegment(before, jnp.where(read_BP[..., None], x_BPD, 0), fill_B)
+    x_BPD = x_BPD[:, :room].astype(dtype)
+    x_BPD = jnp.pad(x_BPD, [(0, 0), (0, room - x_BPD.shape[1]), (0, 0)])
+    valid_BP = jnp.arange(room) < fill_B[:, None]
+    return DecodingSegment(before, jnp.where(valid_BP[..., None], x_BPD, 0), fill_B)
 
 
-def write_input(
+def append_input(
     cache: DecodingSegment, x_BD: jax.Array, reads_B: jax.Array | bool = True
 ) -> DecodingSegment:
-    """Puts one position's input at each row's fill; the fill itself is advanced later.
-
-    reads_B: (B,) bool, rows that read it; the others keep what they have.
-    """
+    """Appends one position's input to the segment of the batch elements in `reads_B`."""
     rows = jnp.arange(cache.fill_B.shape[0])
     x_BD = x_BD.astype(cache.x_BPD.dtype)
     if reads_B is not True:
         x_BD = select_rows(jnp.asarray(reads_B), x_BD, cache.x_BPD[rows, cache.fill_B])
-    return cache._replace(x_BPD=cache.x_BPD.at[rows, cache.fill_B].set(x_BD))
-
-
-def count_position(cache: DecodingSegment, reads_B: jax.Array | bool = True) -> DecodingSegment:
-    """Counts the position just written."""
-    return cache._replace(fill_B=cache.fill_B + jnp.asarray(reads_B, jnp.int32))
+    return cache._replace(
+        x_BPD=cache.x_BPD.at[rows, cache.fill_B].set(x_BD),
+        fill_B=cache.fill_B + jnp.asarray(reads_B, jnp.int32),
+    )

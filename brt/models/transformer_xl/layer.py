@@ -1,8 +1,4 @@
-"""One layer of Transformer-XL: attention over a cache of inputs, feed-forward, residuals, norms.
-
-Whatever the encodings differ in is here: where positions enter, and as what. Letters as in
-`brt.models`; C: distances, in the order of `relative_attention.distances`.
-"""
+"""One layer of Transformer-XL. Axes as in `brt.models`."""
 
 import itertools
 import math
@@ -14,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import zeros
 
+from brt.models.fast.relative_attention import attend_by_distance
 from brt.models.layers.dropout import independent_dropout
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import normal, parameter
@@ -23,7 +20,6 @@ from brt.models.shape_letters import constrain
 from brt.models.transformer_xl.relative_attention import (
     Positions,
     Terms,
-    attend_by_distance,
     read_values,
     score_terms,
     scores,
@@ -35,7 +31,7 @@ NORMS = ("post", "pre")
 
 
 class Drops(NamedTuple):
-    """Rates: everywhere, on attention weights; and whether a mask is constant along time."""
+    """Dropout rates, in general and on attention weights; variational: one mask for all tokens."""
 
     rate: float = 0.0
     attention: float = 0.0
@@ -55,6 +51,19 @@ class Biases(NamedTuple):
     position_HK: jax.Array
 
 
+class Distances(NamedTuple):
+    """The distances between queries and keys, the same in all layers.
+
+    distance_C: (C,) int, such as `relative_attention.distances`.
+    sinusoid_CD: their encodings, for "relative".
+    biases: u and v of all layers; None where a layer has its own.
+    """
+
+    distance_C: jax.Array
+    sinusoid_CD: jax.Array | None = None
+    biases: Biases | None = None
+
+
 class LayerAttention(NamedTuple):
     """Attention weights of a layer, (B, H, T, J), and the terms of its scores."""
 
@@ -63,22 +72,21 @@ class LayerAttention(NamedTuple):
 
 
 class TransformerXLLayer(nnx.Module):
-    """Attention, output projection, residual and norm; network, residual and norm.
+    """Attention, output projection, residual and norm; MLP, residual and norm.
 
     Args:
         sizes: D, H, K, F.
-        encoding: one of ENCODINGS. "relative": keys of projected sinusoids; "shaw": keys and
-            numbers learned for each distance, beyond the table those of its farthest row;
-            "absolute": none here; "learned": vectors added to the layer's inputs, counted
-            backwards from the end of the segment.
-        position_rows: R, rows of a learned table.
+        encoding: one of ENCODINGS. "relative": keys of projected sinusoids. "shaw": keys and biases
+            learned for each distance. "absolute": nothing in this layer. "learned": vectors added
+            to the layer's inputs, counted backwards from the end of the segment.
+        position_rows: R, learned distances; farther ones use the last.
         own_biases: u and v (of "relative") belong to this layer and not to the model.
-        norm: "post": after the residual sums; "pre": before attention and network.
-        drops: of what is dropped.
+        norm: "post": after the residual sums; "pre": before attention and MLP.
+        drops: dropout.
         clamp: distances above it share its encoding, or None.
-        std: matrices begin as N(0, std ** 2), norms' scales as N(1, std ** 2).
+        std: the initial matrices are N(0, std ** 2), scales of norms N(1, std ** 2).
 
-    Source: Transformer-XL, section 3.3 and, for what the paper leaves open, the released code.
+    Source: Transformer-XL, section 3.3, and the released code.
     """
 
     def __init__(
@@ -121,12 +129,10 @@ class TransformerXLLayer(nnx.Module):
         if encoding == "learned":
             self.places_RD = parameter(rngs, draw, R, D, multiplied=False)
 
-    # The positions.
+    # Positions.
 
     def add_position_vectors(self, x_BTD: jax.Array, backwards_T: jax.Array) -> jax.Array:
-        """Returns the layer's input, which it remembers too, with its learned position vectors.
-
-        Only the encoding "learned" has such vectors; with others the input comes back as it is.
+        """Returns the layer's input, which is also what it remembers, with learned positions.
 
         backwards_T: (T,) or (B, T) int, tokens to the end of the segment.
         """
@@ -134,36 +140,29 @@ class TransformerXLLayer(nnx.Module):
             return x_BTD
         return x_BTD + self._rows(self.places_RD, backwards_T).astype(x_BTD.dtype)
 
-    def positions(
-        self, distance_C: jax.Array, sinusoid_CD: jax.Array | None, biases: Biases | None
-    ) -> Positions | None:
-        """Returns keys and biases of distances, None if the encoding knows none.
-
-        sinusoid_CD: of these distances, for the encoding "relative".
-        """
+    def positions(self, distances: Distances) -> Positions | None:
+        """Returns keys and biases of the distances; None if the encoding has none."""
         if self.encoding == "shaw":
-            keys_CHK = self._rows(self.distance_keys_RHK, distance_C)
-            return Positions(keys_CHK, self._rows(self.distance_bias_RH, distance_C))
+            keys_CHK = self._rows(self.distance_keys_RHK, distances.distance_C)
+            return Positions(keys_CHK, self._rows(self.distance_bias_RH, distances.distance_C))
         if self.encoding != "relative":
             return None
-        keys_CHK = self._heads(sinusoid_CD, self.positions_DA)
-        _, v_HK = self._biases(biases)
-        return Positions(keys_CHK, jnp.einsum("HK,CHK->CH", v_HK.astype(keys_CHK.dtype), keys_CHK))
+        keys_CHK = self._heads(distances.sinusoid_CD, self.positions_DA)
+        v_HK = self._biases(distances)[1].astype(keys_CHK.dtype)
+        return Positions(keys_CHK, jnp.einsum("HK,CHK->CH", v_HK, keys_CHK))
 
-    def _biases(self, biases):
+    def _biases(self, distances):
         if self.encoding == "shaw":
             return self.content_bias_HK[...], None
         if self.encoding != "relative":
             return None, None
-        if biases is not None:
-            return biases
-        return self.content_bias_HK[...], self.position_bias_HK[...]
+        return distances.biases or (self.content_bias_HK[...], self.position_bias_HK[...])
 
-    def _rows(self, table_RD, distance_C):
-        """Returns rows of a table whose last row is distance 0; beyond it, the farthest."""
-        R = table_RD.shape[0]
+    def _rows(self, matrix_RX, distance_C):
+        """Returns rows of a matrix whose last row is distance 0."""
+        R = matrix_RX.shape[0]
         farthest = R if self.clamp is None else min(R, max(self.clamp, 1))
-        return table_RD[...][R - 1 - jnp.clip(distance_C, 0, farthest - 1)]
+        return matrix_RX[...][R - 1 - jnp.clip(distance_C, 0, farthest - 1)]
 
     # One segment.
 
@@ -172,89 +171,85 @@ class TransformerXLLayer(nnx.Module):
         x_BTD: jax.Array,
         memory_BMD: jax.Array,
         visible_BTJ: jax.Array,
-        positions: Positions | None,
-        biases: Biases | None = None,
+        distances: Distances,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """Reads one segment of every row.
+        """Runs the layer on one segment.
 
         Args:
             x_BTD: (B, T, D), from `add_position_vectors`.
-            memory_BMD: (B, M, D), inputs of this layer before them; no gradient reaches them.
+            memory_BMD: (B, M, D), earlier inputs of this layer; no gradient reaches them.
             visible_BTJ: (B, T, M + T) bool, keys each query sees.
-            positions: from `positions`, of `distances(T, M + T)`.
-            biases: u and v of all layers, unless the layer has its own.
+            distances: of T queries and M + T keys.
             key: dropout key or None.
 
         Returns:
             (B, T, D).
         """
-        weights_key, output_key, hidden_key, feed_key = (
-            (None,) * 4 if key is None else jax.random.split(key, 4)
-        )
+        weights_key, *other_keys = (None,) * 4 if key is None else jax.random.split(key, 4)
         with jax.named_scope("attention"):
+            positions = self.positions(distances)
             q_BTHK, k_BJHK, v_BJHK = self._queries_keys_values(x_BTD, memory_BMD)
             B, T, H, _ = q_BTHK.shape
             rate = self.drops.attention
             kept_BHTJ = None
             if weights_key is not None and rate:
-                kept_BHTJ = jax.random.bernoulli(
-                    weights_key, 1.0 - rate, (B, H, T, k_BJHK.shape[1])
-                )
-            content_bias_HK, _ = self._biases(biases)
+                shape = B, H, T, k_BJHK.shape[1]
+                kept_BHTJ = jax.random.bernoulli(weights_key, 1.0 - rate, shape)
+            u_HK, _ = self._biases(distances)
             y_BTHK = attend_by_distance(
-                q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ, rate
+                q_BTHK, k_BJHK, v_BJHK, u_HK, positions, visible_BTJ, kept_BHTJ, rate
             )
-        return self._project_and_feed(x_BTD, y_BTHK, output_key, hidden_key, feed_key)
+        return self._project_and_feed(x_BTD, y_BTHK, *other_keys)
 
     def show(
         self,
         x_BTD: jax.Array,
         memory_BMD: jax.Array,
         visible_BTJ: jax.Array,
-        positions: Positions | None,
-        biases: Biases | None = None,
+        distances: Distances,
     ) -> LayerAttention:
-        """Returns the attention weights of `__call__`, and its terms; arguments as there."""
+        """Returns the attention weights of `__call__` and their terms."""
         q_BTHK, k_BJHK, _ = self._queries_keys_values(x_BTD, memory_BMD)
-        terms = score_terms(q_BTHK, k_BJHK, self._biases(biases)[0], positions)
-        a_BHTJ, b_BHTJ, c_BHTJ, d_BHTJ = terms
-        s_BHTJ = a_BHTJ + b_BHTJ + c_BHTJ + d_BHTJ
+        u_HK, _ = self._biases(distances)
+        terms = score_terms(q_BTHK, k_BJHK, u_HK, self.positions(distances))
+        s_BHTJ = (
+            terms.content_BHTJ
+            + terms.position_BHTJ
+            + terms.content_bias_BHTJ
+            + terms.position_bias_BHTJ
+        )
         return LayerAttention(weights(s_BHTJ, visible_BTJ), terms)
 
     def content_attention(
         self, x_BTD: jax.Array, memory_BJD: jax.Array, filled_BJ: jax.Array
     ) -> jax.Array:
-        """Returns what the inputs of a segment read of vectors by their content alone.
+        """Returns attention to vectors by their content alone, (B, T, H, K).
 
         Args:
-            x_BTD: (B, T, D), inputs of the layer, which ask.
-            memory_BJD: (B, J, D), what is read; gradients reach it, and nothing else.
-            filled_BJ: (B, J) bool, which of them may be read; at least one of each row.
+            x_BTD: (B, T, D), inputs of the layer, which are the queries.
+            memory_BJD: (B, J, D), the vectors; gradients reach these only.
+            filled_BJ: (B, J) bool, vectors that are visible, at least one per batch element.
 
-        Returns:
-            (B, T, H, K).
-
-        Source: the attention of the attention-reconstruction loss, Rae et al. 2019,
-        arXiv:1911.05507, algorithm 2.
+        Source: Rae et al. 2019, arXiv:1911.05507, algorithm 2.
         """
         graph, params = nnx.split(self)
         layer = nnx.merge(graph, jax.lax.stop_gradient(params))
-        x_BTD = jax.lax.stop_gradient(x_BTD)
-        if layer.pre_norm:
-            x_BTD, memory_BJD = layer.attention_norm(x_BTD), layer.attention_norm(memory_BJD)
+        x_BTD = layer._normed(jax.lax.stop_gradient(x_BTD))
+        memory_BJD = layer._normed(memory_BJD)
         s_BHTJ = scores(
             layer._heads(x_BTD, layer.queries_DA), layer._heads(memory_BJD, layer.keys_DA)
         )
         w_BHTJ = weights(s_BHTJ, filled_BJ[:, None])
         return read_values(w_BHTJ, layer._heads(memory_BJD, layer.values_DA))
 
+    def _normed(self, x_BTD):
+        return self.attention_norm(x_BTD) if self.pre_norm else x_BTD
+
     def _queries_keys_values(self, x_BTD, memory_BMD):
         T = x_BTD.shape[1]
         memory_BMD = jax.lax.stop_gradient(memory_BMD)
-        x_BJD = jnp.concatenate([memory_BMD.astype(x_BTD.dtype), x_BTD], axis=1)
-        if self.pre_norm:
-            x_BJD = self.attention_norm(x_BJD)
+        x_BJD = self._normed(jnp.concatenate([memory_BMD.astype(x_BTD.dtype), x_BTD], axis=1))
         q_BTHK = self._heads(x_BJD[:, x_BJD.shape[1] - T :], self.queries_DA)
         return q_BTHK, self._heads(x_BJD, self.keys_DA), self._heads(x_BJD, self.values_DA)
 
@@ -263,15 +258,15 @@ class TransformerXLLayer(nnx.Module):
         x_BTHK = x_BTA.reshape(*x_BTA.shape[:-1], self.num_heads, self.head_size)
         return constrain(x_BTHK, "BTHK") if x_BTHK.ndim == 4 else x_BTHK
 
-    def _project_and_feed(self, x_BTD, y_BTHK, output_key=None, hidden_key=None, feed_key=None):
+    def _project_and_feed(self, x_BTD, y_BTHK, output_key=None, hidden_key=None, mlp_key=None):
         with jax.named_scope("attention"):
             y_BTA = y_BTHK.reshape(*x_BTD.shape[:2], -1)
             y_BTD = self.drops(y_BTA @ self.output_AD[...].astype(x_BTD.dtype), output_key)
             x_BTD = x_BTD + y_BTD if self.pre_norm else self.attention_norm(x_BTD + y_BTD)
         with jax.named_scope("feed_forward"):
-            fed_BTD = self.feed_forward_norm(x_BTD) if self.pre_norm else x_BTD
-            y_BTD = self.feed_forward(fed_BTD, lambda h_BTF: self.drops(h_BTF, hidden_key))
-            x_BTD = x_BTD + self.drops(y_BTD, feed_key)
+            normed_BTD = self.feed_forward_norm(x_BTD) if self.pre_norm else x_BTD
+            y_BTD = self.feed_forward(normed_BTD, lambda h_BTF: self.drops(h_BTF, hidden_key))
+            x_BTD = x_BTD + self.drops(y_BTD, mlp_key)
             return constrain(x_BTD if self.pre_norm else self.feed_forward_norm(x_BTD), "BTD")
 
     # One token.
@@ -282,69 +277,66 @@ class TransformerXLLayer(nnx.Module):
         hidden: Sequence[jax.Array],
         visible_BJ: jax.Array,
         distance_BJ: jax.Array,
-        sinusoid_CD: jax.Array | None,
-        biases: Biases | None = None,
+        distances: Distances,
     ) -> jax.Array:
-        """Reads one token of every row, over inputs that are kept as they are.
+        """Runs the layer on one token, with earlier inputs in place of their keys and values.
 
-        Keys and values of all J inputs are never computed: the token's query is taken back
-        through the matrices instead, H * D numbers for each key instead of D * H * K.
+        The query is multiplied with the key matrix instead: H * D numbers for each of the J inputs
+        instead of D * H * K.
 
         Args:
             x_BD: (B, D), from `add_position_vectors`.
-            hidden: inputs of this layer, the token's own among them, in parts that stand one
-                after the other, J in all: (B, M, D) remembered and (B, P, D) of the segment.
-            visible_BJ, distance_BJ: what it sees of them, and at which distance, (B, J).
-            sinusoid_CD: of the distances 0, 1, ... J - 1, in this order.
-            biases: as in `__call__`.
+            hidden: inputs of this layer, the token's own among them, J in consecutive parts:
+                (B, M, D) remembered and (B, P, D) of the segment.
+            visible_BJ, distance_BJ: whether the token sees them, and their distances, (B, J).
+            distances: 0, 1, ... J - 1.
 
         Returns:
             (B, D).
         """
-        H, K = self.num_heads, self.head_size
         x_B1D = x_BD[:, None]
-        normed_B1D = x_B1D
-        parts = [part_BJD.astype(x_BD.dtype) for part_BJD in hidden]
-        if self.pre_norm:
-            normed_B1D = self.attention_norm(x_B1D)
-            parts = [self.attention_norm(part_BJD) for part_BJD in parts]
+        normed_B1D = self._normed(x_B1D)
+        parts = [self._normed(part_BJD.astype(x_BD.dtype)) for part_BJD in hidden]
         q_BHK = self._heads(normed_B1D, self.queries_DA)[:, 0]
-        u_HK, v_HK = self._biases(biases)
-
-        def through(q_BHK, matrix_DA):
-            matrix_DHK = matrix_DA[...].astype(q_BHK.dtype).reshape(-1, H, K)
-            return jnp.einsum("BHK,DHK->BHD", q_BHK, matrix_DHK)
-
-        def add(q_BHK, bias_HK):
-            return q_BHK if bias_HK is None else q_BHK + bias_HK.astype(q_BHK.dtype)
-
+        u_HK, v_HK = self._biases(distances)
         dtype = wide(x_BD).dtype
-        content_BHD = through(add(q_BHK, u_HK), self.keys_DA)
-        s_BHJ = jnp.concatenate(
-            [
-                jnp.einsum("BHD,BJD->BHJ", content_BHD, part_BJD, preferred_element_type=dtype)
-                for part_BJD in parts
-            ],
-            axis=-1,
-        )
-        p_BHC = None
-        if self.encoding == "relative":
-            q_BHD = through(add(q_BHK, v_HK), self.positions_DA)
-            p_BHC = jnp.einsum("BHD,CD->BHC", q_BHD, sinusoid_CD, preferred_element_type=dtype)
-        elif self.encoding == "shaw":
-            distance_J = jnp.arange(s_BHJ.shape[-1])
-            keys_CHK = self._rows(self.distance_keys_RHK, distance_J)
-            p_BHC = jnp.einsum("BHK,CHK->BHC", q_BHK, keys_CHK, preferred_element_type=dtype)
-            p_BHC = p_BHC + self._rows(self.distance_bias_RH, distance_J).T
+        q_BHD = self._through(q_BHK, u_HK, self.keys_DA)
+        by_part = [
+            jnp.einsum("BHD,BJD->BHJ", q_BHD, part_BJD, preferred_element_type=dtype)
+            for part_BJD in parts
+        ]
+        s_BHJ = jnp.concatenate(by_part, axis=-1)
+        p_BHC = self._distance_scores(q_BHK, v_HK, distances, dtype)
         if p_BHC is not None:
             s_BHJ += jnp.take_along_axis(p_BHC, jnp.maximum(distance_BJ, 0)[:, None], axis=-1)
-        w_BH1J = weights((s_BHJ / math.sqrt(K))[:, :, None], visible_BJ[:, None])
+        w_BH1J = weights((s_BHJ / math.sqrt(self.head_size))[:, :, None], visible_BJ[:, None])
         w_BHJ = w_BH1J[:, :, 0].astype(x_BD.dtype)
         edges = list(itertools.accumulate(part_BJD.shape[1] for part_BJD in parts[:-1]))
         y_BHD = sum(
             jnp.einsum("BHJ,BJD->BHD", weight_BHJ, part_BJD)
             for weight_BHJ, part_BJD in zip(jnp.split(w_BHJ, edges, axis=-1), parts)
         )
-        values_DHK = self.values_DA[...].astype(x_BD.dtype).reshape(-1, H, K)
-        y_BHK = jnp.einsum("BHD,DHK->BHK", y_BHD, values_DHK)
+        y_BHK = jnp.einsum("BHD,DHK->BHK", y_BHD, self._by_head(self.values_DA, x_BD.dtype))
         return self._project_and_feed(x_B1D, y_BHK[:, None])[:, 0]
+
+    def _distance_scores(self, q_BHK, v_HK, distances, dtype):
+        """Returns the terms (b) and (d) of each distance, (B, H, C), or None."""
+        if self.encoding == "relative":
+            q_BHD = self._through(q_BHK, v_HK, self.positions_DA)
+            return jnp.einsum(
+                "BHD,CD->BHC", q_BHD, distances.sinusoid_CD, preferred_element_type=dtype
+            )
+        positions = self.positions(distances)
+        if positions is None:
+            return None
+        p_BHC = jnp.einsum("BHK,CHK->BHC", q_BHK, positions.keys_CHK, preferred_element_type=dtype)
+        return p_BHC + positions.bias_CH.T
+
+    def _through(self, q_BHK, bias_HK, matrix_DA):
+        """Returns the product of queries, a bias added, and a matrix of keys, (B, H, D)."""
+        if bias_HK is not None:
+            q_BHK = q_BHK + bias_HK.astype(q_BHK.dtype)
+        return jnp.einsum("BHK,DHK->BHD", q_BHK, self._by_head(matrix_DA, q_BHK.dtype))
+
+    def _by_head(self, matrix_DA, dtype):
+        return matrix_DA[...].astype(dtype).reshape(-1, self.num_heads, self.head_size)

@@ -1,9 +1,8 @@
-"""Transformer-XL as its own paper has it, and the models its paper compares it with.
+"""Transformer-XL, and the models that its paper compares it with. Axes as in `brt.models`.
 
     logits_BTV, caches = model(tokens_BT, caches)
 
-Every layer remembers its inputs at the last M positions before the segment. Letters as in
-`brt.models`.
+Every layer remembers its inputs at the last M positions before the segment.
 """
 
 import functools
@@ -16,29 +15,15 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from brt.checks import (
-    Count,
-    CountFrom0,
-    OneOf,
-    Positive,
-    Share,
-    configurable,
-)
+from brt.checks import Count, CountFrom0, OneOf, Positive, Share, configurable
 from brt.models.counts import matrix_size
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
 from brt.models.model import DTYPES
 from brt.models.shape_letters import constrain
 from brt.models.transformer_xl.adaptive_embedding import AdaptiveEmbedding
-from brt.models.transformer_xl.hidden_memory import (
-    HiddenMemory,
-)
-from brt.models.transformer_xl.layer import (
-    ENCODINGS,
-    NORMS,
-    Drops,
-    TransformerXLLayer,
-)
+from brt.models.transformer_xl.hidden_memory import HiddenMemory
+from brt.models.transformer_xl.layer import ENCODINGS, NORMS, Drops, TransformerXLLayer
 from brt.models.transformer_xl.stack import TransformerXLStack
 
 REMATS = ("none", "layer")
@@ -49,38 +34,32 @@ class TransformerXL(TransformerXLStack):
     """Transformer-XL, and with `memory_length` 0 the model without recurrence.
 
     Args:
-        vocabulary_size: V, at least the vocabulary's size.
+        vocabulary_size: V.
         num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F.
-        memory_length: M, positions before the segment that each layer remembers; any length,
-            0 too. At evaluation it may be longer than in training.
+        memory_length: M, positions before the segment that each layer remembers, 0 or more; it may
+            be longer at evaluation than in training.
         encoding: of positions. "relative" (this paper), "shaw" (learned for each distance and
             layer), "absolute" (sinusoids added to the embeddings, counted backwards from the
-            segment's end), "learned" (added to every layer's inputs, likewise).
-        position_rows: R, rows of the tables of "shaw" and "learned"; farther positions share the
-            farthest row.
-        same_length: every query sees the same number of keys: the last M, itself included.
+            segment's end), "learned" (vectors added to every layer's inputs, likewise).
+        position_rows: R, distances that "shaw" and "learned" learn; farther ones use the last.
+        same_length: every query sees the last M keys, itself included.
         clamp_length: distances above it share its encoding; None for no limit.
         untie_biases: u and v for each layer instead of one pair for all.
         norm: "post" or "pre".
         cutoffs, div_val, tied, tied_projections: of the `AdaptiveEmbedding`.
-        dropout: rate on embeddings, distances, attention's and network's outputs, hidden
-            units, and the last layer's outputs.
+        dropout: rate on embeddings, distances, outputs of attention and MLP, hidden units, and the
+            last layer's outputs.
         attention_dropout: rate on attention weights.
-        variational_dropout: one mask for all tokens of a row's segment.
-        std, projection_std: matrices, u, v and tables begin as N(0, std ** 2), projections of
-            the embedding as N(0, projection_std ** 2), scales of norms as N(1, std ** 2).
+        variational_dropout: one mask for all tokens of a segment.
+        std, projection_std: initial matrices, u, v and embeddings are N(0, std ** 2), projections
+            of the embedding N(0, projection_std ** 2), scales of norms N(1, std ** 2).
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.
         remat: "none", or "layer" to recompute each layer in the backward pass.
-        memory: builds what each layer remembers of its inputs, a `HiddenMemory` of length M or
-            another of that interface.
-        special_tokens: further entries of the vocabulary, which no text holds.
-        published_artefacts: keep what the released code does beside its paper; for loaders of
-            published parameters.
+        memory: builds the memory of a layer's inputs: a `HiddenMemory` of length M or another.
+        special_tokens: further entries of the vocabulary, which no text contains.
+        published_artefacts: reproduces what the released code does beyond its paper.
 
-    Raises:
-        ValueError: a negative length, an unknown choice, a table without rows, bad cutoffs.
-
-    Source: Transformer-XL, section 3, and for what it leaves open the released PyTorch code.
+    Source: Transformer-XL, section 3, and the released PyTorch code.
     """
 
     def __init__(
@@ -114,18 +93,7 @@ class TransformerXL(TransformerXLStack):
         special_tokens: int = 0,
         published_artefacts: bool = False,
     ):
-        if width % 2:
-            raise ValueError(f"TransformerXL.width = {width}: sinusoids need an even width.")
-        if encoding in ("shaw", "learned") and position_rows < 1:
-            raise ValueError(
-                f'TransformerXL.encoding = "{encoding}" learns a row for each distance: bind '
-                "TransformerXL.position_rows, for example to memory_length + segment length."
-            )
-        if same_length and not memory_length:
-            raise ValueError(
-                "TransformerXL.same_length = True lets every query see memory_length keys, and "
-                "that is 0: bind TransformerXL.memory_length, or same_length = False."
-            )
+        self._check(width, encoding, position_rows, same_length, memory_length)
         sizes = Sizes(width, num_heads, head_size, feed_forward_size)
         self.sizes = sizes
         self.width = width
@@ -153,50 +121,55 @@ class TransformerXL(TransformerXLStack):
         )
         self.shared_biases = encoding == "relative" and not untie_biases
         if self.shared_biases:
-            bias = functools.partial(
-                parameter, rngs, normal(std), num_heads, head_size, multiplied=False
-            )
-            self.content_bias_HK = bias()
-            self.position_bias_HK = bias()
-        self.layers = nnx.List(
-            TransformerXLLayer(
-                rngs,
-                sizes,
-                encoding=encoding,
-                position_rows=position_rows,
-                own_biases=encoding == "relative" and untie_biases,
-                norm=norm,
-                drops=self.drops,
-                clamp=clamp_length,
-                std=std,
-            )
-            for _ in range(num_layers)
+            shape = num_heads, head_size
+            self.content_bias_HK = parameter(rngs, normal(std), *shape, multiplied=False)
+            self.position_bias_HK = parameter(rngs, normal(std), *shape, multiplied=False)
+        layer = functools.partial(
+            TransformerXLLayer,
+            encoding=encoding,
+            position_rows=position_rows,
+            own_biases=encoding == "relative" and untie_biases,
+            norm=norm,
+            drops=self.drops,
+            clamp=clamp_length,
+            std=std,
         )
+        self.layers = nnx.List(layer(rngs, sizes) for _ in range(num_layers))
         self.memories = nnx.List(memory(rngs, sizes, memory_length) for _ in range(num_layers))
 
-    # Words.
+    def _check(self, width, encoding, position_rows, same_length, memory_length):
+        if width % 2:
+            raise ValueError(f"TransformerXL.width = {width}: sinusoids need an even width.")
+        if encoding in ("shaw", "learned") and position_rows < 1:
+            raise ValueError(
+                f'TransformerXL.encoding = "{encoding}" learns a row for each distance: bind '
+                "TransformerXL.position_rows, for example to memory_length + segment length."
+            )
+        if same_length and not memory_length:
+            raise ValueError(
+                "TransformerXL.same_length = True lets every query see memory_length keys, and "
+                "that is 0: bind TransformerXL.memory_length, or same_length = False."
+            )
+
+    # Vocabulary.
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
         return constrain(self.embedding(tokens_BT, self.dtype), "BTD")
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
-        """Logits, or log-probabilities if there are several bins; as `Model.logits`."""
+        """Returns (..., V) logits, or log-probabilities if there are several bins."""
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
         return self.embedding.logits(x_BTD)
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """As `Model.token_losses`; with several bins without an array of (B, T, V)."""
         if len(self.embedding.bins) == 1:
             return super().token_losses(x_BTD, targets_BT)
         return self.embedding.token_losses(x_BTD, targets_BT)
 
-    # What it costs, and how far it sees.
+    # Receptive field and cost.
 
     def windows_reach(self) -> int:
-        """Returns how many tokens back the caches of all layers carry anything.
-
-        Source: Transformer-XL, section 3.2: O(n * L) for M = L.
-        """
+        # Transformer-XL, section 3.2: O(n * L) for M = L.
         if self.same_length:
             return len(self.layers) * (self.memory_length - 1)
         P = self.period
@@ -215,15 +188,14 @@ class TransformerXL(TransformerXLStack):
         return P - 1 - oldest
 
     def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
-        """Returns the norm of the gradient that reaches each memory that learns something."""
+        """Returns the norm of the gradient of each memory that has parameters."""
         return {
-            f"layer{i}/{self.memories[i].name}_grad_norm": optax.tree.norm(of_memory)
-            for i, of_memory in grads.get("memories", {}).items()
+            f"layer{i}/{self.memories[i].name}_grad_norm": optax.tree.norm(gradient)
+            for i, gradient in grads.get("memories", {}).items()
         }
 
     def flops_per_token(self) -> float:
-        """As `Model.flops_per_token`; keys and values of the memory are computed anew with
-        every segment."""
+        # Keys and values of the memory are computed again in every segment.
         M, P = self.remembered, self.period
         seen = M if self.same_length else M + (P + 1) / 2
         products = 3 if self.encoding in ("relative", "shaw") else 2
@@ -244,13 +216,10 @@ class TransformerXL(TransformerXLStack):
 
 
 def evaluation_memory(memory_length: int, segment_length: int, evaluated_length: int) -> int:
-    """M for segments of another length, such that memory and segment are as long together.
+    """Returns M for segments of another length, such that memory and segment together stay as long.
 
-    With a memory of 0 this is the number of earlier tokens to read again: windows of both
-    together, `Evaluation.stride` the length of a segment.
-
-    Raises:
-        ValueError: the evaluated segments alone are longer.
+    With a memory of 0 it is the number of earlier tokens to process again (`Evaluation.stride` is
+    the length of a segment).
 
     Source: the released code's validation during training.
     """

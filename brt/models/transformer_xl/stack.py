@@ -1,8 +1,4 @@
-"""The layers of a Transformer-XL over embedded positions, and what each remembers of its inputs.
-
-Words and their embedding are `TransformerXL`'s; here are segments and positions. Letters as in
-`brt.models`.
-"""
+"""The layers of a Transformer-XL and their memories. Axes as in `brt.models`."""
 
 import math
 from collections.abc import Sequence
@@ -15,31 +11,23 @@ from flax import nnx
 from brt.models.attention_weights import AttentionLayout, AttentionWeights, ShowsAttention
 from brt.models.body import Body
 from brt.models.caches import select_rows
-from brt.models.fast.equal_layers import EqualLayers
+from brt.models.fast.equal_layers import run_layers
 from brt.models.layers.positions_sinusoid import sinusoid
 from brt.models.layers.sizes import Sizes
 from brt.models.memory_tokens.layout import MemoryLayout
 from brt.models.memory_tokens.transformer_xl import TransformerXLMemoryTokens
-from brt.models.transformer_xl.hidden_memory import (
-    count_position,
-    open_segment,
-    visible_keys,
-    write_input,
-)
-from brt.models.transformer_xl.layer import Biases, Drops, LayerAttention
+from brt.models.transformer_xl.hidden_memory import append_input, open_segment, visible_keys
+from brt.models.transformer_xl.layer import Biases, Distances, Drops, LayerAttention
 from brt.models.transformer_xl.relative_attention import distances
 
 
 class TransformerXLStack(Body, ShowsAttention):
-    """Reads embedded positions through layers that remember their inputs: a base of models.
+    """Layers that remember their inputs: the base of `TransformerXL`, which sets the attributes.
 
-    Attributes, which the model sets:
-        width, sizes: D; D, H, K and F of a layer.
+    Attributes:
         layers, memories: a `TransformerXLLayer` and a `HiddenMemory` each.
-        encoding, same_length, clamp_length, memory_length, drops, remat: as of `TransformerXL`.
         shared_biases: whether u and v are the model's, `content_bias_HK` and `position_bias_HK`.
         segment_length: P, tokens of a segment.
-        published_artefacts: whether what the released code does beside its paper is kept.
     """
 
     sizes: Sizes
@@ -59,15 +47,9 @@ class TransformerXLStack(Body, ShowsAttention):
 
     @property
     def period(self) -> int:
-        """Tokens of a segment: the memory moves at the ends of segments."""
         return self.segment_length
 
     def for_segments(self, length: int) -> Self:
-        """Returns the same model, same parameters, whose memory moves every `length` tokens.
-
-        Raises:
-            ValueError: segments that a layer's memory cannot take in.
-        """
         return self._for_segments(length, length)
 
     def _for_segments(self, length, positions):
@@ -78,22 +60,21 @@ class TransformerXLStack(Body, ShowsAttention):
         return model
 
     def init_caches(self, rows: int) -> tuple:
-        """Returns the caches of `rows` documents that have not begun, one a layer."""
         return tuple(memory.init_cache(rows, self.dtype) for memory in self.memories)
 
     @property
     def remembered(self) -> int:
-        """Vectors each layer attends to before the segment: M, or those of its memory."""
+        """Vectors before the segment that each layer attends to."""
         return self.memories[0].length if self.memories else 0
 
     @jax.named_scope("memory")
     def contents(self, caches: tuple) -> list:
-        """Returns what each layer attends to before the segment, (B, M, D) each."""
+        """Returns the vectors before the segment, (B, M, D) for each layer."""
         pairs = zip(self.memories, caches, strict=True)
         return [memory.contents(cache) for memory, cache in pairs]
 
     def filled(self, caches: tuple) -> jax.Array:
-        """Returns which vectors of each layer's contents hold something, (B, M) bool."""
+        """Returns which vectors before the segment are filled, (B, M) bool."""
         return self.memories[0].filled(caches[0])
 
     @jax.named_scope("memory")
@@ -103,7 +84,21 @@ class TransformerXLStack(Body, ShowsAttention):
         distance_TJ = M + jnp.arange(T)[:, None] - jnp.arange(M + T)
         return visible_keys(self.filled(caches), distance_TJ, self.same_length)
 
-    def read(
+    def _sinusoid(self, positions):
+        return sinusoid(positions, self.width, self.clamp_length, self.dtype)
+
+    def distances(self, distance_C: jax.Array, key: jax.Array | None = None) -> Distances:
+        """Returns these distances as the layers use them, with a dropout key or None."""
+        sinusoid_CD = biases = None
+        if self.encoding == "relative":
+            sinusoid_CD = self.drops(self._sinusoid(distance_C)[None], key)[0]
+        if self.shared_biases:
+            biases = Biases(self.content_bias_HK[...], self.position_bias_HK[...])
+        return Distances(distance_C, sinusoid_CD, biases)
+
+    # Segments.
+
+    def forward(
         self,
         x_BTD: jax.Array,
         contents: Sequence[jax.Array],
@@ -112,21 +107,20 @@ class TransformerXLStack(Body, ShowsAttention):
         future: bool = False,
         shown: list[LayerAttention] | None = None,
     ) -> tuple[jax.Array, list[jax.Array]]:
-        """Reads embedded inputs through all layers, the last dropout included.
+        """Runs all layers and the last dropout.
 
         Args:
-            x_BTD: (B, T, D), of any length.
-            contents: what each layer attends to before them, (B, M, D) each.
-            visible_BTJ: (B, T, M + T) bool, the keys each query sees, itself among them.
+            x_BTD: (B, T, D) embedded positions.
+            contents: vectors before them, (B, M, D) for each layer.
+            visible_BTJ: (B, T, M + T) bool, keys each query sees, itself included.
             key: dropout key or None.
-            future: whether keys behind a query are visible to any.
-            shown: a list that takes each layer's `LayerAttention`, or None.
+            future: whether a query sees keys behind it.
+            shown: a list to which each layer's `LayerAttention` is appended, or None.
 
         Returns:
-            (B, T, D), and a list of each layer's inputs (B, T, D), which `remember` takes.
+            (B, T, D), and each layer's inputs (B, T, D), for `remember`.
         """
         T = x_BTD.shape[1]
-        M = contents[0].shape[1]
         keys: list[jax.Array | None] = [None] * (len(self.layers) + 3)
         if key is not None and self.dropout:
             keys = list(jax.random.split(key, len(keys)))
@@ -135,106 +129,60 @@ class TransformerXLStack(Body, ShowsAttention):
         with jax.named_scope("embedding"):
             if self.encoding == "absolute":
                 x_BTD = x_BTD + self._sinusoid(backwards_T)
-            distance_C = distances(T, M + T, future and not self.published_artefacts)
-            known_CD = None
-            if self.encoding == "relative":
-                known_CD = self.drops(self._sinusoid(distance_C)[None], distance_key)[0]
-        biases = self._biases()
+            x_BTD = self.drops(x_BTD, first_key)
+            distance_C = distances(
+                T, contents[0].shape[1] + T, future and not self.published_artefacts
+            )
+            shared = self.distances(distance_C, distance_key)
 
         def run(layer, x_BTD, memory_BMD, visible_BTJ, layer_key):
-            with jax.named_scope("attention"):
-                positions = layer.positions(distance_C, known_CD, biases)
-            return layer(x_BTD, memory_BMD, visible_BTJ, positions, biases=biases, key=layer_key)
+            return layer(x_BTD, memory_BMD, visible_BTJ, shared, layer_key)
 
         if self.remat == "layer":
             run = jax.checkpoint(run, static_argnums=0)
 
-        def read_layer(layer, x_BTD, given):
-            memory_BMD, layer_key = given
+        def step(layer, x_BTD, layer_input):
+            memory_BMD, layer_key = layer_input
             with jax.named_scope("attention"):
                 x_BTD = layer.add_position_vectors(x_BTD, backwards_T)
             if shown is not None:
-                positions = layer.positions(distance_C, known_CD, biases)
-                shown.append(layer.show(x_BTD, memory_BMD, visible_BTJ, positions, biases))
+                shown.append(layer.show(x_BTD, memory_BMD, visible_BTJ, shared))
             return run(layer, x_BTD, memory_BMD, visible_BTJ, layer_key), x_BTD
 
-        with jax.named_scope("embedding"):
-            x_BTD = self.drops(x_BTD, first_key)
-        given = list(zip(contents, layer_keys, strict=True))
-        fewest = None if shown is None else math.inf  # what is shown leaves no loop
-        equal = EqualLayers(self.layers, given, fewest)
-        x_BTD, inputs = equal.run(read_layer, x_BTD, equal.split(given))
+        layer_inputs = list(zip(contents, layer_keys, strict=True))
+        fewest = None if shown is None else math.inf  # a scan's body cannot append
+        x_BTD, inputs = run_layers(step, self.layers, x_BTD, layer_inputs, fewest)
         with jax.named_scope("vocabulary"):
-            return self.drops(x_BTD, last_key), equal.joined(inputs)
+            return self.drops(x_BTD, last_key), inputs
 
     def remember(
         self, caches: Sequence, inputs: Sequence[jax.Array]
     ) -> tuple[tuple, dict[str, jax.Array]]:
-        """Returns the caches after a segment of which each layer had these inputs, and monitors.
-
-        inputs: (B, T, D) a layer. Monitors are summed over layers.
-        """
+        """Returns the caches after a segment, from the inputs of each layer, and summed metrics."""
         after = []
-        monitors: dict[str, jax.Array] = {}
+        metrics: dict[str, jax.Array] = {}
         parts = zip(self.memories, caches, inputs, self.layers, strict=True)
         for i, (memory, cache, x_BTD, layer) in enumerate(parts):
             with jax.named_scope(f"layer{i}/memory"):
-                cache, found = memory.remember(cache, x_BTD, layer)
+                cache, layer_metrics = memory.remember(cache, x_BTD, layer)
             after.append(cache)
-            for name, value in found.items():
-                monitors[name] = monitors.get(name, 0.0) + value
-        return tuple(after), monitors
+            for name, value in layer_metrics.items():
+                metrics[name] = metrics.get(name, 0.0) + value
+        return tuple(after), metrics
 
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
-        """Reads one segment, T as long as it is; as `Model.stack`."""
         T = x_BTD.shape[1]
         if self.published_artefacts:
             caches = self.positions_added_again(caches, T)
-        y_BTD, inputs = self.read(x_BTD, self.contents(caches), self.visible(caches, T), key)
+        y_BTD, inputs = self.forward(x_BTD, self.contents(caches), self.visible(caches, T), key)
         return y_BTD, *self.remember(caches, inputs)
 
-    def attention_layout(self, segment_length: int) -> AttentionLayout:
-        """As `ShowsAttention.attention_layout`: what is remembered, then the segment's tokens."""
-        return AttentionLayout(self.memories[0].content_positions(), 0, segment_length, 0)
-
-    def attention_weights(
-        self, tokens_BT: jax.Array, caches: tuple
-    ) -> tuple[AttentionWeights, jax.Array, tuple]:
-        """As `ShowsAttention.attention_weights`; with terms if the encoding knows distances."""
-        shown: list[LayerAttention] = []
-        visible_BTJ = self.visible(caches, tokens_BT.shape[1])
-        contents = self.contents(caches)
-        x_BTD, inputs = self.read(self.embed(tokens_BT), contents, visible_BTJ, shown=shown)
-        found = self.collected(shown, visible_BTJ, caches)
-        return found, self.logits(x_BTD), self.remember(caches, inputs)[0]
-
-    def collected(
-        self, shown: Sequence[LayerAttention], visible_BXJ: jax.Array, caches: tuple
-    ) -> AttentionWeights:
-        """Returns the attention weights of all layers, from each layer's `LayerAttention`."""
-        names = "abcd" if self.encoding in ("relative", "shaw") else ""
-        return AttentionWeights(
-            weights=tuple(layer.weights_BHTJ for layer in shown),
-            terms=tuple(dict(zip(names, layer.terms)) for layer in shown),
-            visible_BXJ=visible_BXJ,
-            full_B=self.filled(caches).all(axis=-1),
-        )
-
-    def _biases(self):
-        if not self.shared_biases:
-            return None
-        return Biases(self.content_bias_HK[...], self.position_bias_HK[...])
-
-    def _sinusoid(self, positions):
-        return sinusoid(positions, self.width, self.clamp_length, self.dtype)
-
     def positions_added_again(self, caches: tuple, T: int) -> tuple:
-        """Returns the caches with the released code's artefact.
+        """Returns the caches with an artefact of the released code.
 
-        Absolute positions are added to what it remembers, in the cache itself and at every
-        segment, though they are in there already.
+        Every segment adds absolute positions to the cache, although it contains them already.
         """
         backwards_M = jnp.arange(self.memory_length + T - 1, T - 1, -1)
 
@@ -246,8 +194,37 @@ class TransformerXLStack(Body, ShowsAttention):
 
         return tuple(with_positions(*pair) for pair in zip(self.layers, caches, strict=True))
 
+    # Attention weights.
+
+    def attention_layout(self, segment_length: int) -> AttentionLayout:
+        return AttentionLayout(self.memories[0].content_positions(), 0, segment_length, 0)
+
+    def attention_weights(
+        self, tokens_BT: jax.Array, caches: tuple
+    ) -> tuple[AttentionWeights, jax.Array, tuple]:
+        shown: list[LayerAttention] = []
+        visible_BTJ = self.visible(caches, tokens_BT.shape[1])
+        contents = self.contents(caches)
+        x_BTD, inputs = self.forward(self.embed(tokens_BT), contents, visible_BTJ, shown=shown)
+        weights = self.collected(shown, visible_BTJ, caches)
+        return weights, self.logits(x_BTD), self.remember(caches, inputs)[0]
+
+    def collected(
+        self, shown: Sequence[LayerAttention], visible_BXJ: jax.Array, caches: tuple
+    ) -> AttentionWeights:
+        """Returns the attention weights of all layers."""
+        names = "abcd" if self.encoding in ("relative", "shaw") else ""
+        return AttentionWeights(
+            weights=tuple(layer.weights_BHTJ for layer in shown),
+            terms=tuple(dict(zip(names, layer.terms)) for layer in shown),
+            visible_BXJ=visible_BXJ,
+            full_B=self.filled(caches).all(axis=-1),
+        )
+
+    # Memory tokens.
+
     def for_memory_tokens(self, layout: MemoryLayout) -> Self:
-        # Only tokens are counted: their memory tokens stand outside the period.
+        # The cache-update interval counts tokens only, a segment its memory tokens too.
         return self._for_segments(layout.period, layout.positions)
 
     def memory_tokens(self, layout: MemoryLayout) -> TransformerXLMemoryTokens:
@@ -258,6 +235,9 @@ class TransformerXLStack(Body, ShowsAttention):
     def begin_decoding(self, caches: tuple) -> tuple:
         return self.open_segments(caches, self.period)
 
+    def end_decoding(self, caches: tuple) -> tuple:
+        return tuple(cache.before for cache in caches)
+
     def open_segments(
         self,
         caches: tuple,
@@ -267,14 +247,15 @@ class TransformerXLStack(Body, ShowsAttention):
     ) -> tuple:
         """Returns the decoding form with room for a segment of `room` positions.
 
-        inputs, counts_B: of a segment of which each row has read `counts_B` positions.
+        inputs, counts_B: of the layers in that segment, of which the first `counts_B` positions are
+        valid; None: the segment is empty.
         """
         rows = jax.tree.leaves(caches)[0].shape[0]
-        shape = rows, room, self.width
-        if inputs is None:
-            return tuple(open_segment(cache, shape, self.dtype) for cache in caches)
+        if inputs is None or counts_B is None:
+            inputs = [jnp.zeros((rows, 0, self.width), self.dtype)] * len(caches)
+            counts_B = jnp.zeros(rows, jnp.int32)
         return tuple(
-            open_segment(cache, shape, self.dtype, x_BPD, counts_B)
+            open_segment(cache, room, x_BPD, counts_B, self.dtype)
             for cache, x_BPD in zip(caches, inputs, strict=True)
         )
 
@@ -282,72 +263,46 @@ class TransformerXLStack(Body, ShowsAttention):
         self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
         P = x_BPD.shape[1]
-        y_BPD, inputs = self.read(x_BPD, self.contents(caches), self.visible(caches, P))
+        y_BPD, inputs = self.forward(x_BPD, self.contents(caches), self.visible(caches, P))
         return y_BPD, self.open_segments(caches, self.period, inputs, counts_B)
-
-    def end_decoding(self, caches: tuple) -> tuple:
-        return tuple(cache.before for cache in caches)
 
     def decode_embedded(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
         y_BD, caches = self.decode_position(x_BD, caches, reads_B)
-        return y_BD, self.finish_segments(caches, self.period)
+        full_B = caches[0].fill_B == self.period
 
-    def finish_segments(self, caches: tuple, length: int, done_B: jax.Array | bool = True) -> tuple:
-        """Moves segments that are full into the memories.
+        def finish(caches):
+            after, _ = self.remember(self.end_decoding(caches), [cache.x_BPD for cache in caches])
+            return select_rows(full_B, self.begin_decoding(after), caches)
 
-        Args:
-            caches: the decoding form.
-            length: positions of a full segment.
-            done_B: (B,) bool, rows that may be full.
-        """
-        full_B = (caches[0].fill_B == length) & done_B
-
-        def move(caches):
-            inputs = [cache.x_BPD[:, :length] for cache in caches]
-            after, _ = self.remember([cache.before for cache in caches], inputs)
-            return select_rows(full_B, self.open_segments(after, caches[0].x_BPD.shape[1]), caches)
-
-        return jax.lax.cond(jnp.any(full_B), move, lambda caches: caches, tuple(caches))
+        return y_BD, jax.lax.cond(jnp.any(full_B), finish, lambda caches: caches, caches)
 
     def decode_position(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        """Reads one position of every row, and counts it.
+        """Runs all layers on one position of the batch elements in `reads_B`.
 
         Returns:
-            (B, D) outputs, and the decoding form, in which full segments stay as they are.
+            (B, D) outputs, and the decoding form, in which full segments stay.
         """
         M = self.remembered
         P = caches[0].x_BPD.shape[1]
         fill_B = caches[0].fill_B
         distance_BJ = M + fill_B[:, None] - jnp.arange(M + P)
-        before = tuple(cache.before for cache in caches)
+        before = self.end_decoding(caches)
         visible_B1J = visible_keys(self.filled(before), distance_BJ[:, None], self.same_length)
         backwards_B1 = P - 1 - fill_B[:, None]
-        x_B1D = x_BD[:, None]
         if self.encoding == "absolute":
-            x_B1D = x_B1D + self._sinusoid(backwards_B1)
-        known_CD = None
-        if self.encoding == "relative":
-            known_CD = self._sinusoid(jnp.arange(M + P))
-        biases = self._biases()
-        contents = self.contents(before)
+            x_BD = x_BD + self._sinusoid(backwards_B1)[:, 0]
+        shared = self.distances(jnp.arange(M + P))
         new_caches = []
-        parts = zip(self.layers, caches, contents, strict=True)
+        parts = zip(self.layers, caches, self.contents(before), strict=True)
         for i, (layer, cache, memory_BMD) in enumerate(parts):
             with jax.named_scope(f"layer{i}"):
-                x_B1D = layer.add_position_vectors(x_B1D, backwards_B1)
-                cache = write_input(cache, x_B1D[:, 0], reads_B)
-                x_BD = layer.decode(
-                    x_B1D[:, 0],
-                    (memory_BMD, cache.x_BPD),
-                    visible_B1J[:, 0],
-                    distance_BJ,
-                    sinusoid_CD=known_CD,
-                    biases=biases,
-                )
-            x_B1D = x_BD[:, None]
-            new_caches.append(count_position(cache, reads_B))
-        return x_B1D[:, 0], tuple(new_caches)
+                x_BD = layer.add_position_vectors(x_BD[:, None], backwards_B1)[:, 0]
+                cache = append_input(cache, x_BD, reads_B)
+                hidden = memory_BMD, cache.x_BPD
+                x_BD = layer.decode(x_BD, hidden, visible_B1J[:, 0], distance_BJ, shared)
+            new_caches.append(cache)
+        return x_BD, tuple(new_caches)
