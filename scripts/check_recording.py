@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from recordings import hub_tokenizers, meliad, pretrained, rmt, tables, txl
+from recordings import hub_tokenizers, meliad, melodi, pretrained, rmt, tables, txl
 
 OUTPUTS = 2e-5
 """Tolerance of logits, losses and caches, absolute."""
@@ -36,6 +36,8 @@ FORMATS = {
 def errors(recording: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the differences that the recording's format compares, by name."""
     config = json.loads(str(recording["config_json"]))
+    if "base_melodi.gin" in config.get("gin_files", ()):
+        return melodi.errors(recording)
     for setting, replayed_by in FORMATS.items():
         if setting in config:
             return replayed_by.errors(recording)

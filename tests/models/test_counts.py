@@ -17,6 +17,7 @@ from brt.models.counts import ParameterCounts, count_parameters
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import RMSNorm
 from brt.models.layers.sizes import Sizes
+from brt.models.melodi.model import Melodi
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -92,7 +93,8 @@ OF_EMBEDDING = ("embedding", "begin_D", "positions_RD", "head_VD")
 def by_name(model):
     """Counts by the names of parameters alone, where `count_parameters` goes by their marks."""
     of_memories = {"memory_SD", "cross_queries_DA", "cross_scale_H", "cross_norm"}
-    of_memories |= {"cell", "memory", "memories"}
+    of_memories |= {"cell", "memory", "memories", "summary_RD", "gate_HK"}
+    of_memories |= {"summary_mixing", "short_mixing", "long_mixing"}
     for _, module in nnx.iter_modules(model):
         of_memories |= {*getattr(module, "memory_names", ())}
     found = dict.fromkeys(ParameterCounts._fields, 0)
@@ -134,7 +136,7 @@ def test_all_that_recurrence_adds_is_counted_as_recurrence(name):
         plain = count_parameters(abstract("slide", qk_norm=settings.get("qk_norm", True)))
         assert inside.layers == plain.layers - 2 * 32 * without_bias
         assert (inside.recurrence > 0) == any(layer.memories for layer in body.layers)
-    else:
+    elif not isinstance(body, Melodi):
         whole = parameters(body)  # memories of layers, or of windows
         memories = {name: whole[name] for name in ("memories", "cell") if name in whole}
         assert inside.recurrence == sum(leaf.size for leaf in jax.tree.leaves(memories))

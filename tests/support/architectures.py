@@ -8,6 +8,7 @@ without is refused.
 import functools
 
 import compressive_numpy
+import melodi_numpy
 import paper_numpy
 import pytest
 import recurrent_networks_numpy
@@ -24,6 +25,7 @@ from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.gated_delta import GatedDeltaMemory
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
+from brt.models.melodi.model import Melodi
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.model import Model
 from brt.models.recurrent_networks import LSTM, QRNN
@@ -179,6 +181,23 @@ def compressive(length, **memory) -> Architecture:
     )
 
 
+def melodi(**settings) -> Architecture:
+    """An entry of a MELODI."""
+    known = melodi_numpy.Settings.__dataclass_fields__
+    told = SIZES | dict(long_layers=(), long_memory=0) | settings
+    told = melodi_numpy.Settings(**{key: told[key] for key in known})
+    return Architecture(
+        build=lambda rngs, **overrides: Melodi(rngs, **SIZES | settings | overrides),
+        reference=lambda params: melodi_numpy.Reader(params, told),
+        settings=settings,
+        cut_invariant=True,
+        cleared=(0, 1, 2),
+        within=True,
+        various="IJRX",
+        divisible=DIVISIBLE | dict(summary=2, short_memory=4, long_memory=8),
+    )
+
+
 def associative(memory, reader, **options) -> Architecture:
     """An entry of an associative memory in the middle layer of a stack."""
     return block_recurrent(
@@ -228,6 +247,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "associative_linear": associative(AssociativeMemory, AssociativeReader, rule="linear"),
     "associative_delta": associative(AssociativeMemory, AssociativeReader, rule="delta"),
     "gated_delta": associative(GatedDeltaMemory, GatedDeltaReader),
+    "melodi": melodi(summary=3, short_memory=3, long_layers=(1,), long_memory=5, long_increment=2),
+    "melodi_short": melodi(summary=2, short_memory=3),
     "txl_same_length": transformer_xl(
         dict(same_length=True, clamp_len=4), memory_length=6, same_length=True, clamp_length=4
     ),

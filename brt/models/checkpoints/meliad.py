@@ -9,7 +9,7 @@ and the settings of an external memory do not show in it. The loaded model uses 
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -50,25 +50,36 @@ def load(params: dict, window: int, **memory: int | str) -> BlockRecurrentTransf
         raise UnsupportedCheckpoint(f"The checkpoint has no {error}.") from error
     except ValueError as error:
         raise UnsupportedCheckpoint(f"The checkpoint describes no model: {error}") from error
+    return filled(model, params, from_brt_path)
+
+
+def filled(
+    model: nnx.Module, params: Mapping[str, np.ndarray], source_of: Callable[[Iterable], str]
+) -> nnx.Module:
+    """Returns an abstract model with parameters of a checkpoint; `begin_D` is zero.
+
+    Args:
+        model: of `nnx.eval_shape`.
+        params: by their names in the checkpoint; all must have a place.
+        source_of: from the path of a parameter in the model to that name.
+    """
     graph, shapes = nnx.split(model, nnx.Param)
-    left = dict(params)
-    left["begin"] = np.zeros(model.begin_D.shape, np.float32)
+    left = dict(params) | {"begin": np.zeros(model.begin_D.shape, np.float32)}
 
     def take(path, shape):
-        source = _source(path)
+        source = source_of(path)
         if source not in left:
-            raise UnsupportedCheckpoint(f"The checkpoint has no {source!r} for brt's {path!r}.")
+            raise UnsupportedCheckpoint(
+                f"The checkpoint has no {source!r} for brt's {'/'.join(map(str, path))!r}."
+            )
         value = left.pop(source)
         if value.shape != shape.shape:
             raise UnsupportedCheckpoint(
-                f"{source!r} has shape {value.shape}; brt's {path!r} needs {shape.shape}."
+                f"{source!r} has shape {value.shape}; brt needs {shape.shape}."
             )
         return value
 
-    flat = [
-        (path, jnp.asarray(take("/".join(map(str, path)), leaf)))
-        for path, leaf in nnx.to_flat_state(shapes)
-    ]
+    flat = [(path, jnp.asarray(take(path, leaf))) for path, leaf in nnx.to_flat_state(shapes)]
     if left:
         raise UnsupportedCheckpoint(f"brt has no counterpart for {sorted(left)[:5]}.")
     return nnx.merge(graph, nnx.from_flat_state(flat))

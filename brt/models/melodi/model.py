@@ -1,0 +1,308 @@
+"""MELODI: windows that see one another through short-term and long-term memories only.
+
+    logits_BTV, caches = model(tokens_BT, caches)
+
+Axes as in `brt.models.melodi.layer`.
+"""
+
+import math
+from typing import Annotated, Any, NamedTuple
+
+import gin
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from brt.checks import Count, CountFrom0, Index, OneOf, Share, configurable
+from brt.models.caches import select_rows
+from brt.models.fast.table_losses import table_losses
+from brt.models.layers.dropout import dropout as drop
+from brt.models.layers.embedding import embedded
+from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.norms import RMSNorm, wide
+from brt.models.layers.sizes import Sizes
+from brt.models.melodi.layer import KeysValues, MelodiCache, MelodiLayer, MelodiSizes, truncated
+from brt.models.model import DTYPES, LanguageModel, Monitors
+from brt.models.shape_letters import constrain
+
+REMATS = ("none", "layer")
+
+
+class DecodingMelodi(NamedTuple):
+    """A layer while a window is being filled.
+
+    cache: from before the window. short, long: their keys and values, (B, J, H, K).
+    keys_BWHK, values_BWHK: of the window's tokens. outputs_BWD: the layer's outputs for them. What
+        lies beyond the fill is hidden.
+    fill_B: (B,) int32, tokens of the window so far, 0 ... W - 1.
+    """
+
+    cache: MelodiCache
+    short: KeysValues
+    long: KeysValues | None
+    keys_BWHK: jax.Array
+    values_BWHK: jax.Array
+    outputs_BWD: jax.Array
+    fill_B: jax.Array
+
+
+@configurable(denylist=["rngs"])
+class Melodi(LanguageModel):
+    """Windowed attention with a short-term memory in each layer and a long-term memory in some.
+
+    Args:
+        vocabulary_size: V.
+        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F.
+        window: W in tokens; segments are any multiple of it.
+        summary: U, summary tokens of a window.
+        short_memory: S, vectors that a window leaves to the next.
+        long_layers: indices of the layers with a long-term memory, counted from 0, or negative from
+            the last.
+        long_memory: M, vectors of a long-term memory.
+        long_increment: I, vectors that a window adds to it.
+        dropout: rate after norms and the MLP. attention_dropout: rate on attention weights.
+        activation_dtype: "float32" or "bfloat16"; parameters stay float32.
+        remat: "layer" recomputes each layer in the backward pass.
+
+    Source: Chen et al. 2024, arXiv:2410.03156.
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        vocabulary_size: Count = gin.REQUIRED,
+        num_layers: Count = gin.REQUIRED,
+        width: Count = gin.REQUIRED,
+        num_heads: Count = gin.REQUIRED,
+        head_size: Count = gin.REQUIRED,
+        feed_forward_size: Count = gin.REQUIRED,
+        window: Count = gin.REQUIRED,
+        summary: Count = 64,
+        short_memory: Count = 64,
+        long_layers: tuple[Index, ...] = (),
+        long_memory: CountFrom0 = 4096,
+        long_increment: Count = 32,
+        dropout: Share = 0.0,
+        attention_dropout: Share = 0.0,
+        activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
+        remat: Annotated[str, OneOf(REMATS)] = "none",
+    ):
+        for index in long_layers:
+            if not -num_layers <= index < num_layers:
+                raise ValueError(
+                    f"Melodi.long_layers = {long_layers}: layer {index} does not exist in a stack "
+                    f"of {num_layers}; use 0 ... {num_layers - 1}."
+                )
+        if long_layers and long_increment > long_memory:
+            raise ValueError(
+                f"Melodi.long_increment = {long_increment} must be at most Melodi.long_memory = "
+                f"{long_memory}."
+            )
+        sizes = Sizes(width, num_heads, head_size, feed_forward_size)
+        with_long = {index % num_layers for index in long_layers}
+        self.sizes = sizes
+        self.window = window
+        self.dropout = max(dropout, attention_dropout)
+        self.output_dropout = dropout
+        self.remat = remat
+        self.dtype = jnp.dtype(activation_dtype)
+        self.vocabulary_size = vocabulary_size
+        self.embedding_VD = parameter(
+            rngs, normal(1.0), vocabulary_size, width, purpose="embedding"
+        )
+        self.begin_D = parameter(rngs, normal(1.0), width, purpose="embedding")
+        self.summary_RD = parameter(
+            rngs, truncated, summary, width, purpose="recurrence", multiplied=False
+        )
+
+        def layer(index):
+            M = long_memory if index in with_long else 0
+            memory = MelodiSizes(window, summary, short_memory, M, long_increment)
+            return MelodiLayer(rngs, sizes, memory, dropout, attention_dropout)
+
+        self.layers = nnx.List(layer(index) for index in range(num_layers))
+        self.final_norm = RMSNorm(rngs, width)
+
+    # Segments.
+
+    def init_caches(self, rows: int) -> tuple:
+        return tuple(layer.init_cache(rows, self.dtype) for layer in self.layers)
+
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
+        return embedded(tokens_BT, self.embedding_VD[...], self.begin_D[...], self.dtype)
+
+    def stack(
+        self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
+    ) -> tuple[jax.Array, tuple, Monitors]:
+        B, T, _ = x_BTD.shape
+        if self.window > T or T % self.window:
+            raise ValueError(
+                f"A segment of {T} tokens does not consist of whole windows of Melodi.window = "
+                f"{self.window}: make the segment length a multiple of {self.window}."
+            )
+        keys: list[jax.Array | None] = [None] * (len(self.layers) + 1)
+        if key is not None and self.dropout:
+            keys = list(jax.random.split(key, len(keys)))
+        summary_BRD = jnp.tile(self._summary(B), (1, T // self.window, 1))
+        after = []
+        metrics: Monitors = {}
+        for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            run = jax.checkpoint(layer) if self.remat == "layer" else layer
+            with jax.named_scope(f"layer{i}"):
+                x_BTD, summary_BRD, cache, found = run(x_BTD, summary_BRD, cache, keys[i])
+            after.append(cache)
+            metrics |= {f"layer{i}/{name}": value for name, value in found.items()}
+        with jax.named_scope("vocabulary"):
+            x_BTD = drop(self.final_norm(x_BTD), self.output_dropout, keys[-1])
+        return x_BTD, tuple(after), metrics
+
+    def _summary(self, rows):
+        summary_UD = self.summary_RD[...].astype(self.dtype)
+        return jnp.broadcast_to(summary_UD, (rows, *summary_UD.shape))
+
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
+        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
+        table_VD = self.embedding_VD[...].astype(self.dtype)
+        logits_BTV = jnp.einsum(
+            "...D,VD->...V", x_BTD, table_VD, preferred_element_type=wide(x_BTD).dtype
+        )
+        return logits_BTV / math.sqrt(self.sizes.width)
+
+    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        divisor = math.sqrt(self.sizes.width)
+        return table_losses(x_BTD, self.embedding_VD[...], targets_BT, divisor)
+
+    # Tokens.
+
+    @property
+    def period(self) -> int:
+        return self.window
+
+    def begin_decoding(self, caches: tuple) -> tuple:
+        rows = caches[0].short_BSD.shape[0]
+        W, D, H, K = self.window, self.sizes.width, self.sizes.num_heads, self.sizes.head_size
+        heads_BWHK = jnp.zeros((rows, W, H, K), self.dtype)
+        outputs_BWD = jnp.zeros((rows, W, D), self.dtype)
+        fill_B = jnp.zeros(rows, jnp.int32)
+        return tuple(
+            DecodingMelodi(
+                cache, *_memory_keys(layer, cache), heads_BWHK, heads_BWHK, outputs_BWD, fill_B
+            )
+            for layer, cache in zip(self.layers, caches, strict=True)
+        )
+
+    def end_decoding(self, caches: tuple) -> tuple:
+        return tuple(layer.cache for layer in caches)
+
+    def read_part(
+        self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
+    ) -> tuple[jax.Array, tuple]:
+        x_BWD = self.embed(tokens_BT)
+        real_BW1 = (jnp.arange(self.window) < counts_B[:, None])[..., None]
+        after = []
+        for i, layer in enumerate(self.layers):
+            with jax.named_scope(f"layer{i}"):
+                short, long = _memory_keys(layer, caches[i])
+                normed_BWD = layer.attention_norm(x_BWD)
+                own = layer.keys_values(normed_BWD)
+                bias_HWJ = layer.bias(slice(self.window), layer.memory.short + self.window)
+                q_BWHK = layer.queries(normed_BWD)
+                attended_BWHK, _ = layer.attend(q_BWHK, [short, own], long, bias_HWJ)
+                x_BWD = layer.finish(x_BWD, attended_BWHK)
+            keys, values = (jnp.where(real_BW1[..., None], x_BWHK, 0) for x_BWHK in own)
+            outputs_BWD = jnp.where(real_BW1, x_BWD, 0)
+            after.append(
+                DecodingMelodi(caches[i], short, long, keys, values, outputs_BWD, counts_B)
+            )
+        return self.logits(self.final_norm(x_BWD)), tuple(after)
+
+    def decode(
+        self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
+    ) -> tuple[jax.Array, tuple]:
+        fill_B, W = caches[0].fill_B, self.window
+        reads_B = jnp.broadcast_to(jnp.asarray(reads_B), fill_B.shape)
+        rows = jnp.arange(len(fill_B))
+        x_B1D = self.embed(tokens_B[:, None])
+
+        def written(x_BW, new_B1):
+            return x_BW.at[rows, fill_B].set(select_rows(reads_B, new_B1[:, 0], x_BW[rows, fill_B]))
+
+        after = []
+        for i, (layer, old) in enumerate(zip(self.layers, caches, strict=True)):
+            with jax.named_scope(f"layer{i}"):
+                normed_B1D = layer.attention_norm(x_B1D)
+                own = layer.keys_values(normed_B1D)
+                window = KeysValues(
+                    written(old.keys_BWHK, own.keys_BJHK),
+                    written(old.values_BWHK, own.values_BJHK),
+                )
+                bias_HWJ = layer.bias(slice(W), layer.memory.short + W)
+                bias_BH1J = jnp.moveaxis(bias_HWJ[:, fill_B], 1, 0)[:, :, None]
+                q_B1HK = layer.queries(normed_B1D)
+                attended_B1HK, _ = layer.attend(q_B1HK, [old.short, window], old.long, bias_BH1J)
+                x_B1D = layer.finish(x_B1D, attended_B1HK)
+            after.append(
+                old._replace(
+                    keys_BWHK=window.keys_BJHK,
+                    values_BWHK=window.values_BJHK,
+                    outputs_BWD=written(old.outputs_BWD, x_B1D),
+                    fill_B=fill_B + reads_B,
+                )
+            )
+        full_B = fill_B + reads_B == W
+
+        def complete(caches):
+            return select_rows(full_B, self.begin_decoding(self._after_window(caches)), caches)
+
+        after = jax.lax.cond(jnp.any(full_B), complete, lambda caches: caches, tuple(after))
+        return self.logits(self.final_norm(x_B1D)[:, 0]), after
+
+    def _after_window(self, caches):
+        """Runs the summary tokens of a full window through all layers; segment-form caches."""
+        W, after = self.window, []
+        summary_BUD = self._summary(len(caches[0].fill_B))
+        for layer, old in zip(self.layers, caches, strict=True):
+            normed_BUD = layer.attention_norm(summary_BUD)
+            window = KeysValues(old.keys_BWHK, old.values_BWHK)
+            seen = [old.short, window, layer.keys_values(normed_BUD)]
+            J = layer.memory.short + W + layer.memory.summary
+            bias_HUJ = layer.bias(slice(W, None), J)
+            q_BUHK = layer.queries(normed_BUD)
+            attended_BUHK, _ = layer.attend(q_BUHK, seen, old.long, bias_HUJ)
+            outputs_BUD = layer.finish(summary_BUD, attended_BUHK)
+            cache, summary_BUD, _ = layer.after_window(old.cache, old.outputs_BWD, outputs_BUD)
+            after.append(cache)
+        return tuple(after)
+
+    # Cost and receptive field.
+
+    def windows_reach(self) -> int:
+        return self.window - 1
+
+    def receptive_field(self) -> float:
+        return math.inf
+
+    def gradient_monitors(self, grads: dict) -> Monitors:
+        return {
+            f"layer{i}/memory_grad_norm": optax.tree.norm(grads["layers"][i]["short_mixing"])
+            for i in range(len(self.layers))
+        }
+
+    def flops_per_token(self) -> float:
+        return 2.0 * self.embedding_VD.size + sum(l.flops_per_token() for l in self.layers)
+
+    def divided_sizes(self) -> dict[str, Any]:
+        return {
+            "Melodi.num_heads": self.sizes.num_heads,
+            "Melodi.feed_forward_size": self.sizes.feed_forward_size,
+            "Melodi.vocabulary_size": self.vocabulary_size,
+        }
+
+
+def _memory_keys(layer, cache):
+    """Returns keys and values of a layer's short-term memory, and of its long-term one or None."""
+    short = layer.keys_values(layer.attention_norm(cache.short_BSD))
+    if cache.long_BMD is None:
+        return short, None
+    return short, layer.keys_values(layer.attention_norm(cache.long_BMD))
