@@ -60,7 +60,9 @@ class HighestCache(NamedTuple):
 
     first_BD: jax.Array
 
-    carries_state = False
+    @property
+    def carries_state(self) -> bool:
+        return False
 
     def clear_state(self, empty: "HighestCache") -> "HighestCache":
         """Keeps it: no segment reads it."""

@@ -47,7 +47,9 @@ class BlocksCache(NamedTuple):
 
     count_B: jax.Array
 
-    carries_state = False
+    @property
+    def carries_state(self) -> bool:
+        return False
 
     def clear_state(self, empty: "BlocksCache") -> "BlocksCache":
         """Keeps the window."""
@@ -59,7 +61,9 @@ class KeysCache(NamedTuple):
 
     window: WindowCache
 
-    carries_state = False
+    @property
+    def carries_state(self) -> bool:
+        return False
 
     def clear_state(self, empty: "KeysCache") -> "KeysCache":
         """Keeps the window."""

@@ -23,7 +23,9 @@ class OverlapCache(NamedTuple):
     x_BOD: jax.Array
     count_B: jax.Array
 
-    carries_state = False
+    @property
+    def carries_state(self) -> bool:
+        return False
 
     def clear_state(self, empty: "OverlapCache") -> "OverlapCache":
         """Keeps the window."""

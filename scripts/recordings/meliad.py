@@ -19,11 +19,10 @@ from brt.models.block_recurrent.external_memory import RingCache
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.caches import reset_rows
 from brt.models.checkpoints import meliad as meliad_checkpoint
+from brt.models.model import LanguageModel
 
 
-def replay(
-    recording: Mapping[str, Any], model: BlockRecurrentTransformer
-) -> tuple[np.ndarray, list[tuple]]:
+def replay(recording: Mapping[str, Any], model: LanguageModel) -> tuple[np.ndarray, list[tuple]]:
     """Runs every segment; returns the stacked logits and the caches before each segment."""
     tokens_NBT, starts_NB = recording["tokens"], recording["start_of_sequence"]
     graph, params = nnx.split(model, nnx.Param)

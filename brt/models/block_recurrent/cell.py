@@ -308,7 +308,7 @@ class RecurrentCell(LayerMemory):
         cache: StateCache,
         tokens: LayerTokens | None,
         blocks: BlockPairs,
-        attended_BTHK: jax.Array | None,
+        attended_BTHK: Any,
         weights: CellWeights,
         states: BlockStates | None = None,
         remat: bool = False,
@@ -323,8 +323,8 @@ class RecurrentCell(LayerMemory):
             (states_BSD, states, kept_B), _ = by_row_shard(self._scan(remat), weights, inputs)
         else:  # one block whose states the caller has computed: block feedback
             step = jax.checkpoint(self.step) if remat else self.step
-            heads = (heads_first(x[:, 0]) for x in (*states, *blocks))
-            states_BSD, kept_B = step(cache.states_BSD, *heads, weights)
+            state_k, state_v, token_k, token_v = (heads_first(x[:, 0]) for x in (*states, *blocks))
+            states_BSD, kept_B = step(cache.states_BSD, state_k, state_v, token_k, token_v, weights)
         state_norm = jnp.sqrt(jnp.mean(jnp.square(states_BSD)))
         metrics = {"kept": jnp.mean(kept_B), "state_norm": state_norm}
         return MemoryResult(attended_BTHK, StateCache(states_BSD), states, metrics)

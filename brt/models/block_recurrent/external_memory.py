@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from brt.checks import Count, OneOf, configurable
 from brt.models.block_recurrent.memory import (
     BlockPairs,
+    BlockStates,
     LayerMemory,
     LayerTokens,
     MemoryResult,
@@ -141,7 +142,7 @@ class ExternalMemory(LayerMemory):
         blocks: BlockPairs,
         attended_BTHK: jax.Array,
         weights: None = None,
-        states: None = None,
+        states: BlockStates | None = None,
         remat: bool = False,
     ) -> MemoryResult:
         """Searches for all blocks in one product with the ring and the segment's own keys."""

@@ -62,7 +62,7 @@ class BlockPairs(NamedTuple):
 class MemoryResult(NamedTuple):
     """What a memory returns for a segment.
 
-    attended_BTHK: (B, T, H, K), the result of attention with what the memory adds.
+    attended_BTHK: (B, T, H, K), the result of attention with what the memory adds to it.
     cache: after the segment.
     states: those that the tokens of each block attend to, from before the block; None without.
     metrics: scalars.

@@ -10,6 +10,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -54,8 +55,8 @@ def load(params: dict, window: int, **memory: int | str) -> BlockRecurrentTransf
 
 
 def filled(
-    model: nnx.Module, params: Mapping[str, np.ndarray], source_of: Callable[[Iterable], str]
-) -> nnx.Module:
+    model: Any, params: Mapping[str, np.ndarray], source_of: Callable[[Iterable], str]
+) -> Any:
     """Returns an abstract model with parameters of a checkpoint; `begin_D` is zero.
 
     Args:

@@ -186,10 +186,9 @@ class Melodi(LanguageModel):
         outputs_BWD = jnp.zeros((rows, W, D), self.dtype)
         fill_B = jnp.zeros(rows, jnp.int32)
         return tuple(
-            DecodingMelodi(
-                cache, *_memory_keys(layer, cache), heads_BWHK, heads_BWHK, outputs_BWD, fill_B
-            )
+            DecodingMelodi(cache, short, long, heads_BWHK, heads_BWHK, outputs_BWD, fill_B)
             for layer, cache in zip(self.layers, caches, strict=True)
+            for short, long in [_memory_keys(layer, cache)]
         )
 
     def end_decoding(self, caches: tuple) -> tuple:

@@ -28,7 +28,9 @@ class HiddenCache(NamedTuple):
     x_BMD: jax.Array
     count_B: jax.Array
 
-    carries_state = False
+    @property
+    def carries_state(self) -> bool:
+        return False
 
     def clear_state(self, empty: "HiddenCache") -> "HiddenCache":
         """Returns the cache as it is: a long window."""

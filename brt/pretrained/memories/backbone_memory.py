@@ -86,15 +86,12 @@ class BackboneMemory(WindowMemory):
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
         return self.memory.init_cache(rows, dtype)
 
-    def view(self, cache: Any, dtype: DTypeLike) -> LayerView:
+    def view(self, cache: Any, dtype: DTypeLike) -> Any:
         states = self.memory.states(cache, dtype, self.memory.prepare(dtype))
-        if states is not None:
-            states = StateKeys(*(x_BGSHK[:, 0] for x_BGSHK in states))
-        return LayerView(cache, states)
+        keys = None if states is None else StateKeys(*(x_BGSHK[:, 0] for x_BGSHK in states))
+        return LayerView(cache, keys)
 
-    def attended(
-        self, view: LayerView, layer: int, heads: Heads, attended_BTHK: jax.Array
-    ) -> jax.Array:
+    def attended(self, view: Any, layer: int, heads: Heads, attended_BTHK: jax.Array) -> jax.Array:
         if layer != self.index:
             return attended_BTHK
         k_BTHK, v_BTHK = self.token_keys(heads.keys)
@@ -104,7 +101,7 @@ class BackboneMemory(WindowMemory):
         weights = self.memory.prepare(attended_BTHK.dtype)
         return self.memory.read(view.cache, tokens, attended_BTHK, weights)[0]
 
-    def added(self, view: LayerView, layer: int, normed_BTD: jax.Array) -> jax.Array | None:
+    def added(self, view: Any, layer: int, normed_BTD: jax.Array) -> jax.Array | None:
         if layer != self.index or view.states is None:
             return None
         return self.read_states(normed_BTD, view.states)

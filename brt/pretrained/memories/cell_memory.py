@@ -58,12 +58,10 @@ class CellMemory(BackboneMemory):
         states = self.cell.states(cache, dtype, self.cell.prepare(dtype))
         return StateKeys(*(x_BGSHK[:, 0] for x_BGSHK in states))
 
-    def attended(
-        self, view: StateKeys, layer: int, heads: Heads, attended_BTHK: jax.Array
-    ) -> jax.Array:
+    def attended(self, view: Any, layer: int, heads: Heads, attended_BTHK: jax.Array) -> jax.Array:
         return attended_BTHK
 
-    def added(self, view: StateKeys, layer: int, normed_BTD: jax.Array) -> jax.Array | None:
+    def added(self, view: Any, layer: int, normed_BTD: jax.Array) -> jax.Array | None:
         return self.read_states(normed_BTD, view) if layer == self.index else None
 
     def update(

@@ -7,7 +7,7 @@ puts out, and take in what the window was read as. Letters as in `brt.pretrained
 
 import functools
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
@@ -45,7 +45,7 @@ class WindowMemory(nnx.Module):
     """
 
     purpose = "recurrence"
-    name: ClassVar[str]
+    name: str
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
         """Returns the cache of `rows` documents that have not begun: what "empty" means."""
