@@ -30,6 +30,7 @@ from brt.data.vocabularies.named import named_vocabulary
 from brt.data.vocabularies.report import report, sample_text
 from brt.data.vocabularies.training import VocabularyTraining, bound_training, train_vocabulary
 from brt.experiment import Experiment
+from brt.experiment_checks import check_vocabulary
 from brt.storage.paths import only_buckets_of
 from brt.storage.regular_files import printable
 
@@ -96,7 +97,7 @@ def prepare(arguments: Sequence[str] = ()) -> None:
     if FLAGS.train_vocabulary or FLAGS.describe_vocabulary:
         make_or_describe(whole, training)
         return
-    experiment.check_vocabulary()
+    check_vocabulary(experiment)
     runner = BeamRunner(FLAGS.runner, arguments) if FLAGS.runner else None
     for split in FLAGS.splits:
         for corpus in whole.corpora if FLAGS.shard_bytes else ():

@@ -13,6 +13,7 @@ from brt import config
 from brt.bindings import registration
 from brt.config import ConfigError
 from brt.experiment import Experiment
+from brt.experiment_checks import warn_of_warmup
 from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.reporting.gin_text import read_gin_file, write_gin
@@ -353,9 +354,9 @@ def test_a_warm_up_as_long_as_the_run_is_warned_of(folder, monkeypatch):
     )
     path = plain_config(folder)
     for bindings in (["rsqrt.warmup_steps = 5"], ["rsqrt.warmup_steps = None"]):
-        built(path, *bindings).warn_of_warmup()
+        warn_of_warmup(built(path, *bindings))
     assert logged == []
-    built(path, "LONG = 6.0", "rsqrt.warmup_steps = %LONG").warn_of_warmup()
+    warn_of_warmup(built(path, "LONG = 6.0", "rsqrt.warmup_steps = %LONG"))
     (warning,) = logged
     assert "rsqrt.warmup_steps = 6.0" in warning and "Trainer.steps = 6" in warning
 

@@ -14,6 +14,7 @@ from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.labelled import LabelledDocuments, LabelledSegments
 from brt.data.vocabularies.base import Frame
+from brt.description import describe
 from brt.evaluation.labels.scores import label_score
 from brt.experiment import Experiment
 
@@ -261,4 +262,4 @@ def test_a_reader_needs_no_edit_of_the_trainer(trained):
     _, tiny, _ = trained
     assert isinstance(tiny.experiment, Experiment)
     assert isinstance(tiny.experiment.model, SummingReader)
-    assert "FLOPs per token" in tiny.experiment.describe(one_device())
+    assert "FLOPs per token" in describe(tiny.experiment, one_device())

@@ -9,6 +9,7 @@ from tiny_folders import make_folder
 
 from brt import config
 from brt.experiment import Experiment
+from brt.experiment_checks import check_vocabulary
 
 pytest.importorskip("tokenizers", reason='needs pip install -e ".[text]"')
 
@@ -59,10 +60,10 @@ def test_following_the_advice_leads_from_a_folder_to_a_run(folder):
     first = message_of(lambda: build(folder))
     assert "GPT2.vocabulary_size = 256" in first and "bind vocabulary_size = None" in first
     experiment = build(folder, "vocabulary_size = None")
-    second = message_of(experiment.check_vocabulary)
+    second = message_of(lambda: check_vocabulary(experiment))
     advice = f'Corpus.vocabulary = "pretrained:{folder}"'
     assert advice in second and "'bytes'" in second and "Pretrained.folder" in second
-    build(folder, "vocabulary_size = None", advice).check_vocabulary()
+    check_vocabulary(build(folder, "vocabulary_size = None", advice))
 
 
 def test_a_size_that_is_bound_without_a_macro_is_named_itself(folder):
@@ -77,30 +78,30 @@ def test_a_size_that_is_bound_without_a_macro_is_named_itself(folder):
 def test_the_ids_count_and_not_the_name(folder, vocabulary):
     shutil.copytree(folder, f"{folder}_copy")
     bound = f'Corpus.vocabulary = "{vocabulary.format(folder=folder)}"'
-    build(folder, "vocabulary_size = None", bound).check_vocabulary()
+    check_vocabulary(build(folder, "vocabulary_size = None", bound))
 
 
 def test_other_ids_can_be_meant(folder):
     bindings = "vocabulary_size = None", "Pretrained.other_vocabulary = True"
-    build(folder, *bindings).check_vocabulary()
+    check_vocabulary(build(folder, *bindings))
 
 
 def test_a_folder_without_a_tokenizer_accepts_every_vocabulary(folder):
     for name in ("tokenizer.json", "vocab.json", "merges.txt"):
         (folder / name).unlink()
-    build(folder, "vocabulary_size = None").check_vocabulary()
+    check_vocabulary(build(folder, "vocabulary_size = None"))
 
 
 def test_symbols_of_a_task_are_accepted(folder):
     lines = LINES.replace("corpora/text", "tasks/recall_window").replace("segment_length", "seed")
-    build(folder, "vocabulary_size = None", lines=lines).check_vocabulary()
+    check_vocabulary(build(folder, "vocabulary_size = None", lines=lines))
 
 
 def test_random_parameters_accept_every_vocabulary(folder):
     lines = LINES.replace('include "configs/bodies/gpt2_of_folder.gin"', "")
     (folder.parent / "run.gin").write_text(lines)
     config.parse([str(folder.parent / "run.gin")])
-    Experiment.from_gin().check_vocabulary()
+    check_vocabulary(Experiment.from_gin())
 
 
 def test_labelled_texts_name_the_source_of_their_ids(folder):
@@ -118,4 +119,5 @@ def test_labelled_texts_name_the_source_of_their_ids(folder):
         """.replace("    ", ""),
     )
     experiment = build(folder, lines=lines)
-    assert f'bind tokenizer = "pretrained:{folder}"' in message_of(experiment.check_vocabulary)
+    message = message_of(lambda: check_vocabulary(experiment))
+    assert f'bind tokenizer = "pretrained:{folder}"' in message

@@ -1,0 +1,59 @@
+"""What a command would run, in words: sizes, settings, and which data are prepared."""
+
+import jax
+import numpy as np
+
+from brt.data.extras import MissingExtra
+from brt.experiment import Experiment
+from brt.models.counts import count_parameters
+
+
+def describe(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
+    """Returns parameters, operations, bytes per device and tokens per step, as aligned lines."""
+    counts = count_parameters(experiment.model)
+    state = experiment.abstract_state(mesh)
+    flops = experiment.model.flops_per_token()
+    trainer = experiment.trainer
+    rows = [
+        ("parameters, embedding", _millions(counts.embedding)),
+        ("parameters, layers", _millions(counts.layers)),
+        ("parameters, cells and memory", _millions(counts.recurrence)),
+        ("parameters, non-embedding", _millions(counts.non_embedding)),
+        ("parameters, all", _millions(sum(counts))),
+        ("FLOPs per token, forward", f"{flops / 1e6:,.1f} M"),
+        ("FLOPs per token, training", f"{3 * flops / 1e6:,.1f} M"),
+        ("bytes per device, parameters", _bytes_per_device(state.params)),
+        ("bytes per device, optimizer", _bytes_per_device(state.optimizer)),
+        ("bytes per device, caches", _bytes_per_device(state.caches)),
+        ("tokens per step", f"{trainer.tokens_per_step:,} ({trainer.rows} rows)"),
+        ("devices, data x model", f"{mesh.shape['data']} x {mesh.shape['model']}"),
+    ]
+    return "\n".join(f"{name:<30} {value:>24}" for name, value in rows)
+
+
+def settings(experiment: Experiment) -> str:
+    """Returns every setting in force, and which data are prepared."""
+    corpus = experiment.trainer.corpus
+    width = max(map(len, experiment.bindings))
+    lines = [f"{name:<{width}} = {value}" for name, value in sorted(experiment.bindings.items())]
+    try:
+        lines += ["", f"vocabulary: {corpus.vocabulary_size:,} ids"]
+    except (OSError, ValueError, MissingExtra) as error:
+        lines += ["", f"vocabulary: {error}"]
+    for split in dict.fromkeys(("train", experiment.evaluation.split)):
+        ready = "is prepared" if corpus.exists(split) else "is to be prepared"
+        lines.append(f"store of split {split}: {ready}")
+    return "\n" + "\n".join(lines)
+
+
+def _millions(count):
+    return f"{count / 1e6:,.1f}M ({count:,})"
+
+
+def _bytes_per_device(tree):
+    def size(leaf):
+        shape = leaf.sharding.shard_shape(leaf.shape)
+        return int(np.prod(shape)) * leaf.dtype.itemsize
+
+    total = sum(size(leaf) for leaf in jax.tree.leaves(tree))
+    return f"{total / 2**20:,.1f} MiB"

@@ -1,0 +1,240 @@
+"""Checks that model, stream, vocabulary and documents of an experiment fit together."""
+
+import difflib
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import gin
+import jax
+from absl import logging
+
+from brt.bindings.bound_values import binding_of
+from brt.data.corpus import Corpus
+from brt.data.extras import MissingExtra
+from brt.data.mixture import MixedStore, Mixture
+from brt.data.sources.base import Source, absolute
+from brt.data.stores.token_store import HOW_TO_REPEAT, MANIFEST, TokenStore
+from brt.data.streams import documents, mixture
+from brt.data.streams.labelled import LabelledDocuments
+from brt.data.vocabularies.base import Vocabulary
+from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
+from brt.models.model import Model, Reader
+from brt.pretrained.source import Pretrained
+from brt.storage.json_files import read_json
+from brt.storage.paths import is_remote
+from brt.training.settings import Trainer
+
+if TYPE_CHECKING:
+    from brt.experiment import Experiment
+
+SAMPLE = (
+    "The rabbit-hole went straight on like a tunnel for some way, and then dipped suddenly down. "
+    'In 1865, "Alice" had 192 pages; isn\'t that a pity?'
+)
+"""A text that two vocabularies are compared by."""
+ALIKE = 0.9
+"""Share of equal ids from which on two vocabularies are taken for one: the first may differ."""
+
+
+def check_reader(model: Model, trainer: Trainer) -> None:
+    """Refuses labelled documents for a model that does not answer, and the reverse."""
+    name = type(model).__name__
+    if trainer.stream != "labelled":
+        if isinstance(model, Reader):
+            raise ValueError(
+                f"{name} needs labelled documents, and Trainer.stream = {trainer.stream!r} has "
+                'none: bind Trainer.stream = "labelled", or another model.'
+            )
+        return
+    if not isinstance(model, Reader):
+        raise ValueError(
+            f'{name} does not answer, which Trainer.stream = "labelled" asks for: bind '
+            "Trainer.model to a model for labelled documents, or another stream."
+        )
+    targets = (trainer.labelled or LabelledDocuments()).targets
+    if model.targets != targets:
+        raise ValueError(
+            f'{name} answers with {model.targets}, and LabelledDocuments.targets = "{targets}" '
+            "asks for something else: bind one of them otherwise."
+        )
+
+
+def check_classes(model: Model, store: TokenStore | MixedStore) -> None:
+    """Refuses a store with another number of classes than the model has."""
+    number = model.num_classes if isinstance(model, Reader) else None
+    if number is None or isinstance(store, MixedStore):
+        return
+    classes = store.manifest["source"].get("classes") or []
+    if classes and len(classes) != number:
+        raise ValueError(
+            f"{store.folder} has {len(classes)} classes ({', '.join(classes)}), and the model "
+            f"{number}: bind {type(model).__name__}.classes = {len(classes)}."
+        )
+
+
+def check_same_parameters(trained: Any, evaluated: Any) -> None:
+    """Refuses an evaluated model whose parameters, trees of shapes, are not the trained ones."""
+    shapes, others = (
+        {path: x.shape for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (trained, evaluated)
+    )
+    for path in shapes.keys() | others.keys():
+        if shapes.get(path) != others.get(path):
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise ValueError(
+                f"Evaluation.model has other parameters than Trainer.model ({name}): in its "
+                "scope name the same model, and bind only what leaves the parameters as they "
+                "are, such as the length of a memory."
+            )
+
+
+def check_vocabulary(experiment: "Experiment") -> None:
+    """Refuses a vocabulary that does not fit the model, before stores are made.
+
+    Raises:
+        ValueError: it has more ids than the model, or is not that of the pretrained folder.
+        OSError, MissingExtra: it cannot be read.
+    """
+    corpus = experiment.trainer.corpus
+    check_folder(experiment.model, corpus)
+    vocabulary = corpus.vocabulary
+    check_size(experiment.model, vocabulary.size, f"The vocabulary {vocabulary.name}")
+
+
+def warn_of_warmup(experiment: "Experiment") -> None:
+    """Warns of a learning rate that still rises when the run ends; for experiments of gin."""
+    steps = experiment.trainer.steps
+    for name in experiment.bindings:
+        if not name.endswith(".warmup_steps"):
+            continue
+        schedule = name.removesuffix(".warmup_steps")
+        warmup_steps = gin.get_bindings(schedule).get("warmup_steps")  # no macro: its value
+        if (warmup_steps or 0) >= steps:
+            logging.warning(
+                "The learning rate still rises when the run ends, as %s = %s is not below "
+                "Trainer.steps = %s; it reaches %.3g. Lower %s, or raise Trainer.steps.",
+                name,
+                f"{warmup_steps:,}",
+                f"{steps:,}",
+                experiment.schedule(steps),
+                name,
+            )
+
+
+def check_size(model: Model, size: int, which: str) -> None:
+    """Refuses a vocabulary of more ids than the model has.
+
+    which: names the vocabulary, for the message.
+    """
+    if size > model.vocabulary_size:
+        # A model around a body takes the body's.
+        sizes = model.divided_sizes()
+        own = f"{type(model).__name__}.vocabulary_size"
+        binding = next((name for name in sizes if name.endswith(".vocabulary_size")), own)
+        raise ValueError(
+            f"{which} has {size} ids and the model's table only {model.vocabulary_size} rows: bind "
+            f"{binding_of(binding.split(' - ')[0])} = {size} or more."
+        )
+
+
+def check_folder(model: Model, corpus: Corpus | Mixture) -> None:
+    """Refuses a corpus whose ids are not those of the pretrained folder's tokenizer.
+
+    A folder without a tokenizer, and ids that stand for no text, are accepted.
+    """
+    path = _folder_of(model)
+    vocabulary = corpus.vocabulary
+    if path is None or not vocabulary.is_text or Pretrained().other_vocabulary:
+        return
+    own = PretrainedFolderVocabulary(path)
+    try:
+        expected = _ids(own)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, MissingExtra) as error:
+        logging.warning("The tokenizer of %s is not compared with the corpus: %s", path, error)
+        return
+    if vocabulary.fingerprint == own.fingerprint:
+        return
+    try:
+        found = _ids(vocabulary)
+    except ValueError:  # text that the vocabulary refuses
+        found = []
+    source = corpus.corpora[0].source
+    owner = "Corpus" if source.vocabulary is None else type(source).__name__
+    binding = binding_of(f"{owner}.vocabulary")
+    if difflib.SequenceMatcher(None, expected, found, autojunk=False).ratio() < ALIKE:
+        raise ValueError(
+            f"{owner}.vocabulary = {vocabulary.name!r} gives other ids than the tokenizer of "
+            f"Pretrained.folder = {path!r}, which the parameters were trained on: bind "
+            f'{binding} = "pretrained:{path}" and Corpus.store to a new folder, or, if '
+            "other ids are meant, Pretrained.other_vocabulary = True."
+        )
+
+
+def check_documents(experiment: "Experiment", splits: Iterable[str]) -> None:
+    """Refuses missing files, and fewer training documents than rows, before stores are made.
+
+    Documents are counted only in stores and in sources that list their files.
+
+    Args:
+        splits: to be prepared, if they are not yet.
+
+    Raises:
+        ValueError: there are fewer.
+        OSError: the source cannot be read.
+    """
+    trainer = experiment.trainer
+    corpus = trainer.corpus
+    for part in corpus.corpora:
+        for split in splits:
+            if not part.exists(split):
+                _check_files(part.source, split)
+    if trainer.stream != "documents":
+        return
+    for part in corpus.corpora:
+        where, count = _count(part)
+        if count is not None and isinstance(corpus, Mixture):
+            mixture.check_count(where, count, trainer.rows)
+        elif count is not None:
+            tokens = trainer.segments_per_step * trainer.segment_length
+            documents.check_count(where, count, trainer.rows, tokens)
+
+
+def _count(corpus: Corpus) -> tuple[str, int | None]:
+    """Returns where the training documents are, and how many; None if counting may take long."""
+    if corpus.exists("train"):
+        path = corpus.path("train")
+        manifest = read_json(path / "manifest.json", MANIFEST, HOW_TO_REPEAT)
+        return str(path), manifest["documents"]
+    source = corpus.source
+    return type(source).__name__, source.count("train") if source.listed else None
+
+
+def _check_files(source: Source, split: str) -> None:
+    if inner := getattr(source, "source", None):  # a selection of its documents
+        _check_files(inner, split)
+    elif source.listed and not source.checks_content:
+        source.count(split)
+    elif isinstance(path := getattr(source, "path", None), str):
+        named = (getattr(source, "splits", None) or {}).get(split, split)
+        path = path.replace("{split}", named)
+        if not is_remote(path) and not os.path.exists(absolute(path)):
+            raise FileNotFoundError(
+                f"Nothing is at {path}: bind {type(source).__name__}.path to where the documents "
+                f"of split {split!r} are."
+            )
+
+
+def _folder_of(model: Any) -> str | None:
+    """Path of the folder that a model's body is read from."""
+    while model is not None:
+        if folder := getattr(model, "folder", None):
+            return folder.path
+        model = getattr(model, "body", None)
+    return None
+
+
+def _ids(vocabulary: Vocabulary) -> list[int]:
+    return vocabulary.encode(SAMPLE.encode(), "text").tolist()

@@ -1,0 +1,67 @@
+"""The token stores of a training run: checked, prepared, and compared between processes."""
+
+import contextlib
+import hashlib
+import json
+import subprocess
+import sys
+
+import jax
+from jax.experimental import multihost_utils
+
+from brt import command_line
+from brt.data.extras import MissingExtra
+from brt.experiment import Experiment
+from brt.experiment_checks import check_documents, check_vocabulary
+
+PREPARATION_ENDED = "what is prepared is kept, and the same command goes on with the rest."
+
+
+def splits_read(experiment: Experiment) -> list[str]:
+    """Returns the splits that training reads."""
+    evaluated = [experiment.evaluation.split] if experiment.trainer.eval_every else []
+    return ["train", *evaluated]
+
+
+def check_data(experiment: Experiment) -> None:
+    """Refuses stores that are not prepared and cannot be, with the files of this machine.
+
+    Libraries of extras may be installed elsewhere.
+    """
+    with contextlib.suppress(MissingExtra):
+        check_vocabulary(experiment)
+        check_documents(experiment, splits_read(experiment))
+
+
+def prepare_missing(experiment: Experiment) -> None:
+    """Lets another process, which may need TensorFlow, prepare the missing token stores."""
+    corpus = experiment.trainer.corpus
+    splits = splits_read(experiment)
+    missing = [split for split in splits if not corpus.exists(split)]
+    if jax.process_index() == 0:
+        check_vocabulary(experiment)
+        check_documents(experiment, splits)
+        for part in corpus.corpora:
+            for split in dict.fromkeys(splits):
+                if part.exists(split):
+                    part.warn_of_changes(split)
+    if missing and jax.process_index() == 0:
+        command = [sys.executable, "-m", "brt.prepare", *command_line.gin_flags()]
+        with command_line.terminable(PREPARATION_ENDED):
+            status = subprocess.run([*command, f"--splits={','.join(missing)}"], check=False)
+        if status.returncode:
+            raise ValueError("The token stores could not be prepared; the reason stands above.")
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("token stores")
+
+
+def store_contents(experiment: Experiment) -> dict[str, str]:
+    """Returns a short hash of the content of each store, as its manifest has it."""
+    hashes = {}
+    for split in splits_read(experiment):
+        for number, corpus in enumerate(experiment.trainer.corpus.corpora):
+            manifest = corpus.open(split).manifest
+            content = json.dumps([manifest["hashes"], manifest["vocabulary"]], sort_keys=True)
+            name = f"tokens of split {split}, corpus {number}"
+            hashes[name] = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return hashes
