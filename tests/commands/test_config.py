@@ -350,7 +350,7 @@ def test_gin_flags_become_bindings_and_other_flags_stay(flag, expected):
 def test_a_warm_up_as_long_as_the_run_is_warned_of(folder, monkeypatch):
     logged = []
     monkeypatch.setattr(
-        "brt.experiment.logging.warning", lambda form, *values: logged.append(form % values)
+        "brt.experiment_checks.logging.warning", lambda form, *values: logged.append(form % values)
     )
     path = plain_config(folder)
     for bindings in (["rsqrt.warmup_steps = 5"], ["rsqrt.warmup_steps = None"]):
