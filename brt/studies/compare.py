@@ -69,83 +69,20 @@ class TopToken(NamedTuple):
     around: tuple[str, str, str] | None
 
 
-class DifferenceCurve(NamedTuple):
-    """Differences of a document (Figures 4 and 5).
-
-    tokens: indices; all, or the largest difference of each stretch.
-    nats: the other's loss minus the run's own.
-    borders: first tokens of the segments after the first.
-    """
-
-    title: str
-    tokens: list[int]
-    nats: list[float]
-    borders: list[int]
-
-
-class DifferenceByPart(NamedTuple):
-    """Differences by offset in a segment.
-
-    bits: mean difference per token.
-    top_tokens: number of tokens among the `LOOKED_AT` largest differences of a document.
-    """
-
-    offsets: list[int]
-    bits: list[float]
-    top_tokens: list[int]
-
-
-class Differences(NamedTuple):
-    """Weighted means over the scored tokens of all documents, in bits per token.
-
-    difference: positive where the run is better; also in first and in later segments (None without
-        scored tokens there).
-    largest_in_first_segment: the largest of either sign.
-    better_share: of the tokens that the run predicts better.
-    """
-
-    documents: int
-    tokens: int
-    bits: float
-    other_bits: float
-    difference: float
-    better_share: float
-    first_segment: float | None
-    largest_in_first_segment: float
-    later_segments: float | None
-
-
-class TopCounts(NamedTuple):
-    """Counts of top tokens.
-
-    kinds, where: by kind of word, and by where the word was last seen.
-    recalled: title or author repeated at the document's end.
-    first_quarter: in the first quarter of a segment.
-    median_distance, largest_distance: tokens since the word was last seen; None if none was.
-    """
-
-    of: int
-    kinds: dict[str, int]
-    where: dict[str, int]
-    recalled: int
-    first_quarter: int
-    median_distance: int | None
-    largest_distance: int | None
-
-
 class Comparison(NamedTuple):
     """Sorted token differences of two recordings.
 
+    numbers: weighted means over all scored tokens in bits per token, `difference_bits` positive
+        where the run is better; losses by kind of token; and counts of the first `SHOWN` and
+        `LOOKED_AT` tokens of each document, `better_top4_recalled`.
+    curves: differences of each document (Figures 4 and 5), and by offset in a segment.
     top: the `LOOKED_AT` first tokens of each document, by direction.
-    counts: by direction and number of tokens of a document, `SHOWN` and `LOOKED_AT`.
     """
 
-    differences: Differences
-    curves: list[DifferenceCurve]
-    by_part: DifferenceByPart
+    numbers: dict[str, float]
+    curves: list[dict]
     by_kind: list[KindDifference]
     top: dict[str, list[TopToken]]
-    counts: dict[tuple[str, int], TopCounts]
 
 
 @configurable
@@ -186,20 +123,8 @@ class Compare(Study):
 
     @staticmethod
     def present(result: Comparison) -> Content:
-        series = []
-        for document in result.curves:
-            labels = "token", "difference, nats"
-            values = document.tokens, document.nats
-            series.append(curve(document.title, *values, *labels, borders=document.borders))
-        offsets, label = result.by_part.offsets, "place in the segment"
-        name = "difference by place in the segment"
-        series.append(
-            curve(name, offsets, result.by_part.bits, label, "difference, bits per token")
-        )
-        name = "top tokens by place in the segment"
-        what = f"of the {LOOKED_AT} largest differences of each document"
-        series.append(curve(name, offsets, result.by_part.top_tokens, label, what))
-        return content(_numbers(result), series, summary(result), excerpts=_excerpts(result))
+        excerpts = _excerpts(result)
+        return content(result.numbers, result.curves, summary(result.numbers), excerpts=excerpts)
 
 
 def compare(
@@ -242,20 +167,23 @@ def compare(
                     )
                 )
         curves.append(_curve(titles[document], difference_T, scored_T, segment_length))
-    nats = sum(float(nats_T.sum()) for nats_T in kept)
-    counts = {}
+    by_kinds = by_kind(kept, others, kinds, weights)
+    numbers = _means(sum(float(x.sum()) for x in kept), differences, weights, segment_length)
+    for kind in by_kinds:
+        name = kind.kind.replace(" ", "_")
+        numbers |= {
+            f"{name}_tokens": kind.tokens,
+            f"{name}_bits": kind.bits,
+            f"{name}_other_bits": kind.other_bits,
+            f"{name}_contribution_bits": kind.contribution,
+        }
     for direction, tokens_of in top.items():
         for number in (SHOWN, LOOKED_AT):
-            first = [token for token in tokens_of if token.rank < number]
-            counts[direction, number] = _counts(first, segment_length)
-    return Comparison(
-        _differences(nats, differences, weights, segment_length),
-        curves,
-        _by_part(differences, weights, top["better"], segment_length),
-        by_kind(kept, others, kinds, weights),
-        top,
-        counts,
-    )
+            first = [token.of for token in tokens_of if token.rank < number]
+            counts = _counts(first, segment_length)
+            numbers |= {f"{direction}_top{number}_{name}": n for name, n in counts.items()}
+    curves += _by_part(differences, weights, top["better"], segment_length)
+    return Comparison(numbers, curves, by_kinds, top)
 
 
 def largest(
@@ -306,115 +234,75 @@ def _where(begin, last_seen, window, segment_length):
     return "segment" if read // segment_length == begin // segment_length else "beyond"
 
 
-def _differences(nats, differences, weights, segment_length) -> Differences:
+def _means(nats, differences, weights, segment_length) -> dict[str, float]:
     joined, weights_N = np.concatenate(differences), np.concatenate(weights)
     first_N = np.concatenate([np.arange(len(d)) < segment_length for d in differences])
     scored_N = weights_N > 0
-
-    def mean(chosen_N):
-        total = weights_N[chosen_N].sum()
-        return float((joined * weights_N)[chosen_N].sum() / total / math.log(2)) if total else None
-
     bits = float(nats / weights_N.sum() / math.log(2))
     difference = float((joined * weights_N).sum() / weights_N.sum() / math.log(2))
-    return Differences(
-        documents=len(differences),
-        tokens=int(scored_N.sum()),
-        bits=bits,
-        other_bits=bits + difference,
-        difference=difference,
-        better_share=float((joined[scored_N] > 0).mean()),
-        first_segment=mean(first_N),
-        largest_in_first_segment=float(np.abs(joined[first_N]).max() / math.log(2)),
-        later_segments=mean(~first_N),
-    )
+    numbers = {
+        "documents": len(differences),
+        "tokens": int(scored_N.sum()),
+        "bits_per_token": bits,
+        "other_bits_per_token": bits + difference,
+        "difference_bits": difference,
+        "better_share": float((joined[scored_N] > 0).mean()),
+        "largest_difference_bits_first_segment": float(np.abs(joined[first_N]).max() / math.log(2)),
+    }
+    for name, chosen_N in (("first_segment", first_N), ("later_segments", ~first_N)):
+        if total := weights_N[chosen_N].sum():
+            mean = (joined * weights_N)[chosen_N].sum() / total / math.log(2)
+            numbers[f"difference_bits_{name}"] = float(mean)
+    return numbers
 
 
-def _counts(top: list[TopToken], segment_length) -> TopCounts:
-    words = [token.of for token in top]
-    seen = [word.last_seen for word in words if word.last_seen is not None]
-    return TopCounts(
-        of=len(top),
-        kinds={kind: sum(word.kind == kind for word in words) for kind in (NAME, TITLE, OTHER)},
-        where={where: sum(word.where == where for word in words) for where in WHERE},
-        recalled=sum(word.recalled for word in words),
-        first_quarter=sum(4 * (word.token % segment_length) < segment_length for word in words),
-        median_distance=int(np.median(seen)) if seen else None,
-        largest_distance=max(seen, default=None),
-    )
+def _counts(top: list[WordOfToken], segment_length) -> dict[str, int]:
+    counts = {"of": len(top)}
+    for kind in (NAME, TITLE, OTHER):
+        counts[kind.replace(" ", "_")] = sum(word.kind == kind for word in top)
+    for where in WHERE:
+        counts[f"last_seen_{where}"] = sum(word.where == where for word in top)
+    counts["outside_window"] = len(top) - counts["last_seen_window"]
+    counts["recalled"] = sum(word.recalled for word in top)
+    quarter = [4 * (word.token % segment_length) < segment_length for word in top]
+    counts["first_quarter_of_segment"] = sum(quarter)
+    if seen := [word.last_seen for word in top if word.last_seen is not None]:
+        counts |= {
+            "recall_distance_median": int(np.median(seen)),
+            "recall_distance_largest": max(seen),
+        }
+    return counts
 
 
-def _curve(title, difference_T, scored_T, segment_length) -> DifferenceCurve:
+def _curve(title, difference_T, scored_T, segment_length):
     tokens = np.flatnonzero(scored_T)
     if len(tokens) > POINTS:
         cuts = np.linspace(0, len(tokens), POINTS + 1).astype(int)[:-1]
         stretches = zip(cuts, [*cuts[1:], len(tokens)])
         size_T = np.abs(difference_T[tokens])
         tokens = tokens[[a + np.argmax(size_T[a:b]) for a, b in stretches]]
+    nats = np.round(difference_T[tokens], 4).tolist()
     borders = list(range(segment_length, len(difference_T), segment_length))
-    return DifferenceCurve(
-        title, tokens.tolist(), np.round(difference_T[tokens], 4).tolist(), borders
-    )
+    return curve(title, tokens.tolist(), nats, "token", "difference, nats", borders=borders)
 
 
-def _by_part(differences, weights, top: list[TopToken], segment_length) -> DifferenceByPart:
+def _by_part(differences, weights, top: list[TopToken], segment_length):
     parts = min(PARTS, segment_length)
-    cuts = np.linspace(0, segment_length, parts + 1)
+    offsets = np.round(np.linspace(0, segment_length, parts + 1)[:-1]).astype(int).tolist()
     sums, counts = np.zeros(parts), np.zeros(parts)
     for difference_T, weights_T in zip(differences, weights):
         part_T = np.arange(len(difference_T)) % segment_length * parts // segment_length
         sums += np.bincount(part_T, difference_T * weights_T, parts)
         counts += np.bincount(part_T, weights_T, parts)
+    bits = np.round(sums / np.where(counts > 0, counts, 1.0) / math.log(2), 6).tolist()
     part_of = [token.of.token % segment_length * parts // segment_length for token in top]
-    return DifferenceByPart(
-        np.round(cuts[:-1]).astype(int).tolist(),
-        np.round(sums / np.where(counts > 0, counts, 1.0) / math.log(2), 6).tolist(),
-        np.bincount(np.array(part_of, int), minlength=parts).tolist(),
-    )
-
-
-def _numbers(result):
-    differences = result.differences
-    numbers = {
-        "documents": differences.documents,
-        "tokens": differences.tokens,
-        "bits_per_token": differences.bits,
-        "other_bits_per_token": differences.other_bits,
-        "difference_bits": differences.difference,
-        "better_share": differences.better_share,
-        "largest_difference_bits_first_segment": differences.largest_in_first_segment,
-    }
-    if differences.first_segment is not None:
-        numbers["difference_bits_first_segment"] = differences.first_segment
-    if differences.later_segments is not None:
-        numbers["difference_bits_later_segments"] = differences.later_segments
-    for kind in result.by_kind:
-        name = kind.kind.replace(" ", "_")
-        numbers |= {
-            f"{name}_tokens": kind.tokens,
-            f"{name}_bits": kind.bits,
-            f"{name}_other_bits": kind.other_bits,
-            f"{name}_contribution_bits": kind.contribution,
-        }
-    for (direction, top), counts in result.counts.items():
-        named = _named_counts(counts)
-        numbers |= {f"{direction}_top{top}_{name}": value for name, value in named.items()}
-    return numbers
-
-
-def _named_counts(counts: TopCounts):
-    named: dict[str, int | None] = {
-        "of": counts.of,
-        **{kind.replace(" ", "_"): number for kind, number in counts.kinds.items()},
-        **{f"last_seen_{where}": number for where, number in counts.where.items()},
-        "outside_window": counts.of - counts.where["window"],
-        "recalled": counts.recalled,
-        "first_quarter_of_segment": counts.first_quarter,
-    }
-    if counts.largest_distance is not None:
-        named["recall_distance_median"] = counts.median_distance
-        named["recall_distance_largest"] = counts.largest_distance
-    return named
+    number = np.bincount(np.array(part_of, int), minlength=parts).tolist()
+    place, name = "place in the segment", "by place in the segment"
+    of = f"of the {LOOKED_AT} largest differences of each document"
+    return [
+        curve(f"difference {name}", offsets, bits, place, "difference, bits per token"),
+        curve(f"top tokens {name}", offsets, number, place, of),
+    ]
 
 
 def _excerpts(result):
@@ -446,20 +334,26 @@ def _excerpt(direction, token: TopToken):
     }
 
 
-def summary(result: Comparison) -> str:
-    differences, top = result.differences, result.counts["better", SHOWN]
+def summary(numbers: dict[str, float]) -> str:
+    top = {
+        name: numbers[f"better_top{SHOWN}_{name}"]
+        for name in (
+            "of",
+            "outside_window",
+            "recalled",
+            *(k.replace(" ", "_") for k in (NAME, TITLE)),
+        )
+    }
 
-    def share(number):
-        return f"{number} of {top.of}"
+    def share(name):
+        return f"{top[name.replace(' ', '_')]} of {top['of']}"
 
-    sign = "better" if differences.difference > 0 else "worse"
-    documents = f"{differences.documents:,} document{'s' * (differences.documents != 1)}"
+    difference, count = numbers["difference_bits"], numbers["documents"]
     return (
-        f"Over {differences.tokens:,} tokens of {documents} the run is "
-        f"{abs(differences.difference):.4f} bits "
-        f"per token {sign} ({differences.bits:.4f} against {differences.other_bits:.4f}); where it "
-        f"is better most, {share(top.kinds[NAME])} tokens are proper names, "
-        f"{share(top.kinds[TITLE])} chapter titles, {share(top.of - top.where['window'])} were "
-        f"seen outside the attention window or never, and {share(top.recalled)} repeat the "
-        "document's title or author at its end."
+        f"Over {numbers['tokens']:,} tokens of {count:,} document{'s' * (count != 1)} the run is "
+        f"{abs(difference):.4f} bits per token {'better' if difference > 0 else 'worse'} "
+        f"({numbers['bits_per_token']:.4f} against {numbers['other_bits_per_token']:.4f}); where "
+        f"it is better most, {share(NAME)} tokens are proper names, {share(TITLE)} chapter titles, "
+        f"{share('outside_window')} were seen outside the attention window or never, and "
+        f"{share('recalled')} repeat the document's title or author at its end."
     )

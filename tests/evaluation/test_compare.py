@@ -205,9 +205,9 @@ def test_a_long_curve_keeps_its_spikes(store, tmp_path, monkeypatch):
     one, two = (
         fabricate(tmp_path / name, store, nats) for name, nats in (("a", flat), ("b", spiked))
     )
-    (curve,) = compare(one, two, store, ByteVocabulary(), [1]).curves
-    assert len(curve.tokens) == 50
-    points = dict(zip(curve.tokens, curve.nats))
+    curve, *_ = compare(one, two, store, ByteVocabulary(), [1]).curves
+    assert len(curve["x"]) == 50
+    points = dict(zip(curve["x"], curve["y"]))
     assert points[333] == 8.0 and points[1234] == -6.0
 
 
@@ -227,16 +227,17 @@ def test_only_tokens_that_the_corpus_scores_are_compared(store, tmp_path, monkey
     w, a, b = (np.concatenate(x) for x in (weights, *nats))
     chosen = w > 0
     bits, other_bits = (np.average(x[chosen], weights=w[chosen]) / np.log(2) for x in (a, b))
-    differences = found.differences
-    assert (differences.bits, differences.other_bits) == pytest.approx((bits, other_bits))
-    assert differences.tokens == chosen.sum() < len(w)
-    assert differences.better_share == pytest.approx((b > a)[chosen].mean())
+    numbers = found.numbers
+    assert numbers["bits_per_token"] == pytest.approx(bits)
+    assert numbers["other_bits_per_token"] == pytest.approx(other_bits)
+    assert numbers["tokens"] == chosen.sum() < len(w)
+    assert numbers["better_share"] == pytest.approx((b > a)[chosen].mean())
     assert sum(kind.contribution for kind in found.by_kind) == pytest.approx(other_bits - bits)
     assert sum(kind.tokens for kind in found.by_kind) == chosen.sum()
     for token in (token for tokens in found.top.values() for token in tokens):
         assert weights[token.document][token.of.token] > 0
     for curve, weights_T in zip(found.curves, weights):
-        assert curve.tokens == np.flatnonzero(weights_T).tolist()
+        assert curve["x"] == np.flatnonzero(weights_T).tolist()
 
 
 def test_one_token_of_a_word_is_enough(store):
