@@ -206,20 +206,6 @@ def test_rows_that_the_devices_do_not_divide_are_refused_before_the_first_of_the
     run_script(ladder, monkeypatch, pretended(calls), *flags, "--print_commands")  # for elsewhere
 
 
-def test_a_ladder_that_has_not_trained_yet_may_be_changed(ladder, monkeypatch, tmp_path):
-    """What it lacked, a flag that the error named, is given with the same workdir."""
-    file = a_file(tmp_path, "pg19_slide_12l.gin")
-    flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
-    flags += ["--tokens=10000", f"--workdir={tmp_path}/ladder"]
-    with pytest.raises(Killed):
-        run_script(ladder, monkeypatch, pretended([], kill_at=0), *flags)
-    run_script(
-        ladder, monkeypatch, pretended([]), *flags, "--gin_bindings=TextFiles.skip_empty = True"
-    )
-    (config_file,) = (tmp_path / "ladder" / "configs").iterdir()
-    assert read_gin_file(config_file)["TextFiles.skip_empty"] is True
-
-
 @pytest.mark.slow
 def test_a_ladder_killed_in_training_goes_on_from_its_checkpoint_to_the_same_table(tmp_path):
     file = a_file(tmp_path, "pg19_slide_12l.gin")

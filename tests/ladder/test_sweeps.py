@@ -60,21 +60,6 @@ def test_entries_of_a_sweep_differ_and_share_a_budget(path):
         assert len({tuple(r.settings[f"Trainer.{name}"] for name in names) for r in some}) == 1
 
 
-def test_one_command_gives_every_reader_its_own_weights():
-    path, given = ROOT / "configs/sweeps/rmt_table_3.txt", ["Pretrained.folder = %weights"]
-    for entry in read_sweep(path, SCALES["paper"], None, given, None):
-        folder = entry.settings["Pretrained.folder"]
-        assert entry.settings["Hyperpartisan.vocabulary"] == f"pretrained:{folder}"
-    for entry in read_sweep(path, SCALES["paper"], None, [], None):
-        assert "Pretrained.folder" not in entry.settings
-
-
-def test_two_recurrent_layers_stay_apart_at_the_short_scale():
-    entries = entries_of(ROOT / "configs/sweeps/recurrent_layers.txt", "short")
-    name = "BlockRecurrentTransformer.recurrent_layers"
-    assert [entry.settings.get(name) for entry in entries] == [(4,), (3, 4), (1, 4), (4,), None]
-
-
 def test_the_standard_model_at_small_scale_is_the_small_model_of_this_repository(tmp_path):
     (entry,) = entries_of(a_file(tmp_path, "pg19_rec_fixed_skip.gin"))
     files = [ROOT / f"configs/{name}.gin" for name in ("small/rec_fixed_skip", "corpora/text")]
@@ -149,23 +134,6 @@ def test_an_entry_on_another_corpus_builds_and_reads_every_binding(tmp_path):
         trainer = Experiment.from_gin().trainer
         assert trainer.corpus.source.path == "text/{split}"
         assert trainer.steps * trainer.tokens_per_step >= 10_000
-
-
-def test_the_thirteenth_layer_stays_one_more_and_lengths_shrink_alike(tmp_path):
-    lines = (
-        "pg19_slide_13l.gin",
-        "pg19_xl_2048.gin",
-        "pg19_size_650m_xl.gin",
-        "pg19_size_650m_rec.gin",
-    )
-    found = [
-        [
-            r.settings[n]
-            for n in ("BlockRecurrentTransformer.num_layers", "BlockRecurrentTransformer.window")
-        ]
-        for r in entries_of(a_file(tmp_path, *lines))
-    ]
-    assert found == [[5, 64], [4, 256], [10, 64], [8, 64]]
 
 
 def test_a_memory_and_what_it_finds_shrink_as_lengths_do(tmp_path):

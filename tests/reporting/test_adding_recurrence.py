@@ -178,41 +178,6 @@ def test_the_sweep_of_windows_gives_a_curve_of_each_model_and_overlap(tmp_path):
     assert drawn == frontier(measured) == list(zip(recurrent.x, recurrent.y))
 
 
-def test_the_published_frontier_is_that_of_the_recurrent_points_of_table_2():
-    plot = figures([])["arpt_figure_5"]
-    (drawn,) = (line for line in plot.lines if line.style == "frontier")
-    assert drawn.name == "frontier, paper"
-    rows = [row for row in ADDING_RECURRENCE.table("arpt_table_2").rows
-            if row.labels[0].startswith("recurrent")]  # fmt: skip
-    printed = [(row.labels[1], row.printed[0]) for row in rows]
-    assert list(zip(drawn.x, drawn.y)) == [(float(x) / 1e8, float(y)) for x, y in printed]
-    assert not plot.has_measurements
-
-
-def test_overlaps_of_recurrent_models_are_a_curve_of_their_own(tmp_path):
-    plots = figures(swept(tmp_path, "arpt_tables", perplexity=perplexity_of))
-    lines = {line.name: line for line in plots["arpt_figure_5"].lines}
-    overlaps = lines["recurrent, o > 0, PG-19"]
-    assert overlaps.y == [pytest.approx(180 - 15 - overlap / 5) for overlap in (5, 10, 30, 50)]
-    assert lines["recurrent, o = 0, PG-19"].y == [165]
-
-
-def test_a_body_of_another_size_is_no_point_of_the_figures(tmp_path):
-    small = run(tmp_path / "small", "GPT2.width = 8", validation=170.5)
-    assert not any(plot.has_measurements for plot in figures([small]).values())
-
-
-def test_topics_stand_beside_the_published_divergences(tmp_path):
-    folder = run(tmp_path / "pooled", POOLED, validation=1.0)
-    (folder / "studies").mkdir()
-    numbers = {"divergence, kept": 0.4321, "divergence, cleared": 0.6, "lower_than, cleared": 0.75}
-    study = {"study": "topics", "run": "r", "step": 1, "split": "validation", "numbers": numbers}
-    study |= {"series": [], "verdict": "v", "documents": []}
-    (folder / "studies" / "topics.json").write_text(json.dumps(study))
-    found = filled(ADDING_RECURRENCE, folder)
-    assert list(found["arpt_topics", "recurrent"].values())[:1] == ["0.4321"]
-
-
 def reader(folder, *lines, segments=2, **scalars):
     lines = (
         *COMMON,

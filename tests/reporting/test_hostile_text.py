@@ -24,7 +24,6 @@ from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.table import Cell, Column, Table
 from brt.reporting.page import HERE
 from brt.reporting.runs import open_runs
-from brt.reporting.step_times import read_step_times
 from brt.storage.csv_text import csv_text
 
 HOSTILE = (
@@ -275,21 +274,6 @@ def test_numbers_of_a_csv_stay_numbers():
     values = ["-0.5", "+1e-3", "-0.5 ± 0.1", "-1.5 -2.0", "-inf", "–", "2.0 or more", "12,288"]
     assert list(csv.reader([csv_text([values])])) == [values]
     assert csv_text([[-1.5, 2, None]]) == "-1.5,2,\n"
-
-
-@pytest.mark.parametrize("ratio", [*EXTREMES, False, True, 0, -1.0, "1.5", None, [1.0]])
-def test_a_time_is_a_positive_finite_number(tmp_path, ratio):
-    if ratio in (1.7e38, 1e30):
-        return
-    rows = [{"name": n, "system": n, "size": None, "ratio": r} for n, r in zip("ab", (1.0, ratio))]
-    path = tmp_path / "times.json"
-    for content in (
-        {"baseline": "a", "configs": rows},
-        {"evaluation_speed": [{"attention_length": 800, "ratio": ratio}]},
-    ):
-        path.write_text(json.dumps(content))
-        with pytest.raises(ValueError, match=r"times\.json holds no step times .*ratio of"):
-            read_step_times([str(path)])
 
 
 # Archives.

@@ -6,7 +6,7 @@ from paths import CONFIGS
 
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin, read_gin_file
-from brt.reporting.model_settings import model_name, model_setting, owners
+from brt.reporting.model_settings import model_name, owners
 from brt.reporting.page import overview
 from brt.reporting.paper_positions import system_and_size
 from brt.reporting.papers.fill import paper_tables
@@ -29,12 +29,6 @@ AROUND_BLOCKS = RMT | {"RecurrentMemoryTransformer.body": "@BlockRecurrentTransf
 )
 def test_a_models_arguments_are_bound_by_it_and_by_its_body(settings, expected):
     assert owners(settings) == expected
-
-
-def test_the_width_of_a_wrapped_body_is_found():
-    settings = AROUND_BLOCKS | {"BlockRecurrentTransformer.width": 24, "TransformerXL.width": 7}
-    assert model_setting(settings, "width") == 24
-    assert model_setting(settings, "num_memory", 5) == 5
 
 
 @pytest.mark.parametrize(
@@ -100,8 +94,3 @@ def test_memories_of_no_paper_are_shown_by_the_names_of_their_classes(
     assert " + ".join([group.position.model, *memories]) in group.label
     (row,) = overview(runs, [group.position]).rows
     assert ", ".join(memories) in [cell.text for cell in row]
-
-
-def test_a_combination_is_filed_under_its_models_name():
-    settings = AROUND_BLOCKS | {"Trainer.segment_length": 8}
-    assert system_and_size(settings) == ("RecurrentMemoryTransformer", None)

@@ -109,20 +109,6 @@ def test_seeds_share_a_cell_and_their_spread_is_rounded_up(tmp_path):
     assert cell.text == "3.53 ± 0.01" and cell.values == values
 
 
-def test_another_setting_gets_a_row_that_names_it(tmp_path):
-    runs = [
-        make_run(tmp_path / "one", "pg19_slide_12l", evaluations={"test": 3.6}),
-        make_run(
-            tmp_path / "two", "pg19_slide_12l", "rsqrt.multiplier = 0.5", evaluations={"test": 3.7}
-        ),
-    ]
-    table = tables_of(runs)["table_1"]
-    labels = [cells[0].text for cells in table.rows if cells[0].text.startswith("Slide:12L")]
-    assert any("rsqrt.multiplier = 0.5" in label for label in labels) and len(labels) == 2
-    values = measured_of(table, "Slide:12L", "PG19 tokens, measured")
-    assert sorted(cell.values for cell in values) == [(3.6,), (3.7,)]
-
-
 def test_the_scaling_configs_fill_table_4_and_the_two_largest_table_2(tmp_path):
     names, runs = ("40m", "81m", "162m", "325m", "650m", "1300m"), []
     for place, name in enumerate(names):
@@ -141,47 +127,6 @@ def test_the_scaling_configs_fill_table_4_and_the_two_largest_table_2(tmp_path):
     assert table.notes() == tables["table_2"].notes() == []
     found = [cells[-1].text for cells in tables["table_2"].rows]
     assert found == ["–", "–", "–", "24.00", "25.00"]
-
-
-def test_a_vocabulary_fills_its_rows_of_table_5(tmp_path):
-    scalars = {
-        "bits_per_token": 3.289,
-        "tokens": 11_559_455,
-        "tokens_per_word": 1.6593,
-        "word_level_perplexity": 43.94,
-    }
-    lines = (
-        'Corpus.vocabulary = "vocabularies/pg19train_bpe_8000.model"',
-        'Corpus.store = "stores/pg19_spm8k"',
-    )
-    run = make_run(tmp_path / "r", "pg19_rec_fixed_skip", *lines, evaluations={"test": scalars})
-    filled = [row for row in tables_of([run])["table_5"].rows if any(c.values for c in row)]
-    assert [cell.text for cell in filled[0][:2]] == ["PG19 SPM", "8k"] and len(filled) == 1
-    printed = [cell.text for cell in filled[0][2:]]
-    assert printed[0::2] == ["11,559,455", "1.6593", "3.289", "43.94"]
-    assert printed[1::2] == ["11,559,455", "1.6593", "3.289", "43.94"]
-    assert tables_of([run])["table_5"].notes() == []
-
-
-def test_a_entry_stands_for_the_paper_s_dimensions(tmp_path):
-    settings = {
-        "BlockRecurrentTransformer.num_layers": 13,
-        "BlockRecurrentTransformer.window": 512,
-        "BlockRecurrentTransformer.width": 1024,
-        "BlockRecurrentTransformer.num_heads": 8,
-        "BlockRecurrentTransformer.head_size": 128,
-        "BlockRecurrentTransformer.feed_forward_size": 4096,
-        "Trainer.segment_length": 4096,
-    }
-    run = make_run(
-        tmp_path / "r",
-        "small/slide_5l+corpora/text",
-        evaluations={"validation": 2.5},
-        settings=settings,
-    )
-    table = tables_of([run])["table_1"]
-    assert [c.text for c in measured_of(table, "Slide:13L", "text_bytes, measured")] == ["2.500"]
-    assert len(table.rows) == 14
 
 
 def test_unfinished_and_unevaluated_runs_say_so(tmp_path):
@@ -232,30 +177,6 @@ def test_measured_points_of_the_scaling_figure_stand_at_their_own_parameters(tmp
     for name, millions, bits in (("Rec:fixed:skip", 40.4, 3.9), ("XL:512:13-layer", 40.9, 4.0)):
         ((x,), y) = found[f"{name}, PG19 SPM"]
         assert x == pytest.approx(millions, abs=0.1) and y == [bits]
-
-
-def test_sizes_of_an_own_vocabulary_share_a_curve_of_figure_7(tmp_path):
-    runs = []
-    for size, bits, scale in ((1000, 2.5, 2.3), (8000, 3.3, 1.7)):
-        lines = (
-            f'Corpus.vocabulary = "vocabularies/books_{size}.model"',
-            f'Corpus.store = "stores/books_spm{size // 1000}k"',
-            f"BlockRecurrentTransformer.vocabulary_size = {size}",
-        )
-        scalars = {"bits_per_token": bits, "tokens_per_word": scale}
-        folder = tmp_path / str(size)
-        runs.append(
-            make_run(
-                folder,
-                "small/rec_fixed_skip+corpora/text",
-                *lines,
-                evaluations={"validation": scalars},
-            )
-        )
-    _, figure_7 = paper_plots(PAPER, collect(open_runs(runs)))
-    found = {line.name: (line.x, line.y) for line in figure_7.lines}
-    assert found["bits/token, books_spm"] == ([1000, 8000], [2.5, 3.3])
-    assert found["tokens/word, books_spm"] == ([1000, 8000], [2.3, 1.7])
 
 
 def test_the_differences_are_those_of_the_measured_cells(tmp_path):

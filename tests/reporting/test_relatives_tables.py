@@ -77,19 +77,6 @@ def test_seeds_have_a_spread_a_worst_and_a_peak_of_memory(tmp_path):
     assert found["seeds, text"] == "3"
 
 
-def test_other_steps_and_longer_memory_in_evaluation_are_other_rows(tmp_path):
-    sizes = {"size": "151M", "memory": 75, "segment": 150}
-    scalars = {"evaluations": {"test": {"perplexity": 24.5}}}
-    longer = "evaluation/TransformerXL.memory_length = 400"
-    runs = [
-        make_xl_run(tmp_path / "a", steps=400_000, **sizes, **scalars),
-        make_xl_run(tmp_path / "b", longer, steps=200_000, **sizes, **scalars),
-    ]
-    found = filled(tables_of(RECURRENT_MEMORY, runs)["rmt_table_5"])
-    assert [labels[0] for labels in found] == ["Tr-XL 2x steps"]
-    assert paper_position(Run(runs[1])).evaluation_memory == 400
-
-
 def test_gradients_cross_all_memories_of_a_step_unless_a_depth_is_bound(tmp_path):
     lines = ("Trainer.segments_per_step = 4", "Trainer.tokens_per_step = 512")
     runs = [
@@ -136,30 +123,6 @@ def test_a_cell_says_what_its_evaluation_was_given_besides_the_run_s_own_setting
     assert settings.startswith("settings other than the published number's: ")
     (note,) = evaluations(open_runs([run])).notes()
     assert note == "run, test: evaluated with configs/parts/longer.gin, Evaluation.stride = 2"
-
-
-@pytest.mark.parametrize("system", ["Baseline", "Tr-XL", "RMT"])
-def test_quadratic_equations_fill_table_1(tmp_path, system):
-    kind = {"Baseline": {}, "Tr-XL": {"memory": 30}, "RMT": {"tokens": 30}}[system]
-    cut = (
-        {"segments": 1, "segment": 180} if system == "Baseline" else {"segments": 6, "segment": 30}
-    )
-    scalars = {"answer_accuracy": 0.9876, "task_accuracy": 0.999, "accuracy": 0.9}
-    evaluations = {"test": scalars}
-    run = make_task_run(
-        tmp_path / "r", "QuadraticEquations", length=100, **cut, **kind, evaluations=evaluations
-    )
-    tables = tables_of(RECURRENT_MEMORY, [run])
-    ((labels, found),) = filled(tables["rmt_table_1"]).items()
-    assert labels[0] == system and found == {"accuracy, measured": "0.988"}
-    smaller = make_task_run(
-        tmp_path / "s", "QuadraticEquations", length=30, **cut, **kind, evaluations=evaluations
-    )
-    tables = tables_of(RECURRENT_MEMORY, [smaller])
-    ((labels, _),) = filled(tables["rmt_table_1"]).items()
-    assert labels[0] == f"{system} (2 layers, d 8), quadratic 30"
-    ((labels, found),) = filled(tables["rmt_tasks"]).items()
-    assert labels[1:3] == ("quadratic", "30") and found["accuracy, measured"] == "0.999"
 
 
 def test_task_runs_are_points_of_the_figure_with_their_memory_and_of_no_text_table(tmp_path):
@@ -256,17 +219,6 @@ def test_studies_fill_the_tables_of_context_and_attention_lengths(tmp_path):
     assert not any("evaluated with" in note for note in table.notes())
     assert [*found["Transformer-XL 151M",].values()] == ["10", "20", "30"]
     assert [*found["LSTM",].values()] == ["20", "40", "60"]
-
-
-def test_a_memory_that_is_longer_in_evaluation_is_not_the_initial_length_of_table_5(tmp_path):
-    longer = "evaluation/TransformerXL.memory_length = 640"
-    found = []
-    for name, lines in (("as_trained", ()), ("longer", (longer,))):
-        evaluations = {"validation": {"perplexity": 22.0}}
-        run = make_xl_run(tmp_path / name, *lines, **STANDARD, evaluations=evaluations)
-        found.append(filled(tables_of(TRANSFORMER_XL, [run])["txl_table_5"]))
-    as_trained, longer = found
-    assert [*as_trained.values()] == [{"initial, text": "22.00"}] and not longer
 
 
 def make_lstm():

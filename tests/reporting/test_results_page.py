@@ -229,28 +229,6 @@ def test_a_page_without_archives_is_left_as_it_is(tmp_path):
     assert "numbers" in page.read_text()
 
 
-def test_a_figure_of_gains_names_what_differs_and_needs_two_places(tmp_path):
-    def of(name, kind, bits, *bindings):
-        pack(
-            a_run(tmp_path / name, kind, bits, *bindings),
-            tmp_path / "runs" / "map_window" / f"{name}.tar.gz",
-        )
-
-    lstm = 'RecurrentCell.gate = "lstm"'
-    wide = "BlockRecurrentTransformer.window = 16"
-    of("rec8", "map_rec", 2.0)
-    of("slide8", "map_slide", 2.125)
-    assert "map_window" not in results(tmp_path / "runs").plots
-    of("rec16", "map_rec", 2.0, wide, "RecurrentCell.num_states = 16")
-    of("slide16", "map_slide", 2.25, wide)
-    of("lstm16", "map_rec", 1.75, wide, lstm)
-    lines = results(tmp_path / "runs").plots["map_window"].lines
-    assert {(line.name, *line.x, *line.y) for line in lines} == {
-        ("Rec:fixed:skip:6L, layer 4 over plain", 8, 16, 0.125, 0.25),
-        ("Rec:lstm:skip:6L, layer 4 S 8 over plain", 16, 0.5),
-    }
-
-
 def test_excerpts_show_the_tokens_that_the_state_helps_as_plain_text(tmp_path):
     run = a_run(tmp_path / "run", "map_rec", 2.0)
     excerpt = {
@@ -274,67 +252,3 @@ def test_excerpts_show_the_tokens_that_the_state_helps_as_plain_text(tmp_path):
     ]  # fmt: skip
     assert "the line|<b>↵</b>" in found.replace("\\", "")
     assert "Ahab" not in found
-
-
-def test_a_gain_over_distance_is_the_difference_of_two_runs_up_to_each_position(tmp_path):
-    run = a_run(tmp_path / "run", "map_rec", 2.0)
-    x = [1, 50, 200, 4000]
-    series = [
-        {"name": "cumulative, rec", "x": x, "y": [8.0, 5.0, 3.0, 2.0]},
-        {"name": "by place in the block, rec", "x": [0, 1], "y": [1.0, 1.0]},
-        {"name": "cumulative, plain", "x": x, "y": [9.0, 5.0, 3.5, 2.25]},
-    ]
-    (run / "studies").mkdir()
-    content = {"study": "positions", "series": series}
-    (run / "studies" / "positions-plain.json").write_text(json.dumps(content))
-    pack(run, tmp_path / "runs" / "map_window" / "run.tar.gz")
-    (line,) = results(tmp_path / "runs").plots["map_window_distance"].lines
-    assert (line.name, line.x, line.y) == ("run", [200, 4000], [0.5, 0.25])
-
-
-def test_what_a_state_is_worth_is_shown_by_layer_and_by_place_in_the_segment(tmp_path):
-    run = a_run(tmp_path / "run", "map_rec", 2.0)
-    numbers = {"layer3/state_norm": 1.0, "layer3/state_share": 0.25, "layer5/state_norm": 2.0}
-    numbers |= {"layer3/half_life_tokens": 8.53, "layer3/half_life_tokens_p10": 7.0}
-    for what, cost in (("cleared", 0.25), ("zeroed", 0.125), ("swapped", 0.5)):
-        numbers |= {f"cost_{what}": cost, f"cost_{what}_error": 0.0002}
-    by_place = {"name": "difference by place in the segment", "x": [0, 16], "y": [0.5, 0.25]}
-    costs = {"name": "cost of resetting the state", "x": [8, 16, 900], "y": [0.5, 0.25, 0.0],
-             "errors": [0.1, 0.2, 0.0]}  # fmt: skip
-    tops = {"name": "top tokens by place in the segment", "x": [0, 16], "y": [3, 4]}
-    (run / "studies").mkdir()
-    for name, content in (
-        ("memory_use", {"study": "memory_use", "numbers": numbers}),
-        ("compare-cleared", {"study": "compare", "series": [tops, by_place], "excerpts": []}),
-        ("reach", {"study": "reach", "series": [costs]}),
-    ):
-        (run / "studies" / f"{name}.json").write_text(json.dumps(content))
-    pack(run, tmp_path / "runs" / "map_window" / "run.tar.gz")
-    found = results(tmp_path / "runs")
-    costs = ["0.2500 ± 0.0002", "0.1250 ± 0.0002", "0.5000 ± 0.0002"]
-    assert [[cell.text for cell in row] for row in found.tables["map_window_memory"].rows] == [
-        ["run", "layer 4", *costs, "25.0", "8.5"],
-        ["run", "layer 6", *costs, "–", "–"],
-    ]
-    (line,) = found.plots["map_window_segment"].lines
-    assert (line.name, line.x, line.y) == ("run", [0, 16], [0.5, 0.25])
-    (line,) = found.plots["map_window_reach"].lines
-    # Without the end of the longest document, where a reset costs nothing.
-    assert (line.name, line.x, line.y) == ("run, state", [8, 16], [0.5, 0.25])
-    assert line.errors == [0.1, 0.2]
-
-
-def test_runs_of_a_task_are_points_of_the_paper_s_figure_beside_its_own(tmp_path):
-    for name, accuracy in (("minutes_rmt", 0.75), ("minutes_rec_fixed_skip", 0.5)):
-        run = make_run(
-            tmp_path / name,
-            f"task_models/{name}+tasks/copy",
-            evaluations={"test": {"step": 500, "task_accuracy": accuracy}},
-        )
-        pack(run, tmp_path / "runs" / "tasks" / f"{name}.tar.gz")
-    lines = results(tmp_path / "runs").plots["tasks_rmt_figure_3a"].lines
-    measured_here = {line.name: (line.x, line.y) for line in lines if line.style == "points"}
-    assert measured_here == {
-        "RMT, measured": ([3], [0.75]),
-        "Rec:fixed:skip @1,2, measured": ([3], [0.5]),
-    }
