@@ -2,6 +2,7 @@
 
 import json
 
+import fsspec
 import jax
 import pytest
 from tiny_run import (
@@ -17,15 +18,28 @@ from tiny_run import (
 )
 
 from brt import evaluate, generate, train
+from brt.data.stores import store_cache
 from brt.experiment import load_run
+from brt.storage import paths
 from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, StorageError
 from brt.training.checkpoints.checkpoint import CheckpointError
 from brt.training.checkpoints.parameters import load_params
+from brt.training.records import run_lock
 from brt.training.records.run_folder import RunFolder, read_metrics
 
 BUCKET = "memory://test-runs"
 RUN = f"{BUCKET}/run"
+
+
+@pytest.fixture(autouse=True)
+def empty_bucket(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "SETTLE", 0.0)
+    monkeypatch.setattr(paths, "OF_ONE_PROCESS", ())  # the tests are one
+    store_cache.use(str(tmp_path / "cache"))
+    yield fsspec.filesystem("memory")
+    store_cache.use(None)
+    fsspec.filesystem("memory").store.clear()
 
 
 @pytest.fixture(scope="module")
