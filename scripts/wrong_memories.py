@@ -357,10 +357,14 @@ WINDOW_CELL = _of(
     ("gpt2_cell", "rmt_gpt2_cell"),
     {
         "reads_another_layer": (
-            "self.token_pairs(keys[self.layer - 1])",
-            "self.token_pairs(keys[self.layer])",
+            "self.token_keys(keys[self.index])",
+            "self.token_keys(keys[self.index + 1])",
         ),
-        "keys_keep_their_length": ("return unit_heads(k_BJHK), v_BJHK", "return k_BJHK, v_BJHK"),
+        "keys_keep_their_length": (
+            "return unit_heads(k_BJHK), v_BJHK",
+            "return k_BJHK, v_BJHK",
+            "brt/pretrained/memories/backbone_memory.py",
+        ),
         "reads_what_was_read_before": (
             "own = [LayerKeys(*(x[:, self.overlap :] for x in keys)) for keys in reading.keys]",
             "own = list(reading.keys)",

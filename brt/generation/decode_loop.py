@@ -1,4 +1,4 @@
-"""The loop over tokens, compiled: a chunk of them at a time, without the host."""
+"""The compiled loop over tokens, a chunk at a time."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from brt.models.caches import select_rows
 from brt.models.layers.losses import token_losses
 
 DRAW = -1
-"""In place of a given token: choose one."""
+"""Stands for a token that is to be drawn."""
 
 
 def make_decode_loop(graph: nnx.GraphDef, size: int) -> Callable:
@@ -25,8 +25,8 @@ def make_decode_loop(graph: nnx.GraphDef, size: int) -> Callable:
     Returns:
         decode_loop(params, memory, given_BC, counts_B, seeds_B, sampling) -> the memory, tokens
         (B, C), their nats (B, C) under the model's own distribution, and whether the logits were
-        finite (B, C). Each row goes on by its count, at most C, of tokens: those given, or
-        `DRAW`n ones. A row that is done holds still, bit for bit.
+        finite (B, C). Each document continues by its count, at most C, of tokens: given ones, or
+        `DRAW`. After that it does not change, bit for bit.
     """
 
     def decode_loop(params, memory, given_BC, counts_B, seeds_B, sampling):

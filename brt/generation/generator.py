@@ -1,4 +1,4 @@
-"""Reads, scores and writes documents with a model whose memory is alive.
+"""Reads, scores and writes documents with a model and its memory.
 
 generator = Generator(experiment.bind(params), experiment.trainer.corpus.vocabulary)
 memory = generator.read(["Call me Ishmael."])
@@ -25,42 +25,38 @@ from brt.progress import Progress
 from brt.storage.file_parts import FileBytes
 
 SEGMENT = 2048
-"""Tokens that are read at once, about, where no segment length is given."""
+"""About the default segment length, in tokens."""
 
 READ_TOGETHER = 2**17
-"""Tokens of a long text that are in memory at a time, about."""
+"""About the tokens of a long text that are in memory at a time."""
 
 ENCODED_TOGETHER = 2**16
-"""Bytes of a long text that are encoded at a time, about."""
+"""About the bytes of a long text that are encoded at a time."""
 
 Text = str | bytes | np.ndarray | Sequence[int]
 """A text, or its token ids."""
 Texts = Text | Sequence[Text]
-"""One a document; a single one may stand alone."""
+"""One for each document, or a single one."""
 Seeds = int | Sequence[int] | np.ndarray
-"""One a row, or the first row's, from which those of the others are counted."""
+"""One for each document, or that of the first, from which the others are counted."""
 
 
 class NonFiniteLogits(ValueError):
-    """The model's output is not a number; what was written before stays."""
+    """The model's output is not a number; earlier text stays."""
 
 
 class Generator:
     """A model with its vocabulary, compiled for reading and writing.
 
-    Everything a document is lies in a `Memory`, a value that no method changes: use one twice to
-    go on from it twice. All of it costs the same at any position of a document.
+    The state of a document is a `Memory`, a value that no method changes: use it twice to continue
+    from it twice. The cost does not depend on the position in the document.
 
     Args:
         model: with parameters, from `Experiment.bind`; on one device.
-        vocabulary: what text is read and written with.
-        segment_length: tokens read at once, a multiple of the model's period (its window); None
-            takes about 2,048. It changes the speed of reading, not what is read.
-        chunk: tokens written between two looks from the host.
-
-    Raises:
-        ValueError: the vocabulary has more ids than the model, or the segment length is no
-            multiple of the period.
+        vocabulary: of the text.
+        segment_length: tokens read at once, a multiple of the model's period (its window); None:
+            about 2,048. It changes the speed of reading, not the result.
+        chunk: tokens written by one call of the compiled loop.
     """
 
     def __init__(
@@ -87,7 +83,7 @@ class Generator:
         self.chunk = chunk
         graph, params = nnx.split(model)
         (self.device,) = jax.tree.leaves(params)[0].devices()
-        # Explicitly placed, here and below, or the first call would be compiled by itself.
+        # Placed explicitly, here and below, or the first call would be compiled separately.
         self.params = jax.device_put(params, self.device)
         self.decode_loop = jax.jit(make_decode_loop(graph, vocabulary.size))
         self.prefill = Prefill(graph, P, segment_length, self.decode_loop, chunk)
@@ -95,19 +91,16 @@ class Generator:
     # Reading.
 
     def begin(self, rows: int = 1) -> Memory:
-        """Returns the memory of documents of which nothing has been read."""
+        """Returns the memory of new documents."""
         return jax.device_put(fresh_memory(self.model, rows), self.device)
 
     def read(self, texts: Texts, memory: Memory | None = None, label: str | None = None) -> Memory:
         """Reads texts of any length, whole segments at a time.
 
         Args:
-            texts: one a document, as `encode` takes them; a single one may stand alone.
-            memory: of the documents that the texts go on; None begins new ones.
+            texts: one for each document, as of `encode`, or a single one.
+            memory: of the documents that the texts continue; None begins new ones.
             label: shows progress under this name.
-
-        Raises:
-            ValueError: not as many texts as documents, or a text the vocabulary refuses.
         """
         tokens, memory = self._prepared(texts, memory)
         return self.prefill(self.params, memory, tokens, label=label)[0]
@@ -118,19 +111,19 @@ class Generator:
         memory: Memory | None = None,
         label: str | None = None,
     ) -> Memory:
-        """Reads texts of any length as `read` does, with some of their tokens in memory at a time.
+        """Reads texts as `read` does, with a part of their tokens in memory at a time.
 
         Args:
             files: title and content of each.
             memory, label: as of `read`.
 
         Raises:
-            ValueError: as `read`; or a vocabulary that has to encode a text whole.
+            ValueError: a vocabulary that has to encode a text whole.
         """
         memory = self.begin(len(files)) if memory is None else memory
         streams = [self._encoded(data, title) for title, data in files]
         rests = [np.zeros(0, np.int32) for _ in files]
-        # Cut where `read` cuts the whole of it into segments: what is computed is the same.
+        # Cut where `read` cuts it into segments, so that the same is computed.
         size = max(READ_TOGETHER // self.prefill.segment_length, 1) * self.prefill.segment_length
         wanted_B = -np.asarray(memory.position_B) % self.prefill.period + size
         progress = Progress(label or "", None, quiet=not label)
@@ -151,7 +144,6 @@ class Generator:
         return memory
 
     def _encoded(self, data, title):
-        """Yields the ids of a text, some at a time."""
         after = self.vocabulary.cuts_after
         if after is None:
             raise ValueError(
@@ -179,28 +171,25 @@ class Generator:
         """
         tokens, before = self._prepared(texts, memory)
         memory, nats = self.prefill(self.params, before, tokens, score=True, label=label)
-        assert nats is not None  # they were asked for
+        assert nats is not None
         for row, nats_T in enumerate(nats):
             if not np.isfinite(nats_T).all():
                 raise self.not_finite(before, row, int(np.argmin(np.isfinite(nats_T))))
         return memory, nats
 
     def encode(self, text: Text, title: str = "the prompt") -> np.ndarray:
-        """Returns token ids, int32 (tokens,), of a text to be gone on with.
+        """Returns token ids, int32 (tokens,), of a text that is to be continued.
 
         Args:
-            text: a string, bytes, or token ids already.
+            text: a string, bytes, or token ids.
             title: in errors.
-
-        Raises:
-            ValueError: ids that are no whole numbers of the vocabulary, or text that it refuses.
         """
         if not isinstance(text, str | bytes):
-            # Checked before they are narrowed, which would wrap.
+            # Checked before the cast, which would wrap.
             return checked_ids(text, self.vocabulary.size, self.vocabulary.name).astype(np.int32)
         data = utf8_bytes(text, title) if isinstance(text, str) else text
         ids = self.vocabulary.encode(data, title)
-        # Vocabularies of words end the last line, finished or not; this one is to be gone on with.
+        # Vocabularies of words end the last line; this one is to be continued.
         if len(ids) and not data.endswith(b"\n"):
             ids = ids[: -1 if self.vocabulary.decode(ids[-2:]).endswith("\n") else None]
         return ids
@@ -225,23 +214,20 @@ class Generator:
         seed: Seeds = 0,
         stop: str | Sequence[str] = (),
     ) -> "Writing":
-        """Goes on with documents; iterate over what comes back, or call its `run`.
+        """Continues documents; iterate over the result, or call its `run`.
 
         Args:
             memory: of B documents.
             max_tokens: of each.
             sampling: how tokens are chosen.
-            seed: of the first row, the next ones count on; or one for each row. With the position
-                in the document it decides every draw, whatever else is in the batch.
-            stop: texts; each row ends where the first of them begins.
-
-        Raises:
-            ValueError: sampling out of its range, a negative count or seed, an empty stop text.
+            seed: of the first document, the others count from it; or one for each. With the
+                position in the document it decides every draw.
+            stop: texts; a document ends where the first of them begins.
         """
         return Writing(self, memory, max_tokens, sampling, seed, stop)
 
     def not_finite(self, memory: Memory, row: int, index: int) -> NonFiniteLogits:
-        """Returns the error of a row whose logits are not numbers `index` tokens after a memory."""
+        """Returns the error of logits that are not finite `index` tokens after a memory."""
         return NonFiniteLogits(
             f"The model's logits for token {int(memory.position_B[row]) + index:,} of document "
             f"{row} are not finite numbers, and say nothing: look at the parameters, or at "
@@ -252,7 +238,7 @@ class Generator:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The sha256 of the model, which its memory files carry; computed once."""
+        """The sha256 of the model, as in its memory files; computed once."""
         return memory_file.model_fingerprint(self.model)
 
     def save(self, path: str, memory: Memory) -> None:
@@ -260,19 +246,19 @@ class Generator:
         memory_file.save(path, memory, self.fingerprint, self.vocabulary)
 
     def load(self, path: str) -> Memory:
-        """Reads a memory file that this model has written; see `memory_file.load`."""
+        """Reads a memory file of this model; see `memory_file.load`."""
         memory = memory_file.load(path, self.model, self.fingerprint, self.vocabulary)
         return jax.device_put(memory, self.device)
 
 
 class Writing:
-    """Documents being written: an iterator over what is new, a list of B strings each time.
+    """Documents being written: an iterator over new text, a list of B strings each time.
 
     Attributes:
-        texts: what has been written, B strings; without the stop sequences.
-        tokens: its ids, B lists; with the token that completed a stop sequence.
-        nats: -log p of each of them under the model's own distribution, B lists.
-        stopped: B bools, whether a stop sequence ended the row.
+        texts: all text, B strings, without the stop sequences.
+        tokens: its ids, B lists, with the token that completed a stop sequence.
+        nats: -log p of each token under the model's own distribution, B lists.
+        stopped: B bools, whether a stop sequence ended the document.
         memory: of the documents with all of `tokens`.
     """
 
@@ -313,7 +299,7 @@ class Writing:
         self.tokens: list[list[int]] = [[] for _ in range(rows)]
         self.nats: list[list[float]] = [[] for _ in range(rows)]
         self.stopped = [False] * rows
-        # To be raised when the text before it has been returned.
+        # Raised after the text before it has been returned.
         self._bad: NonFiniteLogits | None = None
 
     def run(self) -> "Writing":
@@ -352,7 +338,7 @@ class Writing:
             if counts_B[row] and not self._left_B[row] and not stream.stopped:
                 piece += stream.finish()
             pieces.append(piece)
-        if (kept_B < counts_B).any():  # the same tokens once more, up to where rows stopped
+        if (kept_B < counts_B).any():  # the same tokens again, up to where documents stopped
             memory, *_ = self._go_on(tokens_BC, kept_B)
         self.memory = memory
         self.texts = [text + piece for text, piece in zip(self.texts, pieces)]
@@ -370,7 +356,7 @@ class Writing:
 
 
 def _innermost(model: Model) -> str:
-    """Returns the name of the class that a model's activations are bound by: its body's, if any."""
+    """Returns the name of the class that a model's activation type is bound by."""
     models = [(len(path), m) for path, m in nnx.iter_modules(model) if isinstance(m, Model)]
     _, innermost = max(models, key=lambda entry: entry[0], default=(0, model))
     return type(innermost).__name__

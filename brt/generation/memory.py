@@ -1,4 +1,4 @@
-"""A document's memory as a value: everything a model knows of what it has read so far."""
+"""The memory of documents as a value."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,14 +12,13 @@ from brt.token_ids import BEGIN
 
 
 class Memory(NamedTuple):
-    """Everything a model remembers of B documents. Its size does not depend on their lengths.
+    """All that a model remembers of B documents, of a size that does not depend on their lengths.
 
-    A document's newest token is known but not yet read: it is the model's next input, as the
-    last token of a segment is the first input of the next. So a document of n tokens has been
-    read for n inputs, `BEGIN` first, and stands n % P tokens after the end of a period, where
-    caches move (P is `model.period`, the window of most models).
+    The newest token of a document is known but not processed: it is the model's next input. So a
+    document of n tokens has had n inputs, `BEGIN` first, and is n % P tokens into a period (P is
+    `model.period`), at the end of which caches move.
 
-    caches: the model's caches in decoding form, whatever they are.
+    caches: of the model, in decoding form.
     recent_BP: (B, P) int32, the last P tokens, newest last; `BEGIN` where there are fewer.
     position_B: (B,) int32, tokens of the document so far.
     """
@@ -35,7 +34,7 @@ class Memory(NamedTuple):
 
 
 def fresh_memory(model: LanguageModel, rows: int) -> Memory:
-    """Returns the memory of documents that have not begun."""
+    """Returns the memory of new documents."""
     return Memory(
         model.begin_decoding(model.init_caches(rows)),
         jnp.full((rows, model.period), BEGIN, jnp.int32),
@@ -44,5 +43,5 @@ def fresh_memory(model: LanguageModel, rows: int) -> Memory:
 
 
 def take_rows(memory: Memory, rows: Sequence[int] | np.ndarray) -> Memory:
-    """Returns the memories of these rows, in this order; a row named twice is forked."""
+    """Returns the memories of these documents, in this order; a repeated one is forked."""
     return jax.tree.map(lambda x: x[jnp.asarray(rows)], memory)

@@ -1,7 +1,7 @@
 """A document's memory as a file: safetensors, with a description in JSON in its header.
 
-The file holds the decoding form of the caches, so a document may end anywhere, and its size does
-not depend on the document's length. It fits the parameters and the vocabulary it was made with.
+It holds the decoding form of the caches, so its size does not depend on the document's length. It
+fits the parameters and the vocabulary that it was made with.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from brt.storage.regular_files import check_regular
 
 FORMAT = "brt document memory 1"
 DIGITS = 12
-"""Room for the position in the header, so that the file's size does not depend on it."""
+"""Width of the position in the header, so that the size of the file is constant."""
 
 TYPES = {
     **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"},
@@ -36,7 +36,7 @@ TYPES = {
     **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
     "BOOL": "bool",
 }
-"""What safetensors calls the types of arrays."""
+"""Names of types in safetensors."""
 
 DESCRIPTION = Fields(
     {
@@ -47,10 +47,10 @@ DESCRIPTION = Fields(
     },
     {"sha256": str},
 )
-"""What the header of a memory file says of it."""
+"""The header of a memory file."""
 
 WITHOUT_EFFECT = ("dropout", "remat", "remat_blocks")
-"""Settings of a model that change nothing of what it computes from the same text."""
+"""Settings of a model that do not change its outputs."""
 
 
 def model_fingerprint(model: nnx.Module) -> str:
@@ -73,17 +73,16 @@ def model_fingerprint(model: nnx.Module) -> str:
 
 
 def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) -> None:
-    """Writes the memory of one document; a file of that name is replaced when all is written.
+    """Writes the memory of one document; an existing file is replaced when all is written.
 
     Args:
         path: of the file, on a disk or in a bucket.
-        memory: of one row.
+        memory: of one document.
         fingerprint: the `model_fingerprint` of its model.
-        vocabulary: that the document was read with.
+        vocabulary: of the document.
 
     Raises:
-        ValueError: more documents than one.
-        OSError: the file cannot be written; an earlier one is as it was.
+        OSError: the file cannot be written; an existing one stays as it was.
     """
     rows = len(memory.position_B)
     if rows != 1:
@@ -123,18 +122,16 @@ def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) ->
 
 
 def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabulary) -> Memory:
-    """Reads the memory of one document, for the model and the vocabulary that it was made with.
+    """Reads the memory of one document.
 
     Args:
         path: of the file.
-        model: that is to go on.
-        fingerprint: its `model_fingerprint`.
-        vocabulary: its vocabulary.
+        model, vocabulary: that it was made with.
+        fingerprint: the `model_fingerprint` of the model.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no memory file, is truncated or was changed, or is of another model or
-            vocabulary; the sentence says which.
+        ValueError: it is no memory file, is damaged, or is of another model or vocabulary.
     """
     path = expanded(path)
     try:
@@ -150,7 +147,7 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
             fits = _shapes(slices) == {
                 name: (shape, str(dtype)) for name, (shape, dtype) in shapes.items()
             }
-            # What has other shapes is refused below, and may be larger than there is memory.
+            # Other shapes are refused below; they may be too large to read.
             arrays = {name: file.get_tensor(name) for name in slices} if fits else None
     except (SafetensorError, MemoryError) as error:
         raise _no_memory_file(path, type(error).__name__) from None
@@ -189,7 +186,7 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
 
 @contextlib.contextmanager
 def _on_disk(path):
-    """Gives the name of a file of this disk: its own, or a copy's."""
+    """Yields the name of a local file: the file itself, or a copy."""
     if not is_remote(path):
         yield path
         return
@@ -207,7 +204,6 @@ def _no_memory_file(path, why):
 
 
 def _shapes(slices):
-    """Returns shapes and types of arrays by name, as the header of the file has them."""
     return {
         name: (tuple(part.get_shape()), TYPES.get(part.get_dtype(), part.get_dtype()))
         for name, part in slices.items()
@@ -215,7 +211,7 @@ def _shapes(slices):
 
 
 def _named(memory):
-    """Returns its arrays by name: `caches[3].window.keys_BJHK`, `position_B`."""
+    """Returns the arrays by name, such as `caches[3].window.keys_BJHK`."""
     flat = jax.tree_util.tree_flatten_with_path(memory)[0]
     return {jax.tree_util.keystr(path).removeprefix("."): leaf for path, leaf in flat}
 

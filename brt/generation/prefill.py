@@ -1,8 +1,8 @@
 """Reading text into a memory at the speed of evaluation: by whole segments.
 
-A row's tokens are cut where its caches move, every P tokens from its document's own start: to the
-end of a period, token by token; whole segments; whole periods; and the beginning of a last one,
-padded. A row that has nothing to read does not change meanwhile.
+The tokens of a document are cut where its caches move, every P tokens from its start: to the end of
+a period, token by token; whole segments; whole periods; and a last, padded part of one. Documents
+without tokens do not change.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from brt.progress import Progress
 
 
 class Prefill:
-    """Reads tokens into memories; compiled once for each number of rows.
+    """Reads tokens into memories; compiled once for each batch size.
 
     Args:
         graph: of the model, from `nnx.split`.
@@ -43,7 +43,7 @@ class Prefill:
         self.decode_loop = decode_loop
         self.chunk = chunk
 
-        def nats(logits_BTV, targets_BT, score):  # logits that nobody asks for are not computed
+        def nats(logits_BTV, targets_BT, score):  # else no logits are computed
             return token_losses(logits_BTV, targets_BT)[0] if score else None
 
         def segment(params, inputs_BT, targets_BT, caches, reads_B, score):
@@ -74,13 +74,12 @@ class Prefill:
         Args:
             params: of the model.
             memory: of B documents.
-            tokens: B arrays of ids, of any lengths, 0 too.
-            score: whether to compute what each token costs.
-            label: shows progress in tokens under this name, or None for silence.
+            tokens: B arrays of ids, of any lengths, 0 included.
+            score: whether to compute the nats of each token.
+            label: shows progress under this name.
 
         Returns:
-            The memory, and a list of B float64 arrays, the nats of each token; None instead if
-            they are not scored.
+            The memory, and B float64 arrays, the nats of each token, or None.
         """
         P, N, C = self.period, self.segment_length, self.chunk
         recent_BP = np.asarray(memory.recent_BP)
@@ -122,7 +121,7 @@ class Prefill:
 
 
 class _Reading:
-    """Progress of each row on the host: the tokens it reads next, and their costs."""
+    """Progress of each document on the host: the next tokens, and their nats."""
 
     def __init__(self, last_B, tokens, score, label):
         self.tokens = [np.asarray(x, np.int32) for x in tokens]
@@ -138,7 +137,7 @@ class _Reading:
         return self.lengths_B - self.done_B
 
     def next(self, counts_B, length):
-        """Returns inputs and targets, int32 (B, length): so many of each row, then padding."""
+        """Returns inputs and targets, int32 (B, length), padded."""
         batch = np.zeros((2, len(self.lines), length), np.int32)
         for row, (line, done, count) in enumerate(zip(self.lines, self.done_B, counts_B)):
             batch[:, row, :count] = line[done : done + count], line[done + 1 : done + count + 1]
@@ -147,7 +146,7 @@ class _Reading:
     def advance(self, counts_B, nats_BT, caches):
         if self.costs is not None:
             self.costs.append((counts_B, nats_BT))
-        # One call runs while the next is prepared; without a limit all would be queued.
+        # One call runs while the next is prepared; else all would be queued.
         jax.block_until_ready(self.running)
         self.running = jax.tree.leaves(caches)[0]
         self.done_B = self.done_B + counts_B

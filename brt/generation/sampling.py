@@ -1,27 +1,26 @@
 """From logits to the next token: greedy, temperature, top-k, top-p, repetition penalty.
 
-Pure functions of arrays, all called inside the compiled decode loop. V is the number of ids of
-the vocabulary, the other letters are those of `brt.models`.
+The functions run inside the compiled decode loop. V is the number of ids of the vocabulary; other
+letters as in `brt.models`.
 """
 
-import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+
+from brt.checks import SMALLEST, NotNegative, Positive, Range, check
 
 
 class Sampling(NamedTuple):
-    """Settings of how a token is chosen. None turns a part off; parts apply in this order.
+    """How a token is chosen. None turns a part off; parts apply in this order.
 
-    repetition_penalty: above 1, makes tokens among the last W less likely.
+    repetition_penalty: above 1, makes tokens of the last window less likely.
     temperature: divides the logits; 0 and None take the most likely token.
-    top_k: draw among the k most likely tokens only.
+    top_k: draw among the k most likely tokens.
     top_p: draw among the fewest tokens that together have this probability.
 
-    A pytree whose numbers are traced: other numbers compile nothing anew, another choice of
-    parts does.
+    A pytree of traced numbers: only another choice of parts compiles again.
     """
 
     temperature: float | None = 1.0
@@ -36,33 +35,19 @@ GREEDY = Sampling(temperature=None)
 def checked(sampling: Sampling, size: int) -> Sampling:
     """Returns the same sampling as arrays; a temperature of 0 becomes None.
 
-    Args:
-        size: V, the number of ids to choose from.
+    size: V, the number of ids to choose from.
 
     Raises:
-        ValueError: a value out of its range, named.
+        ValueError: a value out of its range, by name.
     """
     temperature, top_k, top_p, penalty = sampling
-    if temperature is not None and not 0 <= temperature < math.inf:
-        raise ValueError(
-            f"temperature = {temperature} must be 0, for the most likely token, or above; "
-            "1 draws from the model's own distribution."
-        )
-    if top_k is not None and not 1 <= top_k <= size:
-        raise ValueError(
-            f"top_k = {top_k} must lie between 1 and the vocabulary's {size} ids; leave it out to "
-            "draw among all."
-        )
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(
-            f"top_p = {top_p} must lie above 0 and be at most 1; leave it out to draw among all."
-        )
-    if penalty is not None and not 0 < penalty < math.inf:
-        raise ValueError(
-            f"repetition_penalty = {penalty} must lie above 0; 1 changes nothing, and more makes "
-            "repetition less likely."
-        )
-    if temperature is None or temperature < np.finfo(np.float32).tiny:
+    ids = Range(f"a whole number from 1 to the vocabulary's {size} ids", 1, size)
+    share = Range("a number above 0, and at most 1", SMALLEST, 1)
+    check("temperature", temperature, NotNegative | None)
+    check("top_k", top_k, Annotated[int, ids] | None)
+    check("top_p", top_p, Annotated[float, share] | None)
+    check("repetition_penalty", penalty, Positive | None)
+    if temperature is None or temperature < SMALLEST:
         temperature = top_k = top_p = None
 
     def number(value, dtype):
@@ -81,7 +66,7 @@ def penalise(logits_BV: jax.Array, recent_BR: jax.Array, penalty: jax.Array | fl
 
     Args:
         logits_BV: (B, V).
-        recent_BR: (B, R) int32; negative ids are no tokens.
+        recent_BR: (B, R) int32; negative ids are ignored.
 
     Source: Keskar et al. 2019, arXiv:1909.05858, section 4.1.
     """
@@ -113,28 +98,25 @@ def keep_top_p(sorted_BV: jax.Array, p: jax.Array | float) -> jax.Array:
 def choose(
     sampling: Sampling, logits_BV: jax.Array, recent_BR: jax.Array, keys_B: jax.Array
 ) -> jax.Array:
-    """Returns the next token of every row.
+    """Returns the next tokens, (B,) int32.
 
     Args:
-        sampling: as `checked` gives it.
+        sampling: from `checked`.
         logits_BV: (B, V).
         recent_BR: (B, R) int32, for the penalty.
-        keys_B: one key a row.
-
-    Returns:
-        (B,) int32.
+        keys_B: one for each batch element.
     """
     if sampling.repetition_penalty is not None:
         logits_BV = penalise(logits_BV, recent_BR, sampling.repetition_penalty)
     if sampling.temperature is None:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-    # From the highest, which stays 0: a tiny temperature must not make two of them infinite.
+    # The maximum stays 0, so that a tiny temperature cannot make two logits infinite.
     logits_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)
     logits_BV = logits_BV / sampling.temperature
     draw = jax.vmap(jax.random.categorical)
     if sampling.top_k is None and sampling.top_p is None:
         return draw(keys_B, logits_BV).astype(jnp.int32)
-    # One sort serves both; the draw is among ranks, which are then looked up.
+    # One sort serves both; the draw is among ranks.
     order_BV = jnp.argsort(logits_BV, axis=-1, descending=True)
     sorted_BV = jnp.take_along_axis(logits_BV, order_BV, axis=-1)
     if sampling.top_k is not None:
@@ -146,10 +128,7 @@ def choose(
 
 
 def row_keys(seeds_B: jax.Array, position_B: jax.Array) -> jax.Array:
-    """Returns one key a row, made of its seed and the position of its next token alone.
-
-    So what a row draws depends on no other row, nor on where a batch or a file was cut.
-    """
+    """Returns a key for each batch element, of its seed and the position of its next token only."""
     return jax.vmap(lambda seed, position: jax.random.fold_in(jax.random.key(seed), position))(
         seeds_B, position_B
     )

@@ -1,4 +1,4 @@
-"""Text from tokens as they come, never a character in halves, and where it is to stop."""
+"""Text of a stream of tokens, in whole characters, and where it stops."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -6,26 +6,26 @@ from collections.abc import Iterable, Sequence
 from brt.data.vocabularies.base import Vocabulary
 
 UNSURE = "\ufffd"
-"""The character that stands for bytes that are not, or not yet, a character of UTF-8."""
+"""The replacement character of incomplete UTF-8."""
 
 MOST_UNSURE = 3
-"""A character of UTF-8 has four bytes, so at most three are an unfinished one."""
+"""Bytes of an incomplete character of UTF-8, at most."""
 
 CONTEXT = 32
-"""Tokens that are decoded anew with each new one, before some are forgotten."""
+"""Tokens that are decoded again with each new one."""
 
 
 class StreamingText:
-    """The text of a stream of tokens, of any vocabulary, as early as it is certain.
+    """The text of a stream of tokens of any vocabulary, as early as it is certain.
 
-    All that `push` and `finish` return, joined, is what the tokens add to the text of those
-    before; cut where the first stop sequence begins.
+    The results of `push` and `finish`, joined, are what the tokens add to the text of `before`, up
+    to the first stop sequence.
 
     Args:
         vocabulary: of the tokens.
-        before: ids that come before the stream; they decide whether it begins with a space, and
-            a character may begin in them.
-        stop: texts that end the stream; what may still become one is held back.
+        before: ids before the stream; they decide whether it begins with a space, and a character
+            may begin in them.
+        stop: texts that end the stream; text that may become one is held back.
 
     Attributes:
         stopped: whether a stop sequence has come; push no more then.
@@ -41,11 +41,11 @@ class StreamingText:
         self._look_again = CONTEXT
         self._held = ""
         self._before = text = self._text()
-        self._said = _certain(text)  # characters of the text of `_ids` that have been passed on
+        self._said = _certain(text)  # characters that have been returned
         self._forget(text)
 
     def push(self, token: int) -> str:
-        """Adds a token, and returns the text that has become certain with it."""
+        """Adds a token, and returns the text that becomes certain."""
         self._ids.append(int(token))
         text = self._text()
         new = self._say(text[: _certain(text)])
@@ -53,13 +53,13 @@ class StreamingText:
         return self._until_stop(new)
 
     def finish(self) -> str:
-        """Returns the rest: unfinished characters, as U+FFFD, and what was held back."""
+        """Returns the rest; incomplete characters as U+FFFD."""
         rest = self._until_stop(self._say(self._text())) + self._held
         self._held = ""
         return rest
 
     def _say(self, text):
-        """Returns the new part of `text`, with a character that began before, if it changed."""
+        """Returns the new part of `text`, including a character that changed."""
         pairs = zip(text, self._before)
         known = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         new = text[max(self._said, known) :]
@@ -70,10 +70,10 @@ class StreamingText:
         return self.vocabulary.decode(self._ids) if self._ids else ""
 
     def _forget(self, text):
-        """Keeps the last few ids only, if all is said and they are enough to go on.
+        """Keeps the last few ids only, if all their text has been returned.
 
-        The beginning of a text may be rendered in its own way (a first piece without its space),
-        so what is kept must show something: then what follows is not at the beginning.
+        A beginning may be decoded differently (a first piece without its space), so the ids that
+        are kept must show something.
         """
         if len(self._ids) <= self._look_again or self._said < len(text):
             return
@@ -82,7 +82,7 @@ class StreamingText:
         if shown.strip().strip(UNSURE):
             self._ids, self._said, self._look_again = kept, len(shown), CONTEXT
             self._before = ""
-        else:  # all of it is white space; not to be tried at every token
+        else:  # all white space
             self._look_again = 2 * len(self._ids)
 
     def _until_stop(self, new):

@@ -270,7 +270,7 @@ def test_logits_that_are_no_numbers_end_in_a_sentence_and_keep_what_was_written(
     ("options", "named"),
     [
         ({"sampling": Sampling(-1)}, "temperature = -1"),
-        ({"sampling": Sampling(top_k=VOCABULARY + 1)}, "top_k = 18 .* 17 ids"),
+        ({"sampling": Sampling(top_k=VOCABULARY + 1)}, "top_k = 18"),
         ({"max_tokens": -1}, "max_tokens = -1"),
         ({"seed": [1, 2]}, "1 rows need seeds"),
         ({"seed": -1}, "seed = -1"),
