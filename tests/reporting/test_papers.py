@@ -24,7 +24,7 @@ CHECKED = {
     "recurrent_memory": "0781d0c6553ca802",
     "adding_recurrence": "14e509aa77d09420",
 }
-"""Begins of the SHA-256 of the printed rows that were compared with the papers by eye."""
+"""First digits of the SHA-256 of the printed rows: a number changes only on purpose."""
 
 
 def printed(table, *labels):
@@ -33,7 +33,7 @@ def printed(table, *labels):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_printed_numbers_are_those_that_were_compared_with_the_paper(name):
+def test_printed_numbers_change_only_on_purpose(name):
     rows = re.findall(r"^rows = '''\n(.*?)'''", toml_text(name), re.M | re.S)
     numbers = re.sub(r" +", " ", "\n".join(rows))
     assert hashlib.sha256(numbers.encode()).hexdigest()[:16] == CHECKED[name]
