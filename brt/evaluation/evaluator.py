@@ -42,10 +42,10 @@ def batch_shape(experiment: "Experiment") -> tuple[int, int]:
     tokens = evaluation.tokens_per_step or trainer.tokens_per_step
     rows, rest = divmod(tokens, T)
     if not rows or (rest and evaluation.tokens_per_step):
+        owner = "Evaluation" if evaluation.tokens_per_step else "Trainer"
         raise ValueError(
-            f"Evaluation.tokens_per_step = {tokens} is no multiple of the segment length of {T} "
-            f"tokens: bind it to {max(rows, 1) * T}, or Evaluation.segment_length to a divisor of "
-            "it. Without it, Trainer.tokens_per_step counts."
+            f"{owner}.tokens_per_step = {tokens} is no multiple of the segment length of {T} "
+            f"tokens: bind Evaluation.tokens_per_step = {max(rows, 1) * T}, or segment_length."
         )
     return rows, T
 

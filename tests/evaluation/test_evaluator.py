@@ -365,5 +365,5 @@ def test_rows_that_do_not_divide_over_devices_score_the_same(recurrent, stream):
 def test_a_segment_longer_than_a_step_names_its_bindings(slide):
     evaluation = slide.evaluation
     evaluation.tokens_per_step, evaluation.segment_length = None, 4096
-    with pytest.raises(ValueError, match=r"Evaluation\.segment_length = 4096 .*tokens_per_step"):
+    with pytest.raises(ValueError, match=r"tokens_per_step = .* 4096 "):
         batch_shape(slide)

@@ -168,25 +168,24 @@ def test_the_input_of_the_logits_is_dropped():
 
 def test_no_key_reaches_the_cell(monkeypatch):
     """What the cell does with the tokens' keys and values in training is what it always does."""
-    for method in ("step", "keys_values", "update", "init_cache"):
+    for method in ("step", "keys_values", "__call__", "init_cache"):
         assert not {"key", "rngs", "dropout"} & set(
             inspect.signature(getattr(RecurrentCell, method)).parameters
         )
     model = random_model("rec_fixed_skip", dropout=0.5, num_layers=1, recurrent_layers=(0,))
-    update = RecurrentCell.update
+    run = RecurrentCell.__call__
 
     def what_the_cell_does(key):
         seen = []
 
         def record(cell, *inputs):
-            seen.append((inputs, update(cell, *inputs)))
+            seen.append((inputs, run(cell, *inputs)))
             return seen[-1][1]
 
-        monkeypatch.setattr(RecurrentCell, "update", record)
+        monkeypatch.setattr(RecurrentCell, "__call__", record)
         model(jnp.arange(16).reshape(2, 8), model.init_caches(2), key)
-        ((cache, blocks, weights, *_), outputs) = seen[0]
-        again = update(model.layers[0].cell, cache, blocks, weights)
-        return blocks.keys_BGJHK, outputs, again
+        (inputs, outputs) = seen[0]
+        return inputs[2].keys_BGJHK, outputs, run(model.layers[0].cell, *inputs)
 
     reads, found, again = quick_jit(what_the_cell_does)(KEY)
     jax.tree.map(np.testing.assert_array_equal, again, found)
