@@ -24,6 +24,10 @@ KINDS = (
 
 _LAYER = re.compile(r"layers?\d+(?:[-_.]+\d+)?")
 _WORDS = re.compile(r"[^/()]+")
+_MESH = re.compile(
+    r"mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
+)
+_AXIS = re.compile(r"'(\w+)'=(\d+)")
 _BRACES = re.compile(r"\{([\d,]*)\}")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
@@ -204,7 +208,11 @@ def collectives(program: Program) -> list[Collective]:
 
 
 def device_groups(attributes: str) -> tuple[tuple[int, ...], ...]:
-    """Returns the device groups of a collective: {{0,1},{2,3}}, [2,2]<=[2,2]T(1,0), or pairs."""
+    """Returns the device groups of a collective; () for all devices.
+
+    Forms: {{0,1},{2,3}}; [2,2]<=[2,2]T(1,0); mesh['a'=2,'b'=2] {'b'}, groups along b,
+    with device_ids=([2,2]T(1,0)) or without; and pairs.
+    """
     for name in ("replica_groups=", "source_target_pairs="):
         at = attributes.find(name)
         if at < 0:
@@ -216,10 +224,24 @@ def device_groups(attributes: str) -> tuple[tuple[int, ...], ...]:
             if short[3]:
                 devices = devices.transpose(_numbers(short[3]))
             return tuple(map(tuple, devices.reshape(sizes).tolist()))
+        if along := _MESH.match(text):
+            mesh = {name: int(size) for name, size in _AXIS.findall(along[1])}
+            names = re.findall(r"'(\w+)'", along[4])
+            devices = np.arange(int(np.prod([*mesh.values()])))
+            if along[2]:
+                devices = devices.reshape(_numbers(along[2]))
+            if along[3]:
+                devices = devices.transpose(_numbers(along[3]))
+            devices = devices.reshape([*mesh.values()])
+            axes = [list(mesh).index(name) for name in names]
+            last = np.moveaxis(devices, axes, range(-len(axes), 0))
+            width = int(np.prod([mesh[name] for name in names]))
+            return tuple(map(tuple, last.reshape(-1, width).tolist()))
         braces = re.match(r"\{(?:\{[\d,]*\},?)*\}", text)
         if braces:
             inner = (_numbers(group) for group in _BRACES.findall(braces[0][1:-1]))
             return tuple(group for group in inner if group)
+        raise ValueError(f"Unknown form of device groups: {text[:100]}")
     return ()
 
 

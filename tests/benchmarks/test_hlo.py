@@ -136,6 +136,13 @@ def test_groups_of_devices_are_read_in_every_form_and_told_by_the_axes_they_span
     assert groups == set(expected)
     assert {each: hlo_costs.axes_of(each, mesh) for each in groups} == expected
     assert hlo_costs.axes_of((), mesh) == ("data", "model")
+    form = "replica_groups=mesh['a'=2,'b'=1,'c'=2] {'c'}, to_apply=%sum"
+    assert hlo_costs.device_groups(form) == ((0, 1), (2, 3))
+    assert hlo_costs.device_groups(form.replace("{'c'}", "{'a'}")) == ((0, 2), (1, 3))
+    form = "replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}, dimensions={0}"
+    assert hlo_costs.device_groups(form) == ((0, 2, 4, 6), (1, 3, 5, 7))
+    with pytest.raises(ValueError, match="device groups"):
+        hlo_costs.device_groups("replica_groups=unknown")
 
 
 def sharded(mesh, axes):

@@ -36,7 +36,7 @@ def in_loops(name, mesh_shape, dtype="float32", remat="none"):
         steps=1,
         segment_length=entry.segment,
         tokens_per_step=ROWS * entry.segment,
-        model=lambda rngs: entry.build(rngs, **sizes),
+        model=lambda rngs: entry.build(rngs, **entry.divisible | sizes),
     )
     experiment = Experiment(trainer)
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(mesh_shape), ("data", "model"))
@@ -70,7 +70,10 @@ def test_the_loop_over_blocks_exchanges_nothing_over_data_and_one_sum_over_model
     assert {kind for kind, _ in over("model", found)} <= {"all-reduce"}
 
 
-@pytest.mark.parametrize("name", ["rec_lstm_dual", "feedback_fixed_skip"])
+@pytest.mark.parametrize(
+    "name",
+    ["rec_lstm_dual", "feedback_fixed_skip", "associative_delta", "gated_delta", "melodi"],
+)
 def test_other_loops_exchange_nothing_over_data(name):
     assert not over("data", in_loops(name, (4, 2)))
 

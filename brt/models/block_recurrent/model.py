@@ -24,12 +24,11 @@ from brt.models.block_recurrent.memory import LayerMemory
 from brt.models.body import Body
 from brt.models.fast.table_losses import table_losses
 from brt.models.layers.dropout import dropout
-from brt.models.layers.embedding import embedded
+from brt.models.layers.embedding import embedded, tied_logits
 from brt.models.layers.initializers import normal, parameter
-from brt.models.layers.norms import RMSNorm, wide
+from brt.models.layers.norms import RMSNorm
 from brt.models.layers.sizes import Sizes
 from brt.models.model import DTYPES
-from brt.models.shape_letters import constrain
 
 DIVISORS = ("vocabulary", "width")
 REMATS = ("none", "layer", "block")
@@ -181,12 +180,7 @@ class BlockRecurrentTransformer(Body):
         return x_BTD, caches, _by_layer(metrics)
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
-        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
-        table_VD = self.embedding_VD[...].astype(self.dtype)
-        logits_BTV = jnp.einsum(
-            "...D,VD->...V", x_BTD, table_VD, preferred_element_type=wide(x_BTD).dtype
-        )
-        return logits_BTV / self.logits_divisor
+        return tied_logits(x_BTD, self.embedding_VD[...], self.logits_divisor)
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Without an array of (B, T, V).

@@ -1,9 +1,10 @@
-"""From ids to vectors, by a table and a vector for a document's beginning."""
+"""The embedding matrix: from ids to vectors, and from vectors to logits."""
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from brt.models.layers.upcast import wide
 from brt.models.shape_letters import constrain
 from brt.token_ids import BEGIN
 
@@ -15,3 +16,15 @@ def embedded(
     x_BTD = table_VD.astype(dtype)[jnp.maximum(tokens_BT, 0)]
     begins_BT1 = (tokens_BT == BEGIN)[..., None]
     return constrain(jnp.where(begins_BT1, begin_D.astype(dtype), x_BTD), "BTD")
+
+
+def tied_logits(x_BTD: jax.Array, embedding_VD: jax.Array, divisor: float) -> jax.Array:
+    """Maps (..., D) outputs to (..., V) logits by the embedding matrix, float32 or wider."""
+    x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
+    logits_BTV = jnp.einsum(
+        "...D,VD->...V",
+        x_BTD,
+        embedding_VD.astype(x_BTD.dtype),
+        preferred_element_type=wide(x_BTD).dtype,
+    )
+    return logits_BTV / divisor

@@ -17,6 +17,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.models.counts import matrix_size
+from brt.models.fast.row_shards import by_row_shard
 from brt.models.layers.attention import attend
 from brt.models.layers.dropout import dropped, keep_mask, repeated_mask
 from brt.models.layers.feed_forward import FeedForward
@@ -267,38 +268,72 @@ class MelodiLayer(nnx.Module):
                 normed_BMD = dropped(self.attention_norm(cache.long_BMD), masks.long_PD)
                 long = self.keys_values(normed_BMD)
 
-        def window(carry, inputs):
-            cache, long = carry
-            x_BXD, q_BXHK, k_BXHK, v_BXHK, index = inputs
-            keys = [None] * 4
-            if masks.key is not None:
-                keys = list(jax.random.split(jax.random.fold_in(masks.key, index), 4))
-            short_normed_BSD = self._dropped(self.attention_norm(cache.short_BSD), keys[0])
-            short = self.keys_values(short_normed_BSD)
-            weights_masks = self._weights_masks(keys[1:3], bias_HXJ.shape[1:])
-            attended_BXHK, share = self.attend(
-                q_BXHK, [short, KeysValues(k_BXHK, v_BXHK)], long, bias_HXJ, weights_masks
-            )
-            z_BXD = self.finish(x_BXD, attended_BXHK, masks.output_PD)
-            tokens_BWD, summary_BUD = z_BXD[:, :W], z_BXD[:, W:]
-            cache, next_BUD, new_BID = self.after_window(cache, tokens_BWD, summary_BUD)
-            if new_BID is not None:
-                new = self.keys_values(self._dropped(self.attention_norm(new_BID), keys[3]))
-                I = self.memory.increment
-                long = KeysValues(
-                    *(jnp.concatenate(pair, axis=1)[:, I:] for pair in zip(long, new))
-                )
-            return (cache, long), (tokens_BWD, next_BUD, share)
+        # The batch elements of each data shard apart: no collective over data in the loop.
+        graph, params = nnx.split(self, nnx.Param)
+        weights = {"params": nnx.to_pure_dict(params), "bias_HXJ": bias_HXJ}
+        rows = (
+            cache,
+            long,
+            *(jnp.moveaxis(x, 0, 1) for x in (by_window(x_BTD, summary_BRD), *heads)),
+        )
 
-        x_GBXD = by_window(x_BTD, summary_BRD)
-        inputs = (x_GBXD, *heads, jnp.arange(G))
-        (cache, _), (tokens, summaries, shares) = jax.lax.scan(window, (cache, long), inputs)
+        def run_windows(weights, rows):
+            layer = nnx.merge(graph, weights["params"])
+            cache, long, *by_window = rows
+
+            def step(carry, inputs):
+                return layer.window(*carry, *inputs, weights["bias_HXJ"], masks)
+
+            inputs = (*(jnp.moveaxis(x, 1, 0) for x in by_window), jnp.arange(G))
+            (cache, _), (outputs, metrics) = jax.lax.scan(step, (cache, long), inputs)
+            outputs = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
+            return (cache, outputs), jax.tree.map(jnp.mean, metrics)
+
+        (cache, (tokens, summaries)), metrics = by_row_shard(run_windows, weights, rows)
         norm = jnp.sqrt(jnp.mean(jnp.square(wide(cache.short_BSD))))
-        metrics = {"state_norm": norm}
-        if shares is not None:
-            metrics["memory_share"] = jnp.mean(shares)
-        x_BTD = jnp.moveaxis(tokens, 0, 1).reshape(B, T, D)
-        return x_BTD, jnp.moveaxis(summaries, 0, 1).reshape(B, G * U, D), cache, metrics
+        metrics = metrics | {"state_norm": norm}
+        return tokens.reshape(B, T, D), summaries.reshape(B, G * U, D), cache, metrics
+
+    def window(
+        self,
+        cache: MelodiCache,
+        long: KeysValues | None,
+        x_BXD: jax.Array,
+        q_BXHK: jax.Array,
+        k_BXHK: jax.Array,
+        v_BXHK: jax.Array,
+        index: jax.Array,
+        bias_HXJ: jax.Array,
+        masks: LayerDropout,
+    ) -> tuple[tuple, tuple]:
+        """Runs on one window and its summary tokens: a step of the loop over windows.
+
+        Args:
+            cache: before the window. long: keys and values of its long-term memory, or None.
+            x_BXD: tokens and summary tokens. q_BXHK, k_BXHK, v_BXHK: theirs.
+            index: of the window in the segment, which decides its dropout.
+            bias_HXJ: of all X queries.
+            masks: of the segment.
+
+        Returns:
+            The next cache and long-term keys; outputs, the next layer's summary tokens, metrics.
+        """
+        W, I = self.memory.window, self.memory.increment
+        keys = [None] * 4
+        if masks.key is not None:
+            keys = list(jax.random.split(jax.random.fold_in(masks.key, index), 4))
+        short = self.keys_values(self._dropped(self.attention_norm(cache.short_BSD), keys[0]))
+        weights_masks = self._weights_masks(keys[1:3], bias_HXJ.shape[1:])
+        seen = [short, KeysValues(k_BXHK, v_BXHK)]
+        attended_BXHK, share = self.attend(q_BXHK, seen, long, bias_HXJ, weights_masks)
+        z_BXD = self.finish(x_BXD, attended_BXHK, masks.output_PD)
+        tokens_BWD, summary_BUD = z_BXD[:, :W], z_BXD[:, W:]
+        cache, next_BUD, new_BID = self.after_window(cache, tokens_BWD, summary_BUD)
+        if new_BID is not None and long is not None:
+            new = self.keys_values(self._dropped(self.attention_norm(new_BID), keys[3]))
+            long = KeysValues(*(jnp.concatenate(pair, axis=1)[:, I:] for pair in zip(long, new)))
+        metrics = {} if share is None else {"memory_share": share}
+        return (cache, long), ((tokens_BWD, next_BUD), metrics)
 
     def _masks(self, key, tokens, dtype):
         if key is None:

@@ -18,13 +18,12 @@ from brt.checks import Count, CountFrom0, Index, OneOf, Share, configurable
 from brt.models.caches import select_rows
 from brt.models.fast.table_losses import table_losses
 from brt.models.layers.dropout import dropout as drop
-from brt.models.layers.embedding import embedded
+from brt.models.layers.embedding import embedded, tied_logits
 from brt.models.layers.initializers import normal, parameter
-from brt.models.layers.norms import RMSNorm, wide
+from brt.models.layers.norms import RMSNorm
 from brt.models.layers.sizes import Sizes
 from brt.models.melodi.layer import KeysValues, MelodiCache, MelodiLayer, MelodiSizes, truncated
 from brt.models.model import DTYPES, LanguageModel, Monitors
-from brt.models.shape_letters import constrain
 
 REMATS = ("none", "layer")
 
@@ -162,12 +161,7 @@ class Melodi(LanguageModel):
         return jnp.broadcast_to(summary_UD, (rows, *summary_UD.shape))
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
-        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
-        table_VD = self.embedding_VD[...].astype(self.dtype)
-        logits_BTV = jnp.einsum(
-            "...D,VD->...V", x_BTD, table_VD, preferred_element_type=wide(x_BTD).dtype
-        )
-        return logits_BTV / math.sqrt(self.sizes.width)
+        return tied_logits(x_BTD, self.embedding_VD[...], math.sqrt(self.sizes.width))
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         divisor = math.sqrt(self.sizes.width)
