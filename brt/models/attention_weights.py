@@ -1,7 +1,7 @@
-"""The contract of models whose attention can be drawn: weights, and what each key stands for.
+"""The interface of models whose attention can be drawn.
 
-B rows    H heads    T tokens of a segment    X its positions, memory tokens among them
-J keys: what is remembered of earlier segments, then the X positions
+Axes as in `brt.models`; X: positions of a segment, memory tokens included; J: keys, those of
+earlier segments before the X positions.
 """
 
 from typing import NamedTuple
@@ -12,9 +12,8 @@ import jax
 class AttentionLayout(NamedTuple):
     """The keys [cache; read; tokens; write] and the queries [read; tokens; write] of a segment.
 
-    cache_tokens: of each position of the cache the token it stands for, counted from the segment's
-        first token: -1 is the token right before it. None where a position stands for no single
-        token: a compressed one, or a memory token of an earlier segment.
+    cache_tokens: token of each position of the cache, relative to the segment's first token: -1 is
+        right before it. None where there is no single token: a compressed vector or memory token.
     read: number of memory tokens before the segment's tokens.
     tokens: T, number of the segment's tokens.
     write: number of memory tokens after them.
@@ -27,31 +26,27 @@ class AttentionLayout(NamedTuple):
 
     @property
     def query_tokens(self) -> tuple[int | None, ...]:
-        """The token each query stands for, 0 ... T - 1, or None; X of them."""
+        """Token of each of the X queries, 0 ... T - 1, or None."""
         return (None,) * self.read + tuple(range(self.tokens)) + (None,) * self.write
 
     @property
     def key_tokens(self) -> tuple[int | None, ...]:
-        """The token each key stands for, counted likewise, or None; J of them."""
+        """Token of each of the J keys, relative to the same token, or None."""
         return self.cache_tokens + self.query_tokens
 
     def distance(self, query: int, key: int) -> int | None:
-        """Returns the tokens from a key back to a query; None if one is no single token.
-
-        Negative for keys in the query's future.
-        """
-        at, of = self.query_tokens[query], self.key_tokens[key]
-        return None if at is None or of is None else at - of
+        """Returns the distance in tokens, negative for future keys; None if one has no token."""
+        query_token, key_token = self.query_tokens[query], self.key_tokens[key]
+        return None if query_token is None or key_token is None else query_token - key_token
 
 
 class AttentionWeights(NamedTuple):
-    """Attention weights of every layer in one segment of every row.
+    """Attention weights of every layer in one segment.
 
-    weights: (B, H, X, J) of each layer; those of a query sum to 1, hidden keys have 0.
-    terms: of each layer the parts of its scores by name, (B, H, X, J) each; their sum is what the
-        softmax is taken of. Empty where the scores have no parts.
+    weights: (B, H, X, J) of each layer.
+    terms: of each layer the named terms of its scores, (B, H, X, J) each; empty if there are none.
     visible_BXJ: (B, X, J) bool, the keys that each query sees.
-    full_B: (B,) bool, rows whose cache holds as much as it can.
+    full_B: (B,) bool, batch elements whose cache is full.
     """
 
     weights: tuple[jax.Array, ...]
@@ -61,28 +56,18 @@ class AttentionWeights(NamedTuple):
 
 
 class ShowsAttention:
-    """Base of models whose attention can be drawn, beside `brt.models.model.Model`.
-
-    `brt.evaluate --study=attention` asks for these two methods, `init_caches` and nothing else.
-    """
+    """A second base of models whose attention `brt.evaluate --study=attention` can draw."""
 
     def attention_layout(self, segment_length: int) -> AttentionLayout | None:
-        """Returns the keys and queries of segments of so many tokens.
-
-        None if the attention cannot be drawn after all: of a model around one that shows none.
-        """
+        """Returns the keys and queries of a segment; None if the inner model has none to draw."""
         raise NotImplementedError
 
     def attention_weights(
         self, tokens_BT: jax.Array, caches: tuple
     ) -> tuple[AttentionWeights, jax.Array, tuple]:
-        """Reads one segment without dropout.
-
-        Args:
-            tokens_BT: (B, T) int32 ids.
-            caches: segment form.
+        """Runs on one segment, (B, T) int32 ids, without dropout.
 
         Returns:
-            The weights, and as `Model.__call__` the logits (B, T, V) and the caches after it.
+            The weights, logits (B, T, V), and the caches after the segment.
         """
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""Counts parameters by what they are for, and the matrices that tokens are multiplied with.
+"""Counts parameters by group, and the matrices that tokens are multiplied with.
 
-Both are read off the marks that `parameter` puts on each parameter, and off the attribute
-`purpose` of modules whose parameters all have one purpose.
+Both follow from the metadata that `parameter` adds to each parameter, and from the attribute
+`purpose` of a module, the parameter group of all parameters in it.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -12,13 +12,13 @@ from flax import nnx
 
 @runtime_checkable
 class HasPurpose(Protocol):
-    """A module whose parameters all have one purpose, of `brt.models.layers.initializers`."""
+    """A module with a parameter group, one of `brt.models.layers.initializers.PURPOSES`."""
 
     purpose: str
 
 
 class ParameterCounts(NamedTuple):
-    """Numbers of parameters. Recurrence: cells, what tokens need to read states, and memories."""
+    """Numbers of parameters. Recurrence: cells, attention to states, and memories."""
 
     embedding: int
     layers: int
@@ -30,8 +30,8 @@ class ParameterCounts(NamedTuple):
 
 
 def count_parameters(model: nnx.Module) -> ParameterCounts:
-    """Returns the numbers of a model's parameters, by purpose; its arrays may be shapes."""
-    of_modules = {
+    """Returns the numbers of a model's parameters by group; its arrays may be abstract."""
+    module_groups = {
         path: module.purpose
         for path, module in nnx.iter_modules(model)
         if isinstance(module, HasPurpose)
@@ -39,12 +39,14 @@ def count_parameters(model: nnx.Module) -> ParameterCounts:
 
     def inherited(path):
         lengths = range(len(path), -1, -1)
-        return next((of_modules[path[:n]] for n in lengths if path[:n] in of_modules), "layers")
+        return next(
+            (module_groups[path[:n]] for n in lengths if path[:n] in module_groups), "layers"
+        )
 
     counts = dict.fromkeys(ParameterCounts._fields, 0)
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
-        own = variable.get_metadata().get("purpose") or inherited(path)
-        parts = (own,) if isinstance(own, str) else own
+        group = variable.get_metadata().get("purpose") or inherited(path)
+        parts = (group,) if isinstance(group, str) else group
         for part in parts:
             counts[part] += int(np.prod(variable.shape)) // len(parts)
     return ParameterCounts(**counts)

@@ -1,10 +1,9 @@
-"""Letters of shape suffixes, and the axis of the device mesh each is split over.
+"""Logical axis names, and the rules that map each to an axis of the device mesh.
 
-A parameter `queries_DA`, a cache field `keys_BWHK` and an activation `x_BTD` all say
-their shape in their name, so one table of letters decides every sharding:
-rows over `data`; heads, attention width, feed-forward and vocabulary over `model`;
-and the width of whatever has no rows (parameters, and the optimizer's copies of them),
-or a recurrent layer's input, over `data` too, as fully sharded data parallelism does.
+Names of parameters (`queries_DA`), cache fields (`keys_BWHK`) and activations (`x_BTD`) end in
+their axes, so one set of rules decides every sharding: the batch over `data`; heads, attention
+width, MLP and vocabulary over `model`; and the width of arrays without a batch axis (parameters and
+optimizer state) over `data`, as in fully sharded data parallelism.
 """
 
 import contextlib
@@ -34,10 +33,7 @@ _ONE_SHARD = contextvars.ContextVar("one data shard", default=False)
 
 
 def spec(letters: str) -> PartitionSpec:
-    """Returns the partition of an array whose axes are named by `letters`.
-
-    A mesh axis splits at most one axis of an array: the first letter that asks gets it.
-    """
+    """Returns the partition of an array with these axes; a mesh axis splits at most one of them."""
     taken, axes = set(), []
     for letter in letters:
         axis = RULES.get(letter)
@@ -47,15 +43,14 @@ def spec(letters: str) -> PartitionSpec:
 
 
 def named_spec(path: Any, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) -> PartitionSpec:
-    """Returns the partition of an array of a tree, by the letters at the end of its name.
+    """Returns the partition of an array of a tree, from the axes at the end of its name.
 
-    Names are dictionary keys or named-tuple fields (`queries_DA`, `keys_BWHK`), at any
-    depth, so the optimizer's copies of a parameter follow it. What has no letters, one
-    axis, another number of axes (factored moments) or an axis that does not divide is kept
-    whole on every device.
+    Names are dictionary keys or named-tuple fields at any depth, so optimizer state follows its
+    parameter. Arrays without axes in their names, with one axis or with another number of axes
+    (factored moments) are replicated, and so is an axis that the mesh does not divide.
 
     Args:
-        path: of the array in its tree, as `jax.tree_util.tree_map_with_path` gives it.
+        path: of the array, from `jax.tree_util.tree_map_with_path`.
         shape: of the array.
         mesh_shape: sizes of the mesh's axes, by name.
     """
@@ -72,7 +67,6 @@ def named_spec(path: Any, shape: tuple[int, ...], mesh_shape: Mapping[str, int])
 
 
 def _name(key):
-    """Returns the name in one step of a path; None for an index."""
     if isinstance(key, jax.tree_util.GetAttrKey):
         return key.name
     if isinstance(key, jax.tree_util.DictKey) and isinstance(key.key, str):
@@ -82,7 +76,7 @@ def _name(key):
 
 @contextlib.contextmanager
 def rows_of_one_shard() -> Iterator[None]:
-    """Traces what is inside for the rows of one data shard: `constrain` leaves rows unsplit."""
+    """Traces for the batch elements of one data shard: `constrain` leaves the batch axis whole."""
     token = _ONE_SHARD.set(True)
     try:
         yield
@@ -91,21 +85,21 @@ def rows_of_one_shard() -> Iterator[None]:
 
 
 def in_one_shard() -> bool:
-    """Returns whether what is traced now has the rows of one data shard only."""
+    """Returns whether the batch axis that is traced now is that of one data shard."""
     return _ONE_SHARD.get()
 
 
 def as_here(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that is traced as if it were called here, wherever JAX calls it.
+    """Wraps `function` so that it is traced in the context that is active now.
 
-    The passes of a `jax.custom_vjp` are traced after the function around it has returned.
+    JAX traces the passes of a `jax.custom_vjp` after the calling function has returned.
     """
     context = contextvars.copy_context()
     return lambda *inputs: context.copy().run(function, *inputs)
 
 
 def constrain(x: jax.Array, letters: str) -> jax.Array:
-    """Pins the layout of an activation inside `jit` under a mesh; elsewhere the identity."""
+    """Constrains the sharding of an activation under a mesh; elsewhere the identity."""
     if jax.sharding.get_abstract_mesh().empty:
         return x
     axes = spec(letters)

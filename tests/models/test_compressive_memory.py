@@ -117,10 +117,8 @@ def test_it_reaches_its_compressed_inputs_too():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(compression="sum"), r"CompressiveMemory\.compression = 'sum' must be one of"),
-        (dict(compressed=0), r"CompressiveMemory\.compressed = 0"),
-        (dict(rate=4), r"rate = 4 .*divide TransformerXL\.memory_length = 6"),
-        (dict(reconstruction_weight=-1.0), r"reconstruction_weight = -1\.0"),
+        (dict(compressed=0), r"CompressiveMemory\.compressed"),
+        (dict(rate=4), r"CompressiveMemory\.rate"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(settings, message):

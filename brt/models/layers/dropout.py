@@ -1,4 +1,4 @@
-"""Dropout masks, drawn once and shared along the axes where the published model shares them."""
+"""Dropout masks, shared along the axes along which the published models share them."""
 
 from typing import NamedTuple
 
@@ -12,11 +12,11 @@ PERIOD = 128
 
 
 class LayerMasks(NamedTuple):
-    """The dropout masks of a layer, one for all rows and blocks; None where nothing is dropped.
+    """The dropout masks of a layer, the same for all batch elements and blocks; None: no dropout.
 
-    normed_PD, fed_PD: for what comes out of the attention norm and the network, repeated along the
-        tokens, in the activations' type.
-    weights_HWJ, state_weights_HWS: for attention weights, float32 or wider.
+    normed_PD, fed_PD: of the outputs of attention norm and MLP, repeated along the tokens, in the
+        activations' type.
+    weights_HWJ, state_weights_HWS: of attention weights, at least float32.
     """
 
     normed_PD: jax.Array | None = None
@@ -34,13 +34,9 @@ def draw_masks(
     num_states: int | None,
     dtype: DTypeLike,
 ) -> LayerMasks:
-    """Draws the masks of a layer; without a key or a rate there are none.
+    """Draws the masks of a layer; none without a key or a rate.
 
-    Args:
-        tokens: T of the segment.
-        window: W.
-        num_states: S that the tokens attend to; None where they attend to none.
-        dtype: of the activations.
+    num_states: S that the tokens attend to, or None. dtype: of the activations.
     """
     if key is None:
         return LayerMasks()
@@ -71,9 +67,8 @@ def keep_mask(
 
 
 def dropout(x_BTD: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Drops entries of (B, T, D); one mask for all rows, repeated every 128 tokens.
+    """Drops entries of (B, T, D) with one mask for all batch elements, repeated every 128 tokens.
 
-    Without a key (evaluation) or with rate 0 the input comes back unchanged.
     Source: Block-Recurrent, appendix C, for the rate; the released code for the sharing.
     """
     _, T, D = x_BTD.shape
@@ -83,12 +78,12 @@ def dropout(x_BTD: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 def repeated_mask(
     key: jax.Array | None, rate: float, tokens: int, width: int, dtype: DTypeLike
 ) -> jax.Array | None:
-    """Returns the part of `dropout`'s mask that repeats, (P, D); as `keep_mask`."""
+    """Returns the mask of up to 128 tokens that `dropout` repeats, (P, D), or None."""
     return keep_mask(key, rate, (min(tokens, PERIOD), width), dtype)
 
 
 def dropped(x_BTD: jax.Array, mask_PD: jax.Array | None) -> jax.Array:
-    """Returns (B, T, D) times a mask that is repeated along the tokens; None changes nothing."""
+    """Returns (B, T, D) times a mask that is repeated along the tokens."""
     if mask_PD is None:
         return x_BTD
     T = x_BTD.shape[1]
@@ -99,7 +94,7 @@ def dropped(x_BTD: jax.Array, mask_PD: jax.Array | None) -> jax.Array:
 def independent_dropout(
     x_BTD: jax.Array, rate: float, key: jax.Array | None, variational: bool = False
 ) -> jax.Array:
-    """Drops entries of (B, T, D) each for itself, or, variational, the same at every token.
+    """Drops entries of (B, T, D) independently; variational: the same at every token.
 
     Source: Transformer-XL's released code; Gal and Ghahramani 2016, arXiv:1512.05287.
     """

@@ -1,4 +1,4 @@
-"""The two-layer feed-forward network with ReLU."""
+"""The two-layer MLP with ReLU."""
 
 from collections.abc import Callable
 
@@ -12,14 +12,7 @@ from brt.models.layers.initializers import DENSE, Initializer, parameter
 
 
 class FeedForward(nnx.Module):
-    """relu(x hidden) output, with biases if asked (Block-Recurrent, section 4.1, has none).
-
-    Args:
-        width: D.
-        hidden_size: F.
-        initializer: of both matrices; biases begin at zero.
-        biases: whether there are any.
-    """
+    """relu(x hidden) output; sizes D, F, D (Block-Recurrent, section 4.1, without biases)."""
 
     def __init__(
         self,
@@ -37,7 +30,7 @@ class FeedForward(nnx.Module):
             self.output_bias_D = parameter(rngs, zeros, width)
 
     def loop_weights(self, dtype: DTypeLike) -> dict[str, LoopWeights]:
-        """Returns the matrices as `__call__` uses them, computed once before a loop."""
+        """Returns the matrices for use in a loop over blocks."""
         return {
             "hidden_DF": cast_before(self.hidden_DF[...], dtype),
             "output_FD": cast_before(self.output_FD[...], dtype),
@@ -49,10 +42,9 @@ class FeedForward(nnx.Module):
         drop: Callable[[jax.Array], jax.Array] | None = None,
         weights: dict[str, LoopWeights] | None = None,
     ) -> jax.Array:
-        """Maps (B, T, D) to the same shape and type.
+        """Returns (B, T, D) in the same type.
 
-        drop: applied to the hidden units, or None.
-        weights: `loop_weights(x_BTD.dtype)`, if the caller has them already.
+        drop: applied to the hidden units, or None. weights: from `loop_weights`, or None.
         """
         weights = self.loop_weights(x_BTD.dtype) if weights is None else weights
         h_BTF = product("BTD,DF->BTF", x_BTD, weights["hidden_DF"])

@@ -1,4 +1,4 @@
-"""Initializers of parameters, and the marks that say what each one is for."""
+"""Initializers and parameter groups."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ SMALL = initializers.variance_scaling(0.1, "fan_in", "truncated_normal")
 """Truncated normal of variance 0.1 / fan-in: gate matrices (Block-Recurrent, appendix B)."""
 
 PURPOSES = ("embedding", "layers", "recurrence")
-"""Purposes of parameters; recurrence: cells, memories, and what reads them."""
+"""Parameter groups; recurrence: cells, memories, and attention to them."""
 
 
 def normal(stddev: float, mean: float = 0.0) -> Initializer:
@@ -33,18 +33,15 @@ def parameter(
     purpose: str | tuple[str, ...] | None = None,
     multiplied: bool | None = None,
 ) -> nnx.Param:
-    """Returns a float32 parameter drawn by `initializer`, marked with what it is for.
-
-    The marks are what `brt.models.counts` counts by, so a new layer needs no edit there.
+    """Returns a float32 parameter with the metadata that `brt.models.counts` counts by.
 
     Args:
         rngs: source of the random key.
         initializer: from (key, shape, dtype) to an array.
         shape: sizes of its axes.
-        purpose: one of `PURPOSES`; several name equal parts along the first axis. None: the
-            `purpose` of the nearest module around it that has one, else "layers".
-        multiplied: whether every token is multiplied with it, which costs operations. None:
-            a matrix (two axes) is, anything else is not.
+        purpose: parameter group, one of `PURPOSES`; several for equal parts of the first axis.
+            None: that of the nearest enclosing module that has one, else "layers".
+        multiplied: whether every token is multiplied with it. None: if it is a matrix.
     """
     multiplied = len(shape) == 2 if multiplied is None else multiplied
     value = initializer(rngs.params(), shape, "float32")

@@ -14,7 +14,7 @@ def sinusoid(
         positions: (...) int, distances or positions; negative ones are allowed.
         width: D, even. Frequency k is 10000 ** (-2k / D), k = 0 ... D / 2 - 1.
         clamp: larger positions share the encoding of this one; None for no limit.
-        dtype: of the result; at least float32 is used to compute it.
+        dtype: of the result, which is computed in at least float32.
 
     Returns:
         (..., D).

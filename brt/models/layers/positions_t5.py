@@ -13,7 +13,7 @@ HIDDEN = -1e6
 """Added to the score of a key that may not be seen."""
 
 TILE = 128
-"""Columns that TPUs move together: a table is put together of parts that begin at multiples."""
+"""Columns of a TPU tile: the parts of a bias begin at multiples."""
 
 
 def t5_buckets(distance: ArrayLike, num_buckets: int = 32, max_distance: int = 128) -> np.ndarray:
@@ -42,7 +42,7 @@ class WindowMask(nnx.Module):
     """The mask of a window of W tokens, for blocks of W queries and 2W keys; no bias."""
 
     def window_table(self, scale_H: jax.Array, window: int) -> jax.Array:
-        """Returns what is added to the scores of a block: the scaled bias, or `HIDDEN`.
+        """Returns the attention bias of a block, (H, W, 2W): the scaled bias, or `HIDDEN`.
 
         Query i of a block and key j of [previous block, block] are W + i - j tokens
         apart; a token sees distances 1 ... W, never itself.
@@ -50,33 +50,26 @@ class WindowMask(nnx.Module):
         Args:
             scale_H: the non-negative factor of the scores, which multiplies the bias too.
             window: W, in tokens.
-
-        Returns:
-            (H, W, 2W) of the parameter's type.
         """
         W = window
         Q = TILE if W % TILE == 0 else W
         bias_HW = self._by_distance(scale_H, W)[:, ::-1]
-        # The first Q queries: one row written over and over, and cut so that each row of the result
-        # stands one column further right. The gradient is a sum, no scatter.
+        # Skews the bias of each distance into the rows of the first Q queries (the Toeplitz trick),
+        # so that the gradient is a sum and not a scatter.
         before, behind = (
             jnp.full((len(bias_HW), columns), HIDDEN, bias_HW.dtype) for columns in (W - Q, W + 1)
         )
         row = jnp.concatenate([before, bias_HW, behind], axis=1)
         columns = row.shape[1] - 1
         rows_HQJ = jnp.tile(row, (1, Q))[:, : Q * columns].reshape(-1, Q, columns)
-        # The next Q see the same, Q columns further right.
+        # The next Q queries see the same, Q columns further right.
         starts = range(W - Q, -1, -Q)
         return jnp.concatenate([rows_HQJ[..., start : start + 2 * W] for start in starts], axis=1)
 
     def token_table(self, scale_H: jax.Array, window: int, fill_B: jax.Array) -> jax.Array:
-        """Returns the row of `window_table` that each row's next token uses while decoding.
+        """Returns the bias of each batch element's next token while decoding, (B, H, 1, 2W).
 
-        Args:
-            fill_B: (B,) int32, the token's position in its block.
-
-        Returns:
-            (B, H, 1, 2W).
+        fill_B: (B,) int32, the token's position in its block.
         """
         distance_BJ = window + fill_B[:, None] - jnp.arange(2 * window)
         visible_BJ = (distance_BJ >= 1) & (distance_BJ <= window)
@@ -85,7 +78,6 @@ class WindowMask(nnx.Module):
         return jnp.moveaxis(jnp.where(visible_BJ, bias_HBJ, HIDDEN), 0, 1)[:, :, None]
 
     def _by_distance(self, scale_H, window):
-        """Scaled bias at distances 1 ... W, (H, W)."""
         return jnp.zeros((len(scale_H), window), scale_H.dtype)
 
 
@@ -110,6 +102,5 @@ class RelativeBias(WindowMask):
         )
 
     def _by_distance(self, scale_H, window):
-        """Scaled bias at distances 1 ... W, (H, W)."""
         buckets = t5_buckets(np.arange(1, window + 1), self.table_HR.shape[1], self.max_distance)
         return self.table_HR[...][:, buckets] * scale_H[:, None]

@@ -1,18 +1,14 @@
-"""The dimensions that the parts of a layer share, and the form of their attention."""
+"""The dimensions of a layer, and the form of its attention."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Dimensions of a layer, passed on as one value.
+    """Dimensions D, H, K and F of a layer.
 
-    Attributes:
-        width: D.
-        num_heads, head_size: H, K.
-        feed_forward_size: F.
-        qk_norm: queries and keys have unit length and a learned scale for each head; without it,
-            scores are q.k / sqrt(K).
+    qk_norm: queries and keys have unit length and a learned scale for each head; otherwise scores
+        are q.k / sqrt(K).
     """
 
     width: int
