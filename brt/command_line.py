@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from logging import Formatter
 from typing import Any
 
 import jax
@@ -147,6 +148,13 @@ def terminable(advice: str) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+class _Sentences(Formatter):
+    """Shows "Warning: ..." to the person at a terminal, without the time and the line of code."""
+
+    def format(self, record):
+        return f"{record.levelname.capitalize()}: {super().format(record)}"
+
+
 def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
     """Runs `main()` after parsing flags; explained errors end in their message and status 1.
 
@@ -200,6 +208,8 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
     logging.set_verbosity(logging.WARNING)
+    if sys.stderr.isatty():  # a log keeps time and place
+        logging.get_absl_handler().setFormatter(_Sentences("%(message)s"))
     # Orbax logs whole tracebacks from its threads; `checkpoints` says it shorter.
     logging.get_absl_logger().addFilter(
         lambda record: "orbax" not in record.pathname or logging.level_debug()

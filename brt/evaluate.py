@@ -6,9 +6,10 @@
     python -m brt.evaluate --workdir=runs/quickstart --study=memory_use
 
 Gin files and bindings override those of the run. --step names a checkpoint that is kept; the
-default is the best one of a run that keeps it (CheckpointPolicy.keep_best), else the newest. With
---record the loss of every token is kept in the run folder, and an evaluation that was killed
-continues where it stopped. With --study it answers a question instead: attention,
+default is the best one of a run that keeps it (CheckpointPolicy.keep_best), else the newest.
+Metrics are written to RUN/evaluation_SPLIT.json, those of a named step to
+RUN/evaluation_SPLIT_step_N.json. With --record the loss of every token is kept in the run folder,
+and an evaluation that was killed continues where it stopped. With --study it answers a question instead: attention,
 attention_length, compare, continuations, memory_use, positions, reach, recl or topics. Settings of
 studies are gin bindings, such as --gin.Reach.tokens=100000.
 """
@@ -156,11 +157,9 @@ def evaluate(
         record: keep the loss of every token.
         number: record so many documents only, and print their figures without writing them.
         step: which checkpoint, as `load_params` takes it.
-
-    Raises:
-        ValueError: the loss is not finite, or the parameters are of another tokenizer.
     """
     split = experiment.evaluation.split
+    is_usual = step in (None, "best")
     experiment.trainer.corpus.prepare(split)
     store = experiment.open_store(split)
     evaluator = Evaluator(experiment, store, mesh)
@@ -203,7 +202,7 @@ def evaluate(
     if caveat:
         print(caveat)
     if documents is None:
-        name = f"evaluation_{split}.json"
+        name = f"evaluation_{split}" + ("" if is_usual else f"_step_{step}") + ".json"
         given = [*FLAGS.gin_file[1:], *FLAGS.gin_bindings]  # after the run's own
         figures = {"step": step, "split": split, **counts, **scalars}
         figures |= {"best_by": best_by} if best_by else {}

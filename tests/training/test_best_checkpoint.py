@@ -277,9 +277,9 @@ def test_the_commands_say_which_checkpoint_they_read(patient, tmp_path, monkeypa
     assert command(monkeypatch, train, *line) == 0
     assert "stopped early, at step 12" in capsys.readouterr().out
 
-    def evaluated(*flags):
+    def evaluated(*flags, name="validation"):
         assert command(monkeypatch, evaluate, f"--workdir={tmp_path}", *flags) == 0
-        file = tmp_path / "evaluation_validation.json"
+        file = tmp_path / f"evaluation_{name}.json"
         return json.loads(file.read_text()), capsys.readouterr().out
 
     for flags in ((), ("--step=best",), ("--record",)):
@@ -291,8 +291,9 @@ def test_the_commands_say_which_checkpoint_they_read(patient, tmp_path, monkeypa
     table = overview([run], [paper_position(run)])
     assert any("stopped early" in note for note in table.notes())
     for flag in ("--step=12", "--step=newest"):
-        found, _ = evaluated(flag)
+        found, _ = evaluated(flag, name="validation_step_12")
         assert found["step"] == 12 and "best_by" not in found
+    assert {e["step"] for e in Run(tmp_path).evaluations.values()} == {8, 12}
     for flag, said in (("--step=10", "8, 12"), ("--step=last", "best"), ("--step=-1", "newest")):
         assert command(monkeypatch, evaluate, f"--workdir={tmp_path}", flag) == 1
         assert said in capsys.readouterr().err
