@@ -9,9 +9,9 @@ Gin files and bindings override those of the run. --step names a checkpoint that
 default is the best one of a run that keeps it (CheckpointPolicy.keep_best), else the newest.
 Metrics are written to RUN/evaluation_SPLIT.json, those of a named step to
 RUN/evaluation_SPLIT_step_N.json. With --record the loss of every token is kept in the run folder,
-and an evaluation that was killed continues where it stopped. With --study it answers a question instead: attention,
-attention_length, compare, continuations, memory_use, positions, reach, recl or topics. Settings of
-studies are gin bindings, such as --gin.Reach.tokens=100000.
+and an evaluation that was killed continues where it stopped. With --study it answers a question
+instead: attention, attention_length, compare, continuations, memory_use, positions, reach, recl or
+topics. Settings of studies are gin bindings, such as --gin.Reach.tokens=100000.
 """
 
 import math
