@@ -6,7 +6,6 @@ of a cell.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -59,7 +58,6 @@ class Quantity(NamedTuple):
     runs.
 
     Attributes:
-        head: heading.
         scalar: name in evaluation_<split>.json; one of `TIMES`; `parameters`; `perf/peak_bytes` and
             the like for the greatest value in metrics.jsonl; `studies/STUDY/NUMBER` for a number of
             a study, `studies/STUDY/at/X` for the y of its only series at x.
@@ -79,14 +77,6 @@ class Quantity(NamedTuple):
     split: str | None = None
     of: str = "mean"
     divisor: float = 1
-
-
-class Contrast(NamedTuple):
-    """A question that the difference of two rows answers; rows by their first labels."""
-
-    question: str
-    row: str
-    other: str
 
 
 class Settings(NamedTuple):
@@ -123,8 +113,7 @@ def published_settings(settings: Iterable[Settings], position: Any) -> dict[str,
     return bindings
 
 
-@dataclass(frozen=True)
-class PaperTable:
+class PaperTable(NamedTuple):
     """A published table.
 
     Attributes:
@@ -134,7 +123,7 @@ class PaperTable:
         where: rule for all of its rows.
         rest: attributes of a `PaperPosition` that label, after its name, a run without a row in any
             table; None in a table that does not show such runs.
-        contrasts: rows of a second table, of differences.
+        contrasts: of a second table, of differences: a question, and the first labels of two rows.
         of_contrasts: a sentence for its caption.
         settings: behind the printed numbers.
     """
@@ -145,22 +134,11 @@ class PaperTable:
     labels: tuple[str, ...]
     quantities: tuple[Quantity, ...]
     rows: tuple[Row, ...]
-    where: dict = field(default_factory=dict)
+    where: dict = {}
     rest: tuple[str, ...] | None = None
-    contrasts: tuple[Contrast, ...] = ()
+    contrasts: tuple[tuple[str, str, str], ...] = ()
     of_contrasts: str = ""
     settings: tuple[Settings, ...] = ()
-
-    def __post_init__(self):
-        if not self.settings and any(self.compares(row) for row in self.rows):
-            raise ValueError(
-                f"PaperTable {self.name} compares runs with printed numbers: give it `settings`."
-            )
-
-    def compares(self, row: Row) -> bool:
-        """Returns whether a row compares numbers of runs with printed ones."""
-        scalars = (row.scalars.get(q.head, q.scalar) for q in self.quantities if q.is_printed)
-        return row.where is not None and any(scalar and scalar not in TIMES for scalar in scalars)
 
 
 class Curve(NamedTuple):
@@ -186,11 +164,9 @@ class PaperPlot(NamedTuple):
         x: attribute of a `Group` or of its `PaperPosition`: `vocabulary_size`, or `parameters` in
             millions.
         second_label: of the axis on the right.
-        log_x: whether x is logarithmic.
         source: of the published numbers: the paper, or its released logs.
         rest: rule for runs without a curve, which get curves by their system; None for none.
         size: attribute of a `PaperPosition` that the size of a measured mark shows, or "".
-        y_range: of the axis, or None.
         order: attribute that orders the points of a measured curve; "" for x.
         split: of the evaluations of measured points; None for the one that tables report.
         frontier: whether the Pareto frontiers in x and y are drawn: of the published points, and of
@@ -232,7 +208,6 @@ class Paper(NamedTuple):
     """A paper's tables and figures, in its own order.
 
     Attributes:
-        name: for links within the page.
         about: rule for the runs whose report shows the paper, measured or not.
         where: rule for the runs that may fill it.
         settings: groups of settings by name.

@@ -1,17 +1,25 @@
 """Reader of the papers' tables and figures, one TOML file each.
 
-Tables, figures and settings have the attributes of `PaperTable`, `PaperPlot` and `Settings`, with
-these abbreviations:
+Tables and figures have the attributes of `PaperTable` and `PaperPlot`, with these abbreviations:
 
+    like                        name of a table or figure above, whose attributes count where this
+                                one has none
     {NAME} in a caption         the text of that name in [text]
+    columns                     `Quantity`s, or names of [columns], which are their headings
     "none" in a rule            None; an array in a rule is a set of values
-    rows                        a line each: labels, printed numbers, then the attributes of `rule`
+    rows                        a line each: labels, printed numbers, then the attributes of `rule`;
+                                a row without the last has no runs
     rule_of_labels              attributes of every row's rule that are the text of a label
     rows_of                     rows taken from another table: those whose first labels `rows`
                                 lists, or that meet `where`; `labels` and `printed` name their cells
     points                      of a figure: the table and the columns that its points are from
-    bind                        gin bindings; or `rows`: a line of attributes and bindings, then
-                                a line of values for each `Settings`
+    rest = true                 of a figure: the rule `where`
+
+[settings.GROUP."SOURCE"] are `Settings`: `when`, `last`, and an inline table of gin bindings for
+each class, with `@NAME` for a reference, `%NAME` for an attribute of the run's position and `%any`
+for a value that is not published. `rows` has a line of attributes and bindings instead, then a line
+of values for each `Settings`. Later settings of a group replace earlier ones. `own` in a source:
+not published, and chosen in configs/.
 """
 
 import functools
@@ -21,9 +29,8 @@ from collections.abc import Iterator
 from importlib import resources
 from typing import Any
 
-from brt.reporting.gin_text import read_gin
+from brt.reporting.gin_text import Reference, read_gin
 from brt.reporting.papers.form import (
-    Contrast,
     Curve,
     Paper,
     PaperPlot,
@@ -43,14 +50,16 @@ def read_paper(name: str) -> Paper:
     """Returns the tables and figures of a paper."""
     content = tomllib.loads(toml_text(name))
     settings = {group: _settings(parts) for group, parts in content["settings"].items()}
+    raw_tables = _with_names(content["table"])
     tables: dict[str, PaperTable] = {}
-    for raw in sorted(content["table"], key=lambda raw: "rows_of" in raw):
-        tables[raw["name"]] = _table(raw, content["text"], settings, tables)
+    for raw in sorted(raw_tables, key=lambda raw: "rows_of" in raw):
+        tables[raw["name"]] = _table(raw, content, settings, tables)
+    plots = _with_names(content.get("plot", {}))
     return Paper(
         name,
         content["title"],
-        tuple(tables[raw["name"]] for raw in content["table"]),
-        tuple(_plot(raw, content["text"], settings, tables) for raw in content.get("plot", ())),
+        tuple(tables[raw["name"]] for raw in raw_tables),
+        tuple(_plot(raw, content, settings, tables) for raw in plots),
         _rule(content["about"]),
         _rule(content.get("where", {})),
         tuple(Size(name, *map(int, rest)) for name, *rest in _lines(content.get("sizes", ""))),
@@ -63,14 +72,25 @@ def toml_text(name: str) -> str:
     return resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
+def _with_names(entries: dict[str, dict]) -> list[dict]:
+    taken = ("like", "rows_of", "rows", "contrasts", "scalars", "rest")
+    named = []
+    for name, raw in entries.items():
+        base = entries[raw["like"]] if "like" in raw else {}
+        if "curves" not in raw:  # rows of its own
+            base = {key: value for key, value in base.items() if key not in taken}
+        named.append({**base, **raw, "name": name})
+    return named
+
+
 def _lines(text: str) -> Iterator[list[str]]:
     for line in text.split("\n"):
         if line:
             yield [cell.strip() for cell in line.split(" |")]
 
 
-def _caption(text, texts):
-    for name, sentence in texts.items():
+def _caption(text, content):
+    for name, sentence in content["text"].items():
         text = text.replace(f"{{{name}}}", sentence)
     return " ".join(text.split())
 
@@ -86,7 +106,7 @@ def _allowed(value):
 
 
 def _cell_value(cell: str) -> Any:
-    """Returns the value of a cell of a rule: an integer, a name, None, or a set of names."""
+    """Returns the value of a cell of a rule: a number, a name, None, or a set of names."""
     if ", " in cell:
         return set(map(_cell_value, cell.split(", ")))
     if re.fullmatch(r"[\d.]+", cell):
@@ -96,37 +116,51 @@ def _cell_value(cell: str) -> Any:
 
 def _settings(parts) -> tuple[Settings, ...]:
     settings = []
-    for raw in parts:
-        when, last = _rule(raw.get("when", {})), raw.get("last", False)
-        if "bind" in raw:
-            settings.append(Settings(when, read_gin(raw["bind"]), raw["source"], last))
-            continue
-        heads, *rows = _lines(raw["rows"])
+    for source, part in parts.items():
+        when, last = _rule(part.pop("when", {})), part.pop("last", False)
+        heads, *rows = _lines(part.pop("rows", "")) if "rows" in part else [[]]
         for row in rows:
             cells = {head: cell for head, cell in zip(heads, row, strict=True) if cell}
             rule = {head: _cell_value(cell) for head, cell in cells.items() if "." not in head}
             text = "\n".join(f"{h} = {c}" for h, c in cells.items() if "." in h)
-            settings.append(Settings(when | rule, read_gin(text), raw["source"], last))
+            settings.append(Settings(when | rule, read_gin(text), source, last))
+        if part:
+            settings.append(Settings(when, dict(_bindings(part)), source, last))
     return tuple(settings)
 
 
-def _table(raw, texts, settings, tables) -> PaperTable:
-    quantities = tuple(
-        Quantity(**column | {"where": _rule(column.get("where", {}))})
-        for column in raw["quantities"]
-    )
+def _bindings(part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for owner, values in part.items():
+        if isinstance(values, dict):
+            yield from ((f"{owner}.{name}", _gin_value(v)) for name, v in values.items())
+        else:
+            yield owner, values
+
+
+def _gin_value(value):
+    if isinstance(value, list):
+        return tuple(map(_gin_value, value))
+    if isinstance(value, str) and value.startswith(("@", "%")):
+        return Reference(value)
+    return None if value == "none" else value
+
+
+def _table(raw, content, settings, tables) -> PaperTable:
+    shared = content.get("columns", {})
+    columns = ({"head": c, **shared[c]} if isinstance(c, str) else c for c in raw["columns"])
+    quantities = tuple(Quantity(**c | {"where": _rule(c.get("where", {}))}) for c in columns)
     rows = _taken_rows(raw, tables) if "rows_of" in raw else _rows(raw, quantities)
     return PaperTable(
         raw["name"],
         raw["title"],
-        _caption(raw["caption"], texts),
+        _caption(raw["caption"], content),
         tuple(raw["labels"]),
         quantities,
         rows,
         _rule(raw.get("where", {})),
         tuple(raw["rest"]) if "rest" in raw else None,
-        tuple(Contrast(*contrast) for contrast in raw.get("contrasts", ())),
-        _caption(raw.get("of_contrasts", ""), texts),
+        tuple(map(tuple, raw.get("contrasts", ()))),
+        _caption(raw.get("of_contrasts", ""), content),
         _of_groups(raw, settings),
     )
 
@@ -138,21 +172,18 @@ def _of_groups(raw, settings) -> tuple[Settings, ...]:
 def _rows(raw, quantities) -> tuple[Row, ...]:
     heads, of_labels, rule = raw["labels"], raw.get("rule_of_labels", {}), raw.get("rule", [])
     printed = sum(quantity.is_printed for quantity in quantities)
-    scalars = {
-        entry.pop("row"): {head: scalar or None for head, scalar in entry.items()}
-        for entry in raw.get("scalars", ())
-    }
     rows = []
     for cells in _lines(raw.get("rows", "")):
         labels, rest = tuple(cells[: len(heads)]), cells[len(heads) :]
         numbers = tuple(None if cell == "–" else cell for cell in rest[:printed])
-        own = rest[printed:]
+        attributes = rest[printed:]
         where = None
-        if own or (of_labels and not rule):
+        if attributes or (of_labels and not rule):
             by_label = dict(zip(heads, labels))
             where = {name: _cell_value(by_label[head]) for name, head in of_labels.items()}
-            where |= {name: _cell_value(cell) for name, cell in zip(rule, own) if cell}
-        rows.append(Row(labels, numbers, where, scalars.get(labels[0], {})))
+            where |= {name: _cell_value(cell) for name, cell in zip(rule, attributes) if cell}
+        scalars = raw.get("scalars", {}).get(labels[0], {})
+        rows.append(Row(labels, numbers, where, {h: name or None for h, name in scalars.items()}))
     return tuple(rows)
 
 
@@ -195,23 +226,21 @@ def _overlap(rule: dict, other: dict) -> bool:
     return all(values(rule[name]) & values(other[name]) for name in rule.keys() & other.keys())
 
 
-def _plot(raw, texts, settings, tables) -> PaperPlot:
-    raw = dict(raw)
+def _plot(raw, content, settings, tables) -> PaperPlot:
     common, scalar = _rule(raw.pop("where", {})), raw.pop("scalar", "bits_per_token")
-    points = raw.pop("points", None)
+    points, entries = raw.pop("points", None), raw.pop("curves")
     curves = []
-    for curve in raw.pop("curves"):
-        where = common | _rule(curve.pop("where", {}))
+    for curve in entries:
+        where = common | _rule(curve.get("where", {}))
         if points:
-            curve |= _points(points | {"y": curve.pop("y", points.get("y"))}, where, tables)
-        columns = {name: tuple(curve.pop(name)) for name in ("x", "y", "sizes") if name in curve}
-        curves.append(Curve(**{"scalar": scalar, "where": where} | curve | columns))
-    raw["caption"] = _caption(raw["caption"], texts)
-    raw["settings"] = _of_groups(raw, settings)
-    if "rest" in raw:
-        raw["rest"] = _rule(raw["rest"])
+            curve = curve | _points(points | {"y": curve.get("y", points.get("y"))}, where, tables)
+        columns = {name: tuple(curve[name]) for name in ("x", "y", "sizes") if name in curve}
+        curves.append(Curve(**{"scalar": scalar} | curve | columns | {"where": where}))
+    raw |= {"caption": _caption(raw["caption"], content), "settings": _of_groups(raw, settings)}
+    raw["rest"] = common if raw.get("rest") else None
     if "y_range" in raw:
         raw["y_range"] = tuple(raw["y_range"])
+    raw.pop("like", None)
     return PaperPlot(curves=tuple(curves), **raw)
 
 
