@@ -18,10 +18,11 @@ import abc
 import math
 import string
 from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated
 
 import numpy as np
 
-from brt.checks import Count, Seed, Symbols, configurable
+from brt.checks import Count, Range, Seed, configurable
 from brt.data.sources.base import Document, Source, check_known_split
 from brt.data.vocabularies.symbols import SymbolVocabulary
 
@@ -32,18 +33,17 @@ SPLITS = ("test", "validation", "train")
 
 
 class SampleTask(Source):
-    """The base of the tasks: divides samples into splits and makes documents of them.
+    """Divides samples into splits and makes documents of them.
 
     Args:
         symbols: of the vocabulary, one character each, by id.
-        special_ids: of the vocabulary.
-        vocabulary_name: for manifests.
+        special_ids, vocabulary_name: of the vocabulary.
         tokens: of a sample, without padding.
         scored: number of last tokens with loss weight 1.
         counts: samples of the splits train, validation and test.
-        seed: not negative.
-        padded_length: tokens that a model reads of a sample; None for `tokens` - 1. Padding follows
-            the sample, with weight 0.
+        seed: of the samples.
+        padded_length: tokens that a model reads of a sample; None for `tokens` - 1. Padding has
+            weight 0.
         settings: that determine the samples, for the manifest.
     """
 
@@ -71,9 +71,9 @@ class SampleTask(Source):
             )
         identity = f"symbols {symbols}"
         self.vocabulary = SymbolVocabulary(vocabulary_name, symbols, special_ids, identity, "")
-        self.scored = scored
         self.seed = seed
         self._tokens = tokens
+        self._scored = scored
         self._settings = settings
         self._counts = dict(zip(("train", "validation", "test"), counts))
 
@@ -83,7 +83,7 @@ class SampleTask(Source):
         total = sum(self._counts.values())
         sources = self._sources(total)[first : first + self.count(split)]
         weights = np.zeros(self.input_length + 1, np.float32)
-        weights[self._tokens - self.scored : self._tokens] = 1
+        weights[self._tokens - self._scored : self._tokens] = 1
         for number, sample in enumerate(self._samples(sources)):
             tokens = np.full(self.input_length + 1, PAD, np.int32)
             tokens[: self._tokens] = sample
@@ -105,11 +105,11 @@ class SampleTask(Source):
 
     @abc.abstractmethod
     def _sources(self, count: int) -> np.ndarray:
-        """Draws the sources of `count` different samples: integers (count, ...)."""
+        """Draws `count` different sources: integers (count, ...)."""
 
     @abc.abstractmethod
     def _samples(self, sources: np.ndarray) -> Iterable[np.ndarray]:
-        """Returns the tokens of the samples."""
+        """Returns the tokens of each sample."""
 
     def _random(self) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, 1])))
@@ -138,30 +138,24 @@ def distinct_rows(draw: Callable[[int], np.ndarray], count: int) -> np.ndarray:
 
 
 class _SequenceTask(SampleTask):
-    """A task whose sources are sequences of independent uniform symbols."""
+    """Sequences of independent uniform symbols, each followed by `_target` of it."""
 
     copies: int  # of the source in the target
 
     def __init__(
         self,
         length: Count = 24,
-        num_symbols: Symbols = 10,
+        num_symbols: Annotated[int, Range("a whole number from 2 to 62", 2, 62)] = 10,
         num_train: Count = 100_000,
         num_validation: Count = 5_000,
         num_test: Count = 10_000,
         padded_length: Count | None = None,
         seed: Seed = 0,
     ):
-        letters = string.digits + string.ascii_letters
-        if length < 1 or not 2 <= num_symbols <= len(letters):
-            raise ValueError(
-                f"{type(self).__name__}.length = {length} must be at least 1, and num_symbols = "
-                f"{num_symbols} between 2 and {len(letters)}."
-            )
         self.length = length
         self.num_symbols = num_symbols
         super().__init__(
-            symbols="_>" + letters[:num_symbols],
+            symbols="_>" + (string.digits + string.ascii_letters)[:num_symbols],
             special_ids={"pad": PAD, "start": START},
             vocabulary_name=f"symbols:{num_symbols}",
             tokens=(self.copies + 1) * length + 1,
@@ -198,8 +192,7 @@ class CopyTask(_SequenceTask):
         length: n, symbols of the source; a model reads 3 n tokens.
         num_symbols: different symbols, without padding and start token.
         num_train, num_validation, num_test: samples of the splits.
-        padded_length: tokens to which samples are padded, so that they divide into segments; None
-            for no padding.
+        padded_length: tokens to which samples are padded, so that they divide into segments.
         seed: of the samples.
     """
 
@@ -211,10 +204,7 @@ class CopyTask(_SequenceTask):
 
 @configurable
 class ReverseTask(_SequenceTask):
-    """A sequence of symbols, to be written in reverse; a model reads 2 n tokens.
-
-    Arguments as of `CopyTask`.
-    """
+    """A sequence of symbols, to be written in reverse; arguments as of `CopyTask`."""
 
     copies = 1
 
@@ -230,10 +220,9 @@ class AssociativeRetrieval(SampleTask):
     different, and so are its digits.
 
     Args:
-        num_pairs: at most 10; a model reads 2 num_pairs + 2 tokens.
-        num_train, num_validation, num_test, padded_length, seed: as of `CopyTask`. The published 3
-            and 4 segments of 10 tokens are in fact 2 of 5, and 4, 4 and 2 tokens; padded to 12
-            tokens they are 3 of 4 and 4 of 3.
+        num_pairs: a model reads 2 num_pairs + 2 tokens.
+        num_train, num_validation, num_test, padded_length, seed: as of `CopyTask`. With 12 padded
+            tokens a sample of 10 divides into 3 or 4 equal segments.
     """
 
     START = 10
@@ -241,17 +230,13 @@ class AssociativeRetrieval(SampleTask):
 
     def __init__(
         self,
-        num_pairs: Count = 4,
+        num_pairs: Annotated[int, Range("a whole number from 1 to 10", 1, 10)] = 4,
         num_train: Count = 100_000,
         num_validation: Count = 5_000,
         num_test: Count = 10_000,
         padded_length: Count | None = None,
         seed: Seed = 0,
     ):
-        if not 1 <= num_pairs <= 10:
-            raise ValueError(
-                f"AssociativeRetrieval.num_pairs = {num_pairs} must lie between 1 and 10."
-            )
         self.num_pairs = num_pairs
         super().__init__(
             symbols=string.digits + ">" + string.ascii_lowercase,
@@ -266,7 +251,7 @@ class AssociativeRetrieval(SampleTask):
         )
 
     def _sources(self, count: int) -> np.ndarray:
-        """Returns keys, values, and the index of the pair in question."""
+        """Returns keys, values, and the index of the pair that is asked for."""
         pairs = self.num_pairs
         self._check_possible(count, pairs * math.perm(26, pairs) * math.perm(10, pairs))
         random = self._random()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from brt.data.vocabularies.base import Vocabulary
+from brt.data.vocabularies.base import Vocabulary, expanded
 from brt.storage.file_parts import FileBytes
 
 
@@ -37,8 +37,7 @@ class Source(abc.ABC):
 
     Attributes:
         vocabulary: of the tokens, if the source makes tokens itself; else None.
-        listed: whether `parts`, `read` and `files` are defined, so that several processes can read
-            the documents.
+        listed: whether the source is a `FileSource`.
         checks_content: whether `parts` compares whole files with the published ones.
         input_length: tokens that a model reads of a document, if all are samples of one length.
     """
@@ -65,15 +64,15 @@ class Source(abc.ABC):
 
         A part stands for one document: it can be pickled, is small, and its repr identifies it.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not list its documents.")
+        raise NotImplementedError
 
     def read(self, part: Any) -> Document:
         """Reads the document of a part."""
-        raise NotImplementedError(f"{type(self).__name__} does not list its documents.")
+        raise NotImplementedError
 
     def files(self, part: Any) -> list[str]:
         """Returns the files of a part."""
-        raise NotImplementedError(f"{type(self).__name__} does not list its documents.")
+        raise NotImplementedError
 
     def part_bytes(self, part: Any) -> int | None:
         """Returns the size of a part that is not whole files; None for whole files."""
@@ -81,7 +80,7 @@ class Source(abc.ABC):
 
 
 class FileSource(Source):
-    """A source that lists its documents, so that several processes can read them."""
+    """A source that defines `parts`, `read` and `files`, so that several processes can read it."""
 
     listed = True
 
@@ -108,4 +107,4 @@ def check_known_split(source: Source, split: str, known: Iterable[str]) -> None:
 
 def absolute(path: str) -> str:
     """Returns an absolute path, with `~` and environment variables expanded."""
-    return os.path.abspath(os.path.expanduser(os.path.expandvars(path)))
+    return os.path.abspath(expanded(path))

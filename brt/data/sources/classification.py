@@ -78,11 +78,10 @@ class LabelledTexts(LabelledSource):
                     f"{where} has no key {self.label_key!r}: bind LabelledTexts.label_key."
                 )
             labels = self._labels(record[self.label_key], where)
-            text = paragraphs_of(record, self.text_key, where)
-            question = ""
+            texts = [paragraphs_of(record, self.text_key, where)]
             if self.second_key is not None:
-                question = text
-                text = paragraphs_of(record, self.second_key, where)
+                texts.append(paragraphs_of(record, self.second_key, where))
+            text, question = texts[-1], texts[0] if len(texts) == 2 else ""
             name = str(record.get("id", f"{split}-{number}"))
             if self.several:
                 yield Example(name, text, question, labels=labels)
@@ -140,35 +139,33 @@ class Hyperpartisan(LabelledSource):
             yield from self._of_records(split)
         else:
             articles = self._articles()
-            chosen = self._chosen(split, list(articles))
-            for name in chosen:
-                yield articles[name]
+            yield from (articles[name] for name in self._chosen(split, list(articles)))
 
-    def _of_records(self, split: str) -> Iterator[Example]:
+    def _of_records(self, split: str) -> list[Example]:
         path = self._file(split)
         names = (split, self.splits.get(split, split), *["dev"] * (split == "validation"))
-        empty = True
+        examples = []
         for number, (where, record) in enumerate(records(path)):
             if "{split}" not in self.path and text_of(record, "split", where) not in names:
                 continue
-            empty = False
             label = class_number(record.get("label"), (*self.classes, "0", "1"), where) % 2
             name = str(record.get("id", number))
-            text = text_of(record, "text", where)
-            yield Example(name, text, label=label, answers=(self.classes[label],))
-        if empty:
+            examples.append(self._example(name, text_of(record, "text", where), label))
+        if not examples:
             raise ValueError(f"{path} has no record whose 'split' is {split!r}: add some.")
+        return examples
+
+    def _example(self, name: str, text: str, label: int) -> Example:
+        return Example(name, text, label=label, answers=(self.classes[label],))
 
     def _articles(self) -> dict[str, Example]:
         """Returns all articles by their ids."""
         folder = absolute(self.path)
         articles, truths = (_xml_file(folder, kind) for kind in ("articles", "ground-truth"))
-        labels = {}
-        for element in _parsed(truths).iter("article"):
-            where = f"{truths}, article {element.get('id')!r}"
-            labels[element.get("id")] = class_number(
-                element.get("hyperpartisan"), self.classes, where
-            )
+        labels = {
+            truth.get("id"): class_number(truth.get("hyperpartisan"), self.classes, truths)
+            for truth in _parsed(truths).iter("article")
+        }
         examples = {}
         for element in _parsed(articles).iter("article"):
             name = element.get("id") or ""
@@ -180,8 +177,7 @@ class Hyperpartisan(LabelledSource):
             text = article_text(element)
             if self.title:
                 text = f"{element.get('title', '').strip()}\n{text}"
-            answers = (self.classes[labels[name]],)
-            examples[name] = Example(name, text, label=labels[name], answers=answers)
+            examples[name] = self._example(name, text, labels[name])
         if not examples:
             raise ValueError(f"{articles} holds no article: copy the file again.")
         return examples
@@ -201,7 +197,8 @@ class Hyperpartisan(LabelledSource):
             key = self.splits.get(split, split)
             if key not in lists and split == "validation":
                 key = "dev"
-            listed = [int(name) for name in lists[key]]
+            by_number = {int(name): name for name in names}
+            return [by_number[int(number)] for number in lists[key]]
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"No file is at {path}: bind Hyperpartisan.split_file to the list of splits, or to "
@@ -209,17 +206,9 @@ class Hyperpartisan(LabelledSource):
             ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{path} holds no list of articles for split {split!r} ({error!r}): it should have "
-                "a key of that name, with ids."
+                f"{path} holds no list of articles of {self.path} for split {split!r} ({error!r}): "
+                "it should have a key of that name, with ids."
             ) from None
-        by_number = {int(name): name for name in names}
-        unknown = [number for number in listed if number not in by_number]
-        if unknown:
-            raise ValueError(
-                f"{path} lists article {unknown[0]} for split {split!r}, which {self.path} does "
-                "not have: use files that belong together."
-            )
-        return [by_number[number] for number in listed]
 
 
 def check_classes(classes: Sequence[str], name: str) -> None:
@@ -233,7 +222,7 @@ def check_classes(classes: Sequence[str], name: str) -> None:
 
 
 def divided(names: Sequence[str], seed: int) -> dict[str, list[str]]:
-    """Returns the articles of each split, drawn by a seed, in the published shares."""
+    """Draws the articles of each split in the published shares."""
     order = permutation(len(names), seed, 0, 0, 6)
     numbers_of = {}
     start = 0

@@ -31,16 +31,11 @@ class DrawnTask(Source):
 
     @abc.abstractmethod
     def draw(self, title: str, random: np.random.Generator) -> Document:
-        """Returns a document with tokens; `data` is empty."""
+        """Returns a document of tokens."""
 
     def description(self, split: str) -> dict:
-        return {
-            "source": type(self).__name__,
-            "split": split,
-            "documents": self.count(split),
-            **self._settings,
-            "seed": self.seed,
-        }
+        counts = {"source": type(self).__name__, "split": split, "documents": self.count(split)}
+        return counts | self._settings | {"seed": self.seed}
 
     def count(self, split: str) -> int:
         return self.num_documents if split == "train" else self.num_held_out

@@ -21,6 +21,8 @@ WHOLE = 2**22
 """Larger files are read in parts."""
 CHECKED_FIRST = 1000
 """Number of files that are checked for plain text before the first is read."""
+EXCLUDED = ("site-packages", "__pycache__", "test", "tests", "idlelib", "turtledemo")
+"""Folders of a tree that are left out by default."""
 
 
 @configurable
@@ -28,10 +30,10 @@ class TextFiles(FileSource):
     """One document per file of plain text, its title the name without the suffix.
 
     Args:
-        path: a folder, a file, or a pattern such as `books/**/*.md`; files are read in the order of
-            their paths. `{split}` is replaced by the name of the split; without it all splits are
-            equal. `~` and environment variables are expanded. In a bucket: a folder, an object, or
-            a pattern with `*`, as in `gs://bucket/books/{split}`.
+        path: a folder, a file, or a pattern such as `books/**/*.md`, on a disk or in a bucket
+            (`gs://bucket/books/{split}`); files are read in the order of their paths. `{split}` is
+            replaced by the name of the split; without it all splits are equal. `~` and environment
+            variables are expanded.
         skip_empty: skips empty files, which are otherwise an error.
         suffix: of the files of a folder that are read; hidden files are not.
     """
@@ -112,23 +114,21 @@ class TextFiles(FileSource):
         """Returns the sizes of the files at a path, in the order of their paths."""
         path = absolute(path)
         if os.path.isdir(path):
-            entries = [e for e in _entries(path) if not e.is_dir()]
-            paths = [e.path for e in entries if e.name.endswith(self.suffix)]
+            files = sorted(entry.path for entry in _entries(path) if not entry.is_dir())
+            paths = [file for file in files if file.endswith(self.suffix)]
             if not paths:
                 raise FileNotFoundError(
                     f"TextFiles.path = {self.path!r} leads to no {self.suffix} files in folder "
-                    f"{path}: {self._advice(path, sorted(e.path for e in entries))}"
+                    f"{path}: {self._advice(path, files)}"
                 )
-        elif os.path.lexists(path):
-            paths = [path]
         else:
-            paths = [p for p in glob.glob(path, recursive=True) if not os.path.isdir(p)]
+            paths = [path] if os.path.lexists(path) else sorted(glob.glob(path, recursive=True))
+            paths = [path for path in paths if not os.path.isdir(path)]
             if not paths:
                 raise FileNotFoundError(
                     f"TextFiles.path = {self.path!r} leads to no files at {path}: bind it to a "
                     "folder, a file, or a pattern such as books/**/*.md."
                 )
-        paths = sorted(paths)
         sizes = {}
         for path in paths:
             try:
@@ -149,8 +149,7 @@ class TextFiles(FileSource):
                 "text: write the text of each row to a text file of its own, or write a source of "
                 "your own (docs/data.md)."
             )
-        suffixes = collections.Counter(os.path.splitext(path)[1] for path in paths)
-        suffixes.pop("", None)
+        suffixes = collections.Counter(filter(None, (os.path.splitext(p)[1] for p in paths)))
         if not suffixes:
             return "bind it to a folder with some, or to a pattern such as books/**/*.txt."
         suffix, count = suffixes.most_common(1)[0]
@@ -163,10 +162,9 @@ class SourceTree(FileSource):
     """One document per entry at the top of a tree: a package, a repository, an article.
 
     A document is the files of the entry in the order of their paths, each after a header line.
-    Symbolic links are not followed. Entries without source are skipped.
-
-    If `path` has no `{split}`, the entries are ordered by sha256("split:" + title): the first share
-    is test, the next validation, the rest train. An entry that comes or goes moves few others.
+    Symbolic links are not followed. Entries without source are skipped. If `path` has no `{split}`,
+    the entries are ordered by sha256("split:" + title): the first share is test, the next
+    validation, the rest train. An entry that comes or goes moves few others.
 
     Args:
         path: the tree; `stdlib` is the standard library of Python. `{split}` is replaced by the
@@ -181,14 +179,7 @@ class SourceTree(FileSource):
         self,
         path: Name = gin.REQUIRED,
         suffixes: tuple[str, ...] = (".py",),
-        exclude: tuple[str, ...] = (
-            "site-packages",
-            "__pycache__",
-            "test",
-            "tests",
-            "idlelib",
-            "turtledemo",
-        ),
+        exclude: tuple[str, ...] = EXCLUDED,
         held_out: Share = 0.05,
         header: str = "# file: {path}",
     ):
@@ -204,7 +195,6 @@ class SourceTree(FileSource):
         self.header = header
 
     def parts(self, split: str) -> list[tuple[str, str, list[str]]]:
-        """Lists title, root of the tree, and paths of the files of each entry."""
         root, trees = self._split(split)
         _check_first(itertools.chain.from_iterable(trees.values()), "SourceTree")
         return [(title, root, files) for title, files in trees.items()]
@@ -280,7 +270,6 @@ class SourceTree(FileSource):
 
 
 def _entries(folder):
-    """Returns the entries of a folder that are not hidden."""
     try:
         with os.scandir(folder) as entries:
             return [entry for entry in entries if not entry.name.startswith(".")]
@@ -297,7 +286,7 @@ def _entries(folder):
 
 
 def _check_first(paths: Iterable[str], source: str) -> None:
-    """Refuses a file among the first that is no plain text; in a bucket only the first one."""
+    """Refuses files among the first that are no plain text; in a bucket looks at one only."""
     for number, path in enumerate(itertools.islice(paths, CHECKED_FIRST)):
         if not is_remote(path):
             check_plain_text(_opened(path), path, source)

@@ -1,7 +1,6 @@
 """The base of sources of labelled documents: texts with a class, or questions with answers.
 
-The source makes tokens itself: a question and its text are one document, whose annotation counts
-tokens.
+A question and its text are one document, whose annotation counts tokens.
 
     id          of the question or document; several answers of one id are one question
     label       the class, from 0
@@ -98,10 +97,7 @@ class LabelledSource(Source):
     def _document(self, example: Example) -> Document:
         question = self._encoded(example.question, example.name)
         spans = self.vocabulary.spans(example.text)
-        if spans is None:
-            text, characters = self._encoded(example.text, example.name), None
-        else:
-            text, characters = spans
+        text = self._encoded(example.text, example.name) if spans is None else spans[0]
         if not len(text):
             raise ValueError(
                 f"Document {example.name!r} of {self.path} has no text: remove it, because a "
@@ -111,26 +107,24 @@ class LabelledSource(Source):
         if example.question:
             annotation["question"] = len(question)
         if example.label is not None:
-            annotation["label"] = example.label
-            annotation["classes"] = len(self.classes)
+            annotation |= {"label": example.label, "classes": len(self.classes)}
         if example.labels is not None:
-            annotation["labels"] = list(example.labels)
-            annotation["classes"] = len(self.classes)
+            annotation |= {"labels": list(example.labels), "classes": len(self.classes)}
         if example.answers:
             annotation["answers"] = list(example.answers)
             words = self._encoded(example.answers[0], example.name).tolist()
             annotation["words"] = [*words, *self.vocabulary.frame.after]
         if example.kind is not None:
             annotation["kind"] = example.kind
-            if characters is None and example.kind == 0:
+            if spans is not None:
+                tokens_of = (token_span(spans[1], *span) for span in example.spans)
+                annotation["spans"] = [span for span in tokens_of if span is not None]
+            elif example.kind == 0:
                 raise ValueError(
                     f"{type(self).__name__}.vocabulary = {self.vocabulary.name!r} does not tell "
                     "where its tokens stand in a text, which answers need: bind it to "
                     '"pretrained:FOLDER".'
                 )
-            if characters is not None:
-                tokens_of = (token_span(characters, *span) for span in example.spans)
-                annotation["spans"] = [span for span in tokens_of if span is not None]
         data = f"{example.question}\n{example.text}" if example.question else example.text
         tokens = np.concatenate([question, text])
         return Document(example.name, data.encode(), tokens, annotation=annotation)
@@ -161,9 +155,9 @@ def token_span(characters: np.ndarray, start: int, stop: int) -> tuple[int, int]
 
 
 def records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the place (for messages) and content of each record of a JSON file.
+    """Yields the place (for messages) and content of each record of a file.
 
-    The file has one object per line, or is a list of objects.
+    It has one JSON object per line, or is a list of objects.
     """
     with open_regular(path) as file:
         first = file.read(64).lstrip()[:1]
@@ -182,10 +176,10 @@ def records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         raise ValueError(f"{path} holds no record: bind the path to another file.")
 
 
-def text_of(record: dict[str, Any], key: str, where: str, empty: bool = False) -> str:
-    """Returns the text at a key, which is not empty unless `empty` allows it."""
+def text_of(record: dict[str, Any], key: str, where: str) -> str:
+    """Returns the text at a key, which is not empty."""
     value = record.get(key)
-    if not isinstance(value, str) or not (value.strip() or empty):
+    if not isinstance(value, str) or not value.strip():
         has = "has no key" if key not in record else "has no text at"
         raise ValueError(f"{where} {has} {key!r}: correct the record or the name of the key.")
     return value
@@ -200,7 +194,7 @@ def paragraphs_of(record: dict[str, Any], key: str, where: str) -> str:
 
 
 def class_number(value: Any, classes: Sequence[str], where: str) -> int:
-    """Returns the number of a class by its name (or a number as text)."""
+    """Returns the number of a class; `value` is its name, or a number or truth value."""
     name = json.dumps(value) if isinstance(value, (bool, int)) else value
     if name not in classes:
         raise ValueError(

@@ -26,8 +26,7 @@ class MarkTask(DrawnTask):
     """Marked texts with their class, and with its name as an answer.
 
     Args:
-        num_documents: documents of split `train`.
-        num_held_out: documents of every other split.
+        num_documents, num_held_out: documents of split `train`, and of every other split.
         length: tokens of a text.
         mark_within: the mark is among this many first tokens.
         num_fillers: different filler ids.

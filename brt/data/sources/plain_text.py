@@ -7,9 +7,7 @@ from brt.storage.file_parts import FileBytes
 HEAD = 2**13
 """First bytes of a file that are checked."""
 LINE = 2**24
-"""A longer line is not parsed as JSON."""
-JSON_LINES = 3
-"""First lines of a file that are checked."""
+"""First bytes in which JSON lines are looked for."""
 
 UNPACK = "unpack it first, with `{}`"
 ROWS = "write the text of each row to a text file of its own"
@@ -17,17 +15,14 @@ EXTRACT = "extract its text first"
 MAGIC = {
     b"\x1f\x8b": ("a gzip file", UNPACK.format("gunzip")),
     b"\x28\xb5\x2f\xfd": ("a Zstandard file", UNPACK.format("unzstd")),
-    b"\x04\x22\x4d\x18": ("an LZ4 file", UNPACK.format("unlz4")),
     b"\xfd7zXZ\0": ("an xz file", UNPACK.format("unxz")),
     b"BZh91AY&SY": ("a bzip2 file", UNPACK.format("bunzip2")),
     b"PK\x03\x04": ("a zip file (as .docx and .epub are)", EXTRACT),
-    b"7z\xbc\xaf\x27\x1c": ("a 7z file", UNPACK.format("7z x")),
     b"%PDF-": ("a PDF file", EXTRACT),
     b"PAR1": ("a Parquet table", ROWS),
     b"ARROW1\0\0": ("an Arrow table", ROWS),
     b"\xff\xff\xff\xff": ("an Arrow stream, as `save_to_disk` of datasets writes it", ROWS),
     b"\xff\xfe\0\0": ("UTF-32 text", "convert it with `iconv -f UTF-32 -t UTF-8`"),
-    b"\0\0\xfe\xff": ("UTF-32 text", "convert it with `iconv -f UTF-32 -t UTF-8`"),
     b"\xff\xfe": ("UTF-16 text", "convert it with `iconv -f UTF-16 -t UTF-8`"),
     b"\xfe\xff": ("UTF-16 text", "convert it with `iconv -f UTF-16 -t UTF-8`"),
 }
@@ -68,22 +63,14 @@ def _other_format(data: bytes | FileBytes, path: str) -> tuple[str, str] | None:
 
 
 def _is_json_lines(data: bytes | FileBytes, path: str) -> bool:
-    """Returns whether the first lines are JSON objects; one line counts if the suffix agrees."""
-    start = 3 if data[:3] == b"\xef\xbb\xbf" else 0
-    objects = 0
-    while objects < JSON_LINES and start < len(data):
-        if data[start : start + 1] != b"{":
-            return False
-        end = data.find(b"\n", start)
-        end = len(data) if end < 0 else end
-        if end - start > LINE:
-            return False
-        try:
-            record = json.loads(data[start:end])
-        except (ValueError, RecursionError):
-            return False
-        if not record:  # "{}" is LaTeX, too
-            return False
-        objects += 1
-        start = end + 1
-    return objects > 1 or (objects == 1 and path.endswith((".jsonl", ".ndjson")))
+    """Returns whether the first three lines are JSON objects, or one if the suffix agrees."""
+    mark = b"\xef\xbb\xbf"
+    if not data[:4].removeprefix(mark).startswith(b"{"):
+        return False
+    lines = data[:LINE].removeprefix(mark).split(b"\n", 3)[:3]
+    try:
+        records = [json.loads(line) for line in lines if line]
+    except (ValueError, RecursionError):
+        return False
+    objects = all(isinstance(record, dict) and record for record in records)  # {} is LaTeX, too
+    return objects and (len(records) > 1 or path.endswith((".jsonl", ".ndjson")))

@@ -7,6 +7,7 @@ bytes of the files.
 
 import functools
 import hashlib
+import io
 import os
 import re
 from collections.abc import Sequence
@@ -23,58 +24,8 @@ Item = TypeVar("Item")
 
 FILE_NAMES = {"train": "train", "validation": "valid", "test": "test"}
 """Names of the splits in the names of files."""
-
-
-class Published(NamedTuple):
-    """What is known of the files of a corpus.
-
-    page: where the files are.
-    file: name of the file; `{split}` and `{form}` are replaced.
-    bytes, lines, tokens: sizes of each split, if they are known; a token is a word or a line end.
-    """
-
-    page: str
-    file: str
-    bytes: tuple[int, int, int] | None = None
-    lines: tuple[int, int, int] | None = None
-    tokens: tuple[int, int, int] | None = None
-
-
 MATT_MAHONEY = "https://mattmahoney.net/dc/textdata.html ({}.zip)"
 WIKITEXT = "https://huggingface.co/datasets/Salesforce/wikitext"
-PENN = "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz (its folder data)"
-
-CORPORA = {
-    "Enwik8": Published(
-        MATT_MAHONEY.format("enwik8"), "enwik8", bytes=(90_000_000, 5_000_000, 5_000_000)
-    ),
-    "Text8": Published(
-        MATT_MAHONEY.format("text8"), "text8", bytes=(90_000_000, 5_000_000, 5_000_000)
-    ),
-    "PennTreebank": Published(
-        PENN,
-        "ptb.{split}.txt",
-        lines=(42_068, 3_370, 3_761),
-        tokens=(929_589, 73_760, 82_430),
-    ),
-    "WikiText103": Published(
-        WIKITEXT,
-        "wiki.{split}.{form}",
-        lines=(1_801_350, 3_760, 4_358),
-        tokens=(103_227_021, 217_646, 245_569),
-    ),
-    "WikiText2": Published(
-        WIKITEXT,
-        "wiki.{split}.{form}",
-        lines=(36_718, 3_760, 4_358),
-        tokens=(2_088_628, 217_646, 245_569),
-    ),
-    "OneBillionWord": Published(
-        "https://www.statmt.org/lm-benchmark/",
-        "training-monolingual.tokenized.shuffled/news.en-{:05}-of-00100",
-    ),
-}
-"""By the name of the source; sizes in the order train, validation, test."""
 
 
 class Extent(NamedTuple):
@@ -87,41 +38,24 @@ class Extent(NamedTuple):
 
 
 class PublishedFiles(FileSource):
-    """A source of the files in `CORPORA`.
+    """A source whose documents are parts of published files; one per split by default.
 
     Args:
         path: folder of the files; `~` and environment variables are expanded.
+
+    Attributes:
+        page: where the files are.
+        file: name of the file; `{split}` and `{form}` are replaced.
+        sizes: of the splits train, validation and test, by unit, as far as they are known.
     """
 
     checks_content = True
-    published: Published
+    page: str
+    file: str
+    sizes: dict[str, tuple[int, int, int]] = {}
 
     def __init__(self, path: Name = gin.REQUIRED):
         self.path = path
-
-    def description(self, split: str) -> dict:
-        return {"source": type(self).__name__, "split": split, "path": self.path}
-
-    def _file(self, name: str) -> str:
-        """Returns the path of a file in the folder."""
-        path = os.path.join(absolute(self.path), name)
-        if not os.path.isfile(path):
-            raise FileNotFoundError(
-                f"No file is at {path}: get {name} from {self.published.page}, unpack it, and bind "
-                f"{type(self).__name__}.path to its folder."
-            )
-        return path
-
-    def _expect(self, path: str, unit: str, expected: int, size: int) -> None:
-        if size != expected:
-            raise ValueError(
-                f"{path} has {size:,} {unit} and the published file has {expected:,}: unpack the "
-                f"file from {self.published.page} again, or read your own with TextFiles."
-            )
-
-
-class _Extents(PublishedFiles):
-    """A source whose documents are parts of files; one per split by default."""
 
     def read(self, part: Extent) -> Document:
         text = FileBytes(part.path, "Unpack it again.")
@@ -136,20 +70,42 @@ class _Extents(PublishedFiles):
     def count(self, split: str) -> int | None:
         return 1
 
+    def description(self, split: str) -> dict:
+        return {"source": type(self).__name__, "split": split, "path": self.path}
 
-class _OneFile(_Extents):
+    def _whole(self, name: str) -> Extent:
+        """Returns a whole file in the folder."""
+        path = os.path.join(absolute(self.path), name)
+        if not os.path.isfile(path):
+            raise FileNotFoundError(
+                f"No file is at {path}: get {name} from {self.page}, unpack it, and bind "
+                f"{type(self).__name__}.path to its folder."
+            )
+        return Extent(os.path.basename(path), path, 0, os.path.getsize(path))
+
+    def _expect(self, path: str, unit: str, expected: int, size: int) -> None:
+        if size != expected:
+            raise ValueError(
+                f"{path} has {size:,} {unit} and the published file has {expected:,}: unpack the "
+                f"file from {self.page} again, or read your own with TextFiles."
+            )
+
+
+class _OneFile(PublishedFiles):
     """A file that is cut into the splits."""
+
+    sizes = {"bytes": (90_000_000, 5_000_000, 5_000_000)}
 
     def parts(self, split: str) -> list[Extent]:
         check_known_split(self, split, FILE_NAMES)
         path = absolute(self.path)
         if not os.path.isfile(path):
-            path = self._file(self.published.file)
-        sizes = self.published.bytes or ()
+            path = self._whole(self.file).path
+        sizes = self.sizes["bytes"]
         self._expect(path, "bytes", sum(sizes), os.path.getsize(path))
         number = list(FILE_NAMES).index(split)
         start = sum(sizes[:number])
-        return [Extent(f"{self.published.file}-{split}", path, start, start + sizes[number])]
+        return [Extent(f"{self.file}-{split}", path, start, start + sizes[number])]
 
 
 @configurable
@@ -162,7 +118,8 @@ class Enwik8(_OneFile):
             symbols remain.
     """
 
-    published = CORPORA["Enwik8"]
+    page = MATT_MAHONEY.format("enwik8")
+    file = "enwik8"
 
     def __init__(self, path: Name = gin.REQUIRED, line_feeds: bool = True):
         super().__init__(path)
@@ -186,28 +143,25 @@ class Text8(_OneFile):
         path: the unpacked file, or the folder of `text8`.
     """
 
-    published = CORPORA["Text8"]
+    page = MATT_MAHONEY.format("text8")
+    file = "text8"
 
 
-class _OneFilePerSplit(_Extents):
-    """One file per split, whose lines and tokens are counted."""
+class _OneFilePerSplit(PublishedFiles):
+    """One file per split, whose lines and tokens (words and line ends) are counted."""
 
     form = ""
-    counts_tokens = True
 
     def parts(self, split: str) -> list[Extent]:
         check_known_split(self, split, FILE_NAMES)
-        name = self.published.file.format(split=FILE_NAMES[split], form=self.form)
-        path = self._file(name)
-        status = os.stat(path)
-        lines, words = _counted(path, status.st_size, status.st_mtime_ns)
+        whole = self._whole(self.file.format(split=FILE_NAMES[split], form=self.form))
+        lines, words = _counted(whole.path, whole.stop, os.stat(whole.path).st_mtime_ns)
         number = list(FILE_NAMES).index(split)
-        if self.published.lines:
-            self._expect(path, "lines", self.published.lines[number], lines)
-        if self.published.tokens and self.counts_tokens:
-            expected = self.published.tokens[number]
-            self._expect(path, "words and line ends", expected, words + lines)
-        return [Extent(os.path.basename(path), path, 0, os.path.getsize(path))]
+        self._expect(whole.path, "lines", self.sizes["lines"][number], lines)
+        if self.form != "raw":  # no count of the raw form is published
+            expected = self.sizes["tokens"][number]
+            self._expect(whole.path, "words and line ends", expected, words + lines)
+        return [whole]
 
 
 @configurable
@@ -218,7 +172,9 @@ class PennTreebank(_OneFilePerSplit):
         path: the folder of `ptb.train.txt`, `ptb.valid.txt` and `ptb.test.txt`.
     """
 
-    published = CORPORA["PennTreebank"]
+    page = "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz (its folder data)"
+    file = "ptb.{split}.txt"
+    sizes = {"lines": (42_068, 3_370, 3_761), "tokens": (929_589, 73_760, 82_430)}
 
 
 class _WikiText(_OneFilePerSplit):
@@ -233,12 +189,14 @@ class _WikiText(_OneFilePerSplit):
         raw: read the raw form, `wiki.train.raw` and so on, without `<unk>`.
     """
 
+    page = WIKITEXT
+    file = "wiki.{split}.{form}"
+
     def __init__(self, path: Name = gin.REQUIRED, articles: bool = False, raw: bool = False):
         super().__init__(path)
         self.articles = articles
         self.raw = raw
         self.form = "raw" if raw else "tokens"
-        self.counts_tokens = not raw  # no count of the raw form is published
 
     def parts(self, split: str) -> list[Extent]:
         (whole,) = super().parts(split)
@@ -255,14 +213,17 @@ class _WikiText(_OneFilePerSplit):
 class WikiText103(_WikiText):
     __doc__ = _WikiText.__doc__
 
-    published = CORPORA["WikiText103"]
+    sizes = {
+        "lines": (1_801_350, 3_760, 4_358),
+        "tokens": (103_227_021, 217_646, 245_569),
+    }
 
 
 @configurable
 class WikiText2(_WikiText):
     __doc__ = _WikiText.__doc__
 
-    published = CORPORA["WikiText2"]
+    sizes = {"lines": (36_718, 3_760, 4_358), "tokens": (2_088_628, 217_646, 245_569)}
 
 
 @configurable
@@ -277,7 +238,8 @@ class OneBillionWord(PublishedFiles):
         seed: of the order of training.
     """
 
-    published = CORPORA["OneBillionWord"]
+    page = "https://www.statmt.org/lm-benchmark/"
+    file = "training-monolingual.tokenized.shuffled/news.en-{:05}-of-00100"
     shards = range(1, 100)
     held_out = "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
     held_out_lines = 6_075
@@ -286,28 +248,22 @@ class OneBillionWord(PublishedFiles):
         super().__init__(path)
         self.seed = seed
 
-    def parts(self, split: str) -> list[tuple[str, bool]]:
-        """Lists the path of each shard, and whether its sentences are shuffled."""
+    def parts(self, split: str) -> list[Extent]:
         check_known_split(self, split, FILE_NAMES)
         if split == "train":
-            paths = [self._file(self.published.file.format(shard)) for shard in self.shards]
-            return [(path, True) for path in _shuffled(paths, f"{self.seed}")]
-        path = self._file(self.held_out)
-        with open_regular(path) as file:
-            self._expect(path, "lines", self.held_out_lines, sum(1 for _ in file))
-        return [(path, False)]
+            shards = [self._whole(self.file.format(shard)) for shard in self.shards]
+            return _shuffled(shards, f"{self.seed}")
+        whole = self._whole(self.held_out)
+        with open_regular(whole.path) as file:
+            self._expect(whole.path, "lines", self.held_out_lines, sum(1 for _ in file))
+        return [whole]
 
-    def read(self, part: tuple[str, bool]) -> Document:
-        path, shuffle = part
-        name = os.path.basename(path)
-        with open_regular(path) as file:
-            sentences = file.readlines()
-        if shuffle:
-            sentences = _shuffled(sentences, f"{self.seed}:{name}")
-        return Document(name, b"".join(sentences))
-
-    def files(self, part: tuple[str, bool]) -> list[str]:
-        return [part[0]]
+    def read(self, part: Extent) -> Document:
+        document = super().read(part)
+        if part.title == os.path.basename(self.held_out):
+            return document
+        sentences = _shuffled(io.BytesIO(document.data[:]).readlines(), f"{self.seed}:{part.title}")
+        return document._replace(data=b"".join(sentences))
 
     def count(self, split: str) -> int:
         return len(self.shards) if split == "train" else 1

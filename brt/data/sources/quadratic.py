@@ -15,10 +15,11 @@ Source: Bulatov et al. 2022, arXiv:2207.06881 (Recurrent Memory Transformer), ap
 """
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import numpy as np
 
-from brt.checks import Count, Part, Seed, configurable
+from brt.checks import Count, Range, Seed, Share, configurable
 from brt.data.order import permutation
 from brt.data.sources.algorithmic import PAD, START, SampleTask, distinct_rows
 
@@ -36,32 +37,25 @@ class QuadraticEquations(SampleTask):
     [0, 2 max_root) and c between b^2 / 4 and max_root^2.
 
     Args:
-        max_root: roots are integers from -max_root to max_root, at most 100.
-        max_multiplier: multipliers are 1 to max_multiplier, at most 10.
+        max_root: roots are integers from -max_root to max_root.
+        max_multiplier: multipliers are 1 to max_multiplier.
         signed: multipliers may be negative, as in the paper's example but not in its text.
         rootless: share of equations without real roots, exact in every split.
-        num_train, num_validation, num_test: samples of the splits; defaults as in the paper.
-        padded_length, seed: as of `CopyTask`.
+        num_train, num_validation, num_test, padded_length, seed: as of `CopyTask`.
     """
 
     def __init__(
         self,
-        max_root: Count = 100,
-        max_multiplier: Count = 10,
+        max_root: Annotated[int, Range("a whole number from 1 to 100", 1, 100)] = 100,
+        max_multiplier: Annotated[int, Range("a whole number from 1 to 10", 1, 10)] = 10,
         signed: bool = True,
-        rootless: Part = 0.2,
+        rootless: Share = 0.2,
         num_train: Count = 100_000,
         num_validation: Count = 10_000,
         num_test: Count = 20_000,
         padded_length: Count | None = None,
         seed: Seed = 0,
     ):
-        if not 1 <= max_root <= 100 or not 1 <= max_multiplier <= 10 or not 0 <= rootless < 1:
-            raise ValueError(
-                f"QuadraticEquations.max_root = {max_root} must lie between 1 and 100, "
-                f"max_multiplier = {max_multiplier} between 1 and 10, and rootless = {rootless} "
-                "between 0 and 1."
-            )
         self.max_root = max_root
         self.rootless = rootless
         self.multipliers = np.arange(1, max_multiplier + 1)
@@ -148,7 +142,7 @@ def stages(multiplier: int, b: int, c: int) -> list[str]:
 
 
 def _polynomial(a, b, c):
-    """Returns a x^2 + b x + c without factors 1 and terms 0."""
+    """Writes a x^2 + b x + c without factors 1 and terms 0."""
     terms = []
     for factor, power in ((a, "x^2"), (b, "x"), (c, "")):
         if not factor:

@@ -4,8 +4,10 @@ Sources: Shaham et al. 2022, SCROLLS, arXiv:2201.03533; Yang et al. 2018, Hotpot
 arXiv:1809.09600; Trivedi et al. 2022, MuSiQue, arXiv:2108.00573.
 """
 
+import abc
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import gin
@@ -48,7 +50,14 @@ class Scrolls(LabelledSource):
 
     def examples(self, split: str) -> Iterator[Example]:
         examples = self._records(split)
-        return examples if split == "train" else iter(_joined(examples))
+        if split == "train":
+            return examples
+        joined: dict[str, Example] = {}
+        for example in examples:
+            first = joined.setdefault(example.name, example)
+            answers = tuple(dict.fromkeys((*first.answers, *example.answers)))
+            joined[example.name] = first._replace(answers=answers)
+        return iter(joined.values())
 
     def _records(self, split: str) -> Iterator[Example]:
         for where, record in records(self._file(split)):
@@ -56,24 +65,9 @@ class Scrolls(LabelledSource):
                 raise ValueError(
                     f"{where} has no output, as in the published test split: read another split."
                 )
-            answer = text_of(record, "output", where)
-            label = None
-            if self.classes:
-                label = class_number(answer.strip(), self.classes, where)
-            text = text_of(record, "input", where)
-            name = text_of(record, "id", where)
+            name, text, answer = (text_of(record, key, where) for key in ("id", "input", "output"))
+            label = class_number(answer.strip(), self.classes, where) if self.classes else None
             yield Example(name, text, label=label, answers=(answer,))
-
-
-def _joined(examples: Iterable[Example]) -> list[Example]:
-    """Joins the answers of examples of one name."""
-    joined: dict[str, Example] = {}
-    for example in examples:
-        first = joined.setdefault(example.name, example)
-        if first is not example:
-            answers = dict.fromkeys((*first.answers, *example.answers))
-            joined[example.name] = first._replace(answers=tuple(answers))
-    return list(joined.values())
 
 
 class Paragraph(NamedTuple):
@@ -85,7 +79,7 @@ class Paragraph(NamedTuple):
 
 
 class _Questions(LabelledSource):
-    """The base of the sources of questions with a context of paragraphs."""
+    """Questions with a context of paragraphs."""
 
     def __init__(
         self,
@@ -103,22 +97,19 @@ class _Questions(LabelledSource):
         return {"questions": self.questions, "seed": self.seed}
 
     def examples(self, split: str) -> Iterator[Example]:
-        asked = [
-            (where, record) for where, record in records(self._file(split)) if self.asked(record)
-        ]
-        if split == "train" and self.questions is not None and self.questions < len(asked):
-            order = permutation(len(asked), self.seed, 0, 0, 7)[: self.questions]
-            asked = [asked[number] for number in sorted(order.tolist())]
-        for where, record in asked:
-            yield self.example(where, record)
+        used = [record for record in records(self._file(split)) if self.is_used(record[1])]
+        if split == "train" and self.questions is not None and self.questions < len(used):
+            order = permutation(len(used), self.seed, 0, 0, 7)[: self.questions]
+            used = [used[number] for number in sorted(order.tolist())]
+        return itertools.starmap(self.example, used)
 
-    def asked(self, record: dict[str, Any]) -> bool:
-        """Returns whether a question is used."""
+    def is_used(self, record: dict[str, Any]) -> bool:
+        """Returns whether a question is asked."""
         return True
 
+    @abc.abstractmethod
     def example(self, where: str, record: dict[str, Any]) -> Example:
         """Returns the example of a record."""
-        raise NotImplementedError
 
 
 @configurable
@@ -163,7 +154,7 @@ class MuSiQue(_Questions):
         questions, seed, splits: as of `HotpotQA`.
     """
 
-    def asked(self, record: dict[str, Any]) -> bool:
+    def is_used(self, record: dict[str, Any]) -> bool:
         return record.get("answerable", True) is not False
 
     def example(self, where: str, record: dict[str, Any]) -> Example:
@@ -192,19 +183,17 @@ def question_example(
     """
     parts = [f"{part.title}\n{part.text}" for part in paragraphs]
     text = "\n".join(parts)
-    kind = YES_NO.get(answers[0].strip().lower(), 0)
+    answer = answers[0].strip()
+    kind = YES_NO.get(answer.lower(), 0)
     spans: list[tuple[int, int]] = []
     if kind == 0:
-        starts = [0]
-        for part in parts:
-            starts.append(starts[-1] + len(part) + 1)
+        ends = itertools.accumulate(len(part) + 1 for part in parts)
         supporting = [
-            (start, start + len(part))
-            for start, part, paragraph in zip(starts, parts, paragraphs)
+            (end - len(part) - 1, end - 1)
+            for end, part, paragraph in zip(ends, parts, paragraphs)
             if paragraph.supports
         ]
         everywhere = [(0, len(text))]
-        answer = answers[0].strip()
         spans = (
             _positions(text, answer, supporting)
             or _positions(text, answer, everywhere)

@@ -26,14 +26,12 @@ DEFINE, ASK, FIRST_KEY = 0, 1, 2
 class RecallTask(DrawnTask):
     """Recall documents.
 
-    Loss weights are 1 on answers and 0 elsewhere. The distances of a document cover the whole
-    range: it is divided, on a logarithmic scale, into num_facts equal parts, and each part gives
-    one fact its distance. An answer is predicted `distance - 1` positions after its value in a
-    model's inputs.
+    Loss weights are 1 on answers and 0 elsewhere. The range of distances is divided, on a
+    logarithmic scale, into num_facts equal parts, one for the distance of each fact. An answer is
+    predicted `distance - 1` positions after its value in a model's inputs.
 
     Args:
-        num_documents: documents of split `train`.
-        num_held_out: documents of every other split.
+        num_documents, num_held_out: documents of split `train`, and of every other split.
         document_length: in tokens, or a pair (shortest, longest) to draw lengths from.
         num_facts: facts of a document.
         num_keys, num_values, num_fillers: different ids of each kind.
@@ -143,8 +141,7 @@ def answer_distances(tokens: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         tokens: integers (tokens,), one whole document.
 
     Returns:
-        positions: int64 (answers,), positions of the answers, increasing.
-        distances: int64 (answers,), distances to the definitions.
+        positions and distances of the answers, in order: int64 (answers,).
     """
     tokens = np.asarray(tokens)
     defined = {int(tokens[at + 1]): at + 2 for at in np.flatnonzero(tokens == DEFINE).tolist()}

@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -16,50 +16,45 @@ from brt.data.vocabularies.named import as_vocabulary
 
 
 class Transformed(Source):
-    """Documents of a source, each changed by a function.
+    """The documents of a source, each changed by `change`.
 
     Args:
         source: the inner source.
-        function: from a `Document` to a `Document`; picklable. None for no change.
-        description: entries that are added to the description of the inner source.
+        settings: entries that are added to its description.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        function: Callable[[Document], Document] | None = None,
-        description: dict | None = None,
-    ):
+    def __init__(self, source: Source, **settings: Any):
         check_source(source, f"{type(self).__name__}.source")
         self.source = source
         self.vocabulary = source.vocabulary
         self.listed = source.listed
         self.checks_content = source.checks_content
-        self._function = function
-        self._description = description or {}
+        self._settings = settings
+
+    def change(self, document: Document, split: str) -> Document:
+        """Returns a document as it is in this source."""
+        return document
 
     def documents(self, split: str) -> Iterator[Document]:
-        documents = self.source.documents(split)
-        yield from map(self._function, documents) if self._function else documents
+        return (self.change(document, split) for document in self.source.documents(split))
 
-    def parts(self, split: str) -> list:
-        return self.source.parts(split)
+    def parts(self, split: str) -> list[tuple[Any, str]]:
+        return [(part, split) for part in self.source.parts(split)]
 
-    def read(self, part: Any) -> Document:
-        document = self.source.read(part)
-        return self._function(document) if self._function else document
+    def read(self, part: tuple[Any, str]) -> Document:
+        return self.change(self.source.read(part[0]), part[1])
 
-    def files(self, part: Any) -> list[str]:
-        return self.source.files(part)
+    def files(self, part: tuple[Any, str]) -> list[str]:
+        return self.source.files(part[0])
 
-    def part_bytes(self, part: Any) -> int | None:
-        return self.source.part_bytes(part)
+    def part_bytes(self, part: tuple[Any, str]) -> int | None:
+        return self.source.part_bytes(part[0])
 
     def count(self, split: str) -> int | None:
         return self.source.count(split)
 
     def description(self, split: str) -> dict:
-        return {**self.source.description(split), **self._description}
+        return {**self.source.description(split), **self._settings}
 
 
 @configurable
@@ -79,11 +74,11 @@ class FirstDocuments(Transformed):
         self.first = dict(first)
 
     def documents(self, split: str) -> Iterator[Document]:
-        self.count(split)
+        self.count(split)  # refuses too few
         yield from islice(self.source.documents(split), self.first.get(split))
 
-    def parts(self, split: str) -> list:
-        return self.source.parts(split)[: self.count(split)]
+    def parts(self, split: str) -> list[tuple[Any, str]]:
+        return super().parts(split)[: self.count(split)]
 
     def count(self, split: str) -> int | None:
         first, available = self.first.get(split), self.source.count(split)
@@ -113,6 +108,8 @@ class FirstTokens(Transformed):
         first: from the name of a split to a number of tokens; other splits stay whole.
     """
 
+    vocabulary: Vocabulary
+
     def __init__(
         self,
         source: Source = gin.REQUIRED,
@@ -120,63 +117,29 @@ class FirstTokens(Transformed):
         first: dict[str, Count] = gin.REQUIRED,
     ):
         super().__init__(source)
-        self._cutter = as_vocabulary(vocabulary)
-        self.vocabulary = self._cutter
+        self.vocabulary = as_vocabulary(vocabulary)
         self.first = dict(first)
 
-    def documents(self, split: str) -> Iterator[Document]:
-        for document in self.source.documents(split):
-            yield self._cut(document, self.first.get(split))
-
-    def parts(self, split: str) -> list[tuple[Any, int | None]]:
-        return [(part, self.first.get(split)) for part in self.source.parts(split)]
-
-    def read(self, part: tuple[Any, int | None]) -> Document:
-        inner, first = part
-        return self._cut(self.source.read(inner), first)
-
-    def files(self, part: tuple[Any, int | None]) -> list[str]:
-        return self.source.files(part[0])
-
-    def part_bytes(self, part: tuple[Any, int | None]) -> int | None:
-        return self.source.part_bytes(part[0])
-
-    def description(self, split: str) -> dict:
-        return {**self.source.description(split), "first_tokens": self.first.get(split)}
-
-    def _cut(self, document: Document, first: int | None) -> Document:
+    def change(self, document: Document, split: str) -> Document:
+        first = self.first.get(split)
         if first is None:
             return document
-        encode = self._cutter.encode
-        data = document.data[:]
-        tokens = document.tokens
+        encode = self.vocabulary.encode
+        title, data, tokens = document.title, document.data[:], document.tokens
         if tokens is None:
-            tokens = encode(data, document.title)
+            tokens = encode(data, title)
         if len(tokens) <= first:
             return document._replace(tokens=tokens)
-        weights = None if document.weights is None else document.weights[:first]
         end = bisect_left(
             range(len(data)),
             first,
-            key=lambda end: len(encode(data[: _character_start(data, end)], document.title)),
+            key=lambda end: len(encode(data[: _character_start(data, end)], title)),
         )
-        return Document(document.title, data[:end], tokens[:first], weights)
+        weights = None if document.weights is None else document.weights[:first]
+        return Document(title, data[:end], tokens[:first], weights)
 
-
-@configurable
-class GutenbergText(Transformed):
-    """Books of Project Gutenberg without header, licence and footer.
-
-    The text is between `*** START OF ... ***` and `*** END OF`; in older books between `*END*THE
-    SMALL PRINT!` and `End of (the) Project Gutenberg`. A missing mark is logged, and nothing is
-    cut there. Notes of editors inside the marks are kept. PG19 is without licences already.
-
-    Args:
-        source: of the books.
-    """
-
-    def __init__(self, source: Source = gin.REQUIRED):
-        super().__init__(source, _between_marks, {"gutenberg_marks": "cut"})
+    def description(self, split: str) -> dict:
+        return {**self.source.description(split), "first_tokens": self.first.get(split)}
 
 
 @configurable
@@ -191,44 +154,55 @@ class UnwrappedLines(Transformed):
         source: of the texts.
     """
 
+    _LINE_END = re.compile(rb"(?<=\S)[ \t]*\r?\n(?=\S)")  # inside a paragraph
+
     def __init__(self, source: Source = gin.REQUIRED):
-        super().__init__(source, _unwrapped, {"lines": "unwrapped"})
+        super().__init__(source, lines="unwrapped")
+
+    def change(self, document: Document, split: str) -> Document:
+        return document._replace(data=self._LINE_END.sub(b" ", document.data[:]))
 
 
-_WRAPPED = re.compile(rb"(?<=\S)[ \t]*\r?\n(?=\S)")
-"""A line end inside a paragraph."""
+@configurable
+class GutenbergText(Transformed):
+    """Books of Project Gutenberg without header, licence and footer.
 
+    The text is between `*** START OF ... ***` and `*** END OF`; in older books between `*END*THE
+    SMALL PRINT!` and `End of (the) Project Gutenberg`. A missing mark is logged, and nothing is
+    cut there. Notes of editors inside the marks are kept. PG19 is without licences already.
 
-def _unwrapped(document: Document) -> Document:
-    return document._replace(data=_WRAPPED.sub(b" ", document.data[:]))
+    Args:
+        source: of the books.
+    """
 
+    _START = re.compile(
+        rb"^\*{3} ?START OF (?:THE|THIS) PROJECT GUTENBERG E(?:BOOK|TEXT)"
+        rb"[^*\n]*(?:\n[^*\n]+){0,3}\*+[^\n]*\n"  # a long title has several lines
+        rb"|^\*END[ *]*THE SMALL PRINT![^\n]*\n",
+        re.MULTILINE | re.IGNORECASE,
+    )
+    _END = re.compile(
+        rb"^(?:\*{3} ?END OF (?:THE|THIS) PROJECT GUTENBERG E(?:BOOK|TEXT)"
+        rb"|[ ]*End of (?:the |this )?Project Gutenberg)",
+        re.MULTILINE | re.IGNORECASE,
+    )
+    _FOOTER = 1000  # bytes that may contain both forms of the end
 
-_START = re.compile(
-    rb"^\*{3} ?START OF (?:THE|THIS) PROJECT GUTENBERG E(?:BOOK|TEXT)"
-    rb"[^*\n]*(?:\n[^*\n]+){0,3}\*+[^\n]*\n"  # a long title has several lines
-    rb"|^\*END[ *]*THE SMALL PRINT![^\n]*\n",
-    re.MULTILINE | re.IGNORECASE,
-)
-_END = re.compile(
-    rb"^(?:\*{3} ?END OF (?:THE|THIS) PROJECT GUTENBERG E(?:BOOK|TEXT)"
-    rb"|[ ]*End of (?:the |this )?Project Gutenberg)",
-    re.MULTILINE | re.IGNORECASE,
-)
-_FOOTER = 1000
-"""Bytes that may contain both forms of the end."""
+    def __init__(self, source: Source = gin.REQUIRED):
+        super().__init__(source, gutenberg_marks="cut")
 
-
-def _between_marks(document: Document) -> Document:
-    data = document.data[:]
-    start = _START.search(data)
-    first = start.end() if start else 0
-    ends = [match.start() for match in _END.finditer(data, first)]
-    for mark, name in ((start, "start"), (ends, "end")):
-        if not mark:
-            logging.warning("%s has no mark of its %s: nothing is cut there.", document.title, name)
-    # The last one counts, because a collection may contain the ends of its volumes.
-    last = min(end for end in ends if end > ends[-1] - _FOOTER) if ends else len(data)
-    return document._replace(data=data[first:last])
+    def change(self, document: Document, split: str) -> Document:
+        data = document.data[:]
+        start = self._START.search(data)
+        first = start.end() if start else 0
+        ends = [match.start() for match in self._END.finditer(data, first)]
+        for mark, name in ((start, "start"), (ends, "end")):
+            if not mark:
+                title = document.title
+                logging.warning("%s has no mark of its %s: nothing is cut there.", title, name)
+        # The last one counts, because a collection may contain the ends of its volumes.
+        last = min(end for end in ends if end > ends[-1] - self._FOOTER) if ends else len(data)
+        return document._replace(data=data[first:last])
 
 
 def _character_start(data: bytes, position: int) -> int:

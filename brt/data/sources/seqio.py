@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import gin
@@ -21,17 +20,15 @@ from brt.data.vocabularies.named import as_vocabulary
 class SeqioText(ExampleSource):
     """One document per example of a registered task or mixture, unshuffled and uncut.
 
-    The feature is text, which the vocabulary of the corpus encodes, or token ids, which are stored
-    as they are. seqio's vocabularies need TensorFlow, which training does not have; for ids,
-    `vocabulary` is therefore the one of brt with the same ids, and both decode the first document
-    as a check. `<feature>_pretokenized`, if the task keeps it, counts as the bytes of a document.
-
-    The tasks of `brt.data.sources.tasks` (pg19_tokens, pg19_bytes) are registered. A mixture ends
-    with the first of its tasks that ends.
+    The feature is text, which the vocabulary of the corpus encodes, or token ids, which are stored.
+    seqio's vocabularies need TensorFlow, which training does not have: for ids, `vocabulary` is the
+    one of brt with the same ids, and both decode the first document as a check.
+    `<feature>_pretokenized`, if the task keeps it, counts as the bytes of a document. A mixture
+    ends with the first of its tasks that ends. pg19_tokens and pg19_bytes (`tasks`) are registered.
 
     Args:
         task: name of the task or mixture.
-        feature: feature with a document.
+        feature: the text or ids of a document.
         module: a module to import, which registers the task; bound by gin, it has to be allowed by
             `--allow_imports`.
         title_feature, splits, data_dir: as of `ExampleSource`.
@@ -96,7 +93,7 @@ class SeqioText(ExampleSource):
             return None
 
     def _task(self, split: str) -> Any:
-        seqio = _library()
+        seqio = extra_library("seqio", "SeqioText", "data")
         if folder := self._folder():
             seqio.set_tfds_data_dir_override(folder)
         tasks.register()
@@ -114,7 +111,6 @@ class SeqioText(ExampleSource):
         return task
 
     def _check(self, task: Any, ids: np.ndarray) -> None:
-        """Refuses ids that brt decodes differently from the task."""
         if self.vocabulary is None:
             raise ValueError(
                 f"Feature {self.feature!r} of {self.data_set} holds token ids: bind "
@@ -131,7 +127,3 @@ class SeqioText(ExampleSource):
                 f"{self.data_set} begins {theirs[:40]!r}, which {self.vocabulary.name!r} reads as "
                 f"{ours[:40]!r}: bind SeqioText.vocabulary to the vocabulary of the task."
             )
-
-
-def _library() -> ModuleType:
-    return extra_library("seqio", "SeqioText", "data")

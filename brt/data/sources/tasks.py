@@ -6,51 +6,29 @@
 Both give `targets` (ids without an end-of-document token), `targets_pretokenized` and `title`.
 """
 
-from absl import logging
-
 T5_MODEL = "vocabularies/t5.spiece.model"
-PG19 = "pg19:0.1.1"
 
 
 def register() -> None:
     """Adds both tasks to seqio's registry, unless it has them."""
     import seqio
-
-    for name in ("pg19_tokens", "pg19_bytes"):
-        if name in seqio.TaskRegistry.names():
-            logging.info("seqio task %s is registered already", name)
-        elif name == "pg19_tokens":
-            register_tokens(name, T5_MODEL)
-        else:
-            _register_bytes(name)
-
-
-def register_tokens(name: str, model_file: str, tfds_name: str = PG19) -> None:
-    """Adds a task of PG19's books as ids of the SentencePiece model at `model_file`."""
-    import seqio
-
-    vocabulary = seqio.SentencePieceVocabulary(model_file)
-    _add(name, tfds_name, vocabulary, [_text_and_title, seqio.preprocessors.tokenize])
-
-
-def _register_bytes(name):
-    import seqio
-
-    # The ids of seqio's bytes begin at 3, after the special ids.
-    _add(name, PG19, seqio.PassThroughVocabulary(256), [_text_and_title, _bytes])
-
-
-def _add(name, tfds_name, vocabulary, preprocessors):
-    import seqio
     import tensorflow as tf
 
-    targets = seqio.Feature(vocabulary, add_eos=False, dtype=tf.int32)
-    seqio.TaskRegistry.add(
-        name,
-        seqio.TfdsDataSource(tfds_name=tfds_name),
-        preprocessors=preprocessors,
-        output_features={"targets": targets},
-    )
+    tasks = {
+        "pg19_tokens": (seqio.SentencePieceVocabulary(T5_MODEL), seqio.preprocessors.tokenize),
+        # The ids of seqio's own bytes begin at 3, after the special ids.
+        "pg19_bytes": (seqio.PassThroughVocabulary(256), _bytes),
+    }
+    for name, (vocabulary, to_ids) in tasks.items():
+        if name not in seqio.TaskRegistry.names():
+            seqio.TaskRegistry.add(
+                name,
+                seqio.TfdsDataSource(tfds_name="pg19:0.1.1"),
+                preprocessors=[_text_and_title, to_ids],
+                output_features={
+                    "targets": seqio.Feature(vocabulary, add_eos=False, dtype=tf.int32)
+                },
+            )
 
 
 def _text_and_title(books):

@@ -43,10 +43,10 @@ class TfdsText(ExampleSource):
         return f"TensorFlow Datasets' {self.name!r}"
 
     def documents(self, split: str) -> Iterator[Document]:
-        tfds = _library()
         builder = self._builder()
         builder.download_and_prepare()
         self._examples_of(builder, split)  # refuses an unknown split
+        tfds = _library()
         # Reading one shard at a time gives the order in which the examples were written.
         examples = builder.as_dataset(
             split=self._original_split(split),

@@ -32,7 +32,7 @@ def parallel(source, split):
 
 
 def resize(monkeypatch, make, **sizes):
-    monkeypatch.setattr(make, "published", make.published._replace(**sizes))
+    monkeypatch.setattr(make, "sizes", sizes)
 
 
 # enwik8, text8
@@ -43,18 +43,18 @@ def cut(request, tmp_path, monkeypatch):
     """A source of one file, with the sizes of a small one."""
     resize(monkeypatch, request.param, bytes=(90, 5, 5))
     content = bytes(range(100))
-    (tmp_path / request.param.published.file).write_bytes(content)
+    (tmp_path / request.param.file).write_bytes(content)
     return request.param, tmp_path, content
 
 
 def test_the_real_sizes_are_90_5_and_5_million_bytes():
     for source in [Enwik8, Text8]:
-        assert source.published.bytes == (90_000_000, 5_000_000, 5_000_000)
+        assert source.sizes["bytes"] == (90_000_000, 5_000_000, 5_000_000)
 
 
 def test_one_file_is_cut_into_the_splits_in_order(cut):
     make, folder, content = cut
-    for path in [folder, folder / make.published.file]:
+    for path in [folder, folder / make.file]:
         source = make(str(path))
         assert data(source, "train") == [content[:90]]
         assert data(source, "validation") == [content[90:95]]
@@ -67,7 +67,7 @@ def test_one_file_is_cut_into_the_splits_in_order(cut):
 @pytest.mark.parametrize("size", [99, 101])
 def test_a_file_of_another_size_is_refused_with_both_sizes(cut, size):
     make, folder, _ = cut
-    (folder / make.published.file).write_bytes(bytes(size))
+    (folder / make.file).write_bytes(bytes(size))
     with pytest.raises(ValueError, match=rf"{size} bytes .* 100: .*mattmahoney"):
         next(make(str(folder)).documents("train"))
 
@@ -162,7 +162,7 @@ def test_penn_treebank_is_one_file_a_split(tmp_path, monkeypatch):
 def billion(tmp_path, monkeypatch):
     monkeypatch.setattr(OneBillionWord, "shards", range(1, 6))
     monkeypatch.setattr(OneBillionWord, "held_out_lines", 3)
-    names = [OneBillionWord.published.file.format(n) for n in OneBillionWord.shards]
+    names = [OneBillionWord.file.format(n) for n in OneBillionWord.shards]
     for path in [*names, OneBillionWord.held_out]:
         (tmp_path / path).parent.mkdir(exist_ok=True)
         lines = 3 if path == OneBillionWord.held_out else 20
@@ -175,7 +175,7 @@ def sentences(source, split="train"):
 
 
 def test_every_sentence_comes_once_in_an_order_of_the_seed(billion):
-    shards = [(billion / OneBillionWord.published.file.format(n)).read_bytes() for n in range(1, 6)]
+    shards = [(billion / OneBillionWord.file.format(n)).read_bytes() for n in range(1, 6)]
     orders = [sentences(OneBillionWord(str(billion), seed=seed)) for seed in range(3)]
     for order in orders:
         assert Counter(order) == Counter(b"".join(shards).splitlines())
@@ -186,7 +186,7 @@ def test_every_sentence_comes_once_in_an_order_of_the_seed(billion):
     numbers = []
     for document in OneBillionWord(str(billion)).documents("train"):
         numbers.append([line.split()[-2] for line in document.data.splitlines()])
-        shard = (billion / OneBillionWord.published.file).parent / document.title
+        shard = (billion / OneBillionWord.file).parent / document.title
         assert document.data != shard.read_bytes()
         assert sorted(document.data.splitlines()) == sorted(shard.read_bytes().splitlines())
     assert len({tuple(order) for order in numbers}) == 5  # each shard has an order of its own
@@ -205,7 +205,7 @@ def test_a_missing_shard_or_another_held_out_shard_is_refused(billion):
     (billion / OneBillionWord.held_out).write_text("one\n")
     with pytest.raises(ValueError, match=r"1 lines .* 3"):
         next(OneBillionWord(str(billion)).documents("test"))
-    (billion / OneBillionWord.published.file.format(4)).unlink()
+    (billion / OneBillionWord.file.format(4)).unlink()
     with pytest.raises(
         FileNotFoundError, match=r"news\.en-00004-of-00100 from https://www\.statmt"
     ):
