@@ -26,7 +26,7 @@ from wrong_memories import MUTATIONS, Mutation, apply  # noqa: E402
 
 from brt.progress import Progress  # noqa: E402
 
-LAWS = ("test_shape_letters", "test_cache_laws", "test_references", "test_laws")
+LAWS = ("test_axis_rules", "test_cache_laws", "test_references", "test_laws")
 """Files of tests/laws, the quickest first."""
 
 

@@ -19,8 +19,8 @@ from brt.data.stores.token_store import TokenStore
 from brt.data.streams.samples import read_samples, sample_length
 from brt.evaluation.reading import to_host
 from brt.evaluation.scores import SampleReader, Store, Sums, WritingScore
+from brt.models.axis_rules import spec
 from brt.models.model import LanguageModel
-from brt.models.shape_letters import spec
 from brt.progress import Progress
 from brt.training.sharding import divisible_rows, put_rows
 

@@ -16,9 +16,9 @@ from jax.sharding import NamedSharding
 
 from brt.data.streams.base import EvaluationPass, with_empty_rows
 from brt.data.streams.batch import Batch
+from brt.models.axis_rules import spec
 from brt.models.caches import clear_state, select_rows, with_state
 from brt.models.model import Reader
-from brt.models.shape_letters import spec
 from brt.progress import Progress
 from brt.training.prefetch import Prefetch
 from brt.training.sharding import divisible_rows, shardings

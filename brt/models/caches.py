@@ -122,12 +122,12 @@ def check_caches(shapes: tuple, rows: int) -> None:
                     "the state is cleared, or `self` to forget nothing."
                 )
             for path, field in jax.tree_util.tree_flatten_with_path(part)[0]:
-                letters = re.search(r"_(B[A-Z]*)$", getattr(path[-1], "name", ""))
-                if field.shape[:1] != (rows,) or not letters or len(letters[1]) != field.ndim:
+                axes = re.search(r"_(B[A-Z]*)$", getattr(path[-1], "name", ""))
+                if field.shape[:1] != (rows,) or not axes or len(axes[1]) != field.ndim:
                     raise ValueError(
                         f"{name}{jax.tree_util.keystr(path)} has shape {field.shape} for {rows} "
                         "rows: every field has its rows first, counts too, and a name that ends in "
-                        "the letters of its axes, such as keys_BWHK or count_B."
+                        "the names of its axes, such as keys_BWHK or count_B."
                     )
 
 

@@ -18,16 +18,16 @@ Embedded = TypeVar("Embedded")
 """The embedded tokens of a segment."""
 Outputs = TypeVar("Outputs")
 """The outputs of the stack for a segment."""
-Monitors = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
 """Scalars that a model reports, by name."""
 
 
-def check_scalars(monitors: Monitors, owner: str) -> None:
+def check_scalars(metrics: Metrics, owner: str) -> None:
     """Refuses metrics that are not scalars, which would be averaged over their entries."""
-    for name, value in monitors.items():
+    for name, value in metrics.items():
         if np.shape(value):
             raise ValueError(
-                f"{owner} reports the monitor {name} of shape {np.shape(value)}: report a scalar, "
+                f"{owner} reports the metric {name} of shape {np.shape(value)}: report a scalar, "
                 "such as its mean."
             )
 
@@ -65,7 +65,7 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
 
     def stack(
         self, x_BTD: Embedded, caches: tuple, key: jax.Array | None = None
-    ) -> tuple[Outputs, tuple, Monitors]:
+    ) -> tuple[Outputs, tuple, Metrics]:
         """Runs all layers on the embedded tokens of one segment.
 
         Args:
@@ -106,7 +106,7 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
         with jax.named_scope("vocabulary"):
             return self.logits(y_BTD), caches
 
-    def gradient_monitors(self, grads: dict) -> Monitors:
+    def gradient_metrics(self, grads: dict) -> Metrics:
         """Returns scalars of a gradient, such as the norm that reaches a memory.
 
         grads: nested dictionary of arrays, with the names of the parameters.

@@ -15,15 +15,15 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.checks import Count, OneOf, Share, configurable
+from brt.models.axis_rules import constrain
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
-from brt.models.fast.equal_layers import run_layers
+from brt.models.fast.layer_scan import run_layers
 from brt.models.layers.dropout import dropout
 from brt.models.layers.embedding import embedded
 from brt.models.layers.initializers import DENSE, normal, parameter
-from brt.models.layers.norms import wide
+from brt.models.layers.precision import at_least_float32
 from brt.models.model import DTYPES, LanguageModel
-from brt.models.shape_letters import constrain
 from brt.models.transformer_xl.adaptive_embedding import AdaptiveEmbedding
 
 
@@ -144,7 +144,9 @@ class RecurrentStack(LanguageModel):
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
         if self.adaptive:
             return self.embedding.logits(x_BTD)
-        return wide(x_BTD @ self.embedding_VD[...].astype(self.dtype).T) + self.bias_V[...]
+        return (
+            at_least_float32(x_BTD @ self.embedding_VD[...].astype(self.dtype).T) + self.bias_V[...]
+        )
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         if not self.adaptive or len(self.embedding.bins) == 1:
@@ -219,7 +221,7 @@ class LSTMLayer(RecurrentLayer):
         self.bias_Z = parameter(rngs, _forget_bias_one, 4 * units)
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> LSTMCache:
-        cell_BU = wide(jnp.zeros((rows, self.units), dtype))
+        cell_BU = at_least_float32(jnp.zeros((rows, self.units), dtype))
         return LSTMCache(cell_BU.astype(dtype), cell_BU)
 
     def __call__(self, x_BTI: jax.Array, cache: LSTMCache) -> tuple[jax.Array, LSTMCache]:
@@ -229,7 +231,7 @@ class LSTMLayer(RecurrentLayer):
         inputs_BTZ = x_BTI @ self.inputs_IZ[...].astype(dtype)  # of all tokens at once
 
         def token(cache, inputs_BZ):
-            gates_BZ = wide(inputs_BZ + cache.hidden_BU @ hidden_UZ) + bias_Z
+            gates_BZ = at_least_float32(inputs_BZ + cache.hidden_BU @ hidden_UZ) + bias_Z
             i_BU, f_BU, o_BU, g_BU = jnp.split(gates_BZ, 4, axis=-1)
             i_BU, f_BU, o_BU = map(jax.nn.sigmoid, (i_BU, f_BU, o_BU))
             cell_BU = f_BU * cache.cell_BU + i_BU * jnp.tanh(g_BU)
@@ -287,14 +289,14 @@ class QRNNLayer(RecurrentLayer):
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> QRNNCache:
         last_BI = jnp.zeros((rows, self.inputs_size), dtype)
-        return QRNNCache(last_BI, wide(jnp.zeros((rows, self.units), dtype)))
+        return QRNNCache(last_BI, at_least_float32(jnp.zeros((rows, self.units), dtype)))
 
     def __call__(self, x_BTI: jax.Array, cache: QRNNCache) -> tuple[jax.Array, QRNNCache]:
         dtype = x_BTI.dtype
         earlier_BTI = jnp.concatenate([cache.last_BI[:, None], x_BTI[:, :-1]], axis=1)
         gates_BTZ = earlier_BTI @ self.earlier_IZ[...].astype(dtype)
         gates_BTZ += x_BTI @ self.inputs_IZ[...].astype(dtype)
-        z_BTU, f_BTU, o_BTU = jnp.split(wide(gates_BTZ) + self.bias_Z[...], 3, axis=-1)
+        z_BTU, f_BTU, o_BTU = jnp.split(at_least_float32(gates_BTZ) + self.bias_Z[...], 3, axis=-1)
         f_BTU = jax.nn.sigmoid(f_BTU)
         cell_BTU = pooled(f_BTU, (1 - f_BTU) * jnp.tanh(z_BTU), cache.cell_BU)
         hidden_BTU = (jax.nn.sigmoid(o_BTU) * cell_BTU).astype(dtype)

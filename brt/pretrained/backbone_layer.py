@@ -15,12 +15,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import ones, zeros
 
+from brt.models.axis_rules import constrain
 from brt.models.layers.attention import attend
 from brt.models.layers.dropout import independent_dropout
 from brt.models.layers.initializers import normal, parameter
-from brt.models.layers.norms import LayerNorm, wide
+from brt.models.layers.norms import LayerNorm
+from brt.models.layers.precision import at_least_float32
 from brt.models.layers.sizes import Sizes
-from brt.models.shape_letters import constrain
 from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.settings import Settings
 
@@ -117,7 +118,7 @@ class RootNorm(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         """(..., D) of any float type; the same shape and type."""
-        x = wide(x_BTD)
+        x = at_least_float32(x_BTD)
         x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.epsilon)
         if self.upcast:
             return (x * self.scale_D[...]).astype(x_BTD.dtype)
@@ -271,7 +272,7 @@ class BackboneLayer(nnx.Module):
         H = queries_BTHK.shape[2]
         each = H // keys.keys_BJGK.shape[2]
         k_BJHK, v_BJHK = (jnp.repeat(x, each, axis=2) if each > 1 else x for x in keys)
-        scale_H = jnp.full(H, self.score_scale, wide(queries_BTHK).dtype)
+        scale_H = jnp.full(H, self.score_scale, at_least_float32(queries_BTHK).dtype)
         return attend(queries_BTHK, k_BJHK, v_BJHK, scale_H, bias_BHTJ, keep_HTJ)
 
     def placed(

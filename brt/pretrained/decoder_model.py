@@ -7,7 +7,7 @@ from absl import logging
 from flax import nnx
 
 from brt.models.body import Body
-from brt.models.fast.table_losses import table_losses
+from brt.models.fast.chunked_losses import chunked_losses
 from brt.models.wrapper import Wrapper
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.decoders.decoder import Decoder
@@ -41,7 +41,7 @@ class DecoderModel(Wrapper, Body):
         return self.body.logits(x_BTD)
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return table_losses(x_BTD, self.body.head[...], targets_BT)
+        return chunked_losses(x_BTD, self.body.head[...], targets_BT)
 
     def given_parameters(self) -> dict[str, Any]:
         if (folder := self.body.folder) is None:

@@ -138,16 +138,16 @@ class PretrainedLanguageModel(DecoderModel):
         positions = at.positions(jnp.ones_like(at.index_BJ, bool))
         own = [LayerKeys(*(x[:, self.overlap :] for x in keys)) for keys in reading.keys]
         after: list[Any] = []
-        monitors: dict[str, jax.Array] = {}
+        metrics: dict[str, jax.Array] = {}
         for memory, cache in zip(self.memories, of_memories, strict=True):
             with jax.named_scope("memory"):
                 summary = memory.summary(reading.outputs, positions)
                 cache, found = memory.update(cache, summary, own)
             after.append(cache)
-            monitors |= found
+            metrics |= found
         count_B = jnp.minimum(overlap.count_B + T, self.overlap)
         newest = OverlapCache(x_BJD[:, T:], count_B)
-        return reading.outputs[-1][:, self.overlap :], (newest, *after), monitors
+        return reading.outputs[-1][:, self.overlap :], (newest, *after), metrics
 
     def _reads(self, of_memories, known=None):
         pairs = zip(self.memories, of_memories, strict=True)
@@ -289,7 +289,7 @@ class PretrainedLanguageModel(DecoderModel):
 
     # What it costs, and how far it sees.
 
-    def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
+    def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
         return {
             f"{self.memories[int(i)].name}_grad_norm": optax.tree.norm(of_memory)
             for i, of_memory in grads.get("memories", {}).items()

@@ -19,7 +19,7 @@ from flax import nnx
 from brt.checks import Count, CountFrom0, CountFrom2, OneOf, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.losses import token_losses
-from brt.models.layers.norms import wide
+from brt.models.layers.precision import at_least_float32
 from brt.models.memory_tokens.layout import MemoryLayout
 from brt.models.memory_tokens.model import MemoryCache
 from brt.models.model import Reader
@@ -230,13 +230,13 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
         if S:
             y_BTD, memory_BSD = self.layout.divide(y_BXD)
             after.append(MemoryCache(memory_BSD))
-        taken, monitors = self._update(others, reading, real_BX)
-        first_BD = jnp.maximum(highest.first_BD, wide(y_BTD[:, 0]))
+        taken, metrics = self._update(others, reading, real_BX)
+        first_BD = jnp.maximum(highest.first_BD, at_least_float32(y_BTD[:, 0]))
         highest = HighestCache(first_BD.astype(highest.first_BD.dtype))
         if self.targets == "words":  # the decoder attends to the memory too
             y_BTD, real_BT = y_BXD, real_BX
         outputs = Outputs(y_BTD, real_BT, first_BD.astype(y_BTD.dtype))
-        return outputs, (highest, *after, *taken), monitors
+        return outputs, (highest, *after, *taken), metrics
 
     def _reads(self, of_memories):
         pairs = zip(self.memories, of_memories, strict=True)
@@ -247,14 +247,14 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
     def _update(self, of_memories, reading: Reading, real_BX):
         positions = Positions(real_BX, jnp.zeros_like(real_BX))
         taken = []
-        monitors: dict[str, jax.Array] = {}
+        metrics: dict[str, jax.Array] = {}
         for memory, cache in zip(self.memories, of_memories, strict=True):
             with jax.named_scope("memory"):
                 summary = memory.summary(reading.outputs, positions)
                 cache, found = memory.update(cache, summary, list(reading.keys))
             taken.append(cache)
-            monitors |= found
-        return taken, monitors
+            metrics |= found
+        return taken, metrics
 
     # What is asked.
 
@@ -345,7 +345,7 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
             )
         return names.read(folder)
 
-    def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
+    def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
         found = {}
         if "memory_SD" in grads:
             found["memory_grad_norm"] = optax.tree.norm(grads["memory_SD"])

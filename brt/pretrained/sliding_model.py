@@ -101,13 +101,13 @@ class CellReads(Reads):
         pairs = (x.reshape(-1, n, *x.shape[1:]) for x in (k_XJHK, v_XJHK))
         blocks, cell = BlockPairs(*pairs), self.memory.cell
         weights = cell.prepare(blocks.keys_BGJHK.dtype)
-        _, cache, seen, monitors = cell(self.cache, None, blocks, None, weights)
+        _, cache, seen, metrics = cell(self.cache, None, blocks, None, weights)
         assert seen is not None  # a cell has states
         states = StateKeys(*(x.reshape(-1, *x.shape[2:]) for x in seen))
         rows, T, D = heads.normed_BTD.shape
         read_XWD = self.memory.read_states(heads.normed_BTD.reshape(rows * n, T // n, D), states)
-        monitors = monitors | self.memory.output_norm()
-        return read_XWD.reshape(rows, T, D), (cache, jax.lax.stop_gradient(monitors))
+        metrics = metrics | self.memory.output_norm()
+        return read_XWD.reshape(rows, T, D), (cache, jax.lax.stop_gradient(metrics))
 
 
 class StatesRead(Reads):
@@ -201,12 +201,12 @@ class SlidingLanguageModel(DecoderModel):
             KeysCache(WindowCache(keys.keys_BJGK[:, -W:], keys.values_BJGK[:, -W:]))
             for keys in reading.keys
         ]
-        monitors: dict[str, jax.Array] = {}
+        metrics: dict[str, jax.Array] = {}
         if self.has_cell:
-            cache, monitors = reading.kept[self.cell.index]
+            cache, metrics = reading.kept[self.cell.index]
             states = (cache,)
         y_BTD = reading.outputs[-1]
-        return y_BTD, (BlocksCache(jnp.ones_like(begun.count_B)), *after, *states), monitors
+        return y_BTD, (BlocksCache(jnp.ones_like(begun.count_B)), *after, *states), metrics
 
     def _table(self, positions_W, before_X):
         """Returns (X, W, 2W): queries at these positions of a block see the W keys up to theirs.
@@ -288,7 +288,7 @@ class SlidingLanguageModel(DecoderModel):
 
     # What it costs, and how far it sees.
 
-    def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
+    def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
         return {"cell_grad_norm": optax.tree.norm(grads["cell"])} if self.has_cell else {}
 
     def windows_reach(self) -> int:

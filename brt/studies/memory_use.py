@@ -241,7 +241,7 @@ def gates_and_gradients(run: RecordedRun, documents: np.ndarray, segments: int =
     return _by_layer(run, means, carrying)
 
 
-MONITORS = ("state_share", "memory_share", "kept", "state_norm", "gradient_norm", "gradient_share")
+METRICS = ("state_share", "memory_share", "kept", "state_norm", "gradient_norm", "gradient_share")
 """Metrics that are fields of `LayerMemory`."""
 
 
@@ -255,8 +255,8 @@ def _by_layer(run, means, carrying) -> Probes:
         else:
             model[name] = value
     layers = []
-    for number, monitors in sorted(of_layers.items()):
-        known = {name: monitors.pop(name, None) for name in MONITORS}
+    for number, metrics in sorted(of_layers.items()):
+        known = {name: metrics.pop(name, None) for name in METRICS}
         layers.append(
             LayerMemory(
                 number,
@@ -264,7 +264,7 @@ def _by_layer(run, means, carrying) -> Probes:
                 **known,
                 half_life=_layer_half_life(run, number, known["kept"]),
                 half_lives=_fixed_half_lives(run, number),
-                others=monitors,
+                others=metrics,
             )
         )
     return Probes(layers, model)
@@ -278,17 +278,17 @@ def _probe(run):
 
         def nats(states):
             # Only the state of `states` is read; the windows are the caches' own.
-            after, x_BTD, monitors = read_segment(model, one, clear_state(caches, states))
+            after, x_BTD, metrics = read_segment(model, one, clear_state(caches, states))
             nats_BT, _ = model.token_losses(x_BTD, one.targets_KBT)
             scored_BT = (one.weights_KBT > 0) & later_B[:, None]
             total = jnp.where(scored_BT, nats_BT, 0.0).sum()
-            return total, (after, monitors)
+            return total, (after, metrics)
 
         # A cache may count, too: whole numbers have no gradient.
         slope = jax.value_and_grad(nats, has_aux=True, allow_int=True)
-        (total, (after, monitors)), slopes = slope(caches)
+        (total, (after, metrics)), slopes = slope(caches)
         rows = jnp.maximum(later_B.sum(), 1)
-        found = dict(monitors)
+        found = dict(metrics)
         for i in with_state(caches):
             slope_B, norm_B = _norms(slopes[i]), _norms(_state_only(caches, i))
             found[f"layer{i}/gradient_norm"] = (slope_B * later_B).sum() / rows
@@ -363,7 +363,7 @@ def probe_numbers(probes: Probes) -> dict[str, float]:
     measured, half_lives = dict(probes.model), {}
     for layer in probes.layers:
         name = f"layer{layer.layer}"
-        fields = {monitor: getattr(layer, monitor) for monitor in MONITORS} | dict(layer.others)
+        fields = {metric: getattr(layer, metric) for metric in METRICS} | dict(layer.others)
         measured |= {f"{name}/{m}": value for m, value in fields.items() if value is not None}
         if layer.half_life is not None:
             half_lives[f"{name}/half_life_tokens"] = layer.half_life

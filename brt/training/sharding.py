@@ -9,7 +9,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from brt.models.shape_letters import RULES, named_spec, spec
+from brt.models.axis_rules import RULES, named_spec, spec
 
 AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
@@ -51,7 +51,7 @@ def _shape(data, model, count):
 def shardings(tree: Any, mesh: jax.sharding.Mesh) -> Any:
     """Returns a `NamedSharding` for each array of a tree, by the letters at the end of its name.
 
-    See `brt.models.shape_letters.named_spec`; `check_divisible` refuses the cases where an array
+    See `brt.models.axis_rules.named_spec`; `check_divisible` refuses the cases where an array
     that is kept whole would be a mistake.
     """
 

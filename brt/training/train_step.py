@@ -201,7 +201,7 @@ def make_train_step(
             "update_norm": update_norm,
         }
         with jax.named_scope("optimizer"):
-            gradient_metrics = bind(params).gradient_monitors(grads)
+            gradient_metrics = bind(params).gradient_metrics(grads)
         nats, weight, correct = sums
         report = StepMetrics(nats, weight, correct, finite, rates | metrics | gradient_metrics)
         return TrainState(state.step + 1, params, optimizer_state, caches), report

@@ -15,11 +15,11 @@ import jax
 import numpy as np
 import paper_numpy
 import pytest
+import test_axis_rules
 import test_cache_laws
 import test_laws
 import test_references
 import test_resume_law
-import test_shape_letters
 import test_sharding_laws
 from architectures import (
     ARCHITECTURES,
@@ -128,7 +128,7 @@ def entries(tmp_path_factory):
 def laws():
     """Every law that is checked of an architecture by its name."""
     modules = (
-        *(test_shape_letters, test_cache_laws, test_references, test_laws),
+        *(test_axis_rules, test_cache_laws, test_references, test_laws),
         *(test_resume_law, test_sharding_laws),
     )
     for module in modules:

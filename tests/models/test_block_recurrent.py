@@ -106,13 +106,11 @@ def test_monitors_are_named_by_their_layer():
     for name, layers in (("slide", ()), ("rec_two_layers", (0, 2))):
         model = random_model(name)
         inputs = jnp.ones((B, W, D)), model.init_caches(B)
-        _, _, monitors = jax.eval_shape(model.stack, *inputs)
-        assert set(monitors) == {
-            f"layer{i}/{monitor}"
-            for i in layers
-            for monitor in ("kept", "state_norm", "state_share")
+        _, _, metrics = jax.eval_shape(model.stack, *inputs)
+        assert set(metrics) == {
+            f"layer{i}/{metric}" for i in layers for metric in ("kept", "state_norm", "state_share")
         }
-        assert all(value.shape == () for value in monitors.values())
+        assert all(value.shape == () for value in metrics.values())
 
 
 @pytest.mark.parametrize(
@@ -130,7 +128,7 @@ def test_the_gradient_that_reaches_each_memory_is_monitored(name, expected):
     grads = jax.tree.map(
         lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), parameters(abstract(name))
     )
-    found = abstract(name).gradient_monitors(grads)
+    found = abstract(name).gradient_metrics(grads)
     assert set(found) == {f"layer{i}/{m}_grad_norm" for i, ms in expected.items() for m in ms}
     layers = grads.get("body", grads)["layers"]
     for i, memories in expected.items():

@@ -63,9 +63,9 @@ def loss_parts(model):
 
     def both(params):
         model = nnx.merge(graph, params)
-        x_BTD, _, monitors = model.stack(model.embed(tokens_BT), caches)
+        x_BTD, _, metrics = model.stack(model.embed(tokens_BT), caches)
         nats_BT, _ = model.token_losses(x_BTD, jnp.asarray(tokens_BT))
-        return nats_BT.mean(), monitors["added_nats"]
+        return nats_BT.mean(), metrics["added_nats"]
 
     slopes = [quick_jit(jax.grad(lambda params, part=part: both(params)[part])) for part in (0, 1)]
     return [parameters(nnx.merge(graph, slope(params))) for slope in slopes], both(params)

@@ -86,12 +86,12 @@ def network(layer, x_TD):
 def test_the_first_token_of_a_document_attends_to_nothing():
     """Not even to itself: what attention adds to it is zero."""
     layer, x_BTD = random_layer(), draw(B, 2 * W, D)
-    y_BTD, _, monitors = read(layer, x_BTD)
+    y_BTD, _, metrics = read(layer, x_BTD)
     for b in range(B):
         alone_TD = network(layer, np.asarray(x_BTD[b], np.float64))
         np.testing.assert_allclose(y_BTD[b, 0], alone_TD[0], rtol=1e-4, atol=1e-4)
         assert (np.abs(y_BTD[b, 1:] - alone_TD[1:]).max(axis=-1) > 1e-2).all()
-    assert monitors == {}
+    assert metrics == {}
 
 
 def test_a_token_reaches_itself_and_the_next_W_tokens_only():
@@ -131,8 +131,8 @@ def test_the_cache_is_the_keys_and_values_of_the_last_block():
 @pytest.mark.parametrize("order", ["parallel", "sequential"])
 def test_without_the_states_half_of_its_projection_a_recurrent_layer_is_a_plain_one(order):
     recurrent, x_BTD = random_layer(recurrent=(0,), order=order), draw(B, 2 * W, D)
-    y_BTD, _, monitors = read(recurrent, x_BTD)
-    assert 0.01 < monitors["state_share"] < 0.99
+    y_BTD, _, metrics = read(recurrent, x_BTD)
+    assert 0.01 < metrics["state_share"] < 0.99
     plain = random_layer()
     plain.output_AD[...] = recurrent.output_CD[...][:A]
     for name in ("queries_DA", "keys_DA", "values_DA", "attention_scale_H"):
@@ -142,20 +142,20 @@ def test_without_the_states_half_of_its_projection_a_recurrent_layer_is_a_plain_
     expected, _, _ = read(plain, x_BTD)
     assert np.abs(y_BTD - expected).max() > 0.1
     recurrent.output_CD[...] = recurrent.output_CD[...].at[A:].set(0.0)
-    y_BTD, _, monitors = read(recurrent, x_BTD)
+    y_BTD, _, metrics = read(recurrent, x_BTD)
     np.testing.assert_allclose(y_BTD, expected, rtol=1e-5, atol=1e-5)
-    assert monitors["state_share"] == 0
+    assert metrics["state_share"] == 0
 
 
 def test_monitors_say_how_large_states_are_and_how_much_was_kept():
     layer, x_BTD = random_layer(recurrent=(0,), gate="fixed", arrangement="skip"), draw(B, W, D)
     layer.cell.attention_gate.keep_bias_D[...] = jnp.full(D, np.log(4.0))
-    _, cache, monitors = read(layer, x_BTD)
-    assert set(monitors) == {"kept", "state_norm", "state_share"}
-    np.testing.assert_allclose(monitors["kept"], 0.8, rtol=1e-6)
+    _, cache, metrics = read(layer, x_BTD)
+    assert set(metrics) == {"kept", "state_norm", "state_share"}
+    np.testing.assert_allclose(metrics["kept"], 0.8, rtol=1e-6)
     (states,) = cache.memories
     rms = np.sqrt(np.mean(np.square(np.asarray(states.states_BSD, np.float64))))
-    np.testing.assert_allclose(monitors["state_norm"], rms, rtol=1e-5)
+    np.testing.assert_allclose(metrics["state_norm"], rms, rtol=1e-5)
 
 
 def test_the_states_share_compares_what_the_two_halves_add():
@@ -163,11 +163,11 @@ def test_the_states_share_compares_what_the_two_halves_add():
     # With no network and one half at a time, what is added is what that half gives.
     layer.feed_forward.output_FD[...] = jnp.zeros((F, D))
     whole_CD, added = layer.output_CD[...], []
-    _, _, monitors = read(layer, x_BTD)
+    _, _, metrics = read(layer, x_BTD)
     for half in (slice(0, A), slice(A, 2 * A)):
         layer.output_CD[...] = jnp.zeros_like(whole_CD).at[half].set(whole_CD[half])
         added.append(np.sqrt(np.mean(np.square(read(layer, x_BTD)[0] - x_BTD))))
-    np.testing.assert_allclose(monitors["state_share"], added[1] / sum(added), rtol=1e-4)
+    np.testing.assert_allclose(metrics["state_share"], added[1] / sum(added), rtol=1e-4)
 
 
 # Several memories
@@ -235,8 +235,8 @@ def test_a_cell_and_an_external_memory_stand_in_one_layer():
     layer = random_layer(recurrent=(0,), memorizing_layers=(0,), search="exact", neighbours=2)
     assert layer.memory_names == ("cell", "memory")
     assert [type(memory) for memory in layer.memories] == [RecurrentCell, ExternalMemory]
-    _, cache, monitors = read(layer, draw(B, 2 * W, D))
-    assert set(monitors) == {"kept", "state_norm", "state_share", "memory_share"}
+    _, cache, metrics = read(layer, draw(B, 2 * W, D))
+    assert set(metrics) == {"kept", "state_norm", "state_share", "memory_share"}
     states, ring = cache.memories
     assert (ring.written_B == 2 * W).all()
     learned = layer.cell.initial_states_SD[...]
@@ -279,7 +279,7 @@ def test_a_monitor_that_is_no_scalar_is_refused(place):
 
     memory = Reporting(OneKey(), draw(1, H, K), draw(1, H, K), "one")
     layer = Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,))
-    with pytest.raises(ValueError, match=rf"'one'\) reports the monitor spread of shape \({H},\)"):
+    with pytest.raises(ValueError, match=rf"'one'\) reports the metric spread of shape \({H},\)"):
         read(layer, draw(B, W, D))
 
 

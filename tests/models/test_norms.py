@@ -14,8 +14,8 @@ from brt.models.layers.norms import (
     rms_normed,
     scaled_unit_heads,
     unit_heads,
-    wide,
 )
+from brt.models.layers.precision import at_least_float32
 
 SHAPES = [(1, 1, 1), (2, 3, 8)]
 
@@ -65,10 +65,10 @@ def test_narrow_vectors_are_rounded_once_at_the_end(function):
 
 
 def test_wide_never_narrows():
-    assert wide(jnp.ones(2, jnp.bfloat16)).dtype == jnp.float32
-    assert wide(jnp.ones(2, jnp.float32)).dtype == jnp.float32
+    assert at_least_float32(jnp.ones(2, jnp.bfloat16)).dtype == jnp.float32
+    assert at_least_float32(jnp.ones(2, jnp.float32)).dtype == jnp.float32
     with jax.enable_x64(True):
-        assert wide(jnp.ones(2, jnp.float64)).dtype == jnp.float64
+        assert at_least_float32(jnp.ones(2, jnp.float64)).dtype == jnp.float64
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_the_loop_over_blocks_is_one_step_after_another(settings):
     cell, blocks = random_cell(**settings), BlockPairs(*tokens(blocks=3))
     weights = cell.prepare(jnp.float32)
     cache = StateCache(draw(B, S, D))
-    _, last, seen, monitors = quick_jit(cell)(cache, None, blocks, None, weights)
+    _, last, seen, metrics = quick_jit(cell)(cache, None, blocks, None, weights)
     states_BSD, shares, one_step = draw(B, S, D), [], quick_jit(cell.step)
     read_states = quick_jit(lambda states_BSD: cell.keys_values(states_BSD, jnp.float32, weights))
     for g in range(3):
@@ -231,7 +231,7 @@ def test_the_loop_over_blocks_is_one_step_after_another(settings):
         states_BSD, share = one_step(states_BSD, *keys_values, *read, weights)
         shares.append(share)
     np.testing.assert_allclose(last.states_BSD, states_BSD, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(monitors["kept"], np.mean(shares), rtol=1e-5)
+    np.testing.assert_allclose(metrics["kept"], np.mean(shares), rtol=1e-5)
 
 
 def test_one_block_whose_states_are_known_gives_what_the_loop_gives():

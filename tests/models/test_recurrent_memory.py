@@ -254,18 +254,18 @@ def test_the_auxiliary_loss_is_what_the_new_memory_says_of_one_more_entry(cutoff
     added = built(**settings, auxiliary_weight=0.01)
     assert added.body.embedding.edges[-1] == V + 1 and added.vocabulary_size == V
     x_BTD = added.embed(tokens()[0])
-    _, caches, monitors = added.stack(x_BTD, added.init_caches(B))
+    _, caches, metrics = added.stack(x_BTD, added.init_caches(B))
     logits_BSV = np.asarray(added.logits(caches[-1].memory_BSD))
     log_sum = np.log(np.exp(logits_BSV).sum(axis=-1))
     expected = 0.01 * (log_sum - logits_BSV[..., V]).mean()
-    assert float(monitors["added_nats"]) == pytest.approx(expected, rel=1e-9)
+    assert float(metrics["added_nats"]) == pytest.approx(expected, rel=1e-9)
 
 
 def test_without_a_weight_there_is_no_entry_and_no_auxiliary_loss():
     plain = built(num_memory=3)
     assert plain.body.embedding.edges[-1] == V
-    monitors = plain.stack(plain.embed(tokens()[0]), plain.init_caches(B))[2]
-    assert "added_nats" not in monitors
+    metrics = plain.stack(plain.embed(tokens()[0]), plain.init_caches(B))[2]
+    assert "added_nats" not in metrics
 
 
 def test_the_auxiliary_loss_is_soon_learned():

@@ -78,9 +78,9 @@ def test_after_j_segments_the_memory_holds_the_lesser_of_m_and_j_segments(memory
     caches = model.init_caches(ROWS)
     for j in range(1, 5):
         part_BTD = x_BTD[:, (j - 1) * SEGMENT : j * SEGMENT]
-        _, caches, monitors = stack(model, part_BTD, caches)
+        _, caches, metrics = stack(model, part_BTD, caches)
         count = min(memory_length, j * SEGMENT)
-        assert not monitors and (caches[0].count_B == count).all()
+        assert not metrics and (caches[0].count_B == count).all()
         # The first layer's inputs are the embeddings; the newest is the last.
         expected = x_BTD[:, j * SEGMENT - count : j * SEGMENT]
         np.testing.assert_array_equal(caches[0].x_BMD[:, memory_length - count :], expected)
@@ -351,9 +351,9 @@ class Scaled(HiddenMemory):
 
 def test_the_gradient_that_reaches_a_memory_is_monitored_where_one_learns():
     plain, learning = txl(memory_length=4), txl(memory_length=4, memory=Scaled)
-    assert plain.gradient_monitors(parameters(plain)) == {}
+    assert plain.gradient_metrics(parameters(plain)) == {}
     grads = parameters(learning)
-    found = learning.gradient_monitors(grads)
+    found = learning.gradient_metrics(grads)
     assert set(found) == {"layer0/scaled_grad_norm", "layer1/scaled_grad_norm"}
     for i, memory in enumerate(learning.memories):
         norm = np.sqrt(np.square(memory.scale_D[...]).sum())

@@ -13,7 +13,7 @@ from tiny_models import QUICK
 from brt.benchmarks import hlo
 from brt.benchmarks.hlo_costs import axes_of, collectives
 from brt.experiment import Experiment
-from brt.models.fast import table_losses
+from brt.models.fast import chunked_losses
 from brt.training.optimization.schedules import constant_rate
 from brt.training.settings import Trainer
 
@@ -79,7 +79,7 @@ def test_other_loops_exchange_nothing_over_data(name):
 
 
 def test_the_loss_is_read_in_chunks_that_exchange_nothing(monkeypatch):
-    monkeypatch.setattr(table_losses, "CHUNK", 256)
+    monkeypatch.setattr(chunked_losses, "CHUNK", 256)
     in_loops.cache_clear()
     assert not in_loops("slide", (4, 2))
     in_loops.cache_clear()

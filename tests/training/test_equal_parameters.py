@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brt.models.fast.equal_layers import FEWEST
+from brt.models.fast.layer_scan import FEWEST
 from brt.training.optimization.equal_parameters import equal_parameters_together, norm_of_all
 from brt.training.optimization.optimizers import adafactor, adamw
 

@@ -79,8 +79,8 @@ class Bumped:
         number = tokens_BT[0, 0] // VOCABULARY
         return self.model.embed(tokens_BT % VOCABULARY) + self.bumps_KTD[number]
 
-    def gradient_monitors(self, grads):
-        return self.model.gradient_monitors(grads["model"])
+    def gradient_metrics(self, grads):
+        return self.model.gradient_metrics(grads["model"])
 
 
 class Case(NamedTuple):
@@ -269,8 +269,8 @@ def test_only_the_new_segment_counts_whatever_the_weights_and_the_models_own_fig
     equal((value, sums), (expected, expected_sums))
     caches, read = case("toy").caches, case("toy").bind(case("toy").params)
     for k in range(K):
-        caches, *_, monitors = segment_sums(read, [x[k] for x in only_last], caches)
-    np.testing.assert_allclose(means["size"], monitors["size"], rtol=1e-12)
+        caches, *_, metrics = segment_sums(read, [x[k] for x in only_last], caches)
+    np.testing.assert_allclose(means["size"], metrics["size"], rtol=1e-12)
     assert abs(means["size"] - all_means["size"]) > 1e-3
 
 

@@ -10,7 +10,8 @@ from jax.typing import DTypeLike
 from brt.checks import OneOf, configurable
 from brt.models.block_recurrent.memory import LayerMemory, LayerTokens, Metrics
 from brt.models.layers.initializers import parameter
-from brt.models.layers.norms import share_of_norm, wide
+from brt.models.layers.norms import share_of_norm
+from brt.models.layers.precision import at_least_float32
 from brt.models.layers.sizes import Sizes
 
 RULES = ("linear", "delta")
@@ -32,7 +33,7 @@ class AssociativeCache(NamedTuple):
 
 def features(x: jax.Array) -> jax.Array:
     """Returns elu(x) + 1, the positive features of queries and keys, float32 or wider."""
-    return jax.nn.elu(wide(x)) + 1
+    return jax.nn.elu(at_least_float32(x)) + 1
 
 
 def retrieved(cache: AssociativeCache, features_BTHK: jax.Array) -> jax.Array:
@@ -88,7 +89,7 @@ class AssociativeMemory(LayerMemory):
     def update(
         self, cache: AssociativeCache, k_BWHK: jax.Array, v_BWHK: jax.Array, weights: None
     ) -> tuple[AssociativeCache, Metrics]:
-        features_BWHK, new_BWHK = features(k_BWHK), wide(v_BWHK)
+        features_BWHK, new_BWHK = features(k_BWHK), at_least_float32(v_BWHK)
         if self.rule == "delta":
             new_BWHK = new_BWHK - retrieved(cache, features_BWHK)
         matrix_BHKK = cache.matrix_BHKK + jnp.einsum("BWHK,BWHV->BHKV", features_BWHK, new_BWHK)

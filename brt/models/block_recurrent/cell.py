@@ -30,8 +30,8 @@ from brt.models.block_recurrent.memory import (
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
 from brt.models.fast.attention import attend_by_head, heads_first
+from brt.models.fast.data_shards import by_data_shard
 from brt.models.fast.loop_weights import cast_before, in_loop, product, scan
-from brt.models.fast.row_shards import by_row_shard
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import (
     RMSNorm,
@@ -320,7 +320,7 @@ class RecurrentCell(LayerMemory):
         """
         if states is None:
             inputs = cache.states_BSD, blocks
-            (states_BSD, states, kept_B), _ = by_row_shard(self._scan(remat), weights, inputs)
+            (states_BSD, states, kept_B), _ = by_data_shard(self._scan(remat), weights, inputs)
         else:  # one block whose states the caller has computed: block feedback
             step = jax.checkpoint(self.step) if remat else self.step
             state_k, state_v, token_k, token_v = (heads_first(x[:, 0]) for x in (*states, *blocks))

@@ -24,8 +24,9 @@ from brt.models.block_recurrent.memory import (
 )
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import parameter
-from brt.models.layers.norms import share_of_norm, wide
+from brt.models.layers.norms import share_of_norm
 from brt.models.layers.positions_t5 import HIDDEN
+from brt.models.layers.precision import at_least_float32
 from brt.models.layers.sizes import Sizes
 
 SEARCHES = ("exact", "bucketed", "dense")
@@ -207,7 +208,10 @@ class ExternalMemory(LayerMemory):
 
         still_BTHK = jax.lax.stop_gradient(q_BTHK)
         scores_BHTJ = jnp.einsum(
-            "BTHK,BJHK->BHTJ", still_BTHK, k_BJHK, preferred_element_type=wide(q_BTHK).dtype
+            "BTHK,BJHK->BHTJ",
+            still_BTHK,
+            k_BJHK,
+            preferred_element_type=at_least_float32(q_BTHK).dtype,
         )
         scores_BHTJ = jnp.where(empty_BJ[:, None, None], HIDDEN, scores_BHTJ)
         if visible_BGJ is not None:

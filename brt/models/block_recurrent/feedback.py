@@ -15,8 +15,8 @@ from brt.models.block_recurrent.layer import Layer, Prepared
 from brt.models.block_recurrent.memory import joined_states
 from brt.models.caches import WindowCache
 from brt.models.fast.attention import heads_first
+from brt.models.fast.data_shards import by_data_shard
 from brt.models.fast.loop_weights import arrays_in_loop, in_loop, scan
-from brt.models.fast.row_shards import by_row_shard
 
 
 def state_source(layers: Iterable[Layer]) -> int:
@@ -91,7 +91,7 @@ def run_blocks(
         return (x_BTD, caches), jax.tree.map(jnp.mean, metrics)
 
     rows = x_BTD, tuple(caches), counts_B
-    (x_BTD, caches), metrics = by_row_shard(scan_blocks, weights, rows)
+    (x_BTD, caches), metrics = by_data_shard(scan_blocks, weights, rows)
     return x_BTD, caches, metrics
 
 

@@ -17,7 +17,8 @@ from brt.models.block_recurrent.memory import (
 )
 from brt.models.caches import select_rows
 from brt.models.layers.initializers import DENSE, parameter
-from brt.models.layers.norms import share_of_norm, unit_heads, wide
+from brt.models.layers.norms import share_of_norm, unit_heads
+from brt.models.layers.precision import at_least_float32
 from brt.models.layers.sizes import Sizes
 
 
@@ -77,8 +78,8 @@ class GatedDeltaMemory(LayerMemory):
         B, T, H, K = attended_BTHK.shape
         x_BTD = tokens.inputs_BTD
         log_decay_BTH = x_BTD @ self.decay_DH[...].astype(x_BTD.dtype) + self.decay_bias_H[...]
-        log_decay_BTH = -jax.nn.softplus(wide(log_decay_BTH))
-        step_BTH = jax.nn.sigmoid(wide(x_BTD @ self.step_DH[...].astype(x_BTD.dtype)))
+        log_decay_BTH = -jax.nn.softplus(at_least_float32(log_decay_BTH))
+        step_BTH = jax.nn.sigmoid(at_least_float32(x_BTD @ self.step_DH[...].astype(x_BTD.dtype)))
         if tokens.counts_B is not None:  # padding leaves the memory as it is
             real_BT1 = (jnp.arange(T) < tokens.counts_B[:, None])[..., None]
             log_decay_BTH = jnp.where(real_BT1, log_decay_BTH, 0)
@@ -89,7 +90,8 @@ class GatedDeltaMemory(LayerMemory):
         inputs = q_BTHK, k_BTHK, tokens.values_BTHK, log_decay_BTH, step_BTH
         length = min(T, self.window)
         by_block = tuple(
-            jnp.moveaxis(wide(x).reshape(B, -1, length, *x.shape[2:]), 1, 0) for x in inputs
+            jnp.moveaxis(at_least_float32(x).reshape(B, -1, length, *x.shape[2:]), 1, 0)
+            for x in inputs
         )
         block = jax.checkpoint(delta_block) if remat else delta_block
         matrix_BHKK, read_GBWHK = jax.lax.scan(block, cache.matrix_BHKK, by_block)

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from brt.models.fast.loop_weights import cast_before, in_loop, product
 from brt.models.layers.initializers import DENSE, SMALL, normal, parameter
-from brt.models.layers.norms import wide
+from brt.models.layers.precision import at_least_float32
 
 KINDS = ("fixed", "lstm")
 FORMS = ("paper", "meliad")
@@ -122,7 +122,7 @@ class Gate(nnx.Module):
         h: with the axes of the equation; a tuple of arrays stands for a first axis.
         """
         matrix = weights[self.source.stacked]
-        projected_BSND = wide(product(self.source.equation, h, matrix))
+        projected_BSND = at_least_float32(product(self.source.equation, h, matrix))
         z_BSD = projected_BSND[:, :, 0]
         if self.candidate_bias_D is not None:
             z_BSD = z_BSD + in_loop(weights["candidate_bias_D"])

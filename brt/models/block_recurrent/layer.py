@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from brt.models.axis_rules import constrain
 from brt.models.block_recurrent.memory import (
     BlockPairs,
     BlockStates,
@@ -38,8 +39,7 @@ from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import RMSNorm, scaled_down_heads, share_of_norm, unit_heads
 from brt.models.layers.positions_t5 import RelativeBias, WindowMask
 from brt.models.layers.sizes import Sizes
-from brt.models.model import Monitors, check_scalars
-from brt.models.shape_letters import constrain
+from brt.models.model import Metrics, check_scalars
 
 
 class Prepared(NamedTuple):
@@ -111,7 +111,7 @@ class Layer(nnx.Module):
             if not hasattr(memory, "name"):
                 raise ValueError(
                     f"{type(memory).__name__} has no name: give the class one, such as "
-                    'name = "summaries", for its parameters and monitors.'
+                    'name = "summaries", for its parameters and metrics.'
                 )
         self.memory_names = tuple(memory.name for memory in memories)
         for memory in memories:
@@ -242,7 +242,7 @@ class Layer(nnx.Module):
     def _output(self, x_BTD, normed_BTD, attended_BTHK, read_states, weights, mlp_mask_PD):
         """Adds the projected attention to tokens and to states, then the MLP."""
         A = self.sizes.attention_size
-        metrics: Monitors = {}
+        metrics: Metrics = {}
 
         def project(y_BTHK, matrix_AD):
             return product("BTA,AD->BTD", y_BTHK.reshape(*x_BTD.shape[:2], A), matrix_AD)
@@ -275,7 +275,7 @@ class Layer(nnx.Module):
         feedback_states: BlockStates | None = None,
         current_states: tuple[BlockStates | None, ...] | None = None,
         counts_B: jax.Array | None = None,
-    ) -> tuple[jax.Array, LayerCache, Monitors]:
+    ) -> tuple[jax.Array, LayerCache, Metrics]:
         """Runs on one segment of every batch element.
 
         Args:
@@ -320,7 +320,7 @@ class Layer(nnx.Module):
         # states: those from before each block, so that no block sees its own update.
         current_states = current_states or (None,) * len(self.memories)
         new_memories, offered = [], []
-        metrics: Monitors = {}
+        metrics: Metrics = {}
         for i, (memory, old) in enumerate(self._with(cache)):
             with jax.named_scope("states" if memory.num_states else "memory"):
                 attended_BTHK, new, states, found = memory(

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.models.caches import select_rows
-from brt.models.fast.row_shards import by_row_shard
+from brt.models.fast.data_shards import by_data_shard
 
 Metrics = dict[str, jax.Array]
 """Scalars by name. `memory_share`, the memory's part of what is read, is drawn by reports."""
@@ -202,7 +202,7 @@ class LayerMemory(nnx.Module):
             "scale_H": tokens.scale_H,
             "prepared": weights,
         }
-        (cache, attended, states), metrics = by_row_shard(run_blocks, weights, (cache, *by_block))
+        (cache, attended, states), metrics = by_data_shard(run_blocks, weights, (cache, *by_block))
         if states is not None:
             states = BlockStates(*(x_BG1SHK[:, :, 0] for x_BG1SHK in states))
         return MemoryResult(attended.reshape(attended_BTHK.shape), cache, states, metrics)

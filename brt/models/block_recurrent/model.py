@@ -22,7 +22,7 @@ from brt.models.block_recurrent.feedback import run_blocks, state_source
 from brt.models.block_recurrent.layer import Layer
 from brt.models.block_recurrent.memory import LayerMemory
 from brt.models.body import Body
-from brt.models.fast.table_losses import table_losses
+from brt.models.fast.chunked_losses import chunked_losses
 from brt.models.layers.dropout import dropout
 from brt.models.layers.embedding import embedded, tied_logits
 from brt.models.layers.initializers import normal, parameter
@@ -184,7 +184,7 @@ class BlockRecurrentTransformer(Body):
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Without an array of (B, T, V).
-        return table_losses(x_BTD, self.embedding_VD[...], targets_BT, self.logits_divisor)
+        return chunked_losses(x_BTD, self.embedding_VD[...], targets_BT, self.logits_divisor)
 
     @property
     def period(self) -> int:
@@ -199,7 +199,7 @@ class BlockRecurrentTransformer(Body):
         within = self.window - 1 if any(layer.memories for layer in self.layers) else 0
         return within + sum(layer.reach() for layer in self.layers)
 
-    def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
+    def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
         """Returns the norm of the gradient of each memory's parameters."""
         return {
             f"layer{i}/{name}_grad_norm": optax.tree.norm(grads["layers"][i][name])
@@ -282,10 +282,10 @@ def _indices(name, layers, num_layers) -> set[int]:
     return {index % num_layers for index in layers}
 
 
-def _by_layer(monitors):
-    """Returns the monitors of all layers as one dictionary: `layer3/state_share` and so on."""
+def _by_layer(metrics):
+    """Returns the metrics of all layers as one dictionary: `layer3/state_share` and so on."""
     return {
         f"layer{i}/{name}": value
-        for i, monitor in enumerate(monitors)
-        for name, value in monitor.items()
+        for i, metric in enumerate(metrics)
+        for name, value in metric.items()
     }

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from brt.models.layers.norms import wide
+from brt.models.layers.precision import at_least_float32
 
 COLUMNS = 128
 """Of a matrix unit."""
@@ -106,25 +106,32 @@ def softmax_gradients(
     kept_HQJ = weights_HQJ if keep_HQJ is None else weights_HQJ * keep_HQJ
     dv_HJK = transposed_product(gradient_HQK, kept_HQJ.astype(v_HJK.dtype))
     # The sum over keys of each weight times its gradient.
-    mean_HQ = jnp.sum(wide(gradient_HQK) * wide(softmax.output_HQK), axis=-1)
+    mean_HQ = jnp.sum(
+        at_least_float32(gradient_HQK) * at_least_float32(softmax.output_HQK), axis=-1
+    )
     d_HQJ = product("HQK,HJK->HQJ", gradient_HQK, v_HJK)
     if keep_HQJ is not None:
         d_HQJ = d_HQJ * keep_HQJ
     return weights_HQJ * (d_HQJ - mean_HQ[..., None]), dv_HJK
 
 
-def product(letters: str, a: jax.Array, b: jax.Array) -> jax.Array:
+def product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """Returns an einsum under leading axes, float32 or wider."""
-    of_a, of_b = letters.partition("->")[0].split(",")
+    of_a, of_b = equation.partition("->")[0].split(",")
     leading = a.shape[: a.ndim - len(of_a)], b.shape[: b.ndim - len(of_b)]
-    letters = "..." + letters.replace(",", ",...").replace("->", "->...")
-    multiplied = functools.partial(jnp.einsum, letters, preferred_element_type=wide(a).dtype)
-    if leading[0] == leading[1] or a.dtype == wide(a).dtype:
+    equation = "..." + equation.replace(",", ",...").replace("->", "->...")
+    multiplied = functools.partial(
+        jnp.einsum, equation, preferred_element_type=at_least_float32(a).dtype
+    )
+    if leading[0] == leading[1] or a.dtype == at_least_float32(a).dtype:
         return multiplied(a, b)
     # Where one factor is repeated, XLA has no product of bfloat16 for some CPUs. In float32 it is
     # the same: products of two bfloat16 are exact.
     return jax.lax.platform_dependent(
-        a, b, cpu=lambda a, b: multiplied(wide(a), wide(b)), default=multiplied
+        a,
+        b,
+        cpu=lambda a, b: multiplied(at_least_float32(a), at_least_float32(b)),
+        default=multiplied,
     )
 
 
@@ -150,7 +157,7 @@ def _scaled(q_HQK, scale_H):
     """The scale multiplies queries: its gradient is a sum over them, not over all scores."""
     if scale_H is None:
         return q_HQK
-    return (wide(q_HQK) * jnp.abs(scale_H)[:, None, None]).astype(q_HQK.dtype)
+    return (at_least_float32(q_HQK) * jnp.abs(scale_H)[:, None, None]).astype(q_HQK.dtype)
 
 
 def _forward(q_HQK, k_HJK, v_HJK, scale_H=None, bias_HQJ=None, keep_HQJ=None):
@@ -175,7 +182,7 @@ def _backward(kept, gradient_HQK):
     dk_HJK = transposed_product(scaled_HQK, ds_HQJ)
     dscale_H = None
     if scale_H is not None:
-        dscale_HQ = jnp.sum(dscaled_HQK * wide(q_HQK), axis=-1)
+        dscale_HQ = jnp.sum(dscaled_HQK * at_least_float32(q_HQK), axis=-1)
         dscale_H = jnp.sum(dscale_HQ, axis=-1).reshape(-1, len(scale_H)).sum(axis=0)
         dscale_H = (dscale_H * jnp.sign(scale_H)).astype(scale_H.dtype)
         dscaled_HQK = dscaled_HQK * jnp.abs(scale_H)[:, None, None]
@@ -195,10 +202,10 @@ def summed_to(x: jax.Array, like: jax.Array) -> jax.Array:
     repeated = [added + i for i, n in enumerate(like.shape) if n == 1 and x.shape[added + i] > 1]
     if added and jax.sharding.get_abstract_mesh().size <= 1:
         # On a CPU sums of long rows are ten times as fast as XLA's sum over leading axes.
-        x = _sum_of_parts(wide(x).reshape(-1, *x.shape[added:]))
+        x = _sum_of_parts(at_least_float32(x).reshape(-1, *x.shape[added:]))
         repeated = [axis - added for axis in repeated]
         added = 0
-    x = jnp.sum(wide(x), axis=(*range(added), *repeated))
+    x = jnp.sum(at_least_float32(x), axis=(*range(added), *repeated))
     return x.reshape(like.shape).astype(like.dtype)
 
 

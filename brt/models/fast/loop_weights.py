@@ -1,8 +1,8 @@
 """Weights of a loop: cast before it, their gradients computed after it.
 
 Plain counterpart: `jax.lax.scan` and `jnp.einsum` (tests/models/test_loop_weights.py). With it and
-`row_shards` the cell's loop takes 0.41 M and 0.19 M cycles a block (backward, forward) on a TPU v4,
-instead of 0.61 M and 0.53 M (docs/benchmarks/tpu_compiler.md).
+`data_shards`, a block of the cell's loop takes 0.41 M and 0.19 M cycles (backward, forward) on a
+TPU v4, instead of 0.61 M and 0.53 M (docs/benchmarks/tpu_compiler.md).
 
     weights = {"matrix_DA": cast_before(matrix_DA[...], dtype)}     # before the loop
 
@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from brt.models.shape_letters import as_here
+from brt.models.axis_rules import in_this_context
 
 LoopWeights = jax.Array | tuple[jax.Array, jax.Array]
 """An array, or the array in its own type and its cast."""
@@ -48,18 +48,18 @@ def arrays_in_loop(weights: Any) -> Any:
     return jax.tree.map(in_loop, weights, is_leaf=_is_pair)
 
 
-def product(letters: str, x: jax.Array | tuple[jax.Array, ...], weights: LoopWeights) -> jax.Array:
+def product(equation: str, x: jax.Array | tuple[jax.Array, ...], weights: LoopWeights) -> jax.Array:
     """Returns the einsum of activations and weights, in the activations' type.
 
     Args:
-        letters: such as "BSD,DA->BSA"; an axis that the result lacks is in both factors.
+        equation: such as "BSD,DA->BSA"; an axis that the result lacks is in both factors.
         x: activations, or several arrays to be stacked along a first axis, which the backward pass
             then keeps unstacked.
         weights: an entry of the loop's.
     """
     if isinstance(weights, _Multiplied):
-        return weights.product(letters, x)
-    return jnp.einsum(letters, _stacked(x, 0), in_loop(weights))
+        return weights.product(equation, x)
+    return jnp.einsum(equation, _stacked(x, 0), in_loop(weights))
 
 
 def scan(
@@ -89,17 +89,17 @@ def scan(
 
     # The shapes of all products, whose gradients the backward loop returns as those of `changes`,
     # zeros that are added to the products.
-    letters: dict[int, str] = {}
+    equations: dict[int, str] = {}
 
     def products_of(weights, carry, x):
         tapped, products = _tapped(weights, None)
         step(tapped, carry, x)
-        letters.update({i: product.letters for i, product in products.items()})
+        equations.update({i: product.equation for i, product in products.items()})
         return {i: product.output for i, product in products.items()}
 
     shapes = jax.eval_shape(products_of, weights, carry, jax.tree.map(lambda x: x[0], xs))
     length = jax.tree.leaves(xs)[0].shape[0]
-    step = as_here(step)
+    step = in_this_context(step)
 
     def loop(weights, changes, carry, xs):
         def tapped_step(carry, inputs):
@@ -125,10 +125,10 @@ def scan(
         dweights, dchanges, dcarry, dxs = back(gradients)
         leaves, tree = jax.tree.flatten(dweights, is_leaf=_is_pair)
         for i, x in factors.items():
-            x_letters, weight_letters, y_letters = letters[i].replace("->", ",").split(",")
+            x_axes, weight_axes, y_axes = equations[i].replace("->", ",").split(",")
             uncast, *cast = leaves[i] if _is_pair(leaves[i]) else (leaves[i],)
             total = jnp.einsum(
-                f"Z{x_letters},Z{y_letters}->{weight_letters}",
+                f"Z{x_axes},Z{y_axes}->{weight_axes}",
                 _stacked(x, 1),
                 dchanges[i],
                 preferred_element_type=uncast.dtype,
@@ -152,7 +152,7 @@ def _cast_jvp(primals, tangents):
 
 
 class _Multiplied:
-    """Weights whose product in a step is recorded: its `letters`, `x` and `output`."""
+    """Weights whose product in a step is recorded: its `equation`, `x` and `output`."""
 
     def __init__(self, weights, changes, products, index):
         self.weights = weights
@@ -160,13 +160,13 @@ class _Multiplied:
         self._products = products
         self._index = index
 
-    def product(self, letters, x):
+    def product(self, equation, x):
         if self._index in self._products:
-            raise ValueError(f"Weights are multiplied twice in one step of a loop: {letters}.")
+            raise ValueError(f"Weights are multiplied twice in one step of a loop: {equation}.")
         self._products[self._index] = self
-        self.letters, self.x = letters, x
+        self.equation, self.x = equation, x
         self.output = jnp.einsum(
-            letters, _stacked(x, 0), jax.lax.stop_gradient(in_loop(self.weights))
+            equation, _stacked(x, 0), jax.lax.stop_gradient(in_loop(self.weights))
         )
         if self.changes is None:
             return self.output

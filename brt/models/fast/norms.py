@@ -9,7 +9,7 @@ they are not measured alone. On a CPU (7 layers, d 256, 4,096 tokens) they take 
 import jax
 import jax.numpy as jnp
 
-from brt.models.layers.upcast import wide
+from brt.models.layers.precision import at_least_float32
 
 EPSILON = 1e-6
 
@@ -21,15 +21,15 @@ def rms_normed(x_BTD: jax.Array, scale_D: jax.Array) -> jax.Array:
 
 
 def _rms_forward(x_BTD, scale_D):
-    x = wide(x_BTD)
+    x = at_least_float32(x_BTD)
     factor_BT1 = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
     return (x * factor_BT1 * scale_D).astype(x_BTD.dtype), (x_BTD, scale_D, factor_BT1)
 
 
 def _rms_backward(residuals, gradient_BTD):
     x_BTD, scale_D, factor_BT1 = residuals
-    gradient = wide(gradient_BTD)
-    normed = wide(x_BTD) * factor_BT1
+    gradient = at_least_float32(gradient_BTD)
+    normed = at_least_float32(x_BTD) * factor_BT1
     along = jnp.mean(gradient * scale_D * normed, axis=-1, keepdims=True)
     dx = factor_BT1 * (gradient * scale_D - normed * along)
     dscale_D = jnp.sum(gradient * normed, axis=tuple(range(gradient.ndim - 1)))
@@ -49,7 +49,7 @@ def unit_heads(x_BTHK: jax.Array) -> jax.Array:
 
 
 def _unit_forward(x_BTHK):
-    x = wide(x_BTHK)
+    x = at_least_float32(x_BTHK)
     factor_BTH1 = jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
     unit_BTHK = (x * factor_BTH1).astype(x_BTHK.dtype)
     return unit_BTHK, (unit_BTHK, factor_BTH1)
@@ -57,7 +57,7 @@ def _unit_forward(x_BTHK):
 
 def _unit_backward(residuals, gradient_BTHK):
     unit_BTHK, factor_BTH1 = residuals
-    gradient, unit = wide(gradient_BTHK), wide(unit_BTHK)
+    gradient, unit = at_least_float32(gradient_BTHK), at_least_float32(unit_BTHK)
     along = jnp.sum(gradient * unit, axis=-1, keepdims=True)
     return ((factor_BTH1 * (gradient - unit * along)).astype(unit_BTHK.dtype),)
 
@@ -72,7 +72,7 @@ def scaled_unit_heads(x_BHSK: jax.Array, scale_H: jax.Array) -> jax.Array:
 
 
 def _scaled_forward(x_BHSK, scale_H):
-    x = wide(x_BHSK)
+    x = at_least_float32(x_BHSK)
     factor_BHS1 = jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
     scaled_BHSK = (x * factor_BHS1 * jnp.abs(scale_H)[:, None, None]).astype(x_BHSK.dtype)
     return scaled_BHSK, (scaled_BHSK, factor_BHS1, scale_H)
@@ -80,7 +80,7 @@ def _scaled_forward(x_BHSK, scale_H):
 
 def _scaled_backward(residuals, gradient_BHSK):
     scaled_BHSK, factor_BHS1, scale_H = residuals
-    gradient, scaled = wide(gradient_BHSK), wide(scaled_BHSK)
+    gradient, scaled = at_least_float32(gradient_BHSK), at_least_float32(scaled_BHSK)
     size_H = jnp.abs(scale_H)
     # The gradient of |scale| at zero is zero.
     inverse_H = jnp.where(size_H > 0, 1.0 / jnp.where(size_H > 0, size_H, 1.0), 0.0)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from brt.models.fast.attention import attend_by_head, heads_first
-from brt.models.layers.norms import wide
+from brt.models.layers.precision import at_least_float32
 
 
 def attend(
@@ -46,7 +46,7 @@ def plain_attention(
 ) -> jax.Array:
     """Returns what `attend` returns, differentiated by JAX: the reference of all other forms."""
     scores = jnp.einsum(
-        "...QHK,...JHK->...HQJ", q_QHK, k_JHK, preferred_element_type=wide(q_QHK).dtype
+        "...QHK,...JHK->...HQJ", q_QHK, k_JHK, preferred_element_type=at_least_float32(q_QHK).dtype
     )
     scores = scores * jnp.abs(scale_H)[:, None, None]
     if bias_HQJ is not None:

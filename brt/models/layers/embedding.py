@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from brt.models.layers.upcast import wide
-from brt.models.shape_letters import constrain
+from brt.models.axis_rules import constrain
+from brt.models.layers.precision import at_least_float32
 from brt.token_ids import BEGIN
 
 
@@ -25,6 +25,6 @@ def tied_logits(x_BTD: jax.Array, embedding_VD: jax.Array, divisor: float) -> ja
         "...D,VD->...V",
         x_BTD,
         embedding_VD.astype(x_BTD.dtype),
-        preferred_element_type=wide(x_BTD).dtype,
+        preferred_element_type=at_least_float32(x_BTD).dtype,
     )
     return logits_BTV / divisor

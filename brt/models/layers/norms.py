@@ -9,7 +9,7 @@ from flax import nnx
 
 from brt.models.fast.norms import EPSILON, rms_normed, scaled_unit_heads, unit_heads
 from brt.models.layers.initializers import normal, parameter
-from brt.models.layers.upcast import wide
+from brt.models.layers.precision import at_least_float32
 
 __all__ = [
     "EPSILON",
@@ -22,7 +22,6 @@ __all__ = [
     "scaled_unit_heads",
     "share_of_norm",
     "unit_heads",
-    "wide",
 ]
 
 
@@ -56,7 +55,7 @@ class LayerNorm(nnx.Module):
         self.bias_D = parameter(rngs, jax.nn.initializers.zeros, width)
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        x = wide(x_BTD)
+        x = at_least_float32(x_BTD)
         x = x - jnp.mean(x, axis=-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.epsilon)
         return (x * self.scale_D[...] + self.bias_D[...]).astype(x_BTD.dtype)
@@ -64,14 +63,14 @@ class LayerNorm(nnx.Module):
 
 def plain_rms_normed(x_BTD: jax.Array, scale_D: jax.Array) -> jax.Array:
     """Returns what `rms_normed` returns, differentiated by JAX."""
-    x = wide(x_BTD)
+    x = at_least_float32(x_BTD)
     rms_BT1 = jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
     return (x / rms_BT1 * scale_D).astype(x_BTD.dtype)
 
 
 def plain_unit_heads(x_BHSK: jax.Array, scale_H: jax.Array | float = 1.0) -> jax.Array:
     """Returns what `unit_heads` and `scaled_unit_heads` return, differentiated by JAX."""
-    x = wide(x_BHSK)
+    x = at_least_float32(x_BHSK)
     lengths_BHS1 = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
     return (x / lengths_BHS1 * jnp.abs(jnp.asarray(scale_H))[..., None, None]).astype(x_BHSK.dtype)
 
@@ -83,5 +82,5 @@ def scaled_down_heads(x_BTHK: jax.Array) -> jax.Array:
 
 def share_of_norm(part: jax.Array, rest: jax.Array) -> jax.Array:
     """Returns a scalar in [0, 1]: the part's root mean square divided by the sum of both."""
-    part, rest = (jnp.sqrt(jnp.mean(jnp.square(wide(x)))) for x in (part, rest))
+    part, rest = (jnp.sqrt(jnp.mean(jnp.square(at_least_float32(x)))) for x in (part, rest))
     return part / jnp.maximum(part + rest, 1e-30)

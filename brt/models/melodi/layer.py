@@ -16,17 +16,18 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
+from brt.models.axis_rules import constrain
 from brt.models.counts import matrix_size
-from brt.models.fast.row_shards import by_row_shard
+from brt.models.fast.data_shards import by_data_shard
 from brt.models.layers.attention import attend
 from brt.models.layers.dropout import dropped, keep_mask, repeated_mask
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import DENSE, parameter
-from brt.models.layers.norms import RMSNorm, share_of_norm, unit_heads, wide
+from brt.models.layers.norms import RMSNorm, share_of_norm, unit_heads
 from brt.models.layers.positions_t5 import HIDDEN, RelativeBias, t5_buckets
+from brt.models.layers.precision import at_least_float32
 from brt.models.layers.sizes import Sizes
-from brt.models.model import Monitors
-from brt.models.shape_letters import constrain
+from brt.models.model import Metrics
 
 
 class MelodiSizes(NamedTuple):
@@ -227,7 +228,7 @@ class MelodiLayer(nnx.Module):
 
     def __call__(
         self, x_BTD: jax.Array, summary_BRD: jax.Array, cache: MelodiCache, key: Any = None
-    ) -> tuple[jax.Array, jax.Array, MelodiCache, Monitors]:
+    ) -> tuple[jax.Array, jax.Array, MelodiCache, Metrics]:
         """Runs on one segment, window after window.
 
         Args:
@@ -289,8 +290,8 @@ class MelodiLayer(nnx.Module):
             outputs = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
             return (cache, outputs), jax.tree.map(jnp.mean, metrics)
 
-        (cache, (tokens, summaries)), metrics = by_row_shard(run_windows, weights, rows)
-        norm = jnp.sqrt(jnp.mean(jnp.square(wide(cache.short_BSD))))
+        (cache, (tokens, summaries)), metrics = by_data_shard(run_windows, weights, rows)
+        norm = jnp.sqrt(jnp.mean(jnp.square(at_least_float32(cache.short_BSD))))
         metrics = metrics | {"state_norm": norm}
         return tokens.reshape(B, T, D), summaries.reshape(B, G * U, D), cache, metrics
 

@@ -16,14 +16,14 @@ from flax import nnx
 
 from brt.checks import Count, CountFrom0, Index, OneOf, Share, configurable
 from brt.models.caches import select_rows
-from brt.models.fast.table_losses import table_losses
+from brt.models.fast.chunked_losses import chunked_losses
 from brt.models.layers.dropout import dropout as drop
 from brt.models.layers.embedding import embedded, tied_logits
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import RMSNorm
 from brt.models.layers.sizes import Sizes
 from brt.models.melodi.layer import KeysValues, MelodiCache, MelodiLayer, MelodiSizes, truncated
-from brt.models.model import DTYPES, LanguageModel, Monitors
+from brt.models.model import DTYPES, LanguageModel, Metrics
 
 REMATS = ("none", "layer")
 
@@ -133,7 +133,7 @@ class Melodi(LanguageModel):
 
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
-    ) -> tuple[jax.Array, tuple, Monitors]:
+    ) -> tuple[jax.Array, tuple, Metrics]:
         B, T, _ = x_BTD.shape
         if self.window > T or T % self.window:
             raise ValueError(
@@ -145,7 +145,7 @@ class Melodi(LanguageModel):
             keys = list(jax.random.split(key, len(keys)))
         summary_BRD = jnp.tile(self._summary(B), (1, T // self.window, 1))
         after = []
-        metrics: Monitors = {}
+        metrics: Metrics = {}
         for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             run = jax.checkpoint(layer) if self.remat == "layer" else layer
             with jax.named_scope(f"layer{i}"):
@@ -165,7 +165,7 @@ class Melodi(LanguageModel):
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         divisor = math.sqrt(self.sizes.width)
-        return table_losses(x_BTD, self.embedding_VD[...], targets_BT, divisor)
+        return chunked_losses(x_BTD, self.embedding_VD[...], targets_BT, divisor)
 
     # Tokens.
 
@@ -276,7 +276,7 @@ class Melodi(LanguageModel):
     def receptive_field(self) -> float:
         return math.inf
 
-    def gradient_monitors(self, grads: dict) -> Monitors:
+    def gradient_metrics(self, grads: dict) -> Metrics:
         return {
             f"layer{i}/memory_grad_norm": optax.tree.norm(grads["layers"][i]["short_mixing"])
             for i in range(len(self.layers))

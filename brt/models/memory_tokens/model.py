@@ -189,8 +189,8 @@ class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
         parameters = self.body.given_parameters()
         return {"body": parameters} if parameters else {}
 
-    def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
-        return self.body.gradient_monitors(grads["body"])
+    def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
+        return self.body.gradient_metrics(grads["body"])
 
     # Tokens. The read positions are processed with a segment's first token, the write positions
     # with its last, so between segments the decoding form contains the segment form only.

@@ -14,7 +14,7 @@ from jax.nn.initializers import zeros
 from jax.typing import DTypeLike
 
 from brt.models.layers.initializers import normal, parameter
-from brt.models.layers.norms import wide
+from brt.models.layers.precision import at_least_float32
 from brt.token_ids import BEGIN
 
 CHUNK = 256
@@ -80,7 +80,7 @@ class Bin(nnx.Module):
         if more_NE is not None and more_bias_N is not None:
             output_VE = jnp.concatenate([output_VE, more_NE])
             bias_V = jnp.concatenate([bias_V, more_bias_N])
-        return wide(x_BTD @ output_VE.astype(x_BTD.dtype).T) + bias_V
+        return at_least_float32(x_BTD @ output_VE.astype(x_BTD.dtype).T) + bias_V
 
 
 class AdaptiveEmbedding(nnx.Module):
@@ -233,7 +233,7 @@ def _score_needed(part, x_ND, target_N, needed_N):
     rows_XC = jnp.pad(order_N, (0, padded - count)).reshape(-1, chunk)
     starts = jnp.arange(0, padded, chunk)
     total = needed_N.sum()
-    dtype = wide(x_ND).dtype
+    dtype = at_least_float32(x_ND).dtype
 
     def score(x_CD, target_C):
         log_p_CV = jax.nn.log_softmax(part.logits(x_CD))

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from brt.checks import Count, CountFrom0, NotNegative, OneOf, configurable
 from brt.models.layers.initializers import normal, parameter
-from brt.models.layers.norms import wide
+from brt.models.layers.precision import at_least_float32
 from brt.models.layers.sizes import Sizes
 from brt.models.transformer_xl.hidden_memory import HiddenMemory
 
@@ -182,7 +182,9 @@ class CompressiveMemory(HiddenMemory):
         expected = layer.content_attention(x_BTD, old_BOD, jnp.arange(O) >= O - old_B1)
         filled_BL = jnp.arange(L) >= L - old_B1 // self.rate
         compressed = layer.content_attention(x_BTD, new_BLD, filled_BL)
-        error_B = jnp.square(wide(expected) - wide(compressed)).mean(axis=(1, 2, 3))
+        error_B = jnp.square(at_least_float32(expected) - at_least_float32(compressed)).mean(
+            axis=(1, 2, 3)
+        )
         counts_B = (old_B > 0).astype(error_B.dtype)
         return (error_B * counts_B).sum() / jnp.maximum(counts_B.sum(), 1)
 

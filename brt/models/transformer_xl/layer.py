@@ -10,13 +10,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import zeros
 
+from brt.models.axis_rules import constrain
 from brt.models.fast.relative_attention import attend_by_distance
 from brt.models.layers.dropout import independent_dropout
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import normal, parameter
-from brt.models.layers.norms import LayerNorm, wide
+from brt.models.layers.norms import LayerNorm
+from brt.models.layers.precision import at_least_float32
 from brt.models.layers.sizes import Sizes
-from brt.models.shape_letters import constrain
 from brt.models.transformer_xl.relative_attention import (
     Positions,
     Terms,
@@ -299,7 +300,7 @@ class TransformerXLLayer(nnx.Module):
         parts = [self._normed(part_BJD.astype(x_BD.dtype)) for part_BJD in hidden]
         q_BHK = self._heads(normed_B1D, self.queries_DA)[:, 0]
         u_HK, v_HK = self._biases(distances)
-        dtype = wide(x_BD).dtype
+        dtype = at_least_float32(x_BD).dtype
         q_BHD = self._through(q_BHK, u_HK, self.keys_DA)
         by_part = [
             jnp.einsum("BHD,BJD->BHJ", q_BHD, part_BJD, preferred_element_type=dtype)

@@ -16,11 +16,11 @@ import optax
 from flax import nnx
 
 from brt.checks import Count, CountFrom0, OneOf, Positive, Share, configurable
+from brt.models.axis_rules import constrain
 from brt.models.counts import matrix_size
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
 from brt.models.model import DTYPES
-from brt.models.shape_letters import constrain
 from brt.models.transformer_xl.adaptive_embedding import AdaptiveEmbedding
 from brt.models.transformer_xl.hidden_memory import HiddenMemory
 from brt.models.transformer_xl.layer import ENCODINGS, NORMS, Drops, TransformerXLLayer
@@ -187,7 +187,7 @@ class TransformerXL(TransformerXLStack):
             oldest = memory.oldest_remembered(oldest, P)
         return P - 1 - oldest
 
-    def gradient_monitors(self, grads: dict) -> dict[str, jax.Array]:
+    def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
         """Returns the norm of the gradient of each memory that has parameters."""
         return {
             f"layer{i}/{self.memories[i].name}_grad_norm": optax.tree.norm(gradient)

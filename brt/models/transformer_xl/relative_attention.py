@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from brt.models.layers.norms import wide
+from brt.models.layers.precision import at_least_float32
 
 
 class Positions(NamedTuple):
@@ -86,7 +86,7 @@ def scores(
 
     Source: Transformer-XL, section 3.3.
     """
-    dtype = dtype or wide(q_BTHK).dtype
+    dtype = dtype or at_least_float32(q_BTHK).dtype
     keys_CHK = None if positions is None else positions.keys_CHK
     s_BHTJ = query_terms(q_BTHK, k_BJHK, content_bias_HK, keys_CHK, dtype)
     if positions is not None:

@@ -11,7 +11,7 @@ from flax import nnx
 from brt.models.attention_weights import AttentionLayout, AttentionWeights, ShowsAttention
 from brt.models.body import Body
 from brt.models.caches import select_rows
-from brt.models.fast.equal_layers import run_layers
+from brt.models.fast.layer_scan import run_layers
 from brt.models.layers.positions_sinusoid import sinusoid
 from brt.models.layers.sizes import Sizes
 from brt.models.memory_tokens.layout import MemoryLayout

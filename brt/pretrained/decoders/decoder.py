@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from brt.models.axis_rules import constrain
 from brt.models.layers.initializers import normal, parameter
-from brt.models.layers.norms import wide
-from brt.models.shape_letters import constrain
+from brt.models.layers.precision import at_least_float32
 from brt.pretrained.backbone import PretrainedBackbone, Reading
 from brt.pretrained.backbone_layer import NOTHING, STD, LayerKeys, Reads, Seen
 from brt.pretrained.names import Names, Tensor
@@ -126,7 +126,7 @@ class Decoder(PretrainedBackbone):
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
         table_VD = self.head[...].astype(x_BTD.dtype)
         return jnp.einsum(
-            "...D,VD->...V", x_BTD, table_VD, preferred_element_type=wide(x_BTD).dtype
+            "...D,VD->...V", x_BTD, table_VD, preferred_element_type=at_least_float32(x_BTD).dtype
         )
 
     def read(

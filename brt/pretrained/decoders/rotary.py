@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from brt.checks import Count, Positive
-from brt.models.layers.norms import wide
+from brt.models.layers.precision import at_least_float32
 from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Seen
 
 Scaling = tuple[Positive, Positive, Positive, Count]
@@ -95,7 +95,7 @@ def rotated(x_BTHK: jax.Array, positions_BT: jax.Array, angles: np.ndarray) -> j
     angles: of one position, half as many as the entries of a head that are rotated.
     """
     half = len(angles)
-    x = wide(x_BTHK)
+    x = at_least_float32(x_BTHK)
     angles_BT1R = positions_BT[..., None, None] * jnp.asarray(angles, x.dtype)
     cos, sin = jnp.cos(angles_BT1R), jnp.sin(angles_BT1R)
     first, second = x[..., :half], x[..., half : 2 * half]

@@ -14,7 +14,7 @@ from jax.nn.initializers import zeros
 from numpy.typing import ArrayLike
 
 from brt.models.layers.initializers import normal, parameter
-from brt.models.layers.norms import wide
+from brt.models.layers.precision import at_least_float32
 from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.backbone_layer import STD, Norm, Seen
 from brt.pretrained.encoders.bert import BertLayer
@@ -93,11 +93,11 @@ class DebertaLayer(BertLayer):
         total = 0.0
         if "c2p" in self.terms:
             keys_RHK = self.project(shared.vectors_RD, f"{prefix}keys")
-            scores_BHTR = wide(jnp.einsum("bthk,rhk->bhtr", queries_BTHK, keys_RHK))
+            scores_BHTR = at_least_float32(jnp.einsum("bthk,rhk->bhtr", queries_BTHK, keys_RHK))
             total += jnp.take_along_axis(scores_BHTR, rows[None, None], axis=3)
         if "p2c" in self.terms:
             queries_RHK = self.project(shared.vectors_RD, f"{prefix}queries")
-            scores_BHJR = wide(jnp.einsum("bjhk,rhk->bhjr", keys_BJHK, queries_RHK))
+            scores_BHJR = at_least_float32(jnp.einsum("bjhk,rhk->bhjr", keys_BJHK, queries_RHK))
             scores_BHJT = jnp.take_along_axis(scores_BHJR, rows.T[None, None], axis=3)
             total += jnp.swapaxes(scores_BHJT, 2, 3)
         return total

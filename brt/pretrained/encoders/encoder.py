@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from brt.models.shape_letters import constrain
+from brt.models.axis_rules import constrain
 from brt.pretrained.backbone import PretrainedBackbone, Reading
 from brt.pretrained.backbone_layer import HIDDEN, NOTHING, STD, Reads, Seen
 from brt.pretrained.names import Tensor

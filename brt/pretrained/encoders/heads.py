@@ -8,7 +8,7 @@ from flax import nnx
 from jax.nn.initializers import zeros
 
 from brt.models.layers.initializers import normal, parameter
-from brt.models.layers.norms import wide
+from brt.models.layers.precision import at_least_float32
 from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.backbone_layer import Norm, linear
 from brt.pretrained.encoders.encoder import Encoder, optional
@@ -32,7 +32,7 @@ class ClassesHead(nnx.Module):
     def __call__(self, x_BD: jax.Array) -> jax.Array:
         """Maps (B, D) to (B, N), float32 or wider."""
         u_BU = ACTIVATIONS[self.activation](linear(x_BD, self.dense_DU, self.dense_bias_U))
-        return wide(linear(u_BU, self.output_UN, self.output_bias_N))
+        return at_least_float32(linear(u_BU, self.output_UN, self.output_bias_N))
 
     @staticmethod
     def tensors(body: Encoder) -> list[Tensor]:
@@ -62,7 +62,7 @@ class WordsHead(nnx.Module):
             ACTIVATIONS[self.activation](linear(x_BTD, self.dense_DU, self.dense_bias_U))
         )
         table_VD = words_VD[...].astype(u_BTU.dtype)
-        return wide(jnp.einsum("btd,vd->btv", u_BTU, table_VD)) + self.bias_V[...]
+        return at_least_float32(jnp.einsum("btd,vd->btv", u_BTU, table_VD)) + self.bias_V[...]
 
     @staticmethod
     def tensors(body: Encoder) -> list[Tensor]:
@@ -92,12 +92,12 @@ class SpansHead(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Maps (B, T, D) to the scores as first and as last, (B, T) each, float32 or wider."""
-        y_BTN = wide(linear(x_BTD, self.ends_DN, self.ends_bias_N))
+        y_BTN = at_least_float32(linear(x_BTD, self.ends_DN, self.ends_bias_N))
         return y_BTN[..., 0], y_BTN[..., 1]
 
     def kinds(self, x_BD: jax.Array) -> jax.Array:
         """Maps (B, D) to the scores of the kinds, (B, 3), float32 or wider."""
-        return wide(linear(x_BD, self.kinds_DN, self.kinds_bias_N))
+        return at_least_float32(linear(x_BD, self.kinds_DN, self.kinds_bias_N))
 
     @staticmethod
     def tensors(body: Encoder) -> list[Tensor]:

@@ -15,8 +15,8 @@ from flax import nnx
 
 from brt.checks import Count, CountFrom0, OneOf, Positive, configurable
 from brt.models.layers.initializers import normal, parameter
-from brt.models.layers.norms import wide
 from brt.models.layers.positions_t5 import t5_buckets
+from brt.models.layers.precision import at_least_float32
 from brt.pretrained.backbone_layer import HIDDEN, RootNorm
 from brt.pretrained.encoders.encoder import Encoder
 from brt.pretrained.encoders.t5_layers import (
@@ -171,7 +171,7 @@ class T5(Encoder):
         x_BWD = x_BWD * self.width**-0.5 if tied else x_BWD
         if words_VD is None:
             words_VD = (self.embedding_VD if tied else self.head_VD)[...]
-        return wide(jnp.einsum("bwd,vd->bwv", x_BWD, words_VD.astype(x_BWD.dtype)))
+        return at_least_float32(jnp.einsum("bwd,vd->bwv", x_BWD, words_VD.astype(x_BWD.dtype)))
 
     def shifted(self, words_BW: jax.Array) -> jax.Array:
         """Returns the decoder's inputs for an answer: the start id, and all words but the last."""

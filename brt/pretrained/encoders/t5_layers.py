@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike
 
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import normal, parameter
-from brt.models.layers.norms import wide
 from brt.models.layers.positions_t5 import t5_buckets
+from brt.models.layers.precision import at_least_float32
 from brt.models.layers.sizes import Sizes
 from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.backbone_layer import (
@@ -80,7 +80,7 @@ class Attention(nnx.Module):
             bias: added to the scores, (B, H, T, J) or axes of 1.
             keep: multiplies the weights, or None.
         """
-        scale_H = jnp.ones(self.num_heads, wide(queries_BTHK).dtype)
+        scale_H = jnp.ones(self.num_heads, at_least_float32(queries_BTHK).dtype)
         return attend(queries_BTHK, keys.keys_BJGK, keys.values_BJGK, scale_H, bias, keep)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from brt.checks import Count, Index, configurable
-from brt.models.layers.norms import wide
+from brt.models.layers.precision import at_least_float32
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.memories.pooled_memory import PooledMemory, PooledSums
 from brt.pretrained.memories.window_memory import Positions
@@ -39,7 +39,7 @@ class FinalLayerMemory(PooledMemory):
         del self.mixture_L  # one layer needs no mixture
 
     def summary(self, outputs: Sequence[jax.Array], positions: Positions) -> PooledSums:
-        last_BTD = wide(outputs[-1])
+        last_BTD = at_least_float32(outputs[-1])
         real_BT = positions.real_BT
         sum_BD = jnp.where(real_BT[..., None], last_BTD, 0).sum(axis=1)
         count_B = real_BT.sum(axis=1).astype(last_BTD.dtype)

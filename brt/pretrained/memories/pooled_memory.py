@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 
 from brt.checks import Count, Index, OneOf, configurable
 from brt.models.layers.initializers import DENSE, normal, parameter
-from brt.models.layers.norms import wide
+from brt.models.layers.precision import at_least_float32
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.backbone_layer import Extra, LayerKeys
 from brt.pretrained.memories.window_memory import Positions, WindowMemory
@@ -134,7 +134,7 @@ class PooledMemory(WindowMemory):
     def summary(self, outputs: Sequence[jax.Array], positions: Positions) -> PooledSums:
         shares_L = jax.nn.softmax(self.mixture_L[...])
         shared = zip(shares_L, outputs, strict=True)
-        mixed_BTD = jnp.asarray(sum(share * wide(x_BTD) for share, x_BTD in shared))
+        mixed_BTD = jnp.asarray(sum(share * at_least_float32(x_BTD) for share, x_BTD in shared))
         pooled_BT = positions.real_BT
         if self.pooled == "unrepeated":
             pooled_BT = pooled_BT & ~positions.again_BT
@@ -170,7 +170,7 @@ class PooledMemory(WindowMemory):
     ) -> tuple[PooledCache, dict[str, jax.Array]]:
         """Returns the vectors of a window; as `WindowMemory.update`.
 
-        The monitor pooled_norm is their root mean square. A window of which nothing is pooled
+        The metric pooled_norm is their root mean square. A window of which nothing is pooled
         leaves no vector.
         """
         z_BD = self.pooled_vector(summary)
@@ -179,8 +179,8 @@ class PooledMemory(WindowMemory):
         count_B = jnp.where(there_B, self.num_vectors, 0).astype(jnp.int32)
         vectors_BMD = jnp.where(there_B[:, None, None], vectors_BMD, 0)
         norm = jnp.sqrt(jnp.mean(jnp.square(vectors_BMD)))
-        monitors = {"pooled_norm": jax.lax.stop_gradient(norm)}
-        return PooledCache(vectors_BMD, count_B), monitors
+        metrics = {"pooled_norm": jax.lax.stop_gradient(norm)}
+        return PooledCache(vectors_BMD, count_B), metrics
 
     def pooled_vector(self, summary: PooledSums) -> jax.Array:
         """Returns z, (B, D), what a window is pooled to; zeros of nothing."""

@@ -41,7 +41,7 @@ class WindowMemory(nnx.Module):
     need keep their defaults: it adds nothing and takes nothing in.
 
     Class attributes:
-        name: names its monitors, `<name>_grad_norm`; one memory of a name in a model.
+        name: names its metrics, `<name>_grad_norm`; one memory of a name in a model.
     """
 
     purpose = "recurrence"
@@ -85,7 +85,7 @@ class WindowMemory(nnx.Module):
     def update(
         self, cache: Any, summary: Any, keys: Sequence[LayerKeys]
     ) -> tuple[Any, dict[str, jax.Array]]:
-        """Returns the cache after a window, and a dict of scalar monitors.
+        """Returns the cache after a window, and a dict of scalar metrics.
 
         Args:
             cache: before the window.

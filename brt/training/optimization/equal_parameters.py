@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from brt.models.fast.equal_layers import FEWEST
+from brt.models.fast.layer_scan import FEWEST
 
 
 def equal_parameters_together(

@@ -32,14 +32,13 @@ SUFFIX = re.compile(r"_([A-Z]+)$")
 _ONE_SHARD = contextvars.ContextVar("one data shard", default=False)
 
 
-def spec(letters: str) -> PartitionSpec:
+def spec(axes: str) -> PartitionSpec:
     """Returns the partition of an array with these axes; a mesh axis splits at most one of them."""
-    taken, axes = set(), []
-    for letter in letters:
-        axis = RULES.get(letter)
-        axes.append(None if axis in taken else axis)
-        taken.add(axis)
-    return PartitionSpec(*axes)
+    mesh_axes: list[str | None] = []
+    for axis in axes:
+        mesh_axis = RULES.get(axis)
+        mesh_axes.append(None if mesh_axis in mesh_axes else mesh_axis)
+    return PartitionSpec(*mesh_axes)
 
 
 def named_spec(path: Any, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) -> PartitionSpec:
@@ -75,7 +74,7 @@ def _name(key):
 
 
 @contextlib.contextmanager
-def rows_of_one_shard() -> Iterator[None]:
+def one_data_shard() -> Iterator[None]:
     """Traces for the batch elements of one data shard: `constrain` leaves the batch axis whole."""
     token = _ONE_SHARD.set(True)
     try:
@@ -84,12 +83,12 @@ def rows_of_one_shard() -> Iterator[None]:
         _ONE_SHARD.reset(token)
 
 
-def in_one_shard() -> bool:
+def in_one_data_shard() -> bool:
     """Returns whether the batch axis that is traced now is that of one data shard."""
     return _ONE_SHARD.get()
 
 
-def as_here(function: Callable[..., Any]) -> Callable[..., Any]:
+def in_this_context(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `function` so that it is traced in the context that is active now.
 
     JAX traces the passes of a `jax.custom_vjp` after the calling function has returned.
@@ -98,11 +97,11 @@ def as_here(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *inputs: context.copy().run(function, *inputs)
 
 
-def constrain(x: jax.Array, letters: str) -> jax.Array:
+def constrain(x: jax.Array, axes: str) -> jax.Array:
     """Constrains the sharding of an activation under a mesh; elsewhere the identity."""
     if jax.sharding.get_abstract_mesh().empty:
         return x
-    axes = spec(letters)
-    if in_one_shard():
-        axes = PartitionSpec(*(None if axis == "data" else axis for axis in axes))
-    return jax.lax.with_sharding_constraint(x, axes)
+    mesh_axes = spec(axes)
+    if in_one_data_shard():
+        mesh_axes = PartitionSpec(*(None if axis == "data" else axis for axis in mesh_axes))
+    return jax.lax.with_sharding_constraint(x, mesh_axes)

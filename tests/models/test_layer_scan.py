@@ -11,8 +11,8 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brt.models.fast import equal_layers
-from brt.models.fast.equal_layers import run_layers
+from brt.models.fast import layer_scan
+from brt.models.fast.layer_scan import run_layers
 
 
 class Affine(nnx.Module):
@@ -93,7 +93,7 @@ def program_size(name, layers):
 
 @pytest.mark.parametrize("name", ["lstm", pytest.param("txl_adaptive", marks=pytest.mark.slow)])
 def test_more_layers_make_a_program_hardly_longer(name, monkeypatch):
-    monkeypatch.setattr(equal_layers, "FEWEST", 5)
+    monkeypatch.setattr(layer_scan, "FEWEST", 5)
     short, longer = program_size(name, 7), program_size(name, 11)
     assert longer - short < 4 * program_size(name, 3) / 9, (short, longer)
 
@@ -114,6 +114,6 @@ def test_a_stack_with_a_scan_is_the_stack_without(name, monkeypatch):
 
         results = []
         for fewest in (math.inf, 2):
-            monkeypatch.setattr(equal_layers, "FEWEST", fewest)
+            monkeypatch.setattr(layer_scan, "FEWEST", fewest)
             results.append(jax.value_and_grad(two_segments, has_aux=True)(params))
         jax.tree.map(assert_close, *results)

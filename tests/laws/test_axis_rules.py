@@ -8,8 +8,8 @@ from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 from tiny_models import parameters
 
+from brt.models.axis_rules import RULES, constrain, spec
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
-from brt.models.shape_letters import RULES, constrain, spec
 
 FIXED = dict(B=5, D=12, H=2, K=4, A=8, C=16, F=10, W=4)
 """Letters that mean the same in every model; each has a size of its own but A, which is J = 2W in
@@ -18,7 +18,7 @@ the stacks of blocks too."""
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 
 
-def letters_of(name: str) -> str:
+def axes_of(name: str) -> str:
     """The shape suffix of a parameter's or a field's name."""
     return name.rsplit("_", 1)[1]
 
@@ -26,13 +26,13 @@ def letters_of(name: str) -> str:
 def assert_consistent(name, named_shapes):
     """Letters with a fixed size have it; every other letter has one size wherever it stands.
 
-    The split axes are those of letters in `RULES`, so a letter that stands for another size
+    The split axes are those of axes in `RULES`, so a letter that stands for another size
     would split, or copy, an array wrongly.
     """
     sizes = dict(FIXED)
-    for where, letters, shape in named_shapes:
-        assert len(letters) == len(shape), where
-        for letter, size in zip(letters, shape):
+    for where, axes, shape in named_shapes:
+        assert len(axes) == len(shape), where
+        for letter, size in zip(axes, shape):
             if letter in ARCHITECTURES[name].various:
                 continue
             assert sizes.setdefault(letter, size) == size, (where, letter)
@@ -44,7 +44,7 @@ def assert_consistent(name, named_shapes):
 @every_architecture
 def test_every_parameter_says_its_shape_in_its_name(name):
     leaves = jax.tree_util.tree_flatten_with_path(parameters(abstract(name)))[0]
-    named = [(path, letters_of(path[-1].key), leaf.shape) for path, leaf in leaves]
+    named = [(path, axes_of(path[-1].key), leaf.shape) for path, leaf in leaves]
     assert_consistent(name, named)
     assert all(leaf.dtype == jnp.float32 for _, leaf in leaves)
 
@@ -59,8 +59,8 @@ def test_every_cache_says_its_shape_in_its_name(name):
 
     leaves = jax.tree_util.tree_flatten_with_path(jax.eval_shape(both, params))[0]
     assert leaves
-    named = [(path, letters_of(path[-1].name), leaf.shape) for path, leaf in leaves]
-    assert all(letters[0] == "B" for _, letters, _ in named), "rows come first"
+    named = [(path, axes_of(path[-1].name), leaf.shape) for path, leaf in leaves]
+    assert all(axes[0] == "B" for _, axes, _ in named), "rows come first"
     assert_consistent(name, named)
 
 
@@ -89,7 +89,7 @@ def test_variants_have_no_cache_and_no_parameter_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("letters", "expected"),
+    ("axes", "expected"),
     [
         ("BTD", ("data", None, None)),  # rows are split, so the width is not
         ("DA", ("data", "model")),
@@ -103,15 +103,15 @@ def test_variants_have_no_cache_and_no_parameter_of_their_own():
         ("", ()),
     ],
 )
-def test_rows_and_widths_go_over_data_and_heads_and_vocabulary_over_model(letters, expected):
-    assert spec(letters) == PartitionSpec(*expected)
+def test_rows_and_widths_go_over_data_and_heads_and_vocabulary_over_model(axes, expected):
+    assert spec(axes) == PartitionSpec(*expected)
 
 
 @every_architecture
 def test_no_parameter_is_split_twice_over_one_axis_of_the_mesh(name):
     model = abstract(name)
     for path, leaf in jax.tree_util.tree_flatten_with_path(parameters(model))[0]:
-        axes = [axis for axis in spec(letters_of(path[-1].key)) if axis]
+        axes = [axis for axis in spec(axes_of(path[-1].key)) if axis]
         assert len(axes) == len(set(axes)) and set(axes) <= set(RULES.values())
         assert axes or leaf.ndim < 2  # no matrix is copied whole to every device
 

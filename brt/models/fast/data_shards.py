@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from brt.models.shape_letters import in_one_shard, named_spec, rows_of_one_shard
+from brt.models.axis_rules import in_one_data_shard, named_spec, one_data_shard
 
 ANY = PartitionSpec.UNCONSTRAINED
 
 
-def by_row_shard(
+def by_data_shard(
     function: Callable[[Any, Any], tuple[Any, Any]], weights: Any, rows: Any
 ) -> tuple[Any, Any]:
     """Returns `function(weights, rows)`, computed for each data shard by `jax.vmap`.
@@ -31,16 +31,16 @@ def by_row_shard(
         function: from weights and batch elements to a tree whose leaves have the batch axis first,
             and a tree of means over the batch. Batch elements must be independent.
         weights: a tree of arrays without a batch axis; split over the model axis as their names say
-            (`brt.models.shape_letters`).
+            (`brt.models.axis_rules`).
         rows: a tree of arrays with the batch axis first.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or in_one_shard():
+    if mesh.empty or in_one_data_shard():
         return function(weights, rows)
     P = mesh.shape["data"]
     B = jax.tree.leaves(rows)[0].shape[0]
     if P == 1 or B % P:
-        with rows_of_one_shard():  # all batch elements are: no gathers in a loop inside this one
+        with one_data_shard():  # all batch elements are: no gathers in a loop inside this one
             return function(jax.tree_util.tree_map_with_path(_gathered, weights), rows)
 
     def copies(path, x):
@@ -56,7 +56,7 @@ def by_row_shard(
         x = jax.lax.with_sharding_constraint(x, _rows_first(x))
         return x.reshape(B, *x.shape[2:])
 
-    with rows_of_one_shard():
+    with one_data_shard():
         after, means = jax.vmap(function, spmd_axis_name="data")(
             jax.tree_util.tree_map_with_path(copies, weights), jax.tree.map(divided, rows)
         )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_models import quick_jit
 
-from brt.models.fast.table_losses import table_losses
+from brt.models.fast.chunked_losses import chunked_losses
 from brt.models.layers.losses import token_losses
 
 B, T, V, D = 2, 7, 11, 5
@@ -37,7 +37,7 @@ def test_chunks_change_neither_losses_nor_gradients(chunk):
             return quick_jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))
 
         def chunked(*inputs):
-            return table_losses(*inputs, DIVISOR, chunk)
+            return chunked_losses(*inputs, DIVISOR, chunk)
 
         found = value(chunked)(x_BTD, table_VD)
         expected = value(plain)(x_BTD, table_VD)
@@ -49,7 +49,7 @@ def test_chunks_change_neither_losses_nor_gradients(chunk):
 def test_the_target_is_right_if_no_logit_exceeds_it():
     x_BTD = jnp.ones((1, 4, 2))
     table_VD = jnp.array([[1.0, 0.0], [2.0, 0.0], [0.0, 2.0], [1.0, 1.0]])  # logits 1, 2, 2, 2
-    nats_BT, correct_BT = table_losses(x_BTD, table_VD, jnp.array([[0, 1, 2, 3]]), 1.0, 4)
+    nats_BT, correct_BT = chunked_losses(x_BTD, table_VD, jnp.array([[0, 1, 2, 3]]), 1.0, 4)
     assert correct_BT.tolist() == [[False, True, True, True]]
     np.testing.assert_allclose(nats_BT[0, 1:], np.log(3 + np.exp(-1.0)), rtol=1e-6)
 
@@ -59,7 +59,7 @@ def test_no_array_of_all_logits_is_made_where_there_are_several_chunks(chunk):
     x_BTD, table_VD, targets_BT = drawn(dtype="float32")
 
     def total(x_BTD, table_VD):
-        return table_losses(x_BTD, table_VD, targets_BT, DIVISOR, chunk)[0].sum()
+        return chunked_losses(x_BTD, table_VD, targets_BT, DIVISOR, chunk)[0].sum()
 
     text = str(jax.make_jaxpr(jax.grad(total, argnums=(0, 1)))(x_BTD, np.float32(table_VD)))
     whole = f"f32[{B},{T},1,{V}]" in text
@@ -75,7 +75,7 @@ def test_in_bfloat16_logits_are_wide_and_the_tables_gradient_is_added_up_wide():
     def gradients(of):
         return jax.grad(lambda *inputs: of(*inputs, targets_BT)[0].sum(), argnums=(0, 1))
 
-    found = gradients(lambda *inputs: table_losses(*inputs, DIVISOR, B * V))(x_BTD, table_VD)
+    found = gradients(lambda *inputs: chunked_losses(*inputs, DIVISOR, B * V))(x_BTD, table_VD)
     expected = gradients(plain)(jnp.float32(x_BTD), jnp.float32(narrow_VD))
     assert (found[0].dtype, found[1].dtype) == (jnp.bfloat16, jnp.float32)
     for a, b in zip(found, expected, strict=True):
