@@ -8,8 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from brt.data.vocabularies.hub_tokenizers import LibraryTokenizer
-from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
+from brt.data.vocabularies.pretrained_folder import LibraryTokenizer, PretrainedFolderVocabulary
 
 
 def errors(file: str) -> dict[str, float]:

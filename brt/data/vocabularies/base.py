@@ -99,10 +99,9 @@ class Vocabulary(abc.ABC):
 
 
 class FileVocabulary(Vocabulary):
-    """A vocabulary with a file, which is opened on first use.
+    """A vocabulary with a file, which is opened on first use, so that others can be configured.
 
-    A machine without the file can therefore build and check an experiment. `~` and environment
-    variables in the path are expanded.
+    `~` and environment variables in the path are expanded.
     """
 
     kind: str
@@ -177,7 +176,6 @@ class SentencePieceVocabulary(FileVocabulary):
 
     @functools.cached_property
     def _model(self) -> "tuple[SentencePieceProcessor, str]":
-        """The model, and the sha256 of its file."""
         binding = "Corpus.vocabulary (or SentencePieceVocabulary.model_file)"
         data = read_vocabulary_file(self.file, "SentencePiece model", binding)
         advice = f"bind {binding} to a file made by SentencePiece's trainer."
@@ -185,7 +183,7 @@ class SentencePieceVocabulary(FileVocabulary):
 
 
 def sentencepiece_model(data: bytes, path: str, advice: str) -> "SentencePieceProcessor":
-    """Returns a model from the content of its file; `path` and `advice` are for the message."""
+    """Returns a model from the content of its file; `path` and `advice` are for messages."""
     from sentencepiece import SentencePieceProcessor
 
     try:

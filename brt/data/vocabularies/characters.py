@@ -29,18 +29,10 @@ CODES = {"byte": 2**8, "character": 0x110000}
 
 
 class _SymbolList(NamedTuple):
-    """The content of a file.
-
-    symbols: as written, by id.
-    unit: "byte" or "character".
-    pieces: the bytes of each, by id.
-    ids_of_codes: int32, the id of every code of the unit; -1 for none.
-    """
-
-    symbols: list[str]
-    unit: str
-    pieces: list[bytes]
-    ids_of_codes: np.ndarray
+    symbols: list[str]  # as written, by id
+    unit: str  # "byte" or "character"
+    pieces: list[bytes]  # the bytes of each, by id
+    ids_of_codes: np.ndarray  # int32, the id of every code of the unit; -1 for none
 
 
 @configurable

@@ -25,10 +25,11 @@ from brt.data.vocabularies.base import (
     read_vocabulary_file,
     utf8_text,
 )
-from brt.data.vocabularies.tokenizer_limits import check_ids, json_keys
 
 PART = 2**18
 """Characters that are encoded at once: the library needs about 500 bytes per token."""
+LARGEST_ID = 2**24 - 1
+"""The largest id of a token: a few bytes of a file must not ask for gigabytes of embeddings."""
 
 
 class _Pretrained(Vocabulary):
@@ -36,16 +37,16 @@ class _Pretrained(Vocabulary):
 
     @property
     @abc.abstractmethod
-    def _loaded(self) -> tuple[Any, str]:
-        """A `tokenizers.Tokenizer`, and the sha256 of the files and the settings."""
+    def _loaded(self) -> tuple[Any, int, str]:
+        """A `tokenizers.Tokenizer`, its size, and the sha256 of the files and the settings."""
 
     @property
     def size(self) -> int:
-        return self._loaded[0].get_vocab_size()
+        return self._loaded[1]
 
     @property
     def fingerprint(self) -> str:
-        return self._loaded[1]
+        return self._loaded[2]
 
     @property
     def special_ids(self) -> dict[str, int]:
@@ -53,18 +54,10 @@ class _Pretrained(Vocabulary):
         ids = {token: tokenizer.token_to_id(token) for token in self.special_tokens}
         return {token: number for token, number in ids.items() if number is not None}
 
-    @property
-    def unknown_id(self) -> int | None:
-        return None
-
     def encode(self, data: bytes, title: str) -> np.ndarray:
         tokenizer = self._loaded[0]
-        text = utf8_text(data, title)
-        ids = [
-            tokenizer.encode_batch_fast([part], add_special_tokens=False)[0].ids
-            for part in parts(text, PART)
-        ]
-        return np.concatenate([np.zeros(0, np.int32), *(np.array(i, np.int32) for i in ids)])
+        ids = [library_ids(tokenizer, part) for part in parts(utf8_text(data, title), PART)]
+        return np.concatenate([np.array(i, np.int32) for i in ids])
 
     def decode(self, ids: ArrayLike) -> str:
         checked = checked_ids(ids, self.size, self.name).tolist()
@@ -95,24 +88,22 @@ class ByteLevelBpeVocabulary(_Pretrained):
         return f"bpe:{os.path.basename(os.path.normpath(self.folder))}"
 
     @functools.cached_property
-    def _loaded(self) -> tuple[Any, str]:
-        library = _library(type(self).__name__)
+    def _loaded(self) -> tuple[Any, int, str]:
         paths = [os.path.join(self.folder, name) for name in ("vocab.json", "merges.txt")]
         binding = "ByteLevelBpeVocabulary.folder"
         contents = [read_vocabulary_file(path, "file of BPE", binding) for path in paths]
-        check_ids(json_keys(contents[0], paths[0]), paths[0])
-        digest = joint_digest(b"bpe", *contents)
+        library = _library(type(self).__name__)
         try:
-            model = library.models.BPE.from_file(*paths)
+            tokenizer = library.Tokenizer(library.models.BPE.from_file(*paths))
         except Exception as error:  # the library raises no class of its own
             raise ValueError(
-                f"{self.folder} holds no byte-level BPE ({error}): bind {binding} to a folder "
-                "with the published files."
+                f"{paths[0]} and merges.txt hold no byte-level BPE ({error}): bind {binding} to a "
+                "folder with the published files."
             ) from None
-        tokenizer = library.Tokenizer(model)
         tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = library.decoders.ByteLevel()
-        return tokenizer, digest
+        size = library_size(tokenizer, paths[0])
+        return tokenizer, size, joint_digest(b"bpe", *contents)
 
 
 @configurable
@@ -145,25 +136,39 @@ class WordPieceVocabulary(_Pretrained):
         return self._loaded[0].token_to_id("[UNK]")
 
     @functools.cached_property
-    def _loaded(self) -> tuple[Any, str]:
-        library = _library(type(self).__name__)
+    def _loaded(self) -> tuple[Any, int, str]:
         data = read_vocabulary_file(self.file, "WordPiece list", "WordPieceVocabulary.file")
+        library = _library(type(self).__name__)
         try:
             model = library.models.WordPiece.from_file(self.file, unk_token="[UNK]")
+            tokenizer = library.Tokenizer(model)
+            if tokenizer.token_to_id("[UNK]") is None:
+                raise ValueError("it has no [UNK]")
         except Exception as error:  # the library raises no class of its own
             raise ValueError(
-                f"{self.file} is no WordPiece list ({error}): bind WordPieceVocabulary.file to one."
-            ) from None
-        tokenizer = library.Tokenizer(model)
-        if tokenizer.token_to_id("[UNK]") is None:
-            raise ValueError(
-                f"{self.file} has no [UNK], and so is no WordPiece list of BERT's: bind "
+                f"{self.file} is no WordPiece list of BERT's ({error}): bind "
                 "WordPieceVocabulary.file to one."
-            )
+            ) from None
         tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=self.lower_case)
         tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = library.decoders.WordPiece(cleanup=False)
-        return tokenizer, joint_digest(f"wordpiece {self.lower_case}".encode(), data)
+        digest = joint_digest(f"wordpiece {self.lower_case}".encode(), data)
+        return tokenizer, library_size(tokenizer, self.file), digest
+
+
+def library_size(tokenizer: Any, path: str) -> int:
+    """Returns one more than the highest id of a `tokenizers.Tokenizer`; `path` is for messages."""
+    highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if not 0 <= highest <= LARGEST_ID:
+        raise ValueError(
+            f"{path} has no token, or one with an id above {LARGEST_ID:,}: copy the file again."
+        )
+    return highest + 1
+
+
+def library_ids(tokenizer: Any, text: str) -> list[int]:
+    """Returns the ids of a text alone."""
+    return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
 def parts(text: str, size: int) -> list[str]:
@@ -180,5 +185,5 @@ def parts(text: str, size: int) -> list[str]:
     return [*cuts, text[start:]]
 
 
-def _library(what: str) -> ModuleType:
-    return extra_library("tokenizers", what, "text")
+def _library(user: str) -> ModuleType:
+    return extra_library("tokenizers", user, "text")

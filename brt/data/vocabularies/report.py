@@ -8,29 +8,26 @@ from brt.data.vocabularies.base import Vocabulary
 
 PROBE_WORDS = 500
 """Most words of the test of white space."""
+SEPARATORS = {"tabs": "\t", "newlines": "\n", "double spaces": "  "}
+"""White space of that test."""
 
 
 class Report(NamedTuple):
     """Measured on one text.
 
-    name, size, fingerprint, special_ids: of the vocabulary.
+    vocabulary: that is measured.
     bytes, words, tokens, unknown: numbers of the text's bytes, words, token ids, and unknown ids.
     exact: whether decoding gives the text.
-    tabs, newlines, double_spaces: whether decoding keeps them between known words.
+    lost: which of `SEPARATORS` decoding loses between known words.
     """
 
-    name: str
-    size: int
-    fingerprint: str
-    special_ids: dict[str, int]
+    vocabulary: Vocabulary
     bytes: int
     words: int
     tokens: int
     unknown: int
     exact: bool
-    tabs: bool
-    newlines: bool
-    double_spaces: bool
+    lost: list[str]
 
     @property
     def bytes_per_token(self) -> float:
@@ -43,19 +40,18 @@ class Report(NamedTuple):
         return self.tokens / max(self.words, 1)
 
     def __str__(self) -> str:
-        special = [f"{name} {number}" for name, number in self.special_ids.items()]
+        vocabulary = self.vocabulary
+        special = [f"{name} {number}" for name, number in vocabulary.special_ids.items()]
         more = [f"and {len(special) - 8} more"] if len(special) > 8 else []
         rows = [
-            ("vocabulary", f"{self.name} ({self.fingerprint:.12})"),
-            ("size", f"{self.size:,}"),
+            ("vocabulary", f"{vocabulary.name} ({vocabulary.fingerprint:.12})"),
+            ("size", f"{vocabulary.size:,}"),
             ("special ids", ", ".join(special[:8] + more) or "none"),
             ("sample", f"{self.bytes:,} bytes, {self.words:,} words, {self.tokens:,} tokens"),
             ("bytes per token", f"{self.bytes_per_token:.4f}"),
             ("tokens per word", f"{self.tokens_per_word:.4f}"),
             ("unknown tokens", f"{self.unknown:,} ({self.unknown / self.tokens:.3%}), scored"),
-            ("tabs survive", _yes(self.tabs)),
-            ("newlines survive", _yes(self.newlines)),
-            ("double spaces survive", _yes(self.double_spaces)),
+            *((f"{name} survive", "no" if name in self.lost else "yes") for name in SEPARATORS),
             ("sample comes back", "unchanged" if self.exact else "changed"),
         ]
         return "\n".join(f"{name:<22} {value}" for name, value in rows)
@@ -67,25 +63,19 @@ def report(vocabulary: Vocabulary, text: bytes) -> Report:
     words = text.decode("utf-8", errors="replace").split()
     if len(words) < 2 or not len(ids):
         raise ValueError("The sample has fewer than two words: give a longer one.")
+    exact = vocabulary.decode(ids).encode("utf-8", errors="replace") == text
     unknown = vocabulary.unknown_id
-    exact = _round_trip(vocabulary, ids) == text
     # The text of an unknown symbol may contain white space, as SentencePiece's does.
     probe = words[:PROBE_WORDS]
     known = [w for w in probe if unknown not in vocabulary.encode(w.encode(), "sample")]
-    known = known if len(known) > 1 else probe
     return Report(
-        name=vocabulary.name,
-        size=int(vocabulary.size),
-        fingerprint=vocabulary.fingerprint,
-        special_ids=dict(vocabulary.special_ids),
-        bytes=len(text),
-        words=len(words),
-        tokens=len(ids),
+        vocabulary,
+        len(text),
+        len(words),
+        len(ids),
         unknown=0 if unknown is None else int((ids == unknown).sum()),
         exact=exact,
-        tabs=_survives("\t", vocabulary, known),
-        newlines=_survives("\n", vocabulary, known),
-        double_spaces=_survives("  ", vocabulary, known),
+        lost=lost_white_space(vocabulary, known if len(known) > 1 else probe),
     )
 
 
@@ -105,17 +95,11 @@ def sample_text(documents: Iterable[Document], size: int = 2**22) -> bytes:
 
 
 def lost_white_space(vocabulary: Vocabulary, words: list[str]) -> list[str]:
-    """Returns which of tabs, newlines and double spaces decoding loses between words."""
-    separators = {"tabs": "\t", "newlines": "\n", "double spaces": "  "}
-    return [name for name, text in separators.items() if not _survives(text, vocabulary, words)]
-
-
-def _round_trip(vocabulary, ids):
-    return vocabulary.decode(ids).encode("utf-8", errors="replace")
+    """Returns which of `SEPARATORS` decoding loses between words."""
+    return [name for name, text in SEPARATORS.items() if not _survives(text, vocabulary, words)]
 
 
 def _survives(separator, vocabulary, words):
-    """Returns whether decoding keeps all separators between words."""
     # The line end completes the line for vocabularies with line symbols.
     probe = separator.join(words) + "\n"
     try:
@@ -123,7 +107,3 @@ def _survives(separator, vocabulary, words):
     except ValueError:  # a symbol that the vocabulary refuses
         return False
     return back.count(separator) == probe.count(separator)
-
-
-def _yes(survives):
-    return "yes" if survives else "no"

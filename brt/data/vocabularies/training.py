@@ -12,10 +12,7 @@ import abc
 import io
 import math
 import os
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import gin
@@ -29,12 +26,9 @@ from brt.data.vocabularies.base import SentencePieceVocabulary, Vocabulary, utf8
 from brt.data.vocabularies.characters import CharacterVocabulary, count_symbols, symbol_list
 from brt.data.vocabularies.subwords import SUFFIX, SubwordVocabulary, encoder_class
 from brt.data.vocabularies.words import WordVocabulary, count_words, word_list
-from brt.progress import SECONDS, reported, say
+from brt.progress import reported, say
 
 Made = TypeVar("Made", bound=Vocabulary)
-
-TABLE_5_SIZES = (512, 1000, 4000, 8000, 32_000, 64_000, 96_000, 128_000)
-"""Sizes of the SentencePiece models in Table 5 of the Block-Recurrent paper."""
 
 PG19_OPTIONS: dict[str, Any] = {
     "model_type": "bpe",
@@ -76,11 +70,11 @@ class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
     The lines are a uniform sample; the sampling of the library has a fixed seed.
 
     Args:
-        size: number of pieces; `TABLE_5_SIZES` in the paper.
+        size: number of pieces; 512 to 128,000 in Table 5 of the Block-Recurrent paper.
         seed: of the sample.
         max_lines: lines of the sample.
-        keep_whitespace: whether tabs and line breaks are pieces; otherwise they become spaces, as
-            in the published models.
+        keep_whitespace: whether tabs and line breaks are pieces, and not spaces as in the published
+            models.
         options: of the library's trainer, which replace those of `PG19_OPTIONS`.
         splits: to read.
     """
@@ -114,17 +108,17 @@ class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
                 f"No line of the source has 1 to {longest} bytes: bind SentencePieceTraining."
                 "options = {'max_sentence_length': ...} to more."
             )
+        say(f"training {self.size:,} pieces on {len(lines):,} lines, which may take long")
         try:
-            with _still_working(f"training {self.size:,} pieces on {len(lines):,} lines"):
-                SentencePieceTrainer.train(
-                    sentence_iterator=iter(lines),
-                    model_writer=model,
-                    vocab_size=self.size,
-                    input_sentence_size=0,
-                    shuffle_input_sentence=False,
-                    minloglevel=2,
-                    **self.options,
-                )
+            SentencePieceTrainer.train(
+                sentence_iterator=iter(lines),
+                model_writer=model,
+                vocab_size=self.size,
+                input_sentence_size=0,
+                shuffle_input_sentence=False,
+                minloglevel=2,
+                **self.options,
+            )
         except (RuntimeError, OSError) as error:
             raise ValueError(
                 f"SentencePiece cannot train {self.size} pieces on {len(lines)} lines "
@@ -243,14 +237,7 @@ def bound_training() -> VocabularyTraining:
 def train_vocabulary(
     vocabulary: Made, training: VocabularyTraining[Made], source: Source, quiet: bool = False
 ) -> str:
-    """Writes the vocabulary's file atomically, and returns its path.
-
-    Args:
-        vocabulary: of a kind in `TRAININGS`; its file does not exist yet.
-        training: of its kind.
-        source: of the documents.
-        quiet: no progress display.
-    """
+    """Writes the file of a vocabulary, which does not exist yet, and returns its path."""
     path = vocabulary.path
     if path is None:
         raise ValueError(f"{vocabulary.name!r} has no file: bind Corpus.vocabulary to one to make.")
@@ -326,22 +313,3 @@ def _documents(source: Source, splits: Iterable[str], path: str, quiet: bool) ->
                     "from text: bind Corpus.source to a source of text."
                 )
             yield document
-
-
-@contextmanager
-def _still_working(label: str) -> Iterator[None]:
-    """Shows every few seconds how long a call has taken."""
-    done = threading.Event()
-    begun = time.monotonic()
-
-    def tell():
-        while not done.wait(SECONDS):
-            say(f"{label}, {time.monotonic() - begun:.0f} s")
-
-    thread = threading.Thread(target=tell, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()

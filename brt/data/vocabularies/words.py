@@ -132,7 +132,7 @@ class WordVocabulary(FileVocabulary):
 
 
 def count_words(vocabulary: WordVocabulary, documents: Iterable[Document]) -> Counter[str]:
-    """Counts each word, by the settings of `vocabulary`."""
+    """Counts each word of `vocabulary.words`."""
     counts: Counter[str] = Counter()
     for document in documents:
         counts.update(vocabulary.words(document.data[:], document.title))
@@ -145,16 +145,10 @@ def word_list(
     min_count: int = 1,
     max_size: int | None = None,
 ) -> bytes:
-    """Returns the file of a word vocabulary.
+    """Returns the file of a word vocabulary; arguments as of `WordCounting`.
 
     Words are sorted by decreasing count, then by code points, so that the order of documents does
     not matter. Omitted words count as the unknown word; special words are never omitted.
-
-    Args:
-        vocabulary: with the settings.
-        counts: of each word.
-        min_count: of the words in the list.
-        max_size: of the list with special words; None for no limit.
     """
 
     def order(item):
